@@ -1,0 +1,90 @@
+# Everything a developer runs. `make` lists the targets; each sets up what it needs, from a bare checkout.
+#
+# Needed on the machine: python3 (3.10 to 3.12), a C++ compiler, make, and a package index that pip can reach.
+# Variables: PYTHON (the interpreter to make .venv with), JOBS (parallel test processes), PEERS=1 (`make test` also installs
+# torch and openvino), BENCH (arguments of `make bench`), TESTS (what `make test` runs).
+
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= auto
+TESTS ?= tests
+BENCH ?= lstm --input-size 256 --hidden-size 256
+DEMO := tutorials/demo.py
+TORCH := torch==2.13.0
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-all lint format bench clean distclean
+
+help: ## List these targets
+	@echo "usage: make TARGET"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1|\2/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+
+demo: $(VENV)/.installed-demo ## Compile a cell, check it and use it: the tour of this project
+	$(BIN)/python $(DEMO)
+
+test: $(VENV)/.installed-test $(if $(filter 1,$(PEERS)),$(VENV)/.installed-peers) ## Run the tests but the slow ones
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 -m "not slow" $(TESTS)
+
+test-all: $(VENV)/.installed-test $(VENV)/.installed-peers ## Run every test, with torch, onnxruntime and openvino
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 $(TESTS)
+
+lint: $(VENV)/.installed-test ## Check style and types (ruff, mypy)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-test ## Rewrite the sources in the house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-peers ## Time a compiled cell beside torch, onnxruntime, openvino and NumPy
+	mkdir -p build
+	$(BIN)/tvm-rnn compile $(BENCH) --seed 0 -o build/bench.so
+	$(BIN)/tvm-rnn bench build/bench.so --batch 1
+	$(BIN)/tvm-rnn bench build/bench.so --batch 16
+
+clean: ## Remove build results and caches
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## Remove the virtual environment as well
+	rm -rf $(VENV)
+
+# One stamp per extra of pyproject.toml: pip runs again only when that file changes.
+$(VENV)/.installed-%: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	@touch $@
+
+# The tests that compare with torch skip themselves where it is absent. The default index serves torch with gigabytes of
+# CUDA libraries, too much to install unasked; a wheel in a local folder that pip is configured to look in (find-links,
+# which --no-index leaves on) is installed.
+$(VENV)/.installed-test: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@if $(BIN)/python -m pip install --quiet --no-index --no-deps --dry-run '$(TORCH)' >/dev/null 2>&1; then \
+		echo "$(BIN)/python -m pip install $(TORCH)" && $(BIN)/python -m pip install --quiet '$(TORCH)'; \
+	else \
+		echo "torch is not at hand: tests that compare with it will be skipped (make test PEERS=1 installs it)"; \
+	fi
+	@touch $@
+
+# The first interpreter that fits, whatever `python3` is. Debian's python3 may lack ensurepip, without which a virtual
+# environment has no pip.
+FITS := import sys; raise SystemExit(not (3, 10) <= sys.version_info[:2] < (3, 13))
+$(BIN)/python:
+	@for compiler in $$CXX c++ g++ clang++; do command -v $$compiler >/dev/null 2>&1 && found=1; done; \
+	if [ -z "$$found" ]; then \
+		echo "error: no C++ compiler (looked for \$$CXX, c++, g++, clang++): install one, e.g. apt-get install g++" >&2; exit 1; \
+	fi
+	@for python in $(PYTHON) python3 python3.12 python3.11 python3.10; do \
+		$$python -c '$(FITS)' >/dev/null 2>&1 || continue; \
+		if ! $$python -c 'import ensurepip, venv' >/dev/null 2>&1; then bare=$$python; continue; fi; \
+		echo "$$python -m venv $(VENV)"; exec $$python -m venv $(VENV); \
+	done; \
+	if [ -n "$$bare" ]; then \
+		echo "error: $$bare cannot make virtual environments: install its venv package, e.g. apt-get install python3-venv" >&2; \
+	else \
+		echo "error: no Python 3.10, 3.11 or 3.12 (python3 is: $$(python3 --version 2>&1)): install one, or make PYTHON=/path/to/python" >&2; \
+	fi; exit 1

@@ -1,0 +1,48 @@
+"""Products with parameters on the CPU: packed weights, a register tile, the pointwise work in the epilogue.
+
+In: a tile of `rows` batch rows by `panels` vectors of units (all gates of a unit together), from `tvm_rnn.tiles`. Out: the
+same tile with the accumulators in registers: k outside, rows x panels x gates unrolled, lanes vectorised.
+
+Rewrite: for row, panel, gate, lane, k: acc += a[row, k] * w[panel, k, gate, lane]
+         -->  for k: (unrolled row, panel, gate) (vector lane): acc += ...
+
+Source: the register-blocked micro-kernel of Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication".
+"""
+
+from tvm.s_tir import Schedule
+
+from tvm_rnn.schedule import Config, Knobs, Unit, template
+from tvm_rnn.target import Target
+
+ROWS = (1, 2, 4, 8)
+PANELS = (1, 2, 4, 8)
+
+
+@template("gemm_cpu", kinds=("gemm",), targets=("llvm",))
+class GemmCpu:
+    """Knobs: rows (batch rows of a full tile), panels (vectors of units taken together when there is one row)."""
+
+    @staticmethod
+    def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
+        """The largest tile whose accumulators leave registers for one weight vector per gate and a broadcast."""
+        lanes = target.lanes(unit.dtype)
+        all_panels = -(-unit.width // lanes)
+        accumulators = target.vector_registers * 3 // 4
+        rows = max(r for r in ROWS if r == 1 or r * unit.gates <= accumulators)
+        # One row alone is bound by the latency of its chain of additions: two FMA pipes of four cycles want eight chains.
+        single = max(p for p in PANELS if p == 1 or (p <= all_panels and p * unit.gates <= accumulators))
+        if unit.region == "step" and unit.batches:  # no rows that no named batch size fills
+            rows = max(r for r in ROWS if r <= min(rows, max(unit.batches)))
+        return {"rows": knob("rows", ROWS, rows), "panels": knob("panels", PANELS, single)}
+
+    @staticmethod
+    def schedule(sch: Schedule, unit: Unit, config: Config) -> None:
+        """Blocks "product_i": reorder, vectorise, unroll, and split off the initialisation last."""
+        for number in range(len(unit.depths)):
+            name = f"product_{number}"
+            row, panel, gate, lane, k = sch.get_loops(name)
+            sch.reorder(k, row, panel, gate, lane)
+            sch.vectorize(lane)
+            for loop in (row, panel, gate):
+                sch.unroll(loop)
+            sch.decompose_reduction(name, k)  # last: afterwards the block takes no annotation

@@ -1,0 +1,240 @@
+"""Every row of the op table: shape rule against NumPy, gradient against central differences, refused shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tvm_rnn import functions, ops
+from tvm_rnn.graph import Node, topological
+from tvm_rnn.ops import TABLE
+from tvm_rnn.reference import evaluate
+from tvm_rnn.trace import Value
+
+Case = tuple[str, tuple[tuple[int, ...], ...], dict[str, Any]]
+
+UNARY = ["neg", "abs", "sign", "exp", "log", "sqrt", "tanh", "sigmoid", "relu", "softplus", "erf", "sin", "cos"]
+BINARY = ["add", "sub", "mul", "div", "power", "maximum", "minimum"]
+COMPARE = ["less", "less_equal", "greater", "greater_equal", "equal", "not_equal", "logical_and", "logical_or"]
+POSITIVE = {"log", "sqrt", "power"}  # drawn above 0.2
+TRUTHS = {"logical_and": {0, 1}, "logical_or": {0, 1}, "logical_not": {0}, "where": {0}}
+
+CASES: list[Case] = [
+    *((op, (shape,), {}) for op in UNARY for shape in ((), (3,), (2, 5))),
+    *((op, shapes, {}) for op in BINARY for shapes in (((3,), (3,)), ((4, 1), (1, 3)), ((2, 3), (1, 3)), ((), ()))),
+    *((op, ((2, 3), (1, 3)), {}) for op in COMPARE),
+    ("logical_not", ((2, 3),), {}),
+    ("where", ((3,), (3,), (3,)), {}),
+    ("where", ((4, 1), (1, 3), (4, 3)), {}),
+    ("where", ((1, 1), (2, 3), (1, 1)), {}),
+    ("reshape", ((2, 6),), {"rank": 2, "to": (3, 4)}),
+    ("reshape", ((6,),), {"rank": 1, "to": (1, 2, 3)}),
+    ("reshape", ((),), {"rank": 0, "to": (1,)}),
+    ("transpose", ((2, 3),), {"axes": (1, 0)}),
+    ("transpose", ((2, 3, 4),), {"axes": (2, 0, 1)}),
+    ("slice", ((5,),), {"axis": -1, "start": 1, "stop": 3}),
+    ("slice", ((4, 3, 2),), {"axis": -3, "start": 2, "stop": 4}),
+    ("slice", ((4, 3),), {"axis": -1, "start": 0, "stop": 3}),
+    ("index", ((5,),), {"axis": -1, "at": 4}),
+    ("index", ((4, 3, 2),), {"axis": -2, "at": 0}),
+    ("concat", ((2,), (3,), (1,)), {"axis": -1}),
+    ("concat", ((2, 3), (1, 3)), {"axis": -2}),
+    *(
+        (op, ((2, 3, 4),), {"axis": axis, "keepdims": keepdims})
+        for op in ("sum", "max")
+        for axis in (-1, -2, -3)
+        for keepdims in (False, True)
+    ),
+    ("einsum", ((3, 4), (4,)), {"spec": "ij,j->i"}),
+    ("einsum", ((3, 4), (3, 4)), {"spec": "ij,ij->i"}),
+    ("einsum", ((4,), (4,)), {"spec": "k,k->"}),
+    ("einsum", ((2, 3, 4), (4, 5)), {"spec": "gij,jk->kgi"}),
+    ("einsum", ((3,), (4,)), {"spec": "i,j->ji"}),
+    ("gemm", ((3, 4), (4,)), {}),
+    ("gemm", ((2, 3, 4), (4,), (2, 3, 5), (5,)), {}),
+    ("gemm", ((4,), (4,)), {}),
+]
+
+
+def name(case: Case) -> str:
+    op, shapes, attrs = case
+    return "-".join([op, *("x".join(map(str, s)) or "scalar" for s in shapes), *(str(v) for v in attrs.values())])
+
+
+def draw(case: Case, *leads: tuple[int, ...], seed: int = 0) -> list[np.ndarray]:
+    """Operands of a case, each with its own leading axes; booleans where the op wants truth values."""
+    op, shapes, _ = case
+    rng = np.random.default_rng(seed)
+    arrays = []
+    for position, shape in enumerate(shapes):
+        full = (leads[position] if leads else ()) + shape
+        array = rng.uniform(0.2, 2.0, full) if op in POSITIVE else rng.normal(size=full)
+        arrays.append(np.asarray(array > 0 if position in TRUTHS.get(op, ()) else array))
+    return arrays
+
+
+def meaning(case: Case, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    return np.asarray(TABLE[case[0]].numpy(*arrays, **case[2]))
+
+
+def test_every_row_has_a_case() -> None:
+    assert {op for op, _, _ in CASES} == set(TABLE)
+
+
+@pytest.mark.parametrize("op", TABLE.values(), ids=lambda op: op.name)
+def test_rows_are_complete(op: ops.Op) -> None:
+    """Pointwise rows have an expression and others none; every row has a gradient; arity agrees with the cases."""
+    assert (op.expression is not None) == (op.kind == "pointwise")
+    assert op.gradient is not None
+    assert op.kind in ("pointwise", "move", "reduce", "contract") and op.cost >= 1
+    counts = {len(shapes) for other, shapes, _ in CASES if other == op.name}
+    assert counts == {op.arity} or op.arity is None
+    assert f"| {op.name} | {op.kind} |" in ops.markdown()
+
+
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_shape_rule_is_that_of_numpy(case: Case) -> None:
+    """Without T and B, with both, with one of size 0, and with some operands (parameters) that have neither."""
+    op, shapes, attrs = case
+    shape = TABLE[op].shape(*shapes, **attrs)
+    assert meaning(case, draw(case)).shape == shape
+    everyone = range(len(shapes))
+    fixed = {p for p in everyone if op == "gemm" and p % 2 == 0}  # a GEMM's weights are parameters
+    for lead in ((5,), (3, 2), (1,), (0,), (4, 0)):
+        assert meaning(case, draw(case, *[() if p in fixed else lead for p in everyone])).shape == lead + shape
+        for parameter in everyone:
+            leads = [() if p == parameter or p in fixed else lead for p in everyone]
+            if any(leads):
+                assert meaning(case, draw(case, *leads)).shape == lead + shape
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] != "gemm"], ids=name)
+def test_a_batch_is_its_rows(case: Case) -> None:
+    arrays = draw(case, *[(3,)] * len(case[1]))
+    whole = meaning(case, arrays)
+    for row in range(3):
+        np.testing.assert_allclose(whole[row], meaning(case, [a[row] for a in arrays]), rtol=1e-15, atol=1e-15)
+
+
+def reduce_to(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Un-broadcast: sum the axes along which an operand was repeated."""
+    for axis, size in enumerate(shape):
+        if size == 1 and gradient.shape[axis] != 1:
+            gradient = gradient.sum(axis=axis, keepdims=True)
+    return gradient
+
+
+def differences(case: Case, arrays: list[np.ndarray], position: int, grad: np.ndarray) -> np.ndarray:
+    """d sum(grad * op(arrays)) / d arrays[position], by central differences in float64."""
+    step, result = 1e-6, np.zeros(arrays[position].shape)
+    for place in np.ndindex(*result.shape):
+        ends = []
+        for sign in (step, -step):
+            moved = [np.array(a) for a in arrays]
+            moved[position][place] += sign
+            ends.append(np.sum(grad * meaning(case, moved)))
+        result[place] = (ends[0] - ends[1]) / (2 * step)
+    return result
+
+
+def analytic(case: Case, arrays: list[np.ndarray], grad: np.ndarray) -> list[np.ndarray | None]:
+    """The gradient column on NumPy arrays."""
+    row = TABLE[case[0]]
+    assert row.gradient is not None
+    found = row.gradient(functions, grad, meaning(case, arrays), arrays, **case[2])
+    assert len(found) == len(arrays)
+    return [None if g is None else reduce_to(np.asarray(g), a.shape) for g, a in zip(found, arrays, strict=True)]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_gradient_is_that_of_finite_differences(case: Case, seed: int) -> None:
+    arrays = draw(case, seed=seed)
+    grad = np.random.default_rng(seed + 100).normal(size=meaning(case, arrays).shape)
+    for position, found in enumerate(analytic(case, arrays, grad)):
+        if arrays[position].dtype == bool:
+            assert found is None
+            continue
+        expected = differences(case, arrays, position, grad)
+        np.testing.assert_allclose(0.0 if found is None else found, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("case", CASES, ids=name)
+def test_gradient_of_traced_values_is_that_of_arrays(case: Case) -> None:
+    """The column is written once: traced, it makes a graph of rows of the table with the same value."""
+    op, shapes, attrs = case
+    arrays = draw(case)
+    grad = np.random.default_rng(3).normal(size=meaning(case, arrays).shape)
+    leaves = [Node("param", shape=a.shape, name=f"a{i}") for i, a in enumerate(arrays)]
+    above = Node("param", shape=grad.shape, name="g")
+    truths = TRUTHS.get(op, set())
+    args = [Value(leaf) > 0.0 if i in truths else Value(leaf) for i, leaf in enumerate(leaves)]
+    out = Value(Node(op, tuple(v.node for v in args), attrs, TABLE[op].shape(*shapes, **attrs)))
+    gradient = TABLE[op].gradient
+    assert gradient is not None
+    traced = gradient(functions, Value(above), out, args, **attrs)
+    for value, expected, array in zip(traced, analytic(case, arrays, grad), arrays, strict=True):
+        assert (value is None) == (expected is None)
+        if value is None or expected is None:
+            continue
+        values = {leaf: a.astype(float) for leaf, a in zip(leaves, arrays, strict=True)} | {above: grad}
+        evaluate(list(topological([value.node])), values)
+        np.testing.assert_allclose(reduce_to(values[value.node], array.shape), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_gradient_of_max_is_shared_by_equal_elements() -> None:
+    case: Case = ("max", ((4,),), {"axis": -1, "keepdims": False})
+    found = analytic(case, [np.array([1.0, 3.0, 3.0, 0.0])], np.asarray(2.0))[0]
+    assert found is not None and found.tolist() == [0.0, 1.0, 1.0, 0.0]
+
+
+def test_gradient_of_einsum_refuses_an_axis_summed_alone() -> None:
+    gradient = TABLE["einsum"].gradient
+    assert gradient is not None
+    with pytest.raises(ValueError, match="axis of 'ij' is summed alone"):
+        gradient(functions, np.ones(3), np.ones(3), [np.ones((3, 4)), np.ones(3)], spec="ij,i->i")
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "attrs", "reason"),
+    [
+        ("add", ((3,), (4,)), {}, "axis 0 has sizes 3 and 4"),
+        ("mul", ((2, 3), (3, 3)), {}, "axis 0 has sizes 2 and 3"),
+        ("where", ((2,), (2,), (3,)), {}, "axis 0 has sizes 2 and 2 and 3"),
+        ("reshape", ((6,),), {"rank": 1, "to": (4,)}, "6 elements cannot become"),
+        ("reshape", ((4,),), {"rank": 1, "to": (-2, -2)}, "4 elements cannot become"),
+        ("transpose", ((2, 3),), {"axes": (0, 0)}, "not each of the 2 axes once"),
+        ("transpose", ((2, 3),), {"axes": (0,)}, "not each of the 2 axes once"),
+        ("slice", ((5,),), {"axis": -1, "start": 2, "stop": 2}, "2:2 is not inside an axis of size 5"),
+        ("slice", ((5,),), {"axis": -1, "start": 0, "stop": 6}, "0:6 is not inside"),
+        ("index", ((5,),), {"axis": -1, "at": 5}, "index 5 is not inside an axis of size 5"),
+        ("index", ((5,),), {"axis": -1, "at": -1}, "index -1 is not inside"),
+        ("concat", ((2, 3), (2, 4)), {"axis": -2}, "differ outside the joined axis"),
+        ("concat", ((2, 3), (3,)), {"axis": -1}, "differ outside the joined axis"),
+        ("sum", ((3, 0),), {"axis": -1, "keepdims": False}, "the axis is empty"),
+        ("einsum", ((3, 4), (5,)), {"spec": "ij,j->i"}, "axis 'j' has sizes 4 and 5"),
+        ("einsum", ((3,), (5,)), {"spec": "ij,j->i"}, "'ij' names 2 axes, the operand has 1"),
+        ("gemm", ((3, 4), (5,)), {}, "does not take operand"),
+        ("gemm", ((3, 4), (4,), (2, 4), (4,)), {}, "does not take operand"),
+    ],
+)
+def test_shape_rule_refuses(op: str, shapes: tuple[tuple[int, ...], ...], attrs: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        TABLE[op].shape(*shapes, **attrs)
+
+
+def test_special_values_go_through() -> None:
+    """NaN stays NaN in every numeric row; saturating functions reach their limits at infinity."""
+    for op in (*UNARY, *BINARY):
+        with np.errstate(invalid="ignore"):  # as the oracle's interpreter has it
+            assert np.isnan(TABLE[op].numpy(*[np.array([np.nan])] * (TABLE[op].arity or 1))).all(), op
+    for first, second in ((np.nan, 1.0), (1.0, np.nan)):
+        assert np.isnan(TABLE["maximum"].numpy(first, second)) and np.isnan(TABLE["minimum"].numpy(first, second))
+    ends = np.array([-np.inf, -1000.0, 1000.0, np.inf])
+    assert TABLE["sigmoid"].numpy(ends).tolist() == [0, 0, 1, 1]
+    assert TABLE["tanh"].numpy(ends).tolist() == [-1, -1, 1, 1]
+    assert TABLE["softplus"].numpy(ends).tolist() == [0, 0, 1000, np.inf]
+    assert TABLE["relu"].numpy(ends).tolist() == [0, 0, 1000, np.inf]

@@ -1,0 +1,53 @@
+"""tvm_rnn: a compiler for recurrent neural network cells on Apache TVM.
+
+A cell is a short Python function; `compile` turns a cell over time into a shared object that a thin runtime runs.
+
+Axes are one letter everywhere: T steps, B batch, I input, H hidden, G gates, L layers, D directions. Arrays are
+time-major, [T, B, ...]. States are dicts by state name, each [L*D, B, width]. Gates are always an axis.
+
+Most names are imported on first use: `import tvm_rnn.runtime` must stay quick and free of the compiler.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .cell import Cell, cell  # now, not lazily: a function named like its file must replace the file as an attribute
+from .reference import reference
+
+__version__ = "0.1.0"
+
+_FUNCTIONS = (
+    "absolute clip concat cos dot einsum elu erf exp expand gelu hard_sigmoid hard_tanh layer_norm leaky_relu log "
+    "log_sigmoid logical_and logical_not logical_or matmul max maximum mean min minimum negative outer power relu reshape "
+    "sigmoid sign silu sin softmax softplus softsign split sqrt square squeeze stack sum tanh transpose var where"
+).split()
+_ERRORS = "TvmRnnError CellError ConfigError WeightError InputError LoadError BuildError PassError".split()
+_HOME = {
+    **{name: "functions" for name in _FUNCTIONS},
+    **{name: "errors" for name in _ERRORS},
+    "RNN": "rnn",
+    "Module": "runtime",
+    "load": "runtime",
+    "Target": "target",
+    "compile": "build",
+    "te": "expressions",
+}
+_MODULES = ("cells",)
+
+__all__ = ["Cell", "cell", "reference", *_HOME, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    if name not in _HOME:
+        raise AttributeError(f"module 'tvm_rnn' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,244 @@
+"""compile: an RNN to a Module backed by a shared object.
+
+In: an RNN and a target. Out: `runtime.Module`, loaded from a `.so` in a temporary folder exactly as a user's own process
+would load it; `Module.export` writes that file where the user wants it. The order of work is the order of this file:
+passes, lowering, code generation, linking, container, load.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.s_tir.pipeline import default_s_tir_pipeline
+from tvm.tirx import compilation_pipeline
+
+from . import __version__, manifest, pipeline, runtime
+from .errors import BuildError, ConfigError, message
+from .lower import Lowered, Lowering
+from .pipeline import Layers
+from .rnn import RNN, constants
+from .target import Target, resolve
+
+if TYPE_CHECKING:
+    from .runtime import Module
+
+# Register tiles and vectors of an epilogue, never state: those are in the workspace. TVM's own limit of 1 KB would send
+# every tile to a heap allocator that lives in libtvm_runtime, which a deployed module does not have.
+STACK_BYTES = 1 << 16
+Progress = Callable[[str], None]
+
+
+def compile(
+    net: RNN,
+    target: str | Target = "llvm",
+    batch: int | Sequence[int] = (),
+    training: bool = False,
+    *,
+    without: Iterable[str] = (),
+    dump: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Module:
+    """Compile an RNN, forward, for one target.
+
+    net: with weights (then they are in the module) or without (then call `Module.load_weights`). target: "llvm" is this
+    machine; see `tvm_rnn.target.names()`. batch: batch sizes to tune the tiles for; every batch size stays correct, as
+    does every T. without: names of passes to switch off. dump: a folder for the text of every stage. progress: called
+    with the name of each stage as it starts.
+
+    Returns a Module that is loaded if the target is this kind of machine. Raises ConfigError for a bad argument,
+    CellError for equations that cannot be compiled, BuildError if the compiler or the linker fails.
+    """
+    if not isinstance(net, RNN):
+        raise ConfigError(message("compile needs an RNN", got=f"{net!r:.80}", do="rnn.compile(rnn.RNN(cell, I, H))"))
+    if training:
+        raise ConfigError(message("training is not supported yet", got="training=True", do="compile without training"))
+    batches = _batches(batch)
+    tell = progress or (lambda stage: None)
+    machine = resolve(target)
+    if net.weights:
+        net.check_weights()
+    without = tuple(without)
+    tell("passes")
+    layers = pipeline.run(net, machine, without)[-1][1]
+    if dump is not None:
+        _dump(dump, pipeline.stages(net, machine, batches, without))
+    tell("lowering")
+    lowered = Lowering(net, layers, machine, batches).run()
+    folder = tempfile.mkdtemp(prefix="tvm_rnn_")
+    try:
+        tell("code generation")
+        executable = generate(lowered.module, machine)
+        tell("linking")
+        elf = _link(executable, Path(folder), machine)
+        facts = describe(net, layers, lowered, machine, batches, without)
+        path = os.path.join(folder, f"{net.cell.name}.so")
+        manifest.write_container(elf, facts, _blob(net, layers), path)
+        tell("loading")
+        module = runtime.load(path)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(module, shutil.rmtree, folder, True)
+    return module
+
+
+def _batches(batch: int | Sequence[int]) -> tuple[int, ...]:
+    sizes = (batch,) if isinstance(batch, int) else tuple(batch)
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise ConfigError(message("compile: batch", got=repr(batch), expected="batch sizes of at least 1"))
+    return tuple(sorted(set(sizes)))
+
+
+def _dump(folder: str | os.PathLike[str], stages: list[tuple[str, str]]) -> None:
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for number, (name, text) in enumerate(stages):
+            Path(folder, f"{number:02d}_{name}.txt").write_text(text + "\n")
+    except OSError as reason:
+        raise BuildError(message("cannot write the stages", where=os.fspath(folder), got=str(reason))) from None
+
+
+# --- code generation -------------------------------------------------------------------------------------------------
+
+
+def _keep_on_stack(alloc: Any) -> Any:
+    size = 8
+    for extent in alloc.buffer.shape:
+        if not isinstance(extent, tirx.IntImm):
+            return alloc
+        size *= int(extent)
+    if size > STACK_BYTES:
+        return alloc
+    return tirx.AllocBuffer(alloc.buffer, {"disable_lower_builtin": tirx.IntImm("int32", 1)})
+
+
+@tvm.transform.module_pass(opt_level=0)
+def _stack(mod: Any, _context: Any) -> Any:
+    functions = {
+        name: f.with_body(tvm_ffi.structural_map(f.body, (tirx.AllocBuffer, _keep_on_stack)))
+        if isinstance(f, tirx.PrimFunc)
+        else f
+        for name, f in mod.functions_items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def _tir_pipeline() -> tuple[Any, Any, Any]:
+    passes, _, device = default_s_tir_pipeline()
+    final = [_stack, tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
+    return passes, lambda: tvm.ir.transform.Sequential(final), device
+
+
+compilation_pipeline.register_tir_pipeline("tvm_rnn_cpu", _tir_pipeline)
+
+
+def generate(module: Any, target: Target) -> Any:
+    """The IRModule as TVM executable (LLVM machine code)."""
+    try:
+        return tvm.compile(module, target.tvm_target, tir_pipeline="tvm_rnn_cpu")
+    except (tvm.error.TVMError, RuntimeError, ValueError) as reason:
+        text = str(reason).strip().splitlines()
+        what = text[-1] if text else type(reason).__name__
+        raise BuildError(message("code generation failed", where=target.name, got=what, do="report this cell")) from reason
+
+
+def _link(executable: Any, folder: Path, target: Target) -> bytes:
+    """The code and the thread pool as one shared object."""
+    compiler = next((c for c in (os.environ.get("CXX"), "g++", "clang++", "c++") if c and shutil.which(c)), None)
+    if compiler is None:
+        raise BuildError(message("no C++ compiler to link with", got="none of $CXX, g++, clang++, c++", do="install g++"))
+    if target.machine != platform.machine():
+        here, there = platform.machine(), target.machine
+        do = "compile on that machine; `tvm-rnn show --stage asm` works for every target"
+        raise BuildError(message("cannot link for another machine", got=f"{there} on {here}", expected=here, do=do))
+    pool, linked = folder / "pool.o", folder / "code.so"
+    includes = [f"-I{p}" for p in (tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path())]
+    source = Path(__file__).with_name("pool.c")
+    _run([compiler, "-x", "c", "-O2", "-fPIC", "-c", str(source), "-o", str(pool), *includes])
+    try:
+        executable.export_library(str(linked), addons=[str(pool)], cc=compiler)
+    except (RuntimeError, OSError) as reason:
+        raise BuildError(message("linking failed", got=str(reason).strip()[-400:], do=f"check {compiler}")) from reason
+    return linked.read_bytes()
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(message("the C compiler failed", got=done.stderr.strip()[-400:], do=f"check {command[0]}"))
+
+
+# --- manifest --------------------------------------------------------------------------------------------------------
+
+
+def _blob(net: RNN, layers: Layers) -> dict[str, Any]:
+    arrays = dict(net.weights)
+    for number, value in enumerate(constants(layers.graphs[0])):
+        arrays[f"constant.{number}"] = value.astype(net.dtype)
+    return arrays
+
+
+def describe(
+    net: RNN, layers: Layers, lowered: Lowered, target: Target, batches: tuple[int, ...], without: tuple[str, ...]
+) -> dict[str, Any]:
+    """The manifest of format 1."""
+    first, last = net.layers[0].graph, net.layers[-1]
+    return {
+        "format": 1,
+        "versions": {"tvm_rnn": __version__, "tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__},
+        "cell": net.cell.name,
+        "dtype": net.dtype,
+        "num_layers": net.num_layers,
+        "num_directions": net.num_directions,
+        "inputs": [{"name": n.name, "shape": list(n.shape)} for n in first.inputs],
+        "output": {"name": net.cell.output, "shape": [last.width]},
+        "states": [
+            {
+                "name": s.name,
+                "shapes": [list(layer.graph.states[i].shape) for layer in net.layers],
+                "initial": float(net.cell.initial.get(s.name, 0.0)),
+            }
+            for i, s in enumerate(net.cell.states)
+        ],
+        "weights": [{"name": name, "shape": list(shape)} for name, shape in net.weight_shapes.items()],
+        "target": {
+            "name": target.name,
+            "kind": target.kind,
+            "mcpu": target.mcpu,
+            "machine": target.machine,
+            "features": list(target.features),
+        },
+        "entry_points": ["sequence", "step", "init_state"],
+        "batch": list(batches),
+        "packs": lowered.packs,
+        "packed_elements": lowered.packed_elements,
+        "workspace": lowered.workspace,
+        "rows_per_tile": lowered.rows_per_tile,
+        "flops_per_row": lowered.flops_per_row,
+        "templates": _templates(lowered),
+        "passes": [name for name in pipeline.PASS_NAMES if name not in without],
+        "created": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+
+def _templates(lowered: Lowered) -> list[dict[str, Any]]:
+    rows = []
+    for used in lowered.used:
+        unit = used.unit
+        shape = f"G={unit.gates} N={unit.width}" + (f" K={'+'.join(map(str, unit.depths))}" if unit.depths else "")
+        text = f"{unit.region} {unit.kind} {shape}"
+        rows.append({"unit": text, "template": used.template, "knobs": dict(used.knobs), "record": "default"})
+    return rows

@@ -1,0 +1,368 @@
+"""@cell: a Python function with dims in its annotations becomes a Cell; tracing it once gives a Graph.
+
+In: the user's function. Out: `Cell`, which `rnn.RNN` binds to sizes and traces (`Cell.trace`). Errors of the signature
+are raised when the function is decorated, errors of the equations when sizes are known; both name the user's file and
+line.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, overload
+
+from .dims import Dims, parse_dims
+from .errors import CellError, TvmRnnError, message, unknown
+from .graph import Graph, Node, topological
+from .ops import Shape
+from .trace import Value, fail
+
+# The cells whose equations are being traced or called, outermost first; per thread and per asynchronous task.
+_active: ContextVar[tuple[Cell, ...]] = ContextVar("active", default=())
+INITIALISERS = ("uniform", "zeros", "ones")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """A named argument of a cell with the dims of its annotation (no T, no B)."""
+
+    name: str
+    dims: Dims
+
+    def shape(self, sizes: Mapping[str, int]) -> Shape:
+        return self.dims.shape(sizes)
+
+    def __str__(self) -> str:
+        return f"{self.name}[{', '.join(self.dims.text.split())}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A recurrent cell: per-step inputs, states, parameters and the function that relates them.
+
+    inputs: arguments given at every step, the first of which is the layer's input. states: carried from step to step.
+    params: learned arrays. output: the name of the state (or of the extra last result) that the layer emits.
+    initial: a state's value before the first step where it is not 0. init: how a parameter is initialised where it is
+    not uniform: "zeros", "ones" or a number.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    inputs: tuple[Argument, ...]
+    states: tuple[Argument, ...]
+    params: tuple[Argument, ...]
+    output: str
+    where: str
+    initial: Mapping[str, float] = field(default_factory=dict)
+    init: Mapping[str, str | float] = field(default_factory=dict)
+
+    @property
+    def doc(self) -> str:
+        return inspect.cleandoc(self.function.__doc__ or "")
+
+    @property
+    def size_names(self) -> tuple[str, ...]:
+        """Every axis name that must be bound to a size, in order of appearance."""
+        arguments = (*self.inputs, *self.states, *self.params)
+        return tuple(dict.fromkeys(name for a in arguments for name in a.dims.names))
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Use this cell's equations inside another cell's."""
+        active = _active.get()
+        if self in active:
+            names = " inside ".join(c.name for c in (self, *reversed(active)))
+            fail("a cell cannot call itself", got=names, do="write a Python loop over a size")
+        token = _active.set((*active, self))
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            _active.reset(token)
+
+    def __repr__(self) -> str:
+        parts = [*map(str, self.inputs), *(f"state {s}" for s in self.states), "*", *map(str, self.params)]
+        return f"<cell {self.name}({', '.join(parts)})>"
+
+    def trace(self, sizes: Mapping[str, int], dtype: str = "float32") -> Graph:
+        """The graph of one step with every axis bound to a size. Raises CellError at the line that is wrong."""
+        self._check_sizes(sizes)
+        leaves = {
+            kind: tuple(Node(kind, shape=a.shape(sizes), name=a.name) for a in arguments)
+            for kind, arguments in (("input", self.inputs), ("state", self.states), ("param", self.params))
+        }
+        values = [Value(n) for n in (*leaves["input"], *leaves["state"])]
+        try:
+            returned = self(*self._in_order(values), **{n.name: Value(n) for n in leaves["param"]})
+        except TvmRnnError:
+            raise
+        except RecursionError:
+            what, do = f"cell {self.name}: the equations never end", "remove the recursion"
+            raise CellError(message(what, where=self.where, do=do)) from None
+        except Exception as error:
+            raise CellError(
+                message(
+                    f"cell {self.name}: an equation failed",
+                    where=_raised_at(error.__traceback__, self.function) or self.where,
+                    got=f"{type(error).__name__}: {error}",
+                    do="correct this line; equations are made of tvm_rnn's functions and of Python numbers",
+                )
+            ) from error
+        results, output = self._results(returned, leaves["state"])
+        inputs, states, params = leaves["input"], leaves["state"], leaves["param"]
+        graph = Graph(self.name, dtype, inputs, states, params, results, output, self.output, dict(sizes))
+        self._check_leaves(graph)
+        return graph
+
+    def _check_sizes(self, sizes: Mapping[str, int]) -> None:
+        missing = [name for name in self.size_names if name not in sizes]
+        if missing:
+            raise CellError(
+                message(
+                    f"cell {self.name}: an axis has no size",
+                    where=self.where,
+                    got=f"sizes for {', '.join(sizes) or 'nothing'}",
+                    expected=f"also {', '.join(missing)}",
+                    do=f"give it to RNN: RNN(..., {'hidden_size' if missing[0] == 'H' else missing[0]}=...)",
+                )
+            )
+        for argument in (*self.inputs, *self.states, *self.params):
+            if min(argument.shape(sizes), default=1) < 1:
+                raise CellError(
+                    message(
+                        f"cell {self.name}: an axis of {argument} is empty",
+                        where=self.where,
+                        got=f"{list(argument.shape(sizes))} for {', '.join(f'{k}={v}' for k, v in sizes.items())}",
+                        expected="sizes of at least 1",
+                        do="choose other sizes",
+                    )
+                )
+
+    def _in_order(self, values: Sequence[Value]) -> list[Value]:
+        by_name = {v.node.name: v for v in values}
+        names = [p for p in inspect.signature(self.function).parameters if p in by_name]
+        return [by_name[name] for name in names]
+
+    def _results(self, returned: Any, states: tuple[Node, ...]) -> tuple[tuple[Node, ...], Node]:
+        values = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+        names = [s.name for s in self.states]
+        wanted = names if self.output in names else [*names, self.output]
+        if len(values) != len(wanted) or not all(isinstance(v, Value) for v in values):
+            raise CellError(
+                message(
+                    f"cell {self.name}: the returned values are not the new states",
+                    where=_return_line(self.function),
+                    got=f"{len(values)} value(s): {', '.join(type(v).__name__ for v in values)}",
+                    expected=f"{len(wanted)}: the new {', '.join(wanted)}, in this order",
+                    do="return every state, computed from the arguments",
+                )
+            )
+        nodes = tuple(v.node for v in values)
+        for name, node, state in zip(names, nodes, states, strict=False):
+            if node.shape != state.shape or node.boolean:
+                raise CellError(
+                    message(
+                        f"cell {self.name}: the new {name} has another shape than the state {name}",
+                        where=node.source or _return_line(self.function),
+                        got="a truth value" if node.boolean else list(node.shape),
+                        expected=list(state.shape),
+                        do=f"return a value of shape {list(state.shape)} for {name}",
+                    )
+                )
+        output = nodes[wanted.index(self.output)]
+        if len(output.shape) != 1 or output.boolean:
+            raise CellError(
+                message(
+                    f"cell {self.name}: the output must be a vector",
+                    where=output.source or _return_line(self.function),
+                    got="a truth value" if output.boolean else f"{self.output}{list(output.shape)}",
+                    expected="one axis",
+                    do="name another output= in @cell, or reshape it",
+                )
+            )
+        return nodes[: len(names)], output
+
+    def _check_leaves(self, graph: Graph) -> None:
+        own = {*graph.inputs, *graph.states, *graph.params}
+        nodes = list(topological(graph.roots))
+        foreign = [n for n in nodes if n.op in ("input", "state", "param") and n not in own]
+        if foreign:
+            raise CellError(
+                message(
+                    f"cell {self.name}: a value of another cell, or of an earlier trace, is used",
+                    where=self.where,
+                    got=", ".join(n.name for n in foreign),
+                    expected="values made of this call's arguments",
+                    do="keep traced values out of globals and of objects that outlive the call",
+                )
+            )
+        idle = [n.name for n in graph.params if n not in set(nodes)]
+        if idle:
+            raise CellError(
+                message(
+                    f"cell {self.name}: a parameter is never used",
+                    where=self.where,
+                    got=", ".join(idle),
+                    expected="every keyword-only argument in an equation",
+                    do="use it or remove it from the signature",
+                )
+            )
+
+
+def _raised_at(trace: TracebackType | None, function: Callable[..., Any]) -> str | None:
+    """The "file:line" of the innermost frame, in the cell's own file, that an exception passed through."""
+    found = None
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == function.__code__.co_filename:
+            found = f"{function.__code__.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def _return_line(function: Callable[..., Any]) -> str:
+    """The "file:line" of the function's last return."""
+    code = function.__code__
+    returns = [i.offset for i in dis.get_instructions(code) if i.opname.startswith("RETURN")]
+    lines = [line for start, end, line in code.co_lines() if line and any(start <= at < end for at in returns)]
+    return f"{code.co_filename}:{max(lines, default=code.co_firstlineno)}"
+
+
+@overload
+def cell(function: Callable[..., Any], /) -> Cell: ...
+@overload
+def cell(
+    *,
+    states: str | Sequence[str] = ...,
+    output: str | None = ...,
+    initial: Mapping[str, float] | None = ...,
+    init: Mapping[str, str | float] | None = ...,
+    name: str | None = ...,
+) -> Callable[[Callable[..., Any]], Cell]: ...
+
+
+def cell(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    states: str | Sequence[str] = "h",
+    output: str | None = None,
+    initial: Mapping[str, float] | None = None,
+    init: Mapping[str, str | float] | None = None,
+    name: str | None = None,
+) -> Any:
+    """Make a Cell from a function: `@cell(states="h c")`.
+
+    The function's positional arguments are per-step inputs and states, keyword-only ones are parameters; each
+    annotation is a string of dims ("4 H I"), "" for a scalar. It returns the new states in order; `output` names the
+    state that the layer emits (default: the first), or an extra value returned after the states. `initial` gives a
+    state another first value than 0; `init` gives a parameter another initialisation than uniform ("zeros", "ones" or a
+    number).
+
+    Raises CellError, with the function's file and line, if the signature is not of this form.
+    """
+    if function is not None:
+        return _define(function, "h", None, {}, {}, None)
+    wanted = tuple(states.replace(",", " ").split()) if isinstance(states, str) else tuple(states)
+    return lambda f: _define(f, wanted, output, initial or {}, init or {}, name)
+
+
+def _define(
+    function: Callable[..., Any],
+    states: str | tuple[str, ...],
+    output: str | None,
+    initial: Mapping[str, float],
+    init: Mapping[str, str | float],
+    name: str | None,
+) -> Cell:
+    if not inspect.isfunction(function):
+        do = 'write @cell or @cell(states="h c") above a def'
+        raise CellError(message("@cell decorates a function", got=f"{function!r:.80}", do=do))
+    where = f"{function.__code__.co_filename}:{function.__code__.co_firstlineno}"
+    label = name or function.__name__
+    states = (states,) if isinstance(states, str) else states
+
+    def wrong(what: str, **slots: Any) -> CellError:
+        return CellError(message(f"cell {label}: {what}", where=where, **slots))
+
+    if function.__name__ == "<lambda>":
+        raise wrong("a lambda has no annotations", do="write a def, with the dims of each argument as its annotation")
+    if not states or len(set(states)) != len(states):
+        raise wrong("the states must be distinct names", got=states, expected='for example states="h c"')
+    positional, params = _arguments(function, wrong)
+    by_name = {a.name: a for a in positional}
+    for state in states:
+        if state in (p.name for p in params):
+            raise wrong(
+                f"state {state} is keyword-only", do="put it before the *: keyword-only arguments are parameters"
+            )
+        if state not in by_name:
+            raise wrong(f"state {state} is not an argument", **unknown("argument", state, by_name))
+    inputs = tuple(a for a in positional if a.name not in states)
+    if not inputs:
+        raise wrong("there is no input", got=f"only states: {', '.join(by_name)}", do='add an argument such as x: "I"')
+    if len(inputs[0].dims.axes) != 1:
+        raise wrong("the first input must be a vector", got=str(inputs[0]), expected='one axis, such as x: "I"')
+    if output is not None and (not isinstance(output, str) or output in (a.name for a in (*inputs, *params))):
+        raise wrong("output= must name a state or an extra result", got=repr(output), expected=", ".join(states))
+    _check_values("initial", initial, states, (), wrong)
+    _check_values("init", init, [p.name for p in params], INITIALISERS, wrong)
+    return Cell(
+        name=label,
+        function=function,
+        inputs=inputs,
+        states=tuple(by_name[s] for s in states),
+        params=tuple(params),
+        output=output or states[0],
+        where=where,
+        initial=dict(initial),
+        init=dict(init),
+    )
+
+
+def _arguments(function: Callable[..., Any], wrong: Callable[..., CellError]) -> tuple[list[Argument], list[Argument]]:
+    """The positional arguments (inputs and states) and the keyword-only ones (parameters)."""
+    positional: list[Argument] = []
+    params: list[Argument] = []
+    for p in inspect.signature(function).parameters.values():
+        if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
+            stars = "*" if p.kind == p.VAR_POSITIONAL else "**"
+            raise wrong(
+                f"{stars}{p.name} is not allowed", expected="named arguments, each with its dims", do="name each one"
+            )
+        if p.default is not p.empty:
+            raise wrong(
+                f"argument {p.name} has a default", got=repr(p.default), do="write the constant in the equations"
+            )
+        argument = Argument(p.name, _dims(p, wrong))
+        (params if p.kind == p.KEYWORD_ONLY else positional).append(argument)
+    return positional, params
+
+
+def _check_values(
+    what: str, given: Mapping[str, Any], known: Iterable[str], words: Sequence[str], wrong: Callable[..., CellError]
+) -> None:
+    """initial= and init= name what exists, and give a number or one of the words."""
+    for key, value in given.items():
+        if key not in known:
+            raise wrong(f"{what}= names something unknown", **unknown("name", key, known))
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not number and value not in words:
+            expected = " or ".join([*map(repr, words), "a finite number"])
+            raise wrong(f"{what}= of {key}", got=repr(value), expected=expected)
+
+
+def _dims(p: inspect.Parameter, wrong: Callable[..., CellError]) -> Dims:
+    text = p.annotation
+    if isinstance(text, str) and text[:1] in "'\"" and text:  # `from __future__ import annotations` quotes them again
+        text = ast.literal_eval(text)
+    if text is p.empty or not isinstance(text, str):
+        got = "no annotation" if text is p.empty else repr(text)
+        raise wrong(f"argument {p.name} needs its dims", got=got, expected='a string such as "H", "4 H I" or ""')
+    try:
+        return parse_dims(text)
+    except ValueError as reason:
+        raise wrong(f"argument {p.name}: {reason}", got=repr(text), expected='for example "4 H I"') from None

@@ -1,0 +1,54 @@
+"""xLSTM: exponential gates with a stabiliser state; a scalar memory (slstm) and a matrix memory (mlstm)."""
+
+from tvm_rnn import absolute, cell, exp, log_sigmoid, maximum, outer, sigmoid, tanh
+
+# The stabiliser m is the log of a scale, at first the log of 0. A start at m = 0 gives the same results, but 0 / 0
+# where the first input gate underflows; -inf would give inf - inf, and JSON (the manifest) has no name for it.
+NOTHING_YET = -1e30
+
+
+@cell(states="h c n m", initial={"m": NOTHING_YET})
+def slstm(x: "I", h: "H", c: "H", n: "H", m: "H", *, W: "4 H I", R: "4 H H", b: "4 H"):
+    """sLSTM (Beck, Poeppel, Spanring, Auer, Prudnikova, Kopp, Klambauer, Brandstetter & Hochreiter 2024, eq. 8-17).
+
+    Gate order i f z o; one head; f = sigmoid, i = exp. c and n are kept divided by exp(m), which cancels in h'. At
+    first c = n = 0 and m = -1e30, for log 0.
+
+        i, f, z, o = W x + R h + b
+        m' = max(log sigmoid(f) + m, i)
+        c' = exp(log sigmoid(f) + m - m') c + exp(i - m') tanh(z)
+        n' = exp(log sigmoid(f) + m - m') n + exp(i - m')
+        h' = sigmoid(o) c' / n'
+    """
+    i, f, z, o = W @ x + R @ h + b
+    f = log_sigmoid(f) + m
+    m = maximum(f, i)
+    f, i = exp(f - m), exp(i - m)
+    c = f * c + i * tanh(z)
+    n = f * n + i
+    return sigmoid(o) * c / n, c, n, m
+
+
+@cell(states="C n m", output="h", initial={"m": NOTHING_YET})
+def mlstm(x: "I", C: "H H", n: "H", m: "", *, W: "4 H I", b: "4 H", w: "2 I", d: "2"):
+    """mLSTM (Beck et al. 2024, eq. 19-27): a matrix memory that is read by a query; nothing reads h.
+
+    Order of W and b: q k v o; of w and d: i f, one number each; one head; f = sigmoid, i = exp. C and n are kept
+    divided by exp(m). At first C = n = 0 and m = -1e30, for log 0.
+
+        q, k, v, o = W x + b,  k divided by sqrt(H)
+        i, f = w x + d
+        m' = max(log sigmoid(f) + m, i)
+        C' = exp(log sigmoid(f) + m - m') C + exp(i - m') v k^T
+        n' = exp(log sigmoid(f) + m - m') n + exp(i - m') k
+        h = sigmoid(o) C' q / max(|n' q|, exp(-m'))
+    """
+    q, k, v, o = W @ x + b
+    k = k * n.size**-0.5
+    i, f = w @ x + d
+    f = log_sigmoid(f) + m
+    m = maximum(f, i)
+    f, i = exp(f - m), exp(i - m)
+    C = f * C + i * outer(v, k)
+    n = f * n + i * k
+    return C, n, m, sigmoid(o) * (C @ q) / maximum(absolute(n @ q), exp(-m))

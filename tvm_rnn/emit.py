@@ -1,0 +1,180 @@
+"""Groups as loops over batch rows and units around their tiles.
+
+In: a group, the number of rows, and where its values live (`tiles.Places`). Out: a statement. Parameters stay outside and
+rows inside, so that a panel of weights is read once for all rows; panels are what threads share.
+
+Rewrite: group  -->  parallel for panels: for rows: tile
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from . import tiles
+from .expressions import reduced_axes
+from .graph import Group, Node
+from .loops import Expr, Stmt, bind, floordiv, floormod, loop, sequence, variable, when
+from .memory import int64
+from .schedule import Config, Template, Unit, best
+from .target import Target
+from .tiles import Places, Tile
+
+# A row group is shared among threads only if one row is at least this many elements of work (a launch costs about 1 us).
+PARALLEL_ELEMENTS = 16384
+
+
+@dataclass(frozen=True)
+class Used:
+    """Which template and knobs a unit got: goes to the manifest."""
+
+    unit: Unit
+    template: str
+    knobs: Config
+
+
+class Emitter:
+    """Emits groups for one target, dtype and set of named batch sizes."""
+
+    def __init__(self, target: Target, dtype: str, batches: tuple[int, ...]) -> None:
+        self.target, self.dtype, self.batches = target, dtype, batches
+        self.lanes = target.lanes(dtype)
+        self.used: list[Used] = []
+
+    def group(self, group: Group, rows: Expr, places: Places) -> Stmt:
+        unit = self._unit(group)
+        template, config = best(unit, self.target)
+        self.used.append(Used(unit, template.name, config))
+        emit = {"gemm": self._gemm, "pointwise": self._pointwise, "reduce": self._reduce}[group.kind]
+        return emit(group, unit, rows, places, template, config)
+
+    def _unit(self, group: Group) -> Unit:
+        root = group.root
+        shape = root.shape if root is not None else group.nodes[-1].shape
+        gates = shape[0] if group.kind == "gemm" and len(shape) == 2 else 1
+        depths = tuple(a.shape[0] for a in root.args[1::2]) if group.kind == "gemm" and root is not None else ()
+        width = shape[-1] if shape else 1
+        return Unit(group.kind, group.region, self.dtype, gates, width, depths, len(group.nodes), self.batches)
+
+    def _tile(self, group: Group, unit: Unit, places: Places, **where: Any) -> Tile:
+        return Tile(group, places, unit, self.lanes, **where)
+
+    def _gemm(
+        self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config
+    ) -> Stmt:
+        full, single = config["rows"], config["panels"]
+        panels = -(-unit.width // self.lanes)
+        chunks, rest = -(-panels // single), panels % single
+
+        def tile(height: int, wide: int, row0: Expr, panel0: Expr) -> list[Any]:
+            row, panel = variable("row"), variable("panel")
+            own = self._tile(group, unit, places, rows=height, panels=wide, row0=row, panel0=panel)
+            return [tirx.Bind(row, row0), tirx.Bind(panel, panel0), tiles.gemm(own, template, config)]
+
+        def leftover(height: int, wide: int, first: Expr, count: int) -> Stmt:
+            """Rows that do not fill a full tile: at most one tile of each power of two."""
+            start = floordiv(rows, 2 * height) * int64(2 * height) if height < full else int64(0)
+            present = tirx.NE(tirx.bitwise_and(rows, int64(height)), int64(0))
+            body = loop("p", count // wide, lambda p: tile(height, wide, start, first + p * int64(wide)))
+            return when(present, body)
+
+        def chunk(c: tirx.Var) -> list[Any]:
+            first, set_first = bind("first", c * int64(single))
+            count, set_count = bind("count", tirx.min(int64(single), int64(panels) - first))
+            body = loop(
+                "p", count, lambda p: loop("r", floordiv(rows, full), lambda r: tile(full, 1, r * int64(full), first + p))
+            )
+            heights = [h for h in (4, 2, 1) if h < full]
+            wholes = [leftover(h, max(1, single // h), first, single) for h in heights]
+            if not rest:
+                return [set_first, set_count, body, *wholes]
+            parts = [leftover(h, 1, first, rest) for h in heights]
+            return [set_first, set_count, body, when(c < int64(panels // single), wholes, parts) if heights else None]
+
+        if full == 1:  # rows one by one, several vectors of units at a time
+            return self._single_rows(rows, panels, single, tile)
+        return loop("chunk", chunks, chunk, parallel=chunks > 1)
+
+    def _single_rows(self, rows: Expr, panels: int, single: int, tile: Callable[..., list[Any]]) -> Stmt:
+        whole, rest = panels // single, panels % single
+
+        def chunk(c: tirx.Var) -> Stmt:
+            full = loop("r", rows, lambda r: tile(1, single, r, c * int64(single)))
+            if not rest:
+                return full
+            return when(c < int64(whole), full, loop("r", rows, lambda r: tile(1, rest, r, int64(whole * single))))
+
+        count = whole + (rest > 0)
+        return loop("chunk", count, chunk, parallel=count > 1)
+
+    def _pointwise(
+        self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config
+    ) -> Stmt:
+        shape = group.nodes[-1].shape or (1,)
+        outer = shape[:-1]
+        vectors = -(-shape[-1] // self.lanes)
+
+        def body(row: Expr, index: tuple[Expr, ...]) -> Stmt:
+            def vector(c: tirx.Var) -> Stmt:
+                scalar = not group.nodes[-1].shape
+                own = self._tile(group, unit, places, row0=row, panel0=c, outer=() if scalar else index)
+                return tiles.pointwise(own, template, config)
+
+            return loop("c", vectors, vector)
+
+        return self._rows(rows, outer, vectors * self.lanes, body)
+
+    def _reduce(
+        self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config
+    ) -> Stmt:
+        root = group.root
+        assert root is not None
+        along = tiles.runs_along(root)
+        work = _reduced_elements(root)
+
+        def body(row: Expr, index: tuple[Expr, ...]) -> Stmt:
+            if along:
+                own = self._tile(group, unit, places, row0=row, panel0=int64(0))
+                return tiles.reduction(own, template, config, index, along)
+
+            def vector(c: tirx.Var) -> Stmt:
+                own = self._tile(group, unit, places, row0=row, panel0=c)
+                return tiles.reduction(own, template, config, (*index, c), along)
+
+            return loop("c", -(-root.shape[-1] // self.lanes), vector)
+
+        return self._rows(rows, root.shape if along else root.shape[:-1], work, body)
+
+    def _rows(
+        self, rows: Expr, outer: tuple[int, ...], work: int, body: Callable[[Expr, tuple[Expr, ...]], Stmt]
+    ) -> Stmt:
+        """for row, outer indices: body. The rows and the first outer axis are shared among threads if worth it."""
+        first = outer[0] if outer else 1
+        total = work
+        for size in outer:
+            total *= size
+
+        def inner(row: Expr, index: tuple[Expr, ...]) -> Stmt:
+            if len(index) == len(outer):
+                return body(row, index)
+            return loop(f"i{len(index)}", outer[len(index)], lambda i: inner(row, (*index, i)))
+
+        def outermost(i: tirx.Var) -> list[Any]:
+            row, set_row = bind("row", floordiv(i, first))
+            return [set_row, inner(row, (floormod(i, first),) if outer else ())]
+
+        return loop("i", rows * int64(first), outermost, parallel=total >= PARALLEL_ELEMENTS)
+
+
+def _reduced_elements(root: Node) -> int:
+    """Elements that one element of the result is made of."""
+    size = 1
+    for _, extent in reduced_axes(root):
+        size *= extent
+    return size
+
+
+__all__ = ["Emitter", "Used", "sequence"]

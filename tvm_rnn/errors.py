@@ -1,0 +1,71 @@
+"""Every error class of tvm_rnn and the one function that formats their messages.
+
+In: facts from whoever found the problem. Out: exceptions whose text names what failed, where, what was got, what was
+expected and what to do. `runtime.py` carries a copy of the two classes it needs for use as a single file.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TvmRnnError(Exception):
+    """Base class: everything that tvm_rnn raises on purpose."""
+
+
+class CellError(TvmRnnError):
+    """A cell's definition or its equations are wrong; names the user's own file and line."""
+
+
+class ConfigError(TvmRnnError):
+    """An argument of RNN, compile, a pass or the command line is wrong."""
+
+
+class WeightError(TvmRnnError):
+    """A weight is missing, unknown, or has the wrong shape or dtype."""
+
+
+class InputError(TvmRnnError):
+    """An array given to a module or to the oracle has the wrong shape, dtype, device or name."""
+
+
+class LoadError(TvmRnnError):
+    """A file is not a module that this machine can load."""
+
+
+class BuildError(TvmRnnError):
+    """Compilation, linking or writing the result failed."""
+
+
+class PassError(TvmRnnError):
+    """A pass broke its own contract: a bug in tvm_rnn or in a user's pass, never in a cell."""
+
+
+def message(
+    what: str, *, where: str | None = None, got: object = None, expected: object = None, do: str | None = None
+) -> str:
+    """One text in four slots: what failed, where, got / expected, what to do.
+
+    Empty slots are left out. `where` is "file:line" or the name of the thing at fault.
+    """
+    lines = [what if where is None else f"{what}\n  where:    {where}"]
+    if got is not None:
+        lines.append(f"  got:      {got}")
+    if expected is not None:
+        lines.append(f"  expected: {expected}")
+    if do is not None:
+        lines.append(f"  do:       {do}")
+    return "\n".join(lines)
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> dict[str, str]:
+    """Slots for an unknown name: the known ones and the nearest."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    shown = ", ".join(names) if names else "none"
+    return {
+        "got": f"{name!r}",
+        "expected": f"one of: {shown}",
+        "do": f"did you mean {near[0]!r}?" if near else f"use a known {kind}",
+    }

@@ -1,0 +1,198 @@
+"""Nodes as TVM expressions: one element of a node at given indices, and whole graphs as tensor expressions.
+
+In: a node, indices (Python ints or TVM expressions), and a reader that knows which nodes are stored where. Out: a scalar
+expression for `tiles.py`; or, from `te`, the `te.Tensor`s of a cell for people to read. Views (index, slice, reshape,
+transpose, concat) cost nothing here: they are changes of index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tvm import te as tvm_te
+from tvm import tirx
+
+from .cell import Cell
+from .graph import Graph, Node
+from .ops import TABLE, Shape
+
+Expr = Any  # a TVM expression or a Python int
+Index = tuple[Expr, ...]
+Reader = Callable[[Node, Index], Expr | None]
+
+
+def element(node: Node, index: Index, read: Reader, dtype: str) -> Expr:
+    """The value of `node` at `index`, with stored nodes loaded through `read` and everything else computed inline."""
+    loaded = read(node, index)
+    if loaded is not None:
+        return loaded
+    scalar = node.scalar
+    if scalar is not None:
+        return tirx.const(scalar, dtype)
+    if node.pointwise:
+        operands = [element(a, fit(a.shape, index), read, dtype) for a in node.args]
+        expression = TABLE[node.op].expression
+        assert expression is not None
+        return expression(*operands)
+    if node.op == "concat":
+        return _joined(node, index, read, dtype)
+    return element(node.args[0], moved(node, index), read, dtype)
+
+
+def fit(shape: Shape, index: Index) -> Index:
+    """An operand's index: axes of size 1 are broadcast."""
+    return tuple(0 if size == 1 else i for size, i in zip(shape, index, strict=True))
+
+
+def moved(node: Node, index: Index) -> Index:
+    """The index into a view's operand."""
+    attrs, rank = node.attrs, len(node.args[0].shape)
+    if node.op == "index":
+        at = rank + attrs["axis"]
+        return (*index[:at], attrs["at"], *index[at:])
+    if node.op == "slice":
+        at = rank + attrs["axis"]
+        return (*index[:at], index[at] + attrs["start"], *index[at + 1 :])
+    if node.op == "transpose":
+        return tuple(index[attrs["axes"].index(a)] for a in range(rank))
+    assert node.op == "reshape", node.op
+    return _reshaped(node.args[0].shape, node.shape, index)
+
+
+def _reshaped(shape: Shape, to: Shape, index: Index) -> Index:
+    wide = [i for i, size in zip(index, to, strict=True) if size != 1]
+    if [s for s in shape if s != 1] == [s for s in to if s != 1]:
+        rest = iter(wide)
+        return tuple(0 if size == 1 else next(rest) for size in shape)
+    flat: Expr = 0
+    for i, size in zip(index, to, strict=True):
+        flat = flat * size + i
+    result: list[Expr] = []
+    for axis, size in enumerate(reversed(shape)):
+        last = axis == len(shape) - 1
+        result.append(flat if last else flat % size)
+        flat = flat // size if not last else flat
+    return tuple(reversed(result))
+
+
+def _joined(node: Node, index: Index, read: Reader, dtype: str) -> Expr:
+    at = len(node.shape) + node.attrs["axis"]
+    i = index[at]
+    start, result = 0, None
+    for part in reversed(node.args):
+        start += part.shape[at]
+    for part in reversed(node.args):
+        size = part.shape[at]
+        start -= size
+        if isinstance(i, int):
+            if start <= i < start + size:
+                return element(part, (*index[:at], i - start, *index[at + 1 :]), read, dtype)
+            continue
+        inside = tirx.max(tirx.min(i - start, size - 1), 0)
+        value = element(part, (*index[:at], inside, *index[at + 1 :]), read, dtype)
+        result = value if result is None else tirx.Select(i >= start + size, result, value)
+    assert result is not None
+    return result
+
+
+def te(
+    cell: Cell | Graph, sizes: Mapping[str, int] | None = None, *, batch: int = 1, dtype: str = "float32"
+) -> list[tvm_te.Tensor]:
+    """One step of a cell as TVM tensor expressions: the new states, then the output, each [B, *shape].
+
+    cell: a Cell (with sizes such as {"I": 8, "H": 16}; default: 4 for every axis) or a Graph. Print `tensor.op` and its
+    `input_tensors` to read them. One `te.compute` per node of the graph as traced; nothing is scheduled or optimised.
+    """
+    graph = cell.trace(sizes or dict.fromkeys(cell.size_names, 4), dtype) if isinstance(cell, Cell) else cell
+    tensors: dict[Node, tvm_te.Tensor] = {}
+    for number, node in enumerate(graph.nodes()):
+        if node.op == "param" or (node.op == "const" and node.scalar is None):
+            tensors[node] = tvm_te.placeholder(node.shape, name=node.name or f"constant_{number}", dtype=graph.dtype)
+        elif node.op in ("input", "state"):
+            tensors[node] = tvm_te.placeholder((batch, *node.shape), name=node.name, dtype=graph.dtype)
+        elif node.op != "const":
+            tensors[node] = _compute(node, tensors, batch, graph.dtype, f"{node.op}_{number}")
+    return [tensors[n] for n in dict.fromkeys(graph.roots) if n in tensors]
+
+
+def _compute(node: Node, tensors: Mapping[Node, Any], batch: int, dtype: str, name: str) -> tvm_te.Tensor:
+    batched = {n for n, t in tensors.items() if len(t.shape) > len(n.shape)}
+
+    def body(*index: Any) -> Any:
+        row, own = index[0], index[1:]
+
+        def read(n: Node, i: Index) -> Expr | None:
+            if n is node or n not in tensors:
+                return None
+            return tensors[n](row, *i) if n in batched else tensors[n](*i)
+
+        if TABLE[node.op].kind in ("reduce", "contract"):
+            return _reduction(node, own, read, dtype)
+        return element(node, own, read, dtype)
+
+    return tvm_te.compute((batch, *node.shape), body, name=name)
+
+
+def _reduction(node: Node, index: Index, read: Reader, dtype: str) -> Expr:
+    if node.op == "einsum":
+        inputs, out = node.attrs["spec"].split("->")
+        letters = inputs.split(",")
+        known = dict(zip(out, index, strict=True))
+        axes = {t: tvm_te.reduce_axis((0, s), name=t) for t, s in reduced_axes(node)}
+        known.update(axes)
+        factors = [
+            element(a, tuple(known[t] for t in text), read, dtype) for text, a in zip(letters, node.args, strict=True)
+        ]
+        return tvm_te.sum(factors[0] * factors[1], axis=list(axes.values()))
+    if node.op == "gemm":
+        raise ValueError("gemm nodes are made after tracing: te() takes a cell or a traced graph")
+    arg = node.args[0]
+    k = tvm_te.reduce_axis((0, arg.shape[node.attrs["axis"]]), name="k")
+    value = element(arg, reduced_index(node, index, k), read, dtype)
+    return (tvm_te.sum if node.op == "sum" else tvm_te.max)(value, axis=k)
+
+
+def reduced_axes(node: Node) -> list[tuple[str, int]]:
+    """The axes that a sum, max or einsum node reduces, in order: (letter, size)."""
+    if node.op != "einsum":
+        return [("k", node.args[0].shape[node.attrs["axis"]])]
+    inputs, out = node.attrs["spec"].split("->")
+    shapes = zip(inputs.split(","), (a.shape for a in node.args), strict=True)
+    sizes = {t: s for text, shape in shapes for t, s in zip(text, shape, strict=True)}
+    return [(t, s) for t, s in sizes.items() if t not in out]
+
+
+def reduced_index(node: Node, index: Index, k: Expr) -> Index:
+    """The operand's index of a sum or max whose result is at `index`, k along the reduced axis."""
+    rank = len(node.args[0].shape)
+    at = rank + node.attrs["axis"]
+    rest = list(index)
+    if node.attrs["keepdims"]:
+        del rest[at]
+    return (*rest[:at], k, *rest[at:])
+
+
+def text(tensors: Sequence[tvm_te.Tensor]) -> str:
+    """Tensor expressions as text, arguments first."""
+    seen: list[Any] = []
+
+    def visit(tensor: tvm_te.Tensor) -> None:
+        for source in tensor.op.input_tensors:
+            visit(source)
+        if not any(tensor.op.same_as(op) for op in seen):
+            seen.append(tensor.op)
+
+    for tensor in tensors:
+        visit(tensor)
+    lines = []
+    for op in seen:
+        shape = ", ".join(str(s) for s in op.output(0).shape)
+        if isinstance(op, tvm_te.PlaceholderOp):
+            lines.append(f"{op.name}[{shape}]")
+        else:
+            axes = ", ".join(str(a.var) for a in op.axis)
+            lines.append(f"{op.name}[{shape}]: ({axes}) => {op.body[0]}")
+    return "\n".join(lines)
+
+

@@ -1,0 +1,378 @@
+"""The functions that equations are written with: NumPy's names where NumPy has them.
+
+In: traced values (inside a cell), or NumPy arrays (in tests and gradients). Out: traced values or arrays. Primitive
+ones are rows of `ops.py`; the rest are composed of them and need no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .ops import TABLE, Shape
+from .trace import Value, apply, fail, getitem, lift, node
+from .trace import contract as _contract_traced
+
+Array = Any
+_builtin_sum, _builtin_max = sum, max
+
+
+def _pointwise(op: str, *operands: Array) -> Array:
+    if any(isinstance(v, Value) for v in operands):
+        return apply(op, *operands)
+    return TABLE[op].numpy(*operands)
+
+
+def _traced(*operands: Array) -> bool:
+    return any(isinstance(v, Value) for v in operands)
+
+
+def shape(x: Array) -> Shape:
+    return tuple(x.shape)
+
+
+def exp(x: Array) -> Array:
+    return _pointwise("exp", x)
+
+
+def log(x: Array) -> Array:
+    return _pointwise("log", x)
+
+
+def sqrt(x: Array) -> Array:
+    return _pointwise("sqrt", x)
+
+
+def tanh(x: Array) -> Array:
+    return _pointwise("tanh", x)
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x))."""
+    return _pointwise("sigmoid", x)
+
+
+def relu(x: Array) -> Array:
+    return _pointwise("relu", x)
+
+
+def softplus(x: Array) -> Array:
+    """log(1 + exp(x)), without overflow."""
+    return _pointwise("softplus", x)
+
+
+def erf(x: Array) -> Array:
+    return _pointwise("erf", x)
+
+
+def sin(x: Array) -> Array:
+    return _pointwise("sin", x)
+
+
+def cos(x: Array) -> Array:
+    return _pointwise("cos", x)
+
+
+def absolute(x: Array) -> Array:
+    return _pointwise("abs", x)
+
+
+def sign(x: Array) -> Array:
+    return _pointwise("sign", x)
+
+
+def negative(x: Array) -> Array:
+    return _pointwise("neg", x)
+
+
+def maximum(a: Array, b: Array) -> Array:
+    return _pointwise("maximum", a, b)
+
+
+def minimum(a: Array, b: Array) -> Array:
+    return _pointwise("minimum", a, b)
+
+
+def where(condition: Array, a: Array, b: Array) -> Array:
+    """a where the condition (a comparison) holds, else b. Both are computed."""
+    return _pointwise("where", condition, a, b)
+
+
+def logical_and(a: Array, b: Array) -> Array:
+    return _pointwise("logical_and", a, b)
+
+
+def logical_or(a: Array, b: Array) -> Array:
+    return _pointwise("logical_or", a, b)
+
+
+def logical_not(a: Array) -> Array:
+    return _pointwise("logical_not", a)
+
+
+def power(a: Array, b: Array) -> Array:
+    """a ** b. Whole exponents up to 16 become multiplications, 0.5 a square root."""
+    if isinstance(b, (int, float)) and not isinstance(b, bool) and _traced(a):
+        if b == 0.5:
+            return sqrt(a)
+        if float(b).is_integer() and 1 <= abs(b) <= 16:
+            product = a
+            for _ in range(abs(int(b)) - 1):
+                product = product * a
+            return product if b > 0 else 1.0 / product
+    return _pointwise("power", a, b)
+
+
+def square(x: Array) -> Array:
+    return x * x
+
+
+def clip(x: Array, low: float, high: float) -> Array:
+    return minimum(maximum(x, low), high)
+
+
+def silu(x: Array) -> Array:
+    """x sigmoid(x), also called swish."""
+    return x * sigmoid(x)
+
+
+def gelu(x: Array) -> Array:
+    """x Phi(x), the exact form with erf."""
+    return 0.5 * x * (1.0 + erf(x * (0.5**0.5)))
+
+
+def elu(x: Array, alpha: float = 1.0) -> Array:
+    return where(x > 0.0, x, alpha * (exp(minimum(x, 0.0)) - 1.0))
+
+
+def leaky_relu(x: Array, slope: float = 0.01) -> Array:
+    return where(x > 0.0, x, slope * x)
+
+
+def hard_sigmoid(x: Array) -> Array:
+    """clip(0.2 x + 0.5, 0, 1), as ONNX and Keras 2 have it."""
+    return clip(0.2 * x + 0.5, 0.0, 1.0)
+
+
+def hard_tanh(x: Array) -> Array:
+    return clip(x, -1.0, 1.0)
+
+
+def log_sigmoid(x: Array) -> Array:
+    return -softplus(-x)
+
+
+def softsign(x: Array) -> Array:
+    return x / (1.0 + absolute(x))
+
+
+def _axes(x: Array, axis: int | Sequence[int] | None) -> list[int]:
+    """Normalised negative axes. For traced values None means every written axis."""
+    if axis is None:
+        return list(range(-len(x.shape), 0))
+    rank, chosen = len(x.shape), []
+    for a in [axis] if isinstance(axis, int) else axis:
+        if not -rank <= a < rank:
+            fail("this axis does not exist", got=f"axis={a} of {x!r}", expected=f"-{rank} to {rank - 1}")
+        chosen.append(a if a < 0 else a - rank)
+    return sorted(set(chosen))
+
+
+def _reduce(op: str, x: Array, axis: int | Sequence[int] | None, keepdims: bool) -> Array:
+    if not _traced(x):
+        axes = axis if axis is None or isinstance(axis, int) else tuple(axis)
+        return getattr(np, op)(x, axis=axes, keepdims=keepdims)
+    for done, a in enumerate(_axes(x, axis)):
+        # Axes go up from the front; without keepdims each removal moves none of the later negative ones.
+        x = Value(node(op, x, axis=a, keepdims=keepdims))
+        del done
+    return x
+
+
+def sum(x: Array, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Array:
+    """Sum over written axes (default all); T and B are never summed."""
+    return _reduce("sum", x, axis, keepdims)
+
+
+def max(x: Array, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Array:
+    return _reduce("max", x, axis, keepdims)
+
+
+def min(x: Array, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Array:
+    return -max(-x, axis, keepdims)
+
+
+def mean(x: Array, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Array:
+    if not _traced(x):
+        return np.mean(x, axis=axis if not isinstance(axis, list) else tuple(axis), keepdims=keepdims)
+    count = 1
+    for a in _axes(x, axis):
+        count *= x.shape[a]
+    return sum(x, axis, keepdims) * (1.0 / _builtin_max(count, 1))
+
+
+def var(x: Array, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Array:
+    """The biased variance: mean((x - mean(x))**2)."""
+    centred = x - mean(x, axis, keepdims=True)
+    return mean(centred * centred, axis, keepdims)
+
+
+def softmax(x: Array, axis: int = -1) -> Array:
+    e = exp(x - max(x, axis, keepdims=True))
+    return e / sum(e, axis, keepdims=True)
+
+
+def layer_norm(x: Array, gain: Array = None, bias: Array = None, eps: float = 1e-5) -> Array:
+    """(x - mean) / sqrt(var + eps) over the last axis, then gain and bias (Ba, Kiros, Hinton 2016, eq. 4)."""
+    y = (x - mean(x, -1, keepdims=True)) / sqrt(var(x, -1, keepdims=True) + eps)
+    y = y if gain is None else y * gain
+    return y if bias is None else y + bias
+
+
+def reshape(x: Array, to: Sequence[int]) -> Array:
+    return x.reshape(tuple(to))
+
+
+def transpose(x: Array, axes: Sequence[int] | None = None) -> Array:
+    return x.transpose(*(axes or ()))
+
+
+def expand(x: Array, axis: int) -> Array:
+    """A new axis of size 1 at position `axis` of the result."""
+    at = axis if axis >= 0 else len(x.shape) + axis + 1
+    return reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
+
+
+def squeeze(x: Array, axis: int) -> Array:
+    at = axis % len(x.shape)
+    return reshape(x, (*x.shape[:at], *x.shape[at + 1 :]))
+
+
+def concat(arrays: Sequence[Array], axis: int = -1) -> Array:
+    """Join along an existing axis."""
+    if not _traced(*arrays):
+        return np.concatenate(arrays, axis=axis)
+    values = [lift(v) for v in arrays]
+    if not values[0].shape:
+        fail("concat needs arrays with at least one axis", got=f"{values!r}", do="use stack to join scalars")
+    return Value(node("concat", *values, axis=_axes(values[0], axis)[0]))
+
+
+def stack(arrays: Sequence[Array], axis: int = 0) -> Array:
+    """Join along a new axis. Numbers among traced scalars are lifted."""
+    values = [lift(v) for v in arrays] if _traced(*arrays) else [np.asarray(v) for v in arrays]
+    rank = len(values[0].shape) + 1
+    at = axis if axis < 0 else axis - rank
+    return concat([expand(v, at) for v in values], at)
+
+
+def split(x: Array, sections: int | Sequence[int], axis: int = -1) -> list[Array]:
+    """Equal parts (an int), or parts of the given sizes."""
+    size = x.shape[axis]
+    if isinstance(sections, int):
+        if sections <= 0 or size % sections:
+            fail("split: the axis does not divide", got=f"size {size} into {sections} parts", expected="a divisor")
+        sections = [size // sections] * sections
+    if _builtin_sum(sections) != size or any(length < 1 for length in sections):
+        got, expected = f"{list(sections)} of an axis of size {size}", f"positive sizes that sum to {size}"
+        fail("split: the parts do not make up the axis", got=got, expected=expected)
+    at, parts = 0, []
+    for length in sections:
+        key = [slice(None)] * len(x.shape)
+        key[axis] = slice(at, at + length)
+        parts.append(getitem(x, tuple(key)) if _traced(x) else x[tuple(key)])
+        at += length
+    return parts
+
+
+def zeros_like(x: Array) -> Array:
+    return np.zeros(x.shape)
+
+
+def ones_like(x: Array) -> Array:
+    return np.ones(x.shape)
+
+
+def pad(x: Array, axis: int, before: int, after: int) -> Array:
+    """Zeros before and after along a negative axis."""
+    parts = []
+    for count, middle in ((before, False), (0, True), (after, False)):
+        if middle:
+            parts.append(x)
+        elif count:
+            shape = list(x.shape)
+            shape[axis] = count
+            parts.append(np.zeros(shape))
+    return concat(parts, axis) if len(parts) > 1 else x
+
+
+def share_max(x: Array, top: Array, grad: Array, axis: int) -> Array:
+    """The gradient of max: shared equally among the places that reach it."""
+    hit = where(x >= top, 1.0 + 0.0 * x, 0.0 * x)
+    return hit * grad / sum(hit, axis, keepdims=True)
+
+
+def contract(spec: str, a: Array, b: Array) -> Array:
+    return _contract_traced(spec, a, b) if _traced(a, b) else TABLE["einsum"].numpy(a, b, spec=spec)
+
+
+def outer(a: Array, b: Array) -> Array:
+    """[M], [N] -> [M, N]."""
+    return einsum("i,j->ij", a, b)
+
+
+def dot(a: Array, b: Array) -> Array:
+    """[K], [K] -> a scalar."""
+    return einsum("k,k->", a, b)
+
+
+def matmul(a: Array, b: Array) -> Array:
+    return lift(a) @ lift(b) if _traced(a, b) else np.matmul(a, b)
+
+
+def einsum(spec: str, *operands: Array) -> Array:
+    """NumPy's einsum over written axes, without '...' and without repeated letters in one operand."""
+    if not _traced(*operands):
+        return np.einsum(spec, *operands)
+    clean = spec.replace(" ", "")
+    inputs, arrow, out = clean.partition("->")
+    letters = inputs.split(",")
+    if (
+        not arrow
+        or "." in clean
+        or len(letters) != len(operands)
+        or any(len(set(t)) != len(t) for t in (*letters, out))
+    ):
+        fail(
+            "einsum: this specification is not supported",
+            got=f"{spec!r} with {len(operands)} operands",
+            expected="a group of letters per operand and '->' result, no '...', no letter twice in one group",
+        )
+    if set(out) - set(inputs):
+        fail("einsum: the result names an axis that no operand has", got=spec)
+    values = [lift(v) for v in operands]
+    for text, v in zip(letters, values, strict=True):
+        if len(text) != v.ndim:
+            got, expected = f"'{text}' for {v!r}", f"{v.ndim} letters"
+            fail("einsum: the letters do not match the operand", got=got, expected=expected)
+    done, value = letters[0], values[0]
+    for position in range(1, len(values)):
+        done, value = _join(done, value, letters[position], values[position], out + "".join(letters[position + 1 :]))
+    done, value = _drop(done, value, set(out))
+    return value if done == out else value.transpose(*(done.index(letter) for letter in out))
+
+
+def _drop(letters: str, value: Value, keep: set[str]) -> tuple[str, Value]:
+    axes = [i - len(letters) for i, letter in enumerate(letters) if letter not in keep]
+    return "".join(t for t in letters if t in keep), sum(value, axes) if axes else value
+
+
+def _join(left: str, a: Value, right: str, b: Value, later: str) -> tuple[str, Value]:
+    left, a = _drop(left, a, set(right) | set(later))
+    right, b = _drop(right, b, set(left) | set(later))
+    kept = [t for t in dict.fromkeys(left + right) if t in later]
+    order = [t for t in later if t in kept]  # the result's own order where it is final
+    out = "".join(dict.fromkeys(order))
+    return out, contract(f"{left},{right}->{out}", a, b)

@@ -1,0 +1,166 @@
+"""The graph: typed ops of one layer in regions, with groups of work once passes have formed them.
+
+In: nodes from `trace.py`, rewritten by `normalise.py` and `passes/`. Out: `reference.py` runs it, `lower.py` compiles
+it, `show.py` prints it. Every stage of a graph is made of rows of `ops.py`, so every stage can be run by the oracle.
+
+Regions: `weights` (depends on parameters alone: once, when weights are loaded), `before` (once over all T), `step`
+(inside the time loop), `after` (once over all T). Shapes leave out T and B, which are implicit and leading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .ops import TABLE, Shape
+
+REGIONS = ("weights", "before", "step", "after")
+LEAVES = ("input", "state", "param", "const")
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One value: an op of the table applied to nodes, or a leaf (input, state, param, const).
+
+    Identity is object identity. `attrs` are the op's attributes; a const keeps its array in `value`.
+    """
+
+    op: str
+    args: tuple[Node, ...] = ()
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    shape: Shape = ()
+    name: str = ""
+    value: np.ndarray | None = None
+    source: str = ""
+
+    @property
+    def leaf(self) -> bool:
+        return self.op in LEAVES
+
+    @property
+    def pointwise(self) -> bool:
+        return not self.leaf and TABLE[self.op].kind == "pointwise"
+
+    @property
+    def boolean(self) -> bool:
+        """A truth value: a comparison's result, also after it was reshaped, indexed or joined."""
+        if self.leaf:
+            return False
+        return TABLE[self.op].boolean or (TABLE[self.op].kind == "move" and self.args[0].boolean)
+
+    @property
+    def scalar(self) -> float | None:
+        """The value of a constant of one element, else None."""
+        return float(self.value.reshape(())) if self.value is not None and self.value.size == 1 else None
+
+
+def make(op: str, *args: Node, source: str = "", **attrs: Any) -> Node:
+    """A node of the table with its shape from the shape rule. Raises ValueError where the operands do not fit."""
+    shape = TABLE[op].shape(*(a.shape for a in args), **attrs)
+    return Node(op, args, attrs, tuple(int(s) for s in shape), source=source)
+
+
+def constant(value: Any, rank: int = 0) -> Node:
+    array = np.asarray(value, np.float64)
+    array = array.reshape((1,) * (rank - array.ndim) + array.shape)
+    return Node("const", shape=array.shape, value=array)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Nodes that run as one unit of work: at most one GEMM or reduction, and the pointwise nodes fused to it.
+
+    kind: "gemm" (root: the GEMM), "reduce" (root: sum, max or einsum), "pointwise" (no root).
+    stored: the nodes that other groups, regions or the next step read. phase counts from 1 inside `step`.
+    """
+
+    kind: str
+    region: str
+    phase: int
+    root: Node | None
+    nodes: tuple[Node, ...]
+    stored: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How layers and time are walked. rows_per_tile: T-steps x B rows whose hoisted values are kept at once."""
+
+    order: str  # "time-major": time tiles outside, layers inside; "layer-major": each layer over all T first
+    rows_per_tile: int | None  # None: all of T in one tile
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One layer of a cell. `results` are the new states, in the order of `states`; `output` is what the layer emits."""
+
+    cell: str
+    dtype: str
+    inputs: tuple[Node, ...]
+    states: tuple[Node, ...]
+    params: tuple[Node, ...]
+    results: tuple[Node, ...]
+    output: Node
+    output_name: str
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    region: Mapping[Node, str] = field(default_factory=dict)
+    groups: tuple[Group, ...] = ()
+    tiling: Tiling | None = None
+    applied: tuple[str, ...] = ()
+
+    @property
+    def roots(self) -> tuple[Node, ...]:
+        return (*self.results, self.output)
+
+    def nodes(self) -> list[Node]:
+        """Every node that the roots need, arguments first."""
+        return list(topological(self.roots))
+
+    def users(self) -> dict[Node, list[Node]]:
+        found: dict[Node, list[Node]] = {node: [] for node in self.nodes()}
+        for node in self.nodes():
+            for arg in node.args:
+                found[arg].append(node)
+        return found
+
+    def region_of(self, node: Node) -> str:
+        return self.region.get(node, "step")
+
+
+def topological(roots: Iterable[Node]) -> Iterator[Node]:
+    """Arguments before users, each node once, in the order of a depth-first walk from the roots (iterative)."""
+    seen: set[Node] = set()
+    for root in roots:
+        stack: list[tuple[Node, bool]] = [(root, False)]
+        while stack:
+            node, ready = stack.pop()
+            if ready:
+                yield node
+            elif node not in seen:
+                seen.add(node)
+                stack.append((node, True))
+                stack.extend((arg, False) for arg in reversed(node.args))
+
+
+def depends(nodes: Sequence[Node]) -> dict[Node, frozenset[str]]:
+    """For each node (arguments first) which kinds of leaves it reads: a subset of {"input", "state"}."""
+    found: dict[Node, frozenset[str]] = {}
+    for node in nodes:
+        own = frozenset({node.op}) if node.op in ("input", "state") else frozenset()
+        found[node] = own.union(*(found[arg] for arg in node.args))
+    return found
+
+
+def rewrite(graph: Graph, replace: Mapping[Node, Node], **changes: Any) -> Graph:
+    """The graph with its roots mapped through `replace` (a full old -> new map), and other fields changed."""
+    from dataclasses import replace as with_fields
+
+    return with_fields(
+        graph,
+        results=tuple(replace.get(n, n) for n in graph.results),
+        output=replace.get(graph.output, graph.output),
+        **changes,
+    )

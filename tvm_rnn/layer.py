@@ -1,0 +1,360 @@
+"""One layer's code: where its values live, the packing of its weights, and its work on one tile of time.
+
+In: a graph with groups and the emitter. Out: statements for `lower.py`, which walks layers, directions and tiles. The same
+statements serve every layer and direction of equal sizes: what differs is in base addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tvm import tirx
+
+from .emit import Emitter
+from .expressions import Index, element, reduced_axes, reduced_index
+from .graph import Graph, Group, Node, depends
+from .loops import Expr, Stmt, bind, load, loop, sequence, store, when
+from .memory import Array, Packed, int64, pad, row_stride, strides_of
+from .passes.fuse_pointwise import bases
+from .rnn import constants
+from .tiles import Places
+
+
+@dataclass
+class Context:
+    """The variables of the sequence function that a layer's code uses."""
+
+    buffers: Mapping[str, Any]
+    batch: Expr
+    steps: Expr
+    tile_rows: Expr  # rows of the largest tile: n B
+    has_lengths: Expr
+    has_reset: Expr
+    lengths: Any
+    reset: Any
+
+
+@dataclass
+class Visit:
+    """One visit of a layer: which weights and states, and which tile of time."""
+
+    weights: Expr  # address of the packed weights
+    states: Expr  # address of the states
+    scratch: Expr  # address of values that live for one step
+    hoisted: Expr  # address of what `before` stores, for the rows of one tile
+    inputs: Sequence[Expr]  # address of each input at the tile's first step
+    widths: Sequence[int]  # row strides of the inputs
+    output: Expr  # address of the output at the tile's first step
+    output_stride: int
+    direction: Expr  # 0 or 1
+    start: Expr  # first step of the tile
+    count: Expr  # steps in the tile
+    done: Expr  # steps of this layer and direction before this tile
+
+
+@dataclass
+class Layer:
+    """The code of all layers that share a graph."""
+
+    graph: Graph
+    initial: Mapping[str, float]
+    emitter: Emitter
+    itemsize: int
+    packed: Packed = field(default_factory=Packed)
+
+    def __post_init__(self) -> None:
+        g, self.lanes = self.graph, self.emitter.lanes
+        nodes = g.nodes()
+        leaves = depends(nodes)
+        self.free = {n for n in nodes if not leaves[n]}
+        self.state_rows = [row_stride(s.shape, self.lanes, self.itemsize) for s in g.states]
+        self.hoisted = self._rows(n for group in g.groups if group.region == "before" for n in group.stored)
+        own = [n for group in g.groups if group.region == "step" for n in group.stored]
+        self.scratch = self._rows(n for n in own if n not in g.results)
+        self.products: dict[Node, list[int]] = {}
+        self.kept = self._reserve(nodes)
+
+    def _rows(self, nodes: Any) -> dict[Node, tuple[int, int]]:
+        """Offset and stride of each stored value, in elements per row."""
+        found, at = {}, 0
+        for node in dict.fromkeys(nodes):
+            stride = row_stride(node.shape, self.lanes, self.itemsize)
+            found[node] = (at, stride)
+            at += stride
+        return found
+
+    @staticmethod
+    def extent(rows: Mapping[Node, tuple[int, int]]) -> int:
+        return sum(stride for _, stride in rows.values())
+
+    @property
+    def states_per_row(self) -> int:
+        """Elements per row of the states of one layer and direction: two copies, read and written in turn."""
+        return 2 * sum(self.state_rows)
+
+    # --- weights -------------------------------------------------------------------------------------------------
+
+    def _reserve(self, nodes: Sequence[Node]) -> list[Node]:
+        """Give every product's parameter a packed place, and every other value made of parameters that is read."""
+        weights: set[Node] = set()
+        for node in nodes:
+            if node.op == "gemm":
+                gates = node.shape[0] if len(node.shape) == 2 else 1
+                panels = pad(node.shape[-1], self.lanes)
+                depths = [a.shape[0] for a in node.args[1::2]]
+                self.products[node] = [self.packed.reserve((node, i), gates * panels * d) for i, d in enumerate(depths)]
+                weights.update(node.args[::2])
+        heavy = [n for n in nodes if n in self.free and n.op in ("sum", "max", "einsum", "gemm")]
+        read = [
+            base
+            for node in nodes
+            if node not in self.free
+            for arg in node.args
+            if arg not in weights or node.op != "gemm"
+            for base in self._read(arg)
+        ]
+        read += [n for root in self.graph.roots for n in self._read(root)]
+        kept = [n for n in dict.fromkeys([*heavy, *read]) if n.scalar is None]
+        for node in kept:
+            self.packed.reserve(node, strides_of(node.shape, self.lanes)[1])
+        self.packed.size = pad(self.packed.size, 16)
+        return kept
+
+    def _read(self, arg: Node) -> list[Node]:
+        if arg in self.free:
+            # A pointwise value of parameters is kept as such; a view of a parameter is kept as a compact copy.
+            return [arg] if arg.op != "reshape" else self._read(arg.args[0])
+        return [b for b in bases(arg) if b in self.free] if not arg.leaf else []
+
+    def pack(self, raw: Mapping[str, Any], packed: Any, offset: Expr) -> Stmt:
+        """The statement that fills the packed weights at `offset` from raw parameters (flat buffers by name)."""
+        names = {id(c): f"constant.{i}" for i, c in enumerate(constants(self.graph))}
+        places: dict[Node, Array] = {}
+
+        def read(node: Node, index: Index) -> Expr | None:
+            if node in places:
+                return load(packed, places[node].address(0, index))
+            if node.op == "param" or (node.op == "const" and node.scalar is None):
+                name = node.name if node.op == "param" else names[id(node.value)]
+                dense: Expr = int64(0)
+                for i, size in zip(index, node.shape, strict=True):
+                    dense = dense * int64(size) + (int64(i) if isinstance(i, int) else i)
+                return load(raw[name], dense)
+            return None
+
+        parts = []
+        for node in sorted(self.kept, key=self.graph.nodes().index):
+            array = self._array("packed", node, offset + int64(self.packed.names[node]), 0)
+            parts.append(self._pack_array(node, array, packed, read))
+            places[node] = array
+        for node, offsets in self.products.items():
+            for number, at in enumerate(offsets):
+                parts.append(self._pack_product(node, number, offset + int64(at), packed, read))
+        return sequence(parts)
+
+    def _pack_array(self, node: Node, array: Array, packed: Any, read: Any) -> Stmt:
+        shape = node.shape or (1,)
+
+        def fill(index: tuple[Expr, ...]) -> Stmt:
+            if len(index) < len(shape):
+                return loop(f"i{len(index)}", shape[len(index)], lambda i: fill((*index, i)))
+            own = index if node.shape else ()
+
+            def inner(n: Node, i: Index) -> Expr | None:
+                return None if n is node and not n.leaf else read(n, i)
+
+            target = replace(array, strides=array.strides or (1,))
+            if node.op in ("sum", "max", "einsum"):
+                return _accumulate(node, own, inner, packed, target.address(0, index), self.graph.dtype)
+            return store(packed, target.address(0, index), element(node, own, inner, self.graph.dtype))
+
+        return fill(())
+
+    def _pack_product(self, node: Node, number: int, base: Expr, packed: Any, read: Any) -> Stmt:
+        """[panel][k][gate][lane], zero where a panel runs past the last unit."""
+        weight = node.args[2 * number]
+        gates = node.shape[0] if len(node.shape) == 2 else 1
+        width, depth, lanes = node.shape[-1], weight.shape[-1], self.lanes
+        panels = -(-width // lanes)
+
+        def row(p: Expr, g: int, v: Expr) -> Stmt:
+            unit = p * int64(lanes) + v
+
+            def column(k: Expr) -> Stmt:
+                place = base + ((p * int64(depth) + k) * int64(gates) + int64(g)) * int64(lanes) + v
+                index = (g, unit, k) if len(node.shape) == 2 else (unit, k)
+                value = element(weight, index, read, self.graph.dtype)
+                zero = tirx.const(0.0, self.graph.dtype)
+                return when(unit < int64(width), store(packed, place, value), store(packed, place, zero))
+
+            return loop("k", depth, column)
+
+        return sequence(
+            [loop("p", panels, lambda p, g=g: loop("v", lanes, lambda v: row(p, g, v))) for g in range(gates)]
+        )
+
+    # --- one tile of time ----------------------------------------------------------------------------------------
+
+    def _array(self, buffer: str, node: Node, base: Expr, stride: int) -> Array:
+        return Array(buffer, base, stride, strides_of(node.shape, self.lanes)[0], node.shape)
+
+    def _weights(self, node: Node, visit: Visit) -> Array | None:
+        if node not in self.packed.names:
+            return None
+        return self._array("packed", node, visit.weights + int64(self.packed.names[node]), 0)
+
+    def visit(self, ctx: Context, visit: Visit) -> Stmt:
+        """`before` over the tile's rows, then the steps in this direction's order."""
+        rows, set_rows = bind("rows", visit.count * ctx.batch)
+        parts: list[Any] = [set_rows]
+        arrays = {n: self._hoisted(n, visit, int64(0), ctx) for n in self.hoisted}
+        arrays |= {n: self._input(i, visit, int64(0), ctx) for i, n in enumerate(self.graph.inputs)}
+        places = self._places(ctx, visit, arrays, {n: [arrays[n]] for n in self.hoisted})
+        parts += [self.emitter.group(g, rows, places) for g in self.graph.groups if g.region == "before"]
+        parts.append(loop("step", visit.count, lambda s: self._step(ctx, visit, s)))
+        return sequence(parts)
+
+    def _hoisted(self, node: Node, visit: Visit, t: Expr, ctx: Context) -> Array:
+        at, stride = self.hoisted[node]
+        # Values lie one after the other, each with all rows of the largest tile.
+        base = visit.hoisted + ctx.tile_rows * int64(at) + t * ctx.batch * int64(stride)
+        return self._array("workspace", node, base, stride)
+
+    def _input(self, number: int, visit: Visit, t: Expr, ctx: Context) -> Array:
+        node, stride = self.graph.inputs[number], visit.widths[number]
+        return self._array("workspace", node, visit.inputs[number] + t * ctx.batch * int64(stride), stride)
+
+    def state(self, number: int, parity: Expr, states: Expr, batch: Expr) -> Array:
+        """State `number` of one layer and direction, the copy of the given parity."""
+        before = 2 * sum(self.state_rows[:number])
+        stride = self.state_rows[number]
+        base = states + batch * (int64(before) + parity * int64(stride))
+        return self._array("workspace", self.graph.states[number], base, stride)
+
+    def _places(
+        self, ctx: Context, visit: Visit, read: Mapping[Node, Array], write: Mapping[Node, Sequence[Array]]
+    ) -> Places:
+        products = {n: [visit.weights + int64(o) for o in offsets] for n, offsets in self.products.items()}
+        buffers = {k: ctx.buffers[k] for k in ("workspace", "packed")}
+        return Places(buffers, lambda n: read.get(n) or self._weights(n, visit), lambda n: write[n], products)
+
+    def _step(self, ctx: Context, visit: Visit, s: Expr) -> list[Any]:
+        t, set_t = bind("t", s + visit.direction * (visit.count - int64(1) - s - s))
+        parity, set_parity = bind("parity", tirx.bitwise_and(visit.done + s, int64(1)))
+        old, new, sets = [], [], [set_t, set_parity]
+        for number, node in enumerate(self.graph.states):
+            for into, p in ((old, parity), (new, int64(1) - parity)):
+                array = self.state(number, p, visit.states, ctx.batch)
+                base, set_base = bind(f"{node.name}_{'old' if into is old else 'new'}", array.base)
+                sets.append(set_base)
+                into.append(replace(array, base=base))
+        read = dict(zip(self.graph.states, old, strict=True))
+        read |= {n: self._input(i, visit, t, ctx) for i, n in enumerate(self.graph.inputs)}
+        read |= {n: self._hoisted(n, visit, t, ctx) for n in self.hoisted}
+        write: dict[Node, list[Array]] = {}
+        for node, (at, stride) in self.scratch.items():
+            write[node] = [self._array("workspace", node, visit.scratch + ctx.batch * int64(at), stride)]
+        for node, array in zip(self.graph.results, new, strict=True):
+            write.setdefault(node, []).append(array)
+        # What a step computes is read back from its first place; a result that is a leaf is read as that leaf.
+        stored = {n for g in self.graph.groups if g.region == "step" for n in g.stored}
+        read |= {n: arrays[0] for n, arrays in write.items() if n in stored and n not in read}
+        places = self._places(ctx, visit, read, write)
+        groups = [self.emitter.group(g, ctx.batch, self._own(places, g)) for g in self.graph.groups if g.region == "step"]
+        out = (read | {n: a[0] for n, a in write.items()})[self.graph.output]
+        time = visit.start + t
+        row0 = visit.output + t * ctx.batch * int64(visit.output_stride)
+        return [
+            *sets,
+            self._restart(ctx, visit, time, old),
+            *groups,
+            self._emit_output(ctx, out, row0, visit.output_stride),
+            self._freeze(ctx, time, old, new, row0, visit.output_stride),
+        ]
+
+    def _own(self, places: Places, group: Group) -> Places:
+        """A copy group writes a value of another region or a leaf: it must not read its own result."""
+        copied = {n for n in group.stored if n.leaf}
+        if not copied:
+            return places
+        sources = {n: places.read(n) for n in copied}
+        return replace(places, read=lambda n: sources.get(n) or places.read(n))
+
+    def _emit_output(self, ctx: Context, out: Array, row0: Expr, stride: int) -> Stmt:
+        ws = ctx.buffers["workspace"]
+
+        def copy(b: Expr, j: Expr) -> Stmt:
+            return store(ws, row0 + b * int64(stride) + j, load(ws, out.address(b, (j,))))
+
+        return loop("b", ctx.batch, lambda b: loop("j", out.shape[-1], lambda j: copy(b, j)))
+
+    def _restart(self, ctx: Context, visit: Visit, time: Expr, old: Sequence[Array]) -> Stmt:
+        """Rows whose reset flag is set start again from the initial value; finished rows stay as they are."""
+        ws = ctx.buffers["workspace"]
+        at = time + visit.direction  # backwards, a flag at t + 1 separates t from what was just processed
+
+        def row(b: Expr) -> Stmt:
+            fill = [
+                loop("j", a.row_stride, lambda j, a=a, n=n: store(ws, a.base + b * int64(a.row_stride) + j, self._first(n)))
+                for a, n in zip(old, self.graph.states, strict=True)
+            ]
+            flagged = when(tirx.NE(load(ctx.reset, at * ctx.batch + b), tirx.const(0, "uint8")), fill)
+            unfinished = when(time < load(ctx.lengths, b), flagged)
+            return when(tirx.EQ(ctx.has_lengths, int64(0)), flagged, unfinished)
+
+        body = when(at < ctx.steps, loop("b", ctx.batch, row))
+        return when(tirx.NE(ctx.has_reset, int64(0)), body)
+
+    def _first(self, state: Node) -> Expr:
+        return tirx.const(self.initial.get(state.name, 0.0), self.graph.dtype)
+
+    def _freeze(
+        self, ctx: Context, time: Expr, old: Sequence[Array], new: Sequence[Array], row0: Expr, stride: int
+    ) -> Stmt:
+        """Rows that have ended keep their state and emit zeros."""
+        ws = ctx.buffers["workspace"]
+        zero = tirx.const(0.0, self.graph.dtype)
+
+        def row(b: Expr) -> Stmt:
+            keep = [
+                loop(
+                    "j",
+                    a.row_stride,
+                    lambda j, a=a, n=n: store(
+                        ws, n.base + b * int64(n.row_stride) + j, load(ws, a.base + b * int64(a.row_stride) + j)
+                    ),
+                )
+                for a, n in zip(old, new, strict=True)
+            ]
+            width = self.graph.output.shape[0]
+            blank = loop("j", width, lambda j: store(ws, row0 + b * int64(stride) + j, zero))
+            return when(tirx.GE(time, load(ctx.lengths, b)), [*keep, blank])
+
+        return when(tirx.NE(ctx.has_lengths, int64(0)), loop("b", ctx.batch, row))
+
+
+def _accumulate(node: Node, index: Index, read: Any, packed: Any, address: Expr, dtype: str) -> Stmt:
+    """A reduction over parameters, in place: packed[address] = 0 (or -inf); packed[address] += ... ."""
+    axes = reduced_axes(node)
+    low = tirx.const(float("-inf") if node.op == "max" else 0.0, dtype)
+
+    def body(ks: tuple[Expr, ...]) -> Stmt:
+        if len(ks) < len(axes):
+            return loop(f"k{len(ks)}", axes[len(ks)][1], lambda k: body((*ks, k)))
+        if node.op == "einsum":
+            inputs, out = node.attrs["spec"].split("->")
+            known = dict(zip(out, index, strict=True)) | {t: k for (t, _), k in zip(axes, ks, strict=True)}
+            a, b = (
+                element(arg, tuple(known[t] for t in text), read, dtype)
+                for text, arg in zip(inputs.split(","), node.args, strict=True)
+            )
+            value = a * b
+        else:
+            value = element(node.args[0], reduced_index(node, index, ks[0]), read, dtype)
+        so_far = load(packed, address)
+        total = tirx.Select(tirx.Or(value > so_far, tirx.NE(value, value)), value, so_far)
+        return store(packed, address, total if node.op == "max" else so_far + value)
+
+    return sequence(store(packed, address, low), body(()))

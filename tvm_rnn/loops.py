@@ -1,0 +1,75 @@
+"""Small constructors for TVM statements: loops, bindings, conditions, copies.
+
+In: extents and bodies from `lower.py` and `emit.py`. Out: tirx statements with 64-bit indices, so that no product of sizes
+overflows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+
+from .memory import INDEX, int64
+
+Expr = Any
+Stmt = Any
+
+_names = itertools.count()
+
+
+def variable(name: str) -> tirx.Var:
+    return tirx.Var(name, INDEX)
+
+
+def sequence(*parts: Any) -> Stmt:
+    """Statements one after the other; nested lists are flattened, None is skipped."""
+    flat: list[Any] = []
+
+    def add(part: Any) -> None:
+        if isinstance(part, (list, tuple)):
+            for p in part:
+                add(p)
+        elif part is not None:
+            flat.append(part)
+
+    add(parts)
+    if not flat:
+        return tirx.Evaluate(int64(0))
+    return flat[0] if len(flat) == 1 else tirx.SeqStmt(flat)
+
+
+def loop(name: str, extent: Expr, body: Callable[[tirx.Var], Any], parallel: bool = False) -> Stmt:
+    """for name in range(extent): body(name)."""
+    var = variable(name)
+    extent = int64(extent) if isinstance(extent, int) else extent
+    kind = tirx.ForKind.PARALLEL if parallel else tirx.ForKind.SERIAL
+    return tirx.For(var, int64(0), extent, kind, sequence(body(var)))
+
+
+def bind(name: str, value: Expr) -> tuple[tirx.Var, Stmt]:
+    """A variable that is set once, and the statement that sets it for the statements after it."""
+    var = variable(name)
+    return var, tirx.Bind(var, int64(value) if isinstance(value, int) else value)
+
+
+def when(condition: Expr, then: Any, otherwise: Any = None) -> Stmt:
+    return tirx.IfThenElse(condition, sequence(then), None if otherwise is None else sequence(otherwise))
+
+
+def store(buffer: Any, address: Expr, value: Expr) -> Stmt:
+    return tirx.BufferStore(buffer, value, [address])
+
+
+def load(buffer: Any, address: Expr) -> Expr:
+    return tirx.BufferLoad(buffer, [address])
+
+
+def floordiv(a: Expr, b: int) -> Expr:
+    return a if b == 1 else tirx.floordiv(a, int64(b))
+
+
+def floormod(a: Expr, b: int) -> Expr:
+    return int64(0) if b == 1 else tirx.floormod(a, int64(b))

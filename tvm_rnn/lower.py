@@ -1,0 +1,413 @@
+"""Graphs to functions: the loops over layers, directions and tiles of time around the layers' code.
+
+In: the RNN, its layers' graphs after the passes, a target. Out: an IRModule with `sequence` and one `pack_k` per distinct
+layer, and the facts that the manifest needs. Closing the loop over time happens here and nowhere else; `verify` checks it.
+
+    sequence:  states in; for tile of time: inputs in; for layer: layer's tile; outputs out; states out     ("time-major")
+               states in; inputs in; for layer: for direction: for tile of time: layer's tile; ...         ("layer-major")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from .emit import Emitter, Used
+from .errors import PassError, message
+from .graph import depends
+from .layer import Context, Layer, Visit
+from .loops import Expr, Stmt, bind, load, loop, sequence, store, variable
+from .memory import Workspace, int64, row_stride, strides_of
+from .ops import TABLE
+from .pipeline import Layers
+from .rnn import RNN, constants, weight_name
+from .target import Target
+
+MAX_ROWS = 1 << 30  # "all of T in one tile"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive layers that share a graph: `first` is their first layer, `at` how many layers of the graph came before."""
+
+    graph: int
+    first: int
+    count: int
+    at: int
+
+
+@dataclass
+class Lowered:
+    """What `build.py` needs: the functions, and the manifest's facts about memory, packing and schedules."""
+
+    module: Any
+    packs: list[dict[str, Any]]
+    packed_elements: int
+    workspace: dict[str, int]
+    rows_per_tile: int
+    flops_per_row: int
+    used: list[Used]
+
+
+@dataclass
+class Lowering:
+    """Lowers one RNN. Call `run()`."""
+
+    net: RNN
+    layers: Layers
+    target: Target
+    batches: tuple[int, ...] = ()
+    memory: Workspace = field(default_factory=Workspace)
+
+    def __post_init__(self) -> None:
+        net = self.net
+        self.itemsize = np.dtype(net.dtype).itemsize
+        self.emitter = Emitter(self.target, net.dtype, self.batches)
+        self.lanes = self.emitter.lanes
+        self.code = [Layer(g, net.cell.initial, self.emitter, self.itemsize) for g in self.layers.graphs]
+        self.runs = self._runs()
+        tiling = self.layers.graphs[0].tiling
+        if tiling is None:
+            raise PassError(message("the graph has no tiling", do="run tile_layers_and_time, or leave it out by name"))
+        self.time_major = tiling.order == "time-major"
+        rows = [g.tiling.rows_per_tile for g in self.layers.graphs if g.tiling]
+        self.rows_per_tile = MAX_ROWS if None in rows else min(r for r in rows if r is not None)
+        self._plan()
+
+    def _runs(self) -> list[Run]:
+        runs: list[Run] = []
+        for layer, graph in enumerate(self.layers.of_layer):
+            if runs and runs[-1].graph == graph:
+                last = runs.pop()
+                runs.append(Run(graph, last.first, last.count + 1, last.at))
+            else:
+                runs.append(Run(graph, layer, 1, self.layers.of_layer[:layer].count(graph)))
+        return runs
+
+    # --- memory --------------------------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        """Addresses of packed weights and states per graph, and the sizes of the workspace."""
+        net, of_layer, d = self.net, self.layers.of_layer, self.net.num_directions
+        counts = [of_layer.count(i) for i in range(len(self.code))]
+        self.packed_at, self.states_at = [], []
+        packed = 0
+        for layer, count in zip(self.code, counts, strict=True):
+            self.packed_at.append(packed)
+            packed += layer.packed.size * count * d
+            self.states_at.append(self.memory.per_row)
+            self.memory.per_row += layer.states_per_row * count * d
+        widths = [layer.graph.inputs[0].shape[0] for layer in net.layers] + [net.output_size]
+        self.stride = max(row_stride((w,), self.lanes, self.itemsize) for w in widths)
+        self.extra = [row_stride(n.shape, self.lanes, self.itemsize) for n in self.code[0].graph.inputs[1:]]
+        # Vectors may read past the end of a value into padding, by at most one vector of its outermost axis.
+        widest = max(strides_of(n.shape, self.lanes)[1] for g in self.layers.graphs for n in g.nodes())
+        slack = widest + 2 * self.lanes
+        self.packed_elements = packed + slack
+        self.scratch_at = self.memory.per_row
+        self.memory.per_row += max(layer.extent(layer.scratch) for layer in self.code)
+        self.memory.per_tile_row += max(layer.extent(layer.hoisted) for layer in self.code)
+        self.flow_at = self.memory.per_tile_row
+        flow = 2 * self.stride + sum(self.extra)
+        if self.time_major:
+            self.memory.per_tile_row += flow
+        else:
+            self.memory.per_sequence_row += flow
+        self.memory.fixed += slack
+
+    # --- the sequence function -----------------------------------------------------------------------------------
+
+    def run(self) -> Lowered:
+        functions = {"sequence": self._sequence()}
+        for i, layer in enumerate(self.code):
+            functions[f"pack_{i}"] = self._pack(layer, f"pack_{i}")
+        verify(functions["sequence"])
+        return Lowered(
+            tvm.IRModule(functions),
+            self._packs(),
+            self.packed_elements,
+            self.memory.sizes(),
+            self.rows_per_tile,
+            self._flops(),
+            self.emitter.used,
+        )
+
+    def _flops(self) -> int:
+        total = 0
+        for index in self.layers.of_layer:
+            nodes = self.layers.graphs[index].nodes()
+            leaves = depends(nodes)
+            total += sum(_flops(n) for n in nodes if not n.leaf and leaves[n])
+        return total * self.net.num_directions
+
+    def _packs(self) -> list[dict[str, Any]]:
+        packs = []
+        for run in self.runs:
+            layer = self.code[run.graph]
+            names = [p.name for p in layer.graph.params]
+            fixed = [f"constant.{i}" for i in range(len(constants(layer.graph)))]
+            for i in range(run.count):
+                for d in range(self.net.num_directions):
+                    at = self.packed_at[run.graph] + ((run.at + i) * self.net.num_directions + d) * layer.packed.size
+                    weights = [weight_name(n, run.first + i, d) for n in names]
+                    packs.append({"function": f"pack_{run.graph}", "weights": weights + fixed, "offset": at})
+        return packs
+
+    def _pack(self, layer: Layer, name: str) -> Any:
+        dtype, raw = self.net.dtype, {}
+        sizes = [p.name for p in layer.graph.params]
+        sizes += [f"constant.{i}" for i in range(len(constants(layer.graph)))]
+        for key in sizes:
+            raw[key] = _flat(key.replace(".", "_"), dtype, self.itemsize)
+        packed = _flat("packed", dtype)
+        offset = variable("offset")
+        return _function(name, [*raw.values(), packed, offset], layer.pack(raw, packed, offset))
+
+    def _sequence(self) -> Any:
+        dtype, cell = self.net.dtype, self.net.cell
+        ints = {n: variable(n) for n in ("T", "B", "n", "threads", "has_lengths", "has_reset")}
+        self.T, self.B, self.n = ints["T"], ints["B"], ints["n"]
+
+        size = self.itemsize
+        self.x = [_flat(a.name, dtype, size) for a in cell.inputs]
+        self.y = _flat("y", dtype, size)
+        self.s_in = [_flat(f"{a.name}_in", dtype, size) for a in cell.states]
+        self.s_out = [_flat(f"{a.name}_out", dtype, size) for a in cell.states]
+        lengths, reset = _flat("lengths", "int64", 8), _flat("reset", "uint8", 1)
+        self.ws, packed = _flat("workspace", dtype), _flat("packed", dtype)
+        self.tile_rows, set_rows = bind("tile_rows", self.n * self.B)
+        self.ctx = Context(
+            {"workspace": self.ws, "packed": packed},
+            self.B,
+            self.T,
+            self.tile_rows,
+            ints["has_lengths"],
+            ints["has_reset"],
+            lengths,
+            reset,
+        )
+        walk = self._time_major() if self.time_major else self._layer_major()
+        use = [
+            tirx.Evaluate(tirx.call_extern("int32", "tvm_rnn_pool_use", tirx.Cast("int32", count)))
+            for count in (ints["threads"], int64(1))
+        ]
+        body = sequence(use[0], set_rows, self._states(True), walk, self._states(False), use[1])
+        params = [*ints.values(), *self.x, self.y, *self.s_in, *self.s_out, lengths, reset, packed, self.ws]
+        return _function("sequence", params, body)
+
+    # The workspace: values per row, then values per row of a tile, then values per row of the whole sequence.
+
+    def _row_address(self, offset: int) -> Expr:
+        return self.B * int64(offset)
+
+    def _tile_address(self, offset: int) -> Expr:
+        return self._row_address(self.memory.per_row) + self.tile_rows * int64(offset)
+
+    def _sequence_address(self, offset: int) -> Expr:
+        return self._tile_address(self.memory.per_tile_row) + self.T * self.B * int64(offset)
+
+    def _flow(self, number: int) -> Expr:
+        """Address of the two buffers that layers read and write in turn (0, 1), and of the extra inputs behind them."""
+        offset = number * self.stride if number < 2 else 2 * self.stride + sum(self.extra[: number - 2])
+        return self._tile_address(self.flow_at + offset) if self.time_major else self._sequence_address(offset)
+
+    # --- copies between the user's arrays and the workspace ------------------------------------------------------
+
+    def _states(self, into: bool) -> list[Stmt]:
+        """The user's states (all layers of a state one after the other) to the first copies, or the last copies back."""
+        parts = []
+        directions = self.net.num_directions
+        parity = int64(0) if into else tirx.bitwise_and(self.T, int64(1))
+        for number, user in enumerate(self.s_in if into else self.s_out):
+            start = 0
+            for run in self.runs:
+                code = self.code[run.graph]
+                node = code.graph.states[number]
+                size = int(np.prod(node.shape, dtype=int))
+                visits, offset = run.count * directions, start
+
+                def visit(i: Expr, run: Run = run, code: Layer = code, number: int = number, size: int = size,
+                          offset: int = offset, user: Any = user) -> Stmt:  # fmt: skip
+                    states = self._state_base(run, i)
+                    array = code.state(number, parity, states, self.B)
+                    first = (int64(offset) + i * int64(size)) * self.B
+
+                    def element(b: Expr, index: tuple[Expr, ...], flat: Expr) -> Stmt:
+                        place, own = array.address(b, index), first + b * int64(size) + flat
+                        if into:
+                            return store(self.ws, place, load(user, own))
+                        return store(user, own, load(self.ws, place))
+
+                    return loop("b", self.B, lambda b: _each(array.shape, lambda i, f: element(b, i, f)))
+
+                parts.append(loop("v", visits, visit))
+                start += visits * size
+        return parts
+
+    def _state_base(self, run: Run, visit: Expr) -> Expr:
+        per = self.code[run.graph].states_per_row
+        at = self.states_at[run.graph] + run.at * self.net.num_directions * per
+        return self.B * (int64(at) + visit * int64(per))
+
+    def _copy_in(self, start: Expr, count: Expr) -> list[Stmt]:
+        """Rows of the user's inputs, from step `start`, into the workspace."""
+        parts = []
+        for number, (node, user) in enumerate(zip(self.code[0].graph.inputs, self.x, strict=True)):
+            stride = self.stride if number == 0 else self.extra[number - 1]
+            base = self._flow(0 if number == 0 else number + 1)
+            size = int(np.prod(node.shape, dtype=int))
+            steps = strides_of(node.shape, self.lanes)[0]
+
+            def row(r: Expr, user: Any = user, stride: int = stride, base: Expr = base, size: int = size,
+                    steps: tuple[int, ...] = steps, shape: Any = node.shape) -> Stmt:  # fmt: skip
+                def element(index: tuple[Expr, ...], flat: Expr) -> Stmt:
+                    place = base + r * int64(stride)
+                    for i, s in zip(index, steps, strict=True):
+                        place = place + i * int64(s)
+                    return store(self.ws, place, load(user, (start * self.B + r) * int64(size) + flat))
+
+                return _each(shape, element)
+
+            parts.append(loop("r", count * self.B, row))
+        return parts
+
+    def _copy_out(self, start: Expr, count: Expr) -> Stmt:
+        width, base = self.net.output_size, self._flow(self.net.num_layers % 2)
+
+        def row(r: Expr) -> Stmt:
+            own = (start * self.B + r) * int64(width)
+            return loop("j", width, lambda j: store(self.y, own + j, load(self.ws, base + r * int64(self.stride) + j)))
+
+        return loop("r", count * self.B, row)
+
+    # --- the two walks -------------------------------------------------------------------------------------------
+
+    def _tiles(self, body: Any) -> Stmt:
+        """for tile: body(index of its first step in processing order, number of steps)."""
+
+        def tile(i: Expr) -> list[Any]:
+            done, set_done = bind("done", i * self.n)
+            count, set_count = bind("count", tirx.min(self.n, self.T - done))
+            return [set_done, set_count, body(done, count)]
+
+        return loop("tile", tirx.floordiv(self.T + self.n - int64(1), self.n), tile)
+
+    def _time_major(self) -> Stmt:
+        def tile(done: Expr, count: Expr) -> list[Any]:
+            layers = [
+                loop("l", run.count, lambda i, run=run: self._visit(run, i, int64(0), done, done, count, int64(0)))
+                for run in self.runs
+            ]
+            return [self._copy_in(done, count), *layers, self._copy_out(done, count)]
+
+        return self._tiles(tile)
+
+    def _layer_major(self) -> Stmt:
+        def layer(run: Run, i: Expr) -> Stmt:
+            def direction(d: Expr) -> Stmt:
+                def tile(done: Expr, count: Expr) -> Stmt:
+                    start, set_start = bind("start", done + d * (self.T - done - done - count))
+                    return sequence(set_start, self._visit(run, i, d, done, start, count, start))
+
+                return self._tiles(tile)
+
+            return loop("d", self.net.num_directions, direction)
+
+        layers = [loop("l", run.count, lambda i, run=run: layer(run, i)) for run in self.runs]
+        return sequence(self._copy_in(int64(0), self.T), layers, self._copy_out(int64(0), self.T))
+
+    def _visit(self, run: Run, i: Expr, d: Expr, done: Expr, start: Expr, count: Expr, row: Expr) -> Stmt:
+        """Layer `run.first + i` on one tile; `row` is the tile's first step in the buffers between layers."""
+        code, directions = self.code[run.graph], self.net.num_directions
+        visit = i * int64(directions) + d
+        sets: list[Any] = []
+
+        def named(name: str, value: Expr) -> Expr:
+            var, statement = bind(name, value)
+            sets.append(statement)
+            return var
+
+        base = self.packed_at[run.graph] + run.at * directions * code.packed.size
+        odd = tirx.bitwise_and(i + int64(run.first), int64(1))
+        size = self._flow(1) - self._flow(0)
+        inputs = [named("input", self._flow(0) + odd * size + row * self.B * int64(self.stride))]
+        for number, stride in enumerate(self.extra):
+            inputs.append(named(f"input_{number + 1}", self._flow(number + 2) + row * self.B * int64(stride)))
+        output = self._flow(0) + (int64(1) - odd) * size + row * self.B * int64(self.stride)
+        width = code.graph.output.shape[0]
+        work = Visit(
+            weights=named("weights", int64(base) + visit * int64(code.packed.size)),
+            states=named("states", self._state_base(run, visit)),
+            scratch=named("scratch", self._row_address(self.scratch_at)),
+            hoisted=named("hoisted", self._tile_address(0)),
+            inputs=inputs,
+            widths=[self.stride, *self.extra],
+            output=named("output", output + d * int64(width)),
+            output_stride=self.stride,
+            direction=d,
+            start=start,
+            count=count,
+            done=done,
+        )
+        return sequence(sets, code.visit(self.ctx, work))
+
+
+def _flat(name: str, dtype: str, alignment: int = 64) -> Any:
+    """A flat argument. LLVM uses aligned moves as far as it may: users' arrays promise no more than their element size."""
+    return tirx.decl_buffer((variable(f"size_{name}"),), dtype, name=name, data_alignment=alignment)
+
+
+def _each(shape: Sequence[int], body: Any) -> Stmt:
+    """for every index of a dense array: body(index, flat position)."""
+
+    def nest(index: tuple[Expr, ...], flat: Expr) -> Stmt:
+        if len(index) == len(shape):
+            return body(index, flat)
+        size = shape[len(index)]
+        return loop(f"i{len(index)}", size, lambda i: nest((*index, i), flat * int64(size) + i))
+
+    return nest((), int64(0))
+
+
+def _flops(node: Any) -> int:
+    op = TABLE[node.op]
+    size = int(np.prod(node.shape, dtype=int))
+    if node.op == "gemm":
+        return size * sum(2 * a.shape[0] for a in node.args[1::2])
+    if node.op in ("einsum", "sum", "max"):
+        from .expressions import reduced_axes
+
+        return size * int(np.prod([s for _, s in reduced_axes(node)], dtype=int)) * op.cost
+    return size * op.cost if op.kind == "pointwise" else 0
+
+
+def _function(name: str, params: Sequence[Any], body: Stmt) -> Any:
+    func = tirx.PrimFunc(list(params), body)
+    return func.with_attr("global_symbol", name).with_attr("tirx.noalias", True)
+
+
+def verify(func: Any) -> None:
+    """Raise PassError unless every loop over time ("tile", "step") is serial and outside of every parallel loop."""
+    problems: list[str] = []
+    time = ("tile", "step")
+
+    def inside(node: Any) -> None:
+        if node.loop_var.name in time:
+            problems.append(f"loop over {node.loop_var.name} inside a parallel loop")
+
+    def check(node: Any) -> None:
+        serial = node.kind == tirx.ForKind.SERIAL
+        if node.loop_var.name in time and not serial:
+            problems.append(f"loop over {node.loop_var.name} is not serial")
+        if node.kind == tirx.ForKind.PARALLEL:
+            tvm_ffi.structural_walk(node.body, (tirx.For, inside))
+
+    tvm_ffi.structural_walk(func.body, (tirx.For, check))
+    if problems:
+        raise PassError(message("the order of time is broken", got=", ".join(problems), do="leave time to lower.py"))

@@ -1,0 +1,205 @@
+"""The contract between the compiler and the runtime: what a module's manifest says, and the file that carries it.
+
+In: a linked ELF shared object, facts about it and weights, from build.py and Module.export. Out: one container file
+(ELF, weights, manifest, footer), which runtime.py reads.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from .errors import BuildError, WeightError, message
+from .runtime import ALIGNMENT, CONTAINER_VERSION, FOOTER, MAGIC, MANIFEST_FORMAT
+
+DTYPES = ("float32", "float64")
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(_is_size(n) for n in value)
+
+
+def _is_names(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_dict(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_shapes(value: object) -> bool:
+    return isinstance(value, list | tuple) and len(value) > 0 and all(_is_shape(shape) for shape in value)
+
+
+# One row per field: dotted path ("[]": each item of a list), test, what is expected in words.
+FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("versions", _is_dict, "a dict of version strings"),
+    ("cell", _is_name, "a name"),
+    ("dtype", lambda value: value in DTYPES, " or ".join(DTYPES)),
+    ("num_layers", lambda value: _is_size(value) and value > 0, "an integer, at least 1"),
+    ("num_directions", lambda value: value in (1, 2), "1 or 2"),
+    ("inputs[].name", _is_name, "a name"),
+    ("inputs[].shape", _is_shape, "a list of sizes"),
+    ("output.name", _is_name, "a name"),
+    ("output.shape", _is_shape, "a list of sizes"),
+    ("states[].name", _is_name, "a name"),
+    ("states[].shapes", _is_shapes, "a list of shapes, one per layer"),
+    ("states[].initial", _is_number, "a number"),
+    ("weights[].name", _is_name, "a name"),
+    ("weights[].shape", _is_shape, "a list of sizes"),
+    ("target.name", _is_name, "a name"),
+    ("target.kind", _is_name, "a name"),
+    ("target.mcpu", _is_text, "a name or an empty string"),
+    ("target.machine", _is_name, "a name as platform.machine() gives"),
+    ("target.features", _is_names, "a list of names"),
+    ("entry_points", _is_names, "a list of names"),
+    ("batch", _is_shape, "a list of batch sizes"),
+    ("packs[].function", _is_name, "a name"),
+    ("packs[].weights", _is_names, "a list of weight names"),
+    ("packs[].offset", _is_size, "an integer, at least 0"),
+    ("packed_elements", _is_size, "an integer, at least 0"),
+    ("workspace.fixed", _is_size, "an integer, at least 0"),
+    ("workspace.per_row", _is_size, "an integer, at least 0"),
+    ("workspace.per_tile_row", _is_size, "an integer, at least 0"),
+    ("workspace.per_sequence_row", _is_size, "an integer, at least 0"),
+    ("rows_per_tile", lambda value: _is_size(value) and value > 0, "an integer, at least 1"),
+    ("flops_per_row", lambda value: _is_number(value) and value >= 0, "a number, at least 0"),
+    ("templates", lambda value: isinstance(value, list | tuple), "a list"),
+    ("passes", _is_names, "a list of names"),
+    ("created", _is_text, "a time as text"),
+)
+
+
+def validate(manifest: Mapping[str, Any]) -> None:
+    """Raise BuildError, naming the field, where the manifest is not one that this version's runtime understands."""
+    number = manifest.get("format")
+    if number != MANIFEST_FORMAT:
+        raise _invalid("format", number, str(MANIFEST_FORMAT))
+    for path, test, expected in FIELDS:
+        for where, value in _values(manifest, path, ""):
+            if not test(value):
+                raise _invalid(where, value, expected)
+    layers = manifest["num_layers"]
+    for state in manifest["states"]:
+        if len(state["shapes"]) != layers:
+            raise _invalid(f"states {state['name']!r} shapes", len(state["shapes"]), f"{layers}, one per layer")
+    for kind in ("inputs", "states", "weights"):
+        names = [item["name"] for item in manifest[kind]]
+        if len({*names}) != len(names):
+            raise _invalid(f"{kind} names", ", ".join(names), "each name once")
+    known = {weight["name"] for weight in manifest["weights"]}
+    for pack in manifest["packs"]:
+        if not known.issuperset(pack["weights"]):
+            raise _invalid(f"packs {pack['function']!r} weights", ", ".join(pack["weights"]), ", ".join(sorted(known)))
+
+
+def _values(value: Any, path: str, where: str) -> list[tuple[str, Any]]:
+    """Each value at a dotted path, with the place where it was found; a missing one is None."""
+    head, _, rest = path.partition(".")
+    key = head.removesuffix("[]")
+    value = value.get(key) if isinstance(value, Mapping) else None
+    where = f"{where}.{key}" if where else key
+    if key != head:
+        if not isinstance(value, list | tuple):
+            raise _invalid(where, value, "a list")
+        return [found for i, item in enumerate(value) for found in _values(item, rest, f"{where}[{i}]")]
+    return _values(value, rest, where) if rest else [(where, value)]
+
+
+def _invalid(where: str, got: object, expected: str) -> BuildError:
+    do = "this is a fault of whoever built the manifest, not of the model: report it with the command that led here"
+    return BuildError(message("the manifest is not valid", where=where, got=repr(got), expected=expected, do=do))
+
+
+def serialize_weights(manifest: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> bytes:
+    """The weights in safetensors format; b"" for none. Raises WeightError where they are not the manifest's."""
+    if not weights:
+        return b""
+    shapes = {weight["name"]: tuple(weight["shape"]) for weight in manifest["weights"]}
+    if weights.keys() != shapes.keys():
+        got, expected = (", ".join(sorted(names)) for names in (weights, shapes))
+        raise WeightError(message("the weights are not the manifest's", got=got, expected=expected, do="give them all"))
+    dtype = np.dtype(manifest["dtype"])
+    for name, array in weights.items():
+        if array.shape != shapes[name] or array.dtype.newbyteorder("=") != dtype:
+            got, expected = f"{array.dtype} of shape {array.shape}", f"{dtype} of shape {shapes[name]}"
+            raise WeightError(
+                message(f"weight {name} does not fit", got=got, expected=expected, do="cast or reshape it")
+            )
+    from safetensors.numpy import save
+
+    return save({name: np.ascontiguousarray(array, dtype) for name, array in weights.items()})
+
+
+def write_container(
+    elf: bytes | str | os.PathLike[str],
+    manifest: Mapping[str, Any],
+    weights: Mapping[str, np.ndarray] | None,
+    path: str | os.PathLike[str],
+) -> None:
+    """Write a module's file, whole or not at all: a temporary file beside it takes its place when it is complete.
+
+    elf: a linked shared object or its path. weights: {name: array} of the manifest's dtype and shapes, or None for a
+    module whose weights come later. Raises BuildError (manifest, path) and WeightError.
+    """
+    validate(manifest)
+    path = os.fspath(path)
+    if not isinstance(elf, bytes):
+        with open(elf, "rb") as file:
+            elf = file.read()
+    if elf[:4] != b"\x7fELF":
+        raise BuildError(message("there is no shared object to write", got=repr(elf[:8]), expected="an ELF file"))
+    blob = serialize_weights(manifest, weights or {})
+    text = json.dumps(manifest, indent=1, allow_nan=False).encode()
+    parts = [elf, bytes(-len(elf) % ALIGNMENT), blob, text]
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(part, crc)
+    offset = len(elf) + len(parts[1])
+    parts.append(FOOTER.pack(MAGIC, CONTAINER_VERSION, crc, len(elf), offset, len(blob), len(text)))
+    _replace_file(path, parts)
+
+
+def _replace_file(path: str, parts: list[bytes]) -> None:
+    folder = os.path.dirname(os.path.abspath(path))
+    # Not tempfile: it makes files that only their owner can read, and a module is for others too.
+    temporary = os.path.join(folder, f".{os.path.basename(path)}.{secrets.token_hex(6)}.tmp")
+    try:
+        if os.path.isdir(path):
+            raise IsADirectoryError(0, "it is a directory")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o777)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.writelines(parts)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        problem = f"{error.strerror or error}" if os.path.isdir(folder) else f"no directory {folder!r}"
+        do = "give a file name in an existing directory that you may write to"
+        raise BuildError(message(f"cannot write {path!r}", got=problem, do=do)) from error

@@ -1,0 +1,324 @@
+"""The op table: one row per primitive, with its shape rule, NumPy meaning, scalar expression and gradient.
+
+In: the names that `functions.py` and `trace.py` use. Out: everything else reads this table: the oracle runs the NumPy
+column, `lower.py` builds tensor expressions from the expression column, BPTT uses the gradient column. To add an op,
+add one row (and, if users should write it, its name in `functions.py`).
+
+Shapes never contain T or B: those axes are implicit and leading. All `axis` attributes are negative for that reason.
+Pointwise operands have equal rank (tracing inserts reshapes), so NumPy's broadcasting does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import scalar
+
+Shape = tuple[int, ...]
+Array = Any  # a NumPy array in the oracle, a traced Value in a gradient
+Gradient = Callable[..., Sequence[Array | None]]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One primitive.
+
+    shape(*arg_shapes, **attrs): the result's shape; raises ValueError(reason) where the operands do not fit.
+    numpy(*args, **attrs): the meaning, on arrays whose trailing axes are the op's axes; leading axes are batch.
+    gradient(f, grad, out, args, **attrs): the gradient for each argument before un-broadcasting (None: no gradient);
+        `f` is the namespace of op functions, so that a gradient is itself made of rows of this table.
+    expression(*scalars): pointwise ops only: TVM scalar expressions in, one out; their dtype decides the algorithm.
+    cost: FLOPs per element, for reports.
+    """
+
+    name: str
+    arity: int | None
+    shape: Callable[..., Shape]
+    numpy: Callable[..., Array]
+    gradient: Gradient | None
+    expression: Callable[..., Any] | None = None
+    kind: str = "pointwise"  # pointwise | move | reduce | contract
+    boolean: bool = False  # the result is a truth value
+    cost: int = 1
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """The common shape of operands of equal rank, or ValueError with the axis that does not fit."""
+    for axis in range(len(shapes[0])):
+        sizes = {shape[axis] for shape in shapes} - {1}
+        if len(sizes) > 1:
+            raise ValueError(f"axis {axis} has sizes {' and '.join(str(s[axis]) for s in shapes)}")
+    return tuple(next((s[a] for s in shapes if s[a] != 1), 1) for a in range(len(shapes[0])))
+
+
+def reduced(shape: Shape, *, axis: int, keepdims: bool) -> Shape:
+    if shape[axis] == 0:
+        raise ValueError("the axis is empty")
+    kept = list(shape)
+    kept[axis] = 1
+    if not keepdims:
+        del kept[axis]
+    return tuple(kept)
+
+
+def sliced(shape: Shape, *, axis: int, start: int, stop: int) -> Shape:
+    if not 0 <= start < stop <= shape[axis]:
+        raise ValueError(f"{start}:{stop} is not inside an axis of size {shape[axis]}")
+    return (*shape[:axis], stop - start, *shape[len(shape) + axis + 1 :])
+
+
+def indexed(shape: Shape, *, axis: int, at: int) -> Shape:
+    if not 0 <= at < shape[axis]:
+        raise ValueError(f"index {at} is not inside an axis of size {shape[axis]}")
+    return tuple(size for i, size in enumerate(shape) if i != len(shape) + axis)
+
+
+def concatenated(*shapes: Shape, axis: int) -> Shape:
+    rest = {tuple(s for i, s in enumerate(shape) if i != len(shape) + axis) for shape in shapes}
+    if len(rest) > 1 or len({len(s) for s in shapes}) > 1:
+        raise ValueError("the operands differ outside the joined axis")
+    first = shapes[0]
+    return (*first[:axis], sum(s[axis] for s in shapes), *first[len(first) + axis + 1 :])
+
+
+def reshaped(shape: Shape, *, rank: int, to: Shape) -> Shape:
+    if np.prod(shape, dtype=int) != np.prod(to, dtype=int) or rank != len(shape) or any(size < 0 for size in to):
+        raise ValueError(f"{np.prod(shape, dtype=int)} elements cannot become {to}")
+    return to
+
+
+def transposed(shape: Shape, *, axes: Sequence[int]) -> Shape:
+    if sorted(axes) != list(range(len(shape))):
+        raise ValueError(f"axes {tuple(axes)} are not each of the {len(shape)} axes once")
+    return tuple(shape[a] for a in axes)
+
+
+def contracted(a: Shape, b: Shape, *, spec: str) -> Shape:
+    inputs, out = spec.split("->")
+    sizes: dict[str, int] = {}
+    for letters, shape in zip(inputs.split(","), (a, b), strict=True):
+        if len(letters) != len(shape):
+            raise ValueError(f"'{letters}' names {len(letters)} axes, the operand has {len(shape)}")
+        for letter, size in zip(letters, shape, strict=True):
+            if sizes.setdefault(letter, size) != size:
+                raise ValueError(f"axis '{letter}' has sizes {sizes[letter]} and {size}")
+    return tuple(sizes[letter] for letter in out)
+
+
+def _concatenate(*args: Array, axis: int) -> Array:
+    own = min(a.ndim for a in args)
+    lead = np.broadcast_shapes(*(a.shape[: a.ndim - own] for a in args))
+    return np.concatenate([np.broadcast_to(a, lead + a.shape[a.ndim - own :]) for a in args], axis=axis)
+
+
+def _einsum(a: Array, b: Array, *, spec: str) -> Array:
+    inputs, out = spec.split("->")
+    left, right = inputs.split(",")
+    return np.einsum(f"...{left},...{right}->...{out}", a, b, optimize=True)
+
+
+def _contract_gradient(f: Any, g: Array, out: Array, args: Sequence[Array], *, spec: str) -> Sequence[Array | None]:
+    inputs, result = spec.split("->")
+    left, right = inputs.split(",")
+    for own, other in ((left, right), (right, left)):
+        if set(own) - set(other) - set(result):
+            raise ValueError(f"an axis of '{own}' is summed alone: write it as sum()")
+    return f.contract(f"{result},{right}->{left}", g, args[1]), f.contract(f"{result},{left}->{right}", g, args[0])
+
+
+def multiplied(*shapes: Shape) -> Shape:
+    for weight, operand in zip(shapes[::2], shapes[1::2], strict=True):
+        if operand != weight[-1:] or weight[:-1] != shapes[0][:-1]:
+            raise ValueError(f"weight {weight} does not take operand {operand}")
+    return shapes[0][:-1]
+
+
+def _gemm(*args: Array) -> Array:
+    total: Array = 0
+    for weight, operand in zip(args[::2], args[1::2], strict=True):
+        flat = operand @ weight.reshape(-1, weight.shape[-1]).T
+        total = total + flat.reshape(operand.shape[:-1] + weight.shape[:-1])
+    return total
+
+
+def _gemm_gradient(f: Any, g: Array, out: Array, args: Sequence[Array]) -> list[Array]:
+    result: list[Array] = []
+    for weight, operand in zip(args[::2], args[1::2], strict=True):
+        rows = "abc"[: len(f.shape(weight)) - 1]
+        result += [f.contract(f"{rows},k->{rows}k", g, operand), f.contract(f"{rows},{rows}k->k", g, weight)]
+    return result
+
+
+def _sigmoid(x: Array) -> Array:
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
+
+
+def _move(x: Array, rank: int, axes: Sequence[int]) -> Array:
+    lead = x.ndim - rank
+    return np.transpose(x, (*range(lead), *(lead + a for a in axes)))
+
+
+def _slice(x: Array, *, axis: int, start: int, stop: int) -> Array:
+    return np.take(x, np.arange(start, stop), axis=axis)
+
+
+def _inverse(axes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(int(i) for i in np.argsort(axes))
+
+
+def _same(*shapes: Shape) -> Shape:
+    return broadcast(*shapes)
+
+
+def _unary(name: str, numpy: Any, gradient: Gradient, cost: int = 1) -> Op:
+    return Op(name, 1, _same, numpy, gradient, getattr(scalar, name), cost=cost)
+
+
+def _compare(name: str) -> Op:
+    return Op(name, 2, _same, getattr(np, name), lambda f, g, y, a: (None, None), getattr(scalar, name), boolean=True)
+
+
+def _logical(name: str, arity: int) -> Op:
+    expression = getattr(scalar, name)
+    return Op(name, arity, _same, getattr(np, name), lambda f, g, y, a: (None,) * arity, expression, boolean=True)
+
+
+_SQRT_PI = float(np.sqrt(np.pi))
+
+_ROWS = [
+    # name, NumPy, gradient, FLOPs
+    _unary("neg", np.negative, lambda f, g, y, a: (-g,)),
+    _unary("abs", np.abs, lambda f, g, y, a: (g * f.sign(a[0]),)),
+    _unary("sign", np.sign, lambda f, g, y, a: (None,)),
+    _unary("exp", np.exp, lambda f, g, y, a: (g * y,), 10),
+    _unary("log", np.log, lambda f, g, y, a: (g / a[0],), 12),
+    _unary("sqrt", np.sqrt, lambda f, g, y, a: (g * 0.5 / y,)),
+    _unary("tanh", np.tanh, lambda f, g, y, a: (g * (1.0 - y * y),), 14),
+    _unary("sigmoid", _sigmoid, lambda f, g, y, a: (g * y * (1.0 - y),), 14),
+    _unary("relu", lambda x: np.maximum(x, 0), lambda f, g, y, a: (f.where(a[0] > 0.0, g, 0.0 * g),)),
+    _unary("softplus", lambda x: np.logaddexp(x, 0), lambda f, g, y, a: (g * f.sigmoid(a[0]),), 24),
+    _unary("erf", scalar.numpy_erf, lambda f, g, y, a: (g * f.exp(-(a[0] * a[0])) * (2.0 / _SQRT_PI),), 20),
+    _unary("sin", np.sin, lambda f, g, y, a: (g * f.cos(a[0]),), 20),
+    _unary("cos", np.cos, lambda f, g, y, a: (-(g * f.sin(a[0])),), 20),
+    Op("add", 2, _same, np.add, lambda f, g, y, a: (g, g), scalar.add),
+    Op("sub", 2, _same, np.subtract, lambda f, g, y, a: (g, -g), scalar.sub),
+    Op("mul", 2, _same, np.multiply, lambda f, g, y, a: (g * a[1], g * a[0]), scalar.mul),
+    Op("div", 2, _same, np.divide, lambda f, g, y, a: (g / a[1], -(g * y / a[1])), scalar.div),
+    Op(
+        "power",
+        2,
+        _same,
+        np.power,
+        lambda f, g, y, a: (g * a[1] * f.power(a[0], a[1] - 1.0), g * y * f.log(a[0])),
+        scalar.power,
+        cost=30,
+    ),
+    Op(
+        "maximum",
+        2,
+        _same,
+        np.maximum,
+        lambda f, g, y, a: (f.where(a[0] >= a[1], g, 0.0 * g), f.where(a[0] >= a[1], 0.0 * g, g)),
+        scalar.maximum,
+    ),
+    Op(
+        "minimum",
+        2,
+        _same,
+        np.minimum,
+        lambda f, g, y, a: (f.where(a[0] <= a[1], g, 0.0 * g), f.where(a[0] <= a[1], 0.0 * g, g)),
+        scalar.minimum,
+    ),
+    *(_compare(name) for name in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")),
+    _logical("logical_and", 2),
+    _logical("logical_or", 2),
+    _logical("logical_not", 1),
+    Op(
+        "where",
+        3,
+        _same,
+        np.where,
+        lambda f, g, y, a: (None, f.where(a[0], g, 0.0 * g), f.where(a[0], 0.0 * g, g)),
+        scalar.where,
+    ),
+    Op(
+        "reshape",
+        1,
+        reshaped,
+        lambda x, *, rank, to: x.reshape(x.shape[: x.ndim - rank] + to),
+        lambda f, g, y, a, *, rank, to: (f.reshape(g, f.shape(a[0])),),
+        kind="move",
+    ),
+    Op(
+        "transpose",
+        1,
+        transposed,
+        lambda x, *, axes: _move(x, len(axes), axes),
+        lambda f, g, y, a, *, axes: (f.transpose(g, _inverse(axes)),),
+        kind="move",
+    ),
+    Op(
+        "slice",
+        1,
+        sliced,
+        _slice,
+        lambda f, g, y, a, *, axis, start, stop: (f.pad(g, axis, start, f.shape(a[0])[axis] - stop),),
+        kind="move",
+    ),
+    Op(
+        "index",
+        1,
+        indexed,
+        lambda x, *, axis, at: np.take(x, at, axis=axis),
+        lambda f, g, y, a, *, axis, at: (
+            f.pad(f.expand(g, axis), axis, at, f.shape(a[0])[axis] - at - 1),
+        ),
+        kind="move",
+    ),
+    Op(
+        "concat",
+        None,
+        concatenated,
+        _concatenate,
+        lambda f, g, y, a, *, axis: f.split(g, [f.shape(v)[axis] for v in a], axis),
+        kind="move",
+    ),
+    Op(
+        "sum",
+        1,
+        reduced,
+        lambda x, *, axis, keepdims: np.sum(x, axis=axis, keepdims=keepdims),
+        lambda f, g, y, a, *, axis, keepdims: (f.ones_like(a[0]) * (g if keepdims else f.expand(g, axis)),),
+        kind="reduce",
+    ),
+    Op(
+        "max",
+        1,
+        reduced,
+        lambda x, *, axis, keepdims: np.max(x, axis=axis, keepdims=keepdims),
+        lambda f, g, y, a, *, axis, keepdims: (
+            f.share_max(a[0], y if keepdims else f.expand(y, axis), g if keepdims else f.expand(g, axis), axis),
+        ),
+        kind="reduce",
+    ),
+    Op("einsum", 2, contracted, _einsum, _contract_gradient, kind="contract", cost=2),
+    # gemm(W1, x1, W2, x2, ...) = sum of W x: parameters [(G,) N, K] times vectors [K]; normalise.py makes it of einsum.
+    Op("gemm", None, multiplied, _gemm, _gemm_gradient, kind="contract", cost=2),
+]
+
+TABLE: dict[str, Op] = {op.name: op for op in _ROWS}
+
+
+def markdown() -> str:
+    """The table as Markdown, for the documentation."""
+    rows = ["| op | kind | arguments | gradient |", "|---|---|---|---|"]
+    rows += [
+        f"| {op.name} | {op.kind} | {'any' if op.arity is None else op.arity} | {'yes' if op.gradient else 'no'} |"
+        for op in TABLE.values()
+    ]
+    return "\n".join(rows)

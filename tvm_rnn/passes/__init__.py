@@ -1,0 +1,37 @@
+"""One file per pass, named verb_object; `pipeline.PASSES` puts them in order.
+
+In: a Graph. Out: a Graph with the same meaning. A pass is a frozen dataclass with `name`, `requires`, `apply` and `ensures`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import PassError, message
+from ..graph import Graph
+
+if TYPE_CHECKING:
+    from ..rnn import RNN
+    from ..target import Target
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Graph -> Graph. Where a pass does not apply it returns its input."""
+
+    name = "pass"
+
+    def requires(self, graph: Graph) -> None:
+        """Raise PassError if the graph is not of the form that the pass takes."""
+
+    def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
+        raise PassError(message(f"pass {self.name} has no apply()", do="define it"))
+
+    def ensures(self, graph: Graph) -> None:
+        """Raise PassError if the result is not of the form that later passes rely on."""
+
+    def check(self, holds: bool, promise: str, graph: Graph) -> None:
+        if not holds:
+            done = ", ".join(graph.applied) or "none"
+            raise PassError(message(f"pass {self.name}: {promise}", where=f"cell {graph.cell}", got=f"after: {done}"))

@@ -1,0 +1,245 @@
+"""Form groups: each product or reduction with the pointwise work that can run in its epilogue, the rest in groups of one
+index space; and decide which values are stored.
+
+In: a graph with regions. Out: `graph.groups` in an order that respects every dependence, with phases in `step`. A
+pointwise node joins the group of its latest operand if it has the same index space there and reads it element by element;
+otherwise a later group of its own shape, otherwise a new one. Switched off, every pointwise node is a group of its own.
+
+Rewrite: z = gemm(..); a = sigmoid(z[0]); b = tanh(z[1]); c = a * b   -->   one group: gemm with epilogue a, b, c
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ..graph import Graph, Group, Node, depends
+from ..ops import TABLE, Shape
+from . import Pass
+
+if TYPE_CHECKING:
+    from ..rnn import RNN
+    from ..target import Target
+
+HEAVY = ("contract", "reduce")
+
+
+@dataclass(frozen=True)
+class FusePointwise(Pass):
+    """Group the step and what was hoisted. enabled=False: one group per node (for ablation; still correct)."""
+
+    name = "fuse_pointwise"
+    enabled: bool = True
+
+    def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
+        nodes = graph.nodes()
+        leaves = depends(nodes)
+        groups: list[Group] = []
+        for region in ("before", "step"):
+            own = [n for n in nodes if leaves[n] and not n.leaf and graph.region_of(n) == region]
+            groups += _Grouping(graph, region, own, self.enabled).run()
+        return replace(graph, groups=tuple(groups))
+
+    def ensures(self, graph: Graph) -> None:
+        ready: set[Node] = set()
+        for group in graph.groups:
+            members = set(group.nodes)
+            for node in group.nodes:
+                for base in (b for a in node.args for b in bases(a)):
+                    ok = base.leaf or base in members or base in ready or not depends([*_below(base)])[base]
+                    self.check(ok, f"{node.op} reads a {base.op} that no earlier group stores", graph)
+            ready.update(group.stored)
+        for root in graph.roots:
+            self.check(root in ready or root.leaf, "a result is stored by no group", graph)
+
+
+def _below(node: Node) -> list[Node]:
+    from ..graph import topological
+
+    return list(topological([node]))
+
+
+def is_move(node: Node) -> bool:
+    return not node.leaf and TABLE[node.op].kind == "move"
+
+
+def bases(node: Node) -> list[Node]:
+    """The values that a chain of views (index, slice, reshape, ...) finally reads: one, or several below a concat."""
+    return [b for a in node.args for b in bases(a)] if is_move(node) else [node]
+
+
+@dataclass
+class _Draft:
+    kind: str
+    space: Shape
+    root: Node | None
+    nodes: list[Node] = field(default_factory=list)
+
+
+class _Grouping:
+    """Forms the groups of one region."""
+
+    def __init__(self, graph: Graph, region: str, nodes: list[Node], enabled: bool) -> None:
+        self.graph, self.region, self.nodes, self.enabled = graph, region, nodes, enabled
+        self.users = graph.users()
+        self.inside = set(nodes)
+        self.home: dict[Node, int] = {}
+        self.drafts: list[_Draft] = []
+        self.results = set(graph.roots)
+        self.inlined = self._inlined()
+
+    def run(self) -> list[Group]:
+        for node in self.nodes:
+            if TABLE[node.op].kind in HEAVY:
+                for operand in node.args:
+                    self._need(operand)
+                if node.op != "gemm":
+                    self._need_inlined(node)
+                self._open("gemm" if node.op == "gemm" else "reduce", node.shape[-1:], node)
+            elif node.pointwise and node not in self.inlined and not self._free(node):
+                self._place(node)
+            elif is_move(node) and self._kept(node):
+                self._copy(node)
+        for root in self.graph.roots if self.region == "step" else ():
+            self._need(root, final=True)
+        return self._finish()
+
+    def _inlined(self) -> set[Node]:
+        """Pointwise nodes that only reductions read: computed inside the reduction's loop, never stored."""
+        found: set[Node] = set()
+        for node in reversed(self.nodes):
+            users = self.users[node]
+            light = node.pointwise or is_move(node)
+            if light and users and node not in self.results and self.enabled:
+                if all(u in found or (u in self.inside and TABLE[u.op].kind == "reduce") for u in users):
+                    found.add(node)
+        return found
+
+    def _free(self, node: Node) -> bool:
+        """Reads nothing that this region's groups compute: it can be computed where it is first needed."""
+        return all(b.leaf or b not in self.inside for a in node.args for b in bases(a)) and self.enabled
+
+    def _kept(self, node: Node) -> bool:
+        """A view that must become an array: a join that a product reads, or a result of the step."""
+        product = any(u.op == "gemm" and node in u.args for u in self.users[node])
+        return product and len(bases(node)) > 1
+
+    def _latest(self, node: Node) -> int:
+        found = [self.home[b] for a in node.args for b in self._through(a) if b in self.home]
+        return max(found, default=-1)
+
+    def _through(self, node: Node) -> list[Node]:
+        """Bases, looking through inlined nodes to what they read."""
+        result = []
+        for base in bases(node) if node not in self.home else [node]:
+            if base in self.inlined:
+                result += [b for a in base.args for b in self._through(a)]
+            else:
+                result.append(base)
+        return result
+
+    def _need(self, node: Node, final: bool = False) -> None:
+        """Make sure that a free node is placed, because something now reads it as an array."""
+        if node in self.home or (node not in self.inside and not (final and not node.leaf)) and not final:
+            return
+        if final and (node.leaf or is_move(node) or node not in self.inside):
+            if node not in self.home:
+                self._copy(node)
+            return
+        if is_move(node):
+            for base in bases(node):
+                self._need(base)
+        elif node.pointwise and node not in self.inlined:
+            self._place(node)
+
+    def _need_inlined(self, node: Node) -> None:
+        for arg in node.args:
+            for base in bases(arg):
+                if base in self.inlined:
+                    self._need_inlined(base)
+                else:
+                    self._need(base)
+
+    def _place(self, node: Node) -> None:
+        latest = self._latest(node)
+        index = self._join(node, latest) if self.enabled else None
+        if index is None:
+            index = self._open("pointwise", node.shape, None)
+        self.home[node] = index
+        for arg in node.args:  # free operands are computed in the same group where the space allows it
+            for base in bases(arg):
+                if base in self.inside and base not in self.home and base.pointwise and base not in self.inlined:
+                    self._pull(base, index, aligned=base is arg)
+        self.drafts[index].nodes.append(node)
+
+    def _pull(self, node: Node, index: int, aligned: bool) -> None:
+        draft = self.drafts[index]
+        if aligned and node.shape == draft.space:
+            self.home[node] = index
+            for arg in node.args:
+                for base in bases(arg):
+                    if base in self.inside and base not in self.home and base.pointwise:
+                        self._pull(base, index, aligned=base is arg)
+            draft.nodes.append(node)
+            return
+        # Another space: an own group, which must come before. Free nodes depend on nothing here, so any place will do.
+        self._insert(index, node)
+
+    def _insert(self, index: int, node: Node) -> None:
+        self.drafts.insert(index, _Draft("pointwise", node.shape, None))
+        self.home = {n: h + (h >= index) for n, h in self.home.items()}
+        self.home[node] = index
+        self.drafts[index].nodes.append(node)
+
+    def _join(self, node: Node, latest: int) -> int | None:
+        for index in range(max(latest, 0), len(self.drafts)):
+            draft = self.drafts[index]
+            if draft.kind == "reduce" or draft.space != node.shape:
+                continue
+            if index > latest or self._aligned(node, index):
+                return index
+        return None
+
+    def _aligned(self, node: Node, index: int) -> bool:
+        """Every operand that group `index` computes is read at the node's own element."""
+        draft = self.drafts[index]
+        for arg in node.args:
+            gate = arg.op == "index" and arg.args[0] is draft.root and arg.attrs["axis"] == -2
+            if gate or self.home.get(arg) == index:
+                continue
+            if any(self.home.get(b) == index for b in self._through(arg)):
+                return False
+        return True
+
+    def _open(self, kind: str, space: Shape, root: Node | None) -> int:
+        self.drafts.append(_Draft(kind, space, root, [root] if root is not None else []))
+        if root is not None:
+            self.home[root] = len(self.drafts) - 1
+        return len(self.drafts) - 1
+
+    def _copy(self, node: Node) -> None:
+        """An array made by copying a view, a leaf, or a value of another region."""
+        for base in bases(node):
+            if base in self.inside and base not in self.home:
+                self._need(base)
+        self._open("pointwise", node.shape, None)
+        self.home[node] = len(self.drafts) - 1
+        self.drafts[-1].nodes.append(node)
+
+    def _finish(self) -> list[Group]:
+        wanted: set[Node] = set()
+        for index, draft in enumerate(self.drafts):
+            for node in draft.nodes:
+                for arg in node.args if node not in self._copies(draft) else (node.args or (node,)):
+                    wanted.update(b for b in self._through(arg) if self.home.get(b) not in (None, index))
+        outside = {b for n, users in self.users.items() for u in users if u not in self.inside for b in self._through(n)}
+        phase, groups = 0, []
+        for draft in self.drafts:
+            if self.region == "step" and (draft.root is not None or not phase):
+                phase += 1
+            keep = [n for n in draft.nodes if n in wanted or n in self.results or n in outside]
+            groups.append(Group(draft.kind, self.region, phase, draft.root, tuple(draft.nodes), tuple(keep)))
+        return groups
+
+    def _copies(self, draft: _Draft) -> list[Node]:
+        return [n for n in draft.nodes if is_move(n) or n.leaf]

@@ -1,0 +1,107 @@
+"""Move what does not read state out of the time loop: one GEMM over all T in place of one per step.
+
+In: the normalised graph, everything in `step`. Out: nodes that depend on inputs and parameters alone, and that hang on a
+product or reduction, are in `before`; nodes that depend on parameters alone are in `weights`.
+
+Rewrite: step: z = W x_t + R h + b   -->   before: xw = W x + b (all T at once);  step: z = xw[t] + R h
+
+Source: Appleyard, Kocisky & Blunsom 2016, "Optimizing Performance of Recurrent Neural Networks on GPUs", section 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..graph import Graph, Node, depends, make, rewrite
+from ..ops import TABLE
+from . import Pass
+
+if TYPE_CHECKING:
+    from ..rnn import RNN
+    from ..target import Target
+
+HEAVY = ("contract", "reduce")
+
+
+@dataclass(frozen=True)
+class HoistGemms(Pass):
+    """Inputs' products leave the loop. Always applies to a cell with a product of an input."""
+
+    name = "hoist_gemms"
+
+    def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
+        graph = _regroup_sums(graph)
+        nodes = graph.nodes()
+        leaves = depends(nodes)
+        early = {n for n in nodes if leaves[n] == {"input"} and not n.leaf}
+        moved = _hanging_on_products(nodes, early)
+        _sink(graph, moved)
+        return replace(graph, region={**graph.region, **dict.fromkeys(moved, "before")})
+
+    def ensures(self, graph: Graph) -> None:
+        nodes = graph.nodes()
+        leaves = depends(nodes)
+        for node in nodes:
+            inside = graph.region_of(node) == "before"
+            late = any("state" in leaves[a] for a in node.args)
+            self.check(not (inside and late), f"{node.op} in `before` reads a value of `step`", graph)
+
+
+def _terms(node: Node, users: dict[Node, list[Node]], top: bool = True) -> list[Node]:
+    """The summands of a tree of additions whose inner nodes have no other use and no broadcasting."""
+    if node.op != "add" or (not top and len(users[node]) > 1) or any(a.shape != node.shape for a in node.args):
+        return [node]
+    return [t for a in node.args for t in _terms(a, users, top=False)]
+
+
+def _regroup_sums(graph: Graph) -> Graph:
+    """(W x + R h) + b  -->  (W x + b) + R h, so that everything early in a sum can leave the loop together."""
+    nodes, users = graph.nodes(), graph.users()
+    leaves = depends(nodes)
+    new: dict[Node, Node] = {}
+    for node in nodes:
+        args = tuple(new[a] for a in node.args)
+        new[node] = node if args == node.args else replace(node, args=args)
+        if node.op != "add":
+            continue
+        terms = _terms(node, users)
+        late = [t for t in terms if "state" in leaves[t]]
+        early = [t for t in terms if "state" not in leaves[t]]
+        if len(terms) < 3 or not late or not any(leaves[t] for t in early):
+            continue
+        ordered = [new[t] for t in (*early, *late)]
+        total = ordered[0]
+        for term in ordered[1:]:
+            total = make("add", total, term, source=node.source)
+        new[node] = total
+    return rewrite(graph, new)
+
+
+def _hanging_on_products(nodes: list[Node], early: set[Node]) -> set[Node]:
+    """Early products and reductions, all they need, and all early nodes computed from them."""
+    moved: set[Node] = set()
+    for node in nodes:
+        if node in early and (TABLE[node.op].kind in HEAVY or any(a in moved for a in node.args)):
+            stack = [node]
+            while stack:
+                n = stack.pop()
+                if n not in moved:
+                    moved.add(n)
+                    stack.extend(a for a in n.args if a in early)
+    return moved
+
+
+def _sink(graph: Graph, moved: set[Node]) -> None:
+    """Give back to the loop cheap nodes whose operands must be kept for the loop anyway: less memory, no more work."""
+    users = graph.users()
+    roots = set(graph.roots)
+    for node in reversed(graph.nodes()):
+        if node not in moved or TABLE[node.op].kind in HEAVY or any(u in moved for u in users[node]):
+            continue
+        operands = [a for a in node.args if a in moved]
+        kept = [a for a in operands if any(u not in moved for u in users[a]) or a in roots]
+        if operands and len(kept) == len(operands):
+            moved.discard(node)
+        elif TABLE[node.op].kind == "move" and len(operands) == 1:
+            moved.discard(node)  # a view of one stored value costs nothing where it is read

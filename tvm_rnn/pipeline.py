@@ -1,0 +1,96 @@
+"""The passes in order, with the reason for each position, and the function that runs them.
+
+In: an RNN, a target, and names of passes to leave out. Out: one graph per distinct layer, ready for `lower.py`; `trail`
+keeps the graph after every stage for `show`, `--dump` and the golden tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from .errors import ConfigError, message, unknown
+from .graph import Graph
+from .normalise import normalise
+from .passes import Pass
+from .passes.combine_gemms import CombineGemms
+from .passes.fuse_pointwise import FusePointwise
+from .passes.hoist_gemms import HoistGemms
+from .passes.tile_layers_and_time import TileLayersAndTime
+
+if TYPE_CHECKING:
+    from .rnn import RNN
+    from .target import Target
+
+PASSES: tuple[Pass, ...] = (
+    # First, on single products: what leaves the loop must not be tied to what stays in it.
+    HoistGemms(),
+    # Then, region by region: the products of one level and operand become one.
+    CombineGemms(),
+    # Needs the final products: it hangs pointwise work on them, and decides what is stored.
+    FusePointwise(),
+    # Last: needs to know how much is stored per row.
+    TileLayersAndTime(),
+)
+PASS_NAMES = tuple(p.name for p in PASSES)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The graphs of an RNN's layers at one stage: distinct graphs, and for each layer the index of its graph."""
+
+    graphs: tuple[Graph, ...]
+    of_layer: tuple[int, ...]
+
+
+def check_names(without: Iterable[str]) -> frozenset[str]:
+    """The passes to leave out, or ConfigError for a name that is none."""
+    names = frozenset(without)
+    for name in names:
+        if name not in PASS_NAMES:
+            raise ConfigError(message("no such pass", **unknown("pass", name, PASS_NAMES)))
+    return names
+
+
+def run(net: RNN, target: Target, without: Iterable[str] = ()) -> list[tuple[str, Layers]]:
+    """All stages in order: "trace", "normalise", then each pass that was not left out.
+
+    fuse_pointwise and tile_layers_and_time also decide things that later stages cannot do without, so leaving them out
+    means running them in their plain form: one group per node; all of T in one tile, layer by layer.
+    """
+    off = check_names(without)
+    graphs: list[Graph] = []
+    of_layer = []
+    for layer in net.layers:
+        if not any(layer.graph is g for g in graphs):
+            graphs.append(layer.graph)
+        of_layer.append(next(i for i, g in enumerate(graphs) if g is layer.graph))
+    stages = [("trace", Layers(tuple(graphs), tuple(of_layer)))]
+    graphs = [normalise(g) for g in graphs]
+    stages.append(("normalise", Layers(tuple(graphs), tuple(of_layer))))
+    for step in PASSES:
+        if step.name in off:
+            if not isinstance(step, (FusePointwise, TileLayersAndTime)):
+                continue
+            step = replace(step, enabled=False)
+        graphs = [_apply(step, g, net, target) for g in graphs]
+        stages.append((step.name, Layers(tuple(graphs), tuple(of_layer))))
+    return stages
+
+
+def _apply(step: Pass, graph: Graph, net: RNN, target: Target) -> Graph:
+    step.requires(graph)
+    result = step.apply(graph, net, target)
+    result = replace(result, applied=(*graph.applied, step.name))
+    step.ensures(result)
+    return result
+
+
+def stages(
+    net: RNN, target: str | Target = "llvm", batch: Sequence[int] = (), without: Iterable[str] = ()
+) -> list[tuple[str, str]]:
+    """Every stage as (name, text): the passes' graphs, then "te", "tir", "llvm" and "asm"."""
+    from .show import texts
+
+    return texts(net, target, tuple(batch), tuple(without))

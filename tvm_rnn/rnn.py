@@ -1,0 +1,286 @@
+"""RNN: a cell over time, with sizes, layers, directions, dtype and weights.
+
+In: a `Cell` and sizes from the user. Out: one traced `Graph` per distinct layer for `compile` and `reference`, and weights
+as ordinary arrays named `<parameter>_l{layer}` (suffix `_reverse` for the backward direction), as torch names them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .cell import Cell
+from .errors import ConfigError, WeightError, message, unknown
+from .graph import Graph, constant
+from .ops import Shape
+
+DTYPES = ("float32", "float64")
+Sizes = int | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: its index, the sizes of its axes, and its graph (shared by layers of equal sizes)."""
+
+    index: int
+    sizes: Mapping[str, int]
+    graph: Graph
+
+    @property
+    def width(self) -> int:
+        """Features that one direction emits."""
+        return self.graph.output.shape[0]
+
+
+class RNN:
+    """A recurrent network: `num_layers` layers of one cell, in one or both directions, over time.
+
+    cell: a Cell. input_size: features of x (axis I). hidden_size: axis H; an int, or one int per layer. Other axes of the
+    cell by name: `RNN(cells.lstm_projection, 32, 64, P=16)`, an int or one per layer. dtype: "float32" or "float64".
+
+    Raises ConfigError for a bad argument, CellError for equations that do not fit these sizes.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        input_size: int,
+        hidden_size: Sizes | None = None,
+        num_layers: int = 1,
+        bidirectional: bool = False,
+        dtype: str = "float32",
+        **sizes: Sizes,
+    ) -> None:
+        if not isinstance(cell, Cell):
+            raise ConfigError(
+                message("RNN needs a cell", got=f"{cell!r:.80}", do="pass rnn.cells.lstm or your own @cell")
+            )
+        if "proj_size" in sizes:  # torch's name for the axis P
+            if "P" in sizes:
+                raise ConfigError(message("RNN: proj_size is another name of P", got="both", do="give one of them"))
+            sizes["P"] = sizes.pop("proj_size")
+        self.cell, self.dtype = cell, _dtype(dtype)
+        self.input_size = _size("input_size", input_size)
+        self.num_layers = _size("num_layers", num_layers)
+        self.bidirectional = bool(bidirectional)
+        self.sizes = self._bind(hidden_size, sizes)
+        self.layers = self._trace()
+        self.weights: dict[str, np.ndarray] = {}
+
+    @property
+    def num_directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.sizes[-1]["H"]) if "H" in self.sizes[-1] else self.layers[-1].width
+
+    @property
+    def output_size(self) -> int:
+        """Features of y: the last layer's width times the number of directions."""
+        return self.layers[-1].width * self.num_directions
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{k}={v}" for k, v in self.sizes[0].items())
+        return f"<RNN {self.cell.name} {shown} layers={self.num_layers} directions={self.num_directions} {self.dtype}>"
+
+    def _bind(self, hidden_size: Sizes | None, sizes: Mapping[str, Sizes]) -> list[dict[str, int]]:
+        names = self.cell.size_names
+        given: dict[str, Sizes] = dict(sizes) if hidden_size is None else {"H": hidden_size, **sizes}
+        for name in given:
+            if name not in names:
+                known = (*names, "hidden_size", "num_layers", "bidirectional", "dtype")
+                what = f"RNN: cell {self.cell.name} has no axis {name!r}, and RNN no such argument"
+                raise ConfigError(message(what, **unknown("axis", name, known)))
+        layers = []
+        for layer in range(self.num_layers):
+            bound = {}
+            for name, value in given.items():
+                if isinstance(value, Sequence) and not isinstance(value, str):
+                    if len(value) != self.num_layers:
+                        text = f"{len(value)} values for {self.num_layers} layers"
+                        raise ConfigError(message(f"RNN: size {name} per layer", got=text, do="give one per layer"))
+                    value = value[layer]
+                bound[name] = _size("hidden_size" if name == "H" else name, value)
+            layers.append(bound)
+        return layers
+
+    def _trace(self) -> tuple[Layer, ...]:
+        first = self.cell.inputs[0]
+        width, layers = self.input_size, []
+        cache: dict[tuple[tuple[str, int], ...], Graph] = {}
+        for index, bound in enumerate(self.sizes):
+            free = [n for n in first.dims.names if n not in bound]
+            if first.dims.text.strip() in free:  # the usual case: x: "I"
+                bound[first.dims.text.strip()] = width
+            key = tuple(sorted(bound.items()))
+            if key not in cache:
+                cache[key] = self.cell.trace(bound, self.dtype)
+            graph = cache[key]
+            layers.append(Layer(index, bound, graph))
+            self._check_inputs(layers, width)
+            width = graph.output.shape[0] * self.num_directions
+        return tuple(layers)
+
+    def _check_inputs(self, layers: Sequence[Layer], width: int) -> None:
+        """The newest layer reads `width` features; its other inputs are those of layer 0."""
+        index, graph, cell = layers[-1].index, layers[-1].graph, self.cell
+        if graph.inputs[0].shape != (width,):
+            source = "input_size" if index == 0 else f"the output of layer {index - 1}"
+            raise ConfigError(
+                message(
+                    f"cell {cell.name}: layer {index} does not fit its input",
+                    where=cell.where,
+                    got=f"{source} = {width}",
+                    expected=f"{cell.inputs[0]} = {graph.inputs[0].shape[0]}",
+                    do="choose sizes that agree, or declare the cell's input as an axis of its own",
+                )
+            )
+        for argument, own, shared in zip(cell.inputs, graph.inputs, layers[0].graph.inputs, strict=True):
+            if argument is not cell.inputs[0] and own.shape != shared.shape:
+                raise ConfigError(
+                    message(
+                        f"cell {cell.name}: every layer is given the same {argument.name}",
+                        where=cell.where,
+                        got=f"{list(shared.shape)} at layer 0 and {list(own.shape)} at layer {index}",
+                        expected="one shape",
+                        do=f"give {argument.name} an axis that does not change from layer to layer",
+                    )
+                )
+
+    @property
+    def weight_shapes(self) -> dict[str, Shape]:
+        """Every weight's name and shape, in a fixed order: by layer, direction, then the cell's own order."""
+        return {
+            weight_name(p.name, layer.index, direction): p.shape
+            for layer in self.layers
+            for direction in range(self.num_directions)
+            for p in layer.graph.params
+        }
+
+    def init(self, seed: int = 0) -> RNN:
+        """Fill the weights: uniform in +-1/sqrt(H) as torch does, or as the cell's `init` says. Returns self."""
+        rng = np.random.default_rng(seed)
+        for layer in self.layers:
+            bound = 1.0 / np.sqrt(layer.sizes.get("H", layer.width))
+            for direction in range(self.num_directions):
+                for p in layer.graph.params:
+                    how = self.cell.init.get(p.name, "uniform")
+                    value = rng.uniform(-bound, bound, p.shape)
+                    if how != "uniform":
+                        value = np.full(p.shape, {"zeros": 0.0, "ones": 1.0}.get(str(how), how), np.float64)
+                    self.weights[weight_name(p.name, layer.index, direction)] = value.astype(self.dtype)
+        return self
+
+    def load(self, source: Mapping[str, Any] | str | os.PathLike[str]) -> RNN:
+        """Take weights from a dict of arrays or a .safetensors file; all of them, by name. Returns self.
+
+        Arrays of another float dtype are converted to the RNN's. Raises WeightError naming every weight that is missing,
+        unknown or of a wrong shape, and then changes nothing.
+        """
+        self.weights = checked_weights(self.weight_shapes, _arrays(source), self.dtype)
+        return self
+
+    def check_weights(self) -> None:
+        """Raise WeightError if the weights were changed by hand to something that does not fit."""
+        self.weights = checked_weights(self.weight_shapes, self.weights, self.dtype)
+
+    def initial_state(self, batch: int) -> dict[str, Any]:
+        """{name: [L*D, B, *shape]}, or a list of one [D, B, *shape] per layer where layers differ in shape."""
+        result: dict[str, Any] = {}
+        for position, state in enumerate(self.cell.states):
+            value = self.cell.initial.get(state.name, 0.0)
+            shapes = [layer.graph.states[position].shape for layer in self.layers]
+            arrays = [np.full((self.num_directions, batch, *shape), value, self.dtype) for shape in shapes]
+            result[state.name] = np.concatenate(arrays) if len(set(shapes)) == 1 else arrays
+        return result
+
+
+def weight_name(parameter: str, layer: int, direction: int) -> str:
+    return f"{parameter}_l{layer}" + ("_reverse" if direction else "")
+
+
+def constants(graph: Graph) -> list[np.ndarray]:
+    """The array constants of a graph's equations, in a fixed order; scalars are written into the code."""
+    return [n.value for n in graph.nodes() if n.op == "const" and n.value is not None and n.value.size > 1]
+
+
+def _dtype(dtype: Any) -> str:
+    """The name "float32" or "float64", from its name, a NumPy dtype or a NumPy scalar type."""
+    try:
+        name = np.dtype(dtype).name if dtype is not None else "None"
+    except TypeError:
+        name = str(dtype)
+    if name not in DTYPES:
+        raise ConfigError(message("RNN: unsupported dtype", **unknown("dtype", name, DTYPES)))
+    return name
+
+
+def _size(name: str, value: Any) -> int:
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < 1:
+        raise ConfigError(message(f"RNN: {name}", got=repr(value), expected="a whole number of at least 1"))
+    return int(value)
+
+
+def _arrays(source: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
+    if isinstance(source, Mapping):
+        return source
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    if not isinstance(source, (str, os.PathLike)):
+        raise WeightError(message("weights are a dict or the path of a .safetensors file", got=f"{source!r:.80}"))
+    path = os.fspath(source)
+    if not os.path.isfile(path):
+        raise WeightError(message("no such weights file", got=path, do="check the path"))
+    try:
+        return load_file(path)
+    except (SafetensorError, ValueError, KeyError) as reason:
+        raise WeightError(
+            message(
+                "not a safetensors file", where=path, got=str(reason), do="write it with safetensors.numpy.save_file"
+            )
+        ) from None
+
+
+def checked_weights(shapes: Mapping[str, Shape], given: Mapping[str, Any], dtype: str) -> dict[str, np.ndarray]:
+    """Weights by name as contiguous arrays of `dtype`; WeightError lists everything that does not fit."""
+    wrong = [f"missing: {name}{list(shape)}" for name, shape in shapes.items() if name not in given]
+    wrong += [f"unknown: {name}" for name in given if name not in shapes]
+    result = {}
+    for name, shape in shapes.items():
+        if name not in given:
+            continue
+        array = _weight(given[name])
+        if array is None:
+            wrong.append(f"{name}: {type(given[name]).__name__}, expected an array")
+        elif array.shape != shape:
+            wrong.append(f"{name}: shape {list(array.shape)}, expected {list(shape)}")
+        elif array.dtype.kind not in "fiu":
+            wrong.append(f"{name}: dtype {array.dtype}, expected {dtype}")
+        else:
+            result[name] = np.array(array, dtype=dtype, order="C")  # a copy: later changes of the caller's do not count
+    if wrong:
+        text = "\n            ".join(wrong)
+        raise WeightError(
+            message("these weights do not fit", got=text, expected=f"{len(shapes)} arrays, see .weight_shapes")
+        )
+    return result
+
+
+def _weight(value: Any) -> np.ndarray | None:
+    """NumPy's view of an array or a torch tensor (bfloat16, which NumPy lacks, widened); None where it is no array."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if "bfloat16" in str(value.dtype) else value
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError):
+        return None
+
+
+__all__ = ["RNN", "Layer", "checked_weights", "constant", "constants", "weight_name"]

@@ -1,0 +1,287 @@
+"""Scalar expressions of the pointwise ops, on TVM expressions of any float dtype.
+
+In: rows of `ops.py`. Out: TVM scalar expressions that LLVM can vectorise. TVM itself never vectorises exp or tanh (each
+lane becomes a libm call, 10 to 20 times slower), so float32 has its own: a rational tanh and a polynomial exp and log,
+with shared sub-expressions in `Let`. Other dtypes call libm, exact and slow.
+
+IEEE behaviour: NaN goes through everywhere. x86 min/max return their second operand when one is NaN, hence constants
+come first in every clamp. Coefficients: tanh, the [13/6] rational minimax used by Eigen and XLA (facts, cited); exp and
+log, S. L. Moshier's Cephes library (expf, logf).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tvm import tirx
+
+Expr = Any
+
+TANH_P = (
+    -2.76076847742355e-16,
+    2.00018790482477e-13,
+    -8.60467152213735e-11,
+    5.12229709037114e-08,
+    1.48572235717979e-05,
+    6.37261928875436e-04,
+    4.89352455891786e-03,
+)
+TANH_Q = (1.19825839466702e-06, 1.18534705686654e-04, 2.26843463243900e-03, 4.89352518554385e-03)
+EXP_P = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+LOG_P = (
+    7.0376836292e-2,
+    -1.1514610310e-1,
+    1.1676998740e-1,
+    -1.2420140846e-1,
+    1.4249322787e-1,
+    -1.6668057665e-1,
+    2.0000714765e-1,
+    -2.4999993993e-1,
+    3.3333331174e-1,
+)
+LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
+
+_names = itertools.count()
+
+numpy_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _tir() -> Any:
+    from tvm import tirx  # imported on use: tracing and the oracle need no compiler
+
+    return tirx
+
+
+def const(value: float, like: Expr) -> Expr:
+    return _tir().const(value, _dtype(like))
+
+
+def _dtype(x: Expr) -> str:
+    return str(x.ty)
+
+
+def let(value: Expr, body: Callable[[tirx.Var], Expr]) -> Expr:
+    """Let(var = value) in body(var): evaluated once, used many times. TE would otherwise copy the tree at each use."""
+    var = _tir().Var(f"s{next(_names)}", _dtype(value))
+    return _tir().Let(var, value, body(var))
+
+
+def _call(name: str, x: Expr, *more: Expr) -> Expr:
+    """A libm call, one per lane: exact, slow."""
+    dtype = _dtype(x)
+    suffix = {"float32": "f", "float64": ""}[dtype]
+    return _tir().call_pure_extern(dtype, name + suffix, x, *more)
+
+
+def _horner(x: Expr, coefficients: Sequence[float]) -> Expr:
+    total = const(coefficients[0], x)
+    for coefficient in coefficients[1:]:
+        total = total * x + const(coefficient, x)
+    return total
+
+
+def _clamp(x: Expr, low: float, high: float) -> Expr:
+    t = _tir()
+    return t.Max(const(low, x), t.Min(const(high, x), x))
+
+
+def add(a: Expr, b: Expr) -> Expr:
+    return a + b
+
+
+def sub(a: Expr, b: Expr) -> Expr:
+    return a - b
+
+
+def mul(a: Expr, b: Expr) -> Expr:
+    return a * b
+
+
+def div(a: Expr, b: Expr) -> Expr:
+    return _tir().Div(a, b)
+
+
+def neg(x: Expr) -> Expr:
+    return const(-1.0, x) * x
+
+
+def less(a: Expr, b: Expr) -> Expr:
+    return _tir().LT(a, b)
+
+
+def less_equal(a: Expr, b: Expr) -> Expr:
+    return _tir().LE(a, b)
+
+
+def greater(a: Expr, b: Expr) -> Expr:
+    return _tir().GT(a, b)
+
+
+def greater_equal(a: Expr, b: Expr) -> Expr:
+    return _tir().GE(a, b)
+
+
+def equal(a: Expr, b: Expr) -> Expr:
+    return _tir().EQ(a, b)
+
+
+def not_equal(a: Expr, b: Expr) -> Expr:
+    return _tir().NE(a, b)
+
+
+def logical_and(a: Expr, b: Expr) -> Expr:
+    return _tir().And(a, b)
+
+
+def logical_or(a: Expr, b: Expr) -> Expr:
+    return _tir().Or(a, b)
+
+
+def logical_not(a: Expr) -> Expr:
+    return _tir().Not(a)
+
+
+def where(condition: Expr, a: Expr, b: Expr) -> Expr:
+    return _tir().Select(condition, a, b)
+
+
+def maximum(a: Expr, b: Expr) -> Expr:
+    """NumPy's: NaN in either operand gives NaN."""
+    return let(a, lambda a: let(b, lambda b: where(logical_or(greater(a, b), not_equal(a, a)), a, b)))
+
+
+def minimum(a: Expr, b: Expr) -> Expr:
+    """NumPy's: NaN in either operand gives NaN."""
+    return let(a, lambda a: let(b, lambda b: where(logical_or(less(a, b), not_equal(a, a)), a, b)))
+
+
+def relu(x: Expr) -> Expr:
+    return _tir().Max(const(0.0, x), x)
+
+
+def abs(x: Expr) -> Expr:
+    return let(x, lambda x: where(less(x, const(0.0, x)), neg(x), x + const(0.0, x)))
+
+
+def sign(x: Expr) -> Expr:
+    def body(x: Expr) -> Expr:
+        zero = const(0.0, x)
+        return where(less(x, zero), const(-1.0, x), where(greater(x, zero), const(1.0, x), x))
+
+    return let(x, body)
+
+
+def sqrt(x: Expr) -> Expr:
+    return _tir().sqrt(x)
+
+
+def sin(x: Expr) -> Expr:
+    return _call("sin", x)
+
+
+def cos(x: Expr) -> Expr:
+    return _call("cos", x)
+
+
+def erf(x: Expr) -> Expr:
+    return _call("erf", x)
+
+
+def power(a: Expr, b: Expr) -> Expr:
+    return _call("pow", a, b)
+
+
+def tanh(x: Expr) -> Expr:
+    if _dtype(x) != "float32":
+        return _call("tanh", x)
+    # Clamping at 9 gives exactly +-1 for large |x|; max abs error 3e-7, 5 ulp.
+    return let(
+        _clamp(x, -9.0, 9.0), lambda x: let(x * x, lambda y: div(x * _horner(y, TANH_P), _horner(y, TANH_Q)))
+    )
+
+
+def _exp_bounded(x: Expr) -> Expr:
+    """2**n * p(f) for |x| <= 87: n the nearest integer of x/ln2, f = x - n ln2 with ln2 in two parts."""
+    t = _tir()
+
+    def scaled(n: Expr, f: Expr) -> Expr:
+        bits = (t.Cast("int32", n) + t.const(127, "int32")) << t.const(23, "int32")
+        return (_horner(f, EXP_P) * f * f + f + const(1.0, f)) * t.reinterpret("float32", bits)
+
+    def rest(x: Expr, n: Expr) -> Expr:
+        return let(n * const(-LN2_LOW, x) + (n * const(-LN2_HIGH, x) + x), lambda f: scaled(n, f))
+
+    return let(x, lambda x: let(t.nearbyint(x * const(1.0 / math.log(2.0), x)), lambda n: rest(x, n)))
+
+
+def exp(x: Expr) -> Expr:
+    if _dtype(x) != "float32":
+        return _call("exp", x)
+
+    # exp(x) = exp(x/2)**2 keeps the bit trick inside the normal range, so that overflow gives inf and underflow
+    # reaches the denormals and 0 by plain multiplication. 104 is beyond both ends of float32.
+    def body(x: Expr) -> Expr:
+        return let(_exp_bounded(_clamp(x, -104.0, 104.0) * const(0.5, x)), lambda e: e * e)
+
+    return let(x, body)
+
+
+def log(x: Expr) -> Expr:
+    if _dtype(x) != "float32":
+        return _call("log", x)
+    return let(x, _log_float32)
+
+
+def _log_float32(x: Expr) -> Expr:
+    t = _tir()
+
+    def i32(v: int) -> Expr:
+        return t.const(v, "int32")
+
+    # Denormals are scaled up by 2**24 first. m in [sqrt(1/2), sqrt(2)), x = m * 2**e.
+    tiny = less(x, const(1.17549435e-38, x))
+    bits = t.reinterpret("int32", where(tiny, x * const(16777216.0, x), x))
+
+    def split(bits: Expr) -> Expr:
+        shifted = bits - i32(0x3F3504F3)
+        exponent = (shifted >> i32(23)) + t.Select(tiny, i32(-24), i32(0))
+        mantissa = (shifted & i32(0x007FFFFF)) + i32(0x3F3504F3)
+        return let(
+            t.Cast("float32", exponent),
+            lambda e: let(t.reinterpret("float32", mantissa) - const(1.0, x), lambda m: series(e, m)),
+        )
+
+    def series(e: Expr, m: Expr) -> Expr:
+        square = m * m
+        tail = m * square * _horner(m, LOG_P) + e * const(LN2_LOW, x) - square * const(0.5, x)
+        return m + tail + e * const(LN2_HIGH, x)
+
+    inf = const(math.inf, x)
+    finite = let(bits, split)
+    zero = where(equal(x, const(0.0, x)), const(-math.inf, x), const(math.nan, x))
+    return where(greater(x, const(0.0, x)), where(less(x, inf), finite, x), where(not_equal(x, x), x, zero))
+
+
+def sigmoid(x: Expr) -> Expr:
+    if _dtype(x) != "float32":
+        return div(const(1.0, x), const(1.0, x) + _call("exp", neg(x)))
+    return div(const(1.0, x), const(1.0, x) + _exp_bounded(_clamp(neg(x), -87.0, 87.0)))
+
+
+def softplus(x: Expr) -> Expr:
+    """max(x, 0) + log1p(exp(-|x|)), with log1p as Kahan's log(u) y / (u - 1), u = 1 + y."""
+
+    def body(x: Expr) -> Expr:
+        return relu(x) + let(exp(neg(abs(x))), log1p)
+
+    def log1p(y: Expr) -> Expr:
+        one = const(1.0, y)
+        return let(y + one, lambda u: where(equal(u, one), y, div(log(u) * y, where(equal(u, one), one, u - one))))
+
+    return let(x, body)

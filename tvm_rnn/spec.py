@@ -1,0 +1,130 @@
+"""What a command line names, found: "lstm" or "file.py:function" is a Cell, "P=16" a size, "1,16" batch sizes.
+
+In: words from `cli.py`. Out: a `Cell` and an `RNN`, or a ConfigError whose text says what was expected.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+
+from . import cells
+from .cell import Cell
+from .errors import ConfigError, TvmRnnError, message, unknown
+from .rnn import RNN, Sizes
+
+EXPECTED = 'a cell of the zoo ("lstm"; `tvm-rnn cells` lists them) or "file.py:function"'
+
+
+def find_cell(spec: str) -> Cell:
+    """The Cell that `spec` names: a name of the zoo, "file.py:function", or "file.py" where that has one cell.
+
+    The file is run, with its own folder importable. Raises ConfigError where there is no such cell or file, or where
+    the file fails; CellError where @cell in it refuses the definition.
+    """
+    path, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
+    if spec.endswith(".onnx"):
+        raise ConfigError(message("ONNX files are not supported yet", got=repr(spec), expected=EXPECTED))
+    if path.endswith(".py"):
+        return _cell_of(_run(path), path, name)
+    if spec not in cells.ZOO:
+        slots = unknown("cell", spec, cells.names())
+        if "did you mean" not in slots["do"]:
+            slots["do"] = f"give {EXPECTED}"
+        raise ConfigError(message("no such cell", **slots))
+    return cells.get(spec)
+
+
+def _run(path: str) -> ModuleType:
+    if not os.path.isfile(path):
+        raise ConfigError(message("no such file", got=repr(path), expected=EXPECTED, do="check the path"))
+    spec = importlib.util.spec_from_file_location(os.path.basename(path)[: -len(".py")], path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py and the file exists
+    module = importlib.util.module_from_spec(spec)
+    folder = os.path.dirname(os.path.abspath(path))
+    sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    except TvmRnnError:
+        raise
+    except Exception as reason:  # the user's file may raise anything
+        frames = [f for f in traceback.extract_tb(reason.__traceback__) if f.filename == path]
+        line = getattr(reason, "lineno", None) if isinstance(reason, SyntaxError) else None
+        line = line or (frames[-1].lineno if frames else None)
+        where = path if line is None else f"{path}:{line}"
+        got = f"{type(reason).__name__}: {reason}"
+        raise ConfigError(message("this file cannot be imported", where=where, got=got, do="correct it")) from reason
+    finally:
+        sys.path.remove(folder)
+    return module
+
+
+def _cell_of(module: ModuleType, path: str, name: str) -> Cell:
+    found = {key: value for key, value in vars(module).items() if isinstance(value, Cell)}
+    if not name:
+        own = [key for key, value in found.items() if value.function.__module__ == module.__name__]
+        if len(own) == 1:
+            return found[own[0]]
+        got = f"{path!r}, with cells: {', '.join(own) or 'none'}"
+        raise ConfigError(message("which cell of this file?", got=got, expected='"file.py:function"', do="name one"))
+    if name in found:
+        return found[name]
+    if hasattr(module, name):
+        got = f"{name}, a {type(getattr(module, name)).__name__}"
+        raise ConfigError(message("this is not a cell", where=path, got=got, do="decorate the function with @cell"))
+    raise ConfigError(message("this file has no such cell", where=path, **unknown("cell", name, found)))
+
+
+def parse_sizes(words: Sequence[str]) -> dict[str, Sizes]:
+    """["P=16", "H=64,32"] as {"P": 16, "H": [64, 32]}: a list is one size per layer. Raises ConfigError."""
+    sizes: dict[str, Sizes] = {}
+    for word in words:
+        name, equals, text = word.partition("=")
+        values = parse_numbers(text) if equals and name.isidentifier() else []
+        if not values:
+            raise ConfigError(message("--size", got=repr(word), expected="NAME=INT, or NAME=INT,INT,... per layer"))
+        sizes[name] = values if len(values) > 1 else values[0]
+    return sizes
+
+
+def parse_numbers(text: str) -> list[int]:
+    """The numbers of "1,16"; none where that is not a list of whole numbers of at least 1."""
+    parts = [part.strip() for part in text.split(",")]
+    return [int(part) for part in parts] if all(part.isdecimal() and int(part) > 0 for part in parts) else []
+
+
+def parse_batch(text: str) -> list[int]:
+    """The batch sizes of "1,16"; none of "". Raises ConfigError for anything else."""
+    values = parse_numbers(text)
+    if text and not values:
+        raise ConfigError(message("--batch", got=repr(text), expected="batch sizes, such as 1,16"))
+    return values
+
+
+def build_net(
+    cell: Cell,
+    input_size: int,
+    hidden_size: int | None,
+    *,
+    layers: int = 1,
+    bidirectional: bool = False,
+    dtype: str = "float32",
+    sizes: Mapping[str, Sizes] | None = None,
+    fill: int | None = None,
+) -> RNN:
+    """An RNN of the cell. `fill`: the size of every axis that got none, to look at a cell; None: that is an error.
+
+    Raises ConfigError or CellError, as RNN does.
+    """
+    given = dict(sizes or {})
+    if hidden_size is not None:
+        given["H"] = hidden_size
+    if fill is not None:
+        ours = set(cell.inputs[0].dims.names)  # bound to the input's size
+        given.update({name: fill for name in cell.size_names if name not in given and name not in ours})
+    hidden = given.pop("H", None)
+    return RNN(cell, input_size, hidden, layers, bidirectional, dtype, **given)

@@ -1,0 +1,153 @@
+"""What the command line prints of cells and modules: rich tables for people, plain dicts for --json.
+
+In: Cells of the zoo, the manifest and weights of a module's file. Out: renderables for `rich.console.Console.print` and
+values for `json.dumps`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from .cell import Argument, Cell
+
+AXES = {
+    "I": "features of the input",
+    "H": "hidden units",
+    "P": "features of the projected output",
+    "G": "gates",
+}
+
+
+def plain_table(*columns: str, title: str | None = None) -> Table:
+    """An empty table without borders between rows; numbers of a column named with a unit go to the right."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", title_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def cell_facts(cell: Cell) -> dict[str, Any]:
+    """What `tvm-rnn cells --json` says of a cell: names, dims, axes, documentation."""
+
+    def dims(arguments: Iterable[Argument]) -> dict[str, list[str]]:
+        return {a.name: a.dims.text.replace(",", " ").split() for a in arguments}
+
+    return {
+        "name": cell.name,
+        "inputs": dims(cell.inputs),
+        "states": dims(cell.states),
+        "weights": dims(cell.params),
+        "output": cell.output,
+        "axes": list(cell.size_names),
+        "doc": cell.doc,
+        "where": cell.where,
+    }
+
+
+def cells_table(cells: Iterable[Cell]) -> RenderableType:
+    """One line per cell: name, inputs, states, first line of its documentation."""
+    table = plain_table("cell", "inputs", "states", "what it is")
+    for cell in cells:
+        inputs, states = (" ".join(a.name for a in arguments) for arguments in (cell.inputs, cell.states))
+        table.add_row(Text(cell.name, "bold"), inputs, states, Text(cell.doc.split("\n")[0]))
+    return table
+
+
+def cell_page(cell: Cell) -> RenderableType:
+    """One cell in full: documentation, arguments with their dims, the axes that need sizes, where it is defined."""
+    table = plain_table("", "name", "dims")
+    for kind, arguments in (("input", cell.inputs), ("state", cell.states), ("weight", cell.params)):
+        for argument in arguments:
+            note = "  (what the layer emits)" if kind == "state" and argument.name == cell.output else ""
+            table.add_row(kind, Text(argument.name, "bold"), Text(f"[{', '.join(argument.dims.text.split())}]{note}"))
+    bound = cell.inputs[0].dims.names
+    axes = plain_table("axis", "is", "given by")
+    for name in cell.size_names:
+        option = "--input-size" if name in bound else "--hidden-size" if name == "H" else f"--size {name}=..."
+        axes.add_row(Text(name, "bold"), AXES.get(name, ""), option)
+    head = Text(cell.name, "bold")
+    return Group(head, "", Text(cell.doc), "", table, "", axes, "", Text(f"defined in {cell.where}", "dim"))
+
+
+def manifest_page(
+    path: str, manifest: Mapping[str, Any], weights: Mapping[str, Any], file_bytes: int
+) -> RenderableType:
+    """A module's manifest for people: what it computes, for which machine, how it was made, what is in the file."""
+    facts = plain_table("", "")
+    facts.show_header = False
+    for name, value in _facts(path, manifest, weights, file_bytes):
+        facts.add_row(Text(name, "bold"), Text(value))
+    arrays = plain_table("array", "shape", "", title="arrays")
+    for item in manifest["inputs"]:
+        arrays.add_row("input", _shape("T", "B", *item["shape"]), item["name"])
+    wide = [manifest["num_directions"] * n for n in manifest["output"]["shape"]]
+    arrays.add_row("output", _shape("T", "B", *wide), manifest["output"]["name"])
+    for state in manifest["states"]:
+        for shape in _state_shapes(manifest, state):
+            arrays.add_row("state", shape, f"{state['name']}, at first {state['initial']:g}")
+    for item in manifest["weights"]:
+        arrays.add_row("weight", _shape(*item["shape"]), item["name"])
+    templates = plain_table("unit", "template", "knobs", "record", title="schedules")
+    for row in manifest["templates"]:
+        knobs = ", ".join(f"{k}={v}" for k, v in row.get("knobs", {}).items())
+        templates.add_row(*(Text(str(t)) for t in (row.get("unit"), row.get("template"), knobs, row.get("record"))))
+    return Group(facts, "", arrays, "", templates)
+
+
+def has_weights(manifest: Mapping[str, Any], arrays: Mapping[str, Any]) -> bool:
+    """Whether the arrays in a module's file include its weights; there may also be constants of the equations."""
+    return all(item["name"] in arrays for item in manifest["weights"])
+
+
+def _facts(path: str, m: Mapping[str, Any], weights: Mapping[str, Any], file_bytes: int) -> list[tuple[str, str]]:
+    target, work = m["target"], m["workspace"]
+    held = sum(array.nbytes for array in weights.values())
+    layers = f"{m['num_layers']} layer{'s' * (m['num_layers'] > 1)}"
+    directions = "both directions" if m["num_directions"] == 2 else "forward"
+    names = [key for key in ("fixed", "per_row", "per_tile_row", "per_sequence_row") if work.get(key)]
+    return [
+        ("module", f"{path}, {size_text(file_bytes)}"),
+        ("cell", f"{m['cell']}, {layers}, {directions}, {m['dtype']}"),
+        ("batch", "any" + (f", made for {', '.join(map(str, m['batch']))}" if m["batch"] else "")),
+        (
+            "weights",
+            f"in the file, {size_text(held)}"
+            if has_weights(m, weights)
+            else "not in the file: give them with --weights",
+        ),
+        ("entry points", ", ".join(m["entry_points"])),
+        ("target", f"{target['name']}: {target['machine']} {target['mcpu']}".rstrip()),
+        ("needs", ", ".join(target["features"]) or "no particular CPU features"),
+        ("passes", ", ".join(m["passes"]) or "none"),
+        ("workspace", ", ".join(f"{work[k]} {k.replace('_', ' ')}" for k in names) + f" ({m['dtype']} elements)"),
+        ("tile", f"{m['rows_per_tile']} rows (steps x batch) at once"),
+        ("work", f"{m['flops_per_row'] / 1e6:.4g} MFLOP per step and row"),
+        ("made by", ", ".join(f"{name} {version}" for name, version in m["versions"].items())),
+        ("created", m["created"]),
+    ]
+
+
+def _shape(*axes: Any) -> Text:
+    return Text(f"[{', '.join(str(axis) for axis in axes)}]")
+
+
+def _state_shapes(m: Mapping[str, Any], state: Mapping[str, Any]) -> list[Text]:
+    shapes, directions = [list(shape) for shape in state["shapes"]], m["num_directions"]
+    if shapes.count(shapes[0]) == len(shapes):
+        return [_shape(len(shapes) * directions, "B", *shapes[0])]
+    return [_shape(directions, "B", *shape) for shape in shapes]
+
+
+def size_text(count: int) -> str:
+    """A number of bytes for people: "57.0 KB"."""
+    value, unit = float(count), "B"
+    for unit in ("B", "KB", "MB", "GB"):
+        if value < 1000 or unit == "GB":
+            break
+        value /= 1000
+    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"

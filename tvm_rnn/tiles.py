@@ -1,0 +1,344 @@
+"""A group's register tile: tensor expressions of fixed small size, scheduled by a template, as a statement to embed.
+
+In: a group, where its operands and results live (`memory.Array`), and a template's configuration. Out: a TVM statement
+that computes `rows` batch rows by `panels` vectors of the group, with the addresses of the flat buffers already in it.
+
+A tile has a fixed shape whatever T, B and the thread count are: the loops over time, batch rows and units around it are
+`lower.py`'s, so a template cannot break the order of time. Blocks are named "product_i" (accumulators), "partial"
+(reductions), "value_i" (intermediate vectors) and "out_i" (what is stored).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, te, tirx
+from tvm.s_tir import Schedule
+
+from .expressions import Index, element, reduced_axes, reduced_index
+from .graph import Group, Node, topological
+from .memory import INDEX, Array, int64
+from .scalar import let, where
+from .schedule import Config, Template, Unit
+
+Expr = Any
+
+_LOWER = (
+    s_tir.transform.LowerInitBlock,
+    s_tir.transform.PlanAndUpdateBufferAllocationLocation,
+    s_tir.transform.ConvertBlocksToOpaque,
+    s_tir.transform.LowerMatchBuffer,
+    s_tir.transform.LowerOpaqueBlock,
+)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the nodes that a tile reads and writes live, and the buffers they live in."""
+
+    buffers: Mapping[str, Any]  # "workspace", "packed" -> tirx.Buffer
+    read: Callable[[Node], Array | None]
+    write: Callable[[Node], Sequence[Array]]
+    products: Mapping[Node, Sequence[Expr]]  # a gemm -> address of each packed parameter
+
+
+@dataclass
+class Tile:
+    """One tile under construction. The free variables are the lower loops' own."""
+
+    group: Group
+    places: Places
+    unit: Unit
+    lanes: int
+    rows: int = 1
+    panels: int = 1
+    row0: Expr = 0  # first batch row
+    panel0: Expr = 0  # first vector of units
+    outer: Index = ()  # leading indices of a pointwise group of several axes
+    stages: dict[Node, Any] = field(default_factory=dict)
+    outputs: dict[Any, list[Array]] = field(default_factory=dict)
+    tensors: list[Any] = field(default_factory=list)
+    sums: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.flat = {
+            name: te.placeholder((tirx.Var(f"size_{name}", INDEX),), name=name, dtype=buffer.dtype)
+            for name, buffer in self.places.buffers.items()
+        }
+
+    # --- addresses -----------------------------------------------------------------------------------------------
+
+    def load(self, node: Node, row: Expr, index: Index) -> Expr | None:
+        array = self.places.read(node)
+        if array is None:
+            return None
+        return self.flat[array.buffer](array.address(self.row0 + row, index))
+
+    def unit_of(self, panel: Expr, lane: Expr) -> Expr:
+        return (self.panel0 + tirx.Cast(INDEX, panel)) * int64(self.lanes) + tirx.Cast(INDEX, lane)
+
+    # --- expressions ---------------------------------------------------------------------------------------------
+
+    def products(self) -> None:
+        """Blocks product_i: acc[row, panel, gate, lane], one for each (parameter, operand) of the group's gemm."""
+        root = self.group.root
+        assert root is not None
+        gates = root.shape[0] if len(root.shape) == 2 else 1
+        for number, operand in enumerate(root.args[1::2]):
+            self.sums.append(self._product(f"product_{number}", operand, self.places.products[root][number], gates))
+
+    def _product(self, name: str, operand: Node, base: Expr, gates: int) -> Any:
+        depth = operand.shape[0]
+        k = te.reduce_axis((0, depth), name="k")
+
+        def body(r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
+            x = element(operand, (k.var,), lambda n, i: self.load(n, r, i), self.unit.dtype)
+            panel = self.panel0 + tirx.Cast(INDEX, p)
+            place = base + (panel * int64(depth) + tirx.Cast(INDEX, k.var)) * int64(gates * self.lanes)
+            weight = self.flat["packed"](place + tirx.Cast(INDEX, g * self.lanes + v))
+            return te.sum(x * weight, axis=k)
+
+        return te.compute((self.rows, self.panels, gates, self.lanes), body, name=name)
+
+    def accumulated(self, r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
+        total = self.sums[0](r, p, g, v)
+        for other in self.sums[1:]:
+            total = total + other(r, p, g, v)
+        return total
+
+    def value(self, node: Node, r: Expr, p: Expr, v: Expr, top: bool = False) -> Expr:
+        """The group's node at the tile's own element."""
+        own = (*self.outer, self.unit_of(p, v)) if node.shape else ()
+
+        def read(n: Node, index: Index) -> Expr | None:
+            if n is node and top:
+                return None
+            if n in self.stages:
+                return self.stages[n](r, p, v)
+            if n is self.group.root:
+                return self.accumulated(r, p, index[0] if len(index) == 2 else 0, v)
+            return self.load(n, r, index)
+
+        return element(node, own, read, self.unit.dtype)
+
+    def values(self) -> None:
+        """Blocks value_i for what is used more than once, then out_i for what is stored."""
+        members = set(self.group.nodes)
+        uses = dict.fromkeys(members, 0)
+        for node in members:
+            for arg in node.args:
+                if arg in uses:
+                    uses[arg] += 1
+        for node in self.group.nodes:
+            if node is self.group.root:
+                continue
+            stored = node in self.group.stored
+            if not node.boolean and (uses[node] + stored > 1 or stored):
+                self.stages[node] = self._vectors(f"value_{len(self.stages)}", self._top(node))
+        for node in self.group.stored:
+            for array in self.places.write(node):
+                self._store(node, array)
+
+    def _vectors(self, name: str, body: Callable[[Expr, Expr, Expr], Expr]) -> Any:
+        return te.compute((self.rows, self.panels, self.lanes), body, name=name)
+
+    def _top(self, node: Node) -> Callable[[Expr, Expr, Expr], Expr]:
+        return lambda r, p, v: self.value(node, r, p, v, top=True)
+
+    def _gate(self, gate: int) -> Callable[[Expr, Expr, Expr], Expr]:
+        return lambda r, p, v: self.accumulated(r, p, gate, v)
+
+    def _store(self, node: Node, array: Array) -> None:
+        name = f"out_{len(self.tensors)}"
+        if node is not self.group.root:
+            source = self.stages[node]
+            out = self._vectors(name, lambda r, p, v: source(r, p, v))
+            if not node.shape:  # a scalar fills its vector
+                array = replace(array, strides=(1,))
+            self._emit(out, array, lambda r, p, v: (*self.outer, self.unit_of(p, v)))
+            return
+        for gate in range(node.shape[0] if len(node.shape) == 2 else 1):
+            out = self._vectors(f"{name}_{gate}", self._gate(gate))
+            lead = (gate,) if len(node.shape) == 2 else ()
+            self._emit(out, array, lambda r, p, v, lead=lead: (*lead, self.unit_of(p, v)))
+
+    def _emit(self, out: Any, array: Array, index: Callable[..., Index]) -> None:
+        self.tensors.append(out)
+        self.outputs[out] = [(array, index)]  # type: ignore[list-item]
+
+    # --- scheduling and embedding --------------------------------------------------------------------------------
+
+    def statement(self, template: Template, config: Config) -> Any:
+        """The scheduled tile as a statement on the real buffers."""
+        func = te.create_prim_func([*self.flat.values(), *self.tensors])
+        # The enclosing loops' variables become parameters, because a Schedule takes closed functions only.
+        free = list(tirx.analysis.undefined_vars(func.body, list(func.params)))
+        sizes = [t.shape[0] for t in self.flat.values()]
+        free = [v for v in free if not any(v.same_as(n) for n in sizes)]
+        sch = Schedule(te.create_prim_func([*self.flat.values(), *free, *self.tensors]))
+        for stage in (*self.sums, *self.stages.values()):
+            sch.set_scope(stage.op.name, 0, "local")
+        for tensor in (*self.stages.values(), *self.tensors):
+            self._vectorize(sch, tensor.op.name)
+        template.schedule(sch, self.unit, config)
+        mod = tvm.ir.transform.Sequential([p() for p in _LOWER])(sch.mod)
+        return self._embed(mod["main"], len(free))
+
+    def _vectorize(self, sch: Schedule, name: str) -> None:
+        *outer, lane = sch.get_loops(name)
+        sch.vectorize(lane)
+        for loop in outer:
+            sch.unroll(loop)
+
+    def _embed(self, func: Any, free: int) -> Any:
+        flat = list(self.flat)
+        real = {p: self.places.buffers[flat[i]] for i, p in enumerate(func.params[: len(flat)])}
+        targets = dict(zip(func.params[len(flat) + free :], self.outputs.values(), strict=True))
+
+        def place(buffer: Any, indices: Sequence[Expr]) -> tuple[Any, list[Expr]] | None:
+            for param, buf in real.items():
+                if buffer.same_as(param):
+                    return buf, list(indices)
+            for param, homes in targets.items():
+                if buffer.same_as(param):
+                    array, index = homes[0]
+                    return self.places.buffers[array.buffer], [array.address(self.row0 + indices[0], index(*indices))]
+            return None
+
+        def load(node: Any) -> Any:
+            found = place(node.source, node.indices)
+            return node if found is None else tirx.BufferLoad(*found)
+
+        def store(node: Any) -> Any:
+            found = place(node.buffer, node.indices)
+            return node if found is None else tirx.BufferStore(found[0], node.value, found[1])
+
+        return tvm_ffi.structural_map(func.body, ((tvm.ir.TensorLoad, load), (tirx.BufferStore, store)))
+
+
+def gemm(tile: Tile, template: Template, config: Config) -> Any:
+    """A tile of a gemm group: products, then the epilogue."""
+    tile.products()
+    tile.values()
+    return tile.statement(template, config)
+
+
+def pointwise(tile: Tile, template: Template, config: Config) -> Any:
+    """A tile of a pointwise group: one row, one vector along the last axis."""
+    tile.values()
+    return tile.statement(template, config)
+
+
+def reduction(tile: Tile, template: Template, config: Config, index: Index, along: bool) -> Any:
+    """A tile of a reduce group at the result's `index`.
+
+    along: the reduction runs along the last axis of what it reads; the tile is then one element. Otherwise the last
+    entry of `index` is replaced by the lanes of vector `panel0`.
+    """
+    root = tile.group.root
+    assert root is not None
+    axes = reduced_axes(root)
+    lanes = tile.lanes
+    last = axes[-1][1]
+    if along:
+        extents = [*(size for _, size in axes[:-1]), -(-last // lanes)]
+    else:
+        extents = [size for _, size in axes]
+    iterators = [te.reduce_axis((0, e), name=f"k{i}") for i, e in enumerate(extents)]
+    combine, identity = _combiner(root, tile.unit.dtype)
+
+    def body(v: Expr) -> Expr:
+        ks: list[Expr] = [k.var for k in iterators]
+        own = index if along else (*index[:-1], tile.unit_of(0, v))
+        if not along:
+            return combine(_inlined(tile, root, own, ks), axis=iterators)
+        k = ks[-1] * lanes + v
+        value = _inlined(tile, root, own, [*ks[:-1], k])
+        return combine(value if last % lanes == 0 else where(k < last, value, identity), axis=iterators)
+
+    partial = te.compute((lanes,), body, name="partial")
+    tile.sums.append(partial)
+    if along:
+        v = te.reduce_axis((0, lanes), name="v")
+        total = te.compute((1,), lambda _: combine(partial(v.var), axis=[v]), name="total")
+        tile.sums.append(total)
+    for array in tile.places.write(root):
+        name = f"out_{len(tile.tensors)}"
+        if along:
+            out = te.compute((1, 1, 1), lambda r, p, v: total(0), name=name)
+            tile._emit(out, array, lambda r, p, v: index)
+        else:
+            out = te.compute((1, 1, lanes), lambda r, p, v: partial(v), name=name)
+            tile._emit(out, array, lambda r, p, v: (*index[:-1], tile.unit_of(p, v)))
+    return tile.statement(template, config)
+
+
+def runs_along(root: Node) -> bool:
+    """Whether the reduction's vectors run along the reduced axis (else along the result's last axis)."""
+    if not root.shape:
+        return True
+    if root.op != "einsum":
+        return bool(root.attrs["axis"] == -1)
+    inputs, out = root.attrs["spec"].split("->")
+    last = out[-1]
+    return not all(last not in text or text[-1] == last for text in inputs.split(","))
+
+
+def _combiner(root: Node, dtype: str) -> tuple[Any, Expr]:
+    if root.op == "max":
+        low = tirx.const(float("-inf"), dtype)
+        combine = te.comm_reducer(lambda a, b: where(tirx.Or(a > b, tirx.NE(a, a)), a, b), lambda _: low, name="max")
+        return combine, low
+    return te.sum, tirx.const(0.0, dtype)
+
+
+def _inlined(tile: Tile, root: Node, index: Index, ks: Sequence[Expr]) -> Expr:
+    """What is reduced, at one element; values used twice are bound once."""
+
+    def read(n: Node, i: Index) -> Expr | None:
+        return None if n is root else tile.load(n, 0, i)
+
+    dtype = tile.unit.dtype
+    if root.op != "einsum":
+        return _shared(root.args[0], reduced_index(root, index, ks[0]), read, dtype)
+    inputs, out = root.attrs["spec"].split("->")
+    known = dict(zip(out, index, strict=True)) | {t: k for (t, _), k in zip(reduced_axes(root), ks, strict=True)}
+    a, b = (
+        _shared(arg, tuple(known[t] for t in text), read, dtype)
+        for text, arg in zip(inputs.split(","), root.args, strict=True)
+    )
+    return a * b
+
+
+def _shared(node: Node, index: Index, read: Callable[[Node, Index], Expr | None], dtype: str) -> Expr:
+    """element(), but a pointwise value of the same shape that is used more than once is bound by Let."""
+    users: dict[Node, int] = {}
+    for n in topological([node]):
+        for arg in n.args:
+            users[arg] = users.get(arg, 0) + 1
+    twice = [
+        n
+        for n in topological([node])
+        if n.pointwise and not n.boolean and users.get(n, 0) > 1 and n.shape == node.shape and read(n, index) is None
+    ]
+    bound: dict[Node, Expr] = {}
+
+    def lookup(n: Node, i: Index) -> Expr | None:
+        return bound[n] if n in bound else read(n, i)
+
+    def build(rest: list[Node]) -> Expr:
+        if not rest:
+            return element(node, index, lookup, dtype)
+        value = element(rest[0], index, lookup, dtype)
+
+        def body(var: Expr) -> Expr:
+            bound[rest[0]] = var
+            return build(rest[1:])
+
+        return let(value, body)
+
+    return build(twice)

@@ -1,0 +1,383 @@
+"""Traced values: what a cell's function is called with, recording each operation as a node.
+
+In: Python operators and `functions.py` inside a user's cell. Out: `graph.Node`s that carry the user's file and line,
+and errors that point at them. Tracing happens once per set of sizes; nothing here knows T or B.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
+from typing import Any, NoReturn
+
+import numpy as np
+
+from .errors import CellError, message
+from .graph import Node, constant, make
+from .ops import TABLE, Shape
+
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_CELLS = os.path.join(_PACKAGE, "cells") + os.sep
+
+
+def user_line() -> str:
+    """The "file:line" of the innermost frame outside the compiler: the line of the cell that is being traced."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_PACKAGE) or name.startswith(_CELLS):
+            return f"{name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "unknown"
+
+
+def fail(what: str, *, got: object = None, expected: object = None, do: str | None = None) -> NoReturn:
+    raise CellError(message(what, where=user_line(), got=got, expected=expected, do=do))
+
+
+class Value:
+    """A traced array without its T and B axes. Supports arithmetic, comparison, @, indexing, unpacking, reshape, .T."""
+
+    __hash__ = object.__hash__
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    @property
+    def shape(self) -> Shape:
+        return self.node.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.node.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.node.shape, dtype=int))
+
+    def __repr__(self) -> str:
+        return f"<traced {self.node.op} {self.node.name or ''}{list(self.shape)}>"
+
+    def __len__(self) -> int:
+        if not self.shape:
+            fail("len() of a scalar", got=repr(self))
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Value]:
+        if not self.shape:
+            fail("a scalar cannot be unpacked", got=repr(self), expected="an array with a leading axis")
+        return iter([self[i] for i in range(self.shape[0])])
+
+    def __bool__(self) -> NoReturn:
+        fail(
+            "a traced value has no truth value while the cell is traced",
+            got=f"Python's if, while, and, or, not, in, min, max or a < b < c on {self!r}",
+            expected="an expression that is the same for every element",
+            do="use where(condition, a, b), maximum, minimum, logical_and or logical_or",
+        )
+
+    def _number(self, kind: str) -> NoReturn:
+        fail(
+            f"a traced value cannot become a Python {kind}",
+            got=repr(self),
+            expected="a number known before the cell runs",
+            do="keep it as an array expression; sizes are in .shape",
+        )
+
+    def __float__(self) -> NoReturn:
+        self._number("float")
+
+    def __int__(self) -> NoReturn:
+        self._number("int")
+
+    def __index__(self) -> NoReturn:
+        self._number("index")
+
+    def __array__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        fail(
+            "a traced value cannot become a NumPy array",
+            got=repr(self),
+            do="use tvm_rnn's functions (tanh, where, mean, concat, einsum, ...) in place of NumPy's",
+        )
+
+    def __array_function__(self, func: Any, *_args: Any, **_kwargs: Any) -> NoReturn:
+        _no_numpy(func.__name__, self)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Value:
+        # NumPy calls this for `array * value` too, where it cannot be told from numpy.multiply(array, value).
+        operation = _UFUNCS.get(ufunc.__name__)
+        if operation is None or method != "__call__" or options:
+            _no_numpy(ufunc.__name__, self)
+        return operation(*map(lift, inputs))
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        fail(
+            "a traced value cannot be changed in place",
+            got=f"{self!r}[{key!r}] = ...",
+            do="build a new one: concat, where",
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        fail(
+            f"a traced value has no attribute {name!r}",
+            got=f"{self!r}.{name}",
+            expected="shape, ndim, size, T, reshape, transpose, or a function of tvm_rnn",
+            do=f"call it as a function where tvm_rnn has one: {name}(value)",
+        )
+
+    def __getitem__(self, key: Any) -> Value:
+        return getitem(self, key)
+
+    @property
+    def T(self) -> Value:
+        return self.transpose()
+
+    def transpose(self, *axes: Any) -> Value:
+        """All axes in the given order; without arguments in reverse order."""
+        given = _whole(axes) or list(reversed(range(self.ndim)))
+        order = tuple(a + self.ndim if a < 0 else a for a in given)
+        if sorted(order) != list(range(self.ndim)):
+            fail(
+                "transpose: not an order of the axes",
+                got=f"{given} of {self!r}",
+                expected=f"each of 0 to {self.ndim - 1} once",
+            )
+        return Value(node("transpose", self, axes=order))
+
+    def reshape(self, *shape: Any) -> Value:
+        """The same elements in another shape; one size may be -1: whatever is left."""
+        to = _whole(shape)
+        known = int(np.prod([s for s in to if s != -1], dtype=int))
+        if to.count(-1) == 1 and known > 0 and self.size % known == 0:
+            to[to.index(-1)] = self.size // known
+        if any(s < 1 for s in to) or np.prod(to, dtype=int) != self.size:
+            fail(
+                "reshape: the number of elements differs",
+                got=f"{self!r} to {list(_whole(shape))}",
+                expected=f"{self.size} elements",
+            )
+        return Value(node("reshape", self, rank=self.ndim, to=tuple(to)))
+
+    def __pos__(self) -> Value:
+        return self
+
+    def __neg__(self) -> Value:
+        return apply("neg", self)
+
+    def __abs__(self) -> Value:
+        return apply("abs", self)
+
+    def __invert__(self) -> Value:
+        return apply("logical_not", self)
+
+    def __pow__(self, exponent: Any) -> Value:
+        from .functions import power
+
+        return lift(power(self, exponent))
+
+    def __rpow__(self, base: Any) -> Value:
+        from .functions import power
+
+        return lift(power(base, self))
+
+    def __matmul__(self, other: Any) -> Value:
+        return matmul(self, lift(other))
+
+    def __rmatmul__(self, other: Any) -> Value:
+        return matmul(lift(other), self)
+
+
+def lift(x: Any) -> Value:
+    """A traced value from a traced value, a number, or an array known now."""
+    if isinstance(x, Value):
+        return x
+    if isinstance(x, (bool, int, float, np.ndarray, np.generic, list, tuple)):
+        try:
+            return Value(constant(x))
+        except (TypeError, ValueError):
+            pass
+    fail(
+        "this cannot be part of an equation",
+        got=f"{type(x).__name__}: {x!r:.80}",
+        expected="a traced value, a number or a NumPy array",
+    )
+
+
+def _no_numpy(name: str, value: Value) -> NoReturn:
+    from . import functions
+
+    known = hasattr(functions, name) and not name.startswith("_")
+    do = f"use tvm_rnn.{name}" if known else "use the functions of tvm_rnn, or compute it outside the cell"
+    fail(f"numpy.{name} cannot be traced", got=f"numpy.{name} of {value!r}", do=do)
+
+
+def _whole(numbers: tuple[Any, ...]) -> list[int]:
+    """The numbers of f(2, 3) or f((2, 3)), which must be known now."""
+    given = numbers[0] if len(numbers) == 1 and isinstance(numbers[0], (tuple, list)) else numbers
+    for n in given:
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
+            fail("a size or an axis must be a whole number", got=repr(n), do="use .shape of a value for sizes")
+    return [int(n) for n in given]
+
+
+def node(op: str, *values: Value, **attrs: Any) -> Node:
+    """Apply a row of the table; a shape that does not fit becomes an error at the user's line."""
+    truths = [v for v in values if v.node.boolean]
+    if truths and (TABLE[op].kind in ("reduce", "contract") or (op == "concat" and len(truths) < len(values))):
+        fail(
+            f"{op}: a truth value among numbers",
+            got=repr(truths[0]),
+            expected="numbers",
+            do="turn a truth value into numbers with where(condition, 1.0, 0.0)",
+        )
+    try:
+        return make(op, *(v.node for v in values), source=user_line(), **attrs)
+    except ValueError as reason:
+        shapes = " and ".join(f"{v.node.name or 'value'}{list(v.shape)}" for v in values)
+        extra = f" ({attrs})" if attrs and op not in ("reshape",) else ""
+        fail(f"{op}: operands do not fit: {reason}", got=shapes + extra, do="check the dims of this line's operands")
+
+
+def apply(op: str, *operands: Any) -> Value:
+    """A pointwise op on operands of any rank: ranks are made equal by leading axes of size 1."""
+    values = [lift(v) for v in operands]
+    rank = max(v.ndim for v in values)
+    same = [v if v.ndim == rank else _lead(v, rank) for v in values]
+    for position, v in enumerate(same):
+        wants_truth = op.startswith("logical") or (op == "where" and position == 0)
+        if v.node.boolean != wants_truth and not (wants_truth and v.node.op == "const"):
+            fail(
+                f"{op}: argument {position + 1} has the wrong kind",
+                got="a comparison's truth value" if v.node.boolean else repr(v),
+                expected="a truth value (a comparison)" if wants_truth else "numbers",
+                do="turn a truth value into numbers with where(condition, 1.0, 0.0)",
+            )
+    return Value(node(op, *same))
+
+
+def _lead(v: Value, rank: int) -> Value:
+    if v.node.op == "const":
+        return Value(constant(v.node.value, rank))
+    return v.reshape((1,) * (rank - v.ndim) + v.shape)
+
+
+def matmul(a: Value, b: Value) -> Value:
+    """NumPy's matmul on the axes that are written: [.., M, K] @ [K] -> [.., M]; [.., M, K] @ [K, N]; [K] @ [K, N]."""
+    if not a.shape or not b.shape:
+        fail("@ needs arrays, not scalars", got=f"{a!r} @ {b!r}", do="use * for a scalar")
+    left = "abcdefg"[: a.ndim - 1] + "k"
+    if b.ndim == 1:
+        spec = f"{left},k->{left[:-1]}"
+    elif b.ndim == 2:
+        spec = f"{left},kn->{left[:-1]}n"
+    elif a.ndim == b.ndim:
+        spec = f"{left},{left[:-2]}kn->{left[:-1]}n"
+    else:
+        fail("@: these ranks do not combine", got=f"{list(a.shape)} @ {list(b.shape)}", do="write it with einsum")
+    if a.shape[-1] != b.shape[-2 if b.ndim > 1 else 0]:
+        fail(
+            "@: the inner sizes differ",
+            got=f"{a.node.name or 'value'}{list(a.shape)} @ {b.node.name or 'value'}{list(b.shape)}",
+            expected=f"{b.shape[-2 if b.ndim > 1 else 0]} as the last size of the left operand",
+            do="check the dims in the annotations, and that the RNN's sizes are the ones you mean",
+        )
+    return contract(spec, a, b)
+
+
+def contract(spec: str, a: Any, b: Any) -> Value:
+    """einsum of two operands in which every letter of an operand is in the other or in the result."""
+    a, b = lift(a), lift(b)
+    inputs, out = spec.split("->")
+    left, right = inputs.split(",")
+    if set(left) | set(right) == set(out) and len(left) == a.ndim and len(right) == b.ndim:
+        # Nothing is summed: an outer product is a pointwise multiplication, which can be fused.
+        return apply("mul", _spread(a, left, out), _spread(b, right, out))
+    return Value(node("einsum", a, b, spec=spec))
+
+
+def _spread(v: Value, letters: str, out: str) -> Value:
+    order = sorted(range(len(letters)), key=lambda i: out.index(letters[i]))
+    if order != list(range(len(order))):
+        v = v.transpose(*order)
+    sizes = dict(zip(letters, v.shape if order == list(range(len(order))) else [0] * len(letters), strict=True))
+    sizes.update({letters[i]: v.shape[place] for place, i in enumerate(order)})
+    return v.reshape(tuple(sizes.get(letter, 1) for letter in out))
+
+
+def getitem(v: Value, key: Any) -> Value:
+    keys = list(key) if isinstance(key, tuple) else [key]
+    places = [i for i, k in enumerate(keys) if k is Ellipsis]
+    if len(places) > 1:
+        fail("an index with two ellipses", got=f"{v!r}[{key!r}]", expected="at most one ...")
+    for at in places:
+        keys[at : at + 1] = [slice(None)] * (v.ndim - sum(k is not None for k in keys) + 1)
+    axis, result = 0, v
+    for k in keys:
+        if k is None:
+            result = result.reshape((*result.shape[:axis], 1, *result.shape[axis:]))
+            axis += 1
+            continue
+        if axis >= result.ndim:
+            fail("too many indices", got=f"{v!r}[{key!r}]", expected=f"at most {v.ndim}")
+        size = result.shape[axis]
+        if isinstance(k, slice):
+            start, stop, step = k.indices(size)
+            if step != 1:
+                fail("a slice with a step", got=f"{k}", expected="step 1", do="reshape, then index")
+            if (start, stop) != (0, size):
+                result = Value(node("slice", result, axis=axis - result.ndim, start=start, stop=stop))
+            axis += 1
+        elif isinstance(k, (int, np.integer)) and not isinstance(k, bool):
+            at = int(k) + size if k < 0 else int(k)
+            result = Value(node("index", result, axis=axis - result.ndim, at=at))
+        else:
+            fail(
+                "an index must be known before the cell runs",
+                got=f"{type(k).__name__}: {k!r:.60}",
+                expected="an int, a slice, None or ...",
+                do="use where or einsum to select by value",
+            )
+    return result
+
+
+def _operator(op: str, swap: bool = False) -> Any:
+    if swap:
+        return lambda self, other: apply(op, other, self)
+    return lambda self, other: apply(op, self, other)
+
+
+def _missing_operator(symbol: str) -> Any:
+    def operator(self: Value, other: Any) -> NoReturn:
+        what = f"a traced value has no operator {symbol}"
+        fail(what, got=f"{self!r} and {other!r:.60}", do="use + - * / ** @ and functions")
+
+    return operator
+
+
+_BINARY = (  # Python's name, NumPy's name, row of the table
+    ("add", "add", "add"),
+    ("sub", "subtract", "sub"),
+    ("mul", "multiply", "mul"),
+    ("truediv", "divide", "div"),
+    ("and", "bitwise_and", "logical_and"),
+    ("or", "bitwise_or", "logical_or"),
+    ("lt", "less", "less"),
+    ("le", "less_equal", "less_equal"),
+    ("gt", "greater", "greater"),
+    ("ge", "greater_equal", "greater_equal"),
+    ("eq", "equal", "equal"),
+    ("ne", "not_equal", "not_equal"),
+)
+for _symbol, _, _op in _BINARY:
+    setattr(Value, f"__{_symbol}__", _operator(_op))
+    setattr(Value, f"__r{_symbol}__", _operator(_op, swap=True))
+for _symbol in ("floordiv", "mod", "divmod", "xor", "lshift", "rshift"):
+    setattr(Value, f"__{_symbol}__", _missing_operator(_symbol))
+    setattr(Value, f"__r{_symbol}__", _missing_operator(_symbol))
+_UFUNCS: dict[str, Callable[..., Value]] = {name: partial(apply, op) for _, name, op in _BINARY}
+_UFUNCS.update(matmul=matmul, power=lambda a, b: a**b)
