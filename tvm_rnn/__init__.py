@@ -19,7 +19,7 @@ from .reference import reference
 __version__ = "0.1.0"
 
 _FUNCTIONS = (
-    "absolute clip concat cos dot einsum elu erf exp expand gelu hard_sigmoid hard_tanh layer_norm leaky_relu log "
+    "absolute clip concat cos dot einsum elu erf exp expand gelu hard_sigmoid hard_tanh layer_norm leaky_relu log log1p "
     "log_sigmoid logical_and logical_not logical_or matmul max maximum mean min minimum negative outer power relu reshape "
     "sigmoid sign silu sin softmax softplus softsign split sqrt square squeeze stack sum tanh transpose var where"
 ).split()

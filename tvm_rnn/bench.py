@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import ConfigError, TvmRnnError, WeightError, message, unknown
-from .peers import FRAMEWORKS, Unsupported, net_of
+from .peer_models import Unsupported, net_of
+from .peers import FRAMEWORKS
 from .reference import reference
 from .runtime import Manifest, Module, read_container
 from .tolerance import relative_error, tolerance
@@ -66,7 +67,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What was measured. facts: module, cell, sizes, steps, batch, threads, CPU, versions, load average, rounds."""
+    """What was measured, and on what: module, cell, sizes, steps, batch, threads, rounds, CPU, versions, load."""
 
     rows: tuple[Row, ...]
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -79,8 +80,7 @@ class Report:
         """A rich table; the facts are its caption."""
         from rich.table import Table
 
-        caption = "\n".join(f"{name}: {value}" for name, value in self.facts.items())
-        table = Table(caption=caption, caption_justify="left")
+        table = Table(caption=self._caption(), caption_justify="left")
         table.add_column("framework", no_wrap=True)
         table.add_column("configuration")
         for title in ("us/step", "spread", "GFLOP/s", "peer / ours", "error"):
@@ -95,6 +95,20 @@ class Report:
             spread, gflops = f"{row.spread or 0:.0%}", f"{row.gflops or 0:.1f}"
             table.add_row(name, row.config, f"{row.median_us:.3g}", spread, gflops, ratio, error)
         return table
+
+    def _caption(self) -> str:
+        facts = self.facts
+        shapes = [f"{name} {shape}" for name, shape in facts["inputs"].items()]
+        shapes += [f"{name} {list_of[0]}" for name, list_of in facts["states"].items()]
+        lines = [
+            f"{facts['module']}: {facts['cell']} {facts['dtype']}, {', '.join(shapes)}, "
+            f"layers {facts['num_layers']}, directions {facts['num_directions']}",
+            f"T {facts['steps']}, B {facts['batch']}, threads {facts['threads']}; medians of {facts['rounds']} rounds",
+            f"{facts['cpu']} (compiled for {facts['target']}), load average "
+            + " to ".join(f"{load:.2f}" for load in facts["load"]),
+            ", ".join(f"{name} {version}" for name, version in facts["versions"].items()),
+        ]
+        return "\n".join(lines)
 
 
 def compare(
@@ -123,12 +137,11 @@ def compare(
     with tempfile.TemporaryDirectory(prefix="tvm_rnn-bench-") as folder:
         path = _module_file(module, folder)
         manifest, weights = read_container(path)
-        if not weights:
+        if not {item.name for item in manifest.weights} <= weights.keys():
             do = "compile it with weights (tvm-rnn compile --seed 0 or --weights w.safetensors)"
             raise WeightError(message("a module without weights cannot be compared", where=path, do=do))
         inputs = _random_inputs(manifest, steps, batch)
-        np.savez(os.path.join(folder, "inputs.npz"), **inputs)
-        request = {"path": path, "inputs": os.path.join(folder, "inputs.npz"), "folder": folder, "threads": threads}
+        request = {"path": path, "inputs": _write(inputs, folder), "folder": folder, "threads": threads}
         tell("computing the oracle")
         expected = _oracle(manifest, weights, inputs)
         load = [os.getloadavg()[0]]
@@ -144,7 +157,7 @@ def compare(
                 for contender in contenders:
                     contender.time_once(round_seconds)
         load.append(os.getloadavg()[0])
-        facts = _facts(path, manifest, steps, batch, threads, rounds, load)
+        facts = _facts(path, manifest, load, steps=steps, batch=batch, threads=threads, rounds=rounds)
     flops = manifest.flops_per_row * batch
     ours = contenders[0].row(steps, flops, None)
     return Report((ours, *(c.row(steps, flops, ours.median_us) for c in contenders[1:])), facts)
@@ -172,6 +185,13 @@ def _random_inputs(manifest: Manifest, steps: int, batch: int) -> dict[str, np.n
     return {i.name: rng.uniform(-1, 1, (steps, batch, *i.shape)).astype(manifest.dtype) for i in manifest.inputs}
 
 
+def _write(inputs: Mapping[str, np.ndarray], folder: str) -> dict[str, str]:
+    paths = {name: os.path.join(folder, f"input_{index}.npy") for index, name in enumerate(inputs)}
+    for name, path in paths.items():
+        np.save(path, inputs[name])
+    return paths
+
+
 def _oracle(
     manifest: Manifest, weights: Mapping[str, np.ndarray], inputs: Mapping[str, np.ndarray]
 ) -> np.ndarray | None:
@@ -179,7 +199,7 @@ def _oracle(
         net = net_of(manifest)
     except Unsupported:
         return None  # a user's own cell: only the module itself is timed
-    y, _ = reference(net.load(weights))(inputs)
+    y, _ = reference(net.load({name: weights[name] for name in net.weight_shapes}))(inputs)
     return y
 
 
@@ -198,16 +218,16 @@ class Contender:
         worker = stack.enter_context(started(self.name, folder, request["threads"]))
         try:
             answer = worker.ask(request)
-        except TvmRnnError as error:
+        except TvmRnnError as problem:
             if self.name == OURS:
                 raise
-            self.reason = " ".join(str(error).split())
+            self.reason = " ".join(str(problem).split())
             return
         if "skip" in answer:
             self.reason = answer["skip"]
             return
         self.version = answer["version"]
-        differing = []
+        differing: list[str] = []
         for config, path in answer["results"].items():
             error = None if self.expected is None else _error(np.load(path, allow_pickle=False), self.expected)
             if error is not None and not error <= self.limit:
@@ -272,6 +292,7 @@ class Worker:
         if line:
             answer: dict[str, Any] = json.loads(line)
             return answer
+        self.process.wait()  # it closes stdout before it says why
         with open(self.log, errors="replace") as file:
             printed = [text.strip() for text in file if text.strip()]
         raise TvmRnnError(
@@ -304,19 +325,24 @@ def started(name: str, folder: str, threads: int) -> Iterator[Worker]:
 
 
 def _facts(
-    path: str, manifest: Manifest, steps: int, batch: int, threads: int, rounds: int, load: list[float]
+    path: str, manifest: Manifest, load: Sequence[float], *, steps: int, batch: int, threads: int, rounds: int
 ) -> dict[str, Any]:
-    widths = ", ".join(f"{i.name} {list(i.shape)}" for i in manifest.inputs)
-    states = ", ".join(f"{s.name} {list(s.shapes[0])}" for s in manifest.states)
     return {
         "module": os.path.basename(path),
-        "cell": f"{manifest.cell} {manifest.dtype}, inputs {widths}, states {states}, layers {manifest.num_layers}, "
-        f"directions {manifest.num_directions}",
-        "run": f"T {steps}, B {batch}, threads {threads}, medians of {rounds} alternating rounds",
-        "cpu": f"{_cpu_name()}, compiled for {manifest.target.mcpu or manifest.target.name}",
-        "versions": f"python {platform.python_version()}, "
-        + ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
-        "load": f"{load[0]:.2f} before, {load[1]:.2f} after (average of one minute)",
+        "cell": manifest.cell,
+        "dtype": manifest.dtype,
+        "inputs": {item.name: item.shape for item in manifest.inputs},
+        "states": {item.name: item.shapes for item in manifest.states},
+        "num_layers": manifest.num_layers,
+        "num_directions": manifest.num_directions,
+        "steps": steps,
+        "batch": batch,
+        "threads": threads,
+        "rounds": rounds,
+        "cpu": _cpu_name(),
+        "target": manifest.target.mcpu or manifest.target.name,
+        "versions": {"python": platform.python_version(), **manifest.versions},
+        "load": list(load),
     }
 
 

@@ -111,18 +111,21 @@ def compile_cell(
 ) -> None:
     """Compile a cell over time to a shared object.
 
-    Without --weights and --seed the file holds no weights: give them when it is run.
+    Without --weights and --seed the file holds no weights: give them to it when it is run.
 
     [bold]Examples[/]
 
-      tvm-rnn compile lstm -o lstm.so --input-size 64 --hidden-size 256 --layers 2 --batch 1,16 --weights w.safetensors
+    $ tvm-rnn compile lstm -o lstm.so --input-size 64 --hidden-size 256 --layers 2 --batch 1,16 --weights w.safetensors
 
-      tvm-rnn compile mycell.py:mycell -o my.so --input-size 8 --hidden-size 32 --size P=16 --seed 0 --dump stages
+    $ tvm-rnn compile mycell.py:mycell -o my.so --input-size 8 --hidden-size 32 --size P=16 --seed 0 --dump stages
     """
     if weights is not None and seed is not None:
         raise typer.BadParameter("give --weights or --seed, not both")
     from .spec import build_net, find_cell, parse_batch, parse_sizes
 
+    folder = os.path.dirname(os.path.abspath(output))
+    if not os.path.isdir(folder):  # said now, not after the compilation
+        raise ConfigError(message("--output: no such folder", got=repr(folder), do="make it first"))
     started = time.perf_counter()
     with _progress(as_json) as stage:
         stage("tracing")
@@ -182,9 +185,9 @@ def run_module(
 
     [bold]Examples[/]
 
-      tvm-rnn run lstm.so --input x.npy --output y.npy
+    $ tvm-rnn run lstm.so --input x.npy --output y.npy
 
-      tvm-rnn run augru.so --input x.npy --input a=attention.npy --output y.npy --state-in s.npz --state-out s.npz
+    $ tvm-rnn run augru.so --input x.npy --input a=attention.npy --output y.npy --state-in s.npz --state-out s.npz
     """
     from .arrays import npy_writer, npz_writer, read_npy, state_from_npz, write_whole
     from .runtime import load
@@ -241,9 +244,9 @@ def show_stages(
 
     [bold]Examples[/]
 
-      tvm-rnn show gru --stage combine_gemms
+    $ tvm-rnn show gru --stage combine_gemms
 
-      tvm-rnn show mycell.py:mycell --stage asm --hidden-size 256 --input-size 64 --without hoist_gemms
+    $ tvm-rnn show mycell.py:mycell --stage asm --hidden-size 256 --input-size 64 --without hoist_gemms
     """
     from .pipeline import PASS_NAMES, stages
     from .spec import build_net, find_cell, parse_batch, parse_sizes
@@ -284,7 +287,7 @@ def inspect_module(module: ModuleFile, as_json: Json = False) -> None:
 
     [bold]Example[/]
 
-      tvm-rnn inspect lstm.so --json | jq .manifest.target
+    $ tvm-rnn inspect lstm.so --json | jq .manifest.target
     """
     from .runtime import read_container
     from .tables import has_weights, manifest_page
@@ -308,9 +311,9 @@ def list_cells(
 
     [bold]Examples[/]
 
-      tvm-rnn cells
+    $ tvm-rnn cells
 
-      tvm-rnn cells gru
+    $ tvm-rnn cells gru
     """
     from . import cells
     from .spec import find_cell
@@ -338,12 +341,12 @@ def bench_module(
 ) -> None:
     """Time a module beside its peers: same weights, same input, same threads.
 
-    Each framework has a process of its own, and the processes take turns. Results are compared first: a peer whose
-    result differs is not timed.
+    Each framework has a process of its own, and they take turns. Results are compared first: a peer that differs is not
+    timed.
 
     [bold]Example[/]
 
-      tvm-rnn bench lstm.so --against torch,onnxruntime --steps 100 --batch 16 --threads 2
+    $ tvm-rnn bench lstm.so --against torch,onnxruntime --steps 100 --batch 16 --threads 2
     """
     from .bench import compare
 

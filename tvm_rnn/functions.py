@@ -41,6 +41,11 @@ def log(x: Array) -> Array:
     return _pointwise("log", x)
 
 
+def log1p(x: Array) -> Array:
+    """log(1 + x), exact for small x."""
+    return _pointwise("log1p", x)
+
+
 def sqrt(x: Array) -> Array:
     return _pointwise("sqrt", x)
 

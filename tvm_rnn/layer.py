@@ -17,7 +17,7 @@ from .expressions import Index, element, reduced_axes, reduced_index
 from .graph import Graph, Group, Node, depends
 from .loops import Expr, Stmt, bind, load, loop, sequence, store, when
 from .memory import Array, Packed, int64, pad, row_stride, strides_of
-from .passes.fuse_pointwise import bases
+from .passes.fuse_pointwise import bases, is_truth
 from .rnn import constants
 from .tiles import Places
 
@@ -125,7 +125,9 @@ class Layer:
     def _read(self, arg: Node) -> list[Node]:
         if arg in self.free:
             # A pointwise value of parameters is kept as such; a view of a parameter is kept as a compact copy.
-            return [arg] if arg.op != "reshape" else self._read(arg.args[0])
+            if arg.op == "reshape" or is_truth(arg):
+                return [n for a in arg.args for n in self._read(a)]
+            return [arg]
         return [b for b in bases(arg) if b in self.free] if not arg.leaf else []
 
     def pack(self, raw: Mapping[str, Any], packed: Any, offset: Expr) -> Stmt:
@@ -301,7 +303,7 @@ class Layer:
                 for a, n in zip(old, self.graph.states, strict=True)
             ]
             flagged = when(tirx.NE(load(ctx.reset, at * ctx.batch + b), tirx.const(0, "uint8")), fill)
-            unfinished = when(time < load(ctx.lengths, b), flagged)
+            unfinished = when(at < load(ctx.lengths, b), flagged)
             return when(tirx.EQ(ctx.has_lengths, int64(0)), flagged, unfinished)
 
         body = when(at < ctx.steps, loop("b", ctx.batch, row))

@@ -7,6 +7,7 @@ In: a linked ELF shared object, facts about it and weights, from build.py and Mo
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import zlib
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .errors import BuildError, WeightError, message
-from .runtime import ALIGNMENT, CONTAINER_VERSION, FOOTER, MAGIC, MANIFEST_FORMAT
+from .runtime import ALIGNMENT, CONSTANT, CONTAINER_VERSION, FOOTER, MAGIC, MANIFEST_FORMAT
 
 DTYPES = ("float32", "float64")
 
@@ -34,7 +35,7 @@ def _is_names(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_name(value: object) -> bool:
@@ -66,7 +67,7 @@ FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("output.shape", _is_shape, "a list of sizes"),
     ("states[].name", _is_name, "a name"),
     ("states[].shapes", _is_shapes, "a list of shapes, one per layer"),
-    ("states[].initial", _is_number, "a number"),
+    ("states[].initial", _is_number, "a finite number"),
     ("weights[].name", _is_name, "a name"),
     ("weights[].shape", _is_shape, "a list of sizes"),
     ("target.name", _is_name, "a name"),
@@ -111,7 +112,7 @@ def validate(manifest: Mapping[str, Any]) -> None:
             raise _invalid(f"{kind} names", ", ".join(names), "each name once")
     known = {weight["name"] for weight in manifest["weights"]}
     for pack in manifest["packs"]:
-        if not known.issuperset(pack["weights"]):
+        if not known.issuperset(name for name in pack["weights"] if not name.startswith(CONSTANT)):
             raise _invalid(f"packs {pack['function']!r} weights", ", ".join(pack["weights"]), ", ".join(sorted(known)))
 
 
@@ -134,23 +135,28 @@ def _invalid(where: str, got: object, expected: str) -> BuildError:
 
 
 def serialize_weights(manifest: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> bytes:
-    """The weights in safetensors format; b"" for none. Raises WeightError where they are not the manifest's."""
-    if not weights:
-        return b""
+    """The arrays in safetensors format; b"" for none. All of the manifest's weights or none of them, and always the
+    constants that its packs name ("constant.0"), which may have any shape. Raises WeightError where they are not so."""
     shapes = {weight["name"]: tuple(weight["shape"]) for weight in manifest["weights"]}
-    if weights.keys() != shapes.keys():
-        got, expected = (", ".join(sorted(names)) for names in (weights, shapes))
+    names = {name for pack in manifest["packs"] for name in pack["weights"] if name.startswith(CONSTANT)}
+    if weights.keys() - names:
+        names |= shapes.keys()
+    if weights.keys() != names:
+        got, expected = (", ".join(sorted(given)) or "none" for given in (weights, names))
         raise WeightError(message("the weights are not the manifest's", got=got, expected=expected, do="give them all"))
     dtype = np.dtype(manifest["dtype"])
     for name, array in weights.items():
-        if array.shape != shapes[name] or array.dtype.newbyteorder("=") != dtype:
-            got, expected = f"{array.dtype} of shape {array.shape}", f"{dtype} of shape {shapes[name]}"
-            raise WeightError(
-                message(f"weight {name} does not fit", got=got, expected=expected, do="cast or reshape it")
-            )
+        shape = shapes.get(name, array.shape)
+        if array.shape != shape or array.dtype.newbyteorder("=") != dtype:
+            got, expected = f"{array.dtype} of shape {array.shape}", f"{dtype} of shape {shape}"
+            do = "cast or reshape it"
+            raise WeightError(message(f"weight {name} does not fit", got=got, expected=expected, do=do))
+    if not weights:
+        return b""
     from safetensors.numpy import save
 
-    return save({name: np.ascontiguousarray(array, dtype) for name, array in weights.items()})
+    # Not ascontiguousarray, which makes a weight without dimensions one of shape (1,).
+    return save({name: np.array(array, dtype, order="C") for name, array in weights.items()})
 
 
 def write_container(
@@ -161,8 +167,9 @@ def write_container(
 ) -> None:
     """Write a module's file, whole or not at all: a temporary file beside it takes its place when it is complete.
 
-    elf: a linked shared object or its path. weights: {name: array} of the manifest's dtype and shapes, or None for a
-    module whose weights come later. Raises BuildError (manifest, path) and WeightError.
+    elf: a linked shared object or its path. weights: {name: array} of the manifest's dtype and shapes with the packs'
+    constants, or only those (None: there are none) for a module whose weights come later. Raises BuildError (manifest,
+    path) and WeightError.
     """
     validate(manifest)
     path = os.fspath(path)

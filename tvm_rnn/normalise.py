@@ -46,6 +46,10 @@ class Builder:
             with np.errstate(all="ignore"):
                 return self.leaf(constant(TABLE[op].numpy(*(a.value for a in args), **attrs)))
         assert x is not None
+        if op == "softplus":  # its parts are values of their own: cheaper to compile than one deep expression
+            small = self.make("exp", self.make("neg", self.make("abs", x, source=source), source=source), source=source)
+            small = self.make("log1p", small, source=source)
+            return self.make("add", self.make("relu", x, source=source), small, source=source)
         if op == "reshape":
             return self._reshape(x, attrs["to"], source)
         if op == "transpose":

@@ -197,6 +197,7 @@ _ROWS = [
     _unary("sign", np.sign, lambda f, g, y, a: (None,)),
     _unary("exp", np.exp, lambda f, g, y, a: (g * y,), 10),
     _unary("log", np.log, lambda f, g, y, a: (g / a[0],), 12),
+    _unary("log1p", np.log1p, lambda f, g, y, a: (g / (1.0 + a[0]),), 20),
     _unary("sqrt", np.sqrt, lambda f, g, y, a: (g * 0.5 / y,)),
     _unary("tanh", np.tanh, lambda f, g, y, a: (g * (1.0 - y * y),), 14),
     _unary("sigmoid", _sigmoid, lambda f, g, y, a: (g * y * (1.0 - y),), 14),

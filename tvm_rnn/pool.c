@@ -1,17 +1,13 @@
 /* The thread pool of compiled modules: linked into every .so, one pool per process.
 
    In: parallel loops of generated code, which call through the pointer __TVMBackendParallelLaunch of their own .so.
-   Out: the loop's tasks, run on the calling thread and on workers; a non-zero result of any task is the result of the
-   launch, and its error object is moved to the calling thread.
+   Out: their tasks, run on the calling thread and on workers; a task's non-zero result is the launch's, and its error
+   object moves to the calling thread. The first .so loaded provides the pool: it registers the address of its table of
+   functions with tvm_ffi and pins itself in memory; later ones use that table.
 
-   Every .so carries this file, but the first one loaded provides the pool: it registers the address of its table of
-   functions with tvm_ffi under the name below and pins itself in memory; later ones find the table and use it.
-
-   A worker has one slot. The launcher makes slots READY, runs task 0 itself, then takes back whatever slot is still
-   READY (its worker sleeps, or the machine is busy) and runs that task too, and waits for the others. So a launch never
-   waits for a worker to wake up, and an overloaded machine makes it serial, not slow.
-
-   This is valid C11 with GNU atomics and valid C++, for gcc, g++ and clang. */
+   A worker has one slot. The launcher makes slots READY, runs its own tasks, then takes back and runs what is still
+   READY (the worker sleeps, or the machine is busy) and waits for the others: a launch never waits for a worker to wake
+   up, and an overloaded machine makes it serial, not slow. C11 with GNU extensions. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -28,11 +24,7 @@
 #include <tvm/ffi/c_api.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#define POOL_NAME "tvm_rnn.pool.v1" /* a change of struct table needs a new name */
-
-#ifdef __cplusplus
-extern "C" {
-#endif
+#define POOL_NAME "tvm_rnn.pool.v1"
 
 typedef struct { void* sync_handle; int32_t num_task; } TVMParallelGroupEnv;
 typedef int (*Body)(int task_id, TVMParallelGroupEnv* env, void* data);
@@ -42,37 +34,28 @@ typedef int (*Launch)(Body body, void* data, int num_task);
 extern __attribute__((weak)) void* __TVMBackendParallelLaunch;
 
 enum { MAX_THREADS = 256, IDLE = 0, READY = 1, RUNNING = 2 };
-/* Longer than the serial part between two parallel loops of one step (1-10 us), short enough that an idle process
-   stops using the CPU at once as far as a person can see. */
-enum { SPIN_NS = 40000, PAUSES_PER_CLOCK_READ = 32 };
+/* Spin for longer than the serial part between two parallel loops of one step (1 to 10 us), and no longer than an idle
+   process can afford. The launcher yields after about as long: its core may be what the worker waits for. */
+enum { SPIN_NS = 40000, PAUSES_PER_CLOCK_READ = 32, PAUSES_BEFORE_YIELD = 2000 };
 
 struct slot {
-  int state;             /* IDLE -> READY (launcher) -> RUNNING (worker) -> IDLE, or READY -> IDLE (taken back) */
-  int asleep;            /* the worker waits, or is about to, on `wake` */
-  int status;            /* result of the task */
-  int task, stride;      /* runs tasks task, task + stride, ... below env->num_task */
+  int state;        /* IDLE -> READY (launcher) -> RUNNING (worker) -> IDLE, or READY -> IDLE (taken back) */
+  int asleep;       /* the worker waits on `wake`, or is about to */
+  int status;       /* result of its tasks: task, task + stride, ... below job.env.num_task */
+  int task, stride;
   TVMFFIObjectHandle error;
   pthread_mutex_t mutex;
   pthread_cond_t wake;
 } __attribute__((aligned(64)));
 
-struct table {
-  Launch launch;
-  int (*use)(int threads);
-  int (*size)(void);
-  int (*resize)(int threads);
-};
+/* Another layout needs another POOL_NAME: modules of different versions share a process. */
+struct table { Launch launch; int (*use)(int threads), (*size)(void), (*resize)(int threads); };
 
-static struct slot slots[MAX_THREADS]; /* slot 0 is the launcher's and stays unused */
-static int busy;                       /* a launch is under way */
-static int started = 1;                /* threads that exist, the calling one included */
-static int size_limit;                 /* 0: not decided yet */
-static int prepared;                   /* fork handler registered */
-static Body job;
-static void* job_data;
-static TVMParallelGroupEnv job_env;
-static __thread int thread_limit = 1;
-static __thread int inside; /* this thread runs a task: a nested launch is serial */
+static struct slot slots[MAX_THREADS]; /* the first is the launcher's and stays unused */
+static int busy, started = 1;          /* a launch is under way; threads that exist, the launcher's included */
+static int size_limit, prepared;       /* 0: not decided yet; the fork handler is registered */
+static struct { Body body; void* data; TVMParallelGroupEnv env; } job;
+static __thread int thread_limit = 1, inside; /* `inside`: this thread runs a task, a nested launch is serial */
 
 static inline void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -88,14 +71,16 @@ static int64_t now_ns(void) {
   return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static int wait_for_work(struct slot* slot) {
-  int64_t end = 0;
-  for (;;) {
+static int claim(struct slot* slot, int state) {
+  int expected = READY;
+  return __atomic_load_n(&slot->state, __ATOMIC_RELAXED) == READY &&
+         __atomic_compare_exchange_n(&slot->state, &expected, state, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
+}
+
+static void wait_for_work(struct slot* slot) {
+  for (int64_t end = 0;;) {
     for (int i = 0; i < PAUSES_PER_CLOCK_READ; ++i) {
-      int expected = READY;
-      if (__atomic_load_n(&slot->state, __ATOMIC_RELAXED) == READY &&
-          __atomic_compare_exchange_n(&slot->state, &expected, RUNNING, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
-        return 1;
+      if (claim(slot, RUNNING)) return;
       relax();
     }
     int64_t now = now_ns();
@@ -111,20 +96,23 @@ static int wait_for_work(struct slot* slot) {
   }
 }
 
-static int run_tasks(int task, int stride) {
+static int run_tasks(Body body, void* data, TVMParallelGroupEnv* env, int task, int stride) {
   int result = 0;
-  for (; task < job_env.num_task; task += stride) {
-    int status = job(task, &job_env, job_data);
+  for (; task < env->num_task; task += stride) {
+    int status = body(task, env, data);
     if (status && !result) result = status;
   }
   return result;
 }
 
+static int run_job(int task, int stride) { return run_tasks(job.body, job.data, &job.env, task, stride); }
+
 static void* worker(void* argument) {
   struct slot* slot = (struct slot*)argument;
   inside = 1;
-  while (wait_for_work(slot)) {
-    slot->status = run_tasks(slot->task, slot->stride);
+  for (;;) {
+    wait_for_work(slot);
+    slot->status = run_job(slot->task, slot->stride);
     /* The error lives in this thread's storage; the caller looks in its own. */
     if (slot->status) TVMFFIErrorMoveFromRaised(&slot->error);
     __atomic_store_n(&slot->state, IDLE, __ATOMIC_RELEASE);
@@ -134,9 +122,8 @@ static void* worker(void* argument) {
 
 /* Threads do not survive fork: the child starts afresh, whatever state the parent's pool was in. */
 static void after_fork(void) {
+  busy = inside = 0;
   started = 1;
-  busy = 0;
-  inside = 0;
   memset(slots, 0, sizeof slots);
 }
 
@@ -146,19 +133,14 @@ static void pin(void) {
   if (dladdr((void*)&size_limit, &info) && info.dli_fname) dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
 }
 
-/* Called with `busy` held. Fewer threads than asked for is not an error. */
+/* Called with `busy` held. Fewer threads than asked for is not an error. Signals go to the user's threads. */
 static void start_workers(int threads) {
   sigset_t all, old;
   pthread_attr_t detached;
-  if (started >= threads) return;
-  if (!prepared) {
-    prepared = 1;
-    pin();
-    pthread_atfork(0, 0, after_fork);
-  }
+  if (!prepared++) pin(), pthread_atfork(0, 0, after_fork);
   pthread_attr_init(&detached);
   pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
-  sigfillset(&all); /* signals go to the user's threads */
+  sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &old);
   while (started < threads) {
     struct slot* slot = &slots[started];
@@ -203,26 +185,12 @@ static int own_resize(int threads) {
   return own_size();
 }
 
-static int own_use(int threads) {
-  thread_limit = clamp(threads);
-  return 0;
-}
-
-static int launch_serial(Body body, void* data, int num_task) {
-  TVMParallelGroupEnv env = {0, num_task > 0 ? num_task : 1};
-  int result = 0;
-  for (int task = 0; task < env.num_task; ++task) {
-    int status = body(task, &env, data);
-    if (status && !result) result = status;
-  }
-  return result;
-}
+static int own_use(int threads) { return thread_limit = clamp(threads); }
 
 static int launch_parallel(Body body, void* data, int num_task, int threads) {
-  TVMFFIObjectHandle error = 0;
-  job = body;
-  job_data = data;
-  job_env.num_task = num_task;
+  job.body = body;
+  job.data = data;
+  job.env.num_task = num_task;
   for (int i = 1; i < threads; ++i) {
     struct slot* slot = &slots[i];
     slot->task = i;
@@ -230,49 +198,44 @@ static int launch_parallel(Body body, void* data, int num_task, int threads) {
     slot->status = 0;
     slot->error = 0;
     __atomic_store_n(&slot->state, READY, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&slot->asleep, __ATOMIC_SEQ_CST)) {
-      pthread_mutex_lock(&slot->mutex);
-      pthread_cond_signal(&slot->wake);
-      pthread_mutex_unlock(&slot->mutex);
-    }
+    if (!__atomic_load_n(&slot->asleep, __ATOMIC_SEQ_CST)) continue;
+    pthread_mutex_lock(&slot->mutex);
+    pthread_cond_signal(&slot->wake);
+    pthread_mutex_unlock(&slot->mutex);
   }
   inside = 1;
-  int result = run_tasks(0, threads);
+  int result = run_job(0, threads);
   for (int i = 1; i < threads; ++i) {
-    int expected = READY;
-    if (!__atomic_compare_exchange_n(&slots[i].state, &expected, IDLE, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED)) continue;
-    int status = run_tasks(i, threads);
+    int status = claim(&slots[i], IDLE) ? run_job(i, threads) : 0;
     if (status && !result) result = status;
   }
   inside = 0;
   for (int i = 1; i < threads; ++i) {
-    int64_t spins = 0; /* after some microseconds the core may be needed by the very worker that is waited for */
-    while (__atomic_load_n(&slots[i].state, __ATOMIC_ACQUIRE) != IDLE) {
-      if (++spins < 2000) relax();
-      else sched_yield();
+    for (int pauses = 0; __atomic_load_n(&slots[i].state, __ATOMIC_ACQUIRE) != IDLE;) {
+      if (pauses == PAUSES_BEFORE_YIELD) sched_yield();
+      else ++pauses, relax();
     }
     if (slots[i].status && !result) result = slots[i].status;
     if (!slots[i].error) continue;
-    if (error) TVMFFIObjectDecRef(slots[i].error);
-    else error = slots[i].error;
-  }
-  if (error) {
-    TVMFFIErrorSetRaised(error);
-    TVMFFIObjectDecRef(error);
+    TVMFFIErrorSetRaised(slots[i].error);
+    TVMFFIObjectDecRef(slots[i].error);
   }
   return result;
 }
 
-static int own_launch(Body body, void* data, int num_task) {
-  int threads = own_size();
+static int own_launch(Body body, void* data, int asked) {
+  int num_task = asked, threads = own_size();
   if (threads > thread_limit) threads = thread_limit;
-  if (num_task > 0 && threads > num_task) threads = num_task;
+  if (num_task <= 0) num_task = threads;
+  if (threads > num_task) threads = num_task;
   /* A second user thread runs its loop by itself: waiting for the pool would be slower, and could deadlock. */
-  if (threads < 2 || inside || __atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE)) return launch_serial(body, data, num_task);
-  start_workers(threads);
+  if (threads < 2 || inside || __atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE)) {
+    TVMParallelGroupEnv env = {0, asked > 0 ? asked : 1};
+    return run_tasks(body, data, &env, 0, 1);
+  }
+  if (started < threads) start_workers(threads);
   if (threads > started) threads = started;
-  int result = threads < 2 ? launch_serial(body, data, num_task)
-                           : launch_parallel(body, data, num_task > 0 ? num_task : threads, threads);
+  int result = launch_parallel(body, data, num_task, threads);
   __atomic_store_n(&busy, 0, __ATOMIC_RELEASE);
   return result;
 }
@@ -280,77 +243,57 @@ static int own_launch(Body body, void* data, int num_task) {
 static const struct table own = {own_launch, own_use, own_size, own_resize};
 static const struct table* pool = &own;
 
-static void answer(TVMFFIAny* result, int64_t value) {
+#define UNUSED __attribute__((unused))
+#define ARGUMENTS UNUSED void *self, UNUSED const TVMFFIAny *args, UNUSED int32_t count, TVMFFIAny *result
+
+static int answer(TVMFFIAny* result, int64_t value) {
   memset(result, 0, sizeof *result);
   result->type_index = kTVMFFIInt;
   result->v_int64 = value;
-}
-
-static int table_address(void* self, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
-  (void)self, (void)args, (void)count;
-  answer(result, (int64_t)(intptr_t)&own);
   return 0;
 }
 
-/* The table of the process's pool, or null where no module has provided one yet. */
-static const struct table* find_pool(void) {
-  TVMFFIByteArray name = {POOL_NAME, sizeof POOL_NAME - 1};
+static int table_address(ARGUMENTS) { return answer(result, (int64_t)(intptr_t)&own); }
+
+/* The table of the process's pool; null where no module has provided one yet. */
+static const struct table* find_pool(const TVMFFIByteArray* name) {
   TVMFFIObjectHandle function = 0;
-  TVMFFIAny result;
-  memset(&result, 0, sizeof result);
-  if (TVMFFIFunctionGetGlobal(&name, &function) || !function) return 0;
-  int status = TVMFFIFunctionCall(function, 0, 0, &result);
+  TVMFFIAny result = {0};
+  if (TVMFFIFunctionGetGlobal(name, &function) || !function) return 0;
+  TVMFFIFunctionCall(function, 0, 0, &result);
   TVMFFIObjectDecRef(function);
-  return status ? 0 : (const struct table*)(intptr_t)result.v_int64;
+  return (const struct table*)(intptr_t)result.v_int64;
 }
 
-static void install(void) {
-  TVMFFIByteArray name = {POOL_NAME, sizeof POOL_NAME - 1};
-  const struct table* found = find_pool();
-  if (!found) {
-    TVMFFIObjectHandle function = 0;
-    TVMFFIObjectHandle lost_race = 0;
+/* Runs first under the loader's lock, so two modules cannot both provide the pool. */
+__attribute__((constructor)) static void install(void) {
+  const TVMFFIByteArray name = {POOL_NAME, sizeof POOL_NAME - 1};
+  const struct table* found = find_pool(&name);
+  TVMFFIObjectHandle function = 0;
+  if (!found && !TVMFFIFunctionCreate(0, table_address, 0, &function)) {
     pin();
-    if (!TVMFFIFunctionCreate(0, table_address, 0, &function)) {
-      if (TVMFFIFunctionSetGlobal(&name, function, 0)) TVMFFIErrorMoveFromRaised(&lost_race);
-      if (lost_race) TVMFFIObjectDecRef(lost_race);
-      TVMFFIObjectDecRef(function);
-    }
-    found = find_pool();
+    TVMFFIFunctionSetGlobal(&name, function, 0);
+    TVMFFIObjectDecRef(function);
   }
   pool = found ? found : &own;
   if (&__TVMBackendParallelLaunch) __TVMBackendParallelLaunch = (void*)pool->launch;
 }
 
-__attribute__((constructor)) static void install_at_load(void) { install(); }
-
 EXPORT int tvm_rnn_pool_use(int threads) { return pool->use(threads); }
 
 /* pool_install() -> 1 where this .so provides the pool, else 0. Needed once more after loading where libtvm_runtime is
    in the process: its loader overwrites the pointer that the constructor set. */
-EXPORT int __tvm_ffi_pool_install(void* self, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
-  (void)self, (void)args, (void)count;
+EXPORT int __tvm_ffi_pool_install(ARGUMENTS) {
   install();
-  answer(result, pool == &own);
-  return 0;
+  return answer(result, pool == &own);
 }
 
-EXPORT int __tvm_ffi_pool_size(void* self, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
-  (void)self, (void)args, (void)count;
-  answer(result, pool->size());
-  return 0;
-}
+EXPORT int __tvm_ffi_pool_size(ARGUMENTS) { return answer(result, pool->size()); }
 
-EXPORT int __tvm_ffi_pool_resize(void* self, const TVMFFIAny* args, int32_t count, TVMFFIAny* result) {
-  (void)self;
+EXPORT int __tvm_ffi_pool_resize(ARGUMENTS) {
   if (count != 1 || args[0].type_index != kTVMFFIInt || args[0].v_int64 < 1) {
     TVMFFIErrorSetRaisedFromCStr("ValueError", "pool_resize takes one integer, at least 1: the number of threads");
     return -1;
   }
-  answer(result, pool->resize(clamp((long)args[0].v_int64)));
-  return 0;
+  return answer(result, pool->resize(clamp((long)args[0].v_int64)));
 }
-
-#ifdef __cplusplus
-}
-#endif

@@ -81,11 +81,11 @@ class Reference:
         values = list(x) if isinstance(x, (tuple, list)) and len(names) > 1 else [x]
         pairs = list(x.items()) if isinstance(x, Mapping) else list(zip(names, values, strict=False))
         given = [*pairs, *inputs.items()]
-        if sorted(name for name, _ in given) != sorted(names) or len(pairs) < len(values):
-            got = ", ".join([*(str(name) for name, _ in given), *["one more"] * (len(values) - len(pairs))])
+        got = ", ".join([*(str(name) for name, _ in given), *["one more"] * (len(values) - len(pairs))])
+        if sorted(got.split(", ")) != sorted(names):
             do = "give each input once: net((a, b)), net({'a': a, 'b': b}) or net(a, b=b)"
             raise InputError(message("the inputs do not fit the cell", got=got, expected=", ".join(names), do=do))
-        arrays = [np.asarray(dict(given)[name], np.float64) for name in names]
+        arrays = [_floats(f"input {name}", dict(given)[name]) for name in names]
         widths = [self.net.layers[0].graph.inputs[i].shape for i in range(len(names))]
         for name, array, shape in zip(names, arrays, widths, strict=True):
             if array.ndim != 2 + len(shape) or array.shape[2:] != shape or array.shape[:2] != arrays[0].shape[:2]:
@@ -111,7 +111,12 @@ class Reference:
         result = {}
         for name, default in initial.items():
             wanted = [part.shape for part in default] if isinstance(default, list) else default.shape
-            value = [np.asarray(p) for p in given[name]] if isinstance(default, list) else np.asarray(given[name])
+            value = given[name]
+            if isinstance(default, list) != isinstance(value, list):
+                kind, expected = type(value).__name__, f"a {type(default).__name__}"
+                raise InputError(message(f"state {name} has the wrong form", got=kind, expected=expected))
+            what = f"state {name}"
+            value = [_floats(what, part) for part in value] if isinstance(value, list) else _floats(what, value)
             shape = [part.shape for part in value] if isinstance(value, list) else value.shape
             if shape != wanted:
                 raise InputError(message(f"state {name} has the wrong shape", got=shape, expected=wanted))
@@ -139,9 +144,10 @@ class Reference:
         for t in reversed(range(steps)) if direction else range(steps):
             restart = reset[t] if not direction else (reset[t + 1] if t + 1 < steps else np.zeros(batch, bool))
             active = t < lengths
+            known = t + direction < lengths  # flags in the padding mean nothing
             for s in graph.states:
                 state[s.name] = state[s.name].copy()
-                state[s.name][restart & active] = self.net.cell.initial.get(s.name, 0.0)
+                state[s.name][restart & known] = self.net.cell.initial.get(s.name, 0.0)
             values = dict(fixed)
             values.update({node: state[node.name] for node in graph.states})
             values.update({node: inputs[i][t] for i, node in enumerate(graph.inputs)})
@@ -155,11 +161,19 @@ class Reference:
         return y
 
 
+def _floats(what: str, value: Any) -> Array:
+    try:
+        return np.asarray(value, np.float64)
+    except (TypeError, ValueError, RuntimeError) as reason:
+        got = f"{type(value).__name__}: {reason}"
+        raise InputError(message(f"{what} is not an array of numbers", got=got, do="pass a NumPy array")) from None
+
+
 def _rows(what: str, value: Any, shape: tuple[int, ...], kinds: str) -> Array:
     """lengths or reset as an array of that shape and of one of those kinds of dtype."""
     array = np.asarray(value)
     if array.size == 0:  # an empty list is float64
-        array = array.astype(kinds[0])
+        array = array.astype(bool if kinds == "b" else int)
     if array.dtype.kind not in kinds or array.shape != shape:
         expected = f"{'bool' if kinds == 'b' else 'integers'} of shape {list(shape)}"
         raise InputError(message(f"{what} does not fit x", got=f"{array.dtype} {list(array.shape)}", expected=expected))

@@ -1,7 +1,8 @@
 """RNN: a cell over time, with sizes, layers, directions, dtype and weights.
 
-In: a `Cell` and sizes from the user. Out: one traced `Graph` per distinct layer for `compile` and `reference`, and weights
-as ordinary arrays named `<parameter>_l{layer}` (suffix `_reverse` for the backward direction), as torch names them.
+In: a `Cell` and sizes from the user. Out: one traced `Graph` per distinct layer for `compile` and `reference`, and
+weights as ordinary arrays named `<parameter>_l{layer}` (suffix `_reverse` for the backward direction), as torch names
+them.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class Layer:
 class RNN:
     """A recurrent network: `num_layers` layers of one cell, in one or both directions, over time.
 
-    cell: a Cell. input_size: features of x (axis I). hidden_size: axis H; an int, or one int per layer. Other axes of the
-    cell by name: `RNN(cells.lstm_projection, 32, 64, P=16)`, an int or one per layer. dtype: "float32" or "float64".
+    cell: a Cell. input_size: features of x (axis I). hidden_size: axis H; an int, or one int per layer. Other axes of
+    the cell by name: `RNN(cells.lstm_projection, 32, 64, P=16)`, an int or one per layer; proj_size is P, as in torch.
+    dtype: "float32" or "float64".
 
     Raises ConfigError for a bad argument, CellError for equations that do not fit these sizes.
     """
@@ -173,14 +175,15 @@ class RNN:
                     value = rng.uniform(-bound, bound, p.shape)
                     if how != "uniform":
                         value = np.full(p.shape, {"zeros": 0.0, "ones": 1.0}.get(str(how), how), np.float64)
-                    self.weights[weight_name(p.name, layer.index, direction)] = value.astype(self.dtype)
+                    name = weight_name(p.name, layer.index, direction)
+                    self.weights[name] = np.asarray(value, self.dtype)  # also where uniform gave a plain number
         return self
 
     def load(self, source: Mapping[str, Any] | str | os.PathLike[str]) -> RNN:
         """Take weights from a dict of arrays or a .safetensors file; all of them, by name. Returns self.
 
-        Arrays of another float dtype are converted to the RNN's. Raises WeightError naming every weight that is missing,
-        unknown or of a wrong shape, and then changes nothing.
+        Arrays of another float dtype are converted to the RNN's. Raises WeightError naming every weight that is
+        missing, unknown or of a wrong shape, and then changes nothing.
         """
         self.weights = checked_weights(self.weight_shapes, _arrays(source), self.dtype)
         return self

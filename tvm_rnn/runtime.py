@@ -6,6 +6,8 @@ new arrays of the same kind. This file also works alone, copied beside a .so: no
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import json
 import math
@@ -29,14 +31,14 @@ except ImportError:  # this file alone, beside a .so: the same names, made here
     globals().update({name: type(name, (TvmRnnError,), {}) for name in ("InputError", "LoadError", "WeightError")})
 
 MAGIC, CONTAINER_VERSION, MANIFEST_FORMAT = b"TVMRNN\0\1", 1, 1
-# magic, container version, crc32 of all before, ELF size, weights offset, weights size, manifest size
-FOOTER = struct.Struct("<8sIIQQQQ")
+FOOTER = struct.Struct("<8sIIQQQQ")  # magic, version, crc32 of all before; ELF size; weights at, size; manifest size
 # Below this, waking and joining a second thread (1 us) costs more than it saves: one core takes 4 to 8 us for it all.
 PARALLEL_FLOPS_PER_STEP = 400_000
+CONSTANT = "constant."  # begins the names of arrays that belong to the equations, not to the user
 ALIGNMENT = 64  # generated code moves whole cache lines to and from its own buffers
 SAFETENSORS = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U8": "u1"}
 # Where LLVM's name of a CPU feature is not the kernel's.
-KERNEL_NAMES = {"sse3": "pni", "lzcnt": "abm", "pclmul": "pclmulqdq", "rdrnd": "rdrand", "bmi": "bmi1", "sha": "shani"}
+KERNEL_NAMES = {"sse3": "pni", "lzcnt": "abm", "bmi": "bmi1", "sha": "shani", "pclmul": "pclmulqdq", "neon": "asimd"}
 _opened: dict[str, tuple[int, ...]] = {}
 
 
@@ -69,13 +71,13 @@ def _open_container(path: str | os.PathLike[str]) -> tuple[str, mmap.mmap, Manif
     magic, version, crc, elf_size, start, size, text = FOOTER.unpack(data[-FOOTER.size :].ljust(FOOTER.size))
     if data[:4] != b"\x7fELF" or magic != MAGIC:
         got = f"{len(data)} bytes that begin {data[:4]!r} and do not end with its footer"
-        do = "give a .so that tvm_rnn exported; if this is one, it was cut short: copy it again"
-        raise _error(LoadError, f"{path!r} is not a complete tvm_rnn module", got, "an ELF file with a footer", do)
+        raise _error(LoadError, f"{path!r} is not a complete tvm_rnn module", got, "a .so as exported", "copy it again")
     newer, do = f"{path!r} was made by a newer tvm_rnn", "upgrade tvm_rnn (or the copied runtime.py) here"
     if version > CONTAINER_VERSION:
         raise _error(LoadError, newer, f"container version {version}", f"at most {CONTAINER_VERSION}", do)
-    found = zlib.crc32(memoryview(data)[:end])
-    if found != crc or elf_size > start or start + size + text != end:
+    found, padding = zlib.crc32(memoryview(data)[:end]), data[elf_size:start]
+    fits = start % ALIGNMENT == 0 <= start - elf_size < ALIGNMENT and start + size + text == end
+    if found != crc or version < 1 or not fits or padding.strip(b"\0"):
         raise _error(LoadError, f"{path!r} is damaged", f"checksum {found:08x}", f"{crc:08x}", "copy it again")
     try:
         manifest = json.loads(data[end - text : end], object_hook=Manifest)
@@ -106,17 +108,14 @@ def _parse_weights(data: mmap.mmap, start: int, size: int, path: str, kind: type
             arrays[name] = np.frombuffer(data, dtype, count, first + begin).reshape(shape)
         return arrays
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        got = f"{type(error).__name__}: {error}"
-        raise _error(kind, f"the weights in {path!r} cannot be read", got, "the safetensors format") from None
+        raise _error(kind, f"the weights in {path!r} cannot be read", repr(error), "the safetensors format") from None
 
 
 def cpu_features() -> set[str] | None:
     """What this CPU can do, in the kernel's names without underscores; None where the system does not say."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            return next((set(s.replace("_", "").split()) for s in file if s.startswith(("flags", "Features"))), None)
-    except OSError:
-        return None
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        return next((set(s.replace("_", "").split()) for s in file if s.startswith(("flags", "Features"))), None)
+    return None
 
 
 def _check_machine(path: str, target: Manifest) -> None:
@@ -128,8 +127,7 @@ def _check_machine(path: str, target: Manifest) -> None:
     names = {feature: feature.replace("_", "").replace(".", "").replace("-", "") for feature in target.features}
     missing = [f for f, name in names.items() if known is not None and not {name, KERNEL_NAMES.get(name)} & known]
     if missing:
-        got, expected = f"a CPU without {', '.join(missing)}", ", ".join(target.features)
-        raise _error(LoadError, f"{path!r} needs a CPU with more features", got, expected, do)
+        raise _error(LoadError, f"{path!r} needs a CPU with more features", f"without {missing}", target.features, do)
 
 
 def _open_library(path: str, data: mmap.mmap, elf_size: int) -> Any:
@@ -154,53 +152,46 @@ def _open_library(path: str, data: mmap.mmap, elf_size: int) -> Any:
 
 def _aligned(elements: int, dtype: Any) -> np.ndarray:
     raw = np.empty(elements * dtype.itemsize + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + elements * dtype.itemsize].view(dtype)
+    return raw[-raw.ctypes.data % ALIGNMENT :][: elements * dtype.itemsize].view(dtype)
 
 
 def _numpy(what: str, value: Any, kind: type[Exception] = InputError) -> np.ndarray:
-    """The same memory as numpy array. A torch tensor that requires grad is refused where its gradient would be lost."""
+    """The same memory as numpy array. A torch tensor is detached: nothing here computes gradients."""
     if isinstance(value, np.ndarray):
         return np.asarray(value)
-    got, do = f"a {type(value).__module__}.{type(value).__qualname__}", f"numpy.asarray({what}, dtype=...)"
     try:
-        if getattr(value, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
-            got, do = f"{what}.requires_grad", f"no gradients are computed: {what}.detach(), or torch.no_grad() around"
-        elif value.__dlpack_device__()[0] != 1:  # 1 is the CPU
-            got, do = f"{got} on device {getattr(value, 'device', 'unknown')}", f"copy it to the CPU: {what}.cpu()"
-        else:
-            return np.from_dlpack(value.detach() if hasattr(value, "detach") else value)
+        do = f"copy it to the CPU: {what}.cpu()"
+        on_cpu = getattr(value, "is_cpu", False)  # torch says so, in a tenth of the time that DLPack takes
+        if on_cpu or value.__dlpack_device__()[0] == 1:
+            value = value.detach() if getattr(value, "requires_grad", False) else value
+            return value.numpy() if on_cpu else np.from_dlpack(value)
     except (AttributeError, RuntimeError, BufferError, TypeError, ValueError) as error:
-        got = f"{got} of {value.dtype}: {error}" if hasattr(value, "dtype") else got
+        do = f"convert it: numpy.asarray({what}, dtype=...) ({type(error).__name__}: {error})"
+    got = f"a {type(value).__name__} of {getattr(value, 'dtype', 'unknown dtype')} on {getattr(value, 'device', 'cpu')}"
     raise _error(kind, f"{what} is not an array for this module", got, "a dense CPU array: numpy, torch, DLPack", do)
 
 
-def _like(value: Any) -> Callable[[np.ndarray], Any] | None:
-    """What turns a numpy array into the kind of `value`; None: it stays one (also where the package is not known)."""
-    packages = (base.__module__.partition(".")[0] for base in type(value).__mro__)
-    makers = [getattr(sys.modules.get(package), "from_dlpack", None) for package in packages]
+@functools.cache
+def _like(kind: Any) -> Callable[[np.ndarray], Any] | None:
+    """What turns a numpy array into that kind of array; None: it stays one (also where the package is not known)."""
+    makers = [getattr(sys.modules.get(base.__module__.partition(".")[0]), "from_dlpack", None) for base in kind.__mro__]
     return None if np.from_dlpack in makers else next(filter(None, makers), None)
 
 
-def _per_row(what: str, value: Any, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
-    """A copy of lengths (int) or reset (bool) as a numpy array of that dtype and shape, from any dtype of its kind."""
+def _per_row(what: str, value: Any, dtype: type, shape: tuple[int, ...], steps: int) -> np.ndarray:
+    """A copy of lengths (int64) or reset (bool) as array of that dtype and shape, from any dtype of its kind."""
+    if isinstance(value, list | tuple):
+        with contextlib.suppress(ValueError, TypeError):  # a ragged list stays a list, which is refused below
+            value = np.array(value) if np.size(value) else np.empty(np.shape(value), dtype)
     array = _numpy(what, value)
     kinds, expected = ("?B", "bool or uint8") if dtype is bool else ("bBhHiIlLqQ", "integers")
     if array.dtype.char not in kinds or array.shape != shape:
         got = f"{array.dtype} of shape {array.shape}"
         raise _error(InputError, f"{what} does not fit x", got, f"{expected} of shape {shape}", "cast or reshape it")
-    return np.array(array, dtype, order="C")
-
-
-def _row_lengths(value: Any, T: int, B: int) -> np.ndarray:
-    """lengths as int64 [B]; also from a list of ints."""
-    if isinstance(value, list | tuple) and all(map(np.isscalar, value)):
-        value = np.array(value, None if value else int)
-    array = _per_row("lengths", value, np.int64, (B,))
-    wrong = np.flatnonzero((array < 0) | (array > T))
-    if wrong.size:
-        got = f"{array[wrong[0]]} for row {wrong[0]}"
-        raise _error(InputError, "lengths are out of range", got, f"0 to {T}, the number of steps of x")
+    array = np.array(array, dtype, order="C")
+    if dtype is not bool and array.size and not 0 <= array.min() <= array.max() <= steps:
+        row = np.argmax((array < 0) | (array > steps))
+        raise _error(InputError, f"{what} out of range", f"{array[row]} for row {row}", f"0 to {steps}, the steps of x")
     return array
 
 
@@ -211,29 +202,26 @@ class Module:
     WeightError for weights. `weights` is {name: read-only array}, empty until there are some."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path, self._file, self.manifest, weights, self._elf_size = _open_container(path)
-        self._read_manifest(self.manifest)
-        _check_machine(self.path, self.manifest.target)
+        self.path, self._file, self.manifest, arrays, self._elf_size = _open_container(path)
+        try:
+            self._read_manifest(self.manifest)
+            _check_machine(self.path, self.manifest.target)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise _error(LoadError, f"{self.path!r} has an unusable manifest", error, do="export it again") from None
         self._library = _open_library(self.path, self._file, self._elf_size)
         self._tensor, self._sequence = sys.modules["tvm_ffi"].from_dlpack, self._library.sequence
         self._no_lengths, self._no_reset = (self._tensor(np.zeros(1, dtype)) for dtype in (np.int64, np.uint8))
         self._local = threading.local()  # a workspace per thread: no lock is held while compiled code runs
-        self._threads, self._packed, self.weights = 0, None, dict[str, np.ndarray]()
-        if weights or not self._weight_shapes:
-            self._use_weights(weights)
+        self._threads, self._packed, self._plans, self.weights = 0, None, dict[int, Any](), dict[str, np.ndarray]()
+        self._constants = {name: arrays.pop(name) for name in [*arrays] if name.startswith(CONSTANT)}
+        if arrays or not self._weight_shapes:
+            self._use_weights(arrays)
 
     def _read_manifest(self, m: Manifest) -> None:
         D, self._dtype = int(m.num_directions), np.dtype(m.dtype)
         self._inputs = [(item.name, tuple(item.shape)) for item in m.inputs]
         self._output = (D * m.output.shape[0], *m.output.shape[1:]) if m.output.shape else (D,) * (D > 1)
-        # name: initial value, then for each array its leading size, where it begins and ends per row, its shape per row
-        self._states: dict[str, tuple[float, list[tuple[int, int, int, tuple[int, ...]]]]] = {}
-        for state in m.states:
-            layers = [tuple(shape) for shape in state.shapes]
-            rows, shapes = (D * len(layers), layers[:1]) if len({*layers}) == 1 else (D, layers)
-            ends = [*itertools.accumulate((rows * math.prod(shape) for shape in shapes), initial=0)]
-            arrays = [(rows, *place) for place in zip(ends, ends[1:], shapes, strict=False)]
-            self._states[state.name] = (float(state.initial), arrays)
+        self._states = {state.name: (D, float(state.initial), [*map(tuple, state.shapes)]) for state in m.states}
         self._weight_shapes = {item.name: tuple(item.shape) for item in m.weights}
         w = m.workspace
         self._sizes = (int(w.fixed), int(w.per_row), int(w.per_tile_row), int(w.per_sequence_row), int(m.rows_per_tile))
@@ -242,21 +230,21 @@ class Module:
     def __call__(self, x: Any, state: Any = None, *, lengths: Any = None, reset: Any = None, **inputs: Any) -> Any:
         """All steps: (y [T, B, D*H], {name: state after the last step}).
 
-        x: an array [T, B, *input]; several as a tuple in the manifest's order, a dict, or keywords. state: a dict with
-        all of the module's states, or None for the initial ones. lengths: [B] integers in 0..T: row b stops after so
-        many steps; y is 0 from there. reset: [T, B] bool or uint8: row b starts again from its initial state at step t.
+        x: an array [T, B, *input]; several as a tuple in the manifest's order, a dict, or keywords. state: a dict of
+        all states, None: the initial ones. lengths: [B] integers in 0..T: row b stops after so many steps, its y is 0
+        from there. reset: [T, B] bool or uint8: row b starts again from its initial state at step t.
         """
         arrays, (T, B), like = self._read_inputs(x, inputs, ("T", "B"))
-        counts = self._no_lengths if lengths is None else _row_lengths(lengths, T, B)
-        mask = self._no_reset if reset is None else _per_row("reset", reset, bool, (T, B)).ravel().view(np.uint8)
-        return self._run(arrays, state, (T, B), like, lengths is not None, reset is not None, counts, mask)
+        counts = self._no_lengths if lengths is None else _per_row("lengths", lengths, np.int64, (B,), T)
+        mask = self._no_reset if reset is None else _per_row("reset", reset, bool, (T, B), T).ravel().view(np.uint8)
+        return self._run(arrays, state, T, (T, B), like, (lengths is not None, reset is not None), (counts, mask))
 
     def step(self, x: Any, state: Any = None, **inputs: Any) -> Any:
         """One step: x [B, *input] -> (y [B, H], {name: state})."""
         if self.manifest["num_directions"] != 1 or "step" not in self.manifest["entry_points"]:
             raise _error(InputError, "this module cannot step", "two directions", "one", "call mod(x) with all steps")
         arrays, lead, like = self._read_inputs(x, inputs, ("B",))
-        return self._run(arrays, state, lead, like, False, False, self._no_lengths, self._no_reset)
+        return self._run(arrays, state, 1, lead, like, (0, 0), (self._no_lengths, self._no_reset))
 
     def init_state(self, batch: int) -> dict[str, Any]:
         """The initial state for that many rows, as numpy arrays."""
@@ -264,11 +252,10 @@ class Module:
             raise _error(InputError, "the batch size is wrong", repr(batch), "an integer, at least 0")
         return self._shape_states(self._read_states(None, int(batch)), int(batch), None)
 
-    def _run(self, arrays: Any, state: Any, lead: tuple[int, ...], like: Any, *rows: Any) -> tuple[Any, dict[str, Any]]:
+    def _run(self, arrays: Any, state: Any, T: int, lead: Any, like: Any, has: Any, rows: Any) -> Any:
         if self._packed is None:
             raise _error(WeightError, "the module has no weights", "none", [*self._weight_shapes], "load_weights first")
-        T, B = lead if len(lead) == 2 else (1, lead[0])
-        before = self._read_states(state, B)
+        before = self._read_states(state, B := lead[-1])
         after = [array.copy() for array in before]
         y = np.empty((*lead, *self._output), self._dtype)
         if T and B:
@@ -276,12 +263,11 @@ class Module:
             tile = max(1, min(T, rows_per_tile // B))
             threads = self._threads or (1 if self._flops * B < PARALLEL_FLOPS_PER_STEP else self.threads)
             elements = fixed + B * (per_row + tile * per_tile_row + T * per_sequence_row)
-            held, workspace = getattr(self._local, "workspace", (-1, None))
+            held, work = getattr(self._local, "workspace", (-1, None))
             if held < elements:
-                workspace = self._tensor(_aligned(max(1, elements), self._dtype))
-                self._local.workspace = (elements, workspace)
-            has, rest, data = rows[:2], (*rows[2:], self._packed, workspace), (*arrays, y.ravel(), *before, *after)
-            self._sequence(T, B, tile, threads, *has, *data, *rest)
+                work = self._tensor(_aligned(max(1, elements), self._dtype))
+                self._local.workspace = (elements, work)
+            self._sequence(T, B, tile, threads, *has, *arrays, y.ravel(), *before, *after, *rows, self._packed, work)
         return y if like is None else like(y), self._shape_states(after, B, like)
 
     def _flat(self, what: str, value: Any, shape: tuple[int, ...], axes: str) -> np.ndarray:
@@ -298,8 +284,8 @@ class Module:
     def _name_inputs(self, x: Any, named: dict[str, Any]) -> list[Any]:
         names = [name for name, _ in self._inputs]
         values = x if isinstance(x, list | tuple) and len(names) > 1 else [x]
-        numbered = {names[i] if i < len(names) else f"number {i + 1}": value for i, value in enumerate(values)}
-        given = dict(x) if isinstance(x, Mapping) else numbered
+        numbered = zip(itertools.chain(names, itertools.count()), values, strict=False)  # a surplus one is a number
+        given = dict(x) if isinstance(x, Mapping) else dict(numbered)
         if sorted([*map(str, given), *named]) != sorted(names):
             got, do = [*given, *named], "give each input once: mod((a, b)), mod({'a': a, 'b': b}) or mod(a, b=b)"
             raise _error(InputError, "the inputs are not the module's", got, names, do)
@@ -307,57 +293,72 @@ class Module:
 
     def _read_inputs(self, x: Any, named: dict[str, Any], axes: tuple[str, ...]) -> tuple[list[np.ndarray], Any, Any]:
         """Flat arrays in the manifest's order, the leading dimensions, and what makes results of the kind of x."""
-        simple = not named and len(self._inputs) == 1 and not isinstance(x, Mapping)
-        values = [x] if simple else self._name_inputs(x, named)
+        values = self._name_inputs(x, named) if named or len(self._inputs) > 1 or not hasattr(x, "shape") else [x]
         (name, shape), *others = self._inputs
         array = values[0] if type(values[0]) is np.ndarray else _numpy(name, values[0])
         if array.ndim != len(axes) + len(shape) or array.shape[len(axes) :] != shape:
             expected = f"[{', '.join([*axes, *map(str, shape)])}]"
             raise _error(InputError, f"{name} has the wrong shape", array.shape, expected, "T is time, B the batch")
         lead, flat = array.shape[: len(axes)], [self._flat(name, array, array.shape, "")]
-        for (other, shape), value in zip(others, values[1:], strict=True):
+        for (other, shape), value in zip(others, values[1:], strict=True) if others else ():
             flat.append(self._flat(other, value, (*lead, *shape), f"[{', '.join(axes)}, ...], as in {name}"))
-        return flat, lead, None if array is values[0] else _like(values[0])
+        return flat, lead, None if array is values[0] else _like(values[0].__class__)
+
+    def _plan(self, B: int) -> Any:
+        """For each state: name, initial value, size; of each of its arrays the place in the flat one, and the shape."""
+        if B in self._plans:
+            return self._plans[B]
+        plan = []
+        for name, (D, initial, layers) in self._states.items():
+            rows, shapes = (D, layers) if len({*layers}) > 1 else (D * len(layers), layers[:1])
+            arrays = [(rows, B, *shape) for shape in shapes]
+            ends = [*itertools.accumulate(map(math.prod, arrays), initial=0)]
+            plan.append((name, initial, ends[-1], [*zip(map(slice, ends, ends[1:]), arrays, strict=True)]))
+        self._plans = {**self._plans, B: plan} if len(self._plans) < 64 else {B: plan}
+        return plan
 
     def _read_states(self, state: Any, B: int) -> list[np.ndarray]:
+        plan, result = self._plan(B), []
         if state is None:
-            return [np.full(B * arrays[-1][2], initial, self._dtype) for initial, arrays in self._states.values()]
-        if not isinstance(state, Mapping) or state.keys() != self._states.keys():
+            return [np.full(size, initial, self._dtype) for _, initial, size, _ in plan]
+        if (type(state) is not dict and not isinstance(state, Mapping)) or state.keys() != self._states.keys():
             got = [*state] if isinstance(state, Mapping) else type(state).__name__
             raise _error(InputError, "the state is not the module's", got, [*self._states], "see mod.init_state(batch)")
-        result = []
-        for name, (_, arrays) in self._states.items():
-            value = state[name] if len(arrays) > 1 else (state[name],)
-            if not isinstance(value, list | tuple) or len(value) != len(arrays):
-                got = type(value).__name__
-                raise _error(InputError, f"state {name} is not a list of arrays", got, f"{len(arrays)}, one per layer")
-            pairs = zip(value, arrays, strict=True)
-            parts = [self._flat(name, v, (n, B, *shape), "[layers, B, ...]") for v, (n, _, _, shape) in pairs]
-            result.append(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        for name, _, _, parts in plan:
+            value = state[name]
+            if len(parts) == 1:
+                result.append(self._flat(name, value, parts[0][1], "[L*D, B, ...]"))
+            elif isinstance(value, list | tuple) and len(value) == len(parts):
+                flat = [self._flat(name, value[i], shape, "[D, B, ...]") for i, (_, shape) in enumerate(parts)]
+                result.append(np.concatenate(flat))
+            else:
+                raise _error(InputError, f"state {name} is not a list", type(value), f"{len(parts)} arrays by layer")
         return result
 
     def _shape_states(self, flat: list[np.ndarray], B: int, like: Any) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        for (name, (_, arrays)), data in zip(self._states.items(), flat, strict=True):
-            parts = [data[start * B : end * B].reshape(n, B, *shape) for n, start, end, shape in arrays]
-            kind = parts if like is None else [like(part) for part in parts]
-            result[name] = kind[0] if len(kind) == 1 else kind
+        for i, (name, _, _, parts) in enumerate(self._plan(B)):
+            if len(parts) == 1 and like is None:
+                result[name] = flat[i].reshape(parts[0][1])
+                continue
+            arrays = [(like or np.asarray)(flat[i][place].reshape(shape)) for place, shape in parts]
+            result[name] = arrays[0] if len(arrays) == 1 else arrays
         return result
 
     def load_weights(self, weights: Mapping[str, Any] | str | os.PathLike[str]) -> None:
         """Replace all weights: a dict of arrays, or the path of a .safetensors file. All or none: WeightError."""
         if isinstance(weights, str | os.PathLike):
-            path = os.fspath(weights)
-            data = _map_file(path, WeightError)
+            data = _map_file(path := os.fspath(weights), WeightError)
             weights = _parse_weights(data, 0, len(data), path, WeightError)
+        if not isinstance(weights, Mapping):
+            raise _error(WeightError, "these are not weights", type(weights), "a dict of arrays, or a safetensors file")
         self._use_weights({name: np.array(_numpy(name, value, WeightError)) for name, value in weights.items()})
 
     def _use_weights(self, weights: dict[str, np.ndarray]) -> None:
         names = self._weight_shapes.keys()
         missing, unknown = sorted(names - weights.keys()), sorted(weights.keys() - names)
         if missing or unknown:
-            got = f"missing {missing}, unknown {unknown}"
-            raise _error(WeightError, "the names of the weights are wrong", got, [*names], "give all of these")
+            raise _error(WeightError, "wrong names of weights", f"missing {missing}, unknown {unknown}", [*names])
         ready, packed = {}, _aligned(max(1, self._packed_elements), self._dtype)
         for name, shape in self._weight_shapes.items():
             array = weights[name]
@@ -365,9 +366,9 @@ class Module:
                 got, expected = f"{array.dtype} of shape {array.shape}", f"{self._dtype} of shape {shape}"
                 raise _error(WeightError, f"weight {name} does not fit", got, expected, "cast or reshape it")
             ready[name] = np.require(array, self._dtype, ["C", "A", "W"])
-        packed[:] = 0
+        packed[:], sources = 0, {**ready, **self._constants}
         for pack in self._packs:
-            raw = [ready[name].ravel() for name in pack.weights]
+            raw = (sources[name].ravel() for name in pack.weights)
             self._library.get_function(pack.function)(*raw, packed, int(pack.offset))
         for array in ready.values():
             array.flags.writeable = False
@@ -383,8 +384,7 @@ class Module:
         if count is not None and (not isinstance(count, int | np.integer) or not 1 <= count <= 256):
             raise _error(InputError, "the number of threads is wrong", repr(count), "an integer from 1 to 256, or None")
         self._threads = int(count or 0)
-        if self._threads > self._library.pool_size():  # the pool grows, for every module of the process
-            self._library.pool_resize(self._threads)
+        self._library.pool_resize(max(self._threads, self._library.pool_size()))  # it grows, for all modules
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write this module with its present weights to a .so file, whole or not at all."""
@@ -392,7 +392,7 @@ class Module:
             from .manifest import write_container
         except ImportError:
             raise _error(TvmRnnError, "runtime.py alone cannot export", "no manifest.py", "tvm_rnn installed") from None
-        write_container(self._file[: self._elf_size], self.manifest, self.weights, path)
+        write_container(self._file[: self._elf_size], self.manifest, {**self.weights, **self._constants}, path)
 
 
 def load(path: str | os.PathLike[str]) -> Module:

@@ -48,6 +48,7 @@ LOG_P = (
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 
 _names = itertools.count()
+_ATOMS = ("Var", "FloatImm", "IntImm", "TensorLoad")
 
 numpy_erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -67,7 +68,14 @@ def _dtype(x: Expr) -> str:
 
 
 def let(value: Expr, body: Callable[[tirx.Var], Expr]) -> Expr:
-    """Let(var = value) in body(var): evaluated once, used many times. TE would otherwise copy the tree at each use."""
+    """Let(var = value) in body(var): evaluated once, used many times. TE would otherwise copy the tree at each use.
+
+    A value that is a load, a variable or a constant is used as it is: TVM's passes double their work with every Let that
+    is nested in another's body (seven deep, one pass took a second).
+    """
+    load = getattr(getattr(value, "op", None), "name", "") == "te.tensor_load"
+    if load or type(value).__name__ in _ATOMS:
+        return body(value)
     var = _tir().Var(f"s{next(_names)}", _dtype(value))
     return _tir().Let(var, value, body(var))
 
@@ -128,11 +136,13 @@ def greater_equal(a: Expr, b: Expr) -> Expr:
 
 
 def equal(a: Expr, b: Expr) -> Expr:
-    return _tir().EQ(a, b)
+    """Not EQ(a, b): TVM folds EQ(x, x) to true, also where x is NaN."""
+    return logical_and(less_equal(a, b), greater_equal(a, b))
 
 
 def not_equal(a: Expr, b: Expr) -> Expr:
-    return _tir().NE(a, b)
+    """Not NE(a, b): in LLVM that is the ordered comparison, false where one of them is NaN."""
+    return logical_not(equal(a, b))
 
 
 def logical_and(a: Expr, b: Expr) -> Expr:
@@ -144,7 +154,9 @@ def logical_or(a: Expr, b: Expr) -> Expr:
 
 
 def logical_not(a: Expr) -> Expr:
-    return _tir().Not(a)
+    """Not Not(a): TVM turns Not(x > y) to x <= y, which is false for NaN as well."""
+    t = _tir()
+    return t.Select(a, t.const(False, "bool"), t.const(True, "bool"))
 
 
 def where(condition: Expr, a: Expr, b: Expr) -> Expr:
@@ -153,12 +165,12 @@ def where(condition: Expr, a: Expr, b: Expr) -> Expr:
 
 def maximum(a: Expr, b: Expr) -> Expr:
     """NumPy's: NaN in either operand gives NaN."""
-    return let(a, lambda a: let(b, lambda b: where(logical_or(greater(a, b), not_equal(a, a)), a, b)))
+    return let(a, lambda a: let(b, lambda b: where(logical_or(greater(a, b), _tir().isnan(a)), a, b)))
 
 
 def minimum(a: Expr, b: Expr) -> Expr:
     """NumPy's: NaN in either operand gives NaN."""
-    return let(a, lambda a: let(b, lambda b: where(logical_or(less(a, b), not_equal(a, a)), a, b)))
+    return let(a, lambda a: let(b, lambda b: where(logical_or(less(a, b), _tir().isnan(a)), a, b)))
 
 
 def relu(x: Expr) -> Expr:
@@ -264,8 +276,8 @@ def _log_float32(x: Expr) -> Expr:
 
     inf = const(math.inf, x)
     finite = let(bits, split)
-    zero = where(equal(x, const(0.0, x)), const(-math.inf, x), const(math.nan, x))
-    return where(greater(x, const(0.0, x)), where(less(x, inf), finite, x), where(not_equal(x, x), x, zero))
+    other = where(t.EQ(x, const(0.0, x)), const(-math.inf, x), const(math.nan, x))  # negative numbers and NaN
+    return where(greater(x, const(0.0, x)), where(less(x, inf), finite, x), other)
 
 
 def sigmoid(x: Expr) -> Expr:
@@ -274,14 +286,19 @@ def sigmoid(x: Expr) -> Expr:
     return div(const(1.0, x), const(1.0, x) + _exp_bounded(_clamp(neg(x), -87.0, 87.0)))
 
 
+def log1p(y: Expr) -> Expr:
+    """Kahan's log(u) (y / (u - 1)) with u = 1 + y, which keeps the relative error small where y is."""
+    if _dtype(y) != "float32":
+        return _call("log1p", y)
+    one = const(1.0, y)
+
+    def ratio(y: Expr, u: Expr) -> Expr:
+        exact = logical_or(_tir().EQ(u, one), _tir().EQ(u, const(math.inf, y)))
+        return where(exact, y, log(u) * div(y, where(exact, one, u - one)))
+
+    return let(y, lambda y: let(y + one, lambda u: ratio(y, u)))
+
+
 def softplus(x: Expr) -> Expr:
-    """max(x, 0) + log1p(exp(-|x|)), with log1p as Kahan's log(u) y / (u - 1), u = 1 + y."""
-
-    def body(x: Expr) -> Expr:
-        return relu(x) + let(exp(neg(abs(x))), log1p)
-
-    def log1p(y: Expr) -> Expr:
-        one = const(1.0, y)
-        return let(y + one, lambda u: where(equal(u, one), y, div(log(u) * y, where(equal(u, one), one, u - one))))
-
-    return let(x, body)
+    """max(x, 0) + log1p(exp(-|x|)). Graphs are compiled with these three as nodes of their own (see normalise.py)."""
+    return let(x, lambda x: relu(x) + log1p(exp(neg(abs(x)))))

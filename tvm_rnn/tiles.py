@@ -22,10 +22,13 @@ from tvm.s_tir import Schedule
 from .expressions import Index, element, reduced_axes, reduced_index
 from .graph import Group, Node, topological
 from .memory import INDEX, Array, int64
+from .ops import TABLE
+from .passes.fuse_pointwise import is_truth
 from .scalar import let, where
 from .schedule import Config, Template, Unit
 
 Expr = Any
+FUNCTION = 10  # an op of so many FLOPs is a function (exp, tanh, ...), not arithmetic
 
 _LOWER = (
     s_tir.transform.LowerInitBlock,
@@ -130,14 +133,15 @@ class Tile:
         members = set(self.group.nodes)
         uses = dict.fromkeys(members, 0)
         for node in members:
-            for arg in node.args:
+            for arg in _operands(node):
                 if arg in uses:
                     uses[arg] += 1
         for node in self.group.nodes:
             if node is self.group.root:
                 continue
             stored = node in self.group.stored
-            if not node.boolean and (uses[node] + stored > 1 or stored):
+            # Functions get a block each as well: TVM's lowering of nested intrinsics is exponential in their depth.
+            if not node.boolean and (uses[node] > 1 or stored or TABLE[node.op].cost >= FUNCTION):
                 self.stages[node] = self._vectors(f"value_{len(self.stages)}", self._top(node))
         for node in self.group.stored:
             for array in self.places.write(node):
@@ -218,6 +222,11 @@ class Tile:
             return node if found is None else tirx.BufferStore(found[0], node.value, found[1])
 
         return tvm_ffi.structural_map(func.body, ((tvm.ir.TensorLoad, load), (tirx.BufferStore, store)))
+
+
+def _operands(node: Node) -> list[Node]:
+    """What a value is computed from, with truth values, which are never stages, replaced by their own operands."""
+    return [b for a in node.args for b in (_operands(a) if is_truth(a) else [a])]
 
 
 def gemm(tile: Tile, template: Template, config: Config) -> Any:

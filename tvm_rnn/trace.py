@@ -63,7 +63,7 @@ class Value:
 
     def __len__(self) -> int:
         if not self.shape:
-            fail("len() of a scalar", got=repr(self))
+            fail("len() of a scalar", got=repr(self), expected="an array with a leading axis")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Value]:

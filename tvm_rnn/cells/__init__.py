@@ -17,6 +17,8 @@ for _file in sorted(m.name for m in pkgutil.iter_modules(__path__)):
     _module = importlib.import_module(f"{__name__}.{_file}")
     for _value in list(vars(_module).values()):
         if isinstance(_value, Cell) and _value.function.__module__ == _module.__name__:
+            if _value.name in ZOO:
+                raise ConfigError(message("two cells have one name", where=_value.where, got=ZOO[_value.name].where))
             ZOO[_value.name] = _value
 
 globals().update(ZOO)  # after the imports: a cell named like its file replaces the submodule as an attribute

@@ -63,9 +63,14 @@ def is_move(node: Node) -> bool:
     return not node.leaf and TABLE[node.op].kind == "move"
 
 
+def is_truth(node: Node) -> bool:
+    """A comparison or a combination of them: never stored, computed again wherever it is read."""
+    return node.pointwise and node.boolean
+
+
 def bases(node: Node) -> list[Node]:
-    """The values that a chain of views (index, slice, reshape, ...) finally reads: one, or several below a concat."""
-    return [b for a in node.args for b in bases(a)] if is_move(node) else [node]
+    """The values that must be stored for `node` to be read: below views (index, reshape, ...) and truth values."""
+    return [b for a in node.args for b in bases(a)] if is_move(node) or is_truth(node) else [node]
 
 
 @dataclass
@@ -95,8 +100,9 @@ class _Grouping:
                     self._need(operand)
                 if node.op != "gemm":
                     self._need_inlined(node)
-                self._open("gemm" if node.op == "gemm" else "reduce", node.shape[-1:], node)
-            elif node.pointwise and node not in self.inlined and not self._free(node):
+                index = self._open("gemm" if node.op == "gemm" else "reduce", node.shape[-1:], node)
+                self.drafts[index].nodes[:0] = self._inlined_below(node)
+            elif node.pointwise and not is_truth(node) and node not in self.inlined and not self._free(node):
                 self._place(node)
             elif is_move(node) and self._kept(node):
                 self._copy(node)
@@ -110,7 +116,7 @@ class _Grouping:
         for node in reversed(self.nodes):
             users = self.users[node]
             light = node.pointwise or is_move(node)
-            if light and users and node not in self.results and self.enabled:
+            if light and not is_truth(node) and users and node not in self.results and self.enabled:
                 if all(u in found or (u in self.inside and TABLE[u.op].kind == "reduce") for u in users):
                     found.add(node)
         return found
@@ -146,7 +152,7 @@ class _Grouping:
             if node not in self.home:
                 self._copy(node)
             return
-        if is_move(node):
+        if is_move(node) or is_truth(node):
             for base in bases(node):
                 self._need(base)
         elif node.pointwise and node not in self.inlined:
@@ -159,6 +165,16 @@ class _Grouping:
                     self._need_inlined(base)
                 else:
                     self._need(base)
+
+    def _inlined_below(self, node: Node) -> list[Node]:
+        """What a reduction computes inside its own loop, arguments first."""
+        found: dict[Node, None] = {}
+        for arg in node.args:
+            if arg in self.inlined:
+                found.update(dict.fromkeys([*self._inlined_below(arg), arg]))
+            elif is_move(arg):
+                found.update(dict.fromkeys(self._inlined_below(arg)))
+        return list(found)
 
     def _place(self, node: Node) -> None:
         latest = self._latest(node)
@@ -204,6 +220,10 @@ class _Grouping:
         """Every operand that group `index` computes is read at the node's own element."""
         draft = self.drafts[index]
         for arg in node.args:
+            if is_truth(arg) and arg.shape == node.shape:
+                if not self._aligned(arg, index):
+                    return False
+                continue
             gate = arg.op == "index" and arg.args[0] is draft.root and arg.attrs["axis"] == -2
             if gate or self.home.get(arg) == index:
                 continue

@@ -1,0 +1,282 @@
+"""Cells whose signature or sizes are wrong: each message names the class, the user's own file and line, and what to do.
+
+In: definitions of a cell, one line of which is marked `# here` (the line of `@cell`). Out: failures where a message is
+missing or poor. Errors inside equations are in `test_equation_errors.py`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tvm_rnn import CellError, ConfigError, TvmRnnError, cell, cells
+
+# name: (definition, what the message says first, what was got, what was expected or what to do)
+DEFINITIONS = {
+    "unknown state": (
+        '@cell(states="h s")  # here\ndef mine(x: "I", h: "H", c: "H"):\n    return h, c',
+        "state s is not an argument",
+        "'s'",
+        "one of: c, h, x",
+    ),
+    "nearly the state": (
+        '@cell(states="hidden")  # here\ndef mine(x: "I", hiden: "H"):\n    return hiden',
+        "state hidden is not an argument",
+        "'hidden'",
+        "did you mean 'hiden'?",
+    ),
+    "default state missing": (
+        '@cell  # here\ndef mine(x: "I", s: "H"):\n    return s',
+        "state h is not an argument",
+        "'h'",
+        "one of: s, x",
+    ),
+    "the same state twice": (
+        '@cell(states="h h")  # here\ndef mine(x: "I", h: "H"):\n    return h, h',
+        "distinct names",
+        "('h', 'h')",
+        'states="h c"',
+    ),
+    "no state": ('@cell(states="")  # here\ndef mine(x: "I"):\n    return x', "distinct names", "()", 'states="h c"'),
+    "keyword-only state": (
+        '@cell  # here\ndef mine(x: "I", *, h: "H"):\n    return h',
+        "state h is keyword-only",
+        "",
+        "put it before the *",
+    ),
+    "no input": ('@cell  # here\ndef mine(h: "H"):\n    return h', "there is no input", "only states: h", 'x: "I"'),
+    "a matrix as first input": (
+        '@cell  # here\ndef mine(x: "3 I", h: "H"):\n    return h',
+        "first input must be a vector",
+        "x[3, I]",
+        'x: "I"',
+    ),
+    "no annotation": (
+        '@cell  # here\ndef mine(x: "I", h):\n    return h',
+        "argument h needs its dims",
+        "no annotation",
+        '"4 H I"',
+    ),
+    "an annotation of another kind": (
+        '@cell  # here\ndef mine(x: "I", h: float):\n    return h',
+        "argument h needs its dims",
+        "<class 'float'>",
+        '"4 H I"',
+    ),
+    "a number as annotation": (
+        '@cell  # here\ndef mine(x: "I", h: 4):\n    return h',
+        "argument h needs its dims",
+        "4",
+        '"4 H I"',
+    ),
+    "axis T": (
+        '@cell  # here\ndef mine(x: "T I", h: "H"):\n    return h',
+        "axis T (steps) is implicit",
+        "'T I'",
+        '"4 H I"',
+    ),
+    "axis B": (
+        '@cell  # here\ndef mine(x: "I", h: "B H"):\n    return h',
+        "axis B (batch) is implicit",
+        "'B H'",
+        '"4 H I"',
+    ),
+    "axis 0": ('@cell  # here\ndef mine(x: "I", h: "0"):\n    return h', "a number of at least 1", "'0'", '"4 H I"'),
+    "a fraction": ('@cell  # here\ndef mine(x: "I", h: "H/2"):\n    return h', "an axis is a name", "'H/2'", '"4 H I"'),
+    "no axis at all": (
+        '@cell  # here\ndef mine(x: "I", h: "H +"):\n    return h',
+        "'+' is not an axis",
+        "'H +'",
+        '"4 H I"',
+    ),
+    "*args": (
+        '@cell  # here\ndef mine(x: "I", h: "H", *more: "H"):\n    return h',
+        "*more is not allowed",
+        "",
+        "name each one",
+    ),
+    "**kwargs": (
+        '@cell  # here\ndef mine(x: "I", h: "H", **more: "H"):\n    return h',
+        "**more is not allowed",
+        "",
+        "name each one",
+    ),
+    "a default": (
+        '@cell  # here\ndef mine(x: "I", h: "H", *, W: "H H" = None):\n    return h',
+        "argument W has a default",
+        "None",
+        "write the constant in the equations",
+    ),
+    "unknown initial": (
+        '@cell(initial={"c": 1.0})  # here\ndef mine(x: "I", h: "H"):\n    return h',
+        "initial= names something unknown",
+        "'c'",
+        "one of: h",
+    ),
+    "initial is no number": (
+        '@cell(initial={"h": "ones"})  # here\ndef mine(x: "I", h: "H"):\n    return h',
+        "initial= of h",
+        "'ones'",
+        "a finite number",
+    ),
+    "initial is infinite": (
+        '@cell(initial={"h": float("-inf")})  # here\ndef mine(x: "I", h: "H"):\n    return h',
+        "initial= of h",
+        "-inf",
+        "a finite number",
+    ),
+    "unknown init": (
+        '@cell(init={"w": "ones"})  # here\ndef mine(x: "I", h: "H", *, W: "H H"):\n    return W @ h',
+        "init= names something unknown",
+        "'w'",
+        "one of: W",
+    ),
+    "init of no known kind": (
+        '@cell(init={"W": "orthogonal"})  # here\ndef mine(x: "I", h: "H", *, W: "H H"):\n    return W @ h',
+        "init= of W",
+        "'orthogonal'",
+        "'uniform' or 'zeros' or 'ones' or a finite number",
+    ),
+    "output is an input": (
+        '@cell(output="x")  # here\ndef mine(x: "I", h: "H"):\n    return h',
+        "output= must name a state or an extra result",
+        "'x'",
+        "h",
+    ),
+    "output is no name": (
+        '@cell(output=1)  # here\ndef mine(x: "I", h: "H"):\n    return h',
+        "output= must name a state or an extra result",
+        "1",
+        "h",
+    ),
+    "a lambda": ("mine = cell(lambda x, h: h)  # here", "a lambda has no annotations", "", "write a def"),
+}
+
+# Wrong only once sizes are known; `# here` is the line of the error.
+TRACED = {
+    "a parameter never used": (
+        '@cell  # here\ndef mine(x: "I", h: "H", *, W: "H I", V: "H H"):\n    return W @ x + h',
+        "a parameter is never used",
+        "V",
+        "remove it from the signature",
+    ),
+    "output is a matrix": (
+        '@cell(states="C")\ndef mine(x: "I", C: "H H"):\n    return C  # here',
+        "the output must be a vector",
+        "C[4, 4]",
+        "output= in @cell",
+    ),
+    "output is a scalar": (
+        '@cell(states="h", output="y")\ndef mine(x: "I", h: "H"):\n    y = h[0] + 1.0  # here\n    return h, y',
+        "the output must be a vector",
+        "y[]",
+        "output= in @cell",
+    ),
+    "output is a truth value": (
+        '@cell(states="h", output="y")\ndef mine(x: "I", h: "H"):\n    y = h > 0.0  # here\n    return h, y',
+        "the output must be a vector",
+        "a truth value",
+        "output= in @cell",
+    ),
+    "output is not returned": (
+        '@cell(states="h", output="y")\ndef mine(x: "I", h: "H"):\n    return h  # here',
+        "not the new states",
+        "1 value(s)",
+        "2: the new h, y",
+    ),
+    "a size is missing": (
+        '@cell  # here\ndef mine(x: "I", h: "H", *, W: "H K"):\n    return h',
+        "an axis has no size",
+        "sizes for I, H",
+        "RNN(..., K=...)",
+    ),
+    "an axis becomes empty": (
+        '@cell  # here\ndef mine(x: "I", h: "H-4"):\n    return h',
+        "an axis of h[H-4] is empty",
+        "[0] for I=3, H=4",
+        "choose other sizes",
+    ),
+    "division by an empty axis": (
+        '@cell  # here\ndef mine(x: "I", h: "H//(I-3)"):\n    return h',
+        "an axis of h[H//(I-3)] is empty",
+        "[0] for",
+        "choose other sizes",
+    ),
+}
+
+
+def run(folder: Path, definition: str) -> tuple[Path, int, Any]:
+    """Execute the definition as a file of the user's; the file, the marked line, and the module or the error."""
+    path = folder / "user_cells.py"
+    path.write_text(f"from tvm_rnn import cell\n\n{definition}\n")
+    line = next(i for i, text in enumerate(path.read_text().splitlines(), 1) if "# here" in text)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except CellError as error:
+        return path, line, error
+    return path, line, module
+
+
+def check(text: str, where: str, what: str, got: str, rest: str) -> None:
+    assert text.startswith("cell mine: ") or text.startswith("cell <lambda>: ")
+    assert f"where:    {where}" in text.splitlines()[1]
+    assert what in text.splitlines()[0]
+    if got:
+        assert got in text[text.index("got:") :].splitlines()[0]
+    assert rest in text[text.index("where:") :].partition("\n")[2]
+
+
+@pytest.mark.parametrize("name", DEFINITIONS)
+def test_a_wrong_signature(name: str, tmp_path: Path) -> None:
+    definition, what, got, rest = DEFINITIONS[name]
+    path, line, error = run(tmp_path, definition)
+    assert isinstance(error, CellError)
+    check(str(error), f"{path}:{line}", what, got, rest)
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_wrong_with_these_sizes(name: str, tmp_path: Path) -> None:
+    definition, what, got, rest = TRACED[name]
+    path, line, module = run(tmp_path, definition)
+    with pytest.raises(CellError) as caught:
+        module.mine.trace({"I": 3, "H": 4})
+    check(str(caught.value), f"{path}:{line}", what, got, rest)
+
+
+@pytest.mark.parametrize("thing", [int, len, "h c", None, object()], ids=repr)
+def test_what_is_no_function(thing: Any) -> None:
+    with pytest.raises(CellError, match="@cell decorates a function") as caught:
+        cell(states="h")(thing)
+    assert 'write @cell or @cell(states="h c") above a def' in str(caught.value)
+
+
+def test_states_without_their_name() -> None:
+    with pytest.raises(CellError, match="decorates a function") as caught:
+        cell("h c")
+    assert "got:      'h c'" in str(caught.value)
+
+
+def test_a_class() -> None:
+    with pytest.raises(CellError, match="decorates a function"):
+
+        @cell
+        class Mine:
+            pass
+
+
+def test_unknown_names_of_the_zoo() -> None:
+    with pytest.raises(AttributeError, match="did you mean 'lstm'"):
+        _ = cells.lsmt
+    with pytest.raises(ConfigError, match="did you mean 'gru'") as caught:
+        cells.get("gruu")
+    assert "mgu" in str(caught.value)
+
+
+def test_every_error_is_of_one_family() -> None:
+    assert issubclass(CellError, TvmRnnError) and issubclass(ConfigError, TvmRnnError)

@@ -1,0 +1,361 @@
+"""Every cell of the zoo against its paper's equations, written gate by gate for one row in plain NumPy.
+
+In: random weights of every shape. Out: agreement with the oracle in float64 over several steps. Each function takes one
+row x, the weights `w` without suffix and the old states in the cell's order; it returns the output and the new states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn import RNN, cells
+from tvm_rnn.tolerance import assert_close
+
+Array = np.ndarray
+Weights = Mapping[str, Array]
+Result = tuple[Array, ...]
+STEPS, ROWS, SIZES = 5, 3, {"P": 3, "depth": 3}
+
+
+def s(v: Array) -> Array:
+    return np.asarray(1 / (1 + np.exp(-v)))
+
+
+def relu(v: Array) -> Array:
+    return np.where(v > 0, v, 0)
+
+
+class Gates:
+    """The affine part of each gate by its letter: `g.i` is W_i x + R_i h + b_i; letters in the order of the axis."""
+
+    def __init__(
+        self, letters: str, w: Weights, x: Array, h: Array | None = None, recurrent: str | None = None
+    ) -> None:
+        rows = letters if recurrent is None else recurrent
+        for k, letter in enumerate(letters):
+            value = w["W"][k].dot(x) + (w["b"][k] if "b" in w else 0)
+            if h is not None and letter in rows:
+                value = value + w["R"][rows.index(letter)].dot(h)
+            setattr(self, letter, value)
+
+    def __getattr__(self, name: str) -> Array:
+        raise AttributeError(name)
+
+
+def elman(w: Weights, x: Array, h: Array) -> Result:
+    h = np.tanh(w["W"].dot(x) + w["R"].dot(h) + w["b"])
+    return h, h
+
+
+def elman_relu(w: Weights, x: Array, h: Array) -> Result:
+    h = relu(w["W"].dot(x) + w["R"].dot(h) + w["b"])
+    return h, h
+
+
+def lstm(w: Weights, x: Array, h: Array, c: Array) -> Result:
+    g = Gates("ifgo", w, x, h)
+    c = s(g.f) * c + s(g.i) * np.tanh(g.g)
+    h = s(g.o) * np.tanh(c)
+    return h, h, c
+
+
+def lstm_peephole(w: Weights, x: Array, h: Array, c: Array) -> Result:
+    g, (p_i, p_f, p_o) = Gates("ifgo", w, x, h), w["p"]
+    new = s(g.f + p_f * c) * c + s(g.i + p_i * c) * np.tanh(g.g)
+    h = s(g.o + p_o * new) * np.tanh(new)
+    return h, h, new
+
+
+def lstm_projection(w: Weights, x: Array, h: Array, c: Array) -> Result:
+    _, m, c = lstm(w, x, h, c)
+    h = w["W_P"].dot(m)
+    return h, h, c
+
+
+def norm(v: Array) -> Array:
+    return np.asarray((v - v.sum() / v.size) / np.sqrt(((v - v.sum() / v.size) ** 2).sum() / v.size + 1e-5))
+
+
+def lstm_layer_norm(w: Weights, x: Array, h: Array, c: Array) -> Result:
+    shape = w["b"].shape
+    from_x = w["a_x"] * norm(np.concatenate([w["W"][k].dot(x) for k in range(4)])).reshape(shape) + w["b_x"]
+    from_h = w["a_h"] * norm(np.concatenate([w["R"][k].dot(h) for k in range(4)])).reshape(shape) + w["b_h"]
+    i, f, g, o = from_x + from_h + w["b"]
+    c = s(f) * c + s(i) * np.tanh(g)
+    h = s(o) * np.tanh(w["a_c"] * norm(c) + w["b_c"])
+    return h, h, c
+
+
+def odyssey(change: str) -> Callable[..., Result]:
+    """The base of Greff et al. 2017 (section 2), with one thing changed."""
+    order = {"nig": "zfo", "nfg": "zio", "nog": "zif", "cifg": "zio"}.get(change, "zifo")
+    holes = order.replace("z", "")
+
+    def step(w: Weights, x: Array, y: Array, c: Array, *old: Array) -> Result:
+        g = Gates(order, w, x, y)
+        p = {k: np.zeros_like(c) if change == "np" else w["p"][holes.index(k)] for k in holes}
+        q: dict[str, Any] = dict.fromkeys(holes, 0.0)
+        if change == "fgr":
+            H = c.size
+            for row, k in enumerate("ifo"):
+                q[k] = sum(w["Q"][row][:, H * j : H * (j + 1)].dot(old[j]) for j in range(3))
+        z = g.z if change == "niaf" else np.tanh(g.z)
+        i: Any = 1.0 if change == "nig" else s(g.i + p["i"] * c + q["i"])
+        f: Any = 1.0 if change == "nfg" else 1 - i if change == "cifg" else s(g.f + p["f"] * c + q["f"])
+        c = z * i + c * f
+        o: Any = 1.0 if change == "nog" else s(g.o + p["o"] * c + q["o"])
+        y = (c if change == "noaf" else np.tanh(c)) * o
+        return (y, y, c, i, f, o) if change == "fgr" else (y, y, c)
+
+    return step
+
+
+def gru(w: Weights, x: Array, h: Array) -> Result:
+    g = Gates("rzn", w, x, h, recurrent="rz")
+    n = np.tanh(g.n + s(g.r) * (w["R"][2].dot(h) + w["b_R"]))
+    h = (1 - s(g.z)) * n + s(g.z) * h
+    return h, h
+
+
+def gru_reset_before(w: Weights, x: Array, h: Array) -> Result:
+    g = Gates("rzn", w, x, h, recurrent="rz")
+    n = np.tanh(g.n + w["R_n"].dot(s(g.r) * h))
+    h = (1 - s(g.z)) * n + s(g.z) * h
+    return h, h
+
+
+def mgu(w: Weights, x: Array, h: Array) -> Result:
+    f = s(w["W"][0].dot(x) + w["R_f"].dot(h) + w["b"][0])
+    n = np.tanh(w["W"][1].dot(x) + w["R_n"].dot(f * h) + w["b"][1])
+    h = (1 - f) * h + f * n
+    return h, h
+
+
+def ugrnn(w: Weights, x: Array, h: Array) -> Result:
+    g = Gates("cg", w, x, h)
+    h = s(g.g) * h + (1 - s(g.g)) * np.tanh(g.c)
+    return h, h
+
+
+def janet(w: Weights, x: Array, h: Array) -> Result:
+    g = Gates("sc", w, x, h)
+    h = s(g.s) * h + (1 - s(g.s - 1)) * np.tanh(g.c)
+    return h, h
+
+
+def indrnn(w: Weights, x: Array, h: Array) -> Result:
+    h = relu(w["W"].dot(x) + w["u"] * h + w["b"])
+    return h, h
+
+
+def rhn(w: Weights, x: Array, h: Array) -> Result:
+    for k in range(SIZES["depth"]):
+        from_x = [w["W"][gate].dot(x) if k == 0 else 0.0 for gate in range(2)]
+        a = np.tanh(from_x[0] + w["R"][k, 0].dot(h) + w["b"][k, 0])
+        t = s(from_x[1] + w["R"][k, 1].dot(h) + w["b"][k, 1])
+        h = a * t + h * (1 - t)
+    return h, h
+
+
+def multiplicative_lstm(w: Weights, x: Array, h: Array, c: Array) -> Result:
+    return lstm(w, x, w["W_m"].dot(x) * w["R_m"].dot(h), c)
+
+
+def ligru(w: Weights, x: Array, h: Array) -> Result:
+    g = Gates("zn", w, x, h)
+    h = s(g.z) * h + (1 - s(g.z)) * relu(g.n)
+    return h, h
+
+
+def fastrnn(w: Weights, x: Array, h: Array) -> Result:
+    h = s(w["alpha"]) * elman(w, x, h)[0] + s(w["beta"]) * h
+    return h, h
+
+
+def fastgrnn(w: Weights, x: Array, h: Array) -> Result:
+    shared = w["W"].dot(x) + w["R"].dot(h)
+    z, n = s(shared + w["b"][0]), np.tanh(shared + w["b"][1])
+    h = (s(w["zeta"]) * (1 - z) + s(w["nu"])) * n + z * h
+    return h, h
+
+
+def augru(w: Weights, x: Array, h: Array, *, a: Array) -> Result:
+    g = Gates("run", w, x, h, recurrent="ru")
+    u = a[0] * s(g.u)
+    h = (1 - u) * h + u * np.tanh(g.n + s(g.r) * w["R"][2].dot(h))
+    return h, h
+
+
+def antisymmetric(w: Weights, x: Array, h: Array) -> Result:
+    M = w["R"] - w["R"].T - 0.01 * np.eye(h.size)
+    h = h + 0.01 * np.tanh(M.dot(h) + w["W"].dot(x) + w["b"])
+    return h, h
+
+
+def antisymmetric_gated(w: Weights, x: Array, h: Array) -> Result:
+    g, M = Gates("zn", w, x), w["R"] - w["R"].T - 0.01 * np.eye(h.size)
+    h = h + 0.01 * s(M.dot(h) + g.z) * np.tanh(M.dot(h) + g.n)
+    return h, h
+
+
+def cornn(w: Weights, x: Array, y: Array, z: Array) -> Result:
+    z = z + 0.05 * (np.tanh(w["R_y"].dot(y) + w["R_z"].dot(z) + w["W"].dot(x) + w["b"]) - 1.7 * y - 4.0 * z)
+    y = y + 0.05 * z
+    return y, y, z
+
+
+def lem(w: Weights, x: Array, y: Array, z: Array) -> Result:
+    g = Gates("12zy", w, x, y, recurrent="12z")
+    d, e = s(getattr(g, "1")), s(getattr(g, "2"))
+    z = (1 - d) * z + d * np.tanh(g.z)
+    y = (1 - e) * y + e * np.tanh(g.y + w["V"].dot(z))
+    return y, y, z
+
+
+def sru(w: Weights, x: Array, c: Array) -> Result:
+    u, f, r, skip = (w["W"][k].dot(x) for k in range(4))
+    f, r = s(f + w["v"][0] * c + w["b"][0]), s(r + w["v"][1] * c + w["b"][1])
+    c = f * c + (1 - f) * u
+    return r * c + (1 - r) * skip, c
+
+
+def min_gru(w: Weights, x: Array, h: Array) -> Result:
+    g = Gates("zn", w, x)
+    h = (1 - s(g.z)) * h + s(g.z) * g.n
+    return h, h
+
+
+def min_lstm(w: Weights, x: Array, h: Array) -> Result:
+    g = Gates("fin", w, x)
+    h = s(g.f) / (s(g.f) + s(g.i)) * h + s(g.i) / (s(g.f) + s(g.i)) * g.n
+    return h, h
+
+
+def slstm(w: Weights, x: Array, h: Array, c: Array, n: Array, m: Array) -> Result:
+    """Without the stabiliser (eq. 8-14): c and n times exp(m) are the paper's c and n."""
+    g, scale = Gates("ifzo", w, x, h), np.where(m < -1e29, 0.0, np.exp(m))
+    c = s(g.f) * (c * scale) + np.exp(g.i) * np.tanh(g.z)
+    n = s(g.f) * (n * scale) + np.exp(g.i)
+    m = np.maximum(np.log(s(g.f)) + m, g.i)
+    h = s(g.o) * (c / n)
+    return h, h, c / np.exp(m), n / np.exp(m), m
+
+
+def mlstm(w: Weights, x: Array, C: Array, n: Array, m: Array) -> Result:
+    """Without the stabiliser (eq. 19-27): C and n times exp(m) are the paper's C and n."""
+    g, scale = Gates("qkvo", w, x), 0.0 if m < -1e29 else np.exp(m)
+    k = g.k / np.sqrt(g.k.size)
+    i, f = np.exp(w["w"][0].dot(x) + w["d"][0]), s(w["w"][1].dot(x) + w["d"][1])
+    C = f * (C * scale) + i * g.v[:, None] * k[None, :]
+    n = f * (n * scale) + i * k
+    h = s(g.o) * (C.dot(g.q) / max(abs(n.dot(g.q)), 1.0))
+    m = np.maximum(np.log(f) + m, np.log(i))
+    return h, C / np.exp(m), n / np.exp(m), m
+
+
+def ran(w: Weights, x: Array, h: Array, c: Array) -> Result:
+    g = Gates("if", w, x, h)
+    c = s(g.i) * w["V"].dot(x) + s(g.f) * c
+    return np.tanh(c), np.tanh(c), c
+
+
+def atr(w: Weights, x: Array, h: Array) -> Result:
+    p, q = w["W"].dot(x), w["R"].dot(h)
+    h = s(p + q) * p + s(p - q) * h
+    return h, h
+
+
+def t_rnn(w: Weights, x: Array, h: Array) -> Result:
+    f = s(w["W"][1].dot(x) + w["b"])
+    h = f * h + (1 - f) * w["W"][0].dot(x)
+    return h, h
+
+
+def brc(w: Weights, x: Array, h: Array) -> Result:
+    g = Gates("can", w, x)
+    c, a = s(g.c + w["w"][0] * h), 1 + np.tanh(g.a + w["w"][1] * h)
+    h = c * h + (1 - c) * np.tanh(g.n + a * h)
+    return h, h
+
+
+def nbrc(w: Weights, x: Array, h: Array) -> Result:
+    g = Gates("can", w, x, h, recurrent="ca")
+    h = s(g.c) * h + (1 - s(g.c)) * np.tanh(g.n + (1 + np.tanh(g.a)) * h)
+    return h, h
+
+
+def minimal_rnn(w: Weights, x: Array, h: Array) -> Result:
+    v = np.tanh(w["W"].dot(x) + w["b_v"])
+    u = s(w["R"].dot(h) + w["U"].dot(v) + w["b"])
+    h = u * h + (1 - u) * v
+    return h, h
+
+
+def star(w: Weights, x: Array, h: Array) -> Result:
+    g = Gates("kv", w, x)
+    k = s(g.k + w["R"].dot(h))
+    h = np.tanh((1 - k) * h + k * np.tanh(g.v))
+    return h, h
+
+
+def cfn(w: Weights, x: Array, h: Array) -> Result:
+    f, i = (s(w["W"][k].dot(x) + w["R"][k].dot(h) + w["b"][k]) for k in range(2))
+    h = f * np.tanh(h) + i * np.tanh(w["W"][2].dot(x))
+    return h, h
+
+
+def gated_delta_net(w: Weights, x: Array, S: Array) -> Result:
+    """S' = a S (1 - b k k^T) + b v k^T as matrices; delta_net is a = 1."""
+    q, k, v = (u * s(u) for u in (w["W"][j].dot(x) for j in range(3)))
+    q, k = q / np.sqrt((q**2).sum() + 1e-6), k / np.sqrt((k**2).sum() + 1e-6)
+    b, a = s(w["w"].dot(x)), 1.0
+    if "A" in w:
+        b, a = s(w["w"][0].dot(x)), np.exp(-np.exp(w["A"]) * np.log1p(np.exp(w["w"][1].dot(x) + w["b_a"])))
+    S = a * S.dot(np.eye(k.size) - b * np.outer(k, k)) + b * np.outer(v, k)
+    return S.dot(q), S
+
+
+def nas(w: Weights, x: Array, h: Array, c: Array) -> Result:
+    u, v = [W.dot(x) for W in w["W"]], [R.dot(h) + b for R, b in zip(w["R"], w["b"], strict=True)]
+    first = [f(u[k] + v[k]) for k, f in enumerate([s, relu, s, None, np.tanh, s, np.tanh, s]) if f is not None]
+    first.insert(3, relu(u[3] * v[3]))
+    second = [np.tanh(first[0] * first[1]), np.tanh(first[2] + first[3]), np.tanh(first[4] * first[5])]
+    c = np.tanh(second[0] + c) * second[1]
+    h = np.tanh(c * np.tanh(second[2] + s(first[6] + first[7])))
+    return h, h, c
+
+
+EQUATIONS: dict[str, Callable[..., Result]] = {
+    **{f"lstm_{change}": odyssey(change) for change in ("nig", "nfg", "nog", "niaf", "noaf", "np", "cifg", "fgr")},
+    **{name: value for name, value in list(globals().items()) if name in cells.ZOO},
+    "delta_net": gated_delta_net,
+}
+
+
+def test_every_cell_is_transcribed() -> None:
+    assert set(EQUATIONS) == set(cells.names())
+
+
+@pytest.mark.parametrize("name", cells.names())
+def test_oracle_is_the_paper(name: str) -> None:
+    zoo_cell, rng = cells.get(name), np.random.default_rng(5)
+    extra = {axis: size for axis, size in SIZES.items() if axis in zoo_cell.size_names}
+    net = RNN(zoo_cell, 4, 6, dtype="float64", **extra)
+    net.load({key: rng.normal(scale=0.7, size=shape) for key, shape in net.weight_shapes.items()})
+    inputs = {a.name: rng.normal(size=(STEPS, ROWS, *a.shape(net.layers[0].sizes))) for a in zoo_cell.inputs}
+    y, final = rnn.reference(net)(inputs)
+    w = {key.removesuffix("_l0"): value for key, value in net.weights.items()}
+    first = zoo_cell.inputs[0].name
+    for row in range(ROWS):
+        states: list[Any] = [value[0, row].astype(float) for value in net.initial_state(ROWS).values()]
+        for t in range(STEPS):
+            others = {key: value[t, row] for key, value in inputs.items() if key != first}
+            out, *states = EQUATIONS[name](w, inputs[first][t, row], *states, **others)
+            assert_close(y[t, row], out, "float64", STEPS, f"{name} y[{t}, {row}]")
+        for key, value in zip(final, states, strict=True):
+            assert_close(final[key][0, row], value, "float64", STEPS, f"{name} {key}")

@@ -1,0 +1,69 @@
+"""Dims: the text of an annotation as axes, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tvm_rnn.dims import parse_dims
+
+SIZES = {"I": 5, "H": 7, "P": 3, "depth": 2, "heads_1": 4}
+
+
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("", ()),
+        ("  ", ()),
+        ("1", (1,)),
+        ("H", (7,)),
+        ("4 H I", (4, 7, 5)),
+        (" 4  H,I ", (4, 7, 5)),
+        ("4H I", (28, 5)),
+        ("4*H I", (28, 5)),
+        ("H*4", (28,)),
+        ("depth 2 H H", (2, 2, 7, 7)),
+        ("I+H", (12,)),
+        ("2*(I+H) P", (24, 3)),
+        ("H-P", (4,)),
+        ("H//2 H", (3, 7)),
+        ("2H-1", (13,)),
+        ("heads_1 H//heads_1", (4, 1)),
+    ],
+)
+def test_shape(text: str, shape: tuple[int, ...]) -> None:
+    dims = parse_dims(text)
+    assert dims.shape(SIZES) == shape
+    assert dims.text == text and len(dims.axes) == len(shape)
+
+
+def test_names_are_in_order_of_appearance_and_once() -> None:
+    assert parse_dims("4 H I+H depth").names == ("H", "I", "depth")
+    assert parse_dims("4 2").names == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("T", r"axis T \(steps\) is implicit"),
+        ("B H", r"axis B \(batch\) is implicit"),
+        ("4 H*B", r"axis B \(batch\) is implicit"),
+        ("0", "a number of at least 1"),
+        ("-1", "an axis is a name, a number"),
+        ("2.5", "an axis is a name, a number"),
+        ("True", "an axis is a name, a number"),
+        ("'H'", "an axis is a name, a number"),
+        ("H/2", "an axis is a name, a number"),
+        ("H**2", "an axis is a name, a number"),
+        ("f(H)", "an axis is a name, a number"),
+        ("H.x", "an axis is a name, a number"),
+        ("H[0]", "an axis is a name, a number"),
+        ("H if", "'if' is not an axis"),
+        ("H + I", r"'\+' is not an axis"),
+        ("(H", r"'\(H' is not an axis"),
+        ("4.H", r"'4\.H' is not an axis"),
+        ("H;I", "'H;I' is not an axis"),
+    ],
+)
+def test_refused(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_dims(text)

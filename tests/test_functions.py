@@ -1,0 +1,346 @@
+"""The functions of equations: each traced and on NumPy arrays, against a formula in NumPy alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn import CellError, functions
+from tvm_rnn.graph import Node, topological
+from tvm_rnn.reference import evaluate
+from tvm_rnn.trace import Value
+
+ROWS = 3
+Function = Callable[..., Any]
+
+
+def draw(*shapes: tuple[int, ...], seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=(ROWS, *shape)) for shape in shapes]
+
+
+def traced(function: Function, *arrays: np.ndarray) -> Any:
+    """The function on traced inputs of a batch of ROWS rows, evaluated."""
+    leaves = [Node("input", shape=a.shape[1:], name=f"x{i}") for i, a in enumerate(arrays)]
+    result = function(*map(Value, leaves))
+    many = isinstance(result, list)
+    nodes = [value.node for value in (result if many else [result])]
+    values: dict[Node, np.ndarray] = dict(zip(leaves, arrays, strict=True))
+    evaluate(list(topological(nodes)), values)
+    for node in nodes:
+        assert values[node].shape[values[node].ndim - len(node.shape) :] == node.shape
+    found = [np.broadcast_to(values[node], (ROWS, *node.shape)) for node in nodes]
+    return found if many else found[0]
+
+
+def check(function: Function, formula: Function, *shapes: tuple[int, ...]) -> None:
+    """Traced over a batch, and on the arrays of each row: both are the formula."""
+    arrays = draw(*shapes)
+    whole = traced(function, *arrays)
+    for row in range(ROWS):
+        own = [a[row] for a in arrays]
+        expected = formula(*own)
+        plain = function(*own)
+        if isinstance(expected, list):
+            assert len(whole) == len(expected) == len(plain)
+            for part, other, want in zip(whole, plain, expected, strict=True):
+                np.testing.assert_allclose(part[row], want, rtol=1e-13, atol=1e-14)
+                np.testing.assert_allclose(other, want, rtol=1e-13, atol=1e-14)
+        else:
+            assert whole[row].shape == np.shape(expected)
+            np.testing.assert_allclose(whole[row], expected, rtol=1e-13, atol=1e-14)
+            np.testing.assert_allclose(plain, expected, rtol=1e-13, atol=1e-14)
+
+
+def logistic(x: np.ndarray) -> np.ndarray:
+    return np.asarray(1 / (1 + np.exp(-x)))
+
+
+UNARY: dict[str, Function] = {
+    "absolute": np.fabs,
+    "cos": np.cos,
+    "elu": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "erf": np.vectorize(math.erf),
+    "exp": np.exp,
+    "gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))) / 2,
+    "hard_sigmoid": lambda x: np.clip(x / 5 + 0.5, 0, 1),
+    "hard_tanh": lambda x: np.clip(x, -1, 1),
+    "leaky_relu": lambda x: np.where(x > 0, x, x / 100),
+    "log_sigmoid": lambda x: np.log(logistic(x)),
+    "negative": lambda x: -x,
+    "relu": lambda x: x * (x > 0),
+    "sigmoid": logistic,
+    "sign": np.sign,
+    "silu": lambda x: x * logistic(x),
+    "sin": np.sin,
+    "softplus": lambda x: np.log1p(np.exp(x)),
+    "softsign": lambda x: x / (1 + np.abs(x)),
+    "square": np.square,
+    "tanh": np.tanh,
+}
+OTHERS = {
+    *("clip", "concat", "dot", "einsum", "expand", "layer_norm", "log", "log1p", "logical_and", "logical_not"),
+    *("logical_or", "matmul", "max", "maximum", "mean", "min", "minimum", "outer", "power", "reshape", "softmax"),
+    *("split", "sqrt", "squeeze", "stack", "sum", "transpose", "var", "where"),
+}
+
+
+def test_every_public_function_is_tested_here() -> None:
+    public = {name for name, home in rnn._HOME.items() if home == "functions"}
+    assert public == set(UNARY) | OTHERS
+    assert all(getattr(rnn, name) is getattr(functions, name) for name in public)
+
+
+@pytest.mark.parametrize("name", UNARY)
+@pytest.mark.parametrize("shape", [(), (7,), (2, 3)])
+def test_unary(name: str, shape: tuple[int, ...]) -> None:
+    check(getattr(rnn, name), UNARY[name], shape)
+
+
+def test_pointwise_of_positive_numbers() -> None:
+    check(lambda x: rnn.log(rnn.square(x) + 0.1), lambda x: np.log(x**2 + 0.1), (5,))
+    check(lambda x: rnn.log1p(rnn.square(x)), lambda x: np.log1p(x**2), (5,))
+    check(lambda x: rnn.sqrt(rnn.square(x)), np.abs, (5,))
+    check(lambda x, y: rnn.power(rnn.absolute(x), y), lambda x, y: np.abs(x) ** y, (5,), (5,))
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1, 2, 3, 16, -1, -2, 0, 17, 2.5, np.int64(3), np.float64(2.0)])
+def test_power(exponent: Any) -> None:
+    check(lambda x: (rnn.absolute(x) + 0.5) ** exponent, lambda x: (np.abs(x) + 0.5) ** exponent, (4,))
+    check(lambda x: rnn.power(1.5, x) + 2.0**x, lambda x: 1.5**x + 2.0**x, (4,))
+
+
+def test_whole_powers_need_no_pow() -> None:
+    """They stay defined for negative bases, and the compiled code calls no libm."""
+    value = Value(Node("input", shape=(3,))) ** 3
+    assert {n.op for n in topological([value.node])} == {"input", "mul"}
+    check(lambda x: x**3, lambda x: x * x * x, (4,))
+
+
+@pytest.mark.parametrize("shapes", [((4,), (4,)), ((), (4,)), ((2, 3), (3,)), ((2, 1), (1, 3)), ((3, 1, 2), (4, 2))])
+def test_binary_broadcasts_as_numpy(shapes: tuple[tuple[int, ...], ...]) -> None:
+    check(rnn.maximum, np.maximum, *shapes)
+    check(rnn.minimum, np.minimum, *shapes)
+    check(lambda a, b: a + b - a * b / (b * b + 1.0), lambda a, b: a + b - a * b / (b * b + 1.0), *shapes)
+    check(lambda a, b: rnn.where(a > b, a, 2.0), lambda a, b: np.where(a > b, a, 2.0), *shapes)
+
+    def both(f: Any, a: Any, b: Any) -> Any:
+        return f.where(f.logical_and(a >= 0.0, f.logical_not(b <= 0.0)), a, b)
+
+    check(partial(both, rnn), partial(both, np), *shapes)
+
+
+def test_operators_with_numbers_and_arrays_on_both_sides() -> None:
+    table = np.arange(6.0).reshape(2, 3)
+    formulas: list[Function] = [
+        lambda x: 2 + x - 1,
+        lambda x: 2 - x,
+        lambda x: 3.0 * x / 4,
+        lambda x: 1.0 / (x * x + 1.0),
+        lambda x: -x + +x * np.float32(0.5),
+        lambda x: abs(x),
+        lambda x: table + x,
+        lambda x: x - table,
+        lambda x: table * x,
+        lambda x: (table + 1.0) / (x * x + 1.0),
+        lambda x: table @ x,
+        lambda x: x @ table.T,
+        lambda x: np.float64(2.0) - x,
+    ]
+    for formula in formulas:
+        check(formula, formula, (3,))
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        *(f"{left} {symbol} b" for left in ("a", "1.0") for symbol in ("<", "<=", ">", ">=", "==", "!=")),
+        "(a > 0.0) & ~(b > 0.0)",
+        "(a > 0.0) | (b > 0.0)",
+    ],
+)
+def test_conditions(condition: str) -> None:
+    formula: Function = eval(f"lambda where, a, b: where({condition}, a, b * 2.0)")
+    check(partial(formula, rnn.where), partial(formula, np.where), (5,), (5,))
+    check(partial(formula, rnn.where), partial(formula, np.where), (), (5,))
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("axis", [None, -1, 0, 1, (0, 1), (-1, -3), [0, 2]])
+def test_reductions(axis: Any, keepdims: bool) -> None:
+    axes = tuple(axis) if isinstance(axis, list) else axis
+    for name in ("sum", "max", "min", "mean", "var"):
+        mine, numpys = getattr(rnn, name), getattr(np, name)
+        check(
+            lambda x, mine=mine: mine(x, axis, keepdims),
+            lambda x, numpys=numpys: numpys(x, axis=axes, keepdims=keepdims),
+            (2, 3, 4),
+        )
+
+
+def test_reduction_of_a_scalar_is_itself() -> None:
+    check(rnn.sum, lambda x: x, ())
+    check(rnn.mean, lambda x: x, ())
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_softmax(axis: int) -> None:
+    def formula(x: np.ndarray) -> np.ndarray:
+        weights = np.exp(1000 * (x - x.max(axis, keepdims=True)))
+        return np.asarray(weights / weights.sum(axis, keepdims=True))
+
+    check(lambda x: rnn.softmax(1000.0 * x, axis), formula, (3, 4))
+
+
+def test_layer_norm_and_clip() -> None:
+    def formula(x: np.ndarray, gain: np.ndarray, bias: np.ndarray, eps: float = 1e-5) -> np.ndarray:
+        return np.asarray((x - x.mean(-1)[..., None]) / np.sqrt(x.std(-1)[..., None] ** 2 + eps) * gain + bias)
+
+    check(rnn.layer_norm, formula, (7,), (7,), (7,))
+    check(lambda x: rnn.layer_norm(x, eps=0.1), lambda x: formula(x, np.ones(4), np.zeros(4), 0.1), (2, 4))
+    check(lambda x: rnn.clip(x, -0.1, 0.3), lambda x: np.clip(x, -0.1, 0.3), (9,))
+    check(lambda x: rnn.elu(x, 0.3), lambda x: np.where(x > 0, x, 0.3 * np.expm1(x)), (9,))
+    check(lambda x: rnn.leaky_relu(x, 0.3), lambda x: np.where(x > 0, x, 0.3 * x), (9,))
+
+
+@pytest.mark.parametrize(
+    ("spec", "shapes"),
+    [
+        ("ij,j->i", ((3, 4), (4,))),
+        ("ij, jk -> ik", ((3, 4), (4, 2))),
+        ("ij,jk->ki", ((3, 4), (4, 2))),
+        ("ij,kj->ki", ((3, 4), (2, 4))),
+        ("i,j->ij", ((3,), (4,))),
+        ("i,j->ji", ((3,), (4,))),
+        ("ij,k->kji", ((2, 3), (4,))),
+        ("ij,ij->ij", ((2, 3), (2, 3))),
+        ("ij,ji->ij", ((2, 3), (3, 2))),
+        ("i,i->", ((4,), (4,))),
+        ("ij,ij->", ((2, 3), (2, 3))),
+        ("ij,kl->", ((2, 3), (4, 2))),
+        ("ij,k->j", ((2, 3), (4,))),
+        ("ij->ji", ((2, 3),)),
+        ("ij->", ((2, 3),)),
+        ("ijk->ki", ((2, 3, 4),)),
+        ("gij,j->gi", ((4, 2, 3), (3,))),
+        ("bij,bjk->bik", ((2, 3, 4), (2, 4, 5))),
+        ("i,ij,j->", ((3,), (3, 4), (4,))),
+        ("i,ij,j->ji", ((3,), (3, 4), (4,))),
+        ("ij,jk,kl->il", ((2, 3), (3, 4), (4, 2))),
+        ("ij,k,jk->ki", ((2, 3), (4,), (3, 4))),
+        ("i,j,k->kij", ((2,), (3,), (4,))),
+        (",i->i", ((), (3,))),
+    ],
+)
+def test_einsum(spec: str, shapes: tuple[tuple[int, ...], ...]) -> None:
+    check(lambda *v: rnn.einsum(spec, *v), lambda *v: np.einsum(spec, *v), *shapes)
+
+
+def test_products() -> None:
+    check(rnn.outer, np.outer, (3,), (4,))
+    check(rnn.dot, np.dot, (3,), (3,))
+    left: tuple[int, ...]
+    right: tuple[int, ...]
+    for left, right in (((3, 4), (4,)), ((3, 4), (4, 2)), ((4,), (4, 2)), ((4,), (4,)), ((2, 3, 4), (4, 5))):
+        check(rnn.matmul, np.matmul, left, right)
+        check(lambda a, b: a @ b, np.matmul, left, right)
+    check(rnn.matmul, np.matmul, (2, 3, 4), (2, 4, 5))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("0", "-1", "np.int64(1)", "1:", ":-1", "-2:", "...", "None", "1, 2", "1:3, 1", ":, -2:"),
+        *("..., :2", "..., -1", "0, ..., 1", "1, None", ":, None", "..., None, 1:3", "..., 0, None, :2"),
+    ],
+)
+def test_indexing(key: str) -> None:
+    formula = eval(f"lambda x: x[{key}]", {"np": np})
+    check(formula, formula, (4, 5, 3))
+
+
+def test_iteration_and_length() -> None:
+    check(lambda x: list(x), lambda x: list(x), (3, 2))
+    check(lambda x: [v for pair in x for v in pair], lambda x: [v for pair in x for v in pair], (2, 2))
+    assert len(Value(Node("input", shape=(3, 2)))) == 3
+
+
+def test_moves() -> None:
+    check(lambda x: x.reshape(-1), np.ravel, (2, 3, 4))
+    check(lambda x: x.reshape(4, -1), lambda x: x.reshape(4, 6), (2, 3, 4))
+    check(lambda x: x.reshape((6, 4)), lambda x: x.reshape(6, 4), (2, 3, 4))
+    check(lambda x: rnn.reshape(x, (4, 6)), lambda x: x.reshape(4, 6), (2, 3, 4))
+    check(lambda x: x.T, lambda x: x.T, (2, 3, 4))
+    check(lambda x: x.transpose(-1, 0, 1), lambda x: np.moveaxis(x, -1, 0), (2, 3, 4))
+    check(lambda x: rnn.transpose(x, (1, 0)), np.transpose, (2, 3))
+    check(rnn.transpose, np.transpose, (2, 3))
+    for axis in (-1, -2, -3, 0, 1, 2):
+        check(partial(rnn.expand, axis=axis), partial(np.expand_dims, axis=axis), (2, 3))
+        check(
+            lambda x, axis=axis: rnn.stack([x, x + 1.0], axis),
+            lambda x, axis=axis: np.stack([x, x + 1], axis),
+            (2, 3),
+        )
+    check(lambda x: rnn.squeeze(x, 1), lambda x: np.squeeze(x, 1), (2, 1, 3))
+    check(lambda x: rnn.squeeze(x, -1), lambda x: np.squeeze(x, -1), (2, 1))
+
+
+def test_concat_and_split() -> None:
+    for axis in (-1, 1):
+        check(lambda a, b, axis=axis: rnn.concat([a, b, a], axis), lambda a, b: np.hstack([a, b, a]), (2, 3), (2, 1))
+    check(lambda a, b: rnn.concat([a, b], 0), lambda a, b: np.vstack([a, b]), (2, 3), (1, 3))
+    check(lambda a: rnn.concat([a, np.ones(2)]), lambda a: np.append(a, [1, 1]), (3,))
+    check(lambda a: rnn.stack([a, 0.5]), lambda a: np.stack([a, np.float64(0.5)]), ())
+    check(lambda x: rnn.split(x, 3), lambda x: np.split(x, 3, -1), (2, 6))
+    check(lambda x: rnn.split(x, [1, 2, 3]), lambda x: np.split(x, [1, 3], -1), (2, 6))
+    check(lambda x: rnn.split(x, 2, 0), lambda x: np.split(x, 2, 0), (2, 6))
+
+
+def test_concat_of_a_parameter_and_an_input() -> None:
+    """A value without a batch axis beside one with it."""
+    leaf, param = Node("input", shape=(2,)), Node("param", shape=(3,), name="w")
+    node = rnn.concat([Value(param), Value(leaf)]).node
+    values = {leaf: np.ones((5, 2)), param: np.zeros(3)}
+    evaluate(list(topological([node])), values)
+    assert values[node].shape == (5, 5) and values[node].sum() == 10
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda x: rnn.sum(x, 2), "axis does not exist"),
+        (lambda x: rnn.concat([x, x], 2), "axis does not exist"),
+        (lambda x: rnn.concat([rnn.sum(x), 1.0]), "at least one axis"),
+        (lambda x: rnn.concat([x, x[:, :2]], 0), "differ outside the joined axis"),
+        (lambda x: rnn.split(x, 2), "does not divide"),
+        (lambda x: rnn.split(x, 0), "does not divide"),
+        (lambda x: rnn.split(x, [1, 1]), "do not make up the axis"),
+        (lambda x: rnn.split(x, [4, -1]), "do not make up the axis"),
+        (lambda x: rnn.reshape(x, (5, -1)), "the number of elements differs"),
+        (lambda x: rnn.reshape(x, (-1, -1)), "the number of elements differs"),
+        (lambda x: rnn.squeeze(x, 0), "the number of elements differs"),
+        (lambda x: rnn.transpose(x, (0, 0)), "not an order of the axes"),
+        (lambda x: rnn.einsum("ij", x), "not supported"),
+        (lambda x: rnn.einsum("...j->j", x), "not supported"),
+        (lambda x: rnn.einsum("ii->i", x), "not supported"),
+        (lambda x: rnn.einsum("ij->jj", x), "not supported"),
+        (lambda x: rnn.einsum("ij,j->i", x), "not supported"),
+        (lambda x: rnn.einsum("ij->k", x), "the result names an axis"),
+        (lambda x: rnn.einsum("i->i", x), "letters do not match"),
+        (lambda x: rnn.einsum("ij,j->i", x, x[:, 0]), "axis 'j' has sizes 3 and 2"),
+        (lambda x: rnn.matmul(x, x), "the inner sizes differ"),
+        (lambda x: rnn.matmul(x, 2.0), "needs arrays, not scalars"),
+        (lambda x: rnn.where(x, x, x), "wrong kind"),
+        (lambda x: rnn.tanh(x > 0.0), "wrong kind"),
+    ],
+)
+def test_refused(call: Function, text: str) -> None:
+    """Every refusal is a CellError; where it points is tested in tests/errors."""
+    with pytest.raises(CellError, match=text):
+        call(Value(Node("input", shape=(2, 3), name="x")))

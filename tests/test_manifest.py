@@ -1,0 +1,239 @@
+"""manifest.py: what a manifest must say, and the container file that carries it.
+
+In: a hand-written manifest and a few bytes that stand for code. Out: files in a temporary folder, taken apart by hand.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load as load_safetensors
+from tiny_module import H, Tiny
+
+from tvm_rnn import manifest as module
+from tvm_rnn.errors import BuildError, WeightError
+from tvm_rnn.manifest import FIELDS, serialize_weights, validate, write_container
+from tvm_rnn.runtime import read_container
+
+CODE = b"\x7fELF" + bytes(range(200))
+CONSTANT_PACK = [{"function": "pack_0", "weights": ["decay_l0", "constant.0"], "offset": 0}]
+FOOTER = struct.Struct("<8sIIQQQQ")
+
+
+def at(manifest: dict[str, Any], path: str) -> tuple[Any, str]:
+    """The container of the field at a dotted path ("[]": the first item), and the field's key in it."""
+    *heads, last = path.split(".")
+    value: Any = manifest
+    for head in heads:
+        value = value[head.removesuffix("[]")]
+        value = value[0] if head.endswith("[]") else value
+    return value, last
+
+
+def slots(error: pytest.ExceptionInfo[Exception]) -> str:
+    text = str(error.value)
+    assert "got:" in text and "expected:" in text
+    return text
+
+
+@pytest.mark.parametrize("tiny", [Tiny(), Tiny(2), Tiny(1, 2), Tiny(2, dtype="float64", extra=True)], ids=str)
+def test_a_good_manifest_is_valid(tiny: Tiny) -> None:
+    validate(tiny.manifest())
+    validate(json.loads(json.dumps(tiny.manifest())))
+
+
+@pytest.mark.parametrize("path", [path for path, _, _ in FIELDS])
+@pytest.mark.parametrize("wrong", [None, [-1], [None], {"a": 1}], ids=repr)
+def test_every_field_is_checked(path: str, wrong: Any) -> None:
+    manifest = copy.deepcopy(Tiny().manifest())
+    holder, key = at(manifest, path)
+    if (isinstance(wrong, list) and path == "templates") or (isinstance(wrong, dict) and path == "versions"):
+        pytest.skip("that is a right value of this field")
+    holder[key] = wrong
+    with pytest.raises(BuildError) as error:
+        validate(manifest)
+    assert key in slots(error)
+
+
+@pytest.mark.parametrize("path", [path for path, _, _ in FIELDS])
+def test_every_field_is_required(path: str) -> None:
+    manifest = copy.deepcopy(Tiny().manifest())
+    holder, key = at(manifest, path)
+    del holder[key]
+    with pytest.raises(BuildError, match="the manifest is not valid") as error:
+        validate(manifest)
+    assert key in slots(error)
+
+
+@pytest.mark.parametrize("number", [None, 0, 2, "1"])
+def test_another_format_is_refused(number: Any) -> None:
+    with pytest.raises(BuildError, match="format"):
+        validate(Tiny().manifest(format=number))
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"inputs": [{"name": "x", "shape": [H]}] * 2}, "each name once"),
+        ({"inputs": {}}, "a list"),
+        ({"packs": [{"function": "pack_0", "weights": ["decay_l7"], "offset": 0}]}, "decay_l7"),
+        ({"states": [{"name": "h", "shapes": [[H], [H]], "initial": 0.0}]}, "one per layer"),
+        ({"states": [{"name": "h", "shapes": [[H]], "initial": float("inf")}]}, "a finite number"),
+        ({"states": [{"name": "h", "shapes": [[H]], "initial": float("nan")}]}, "a finite number"),
+        ({"dtype": "float16"}, "float32 or float64"),
+        ({"num_directions": 3}, "1 or 2"),
+        ({"rows_per_tile": 0}, "at least 1"),
+        ({"num_layers": True}, "an integer"),
+    ],
+    ids=lambda value: None if isinstance(value, dict) else value,
+)
+def test_what_does_not_fit_together_is_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(BuildError, match=text):
+        validate(Tiny().manifest(**changes))
+
+
+def test_weights_are_safetensors() -> None:
+    tiny = Tiny(2, dtype="float64")
+    blob = serialize_weights(tiny.manifest(), tiny.weights())
+    found = load_safetensors(blob)
+    assert found.keys() == tiny.weights().keys()
+    for name, array in tiny.weights().items():
+        np.testing.assert_array_equal(found[name], array, strict=True)
+    assert serialize_weights(tiny.manifest(), {}) == b""
+
+
+def test_weights_of_any_layout_keep_their_values() -> None:
+    """Strided, byte-swapped, and without dimensions: each is the same array in the file."""
+    shapes = [{"name": "s", "shape": []}, {"name": "t", "shape": [2, 3]}, {"name": "u", "shape": [4]}]
+    manifest = Tiny().manifest(weights=shapes, packs=[])
+    weights = {
+        "s": np.array(3, "f4"),
+        "t": np.arange(6, dtype="f4").reshape(3, 2).T,
+        "u": np.arange(4, dtype=">f4"),
+    }
+    found = load_safetensors(serialize_weights(manifest, weights))
+    for name, array in weights.items():
+        assert found[name].shape == array.shape and found[name].dtype == np.float32
+        np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.parametrize(
+    ("weights", "text"),
+    [
+        ({"decay_l0": np.zeros(H, "f8")}, "float64"),
+        ({"decay_l0": np.zeros(H + 1, "f4")}, "shape"),
+        ({"decay": np.zeros(H, "f4")}, "decay_l0"),
+        ({"decay_l0": np.zeros(H, "f4"), "more": np.zeros(H, "f4")}, "more"),
+        ({"decay_l0": np.zeros(H, "f4"), "constant.0": np.zeros(H, "f4")}, "constant.0"),
+    ],
+    ids=["dtype", "shape", "missing", "unknown", "unknown constant"],
+)
+def test_weights_that_do_not_fit_are_refused(weights: dict[str, np.ndarray], text: str) -> None:
+    with pytest.raises(WeightError, match=text) as error:
+        serialize_weights(Tiny().manifest(), weights)
+    slots(error)
+
+
+def test_constants_are_always_in_the_file() -> None:
+    manifest = Tiny().manifest(packs=CONSTANT_PACK)
+    validate(manifest)
+    constant = {"constant.0": np.ones((2, 3), "f4")}
+    assert load_safetensors(serialize_weights(manifest, constant)).keys() == constant.keys()
+    both = {**Tiny().weights(), **constant}
+    assert load_safetensors(serialize_weights(manifest, both)).keys() == both.keys()
+    for missing in ({}, Tiny().weights()):
+        with pytest.raises(WeightError, match=r"constant\.0"):
+            serialize_weights(manifest, missing)
+    with pytest.raises(WeightError, match="float64"):
+        serialize_weights(manifest, {"constant.0": np.ones(2)})
+
+
+@pytest.mark.parametrize("weights", [{}, Tiny().weights()], ids=["empty", "full"])
+@pytest.mark.parametrize("length", [64, 100, 127, 204])
+def test_the_parts_lie_where_the_footer_says(tmp_path: Path, weights: dict[str, np.ndarray], length: int) -> None:
+    path, code = tmp_path / "m.so", CODE[:length]
+    write_container(code, Tiny().manifest(), weights, path)
+    data = path.read_bytes()
+    magic, version, crc, elf_size, offset, size, text = FOOTER.unpack(data[-FOOTER.size :])
+    end = len(data) - FOOTER.size
+    assert (magic, version, elf_size) == (b"TVMRNN\0\1", 1, length)
+    assert crc == zlib.crc32(data[:end])
+    assert data[:elf_size] == code and not any(data[elf_size:offset])
+    assert offset % 64 == 0 and offset - elf_size < 64 and offset + size + text == end
+    assert data[offset : offset + size] == serialize_weights(Tiny().manifest(), weights)
+    assert json.loads(data[end - text : end]) == Tiny().manifest()
+    found, arrays = read_container(path)
+    assert found == Tiny().manifest() and arrays.keys() == weights.keys()
+
+
+def test_the_code_may_be_given_as_a_path(tmp_path: Path) -> None:
+    (tmp_path / "code.so").write_bytes(CODE)
+    write_container(CODE, Tiny().manifest(), None, tmp_path / "a.so")
+    write_container(tmp_path / "code.so", Tiny().manifest(), None, str(tmp_path / "b.so"))
+    assert (tmp_path / "a.so").read_bytes() == (tmp_path / "b.so").read_bytes()
+
+
+def test_a_file_has_the_users_usual_mode(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        write_container(CODE, Tiny().manifest(), None, tmp_path / "m.so")
+    finally:
+        os.umask(old)
+    assert (tmp_path / "m.so").stat().st_mode & 0o777 == 0o750
+
+
+def test_nothing_is_written_where_something_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="no shared object"):
+        write_container(b"MZ" + CODE, Tiny().manifest(), None, tmp_path / "m.so")
+    with pytest.raises(BuildError, match="format"):
+        write_container(CODE, Tiny().manifest(format=9), None, tmp_path / "m.so")
+    with pytest.raises(WeightError):
+        write_container(CODE, Tiny().manifest(), {"decay": np.zeros(H, "f4")}, tmp_path / "m.so")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_failure_keeps_the_old_file_and_leaves_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "m.so"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(module.os, step, fail)
+    with pytest.raises(BuildError, match="No space left") as error:
+        write_container(CODE, Tiny().manifest(), None, path)
+    assert str(path) in str(error.value)
+    assert [p.name for p in tmp_path.iterdir()] == ["m.so"] and path.read_bytes() == b"old"
+
+
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="no directory") as error:
+        write_container(CODE, Tiny().manifest(), None, tmp_path / "none" / "m.so")
+    assert "do:" in str(error.value)
+    with pytest.raises(BuildError, match="it is a directory"):
+        write_container(CODE, Tiny().manifest(), None, tmp_path)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(BuildError, match="no directory"):
+        write_container(CODE, Tiny().manifest(), None, tmp_path / "file" / "m.so")
+    with pytest.raises(BuildError, match="too long"):
+        write_container(CODE, Tiny().manifest(), None, tmp_path / ("m" * 300))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_that_may_not_be_written_to(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    try:
+        with pytest.raises(BuildError, match="Permission denied"):
+            write_container(CODE, Tiny().manifest(), None, tmp_path / "m.so")
+    finally:
+        tmp_path.chmod(0o755)

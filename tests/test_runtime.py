@@ -1,0 +1,378 @@
+"""runtime.py: calling a module: arrays of every kind in, right results or one clear error out.
+
+In: the hand-written cell of tiny_cell.c. Files, machines and use without the package are in test_runtime_files.py.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tiny_module import H, Tiny
+
+from tvm_rnn.errors import InputError, WeightError
+from tvm_rnn.runtime import Module, load
+
+FORMS = [Tiny(), Tiny(2), Tiny(1, 2), Tiny(2, dtype="float64")]
+Make = Callable[..., Module]
+
+
+@pytest.fixture(scope="session")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """A loaded module of a form; the same one again for the same form unless something is changed."""
+    known: dict[Tiny, Module] = {}
+
+    def make(tiny: Tiny = FORMS[0], **changes: Any) -> Module:
+        if changes or tiny not in known:
+            module = load(tiny.write(tmp_path_factory.mktemp("tiny") / "m.so", **changes))
+            return module if changes else known.setdefault(tiny, module)
+        return known[tiny]
+
+    return make
+
+
+def numbers(*shape: int, dtype: str = "float32", seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+def same(got: Any, expected: Any) -> None:
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6, strict=True)
+
+
+@pytest.mark.parametrize("tiny", FORMS, ids=str)
+@pytest.mark.parametrize(("T", "B"), [(1, 1), (7, 3), (33, 1), (2, 40)])
+def test_a_call_agrees_with_numpy(make: Make, tiny: Tiny, T: int, B: int) -> None:
+    x, h = numbers(T, B, H, dtype=tiny.dtype), numbers(tiny.layers * tiny.directions, B, H, dtype=tiny.dtype)
+    for state, start in ((None, None), ({"h": h}, h)):
+        y, after = make(tiny)(x, state)
+        expected_y, expected_h = tiny.expected(x, start)
+        same(y, expected_y)
+        same(after["h"], expected_h)
+
+
+@pytest.mark.parametrize("tiny", FORMS, ids=str)
+@pytest.mark.parametrize("kind", [list, np.array, lambda n: np.array(n, "u1")], ids=["list", "int64", "uint8"])
+def test_lengths_and_reset(make: Make, tiny: Tiny, kind: Callable[[Any], Any]) -> None:
+    x, lengths = numbers(6, 4, H, dtype=tiny.dtype), [6, 0, 3, 1]
+    reset = np.random.default_rng(2).random((6, 4)) < 0.4
+    for mask in (None, reset, reset.astype("u1") * 2, reset.tolist(), np.asfortranarray(reset)):
+        expected_y, expected_h = tiny.expected(x, None, lengths, None if mask is None else reset)
+        y, after = make(tiny)(x, lengths=kind(lengths), reset=mask)
+        same(y, expected_y)
+        same(after["h"], expected_h)
+
+
+@pytest.mark.parametrize("tiny", [FORMS[0], FORMS[1], FORMS[3]], ids=str)
+def test_steps_and_pieces_are_the_sequence(make: Make, tiny: Tiny) -> None:
+    module, x = make(tiny), numbers(9, 2, H, dtype=tiny.dtype)
+    y, after = module(x)
+    state = module.init_state(batch=2)
+    steps = []
+    for x_t in x:
+        y_t, state = module.step(x_t, state)
+        steps.append(y_t)
+    np.testing.assert_array_equal(np.stack(steps), y)
+    np.testing.assert_array_equal(state["h"], after["h"])
+    first, between = module(x[:4])
+    second, last = module(x[4:], between)
+    np.testing.assert_array_equal(np.concatenate([first, second]), y)
+    np.testing.assert_array_equal(last["h"], after["h"])
+    np.testing.assert_array_equal(module.step(x[0])[0], y[0])
+
+
+@pytest.mark.parametrize(("T", "B"), [(0, 3), (4, 0), (0, 0)])
+def test_nothing_to_do_runs_no_code(make: Make, T: int, B: int) -> None:
+    module, h = make(FORMS[2]), numbers(2, B, H)
+    y, after = module(np.zeros((T, B, H), "f4"), {"h": h}, lengths=[0] * B, reset=np.zeros((T, B), bool))
+    assert y.shape == (T, B, 2 * H) and y.dtype == np.float32
+    np.testing.assert_array_equal(after["h"], h)
+    assert not np.shares_memory(after["h"], h)
+    y, after = make().step(np.zeros((0, H), "f4"))
+    assert y.shape == (0, H) and after["h"].shape == (1, 0, H)
+
+
+def test_several_inputs_and_states_of_different_shapes(make: Make) -> None:
+    module = make(Tiny(2, extra=True))
+    x, a = numbers(5, 3, H), numbers(5, 3)
+    expected_y, expected_h = Tiny(2).expected(x + a[..., None])
+    calls: list[tuple[Any, dict[str, Any]]] = [((x, a), {}), ([x, a], {}), ({"a": a, "x": x}, {}), (x, {"a": a})]
+    for first, named in calls:
+        y, after = module(first, **named)
+        same(y, expected_y)
+        same(after["h"], expected_h)
+        assert [m.shape for m in after["m"]] == [(1, 3, 2), (1, 3, 3)]
+        assert (after["m"][0] == 5).all() and (after["m"][1] == 10).all()
+    state = module.init_state(3)
+    assert [m.shape for m in state["m"]] == [(1, 3, 2), (1, 3, 3)] and (state["h"] == 0.5).all()
+    _, again = module.step((x[0], a[0]), after)
+    assert (again["m"][0] == 6).all() and (again["m"][1] == 12).all()
+    wrong = {
+        "the inputs are not the module's": [x, (x,), (x, a, a), {"x": x}, {"x": x, "a": a, "b": a}],
+        "a has the wrong shape": [(x, a[:4]), (x, a[..., None])],
+    }
+    for text, values in wrong.items():
+        for value in values:
+            with pytest.raises(InputError, match=text):
+                module(value)
+    with pytest.raises(InputError, match="state m is not a list"):
+        module((x, a), {"h": after["h"], "m": after["m"][0]})
+    with pytest.raises(InputError, match="m has the wrong shape"):
+        module((x, a), {"h": after["h"], "m": after["m"][::-1]})
+
+
+def unaligned(array: np.ndarray) -> np.ndarray:
+    raw = np.zeros(array.nbytes + 1, np.uint8)
+    view = raw[1:].view(array.dtype).reshape(array.shape)
+    view[...] = array
+    return view
+
+
+LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "fortran": np.asfortranarray,
+    "strided": lambda a: np.repeat(a, 2, axis=-1)[..., ::2],
+    "reversed": lambda a: a[::-1].copy()[::-1],
+    "unaligned": unaligned,
+    "off by one element": lambda a: np.concatenate([a.ravel()[:1], a.ravel()])[1:].reshape(a.shape),
+    "swapped": lambda a: a.astype(a.dtype.newbyteorder()),
+    "read-only": lambda a: np.frombuffer(a.tobytes(), a.dtype).reshape(a.shape),
+    "memmap": lambda a: a.view(np.memmap),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tiny", [FORMS[1], FORMS[3]], ids=str)
+def test_every_layout_gives_the_same(make: Make, tiny: Tiny, layout: str) -> None:
+    change, module = LAYOUTS[layout], make(tiny)
+    x, h = numbers(4, 3, H, dtype=tiny.dtype), numbers(2, 3, H, dtype=tiny.dtype)
+    expected_y, expected = module(x, {"h": h})
+    y, after = module(change(x), {"h": change(h)}, lengths=np.repeat([4, 4, 4], 2)[::2])
+    assert type(y) is np.ndarray and type(after["h"]) is np.ndarray and y.dtype.isnative
+    np.testing.assert_array_equal(y, expected_y)
+    np.testing.assert_array_equal(after["h"], expected["h"])
+
+
+def test_results_share_no_memory(make: Make) -> None:
+    module, x, h = make(FORMS[1]), numbers(4, 3, H), numbers(2, 3, H)
+    kept = x.copy(), h.copy()
+    y, after = module(x, {"h": h})
+    y2, after2 = module(x, {"h": h})
+    arrays = [x, h, y, after["h"], y2, after2["h"]]
+    assert not any(np.shares_memory(a, b) for i, a in enumerate(arrays) for b in arrays[:i])
+    for result in arrays[2:]:
+        assert result.flags.writeable
+        result[...] = 0
+    np.testing.assert_array_equal(x, kept[0])
+    np.testing.assert_array_equal(h, kept[1])
+    same(module(x, {"h": h})[0], FORMS[1].expected(x, h)[0])
+
+
+def test_nan_and_infinity_pass_through(make: Make) -> None:
+    x = numbers(3, 3, H)
+    x[1, 0, 0], x[1, 1, 1] = np.nan, np.inf
+    y, _ = make()(x)
+    assert np.isnan(y[1:, 0, 0]).all() and np.isinf(y[1:, 1, 1]).all() and np.isfinite(y[:, 2]).all()
+
+
+def test_torch_in_torch_out(make: Make) -> None:
+    torch = pytest.importorskip("torch")
+    module, x, h = make(FORMS[1]), numbers(4, 3, H), numbers(2, 3, H)
+    expected_y, expected = module(x, {"h": h})
+    for tensor in (
+        torch.from_numpy(x),
+        torch.from_numpy(x).requires_grad_(),
+        torch.nn.Parameter(torch.from_numpy(x)),
+        torch.from_numpy(np.ascontiguousarray(x.transpose(1, 0, 2))).transpose(0, 1),
+    ):
+        y, after = module(tensor, {"h": torch.from_numpy(h)}, lengths=torch.tensor([4, 4, 4]))
+        assert type(y) is torch.Tensor and type(after["h"]) is torch.Tensor and not y.requires_grad
+        np.testing.assert_array_equal(y.numpy(), expected_y)
+        np.testing.assert_array_equal(after["h"].numpy(), expected["h"])
+    y, after = module.step(torch.from_numpy(x[0]), module.init_state(3))
+    assert type(y) is torch.Tensor and type(after["h"]) is torch.Tensor
+    y, after = module(x, {"h": torch.from_numpy(h)}, reset=torch.zeros(4, 3, dtype=torch.bool))
+    assert type(y) is np.ndarray and type(after["h"]) is np.ndarray
+    assert module(torch.zeros(0, 3, H))[0].shape == (0, 3, H)
+    good = torch.zeros(4, 3, H)
+    for wrong in (good.to("meta"), good.to_sparse(), good.bfloat16(), good.to(torch.complex64), good.half(), good > 0):
+        with pytest.raises(InputError, match="do:"):
+            module(wrong)
+
+
+def test_tvm_ffi_in_tvm_ffi_out(make: Make) -> None:
+    import tvm_ffi
+
+    x = numbers(4, 3, H)
+    y, after = make()(tvm_ffi.from_dlpack(x))
+    assert isinstance(y, tvm_ffi.Tensor) and isinstance(after["h"], tvm_ffi.Tensor)
+    same(np.from_dlpack(y), FORMS[0].expected(x)[0])
+
+
+class OnGpu:
+    """An array of another device, as far as DLPack can tell."""
+
+    shape, dtype, device = (4, 3, H), "float32", "gpu:0"
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, 0
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise AssertionError("memory of another device must not be asked for")
+
+
+X = numbers(4, 3, H)
+STATE = {"h": numbers(1, 3, H)}
+WRONG_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
+    "rank": (r"\(3, 5\)(.|\n)*\[T, B, 5\]", (X[0],), {}),
+    "rank 0": (r"\(\)(.|\n)*\[T, B, 5\]", (np.zeros((), "f4"),), {}),
+    "width": (r"\(4, 3, 4\)(.|\n)*\[T, B, 5\]", (X[..., :4],), {}),
+    "float64": ("got: +float64(.|\n)*expected: float32(.|\n)*cast", (X.astype("f8"),), {}),
+    "int": ("got: +int32(.|\n)*cast", (X.astype("i4"),), {}),
+    "bool": ("got: +bool", (X > 0,), {}),
+    "complex": ("got: +complex64", (X.astype("c8"),), {}),
+    "object": ("got: +object", (X.astype(object),), {}),
+    "list": ("list(.|\n)*numpy.asarray", (X.tolist(),), {}),
+    "None": ("NoneType", (None,), {}),
+    "scalar": ("float", (1.0,), {}),
+    "numpy scalar": ("float32", (np.float32(1),), {}),
+    "device": (r"gpu:0(.|\n)*copy it to the CPU", (OnGpu(),), {}),
+    "extra input": ("inputs are not the module's(.|\n)*expected: .*x", (X,), {"a": X}),
+    "state batch": (r"h has the wrong shape(.|\n)*\(1, 3, 5\)", (X, {"h": numbers(1, 2, H)}), {}),
+    "state rank": ("h has the wrong shape", (X, {"h": numbers(3, H)}), {}),
+    "state layers": ("h has the wrong shape", (X, {"h": numbers(2, 3, H)}), {}),
+    "state dtype": ("h has the wrong dtype", (X, {"h": STATE["h"].astype("f8")}), {}),
+    "state list": ("h is not an array", (X, {"h": STATE["h"].tolist()}), {}),
+    "state missing": (r"state is not the module's(.|\n)*init_state", (X, {}), {}),
+    "state unknown": ("state is not the module's", (X, {**STATE, "c": STATE["h"]}), {}),
+    "state array": ("ndarray", (X, STATE["h"]), {}),
+    "lengths dtype": ("lengths(.|\n)*float64", (X,), {"lengths": [1.0, 2.0, 3.0]}),
+    "lengths bool": ("lengths(.|\n)*bool", (X,), {"lengths": np.ones(3, bool)}),
+    "lengths shape": (r"lengths(.|\n)*\(2,\)(.|\n)*\(3,\)", (X,), {"lengths": [1, 2]}),
+    "lengths rank": ("lengths", (X,), {"lengths": np.ones((3, 1), int)}),
+    "lengths number": ("lengths", (X,), {"lengths": 4}),
+    "lengths ragged": ("lengths", (X,), {"lengths": [1, [2], 3]}),
+    "lengths text": ("lengths", (X,), {"lengths": ["1", "2", "3"]}),
+    "lengths above": (r"5 for row 1(.|\n)*0 to 4", (X,), {"lengths": [4, 5, 4]}),
+    "lengths below": ("-1 for row 2", (X,), {"lengths": [4, 4, -1]}),
+    "lengths huge": ("lengths", (X,), {"lengths": np.array([4, 4, 2**64 - 1], "u8")}),
+    "reset dtype": ("reset(.|\n)*int64", (X,), {"reset": np.zeros((4, 3), int)}),
+    "reset shape": (r"reset(.|\n)*\(3, 4\)(.|\n)*\(4, 3\)", (X,), {"reset": np.zeros((3, 4), bool)}),
+    "reset ragged": ("reset", (X,), {"reset": [[True], [True, False]]}),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_CALLS)
+def test_a_wrong_call_is_one_clear_error(make: Make, case: str) -> None:
+    text, positional, named = WRONG_CALLS[case]
+    with pytest.raises(InputError, match=text) as error:
+        make()(*positional, **named)
+    assert "got:" in str(error.value) and "expected:" in str(error.value)
+    same(make()(X)[0], FORMS[0].expected(X)[0])
+
+
+def test_steps_have_the_same_checks(make: Make) -> None:
+    for wrong in (X, X[0, 0], X[0].astype("f8"), X[0].tolist()):
+        with pytest.raises(InputError):
+            make().step(wrong)
+    with pytest.raises(InputError, match="two directions"):
+        make(FORMS[2]).step(X[0])
+    for batch in (-1, 1.5, "2", None):
+        with pytest.raises(InputError, match="batch size"):
+            make().init_state(batch)
+
+
+def test_the_manifest_is_a_dict_with_attributes(make: Make) -> None:
+    manifest = make().manifest
+    assert isinstance(manifest, dict) and manifest == FORMS[0].manifest()
+    assert manifest.target.name == manifest["target"]["name"] == "tiny" and manifest.inputs[0].shape == [H]
+    with pytest.raises(AttributeError, match=r"has no 'colour'; it has: .*cell"):
+        _ = manifest.colour
+
+
+def test_weights_can_be_replaced(make: Make, tmp_path: Path) -> None:
+    tiny, module = FORMS[1], make(FORMS[1], cell="own")
+    assert module.weights.keys() == tiny.weights().keys()
+    new = tiny.weights(seed=5)
+    save_file(new, tmp_path / "w.safetensors")
+    swapped = {name: array.astype(">f4") for name, array in new.items()}
+    for source in (new, tmp_path / "w.safetensors", str(tmp_path / "w.safetensors"), swapped):
+        module.load_weights(tiny.weights())
+        module.load_weights(source)
+        same(module(X)[0], tiny.expected(X, weights=new)[0])
+        for name, array in module.weights.items():
+            np.testing.assert_array_equal(array, new[name])
+            assert not np.shares_memory(array, new[name])
+            with pytest.raises(ValueError, match="read-only"):
+                array[0] = 1
+    new["decay_l0"][0] = 7  # the module has its own copy
+    assert module.weights["decay_l0"][0] != 7
+
+
+GOOD = FORMS[0].weights()
+WRONG_WEIGHTS: dict[str, tuple[str, Any]] = {
+    "missing": ("missing.*decay_l0", {}),
+    "unknown": ("unknown.*extra", {**GOOD, "extra": GOOD["decay_l0"]}),
+    "constant": ("unknown.*constant", {**GOOD, "constant.0": GOOD["decay_l0"]}),
+    "shape": (r"decay_l0(.|\n)*\(6,\)", {"decay_l0": np.zeros(H + 1, "f4")}),
+    "dtype": ("decay_l0(.|\n)*float64", {"decay_l0": np.zeros(H)}),
+    "list": ("decay_l0", {"decay_l0": [0.0] * H}),
+    "array": ("ndarray", GOOD["decay_l0"]),
+    "none": ("NoneType", None),
+    "no file": ("no_such_file", "no_such_file.safetensors"),
+    "other file": ("cannot be read(.|\n)*safetensors", __file__),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_WEIGHTS)
+def test_wrong_weights_change_nothing(make: Make, case: str) -> None:
+    text, weights = WRONG_WEIGHTS[case]
+    module = make()
+    with pytest.raises(WeightError, match=text) as error:
+        module.load_weights(weights)
+    assert "got:" in str(error.value)
+    same(module(X)[0], FORMS[0].expected(X)[0])
+
+
+def test_python_threads_may_share_a_module(make: Make) -> None:
+    module, wrong = make(Tiny(2)), []
+    module.threads = 2
+    inputs = [numbers(3 + 10 * i, 1 + i, H, seed=i) for i in range(4)]
+    answers = [Tiny(2).expected(x) for x in inputs]
+
+    def work(i: int) -> None:
+        for _ in range(200):
+            y, after = module(inputs[i])
+            if not (np.allclose(y, answers[i][0], 1e-5, 1e-6) and np.allclose(after["h"], answers[i][1], 1e-5, 1e-6)):
+                wrong.append(i)
+
+    workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    module.threads = None
+    assert not wrong
+
+
+def test_small_steps_use_one_thread(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """400 kFLOP per step are the bound: flops_per_row times B."""
+    module, used = make(flops_per_row=100_000.0), []
+    sequence = module._sequence
+    monkeypatch.setattr(module, "_sequence", lambda *arguments: (used.append(arguments[3]), sequence(*arguments))[1])
+    whole = module.threads
+    for B in (3, 4):
+        module(numbers(2, B, H))
+    for count in (1, 3, np.int64(2)):
+        module.threads = count
+        assert module.threads == count
+        module(numbers(2, 3, H))
+    module.threads = None
+    assert module.threads >= whole
+    assert used == [1, whole, 1, 3, 2]
+    for wrong in (0, -1, 1.5, "2", 10**6):
+        with pytest.raises(InputError, match="number of threads is wrong(.|\n)*an integer from 1"):
+            module.threads = wrong

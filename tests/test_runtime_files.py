@@ -1,0 +1,342 @@
+"""runtime.py: which files load, which do not and what is then said, and use of runtime.py without the package.
+
+In: files of the hand-written cell of tiny_cell.c, whole, damaged, or made for other machines.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import weakref
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_module import H, Tiny, compile_elf, elf
+
+from tvm_rnn import runtime
+from tvm_rnn.errors import BuildError, LoadError, WeightError
+from tvm_rnn.manifest import serialize_weights, write_container
+from tvm_rnn.runtime import load, read_container
+
+TINY = Tiny()
+X = np.random.default_rng(1).normal(size=(4, 3, H)).astype("f4")
+CONSTANT_PACK = [{"function": "pack_0", "weights": ["constant.0"], "offset": 0}]
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return TINY.write(tmp_path_factory.mktemp("whole") / "m.so").read_bytes()
+
+
+def container(text: bytes, blob: bytes = b"", version: int = 1, code: bytes | None = None) -> bytes:
+    """A file with a right checksum around whatever is wrong inside."""
+    code = elf(TINY) if code is None else code
+    padded = code + bytes(-len(code) % 64)
+    body = padded + blob + text
+    return body + struct.pack(
+        "<8sIIQQQQ", b"TVMRNN\0\1", version, zlib.crc32(body), len(code), len(padded), len(blob), len(text)
+    )
+
+
+def refused(path: Path, data: bytes, *texts: str) -> None:
+    path.write_bytes(data)
+    with pytest.raises(LoadError) as error:
+        load(path)
+    for text in (str(path), *texts):
+        assert text in str(error.value)
+
+
+def works(path: Path) -> None:
+    np.testing.assert_allclose(load(path)(X)[0], TINY.expected(X)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("reader", [load, read_container], ids=["load", "read_container"])
+def test_what_is_no_file_of_ours(tmp_path: Path, reader: Callable[[Path], Any]) -> None:
+    (tmp_path / "empty.so").write_bytes(b"")
+    (tmp_path / "short.so").write_bytes(b"\x7fELF")
+    (tmp_path / "text.so").write_text("not a module\n" * 100)
+    (tmp_path / "foreign.so").write_bytes(elf(TINY))
+    (tmp_path / "tail.so").write_bytes(b"x" * 64 + container(b"{}")[-48:])
+    cases = {
+        "none.so": "No such file",
+        "": "directory",
+        "empty.so": "empty",
+        "short.so": "not a complete tvm_rnn module",
+        "text.so": "b'not '",
+        "foreign.so": "do not end with its footer",
+        "tail.so": "not a complete tvm_rnn module",
+    }
+    for name, text in cases.items():
+        with pytest.raises(LoadError, match=text) as error:
+            reader(tmp_path / name)
+        assert str(tmp_path / name) in str(error.value) and "got:" in str(error.value)
+
+
+def test_a_file_that_was_cut_short(tmp_path: Path, whole: bytes) -> None:
+    """At 60 places, at each of the last 60 bytes, and where the parts meet."""
+    ends = {*range(0, len(whole), len(whole) // 60), *range(len(whole) - 60, len(whole)), len(elf(TINY))}
+    for end in sorted(ends):
+        if end:
+            refused(tmp_path / "m.so", whole[:end], "copy it again")
+    refused(tmp_path / "m.so", whole + b"\0", "copy it again")
+    refused(tmp_path / "m.so", whole[:100] + whole[164:], "is damaged")
+
+
+def test_changed_bytes(tmp_path: Path, whole: bytes) -> None:
+    """300 places anywhere: refused. The footer, which no checksum covers: refused, or nothing that matters changed."""
+    rng, path = np.random.default_rng(0), tmp_path / "m.so"
+    for place in rng.integers(0, len(whole) - 48, 300):
+        data = bytearray(whole)
+        data[place] ^= 1 << rng.integers(8)
+        refused(path, bytes(data), "is damaged" if place > 3 else "not a complete")
+    for place in range(len(whole) - 48, len(whole)):
+        data = bytearray(whole)
+        data[place] ^= 1 << rng.integers(8)
+        path.write_bytes(data)
+        try:
+            manifest, _ = read_container(path)
+        except LoadError:
+            continue
+        assert manifest == TINY.manifest() and place in range(len(whole) - 32, len(whole) - 24)
+        works(path)
+
+
+def test_files_of_a_newer_version(tmp_path: Path) -> None:
+    text = json.dumps(TINY.manifest()).encode()
+    refused(tmp_path / "m.so", container(text, version=2), "newer tvm_rnn", "container version 2", "upgrade")
+    refused(tmp_path / "m.so", container(text, version=0), "is damaged")
+    newer = json.dumps(TINY.manifest(format=2)).encode()
+    refused(tmp_path / "m.so", container(newer), "newer tvm_rnn", "manifest format 2", "at most 1", "upgrade")
+
+
+MANIFEST = json.dumps(TINY.manifest())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "{}", "1", "null", "\udcff", '{"format": 1}', '{"format": "1"}', '{"format": null}', "[" * 10**5]
+    + [MANIFEST.replace(*change) for change in (('"float32"', '"float99"'), ('"target"', '"t"'), ("[5]", "5"))],
+    ids=lambda text: ascii(text[:20]),
+)
+def test_a_manifest_that_cannot_be_used(tmp_path: Path, text: str) -> None:
+    """With a right checksum: the file is whole, but whoever wrote it was not tvm_rnn."""
+    refused(tmp_path / "m.so", container(text.encode(errors="surrogateescape")), "manifest")
+
+
+def safetensors(header: str, data: bytes = bytes(4 * H), size: int | None = None) -> bytes:
+    return struct.pack("<Q", len(header) if size is None else size) + header.encode() + data
+
+
+ENTRY = '{"decay_l0": {"dtype": "F32", "shape": [5], "data_offsets": [0, 20]}}'
+BAD_BLOBS = {
+    "header larger than the file": safetensors(ENTRY, size=2**63),
+    "header larger than the blob": safetensors(ENTRY, size=len(ENTRY) + 21),
+    "no header": b"abc",
+    "not JSON": safetensors("{" * 20),
+    "a list": safetensors("[]"),
+    "beyond the end": safetensors(ENTRY.replace("[0, 20]", "[4, 24]")),
+    "before the beginning": safetensors(ENTRY.replace("[0, 20]", "[-20, 0]")),
+    "backwards": safetensors(ENTRY.replace("[0, 20]", "[20, 0]")),
+    "other size": safetensors(ENTRY.replace("[5]", "[4]")),
+    "negative": safetensors(ENTRY.replace("[5]", "[-1, -5]")),
+    "huge": safetensors(ENTRY.replace("[5]", "[4611686018427387904, 4]")),
+    "not numbers": safetensors(ENTRY.replace("[5]", '["5"]')),
+    "unknown dtype": safetensors(ENTRY.replace("F32", "F33")),
+    "no dtype": safetensors(ENTRY.replace("dtype", "type")),
+}
+
+
+@pytest.mark.parametrize("case", BAD_BLOBS)
+def test_weights_that_cannot_be_read(tmp_path: Path, case: str) -> None:
+    refused(tmp_path / "m.so", container(MANIFEST.encode(), BAD_BLOBS[case]), "weights", "safetensors")
+    (tmp_path / "w.safetensors").write_bytes(BAD_BLOBS[case])
+    module = load(TINY.write(tmp_path / "good.so"))
+    with pytest.raises(WeightError, match="safetensors"):
+        module.load_weights(tmp_path / "w.safetensors")
+
+
+def test_machines_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good, path = TINY.manifest()["target"], tmp_path / "m.so"
+    TINY.write(path, target={**good, "machine": "riscv128"})
+    refused(path, path.read_bytes(), "another machine", "riscv128", "compile for this machine")
+    TINY.write(path, target={**good, "features": ["sse4.1", "flying-cars"]})
+    monkeypatch.setattr(runtime, "cpu_features", lambda: {"sse41", "avx512vl", "bmi1", "asimd", "avx512fp16"})
+    refused(path, path.read_bytes(), "more features", "without flying-cars", "compile for this machine")
+    works(TINY.write(path, target={**good, "features": ["sse4.1", "bmi", "neon", "avx512vl", "avx512fp16"]}))
+    monkeypatch.setattr(runtime, "cpu_features", lambda: None)  # a system that does not say
+    works(TINY.write(path, target={**good, "features": ["flying-cars"]}))
+
+
+def test_cpu_features_are_those_of_the_kernel() -> None:
+    found = runtime.cpu_features()
+    if found is None:
+        pytest.skip("this system does not say")
+    assert found & {"sse2", "asimd", "fp"} and not any("_" in name for name in found)
+
+
+def test_code_that_does_not_open(tmp_path: Path) -> None:
+    refused(tmp_path / "m.so", container(MANIFEST.encode(), code=b"\x7fELF" + bytes(500)), "cannot be loaded", "do:")
+    for name, source in {
+        "symbol": "extern int no_such_symbol; int* f(void) { return &no_such_symbol; }",
+        "function": "int other_function(void) { return 0; }",
+    }.items():
+        (tmp_path / f"{name}.c").write_text(source)
+        code = compile_elf([tmp_path / f"{name}.c"])
+        refused(tmp_path / f"{name}.so", container(MANIFEST.encode(), code=code), "cannot be loaded", name)
+
+
+def test_any_path_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "é 模 %s").mkdir()
+    for name in ("m.so", "./m.so", "é 模 %s/m.so", "module", "m.so.1"):
+        works(TINY.write(Path(name)))
+    (tmp_path / "link.so").symlink_to(tmp_path / "m.so")
+    works(Path("link.so"))
+    assert load("m.so").path == "m.so"
+
+
+def test_a_file_that_was_replaced_is_not_the_old_one(tmp_path: Path) -> None:
+    """dlopen knows an open library by its path: other code at the same place must be seen all the same."""
+    path, double = tmp_path / "m.so", Tiny(dtype="float64")
+    old = load(TINY.write(path))
+    new = load(double.write(path))
+    x = X.astype("f8")
+    np.testing.assert_allclose(new(x)[0], double.expected(x)[0])
+    np.testing.assert_allclose(old(X)[0], TINY.expected(X)[0], rtol=1e-5, atol=1e-6)
+    new.export(path)
+    np.testing.assert_array_equal(load(path)(x)[0], new(x)[0])
+
+
+def test_a_dropped_module_is_freed_at_once(tmp_path: Path) -> None:
+    module = load(TINY.write(tmp_path / "m.so"))
+    y, _ = module(X)
+    gc.disable()
+    try:
+        gone = weakref.ref(module)
+        del module
+        assert gone() is None
+    finally:
+        gc.enable()
+    np.testing.assert_allclose(y, TINY.expected(X)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_export_writes_the_present_weights(tmp_path: Path) -> None:
+    module = load(TINY.write(tmp_path / "m.so"))
+    new = TINY.weights(seed=3)
+    module.load_weights(new)
+    module.export(tmp_path / "n.so")
+    manifest, weights = read_container(tmp_path / "n.so")
+    assert manifest == module.manifest
+    np.testing.assert_array_equal(weights["decay_l0"], new["decay_l0"])
+    np.testing.assert_array_equal(load(tmp_path / "n.so")(X)[0], module(X)[0])
+    with pytest.raises(BuildError, match="no directory"):
+        module.export(tmp_path / "none" / "n.so")
+
+
+def test_a_module_without_weights_asks_for_them(tmp_path: Path) -> None:
+    """Constants of the equations stay with the module; they are nobody's weights."""
+    constant = {"constant.0": np.linspace(0, 0.5, H, dtype="f4")}
+    module = load(TINY.write(tmp_path / "m.so", constant, packs=CONSTANT_PACK))
+    assert module.weights == {} and module.init_state(2)["h"].shape == (1, 2, H)
+    for call in (module, lambda x: module.step(x[0])):
+        with pytest.raises(WeightError, match=r"no weights(.|\n)*decay_l0(.|\n)*load_weights first"):
+            call(X)
+    module.export(tmp_path / "again.so")
+    for path in (tmp_path / "m.so", tmp_path / "again.so"):
+        module = load(path)
+        module.load_weights(TINY.weights())
+        assert module.weights.keys() == {"decay_l0"}
+        expected = TINY.expected(X, weights={"": constant["constant.0"]})[0]
+        np.testing.assert_allclose(module(X)[0], expected, rtol=1e-5, atol=1e-6)
+        module.export(path)
+        assert read_container(path)[1].keys() == {"decay_l0", "constant.0"}
+    none = load(TINY.write(tmp_path / "none.so", {}))
+    assert read_container(tmp_path / "none.so")[1] == {}
+    none.load_weights(TINY.weights())
+    np.testing.assert_allclose(none(X)[0], TINY.expected(X)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_cell_without_weights_is_ready(tmp_path: Path) -> None:
+    constant = {"constant.0": TINY.weights()["decay_l0"]}
+    for arrays, packs in ((constant, CONSTANT_PACK), ({}, [])):
+        write_container(elf(TINY), TINY.manifest(weights=[], packs=packs), arrays, tmp_path / "m.so")
+        y, _ = load(tmp_path / "m.so")(X)
+        expected = TINY.expected(X, weights={"": constant["constant.0"] * bool(packs)})[0]
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_are_views_of_the_file(tmp_path: Path) -> None:
+    tiny = Tiny(2)
+    _, weights = read_container(tiny.write(tmp_path / "m.so"))
+    for name, array in tiny.weights().items():
+        np.testing.assert_array_equal(weights[name], array, strict=True)
+        assert not weights[name].flags.owndata
+    before = (tmp_path / "m.so").read_bytes()
+    weights["decay_l0"][:] = 0  # private: never written back
+    assert (tmp_path / "m.so").read_bytes() == before
+    assert serialize_weights(tiny.manifest(), tiny.weights()) in before
+
+
+def alone(folder: Path, code: str, *arguments: str) -> str:
+    """What Python prints that sees runtime.py in a folder, numpy and tvm_ffi, and nothing of tvm_rnn."""
+    shutil.copy(runtime.__file__, folder / "runtime.py")
+    done = subprocess.run([sys.executable, "-c", code, *arguments], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_one_file_beside_a_module_is_enough(tmp_path: Path) -> None:
+    TINY.write(tmp_path / "m.so")
+    np.save(tmp_path / "x.npy", X)
+    code = """
+import sys, numpy as np, runtime
+manifest, weights = runtime.read_container("m.so")
+assert manifest.cell == "tiny" and "tvm_ffi" not in sys.modules
+m, x = runtime.load("m.so"), np.load("x.npy")
+y, state = m(x)
+np.save("y.npy", y)
+m.load_weights(m.weights)
+m.step(x[0], m.init_state(batch=3))
+wrong = {runtime.InputError: lambda: m(x[0]), runtime.WeightError: lambda: m.load_weights({}),
+         runtime.LoadError: lambda: runtime.load("x.npy"), runtime.TvmRnnError: lambda: m.export("n.so")}
+for error, call in wrong.items():
+    try:
+        call()
+    except error as caught:
+        assert isinstance(caught, runtime.TvmRnnError) and "got:" in str(caught)
+    else:
+        raise AssertionError(error)
+assert "tvm" not in sys.modules and "tvm_rnn" not in sys.modules
+print(caught)
+"""
+    assert "runtime.py alone cannot export" in alone(tmp_path, code)
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), TINY.expected(X)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["runtime", "tvm_rnn.runtime"])
+def test_import_is_quick(tmp_path: Path, name: str) -> None:
+    """At most 0.3 s, best of five; numpy's own import is part of it."""
+    code = f"""
+import sys, time
+begin = time.perf_counter()
+import {name}
+print(time.perf_counter() - begin)
+assert "tvm" not in sys.modules and "tvm_ffi" not in sys.modules
+"""
+    assert min(float(alone(tmp_path, code)) for _ in range(5)) <= 0.3
+
+
+def test_loading_leaves_no_files_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime.tempfile, "tempdir", str(tmp_path / "t"))
+    os.mkdir(tmp_path / "t")
+    works(TINY.write(tmp_path / "no_suffix"))
+    assert not os.listdir(tmp_path / "t")
