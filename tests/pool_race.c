@@ -20,7 +20,7 @@ static int launch(Body body, void* data, int num_task) {
 static int body(int task, TVMParallelGroupEnv* env, void* data) {
   int64_t* sums = (int64_t*)data; /* plain memory: the launch must order it */
   sums[task] += task + 1;
-  if (sums[0] < 0 && task == 1) {
+  if (sums[8] && task == 1) {
     TVMFFIErrorSetRaisedFromCStr("RuntimeError", "as told");
     return -1;
   }
@@ -28,24 +28,23 @@ static int body(int task, TVMParallelGroupEnv* env, void* data) {
 }
 
 static void* work(void* argument) {
-  int64_t sums[8];
+  int64_t sums[9]; /* the last tells task 1 to fail */
   for (int i = 0; i < 3000; ++i) {
     memset(sums, 0, sizeof sums);
-    if (i % 50 == 7) sums[0] = -100;
-    int64_t first = sums[0];
+    int64_t fail = sums[8] = i % 50 == 7;
     tvm_rnn_pool_use(1 + i % 4);
     int status = launch(body, sums, 8);
     tvm_rnn_pool_use(1);
     if (status) {
       TVMFFIObjectHandle error = 0;
       TVMFFIErrorMoveFromRaised(&error);
-      if (!error || first == 0) return (void*)"no error object, or an error that nobody made";
+      if (!error || !fail) return (void*)"no error object, or an error that nobody made";
       TVMFFIObjectDecRef(error);
-    } else if (first) {
+    } else if (fail) {
       return (void*)"the error is lost";
     }
     for (int task = 0; task < 8; ++task)
-      if (sums[task] != task + 1 + (task ? 0 : first)) return (void*)"a task did not run once";
+      if (sums[task] != task + 1) return (void*)"a task did not run once";
     if (i % 100 == 0) usleep(200);
   }
   return 0;

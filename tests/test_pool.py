@@ -1,6 +1,6 @@
 """The thread pool of compiled modules, driven through a hand-written module.
 
-In: tiny_module.py (a module with a `probe` function that launches) and pool_race.c. Launches, errors, fork, sharing, idling.
+In: tiny_module.py (a module with a `probe` function that launches) and pool_race.c (a program for the thread sanitizer).
 """
 
 from __future__ import annotations

@@ -374,5 +374,5 @@ def test_small_steps_use_one_thread(make: Make, monkeypatch: pytest.MonkeyPatch)
     assert module.threads >= whole
     assert used == [1, whole, 1, 3, 2]
     for wrong in (0, -1, 1.5, "2", 10**6):
-        with pytest.raises(InputError, match="number of threads is wrong(.|\n)*an integer from 1"):
+        with pytest.raises(InputError, match=r"number of threads is wrong(.|\n)*an integer from 1"):
             module.threads = wrong

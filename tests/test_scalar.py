@@ -61,7 +61,10 @@ def expression(op: Any, dtype: str) -> Callable[..., Any]:
     """The row's expression between numbers: truth values are made of x > 0 and become 1 or 0."""
     from tvm import tirx
 
-    truths, number = TRUTHS.get(op.name, set()), lambda v: tirx.const(v, dtype)
+    truths = TRUTHS.get(op.name, set())
+
+    def number(value: int) -> Any:
+        return tirx.const(value, dtype)
 
     def body(*values: Any) -> Any:
         given = [v > number(0) if k in truths else v for k, v in enumerate(values)]

@@ -22,6 +22,10 @@ Index = tuple[Expr, ...]
 Reader = Callable[[Node, Index], Expr | None]
 
 
+# TVM has these under their own names: te() shows them so; compiled code uses the forms of scalar.py.
+NAMED = ("tanh", "sigmoid", "exp", "log", "sqrt", "erf", "sin", "cos", "log1p")
+
+
 def element(node: Node, index: Index, read: Reader, dtype: str) -> Expr:
     """The value of `node` at `index`, with stored nodes loaded through `read` and everything else computed inline."""
     loaded = read(node, index)
@@ -129,6 +133,8 @@ def _compute(node: Node, tensors: Mapping[Node, Any], batch: int, dtype: str, na
 
         if TABLE[node.op].kind in ("reduce", "contract"):
             return _reduction(node, own, read, dtype)
+        if node.op in NAMED:
+            return getattr(tirx, node.op)(element(node.args[0], own, read, dtype))
         return element(node, own, read, dtype)
 
     return tvm_te.compute((batch, *node.shape), body, name=name)
@@ -174,25 +180,20 @@ def reduced_index(node: Node, index: Index, k: Expr) -> Index:
 
 
 def text(tensors: Sequence[tvm_te.Tensor]) -> str:
-    """Tensor expressions as text, arguments first."""
+    """Tensor expressions as TVM prints them: one block per expression, arguments first."""
+    placeholders: list[tvm_te.Tensor] = []
     seen: list[Any] = []
 
     def visit(tensor: tvm_te.Tensor) -> None:
+        if any(tensor.op.same_as(op) for op in seen):
+            return
+        seen.append(tensor.op)
         for source in tensor.op.input_tensors:
             visit(source)
-        if not any(tensor.op.same_as(op) for op in seen):
-            seen.append(tensor.op)
+        if isinstance(tensor.op, tvm_te.PlaceholderOp):
+            placeholders.append(tensor)
 
     for tensor in tensors:
         visit(tensor)
-    lines = []
-    for op in seen:
-        shape = ", ".join(str(s) for s in op.output(0).shape)
-        if isinstance(op, tvm_te.PlaceholderOp):
-            lines.append(f"{op.name}[{shape}]")
-        else:
-            axes = ", ".join(str(a.var) for a in op.axis)
-            lines.append(f"{op.name}[{shape}]: ({axes}) => {op.body[0]}")
-    return "\n".join(lines)
-
-
+    results = [t for t in tensors if not isinstance(t.op, tvm_te.PlaceholderOp)]
+    return tvm_te.create_prim_func([*placeholders, *results]).script()

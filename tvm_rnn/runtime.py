@@ -66,7 +66,7 @@ def _map_file(path: str, kind: type[Exception]) -> mmap.mmap:
 
 
 def _open_container(path: str | os.PathLike[str]) -> tuple[str, mmap.mmap, Manifest, dict[str, np.ndarray], int]:
-    data = _map_file(path := os.fspath(path), LoadError)
+    data = _map_file(path := os.fsdecode(path), LoadError)
     end = len(data) - FOOTER.size
     magic, version, crc, elf_size, start, size, text = FOOTER.unpack(data[-FOOTER.size :].ljust(FOOTER.size))
     if data[:4] != b"\x7fELF" or magic != MAGIC:
@@ -83,7 +83,7 @@ def _open_container(path: str | os.PathLike[str]) -> tuple[str, mmap.mmap, Manif
         manifest = json.loads(data[end - text : end], object_hook=Manifest)
         if manifest["format"] > MANIFEST_FORMAT:
             raise _error(LoadError, newer, f"manifest format {manifest.format}", f"at most {MANIFEST_FORMAT}", do)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _error(LoadError, f"{path!r} has no readable manifest", error, do="export it again") from None
     return path, data, manifest, _parse_weights(data, start, size, path, LoadError) if size else {}, elf_size
 

@@ -1,0 +1,201 @@
+"""Every stage as text: the graph in its regions, then tensor expressions, TIR, LLVM and assembly.
+
+In: an RNN, a target, passes to leave out. Out: (stage, text) pairs for `tvm-rnn show`, `--dump` and the golden tests. Names
+in the text are stable: they depend on the equations alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from . import pipeline
+from .graph import Graph, Group, Node, depends
+from .passes.fuse_pointwise import is_move
+from .target import Target, resolve
+
+if TYPE_CHECKING:
+    from .pipeline import Layers
+    from .rnn import RNN
+
+SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+COMPARISONS = {"less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=", "equal": "==", "not_equal": "!="}
+CODE_STAGES = ("te", "tir", "llvm", "asm")
+
+
+def texts(net: RNN, target: str | Target, batch: tuple[int, ...], without: tuple[str, ...]) -> list[tuple[str, str]]:
+    """All stages in order as (name, text). Compiles, but neither links nor loads."""
+    from .build import generate
+    from .expressions import te
+    from .expressions import text as te_text
+    from .lower import Lowering
+
+    machine = resolve(target)
+    stages = pipeline.run(net, machine, without)
+    found = [(name, layers_text(net, layers)) for name, layers in stages]
+    found.append(("te", "\n\n".join(te_text(te(graph)) for graph in stages[0][1].graphs)))
+    lowered = Lowering(net, stages[-1][1], machine, batch).run()
+    executable = generate(lowered.module, machine)
+    found.append(("tir", lowered.module.script()))
+    found.append(("llvm", executable.mod.inspect_source("ll")))
+    found.append(("asm", executable.mod.inspect_source("asm")))
+    return found
+
+
+def layers_text(net: RNN, layers: Layers) -> str:
+    """The distinct graphs of a network, each with the layers that share it."""
+    parts = []
+    for number, graph in enumerate(layers.graphs):
+        own = [i for i, g in enumerate(layers.of_layer) if g == number]
+        where = "" if net.num_layers == 1 else f"  layers {','.join(map(str, own))}"
+        parts.append("\n".join(_graph(graph, where)))
+    return "\n\n".join(parts)
+
+
+def graph_text(graph: Graph) -> str:
+    """One graph as text."""
+    return "\n".join(_graph(graph, ""))
+
+
+def _graph(graph: Graph, where: str) -> Iterator[str]:
+    sizes = " ".join(f"{k}={v}" for k, v in graph.sizes.items())
+    yield f"graph {graph.cell} forward  T=* B=* {sizes} {graph.dtype}{where}"
+    if graph.tiling:
+        rows = "all" if graph.tiling.rows_per_tile is None else graph.tiling.rows_per_tile
+        yield f"walk    {graph.tiling.order}, {rows} rows (steps x batch) per tile"
+    names = _names(graph)
+    if graph.groups:
+        yield from _groups(graph, names)
+    else:
+        yield from _regions(graph, names)
+    states = ", ".join(f"{s.name} = {names[r]}" for s, r in zip(graph.states, graph.results, strict=True))
+    yield f"states  {states}"
+    yield f"output  {graph.output_name} = {names[graph.output]}"
+
+
+def _names(graph: Graph) -> dict[Node, str]:
+    """Short names: leaves keep theirs, new states get a prime, the rest are numbered in order."""
+    names: dict[Node, str] = {}
+    taken = {s.name for s in graph.states}
+    for state, result in zip(graph.states, graph.results, strict=True):
+        if not result.leaf:
+            names.setdefault(result, f"{state.name}'")
+    if not graph.output.leaf:
+        names.setdefault(graph.output, graph.output_name if graph.output_name not in taken else f"{graph.output_name}'")
+    count = 0
+    for node in graph.nodes():
+        if node.leaf:
+            scalar = node.scalar
+            names[node] = node.name or (f"{scalar:g}" if scalar is not None else f"constant{list(node.shape)}")
+        elif node not in names:
+            names[node] = f"v{count}"
+            count += 1
+    return names
+
+
+def _shape(graph: Graph, node: Node, batched: bool, time: bool) -> str:
+    axes = [*(["T"] if time else []), *(["B"] if batched else []), *map(str, node.shape)]
+    return f"[{','.join(axes)}]"
+
+
+def expression(node: Node, names: dict[Node, str]) -> str:
+    """One op over the names of its arguments."""
+    args = [names[a] for a in node.args]
+    attrs = node.attrs
+    if node.op in SYMBOLS:
+        return f"{args[0]} {SYMBOLS[node.op]} {args[1]}"
+    if node.op in COMPARISONS:
+        return f"{args[0]} {COMPARISONS[node.op]} {args[1]}"
+    if node.op == "index":
+        return f"{args[0]}[{_at(node, str(attrs['at']))}]"
+    if node.op == "slice":
+        return f"{args[0]}[{_at(node, _range(node))}]"
+    if node.op == "reshape":
+        return f"reshape({args[0]}, {list(attrs['to'])})"
+    if node.op == "einsum":
+        return f"einsum({attrs['spec']!r}, {', '.join(args)})"
+    extra = [f"{k}={v}" for k, v in attrs.items() if k not in ("rank",)]
+    return f"{node.op}({', '.join([*args, *extra])})"
+
+
+def _range(node: Node) -> str:
+    return f"{node.attrs['start']}:{node.attrs['stop']}"
+
+
+def _at(node: Node, text: str) -> str:
+    rank = len(node.args[0].shape)
+    place = rank + node.attrs["axis"]
+    return ",".join([":"] * place + [text] + [":"] * (rank - place - 1))
+
+
+def _regions(graph: Graph, names: dict[Node, str]) -> Iterator[str]:
+    nodes = graph.nodes()
+    leaves = depends(nodes)
+    for region in ("weights", "before", "step"):
+        own = [n for n in nodes if not n.leaf and _region(graph, n, leaves) == region]
+        label = region
+        for node in own:
+            shape = _shape(graph, node, bool(leaves[node]), region == "before")
+            yield f"{label:<8}{names[node]}{shape} = {expression(node, names)}"
+            label = ""
+        if not own:
+            yield f"{label:<8}-"
+    yield "after   -"
+
+
+def _region(graph: Graph, node: Node, leaves: dict[Node, frozenset[str]]) -> str:
+    return graph.region_of(node) if leaves[node] else "weights"
+
+
+def _groups(graph: Graph, names: dict[Node, str]) -> Iterator[str]:
+    nodes = graph.nodes()
+    leaves = depends(nodes)
+    views = dict(names)
+    for node in nodes:  # views and values of parameters are written where they are read
+        if not node.leaf and (is_move(node) or not leaves[node]) and node not in graph.roots:
+            views[node] = expression(node, views)
+    for region in ("before", "step"):
+        own = [g for g in graph.groups if g.region == region]
+        for number, group in enumerate(own):
+            label = region if region == "before" else f"step {group.phase}"
+            same = number and own[number - 1].phase == group.phase and own[number - 1].region == region
+            yield from _group("" if same else label, graph, group, views)
+        if not own:
+            yield f"{region:<8}-"
+    yield "after   -"
+
+
+def _group(label: str, graph: Graph, group: Group, names: dict[Node, str]) -> Iterator[str]:
+    stored = ", ".join(f"{names[n]}{_shape(graph, n, True, group.region == 'before')}" for n in group.stored)
+    members = [n for n in group.nodes if n is not group.root]
+    counts = Counter(n.op for n in members)
+    summary = ", ".join(f"{c} {op}" for op, c in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    if group.root is not None:
+        shape = _shape(graph, group.root, True, group.region == "before")
+        yield f"{label:<8}{group.kind} {names[group.root]}{shape} = {_root(group.root, names)}"
+        label = ""
+    if members:
+        yield f"{label:<8}  {stored or '-'} = pointwise  # {summary}"
+        for node in members:
+            mark = "*" if node in group.stored else " "
+            text = names[node] if node.leaf else expression(node, names)
+            yield f"{'':<8}  {mark} {names[node]} = {text}"
+    elif stored:
+        yield f"{'':<8}  {stored}"
+
+
+def _root(root: Node, names: dict[Node, str]) -> str:
+    if root.op != "gemm":
+        return expression(root, names)
+    pairs = zip(root.args[::2], root.args[1::2], strict=True)
+    return "gemm(" + ", ".join(f"{_weight(w, names)} @ {names[x]}[{x.shape[0]}]" for w, x in pairs) + ")"
+
+
+def _weight(node: Node, names: dict[Node, str]) -> str:
+    """A packed parameter by its gates: stack(W_i, W_f)[2,H,I]."""
+    shape = f"[{','.join(map(str, node.shape))}]"
+    if node.op != "concat":
+        return f"{names[node]}{shape}"
+    parts = [names[p.args[0]] if p.op == "reshape" else names[p] for p in node.args]
+    return f"stack({', '.join(parts)}){shape}"
