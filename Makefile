@@ -1,8 +1,8 @@
 # Everything a developer runs. `make` lists the targets; each sets up what it needs, from a bare checkout.
 #
 # Needed on the machine: python3 (3.10 to 3.12), a C++ compiler, make, and a package index that pip can reach.
-# Variables: PYTHON (the interpreter to make .venv with), JOBS (parallel test processes), PEERS=1 (`make test` also installs
-# torch and openvino), BENCH (arguments of `make bench`), TESTS (what `make test` runs).
+# Variables: PYTHON (the interpreter to make .venv with), JOBS (parallel test processes), PEERS=1 (tests install torch and
+# openvino too), BENCH (arguments of `make bench`), TESTS (what `make test` runs).
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,6 +11,8 @@ TESTS ?= tests
 BENCH ?= lstm --input-size 256 --hidden-size 256
 DEMO := tutorials/demo.py
 TORCH := torch==2.13.0
+
+TEST_SETUP := $(VENV)/.installed-test $(if $(filter 1,$(PEERS)),$(VENV)/.installed-peers)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -25,10 +27,10 @@ help: ## List these targets
 demo: $(VENV)/.installed-demo ## Compile a cell, check it and use it: the tour of this project
 	$(BIN)/python $(DEMO)
 
-test: $(VENV)/.installed-test $(if $(filter 1,$(PEERS)),$(VENV)/.installed-peers) ## Run the tests but the slow ones
+test: $(TEST_SETUP) ## Run the tests but the slow ones
 	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 -m "not slow" $(TESTS)
 
-test-all: $(VENV)/.installed-test $(VENV)/.installed-peers ## Run every test, with torch, onnxruntime and openvino
+test-all: $(TEST_SETUP) ## Run every test; with PEERS=1 also those that need torch or openvino
 	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 $(TESTS)
 
 lint: $(VENV)/.installed-test ## Check style and types (ruff, mypy)
@@ -40,7 +42,7 @@ format: $(VENV)/.installed-test ## Rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed-peers ## Time a compiled cell beside torch, onnxruntime, openvino and NumPy
+bench: $(VENV)/.installed-peers ## Time a cell beside torch, onnxruntime, openvino and NumPy (installs them)
 	mkdir -p build
 	$(BIN)/tvm-rnn compile $(BENCH) --seed 0 -o build/bench.so
 	$(BIN)/tvm-rnn bench build/bench.so --batch 1

@@ -1,12 +1,13 @@
 """Products with parameters on the CPU: packed weights, a register tile, the pointwise work in the epilogue.
 
-In: a tile of `rows` batch rows by `panels` vectors of units (all gates of a unit together), from `tvm_rnn.tiles`. Out: the
-same tile with the accumulators in registers: k outside, rows x panels x gates unrolled, lanes vectorised.
+In: a tile of `rows` batch rows by `panels` vectors of units (all gates of a unit together), from `tvm_rnn.tiles`. Out:
+the same tile with the accumulators in registers: k outside, rows x panels x gates unrolled, lanes vectorised.
 
 Rewrite: for row, panel, gate, lane, k: acc += a[row, k] * w[panel, k, gate, lane]
          -->  for k: (unrolled row, panel, gate) (vector lane): acc += ...
 
-Source: the register-blocked micro-kernel of Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication".
+Source: the register-blocked micro-kernel of Goto & van de Geijn 2008, "Anatomy of High-Performance Matrix
+Multiplication".
 """
 
 from tvm.s_tir import Schedule
@@ -29,7 +30,8 @@ class GemmCpu:
         all_panels = -(-unit.width // lanes)
         accumulators = target.vector_registers * 3 // 4
         rows = max(r for r in ROWS if r == 1 or r * unit.gates <= accumulators)
-        # One row alone is bound by the latency of its chain of additions: two FMA pipes of four cycles want eight chains.
+        # One row alone is bound by the latency of its chain of additions: two FMA pipes of four cycles want eight
+        # chains.
         single = max(p for p in PANELS if p == 1 or (p <= all_panels and p * unit.gates <= accumulators))
         if unit.region == "step" and unit.batches:  # no rows that no named batch size fills
             rows = max(r for r in ROWS if r <= min(rows, max(unit.batches)))

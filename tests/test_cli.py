@@ -91,6 +91,7 @@ def test_wrong_usage_exits_with_2(words: list[str]) -> None:
         (["compile", "lstm", "-o", "x.so", *SIZES, "--size", "Q=3"], "no axis 'Q'"),
         (["compile", "lstm", "-o", "x.so", *SIZES, "--without", "nothing"], "no such pass"),
         (["compile", "lstm", "-o", "x.so", *SIZES, "--target", "abacus"], "no such target"),
+        (["compile", "lstm", "-o", "x.so", *SIZES, "--training"], "training is not supported yet"),
         (["compile", "lstm", "-o", "x.so", *SIZES, "--weights", "none.safetensors"], "no such weights file"),
         (["show", "lstm", "--stage", "tirr"], "did you mean 'tir'"),
         (["cells", "grru"], "did you mean 'gru'"),
@@ -124,6 +125,13 @@ def test_a_closed_pipe_is_no_error_of_ours() -> None:
     command = f"{sys.executable} -m tvm_rnn cells --json | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert done.stdout == "[\n" and "Traceback" not in done.stderr
+
+
+def test_tables_in_a_pipe_are_not_folded() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    command = [sys.executable, "-m", "tvm_rnn", "cells"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert len(done.stdout.splitlines()) == 1 + len(rnn.cells.names())
 
 
 def test_cells_lists_the_zoo_and_tells_all_about_one() -> None:

@@ -209,39 +209,6 @@ def test_layer_norm_and_clip() -> None:
     check(lambda x: rnn.leaky_relu(x, 0.3), lambda x: np.where(x > 0, x, 0.3 * x), (9,))
 
 
-@pytest.mark.parametrize(
-    ("spec", "shapes"),
-    [
-        ("ij,j->i", ((3, 4), (4,))),
-        ("ij, jk -> ik", ((3, 4), (4, 2))),
-        ("ij,jk->ki", ((3, 4), (4, 2))),
-        ("ij,kj->ki", ((3, 4), (2, 4))),
-        ("i,j->ij", ((3,), (4,))),
-        ("i,j->ji", ((3,), (4,))),
-        ("ij,k->kji", ((2, 3), (4,))),
-        ("ij,ij->ij", ((2, 3), (2, 3))),
-        ("ij,ji->ij", ((2, 3), (3, 2))),
-        ("i,i->", ((4,), (4,))),
-        ("ij,ij->", ((2, 3), (2, 3))),
-        ("ij,kl->", ((2, 3), (4, 2))),
-        ("ij,k->j", ((2, 3), (4,))),
-        ("ij->ji", ((2, 3),)),
-        ("ij->", ((2, 3),)),
-        ("ijk->ki", ((2, 3, 4),)),
-        ("gij,j->gi", ((4, 2, 3), (3,))),
-        ("bij,bjk->bik", ((2, 3, 4), (2, 4, 5))),
-        ("i,ij,j->", ((3,), (3, 4), (4,))),
-        ("i,ij,j->ji", ((3,), (3, 4), (4,))),
-        ("ij,jk,kl->il", ((2, 3), (3, 4), (4, 2))),
-        ("ij,k,jk->ki", ((2, 3), (4,), (3, 4))),
-        ("i,j,k->kij", ((2,), (3,), (4,))),
-        (",i->i", ((), (3,))),
-    ],
-)
-def test_einsum(spec: str, shapes: tuple[tuple[int, ...], ...]) -> None:
-    check(lambda *v: rnn.einsum(spec, *v), lambda *v: np.einsum(spec, *v), *shapes)
-
-
 def test_products() -> None:
     check(rnn.outer, np.outer, (3,), (4,))
     check(rnn.dot, np.dot, (3,), (3,))
@@ -326,14 +293,6 @@ def test_concat_of_a_parameter_and_an_input() -> None:
         (lambda x: rnn.reshape(x, (-1, -1)), "the number of elements differs"),
         (lambda x: rnn.squeeze(x, 0), "the number of elements differs"),
         (lambda x: rnn.transpose(x, (0, 0)), "not an order of the axes"),
-        (lambda x: rnn.einsum("ij", x), "not supported"),
-        (lambda x: rnn.einsum("...j->j", x), "not supported"),
-        (lambda x: rnn.einsum("ii->i", x), "not supported"),
-        (lambda x: rnn.einsum("ij->jj", x), "not supported"),
-        (lambda x: rnn.einsum("ij,j->i", x), "not supported"),
-        (lambda x: rnn.einsum("ij->k", x), "the result names an axis"),
-        (lambda x: rnn.einsum("i->i", x), "letters do not match"),
-        (lambda x: rnn.einsum("ij,j->i", x, x[:, 0]), "axis 'j' has sizes 3 and 2"),
         (lambda x: rnn.matmul(x, x), "the inner sizes differ"),
         (lambda x: rnn.matmul(x, 2.0), "needs arrays, not scalars"),
         (lambda x: rnn.where(x, x, x), "wrong kind"),

@@ -1,6 +1,6 @@
 """The thread pool of compiled modules, driven through a hand-written module.
 
-In: tiny_module.py (a module with a `probe` function that launches) and pool_race.c (a program for the thread sanitizer).
+In: tiny_module.py (a module whose `probe` function launches) and pool_race.c (a program for the thread sanitizer).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def test_the_limit_is_at_most_the_size_of_the_pool(library: Any) -> None:
 
 def test_tasks_run_on_different_threads(library: Any) -> None:
     # A worker that sleeps may come too late for its task, which then runs on the launching thread: so several attempts.
-    assert max(probe(library, 2, us=2000)[1] for _ in range(20)) == 2
+    assert any(probe(library, 2, us=2000)[1] == 2 for _ in range(1000))
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 3, 7, 100])
@@ -158,7 +158,7 @@ def test_fork_while_the_pool_is_busy(path: Path) -> None:
         child = os.fork()
         if not child:
             ok = all(library.probe(3, 3, -1, 0, 0) // 1000 == 3 for _ in range(100))
-            ok &= max(library.probe(3, 3, -1, 0, 2000) % 1000 for _ in range(20)) > 1
+            ok &= any(library.probe(3, 3, -1, 0, 2000) % 1000 > 1 for _ in range(1000))
             os._exit(0 if ok else 1)
         assert os.waitpid(child, 0)[1] == 0
     stop.set()

@@ -18,15 +18,70 @@ from .reference import reference
 
 __version__ = "0.1.0"
 
-_FUNCTIONS = (
-    "absolute clip concat cos dot einsum elu erf exp expand gelu hard_sigmoid hard_tanh layer_norm leaky_relu log log1p "
-    "log_sigmoid logical_and logical_not logical_or matmul max maximum mean min minimum negative outer power relu reshape "
-    "sigmoid sign silu sin softmax softplus softsign split sqrt square squeeze stack sum tanh transpose var where"
-).split()
-_ERRORS = "TvmRnnError CellError ConfigError WeightError InputError LoadError BuildError PassError".split()
+_FUNCTIONS = [
+    "absolute",
+    "clip",
+    "concat",
+    "cos",
+    "dot",
+    "einsum",
+    "elu",
+    "erf",
+    "exp",
+    "expand",
+    "gelu",
+    "hard_sigmoid",
+    "hard_tanh",
+    "layer_norm",
+    "leaky_relu",
+    "log",
+    "log1p",
+    "log_sigmoid",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "matmul",
+    "max",
+    "maximum",
+    "mean",
+    "min",
+    "minimum",
+    "negative",
+    "outer",
+    "power",
+    "relu",
+    "reshape",
+    "sigmoid",
+    "sign",
+    "silu",
+    "sin",
+    "softmax",
+    "softplus",
+    "softsign",
+    "split",
+    "sqrt",
+    "square",
+    "squeeze",
+    "stack",
+    "sum",
+    "tanh",
+    "transpose",
+    "var",
+    "where",
+]
+_ERRORS = [
+    "TvmRnnError",
+    "CellError",
+    "ConfigError",
+    "WeightError",
+    "InputError",
+    "LoadError",
+    "BuildError",
+    "PassError",
+]
 _HOME = {
-    **{name: "functions" for name in _FUNCTIONS},
-    **{name: "errors" for name in _ERRORS},
+    **dict.fromkeys(_FUNCTIONS, "functions"),
+    **dict.fromkeys(_ERRORS, "errors"),
     "RNN": "rnn",
     "Module": "runtime",
     "load": "runtime",

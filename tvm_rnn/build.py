@@ -1,8 +1,8 @@
 """compile: an RNN to a Module backed by a shared object.
 
-In: an RNN and a target. Out: `runtime.Module`, loaded from a `.so` in a temporary folder exactly as a user's own process
-would load it; `Module.export` writes that file where the user wants it. The order of work is the order of this file:
-passes, lowering, code generation, linking, container, load.
+In: an RNN and a target. Out: `runtime.Module`, loaded from a `.so` in a temporary folder exactly as a user's own
+process would load it; `Module.export` writes that file where the user wants it. The order of work is the order of this
+file: passes, lowering, code generation, linking, container, load.
 """
 
 from __future__ import annotations
@@ -152,14 +152,16 @@ def generate(module: Any, target: Target) -> Any:
     except Exception as reason:  # TVM raises many classes, none of them meant for users
         text = str(reason).strip().splitlines()
         what = text[-1] if text else type(reason).__name__
-        raise BuildError(message("code generation failed", where=target.name, got=what, do="report this cell")) from reason
+        full = message("code generation failed", where=target.name, got=what, do="report this cell")
+        raise BuildError(full) from reason
 
 
 def _link(executable: Any, folder: Path, target: Target) -> bytes:
     """The code and the thread pool as one shared object."""
     compiler = next((c for c in (os.environ.get("CXX"), "g++", "clang++", "c++") if c and shutil.which(c)), None)
     if compiler is None:
-        raise BuildError(message("no C++ compiler to link with", got="none of $CXX, g++, clang++, c++", do="install g++"))
+        got = "none of $CXX, g++, clang++, c++"
+        raise BuildError(message("no C++ compiler to link with", got=got, do="install g++"))
     if target.machine != platform.machine():
         here, there = platform.machine(), target.machine
         do = "compile on that machine; `tvm-rnn show --stage asm` works for every target"

@@ -75,7 +75,9 @@ def _print_json(value: Any) -> None:
 
 
 def _print(*renderables: Any) -> None:
-    console = Console(soft_wrap=False)
+    # In a file or a pipe nobody's window limits the lines: wide enough that rows are not folded, for grep's sake.
+    free = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    console = Console(width=160 if free else None)
     for renderable in renderables:
         console.print(renderable)
 
@@ -106,6 +108,7 @@ def compile_cell(
     weights: Weights = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Random weights, the same for the same number.")] = None,
     without: Without = None,
+    training: Annotated[bool, typer.Option("--training", help="Also what training needs: not supported yet.")] = False,
     dump: Annotated[str | None, typer.Option("--dump", metavar="DIR", help="Write every stage to this folder.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -129,16 +132,8 @@ def compile_cell(
     started = time.perf_counter()
     with _progress(as_json) as stage:
         stage("tracing")
-        sizes = parse_sizes(size or [])
-        net = build_net(
-            find_cell(spec),
-            input_size,
-            hidden_size,
-            layers=layers,
-            bidirectional=bidirectional,
-            dtype=dtype,
-            sizes=sizes,
-        )
+        shape: dict[str, Any] = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
+        net = build_net(find_cell(spec), input_size, hidden_size, sizes=parse_sizes(size or []), **shape)
         if weights is not None:
             net.load(weights)
         elif seed is not None:
@@ -146,7 +141,7 @@ def compile_cell(
         stage("loading the compiler")
         from .build import compile
 
-        module = compile(net, target, parse_batch(batch), without=without or (), dump=dump, progress=stage)
+        module = compile(net, target, parse_batch(batch), training, without=without or (), dump=dump, progress=stage)
         stage(f"writing {output}")
         module.export(output)
     seconds = time.perf_counter() - started
@@ -248,28 +243,25 @@ def show_stages(
 
     $ tvm-rnn show mycell.py:mycell --stage asm --hidden-size 256 --input-size 64 --without hoist_gemms
     """
-    from .pipeline import PASS_NAMES, stages
+    from .pipeline import PASS_NAMES, run, stages
+    from .show import CODE_STAGES, layers_text
     from .spec import build_net, find_cell, parse_batch, parse_sizes
+    from .target import resolve
 
     skipped = without or []
-    known = ["trace", "normalise", *PASS_NAMES, "te", "tir", "llvm", "asm", "all"]
+    known = ["trace", "normalise", *PASS_NAMES, *CODE_STAGES, "all"]
     if stage not in known:
         raise ConfigError(message("no such stage", **unknown("stage", stage, known)))
     sizes = parse_sizes(size or [])
     hidden = None if "H" in sizes else hidden_size
-    net = build_net(
-        find_cell(spec),
-        input_size,
-        hidden,
-        layers=layers,
-        bidirectional=bidirectional,
-        dtype=dtype,
-        sizes=sizes,
-        fill=4,
-    )
-    with _progress(as_json) as update:
-        update(f"compiling {net.cell.name} to look at it")
-        found = stages(net, target=target, batch=parse_batch(batch), without=skipped)
+    shape: dict[str, Any] = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
+    net = build_net(find_cell(spec), input_size, hidden, sizes=sizes, fill=4, **shape)
+    if stage in (*CODE_STAGES, "all"):
+        with _progress(as_json) as update:
+            update(f"compiling {net.cell.name} to look at it")
+            found = stages(net, target=target, batch=parse_batch(batch), without=skipped)
+    else:  # a graph: nothing to compile
+        found = [(name, layers_text(net, layers)) for name, layers in run(net, resolve(target), skipped)]
     wanted = [(name, text) for name, text in found if stage in (name, "all")]
     if not wanted:
         there = ", ".join(name for name, _ in found)

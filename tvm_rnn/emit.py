@@ -1,7 +1,7 @@
 """Groups as loops over batch rows and units around their tiles.
 
-In: a group, the number of rows, and where its values live (`tiles.Places`). Out: a statement. Parameters stay outside and
-rows inside, so that a panel of weights is read once for all rows; panels are what threads share.
+In: a group, the number of rows, and where its values live (`tiles.Places`). Out: a statement. Parameters stay outside
+and rows inside, so that a panel of weights is read once for all rows; panels are what threads share.
 
 Rewrite: group  -->  parallel for panels: for rows: tile
 """
@@ -17,13 +17,14 @@ from tvm import tirx
 from . import tiles
 from .expressions import reduced_axes
 from .graph import Group, Node
-from .loops import Expr, Stmt, bind, floordiv, floormod, loop, sequence, variable, when
+from .loops import Expr, Stmt, bind, floordiv, floormod, loop, variable, when
 from .memory import int64
 from .schedule import Config, Template, Unit, best
 from .target import Target
 from .tiles import Places, Tile
 
-# A row group is shared among threads only if one row is at least this many elements of work (a launch costs about 1 us).
+# A row group is shared among threads only if one row is at least this many elements of work (a launch costs about 1
+# us).
 PARALLEL_ELEMENTS = 16384
 
 
@@ -62,9 +63,7 @@ class Emitter:
     def _tile(self, group: Group, unit: Unit, places: Places, **where: Any) -> Tile:
         return Tile(group, places, unit, self.lanes, **where)
 
-    def _gemm(
-        self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config
-    ) -> Stmt:
+    def _gemm(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
         full, single = config["rows"], config["panels"]
         panels = -(-unit.width // self.lanes)
         chunks, rest = -(-panels // single), panels % single
@@ -84,9 +83,11 @@ class Emitter:
         def chunk(c: tirx.Var) -> list[Any]:
             first, set_first = bind("first", c * int64(single))
             count, set_count = bind("count", tirx.min(int64(single), int64(panels) - first))
-            body = loop(
-                "p", count, lambda p: loop("r", floordiv(rows, full), lambda r: tile(full, 1, r * int64(full), first + p))
-            )
+
+            def whole(p: tirx.Var) -> Stmt:
+                return loop("r", floordiv(rows, full), lambda r: tile(full, 1, r * int64(full), first + p))
+
+            body = loop("p", count, whole)
             heights = [h for h in (4, 2, 1) if h < full]
             wholes = [leftover(h, max(1, single // h), first, single) for h in heights]
             if not rest:
@@ -127,9 +128,7 @@ class Emitter:
 
         return self._rows(rows, outer, vectors * self.lanes, body)
 
-    def _reduce(
-        self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config
-    ) -> Stmt:
+    def _reduce(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
         root = group.root
         assert root is not None
         along = tiles.runs_along(root)
@@ -175,6 +174,3 @@ def _reduced_elements(root: Node) -> int:
     for _, extent in reduced_axes(root):
         size *= extent
     return size
-
-
-__all__ = ["Emitter", "Used", "sequence"]

@@ -1,8 +1,8 @@
 """Nodes as TVM expressions: one element of a node at given indices, and whole graphs as tensor expressions.
 
-In: a node, indices (Python ints or TVM expressions), and a reader that knows which nodes are stored where. Out: a scalar
-expression for `tiles.py`; or, from `te`, the `te.Tensor`s of a cell for people to read. Views (index, slice, reshape,
-transpose, concat) cost nothing here: they are changes of index.
+In: a node, indices (Python ints or TVM expressions), and a reader that knows which nodes are stored where. Out: a
+scalar expression for `tiles.py`; or, from `te`, the `te.Tensor`s of a cell for people to read. Views (index, slice,
+reshape, transpose, concat) cost nothing here: they are changes of index.
 """
 
 from __future__ import annotations
@@ -196,4 +196,4 @@ def text(tensors: Sequence[tvm_te.Tensor]) -> str:
     for tensor in tensors:
         visit(tensor)
     results = [t for t in tensors if not isinstance(t.op, tvm_te.PlaceholderOp)]
-    return tvm_te.create_prim_func([*placeholders, *results]).script()
+    return str(tvm_te.create_prim_func([*placeholders, *results]).script())

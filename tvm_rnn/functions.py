@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .contraction import einsum as _einsum_traced
 from .ops import TABLE, Shape
 from .trace import Value, apply, fail, getitem, lift, node
 from .trace import contract as _contract_traced
@@ -34,10 +35,12 @@ def shape(x: Array) -> Shape:
 
 
 def exp(x: Array) -> Array:
+    """The exponential, e to the power of x."""
     return _pointwise("exp", x)
 
 
 def log(x: Array) -> Array:
+    """The natural logarithm; NaN below 0."""
     return _pointwise("log", x)
 
 
@@ -47,10 +50,12 @@ def log1p(x: Array) -> Array:
 
 
 def sqrt(x: Array) -> Array:
+    """The square root; NaN below 0."""
     return _pointwise("sqrt", x)
 
 
 def tanh(x: Array) -> Array:
+    """The hyperbolic tangent."""
     return _pointwise("tanh", x)
 
 
@@ -60,6 +65,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def relu(x: Array) -> Array:
+    """max(x, 0)."""
     return _pointwise("relu", x)
 
 
@@ -69,34 +75,42 @@ def softplus(x: Array) -> Array:
 
 
 def erf(x: Array) -> Array:
+    """The error function."""
     return _pointwise("erf", x)
 
 
 def sin(x: Array) -> Array:
+    """The sine of x in radians."""
     return _pointwise("sin", x)
 
 
 def cos(x: Array) -> Array:
+    """The cosine of x in radians."""
     return _pointwise("cos", x)
 
 
 def absolute(x: Array) -> Array:
+    """|x|, as Python's abs()."""
     return _pointwise("abs", x)
 
 
 def sign(x: Array) -> Array:
+    """-1, 0 or 1."""
     return _pointwise("sign", x)
 
 
 def negative(x: Array) -> Array:
+    """-x."""
     return _pointwise("neg", x)
 
 
 def maximum(a: Array, b: Array) -> Array:
+    """The larger of two arrays, element by element; NaN where either is."""
     return _pointwise("maximum", a, b)
 
 
 def minimum(a: Array, b: Array) -> Array:
+    """The smaller of two arrays, element by element; NaN where either is."""
     return _pointwise("minimum", a, b)
 
 
@@ -106,14 +120,17 @@ def where(condition: Array, a: Array, b: Array) -> Array:
 
 
 def logical_and(a: Array, b: Array) -> Array:
+    """Both of two comparisons, also written a & b."""
     return _pointwise("logical_and", a, b)
 
 
 def logical_or(a: Array, b: Array) -> Array:
+    """Either of two comparisons, also written a | b."""
     return _pointwise("logical_or", a, b)
 
 
 def logical_not(a: Array) -> Array:
+    """Not a comparison, also written ~a."""
     return _pointwise("logical_not", a)
 
 
@@ -131,10 +148,12 @@ def power(a: Array, b: Array) -> Array:
 
 
 def square(x: Array) -> Array:
+    """x x."""
     return x * x
 
 
 def clip(x: Array, low: float, high: float) -> Array:
+    """x held between low and high."""
     return minimum(maximum(x, low), high)
 
 
@@ -149,10 +168,12 @@ def gelu(x: Array) -> Array:
 
 
 def elu(x: Array, alpha: float = 1.0) -> Array:
+    """x above 0, alpha (exp(x) - 1) below."""
     return where(x > 0.0, x, alpha * (exp(minimum(x, 0.0)) - 1.0))
 
 
 def leaky_relu(x: Array, slope: float = 0.01) -> Array:
+    """x above 0, slope x below."""
     return where(x > 0.0, x, slope * x)
 
 
@@ -162,14 +183,17 @@ def hard_sigmoid(x: Array) -> Array:
 
 
 def hard_tanh(x: Array) -> Array:
+    """clip(x, -1, 1)."""
     return clip(x, -1.0, 1.0)
 
 
 def log_sigmoid(x: Array) -> Array:
+    """log(sigmoid(x)), without overflow."""
     return -softplus(-x)
 
 
 def softsign(x: Array) -> Array:
+    """x / (1 + |x|)."""
     return x / (1.0 + absolute(x))
 
 
@@ -189,10 +213,8 @@ def _reduce(op: str, x: Array, axis: int | Sequence[int] | None, keepdims: bool)
     if not _traced(x):
         axes = axis if axis is None or isinstance(axis, int) else tuple(axis)
         return getattr(np, op)(x, axis=axes, keepdims=keepdims)
-    for done, a in enumerate(_axes(x, axis)):
-        # Axes go up from the front; without keepdims each removal moves none of the later negative ones.
+    for a in _axes(x, axis):  # from the front: removing an axis moves none of the later negative ones
         x = Value(node(op, x, axis=a, keepdims=keepdims))
-        del done
     return x
 
 
@@ -202,14 +224,17 @@ def sum(x: Array, axis: int | Sequence[int] | None = None, keepdims: bool = Fals
 
 
 def max(x: Array, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Array:
+    """Largest element over written axes (default all); NaN where there is one."""
     return _reduce("max", x, axis, keepdims)
 
 
 def min(x: Array, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Array:
+    """Smallest element over written axes (default all); NaN where there is one."""
     return -max(-x, axis, keepdims)
 
 
 def mean(x: Array, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Array:
+    """Mean over written axes (default all)."""
     if not _traced(x):
         return np.mean(x, axis=axis if not isinstance(axis, list) else tuple(axis), keepdims=keepdims)
     count = 1
@@ -225,6 +250,7 @@ def var(x: Array, axis: int | Sequence[int] | None = None, keepdims: bool = Fals
 
 
 def softmax(x: Array, axis: int = -1) -> Array:
+    """exp(x) divided by its sum along one axis, without overflow."""
     e = exp(x - max(x, axis, keepdims=True))
     return e / sum(e, axis, keepdims=True)
 
@@ -237,10 +263,12 @@ def layer_norm(x: Array, gain: Array = None, bias: Array = None, eps: float = 1e
 
 
 def reshape(x: Array, to: Sequence[int]) -> Array:
+    """The same elements in another shape; one size may be -1: whatever is left."""
     return x.reshape(tuple(to))
 
 
 def transpose(x: Array, axes: Sequence[int] | None = None) -> Array:
+    """The axes in another order; in reverse order by default."""
     return x.transpose(*(axes or ()))
 
 
@@ -251,6 +279,7 @@ def expand(x: Array, axis: int) -> Array:
 
 
 def squeeze(x: Array, axis: int) -> Array:
+    """The array without an axis of size 1."""
     at = axis % len(x.shape)
     return reshape(x, (*x.shape[:at], *x.shape[at + 1 :]))
 
@@ -320,6 +349,7 @@ def share_max(x: Array, top: Array, grad: Array, axis: int) -> Array:
 
 
 def contract(spec: str, a: Array, b: Array) -> Array:
+    """einsum of two operands with no axis summed alone: what gradients of products are made of."""
     return _contract_traced(spec, a, b) if _traced(a, b) else TABLE["einsum"].numpy(a, b, spec=spec)
 
 
@@ -334,50 +364,10 @@ def dot(a: Array, b: Array) -> Array:
 
 
 def matmul(a: Array, b: Array) -> Array:
+    """a @ b: [.., M, K] with [K] or [K, N], [K] with [K] or [K, N]."""
     return lift(a) @ lift(b) if _traced(a, b) else np.matmul(a, b)
 
 
 def einsum(spec: str, *operands: Array) -> Array:
     """NumPy's einsum over written axes, without '...' and without repeated letters in one operand."""
-    if not _traced(*operands):
-        return np.einsum(spec, *operands)
-    clean = spec.replace(" ", "")
-    inputs, arrow, out = clean.partition("->")
-    letters = inputs.split(",")
-    if (
-        not arrow
-        or "." in clean
-        or len(letters) != len(operands)
-        or any(len(set(t)) != len(t) for t in (*letters, out))
-    ):
-        fail(
-            "einsum: this specification is not supported",
-            got=f"{spec!r} with {len(operands)} operands",
-            expected="a group of letters per operand and '->' result, no '...', no letter twice in one group",
-        )
-    if set(out) - set(inputs):
-        fail("einsum: the result names an axis that no operand has", got=spec)
-    values = [lift(v) for v in operands]
-    for text, v in zip(letters, values, strict=True):
-        if len(text) != v.ndim:
-            got, expected = f"'{text}' for {v!r}", f"{v.ndim} letters"
-            fail("einsum: the letters do not match the operand", got=got, expected=expected)
-    done, value = letters[0], values[0]
-    for position in range(1, len(values)):
-        done, value = _join(done, value, letters[position], values[position], out + "".join(letters[position + 1 :]))
-    done, value = _drop(done, value, set(out))
-    return value if done == out else value.transpose(*(done.index(letter) for letter in out))
-
-
-def _drop(letters: str, value: Value, keep: set[str]) -> tuple[str, Value]:
-    axes = [i - len(letters) for i, letter in enumerate(letters) if letter not in keep]
-    return "".join(t for t in letters if t in keep), sum(value, axes) if axes else value
-
-
-def _join(left: str, a: Value, right: str, b: Value, later: str) -> tuple[str, Value]:
-    left, a = _drop(left, a, set(right) | set(later))
-    right, b = _drop(right, b, set(left) | set(later))
-    kept = [t for t in dict.fromkeys(left + right) if t in later]
-    order = [t for t in later if t in kept]  # the result's own order where it is final
-    out = "".join(dict.fromkeys(order))
-    return out, contract(f"{left},{right}->{out}", a, b)
+    return _einsum_traced(spec, *map(lift, operands)) if _traced(*operands) else np.einsum(spec, *operands)

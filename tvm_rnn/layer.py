@@ -1,7 +1,7 @@
 """One layer's code: where its values live, the packing of its weights, and its work on one tile of time.
 
-In: a graph with groups and the emitter. Out: statements for `lower.py`, which walks layers, directions and tiles. The same
-statements serve every layer and direction of equal sizes: what differs is in base addresses.
+In: a graph with groups and the emitter. Out: statements for `lower.py`, which walks layers, directions and tiles. The
+same statements serve every layer and direction of equal sizes: what differs is in base addresses.
 """
 
 from __future__ import annotations
@@ -193,9 +193,10 @@ class Layer:
 
             return loop("k", depth, column)
 
-        return sequence(
-            [loop("p", panels, lambda p, g=g: loop("v", lanes, lambda v: row(p, g, v))) for g in range(gates)]
-        )
+        def gate(g: int) -> Stmt:
+            return loop("p", panels, lambda p: loop("v", lanes, lambda v: row(p, g, v)))
+
+        return sequence([gate(g) for g in range(gates)])
 
     # --- one tile of time ----------------------------------------------------------------------------------------
 
@@ -245,7 +246,9 @@ class Layer:
     def _step(self, ctx: Context, visit: Visit, s: Expr) -> list[Any]:
         t, set_t = bind("t", s + visit.direction * (visit.count - int64(1) - s - s))
         parity, set_parity = bind("parity", tirx.bitwise_and(visit.done + s, int64(1)))
-        old, new, sets = [], [], [set_t, set_parity]
+        old: list[Array] = []
+        new: list[Array] = []
+        sets = [set_t, set_parity]
         for number, node in enumerate(self.graph.states):
             for into, p in ((old, parity), (new, int64(1) - parity)):
                 array = self.state(number, p, visit.states, ctx.batch)
@@ -264,7 +267,8 @@ class Layer:
         stored = {n for g in self.graph.groups if g.region == "step" for n in g.stored}
         read |= {n: arrays[0] for n, arrays in write.items() if n in stored and n not in read}
         places = self._places(ctx, visit, read, write)
-        groups = [self.emitter.group(g, ctx.batch, self._own(places, g)) for g in self.graph.groups if g.region == "step"]
+        own = [g for g in self.graph.groups if g.region == "step"]
+        groups = [self.emitter.group(g, ctx.batch, self._own(places, g)) for g in own]
         out = (read | {n: a[0] for n, a in write.items()})[self.graph.output]
         time = visit.start + t
         row0 = visit.output + t * ctx.batch * int64(visit.output_stride)
@@ -298,10 +302,7 @@ class Layer:
         at = time + visit.direction  # backwards, a flag at t + 1 separates t from what was just processed
 
         def row(b: Expr) -> Stmt:
-            fill = [
-                loop("j", a.row_stride, lambda j, a=a, n=n: store(ws, a.base + b * int64(a.row_stride) + j, self._first(n)))
-                for a, n in zip(old, self.graph.states, strict=True)
-            ]
+            fill = [_fill(ws, a, self._first(n), b) for a, n in zip(old, self.graph.states, strict=True)]
             flagged = when(tirx.NE(load(ctx.reset, at * ctx.batch + b), tirx.const(0, "uint8")), fill)
             unfinished = when(at < load(ctx.lengths, b), flagged)
             return when(tirx.EQ(ctx.has_lengths, int64(0)), flagged, unfinished)
@@ -320,21 +321,24 @@ class Layer:
         zero = tirx.const(0.0, self.graph.dtype)
 
         def row(b: Expr) -> Stmt:
-            keep = [
-                loop(
-                    "j",
-                    a.row_stride,
-                    lambda j, a=a, n=n: store(
-                        ws, n.base + b * int64(n.row_stride) + j, load(ws, a.base + b * int64(a.row_stride) + j)
-                    ),
-                )
-                for a, n in zip(old, new, strict=True)
-            ]
+            keep = [_keep(ws, a, n, b) for a, n in zip(old, new, strict=True)]
             width = self.graph.output.shape[0]
             blank = loop("j", width, lambda j: store(ws, row0 + b * int64(stride) + j, zero))
             return when(tirx.GE(time, load(ctx.lengths, b)), [*keep, blank])
 
         return when(tirx.NE(ctx.has_lengths, int64(0)), loop("b", ctx.batch, row))
+
+
+def _fill(ws: Any, array: Array, value: Expr, b: Expr) -> Stmt:
+    """One batch row of an array, padding included, becomes `value`."""
+    at = array.base + b * int64(array.row_stride)
+    return loop("j", array.row_stride, lambda j: store(ws, at + j, value))
+
+
+def _keep(ws: Any, old: Array, new: Array, b: Expr) -> Stmt:
+    """One batch row of the new state becomes that of the old one."""
+    source, place = old.base + b * int64(old.row_stride), new.base + b * int64(new.row_stride)
+    return loop("j", new.row_stride, lambda j: store(ws, place + j, load(ws, source + j)))
 
 
 def _accumulate(node: Node, index: Index, read: Any, packed: Any, address: Expr, dtype: str) -> Stmt:

@@ -1,7 +1,7 @@
 """Small constructors for TVM statements: loops, bindings, conditions, copies.
 
-In: extents and bodies from `lower.py` and `emit.py`. Out: tirx statements with 64-bit indices, so that no product of sizes
-overflows.
+In: extents and bodies from `lower.py` and `emit.py`. Out: tirx statements with 64-bit indices, so that no product of
+sizes overflows.
 """
 
 from __future__ import annotations

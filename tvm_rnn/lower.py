@@ -1,10 +1,11 @@
 """Graphs to functions: the loops over layers, directions and tiles of time around the layers' code.
 
-In: the RNN, its layers' graphs after the passes, a target. Out: an IRModule with `sequence` and one `pack_k` per distinct
-layer, and the facts that the manifest needs. Closing the loop over time happens here and nowhere else; `verify` checks it.
+In: the RNN, its layers' graphs after the passes, a target. Out: an IRModule with `sequence` and one `pack_k` per
+distinct layer, and the facts that the manifest needs. Closing the loop over time happens here and nowhere else;
+`verify` checks it.
 
-    sequence:  states in; for tile of time: inputs in; for layer: layer's tile; outputs out; states out     ("time-major")
-               states in; inputs in; for layer: for direction: for tile of time: layer's tile; ...         ("layer-major")
+    time-major:   states in; for tile of time: inputs in; for layer: layer's tile; outputs out; states out
+    layer-major:  states in; inputs in; for layer: for direction: for tile of time: layer's tile; outputs, states out
 """
 
 from __future__ import annotations
@@ -20,21 +21,24 @@ from tvm import tirx
 
 from .emit import Emitter, Used
 from .errors import PassError, message
-from .graph import depends
+from .expressions import reduced_axes
+from .graph import Node, depends
 from .layer import Context, Layer, Visit
 from .loops import Expr, Stmt, bind, load, loop, sequence, store, variable
-from .memory import Workspace, int64, row_stride, strides_of
+from .memory import Array, Workspace, int64, row_stride, strides_of
 from .ops import TABLE
 from .pipeline import Layers
 from .rnn import RNN, constants, weight_name
 from .target import Target
+from .transfer import each, rows_in, rows_out
 
 MAX_ROWS = 1 << 30  # "all of T in one tile"
 
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive layers that share a graph: `first` is their first layer, `at` how many layers of the graph came before."""
+    """Consecutive layers that share a graph: `first` is their first layer, `at` how many layers of the graph came
+    before."""
 
     graph: int
     first: int
@@ -220,35 +224,39 @@ class Lowering:
     # --- copies between the user's arrays and the workspace ------------------------------------------------------
 
     def _states(self, into: bool) -> list[Stmt]:
-        """The user's states (all layers of a state one after the other) to the first copies, or the last copies back."""
+        """The user's states (all layers of a state one after the other) to the first copies, or the last ones back."""
         parts = []
-        directions = self.net.num_directions
-        parity = int64(0) if into else tirx.bitwise_and(self.T, int64(1))
         for number, user in enumerate(self.s_in if into else self.s_out):
             start = 0
             for run in self.runs:
-                code = self.code[run.graph]
-                node = code.graph.states[number]
-                size = int(np.prod(node.shape, dtype=int))
-                visits, offset = run.count * directions, start
-
-                def visit(i: Expr, run: Run = run, code: Layer = code, number: int = number, size: int = size,
-                          offset: int = offset, user: Any = user) -> Stmt:  # fmt: skip
-                    states = self._state_base(run, i)
-                    array = code.state(number, parity, states, self.B)
-                    first = (int64(offset) + i * int64(size)) * self.B
-
-                    def element(b: Expr, index: tuple[Expr, ...], flat: Expr) -> Stmt:
-                        place, own = array.address(b, index), first + b * int64(size) + flat
-                        if into:
-                            return store(self.ws, place, load(user, own))
-                        return store(user, own, load(self.ws, place))
-
-                    return loop("b", self.B, lambda b: _each(array.shape, lambda i, f: element(b, i, f)))
-
-                parts.append(loop("v", visits, visit))
-                start += visits * size
+                visits = run.count * self.net.num_directions
+                parts.append(self._state(run, number, user, start, into))
+                start += visits * int(np.prod(self.code[run.graph].graph.states[number].shape, dtype=int))
         return parts
+
+    def _state(self, run: Run, number: int, user: Any, start: int, into: bool) -> Stmt:
+        """One state of all layers and directions of a run; `start`: elements per batch row that come before."""
+        code = self.code[run.graph]
+        size = int(np.prod(code.graph.states[number].shape, dtype=int))
+        parity = int64(0) if into else tirx.bitwise_and(self.T, int64(1))
+
+        def visit(i: Expr) -> Stmt:
+            array = code.state(number, parity, self._state_base(run, i), self.B)
+
+            def row(b: Expr) -> Stmt:
+                first = (int64(start) + i * int64(size)) * self.B + b * int64(size)
+
+                def element(index: tuple[Expr, ...], flat: Expr) -> Stmt:
+                    place = array.address(b, index)
+                    if into:
+                        return store(self.ws, place, load(user, first + flat))
+                    return store(user, first + flat, load(self.ws, place))
+
+                return each(array.shape, element)
+
+            return loop("b", self.B, row)
+
+        return loop("v", run.count * self.net.num_directions, visit)
 
     def _state_base(self, run: Run, visit: Expr) -> Expr:
         per = self.code[run.graph].states_per_row
@@ -256,35 +264,20 @@ class Lowering:
         return self.B * (int64(at) + visit * int64(per))
 
     def _copy_in(self, start: Expr, count: Expr) -> list[Stmt]:
-        """Rows of the user's inputs, from step `start`, into the workspace."""
+        """The user's inputs from step `start` on, into the buffers that the first layer reads."""
         parts = []
         for number, (node, user) in enumerate(zip(self.code[0].graph.inputs, self.x, strict=True)):
             stride = self.stride if number == 0 else self.extra[number - 1]
-            base = self._flow(0 if number == 0 else number + 1)
-            size = int(np.prod(node.shape, dtype=int))
             steps = strides_of(node.shape, self.lanes)[0]
-
-            def row(r: Expr, user: Any = user, stride: int = stride, base: Expr = base, size: int = size,
-                    steps: tuple[int, ...] = steps, shape: Any = node.shape) -> Stmt:  # fmt: skip
-                def element(index: tuple[Expr, ...], flat: Expr) -> Stmt:
-                    place = base + r * int64(stride)
-                    for i, s in zip(index, steps, strict=True):
-                        place = place + i * int64(s)
-                    return store(self.ws, place, load(user, (start * self.B + r) * int64(size) + flat))
-
-                return _each(shape, element)
-
-            parts.append(loop("r", count * self.B, row))
+            array = Array("workspace", self._flow(0 if number == 0 else number + 1), stride, steps, node.shape)
+            parts.append(rows_in(self.ws, user, array, start * self.B, count * self.B))
         return parts
 
     def _copy_out(self, start: Expr, count: Expr) -> Stmt:
-        width, base = self.net.output_size, self._flow(self.net.num_layers % 2)
-
-        def row(r: Expr) -> Stmt:
-            own = (start * self.B + r) * int64(width)
-            return loop("j", width, lambda j: store(self.y, own + j, load(self.ws, base + r * int64(self.stride) + j)))
-
-        return loop("r", count * self.B, row)
+        base, width = self._flow(self.net.num_layers % 2), self.net.output_size
+        return rows_out(
+            self.ws, self.y, Array("workspace", base, self.stride, (1,), (width,)), start * self.B, count * self.B
+        )
 
     # --- the two walks -------------------------------------------------------------------------------------------
 
@@ -300,11 +293,10 @@ class Lowering:
 
     def _time_major(self) -> Stmt:
         def tile(done: Expr, count: Expr) -> list[Any]:
-            layers = [
-                loop("l", run.count, lambda i, run=run: self._visit(run, i, int64(0), done, done, count, int64(0)))
-                for run in self.runs
-            ]
-            return [self._copy_in(done, count), *layers, self._copy_out(done, count)]
+            def layers(run: Run) -> Stmt:
+                return loop("l", run.count, lambda i: self._visit(run, i, int64(0), done, done, count, int64(0)))
+
+            return [self._copy_in(done, count), *map(layers, self.runs), self._copy_out(done, count)]
 
         return self._tiles(tile)
 
@@ -319,8 +311,11 @@ class Lowering:
 
             return loop("d", self.net.num_directions, direction)
 
-        layers = [loop("l", run.count, lambda i, run=run: layer(run, i)) for run in self.runs]
-        return sequence(self._copy_in(int64(0), self.T), layers, self._copy_out(int64(0), self.T))
+        def layers(run: Run) -> Stmt:
+            return loop("l", run.count, lambda i: layer(run, i))
+
+        whole = (int64(0), self.T)
+        return sequence(self._copy_in(*whole), [layers(run) for run in self.runs], self._copy_out(*whole))
 
     def _visit(self, run: Run, i: Expr, d: Expr, done: Expr, start: Expr, count: Expr, row: Expr) -> Stmt:
         """Layer `run.first + i` on one tile; `row` is the tile's first step in the buffers between layers."""
@@ -359,30 +354,17 @@ class Lowering:
 
 
 def _flat(name: str, dtype: str, alignment: int = 64) -> Any:
-    """A flat argument. LLVM uses aligned moves as far as it may: users' arrays promise no more than their element size."""
+    """A flat argument. LLVM uses aligned moves as far as it may: users' arrays promise no more than their element
+    size."""
     return tirx.decl_buffer((variable(f"size_{name}"),), dtype, name=name, data_alignment=alignment)
 
 
-def _each(shape: Sequence[int], body: Any) -> Stmt:
-    """for every index of a dense array: body(index, flat position)."""
-
-    def nest(index: tuple[Expr, ...], flat: Expr) -> Stmt:
-        if len(index) == len(shape):
-            return body(index, flat)
-        size = shape[len(index)]
-        return loop(f"i{len(index)}", size, lambda i: nest((*index, i), flat * int64(size) + i))
-
-    return nest((), int64(0))
-
-
-def _flops(node: Any) -> int:
+def _flops(node: Node) -> int:
     op = TABLE[node.op]
     size = int(np.prod(node.shape, dtype=int))
     if node.op == "gemm":
-        return size * sum(2 * a.shape[0] for a in node.args[1::2])
+        return size * sum(2 * int(a.shape[0]) for a in node.args[1::2])
     if node.op in ("einsum", "sum", "max"):
-        from .expressions import reduced_axes
-
         return size * int(np.prod([s for _, s in reduced_axes(node)], dtype=int)) * op.cost
     return size * op.cost if op.kind == "pointwise" else 0
 

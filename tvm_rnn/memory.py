@@ -1,8 +1,8 @@
 """Where values live while a module runs: the workspace, the packed weights, and how an element is addressed.
 
-In: graphs with groups, from `lower.py`. Out: `Array`s (a base address and strides in one flat buffer) and the sizes that
-the manifest tells the runtime. The last axis of every array is padded to whole vectors, so vectors may run past its end
-into padding: padding holds arbitrary values and is never read into a result.
+In: graphs with groups, from `lower.py`. Out: `Array`s (a base address and strides in one flat buffer) and the sizes
+that the manifest tells the runtime. The last axis of every array is padded to whole vectors, so vectors may run past
+its end into padding: padding holds arbitrary values and is never read into a result.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def strides_of(shape: Shape, lanes: int) -> tuple[tuple[int, ...], int]:
 
 
 def row_stride(shape: Shape, lanes: int, itemsize: int) -> int:
-    """Elements from one batch row to the next. Rows that are whole pages apart would share cache sets: one vector more."""
+    """Elements from one batch row to the next. Rows that are whole pages apart would share cache sets: one vector
+    more."""
     size = strides_of(shape, lanes)[1]
     return size + lanes if size * itemsize % 4096 == 0 else size
 

@@ -1,8 +1,8 @@
 """One canonical graph for every spelling of the same equations.
 
-In: the graph as traced. Out: a graph in which indexing has been pushed down to parameters and leaves, equal nodes are one
-node, and products with parameters are `gemm` nodes. A packed `W: "4 H I"` that is unpacked after the product and four
-separate matrices become the same graph up to the names of the parameters, so they compile to the same code.
+In: the graph as traced. Out: a graph in which indexing has been pushed down to parameters and leaves, equal nodes are
+one node, and products with parameters are `gemm` nodes. A packed `W: "4 H I"` that is unpacked after the product and
+four separate matrices become the same graph up to the names of the parameters, so they compile to the same code.
 
 Rewrite: index(add(W @ x, b), g)  -->  add(gemm(index(W, g), x), index(b, g))
          W @ concat(x, h)         -->  add(gemm(W[:, :I], x), gemm(W[:, I:], h))
@@ -122,7 +122,7 @@ class Builder:
             return self.make("reshape", piece, source=source, rank=1, to=to)
         tail = -axis
         if len(base.shape) >= tail and base.shape[-tail:] == x.shape[-tail:] and op == "slice":
-            lead = x.shape[:-tail] + (attrs["stop"] - attrs["start"],) + x.shape[len(x.shape) - tail + 1 :]
+            lead = (*x.shape[:-tail], attrs["stop"] - attrs["start"], *x.shape[len(x.shape) - tail + 1 :])
             piece = self.make("slice", base, source=source, **attrs)
             return self.make("reshape", piece, source=source, rank=len(piece.shape), to=lead)
         return None
@@ -155,7 +155,8 @@ class Builder:
 
 def normalise(graph: Graph) -> Graph:
     """The canonical form of a traced graph (see the module's docstring)."""
-    builder, new = Builder(), {}
+    builder = Builder()
+    new: dict[Node, Node] = {}
     for node in graph.nodes():
         new[node] = builder.leaf(node) if node.leaf else _again(builder, node, new)
     graph = rewrite(graph, new)

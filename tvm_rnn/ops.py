@@ -56,6 +56,7 @@ def broadcast(*shapes: Shape) -> Shape:
 
 
 def reduced(shape: Shape, *, axis: int, keepdims: bool) -> Shape:
+    """The shape after a sum or max over one negative axis, which must not be empty."""
     if shape[axis] == 0:
         raise ValueError("the axis is empty")
     kept = list(shape)
@@ -66,18 +67,21 @@ def reduced(shape: Shape, *, axis: int, keepdims: bool) -> Shape:
 
 
 def sliced(shape: Shape, *, axis: int, start: int, stop: int) -> Shape:
+    """The shape with start:stop of one negative axis; at least one element, inside the axis."""
     if not 0 <= start < stop <= shape[axis]:
         raise ValueError(f"{start}:{stop} is not inside an axis of size {shape[axis]}")
     return (*shape[:axis], stop - start, *shape[len(shape) + axis + 1 :])
 
 
 def indexed(shape: Shape, *, axis: int, at: int) -> Shape:
+    """The shape without one negative axis, of which place `at` (not negative) is taken."""
     if not 0 <= at < shape[axis]:
         raise ValueError(f"index {at} is not inside an axis of size {shape[axis]}")
     return tuple(size for i, size in enumerate(shape) if i != len(shape) + axis)
 
 
 def concatenated(*shapes: Shape, axis: int) -> Shape:
+    """The shape of operands joined along a negative axis; their other axes are equal."""
     rest = {tuple(s for i, s in enumerate(shape) if i != len(shape) + axis) for shape in shapes}
     if len(rest) > 1 or len({len(s) for s in shapes}) > 1:
         raise ValueError("the operands differ outside the joined axis")
@@ -86,18 +90,21 @@ def concatenated(*shapes: Shape, axis: int) -> Shape:
 
 
 def reshaped(shape: Shape, *, rank: int, to: Shape) -> Shape:
+    """The shape `to`, of as many elements; `rank` is that of the operand, so that NumPy finds its batch axes."""
     if np.prod(shape, dtype=int) != np.prod(to, dtype=int) or rank != len(shape) or any(size < 0 for size in to):
         raise ValueError(f"{np.prod(shape, dtype=int)} elements cannot become {to}")
     return to
 
 
 def transposed(shape: Shape, *, axes: Sequence[int]) -> Shape:
+    """The shape in another order of axes, counted from 0 without T and B."""
     if sorted(axes) != list(range(len(shape))):
         raise ValueError(f"axes {tuple(axes)} are not each of the {len(shape)} axes once")
     return tuple(shape[a] for a in axes)
 
 
 def contracted(a: Shape, b: Shape, *, spec: str) -> Shape:
+    """The shape of a two-operand einsum: "ij,j->i"."""
     inputs, out = spec.split("->")
     sizes: dict[str, int] = {}
     for letters, shape in zip(inputs.split(","), (a, b), strict=True):
@@ -131,6 +138,7 @@ def _contract_gradient(f: Any, g: Array, out: Array, args: Sequence[Array], *, s
 
 
 def multiplied(*shapes: Shape) -> Shape:
+    """The shape of a sum of weight x operand products: weights [.., K] with operands [K], all with the same rows."""
     for weight, operand in zip(shapes[::2], shapes[1::2], strict=True):
         if operand != weight[-1:] or weight[:-1] != shapes[0][:-1]:
             raise ValueError(f"weight {weight} does not take operand {operand}")
@@ -276,9 +284,7 @@ _ROWS = [
         1,
         indexed,
         lambda x, *, axis, at: np.take(x, at, axis=axis),
-        lambda f, g, y, a, *, axis, at: (
-            f.pad(f.expand(g, axis), axis, at, f.shape(a[0])[axis] - at - 1),
-        ),
+        lambda f, g, y, a, *, axis, at: (f.pad(f.expand(g, axis), axis, at, f.shape(a[0])[axis] - at - 1),),
         kind="move",
     ),
     Op(

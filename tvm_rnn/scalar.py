@@ -70,8 +70,8 @@ def _dtype(x: Expr) -> str:
 def let(value: Expr, body: Callable[[tirx.Var], Expr]) -> Expr:
     """Let(var = value) in body(var): evaluated once, used many times. TE would otherwise copy the tree at each use.
 
-    A value that is a load, a variable or a constant is used as it is: TVM's passes double their work with every Let that
-    is nested in another's body (seven deep, one pass took a second).
+    A value that is a load, a variable or a constant is used as it is: TVM's passes double their work with every Let
+    that is nested in another's body (seven deep, one pass took a second).
     """
     load = getattr(getattr(value, "op", None), "name", "") == "te.tensor_load"
     if load or type(value).__name__ in _ATOMS:
@@ -182,6 +182,8 @@ def abs(x: Expr) -> Expr:
 
 
 def sign(x: Expr) -> Expr:
+    """-1, 0 or 1; zeros keep their sign and NaN stays NaN."""
+
     def body(x: Expr) -> Expr:
         zero = const(0.0, x)
         return where(less(x, zero), const(-1.0, x), where(greater(x, zero), const(1.0, x), x))
@@ -210,12 +212,11 @@ def power(a: Expr, b: Expr) -> Expr:
 
 
 def tanh(x: Expr) -> Expr:
+    """Odd rational of degree 13 over 6 in float32, libm in others."""
     if _dtype(x) != "float32":
         return _call("tanh", x)
     # Clamping at 9 gives exactly +-1 for large |x|; max abs error 3e-7, 5 ulp.
-    return let(
-        _clamp(x, -9.0, 9.0), lambda x: let(x * x, lambda y: div(x * _horner(y, TANH_P), _horner(y, TANH_Q)))
-    )
+    return let(_clamp(x, -9.0, 9.0), lambda x: let(x * x, lambda y: div(x * _horner(y, TANH_P), _horner(y, TANH_Q))))
 
 
 def _exp_bounded(x: Expr) -> Expr:
@@ -233,6 +234,7 @@ def _exp_bounded(x: Expr) -> Expr:
 
 
 def exp(x: Expr) -> Expr:
+    """A polynomial and a shifted exponent in float32, libm in others."""
     if _dtype(x) != "float32":
         return _call("exp", x)
 
@@ -245,6 +247,7 @@ def exp(x: Expr) -> Expr:
 
 
 def log(x: Expr) -> Expr:
+    """The exponent and a polynomial of the mantissa in float32, libm in others."""
     if _dtype(x) != "float32":
         return _call("log", x)
     return let(x, _log_float32)
@@ -281,6 +284,7 @@ def _log_float32(x: Expr) -> Expr:
 
 
 def sigmoid(x: Expr) -> Expr:
+    """1 / (1 + exp(-x)); in float32 it ends at 1.6e-38 in place of 0."""
     if _dtype(x) != "float32":
         return div(const(1.0, x), const(1.0, x) + _call("exp", neg(x)))
     return div(const(1.0, x), const(1.0, x) + _exp_bounded(_clamp(neg(x), -87.0, 87.0)))

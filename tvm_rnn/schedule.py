@@ -1,9 +1,9 @@
 """Templates: how a unit of work becomes a schedule, with named knobs.
 
-In: a `Unit` from `lower.py` and a Target. Out: knob values (`Config`) and a scheduled tile. A template is one function for
-all uses: asked with `Knobs()` it gives its defaults, with `Knobs(record)` it replays a record, and afterwards `space` holds
-every choice that it had. Templates live in `schedules/` and in folders named by TVM_RNN_SCHEDULES; the package discovers
-them and never imports one by name.
+In: a `Unit` from `lower.py` and a Target. Out: knob values (`Config`) and a scheduled tile. A template is one function
+for all uses: asked with `Knobs()` it gives its defaults, with `Knobs(record)` it replays a record, and afterwards
+`space` holds every choice that it had. Templates live in `schedules/` and in folders named by TVM_RNN_SCHEDULES; the
+package discovers them and never imports one by name.
 """
 
 from __future__ import annotations
@@ -55,9 +55,8 @@ class Knobs:
         options = tuple(sorted(set(choices)))
         value = self.record.get(name, default)
         if value not in options:
-            raise ConfigError(
-                message(f"knob {name} has no such value", got=value, expected=f"one of {list(options)}", do="tune again")
-            )
+            expected = f"one of {list(options)}"
+            raise ConfigError(message(f"knob {name} has no such value", got=value, expected=expected, do="tune again"))
         self.space[name] = options
         self.chosen[name] = value
         return value

@@ -1,7 +1,7 @@
 """Every stage as text: the graph in its regions, then tensor expressions, TIR, LLVM and assembly.
 
-In: an RNN, a target, passes to leave out. Out: (stage, text) pairs for `tvm-rnn show`, `--dump` and the golden tests. Names
-in the text are stable: they depend on the equations alone.
+In: an RNN, a target, passes to leave out. Out: (stage, text) pairs for `tvm-rnn show`, `--dump` and the golden tests.
+Names in the text are stable: they depend on the equations alone.
 """
 
 from __future__ import annotations

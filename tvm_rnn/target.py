@@ -1,7 +1,7 @@
 """Target: one row of facts per CPU kind, and the CPU at hand.
 
-In: a name from the user ("llvm" means this machine). Out: what schedules need (vector width, registers, caches), what TVM
-needs (`tvm_target`), and what the runtime must check before it loads the code (`features`).
+In: a name from the user ("llvm" means this machine). Out: what schedules need (vector width, registers, caches), what
+TVM needs (`tvm_target`), and what the runtime must check before it loads the code (`features`).
 """
 
 from __future__ import annotations
@@ -14,18 +14,34 @@ from typing import Any
 from .errors import ConfigError, message, unknown
 
 # Features that generated code may use and that the runtime can recognise; names as LLVM has them.
-CHECKED = (
-    "sse4.1 sse4.2 avx avx2 fma f16c bmi bmi2 avx512f avx512bw avx512cd avx512dq avx512vl avx512vnni avx512bf16 avx512fp16 "
-    "neon sve"
-).split()
+CHECKED = [
+    "sse4.1",
+    "sse4.2",
+    "avx",
+    "avx2",
+    "fma",
+    "f16c",
+    "bmi",
+    "bmi2",
+    "avx512f",
+    "avx512bw",
+    "avx512cd",
+    "avx512dq",
+    "avx512vl",
+    "avx512vnni",
+    "avx512bf16",
+    "avx512fp16",
+    "neon",
+    "sve",
+]
 
 
 @dataclass(frozen=True)
 class Target:
     """A machine that code is compiled for.
 
-    name: what the user says. kind: TVM's ("llvm"). mcpu: LLVM's name of the CPU. isa: "avx512", "avx2", "neon", "plain".
-    vector_bytes, vector_registers: what a register tile is made of. l1_bytes, l2_bytes: per core.
+    name: what the user says. kind: TVM's ("llvm"). mcpu: LLVM's name of the CPU. isa: "avx512", "avx2", "neon" or
+    "plain". vector_bytes, vector_registers: what a register tile is made of. l1_bytes, l2_bytes: per core.
     features: what the code needs from the CPU, by LLVM's names. machine: as platform.machine() says it.
     """
 

@@ -253,10 +253,7 @@ def reduction(tile: Tile, template: Template, config: Config, index: Index, alon
     axes = reduced_axes(root)
     lanes = tile.lanes
     last = axes[-1][1]
-    if along:
-        extents = [*(size for _, size in axes[:-1]), -(-last // lanes)]
-    else:
-        extents = [size for _, size in axes]
+    extents = [size for _, size in axes[:-1]] + [-(-last // lanes) if along else last]
     iterators = [te.reduce_axis((0, e), name=f"k{i}") for i, e in enumerate(extents)]
     combine, identity = _combiner(root, tile.unit.dtype)
 

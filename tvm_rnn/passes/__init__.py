@@ -1,6 +1,7 @@
 """One file per pass, named verb_object; `pipeline.PASSES` puts them in order.
 
-In: a Graph. Out: a Graph with the same meaning. A pass is a frozen dataclass with `name`, `requires`, `apply` and `ensures`.
+In: a Graph. Out: a Graph with the same meaning. A pass is a frozen dataclass with `name`, `requires`, `apply` and
+`ensures`.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ def _with_args(node: Node, new: dict[Node, Node]) -> Node:
 
 def _merge_sums(graph: Graph) -> Graph:
     """add(gemm, gemm) of one region, neither used elsewhere, is one gemm over both operands."""
-    users, new = graph.users(), {}
-    builder = Builder()
+    users, builder = graph.users(), Builder()
+    new: dict[Node, Node] = {}
     roots = set(graph.roots)
     region = dict(graph.region)
     for node in graph.nodes():
@@ -74,7 +74,8 @@ def _stack(graph: Graph) -> Graph:
     for node in graph.nodes():
         if node.op == "gemm" and len(node.shape) == 1:
             families.setdefault((graph.region_of(node), node.args[1::2], node.shape[0]), []).append(node)
-    builder, new = Builder(), {}
+    builder = Builder()
+    new: dict[Node, Node] = {}
     region = dict(graph.region)
     leader = {n: family for family in families.values() if len(family) > 1 for n in family}
     for node in graph.nodes():

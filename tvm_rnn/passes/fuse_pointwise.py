@@ -1,9 +1,10 @@
-"""Form groups: each product or reduction with the pointwise work that can run in its epilogue, the rest in groups of one
-index space; and decide which values are stored.
+"""Form groups: each product or reduction with the pointwise work that can run in its epilogue, the rest in groups of
+one index space; and decide which values are stored.
 
 In: a graph with regions. Out: `graph.groups` in an order that respects every dependence, with phases in `step`. A
-pointwise node joins the group of its latest operand if it has the same index space there and reads it element by element;
-otherwise a later group of its own shape, otherwise a new one. Switched off, every pointwise node is a group of its own.
+pointwise node joins the group of its latest operand if it has the same index space there and reads it element by
+element; otherwise a later group of its own shape, otherwise a new one. Switched off, every pointwise node is a group
+of its own.
 
 Rewrite: z = gemm(..); a = sigmoid(z[0]); b = tanh(z[1]); c = a * b   -->   one group: gemm with epilogue a, b, c
 """
@@ -116,9 +117,10 @@ class _Grouping:
         for node in reversed(self.nodes):
             users = self.users[node]
             light = node.pointwise or is_move(node)
-            if light and not is_truth(node) and users and node not in self.results and self.enabled:
-                if all(u in found or (u in self.inside and TABLE[u.op].kind == "reduce") for u in users):
-                    found.add(node)
+            if not light or is_truth(node) or not users or node in self.results or not self.enabled:
+                continue
+            if all(u in found or (u in self.inside and TABLE[u.op].kind == "reduce") for u in users):
+                found.add(node)
         return found
 
     def _free(self, node: Node) -> bool:
@@ -146,7 +148,7 @@ class _Grouping:
 
     def _need(self, node: Node, final: bool = False) -> None:
         """Make sure that a free node is placed, because something now reads it as an array."""
-        if node in self.home or (node not in self.inside and not (final and not node.leaf)) and not final:
+        if node in self.home or ((node not in self.inside and not (final and not node.leaf)) and not final):
             return
         if final and (node.leaf or is_move(node) or node not in self.inside):
             if node not in self.home:
@@ -252,7 +254,8 @@ class _Grouping:
             for node in draft.nodes:
                 for arg in node.args if node not in self._copies(draft) else (node.args or (node,)):
                     wanted.update(b for b in self._through(arg) if self.home.get(b) not in (None, index))
-        outside = {b for n, users in self.users.items() for u in users if u not in self.inside for b in self._through(n)}
+        elsewhere = [n for n, users in self.users.items() if any(u not in self.inside for u in users)]
+        outside = {b for n in elsewhere for b in self._through(n)}
         phase, groups = 0, []
         for draft in self.drafts:
             if self.region == "step" and (draft.root is not None or not phase):

@@ -1,7 +1,7 @@
 """Move what does not read state out of the time loop: one GEMM over all T in place of one per step.
 
-In: the normalised graph, everything in `step`. Out: nodes that depend on inputs and parameters alone, and that hang on a
-product or reduction, are in `before`; nodes that depend on parameters alone are in `weights`.
+In: the normalised graph, everything in `step`. Out: nodes that depend on inputs and parameters alone, and that hang on
+a product or reduction, are in `before`; nodes that depend on parameters alone are in `weights`.
 
 Rewrite: step: z = W x_t + R h + b   -->   before: xw = W x + b (all T at once);  step: z = xw[t] + R h
 

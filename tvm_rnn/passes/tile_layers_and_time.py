@@ -1,8 +1,8 @@
 """Choose how layers and time are walked: tiles of time outside and layers inside where that is allowed.
 
-In: a graph with groups. Out: `graph.tiling`. A tile of T-steps goes through all layers while its activations and hoisted
-products are still in cache, and only one tile of them is ever stored, whatever T is. The backward direction reads a whole
-sequence before its first output, so bidirectional networks go layer by layer (each still in tiles).
+In: a graph with groups. Out: `graph.tiling`. A tile of T-steps goes through all layers while its activations and
+hoisted products are still in cache, and only one tile of them is ever stored, whatever T is. The backward direction
+reads a whole sequence before its first output, so bidirectional networks go layer by layer (each still in tiles).
 
 Rewrite: for layer: for t in T: step   -->   for tile in T/n: for layer: for t in n: step
 
