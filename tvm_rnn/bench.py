@@ -80,10 +80,10 @@ class Report:
         """A rich table; the facts are its caption."""
         from rich.table import Table
 
-        table = Table(caption=self._caption(), caption_justify="left")
+        table = Table(caption=self._caption(), caption_justify="left", box=None, header_style="bold", pad_edge=False)
         table.add_column("framework", no_wrap=True)
-        table.add_column("configuration")
-        for title in ("us/step", "spread", "GFLOP/s", "peer / ours", "error"):
+        table.add_column("configuration", min_width=12)
+        for title in ("us/step", "spread", "GFLOP/s", "ratio", "error"):
             table.add_column(title, justify="right", no_wrap=True)
         for row in self.rows:
             name = f"{row.name} {row.version}".strip()
@@ -101,9 +101,11 @@ class Report:
         shapes = [f"{name} {shape}" for name, shape in facts["inputs"].items()]
         shapes += [f"{name} {list_of[0]}" for name, list_of in facts["states"].items()]
         lines = [
+            "",
             f"{facts['module']}: {facts['cell']} {facts['dtype']}, {', '.join(shapes)}, "
             f"layers {facts['num_layers']}, directions {facts['num_directions']}",
-            f"T {facts['steps']}, B {facts['batch']}, threads {facts['threads']}; medians of {facts['rounds']} rounds",
+            f"T {facts['steps']}, B {facts['batch']}, threads {facts['threads']}; medians of {facts['rounds']} rounds; "
+            "ratio: this framework's time / tvm_rnn's",
             f"{facts['cpu']} (compiled for {facts['target']}), load average "
             + " to ".join(f"{load:.2f}" for load in facts["load"]),
             ", ".join(f"{name} {version}" for name, version in facts["versions"].items()),

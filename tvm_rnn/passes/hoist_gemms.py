@@ -11,6 +11,7 @@ Source: Appleyard, Kocisky & Blunsom 2016, "Optimizing Performance of Recurrent 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from ..graph import Graph, Node, depends, make, rewrite
@@ -82,7 +83,7 @@ def _hanging_on_products(nodes: list[Node], early: set[Node]) -> set[Node]:
     """Early products and reductions, all they need, and all early nodes computed from them."""
     moved: set[Node] = set()
     for node in nodes:
-        if node in early and (TABLE[node.op].kind in HEAVY or any(a in moved for a in node.args)):
+        if node in early and (TABLE[node.op].kind in HEAVY or (any(a in moved for a in node.args) and not _grows(node))):
             stack = [node]
             while stack:
                 n = stack.pop()
@@ -90,6 +91,11 @@ def _hanging_on_products(nodes: list[Node], early: set[Node]) -> set[Node]:
                     moved.add(n)
                     stack.extend(a for a in n.args if a in early)
     return moved
+
+
+def _grows(node: Node) -> bool:
+    """An outer product: cheap to compute in the loop, large to keep for all steps."""
+    return prod(node.shape) > sum(prod(a.shape) for a in node.args)
 
 
 def _sink(graph: Graph, moved: set[Node]) -> None:

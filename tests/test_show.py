@@ -1,0 +1,82 @@
+"""The text of every stage: golden files for the passes, plain checks for generated code.
+
+Golden files hold what `tvm-rnn show CELL --stage PASS` prints at I=8, H=16 for x86-64-v4. After a change that is meant,
+rewrite them with TVM_RNN_UPDATE_GOLDEN=1 and read the difference.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn import pipeline, show, target
+
+GOLDEN = Path(__file__).parent / "golden"
+CELLS = ("lstm", "gru", "gru_reset_before", "lstm_layer_norm", "multiplicative_lstm", "mlstm", "indrnn")
+STAGES = ("trace", "normalise", *pipeline.PASS_NAMES)
+
+
+def net_of(name: str, **options: object) -> rnn.RNN:
+    return rnn.RNN(rnn.cells.get(name), 8, 16, **options)
+
+
+def graph_stages(net: rnn.RNN, without: tuple[str, ...] = ()) -> dict[str, str]:
+    machine = target.resolve("x86-64-v4")
+    return {name: show.layers_text(net, layers) for name, layers in pipeline.run(net, machine, without)}
+
+
+def compare(file: Path, text: str) -> None:
+    if os.environ.get("TVM_RNN_UPDATE_GOLDEN") == "1":
+        file.write_text(text + "\n")
+    assert file.is_file(), f"no golden file {file.name}: run with TVM_RNN_UPDATE_GOLDEN=1 and read it"
+    assert text + "\n" == file.read_text()
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_every_stage_of_a_cell(name: str) -> None:
+    stages = graph_stages(net_of(name))
+    assert tuple(stages) == STAGES
+    for stage, text in stages.items():
+        compare(GOLDEN / f"{name}.{stage}.txt", text)
+
+
+@pytest.mark.parametrize("off", pipeline.PASS_NAMES)
+def test_lstm_with_a_pass_switched_off(off: str) -> None:
+    text = list(graph_stages(net_of("lstm"), (off,)).values())[-1]
+    compare(GOLDEN / f"lstm.without_{off}.txt", text)
+
+
+def test_layers_that_share_a_graph_are_shown_once() -> None:
+    text = graph_stages(net_of("lstm", num_layers=4))["tile_layers_and_time"]
+    assert text.count("graph lstm forward") == 2
+    assert "layers 0\n" in text and "layers 1,2,3\n" in text
+
+
+def test_text_does_not_depend_on_what_was_shown_before() -> None:
+    first = graph_stages(net_of("gru"))
+    graph_stages(net_of("lstm"))
+    assert graph_stages(net_of("gru")) == first
+
+
+def test_code_stages() -> None:
+    stages = dict(pipeline.stages(net_of("gru"), "x86-64-v4"))
+    assert tuple(stages) == (*STAGES, *show.CODE_STAGES)
+    assert "T.sblock" in stages["te"] and "T.tanh" in stages["te"]
+    assert "def sequence(" in stages["tir"] and "def pack_0(" in stages["tir"]
+    assert "define" in stages["llvm"] and "target triple" in stages["llvm"]
+    assert "zmm" in stages["asm"] and "vfmadd" in stages["asm"]
+    assert "TVMBackendAllocWorkspace" not in stages["asm"]
+
+
+@pytest.mark.parametrize(("name", "register", "fma"), [("x86-64-v3", "ymm", True), ("x86-64", "xmm", False)])
+def test_code_for_other_instruction_sets(name: str, register: str, fma: bool) -> None:
+    asm = dict(pipeline.stages(net_of("lstm"), name))["asm"]
+    assert register in asm and "zmm" not in asm
+    assert ("vfmadd" in asm) == fma
+
+
+def test_code_for_another_machine_is_shown() -> None:
+    assert "fmla" in dict(pipeline.stages(net_of("lstm"), "aarch64"))["asm"]
