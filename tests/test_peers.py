@@ -55,8 +55,10 @@ def test_onnxruntime_computes_the_same(name: str) -> None:
     pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     check(peers.prepare_onnxruntime, name, 1, False)
-    assert len(check(peers.prepare_onnxruntime, name, 2, True, threads=2).runs) == 2
-    assert len(check(peers.prepare_onnxruntime, name, 1, True, threads=1).runs) == 1
+    two = check(peers.prepare_onnxruntime, name, 2, True, threads=2)
+    assert list(two.runs) == ["2 threads", "1 thread", "2 threads, no spinning"]
+    one = check(peers.prepare_onnxruntime, name, 1, True, threads=1)
+    assert list(one.runs) == ["1 thread"]
 
 
 @pytest.mark.peers

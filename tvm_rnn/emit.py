@@ -9,7 +9,7 @@ Rewrite: group  -->  parallel for panels: for rows: tile
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx
@@ -65,13 +65,41 @@ class Emitter:
 
     def _gemm(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
         full, single = config["rows"], config["panels"]
+        pointwise_unit = replace(unit, kind="pointwise", gates=1, depths=())
+        rest_of = best(pointwise_unit, self.target)[0]
         panels = -(-unit.width // self.lanes)
         chunks, rest = -(-panels // single), panels % single
 
-        def tile(height: int, wide: int, row0: Expr, panel0: Expr) -> list[Any]:
-            row, panel = variable("row"), variable("panel")
-            own = self._tile(group, unit, places, rows=height, panels=wide, row0=row, panel0=panel)
-            return [tirx.Bind(row, row0), tirx.Bind(panel, panel0), tiles.gemm(own, template, config)]
+        def tile(height: int, across: int, row0: Expr, panel0: Expr) -> list[Any]:
+            row, set_row = bind("row", row0)
+            panel, set_panel = bind("panel", panel0)
+            size = height * across * unit.gates * self.lanes
+            gates = tirx.decl_buffer((size,), self.dtype, name="gates", scope="local")
+            local = replace(places, buffers={**places.buffers, "gates": gates})
+            whole = self._tile(group, unit, local, rows=height, panels=across, row0=row, panel0=panel)
+
+            # Two vectors at a time: one alone would wait for the latency of its functions. More only adds code.
+            rows_at_once = 2 if height % 2 == 0 else 1
+            panels_at_once = 2 if rows_at_once == 1 and across % 2 == 0 else 1
+
+            def finish(e: tirx.Var) -> Stmt:
+                r = floordiv(e, across // panels_at_once) * int64(rows_at_once)
+                p = floormod(e, across // panels_at_once) * int64(panels_at_once)
+                part = self._tile(
+                    group,
+                    pointwise_unit,
+                    local,
+                    rows=rows_at_once,
+                    panels=panels_at_once,
+                    row0=row + r,
+                    panel0=panel + p,
+                    slot=(r, p, across),
+                )
+                return tiles.epilogue(part, rest_of, {})
+
+            product = tiles.product(whole, template, config)
+            parts = height * across // (rows_at_once * panels_at_once)
+            return [set_row, set_panel, tirx.AllocBuffer(gates), product, loop("e", parts, finish)]
 
         def leftover(height: int, wide: int, first: Expr, count: int) -> Stmt:
             """Rows that do not fill a full tile: at most one tile of each power of two."""

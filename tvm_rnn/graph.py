@@ -64,7 +64,8 @@ def make(op: str, *args: Node, source: str = "", **attrs: Any) -> Node:
 
 
 def constant(value: Any, rank: int = 0) -> Node:
-    array = np.asarray(value, np.float64)
+    """A number or an array known now (copied, float64), with leading axes of size 1 up to `rank` axes."""
+    array = np.array(value, np.float64)
     array = array.reshape((1,) * (rank - array.ndim) + array.shape)
     return Node("const", shape=array.shape, value=array)
 

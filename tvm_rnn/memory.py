@@ -61,14 +61,15 @@ class Array:
     def address(self, row: Expr, index: Sequence[Expr]) -> Expr:
         total = self.base
         if self.row_stride:
-            total = total + _wide(row) * int64(self.row_stride)
+            total = total + wide(row) * int64(self.row_stride)
         for i, stride in zip(index, self.strides, strict=True):
             if not (isinstance(i, int) and i == 0):
-                total = total + _wide(i) * int64(stride)
+                total = total + wide(i) * int64(stride)
         return total
 
 
-def _wide(value: Expr) -> Expr:
+def wide(value: Expr) -> Expr:
+    """An index as a 64-bit expression."""
     if isinstance(value, int):
         return int64(value)
     return value if str(value.ty) == INDEX else tirx.Cast(INDEX, value)

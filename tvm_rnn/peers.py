@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,15 @@ class Prepared:
     runs: Mapping[str, Run]
 
 
+def thread_counts(problem: Problem) -> list[tuple[int, str]]:
+    """How many threads a framework is tried with: as many as it may use, and one, which is best for small steps.
+
+    Our runtime and NumPy's BLAS choose for themselves, within the same limit.
+    """
+    counts = dict.fromkeys((problem.threads, 1))
+    return [(count, f"{count} thread{'s' * (count > 1)}") for count in counts]
+
+
 def prepare_tvm_rnn(problem: Problem) -> Prepared:
     """This project's module, called as its user calls it."""
     module, inputs = load(problem.path), tuple(problem.inputs.values())
@@ -40,7 +50,7 @@ def prepare_tvm_rnn(problem: Problem) -> Prepared:
 
 
 def prepare_torch(problem: Problem) -> Prepared:
-    """torch.nn on the CPU in inference mode, with oneDNN and without."""
+    """torch.nn on the CPU in inference mode, with oneDNN and without, on all threads and on one."""
     try:
         import torch
     except ImportError:
@@ -50,7 +60,6 @@ def prepare_torch(problem: Problem) -> Prepared:
         options = {"proj_size": problem.weight("R", 0, 0).shape[-1]}
         if options["proj_size"] >= problem.hidden_size:
             raise Unsupported("its projection must be narrower than H")
-    torch.set_num_threads(problem.threads)
     x, manifest = torch.from_numpy(problem.x), problem.manifest
     layer = getattr(torch.nn, kind)(
         x.shape[-1],
@@ -63,38 +72,47 @@ def prepare_torch(problem: Problem) -> Prepared:
     layer.load_state_dict({name: torch.from_numpy(value) for name, value in torch_weights(problem).items()})
     layer.eval()
 
-    def run(onednn: bool) -> Any:
+    def run(onednn: bool, threads: int) -> Any:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
         with torch.inference_mode(), torch.backends.mkldnn.flags(enabled=onednn):
             return layer(x)[0]
 
-    runs: dict[str, Run] = {"no oneDNN": lambda: run(False)}
-    if manifest.cell != "lstm_projection":  # oneDNN has none in torch
-        runs["oneDNN"] = lambda: run(True)
+    runs: dict[str, Run] = {}
+    for count, label in thread_counts(problem):
+        runs[f"no oneDNN, {label}"] = partial(run, False, count)
+        if manifest.cell != "lstm_projection":  # oneDNN has none in torch
+            runs[f"oneDNN, {label}"] = partial(run, True, count)
     return Prepared(torch.__version__, runs)
 
 
 def prepare_onnxruntime(problem: Problem) -> Prepared:
-    """onnxruntime on the CPU; with more than one thread also without the spinning of its pool."""
+    """onnxruntime on the CPU, on all threads, with and without the spinning of its pool, and on one."""
     try:
         import onnxruntime as ort
     except ImportError:
         raise Unsupported("onnxruntime is not installed") from None
     model, feed = onnx_model(problem), {"x": problem.x}
 
-    def run(spinning: str) -> Run:
+    def run(threads: int, spinning: str) -> Run:
         options = ort.SessionOptions()
         options.log_severity_level = 3
-        options.intra_op_num_threads, options.inter_op_num_threads = problem.threads, 1
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.add_session_config_entry("session.intra_op.allow_spinning", spinning)
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         return lambda: session.run(None, feed)[0]
 
-    runs = {"spinning": run("1")} | ({"no spinning": run("0")} if problem.threads > 1 else {})
+    runs = {label: run(count, "1") for count, label in thread_counts(problem)}
+    if problem.threads > 1:
+        runs[f"{problem.threads} threads, no spinning"] = run(problem.threads, "0")
     return Prepared(ort.__version__, runs)
 
 
 def prepare_openvino(problem: Problem) -> Prepared:
-    """OpenVINO on the CPU, for latency, in float32: where the CPU has bfloat16 its own choice would be that."""
+    """OpenVINO on the CPU for latency, on all threads, pinned and not, and on one.
+
+    In float32: where the CPU has bfloat16 its own choice would be that.
+    """
     try:
         import openvino as ov
     except ImportError:
@@ -104,17 +122,19 @@ def prepare_openvino(problem: Problem) -> Prepared:
     core = ov.Core()
     model, x = core.read_model(onnx_model(problem)), problem.x
 
-    def run(pinned: bool) -> Run:
+    def run(threads: int, pinned: bool) -> Run:
         options = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": "f32",
-            "INFERENCE_NUM_THREADS": problem.threads,
+            "INFERENCE_NUM_THREADS": threads,
             "ENABLE_CPU_PINNING": pinned,
         }
         request = core.compile_model(model, "CPU", options).create_infer_request()
         return lambda: request.infer([x], share_inputs=True, share_outputs=True)[0]
 
-    runs = {"pinned": run(True)} | ({"not pinned": run(False)} if problem.threads > 1 else {})
+    runs = {label: run(count, True) for count, label in thread_counts(problem)}
+    if problem.threads > 1:
+        runs[f"{problem.threads} threads, not pinned"] = run(problem.threads, False)
     return Prepared(ov.__version__.split("-")[0], runs)
 
 

@@ -21,7 +21,7 @@ from tvm.s_tir import Schedule
 
 from .expressions import Index, element, reduced_axes, reduced_index
 from .graph import Group, Node, topological
-from .memory import INDEX, Array, int64
+from .memory import INDEX, Array, int64, wide
 from .ops import TABLE
 from .passes.fuse_pointwise import is_truth
 from .scalar import let, where
@@ -62,6 +62,7 @@ class Tile:
     row0: Expr = 0  # first batch row
     panel0: Expr = 0  # first vector of units
     outer: Index = ()  # leading indices of a pointwise group of several axes
+    slot: tuple[Expr, Expr, int] | None = None  # in an epilogue: row and panel inside the product's tile, its panels
     stages: dict[Node, Any] = field(default_factory=dict)
     outputs: dict[Any, list[Array]] = field(default_factory=dict)
     tensors: list[Any] = field(default_factory=list)
@@ -88,9 +89,8 @@ class Tile:
 
     def products(self) -> None:
         """Blocks product_i: acc[row, panel, gate, lane], one for each (parameter, operand) of the group's gemm."""
-        root = self.group.root
+        root, gates = self.group.root, self.gates
         assert root is not None
-        gates = root.shape[0] if len(root.shape) == 2 else 1
         for number, operand in enumerate(root.args[1::2]):
             self.sums.append(self._product(f"product_{number}", operand, self.places.products[root][number], gates))
 
@@ -107,7 +107,17 @@ class Tile:
 
         return te.compute((self.rows, self.panels, gates, self.lanes), body, name=name)
 
+    @property
+    def gates(self) -> int:
+        root = self.group.root
+        return root.shape[0] if root is not None and len(root.shape) == 2 else 1
+
     def accumulated(self, r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
+        if self.slot is not None:
+            row, panel, across = self.slot
+            pair = (row + wide(r)) * int64(across) + panel + wide(p)
+            place = (pair * int64(self.gates) + wide(g)) * int64(self.lanes) + wide(v)
+            return self.flat["gates"](place)
         total = self.sums[0](r, p, g, v)
         for other in self.sums[1:]:
             total = total + other(r, p, g, v)
@@ -165,7 +175,7 @@ class Tile:
                 array = replace(array, strides=(1,))
             self._emit(out, array, lambda r, p, v: (*self.outer, self.unit_of(p, v)))
             return
-        for gate in range(node.shape[0] if len(node.shape) == 2 else 1):
+        for gate in range(self.gates):
             out = self._vectors(f"{name}_{gate}", self._gate(gate))
             lead = (gate,) if len(node.shape) == 2 else ()
             self._emit(out, array, lambda r, p, v, lead=lead: (*lead, self.unit_of(p, v)))
@@ -229,9 +239,18 @@ def _operands(node: Node) -> list[Node]:
     return [b for a in node.args for b in (_operands(a) if is_truth(a) else [a])]
 
 
-def gemm(tile: Tile, template: Template, config: Config) -> Any:
-    """A tile of a gemm group: products, then the epilogue."""
+def product(tile: Tile, template: Template, config: Config) -> Any:
+    """The products of a gemm group, summed in registers and then left in the buffer "gates" [row, panel, gate, lane]."""
     tile.products()
+    shape = (tile.rows, tile.panels, tile.gates, tile.lanes)
+    strides = (tile.panels * tile.gates * tile.lanes, tile.gates * tile.lanes, tile.lanes, 1)
+    out = te.compute(shape, lambda r, p, g, v: tile.accumulated(r, p, g, v), name="out_0")
+    tile._emit(out, Array("gates", int64(0), 0, strides, shape), lambda *index: index)
+    return tile.statement(template, config)
+
+
+def epilogue(tile: Tile, template: Template, config: Config) -> Any:
+    """The pointwise work of a gemm group on a part of what `product` left."""
     tile.values()
     return tile.statement(template, config)
 

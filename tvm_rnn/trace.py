@@ -35,6 +35,7 @@ def user_line() -> str:
 
 
 def fail(what: str, *, got: object = None, expected: object = None, do: str | None = None) -> NoReturn:
+    """Raise CellError at the user's line that is being traced."""
     raise CellError(message(what, where=user_line(), got=got, expected=expected, do=do))
 
 
@@ -310,6 +311,7 @@ def _spread(v: Value, letters: str, out: str) -> Value:
 
 
 def getitem(v: Value, key: Any) -> Value:
+    """v[key] as in NumPy for ints, slices of step 1, None and one ellipsis: slice, index and reshape nodes."""
     keys = list(key) if isinstance(key, tuple) else [key]
     places = [i for i, k in enumerate(keys) if k is Ellipsis]
     if len(places) > 1:

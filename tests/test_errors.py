@@ -1,0 +1,47 @@
+"""Messages in four slots, unknown names with the nearest known one, and one family of classes."""
+
+from __future__ import annotations
+
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn import errors
+from tvm_rnn.errors import message, unknown
+
+
+def test_message_has_four_slots_in_order() -> None:
+    text = message("it failed", do="this", expected=4, got=[3], where="cell.py:12")
+    assert text.splitlines() == [
+        "it failed",
+        "  where:    cell.py:12",
+        "  got:      [3]",
+        "  expected: 4",
+        "  do:       this",
+    ]
+
+
+def test_empty_slots_are_left_out() -> None:
+    assert message("it failed") == "it failed"
+    assert message("it failed", got=0).splitlines() == ["it failed", "  got:      0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "do"),
+    [
+        ("lsmt", ["gru", "lstm"], "did you mean 'lstm'?"),
+        ("zzz", ["gru", "lstm"], "use a known cell"),
+        (4, ["gru"], "use a known cell"),
+        ("x", [], "use a known cell"),
+    ],
+)
+def test_unknown_names_list_the_known_ones(name: object, known: list[str], do: str) -> None:
+    slots = unknown("cell", name, reversed(known))
+    assert slots["got"] == repr(name) and slots["do"] == do
+    assert slots["expected"] == f"one of: {', '.join(known) or 'none'}"
+
+
+def test_every_error_is_public_and_of_one_family() -> None:
+    classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, Exception)]
+    assert len(classes) == 8
+    for kind in classes:
+        assert issubclass(kind, rnn.TvmRnnError) and getattr(rnn, kind.__name__) is kind and kind.__doc__
