@@ -17,8 +17,8 @@ from tvm_rnn.tolerance import assert_close
 # %% [markdown]
 # ## Five lines
 #
-# A cell is a function of one step. Annotations are dims: I and H are axes that get sizes later, numbers are fixed, "" is
-# a scalar. Positional arguments are inputs and states, arguments after the `*` are learned. What is returned is the
+# A cell is a function of one step. Annotations are dims: I and H are axes that get sizes later, numbers are fixed, ""
+# is a scalar. Positional arguments are inputs and states, arguments after the `*` are learned. What is returned is the
 # new state. This one is a leaky integrator in which every unit learns how fast it leaks.
 
 

@@ -17,7 +17,7 @@ from .expressions import Index, element, reduced_axes, reduced_index
 from .graph import Graph, Group, Node, depends
 from .loops import Expr, Stmt, bind, load, loop, sequence, store, when
 from .memory import Array, Packed, int64, pad, row_stride, strides_of
-from .passes.fuse_pointwise import bases, is_truth
+from .passes.fuse_pointwise import bases
 from .rnn import constants
 from .tiles import Places
 
@@ -125,7 +125,7 @@ class Layer:
     def _read(self, arg: Node) -> list[Node]:
         if arg in self.free:
             # A pointwise value of parameters is kept as such; a view of a parameter is kept as a compact copy.
-            if arg.op == "reshape" or is_truth(arg):
+            if arg.op == "reshape" or arg.boolean:
                 return [n for a in arg.args for n in self._read(a)]
             return [arg]
         return [b for b in bases(arg) if b in self.free] if not arg.leaf else []
@@ -265,7 +265,8 @@ class Layer:
             write.setdefault(node, []).append(array)
         # What a step computes is read back from its first place; a result that is a leaf is read as that leaf.
         stored = {n for g in self.graph.groups if g.region == "step" for n in g.stored}
-        read |= {n: arrays[0] for n, arrays in write.items() if n in stored and n not in read}
+        stored -= {*read, *self.packed.names}
+        read |= {n: arrays[0] for n, arrays in write.items() if n in stored}
         places = self._places(ctx, visit, read, write)
         own = [g for g in self.graph.groups if g.region == "step"]
         groups = [self.emitter.group(g, ctx.batch, self._own(places, g)) for g in own]
@@ -281,12 +282,10 @@ class Layer:
         ]
 
     def _own(self, places: Places, group: Group) -> Places:
-        """A copy group writes a value of another region or a leaf: it must not read its own result."""
-        copied = {n for n in group.stored if n.leaf}
-        if not copied:
-            return places
-        sources = {n: places.read(n) for n in copied}
-        return replace(places, read=lambda n: sources.get(n) or places.read(n))
+        """A result that is a leaf, or that another region computes, is copied from where it is."""
+        elsewhere = (n for n in group.stored if n.leaf or n in self.hoisted or n in self.packed.names)
+        sources = {n: places.read(n) for n in elsewhere}
+        return replace(places, copied={n: array for n, array in sources.items() if array is not None})
 
     def _emit_output(self, ctx: Context, out: Array, row0: Expr, stride: int) -> Stmt:
         ws = ctx.buffers["workspace"]
@@ -360,7 +359,7 @@ def _accumulate(node: Node, index: Index, read: Any, packed: Any, address: Expr,
         else:
             value = element(node.args[0], reduced_index(node, index, ks[0]), read, dtype)
         so_far = load(packed, address)
-        total = tirx.Select(tirx.Or(value > so_far, tirx.NE(value, value)), value, so_far)
+        total = tirx.Select(tirx.Or(value > so_far, tirx.isnan(value)), value, so_far)
         return store(packed, address, total if node.op == "max" else so_far + value)
 
     return sequence(store(packed, address, low), body(()))

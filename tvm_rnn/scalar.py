@@ -145,22 +145,27 @@ def not_equal(a: Expr, b: Expr) -> Expr:
     return logical_not(equal(a, b))
 
 
+def _truth(a: Expr) -> Expr:
+    """A condition; a number (a constant known when the cell was traced) is true where it is not 0."""
+    return a if _dtype(a) == "bool" else not_equal(a, const(0.0, a))
+
+
 def logical_and(a: Expr, b: Expr) -> Expr:
-    return _tir().And(a, b)
+    return _tir().And(_truth(a), _truth(b))
 
 
 def logical_or(a: Expr, b: Expr) -> Expr:
-    return _tir().Or(a, b)
+    return _tir().Or(_truth(a), _truth(b))
 
 
 def logical_not(a: Expr) -> Expr:
     """Not Not(a): TVM turns Not(x > y) to x <= y, which is false for NaN as well."""
     t = _tir()
-    return t.Select(a, t.const(False, "bool"), t.const(True, "bool"))
+    return t.Select(_truth(a), t.const(False, "bool"), t.const(True, "bool"))
 
 
 def where(condition: Expr, a: Expr, b: Expr) -> Expr:
-    return _tir().Select(condition, a, b)
+    return _tir().Select(_truth(condition), a, b)
 
 
 def maximum(a: Expr, b: Expr) -> Expr:

@@ -47,6 +47,7 @@ class Places:
     read: Callable[[Node], Array | None]
     write: Callable[[Node], Sequence[Array]]
     products: Mapping[Node, Sequence[Expr]]  # a gemm -> address of each packed parameter
+    copied: Mapping[Node, Array] = field(default_factory=dict)  # members that are loaded from there, not computed
 
 
 @dataclass
@@ -78,8 +79,9 @@ class Tile:
 
     def load(self, node: Node, row: Expr, index: Index) -> Expr | None:
         array = self.places.read(node)
-        if array is None:
-            return None
+        return None if array is None else self._at(array, row, index)
+
+    def _at(self, array: Array, row: Expr, index: Index) -> Expr:
         return self.flat[array.buffer](array.address(self.row0 + row, index))
 
     def unit_of(self, panel: Expr, lane: Expr) -> Expr:
@@ -129,7 +131,8 @@ class Tile:
 
         def read(n: Node, index: Index) -> Expr | None:
             if n is node and top:
-                return None
+                source = self.places.copied.get(n)
+                return None if source is None else self._at(source, r, index)
             if n in self.stages:
                 return self.stages[n](r, p, v)
             if n is self.group.root:
@@ -316,7 +319,7 @@ def runs_along(root: Node) -> bool:
 def _combiner(root: Node, dtype: str) -> tuple[Any, Expr]:
     if root.op == "max":
         low = tirx.const(float("-inf"), dtype)
-        combine = te.comm_reducer(lambda a, b: where(tirx.Or(a > b, tirx.NE(a, a)), a, b), lambda _: low, name="max")
+        combine = te.comm_reducer(lambda a, b: where(tirx.Or(a > b, tirx.isnan(a)), a, b), lambda _: low, name="max")
         return combine, low
     return te.sum, tirx.const(0.0, dtype)
 

@@ -40,11 +40,6 @@ class CombineGemms(Pass):
             seen[key] = node
 
 
-def _remap(graph: Graph, new: dict[Node, Node]) -> Graph:
-    region = {new.get(n, n): r for n, r in graph.region.items()}
-    return rewrite(graph, new, region=region)
-
-
 def _with_args(node: Node, new: dict[Node, Node]) -> Node:
     args = tuple(new[a] for a in node.args)
     return node if args == node.args else replace(node, args=args)
@@ -62,7 +57,7 @@ def _merge_sums(graph: Graph) -> Graph:
             region[new[node]] = graph.region_of(node)
         if node.op != "add" or any(new[a].op != "gemm" or len(users[a]) > 1 or a in roots for a in node.args):
             continue
-        if len({graph.region_of(a) for a in node.args} | {graph.region_of(node)}) > 1:
+        if len({(graph.region_of(a), a.shape) for a in (*node.args, node)}) > 1:
             continue
         new[node] = builder.make("gemm", *(w for a in node.args for w in new[a].args), source=node.source)
         region[new[node]] = graph.region_of(node)

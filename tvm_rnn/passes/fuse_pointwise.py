@@ -46,6 +46,9 @@ class FusePointwise(Pass):
         for group in graph.groups:
             members = set(group.nodes)
             for node in group.nodes:
+                if node.leaf or graph.region_of(node) != group.region:  # a copy
+                    self.check(node.leaf or node in ready or not depends([*_below(node)])[node], "lost a result", graph)
+                    continue
                 for base in (b for a in node.args for b in bases(a)):
                     ok = base.leaf or base in members or base in ready or not depends([*_below(base)])[base]
                     self.check(ok, f"{node.op} reads a {base.op} that no earlier group stores", graph)
@@ -183,31 +186,26 @@ class _Grouping:
         index = self._join(node, latest) if self.enabled else None
         if index is None:
             index = self._open("pointwise", node.shape, None)
-        self.home[node] = index
-        for arg in node.args:  # free operands are computed in the same group where the space allows it
+        self._put(node, self.drafts[index])
+
+    def _put(self, node: Node, draft: _Draft) -> None:
+        """Into that group; free operands into the same one where the space allows it, else into one before it."""
+        self.home[node] = self._index(draft)
+        for arg in node.args:
             for base in bases(arg):
                 if base in self.inside and base not in self.home and base.pointwise and base not in self.inlined:
-                    self._pull(base, index, aligned=base is arg)
-        self.drafts[index].nodes.append(node)
+                    same = base is arg and base.shape == draft.space
+                    self._put(base, draft if same else self._insert(self._index(draft), base.shape))
+        draft.nodes.append(node)
 
-    def _pull(self, node: Node, index: int, aligned: bool) -> None:
-        draft = self.drafts[index]
-        if aligned and node.shape == draft.space:
-            self.home[node] = index
-            for arg in node.args:
-                for base in bases(arg):
-                    if base in self.inside and base not in self.home and base.pointwise:
-                        self._pull(base, index, aligned=base is arg)
-            draft.nodes.append(node)
-            return
-        # Another space: an own group, which must come before. Free nodes depend on nothing here, so any place will do.
-        self._insert(index, node)
+    def _index(self, draft: _Draft) -> int:
+        return next(i for i, d in enumerate(self.drafts) if d is draft)
 
-    def _insert(self, index: int, node: Node) -> None:
-        self.drafts.insert(index, _Draft("pointwise", node.shape, None))
+    def _insert(self, index: int, space: Shape) -> _Draft:
+        """A new group at that place. Free nodes depend on nothing in this region: any place will do for them."""
+        self.drafts.insert(index, _Draft("pointwise", space, None))
         self.home = {n: h + (h >= index) for n, h in self.home.items()}
-        self.home[node] = index
-        self.drafts[index].nodes.append(node)
+        return self.drafts[index]
 
     def _join(self, node: Node, latest: int) -> int | None:
         for index in range(max(latest, 0), len(self.drafts)):
@@ -254,7 +252,7 @@ class _Grouping:
             for node in draft.nodes:
                 for arg in node.args if node not in self._copies(draft) else (node.args or (node,)):
                     wanted.update(b for b in self._through(arg) if self.home.get(b) not in (None, index))
-        elsewhere = [n for n, users in self.users.items() if any(u not in self.inside for u in users)]
+        elsewhere = [n for n, users in self.users.items() if n in self.results or any(u not in self.inside for u in users)]
         outside = {b for n in elsewhere for b in self._through(n)}
         phase, groups = 0, []
         for draft in self.drafts:
