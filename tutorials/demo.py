@@ -179,8 +179,8 @@ def use(folder: Path, cpu: str, expected: Array, expected_digits: Array, truth: 
         for name, y in outputs.items():  # or their times would mean nothing
             if not relative_error(y, expected) <= tolerance("float32", len(y)):
                 wrong.append(f"the LSTM of {name} is another one")
-        print(f"\n5  speed: one call for all {len(expected)} steps, on one thread of this CPU ({cpu}). Medians of {ROUNDS} rounds")
-        print("   in which all take turns; x: how many times tvm_rnn's time. `make bench` compares at greater length.\n")
+        print(f"\n5  speed: one call for all {len(expected)} steps, one thread of this CPU ({cpu}); medians of {ROUNDS} rounds in")
+        print("   which all take turns; x: how many times tvm_rnn's time. `make bench` compares at greater length.\n")
         labels = {"tvm_rnn": f"tvm_rnn {rnn.__version__}", "NumPy": f"NumPy {facts['versions']['numpy']}, float32"}
         labels["PyTorch"] = f"PyTorch {peer.get('versions', {}).get('torch')}, nn.LSTM"
         print_speed(median_times(processes), labels, len(truth))

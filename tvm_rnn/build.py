@@ -29,7 +29,7 @@ from . import __version__, manifest, pipeline, runtime
 from .errors import BuildError, ConfigError, message
 from .lower import Lowered, Lowering
 from .pipeline import Layers
-from .rnn import RNN, constants
+from .rnn import RNN, named_constants
 from .target import Target, resolve
 
 if TYPE_CHECKING:
@@ -211,8 +211,8 @@ def _run(command: list[str]) -> None:
 
 def _blob(net: RNN, layers: Layers) -> dict[str, Any]:
     arrays = dict(net.weights)
-    for number, value in enumerate(constants(layers.graphs[0])):
-        arrays[f"constant.{number}"] = value.astype(net.dtype)
+    for number, graph in enumerate(layers.graphs):
+        arrays |= {name: value.astype(net.dtype) for name, value in named_constants(graph, number).items()}
     return arrays
 
 

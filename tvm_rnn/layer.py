@@ -18,7 +18,7 @@ from .graph import Graph, Group, Node, depends
 from .loops import Expr, Stmt, bind, load, loop, sequence, store, when
 from .memory import Array, Packed, int64, pad, row_stride, strides_of
 from .passes.fuse_pointwise import bases
-from .rnn import constants
+from .rnn import named_constants
 from .tiles import Places
 
 
@@ -62,6 +62,7 @@ class Layer:
     initial: Mapping[str, float]
     emitter: Emitter
     itemsize: int
+    number: int = 0  # of the graph, among the network's
     packed: Packed = field(default_factory=Packed)
 
     def __post_init__(self) -> None:
@@ -132,7 +133,7 @@ class Layer:
 
     def pack(self, raw: Mapping[str, Any], packed: Any, offset: Expr) -> Stmt:
         """The statement that fills the packed weights at `offset` from raw parameters (flat buffers by name)."""
-        names = {id(c): f"constant.{i}" for i, c in enumerate(constants(self.graph))}
+        names = {id(value): name for name, value in named_constants(self.graph, self.number).items()}
         places: dict[Node, Array] = {}
 
         def read(node: Node, index: Index) -> Expr | None:

@@ -28,7 +28,7 @@ from .loops import Expr, Stmt, bind, load, loop, sequence, store, variable
 from .memory import Array, Workspace, int64, row_stride, strides_of
 from .ops import TABLE
 from .pipeline import Layers
-from .rnn import RNN, constants, weight_name
+from .rnn import RNN, named_constants, weight_name
 from .target import Target
 from .transfer import each, rows_in, rows_out
 
@@ -74,7 +74,8 @@ class Lowering:
         self.itemsize = np.dtype(net.dtype).itemsize
         self.emitter = Emitter(self.target, net.dtype, self.batches)
         self.lanes = self.emitter.lanes
-        self.code = [Layer(g, net.cell.initial, self.emitter, self.itemsize) for g in self.layers.graphs]
+        initial = net.cell.initial
+        self.code = [Layer(g, initial, self.emitter, self.itemsize, i) for i, g in enumerate(self.layers.graphs)]
         self.runs = self._runs()
         tiling = self.layers.graphs[0].tiling
         if tiling is None:
@@ -155,7 +156,7 @@ class Lowering:
         for run in self.runs:
             layer = self.code[run.graph]
             names = [p.name for p in layer.graph.params]
-            fixed = [f"constant.{i}" for i in range(len(constants(layer.graph)))]
+            fixed = [*named_constants(layer.graph, layer.number)]
             for i in range(run.count):
                 for d in range(self.net.num_directions):
                     at = self.packed_at[run.graph] + ((run.at + i) * self.net.num_directions + d) * layer.packed.size
@@ -165,9 +166,7 @@ class Lowering:
 
     def _pack(self, layer: Layer, name: str) -> Any:
         dtype, raw = self.net.dtype, {}
-        sizes = [p.name for p in layer.graph.params]
-        sizes += [f"constant.{i}" for i in range(len(constants(layer.graph)))]
-        for key in sizes:
+        for key in (*(p.name for p in layer.graph.params), *named_constants(layer.graph, layer.number)):
             raw[key] = _flat(key.replace(".", "_"), dtype, self.itemsize)
         packed = _flat("packed", dtype)
         offset = variable("offset")

@@ -212,6 +212,11 @@ def constants(graph: Graph) -> list[np.ndarray]:
     return [n.value for n in graph.nodes() if n.op == "const" and n.value is not None and n.value.size > 1]
 
 
+def named_constants(graph: Graph, number: int) -> dict[str, np.ndarray]:
+    """The array constants of a network's graph `number` by the names that a module's file has them under."""
+    return {f"constant.{number}.{i}": value for i, value in enumerate(constants(graph))}
+
+
 def _dtype(dtype: Any) -> str:
     """The name "float32" or "float64", from its name, a NumPy dtype or a NumPy scalar type."""
     try:
@@ -286,4 +291,4 @@ def _weight(value: Any) -> np.ndarray | None:
         return None
 
 
-__all__ = ["RNN", "Layer", "checked_weights", "constant", "constants", "weight_name"]
+__all__ = ["RNN", "Layer", "checked_weights", "constant", "constants", "named_constants", "weight_name"]

@@ -107,12 +107,24 @@ def sub(a: Expr, b: Expr) -> Expr:
     return a - b
 
 
+def _is_zero(x: Expr) -> bool:
+    return type(x).__name__ == "FloatImm" and float(x.value) == 0.0
+
+
+def _minus_zero(like: Expr) -> Expr:
+    """-0 as bits, which TVM does not fold: it takes 0 * x and 0 / x for 0, also where they are NaN."""
+    integer, sign = {"float32": ("int32", 31), "float64": ("int64", 63)}[_dtype(like)]
+    return _tir().reinterpret(_dtype(like), _tir().const(-1 << sign, integer))
+
+
 def mul(a: Expr, b: Expr) -> Expr:
+    if _is_zero(a) or _is_zero(b):
+        return neg(_minus_zero(a) * (b if _is_zero(a) else a))
     return a * b
 
 
 def div(a: Expr, b: Expr) -> Expr:
-    return _tir().Div(a, b)
+    return neg(_minus_zero(a) / b) if _is_zero(a) else _tir().Div(a, b)
 
 
 def neg(x: Expr) -> Expr:
