@@ -8,6 +8,7 @@
 # %%
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 
@@ -103,8 +104,6 @@ print("row 3 stops after 40 steps; a reset at step 50 forgets what was before")
 # its code runs.
 
 # %%
-mod.export("lstm.so")
-np.save("x.npy", x)
 program = """
 import sys, numpy, tvm_rnn
 mod = tvm_rnn.load("lstm.so")
@@ -112,8 +111,11 @@ y, state = mod(numpy.load("x.npy"))
 print("a second process:", y.shape, "compiler imported:", "tvm" in sys.modules)
 numpy.save("y.npy", y)
 """
-subprocess.run([sys.executable, "-c", program], check=True)
-assert np.allclose(np.load("y.npy"), y, atol=1e-6)
+with tempfile.TemporaryDirectory() as folder:
+    mod.export(f"{folder}/lstm.so")
+    np.save(f"{folder}/x.npy", x)
+    subprocess.run([sys.executable, "-c", program], cwd=folder, check=True)
+    assert np.allclose(np.load(f"{folder}/y.npy"), y, atol=1e-6)
 print("made for", mod.manifest.target.mcpu, "with the passes", ", ".join(mod.manifest.passes))
 
 # %% [markdown]

@@ -133,10 +133,23 @@ mod = compile_and_check(rnn.RNN(deep, input_size=8, hidden_size=32, depth=3).ini
 # %%
 @rnn.cell(states="h c")
 def spelled_out(
-    x: "I", h: "H", c: "H", *,
-    W_i: "H I", R_i: "H H", b_i: "H", W_f: "H I", R_f: "H H", b_f: "H",
-    W_g: "H I", R_g: "H H", b_g: "H", W_o: "H I", R_o: "H H", b_o: "H",
-):  # fmt: skip
+    x: "I",
+    h: "H",
+    c: "H",
+    *,
+    W_i: "H I",
+    R_i: "H H",
+    b_i: "H",
+    W_f: "H I",
+    R_f: "H H",
+    b_f: "H",
+    W_g: "H I",
+    R_g: "H H",
+    b_g: "H",
+    W_o: "H I",
+    R_o: "H H",
+    b_o: "H",
+):
     i = rnn.sigmoid(W_i @ x + R_i @ h + b_i)
     f = rnn.sigmoid(W_f @ x + R_f @ h + b_f)
     g = rnn.tanh(W_g @ x + R_g @ h + b_g)

@@ -15,6 +15,7 @@ import tvm_rnn as rnn
 from tvm_rnn import cli, pipeline
 from tvm_rnn.expressions import text
 from tvm_rnn.pipeline import PASS_NAMES
+from tvm_rnn.target import resolve
 
 # %% [markdown]
 # ## One line, from the equations to the file
@@ -81,21 +82,22 @@ assert "step 2" not in stages["tile_layers_and_time"]
 # ## Two phases
 #
 # In a GRU with the reset gate before the product, one product needs the result of another. The step has two phases, one
-# after the other; the GRU of PyTorch, with the reset gate after the product, has one.
+# after the other; the GRU of PyTorch, with the reset gate after the product, has one. `pipeline.run` gives the graphs
+# themselves, without compiling anything.
 
 # %%
 show("gru_reset_before", "--stage", "tile_layers_and_time")
-for name in ("gru", "gru_reset_before"):
-    compiled = dict(pipeline.stages(rnn.RNN(rnn.cells.get(name), 8, 16)))["tile_layers_and_time"]
-    print(f"{name}: {compiled.count('step ')} phase(s)")
+for cell in (rnn.cells.gru, rnn.cells.gru_reset_before):
+    _, layers = pipeline.run(rnn.RNN(cell, 8, 16), resolve("llvm"))[-1]
+    print(f"{cell.name}: {max(group.phase for group in layers.graphs[0].groups)} phase(s)")
 
 # %% [markdown]
 # ## What a pass is worth
 #
 # Each pass can be switched off by name: `without=` here, `--without` on the command line. The module stays correct.
 # `fuse_pointwise` and `tile_layers_and_time` also decide what later stages need, so off means their plain form: a group
-# per operation, all of T in one tile. The times are of one machine and one size: small layers and one row, where each pass shows.
-# With many rows or large layers most of the time is in the products of h, which no pass makes smaller.
+# per operation, all of T in one tile. The times are of one machine and one size: small layers and one row, where most
+# passes show. With many rows or large layers most of the time is in the products of h, which no pass makes smaller.
 
 # %%
 net = rnn.RNN(rnn.cells.lstm, input_size=64, hidden_size=32, num_layers=3).init(seed=0)

@@ -88,13 +88,12 @@ def compile_to(path: Path, net: rnn.RNN, batch: list[int]) -> str:
 
 
 class Process:
-    """demo_deployed.py in `folder`, run by a Python that is told nothing of this one's paths. `facts`: what it says."""
+    """demo_deployed.py in `folder`, with one thread. `facts`: what it says first."""
 
     def __init__(self, what: str, folder: Path) -> None:
-        variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        command = [sys.executable, "-s", str(folder / "demo_deployed.py"), what]
+        command = [sys.executable, str(folder / "demo_deployed.py"), what]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.name, self.child = what, subprocess.Popen(command, cwd=folder, env={**variables, **ONE_THREAD}, **pipes)
+        self.name, self.child = what, subprocess.Popen(command, cwd=folder, env={**os.environ, **ONE_THREAD}, **pipes)
         self.facts = self.answer()
 
     def answer(self) -> dict[str, Any]:
@@ -179,8 +178,8 @@ def use(folder: Path, cpu: str, expected: Array, expected_digits: Array, truth: 
         for name, y in outputs.items():  # or their times would mean nothing
             if not relative_error(y, expected) <= tolerance("float32", len(y)):
                 wrong.append(f"the LSTM of {name} is another one")
-        print(f"\n5  speed: one call for all {len(expected)} steps, one thread of this CPU ({cpu}); medians of {ROUNDS} rounds in")
-        print("   which all take turns; x: how many times tvm_rnn's time. `make bench` compares at greater length.\n")
+        print(f"\n5  speed: one call for all {len(expected)} steps on one thread of this CPU ({cpu}). Medians of")
+        print(f"   {ROUNDS} rounds, all taking turns; x: times tvm_rnn's. `make bench` is the thorough comparison.\n")
         labels = {"tvm_rnn": f"tvm_rnn {rnn.__version__}", "NumPy": f"NumPy {facts['versions']['numpy']}, float32"}
         labels["PyTorch"] = f"PyTorch {peer.get('versions', {}).get('torch')}, nn.LSTM"
         print_speed(median_times(processes), labels, len(truth))

@@ -17,8 +17,9 @@ from tvm import tirx
 from . import tiles
 from .expressions import reduced_axes
 from .graph import Group, Node
-from .loops import Expr, Stmt, bind, floordiv, floormod, loop, variable, when
+from .loops import Expr, Stmt, bind, floordiv, floormod, loop
 from .memory import int64
+from .panels import Panels
 from .schedule import Config, Template, Unit, best
 from .target import Target
 from .tiles import Places, Tile
@@ -64,80 +65,8 @@ class Emitter:
         return Tile(group, places, unit, self.lanes, **where)
 
     def _gemm(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
-        full, single = config["rows"], config["panels"]
-        pointwise_unit = replace(unit, kind="pointwise", gates=1, depths=())
-        rest_of = best(pointwise_unit, self.target)[0]
-        panels = -(-unit.width // self.lanes)
-        chunks, rest = -(-panels // single), panels % single
-
-        def tile(height: int, across: int, row0: Expr, panel0: Expr) -> list[Any]:
-            row, set_row = bind("row", row0)
-            panel, set_panel = bind("panel", panel0)
-            size = height * across * unit.gates * self.lanes
-            gates = tirx.decl_buffer((size,), self.dtype, name="gates", scope="local")
-            local = replace(places, buffers={**places.buffers, "gates": gates})
-            whole = self._tile(group, unit, local, rows=height, panels=across, row0=row, panel0=panel)
-
-            # Two vectors at a time: one alone would wait for the latency of its functions. More only adds code.
-            rows_at_once = 2 if height % 2 == 0 else 1
-            panels_at_once = 2 if rows_at_once == 1 and across % 2 == 0 else 1
-
-            def finish(e: tirx.Var) -> Stmt:
-                r = floordiv(e, across // panels_at_once) * int64(rows_at_once)
-                p = floormod(e, across // panels_at_once) * int64(panels_at_once)
-                part = self._tile(
-                    group,
-                    pointwise_unit,
-                    local,
-                    rows=rows_at_once,
-                    panels=panels_at_once,
-                    row0=row + r,
-                    panel0=panel + p,
-                    slot=(r, p, across),
-                )
-                return tiles.epilogue(part, rest_of, {})
-
-            product = tiles.product(whole, template, config)
-            parts = height * across // (rows_at_once * panels_at_once)
-            return [set_row, set_panel, tirx.AllocBuffer(gates), product, loop("e", parts, finish)]
-
-        def leftover(height: int, wide: int, first: Expr, count: int) -> Stmt:
-            """Rows that do not fill a full tile: at most one tile of each power of two."""
-            start = floordiv(rows, 2 * height) * int64(2 * height) if height < full else int64(0)
-            present = tirx.NE(tirx.bitwise_and(rows, int64(height)), int64(0))
-            body = loop("p", count // wide, lambda p: tile(height, wide, start, first + p * int64(wide)))
-            return when(present, body)
-
-        def chunk(c: tirx.Var) -> list[Any]:
-            first, set_first = bind("first", c * int64(single))
-            count, set_count = bind("count", tirx.min(int64(single), int64(panels) - first))
-
-            def whole(p: tirx.Var) -> Stmt:
-                return loop("r", floordiv(rows, full), lambda r: tile(full, 1, r * int64(full), first + p))
-
-            body = loop("p", count, whole)
-            heights = [h for h in (4, 2, 1) if h < full]
-            wholes = [leftover(h, max(1, single // h), first, single) for h in heights]
-            if not rest:
-                return [set_first, set_count, body, *wholes]
-            parts = [leftover(h, 1, first, rest) for h in heights]
-            return [set_first, set_count, body, when(c < int64(panels // single), wholes, parts) if heights else None]
-
-        if full == 1:  # rows one by one, several vectors of units at a time
-            return self._single_rows(rows, panels, single, tile)
-        return loop("chunk", chunks, chunk, parallel=chunks > 1)
-
-    def _single_rows(self, rows: Expr, panels: int, single: int, tile: Callable[..., list[Any]]) -> Stmt:
-        whole, rest = panels // single, panels % single
-
-        def chunk(c: tirx.Var) -> Stmt:
-            full = loop("r", rows, lambda r: tile(1, single, r, c * int64(single)))
-            if not rest:
-                return full
-            return when(c < int64(whole), full, loop("r", rows, lambda r: tile(1, rest, r, int64(whole * single))))
-
-        count = whole + (rest > 0)
-        return loop("chunk", count, chunk, parallel=count > 1)
+        finish = best(replace(unit, kind="pointwise", gates=1, depths=()), self.target)[0]
+        return Panels(group, unit, rows, places, self.lanes, template, finish, config).statement()
 
     def _pointwise(
         self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config

@@ -84,17 +84,6 @@ class Workspace:
     per_tile_row: int = 0
     per_sequence_row: int = 0
 
-    def end(self, batch: Expr, tile: Expr, steps: Expr) -> Expr:
-        """The address behind everything reserved so far."""
-        total: Expr = int64(self.fixed)
-        if self.per_row:
-            total = total + batch * int64(self.per_row)
-        if self.per_tile_row:
-            total = total + tile * batch * int64(self.per_tile_row)
-        if self.per_sequence_row:
-            total = total + steps * batch * int64(self.per_sequence_row)
-        return total
-
     def sizes(self) -> dict[str, int]:
         return {
             "fixed": self.fixed,

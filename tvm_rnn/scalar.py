@@ -118,6 +118,7 @@ def _minus_zero(like: Expr) -> Expr:
 
 
 def mul(a: Expr, b: Expr) -> Expr:
+    """a * b; a constant zero is written so that TVM keeps NaN and inf of the other operand."""
     if _is_zero(a) or _is_zero(b):
         return neg(_minus_zero(a) * (b if _is_zero(a) else a))
     return a * b

@@ -243,7 +243,8 @@ def _operands(node: Node) -> list[Node]:
 
 
 def product(tile: Tile, template: Template, config: Config) -> Any:
-    """The products of a gemm group, summed in registers and then left in the buffer "gates" [row, panel, gate, lane]."""
+    """The products of a gemm group, summed in registers and then left in the buffer "gates" [row, panel, gate,
+    lane]."""
     tile.products()
     shape = (tile.rows, tile.panels, tile.gates, tile.lanes)
     strides = (tile.panels * tile.gates * tile.lanes, tile.gates * tile.lanes, tile.lanes, 1)

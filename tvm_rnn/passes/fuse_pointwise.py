@@ -252,7 +252,9 @@ class _Grouping:
             for node in draft.nodes:
                 for arg in node.args if node not in self._copies(draft) else (node.args or (node,)):
                     wanted.update(b for b in self._through(arg) if self.home.get(b) not in (None, index))
-        elsewhere = [n for n, users in self.users.items() if n in self.results or any(u not in self.inside for u in users)]
+        elsewhere = [
+            n for n, users in self.users.items() if n in self.results or any(u not in self.inside for u in users)
+        ]
         outside = {b for n in elsewhere for b in self._through(n)}
         phase, groups = 0, []
         for draft in self.drafts:

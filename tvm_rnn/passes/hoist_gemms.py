@@ -83,7 +83,9 @@ def _hanging_on_products(nodes: list[Node], early: set[Node]) -> set[Node]:
     """Early products and reductions, all they need, and all early nodes computed from them."""
     moved: set[Node] = set()
     for node in nodes:
-        if node in early and (TABLE[node.op].kind in HEAVY or (any(a in moved for a in node.args) and not _grows(node))):
+        if node in early and (
+            TABLE[node.op].kind in HEAVY or (any(a in moved for a in node.args) and not _grows(node))
+        ):
             stack = [node]
             while stack:
                 n = stack.pop()

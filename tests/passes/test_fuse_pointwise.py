@@ -1,0 +1,101 @@
+"""fuse_pointwise: groups, what they store, and their order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn import PassError, cell, concat, mean, pipeline, tanh, target, where
+from tvm_rnn.graph import Graph, Group, depends
+from tvm_rnn.passes.fuse_pointwise import FusePointwise, bases
+
+V4 = target.TABLE["x86-64-v4"]
+
+
+def fused(c: rnn.Cell, without: tuple[str, ...] = ()) -> Graph:
+    sizes = {n: 3 for n in c.size_names if n not in ("I", "H")}
+    width = 7 if "I" not in c.size_names else 5
+    return dict(pipeline.run(rnn.RNN(c, width, 7, **sizes), V4, without))["fuse_pointwise"].graphs[0]
+
+
+def kinds(graph: Graph, region: str) -> list[str]:
+    return [g.kind for g in graph.groups if g.region == region]
+
+
+def test_an_lstm_is_one_group_in_each_region() -> None:
+    graph = fused(rnn.cells.lstm)
+    assert kinds(graph, "before") == ["gemm"] and kinds(graph, "step") == ["gemm"]
+    (step,) = [g for g in graph.groups if g.region == "step"]
+    assert set(step.stored) == set(graph.results)
+
+
+def test_gru_reset_before_has_two_phases() -> None:
+    step = [g for g in fused(rnn.cells.gru_reset_before).groups if g.region == "step"]
+    assert [g.phase for g in step] == [1, 2] and [g.kind for g in step] == ["gemm", "gemm"]
+
+
+def test_switched_off_every_node_is_a_group() -> None:
+    graph = fused(rnn.cells.lstm, ("fuse_pointwise",))
+    assert all(len(g.nodes) == 1 for g in graph.groups)
+    assert all(set(g.stored) == set(g.nodes) for g in graph.groups)
+
+
+def test_what_only_a_reduction_reads_is_inlined() -> None:
+    @cell(states="h")
+    def energy(x: "H", h: "H"):
+        return tanh(x + h) * mean(h * h, keepdims=True)
+
+    graph = fused(energy)
+    reduce = next(g for g in graph.groups if g.kind == "reduce")
+    assert "mul" in [n.op for n in reduce.nodes]
+    assert all(n.op != "mul" or n.shape != (7,) for g in graph.groups for n in g.stored if g is reduce)
+
+
+def test_truth_values_are_never_stored() -> None:
+    @cell(states="h")
+    def gate(x: "I", h: "H", *, W: "H I", R: "H H"):
+        a, b = W @ x > 0, R @ h
+        return where(a & (b > 0), h, b)
+
+    graph = fused(gate)
+    assert not any(n.boolean for g in graph.groups for n in g.stored)
+    assert all(not b.boolean for n in graph.nodes() for b in bases(n))
+
+
+def test_a_joined_operand_of_a_reduction_is_read_in_place() -> None:
+    @cell(states="h k")
+    def both(x: "H", h: "H", k: "H"):
+        m = mean(concat([h, k]), keepdims=True)
+        return x * m, h
+
+    graph = fused(both)
+    assert graph.results[1] in {n for g in graph.groups for n in g.stored}  # a result that is a leaf is copied
+
+
+@pytest.mark.parametrize("name", rnn.cells.names())
+@pytest.mark.parametrize("off", [(), ("hoist_gemms",), ("combine_gemms",), ("fuse_pointwise",)], ids=str)
+def test_every_operand_is_ready_when_it_is_read(name: str, off: tuple[str, ...]) -> None:
+    graph = fused(
+        rnn.cells.get(name), off
+    )  # ensures() ran in the pipeline; here the converse: nothing is stored in vain
+    leaves = depends(graph.nodes())
+    read = {b for n in graph.nodes() for a in n.args for b in bases(a)} | set(graph.roots)
+    for group in graph.groups:
+        assert group.nodes and all(leaves[n] or n in graph.roots for n in group.nodes)
+        assert all(n in read or any(n in bases(r) for r in graph.roots) for n in group.stored)
+
+
+def test_ensures_refuses_groups_in_the_wrong_order() -> None:
+    graph = fused(rnn.cells.gru_reset_before)
+    groups: tuple[Group, ...] = tuple(reversed(graph.groups))
+    with pytest.raises(PassError, match="no earlier group stores"):
+        FusePointwise().ensures(replace(graph, groups=groups))
+
+
+def test_ensures_refuses_a_result_that_is_not_stored() -> None:
+    graph = fused(rnn.cells.elman)
+    groups = tuple(replace(g, stored=()) if g.region == "step" else g for g in graph.groups)
+    with pytest.raises(PassError, match="result is stored by no group"):
+        FusePointwise().ensures(replace(graph, groups=groups))

@@ -1,0 +1,84 @@
+"""hoist_gemms: what does not read state leaves the loop, and nothing else changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn import PassError, cell, outer, sigmoid, tanh, target
+from tvm_rnn.graph import Graph, depends
+from tvm_rnn.normalise import normalise
+from tvm_rnn.passes.hoist_gemms import HoistGemms
+
+V4 = target.TABLE["x86-64-v4"]
+
+
+def hoisted(c: rnn.Cell, **sizes: int) -> Graph:
+    net = rnn.RNN(c, 5, 7, **sizes)
+    return HoistGemms().apply(normalise(net.layers[0].graph), net, V4)
+
+
+def ops(graph: Graph, region: str) -> list[str]:
+    nodes = graph.nodes()
+    leaves = depends(nodes)
+    return [n.op for n in nodes if leaves[n] and not n.leaf and graph.region_of(n) == region]
+
+
+def test_lstm_input_products_and_bias_move_together() -> None:
+    graph = hoisted(rnn.cells.lstm)
+    assert ops(graph, "before") == ["gemm", "add"] * 4
+    assert ops(graph, "step").count("gemm") == 4
+
+
+def test_state_products_stay() -> None:
+    graph = hoisted(rnn.cells.gru_reset_before)
+    assert ops(graph, "before").count("gemm") == 3
+    assert ops(graph, "step").count("gemm") == 3
+
+
+def test_a_cell_without_recurrent_products_has_none_in_the_loop() -> None:
+    assert "gemm" not in ops(hoisted(rnn.cells.indrnn), "step")
+    assert "gemm" not in ops(hoisted(rnn.cells.sru), "step")
+
+
+def test_a_cell_without_products_keeps_everything() -> None:
+    @cell(states="h")
+    def leaky(x: "H", h: "H", *, a: "H"):
+        return a * h + x
+
+    net = rnn.RNN(leaky, 7, 7)
+    graph = HoistGemms().apply(normalise(net.layers[0].graph), net, V4)
+    assert ops(graph, "before") == []
+
+
+def test_a_cheap_function_of_a_kept_value_stays_in_the_loop() -> None:
+    """z and 1 - z: only z is kept for all steps."""
+
+    @cell(states="h")
+    def mix(x: "I", h: "H", *, W: "H I", R: "H H"):
+        z = sigmoid(W @ x)
+        return z * tanh(R @ h) + (1 - z) * h
+
+    graph = hoisted(mix)
+    kept = [n for n in graph.nodes() if graph.region_of(n) == "before" and n.op == "sub"]
+    assert kept == []
+
+
+def test_outer_products_of_hoisted_vectors_stay_in_the_loop() -> None:
+    @cell(states="C h", output="h")
+    def memory(x: "I", C: "H H", h: "H", *, K: "H I", V: "H I"):
+        C = 0.9 * C + outer(V @ x, K @ x)
+        return C, sigmoid(C[0])
+
+    graph = hoisted(memory)
+    assert all(len(n.shape) < 2 for n in graph.nodes() if graph.region_of(n) == "before")
+
+
+def test_ensures_refuses_a_state_in_before() -> None:
+    graph = hoisted(rnn.cells.lstm)
+    late = next(n for n in graph.nodes() if n.op == "sigmoid")
+    broken = replace(graph, region={**graph.region, late: "before"}, applied=("hoist_gemms",))
+    with pytest.raises(PassError, match="reads a value of `step`"):
+        HoistGemms().ensures(broken)

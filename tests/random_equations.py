@@ -1,0 +1,341 @@
+"""Random cells: equations drawn from the op table, as the source text of a function.
+
+In: hypothesis' draw function. Out: `Equations`, whose text is what a user would have written (so that a counter-example
+can be pasted), and the Cell made of it. Values are kept tame: every value has a bound on its magnitude, and what grows
+is put through tanh, so that float32 and the float64 oracle can be compared.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import exp, prod
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+import tvm_rnn as rnn
+from tvm_rnn import functions
+
+Shape = tuple[int, ...]
+Draw = Callable[[Any], Any]
+SIZES = (1, 2, 3, 4, 7, 8, 9, 16, 17)
+LARGEST = 300  # elements of a value
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A name in the function: what it is computed from, its shape, and the largest magnitude that it can have."""
+
+    name: str
+    text: str
+    reads: tuple[str, ...]
+    shape: Shape
+    bound: float
+    sharp: bool = False  # a small error in an operand can become a large one: sign, comparisons
+
+
+@dataclass(frozen=True)
+class Equations:
+    """A cell as text: arguments with their shapes, lines in order, results."""
+
+    inputs: dict[str, Shape]
+    states: dict[str, Shape]
+    params: dict[str, Shape]
+    lines: tuple[Variable, ...]
+    results: tuple[str, ...]
+
+    @property
+    def sharp(self) -> bool:
+        return any(line.sharp for line in self.lines)
+
+    @property
+    def source(self) -> str:
+        def argument(name: str, shape: Shape) -> str:
+            return f'{name}: "{" ".join(map(str, shape))}"'
+
+        names = [argument(n, s) for n, s in {**self.inputs, **self.states}.items()]
+        own = ["*", *(argument(n, s) for n, s in self.params.items())] if self.params else []
+        head = f"def drawn({', '.join([*names, *own])}):"
+        body = [f"    {line.name} = {line.text}" for line in self.lines]
+        return "\n".join([head, *body, f"    return {', '.join(self.results)}"])
+
+    def __repr__(self) -> str:
+        return "\n" + textwrap.indent(f'@cell(states="{" ".join(self.states)}")\n{self.source}', "    ")
+
+    def cell(self) -> rnn.Cell:
+        namespace: dict[str, Any] = {n: getattr(functions, n) for n in dir(functions) if not n.startswith("_")}
+        namespace["np"] = np
+        exec(compile(self.source, "<drawn>", "exec"), namespace)
+        return rnn.cell(states=" ".join(self.states))(namespace["drawn"])
+
+    def net(self, dtype: str) -> rnn.RNN:
+        return rnn.RNN(self.cell(), self.inputs["x"][0], dtype=dtype).init(seed=0)
+
+
+@dataclass
+class Writer:
+    """Draws one line after the other; every operand is something written before."""
+
+    draw: Draw
+    sharp: bool
+    inputs: dict[str, Shape] = field(default_factory=dict)
+    states: dict[str, Shape] = field(default_factory=dict)
+    params: dict[str, Shape] = field(default_factory=dict)
+    values: list[Variable] = field(default_factory=list)
+    lines: list[Variable] = field(default_factory=list)
+
+    def one_of(self, options: Any) -> Any:
+        return self.draw(st.sampled_from(list(options)))
+
+    def leaf(self, kind: dict[str, Shape], name: str, shape: Shape) -> Variable:
+        kind[name] = shape
+        found = Variable(name, name, (), shape, 1.0)
+        self.values.append(found)
+        return found
+
+    def param(self, shape: Shape) -> str:
+        name = f"p{len(self.params)}"
+        self.params[name] = shape
+        return name
+
+    def write(self, text: str, reads: tuple[Variable, ...], shape: Shape, bound: float, sharp: bool = False) -> None:
+        if prod(shape) > LARGEST or len(shape) > 3:
+            return
+        names = (*(v.name for v in reads), *re.findall(r"\bp\d+\b", text))
+        if bound > 8:
+            text, bound = f"tanh({text})", 1.0
+        line = Variable(f"v{len(self.lines)}", text, names, shape, bound, sharp)
+        self.lines.append(line)
+        self.values.append(line)
+
+    def value(self, ranks: tuple[int, ...] = (0, 1, 2, 3)) -> Variable | None:
+        able = [v for v in self.values if len(v.shape) in ranks]
+        return self.one_of(able[::-1]) if able else None
+
+    def partner(self, a: Variable) -> Variable | str:
+        """An operand that broadcasts with `a`: a value, a parameter, a number or an array known now."""
+        able = [v for v in self.values if v.shape in (a.shape, (), a.shape[1:], a.shape and (1,))]
+        kind = self.one_of(("value", "value", "param", "number", "array"))
+        if kind == "param":
+            return self.param(self.one_of((a.shape, a.shape[1:] or a.shape)))
+        if kind == "number" or not a.shape:
+            return self.one_of(("0.5", "-1.5", "2.0", "1.0", "0.0"))
+        if kind == "array":
+            return f"(np.arange({a.shape[-1]}) * 0.25 - 0.5)"
+        return self.one_of(able)
+
+    # --- ops: each writes one line, or nothing where no operand fits -------------------------------------------------
+
+    def unary(self) -> None:
+        v = self.value()
+        assert v is not None
+        b, n = v.bound, v.name
+        texts = {
+            f"tanh({n})": 1.0,
+            f"sigmoid({n})": 1.0,
+            f"softplus({n})": b + 1,
+            f"exp(0.5 * {n})": exp(b / 2),
+            f"log(abs({n}) + 0.5)": b + 1,
+            f"log1p(abs({n}))": b,
+            f"sqrt(abs({n}) + 0.1)": b + 1,
+            f"erf({n})": 1.0,
+            f"sin({n})": 1.0,
+            f"cos({n})": 1.0,
+            f"relu({n})": b,
+            f"abs({n})": b,
+            f"-{n}": b,
+            f"silu({n})": b,
+            f"gelu({n})": b,
+            f"({n}) ** 2": b * b,
+            f"(abs({n}) + 0.5) ** 1.7": (b + 0.5) ** 1.7,
+        }
+        if self.sharp:
+            texts[f"sign({n})"] = 1.0
+        text = self.one_of(texts)
+        self.write(text, (v,), v.shape, texts[text], sharp=text.startswith("sign"))
+
+    def binary(self) -> None:
+        a = self.value()
+        assert a is not None
+        b = self.partner(a)
+        name, bound, reads = (b, 2.0, (a,)) if isinstance(b, str) else (b.name, b.bound, (a, b))
+        texts = {
+            f"{a.name} + {name}": a.bound + bound,
+            f"{name} - {a.name}": a.bound + bound,
+            f"{a.name} * {name}": a.bound * bound,
+            f"{a.name} / (1.5 + abs({name}))": a.bound,
+            f"maximum({a.name}, {name})": max(a.bound, bound),
+            f"minimum({name}, {a.name})": max(a.bound, bound),
+        }
+        text = self.one_of(texts)
+        self.write(text, reads, a.shape, texts[text])
+
+    def choice(self) -> None:
+        a = self.value()
+        assert a is not None
+        if not self.sharp:
+            return
+        same = [v for v in self.values if v.shape == a.shape]
+        b, c, d = (self.one_of(same) for _ in range(3))
+        tests = (f"{a.name} > {b.name}", f"{c.name} <= 0.1", f"{a.name} != {d.name}", f"{b.name} < {c.name}")
+        first, second = self.one_of(tests), self.one_of(tests)
+        tests = (first, f"~({first})", f"({first}) & ({second})", f"logical_or({first}, {second})")
+        text = f"where({self.one_of(tests)}, {c.name}, {d.name} - 0.25)"
+        self.write(text, (a, b, c, d), a.shape, max(c.bound, d.bound) + 0.25, sharp=True)
+
+    def product(self) -> None:
+        v = self.value((1,))
+        assert v is not None
+        n, k = self.one_of(SIZES), v.shape[0]
+        lead = self.one_of(((), (), (2,), (4,)))
+        bound = 1.0 + v.bound * k * 0.5
+        if self.one_of((True, True, False)):
+            self.write(f"{self.param((*lead, n, k))} @ {v.name}", (v,), (*lead, n), bound)
+        else:
+            self.write(f"{v.name} @ {self.param((k, n))}", (v,), (n,), bound)
+
+    def heads(self) -> None:
+        v = self.value((2,))
+        if v is None:
+            return
+        (a, b), n = v.shape, self.one_of((1, 3, 5))
+        spec, shape, result = self.one_of(
+            (
+                ("aij,aj->ai", (a, n, b), (a, n)),
+                ("ij,aj->ai", (n, b), (a, n)),
+                ("ij,aj->ia", (n, b), (n, a)),
+                ("aj,aj->a", (a, b), (a,)),
+                ("iaj,aj->i", (n, a, b), (n,)),
+                ("ia,aj->ij", (n, a), (n, b)),
+            )
+        )
+        self.write(f'einsum("{spec}", {self.param(shape)}, {v.name})', (v,), result, 1 + a * b * v.bound)
+
+    def contraction(self) -> None:
+        m = self.value((2,))
+        if m is None:
+            return
+        able = [v for v in self.values if v.shape in ((m.shape[1],), (m.shape[0],))]
+        square = [v for v in self.values if len(v.shape) == 2 and v.shape[0] == m.shape[1]]
+        if square and self.one_of((True, False)):
+            other = self.one_of(square)
+            bound = m.bound * other.bound * m.shape[1]
+            self.write(f"{m.name} @ {other.name}", (m, other), (m.shape[0], other.shape[1]), bound)
+        elif able:
+            v = self.one_of(able)
+            text, shape = (f"{v.name} @ {m.name}", (m.shape[1],))
+            if v.shape[0] == m.shape[1]:
+                text, shape = f"{m.name} @ {v.name}", (m.shape[0],)
+            self.write(text, (m, v), shape, m.bound * v.bound * v.shape[0])
+
+    def outer(self) -> None:
+        a, b = self.value((1,)), self.value((1,))
+        assert a is not None and b is not None
+        self.write(f"outer({a.name}, {b.name})", (a, b), (a.shape[0], b.shape[0]), a.bound * b.bound)
+
+    def reduction(self) -> None:
+        v = self.value((1, 2, 3))
+        assert v is not None
+        axis = self.one_of(range(len(v.shape)))
+        size, keep = v.shape[axis], self.one_of((False, True))
+        texts = {"sum": v.bound * size, "mean": v.bound, "max": v.bound, "min": v.bound}
+        name = self.one_of((*texts, "softmax", "layer_norm"))
+        if name in texts:
+            shape = (*v.shape[:axis], *((1,) if keep else ()), *v.shape[axis + 1 :])
+            self.write(f"{name}({v.name}, axis={axis}, keepdims={keep})", (v,), shape, texts[name])
+        elif name == "softmax":
+            self.write(f"softmax({v.name}, axis={axis})", (v,), v.shape, 1.0)
+        else:
+            self.write(f"tanh(layer_norm({v.name}, eps=0.1))", (v,), v.shape, 1.0)
+
+    def view(self) -> None:
+        v = self.value((1, 2, 3))
+        assert v is not None
+        axis, rank = self.one_of(range(len(v.shape))), len(v.shape)
+        size = v.shape[axis]
+        at = self.one_of(range(size))
+        stop = self.one_of(range(at + 1, size + 1))
+        lead = ":, " * axis
+        order = tuple(self.draw(st.permutations(range(rank))))
+        rest = v.shape[axis + 1 :]
+        texts = {
+            f"{v.name}[{lead}{at}]": (*v.shape[:axis], *rest),
+            f"{v.name}[{lead}{at}:{stop}]": (*v.shape[:axis], stop - at, *rest),
+            f"transpose({v.name}, {order})": tuple(v.shape[a] for a in order),
+            f"{v.name}.reshape(-1)": (prod(v.shape),),
+            f"expand({v.name}, {axis})": (*v.shape[:axis], 1, size, *rest),
+        }
+        if prod(v.shape) % 2 == 0:
+            texts[f"{v.name}.reshape(2, -1)"] = (2, prod(v.shape) // 2)
+        text = self.one_of(texts)
+        self.write(text, (v,), texts[text], v.bound)
+
+    def join(self) -> None:
+        a = self.value((1, 2))
+        assert a is not None
+        same = [v for v in self.values if v.shape == a.shape]
+        b = self.one_of(same)
+        axis = self.one_of(range(len(a.shape)))
+        if self.one_of((True, False)):
+            self.write(f"stack([{a.name}, {b.name}], axis=0)", (a, b), (2, *a.shape), max(a.bound, b.bound))
+            return
+        vectors = [v for v in self.values if len(v.shape) == 1]
+        b = self.one_of(vectors) if len(a.shape) == 1 else b
+        shape = (*a.shape[:axis], a.shape[axis] + b.shape[axis], *a.shape[axis + 1 :])
+        self.write(f"concat([{a.name}, {b.name}], axis={axis})", (a, b), shape, max(a.bound, b.bound))
+
+    # --- results -----------------------------------------------------------------------------------------------------
+
+    def result(self, shape: Shape, last: bool) -> str:
+        """The name of a value of that shape with magnitude up to 1, found or made of what nothing has read yet."""
+        read = {name for line in self.lines for name in line.reads}
+        idle = [v for v in self.lines if v.name not in read]
+        taken = idle if last else [v for v in idle if self.one_of((True, False))]
+        fitting = [v for v in (taken or self.values) if v.shape == shape]
+        if fitting and len(taken) <= 1 and fitting[-1].bound <= 1.0:
+            return fitting[-1].name
+        terms = [v.name if v.shape == shape or not v.shape else f"mean({v.name})" for v in taken]
+        if not fitting:
+            terms.append(self.param(shape))
+        terms = terms or [fitting[-1].name]
+        self.write(f"tanh({' + '.join(terms)})", (*taken, *fitting), shape, 1.0)
+        return self.lines[-1].name
+
+
+OPS = "unary binary choice product heads contraction outer reduction view join"
+WEIGHTS = dict(zip(OPS.split(), (3, 4, 1, 4, 1, 2, 1, 2, 2, 1), strict=True))
+
+
+@st.composite
+def equations(draw: Draw, most: int = 12) -> Equations:
+    """A cell with one to three states (vectors, a matrix, a scalar), one or two inputs, and up to `most` lines."""
+    writer = Writer(draw, sharp=draw(st.booleans()))
+    writer.leaf(writer.inputs, "x", (draw(st.sampled_from(SIZES)),))
+    width = draw(st.sampled_from(SIZES))
+    writer.leaf(writer.states, "h", (width,))
+    for name, shape in (("s", ()), ("c", (width,)), ("d", (3,)), ("S", (2, 5)), ("M", (width, 4))):
+        if draw(st.sampled_from((False, False, True))):
+            writer.leaf(writer.states, name, shape)
+    if draw(st.sampled_from((False, False, True))):
+        writer.leaf(writer.inputs, "u", draw(st.sampled_from(((), (3,), (2, 3)))))
+    names = [name for name, weight in WEIGHTS.items() for _ in range(weight)]
+    for _ in range(draw(st.integers(1, most))):
+        getattr(writer, draw(st.sampled_from(names)))()
+    shapes = list(writer.states.values())
+    results = tuple(writer.result(shape, i == len(shapes) - 1) for i, shape in enumerate(shapes))
+    return pruned(writer, results)
+
+
+def pruned(writer: Writer, results: tuple[str, ...]) -> Equations:
+    """Without lines and parameters that no result needs."""
+    needed, lines = set(results), []
+    for line in reversed(writer.lines):
+        if line.name in needed:
+            lines.append(line)
+            needed.update(line.reads)
+    params = {name: shape for name, shape in writer.params.items() if name in needed}
+    return Equations(writer.inputs, writer.states, params, tuple(reversed(lines)), results)

@@ -1,0 +1,49 @@
+"""gemm_cpu: legal defaults on every instruction set, replay of records, and the choices it has."""
+
+from __future__ import annotations
+
+import pytest
+
+from tvm_rnn import ConfigError, target
+from tvm_rnn.schedule import Knobs, Unit, best, templates
+
+TARGETS = tuple(target.TABLE.values())
+
+
+@pytest.mark.parametrize("machine", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("gates", [1, 2, 3, 4, 5, 8, 11, 40])
+@pytest.mark.parametrize("width", [1, 7, 16, 130, 1024])
+def test_the_default_tile_stays_in_registers(machine: target.Target, dtype: str, gates: int, width: int) -> None:
+    chosen, config = best(Unit("gemm", "step", dtype, gates, width, (width,)), machine)
+    assert chosen.name == "gemm_cpu"
+    assert config["rows"] == 1 or config["rows"] * gates < machine.vector_registers
+    assert config["panels"] == 1 or config["panels"] * gates < machine.vector_registers
+    assert config["panels"] <= -(-width // machine.lanes(dtype))
+
+
+def test_named_batches_bound_the_rows() -> None:
+    machine = target.TABLE["x86-64-v4"]
+    rows = [
+        best(Unit("gemm", "step", "float32", 4, 64, (64,), 1, b), machine)[1]["rows"] for b in [(), (1,), (2, 1), (3,)]
+    ]
+    assert rows == [4, 1, 2, 2]
+
+
+def test_a_record_is_replayed() -> None:
+    machine = target.TABLE["x86-64-v4"]
+    unit = Unit("gemm", "step", "float32", 4, 64, (64,))
+    assert best(unit, machine, {"rows": 2, "panels": 4})[1] == {"rows": 2, "panels": 4}
+
+
+def test_a_value_that_no_knob_has_is_an_error() -> None:
+    machine = target.TABLE["x86-64-v4"]
+    with pytest.raises(ConfigError, match=r"knob rows has no such value[\s\S]*got: +3"):
+        best(Unit("gemm", "step", "float32", 4, 64, (64,)), machine, {"rows": 3})
+
+
+def test_the_space_is_every_choice() -> None:
+    knobs = Knobs()
+    templates()["gemm_cpu"].configure(Unit("gemm", "step", "float32", 4, 64, (64,)), target.TABLE["x86-64-v4"], knobs)
+    assert set(knobs.space) == {"rows", "panels"} and all(len(v) > 1 for v in knobs.space.values())
+    assert knobs.chosen == {k: v for k, v in knobs.chosen.items() if v in knobs.space[k]}

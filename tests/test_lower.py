@@ -1,0 +1,115 @@
+"""lower: the loops around the tiles, the workspace they use, and the guard of the order of time."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tvm_ffi
+from tvm import tirx
+
+import tvm_rnn as rnn
+from tvm_rnn import PassError, pipeline, runtime, target
+from tvm_rnn.lower import Lowered, Lowering, verify
+
+V4 = target.TABLE["x86-64-v4"]
+CELLS = ("lstm", "gru", "lstm_layer_norm", "lstm_fgr", "mlstm", "delta_net", "rhn", "sru", "lstm_projection", "augru")
+GUARD = 4096
+
+
+def lowered(net: rnn.RNN, without: tuple[str, ...] = ()) -> Lowered:
+    return Lowering(net, pipeline.run(net, V4, without)[-1][1], V4).run()
+
+
+def net_of(name: str, **options: object) -> rnn.RNN:
+    c = rnn.cells.get(name)
+    width = 6 if "I" in c.size_names else 21
+    return rnn.RNN(c, width, 21, **{n: 2 for n in c.size_names if n not in ("I", "H")}, **options).init(3)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_code_does_not_grow_with_layers(both: bool) -> None:
+    texts = []
+    for layers in (2, 10):
+        net = rnn.RNN(rnn.cells.lstm, 16, 8 if both else 16, num_layers=layers, bidirectional=both)
+        script = lowered(net).module["sequence"].script()
+        texts.append(re.sub(r"\d+", "N", script))
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("loop", ["tile", "step"])
+def test_a_parallel_loop_over_time_is_refused(loop: str) -> None:
+    func = lowered(rnn.RNN(rnn.cells.lstm, 3, 5)).module["sequence"]
+
+    def parallel(node: tirx.For) -> tirx.For:
+        if node.loop_var.name != loop:
+            return node
+        return tirx.For(node.loop_var, node.min, node.extent, tirx.ForKind.PARALLEL, node.body)
+
+    verify(func)
+    broken = func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, parallel)))
+    with pytest.raises(PassError, match=f"loop over {loop} is not serial"):
+        verify(broken)
+
+
+def test_a_loop_over_time_inside_a_parallel_one_is_refused() -> None:
+    func = lowered(rnn.RNN(rnn.cells.lstm, 3, 5)).module["sequence"]
+    var = tirx.Var("outer", "int64")
+    body = tirx.For(var, tirx.IntImm("int64", 0), tirx.IntImm("int64", 2), tirx.ForKind.PARALLEL, func.body)
+    with pytest.raises(PassError, match="inside a parallel loop"):
+        verify(func.with_body(body))
+
+
+def test_a_graph_without_tiling_is_refused() -> None:
+    net = rnn.RNN(rnn.cells.lstm, 3, 5)
+    stages = dict(pipeline.run(net, V4))
+    with pytest.raises(PassError, match="no tiling"):
+        Lowering(net, stages["fuse_pointwise"], V4)
+
+
+@pytest.mark.parametrize(("name", "both"), [(name, number % 2 == 1) for number, name in enumerate(CELLS)])
+def test_the_workspace_is_large_enough_and_its_contents_do_not_matter(
+    name: str, both: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workspace and packed weights start as NaN, then as 1e30: results are equal, and nothing behind them is touched."""
+    real, guards = runtime._aligned, []
+
+    def poisoned(value: float) -> object:
+        def allocate(elements: int, dtype: np.dtype[np.floating]) -> np.ndarray:
+            whole = real(elements + GUARD, dtype)
+            whole[:] = value
+            guards.append((whole[elements:], value))
+            return whole[:elements]
+
+        return allocate
+
+    net = net_of(name, num_layers=2, bidirectional=both and name != "sru")
+    compiled = rnn.compile(net)
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=(5, 3, *n.shape)).astype("float32") for n in net.layers[0].graph.inputs]
+    results = []
+    for value in (np.nan, 1e30):
+        monkeypatch.setattr(runtime, "_aligned", poisoned(value))
+        module = runtime.load(compiled.path)
+        results.append(module(tuple(inputs) if len(inputs) > 1 else inputs[0], lengths=[5, 0, 3])[0])
+    assert guards and np.isfinite(results[0]).all()
+    np.testing.assert_array_equal(results[0], results[1])
+    for guard, value in guards:
+        np.testing.assert_array_equal(guard, np.full(GUARD, value, guard.dtype))
+
+
+def test_flops_of_an_lstm() -> None:
+    products = 2 * 4 * 32 * (8 + 32)
+    assert products < lowered(rnn.RNN(rnn.cells.lstm, 8, 32)).flops_per_row < 1.5 * products
+    twice = lowered(rnn.RNN(rnn.cells.lstm, 32, 32, num_layers=2)).flops_per_row
+    assert twice == 2 * lowered(rnn.RNN(rnn.cells.lstm, 32, 32)).flops_per_row
+
+
+def test_packs_cover_every_weight_once_and_do_not_overlap() -> None:
+    net = rnn.RNN(rnn.cells.lstm, 6, 5, num_layers=3, bidirectional=True)
+    low = lowered(net)
+    names = [n for pack in low.packs for n in pack["weights"]]
+    assert sorted(names) == sorted(net.weight_shapes)
+    offsets = sorted(pack["offset"] for pack in low.packs)
+    assert len(set(offsets)) == 6 and offsets[-1] < low.packed_elements

@@ -1,0 +1,118 @@
+"""normalise: every spelling of the same equations becomes the same graph, and none changes its meaning."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn import cell, concat, einsum, show, sigmoid, softplus, split, stack, tanh
+from tvm_rnn.graph import Graph
+from tvm_rnn.normalise import Builder, normalise
+from tvm_rnn.reference import Reference
+
+
+def normal(c: rnn.Cell, width: int = 5) -> Graph:
+    return normalise(rnn.RNN(c, width, 7).layers[0].graph)
+
+
+def skeleton(graph: Graph) -> list[tuple[str, tuple[int, ...]]]:
+    """Ops and shapes in order, without the names of parameters."""
+    views = ("index", "slice", "reshape")
+    return [(n.op, n.shape) for n in graph.nodes() if n.op not in ("param", *views)]
+
+
+@cell(states="h")
+def packed(x: "I", h: "H", *, W: "2 H I", R: "2 H H", b: "2 H"):
+    z, n = W @ x + R @ h + b
+    return sigmoid(z) * h + tanh(n)
+
+
+@cell(states="h")
+def flat(x: "I", h: "H", *, W: "2*H I", R: "2*H H", b: "2*H"):
+    z, n = split(W @ x + R @ h + b, 2)
+    return sigmoid(z) * h + tanh(n)
+
+
+@cell(states="h")
+def reshaped(x: "I", h: "H", *, W: "2*H I", R: "2*H H", b: "2*H"):
+    z, n = (W @ x + R @ h + b).reshape(2, -1)
+    return sigmoid(z) * h + tanh(n)
+
+
+@cell(states="h")
+def by_gate(x: "I", h: "H", *, Wz: "H I", Wn: "H I", Rz: "H H", Rn: "H H", bz: "H", bn: "H"):
+    return sigmoid(Wz @ x + Rz @ h + bz) * h + tanh(Wn @ x + Rn @ h + bn)
+
+
+@cell(states="h")
+def stacked(x: "I", h: "H", *, Wz: "H I", Wn: "H I", Rz: "H H", Rn: "H H", bz: "H", bn: "H"):
+    z, n = stack([Wz @ x, Wn @ x]) + stack([Rz @ h, Rn @ h]) + stack([bz, bn])
+    return sigmoid(z) * h + tanh(n)
+
+
+@cell(states="h")
+def by_einsum(x: "I", h: "H", *, W: "2 I H", R: "2 H H", b: "2 H"):
+    z, n = einsum("gih,i->gh", W, x) + einsum("k,ghk->gh", h, R) + b
+    return sigmoid(z) * h + tanh(n)
+
+
+@cell(states="h")
+def joined(x: "I", h: "H", *, W: "2 H I+H", b: "2 H"):
+    z, n = W @ concat([x, h]) + b
+    return sigmoid(z) * h + tanh(n)
+
+
+SPELLINGS = [packed, flat, reshaped, by_gate, stacked, by_einsum, joined]
+
+
+@pytest.mark.parametrize("c", SPELLINGS[1:], ids=lambda c: c.name)
+def test_every_spelling_is_the_same_graph(c: rnn.Cell) -> None:
+    ours = [op for op in skeleton(normal(c)) if op[0] != "transpose"]
+    assert ours == skeleton(normal(packed))
+
+
+@pytest.mark.parametrize("name", rnn.cells.names())
+def test_meaning_is_kept(name: str) -> None:
+    c = rnn.cells.get(name)
+    width = 5 if "I" in c.size_names else 7
+    net = rnn.RNN(c, width, 7, **{n: 3 for n in c.size_names if n not in ("I", "H")}).init(1)
+    rng = np.random.default_rng(0)
+    x = tuple(rng.normal(size=(4, 3, *n.shape)) for n in net.layers[0].graph.inputs)
+    expected, _ = rnn.reference(net)(x if len(x) > 1 else x[0])
+    actual, _ = Reference(net, [normalise(net.layers[0].graph)])(x if len(x) > 1 else x[0])
+    np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_it_is_idempotent() -> None:
+    graph = normal(packed)
+    assert show.graph_text(normalise(graph)) == show.graph_text(graph)
+
+
+def test_products_with_two_state_dependent_operands_are_no_gemm() -> None:
+    ops = {n.op for n in normal(rnn.cells.mlstm).nodes()}
+    assert "einsum" in ops and "gemm" in ops
+
+
+def test_softplus_becomes_its_parts() -> None:
+    @cell(states="h")
+    def soft(x: "H", h: "H"):
+        return softplus(x + h)
+
+    ops = [n.op for n in normal(soft, 7).nodes()]
+    assert "softplus" not in ops and {"relu", "log1p", "exp"} <= set(ops)
+
+
+def test_constants_are_folded_and_shared() -> None:
+    @cell(states="h")
+    def scaled(x: "H", h: "H"):
+        return x * 0.5 + h * 0.5
+
+    assert len([n for n in normal(scaled, 7).nodes() if n.op == "const"]) == 1
+
+
+def test_builder_makes_equal_nodes_once() -> None:
+    builder = Builder()
+    x, h = rnn.RNN(packed, 5, 7).layers[0].graph.inputs[0], rnn.RNN(packed, 5, 7).layers[0].graph.states[0]
+    assert builder.make("tanh", x) is builder.make("tanh", x)
+    assert builder.make("tanh", x) is not builder.make("tanh", h)

@@ -1,0 +1,42 @@
+"""panels: every shape of tile, with every number of rows left over, computes the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn import emit, schedule
+from tvm_rnn.tolerance import assert_close
+
+TILES = ((1, 1), (1, 4), (1, 8), (2, 2), (4, 1), (4, 4), (8, 2), (8, 8))
+
+
+@pytest.mark.parametrize(("rows", "panels"), TILES)
+def test_every_tile_with_every_rest(rows: int, panels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forced(unit: schedule.Unit, machine: rnn.Target) -> tuple[schedule.Template, schedule.Config]:
+        record = {"rows": rows, "panels": panels} if unit.kind == "gemm" else None
+        return schedule.best(unit, machine, record)
+
+    monkeypatch.setattr(emit, "best", forced)
+    net = rnn.RNN(rnn.cells.gru_reset_before, 3, 69).init(rows)  # 5 panels of 16: no multiple of any choice but 1
+    module = rnn.compile(net)
+    assert {t["knobs"]["rows"] for t in module.manifest.templates if t["template"] == "gemm_cpu"} == {rows}
+    rng = np.random.default_rng(panels)
+    for batch in (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17):
+        x = rng.normal(size=(3, batch, 3)).astype("float32")
+        y, state = module(x)
+        expected, expected_state = rnn.reference(net)(x)
+        assert_close(y, expected, "float32", 3)
+        assert_close(state["h"], expected_state["h"], "float32", 3)
+
+
+def test_threads_share_panels_without_changing_a_bit() -> None:
+    net = rnn.RNN(rnn.cells.lstm, 40, 130, num_layers=2).init()
+    module = rnn.compile(net)
+    x = np.random.default_rng(0).normal(size=(20, 9, 40)).astype("float32")
+    results = []
+    for threads in (1, 2, 3, 7):
+        module.threads = threads
+        results.append(module(x)[0])
+    assert all(np.array_equal(results[0], r) for r in results[1:])

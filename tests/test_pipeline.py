@@ -1,0 +1,59 @@
+"""pipeline: the order of passes, switching them off, and the meaning after every stage."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn import ConfigError, pipeline, target
+from tvm_rnn.reference import Reference
+
+V4 = target.TABLE["x86-64-v4"]
+OFF = [(), *((name,) for name in pipeline.PASS_NAMES), *combinations(pipeline.PASS_NAMES[:3], 2), pipeline.PASS_NAMES]
+
+
+@pytest.mark.parametrize("off", OFF, ids=lambda off: "+".join(off) or "all on")
+@pytest.mark.parametrize("name", rnn.cells.names())
+def test_every_stage_means_the_same(name: str, off: tuple[str, ...]) -> None:
+    c = rnn.cells.get(name)
+    width = 3 if "I" in c.size_names else 5
+    net = rnn.RNN(c, width, 5, **{n: 2 for n in c.size_names if n not in ("I", "H")}).init(2)
+    rng = np.random.default_rng(1)
+    inputs = [rng.normal(size=(3, 2, *n.shape)) for n in net.layers[0].graph.inputs]
+    x = inputs[0] if len(inputs) == 1 else tuple(inputs)
+    expected, state = rnn.reference(net)(x)
+    for stage, layers in pipeline.run(net, V4, off):
+        actual, ours = Reference(net, [layers.graphs[i] for i in layers.of_layer])(x)
+        np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12, err_msg=stage)
+        for key, value in state.items():
+            np.testing.assert_allclose(ours[key], value, rtol=1e-12, atol=1e-12, err_msg=f"{stage}: {key}")
+
+
+def test_stages_are_in_order() -> None:
+    names = [name for name, _ in pipeline.run(rnn.RNN(rnn.cells.lstm, 3, 5), V4)]
+    assert names == ["trace", "normalise", *pipeline.PASS_NAMES]
+
+
+def test_a_pass_that_only_improves_is_left_out() -> None:
+    names = [name for name, _ in pipeline.run(rnn.RNN(rnn.cells.lstm, 3, 5), V4, ["hoist_gemms"])]
+    assert "hoist_gemms" not in names
+
+
+def test_graphs_know_what_was_applied() -> None:
+    graph = pipeline.run(rnn.RNN(rnn.cells.lstm, 3, 5), V4, ["combine_gemms"])[-1][1].graphs[0]
+    assert graph.applied == ("hoist_gemms", "fuse_pointwise", "tile_layers_and_time")
+
+
+def test_layers_of_equal_sizes_share_a_graph() -> None:
+    layers = pipeline.run(rnn.RNN(rnn.cells.lstm, 5, 5, num_layers=6), V4)[-1][1]
+    assert len(layers.graphs) == 1 and layers.of_layer == (0,) * 6
+    layers = pipeline.run(rnn.RNN(rnn.cells.lstm, 3, [5, 7, 5], num_layers=3), V4)[-1][1]
+    assert len(layers.graphs) == 3
+
+
+def test_an_unknown_pass_is_named_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"no such pass[\s\S]*hoist_gems[\s\S]*did you mean 'hoist_gemms'"):
+        pipeline.run(rnn.RNN(rnn.cells.lstm, 3, 5), V4, ["hoist_gems"])

@@ -1,0 +1,96 @@
+"""README.md: its Python runs and prints what it says, its commands run, its names and files exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tvm_rnn as rnn
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)
+PYTHON = [text for language, text in BLOCKS if language == "python"]
+COMMANDS = [line for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
+
+
+def section(title: str) -> str:
+    return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def call(folder: Path, *words: str) -> str:
+    """stdout of a Python process in `folder` that finds this repository's tvm_rnn."""
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stderr}"
+    return done.stdout
+
+
+def test_the_python_runs_in_order_and_prints_what_is_said(tmp_path: Path) -> None:
+    (tmp_path / "readme.py").write_text("\n".join(PYTHON))
+    said = "".join(text for language, text in BLOCKS if language == "text")
+    assert len(PYTHON) == 3 and said.count("\n") == 2
+    assert call(tmp_path, "readme.py") == said
+
+
+def test_the_commands_run_in_order(tmp_path: Path) -> None:
+    ours = [shlex.split(line) for line in COMMANDS if not line.startswith("make ")]
+    assert len(ours) > 5
+    for word, *rest in ours:
+        assert word in ("tvm-rnn", "python")
+        call(tmp_path, *(["-m", "tvm_rnn"] if word == "tvm-rnn" else []), *rest)
+    assert (tmp_path / "y.npy").exists()
+
+
+def test_every_command_of_the_command_line_is_shown() -> None:
+    from tvm_rnn.cli import app
+
+    known = {c.name or (c.callback.__name__ if c.callback else "") for c in app.registered_commands}
+    assert {line.split()[1] for line in COMMANDS if line.startswith("tvm-rnn ")} == known
+
+
+def test_targets_of_make_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"\bmake ([a-z-]+)\b(?=`|\n)", README))
+    assert {"demo", "test", "lint", "bench"} <= targets
+    for target in targets:
+        assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+def test_the_zoo_is_complete() -> None:
+    rows = [line.split("|")[1] for line in section("The zoo").splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == rnn.cells.names()
+
+
+def test_names_of_the_package_exist() -> None:
+    for name in set(re.findall(r"(?<![/\w])rnn\.(\w+)", README)):
+        assert hasattr(rnn, name), name
+    for name in set(re.findall(r"(?<![/\w])rnn\.cells\.(\w+)", README)):
+        assert hasattr(rnn.cells, name), name
+
+
+def test_files_and_links_exist() -> None:
+    links = {path for path in re.findall(r"\]\(([^)]+)\)", README) if "://" not in path}
+    files = set(re.findall(r"`((?:tvm_rnn|schedules|tests|tutorials)/[\w/.]*)`", README))
+    assert len(links) >= 5 and len(files) >= 10
+    for path in links | files:
+        assert (ROOT / path).exists(), path
+
+
+def test_every_pass_is_explained() -> None:
+    from tvm_rnn.pipeline import PASS_NAMES
+
+    rows = re.findall(r"^\| (\w+) \|", section("How it works"), re.M)
+    assert [row for row in rows if row in PASS_NAMES] == list(PASS_NAMES)
+
+
+@pytest.mark.parametrize("mark", ["begin", "end"])
+def test_the_figures_have_their_place(mark: str) -> None:
+    assert section("Speed").count(f"<!-- speed:{mark} -->") == 1

@@ -1,0 +1,74 @@
+"""schedule: templates are discovered, a user's own come first, knobs answer by name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tvm_rnn import ConfigError, schedule
+from tvm_rnn.schedule import Knobs, Unit, folders, templates
+
+OWN = '''
+from tvm_rnn.schedule import template
+
+@template("mine", kinds=("pointwise", "reduce"), targets=("llvm",))
+class Mine:
+    @staticmethod
+    def configure(unit, target, knob):
+        return {"depth": knob("depth", (1, 2), 2)}
+
+    @staticmethod
+    def schedule(sch, unit, config):
+        if unit.kind == "reduce":
+            lane, *reduced = sch.get_loops("partial")
+            sch.reorder(*reduced, lane)
+            sch.decompose_reduction("partial", reduced[0])
+'''
+USE = '''
+import numpy as np, tvm_rnn as rnn
+net = rnn.RNN(rnn.cells.lstm_layer_norm, 5, 7).init()
+module = rnn.compile(net)
+x = np.ones((3, 2, 5), "float32")
+assert abs(module(x)[0] - rnn.reference(net)(x)[0]).max() < 1e-5
+print(sorted({t["template"] for t in module.manifest.templates}), module.manifest.templates[1]["knobs"])
+'''
+
+
+def test_the_templates_that_ship_are_found() -> None:
+    assert {"gemm_cpu", "rows_cpu"} <= set(templates())
+    assert (folders()[0] / "gemm_cpu.py").is_file()
+
+
+def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    environment = {**os.environ, "TVM_RNN_SCHEDULES": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", USE], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "['gemm_cpu', 'mine'] {'depth': 2}"
+
+
+def test_a_folder_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_RNN_SCHEDULES", "/no/such/folder")
+    monkeypatch.setattr(schedule, "_found", None)
+    with pytest.raises(ConfigError, match=r"no such folder of schedules[\s\S]*/no/such/folder"):
+        templates()
+
+
+def test_knobs_answer_with_the_record_or_the_default() -> None:
+    knobs = Knobs({"a": 4})
+    assert (knobs("a", (1, 2, 4), 2), knobs("b", (1, 2), 2)) == (4, 2)
+    assert knobs.space == {"a": (1, 2, 4), "b": (1, 2)} and knobs.chosen == {"a": 4, "b": 2}
+    with pytest.raises(ConfigError, match="knob a has no such value"):
+        Knobs({"a": 3})("a", (1, 2, 4), 2)
+
+
+def test_templates_say_what_they_take() -> None:
+    from tvm_rnn.target import TABLE
+
+    gemm = templates()["gemm_cpu"]
+    assert gemm.applies(Unit("gemm", "step", "float32"), TABLE["x86-64"])
+    assert not gemm.applies(Unit("reduce", "step", "float32"), TABLE["x86-64"])

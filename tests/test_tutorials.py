@@ -1,0 +1,118 @@
+"""The demo and the tutorials run as a reader would run them, each in a process and a folder of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn.tolerance import assert_close
+
+ROOT = Path(__file__).resolve().parent.parent
+TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
+
+# Parts of lines that each must print; figures are left out.
+PRINTED = {
+    "demo": [
+        "tvm, tvm_rnn and torch cannot be imported",
+        "same prediction            899 of 899",
+        "NumPy",
+        "passed: the module does what the oracle does",
+    ],
+    "01_compile_an_lstm": [
+        "y (100, 16, 256)   state {'h': (2, 16, 256), 'c': (2, 16, 256)}",
+        "a second process: (100, 16, 256) compiler imported: False",
+    ],
+    "02_write_a_cell": [
+        "02_write_a_cell.py:",  # the error names the line of the wrong cell
+        "got:      R[32, 32] @ x[8]",
+        "memory: y (50, 4, 16) is the oracle's; states {'M': (1, 4, 16, 16)}",
+        "both LSTMs: the same ",
+        "NaN in row 1 from step 20 on, and nowhere else",
+    ],
+    "03_watch_the_passes": [
+        "products: 8 before combine_gemms, 2 after it",
+        "gru_reset_before: 2 phase(s)",
+        "without hoist_gemms",
+        "@T.prim_func",
+    ],
+}
+
+
+def output(folder: Path, *words: str) -> str:
+    """stdout of a Python process in `folder` that finds this repository's tvm_rnn and must end well."""
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tutorials" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_it_runs_and_prints_what_matters(name: str, tmp_path: Path) -> None:
+    printed = output(tmp_path, str(ROOT / "tutorials" / f"{name}.py"))
+    for part in PRINTED[name]:
+        assert part in printed, f"{part!r} in:\n{printed}"
+
+
+def test_every_tutorial_is_run() -> None:
+    assert {path.stem for path in TUTORIALS} | {"demo"} == set(PRINTED)
+
+
+@pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_says_what_it_does_and_what_comes_next(path: Path) -> None:
+    cells = re.split(r"^# %%", path.read_text(), flags=re.M)[1:]
+    assert cells[0].startswith(f" [markdown]\n# # {int(path.stem[:2])}. ")
+    assert "In this tutorial you will" in cells[0]
+    assert cells[-1].startswith(" [markdown]\n# ## What to read next\n")
+    named = re.findall(r"`([\w/]+\.py)`", cells[-1])
+    folder = path.parent
+    assert named or "`tvm_rnn/" in cells[-1]
+    for name in named:
+        assert (folder / name).exists() or (ROOT / name).exists(), name
+
+
+def test_the_demo_finds_fault_with_wrong_results() -> None:
+    demo = module("demo")
+    y, digits = np.zeros((8, 5, 2)), np.array([1, 2, 3, 4, 5])
+    assert demo.problems(y + 1e-7, y, digits, digits, digits) == []
+    assert "differ from the oracle's by 1.0e-03" in demo.problems(y + 1e-3, y, digits, digits, digits)[0]
+    assert "inf" in demo.problems(y * np.nan, y, digits, digits, digits)[0]
+    assert (
+        "4 images are recognised, and by the oracle 5"
+        in demo.problems(y, y, np.array([1, 2, 3, 4, 9]), *[digits] * 2)[0]
+    )
+
+
+def test_the_demo_compares_with_the_same_lstm_in_numpy() -> None:
+    net = rnn.RNN(rnn.cells.lstm, 3, 5, dtype="float64").init(seed=1)
+    x = np.random.default_rng(0).normal(size=(7, 4, 3))
+    layer = module("demo_deployed").numpy_lstm(*(net.weights[f"{name}_l0"] for name in ("W", "R", "b")))
+    first = layer(x)
+    assert_close(first, rnn.reference(net)(x)[0], "float64", 7)
+    assert np.array_equal(layer(x), first)
+
+
+def test_the_demo_does_without_torch(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "tutorials" / "demo_deployed.py", tmp_path)
+    np.savez(tmp_path / "data.npz", x=np.zeros(1))
+    program = "import sys; sys.modules['torch'] = None; import demo_deployed; demo_deployed.main()"
+    assert "torch" in json.loads(output(tmp_path, "-c", program, "torch"))["skip"]
