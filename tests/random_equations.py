@@ -301,8 +301,9 @@ class Writer:
         terms = [v.name if v.shape == shape or not v.shape else f"mean({v.name})" for v in taken]
         if not fitting:
             terms.append(self.param(shape))
-        terms = terms or [fitting[-1].name]
-        self.write(f"tanh({' + '.join(terms)})", (*taken, *fitting), shape, 1.0)
+        if not terms:
+            taken, terms = [fitting[-1]], [fitting[-1].name]
+        self.write(f"tanh({' + '.join(terms)})", tuple(taken), shape, 1.0)
         return self.lines[-1].name
 
 

@@ -12,7 +12,7 @@ import pytest
 from tvm_rnn import ConfigError, schedule
 from tvm_rnn.schedule import Knobs, Unit, folders, templates
 
-OWN = '''
+OWN = """
 from tvm_rnn.schedule import template
 
 @template("mine", kinds=("pointwise", "reduce"), targets=("llvm",))
@@ -27,15 +27,15 @@ class Mine:
             lane, *reduced = sch.get_loops("partial")
             sch.reorder(*reduced, lane)
             sch.decompose_reduction("partial", reduced[0])
-'''
-USE = '''
+"""
+USE = """
 import numpy as np, tvm_rnn as rnn
 net = rnn.RNN(rnn.cells.lstm_layer_norm, 5, 7).init()
 module = rnn.compile(net)
 x = np.ones((3, 2, 5), "float32")
 assert abs(module(x)[0] - rnn.reference(net)(x)[0]).max() < 1e-5
 print(sorted({t["template"] for t in module.manifest.templates}), module.manifest.templates[1]["knobs"])
-'''
+"""
 
 
 def test_the_templates_that_ship_are_found() -> None:

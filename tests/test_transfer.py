@@ -21,7 +21,9 @@ def test_there_and_back(shape: tuple[int, ...], rows: int) -> None:
     size = int(np.prod(shape, dtype=int))
     user, back = (tirx.decl_buffer(((rows + 2) * size,), "float32", name=n) for n in ("user", "back"))
     ws = tirx.decl_buffer((8 + rows * stride,), "float32", name="ws")
-    body = tirx.SeqStmt([rows_in(ws, user, array, int64(2), int64(rows)), rows_out(ws, back, array, int64(1), int64(rows))])
+    body = tirx.SeqStmt(
+        [rows_in(ws, user, array, int64(2), int64(rows)), rows_out(ws, back, array, int64(1), int64(rows))]
+    )
     func = tirx.PrimFunc([user, ws, back], body).with_attr("global_symbol", "main")
     run = tvm.compile(tvm.IRModule({"main": func}), target="llvm")["main"]
     data = np.arange((rows + 2) * size, dtype="float32")
