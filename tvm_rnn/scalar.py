@@ -302,10 +302,10 @@ def _log_float32(x: Expr) -> Expr:
 
 
 def sigmoid(x: Expr) -> Expr:
-    """1 / (1 + exp(-x)); in float32 it ends at 1.6e-38 in place of 0."""
+    """1 / (1 + exp(-x)), exactly 0 at -inf: 0 times inf must stay NaN where it is used as a gate."""
     if _dtype(x) != "float32":
         return div(const(1.0, x), const(1.0, x) + _call("exp", neg(x)))
-    return div(const(1.0, x), const(1.0, x) + _exp_bounded(_clamp(neg(x), -87.0, 87.0)))
+    return div(const(1.0, x), const(1.0, x) + exp(neg(x)))
 
 
 def log1p(y: Expr) -> Expr:

@@ -1,0 +1,75 @@
+"""Compiled networks for tests: each is compiled once per process, with weights, and compared with the oracle.
+
+In: a cell of the zoo (or any RNN), sizes and options of `compile`. Out: (RNN, Module) pairs and drawn arguments.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+import tvm_rnn as rnn
+from tvm_rnn.tolerance import assert_close
+
+EXTRA = {"P": 3, "depth": 2}  # sizes of the axes that are neither I nor H
+SCORES = ("a",)  # inputs in 0..1: augru's attention; outside, its gate is none and the state grows without end
+# Cells that amplify rounding errors with weights as drawn, and by how much which of their weights are scaled down. Layer
+# normalisation undoes every scale but that of its gains: with gains of 1, NumPy in float32 is off by 9e-5 after 200
+# steps (H = 33), with 0.5 by 1e-7.
+TAMED = {"lstm_layer_norm": ("a_h", 0.5)}
+
+
+def network(name: str, input_size: int, hidden_size: Any, seed: int = 3, **options: Any) -> rnn.RNN:
+    """An RNN of a zoo cell with weights as `init` draws them."""
+    cell = rnn.cells.get(name)
+    extra = {axis: size for axis, size in EXTRA.items() if axis in cell.size_names}
+    net = rnn.RNN(cell, input_size, hidden_size, **extra, **options).init(seed)
+    parameter, scale = TAMED.get(name, (None, 1.0))
+    own = [w for w in net.weights if w.startswith(f"{parameter}_l")]
+    return net.load(net.weights | {w: scale * net.weights[w] for w in own})
+
+
+@functools.cache
+def compiled(
+    name: str,
+    input_size: int,
+    hidden_size: Any,
+    target: str = "llvm",
+    batch: tuple[int, ...] = (),
+    without: tuple[str, ...] = (),
+    **options: Any,
+) -> tuple[rnn.RNN, rnn.Module]:
+    """The network and its module; the same pair again for the same arguments."""
+    net = network(name, input_size, hidden_size, **options)
+    return net, rnn.compile(net, target, batch, without=without)
+
+
+def arguments(net: rnn.RNN, steps: int, batch: int, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inputs [T, B, ...] and a state that is not the initial one, in the network's dtype."""
+    rng = np.random.default_rng(seed)
+
+    def like(value: Any) -> Any:
+        if isinstance(value, list):
+            return [like(part) for part in value]
+        return (value + rng.uniform(-0.5, 0.5, value.shape)).astype(net.dtype)
+
+    leaves = net.layers[0].graph.inputs
+    drawn = {leaf.name: rng.normal(size=(steps, batch, *leaf.shape)) for leaf in leaves}
+    x = {n: (1 / (1 + np.exp(-v)) if n in SCORES else v).astype(net.dtype) for n, v in drawn.items()}
+    return x, {name: like(value) for name, value in net.initial_state(batch).items()}
+
+
+def flags(steps: int, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """lengths in 0..T (the ends are among them where there are rows enough) and a reset in about one of 8 places."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, steps + 1, batch)
+    lengths[: min(batch, 2)] = [steps, 0][: min(batch, 2)]
+    return {"lengths": lengths, "reset": rng.random((steps, batch)) < 0.125}
+
+
+def check(net: rnn.RNN, module: rnn.Module, steps: int, batch: int, seed: int = 0, **rows: Any) -> None:
+    """y and state of the module are the oracle's, from a given state, within the table's tolerance."""
+    x, state = arguments(net, steps, batch, seed)
+    assert_close(module(x, state, **rows), rnn.reference(net)(x, state, **rows), net.dtype, steps)

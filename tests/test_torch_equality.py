@@ -1,0 +1,101 @@
+"""Compiled modules are torch.nn's layers: same weights, inputs and states in, same results out, ragged or not.
+
+In: torch.nn.RNN, LSTM and GRU, given our weights by `peer_models.torch_weights`. torch computes in float64, so that the
+figures are our errors alone; tensors go in and out as torch's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from compiled import arguments, compiled
+from peer_problems import problem_of
+
+import tvm_rnn as rnn
+from tvm_rnn.peer_models import TORCH_CELLS, torch_weights
+from tvm_rnn.tolerance import assert_close
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.peers
+
+I, H, STEPS, BATCH = 11, 9, 23, 5
+LENGTHS = [4, 23, 1, 17, 23]
+LAYERS = pytest.mark.parametrize("layers", [1, 2, 3])
+DIRECTIONS = pytest.mark.parametrize("bidirectional", [False, True], ids=["forward", "both ways"])
+EVERY_CELL = pytest.mark.parametrize("name", TORCH_CELLS)
+
+
+def torch_layer(net: rnn.RNN) -> Any:
+    """The layer of torch.nn with the same weights, in float64."""
+    kind, options = TORCH_CELLS[net.cell.name]
+    if net.cell.name == "lstm_projection":
+        options = options | {"proj_size": net.layers[0].width}
+    sizes = {"num_layers": net.num_layers, "bidirectional": net.bidirectional, "dtype": torch.float64}
+    layer = getattr(torch.nn, kind)(net.input_size, net.hidden_size, **sizes, **options)
+    weights = torch_weights(problem_of(net))
+    layer.load_state_dict({name: torch.from_numpy(value.astype(np.float64)) for name, value in weights.items()})
+    return layer
+
+
+def run(layer: Any, x: np.ndarray, state: dict[str, np.ndarray], lengths: Any = None) -> tuple[Any, list[Any]]:
+    """y [T, B, D*H] and the final states in order, as torch computes them."""
+    begin = tuple(torch.from_numpy(v.astype(np.float64)) for v in state.values())
+    given: Any = torch.from_numpy(x.astype(np.float64))
+    if lengths is not None:
+        given = torch.nn.utils.rnn.pack_padded_sequence(given, torch.tensor(lengths), enforce_sorted=False)
+    with torch.no_grad():
+        y, end = layer(given, begin if len(begin) > 1 else begin[0])
+    if lengths is not None:
+        y = torch.nn.utils.rnn.pad_packed_sequence(y, total_length=x.shape[0])[0]
+    return y.numpy(), [e.numpy() for e in (end if isinstance(end, tuple) else (end,))]
+
+
+@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "ragged"])
+@DIRECTIONS
+@LAYERS
+@EVERY_CELL
+def test_is_the_layer_of_torch(name: str, layers: int, bidirectional: bool, lengths: Any) -> None:
+    net, module = compiled(name, I, H, num_layers=layers, bidirectional=bidirectional)
+    x, state = arguments(net, STEPS, BATCH)
+    expected, ends = run(torch_layer(net), x["x"], state, lengths)
+    y, end = module(x["x"], state, lengths=lengths)
+    assert_close(y, expected, "float32", STEPS)
+    assert_close(list(end.values()), ends, "float32", STEPS)
+
+
+@EVERY_CELL
+def test_tensors_go_in_and_come_out(name: str) -> None:
+    """As torch's users have them: tensors, also ones that need gradients, are not part of numpy's world."""
+    net, module = compiled(name, I, H, num_layers=2, bidirectional=False)
+    x, state = arguments(net, STEPS, BATCH)
+    expected, _ = module(x["x"], state)
+    given = torch.from_numpy(x["x"]).requires_grad_()
+    y, end = module(given, {n: torch.from_numpy(v) for n, v in state.items()}, lengths=torch.full((BATCH,), STEPS))
+    assert isinstance(y, torch.Tensor) and all(isinstance(v, torch.Tensor) for v in end.values())
+    np.testing.assert_array_equal(y.numpy(), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", [128, 257])
+@DIRECTIONS
+@EVERY_CELL
+def test_large_layers(name: str, hidden: int, bidirectional: bool) -> None:
+    net, module = compiled(name, 64, hidden, num_layers=2, bidirectional=bidirectional)
+    for batch in (1, 16):
+        x, state = arguments(net, 100, batch)
+        expected, ends = run(torch_layer(net), x["x"], state)
+        y, end = module(x["x"], state)
+        assert_close(y, expected, "float32", 100)
+        assert_close(list(end.values()), ends, "float32", 100)
+
+
+@pytest.mark.parametrize("projection", [1, 4, 8])
+def test_projections_of_other_widths(projection: int) -> None:
+    net = rnn.RNN(rnn.cells.lstm_projection, I, H, num_layers=2, bidirectional=True, proj_size=projection).init(1)
+    x, state = arguments(net, STEPS, BATCH)
+    expected, ends = run(torch_layer(net), x["x"], state, LENGTHS)
+    y, end = rnn.compile(net)(x["x"], state, lengths=LENGTHS)
+    assert_close(y, expected, "float32", STEPS)
+    assert_close(list(end.values()), ends, "float32", STEPS)

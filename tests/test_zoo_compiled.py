@@ -1,0 +1,91 @@
+"""Every cell of the zoo, compiled, is the oracle: over 200 steps within 1e-5 in float32 and 1e-12 in float64.
+
+Sizes include 1, primes, and numbers that are no multiple of a vector. Weights and inputs are as `compiled.network` draws
+them: see there for the one cell whose gains are scaled down, because with gains of 1 no float32 follows float64.
+"""
+
+from __future__ import annotations
+
+import pytest
+from compiled import arguments, check, compiled, flags
+
+import tvm_rnn as rnn
+from tvm_rnn import cells
+from tvm_rnn.tolerance import TABLE
+
+NAMES = cells.names()
+EVERY_CELL = pytest.mark.parametrize("name", NAMES)
+SIZES = [(5, 7), (33, 1), (1, 33)]  # I, H
+# A different third of the zoo for each: together every cell. All of them are slow.
+STACKS = [
+    {"num_layers": 3},
+    {"bidirectional": True},
+    {"num_layers": 3, "bidirectional": True},
+]
+
+
+def test_the_tolerance_is_that_of_the_issue() -> None:
+    assert TABLE["float32"][0] == (200, 1e-5)
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@EVERY_CELL
+def test_float32(name: str, sizes: tuple[int, int]) -> None:
+    net, module = compiled(name, *sizes)
+    for batch in (1, 7):
+        check(net, module, 200, batch)
+    check(net, module, 200, 33, **flags(200, 33))
+
+
+@EVERY_CELL
+def test_float64(name: str) -> None:
+    net, module = compiled(name, 5, 7, dtype="float64")
+    check(net, module, 200, 1)
+    check(net, module, 200, 7, **flags(200, 7))
+
+
+@EVERY_CELL
+def test_no_state_is_the_initial_one(name: str) -> None:
+    net, module = compiled(name, 5, 7)
+    x, _ = arguments(net, 3, 2)
+    y, end = module(x)
+    same_y, same_end = module(x, module.init_state(2))
+    assert (y == same_y).all() and all((end[n] == same_end[n]).all() for n in end)
+    expected, _ = rnn.reference(net)(x)
+    assert abs(y - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("number", range(len(STACKS)), ids=["3 layers", "both ways", "3 layers both ways"])
+@pytest.mark.parametrize("third", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_layers_and_directions(number: int, third: int) -> None:
+    """Layer 0 reads another width than the others: two graphs share the code."""
+    for name in NAMES[(number + third) % 3 :: 9 if third == 0 else 3]:
+        net, module = compiled(name, 6, 5, **STACKS[number])
+        check(net, module, 50, 3)
+        check(net, module, 50, 3, **flags(50, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(130, 130), (17, 64)], ids=str)
+@EVERY_CELL
+def test_float32_large(name: str, sizes: tuple[int, int]) -> None:
+    net, module = compiled(name, *sizes)
+    check(net, module, 1000, 3)
+    check(net, module, 20, 130, **flags(20, 130))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(33, 1), (1, 33), (130, 130)], ids=str)
+@EVERY_CELL
+def test_float64_at_more_sizes(name: str, sizes: tuple[int, int]) -> None:
+    net, module = compiled(name, *sizes, dtype="float64")
+    check(net, module, 200, 7, **flags(200, 7))
+    check(net, module, 1000, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["x86-64", "x86-64-v3"])
+@EVERY_CELL
+def test_other_vectors(name: str, target: str) -> None:
+    net, module = compiled(name, 5, 19, target)
+    check(net, module, 200, 7, **flags(200, 7))
