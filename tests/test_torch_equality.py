@@ -20,7 +20,7 @@ from tvm_rnn.tolerance import assert_close
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers
 
-I, H, STEPS, BATCH = 11, 9, 23, 5
+INPUT, HIDDEN, STEPS, BATCH = 11, 9, 23, 5
 LENGTHS = [4, 23, 1, 17, 23]
 LAYERS = pytest.mark.parametrize("layers", [1, 2, 3])
 DIRECTIONS = pytest.mark.parametrize("bidirectional", [False, True], ids=["forward", "both ways"])
@@ -57,7 +57,7 @@ def run(layer: Any, x: np.ndarray, state: dict[str, np.ndarray], lengths: Any = 
 @LAYERS
 @EVERY_CELL
 def test_is_the_layer_of_torch(name: str, layers: int, bidirectional: bool, lengths: Any) -> None:
-    net, module = compiled(name, I, H, num_layers=layers, bidirectional=bidirectional)
+    net, module = compiled(name, INPUT, HIDDEN, num_layers=layers, bidirectional=bidirectional)
     x, state = arguments(net, STEPS, BATCH)
     expected, ends = run(torch_layer(net), x["x"], state, lengths)
     y, end = module(x["x"], state, lengths=lengths)
@@ -68,7 +68,7 @@ def test_is_the_layer_of_torch(name: str, layers: int, bidirectional: bool, leng
 @EVERY_CELL
 def test_tensors_go_in_and_come_out(name: str) -> None:
     """As torch's users have them: tensors, also ones that need gradients, are not part of numpy's world."""
-    net, module = compiled(name, I, H, num_layers=2, bidirectional=False)
+    net, module = compiled(name, INPUT, HIDDEN, num_layers=2, bidirectional=False)
     x, state = arguments(net, STEPS, BATCH)
     expected, _ = module(x["x"], state)
     given = torch.from_numpy(x["x"]).requires_grad_()
@@ -93,7 +93,9 @@ def test_large_layers(name: str, hidden: int, bidirectional: bool) -> None:
 
 @pytest.mark.parametrize("projection", [1, 4, 8])
 def test_projections_of_other_widths(projection: int) -> None:
-    net = rnn.RNN(rnn.cells.lstm_projection, I, H, num_layers=2, bidirectional=True, proj_size=projection).init(1)
+    net = rnn.RNN(
+        rnn.cells.lstm_projection, INPUT, HIDDEN, num_layers=2, bidirectional=True, proj_size=projection
+    ).init(1)
     x, state = arguments(net, STEPS, BATCH)
     expected, ends = run(torch_layer(net), x["x"], state, LENGTHS)
     y, end = rnn.compile(net)(x["x"], state, lengths=LENGTHS)

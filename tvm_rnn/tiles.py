@@ -23,12 +23,11 @@ from .expressions import Index, element, reduced_axes, reduced_index
 from .graph import Group, Node, topological
 from .memory import INDEX, Array, int64, wide
 from .ops import TABLE
-from .passes.fuse_pointwise import is_truth
+from .passes.fuse_pointwise import FUNCTION, is_truth
 from .scalar import let, where
 from .schedule import Config, Template, Unit
 
 Expr = Any
-FUNCTION = 10  # an op of so many FLOPs is a function (exp, tanh, ...), not arithmetic
 
 _LOWER = (
     s_tir.transform.LowerInitBlock,

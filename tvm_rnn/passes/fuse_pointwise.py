@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..target import Target
 
 HEAVY = ("contract", "reduce")
+FUNCTION = 10  # an op of so many FLOPs is a function (exp, tanh, ...), not arithmetic
 
 
 @dataclass(frozen=True)
@@ -115,16 +116,23 @@ class _Grouping:
         return self._finish()
 
     def _inlined(self) -> set[Node]:
-        """Pointwise nodes that only reductions read: computed inside the reduction's loop, never stored."""
-        found: set[Node] = set()
+        """Pointwise nodes that only reductions read: computed inside the reduction's loop, never stored.
+
+        One function (exp of a softmax) at most: TVM's lowering of functions of functions in one expression is
+        exponential in their depth (five deep took 24 s).
+        """
+        found: dict[Node, int] = {}  # functions from the node to the reduction
         for node in reversed(self.nodes):
             users = self.users[node]
             light = node.pointwise or is_move(node)
             if not light or is_truth(node) or not users or node in self.results or not self.enabled:
                 continue
-            if all(u in found or (u in self.inside and TABLE[u.op].kind == "reduce") for u in users):
-                found.add(node)
-        return found
+            if not all(u in found or (u in self.inside and TABLE[u.op].kind == "reduce") for u in users):
+                continue
+            functions = max(found.get(u, 0) for u in users) + (TABLE[node.op].cost >= FUNCTION)
+            if functions <= 1:
+                found[node] = functions
+        return set(found)
 
     def _free(self, node: Node) -> bool:
         """Reads nothing that this region's groups compute: it can be computed where it is first needed."""

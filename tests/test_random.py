@@ -1,0 +1,106 @@
+"""hypothesis: random equations from the op table, compiled, equal the oracle; every pass keeps their meaning.
+
+Equations with comparisons or sign run in float64 only: a rounding error of float32 may turn one over. The zoo's cells
+with random sizes and options are in test_random_cells.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from random_equations import Equations, equations
+
+import tvm_rnn as rnn
+from tvm_rnn import pipeline, target
+from tvm_rnn.reference import Reference
+from tvm_rnn.tolerance import assert_close, relative_error
+
+HERE = [n for n in ("llvm", "x86-64-v3", "x86-64") if set(target.resolve(n).features) <= set(target.host().features)]
+PASSES = st.sets(st.sampled_from(pipeline.PASS_NAMES))
+STEPS = 4
+# No explain phase: it compiles a counter-example hundreds of times over.
+PHASES = (Phase.explicit, Phase.generate, Phase.shrink)
+
+
+def examples(count: int, same: bool) -> Callable[[Any], Any]:
+    """That many examples; `same`: each time the same ones."""
+    checks = list(HealthCheck)
+    return settings(
+        max_examples=count, deadline=None, derandomize=same, database=None, suppress_health_check=checks, phases=PHASES
+    )
+
+
+def drawn(drawn_from: Equations, net: rnn.RNN, batch: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Inputs and states in -1..1, as the equations' bounds want them; lengths and resets."""
+    rng = np.random.default_rng(0)
+    x = {n: rng.uniform(-1, 1, (STEPS, batch, *s)).astype(net.dtype) for n, s in drawn_from.inputs.items()}
+    state = {n: rng.uniform(-1, 1, v.shape).astype(net.dtype) for n, v in net.initial_state(batch).items()}
+    return x, state, {"lengths": rng.integers(0, STEPS + 1, batch), "reset": rng.random((STEPS, batch)) < 0.2}
+
+
+def compiled_is_the_oracle(
+    cell: Equations, dtype: str, without: set[str], machine: str, batches: tuple[int, ...], batch: int
+) -> None:
+    net = cell.net("float64" if cell.sharp else dtype)
+    module, oracle = rnn.compile(net, machine, batches, without=without), rnn.reference(net)
+    x, state, rows = drawn(cell, net, batch)
+    assert_close(module(x, state), oracle(x, state), net.dtype, 2000, "all rows")
+    assert_close(module(x, state, **rows), oracle(x, state, **rows), net.dtype, 2000, "ragged rows")
+
+
+CASES = {
+    "cell": equations(),
+    "dtype": st.sampled_from(["float32", "float64"]),
+    "without": PASSES,
+    "machine": st.sampled_from(HERE),
+    "batches": st.sampled_from([(), (1,), (3, 16)]),
+    "batch": st.sampled_from([1, 2, 5, 9]),
+}
+
+
+@examples(25, same=True)
+@given(**CASES)
+def test_compiled_equations(**case: Any) -> None:
+    compiled_is_the_oracle(**case)
+
+
+@pytest.mark.slow
+@examples(500, same=False)
+@given(**CASES)
+def test_many_compiled_equations(**case: Any) -> None:
+    compiled_is_the_oracle(**case)
+
+
+@pytest.mark.slow
+@examples(60, same=False)
+@given(**CASES | {"cell": equations(most=40)})
+def test_long_compiled_equations(**case: Any) -> None:
+    compiled_is_the_oracle(**case)
+
+
+def every_stage_is_the_oracle(cell: Equations, without: set[str]) -> None:
+    net = cell.net("float64")
+    x, state, rows = drawn(cell, net, 2)
+    expected, final = rnn.reference(net)(x, state, **rows)
+    for stage, layers in pipeline.run(net, target.TABLE["x86-64-v4"], without):
+        y, end = Reference(net, [layers.graphs[i] for i in layers.of_layer])(x, state, **rows)
+        assert relative_error(y, expected) < 1e-12, stage
+        assert max(relative_error(end[n], final[n]) for n in final) < 1e-12, stage
+
+
+@examples(200, same=True)
+@given(cell=equations(), without=PASSES)
+def test_every_stage_keeps_the_meaning(cell: Equations, without: set[str]) -> None:
+    every_stage_is_the_oracle(cell, without)
+
+
+@pytest.mark.slow
+@examples(5000, same=False)
+@given(cell=equations(most=30), without=PASSES)
+def test_every_stage_keeps_the_meaning_of_many(cell: Equations, without: set[str]) -> None:
+    every_stage_is_the_oracle(cell, without)
