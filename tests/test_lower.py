@@ -72,7 +72,7 @@ def test_a_graph_without_tiling_is_refused() -> None:
 def test_the_workspace_is_large_enough_and_its_contents_do_not_matter(
     name: str, both: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Workspace and packed weights start as NaN, then as 1e30: results are equal, and nothing behind them is touched."""
+    """Workspace and packed weights start as NaN, then as 1e30: equal results, and nothing behind them is touched."""
     real, guards = runtime._aligned, []
 
     def poisoned(value: float) -> object:

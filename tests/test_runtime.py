@@ -359,8 +359,8 @@ def test_python_threads_may_share_a_module(make: Make) -> None:
 
 
 def test_small_steps_use_one_thread(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """400 kFLOP per step are the bound: flops_per_row times B."""
-    module, used = make(flops_per_row=100_000.0), []
+    """100 kFLOP per step are the bound: flops_per_row times B."""
+    module, used = make(flops_per_row=25_000.0), []
     sequence = module._sequence
     monkeypatch.setattr(module, "_sequence", lambda *arguments: (used.append(arguments[3]), sequence(*arguments))[1])
     whole = module.threads

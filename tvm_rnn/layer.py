@@ -17,7 +17,8 @@ from .expressions import Index, element, reduced_axes, reduced_index
 from .graph import Graph, Group, Node, depends
 from .loops import Expr, Stmt, bind, load, loop, sequence, store, when
 from .memory import Array, Packed, int64, pad, row_stride, strides_of
-from .passes.fuse_pointwise import bases
+from .ops import TABLE
+from .passes.fuse_pointwise import FUNCTION, bases
 from .rnn import named_constants
 from .tiles import Places
 
@@ -117,11 +118,28 @@ class Layer:
             for base in self._read(arg)
         ]
         read += [n for root in self.graph.roots for n in self._read(root)]
-        kept = [n for n in dict.fromkeys([*heavy, *read]) if n.scalar is None]
+        kept = [n for n in dict.fromkeys([*heavy, *self._steps(nodes), *read]) if n.scalar is None]
         for node in kept:
             self.packed.reserve(node, strides_of(node.shape, self.lanes)[1])
         self.packed.size = pad(self.packed.size, 16)
         return kept
+
+    def _steps(self, nodes: Sequence[Node]) -> list[Node]:
+        """Functions of parameters inside other formulas, and what these use more than once: kept as well, because
+        TVM's lowering of one expression is exponential in the depth of both."""
+        users = self.graph.users()
+
+        def formulas(node: Node) -> list[Node]:
+            """The pointwise values of parameters that read `node`, also through views."""
+            return [f for u in users[node] if u in self.free for f in ([u] if u.pointwise else formulas(u))]
+
+        found = []
+        for node in nodes:
+            if node in self.free and node.pointwise and not node.boolean:
+                count = len(formulas(node))
+                if count > 1 or (count and TABLE[node.op].cost >= FUNCTION):
+                    found.append(node)
+        return found
 
     def _read(self, arg: Node) -> list[Node]:
         if arg in self.free:

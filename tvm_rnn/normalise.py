@@ -160,7 +160,7 @@ def normalise(graph: Graph) -> Graph:
     for node in graph.nodes():
         new[node] = builder.leaf(node) if node.leaf else _again(builder, node, new)
     graph = rewrite(graph, new)
-    return _products(graph, builder)
+    return _shared_truths(_products(graph, builder), builder)
 
 
 def _again(builder: Builder, node: Node, new: Mapping[Node, Node]) -> Node:
@@ -179,6 +179,21 @@ def _products(graph: Graph, builder: Builder) -> Graph:
             new[node] = _product(builder, node, 0 if free[node.args[0]] else 1, new)
         else:
             new[node] = _again(builder, node, new)
+    return rewrite(graph, new)
+
+
+def _shared_truths(graph: Graph, builder: Builder) -> Graph:
+    """A logical_and, _or or _not that is read more than once becomes a number and a comparison at each reader.
+
+    Truth values are never stored: a chain of shared ones would be computed again and again, exponentially often.
+    """
+    users = graph.users()
+    new: dict[Node, Node] = {}
+    for node in graph.nodes():
+        new[node] = node if node.leaf else _again(builder, node, new)
+        if node.op.startswith("logical") and len(users[node]) > 1:
+            one, half, zero = (builder.leaf(constant(v, len(node.shape))) for v in (1.0, 0.5, 0.0))
+            new[node] = builder.make("greater", builder.make("where", new[node], one, zero), half)
     return rewrite(graph, new)
 
 

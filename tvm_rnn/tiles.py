@@ -20,7 +20,7 @@ from tvm import s_tir, te, tirx
 from tvm.s_tir import Schedule
 
 from .expressions import Index, element, reduced_axes, reduced_index
-from .graph import Group, Node, topological
+from .graph import Group, Node
 from .memory import INDEX, Array, int64, wide
 from .ops import TABLE
 from .passes.fuse_pointwise import FUNCTION, is_truth
@@ -330,33 +330,41 @@ def _inlined(tile: Tile, root: Node, index: Index, ks: Sequence[Expr]) -> Expr:
     def read(n: Node, i: Index) -> Expr | None:
         return None if n is root else tile.load(n, 0, i)
 
-    dtype = tile.unit.dtype
+    def value(n: Node, i: Index) -> Expr:
+        return _shared(n, i, read, lambda n: tile.places.read(n) is not None, tile.unit.dtype)
+
     if root.op != "einsum":
-        return _shared(root.args[0], reduced_index(root, index, ks[0]), read, dtype)
+        return value(root.args[0], reduced_index(root, index, ks[0]))
     inputs, out = root.attrs["spec"].split("->")
     known = dict(zip(out, index, strict=True)) | {t: k for (t, _), k in zip(reduced_axes(root), ks, strict=True)}
     a, b = (
-        _shared(arg, tuple(known[t] for t in text), read, dtype)
-        for text, arg in zip(inputs.split(","), root.args, strict=True)
+        value(arg, tuple(known[t] for t in text)) for text, arg in zip(inputs.split(","), root.args, strict=True)
     )
     return a * b
 
 
-def _shared(node: Node, index: Index, read: Callable[[Node, Index], Expr | None], dtype: str) -> Expr:
-    """element(), but a pointwise value of the same shape that is used more than once is bound by Let."""
-    users: dict[Node, int] = {}
-    for n in topological([node]):
-        for arg in n.args:
-            users[arg] = users.get(arg, 0) + 1
-    twice = [
-        n
-        for n in topological([node])
-        if n.pointwise and not n.boolean and users.get(n, 0) > 1 and n.shape == node.shape and read(n, index) is None
-    ]
+def _shared(
+    node: Node, index: Index, read: Callable[[Node, Index], Expr | None], stored: Callable[[Node], bool], dtype: str
+) -> Expr:
+    """element(), but a pointwise value that is used more than once at this very index is bound by Let."""
+    uses: dict[Node, int] = {}
+    order: list[Node] = []
+
+    def visit(n: Node) -> None:
+        uses[n] = uses.get(n, 0) + 1
+        if uses[n] == 1 and n.pointwise and not stored(n):
+            for arg in n.args:
+                if arg.shape == node.shape:
+                    visit(arg)
+            order.append(n)
+
+    visit(node)
+    twice = [n for n in order if uses[n] > 1 and not n.boolean]
     bound: dict[Node, Expr] = {}
 
     def lookup(n: Node, i: Index) -> Expr | None:
-        return bound[n] if n in bound else read(n, i)
+        # Through a view (z * z.T) the same value is read at another index as well.
+        return bound[n] if n in bound and _is_same(i, index) else read(n, i)
 
     def build(rest: list[Node]) -> Expr:
         if not rest:
@@ -370,3 +378,11 @@ def _shared(node: Node, index: Index, read: Callable[[Node, Index], Expr | None]
         return let(value, body)
 
     return build(twice)
+
+
+def _is_same(one: Index, other: Index) -> bool:
+    def equal(a: Expr, b: Expr) -> bool:
+        numbers = isinstance(a, int) + isinstance(b, int)
+        return bool(a.same_as(b)) if not numbers else numbers == 2 and a == b
+
+    return len(one) == len(other) and all(map(equal, one, other))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 HEAVY = ("contract", "reduce")
 FUNCTION = 10  # an op of so many FLOPs is a function (exp, tanh, ...), not arithmetic
+DEEPEST_INLINED = 4
 
 
 @dataclass(frozen=True)
@@ -118,10 +119,10 @@ class _Grouping:
     def _inlined(self) -> set[Node]:
         """Pointwise nodes that only reductions read: computed inside the reduction's loop, never stored.
 
-        One function (exp of a softmax) at most: TVM's lowering of functions of functions in one expression is
-        exponential in their depth (five deep took 24 s).
+        At most one function (exp of a softmax) and little that is used twice: TVM's lowering of one expression is
+        exponential in the depth of both (five functions deep took 24 s).
         """
-        found: dict[Node, int] = {}  # functions from the node to the reduction
+        found: dict[Node, int] = {}  # how much of that lies between the node and the reduction
         for node in reversed(self.nodes):
             users = self.users[node]
             light = node.pointwise or is_move(node)
@@ -129,9 +130,9 @@ class _Grouping:
                 continue
             if not all(u in found or (u in self.inside and TABLE[u.op].kind == "reduce") for u in users):
                 continue
-            functions = max(found.get(u, 0) for u in users) + (TABLE[node.op].cost >= FUNCTION)
-            if functions <= 1:
-                found[node] = functions
+            depth = max(found.get(u, 0) for u in users) + (len(users) > 1) + 3 * (TABLE[node.op].cost >= FUNCTION)
+            if depth <= DEEPEST_INLINED:
+                found[node] = depth
         return set(found)
 
     def _free(self, node: Node) -> bool:
