@@ -11,6 +11,8 @@ import platform
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from .errors import ConfigError, message, unknown
 
 # Features that generated code may use and that the runtime can recognise; names as LLVM has them.
@@ -59,7 +61,7 @@ class Target:
 
     def lanes(self, dtype: str) -> int:
         """Elements of one vector register."""
-        return self.vector_bytes // {"float32": 4, "float64": 8}[dtype]
+        return self.vector_bytes // np.dtype(dtype).itemsize
 
     @property
     def tvm_target(self) -> Any:

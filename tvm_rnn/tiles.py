@@ -337,9 +337,7 @@ def _inlined(tile: Tile, root: Node, index: Index, ks: Sequence[Expr]) -> Expr:
         return value(root.args[0], reduced_index(root, index, ks[0]))
     inputs, out = root.attrs["spec"].split("->")
     known = dict(zip(out, index, strict=True)) | {t: k for (t, _), k in zip(reduced_axes(root), ks, strict=True)}
-    a, b = (
-        value(arg, tuple(known[t] for t in text)) for text, arg in zip(inputs.split(","), root.args, strict=True)
-    )
+    a, b = (value(arg, tuple(known[t] for t in text)) for text, arg in zip(inputs.split(","), root.args, strict=True))
     return a * b
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ..graph import Graph, Tiling
 from . import Pass
 
@@ -37,7 +39,7 @@ class TileLayersAndTime(Pass):
         order = "layer-major" if net.bidirectional else "time-major"
         hoisted = sum(n.shape[-1] if n.shape else 1 for g in graph.groups if g.region == "before" for n in g.stored)
         width = hoisted + graph.inputs[0].shape[0] + graph.output.shape[0]
-        bytes_per_row = width * (8 if graph.dtype == "float64" else 4)
+        bytes_per_row = width * np.dtype(graph.dtype).itemsize
         rows = max(MIN_ROWS, min(MAX_ROWS, target.l2_bytes // 2 // bytes_per_row))
         return replace(graph, tiling=Tiling(order, rows))
 
