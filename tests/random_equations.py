@@ -102,13 +102,14 @@ class Writer:
         self.params[name] = shape
         return name
 
-    def write(self, text: str, reads: tuple[Variable, ...], shape: Shape, bound: float, sharp: bool = False) -> None:
+    def write(self, text: str, shape: Shape, bound: float, sharp: bool = False) -> None:
         if prod(shape) > LARGEST or len(shape) > 3:
             return
-        names = (*(v.name for v in reads), *re.findall(r"\bp\d+\b", text))
+        known = {*self.params, *(v.name for v in self.values)}
+        reads = tuple(name for name in dict.fromkeys(re.findall(r"\w+", text)) if name in known)
         if bound > 8:
             text, bound = f"tanh({text})", 1.0
-        line = Variable(f"v{len(self.lines)}", text, names, shape, bound, sharp)
+        line = Variable(f"v{len(self.lines)}", text, reads, shape, bound, sharp)
         self.lines.append(line)
         self.values.append(line)
 
@@ -156,13 +157,13 @@ class Writer:
         if self.sharp:
             texts[f"sign({n})"] = 1.0
         text = self.one_of(texts)
-        self.write(text, (v,), v.shape, texts[text], sharp=text.startswith("sign"))
+        self.write(text, v.shape, texts[text], sharp=text.startswith("sign"))
 
     def binary(self) -> None:
         a = self.value()
         assert a is not None
         b = self.partner(a)
-        name, bound, reads = (b, 2.0, (a,)) if isinstance(b, str) else (b.name, b.bound, (a, b))
+        name, bound = (b, 2.0) if isinstance(b, str) else (b.name, b.bound)
         texts = {
             f"{a.name} + {name}": a.bound + bound,
             f"{name} - {a.name}": a.bound + bound,
@@ -172,7 +173,7 @@ class Writer:
             f"minimum({name}, {a.name})": max(a.bound, bound),
         }
         text = self.one_of(texts)
-        self.write(text, reads, a.shape, texts[text])
+        self.write(text, a.shape, texts[text])
 
     def choice(self) -> None:
         a = self.value()
@@ -185,7 +186,7 @@ class Writer:
         first, second = self.one_of(tests), self.one_of(tests)
         tests = (first, f"~({first})", f"({first}) & ({second})", f"logical_or({first}, {second})")
         text = f"where({self.one_of(tests)}, {c.name}, {d.name} - 0.25)"
-        self.write(text, (a, b, c, d), a.shape, max(c.bound, d.bound) + 0.25, sharp=True)
+        self.write(text, a.shape, max(c.bound, d.bound) + 0.25, sharp=True)
 
     def product(self) -> None:
         v = self.value((1,))
@@ -194,9 +195,9 @@ class Writer:
         lead = self.one_of(((), (), (2,), (4,)))
         bound = 1.0 + v.bound * k * 0.5
         if self.one_of((True, True, False)):
-            self.write(f"{self.param((*lead, n, k))} @ {v.name}", (v,), (*lead, n), bound)
+            self.write(f"{self.param((*lead, n, k))} @ {v.name}", (*lead, n), bound)
         else:
-            self.write(f"{v.name} @ {self.param((k, n))}", (v,), (n,), bound)
+            self.write(f"{v.name} @ {self.param((k, n))}", (n,), bound)
 
     def heads(self) -> None:
         v = self.value((2,))
@@ -213,7 +214,7 @@ class Writer:
                 ("ia,aj->ij", (n, a), (n, b)),
             )
         )
-        self.write(f'einsum("{spec}", {self.param(shape)}, {v.name})', (v,), result, 1 + a * b * v.bound)
+        self.write(f'einsum("{spec}", {self.param(shape)}, {v.name})', result, 1 + a * b * v.bound)
 
     def contraction(self) -> None:
         m = self.value((2,))
@@ -224,18 +225,18 @@ class Writer:
         if square and self.one_of((True, False)):
             other = self.one_of(square)
             bound = m.bound * other.bound * m.shape[1]
-            self.write(f"{m.name} @ {other.name}", (m, other), (m.shape[0], other.shape[1]), bound)
+            self.write(f"{m.name} @ {other.name}", (m.shape[0], other.shape[1]), bound)
         elif able:
             v = self.one_of(able)
             text, shape = (f"{v.name} @ {m.name}", (m.shape[1],))
             if v.shape[0] == m.shape[1]:
                 text, shape = f"{m.name} @ {v.name}", (m.shape[0],)
-            self.write(text, (m, v), shape, m.bound * v.bound * v.shape[0])
+            self.write(text, shape, m.bound * v.bound * v.shape[0])
 
     def outer(self) -> None:
         a, b = self.value((1,)), self.value((1,))
         assert a is not None and b is not None
-        self.write(f"outer({a.name}, {b.name})", (a, b), (a.shape[0], b.shape[0]), a.bound * b.bound)
+        self.write(f"outer({a.name}, {b.name})", (a.shape[0], b.shape[0]), a.bound * b.bound)
 
     def reduction(self) -> None:
         v = self.value((1, 2, 3))
@@ -246,11 +247,11 @@ class Writer:
         name = self.one_of((*texts, "softmax", "layer_norm"))
         if name in texts:
             shape = (*v.shape[:axis], *((1,) if keep else ()), *v.shape[axis + 1 :])
-            self.write(f"{name}({v.name}, axis={axis}, keepdims={keep})", (v,), shape, texts[name])
+            self.write(f"{name}({v.name}, axis={axis}, keepdims={keep})", shape, texts[name])
         elif name == "softmax":
-            self.write(f"softmax({v.name}, axis={axis})", (v,), v.shape, 1.0)
+            self.write(f"softmax({v.name}, axis={axis})", v.shape, 1.0)
         else:
-            self.write(f"tanh(layer_norm({v.name}, eps=0.1))", (v,), v.shape, 1.0)
+            self.write(f"tanh(layer_norm({v.name}, eps=0.1))", v.shape, 1.0)
 
     def view(self) -> None:
         v = self.value((1, 2, 3))
@@ -272,7 +273,7 @@ class Writer:
         if prod(v.shape) % 2 == 0:
             texts[f"{v.name}.reshape(2, -1)"] = (2, prod(v.shape) // 2)
         text = self.one_of(texts)
-        self.write(text, (v,), texts[text], v.bound)
+        self.write(text, texts[text], v.bound)
 
     def join(self) -> None:
         a = self.value((1, 2))
@@ -281,12 +282,12 @@ class Writer:
         b = self.one_of(same)
         axis = self.one_of(range(len(a.shape)))
         if self.one_of((True, False)):
-            self.write(f"stack([{a.name}, {b.name}], axis=0)", (a, b), (2, *a.shape), max(a.bound, b.bound))
+            self.write(f"stack([{a.name}, {b.name}], axis=0)", (2, *a.shape), max(a.bound, b.bound))
             return
         vectors = [v for v in self.values if len(v.shape) == 1]
         b = self.one_of(vectors) if len(a.shape) == 1 else b
         shape = (*a.shape[:axis], a.shape[axis] + b.shape[axis], *a.shape[axis + 1 :])
-        self.write(f"concat([{a.name}, {b.name}], axis={axis})", (a, b), shape, max(a.bound, b.bound))
+        self.write(f"concat([{a.name}, {b.name}], axis={axis})", shape, max(a.bound, b.bound))
 
     # --- results -----------------------------------------------------------------------------------------------------
 
@@ -303,7 +304,7 @@ class Writer:
             terms.append(self.param(shape))
         if not terms:
             taken, terms = [fitting[-1]], [fitting[-1].name]
-        self.write(f"tanh({' + '.join(terms)})", tuple(taken), shape, 1.0)
+        self.write(f"tanh({' + '.join(terms)})", shape, 1.0)
         return self.lines[-1].name
 
 

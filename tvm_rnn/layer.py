@@ -20,6 +20,7 @@ from .memory import Array, Packed, int64, pad, row_stride, strides_of
 from .ops import TABLE
 from .passes.fuse_pointwise import FUNCTION, bases
 from .rnn import named_constants
+from .scalar import let, where
 from .tiles import Places
 
 
@@ -378,7 +379,8 @@ def _accumulate(node: Node, index: Index, read: Any, packed: Any, address: Expr,
         else:
             value = element(node.args[0], reduced_index(node, index, ks[0]), read, dtype)
         so_far = load(packed, address)
-        total = tirx.Select(tirx.Or(value > so_far, tirx.isnan(value)), value, so_far)
-        return store(packed, address, total if node.op == "max" else so_far + value)
+        if node.op == "max":
+            return store(packed, address, let(value, lambda v: where(tirx.Or(v > so_far, tirx.isnan(v)), v, so_far)))
+        return store(packed, address, so_far + value)
 
     return sequence(store(packed, address, low), body(()))

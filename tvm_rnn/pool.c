@@ -133,11 +133,16 @@ static void pin(void) {
   if (dladdr((void*)&size_limit, &info) && info.dli_fname) dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
 }
 
+/* Before the first launch: a fork between a launch and the registration would leave the child with a pool that is busy. */
+static void prepare(void) {
+  if (!prepared++) pin(), pthread_atfork(0, 0, after_fork);
+}
+
 /* Called with `busy` held. Fewer threads than asked for is not an error. Signals go to the user's threads. */
 static void start_workers(int threads) {
   sigset_t all, old;
   pthread_attr_t detached;
-  if (!prepared++) pin(), pthread_atfork(0, 0, after_fork);
+  prepare();
   pthread_attr_init(&detached);
   pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
   sigfillset(&all);
@@ -271,7 +276,7 @@ __attribute__((constructor)) static void install(void) {
   const struct table* found = find_pool(&name);
   TVMFFIObjectHandle function = 0;
   if (!found && !TVMFFIFunctionCreate(0, table_address, 0, &function)) {
-    pin();
+    prepare();
     TVMFFIFunctionSetGlobal(&name, function, 0);
     TVMFFIObjectDecRef(function);
   }

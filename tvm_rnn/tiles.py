@@ -319,9 +319,15 @@ def runs_along(root: Node) -> bool:
 def _combiner(root: Node, dtype: str) -> tuple[Any, Expr]:
     if root.op == "max":
         low = tirx.const(float("-inf"), dtype)
-        combine = te.comm_reducer(lambda a, b: where(tirx.Or(a > b, tirx.isnan(a)), a, b), lambda _: low, name="max")
-        return combine, low
+        return te.comm_reducer(_larger, lambda _: low, name="max"), low
     return te.sum, tirx.const(0.0, dtype)
+
+
+def _larger(a: Expr, b: Expr) -> Expr:
+    """The larger number, or NaN where there is one. TVM puts the reduced value in the place of b: once, for it may have
+    variables of its own."""
+    value = tirx.Var("value", str(b.ty))
+    return tirx.Let(value, b, where(tirx.Or(a > value, tirx.isnan(a)), a, value))
 
 
 def _inlined(tile: Tile, root: Node, index: Index, ks: Sequence[Expr]) -> Expr:
