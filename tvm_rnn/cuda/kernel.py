@@ -1,0 +1,102 @@
+"""Kernels: a CUDA kernel as a tirx function, written with TVM's IR builder.
+
+In: names and dtypes of flat pointers and scalars, and a body that emits statements. Out: `Kernel`, whose `func` goes
+into the IRModule and whose `pointers` and `scalars` tell the host program what to pass, in this order.
+
+Python loops unroll, Python conditions choose, and expressions of the op table go straight into the kernel: nothing is
+written as CUDA text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as I
+
+Expr = Any
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A device function. pointers: (name, dtype) of its flat arrays; scalars: (name, "int32" or "int64").
+
+    Arguments are passed in that order. threads, shared_bytes, cluster: what one block takes, for residency checks.
+    """
+
+    name: str
+    func: Any
+    pointers: tuple[tuple[str, str], ...]
+    scalars: tuple[tuple[str, str], ...]
+    threads: int
+    shared_bytes: int = 0
+    cluster: int = 1
+    resident: bool = False  # every block must be on the GPU at once: blocks wait for each other
+
+
+@dataclass
+class Writer:
+    """What a kernel's body sees: its buffers and scalars by name, and statements as methods."""
+
+    buffers: dict[str, Any] = field(default_factory=dict)
+    scalars: dict[str, Expr] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.buffers[name] if name in self.buffers else self.scalars[name]
+
+    def store(self, buffer: Any, value: Expr, *index: Expr) -> None:
+        I.buffer_store(buffer, value, list(index))
+
+    def do(self, call: Expr) -> None:
+        """A call for its effect: PTX instructions, barriers."""
+        I.evaluate(call)
+
+    @contextmanager
+    def when(self, condition: Expr) -> Iterator[None]:
+        """Statements under a condition. A Python bool is decided now."""
+        with I.If(condition), I.Then():
+            yield
+
+    @contextmanager
+    def loop(self, extent: Expr, start: Expr = 0) -> Iterator[Any]:
+        with I.serial(start, extent) as i:
+            yield i
+
+    def bind(self, value: Expr) -> Expr:
+        """A value computed once, here."""
+        return I.bind(value) if hasattr(I, "bind") else value
+
+    def local(self, count: int, dtype: str = "float32") -> Any:
+        """Registers. Index them with Python integers only, or they go to memory."""
+        return I.alloc_local((count,), dtype)
+
+
+def write(
+    name: str,
+    pointers: Sequence[tuple[str, str]],
+    scalars: Sequence[tuple[str, str]],
+    body: Callable[[Writer], None],
+    *,
+    threads: int,
+    attributes: dict[str, Any] | None = None,
+    **facts: Any,
+) -> Kernel:
+    """Run `body` inside a new device function. It must call I.cta_id and I.thread_id (or the cluster forms) itself."""
+    with IRBuilder() as builder:
+        with I.prim_func():
+            I.func_name(name)
+            I.func_attr({"global_symbol": name, **(attributes or {})})
+            writer = Writer()
+            handles = [I.arg(p, I.handle()) for p, _ in pointers]
+            for scalar, dtype in scalars:
+                writer.scalars[scalar] = I.arg(scalar, tirx.Var(scalar, dtype))
+            for handle, (pointer, dtype) in zip(handles, pointers, strict=True):
+                size = tirx.Var(f"size_{pointer}", "int64")
+                writer.buffers[pointer] = I.match_buffer(handle, (size,), dtype)
+            I.device_entry()
+            body(writer)
+    return Kernel(name, builder.get(), tuple(pointers), tuple(scalars), threads, **facts)
