@@ -1,0 +1,260 @@
+"""Find a CUDA compiler and make one shared object of the texts that source.py wrote.
+
+In: `Source` texts, one per arch. Out: an ELF shared object that holds a cubin per arch and needs libtvm_ffi and the GPU's
+driver only (the CUDA runtime is linked statically), and what each kernel takes (registers, spills, shared memory).
+
+The compiler is nvcc where there is one ($CUDA_HOME, PATH, the usual folder, the package nvidia-cuda-nvcc), else NVRTC, the
+same compiler as a library (package nvidia-cuda-nvrtc). The host program needs a C++ compiler either way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm_ffi
+
+from ..errors import BuildError, message
+from .source import Source
+
+OLDEST = (12, 8)  # the first runtime that can load a cubin from memory (cudaLibraryLoadData)
+PACKAGES = "pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl nvidia-cuda-crt"
+CUBIN = """    .section .rodata
+    .balign 64
+    .globl tvm_rnn_cubin_{arch}
+    .hidden tvm_rnn_cubin_{arch}
+tvm_rnn_cubin_{arch}:
+    .incbin "{arch}.cubin"
+    .section .note.GNU-stack,"",@progbits
+"""
+RESOURCES = re.compile(
+    r"Compiling entry function '(\w+)' for '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill"
+    r" loads.*?Used (\d+) registers([^\n]*)",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A CUDA compiler. nvcc: the program, or None: then nvrtc is the library. include: folders of the CUDA headers;
+    static: libcudart_static.a."""
+
+    nvcc: str | None
+    nvrtc: str | None
+    include: tuple[str, ...]
+    static: str
+    version: tuple[int, int]
+
+    @property
+    def name(self) -> str:
+        return ("nvcc" if self.nvcc else "nvrtc") + " {}.{}".format(*self.version)
+
+
+# --- finding it ------------------------------------------------------------------------------------------------------
+
+
+def find() -> Toolchain:
+    """The CUDA compiler at hand. Raises BuildError that says where it was looked for and what to install."""
+    tried = []
+    for root in _roots():
+        found, problem = _toolchain(root)
+        if found is not None:
+            return found
+        tried.append(f"{root} ({problem})")
+    got = "; ".join(tried) or "no nvcc in PATH, $CUDA_HOME, /usr/local/cuda; none of the packages nvidia-cuda-*"
+    do = f"install the CUDA toolkit {OLDEST[0]}.{OLDEST[1]} or newer and set CUDA_HOME, or: {PACKAGES}"
+    raise BuildError(message("no CUDA compiler was found", got=got, do=do))
+
+
+def _roots() -> Iterator[Path]:
+    """Folders that may hold a toolkit, the user's choice first, each once."""
+    seen: set[Path] = set()
+    for root in _all_roots():
+        real = root.resolve()
+        if real not in seen and real.is_dir():
+            seen.add(real)
+            yield real
+
+
+def _all_roots() -> Iterator[Path]:
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(variable):
+            yield Path(os.environ[variable])
+    program = shutil.which("nvcc")
+    if program:
+        yield _root_of(program)
+    yield from sorted(Path("/usr/local").glob("cuda"))
+    yield from sorted(Path("/opt").glob("cuda"))
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        yield from sorted(Path(folder).glob("cu[0-9]*"), reverse=True)
+
+
+@functools.cache
+def _root_of(program: str) -> Path:
+    """The toolkit of an nvcc; a program of that name in PATH may be a script that calls another."""
+    done = subprocess.run(
+        [program, "--dryrun", "-c", "-x", "cu", "none.cu"], capture_output=True, text=True, check=False
+    )
+    top = re.search(r"^#\$ TOP=(.*)$", done.stderr, re.MULTILINE)
+    return Path(top.group(1)) if top else Path(program).resolve().parent.parent
+
+
+def _toolchain(root: Path) -> tuple[Toolchain | None, str]:
+    include = [root / "include", *root.glob("targets/*/include"), root / "include" / "cccl"]
+    headers = next((folder for folder in include if (folder / "cuda_runtime.h").exists()), None)
+    library = next((p for p in _libraries(root, "libcudart_static.a")), None)
+    program = next((p for p in [root / "bin" / "nvcc"] if os.access(p, os.X_OK)), None)
+    if program is not None and not ((root / "nvvm" / "bin" / "cicc").exists() or _cicc(root)):
+        program = None  # the package nvidia-cuda-nvcc without its other half, nvidia-nvvm
+    rtc = next((p for p in sorted(_libraries(root, "libnvrtc.so*"), reverse=True)), None)
+    if headers is None or library is None:
+        return None, "without cuda_runtime.h or libcudart_static.a"
+    if program is None and rtc is None:
+        return None, "without nvcc and NVRTC"
+    version = _version(headers)
+    if version < OLDEST:
+        return None, f"CUDA {version[0]}.{version[1]}, which is too old"
+    paths = tuple(str(folder) for folder in include if folder.is_dir())
+    nvcc, nvrtc = (str(p) if p else None for p in (program, rtc))
+    return Toolchain(nvcc, nvrtc, paths, str(library), version), ""
+
+
+def _cicc(root: Path) -> bool:
+    return any(root.glob("**/cicc"))
+
+
+def _libraries(root: Path, pattern: str) -> Iterator[Path]:
+    for folder in ("lib64", "lib", "targets/*/lib"):
+        yield from root.glob(f"{folder}/{pattern}")
+
+
+def _version(headers: Path) -> tuple[int, int]:
+    for name in ("cuda_runtime_api.h", "cuda.h"):
+        path = headers / name
+        found = re.search(r"#define (?:CUDART|CUDA)_VERSION\s+(\d+)", path.read_text()) if path.exists() else None
+        if found:
+            return int(found.group(1)) // 1000, int(found.group(1)) % 1000 // 10
+    return 0, 0
+
+
+# --- using it --------------------------------------------------------------------------------------------------------
+
+
+def compile_cubin(source: Source, folder: Path, fast: bool, tools: Toolchain) -> str:
+    """Compile the kernels to `folder/<arch>.cubin`; returns the assembler's remarks. fast: approximate division,
+    exponentials and square roots, subnormals to 0. Raises BuildError with the compiler's words."""
+    text, output = folder / f"{source.arch}.cu", folder / f"{source.arch}.cubin"
+    text.write_text(source.device)
+    flags = ["-std=c++17", *(["--use_fast_math"] if fast else []), *(f"-I{path}" for path in tools.include)]
+    if tools.nvcc is None:
+        return _nvrtc(source, output, flags, tools)
+    command = [tools.nvcc, "-cubin", f"-arch={source.arch}", "-O3", "-w", "-Xptxas=-v", "--split-compile=0"]
+    return _run([*command, "--expt-relaxed-constexpr", *flags, str(text), "-o", str(output)])
+
+
+def _run(command: Sequence[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        words = (done.stderr or done.stdout).strip()[-600:]
+        raise BuildError(message("the CUDA build failed", got=words, do=f"check {command[0]}, or report this cell"))
+    return done.stderr + done.stdout
+
+
+def _nvrtc(source: Source, output: Path, flags: Sequence[str], tools: Toolchain) -> str:
+    library = ctypes.CDLL(str(tools.nvrtc))
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+
+    def ask(function: str, *arguments: Any) -> int:
+        return int(getattr(library, function)(*arguments))
+
+    def read(what: str) -> bytes:
+        ask(f"nvrtcGet{what}Size", program, ctypes.byref(size))
+        held = ctypes.create_string_buffer(size.value)
+        ask(f"nvrtcGet{what}", program, held)
+        return held.raw
+
+    if ask("nvrtcCreateProgram", ctypes.byref(program), source.device.encode(), b"kernels.cu", 0, None, None):
+        raise BuildError(message("NVRTC cannot be used", where=str(tools.nvrtc), do=PACKAGES))
+    words = [f"--gpu-architecture={source.arch}", "-w", "--ptxas-options=-v", "-default-device", *flags]
+    options = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
+    failed = ask("nvrtcCompileProgram", program, len(words), options)
+    log = read("ProgramLog").rstrip(b"\0").decode()
+    if failed:
+        raise BuildError(
+            message("the CUDA build failed", got=log[-600:], do=f"check {tools.nvrtc}, or report this cell")
+        )
+    output.write_bytes(read("CUBIN"))
+    ask("nvrtcDestroyProgram", ctypes.byref(program))
+    return log
+
+
+def resources(remarks: str) -> list[dict[str, Any]]:
+    """What each kernel takes, from the assembler's remarks."""
+    rows = []
+    for name, arch, stack, stores, loads, registers, rest in RESOURCES.findall(remarks):
+        shared = re.search(r"(\d+) bytes smem", rest)
+        rows.append(
+            {
+                "kernel": name.removesuffix("_kernel").removesuffix(f"_{arch}"),
+                "registers": int(registers),
+                "stack_bytes": int(stack),
+                "spill_bytes": int(stores) + int(loads),
+                "shared_bytes": int(shared.group(1)) if shared else 0,
+            }
+        )
+    return rows
+
+
+def build(sources: Iterable[Source], folder: Path, fast: bool) -> tuple[bytes, dict[str, list[dict[str, Any]]], str]:
+    """The shared object, {arch: what its kernels take}, and the compiler's name. Raises BuildError."""
+    tools, compiler = find(), _host_compiler()
+    paths = (tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path(), *tools.include)
+    common = [compiler, "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-w", *(f"-I{path}" for path in paths)]
+
+    def one(source: Source) -> tuple[list[str], str]:
+        text, assembled = folder / f"{source.arch}.cc", folder / f"{source.arch}.S"
+        text.write_text(source.host)
+        assembled.write_text(CUBIN.format(arch=source.arch))
+        with ThreadPoolExecutor(2) as pool:
+            cubin = pool.submit(compile_cubin, source, folder, fast, tools) if source.device else None
+            objects = [str(text.with_suffix(".o"))]
+            _run([*common, "-c", str(text), "-o", objects[0]])
+            if cubin is None:
+                return objects, ""
+            remarks = cubin.result()
+        objects.append(str(folder / f"{source.arch}.cubin.o"))
+        _run([compiler, "-c", str(assembled), f"-Wa,-I,{folder}", "-o", objects[1]])
+        return objects, remarks
+
+    sources = list(sources)
+    with ThreadPoolExecutor(len(sources)) as pool:
+        built = list(pool.map(one, sources))
+    linked = folder / "code.so"
+    ffi = Path(tvm_ffi.libinfo.find_libtvm_ffi())
+    objects = [name for names, _ in built for name in names]
+    system = ["-Wl,--exclude-libs,ALL", "-lrt", "-lpthread", "-ldl"]
+    _run([compiler, "-shared", *objects, tools.static, f"-L{ffi.parent}", "-ltvm_ffi", *system, "-o", str(linked)])
+    taken = {source.arch: resources(remarks) for source, (_, remarks) in zip(sources, built, strict=True)}
+    return linked.read_bytes(), taken, tools.name
+
+
+def _host_compiler() -> str:
+    compiler = next((c for c in (os.environ.get("CXX"), "g++", "clang++", "c++") if c and shutil.which(c)), None)
+    if compiler is None:
+        got = "none of $CXX, g++, clang++, c++"
+        raise BuildError(message("no C++ compiler for the host program", got=got, do="install g++"))
+    return compiler
+
+
+__all__ = ["OLDEST", "Toolchain", "build", "compile_cubin", "find", "resources"]

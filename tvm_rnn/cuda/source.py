@@ -1,0 +1,216 @@
+"""The C++ and CUDA text of a network: kernels compiled by TVM, and the host program around them.
+
+In: a `Program` and a `Target`. Out: `Source`, the CUDA text of all kernels and one C++ file that launches them, for
+`toolchain.py` to compile: the kernels to a cubin, the C++ with the cubin inside to a shared object.
+
+The kernels' launch code (grid, cluster, shared memory, tensor maps) is TVM's own; this file puts `host.h` in front of
+it, so that each launch passes one function of ours, and the generated functions behind it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from ..errors import BuildError, message
+from ..target import Target
+from .program import ALIGNMENT, Program
+
+# TVM's text that is changed: a launch goes through host::launch; no symbol is exported that two archs would share.
+LAUNCH = re.compile(r"template <typename\.\.\. Params.*?\n}\n", re.DOTALL)
+LAUNCH_OURS = """template <typename... Params, typename... Args>
+static cudaError_t tvm_cuda_host_launch(void (*kernel)(Params...), const cudaLaunchConfig_t* config, Args... args) {
+  static_assert(sizeof...(Params) == sizeof...(Args), "kernel argument count mismatch");
+  auto run = [&](Params... values) {
+    void* places[] = {(void*)&values...};
+    return ::host::launch((const void*)kernel, config, places);
+  };
+  return run(((Params)args)...);
+}
+"""
+CONTEXT = "void* __tvm_ffi__library_ctx = NULL;"
+ENTRY = re.compile(r"#ifdef __cplusplus\nextern \"C\"\n#endif\nTVM_DLL int32_t __tvm_ffi_main\(.*\Z", re.DOTALL)
+DECLARED = re.compile(r'^extern "C" __global__ void (?:__\w+__\([^)]*\) )*(\w+)\((.*)\);$', re.MULTILINE)
+SETUP = """
+  Current current(args[0].v_int64, as_stream(args[1]));
+  RUN(current.status);
+  const int64_t device = args[0].v_int64;
+  RUN(prepare());
+  int sms_found = 0;
+  RUN(check(cudaDeviceGetAttribute(&sms_found, cudaDevAttrMultiProcessorCount, int(device)), "this GPU cannot be asked"));
+  const int64_t sms = sms_found;
+"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """The texts of one network for one arch."""
+
+    device: str
+    host: str
+    arch: str
+
+
+def generate(program: Program, target: Target) -> Source:
+    """Compile the kernels with TVM and write the host program. Raises BuildError."""
+    symbols = {name: f"{name}_{target.arch}" for name in program.kernels}
+    functions = {
+        symbols[name]: kernel.func.with_attr("global_symbol", symbols[name]) for name, kernel in program.kernels.items()
+    }
+    device, wrappers = compile_kernels(functions, target) if functions else ("", "")
+    return Source(device, _host_text(program, symbols, device, wrappers, target.arch), target.arch)
+
+
+def compile_kernels(functions: dict[str, Any], target: Target) -> tuple[str, str]:
+    """The CUDA text of the kernels and TVM's C++ text that launches them."""
+    cuda = tvm.target.Target({"kind": "cuda", "arch": target.arch}, host="cuda_host")
+    try:
+        with cuda:
+            built = tvm.compile(tvm.IRModule(functions), target=cuda, tir_pipeline="tirx")
+        device = "\n".join(module.inspect_source("cuda") for module in built.mod.imports)
+        return device, built.mod.inspect_source()
+    except Exception as reason:  # TVM raises many classes, none of them meant for users
+        text = str(reason).strip().splitlines()
+        got = text[-1] if text else type(reason).__name__
+        what = message("code generation failed", where=target.name, got=got, do="report this cell")
+        raise BuildError(what) from reason
+
+
+def _host_text(program: Program, symbols: dict[str, str], device: str, wrappers: str, arch: str) -> str:
+    folder = Path(__file__).parent
+    parts = [
+        f"#define ARCH {arch}",
+        (folder / "host.h").read_text(),
+        (folder / "exports.h").read_text(),
+        f'extern "C" const char tvm_rnn_cubin_{arch}[];',
+        *_handles(device),
+        _wrappers(wrappers),
+        *_kernel_table(program, symbols, arch),
+        *_functions(program),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _handles(device: str) -> list[str]:
+    """One variable per kernel with the kernel's name and type, which TVM's wrappers take for the kernel itself."""
+    lines = []
+    for name, parameters in DECLARED.findall(device):
+        types = []
+        for parameter in filter(None, (p.strip() for p in parameters.split(","))):
+            words = [w for w in parameter.split() if w not in ("__restrict__", "const", "__grid_constant__")]
+            kind = " ".join(words[:-1])
+            types.append("void*" if kind.endswith("*") else kind)
+        lines.append(f"static void (*{name})({', '.join(types)}) = nullptr;")
+    return lines
+
+
+def _wrappers(text: str) -> str:
+    if text and (not LAUNCH.search(text) or CONTEXT not in text):
+        raise BuildError(message("this TVM writes other launch code", got=tvm.__version__, do="install the pinned TVM"))
+    return ENTRY.sub("", LAUNCH.sub(lambda _: LAUNCH_OURS, text).replace(CONTEXT, "static " + CONTEXT))
+
+
+def _kernel_table(program: Program, symbols: dict[str, str], arch: str) -> list[str]:
+    lines = ["namespace kernels {"]
+    for name, kernel in program.kernels.items():
+        symbol = symbols[name]
+        facts = f"{kernel.threads}, {kernel.shared_bytes}, {kernel.cluster}, {str(kernel.resident).lower()}"
+        lines.append(
+            f"static const host::Kernel {name}{{__tvm_ffi_{symbol}, (void**)&{symbol}_kernel, {_quoted(name)},"
+        )
+        lines.append(f"                                {facts}}};")
+    count = len(symbols)
+    lines.append(
+        f"static const host::Kernel* const all[] = {{{', '.join('&' + name for name in symbols) or 'nullptr'}}};"
+    )
+    names = ", ".join(_quoted(f"{symbol}_kernel") for symbol in symbols.values()) or "nullptr"
+    lines += [f"static const char* const names[] = {{{names}}};", "}", "", "using namespace host;", ""]
+    load = (
+        f"return load_kernels(tvm_rnn_cubin_{arch}, kernels::all, kernels::names, {count});" if count else "return 0;"
+    )
+    return [*lines, f"static int prepare() {{ {load} }}", ""]
+
+
+def _functions(program: Program) -> list[str]:
+    layout = ["  " + line for line in program.layout]
+    inputs, states = program.inputs, program.states
+    sequence = [
+        "static int64_t workspace(int64_t T, int64_t B, int64_t sms) {",
+        "  int64_t at = 0, most = 0;",
+        *layout,
+        "  return most;",
+        "}",
+        "",
+        "// sequence(device, stream, T, B, has_lengths, has_reset, output, lengths, reset, packed, work, inputs...,",
+        "//          states before..., states after...)",
+        "EXPORT(sequence) {",
+        f"  EXPECT({11 + inputs + 2 * states});",
+        SETUP,
+        "  const int64_t T = args[2].v_int64, B = args[3].v_int64;",
+        "  const bool has_lengths = args[4].v_int64 != 0, has_reset = args[5].v_int64 != 0;",
+        "  char *const output = as_pointer(args[6]), *const packed = as_pointer(args[9]);",
+        "  char* const work = as_pointer(args[10]);",
+        "  char* const lengths = has_lengths ? as_pointer(args[7]) : work;",
+        "  char* const reset = has_reset ? as_pointer(args[8]) : work;",
+        f"  char *input[{inputs}], *state_in[{states + 1}], *state_out[{states + 1}];",
+        f"  for (int i = 0; i < {inputs}; ++i) input[i] = as_pointer(args[11 + i]);",
+        f"  for (int i = 0; i < {states}; ++i) {{",
+        f"    state_in[i] = as_pointer(args[{11 + inputs} + i]);",
+        f"    state_out[i] = as_pointer(args[{11 + inputs + states} + i]);",
+        "  }",
+        "  CallState call_state(host::stream);",
+        "  int64_t at = 0, most = 0;",
+        *layout,
+        *program.sequence.lines,
+        "  return 0;",
+        "}",
+        "",
+    ]
+    return [*sequence, *_small_functions(program)]
+
+
+def _small_functions(program: Program) -> list[str]:
+    count = len(program.parameters)
+    return [
+        "// workspace(device, stream, T, B) -> bytes that sequence needs; at least 1 allocation unit",
+        "EXPORT(workspace) {",
+        "  EXPECT(4);",
+        SETUP,
+        f"  return_int(result, max<int64_t>({ALIGNMENT}, workspace(args[2].v_int64, args[3].v_int64, sms)));",
+        "  return 0;",
+        "}",
+        "",
+        "// load(device, stream): every kernel on this GPU now, not in the first launch (which may be captured)",
+        "EXPORT(load) {",
+        "  EXPECT(2);",
+        SETUP,
+        "  (void)sms;",
+        f"  for (int i = 0; i < {len(program.kernels)}; ++i) {{",
+        "    cudaFuncAttributes facts;",
+        "    RUN(check(cudaFuncGetAttributes(&facts, *kernels::all[i]->handle), kernels::all[i]->name));",
+        "  }",
+        "  return 0;",
+        "}",
+        "",
+        "// pack(device, stream, packed, raw...): weights as the user gave them, into the kernels' order",
+        "EXPORT(pack) {",
+        f"  EXPECT({3 + count});",
+        SETUP,
+        "  (void)sms;",
+        "  char* const packed = as_pointer(args[2]);",
+        f"  char* raw[{count + 1}];",
+        f"  for (int i = 0; i < {count}; ++i) raw[i] = as_pointer(args[3 + i]);",
+        "  CallState call_state(host::stream);",
+        f"  RUN(fill(packed, 0, {program.packed_bytes}));",
+        *program.pack.lines,
+        "  return 0;",
+        "}",
+    ]
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"'
