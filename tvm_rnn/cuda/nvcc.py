@@ -1,10 +1,11 @@
 """Find a CUDA compiler and make one shared object of the texts that source.py wrote.
 
-In: `Source` texts, one per arch. Out: an ELF shared object that holds a cubin per arch and needs libtvm_ffi and the GPU's
-driver only (the CUDA runtime is linked statically), and what each kernel takes (registers, spills, shared memory).
+In: `Source` texts, one per arch. Out: an ELF shared object that holds a cubin per arch and needs libtvm_ffi and the
+GPU's driver only (the CUDA runtime is linked statically), and what each kernel takes (registers, spills, shared
+memory).
 
-The compiler is nvcc where there is one ($CUDA_HOME, PATH, the usual folder, the package nvidia-cuda-nvcc), else NVRTC, the
-same compiler as a library (package nvidia-cuda-nvrtc). The host program needs a C++ compiler either way.
+The compiler is nvcc where there is one ($CUDA_HOME, PATH, the usual folder, the package nvidia-cuda-nvcc), else NVRTC,
+the same compiler as a library (package nvidia-cuda-nvrtc). The host program needs a C++ compiler either way.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ tvm_rnn_cubin_{arch}:
     .section .note.GNU-stack,"",@progbits
 """
 RESOURCES = re.compile(
-    r"Compiling entry function '(\w+)' for '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill"
-    r" loads.*?Used (\d+) registers([^\n]*)",
+    r"Compiling entry function '(\w+)' for '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+    r"(\d+) bytes spill loads.*?Used (\d+) registers([^\n]*)",
     re.DOTALL,
 )
 

@@ -41,7 +41,7 @@ SETUP = """
   const int64_t device = args[0].v_int64;
   RUN(prepare());
   int sms_found = 0;
-  RUN(check(cudaDeviceGetAttribute(&sms_found, cudaDevAttrMultiProcessorCount, int(device)), "this GPU cannot be asked"));
+  RUN(check(cudaDeviceGetAttribute(&sms_found, cudaDevAttrMultiProcessorCount, int(device)), "no facts of this GPU"));
   const int64_t sms = sms_found;
 """
 
