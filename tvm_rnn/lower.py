@@ -148,7 +148,7 @@ class Lowering:
         for index in self.layers.of_layer:
             nodes = self.layers.graphs[index].nodes()
             leaves = depends(nodes)
-            total += sum(_flops(n) for n in nodes if not n.leaf and leaves[n])
+            total += sum(node_flops(n) for n in nodes if not n.leaf and leaves[n])
         return total * self.net.num_directions
 
     def _packs(self) -> list[dict[str, Any]]:
@@ -358,7 +358,7 @@ def _flat(name: str, dtype: str, alignment: int = 64) -> Any:
     return tirx.decl_buffer((variable(f"size_{name}"),), dtype, name=name, data_alignment=alignment)
 
 
-def _flops(node: Node) -> int:
+def node_flops(node: Node) -> int:
     op = TABLE[node.op]
     size = int(np.prod(node.shape, dtype=int))
     if node.op == "gemm":

@@ -5,15 +5,20 @@ lane becomes a libm call, 10 to 20 times slower), so float32 has its own: a rati
 with shared sub-expressions in `Let`. Other dtypes call libm, exact and slow.
 
 IEEE behaviour: NaN goes through everywhere. x86 min/max return their second operand when one is NaN, hence constants
-come first in every clamp. Coefficients: tanh, the [13/6] rational minimax used by Eigen and XLA (facts, cited); exp and
-log, S. L. Moshier's Cephes library (expf, logf).
+come first in every clamp. Other kinds of target replace some rows by forms of their own (`using`, `scalar_cuda.py`).
+Coefficients: tanh, the [13/6] rational minimax used by Eigen and XLA (facts, cited); exp and log, S. L. Moshier's
+Cephes library (expf, logf).
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,8 +54,30 @@ LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
 
 _names = itertools.count()
 _ATOMS = ("Var", "FloatImm", "IntImm", "TensorLoad")
+_LLVM: Mapping[str, Callable[..., Expr]] = MappingProxyType({})
+_forms: ContextVar[Mapping[str, Callable[..., Expr]]] = ContextVar("_forms", default=_LLVM)
 
 numpy_erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+@contextmanager
+def using(forms: Mapping[str, Callable[..., Expr]]) -> Iterator[None]:
+    """Inside, the functions named in `forms` are built by these instead of by the forms for LLVM below."""
+    token = _forms.set(forms)
+    try:
+        yield
+    finally:
+        _forms.reset(token)
+
+
+def _row(form: Callable[..., Expr]) -> Callable[..., Expr]:
+    """A function that `using` can replace."""
+
+    @functools.wraps(form)
+    def choose(*operands: Expr) -> Expr:
+        return _forms.get().get(form.__name__, form)(*operands)
+
+    return choose
 
 
 def _tir() -> Any:
@@ -111,6 +138,7 @@ def _is_zero(x: Expr) -> bool:
     return type(x).__name__ == "FloatImm" and float(x.value) == 0.0
 
 
+@_row
 def _minus_zero(like: Expr) -> Expr:
     """-0 as bits, which TVM does not fold: it takes 0 * x and 0 / x for 0, also where they are NaN."""
     integer, sign = {"float32": ("int32", 31), "float64": ("int64", 63)}[_dtype(like)]
@@ -181,20 +209,24 @@ def where(condition: Expr, a: Expr, b: Expr) -> Expr:
     return _tir().Select(_truth(condition), a, b)
 
 
+@_row
 def maximum(a: Expr, b: Expr) -> Expr:
     """NumPy's: NaN in either operand gives NaN."""
     return let(a, lambda a: let(b, lambda b: where(logical_or(greater(a, b), _tir().isnan(a)), a, b)))
 
 
+@_row
 def minimum(a: Expr, b: Expr) -> Expr:
     """NumPy's: NaN in either operand gives NaN."""
     return let(a, lambda a: let(b, lambda b: where(logical_or(less(a, b), _tir().isnan(a)), a, b)))
 
 
+@_row
 def relu(x: Expr) -> Expr:
     return _tir().Max(const(0.0, x), x)
 
 
+@_row
 def abs(x: Expr) -> Expr:
     return let(x, lambda x: where(less(x, const(0.0, x)), neg(x), x + const(0.0, x)))
 
@@ -229,6 +261,7 @@ def power(a: Expr, b: Expr) -> Expr:
     return _call("pow", a, b)
 
 
+@_row
 def tanh(x: Expr) -> Expr:
     """Odd rational of degree 13 over 6 in float32, libm in others."""
     if _dtype(x) != "float32":
@@ -251,6 +284,7 @@ def _exp_bounded(x: Expr) -> Expr:
     return let(x, lambda x: let(t.nearbyint(x * const(1.0 / math.log(2.0), x)), lambda n: rest(x, n)))
 
 
+@_row
 def exp(x: Expr) -> Expr:
     """A polynomial and a shifted exponent in float32, libm in others."""
     if _dtype(x) != "float32":
@@ -264,6 +298,7 @@ def exp(x: Expr) -> Expr:
     return let(x, body)
 
 
+@_row
 def log(x: Expr) -> Expr:
     """The exponent and a polynomial of the mantissa in float32, libm in others."""
     if _dtype(x) != "float32":
@@ -301,6 +336,7 @@ def _log_float32(x: Expr) -> Expr:
     return where(greater(x, const(0.0, x)), where(less(x, inf), finite, x), other)
 
 
+@_row
 def sigmoid(x: Expr) -> Expr:
     """1 / (1 + exp(-x)), exactly 0 at -inf: 0 times inf must stay NaN where it is used as a gate."""
     if _dtype(x) != "float32":
@@ -308,6 +344,7 @@ def sigmoid(x: Expr) -> Expr:
     return div(const(1.0, x), const(1.0, x) + exp(neg(x)))
 
 
+@_row
 def log1p(y: Expr) -> Expr:
     """Kahan's log(u) (y / (u - 1)) with u = 1 + y, which keeps the relative error small where y is."""
     if _dtype(y) != "float32":

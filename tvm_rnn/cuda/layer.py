@@ -1,0 +1,249 @@
+"""One layer on the GPU: its kernels, and the statements that run them on a tile of time.
+
+In: a graph with groups, a precision. Out: kernels (one per group; restart, freeze, states in and out), and host
+statements for one tile: the hoisted groups over all its rows, then, where no persistent regime takes over, one launch
+per group and step. The layers and directions that share a graph share the kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ..graph import Graph, Group, Node
+from ..target import Target as Machine
+from .layout import Layout, Target
+from .places import Argument, Place
+from .plain import plain_gemm
+from .program import Expr, Host, Pointer, Program
+from .rows import rows_kernel
+from .states import StateKernels
+from .weights import Weights
+
+
+@dataclass
+class Buffers:
+    """The memory of one layer and direction, or what several share.
+
+    states, shadows: for each state its two copies, by parity. hoisted: each value for all rows of a tile. step: each
+    value's copies.
+    """
+
+    weights: Mapping[Any, Pointer]
+    states: list[tuple[Pointer, Pointer]]
+    shadows: dict[int, tuple[Pointer, Pointer]]
+    hoisted: dict[Node, Pointer]
+    step: dict[Node, list[Pointer]]
+
+
+@dataclass
+class Tile:
+    """One tile of time of one layer and direction. Pointers are those of the tile's first step, in order of time."""
+
+    inputs: list[Pointer]
+    output: Pointer
+    start: Expr  # its first step, in order of time
+    count: Expr  # its steps
+    reverse: bool
+    parity: Expr  # which copy of the states holds the values before it: 0 or 1
+
+
+@dataclass
+class Step:
+    """What the kernels of one step work on."""
+
+    tile: Tile
+    t: Expr  # within the tile
+    old: list[Pointer]
+    new: list[Pointer]
+    old_shadows: dict[int, Pointer]
+    new_shadows: dict[int, Pointer]
+
+
+@dataclass
+class Layer:
+    """The code of all layers that share a graph."""
+
+    graph: Graph
+    number: int  # of the graph
+    precision: str
+    dtype: str
+    machine: Machine
+    initial: Mapping[str, float]
+    batches: tuple[int, ...] = ()
+    directions: int = 1
+    groups: list[tuple[Group, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.weights = Weights(self.graph, self.number, self.precision)
+        self.layout = Layout(self.graph, self.precision, self.weights, self.dtype, self.directions)
+        for number, group in enumerate(self.graph.groups):
+            work = self._kernel(f"g{self.number}_{group.region}{number}_{group.kind}", group)
+            self.groups.append((group, work))
+            for pack in getattr(work, "packs", ()):
+                self.weights.want(pack)
+
+    @cached_property
+    def states(self) -> StateKernels:
+        return StateKernels(self.layout, f"g{self.number}", self.initial)
+
+    def _kernel(self, name: str, group: Group) -> Any:
+        layout = self.layout
+
+        def places(node: Node) -> list[Place]:
+            return [t.place for t in layout.targets(node, group.region)] if layout.writer(node, group) else []
+
+        def reads(node: Node) -> Place | None:
+            found = layout.source(node)
+            return None if found is None else found.place
+
+        if group.kind == "gemm":
+            return plain_gemm(
+                name,
+                group,
+                precision=self.precision,
+                operands=lambda n: None if (found := layout.source(n, True)) is None else found.place,
+                reads=reads,
+                writes=places,
+            )
+        elsewhere = layout.elsewhere(group)
+        return rows_kernel(name, group, precision=self.precision, reads=reads, writes=places, elsewhere=elsewhere)
+
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Of hoisted values, for one row of a tile."""
+        from .program import ITEM_BYTES
+
+        places = [self.layout.hoisted(n) for n in self.layout.hoisted_nodes]
+        return sum(p.row_stride * ITEM_BYTES[p.dtype] for p in places)
+
+    def state_buffers(self, program: Program) -> tuple[list[Any], dict[int, Any]]:
+        """Both copies of every state, and of its shadow."""
+
+        def pair(name: str, place: Place) -> tuple[Pointer, Pointer]:
+            # Parity picks a copy by address: the second lies right behind the first.
+            size = program.let(f"{name}_size", f"(B * {place.row_stride} + 63) / 64 * 64")
+            both = program.buffer(name, f"2 * {size}", place.dtype)
+            return both, both.at(size)
+
+        states = [pair(s.name, self.layout.state(i)) for i, s in enumerate(self.graph.states)]
+        found = {i: self.layout.shadow(i) for i in range(len(states))}
+        shadows = {i: pair(f"{self.graph.states[i].name}_shadow", p) for i, p in found.items() if p is not None}
+        return states, shadows
+
+    def work_buffers(self, program: Program, rows: Expr) -> tuple[dict[Node, Pointer], dict[Node, list[Pointer]]]:
+        """Hoisted values for `rows` rows, and the values of one step."""
+        hoisted = {}
+        for i, node in enumerate(self.layout.hoisted_nodes):
+            place = self.layout.hoisted(node)
+            hoisted[node] = program.buffer(f"hoisted{i}", f"{rows} * {place.row_stride}", place.dtype)
+        step = {
+            node: [program.buffer("step", f"B * {p.row_stride}", p.dtype) for p in places]
+            for node, places in self.layout.step_nodes.items()
+        }
+        return hoisted, step
+
+    # --- statements ------------------------------------------------------------------------------------------------
+
+    def before(self, host: Host, buffers: Buffers, tile: Tile) -> None:
+        """The hoisted groups, over all rows of the tile."""
+        rows = f"({tile.count} * B)"
+
+        def find(target: Target, node: Node) -> Pointer:
+            if target.kind == "input":
+                return tile.inputs[target.number]
+            return buffers.weights[node] if target.kind == "weights" else buffers.hoisted[node]
+
+        self._launch(host, "before", rows, buffers, find)
+
+    def steps(self, host: Host, buffers: Buffers, tile: Tile) -> None:
+        """Step by step, one launch per group."""
+        with host.loop(tile.count, "s") as s:
+            t = host.let("t", f"{tile.count} - 1 - {s}" if tile.reverse else s)
+            parity = host.let("parity", f"({tile.parity} + {s}) & 1")
+
+            def pick(name: str, pair: tuple[Pointer, Pointer], new: int) -> Pointer:
+                first, second = pair if not new else pair[::-1]
+                return host.pointer(name, Pointer(f"({parity} ? {second.text} : {first.text})", first.dtype))
+
+            step = Step(
+                tile,
+                t,
+                [pick("old", pair, 0) for pair in buffers.states],
+                [pick("fresh", pair, 1) for pair in buffers.states],
+                {i: pick("old_shadow", pair, 0) for i, pair in buffers.shadows.items()},
+                {i: pick("fresh_shadow", pair, 1) for i, pair in buffers.shadows.items()},
+            )
+            self.states.restart(host, step)
+            self._launch(host, "step", "B", buffers, self._finder(buffers, step))
+            self.states.freeze(host, step)
+
+    def _finder(self, buffers: Buffers, step: Step) -> Callable[[Target, Node], Pointer]:
+        tile = step.tile
+
+        def find(target: Target, node: Node) -> Pointer:
+            kind, number = target.kind, target.number
+            row = f"{step.t} * B * {target.place.row_stride}"
+            if kind == "input":
+                return tile.inputs[number].at(row)
+            if kind == "output":
+                return tile.output.at(row)
+            if kind == "hoisted":
+                return buffers.hoisted[node].at(row)
+            if kind == "step":
+                return buffers.step[node][number]
+            if kind == "weights":
+                return buffers.weights[node]
+            pointers: dict[str, Any] = {
+                "old": step.old,
+                "state": step.new,
+                "old shadow": step.old_shadows,
+                "shadow": step.new_shadows,
+            }
+            return pointers[kind][number]  # type: ignore[no-any-return]
+
+        return find
+
+    def _launch(
+        self, host: Host, region: str, rows: Expr, buffers: Buffers, find: Callable[[Target, Node], Pointer]
+    ) -> None:
+        for group, work in self.groups:
+            if group.region != region:
+                continue
+
+            def pointer(a: Argument, group: Group = group, work: Any = work) -> Pointer:
+                if a.role == "weight":
+                    return buffers.weights[work.packs[a.number].key]
+                if a.role == "write":
+                    return find(self.layout.targets(a.node, group.region)[a.number], a.node)
+                target = self.layout.source(a.node, a.role == "operand")
+                assert target is not None
+                return find(target, a.node)
+
+            pointers = [pointer(a) for a in work.arguments]
+            if not hasattr(work, "variants"):
+                host.launch(work.kernel, pointers, [rows])
+                continue
+            choose(host, work, pointers, rows)
+
+
+def choose(host: Host, work: Any, pointers: list[Pointer], rows: Expr) -> None:
+    """Launch the first variant of a product whose condition holds. Conditions speak of the arguments by their names."""
+    *others, last = work.variants
+    if not others:
+        host.launch(last.kernel, pointers, [rows])
+        return
+    host.code("{")
+    for argument, pointer in zip(work.arguments, pointers, strict=True):
+        host.code(f"char* const {argument.name} = {pointer.text};")
+    host.code(f"const int64_t rows = {rows};")
+    for number, variant in enumerate(work.variants):
+        opening = f"if ({variant.condition})" if not number else f"else if ({variant.condition})"
+        host.code(f"{opening if variant is not last else 'else'} {{")
+        host.launch(variant.kernel, pointers, ["rows"])
+        host.code("}")
+    host.code("}")

@@ -1,0 +1,191 @@
+"""Where the values of one layer live on the GPU.
+
+In: a graph with groups, a precision. Out: `Layout`: how kernels read each node, and where each stored node goes.
+
+    x, y, user's states    net.dtype, as the caller has them
+    hoisted values         all rows of a tile of time; what products read, and vectors that the step reads, in the
+                           storage dtype; the rest (numbers per row, intermediate values) in the dtype of arithmetic
+    states                 two copies, read and written in turn, in the dtype of arithmetic; of those that products
+                           read also two in the storage dtype ("shadows"), if that is another
+    step values            one copy; in the storage dtype where a product reads them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd, prod
+
+from ..graph import Graph, Group, Node
+from .places import Place, arithmetic, storage
+from .program import ITEM_BYTES
+from .values import sources
+from .weights import Weights
+
+ROW_BYTES = 16  # rows that products read begin at multiples of this, as their fast loads want
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a stored value goes. kind: "hoisted", "step" (number 0 or, a storage copy, 1), "state" and "shadow" (of
+    state `number`), "output"."""
+
+    kind: str
+    place: Place
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All places of one layer."""
+
+    graph: Graph
+    precision: str
+    weights: Weights
+    dtype: str  # of x and y
+    directions: int = 1
+
+    @property
+    def arithmetic(self) -> str:
+        return arithmetic(self.precision)
+
+    @property
+    def storage(self) -> str:
+        return storage(self.precision)
+
+    def _padded(self, node: Node, dtype: str) -> Place:
+        lanes = ROW_BYTES // ITEM_BYTES[dtype]
+        return Place(dtype, -(-prod(node.shape) // lanes) * lanes)
+
+    @cached_property
+    def home(self) -> dict[Node, Group]:
+        """The group that computes each stored node."""
+        found: dict[Node, Group] = {}
+        for group in self.graph.groups:
+            for node in group.stored:
+                if not node.leaf and self.weights.place(node) is None:
+                    found.setdefault(node, group)
+        return found
+
+    @cached_property
+    def operands(self) -> dict[str, set[Node]]:
+        """What products read, by region."""
+        found: dict[str, set[Node]] = {"before": set(), "step": set()}
+        for group in self.graph.groups:
+            if group.kind == "gemm" and group.root is not None:
+                found[group.region].update(sources(group.root.args[1::2], self.stored))
+        return found
+
+    @cached_property
+    def read_by(self) -> dict[Node, set[str]]:
+        """The regions whose groups read each stored value of another group (products apart)."""
+        found: dict[Node, set[str]] = {}
+        for group in self.graph.groups:
+            tops = [a for n in group.nodes if n is not group.root or group.kind != "gemm" for a in (n.args or (n,))]
+            tops += [n for n in group.nodes if n in self.elsewhere(group)]
+            for node in sources(tops, self.stored):
+                if self.home.get(node) is not group:
+                    found.setdefault(node, set()).add(group.region)
+        return found
+
+    def stored(self, node: Node) -> bool:
+        """Whether the node is an array of its own somewhere."""
+        return node.op in ("input", "state") or node in self.home or self.weights.place(node) is not None
+
+    def writer(self, node: Node, group: Group) -> bool:
+        """Whether it is this group, of those of its region that store the node, which writes it."""
+        same = (g for g in self.graph.groups if g.region == group.region and node in g.stored)
+        return next(same, group) is group
+
+    def elsewhere(self, group: Group) -> frozenset[Node]:
+        """Members of a group that it copies from where they are."""
+        return frozenset(n for n in group.nodes if self.stored(n) and self.home.get(n) is not group)
+
+    # --- places ----------------------------------------------------------------------------------------------------
+
+    def input(self, number: int) -> Place:
+        return Place(self.dtype, prod(self.graph.inputs[number].shape), ITEM_BYTES[self.dtype])
+
+    def state(self, number: int) -> Place:
+        return Place(self.arithmetic, prod(self.graph.states[number].shape))
+
+    def shadow(self, number: int) -> Place | None:
+        """The storage copy of a state that products of the step read; None where the state itself will do."""
+        node = self.graph.states[number]
+        if node not in self.operands["step"] or self.storage == self.arithmetic:
+            return None
+        return self._padded(node, self.storage)
+
+    @property
+    def output(self) -> Place:
+        # A row of the backward direction begins `width` elements into that of both, a later step many rows on.
+        width = self.graph.output.shape[0]
+        return Place(self.dtype, width * self.directions, gcd(16, width * ITEM_BYTES[self.dtype]))
+
+    def hoisted(self, node: Node) -> Place:
+        vector = prod(node.shape) > 1 and "step" in self.read_by.get(node, ())
+        operand = node in self.operands["before"] | self.operands["step"]
+        return self._padded(node, self.storage if vector or operand else self.arithmetic)
+
+    @cached_property
+    def hoisted_nodes(self) -> list[Node]:
+        return [n for n, group in self.home.items() if group.region == "before"]
+
+    @cached_property
+    def step_nodes(self) -> dict[Node, list[Place]]:
+        """Values of one step that need a buffer of their own: their copies (of which the first is for pointwise
+        work)."""
+        found: dict[Node, list[Place]] = {}
+        for node, group in self.home.items():
+            if group.region != "step":
+                continue
+            operand = node in self.operands["step"]
+            states = [i for i, r in enumerate(self.graph.results) if r is node]
+            copies = []
+            if node in self.read_by and not states and not operand:
+                copies.append(self._padded(node, self.arithmetic))
+            if operand and not any(self._serves(i) for i in states):
+                copies.append(self._padded(node, self.storage))
+            if copies:
+                found[node] = copies
+        return found
+
+    def _serves(self, state: int) -> bool:
+        """Whether products can read the new value of a state."""
+        return self.storage == self.arithmetic or self.shadow(state) is not None
+
+    def targets(self, node: Node, region: str) -> Sequence[Target]:
+        """Where a group of that region writes a node that it stores."""
+        if region == "before":
+            return [Target("hoisted", self.hoisted(node))]
+        found = []
+        for number, result in enumerate(self.graph.results):
+            if result is node:
+                found.append(Target("state", self.state(number), number))
+                shadow = self.shadow(number)
+                found += [Target("shadow", shadow, number)] if shadow is not None else []
+        found += [Target("step", place, i) for i, place in enumerate(self.step_nodes.get(node, []))]
+        if node is self.graph.output:
+            found.append(Target("output", self.output))
+        return found
+
+    def source(self, node: Node, product: bool = False) -> Target | None:
+        """Where a node is read from: kind "input", "old" or "old shadow" (a state), "weights", or a target's. None: it
+        is computed where it is needed."""
+        if node.op == "input":
+            number = self.graph.inputs.index(node)
+            return Target("input", self.input(number), number)
+        if node.op == "state":
+            number = self.graph.states.index(node)
+            shadow = self.shadow(number) if product else None
+            return Target("old", self.state(number), number) if shadow is None else Target("old shadow", shadow, number)
+        weights = self.weights.place(node)
+        if weights is not None:
+            return Target("weights", weights)
+        if node not in self.home:
+            return None
+        found = self.targets(node, self.home[node].region)
+        if product:
+            found = [t for t in found if t.place.dtype == self.storage and t.kind != "output"]
+        return found[0] if found else None

@@ -1,0 +1,233 @@
+"""Kernels that work row by row: pointwise groups, reductions, small products.
+
+In: a group of the graph, and where its values lie. Out: `Rows`: a kernel with one scalar, the number of rows, from
+which its grid follows. One thread makes one element of the group's index space (of a reduction along the last axis:
+one warp), and all nodes of the group at that element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from .. import scalar
+from ..expressions import Index, reduced_axes, reduced_index
+from ..graph import Group, Node
+from ..memory import int64, wide
+from ..ops import Shape
+from ..scalar_cuda import flavour
+from ..tiles import runs_along
+from .kernel import Kernel, Writer, write
+from .places import Argument, Place, arithmetic
+from .values import Reads, Values, sources, store
+
+Expr = Any
+Writes = Callable[[Node], Sequence[Place]]
+THREADS, WARP = 128, 32
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A kernel and what its pointers stand for, in order. Its only scalar is `rows`; do not launch it for 0 rows."""
+
+    kernel: Kernel
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every kernel of this file needs: the group, its values' places, and the arithmetic.
+
+    elsewhere: members of the group that lie somewhere already (leaves, values of other groups), and are copied.
+    """
+
+    name: str
+    group: Group
+    precision: str
+    reads: Reads
+    writes: Writes
+    elsewhere: frozenset[Node] = frozenset()
+
+    def arguments(self, nodes: Sequence[Node], *products: Argument) -> tuple[Argument, ...]:
+        """Pointers to read what `nodes` are made of, then `products`, then the places of the stored nodes."""
+        inside = set(self.group.nodes) - self.elsewhere
+        tops = [a for n in nodes for a in (n.args if n in inside else (n,))]
+        # What the group itself computes is looked through: its own arguments are among the tops.
+        found = sources(tops, lambda n: n in inside or self.reads(n) is not None)
+        read = [Argument(f"r{i}", "read", n) for i, n in enumerate(n for n in found if n not in inside)]
+        pairs = [(node, i) for node in self.group.stored for i in range(len(self.writes(node)))]
+        return (*read, *products, *(Argument(f"w{i}", "write", n, number) for i, (n, number) in enumerate(pairs)))
+
+    def finish(self, body: Callable[[Writer], None], arguments: Sequence[Argument]) -> Rows:
+        pointers = [(a.name, self._dtype(a)) for a in arguments]
+        with flavour(self.precision):
+            kernel = write(self.name, pointers, [("rows", "int64")], body, threads=THREADS)
+        return Rows(kernel, tuple(arguments))
+
+    def _dtype(self, argument: Argument) -> str:
+        place = self.writes(argument.node)[argument.number] if argument.role == "write" else self.reads(argument.node)
+        assert place is not None
+        return place.dtype
+
+    def values(self, writer: Writer, row: Expr, arguments: Sequence[Argument], **more: Any) -> Values:
+        pointers = {a.node: a.name for a in arguments if a.role == "read"}
+        return Values(writer, self.precision, row, self.reads, pointers, **more)
+
+    def store(
+        self, writer: Writer, arguments: Sequence[Argument], node: Node, row: Expr, index: Index, value: Expr
+    ) -> None:
+        for argument in arguments:
+            if argument.role == "write" and argument.node is node:
+                store(writer, argument, self.writes(node)[argument.number], row, index, value)
+
+
+def rows_kernel(
+    name: str,
+    group: Group,
+    *,
+    precision: str,
+    reads: Reads,
+    writes: Writes,
+    elsewhere: frozenset[Node] = frozenset(),
+) -> Rows:
+    """The kernel of a pointwise or reduce group.
+
+    reads: how a node that is stored somewhere is read (None: computed inline). writes: where a stored node goes.
+    elsewhere: members of the group that are not computed but copied from where `reads` says.
+    """
+    job = Job(name, group, precision, reads, writes, elsewhere)
+    return _reduction(job) if group.kind == "reduce" else _pointwise(job)
+
+
+# --- one thread per element ------------------------------------------------------------------------------------------
+
+
+def elements(writer: Writer, size: int) -> tuple[Expr, Expr, Expr]:
+    """(row, element of the row, whether there is one) of this thread, in a grid that follows from "rows".
+
+    All but the row number is 32-bit arithmetic: blocks are parts of a row, or several whole rows.
+    """
+    rows = writer["rows"]
+    chunks, together = -(-size // THREADS), max(1, THREADS // size)
+    blocks = rows * int64(chunks) if together == 1 else tirx.floordiv(rows + int64(together - 1), int64(together))
+    block, thread = I.cta_id([tirx.Cast("int32", blocks)]), I.thread_id([THREADS])
+    if together == 1:
+        j = writer.bind(tirx.floormod(block, chunks) * THREADS + thread) if chunks > 1 else thread
+        return writer.bind(wide(tirx.floordiv(block, chunks))), j, j < size
+    row = writer.bind(wide(block) * int64(together) + wide(tirx.floordiv(thread, size)))
+    inside = tirx.And(thread < together * size, row < rows)
+    return row, writer.bind(tirx.floormod(thread, size)), inside
+
+
+def unravel(writer: Writer, flat: Expr, shape: Shape) -> Index:
+    """The index into `shape` of a row-major element number."""
+    if len(shape) < 2:
+        return (flat,) if shape else ()
+    index: list[Expr] = []
+    for size in reversed(shape[1:]):
+        index.append(0 if size == 1 else writer.bind(tirx.floormod(flat, size)))
+        flat = writer.bind(tirx.floordiv(flat, size)) if size > 1 else flat
+    return tuple(reversed([*index, flat]))
+
+
+def _pointwise(job: Job) -> Rows:
+    shape = job.group.nodes[-1].shape
+    arguments = job.arguments(job.group.nodes)
+
+    def body(writer: Writer) -> None:
+        row, j, inside = elements(writer, prod(shape))
+        with writer.when(inside):
+            finish_group(job, job.values(writer, row, arguments), arguments, unravel(writer, j, shape))
+
+    return job.finish(body, arguments)
+
+
+def finish_group(job: Job, values: Values, arguments: Sequence[Argument], index: Index) -> None:
+    """Compute all nodes of the group at `index`, then store those that are stored."""
+    made = {n: values.at(n, index if n.shape else ()) for n in job.group.nodes if n is not job.group.root}
+    for node in job.group.stored:
+        if node in made:
+            job.store(values.writer, arguments, node, values.row, index if node.shape else (), made[node])
+
+
+# --- reductions ------------------------------------------------------------------------------------------------------
+
+
+def _reduction(job: Job) -> Rows:
+    root = job.group.root
+    assert root is not None
+    arguments = job.arguments(job.group.nodes)
+    along = runs_along(root)
+
+    def body(writer: Writer) -> None:
+        if along:
+            row, j, lane, inside = _warps(writer, prod(root.shape))
+        else:
+            (row, j, inside), lane = elements(writer, prod(root.shape)), None
+        with writer.when(inside):
+            values = job.values(writer, row, arguments)
+            index = unravel(writer, j, root.shape)
+            total = _reduce(values, root, index, lane)
+            with nullcontext() if lane is None else writer.when(lane == 0):
+                job.store(writer, arguments, root, row, index, total)
+
+    return job.finish(body, arguments)
+
+
+def _warps(writer: Writer, size: int) -> tuple[Expr, Expr, Expr, Expr]:
+    """(row, element of the row, lane, whether there is one): one warp for each element."""
+    rows, each = writer["rows"], THREADS // WARP
+    total = rows * int64(size)
+    block = I.cta_id([tirx.Cast("int32", tirx.floordiv(total + int64(each - 1), int64(each)))])
+    thread = I.thread_id([THREADS])
+    item = writer.bind(wide(block) * int64(each) + wide(tirx.floordiv(thread, WARP)))
+    row = writer.bind(tirx.floordiv(item, int64(size)))
+    j = writer.bind(tirx.Cast("int32", tirx.floormod(item, int64(size))))
+    return row, j, writer.bind(tirx.floormod(thread, WARP)), item < total
+
+
+def _reduce(values: Values, root: Node, index: Index, lane: Expr | None) -> Expr:
+    """The whole reduction at `index`: by one thread, or (lane given) by the 32 lanes of a warp, which all get it."""
+    writer, dtype = values.writer, arithmetic(values.precision)
+    axes = reduced_axes(root)
+    extent = prod(size for _, size in axes)
+    combine = scalar.maximum if root.op == "max" else scalar.add
+    total = writer.local(1, dtype)
+    writer.store(total, tirx.const(float("-inf") if root.op == "max" else 0.0, dtype), 0)
+
+    def add(k: Expr) -> None:
+        ks = unravel(writer, k, tuple(size for _, size in axes))
+        writer.store(total, combine(total[0], _reduced(values.inner(), root, index, ks)), 0)
+
+    if lane is None:
+        with writer.loop(extent) as k:
+            add(k)
+        return writer.bind(total[0])
+    with writer.loop(-(-extent // WARP)) as step:
+        k = writer.bind(step * WARP + lane)
+        with writer.when(k < extent):
+            add(k)
+    for distance in (16, 8, 4, 2, 1):
+        # Every lane of the warp is here: `inside` is the same for all of them.
+        mask = tirx.const(0xFFFFFFFF, "uint32")
+        other = tirx.call_extern(dtype, "__shfl_xor_sync", mask, total[0], distance, WARP)
+        writer.store(total, combine(total[0], writer.bind(other)), 0)
+    return writer.bind(total[0])
+
+
+def _reduced(values: Values, root: Node, index: Index, ks: Index) -> Expr:
+    """What is reduced, at one element."""
+    if root.op != "einsum":
+        return values.at(root.args[0], reduced_index(root, index, ks[0]))
+    inputs, out = root.attrs["spec"].split("->")
+    known = dict(zip(out, index, strict=True)) | {t: k for (t, _), k in zip(reduced_axes(root), ks, strict=True)}
+    a, b = (
+        values.at(arg, tuple(known[t] for t in text)) for text, arg in zip(inputs.split(","), root.args, strict=True)
+    )
+    return a * b

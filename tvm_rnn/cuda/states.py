@@ -1,0 +1,158 @@
+"""Kernels for a layer's states: in from the user's arrays and back, restarts at reset flags, rows that have ended.
+
+In: where the states lie. Out: kernels over [rows, elements of the largest state], each for all states at once. The
+meaning is that of `reference.py`: backwards, a flag at t + 1 separates step t from what was just processed; flags in
+the padding of a row mean nothing; rows that have ended keep their states and emit zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from tvm import tirx
+
+from .kernel import Kernel, Writer, write
+from .layout import Layout
+from .places import Place, address
+from .program import Host, Pointer
+from .rows import THREADS, elements
+
+if TYPE_CHECKING:
+    from .layer import Buffers, Step
+
+Expr = Any
+
+
+@dataclass(frozen=True)
+class StateKernels:
+    """The four kernels of one layer."""
+
+    layout: Layout
+    name: str
+    initial: Mapping[str, float]
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [prod(s.shape) for s in self.layout.graph.states]
+
+    @cached_property
+    def _shadows(self) -> dict[int, Place]:
+        found = {i: self.layout.shadow(i) for i in range(len(self._sizes))}
+        return {i: place for i, place in found.items() if place is not None}
+
+    def _copies(self, state: str, shadow: str) -> list[tuple[str, Place, int]]:
+        """(pointer, place, number) of every state, then of every shadow."""
+        states = [(f"{state}{i}", self.layout.state(i), i) for i in range(len(self._sizes))]
+        return [*states, *((f"{shadow}{i}", place, i) for i, place in self._shadows.items())]
+
+    def _user(self, name: str) -> list[tuple[str, Place, int]]:
+        return [(f"{name}{i}", Place(self.layout.dtype, size), i) for i, size in enumerate(self._sizes)]
+
+    def _kernel(
+        self,
+        name: str,
+        copies: list[tuple[str, Place, int]],
+        more: list[tuple[str, str]],
+        scalars: list[tuple[str, str]],
+        body: Callable[[Writer, Expr, Expr], Iterator[tuple[str, Expr, Place, int]]],
+        extra: int = 0,
+    ) -> Kernel:
+        """body(writer, row, j) yields what to store at element j of a row: (pointer, value, place, width)."""
+
+        def run(writer: Writer) -> None:
+            row, j, inside = elements(writer, max([*self._sizes, extra]))
+            with writer.when(inside):
+                for pointer, value, place, width in body(writer, row, j):
+                    with writer.when(j < width):
+                        made = value() if callable(value) else value
+                        made = made if str(made.ty) == place.dtype else tirx.Cast(place.dtype, made)
+                        writer.store(writer[pointer], made, address(place, row, j))
+
+        pointers = [*((pointer, place.dtype) for pointer, place, _ in copies), *more]
+        return write(f"{self.name}_{name}", pointers, [("rows", "int64"), *scalars], run, threads=THREADS)
+
+    # --- in and out ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _load(self) -> Kernel:
+        copies, user = self._copies("state", "shadow"), self._user("user")
+
+        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[Any]:
+            for pointer, place, number in copies:
+                source = user[number]
+                yield pointer, lambda s=source: writer[s[0]][address(s[1], row, j)], place, self._sizes[number]
+
+        return self._kernel("load", [*user, *copies], [], [], body)
+
+    @cached_property
+    def _save(self) -> Kernel:
+        states, user = self._copies("state", "shadow")[: len(self._sizes)], self._user("user")
+
+        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[Any]:
+            for (pointer, place, number), source in zip(user, states, strict=True):
+                yield pointer, lambda s=source: writer[s[0]][address(s[1], row, j)], place, self._sizes[number]
+
+        return self._kernel("save", [*states, *user], [], [], body)
+
+    def load(self, host: Host, buffers: Buffers, user: list[Pointer]) -> None:
+        """The user's states of one layer and direction become the copies of parity 0."""
+        pointers = [*user, *(p for p, _ in buffers.states), *(p for p, _ in buffers.shadows.values())]
+        host.launch(self._load, pointers, ["B"])
+
+    def save(self, host: Host, states: list[Pointer], user: list[Pointer]) -> None:
+        """The states after the last step become the user's."""
+        host.launch(self._save, [*states, *user], ["B"])
+
+    # --- within the loop over time ---------------------------------------------------------------------------------
+
+    @cached_property
+    def _restart(self) -> Kernel:
+        copies = self._copies("state", "shadow")
+
+        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[Any]:
+            unfinished = tirx.Or(
+                tirx.EQ(writer["has_lengths"], tirx.const(0, "int32")), writer["time"] < writer["lengths"][row]
+            )
+            with writer.when(tirx.And(tirx.NE(writer["reset"][row], tirx.const(0, "uint8")), unfinished)):
+                for pointer, place, number in copies:
+                    first = self.initial.get(self.layout.graph.states[number].name, 0.0)
+                    yield pointer, tirx.const(first, place.dtype), place, self._sizes[number]
+
+        scalars = [("time", "int64"), ("has_lengths", "int32")]
+        return self._kernel("restart", copies, [("reset", "uint8"), ("lengths", "int64")], scalars, body)
+
+    @cached_property
+    def _freeze(self) -> Kernel:
+        old, new = self._copies("old", "old_shadow"), self._copies("state", "shadow")
+        width = self.layout.graph.output.shape[0]
+
+        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[Any]:
+            with writer.when(writer["time"] >= writer["lengths"][row]):
+                for (pointer, place, number), source in zip(new, old, strict=True):
+                    yield pointer, lambda s=source: writer[s[0]][address(s[1], row, j)], place, self._sizes[number]
+                zero = tirx.const(0.0, self.layout.output.dtype)
+                yield "output", zero, self.layout.output, width
+
+        more = [("output", self.layout.output.dtype), ("lengths", "int64")]
+        return self._kernel("freeze", [*old, *new], more, [("time", "int64")], body, extra=width)
+
+    def restart(self, host: Host, step: Step) -> None:
+        """Rows whose flag is set start this step from the initial values."""
+        program, tile = host.program, step.tile
+        time = f"{tile.start} + {step.t} + {int(tile.reverse)}"
+        with host.when(f"has_reset && {time} < T"):
+            pointers = [*step.old, *step.old_shadows.values(), program.reset.at(f"({time}) * B"), program.lengths]
+            host.launch(self._restart, pointers, ["B", time, "has_lengths ? 1 : 0"])
+
+    def freeze(self, host: Host, step: Step) -> None:
+        """Rows that have ended: the new states are the old ones, the output is 0."""
+        tile, place = step.tile, self.layout.output
+        time = f"{tile.start} + {step.t}"
+        with host.when("has_lengths"):
+            pointers = [*step.old, *step.old_shadows.values(), *step.new, *step.new_shadows.values()]
+            output = tile.output.at(f"{step.t} * B * {place.row_stride}")
+            host.launch(self._freeze, [*pointers, output, host.program.lengths], ["B", time])

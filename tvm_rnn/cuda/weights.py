@@ -1,0 +1,183 @@
+"""Weights on the GPU: what is computed from parameters once, when weights are loaded, and the kernels that do it.
+
+In: a graph with groups, and the packed form that each product wants. Out: `Weights`: the kept values in an order in
+which they can be computed, and `pack`, which puts their kernels into the host program. A kept value is dense; values
+of parameters that a kernel reads are kept, and so are those that other kept ones are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from ..graph import Graph, Group, Node, depends
+from ..memory import int64, wide
+from ..ops import TABLE
+from ..rnn import named_constants, weight_name
+from ..scalar_cuda import flavour
+from .gemm_layout import Pack
+from .kernel import Kernel, Writer, write
+from .places import Place, arithmetic
+from .program import Pointer, Program
+from .rows import THREADS, rows_kernel
+from .values import Values, sources
+
+Expr = Any
+
+
+@dataclass
+class Weights:
+    """The values of one graph that are made of parameters alone."""
+
+    graph: Graph
+    number: int
+    precision: str
+    kept: list[Node] = field(default_factory=list)
+    packs: dict[Any, Pack] = field(default_factory=dict)  # by Pack.key
+    kernels: dict[Any, tuple[Kernel, list[Node]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        nodes = self.graph.nodes()
+        leaves = depends(nodes)
+        self.free = {n for n in nodes if not leaves[n]}
+        self.order = {n: i for i, n in enumerate(nodes)}
+        weights = [w for g in self.graph.groups if g.root is not None and g.kind == "gemm" for w in g.root.args[::2]]
+        read = [n for n in nodes if n not in self.free for n in self._read(n)]
+        read += [n for root in self.graph.roots for n in self._sources([root])]
+        found = dict.fromkeys(read)
+        # Parameters are read where they are; what is computed from them and read here is kept as well.
+        pending = [*weights, *(a for n in found for a in n.args)]
+        while pending:
+            made = [n for n in sources(pending, self._computed) if self._computed(n) and n not in found]
+            found.update(dict.fromkeys(made))
+            pending = [a for n in made for a in n.args]
+        self.kept = sorted(found, key=self.order.__getitem__)
+        self.places = frozenset(self.kept)
+
+    def _read(self, node: Node) -> Iterable[Node]:
+        """What a value that is not made of parameters alone reads of those that are; a product's parameters apart."""
+        args = node.args[1::2] if node.op == "gemm" else node.args
+        return self._sources([a for a in args if a in self.free])
+
+    def _sources(self, nodes: Sequence[Node]) -> list[Node]:
+        return [n for n in sources(nodes, self._keepable) if n in self.free]
+
+    def _keepable(self, node: Node) -> bool:
+        """Worth an array of its own. Other views are changes of index; truth values are computed where they are
+        read."""
+        if node not in self.free:
+            return True  # not looked through
+        if node.leaf:
+            return node.scalar is None
+        return self._computed(node) or node.op in ("transpose", "concat")
+
+    @staticmethod
+    def _computed(node: Node) -> bool:
+        return (node.pointwise and not node.boolean) or (
+            not node.leaf and TABLE[node.op].kind in ("reduce", "contract")
+        )
+
+    def place(self, node: Node) -> Place | None:
+        """How a kept value is read; None for others."""
+        return Place(arithmetic(self.precision), 0) if node in self.places else None
+
+    def want(self, pack: Pack) -> None:
+        """Have a product's parameter packed; equal keys are packed once."""
+        self.packs.setdefault(pack.key, pack)
+
+    # --- kernels -------------------------------------------------------------------------------------------------
+
+    @property
+    def raw_dtype(self) -> str:
+        return "float64" if self.precision == "float64" else "float32"
+
+    def _reads(self, target: Node | None) -> Callable[[Node], Place | None]:
+        """Parameters as the user gave them, kept values as they are."""
+        made = {n for n in self.kept if not n.leaf and n is not target}
+
+        def reads(node: Node) -> Place | None:
+            if node in made:
+                return Place(arithmetic(self.precision), 0)
+            return Place(self.raw_dtype, 0) if node.leaf and node.scalar is None else None
+
+        return reads
+
+    def _kept_kernel(self, node: Node) -> tuple[Kernel, list[Node]]:
+        kind = "pointwise" if node.leaf or TABLE[node.op].kind in ("pointwise", "move") else "reduce"
+        root = node if kind == "reduce" else None
+        made = rows_kernel(
+            f"g{self.number}_keep{self.kept.index(node)}",
+            Group(kind, "weights", 0, root, (node,), (node,)),
+            precision=self.raw_dtype,
+            reads=self._reads(node),
+            writes=lambda n: [Place(arithmetic(self.precision), 0)],
+            elsewhere=frozenset([node] if node.leaf else []),
+        )
+        return made.kernel, [a.node for a in made.arguments if a.role == "read"]
+
+    def _pack_kernel(self, number: int, pack: Pack) -> tuple[Kernel, list[Node]]:
+        reads = self._reads(None)
+        needed = sources([pack.node], lambda n: reads(n) is not None)
+        needed = [n for n in needed if reads(n) is not None]
+        pointers = {n: f"r{i}" for i, n in enumerate(needed)}
+        blocks = -(-pack.elements // THREADS)
+
+        def body(writer: Writer) -> None:
+            block, thread = I.cta_id([blocks]), I.thread_id([THREADS])
+            at = writer.bind(wide(block) * int64(THREADS) + wide(thread))
+            index, valid = pack.index(at)
+            zero = tirx.const(0.0, pack.dtype)
+            with writer.when(at < int64(pack.elements)):
+                writer.store(writer["packed"], zero, at)
+                with writer.when(valid):
+                    value = Values(writer, self.raw_dtype, int64(0), reads, pointers).at(pack.node, index)
+                    value = tf32(value) if pack.tf32 else value
+                    same = str(value.ty) == pack.dtype
+                    writer.store(writer["packed"], value if same else tirx.Cast(pack.dtype, value), at)
+
+        named = [(pointers[n], place.dtype) for n in needed if (place := reads(n)) is not None]
+        with flavour(self.raw_dtype):
+            kernel = write(f"g{self.number}_pack{number}", [*named, ("packed", pack.dtype)], [], body, threads=THREADS)
+        return kernel, needed
+
+    def pack(self, program: Program, layer: int, direction: int) -> Mapping[Any, Pointer]:
+        """Reserve the packed weights of one layer and direction and fill them: statements of `program.pack`.
+
+        Returns where each kept node and each wanted pack (by its key) lies.
+        """
+        if not self.kernels:
+            self.kernels = {n: self._kept_kernel(n) for n in self.kept}
+            self.kernels |= {k: self._pack_kernel(i, p) for i, (k, p) in enumerate(self.packs.items())}
+        names = {id(value): name for name, value in named_constants(self.graph, self.number).items()}
+        places: dict[Any, Pointer] = {}
+
+        def source(node: Node) -> Pointer:
+            if node.op == "param":
+                return program.raw(weight_name(node.name, layer, direction), self.raw_dtype)
+            return program.raw(names[id(node.value)], self.raw_dtype) if node.op == "const" else places[node]
+
+        for key, (kernel, needed) in self.kernels.items():
+            if isinstance(key, Node):
+                places[key] = program.packed(prod(key.shape), arithmetic(self.precision))
+            else:
+                places[key] = program.packed(self.packs[key].elements, self.packs[key].dtype)
+            pointers = [*(source(n) for n in needed), places[key]]
+            program.pack.launch(kernel, pointers, [1] if kernel.scalars else [])
+        return places
+
+
+def tf32(value: Expr) -> Expr:
+    """A float32 rounded to nearest with 10 bits of mantissa; NaN and infinities as they are."""
+
+    def call(dtype: str, name: str, operand: Expr) -> Expr:
+        return tirx.call_pure_extern(dtype, name, operand)
+
+    bits = call("int32", "__float_as_int", value) + tirx.const(0x1000, "int32")
+    rounded = call("float32", "__int_as_float", tirx.bitwise_and(bits, tirx.const(~0x1FFF, "int32")))
+    finite = call("float32", "fabsf", value) < tirx.const(float("inf"), "float32")
+    return tirx.Select(finite, rounded, value)
