@@ -74,6 +74,26 @@ def test_a_joined_operand_of_a_reduction_is_read_in_place() -> None:
     assert graph.results[1] in {n for g in graph.groups for n in g.stored}  # a result that is a leaf is copied
 
 
+def test_a_view_that_is_a_result_and_is_read_is_stored_apart() -> None:
+    @cell(states="h k")
+    def both(x: "H", h: "2*H", k: "H", *, R: "H H"):
+        joined = concat([R @ k, k + x])
+        return joined, x * mean(joined, keepdims=True)
+
+    graph = fused(both)
+    assert graph.results[0] not in {a for n in graph.nodes() for a in n.args}
+    assert graph.groups[-1].stored == (graph.results[0],)
+
+
+def test_what_the_step_reads_through_a_hoisted_join_is_stored() -> None:
+    @cell(states="h")
+    def cheap(x: "I", h: "H+I", *, W: "H I", p: "I"):
+        return h * concat([tanh(W @ x), x * p])
+
+    stored = {n.op for g in fused(cheap).groups if g.region == "before" for n in g.stored}
+    assert stored == {"tanh", "mul"}
+
+
 @pytest.mark.parametrize("name", rnn.cells.names())
 @pytest.mark.parametrize("off", [(), ("hoist_gemms",), ("combine_gemms",), ("fuse_pointwise",)], ids=str)
 def test_every_operand_is_ready_when_it_is_read(name: str, off: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ..graph import Graph, Group, Node, depends
+from ..graph import Graph, Group, Node, depends, rewrite
 from ..ops import TABLE, Shape
 from . import Pass
 
@@ -35,6 +35,7 @@ class FusePointwise(Pass):
     enabled: bool = True
 
     def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
+        graph = _own_results(graph)
         nodes = graph.nodes()
         leaves = depends(nodes)
         groups: list[Group] = []
@@ -48,8 +49,7 @@ class FusePointwise(Pass):
         for group in graph.groups:
             members = set(group.nodes)
             for node in group.nodes:
-                if node.leaf or graph.region_of(node) != group.region:  # a copy
-                    self.check(node.leaf or node in ready or not depends([*_below(node)])[node], "lost a result", graph)
+                if node.leaf or node in ready:  # copied from where it is
                     continue
                 for base in (b for a in node.args for b in bases(a)):
                     ok = base.leaf or base in members or base in ready or not depends([*_below(base)])[base]
@@ -67,6 +67,20 @@ def _below(node: Node) -> list[Node]:
 
 def is_move(node: Node) -> bool:
     return not node.leaf and TABLE[node.op].kind == "move"
+
+
+def _own_results(graph: Graph) -> Graph:
+    """A result that is a view and is also read becomes a node of its own: its array is filled at the end of the step,
+    and what reads the view must not read that array before. A join that products read is filled at its place."""
+    nodes, users = graph.nodes(), graph.users()
+    leaves = depends(nodes)
+    own = {n for n in graph.roots if is_move(n) and leaves[n] and users[n] and not _is_kept(n, users[n])}
+    return rewrite(graph, {n: replace(n) for n in own})
+
+
+def _is_kept(node: Node, users: list[Node]) -> bool:
+    """A join that a product reads must become an array."""
+    return len(bases(node)) > 1 and any(u.op == "gemm" and node in u.args for u in users)
 
 
 def is_truth(node: Node) -> bool:
@@ -110,11 +124,18 @@ class _Grouping:
                 self.drafts[index].nodes[:0] = self._inlined_below(node)
             elif node.pointwise and not is_truth(node) and node not in self.inlined and not self._free(node):
                 self._place(node)
-            elif is_move(node) and self._kept(node):
+            elif is_move(node) and _is_kept(node, self.users[node]):
                 self._copy(node)
+        for node in self._read_elsewhere() if self.region == "before" else ():
+            self._need(node)
         for root in self.graph.roots if self.region == "step" else ():
             self._need(root, final=True)
         return self._finish()
+
+    def _read_elsewhere(self) -> list[Node]:
+        """Results, and what another region reads: views among them, whose bases must be stored."""
+        users = self.users.items()
+        return [n for n, readers in users if n in self.results or any(u not in self.inside for u in readers)]
 
     def _inlined(self) -> set[Node]:
         """Pointwise nodes that only reductions read: computed inside the reduction's loop, never stored.
@@ -139,24 +160,16 @@ class _Grouping:
         """Reads nothing that this region's groups compute: it can be computed where it is first needed."""
         return all(b.leaf or b not in self.inside for a in node.args for b in bases(a)) and self.enabled
 
-    def _kept(self, node: Node) -> bool:
-        """A view that must become an array: a join that a product reads, or a result of the step."""
-        product = any(u.op == "gemm" and node in u.args for u in self.users[node])
-        return product and len(bases(node)) > 1
-
     def _latest(self, node: Node) -> int:
         found = [self.home[b] for a in node.args for b in self._through(a) if b in self.home]
         return max(found, default=-1)
 
     def _through(self, node: Node) -> list[Node]:
-        """Bases, looking through inlined nodes to what they read."""
-        result = []
-        for base in bases(node) if node not in self.home else [node]:
-            if base in self.inlined:
-                result += [b for a in base.args for b in self._through(a)]
-            else:
-                result.append(base)
-        return result
+        """The values that must be there for `node` to be read: below views that are no arrays, truth values and inlined
+        nodes."""
+        if node not in self.home and (is_move(node) or is_truth(node) or node in self.inlined):
+            return [b for a in node.args for b in self._through(a)]
+        return [node]
 
     def _need(self, node: Node, final: bool = False) -> None:
         """Make sure that a free node is placed, because something now reads it as an array."""
@@ -261,10 +274,7 @@ class _Grouping:
             for node in draft.nodes:
                 for arg in node.args if node not in self._copies(draft) else (node.args or (node,)):
                     wanted.update(b for b in self._through(arg) if self.home.get(b) not in (None, index))
-        elsewhere = [
-            n for n, users in self.users.items() if n in self.results or any(u not in self.inside for u in users)
-        ]
-        outside = {b for n in elsewhere for b in self._through(n)}
+        outside = {b for n in self._read_elsewhere() for b in self._through(n)}
         phase, groups = 0, []
         for draft in self.drafts:
             if self.region == "step" and (draft.root is not None or not phase):

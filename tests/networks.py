@@ -1,0 +1,87 @@
+"""Networks for tests: cells with sizes and random weights, compiled once per process, and drawn arguments.
+
+In: a cell (of the zoo by its name, or any), sizes and options of `compile`. Out: (RNN, Module) pairs, inputs and states
+in the network's dtype, and the comparison with the oracle.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+import tvm_rnn as rnn
+from tvm_rnn.tolerance import assert_close
+
+EXTRA = {"P": 3, "depth": 2}  # sizes of the axes that are neither I nor H
+SCORES = ("a",)  # inputs in 0..1: augru's attention; outside, its gate is none and the state grows without end
+# Cells that amplify rounding errors with weights as drawn: which of their weights are scaled down, and by how much.
+# Layer normalisation undoes every scale but that of its gains: with gains of 1, NumPy in float32 is off by 9e-5 after
+# 200 steps (H = 33), with 0.5 by 1e-7.
+TAMED = {"lstm_layer_norm": ("a_h", 0.5)}
+
+
+def network(
+    cell: str | rnn.Cell, input_size: int, hidden_size: Any, seed: int = 3, scale: float = 1.0, **options: Any
+) -> rnn.RNN:
+    """An RNN with weights as `init` draws them, times `scale`: a chaotic cell multiplies rounding errors by a constant
+    at every step, which no tolerance is meant for."""
+    cell = rnn.cells.get(cell) if isinstance(cell, str) else cell
+    sizes = {axis: size for axis, size in {**EXTRA, "H": hidden_size}.items() if axis in cell.size_names}
+    net = rnn.RNN(cell, input_size, **sizes, **options).init(seed)
+    parameter, factor = TAMED.get(cell.name, (None, 1.0))
+
+    def scaled(name: str, value: np.ndarray) -> np.ndarray:
+        return value * (scale * factor if name.startswith(f"{parameter}_l") else scale)
+
+    return net.load({name: scaled(name, value) for name, value in net.weights.items()})
+
+
+@functools.cache
+def compiled(
+    cell: str | rnn.Cell,
+    input_size: int,
+    hidden_size: Any,
+    target: str = "llvm",
+    batch: tuple[int, ...] = (),
+    without: tuple[str, ...] = (),
+    **options: Any,
+) -> tuple[rnn.RNN, rnn.Module]:
+    """The network and its module; the same pair again for the same arguments."""
+    net = network(cell, input_size, hidden_size, **options)
+    return net, rnn.compile(net, target, batch, without=without)
+
+
+def arguments(net: rnn.RNN, steps: int, batch: int, seed: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Inputs [T, B, ...] and a state that is not the initial one, in the network's dtype.
+
+    Inputs shrink where I is larger than H: `init` looks at H alone, and W x must not lie where float32 has no digits
+    left (a cell without squashing of its input subtracts such numbers).
+    """
+    rng = np.random.default_rng(seed)
+    scale = min(1.0, (net.layers[0].width / net.input_size) ** 0.5)
+
+    def like(value: Any) -> Any:
+        if isinstance(value, list):
+            return [like(part) for part in value]
+        return (value + rng.uniform(-0.5, 0.5, value.shape)).astype(net.dtype)
+
+    leaves = net.layers[0].graph.inputs
+    drawn = {leaf.name: scale * rng.normal(size=(steps, batch, *leaf.shape)) for leaf in leaves}
+    x = {n: (1 / (1 + np.exp(-v)) if n in SCORES else v).astype(net.dtype) for n, v in drawn.items()}
+    return x, {name: like(value) for name, value in net.initial_state(batch).items()}
+
+
+def flags(steps: int, batch: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """lengths in 0..T (the ends are among them where there are rows enough) and a reset in about one of 8 places."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, steps + 1, batch)
+    lengths[: min(batch, 2)] = [steps, 0][: min(batch, 2)]
+    return {"lengths": lengths, "reset": rng.random((steps, batch)) < 0.125}
+
+
+def check(net: rnn.RNN, module: rnn.Module, steps: int, batch: int, seed: int = 0, **rows: Any) -> None:
+    """y and state of the module are the oracle's, from a given state, within the table's tolerance."""
+    x, state = arguments(net, steps, batch, seed)
+    assert_close(module(x, state, **rows), rnn.reference(net)(x, state, **rows), net.dtype, max(steps, 1))
