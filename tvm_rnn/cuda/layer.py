@@ -8,6 +8,7 @@ per group and step. The layers and directions that share a graph share the kerne
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,7 +18,9 @@ from ..target import Target as Machine
 from .layout import Layout, Target
 from .places import Argument, Place
 from .plain import plain_gemm
-from .program import Expr, Host, Pointer, Program
+from .program import ITEM_BYTES, Expr, Host, Pointer, Program
+from .recurrent import choose
+from .regime import Regime, Where
 from .rows import rows_kernel
 from .states import StateKernels
 from .weights import Weights
@@ -36,6 +39,7 @@ class Buffers:
     shadows: dict[int, tuple[Pointer, Pointer]]
     hoisted: dict[Node, Pointer]
     step: dict[Node, list[Pointer]]
+    regimes: list[Pointer]  # each regime's own memory
 
 
 @dataclass
@@ -75,6 +79,8 @@ class Layer:
     batches: tuple[int, ...] = ()
     directions: int = 1
     groups: list[tuple[Group, Any]] = field(default_factory=list)
+    regimes: list[Regime] = field(default_factory=list)
+    regime: str = "-1"  # C++ expression: which of `regimes` runs in this call; below 0: none
 
     def __post_init__(self) -> None:
         self.weights = Weights(self.graph, self.number, self.precision)
@@ -84,6 +90,9 @@ class Layer:
             self.groups.append((group, work))
             for pack in getattr(work, "packs", ()):
                 self.weights.want(pack)
+        self.regimes = choose(self.layout, self.machine, self.precision, self.batches)
+        for pack in (pack for regime in self.regimes for pack in regime.packs):
+            self.weights.want(pack)
 
     @cached_property
     def states(self) -> StateKernels:
@@ -116,8 +125,6 @@ class Layer:
     @property
     def bytes_per_row(self) -> int:
         """Of hoisted values, for one row of a tile."""
-        from .program import ITEM_BYTES
-
         places = [self.layout.hoisted(n) for n in self.layout.hoisted_nodes]
         return sum(p.row_stride * ITEM_BYTES[p.dtype] for p in places)
 
@@ -135,8 +142,8 @@ class Layer:
         shadows = {i: pair(f"{self.graph.states[i].name}_shadow", p) for i, p in found.items() if p is not None}
         return states, shadows
 
-    def work_buffers(self, program: Program, rows: Expr) -> tuple[dict[Node, Pointer], dict[Node, list[Pointer]]]:
-        """Hoisted values for `rows` rows, and the values of one step."""
+    def work_buffers(self, program: Program, rows: Expr) -> tuple[Any, Any, list[Pointer]]:
+        """Hoisted values for `rows` rows, the values of one step, and what the regimes ask for."""
         hoisted = {}
         for i, node in enumerate(self.layout.hoisted_nodes):
             place = self.layout.hoisted(node)
@@ -145,7 +152,27 @@ class Layer:
             node: [program.buffer("step", f"B * {p.row_stride}", p.dtype) for p in places]
             for node, places in self.layout.step_nodes.items()
         }
-        return hoisted, step
+        return hoisted, step, [program.buffer("regime", r.work_bytes) for r in self.regimes]
+
+    def choose_regime(self, host: Host) -> None:
+        """Decide, in each call, which regime runs the steps."""
+        if self.regimes:
+            cases = "".join(f"({r.applies}) ? {i} : " for i, r in enumerate(self.regimes))
+            self.regime = host.let("regime", f"{cases}-1")
+
+    def facts(self) -> list[dict[str, Any]]:
+        """Rows for the manifest: what runs, by which template."""
+        found = [regime.fact for regime in self.regimes]
+        for group, work in self.groups:
+            if hasattr(work, "unit"):
+                unit = f"{group.region} {work.unit.kind} G={work.unit.gates} N={work.unit.width}"
+                unit += f" K={'+'.join(map(str, work.unit.depths))}"
+                found.append({"unit": unit, "template": work.template, "knobs": dict(work.knobs), "record": "default"})
+            else:
+                shape = "x".join(map(str, group.nodes[-1].shape)) or "1"
+                unit = f"{group.region} {group.kind} {shape}"
+                found.append({"unit": unit, "template": "rows_cuda", "knobs": {}, "record": "default"})
+        return found
 
     # --- statements ------------------------------------------------------------------------------------------------
 
@@ -160,24 +187,29 @@ class Layer:
 
         self._launch(host, "before", rows, buffers, find)
 
-    def steps(self, host: Host, buffers: Buffers, tile: Tile) -> None:
+    def recurrence(self, host: Host, buffers: Buffers, tile: Tile) -> None:
+        """The steps of the tile: by the regime that applies, else step by step."""
+        parity = host.let("parity", tile.parity)
+        for number, (regime, work) in enumerate(zip(self.regimes, buffers.regimes, strict=True)):
+            with host.when(f"{self.regime} == {number}"):
+                host.memset(work, regime.zero_bytes)
+                pairs = [_picked(host, parity, pair) for pair in buffers.states]
+                before, after = [old for old, _ in pairs], [new for _, new in pairs]
+                common = (tile.inputs, buffers.hoisted, buffers.weights, before, after, tile.output, work)
+                regime.launch(host, Where(self.layout, tile.start, tile.count, tile.reverse, *common))
+        with host.when(f"{self.regime} < 0") if self.regimes else nullcontext():
+            self._steps(host, buffers, tile, parity)
+
+    def _steps(self, host: Host, buffers: Buffers, tile: Tile, first: str) -> None:
         """Step by step, one launch per group."""
         with host.loop(tile.count, "s") as s:
             t = host.let("t", f"{tile.count} - 1 - {s}" if tile.reverse else s)
-            parity = host.let("parity", f"({tile.parity} + {s}) & 1")
-
-            def pick(name: str, pair: tuple[Pointer, Pointer], new: int) -> Pointer:
-                first, second = pair if not new else pair[::-1]
-                return host.pointer(name, Pointer(f"({parity} ? {second.text} : {first.text})", first.dtype))
-
-            step = Step(
-                tile,
-                t,
-                [pick("old", pair, 0) for pair in buffers.states],
-                [pick("fresh", pair, 1) for pair in buffers.states],
-                {i: pick("old_shadow", pair, 0) for i, pair in buffers.shadows.items()},
-                {i: pick("fresh_shadow", pair, 1) for i, pair in buffers.shadows.items()},
-            )
+            parity = host.let("parity", f"({first} + {s}) & 1")
+            states = [_picked(host, parity, pair) for pair in buffers.states]
+            shadows = {i: _picked(host, parity, pair) for i, pair in buffers.shadows.items()}
+            old, new = ([pair[i] for pair in states] for i in (0, 1))
+            old_shadows, new_shadows = ({n: pair[i] for n, pair in shadows.items()} for i in (0, 1))
+            step = Step(tile, t, old, new, old_shadows, new_shadows)
             self.states.restart(host, step)
             self._launch(host, "step", "B", buffers, self._finder(buffers, step))
             self.states.freeze(host, step)
@@ -228,10 +260,17 @@ class Layer:
             if not hasattr(work, "variants"):
                 host.launch(work.kernel, pointers, [rows])
                 continue
-            choose(host, work, pointers, rows)
+            launch_variant(host, work, pointers, rows)
 
 
-def choose(host: Host, work: Any, pointers: list[Pointer], rows: Expr) -> None:
+def _picked(host: Host, parity: str, pair: tuple[Pointer, Pointer]) -> tuple[Pointer, Pointer]:
+    """The copies that are read and written at this parity."""
+    first, second = pair[0].text, pair[1].text
+    old = host.pointer("old", Pointer(f"({parity} ? {second} : {first})", pair[0].dtype))
+    return old, host.pointer("fresh", Pointer(f"({parity} ? {first} : {second})", pair[0].dtype))
+
+
+def launch_variant(host: Host, work: Any, pointers: list[Pointer], rows: Expr) -> None:
     """Launch the first variant of a product whose condition holds. Conditions speak of the arguments by their names."""
     *others, last = work.variants
     if not others:

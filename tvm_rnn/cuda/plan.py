@@ -69,15 +69,17 @@ class Plan:
         else:
             self._layer_major(host)
         for visit in self.visits:
-            last = [self._last(host, pair) for pair in visit.buffers.states]
-            visit.code.states.save(host, last, [after for _, after in visit.user])
-        program.facts["templates"] = []
+            visit.code.states.save(host, self._last(host, visit), [after for _, after in visit.user])
+        program.facts["templates"] = [fact for code in self.code for fact in code.facts()]
         program.facts["flops_per_row"] = self._flops()
         return program
 
-    def _last(self, host: Host, pair: tuple[Pointer, Pointer]) -> Pointer:
-        """The copy of a state that holds its value after T steps."""
-        return host.pointer("last", Pointer(f"(T & 1 ? {pair[1].text} : {pair[0].text})", pair[0].dtype))
+    def _last(self, host: Host, visit: Visit) -> list[Pointer]:
+        """The copies of the states that hold their values after T steps."""
+        steps = f"(T + {self.steps} - 1) / {self.steps}"
+        odd = f"({visit.code.regime} >= 0 ? {steps} : T) & 1" if visit.code.regimes else "T & 1"
+        odd = host.let("last", odd)
+        return [Pointer(f"({odd} ? {pair[1].text} : {pair[0].text})", pair[0].dtype) for pair in visit.buffers.states]
 
     def _flops(self) -> int:
         total = 0
@@ -101,6 +103,7 @@ class Plan:
         for index, code in enumerate(self.code):
             with program.scratch():
                 work[index] = code.work_buffers(program, f"{self.steps} * B")
+            code.choose_regime(program.sequence)
         for layer, index in enumerate(self.layers.of_layer):
             code = self.code[index]
             for direction in range(self.directions):
@@ -130,25 +133,26 @@ class Plan:
     # --- statements ------------------------------------------------------------------------------------------------
 
     def _time_major(self, host: Host) -> None:
-        with self._tiles(host) as (done, count):
+        with self._tiles(host) as (tile, done, count):
             for visit in self.visits:
-                self._visit(host, visit, done, count, done)
+                self._visit(host, visit, (tile, done, count), done)
 
     def _layer_major(self, host: Host) -> None:
         for visit in self.visits:
-            with self._tiles(host) as (done, count):
+            with self._tiles(host) as (tile, done, count):
                 start = host.let("start", f"T - {done} - {count}") if visit.direction else done
-                self._visit(host, visit, done, count, start)
+                self._visit(host, visit, (tile, done, count), start)
 
     @contextmanager
-    def _tiles(self, host: Host) -> Iterator[tuple[str, str]]:
-        """for tile: (steps done before it, its steps), in order of processing."""
+    def _tiles(self, host: Host) -> Iterator[tuple[str, str, str]]:
+        """for tile: (its number, steps done before it, its steps), in order of processing."""
         with host.loop(f"(T + {self.steps} - 1) / {self.steps}", "tile") as i:
             done = host.let("done", f"{i} * {self.steps}")
-            yield done, host.let("count", f"min({self.steps}, T - {done})")
+            yield i, done, host.let("count", f"min({self.steps}, T - {done})")
 
-    def _visit(self, host: Host, visit: Visit, done: Expr, count: Expr, start: Expr) -> None:
+    def _visit(self, host: Host, visit: Visit, tile: tuple[str, str, str], start: Expr) -> None:
         code, program = visit.code, self.program
+        number, done, count = tile
         inputs = [program.input(i) for i in range(len(code.graph.inputs))]
         places = [code.layout.input(i) for i in range(len(inputs))]
         row = f"{start} * B"
@@ -161,9 +165,11 @@ class Plan:
             output = self.between[visit.layer % 2].at(f"{first} * {stride}")
         else:
             output = program.output.at(f"{row} * {stride}")
-        tile = Tile(at, output.at(visit.direction * width), start, count, bool(visit.direction), f"({done} & 1)")
-        code.before(host, visit.buffers, tile)
-        code.steps(host, visit.buffers, tile)
+        # Step by step the states change copies at every step, a regime changes them once per tile.
+        parity = f"({code.regime} >= 0 ? {number} : {done}) & 1" if code.regimes else f"{done} & 1"
+        work = Tile(at, output.at(visit.direction * width), start, count, bool(visit.direction), parity)
+        code.before(host, visit.buffers, work)
+        code.recurrence(host, visit.buffers, work)
 
 
 def plan(net: RNN, layers: Layers, target: Target, batches: tuple[int, ...], precision: str) -> Program:

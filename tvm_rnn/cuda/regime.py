@@ -1,0 +1,65 @@
+"""What a persistent regime is to the plan: kernels that run all steps of a tile of one layer in place of step by step.
+
+In: from the regimes' own files, objects that are a `Regime`. Out: `plan.py` has their weights packed, reserves their
+memory, and puts `launch` where they apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..graph import Node
+from .gemm_layout import Pack
+from .layout import Layout
+from .program import Expr, Host, Pointer
+
+
+@dataclass(frozen=True)
+class Where:
+    """What a regime works on: `count` steps of one layer and direction, whose first in order of time is `start`.
+
+    Pointers are those of that first step. inputs[i]: rows as layout.input(i) says. hoisted[node]: as layout.hoisted
+    says. weights: a kept node's values (dense, in the dtype of arithmetic), or, by Pack.key, a packed parameter.
+    states before and after, [B, width] in the dtype of arithmetic, never the same memory. output: as layout.output
+    says. reverse: the steps run from the last one to the first.
+    """
+
+    layout: Layout
+    start: Expr
+    count: Expr
+    reverse: bool
+    inputs: Sequence[Pointer]
+    hoisted: Mapping[Node, Pointer]
+    weights: Mapping[Any, Pointer]
+    before: Sequence[Pointer]
+    after: Sequence[Pointer]
+    output: Pointer
+    work: Pointer  # the regime's own memory, `work_bytes` of it
+
+
+class Regime(Protocol):
+    """One way to run a layer's steps.
+
+    applies: a C++ condition in B, T, has_lengths, has_reset; of several regimes the first that applies runs. packs:
+    parameters it wants packed. work_bytes: a C++ expression in B; the first zero_bytes of it are set to 0 before each
+    launch. fact: a row for the manifest's templates.
+    """
+
+    @property
+    def applies(self) -> str: ...
+
+    @property
+    def packs(self) -> Sequence[Pack]: ...
+
+    @property
+    def work_bytes(self) -> Expr: ...
+
+    @property
+    def zero_bytes(self) -> Expr: ...
+
+    @property
+    def fact(self) -> dict[str, Any]: ...
+
+    def launch(self, host: Host, where: Where) -> None: ...
