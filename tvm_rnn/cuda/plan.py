@@ -20,7 +20,7 @@ from ..lower import node_flops
 from ..pipeline import Layers
 from ..rnn import RNN
 from ..target import Target
-from .layer import Buffers, Layer, Tile
+from .steps import Buffers, Layer, Tile
 from .program import Expr, Host, Pointer, Program
 
 HOISTED_BYTES = 256 << 20  # for the hoisted values of one tile: more rows make no product faster

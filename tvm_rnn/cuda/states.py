@@ -22,7 +22,7 @@ from .program import Host, Pointer
 from .rows import THREADS, elements
 
 if TYPE_CHECKING:
-    from .layer import Buffers, Step
+    from .steps import Buffers, Step
 
 Expr = Any
 
