@@ -270,6 +270,8 @@ class Writer:
             f"{v.name}.reshape(-1)": (prod(v.shape),),
             f"expand({v.name}, {axis})": (*v.shape[:axis], 1, size, *rest),
         }
+        if rank == 1 and size > 1:
+            texts[f"concat([{v.name}[1:], {v.name}[:1]])"] = v.shape
         if prod(v.shape) % 2 == 0:
             texts[f"{v.name}.reshape(2, -1)"] = (2, prod(v.shape) // 2)
         text = self.one_of(texts)
@@ -293,6 +295,9 @@ class Writer:
 
     def result(self, shape: Shape, last: bool) -> str:
         """The name of a value of that shape with magnitude up to 1, found or made of what nothing has read yet."""
+        able = [v for v in self.values if v.shape == shape and v.bound <= 1.0]
+        if able and not last and self.one_of((True, False, False)):
+            return self.one_of(able).name  # also a leaf, and what other lines read
         read = {name for line in self.lines for name in line.reads}
         idle = [v for v in self.lines if v.name not in read]
         taken = idle if last else [v for v in idle if self.one_of((True, False))]

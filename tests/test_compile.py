@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from zoo import inputs_of, network, random_state
+from networks import arguments, compiled, network
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, concat, pipeline, sigmoid, tanh, target
@@ -32,7 +32,7 @@ def test_named_batches_change_no_result() -> None:
     net = network("gru", 5, 37)
     modules = [rnn.compile(net, batch=b) for b in ((), 1, [2, 16])]
     for batch in (1, 2, 3, 5, 16, 21):
-        x = inputs_of(net, 4, batch)
+        x, _ = arguments(net, 4, batch)
         results = [m(x)[0] for m in modules]
         for result in results[1:]:
             assert_close(result, results[0], "float32", 4)
@@ -40,18 +40,16 @@ def test_named_batches_change_no_result() -> None:
 
 @pytest.mark.parametrize("name", ["lstm", "lstm_fgr", "mlstm", "augru"])
 def test_steps_chunks_and_the_whole_sequence_agree(name: str) -> None:
-    net = network(name, 5, 21, num_layers=2)
-    module = rnn.compile(net)
-    x, state = inputs_of(net, 10, 3), random_state(net, 3)
+    net, module = compiled(name, 5, 21, num_layers=2)
+    x, state = arguments(net, 10, 3)
     whole, final = module(x, state)
-    several = isinstance(x, tuple)
     parts, current = [], state
     for t in range(10):
-        y, current = module.step(tuple(a[t] for a in x) if several else x[t], current)
+        y, current = module.step({n: v[t] for n, v in x.items()}, current)
         parts.append(y)
     np.testing.assert_array_equal(np.stack(parts), whole)
-    first, middle = module(tuple(a[:4] for a in x) if several else x[:4], state)
-    second, last = module(tuple(a[4:] for a in x) if several else x[4:], middle)
+    first, middle = module({n: v[:4] for n, v in x.items()}, state)
+    second, last = module({n: v[4:] for n, v in x.items()}, middle)
     np.testing.assert_array_equal(np.concatenate([first, second]), whole)
     for key in final:
         np.testing.assert_array_equal(current[key], final[key])
@@ -59,9 +57,8 @@ def test_steps_chunks_and_the_whole_sequence_agree(name: str) -> None:
 
 
 def test_empty_sequences_and_batches() -> None:
-    net = network("lstm", 5, 7, bidirectional=True)
-    module = rnn.compile(net)
-    state = random_state(net, 3)
+    net, module = compiled("lstm", 5, 7, bidirectional=True)
+    _, state = arguments(net, 0, 3)
     y, final = module(np.zeros((0, 3, 5), "float32"), state)
     assert y.shape == (0, 3, 14)
     np.testing.assert_array_equal(final["c"], state["c"])
@@ -70,20 +67,16 @@ def test_empty_sequences_and_batches() -> None:
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
-    net = network("gru", 5, 40)
-    module = rnn.compile(net)
-    x = inputs_of(net, 6, 9)
-    assert isinstance(x, np.ndarray)
+    net, module = compiled("gru", 5, 40)
+    x = arguments(net, 6, 9)[0]["x"]
     together = module(x)[0]
     for b in range(9):
         assert_close(module(x[:, b : b + 1])[0], together[:, b : b + 1], "float32", 6)
 
 
 def test_strided_and_unaligned_inputs() -> None:
-    net = network("lstm", 5, 7)
-    module = rnn.compile(net)
-    x = inputs_of(net, 6, 4)
-    assert isinstance(x, np.ndarray)
+    net, module = compiled("lstm", 5, 7)
+    x = arguments(net, 6, 4)[0]["x"]
     expected = module(x)[0]
     wide = np.zeros((6, 8, 10), "float32")
     wide[:, ::2, ::2] = x
@@ -124,10 +117,9 @@ def test_every_spelling_of_an_lstm_is_the_same_code(c: rnn.Cell) -> None:
 
 
 def test_an_exported_module_runs_where_the_compiler_is_never_imported(tmp_path: Path) -> None:
-    net = network("gru_reset_before", 5, 40, num_layers=2)
-    module = rnn.compile(net)
+    net, module = compiled("gru_reset_before", 5, 40, num_layers=2)
     module.export(tmp_path / "m.so")
-    x = inputs_of(net, 8, 6)
+    x = arguments(net, 8, 6)[0]["x"]
     np.save(tmp_path / "x.npy", x)
     command = [sys.executable, "-c", ALONE, *(str(tmp_path / n) for n in ("m.so", "x.npy", "y.npy"))]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compiled import arguments, compiled
+from networks import arguments, compiled
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, functions

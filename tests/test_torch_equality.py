@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compiled import arguments, compiled
+from networks import arguments, compiled
 from peer_problems import problem_of
 
 import tvm_rnn as rnn

@@ -1,13 +1,13 @@
 """Every cell of the zoo, compiled, is the oracle: over 200 steps within 1e-5 in float32 and 1e-12 in float64.
 
-Sizes include 1, primes, and numbers that are no multiple of a vector. Weights and inputs are as `compiled.network`
+Sizes include 1, primes, and numbers that are no multiple of a vector. Weights and inputs are as `networks.network`
 draws them: see there for the one cell whose gains are scaled down, because with gains of 1 no float32 follows float64.
 """
 
 from __future__ import annotations
 
 import pytest
-from compiled import arguments, check, compiled, flags
+from networks import arguments, check, compiled, flags
 
 import tvm_rnn as rnn
 from tvm_rnn import cells
