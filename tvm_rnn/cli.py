@@ -6,19 +6,18 @@ a TvmRnnError), 2 for wrong usage, 130 for Ctrl-C. Commands import what they nee
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from . import __version__
+from .cli_bench import bench
+from .console import print_json, print_rich, progress
 from .errors import ConfigError, InputError, TvmRnnError, message, unknown
 
 
@@ -58,28 +57,6 @@ Batch = Annotated[str, typer.Option("--batch", help="Batch sizes to be quickest 
 Size = Annotated[list[str] | None, typer.Option("--size", metavar="NAME=INT", help="Another axis. Repeatable.")]
 Without = Annotated[list[str] | None, typer.Option("--without", metavar="PASS", help="Leave a pass out. Repeatable.")]
 Weights = Annotated[str | None, typer.Option("--weights", metavar="FILE", help="Weights, as a .safetensors file.")]
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """A function that shows the stage at hand on stderr; silent where nobody watches."""
-    if quiet or not (sys.stdout.isatty() and sys.stderr.isatty()):
-        yield lambda stage: None
-        return
-    with Console(stderr=True).status("starting") as status:
-        yield lambda stage: status.update(stage)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))
-
-
-def _print(*renderables: Any) -> None:
-    # In a file or a pipe nobody's window limits the lines: wide enough that rows are not folded, for grep's sake.
-    free = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    console = Console(width=160 if free else None)
-    for renderable in renderables:
-        console.print(renderable)
 
 
 @app.callback(invoke_without_command=True)
@@ -130,7 +107,7 @@ def compile_cell(
     if not os.path.isdir(folder):  # said now, not after the compilation
         raise ConfigError(message("--output: no such folder", got=repr(folder), do="make it first"))
     started = time.perf_counter()
-    with _progress(as_json) as stage:
+    with progress(as_json) as stage:
         stage("tracing")
         shape: dict[str, Any] = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
         net = build_net(find_cell(spec), input_size, hidden_size, sizes=parse_sizes(size or []), **shape)
@@ -151,7 +128,7 @@ def compile_cell(
 def _report_compiled(output: str, manifest: Mapping[str, Any], seconds: float, as_json: bool, filled: bool) -> None:
     file_bytes = os.path.getsize(output)
     if as_json:
-        _print_json({"output": output, "bytes": file_bytes, "seconds": round(seconds, 3), "manifest": manifest})
+        print_json({"output": output, "bytes": file_bytes, "seconds": round(seconds, 3), "manifest": manifest})
         return
     from .tables import size_text
 
@@ -257,7 +234,7 @@ def show_stages(
     shape: dict[str, Any] = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
     net = build_net(find_cell(spec), input_size, hidden, sizes=sizes, fill=4, **shape)
     if stage in (*CODE_STAGES, "all"):
-        with _progress(as_json) as update:
+        with progress(as_json) as update:
             update(f"compiling {net.cell.name} to look at it")
             found = stages(net, target=target, batch=parse_batch(batch), without=skipped)
     else:  # a graph: nothing to compile
@@ -267,7 +244,7 @@ def show_stages(
         there = ", ".join(name for name, _ in found)
         raise ConfigError(message(f"stage {stage} was left out", got=f"--without {' '.join(skipped)}", expected=there))
     if as_json:
-        _print_json([{"stage": name, "text": text} for name, text in wanted])
+        print_json([{"stage": name, "text": text} for name, text in wanted])
         return
     for name, text in wanted:
         print(f"== {name}\n{text.rstrip()}\n" if stage == "all" else text.rstrip())
@@ -287,11 +264,11 @@ def inspect_module(module: ModuleFile, as_json: Json = False) -> None:
     manifest, weights = read_container(module)
     file_bytes = os.path.getsize(module)
     if as_json:
-        _print_json(
+        print_json(
             {"file": module, "bytes": file_bytes, "has_weights": has_weights(manifest, weights), "manifest": manifest}
         )
         return
-    _print(manifest_page(module, manifest, weights, file_bytes))
+    print_rich(manifest_page(module, manifest, weights, file_bytes))
 
 
 @app.command("cells")
@@ -314,41 +291,12 @@ def list_cells(
     found = [cells.get(n) for n in cells.names()] if name is None else [find_cell(name)]
     if as_json:
         facts = [cell_facts(cell) for cell in found]
-        _print_json(facts if name is None else facts[0])
+        print_json(facts if name is None else facts[0])
     else:
-        _print(cells_table(found) if name is None else cell_page(found[0]))
+        print_rich(cells_table(found) if name is None else cell_page(found[0]))
 
 
-@app.command("bench")
-def bench_module(
-    module: ModuleFile,
-    against: Annotated[
-        str, typer.Option("--against", help="Peers, comma-separated. One that is not installed is named as such.")
-    ] = "torch,onnxruntime,openvino,numpy",
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of the sequence (T).")] = 100,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Rows (B).")] = 1,
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads for everyone. [all CPUs]")] = None,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Alternating rounds; their median counts.")] = 7,
-    as_json: Json = False,
-) -> None:
-    """Time a module beside its peers: same weights, same input, same threads.
-
-    Each framework has a process of its own, and they take turns. Results are compared first: a peer that differs is not
-    timed.
-
-    [bold]Example[/]
-
-    $ tvm-rnn bench lstm.so --against torch,onnxruntime --steps 100 --batch 16 --threads 2
-    """
-    from .bench import compare
-
-    peers = [word.strip() for word in against.split(",") if word.strip()]
-    with _progress(as_json) as stage:
-        report = compare(module, peers, steps=steps, batch=batch, threads=threads, rounds=rounds, progress=stage)
-    if as_json:
-        _print_json(report.as_dict())
-    else:
-        _print(report.table())
+app.command("bench")(bench)
 
 
 def main() -> None:

@@ -1,0 +1,50 @@
+"""A GPU benchmark's worker on the CPU: torch's CPU tensors, and "graphs" that call the function again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tvm_rnn import gpu_timing, gpu_worker, peers_gpu
+from tvm_rnn.suites import Point, network
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
+    """Make the worker run where there is no GPU. What is timed is no more than the order of the calls."""
+
+    def capture(run: Callable[[], Any]) -> gpu_timing.Captured:
+        result = run()
+
+        def replay() -> None:
+            for old, new in zip(gpu_timing.tensors(result), gpu_timing.tensors(run()), strict=True):
+                old.copy_(new)
+
+        return gpu_timing.Captured(SimpleNamespace(replay=replay), result)
+
+    def rounds_us(graphs: dict[str, gpu_timing.Captured], rounds: int) -> dict[str, list[float]]:
+        return {name: [100.0 + i for i in range(rounds)] for name in graphs}
+
+    monkeypatch.setattr(gpu_worker, "capture", capture)
+    monkeypatch.setattr(gpu_worker, "rounds_us", rounds_us)
+    monkeypatch.setattr(gpu_worker, "memory_of", lambda run: 64)
+    monkeypatch.setattr(gpu_worker, "run_poisoned", lambda run, size: run())
+    monkeypatch.setattr(gpu_worker.Bench, "device", "cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+
+def point(cell: str = "lstm", **changes: Any) -> Point:
+    """A small point in float32, which a module for the CPU can compute."""
+    return Point(**{"cell": cell, "input": 4, "hidden": 8, "steps": 5, "batch": 3, "precision": "float32", **changes})
+
+
+def problem(of: Point, torch: Any, module: str | None = None) -> peers_gpu.GpuProblem:
+    """What a framework is given for a point, on the CPU."""
+    net = network(of).init(0)
+    shapes = [node.shape for node in net.layers[0].graph.inputs]
+    dtype = getattr(torch, of.dtype)
+    inputs = tuple((torch.rand(of.steps, of.batch, *shape) * 2 - 1).to(dtype) for shape in shapes)
+    return peers_gpu.GpuProblem(of, net, inputs, module)

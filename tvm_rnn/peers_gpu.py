@@ -1,0 +1,196 @@
+"""The frameworks of a GPU benchmark, each ready to be captured in a CUDA graph: ours, torch, torch.compile, Triton,
+FlashRNN.
+
+In: a `GpuProblem`: a point of a suite, its network with weights, its inputs on the GPU. Out: `GpuPrepared`: functions
+of no arguments, (y [T, B, D*H], state or None). All have the same weights, inputs and dtype; `Unsupported` says what a
+framework lacks. Whatever takes long, such as a peer's own compiler, happens in the first call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from .gpu_timing import Run
+from .peer_models import TORCH_CELLS, Problem, Unsupported, torch_weights
+from .rnn import RNN, weight_name
+from .runtime import Manifest
+from .suites import Point
+from .torch_model import TorchModel
+
+# Sizes of a Triton program's tile (rows of the batch, hidden units, depth): each is a configuration that is timed.
+TRITON_TILES = ((16, 16, 128), (16, 32, 64), (64, 32, 64), (64, 16, 128))
+
+
+@dataclass(frozen=True)
+class GpuProblem:
+    """What everyone computes. inputs: torch tensors [T, B, *shape] of the point's dtype. module: our .so, or None."""
+
+    point: Point
+    net: RNN
+    inputs: tuple[Any, ...]
+    module: str | None = None
+    compile_seconds: float = 60.0
+
+    @property
+    def dtype(self) -> Any:
+        return self.inputs[0].dtype
+
+    @property
+    def device(self) -> Any:
+        return self.inputs[0].device
+
+    def weight(self, name: str, layer: int, direction: int) -> Any:
+        """A weight as torch tensor, in the dtype and on the device of the inputs."""
+        return self.put(self.net.weights[weight_name(name, layer, direction)])
+
+    def put(self, array: Any) -> Any:
+        import torch
+
+        return torch.tensor(array).to(self.device, self.dtype)
+
+
+@dataclass(frozen=True)
+class GpuPrepared:
+    """A framework ready to run: its version, one Run per configuration that may be the fastest, facts to record."""
+
+    version: str
+    runs: Mapping[str, Run]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise Unsupported in the body once it has taken so long. For the main thread; between two steps of Python."""
+
+    def stop(_number: int, _frame: Any) -> None:
+        raise Unsupported(f"its compiler was stopped after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def prepare_tvm_rnn(problem: GpuProblem) -> GpuPrepared:
+    """This project's module, called as its user calls it."""
+    from .runtime import load
+
+    if problem.module is None:
+        raise Unsupported("no module was built for it")
+    module = load(problem.module)
+    module.load_weights(problem.net.weights)
+    x = problem.inputs if len(problem.inputs) > 1 else problem.inputs[0]
+    manifest = module.manifest
+    facts = {"regime": regime(manifest), "flops_per_row": manifest.get("flops_per_row")}
+    return GpuPrepared(manifest.versions["tvm_rnn"], {"compiled": lambda: module(x)}, facts)
+
+
+def regime(manifest: Mapping[str, Any]) -> str:
+    """How a module's steps run, in a few words: the templates of its time loop, without those of the other regions."""
+    rows = [row for row in manifest["templates"] if str(row.get("unit", "")).startswith("step")]
+    return ", ".join(dict.fromkeys(str(row["template"]) for row in rows or manifest["templates"]))
+
+
+def prepare_torch(problem: GpuProblem) -> GpuPrepared:
+    """torch.nn, which calls cuDNN, in evaluation mode."""
+    import torch
+
+    point, net = problem.point, problem.net
+    if point.cell not in TORCH_CELLS:
+        raise Unsupported(f"it has no cell {point.cell}")
+    kind, options = TORCH_CELLS[point.cell]
+    if point.cell == "lstm_projection":
+        options = {"proj_size": dict(point.sizes)["P"]}
+    sizes = {"bidirectional": point.directions == 2, "dtype": problem.dtype, "device": problem.device}
+    layer = getattr(torch.nn, kind)(point.input, point.hidden, point.layers, **sizes, **options)
+    manifest = Manifest(cell=point.cell, num_layers=point.layers, num_directions=point.directions)
+    arrays = torch_weights(Problem("", manifest, net.weights, {}, 1))
+    layer.load_state_dict({name: problem.put(value) for name, value in arrays.items()})
+    layer.eval()
+    layer.flatten_parameters()
+
+    def run() -> Any:
+        y, last = layer(problem.inputs[0])
+        states = [state.name for state in net.cell.states]
+        return y, dict(zip(states, last if isinstance(last, tuple) else (last,), strict=True))
+
+    cudnn = torch.backends.cudnn.version()
+    return GpuPrepared(f"{torch.__version__}, cuDNN {cudnn}", {"torch.nn": run})
+
+
+def prepare_torch_compile(problem: GpuProblem) -> GpuPrepared:
+    """torch.compile of the cell's equations: one step, and what its inputs allow to be done before the loop."""
+    import torch
+
+    torch._dynamo.reset()
+    compiled = partial(torch.compile, dynamic=False, fullgraph=True)
+    model = TorchModel(problem.net, problem.dtype, problem.device, compiled)
+    first = [True]
+
+    def run() -> Any:
+        with time_limit(problem.compile_seconds) if first[0] else contextlib.nullcontext():
+            result = model(problem.inputs)
+        first[0] = False
+        return result
+
+    return GpuPrepared(torch.__version__, {"input product hoisted": run})
+
+
+def prepare_triton(problem: GpuProblem) -> GpuPrepared:
+    """A Triton kernel per step: the recurrent product and the rest of the cell; cuBLAS before the loop."""
+    try:
+        import triton
+
+        from .peers_triton import CELLS, TritonModel
+    except ImportError:
+        raise Unsupported("triton is not installed") from None
+    if problem.point.cell not in CELLS:
+        raise Unsupported(f"nobody has written a kernel for {problem.point.cell}")
+    model = TritonModel(problem)
+    fitting = [tile for tile in TRITON_TILES if tile[0] <= max(16, problem.point.batch)]
+    names = {f"tile {'x'.join(map(str, tile))}": tile for tile in fitting}
+    return GpuPrepared(triton.__version__, {name: partial(model, tile) for name, tile in names.items()})
+
+
+def prepare_flashrnn(problem: GpuProblem) -> GpuPrepared:
+    """FlashRNN's fused kernel, which takes the input product as given: torch computes it here."""
+    import torch
+
+    try:
+        from flashrnn import flashrnn
+    except ImportError:
+        raise Unsupported("flashrnn is not installed") from None
+    point = problem.point
+    if point.cell not in ("lstm", "elman") or point.layers > 1 or point.directions > 1:
+        raise Unsupported("it has one layer, in one direction, of an LSTM or Elman's network")
+    gates, hidden = (4 if point.cell == "lstm" else 1), point.hidden
+    W, R, b = (problem.weight(name, 0, 0) for name in "WRb")
+    R, b = R.reshape(gates, 1, hidden, hidden), b.reshape(gates, 1, hidden)
+    x = problem.inputs[0].transpose(0, 1).contiguous()  # its arrays have the batch first
+
+    def run(recurrent: Any) -> Any:
+        product = torch.nn.functional.linear(x, W.reshape(-1, point.input))
+        product = product.reshape(point.batch, point.steps, gates, 1, hidden)
+        states, _ = flashrnn(product, recurrent, b, function=point.cell, backend="cuda_fused")
+        return states[0].reshape(point.batch, point.steps, hidden).transpose(0, 1), None
+
+    runs = {"cuda_fused": partial(run, R), "cuda_fused, transposed": partial(run, R.transpose(2, 3).contiguous())}
+    return GpuPrepared(importlib.metadata.version("flashrnn"), runs)
+
+
+FRAMEWORKS: dict[str, Callable[[GpuProblem], GpuPrepared]] = {
+    "tvm_rnn": prepare_tvm_rnn,
+    "torch": prepare_torch,
+    "torch-compile": prepare_torch_compile,
+    "triton": prepare_triton,
+    "flashrnn": prepare_flashrnn,
+}
