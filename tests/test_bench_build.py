@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from gpu_stand_in import point
 import tvm_rnn as rnn
 from tvm_rnn import bench_build
 from tvm_rnn.bench_build import build, build_one, module_file, sources_digest
+from tvm_rnn.peers_gpu import regime
 from tvm_rnn.runtime import read_container
 from tvm_rnn.suites import Point
 
@@ -73,6 +75,17 @@ def test_passes_that_are_left_out_are_left_out(tmp_path: Path) -> None:
     build_one({"network": network.as_dict(), "batches": [], "target": "llvm", "path": path})
     manifest, _ = read_container(path)
     assert "hoist_gemms" not in manifest.passes
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+@pytest.mark.parametrize("precision", ["bfloat16", "tf32"])
+def test_a_module_for_a_gpu_is_built_where_there_is_none(tmp_path: Path, precision: str) -> None:
+    (row,) = build([point(precision=precision)], tmp_path).values()
+    assert "reason" not in row, row
+    manifest, weights = read_container(tmp_path / row["file"])
+    assert manifest.target.name == "nvidia-h200" and not weights
+    assert regime(manifest)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
