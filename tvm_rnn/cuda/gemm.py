@@ -1,0 +1,139 @@
+"""Products with parameters on a GPU: a gemm group as kernels, with its pointwise work fused in.
+
+In: a group and where its values lie. Out: `Gemm`: kernels for many and few rows, aligned and unaligned operands, the
+order in which they take pointers, and how the weights must be packed for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..graph import Group, Node
+from ..schedule import Config, Unit, best
+from .gemm_epilogue import Epilogue, read_nodes
+from .gemm_lanes import LanesTile, lanes_kernel
+from .gemm_layout import Fragments, Lanes, Pack
+from .gemm_mma import MmaTile, mma_kernel
+from .gemm_operands import Operand
+from .gemm_operands import operands as resolve
+from .gemm_problem import Problem
+from .gemm_wgmma import WgmmaTile, wgmma_kernel
+from .kernel import Kernel
+from .places import Argument, Place, arithmetic, storage
+
+__all__ = ["Argument", "Gemm", "Pack", "Place", "Variant", "gemm"]
+
+TENSOR = ("float16", "bfloat16", "tf32")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel. condition: C++, in the arguments' names and `rows`."""
+
+    kernel: Kernel
+    condition: str
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """Kernels that take `arguments` and then rows (int64); the first whose condition holds is the one to launch."""
+
+    variants: tuple[Variant, ...]
+    packs: tuple[Pack, ...]
+    arguments: tuple[Argument, ...]
+    unit: Unit
+    template: str
+    knobs: Config
+
+
+def gemm(
+    name: str,
+    group: Group,
+    *,
+    precision: str,
+    target: Any,
+    operands: Callable[[Node], Place | None],
+    reads: Callable[[Node], Place | None],
+    writes: Callable[[Node], Sequence[Place]],
+    batches: tuple[int, ...] = (),
+) -> Gemm:
+    """Kernels for a gemm group.
+
+    operands: how products read the values below their left operands; reads: how the epilogue reads a value (None: it
+    is computed from others); writes: where a stored value goes. batches: numbers of rows to expect in a step.
+    """
+    root = group.root
+    assert root is not None and root.op == "gemm"
+    unit = _unit(group, precision, batches)
+    template, knobs = best(unit, target)
+    found = tuple(resolve(root, operands))
+    arguments, pointers, epilogue = _arguments(group, precision, found, reads, writes)
+    if precision in TENSOR:
+        layout: Fragments | Lanes = Fragments(
+            unit.gates, unit.width, storage(precision), knobs["span"], knobs["widest"]
+        )
+    else:
+        layout = Lanes(unit.gates, unit.width, precision, knobs["units"])
+    problem = Problem(precision, storage(precision), found, layout, epilogue, pointers)
+    packs = tuple(layout.pack(weight, precision == "tf32") for weight in root.args[::2])
+    return Gemm(_variants(name, problem, knobs), packs, arguments, unit, template.name, knobs)
+
+
+def _unit(group: Group, precision: str, batches: tuple[int, ...]) -> Unit:
+    root = group.root
+    assert root is not None
+    gates = root.shape[0] if len(root.shape) == 2 else 1
+    depths = tuple(a.shape[0] for a in root.args[1::2])
+    return Unit("gemm", group.region, precision, gates, root.shape[-1], depths, len(group.nodes), batches)
+
+
+def _arguments(
+    group: Group,
+    precision: str,
+    found: Sequence[Operand],
+    reads: Callable[[Node], Place | None],
+    writes: Callable[[Node], Sequence[Place]],
+) -> tuple[tuple[Argument, ...], tuple[tuple[str, str], ...], Epilogue]:
+    """Pointers in order: packed weights, left operands, what the epilogue reads, what it writes."""
+    root = group.root
+    assert root is not None
+    listed: list[tuple[Argument, str]] = []
+    for number, weight in enumerate(root.args[::2]):
+        listed.append((Argument(f"w{number}", "weight", weight, number), storage(precision)))
+    for number, operand in enumerate(found):
+        listed.append((Argument(operand.name, "operand", operand.base, number), operand.place.dtype))
+    read = read_nodes(group, reads)
+    for node, place in read.items():
+        listed.append((Argument(f"r{len(listed)}", "read", node), place.dtype))
+    written = {node: tuple(writes(node)) for node in group.stored}
+    for node, places in written.items():
+        for number, place in enumerate(places):
+            listed.append((Argument(f"y{len(listed)}", "write", node, number), place.dtype))
+    names = {(a.role, a.node, a.number): a.name for a, _ in listed}
+    epilogue = Epilogue(group, arithmetic(precision), read, written, names)
+    return tuple(a for a, _ in listed), tuple((a.name, dtype) for a, dtype in listed), epilogue
+
+
+def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]:
+    """The kernel for few rows first, then the fastest for many, then the one that takes any operands."""
+    found = []
+    if knobs["few"]:
+        found.append(Variant(_kernel(f"{name}_few", problem, knobs, "few"), f"rows <= {knobs['few']}"))
+    if knobs.get("wide_columns") and all(o.rows_of(problem.compute) for o in problem.operands):
+        tile = WgmmaTile(*(knobs[f"wide_{k}"] for k in ("columns", "stages", "cluster", "blocks")))
+        aligned = "".join(f" && ((uintptr_t){o.name} & 15) == 0" for o in problem.operands)
+        found.append(Variant(wgmma_kernel(f"{name}_wide", problem, tile), f"rows >= {knobs['wide']}{aligned}"))
+    return (*found, Variant(_kernel(f"{name}_many", problem, knobs, "many"), "true"))
+
+
+def _kernel(name: str, problem: Problem, knobs: Config, size: str) -> Kernel:
+    rows, split, stages = (knobs[f"{size}_{k}"] for k in ("rows", "split", "stages"))
+    if isinstance(problem.layout, Lanes):
+        across, high = knobs[f"{size}_across"], knobs[f"{size}_high"]
+        width = 8 if problem.compute == "float64" else 4
+        tile = LanesTile(rows, split, stages, 8, across, high, problem.layout.groups, width)
+        return lanes_kernel(name, problem, tile)
+    columns, warps, along = (knobs[f"{size}_{k}"] for k in ("columns", "warps", "along"))
+    return mma_kernel(name, problem, MmaTile(rows, split, stages, 8, columns, warps, along))

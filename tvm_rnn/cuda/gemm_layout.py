@@ -1,0 +1,163 @@
+"""Where a GEMM's operands lie: rows of values in memory, and the orders of packed weights.
+
+In: a weight node [(gates,) width, depth]. Out: `Pack`, which says for each element of a packed buffer which element of
+the weight it is. The order decides which thread holds which result: all gates of a unit, and several consecutive
+units, end in one thread, so that an epilogue needs no exchange and reads and writes vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..graph import Node
+
+Expr = Any
+ROW_BYTES = 128  # of one column (gate of a unit) in one tile of K: as wide as a swizzled row of shared memory
+CHUNK_BYTES = 16
+CHUNKS = ROW_BYTES // CHUNK_BYTES
+SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A value in memory: element (row, index) is at row * row_stride + the row-major offset of index in its shape.
+
+    row_stride: in elements; 0: the same for every row (a parameter). align: bytes that the pointer is a multiple of.
+    """
+
+    dtype: str
+    row_stride: int
+    align: int = 16
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A weight in the order a kernel reads. index(i) -> (index into node, valid) for int64 position i; 0 where not
+    valid. tf32: round to that format if possible (the hardware truncates)."""
+
+    node: Node
+    dtype: str
+    elements: int
+    index: Callable[[Expr], tuple[tuple[Expr, ...], Expr]]
+    key: tuple[Any, ...]
+    tf32: bool = False
+
+
+def both(a: Expr, b: Expr) -> Expr:
+    """a and b, of Python or NumPy numbers or TVM expressions."""
+    if hasattr(a, "same_as"):
+        from tvm import tirx
+
+        return tirx.And(a, b)
+    return a & b
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """Columns in the order of tensor-core accumulators, K in tiles of 128 bytes, swizzled: [K tile][column][K].
+
+    Columns come in blocks of 8 * span units with all gates: [unit block][gate][tile 0..span)[8]. A thread of a
+    fragment holds columns 2q and 2q+1 of each tile of 8; unit 2 span q + 2 tile + e of the block is column 2q+e of a
+    tile, so these are 2 * span consecutive units. columns is a multiple of every tile width in use.
+    """
+
+    gates: int
+    width: int
+    dtype: str
+    span: int
+    widest: int  # columns of the widest tile that reads it
+
+    @property
+    def block(self) -> int:
+        """Columns of one block of units."""
+        return 8 * self.span * self.gates
+
+    @property
+    def columns(self) -> int:
+        blocks = ceil_div(self.width, 8 * self.span)
+        return ceil_div(blocks * self.block, self.widest) * self.widest
+
+    @property
+    def deep(self) -> int:
+        """Elements of K in a tile."""
+        return ROW_BYTES // SIZES[self.dtype]
+
+    @property
+    def chunk(self) -> int:
+        """Elements of 16 bytes."""
+        return CHUNK_BYTES // SIZES[self.dtype]
+
+    def tiles_deep(self, depth: int) -> int:
+        return ceil_div(depth, self.deep)
+
+    def unit(self, column: Expr) -> tuple[Expr, Expr]:
+        """(gate, unit) of a column."""
+        tile, within = column // 8, column % 8
+        block, gate = tile // (self.gates * self.span), tile // self.span % self.gates
+        return gate, block * (8 * self.span) + within // 2 * (2 * self.span) + tile % self.span * 2 + within % 2
+
+    def pack(self, node: Node, tf32: bool) -> Pack:
+        depth = node.shape[-1]
+
+        def index(i: Expr) -> tuple[tuple[Expr, ...], Expr]:
+            within, column, tile = i % self.deep, i // self.deep % self.columns, i // (self.deep * self.columns)
+            chunk = (within // self.chunk) ^ (column % CHUNKS)
+            k = tile * self.deep + chunk * self.chunk + within % self.chunk
+            gate, unit = self.unit(column)
+            at = (gate, unit, k) if len(node.shape) == 3 else (unit, k)
+            return at, both(unit < self.width, k < depth)
+
+        elements = self.tiles_deep(depth) * self.columns * self.deep
+        return Pack(node, self.dtype, elements, index, ("fragments", self, depth, tf32), tf32)
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Columns in the order of a thread's registers, for kernels without tensor cores: [K][column].
+
+    K is padded to 128 bytes. A tile has 16 threads along its columns; each holds `units` consecutive units with all gates, in slots gate * units
+    + unit that are padded to whole groups of 4: column = tile * 64 groups + group * 64 + thread * 4 + slot % 4.
+    """
+
+    gates: int
+    width: int
+    dtype: str
+    units: int
+    THREADS = 16
+
+    @property
+    def groups(self) -> int:
+        """Groups of 4 columns of a thread."""
+        return ceil_div(self.gates * self.units, 4)
+
+    @property
+    def tile(self) -> int:
+        return 4 * self.THREADS * self.groups
+
+    @property
+    def tiles(self) -> int:
+        return ceil_div(self.width, self.THREADS * self.units)
+
+    @property
+    def columns(self) -> int:
+        return self.tiles * self.tile
+
+    def pack(self, node: Node, tf32: bool = False) -> Pack:
+        depth = node.shape[-1]
+
+        def index(i: Expr) -> tuple[tuple[Expr, ...], Expr]:
+            column, k = i % self.columns, i // self.columns
+            tile, group = column // self.tile, column % self.tile // (4 * self.THREADS)
+            thread, slot = column % (4 * self.THREADS) // 4, group * 4 + column % 4
+            gate, unit = slot // self.units, (tile * self.THREADS + thread) * self.units + slot % self.units
+            at = (gate, unit, k) if len(node.shape) == 3 else (unit, k)
+            return at, both(both(unit < self.width, gate < self.gates), k < depth)
+
+        deep = ROW_BYTES // SIZES[self.dtype]
+        return Pack(node, self.dtype, ceil_div(depth, deep) * deep * self.columns, index, ("lanes", self, depth))

@@ -1,0 +1,87 @@
+"""The left operands of a GEMM: how element (row, k) of each is found, and copied to shared memory.
+
+In: a gemm node and where the values below its operands live. Out: `Operand`s. An operand that lies in memory as rows of
+consecutive elements is copied by the hardware, 16 bytes at a time; any other view or dtype is read element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from ..expressions import Index, element
+from ..graph import Node
+from .gemm_layout import SIZES
+from .places import Place
+
+Expr = Any
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One left operand. base: the value in memory; offset: of k = 0 in its row, None where k is not consecutive."""
+
+    node: Node
+    base: Node
+    place: Place
+    depth: int
+    offset: int | None
+    name: str
+
+    def rows_of(self, dtype: str) -> bool:
+        """Whether rows are consecutive elements of that dtype, 16 bytes aligned if the pointer is."""
+        if self.offset is None or self.place.dtype != dtype:
+            return False
+        size = SIZES[dtype]
+        return self.place.row_stride * size % 16 == 0 and self.offset * size % 16 == 0
+
+    def value(self, buffer: Expr, row: Expr, k: Expr, dtype: str) -> Expr:
+        """Element (row, k), loaded and converted."""
+
+        def read(node: Node, index: Index) -> Expr | None:
+            if node is not self.base:
+                return None
+            at = linear(node, index) + row * self.place.row_stride
+            return tirx.Cast(dtype, tirx.BufferLoad(buffer, [at]))
+
+        return element(self.node, (k,), read, dtype)
+
+
+def linear(node: Node, index: Index) -> Expr:
+    """The row-major offset of an index in the node's shape."""
+    total: Expr = 0
+    for i, size in zip(index, node.shape, strict=True):
+        total = total * size + (i if isinstance(i, int) or str(i.ty) == "int64" else tirx.Cast("int64", i))
+    return total
+
+
+def operands(root: Node, places: Callable[[Node], Place | None]) -> list[Operand]:
+    """The operands of a gemm node."""
+    return [_operand(node, number, places) for number, node in enumerate(root.args[1::2])]
+
+
+def _operand(node: Node, number: int, places: Callable[[Node], Place | None]) -> Operand:
+    depth = node.shape[0]
+    seen: list[tuple[Node, Expr]] = []
+    marker = tirx.Var("marker", "float32")
+
+    def read(n: Node, index: Index) -> Expr | None:
+        if places(n) is None:
+            return None
+        seen.append((n, linear(n, index)))
+        return marker
+
+    plain = all(element(node, (k,), read, "float32") is marker for k in range(depth))
+    bases = {id(n): n for n, _ in seen}
+    if len(bases) != 1:
+        raise ValueError(f"operand {number} of a product reads {len(bases)} values: one must be stored")
+    base = seen[0][0]
+    place = places(base)
+    assert place is not None
+    offsets = np.array([at for _, at in seen]) if plain and len(seen) == depth else None
+    straight = offsets is not None and bool(np.all(np.diff(offsets) == 1))
+    return Operand(node, base, place, depth, int(seen[0][1]) if straight else None, f"x{number}")

@@ -1,0 +1,108 @@
+"""What all GEMM kernels of a group share: pointers, operands, packed order, and how fragments meet the epilogue.
+
+In: from `gemm.py`. Out: helpers for the kernel writers.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from ..scalar_cuda import flavour
+from .gemm_epilogue import Epilogue, pack
+from .gemm_layout import SIZES, Fragments, Lanes
+from .gemm_operands import Operand
+from .kernel import Writer
+
+Expr = Any
+
+
+def int64(value: int) -> Expr:
+    return tirx.const(value, "int64")
+
+
+def uint32(value: int) -> Expr:
+    return tirx.const(value, "uint32")
+
+
+def keep(w: Writer, value: Expr) -> Expr:
+    """A value computed here and now: in a register, because TVM's simplifier copies what is only bound to its uses."""
+    register = w.local(1, str(value.ty))
+    w.store(register, value, 0)
+    return register[0]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One gemm group for one precision. compute: the dtype of operands in registers."""
+
+    precision: str
+    compute: str
+    operands: tuple[Operand, ...]
+    layout: Fragments | Lanes
+    epilogue: Epilogue
+    pointers: tuple[tuple[str, str], ...]
+    scalars: tuple[tuple[str, str], ...] = (("rows", "int64"),)
+
+    @property
+    def fragments(self) -> Fragments:
+        assert isinstance(self.layout, Fragments)
+        return self.layout
+
+    @property
+    def gates(self) -> int:
+        return self.epilogue.gates
+
+    @property
+    def arithmetic(self) -> str:
+        return self.epilogue.dtype
+
+    def flavour(self) -> AbstractContextManager[None]:
+        return flavour(self.precision)
+
+    def weight_name(self, number: int) -> str:
+        return f"w{number}"
+
+    def aligned(self, w: Writer, operand: Operand) -> Expr:
+        """Whether the pointer of an operand is a multiple of 16 bytes."""
+        address = tirx.reinterpret("uint64", w[operand.name].ptr_to([0]))
+        return (address & tirx.const(15, "uint64")) == tirx.const(0, "uint64")
+
+    def store_chunk(self, w: Writer, target: Expr, operand: Operand, row: Expr, valid: Expr, first: Expr) -> None:
+        """16 bytes of a row from element `first` on into shared memory, read one by one; zeros where there are none."""
+        buffer, dtype, count = w[operand.name], self.arithmetic, 16 // SIZES[self.compute]
+        values = []
+        for i in range(count):
+            k = w.bind(tirx.Cast("int64", first) + i)
+            at = tirx.Select(k < operand.depth, k, int64(0))
+            value = operand.value(buffer, row, at, dtype)
+            zero = tirx.const(0.0, dtype)
+            values.append(w.bind(tirx.Select(tirx.And(valid, k < operand.depth), value, zero)))
+        if count == 8:
+            words = w.local(4, "uint32")
+            pack(w, words, values, self.compute)
+            w.do(I.ptx["st.shared.v4.b32"](target, *[words[i] for i in range(4)]))
+        else:
+            w.do(I.ptx["st.shared.v4.f32" if count == 4 else "st.shared.v2.f64"](target, *values))
+
+    def finish_fragments(self, w: Writer, row: Expr, tile: tuple[Expr, int], lane: Expr, acc: Any, start: int) -> None:
+        """The epilogue of 16 rows from `row` on and of tile = (number, columns), with fragments from acc[4 * start]."""
+        layout = self.fragments
+        span, gates = layout.span, self.gates
+        blocks = tile[1] // layout.block
+        quad, group = w.bind(lane % 4), w.bind(tirx.Cast("int64", lane // 4))
+        for half in range(2):
+            at = w.bind(row + group + 8 * half)
+            with w.when(at < w["rows"]):
+                for block in range(blocks):
+                    unit = (tile[0] * blocks + block) * (8 * span) + quad * (2 * span)
+
+                    def value(gate: int, u: int, block: int = block, half: int = half) -> Expr:
+                        n = start + (block * gates + gate) * span + u // 2
+                        return acc[n * 4 + half * 2 + u % 2]
+
+                    self.epilogue.emit(w, at, unit, 2 * span, value)
