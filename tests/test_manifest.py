@@ -88,7 +88,7 @@ def test_another_format_is_refused(number: Any) -> None:
         ({"states": [{"name": "h", "shapes": [[H], [H]], "initial": 0.0}]}, "one per layer"),
         ({"states": [{"name": "h", "shapes": [[H]], "initial": float("inf")}]}, "a finite number"),
         ({"states": [{"name": "h", "shapes": [[H]], "initial": float("nan")}]}, "a finite number"),
-        ({"dtype": "float16"}, "float32 or float64"),
+        ({"dtype": "float8"}, "float32 or float64"),
         ({"num_directions": 3}, "1 or 2"),
         ({"rows_per_tile": 0}, "at least 1"),
         ({"num_layers": True}, "an integer"),

@@ -133,7 +133,6 @@ CONFIG = {
     ),
     "num_layers 0": (lambda: RNN(cells.lstm, 3, 5, 0), "RNN: num_layers", "got:      0"),
     "num_layers 1.5": (lambda: RNN(cells.lstm, 3, 5, 1.5), "RNN: num_layers", "got:      1.5"),
-    "dtype float16": (lambda: RNN(cells.lstm, 3, 5, dtype="float16"), "unsupported dtype", "'float64'"),
     "dtype int": (lambda: RNN(cells.lstm, 3, 5, dtype=int), "unsupported dtype", "float32, float64"),
     "dtype text": (lambda: RNN(cells.lstm, 3, 5, dtype="flaot32"), "unsupported dtype", "did you mean 'float32'"),
     "dtype None": (lambda: RNN(cells.lstm, 3, 5, dtype=None), "unsupported dtype", "'None'"),

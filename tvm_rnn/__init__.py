@@ -77,6 +77,7 @@ _ERRORS = [
     "InputError",
     "LoadError",
     "BuildError",
+    "DeviceError",
     "PassError",
 ]
 _HOME = {

@@ -26,11 +26,12 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
 from . import __version__, manifest, pipeline, runtime
+from .dtypes import held_dtype, precision_name
 from .errors import BuildError, ConfigError, message
 from .lower import Lowered, Lowering
 from .pipeline import Layers
 from .rnn import RNN, named_constants
-from .target import Target, resolve
+from .target import Target, for_archs, resolve
 
 if TYPE_CHECKING:
     from .runtime import Module
@@ -47,6 +48,8 @@ def compile(
     batch: int | Sequence[int] = (),
     training: bool = False,
     *,
+    precision: str | None = None,
+    arch: str | Sequence[str] = (),
     without: Iterable[str] = (),
     dump: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
@@ -54,12 +57,14 @@ def compile(
     """Compile an RNN, forward, for one target.
 
     net: with weights (then they are in the module) or without (then call `Module.load_weights`). target: "llvm" is this
-    machine; see `tvm_rnn.target.names()`. batch: batch sizes to tune the tiles for; every batch size stays correct, as
-    does every T. without: names of passes to switch off. dump: a folder for the text of every stage. progress: called
-    with the name of each stage as it starts.
+    machine's CPU, "cuda" its GPU; see `tvm_rnn.target.names()`. batch: batch sizes to tune the tiles for; every batch
+    size stays correct, as does every T. precision: what to compute in: the network's dtype, or "tf32" for float32 on
+    GPUs. arch: GPUs that the file is for, such as ["sm_80", "sm_90a"], instead of the target's alone. without: names of
+    passes to switch off. dump: a folder for the text of every stage. progress: called with the name of each stage as it
+    starts.
 
-    Returns a Module that is loaded if the target is this kind of machine. Raises ConfigError for a bad argument,
-    CellError for equations that cannot be compiled, BuildError if the compiler or the linker fails.
+    Returns a Module, which can be called if the target is this machine, and else exported. Raises ConfigError for a bad
+    argument, CellError for equations that cannot be compiled, BuildError if the compiler or the linker fails.
     """
     if not isinstance(net, RNN):
         raise ConfigError(message("compile needs an RNN", got=f"{net!r:.80}", do="rnn.compile(rnn.RNN(cell, I, H))"))
@@ -68,31 +73,74 @@ def compile(
     batches = _batches(batch)
     tell = progress or (lambda stage: None)
     machine = resolve(target)
+    targets = for_archs(machine, (arch,) if isinstance(arch, str) and arch else tuple(arch))
+    precision = _precision(net, machine, precision)
     if net.weights:
         net.check_weights()
     without = tuple(without)
     tell("passes")
     layers = pipeline.run(net, machine, without)[-1][1]
     if dump is not None:
-        _dump(dump, pipeline.stages(net, machine, batches, without))
-    tell("lowering")
-    lowered = Lowering(net, layers, machine, batches).run()
+        _dump(dump, pipeline.stages(net, machine, batches, without, precision))
     folder = tempfile.mkdtemp(prefix="tvm_rnn_")
     try:
-        tell("code generation")
-        executable = generate(lowered.module, machine)
-        tell("linking")
-        elf = _link(executable, Path(folder), machine)
-        facts = describe(net, layers, lowered, machine, batches, without)
-        path = os.path.join(folder, f"{net.cell.name}.so")
-        manifest.write_container(elf, facts, _blob(net, layers), path)
-        tell("loading")
-        module = runtime.load(path)
+        if machine.kind == "cuda":
+            module = _for_gpus(net, layers, targets, batches, without, precision, folder, tell)
+        else:
+            module = _for_a_cpu(net, layers, machine, batches, without, folder, tell)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     weakref.finalize(module, shutil.rmtree, folder, True)
     return module
+
+
+def _for_a_cpu(
+    net: RNN,
+    layers: Layers,
+    machine: Target,
+    batches: tuple[int, ...],
+    without: tuple[str, ...],
+    folder: str,
+    tell: Progress,
+) -> Module:
+    tell("lowering")
+    lowered = Lowering(net, layers, machine, batches).run()
+    tell("code generation")
+    executable = generate(lowered.module, machine)
+    tell("linking")
+    elf = _link(executable, Path(folder), machine)
+    facts = describe(net, lowered, machine, batches, without)
+    path = os.path.join(folder, f"{net.cell.name}.so")
+    manifest.write_container(elf, facts, blob(net, layers), path)
+    tell("loading")
+    return runtime.load(path)
+
+
+def _for_gpus(
+    net: RNN,
+    layers: Layers,
+    targets: tuple[Target, ...],
+    batches: tuple[int, ...],
+    without: tuple[str, ...],
+    precision: str,
+    folder: str,
+    tell: Progress,
+) -> Module:
+    from .cuda.artifact import write_module
+    from .runtime_cuda import CudaModule
+
+    path = write_module(net, layers, targets, batches, without, precision, Path(folder), tell)
+    tell("loading")
+    return CudaModule(path, anywhere=True)
+
+
+def _precision(net: RNN, machine: Target, precision: str | None) -> str:
+    name = precision_name(net.dtype, precision)
+    if machine.kind != "cuda" and name not in ("float32", "float64"):
+        got, do = f"{name} for target {machine.name}", "compile for a GPU, or with float32"
+        raise ConfigError(message("CPUs compute in float32 and float64 only", got=got, do=do))
+    return name
 
 
 def _batches(batch: int | Sequence[int]) -> tuple[int, ...]:
@@ -209,17 +257,31 @@ def _run(command: list[str]) -> None:
 # --- manifest --------------------------------------------------------------------------------------------------------
 
 
-def _blob(net: RNN, layers: Layers) -> dict[str, Any]:
-    arrays = dict(net.weights)
+def blob(net: RNN, layers: Layers) -> dict[str, Any]:
+    """The arrays that a module's file carries: weights and the equations' constants."""
+    arrays, held = dict(net.weights), held_dtype(net.dtype)
     for number, graph in enumerate(layers.graphs):
-        arrays |= {name: value.astype(net.dtype) for name, value in named_constants(graph, number).items()}
+        arrays |= {name: value.astype(held) for name, value in named_constants(graph, number).items()}
     return arrays
 
 
 def describe(
-    net: RNN, layers: Layers, lowered: Lowered, target: Target, batches: tuple[int, ...], without: tuple[str, ...]
+    net: RNN, lowered: Lowered, target: Target, batches: tuple[int, ...], without: tuple[str, ...]
 ) -> dict[str, Any]:
-    """The manifest of format 1."""
+    """The manifest of a module for a CPU."""
+    return {
+        **common_facts(net, target, batches, without),
+        "packs": lowered.packs,
+        "packed_elements": lowered.packed_elements,
+        "workspace": lowered.workspace,
+        "rows_per_tile": lowered.rows_per_tile,
+        "flops_per_row": lowered.flops_per_row,
+        "templates": _templates(lowered),
+    }
+
+
+def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tuple[str, ...]) -> dict[str, Any]:
+    """What the manifest of format 1 says of every module."""
     first, last = net.layers[0].graph, net.layers[-1]
     return {
         "format": 1,
@@ -248,12 +310,6 @@ def describe(
         },
         "entry_points": ["sequence", "step", "init_state"],
         "batch": list(batches),
-        "packs": lowered.packs,
-        "packed_elements": lowered.packed_elements,
-        "workspace": lowered.workspace,
-        "rows_per_tile": lowered.rows_per_tile,
-        "flops_per_row": lowered.flops_per_row,
-        "templates": _templates(lowered),
         "passes": [name for name in pipeline.PASS_NAMES if name not in without],
         "created": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }

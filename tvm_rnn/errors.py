@@ -38,6 +38,10 @@ class BuildError(TvmRnnError):
     """Compilation, linking or writing the result failed."""
 
 
+class DeviceError(TvmRnnError):
+    """A GPU refused or failed what a module asked of it, or did not finish in time."""
+
+
 class PassError(TvmRnnError):
     """A pass broke its own contract: a bug in tvm_rnn or in a user's pass, never in a cell."""
 

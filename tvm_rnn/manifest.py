@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from .dtypes import DTYPES, PRECISIONS, held_dtype
 from .errors import BuildError, WeightError, message
 from .runtime import ALIGNMENT, CONSTANT, CONTAINER_VERSION, FOOTER, MAGIC, MANIFEST_FORMAT
-
-DTYPES = ("float32", "float64")
 
 
 def _is_size(value: object) -> bool:
@@ -54,8 +53,13 @@ def _is_shapes(value: object) -> bool:
     return isinstance(value, list | tuple) and len(value) > 0 and all(_is_shape(shape) for shape in value)
 
 
+def _is_pair(value: object) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and _is_names(value)
+
+
+Fields = tuple[tuple[str, Callable[[Any], bool], str], ...]
 # One row per field: dotted path ("[]": each item of a list), test, what is expected in words.
-FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+FIELDS: Fields = (
     ("versions", _is_dict, "a dict of version strings"),
     ("cell", _is_name, "a name"),
     ("dtype", lambda value: value in DTYPES, " or ".join(DTYPES)),
@@ -77,6 +81,12 @@ FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("target.features", _is_names, "a list of names"),
     ("entry_points", _is_names, "a list of names"),
     ("batch", _is_shape, "a list of batch sizes"),
+    ("flops_per_row", lambda value: _is_number(value) and value >= 0, "a number, at least 0"),
+    ("templates", lambda value: isinstance(value, list | tuple), "a list"),
+    ("passes", _is_names, "a list of names"),
+    ("created", _is_text, "a time as text"),
+)
+CPU_FIELDS: Fields = (
     ("packs[].function", _is_name, "a name"),
     ("packs[].weights", _is_names, "a list of weight names"),
     ("packs[].offset", _is_size, "an integer, at least 0"),
@@ -86,10 +96,17 @@ FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("workspace.per_tile_row", _is_size, "an integer, at least 0"),
     ("workspace.per_sequence_row", _is_size, "an integer, at least 0"),
     ("rows_per_tile", lambda value: _is_size(value) and value > 0, "an integer, at least 1"),
-    ("flops_per_row", lambda value: _is_number(value) and value >= 0, "a number, at least 0"),
-    ("templates", lambda value: isinstance(value, list | tuple), "a list"),
-    ("passes", _is_names, "a list of names"),
-    ("created", _is_text, "a time as text"),
+)
+# One variant per GPU arch. parameters: (name, dtype) of the weights and constants that its packing reads, in order.
+GPU_FIELDS: Fields = (
+    ("precision", lambda value: any(value in names for names in PRECISIONS.values()), "a precision"),
+    ("variants", lambda value: isinstance(value, list | tuple) and len(value) > 0, "a list of at least 1"),
+    ("variants[].arch", _is_name, "a name as nvcc has it"),
+    ("variants[].target", _is_name, "a name"),
+    ("variants[].packed_bytes", _is_size, "an integer, at least 0"),
+    ("variants[].parameters[]", _is_pair, "a name and a dtype"),
+    ("variants[].kernels[].kernel", _is_name, "a name"),
+    ("variants[].templates", lambda value: isinstance(value, list | tuple), "a list"),
 )
 
 
@@ -98,7 +115,8 @@ def validate(manifest: Mapping[str, Any]) -> None:
     number = manifest.get("format")
     if number != MANIFEST_FORMAT:
         raise _invalid("format", number, str(MANIFEST_FORMAT))
-    for path, test, expected in FIELDS:
+    gpu = "variants" in manifest
+    for path, test, expected in (*FIELDS, *(GPU_FIELDS if gpu else CPU_FIELDS)):
         for where, value in _values(manifest, path, ""):
             if not test(value):
                 raise _invalid(where, value, expected)
@@ -111,9 +129,13 @@ def validate(manifest: Mapping[str, Any]) -> None:
         if len({*names}) != len(names):
             raise _invalid(f"{kind} names", ", ".join(names), "each name once")
     known = {weight["name"] for weight in manifest["weights"]}
-    for pack in manifest["packs"]:
+    for pack in manifest.get("packs", ()):
         if not known.issuperset(name for name in pack["weights"] if not name.startswith(CONSTANT)):
             raise _invalid(f"packs {pack['function']!r} weights", ", ".join(pack["weights"]), ", ".join(sorted(known)))
+    for variant in manifest.get("variants", ()):
+        strange = [name for name, _ in variant["parameters"] if not name.startswith(CONSTANT) and name not in known]
+        if strange:
+            raise _invalid(f"variants {variant['arch']!r} parameters", strange, ", ".join(sorted(known)))
 
 
 def _values(value: Any, path: str, where: str) -> list[tuple[str, Any]]:
@@ -125,6 +147,8 @@ def _values(value: Any, path: str, where: str) -> list[tuple[str, Any]]:
     if key != head:
         if not isinstance(value, list | tuple):
             raise _invalid(where, value, "a list")
+        if not rest:
+            return [(f"{where}[{i}]", item) for i, item in enumerate(value)]
         return [found for i, item in enumerate(value) for found in _values(item, rest, f"{where}[{i}]")]
     return _values(value, rest, where) if rest else [(where, value)]
 
@@ -136,15 +160,18 @@ def _invalid(where: str, got: object, expected: str) -> BuildError:
 
 def serialize_weights(manifest: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> bytes:
     """The arrays in safetensors format; b"" for none. All of the manifest's weights or none of them, and always the
-    constants that its packs name ("constant.0"), which may have any shape. Raises WeightError where they are not so."""
+    constants that its packs or variants name ("constant.0"), which may have any shape. Raises WeightError where they
+    are not so."""
     shapes = {weight["name"]: tuple(weight["shape"]) for weight in manifest["weights"]}
-    names = {name for pack in manifest["packs"] for name in pack["weights"] if name.startswith(CONSTANT)}
+    read = [name for pack in manifest.get("packs", ()) for name in pack["weights"]]
+    read += [name for variant in manifest.get("variants", ()) for name, _ in variant["parameters"]]
+    names = {name for name in read if name.startswith(CONSTANT)}
     if weights.keys() - names:
         names |= shapes.keys()
     if weights.keys() != names:
         got, expected = (", ".join(sorted(given)) or "none" for given in (weights, names))
         raise WeightError(message("the weights are not the manifest's", got=got, expected=expected, do="give them all"))
-    dtype = np.dtype(manifest["dtype"])
+    dtype = np.dtype(held_dtype(manifest["dtype"]))
     for name, array in weights.items():
         shape = shapes.get(name, array.shape)
         if array.shape != shape or array.dtype.newbyteorder("=") != dtype:

@@ -88,9 +88,14 @@ def _apply(step: Pass, graph: Graph, net: RNN, target: Target) -> Graph:
 
 
 def stages(
-    net: RNN, target: str | Target = "llvm", batch: Sequence[int] = (), without: Iterable[str] = ()
+    net: RNN,
+    target: str | Target = "llvm",
+    batch: Sequence[int] = (),
+    without: Iterable[str] = (),
+    precision: str | None = None,
 ) -> list[tuple[str, str]]:
-    """Every stage as (name, text): the passes' graphs, then "te", "tir", "llvm" and "asm"."""
+    """Every stage as (name, text): the passes' graphs, then "te", "tir", "llvm" and "asm"; for GPUs "tir" (kernels),
+    "cuda" and "host" (the program that launches them)."""
     from .show import texts
 
-    return texts(net, target, tuple(batch), tuple(without))
+    return texts(net, target, tuple(batch), tuple(without), precision)

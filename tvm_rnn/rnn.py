@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from .cell import Cell
+from .dtypes import dtype_name, held_dtype, rounded
 from .errors import ConfigError, WeightError, message, unknown
 from .graph import Graph, constant
 from .ops import Shape
 
-DTYPES = ("float32", "float64")
 Sizes = int | Sequence[int]
 
 
@@ -42,7 +42,8 @@ class RNN:
 
     cell: a Cell. input_size: features of x (axis I). hidden_size: axis H; an int, or one int per layer. Other axes of
     the cell by name: `RNN(cells.lstm_projection, 32, 64, P=16)`, an int or one per layer; proj_size is P, as in torch.
-    dtype: "float32" or "float64".
+    dtype: of x, y, states and weights: "float32", "float64", and for GPUs "float16" and "bfloat16". Weights and states
+    of the 16-bit dtypes are float32 arrays whose values 16 bits can hold.
 
     Raises ConfigError for a bad argument, CellError for equations that do not fit these sizes.
     """
@@ -65,7 +66,7 @@ class RNN:
             if "P" in sizes:
                 raise ConfigError(message("RNN: proj_size is another name of P", got="both", do="give one of them"))
             sizes["P"] = sizes.pop("proj_size")
-        self.cell, self.dtype = cell, _dtype(dtype)
+        self.cell, self.dtype = cell, dtype_name(dtype)
         self.input_size = _size("input_size", input_size)
         self.num_layers = _size("num_layers", num_layers)
         self.bidirectional = bool(bidirectional)
@@ -121,7 +122,7 @@ class RNN:
                 bound[first.dims.text.strip()] = width
             key = tuple(sorted(bound.items()))
             if key not in cache:
-                cache[key] = self.cell.trace(bound, self.dtype)
+                cache[key] = self.cell.trace(bound, held_dtype(self.dtype))
             graph = cache[key]
             layers.append(Layer(index, bound, graph))
             self._check_inputs(layers, width)
@@ -176,7 +177,7 @@ class RNN:
                     if how != "uniform":
                         value = np.full(p.shape, {"zeros": 0.0, "ones": 1.0}.get(str(how), how), np.float64)
                     name = weight_name(p.name, layer.index, direction)
-                    self.weights[name] = np.asarray(value, self.dtype)  # also where uniform gave a plain number
+                    self.weights[name] = rounded(value, self.dtype)  # also where uniform gave a plain number
         return self
 
     def load(self, source: Mapping[str, Any] | str | os.PathLike[str]) -> RNN:
@@ -198,7 +199,8 @@ class RNN:
         for position, state in enumerate(self.cell.states):
             value = self.cell.initial.get(state.name, 0.0)
             shapes = [layer.graph.states[position].shape for layer in self.layers]
-            arrays = [np.full((self.num_directions, batch, *shape), value, self.dtype) for shape in shapes]
+            held = held_dtype(self.dtype)
+            arrays = [np.full((self.num_directions, batch, *shape), value, held) for shape in shapes]
             result[state.name] = np.concatenate(arrays) if len(set(shapes)) == 1 else arrays
         return result
 
@@ -215,17 +217,6 @@ def constants(graph: Graph) -> list[np.ndarray]:
 def named_constants(graph: Graph, number: int) -> dict[str, np.ndarray]:
     """The array constants of a network's graph `number` by the names that a module's file has them under."""
     return {f"constant.{number}.{i}": value for i, value in enumerate(constants(graph))}
-
-
-def _dtype(dtype: Any) -> str:
-    """The name "float32" or "float64", from its name, a NumPy dtype or a NumPy scalar type."""
-    try:
-        name = np.dtype(dtype).name if dtype is not None else "None"
-    except TypeError:
-        name = str(dtype)
-    if name not in DTYPES:
-        raise ConfigError(message("RNN: unsupported dtype", **unknown("dtype", name, DTYPES)))
-    return name
 
 
 def _size(name: str, value: Any) -> int:
@@ -271,7 +262,8 @@ def checked_weights(shapes: Mapping[str, Shape], given: Mapping[str, Any], dtype
         elif array.dtype.kind not in "fiu":
             wrong.append(f"{name}: dtype {array.dtype}, expected {dtype}")
         else:
-            result[name] = np.array(array, dtype=dtype, order="C")  # a copy: later changes of the caller's do not count
+            # A copy: later changes of the caller's do not count.
+            result[name] = np.array(rounded(array, dtype), order="C")
     if wrong:
         text = "\n            ".join(wrong)
         raise WeightError(

@@ -1,13 +1,14 @@
 """Load a compiled module and call it, with numpy and tvm_ffi only.
 
 In: a .so file (ELF, weights, manifest, footer) and arrays: numpy, torch or anything else with DLPack on the CPU. Out:
-new arrays of the same kind. This file also works alone, copied beside a .so: nothing else of tvm_rnn is needed.
+new arrays of the same kind. Also works alone, copied beside a .so (with runtime_cuda.py beside it for a GPU's).
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import itertools
 import json
 import math
@@ -20,7 +21,7 @@ import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -130,9 +131,9 @@ def _check_machine(path: str, target: Manifest) -> None:
         raise _error(LoadError, f"{path!r} needs a CPU with more features", f"without {missing}", target.features, do)
 
 
-def _open_library(path: str, data: mmap.mmap, elf_size: int) -> Any:
-    """The tvm_ffi module. dlopen finds an open library by its path and would return the old code for a file that has
-    since been replaced; such a file, and one not named .so, is opened through a copy under a new name."""
+def _open_library(path: str, data: mmap.mmap, elf_size: int, first: str = "pool_install") -> Any:
+    """The tvm_ffi module, with its function `first` called. dlopen finds an open library by its path and would return
+    old code for a file since replaced; such a file, and one not named .so, is opened through a copy of a new name."""
     real = os.path.realpath(path)
     try:
         import tvm_ffi  # no sooner: it imports torch where that is installed
@@ -143,7 +144,7 @@ def _open_library(path: str, data: mmap.mmap, elf_size: int) -> Any:
             if copied:
                 file.write(data[:elf_size])
             library = tvm_ffi.load_module(file.name, keep_module_alive=False)
-        library.pool_install()  # once more: libtvm_runtime, where present, overwrites what the constructor has set
+        getattr(library, first)()  # pool_install once more: libtvm_runtime, where present, undoes the constructor's
         return library
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
         got, do = f"{type(error).__name__}: {error}", "compile it again here; tvm_ffi is in pip install apache-tvm-ffi"
@@ -201,8 +202,8 @@ class Module:
     (of its first array) and carry no gradient; dtypes are never cast. Raises InputError for arrays that do not fit,
     WeightError for weights. `weights` is {name: read-only array}, empty until there are some."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path, self._file, self.manifest, arrays, self._elf_size = _open_container(path)
+    def __init__(self, path: str | os.PathLike[str], opened: tuple[Any, ...] | None = None) -> None:
+        self.path, self._file, self.manifest, arrays, self._elf_size = opened or _open_container(path)
         try:
             self._read_manifest(self.manifest)
             _check_machine(self.path, self.manifest.target)
@@ -230,10 +231,9 @@ class Module:
     def __call__(self, x: Any, state: Any = None, *, lengths: Any = None, reset: Any = None, **inputs: Any) -> Any:
         """All steps: (y [T, B, D*H], {name: state after the last step}).
 
-        x: an array [T, B, *input]; several as a tuple in the manifest's order, a dict, or keywords. state: a dict of
-        all states, None: the initial ones. lengths: [B] integers in 0..T: row b stops after so many steps, its y is 0
-        from there. reset: [T, B] bool or uint8: row b starts again from its initial state at step t.
-        """
+        x: an array [T, B, *input]; several: a tuple in the manifest's order, a dict, or keywords. state: a dict of all,
+        None: the initial ones. lengths: [B] integers in 0..T: row b stops after so many steps, its y is 0 from there.
+        reset: [T, B] bool or uint8: row b starts again from its initial state at step t."""
         arrays, (T, B), like = self._read_inputs(x, inputs, ("T", "B"))
         counts = self._no_lengths if lengths is None else _per_row("lengths", lengths, np.int64, (B,), T)
         mask = self._no_reset if reset is None else _per_row("reset", reset, bool, (T, B), T).ravel().view(np.uint8)
@@ -325,23 +325,19 @@ class Module:
             got = [*state] if isinstance(state, Mapping) else type(state).__name__
             raise _error(InputError, "the state is not the module's", got, [*self._states], "see mod.init_state(batch)")
         for name, _, _, parts in plan:
-            value = state[name]
-            if len(parts) == 1:
-                result.append(self._flat(name, value, parts[0][1], "[L*D, B, ...]"))
-            elif isinstance(value, list | tuple) and len(value) == len(parts):
-                flat = [self._flat(name, value[i], shape, "[D, B, ...]") for i, (_, shape) in enumerate(parts)]
-                result.append(np.concatenate(flat))
-            else:
-                raise _error(InputError, f"state {name} is not a list", type(value), f"{len(parts)} arrays by layer")
+            values = [state[name]] if len(parts) == 1 else state[name]
+            if not isinstance(values, list | tuple) or len(values) != len(parts):
+                raise _error(InputError, f"state {name} is not a list", type(values), f"{len(parts)} arrays by layer")
+            axes = "[L*D, B, ...]" if len(parts) == 1 else "[D, B, ...]"
+            flat = [self._flat(name, value, shape, axes) for value, (_, shape) in zip(values, parts, strict=True)]
+            result.append(np.concatenate(flat) if len(flat) > 1 else flat[0])
         return result
 
     def _shape_states(self, flat: list[np.ndarray], B: int, like: Any) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for i, (name, _, _, parts) in enumerate(self._plan(B)):
-            if len(parts) == 1 and like is None:
-                result[name] = flat[i].reshape(parts[0][1])
-                continue
-            arrays = [(like or np.asarray)(flat[i][place].reshape(shape)) for place, shape in parts]
+            arrays = [flat[i][place].reshape(shape) for place, shape in parts]
+            arrays = arrays if like is None else [*map(like, arrays)]
             result[name] = arrays[0] if len(arrays) == 1 else arrays
         return result
 
@@ -397,4 +393,8 @@ class Module:
 
 def load(path: str | os.PathLike[str]) -> Module:
     """The module in a file that `export` wrote. LoadError, before any of its code runs, where it is not fit."""
-    return Module(path)
+    opened = _open_container(path)
+    if "variants" not in opened[2]:
+        return Module(path, opened)
+    cuda = importlib.import_module(f"{__package__}.runtime_cuda" if __package__ else "runtime_cuda")
+    return cast(Module, cuda.CudaModule(path, opened))

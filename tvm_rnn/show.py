@@ -22,9 +22,12 @@ if TYPE_CHECKING:
 SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 COMPARISONS = {"less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=", "equal": "==", "not_equal": "!="}
 CODE_STAGES = ("te", "tir", "llvm", "asm")
+GPU_STAGES = ("tir", "cuda", "host")
 
 
-def texts(net: RNN, target: str | Target, batch: tuple[int, ...], without: tuple[str, ...]) -> list[tuple[str, str]]:
+def texts(
+    net: RNN, target: str | Target, batch: tuple[int, ...], without: tuple[str, ...], precision: str | None = None
+) -> list[tuple[str, str]]:
     """All stages in order as (name, text). Compiles, but neither links nor loads."""
     from .build import generate
     from .expressions import te
@@ -34,6 +37,8 @@ def texts(net: RNN, target: str | Target, batch: tuple[int, ...], without: tuple
     machine = resolve(target)
     stages = pipeline.run(net, machine, without)
     found = [(name, layers_text(net, layers)) for name, layers in stages]
+    if machine.kind == "cuda":
+        return [*found, *_gpu_texts(net, stages[-1][1], machine, batch, precision)]
     found.append(("te", "\n\n".join(te_text(te(graph)) for graph in stages[0][1].graphs)))
     lowered = Lowering(net, stages[-1][1], machine, batch).run()
     executable = generate(lowered.module, machine)
@@ -41,6 +46,18 @@ def texts(net: RNN, target: str | Target, batch: tuple[int, ...], without: tuple
     found.append(("llvm", executable.mod.inspect_source("ll")))
     found.append(("asm", executable.mod.inspect_source("asm")))
     return found
+
+
+def _gpu_texts(
+    net: RNN, layers: Layers, machine: Target, batch: tuple[int, ...], precision: str | None
+) -> list[tuple[str, str]]:
+    from .cuda import plan, source
+    from .dtypes import precision_name
+
+    program = plan.plan(net, layers, machine, batch, precision_name(net.dtype, precision))
+    written = source.generate(program, machine)
+    kernels = "\n\n".join(kernel.func.script() for kernel in program.kernels.values())
+    return [("tir", kernels), ("cuda", written.device), ("host", source.statements(program))]
 
 
 def layers_text(net: RNN, layers: Layers) -> str:

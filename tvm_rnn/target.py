@@ -1,13 +1,16 @@
-"""Target: one row of facts per CPU kind, and the CPU at hand.
+"""Target: one row of facts per kind of CPU and GPU, and those at hand.
 
-In: a name from the user ("llvm" means this machine). Out: what schedules need (vector width, registers, caches), what
-TVM needs (`tvm_target`), and what the runtime must check before it loads the code (`features`).
+In: a name from the user ("llvm" means this machine's CPU, "cuda" its GPU). Out: what schedules need (vector width,
+registers, caches, multiprocessors), what TVM needs (`tvm_target`), and what the runtime must check before it loads the
+code (`features`, `arch`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +48,10 @@ class Target:
     name: what the user says. kind: TVM's ("llvm"). mcpu: LLVM's name of the CPU. isa: "avx512", "avx2", "neon" or
     "plain". vector_bytes, vector_registers: what a register tile is made of. l1_bytes, l2_bytes: per core.
     features: what the code needs from the CPU, by LLVM's names. machine: as platform.machine() says it.
+
+    GPUs (kind "cuda"): arch: as nvcc has it. sms: multiprocessors. shared_bytes: what one block may have of shared
+    memory; sm_shared_bytes: what a multiprocessor has for all its blocks. registers: 32-bit ones of a multiprocessor.
+    l2_bytes: of the whole GPU. machine: of the host program.
     """
 
     name: str
@@ -58,6 +65,11 @@ class Target:
     l2_bytes: int = 1 << 20
     triple: str = ""
     features: tuple[str, ...] = ()
+    arch: str = ""
+    sms: int = 0
+    shared_bytes: int = 0
+    sm_shared_bytes: int = 0
+    registers: int = 65536
 
     def lanes(self, dtype: str) -> int:
         """Elements of one vector register."""
@@ -67,6 +79,8 @@ class Target:
     def tvm_target(self) -> Any:
         import tvm
 
+        if self.kind == "cuda":
+            return tvm.target.Target({"kind": "cuda", "arch": self.arch}, host="cuda_host")
         options: dict[str, Any] = {"kind": self.kind, "mcpu": self.mcpu}
         if self.triple:
             options["mtriple"] = self.triple
@@ -87,22 +101,49 @@ _ROWS = (
         triple="aarch64-unknown-linux-gnu",
     ),
 )
+
+
+def _gpu(name: str, arch: str, sms: int, shared_kb: tuple[int, int], l2_mb: int) -> Target:
+    """shared_kb: of one block, of a multiprocessor."""
+    block, whole = (kb << 10 for kb in shared_kb)
+    facts: dict[str, Any] = {"sms": sms, "shared_bytes": block, "sm_shared_bytes": whole, "l2_bytes": l2_mb << 20}
+    return Target(name, "cuda", machine=platform.machine(), arch=arch, **facts)
+
+
+# Source: CUDA C++ Programming Guide, technical specifications per compute capability; NVIDIA's data sheets.
+_GPUS = (
+    _gpu("nvidia-h200", "sm_90a", 132, (227, 228), 50),
+    _gpu("nvidia-h100", "sm_90a", 132, (227, 228), 50),
+    _gpu("nvidia-h100-pcie", "sm_90a", 114, (227, 228), 50),
+    _gpu("nvidia-gh200", "sm_90a", 132, (227, 228), 50),
+    _gpu("nvidia-a100", "sm_80", 108, (163, 164), 40),
+    _gpu("nvidia-a10", "sm_86", 72, (99, 100), 6),
+    _gpu("nvidia-rtx-3090", "sm_86", 82, (99, 100), 6),
+    _gpu("nvidia-l40s", "sm_89", 142, (99, 100), 96),
+    _gpu("nvidia-l4", "sm_89", 58, (99, 100), 48),
+    _gpu("nvidia-rtx-4090", "sm_89", 128, (99, 100), 72),
+)
 TABLE = {row.name: row for row in _ROWS}
+GPUS = {row.name: row for row in _GPUS}
 
 
 def names() -> list[str]:
-    return ["llvm", *TABLE]
+    return ["llvm", *TABLE, "cuda", *GPUS]
 
 
 def resolve(target: str | Target) -> Target:
-    """A Target from its name, with the features that LLVM will use. "llvm" detects the CPU at hand.
+    """A Target from its name, with the features that LLVM will use. "llvm" detects the CPU at hand, "cuda" the GPU.
 
-    Raises ConfigError for an unknown name.
+    Raises ConfigError for an unknown name, and for "cuda" where there is no GPU.
     """
     if isinstance(target, Target):
-        return target if target.features else replace(target, features=_features(target))
+        return target if target.features or target.kind == "cuda" else replace(target, features=_features(target))
     if target in ("llvm", "native", "cpu"):
         return host()
+    if target == "cuda":
+        return gpu()
+    if target in GPUS:
+        return GPUS[target]
     if target in TABLE:
         return replace(TABLE[target], features=_features(TABLE[target]))
     raise ConfigError(message("no such target", **unknown("target", target, names())))
@@ -132,6 +173,56 @@ def host() -> Target:
         l2_bytes=_cache("LEVEL2_CACHE", row.l2_bytes),
         features=tuple(sorted(features)),
     )
+
+
+# Of the driver's cuDeviceGetAttribute: multiprocessors, L2, shared memory of a block (opt-in) and of a multiprocessor,
+# registers, compute capability.
+_ATTRIBUTES = {"sms": 16, "l2_bytes": 38, "shared_bytes": 97, "sm_shared_bytes": 81, "registers": 82}
+_CAPABILITY = (75, 76)
+
+
+def gpu(number: int = 0) -> Target:
+    """The GPU at hand, as its driver describes it. Raises ConfigError where there is none, or none of our kind."""
+    do = f"name the GPU to compile for: {', '.join(GPUS)}"
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError as reason:
+        raise ConfigError(message('target "cuda" means this machine\'s GPU', got=str(reason), do=do)) from None
+    device, value, text = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), number):
+        raise ConfigError(message('target "cuda" means this machine\'s GPU', got="none", do=do))
+
+    def ask(attribute: int) -> int:
+        driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        return value.value
+
+    driver.cuDeviceGetName(text, len(text), device)
+    major, minor = map(ask, _CAPABILITY)
+    if major < 8:
+        raise ConfigError(message("this GPU is too old", got=f"compute capability {major}.{minor}", expected="8.0 on"))
+    # Only sm_90a has Hopper's matrix and bulk copy instructions; later GPUs do not run it.
+    arch = "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
+    facts: dict[str, Any] = {name: ask(attribute) for name, attribute in _ATTRIBUTES.items()}
+    name = text.value.decode(errors="replace").lower().replace(" ", "-")
+    return Target(name, "cuda", machine=platform.machine(), arch=arch, **facts)
+
+
+def for_archs(target: Target, archs: Sequence[str]) -> tuple[Target, ...]:
+    """The target, or one per arch: the given one where it has that arch, else the table's first GPU of it.
+
+    Raises ConfigError for a CPU and for an arch that no GPU of the table has.
+    """
+    if not archs:
+        return (target,)
+    if target.kind != "cuda":
+        raise ConfigError(message("arch is for GPUs", got=f"target {target.name}", do="leave arch out"))
+    known = {row.arch: row for row in reversed(_GPUS)} | {target.arch: target}
+    found = []
+    for arch in dict.fromkeys(archs):
+        if arch not in known:
+            raise ConfigError(message("compile: no such arch", **unknown("arch", arch, known)))
+        found.append(known[arch])
+    return tuple(found)
 
 
 def _cache(level: str, default: int) -> int:

@@ -20,6 +20,11 @@ from .errors import ConfigError, message, unknown
 TABLE: dict[str, tuple[tuple[float, float], ...]] = {
     "float32": ((200, 1e-5), (1000, 3e-5), (math.inf, 1e-4)),
     "float64": ((200, 1e-12), (1000, 3e-12), (math.inf, 1e-11)),
+    # Operands of products are rounded (to 10, 10 and 7 bits after the point), sums and states are float32. One rounding
+    # of a result near 1 is 5e-4 in float16 and 4e-3 in bfloat16; the rest is left for cells that do not contract.
+    "tf32": ((math.inf, 1e-3),),
+    "float16": ((math.inf, 2e-3),),
+    "bfloat16": ((math.inf, 1e-2),),
 }
 
 

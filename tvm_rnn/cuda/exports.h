@@ -118,6 +118,14 @@ EXPORT(finish) {
   return host::finish(host::stream, args[2].v_int64);
 }
 
+// settle(device): wait for everything on the GPU, whatever its stream
+EXPORT(settle) {
+  EXPECT(1);
+  host::Current current(args[0].v_int64, nullptr);
+  RUN(current.status);
+  return host::check(cudaDeviceSynchronize(), "the GPU failed");
+}
+
 // capturing(device, stream) -> 1 where the stream is being recorded into a CUDA graph
 EXPORT(capturing) {
   EXPECT(2);

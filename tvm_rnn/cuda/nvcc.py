@@ -153,11 +153,11 @@ def _version(headers: Path) -> tuple[int, int]:
 
 
 def compile_cubin(source: Source, folder: Path, fast: bool, tools: Toolchain) -> str:
-    """Compile the kernels to `folder/<arch>.cubin`; returns the assembler's remarks. fast: approximate division,
-    exponentials and square roots, subnormals to 0. Raises BuildError with the compiler's words."""
+    """Compile the kernels to `folder/<arch>.cubin`; returns the assembler's remarks. fast: subnormals are 0 (not
+    --use_fast_math: expressions choose their own approximations). Raises BuildError with the compiler's words."""
     text, output = folder / f"{source.arch}.cu", folder / f"{source.arch}.cubin"
     text.write_text(source.device)
-    flags = ["-std=c++17", *(["--use_fast_math"] if fast else []), *(f"-I{path}" for path in tools.include)]
+    flags = ["-std=c++17", *(["--ftz=true"] if fast else []), *(f"-I{path}" for path in tools.include)]
     if tools.nvcc is None:
         return _nvrtc(source, output, flags, tools)
     command = [tools.nvcc, "-cubin", f"-arch={source.arch}", "-O3", "-w", "-Xptxas=-v", "--split-compile=0"]

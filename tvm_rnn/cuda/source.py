@@ -32,6 +32,8 @@ static cudaError_t tvm_cuda_host_launch(void (*kernel)(Params...), const cudaLau
   return run(((Params)args)...);
 }
 """
+# TVM's host code has pointers to these; only device code looks inside.
+OPAQUE = "struct half;\nstruct nv_bfloat16;\nstruct __nv_fp8_e4m3;"
 CONTEXT = "void* __tvm_ffi__library_ctx = NULL;"
 ENTRY = re.compile(r"#ifdef __cplusplus\nextern \"C\"\n#endif\nTVM_DLL int32_t __tvm_ffi_main\(.*\Z", re.DOTALL)
 DECLARED = re.compile(r'^extern "C" __global__ void (?:__\w+__\([^)]*\) )*(\w+)\((.*)\);$', re.MULTILINE)
@@ -84,6 +86,7 @@ def _host_text(program: Program, symbols: dict[str, str], device: str, wrappers:
     folder = Path(__file__).parent
     parts = [
         f"#define ARCH {arch}",
+        OPAQUE,
         (folder / "host.h").read_text(),
         (folder / "exports.h").read_text(),
         f'extern "C" const char tvm_rnn_cubin_{arch}[];',
@@ -133,6 +136,11 @@ def _kernel_table(program: Program, symbols: dict[str, str], arch: str) -> list[
         f"return load_kernels(tvm_rnn_cubin_{arch}, kernels::all, kernels::names, {count});" if count else "return 0;"
     )
     return [*lines, f"static int prepare() {{ {load} }}", ""]
+
+
+def statements(program: Program) -> str:
+    """The host program alone, without what every module has."""
+    return "\n".join(_functions(program))
 
 
 def _functions(program: Program) -> list[str]:

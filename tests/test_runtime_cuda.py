@@ -1,0 +1,240 @@
+"""runtime_cuda.py without a GPU: the real host program on a fake CUDA runtime whose GPU memory is the CPU's."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_gpu import H, Log, expected, toolchain, write_tiny
+
+from tvm_rnn import runtime
+from tvm_rnn.errors import DeviceError, InputError, LoadError, WeightError
+from tvm_rnn.runtime import load
+from tvm_rnn.runtime_cuda import CudaModule, fits
+
+X = np.random.default_rng(0).normal(size=(5, 4, H)).astype("f4")
+
+
+@pytest.fixture(autouse=True)
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    toolchain()
+    monkeypatch.setenv("FAKE_GPUS", "90")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny(tmp_path_factory.mktemp("tiny") / "m.so")
+
+
+@pytest.fixture
+def module(path: Path) -> Iterator[CudaModule]:
+    found = load(path)
+    assert isinstance(found, CudaModule)
+    yield found
+
+
+def test_numpy_in_and_out(module: CudaModule) -> None:
+    y, state = module(X)
+    expected_y, h = expected(X)
+    np.testing.assert_array_equal(y, expected_y, strict=True)
+    np.testing.assert_array_equal(state["h"], h, strict=True)
+    np.testing.assert_array_equal(state["m"], np.full((1, 4, H), 6, "f4"), strict=True)
+
+
+def test_states_lengths_and_reset(module: CudaModule) -> None:
+    start = {"h": X[:1].copy(), "m": np.zeros((1, 4, H), "f4")}
+    lengths, reset = [5, 0, 2, 4], np.random.default_rng(1).random((5, 4)) < 0.3
+    y, state = module(X, start, lengths=lengths, reset=reset)
+    expected_y, h = expected(X, start["h"], lengths, reset)
+    np.testing.assert_array_equal(y, expected_y)
+    np.testing.assert_array_equal(state["h"], h)
+    again, _ = module(X, module.init_state(4), lengths=np.array(lengths, "i2"), reset=reset.astype("u1"))
+    np.testing.assert_array_equal(again, expected(X, None, lengths, reset)[0])
+
+
+def test_steps(module: CudaModule) -> None:
+    state, rows = None, []
+    for x in X:
+        y, state = module.step(x, state)
+        rows.append(y)
+    np.testing.assert_array_equal(np.stack(rows), expected(X)[0])
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (5, 0), (0, 0)])
+def test_nothing_to_do(module: CudaModule, shape: tuple[int, int]) -> None:
+    y, state = module(np.zeros((*shape, H), "f4"))
+    assert y.shape == (*shape, H) and state["m"].shape == (1, shape[1], H) and (state["m"] == 1).all()
+
+
+def test_torch_on_the_cpu(module: CudaModule) -> None:
+    torch = pytest.importorskip("torch")
+    y, state = module(torch.from_numpy(X))
+    assert isinstance(y, torch.Tensor) and isinstance(state["h"], torch.Tensor)
+    np.testing.assert_array_equal(y.numpy(), expected(X)[0])
+
+
+def test_strided_and_double(tmp_path: Path, module: CudaModule) -> None:
+    np.testing.assert_array_equal(module(np.asfortranarray(X))[0], expected(X)[0])
+    wide = load(write_tiny(tmp_path / "d.so", "float64"))
+    np.testing.assert_array_equal(wide(X.astype("f8"))[0], expected(X.astype("f8"))[0])
+    with pytest.raises(InputError, match="wrong dtype"):
+        wide(X)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda m: m(X[..., :2]), "wrong shape"),
+        (lambda m: m(X[0]), "wrong shape"),
+        (lambda m: m(X.astype("i4")), "wrong dtype"),
+        (lambda m: m([1.0]), "not an array"),
+        (lambda m: m(X, {"h": X}), "the state is not the module's"),
+        (lambda m: m(X, {"h": X, "m": X}), "wrong shape"),
+        (lambda m: m(X, lengths=[9, 0, 0, 0]), "out of range"),
+        (lambda m: m(X, reset=np.zeros((5, 4))), "does not fit"),
+        (lambda m: setattr(m, "threads", 2), "no threads"),
+    ],
+)
+def test_what_does_not_fit(module: CudaModule, call: Any, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        call(module)
+
+
+def test_new_weights(module: CudaModule) -> None:
+    module(X)
+    module.load_weights({"w_l0": np.full(H, 0.25, "f4")})
+    np.testing.assert_array_equal(module(X)[0], expected(X, weight=0.25)[0])
+    with pytest.raises(WeightError):
+        module.load_weights({"w_l0": np.full(H, 0.25, "f8")})
+
+
+def test_export_keeps_everything(module: CudaModule, tmp_path: Path) -> None:
+    module.load_weights({"w_l0": np.full(H, -1, "f4")})
+    module.export(tmp_path / "again.so")
+    np.testing.assert_array_equal(load(tmp_path / "again.so")(X)[0], expected(X, weight=-1)[0])
+
+
+def test_memory_is_given_back(path: Path, tmp_path: Path) -> None:
+    shutil.copy(path, own := tmp_path / "own.so")
+    module, log = load(own), Log(own)
+    module(X)
+    assert log.allocated > 0
+    del module
+    gc.collect()
+    assert log.allocated == 0
+
+
+def test_memory_is_used_again(path: Path) -> None:
+    module, log = load(path), Log(path)
+    module(X)
+    before = log.allocated
+    for _ in range(3):
+        module(X)
+    assert log.allocated == before
+
+
+def test_threads_have_memory_of_their_own(module: CudaModule) -> None:
+    wrong = []
+
+    def work(rows: int) -> None:
+        x = np.random.default_rng(rows).normal(size=(50, rows, H)).astype("f4")
+        wrong.extend(rows for _ in range(20) if not np.array_equal(module(x)[0], expected(x)[0]))
+
+    threads = [threading.Thread(target=work, args=(rows,)) for rows in (1, 2, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_the_right_arch_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_tiny(tmp_path / "two.so", archs=("sm_80", "sm_90a"))
+    for capability, arch in (("90", "sm_90a"), ("89", "sm_80"), ("80", "sm_80")):
+        monkeypatch.setenv("FAKE_GPUS", capability)
+        module = load(file)
+        np.testing.assert_array_equal(module(X)[0], expected(X)[0])
+        assert module._devices[0].variant.arch == arch  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("gpus", "says"), [("", "no GPU"), ("80", "8.0"), ("100", "10.0"), ("75,89", "7.5, 8.9")])
+def test_the_wrong_gpu(path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, says: str) -> None:
+    monkeypatch.setenv("FAKE_GPUS", gpus)
+    with pytest.raises(LoadError, match=rf"for another GPU[\s\S]*{says}[\s\S]*sm_90a"):
+        load(path)
+
+
+def test_one_of_several_gpus(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_GPUS", "80,90")
+    module = load(path)
+    with pytest.raises(LoadError, match=r"8\.0"):
+        module(X)
+    module.device = 1  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(module(X)[0], expected(X)[0])
+
+
+def test_the_watchdog(module: CudaModule, monkeypatch: pytest.MonkeyPatch) -> None:
+    module(X)
+    module.watchdog_seconds = 0.05
+    module(X)
+    monkeypatch.setenv("FAKE_STATE", "hang")
+    with pytest.raises(DeviceError, match=r"watchdog[\s\S]*50 ms"):
+        module(X)
+
+
+def test_the_watchdog_of_the_environment(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_RNN_WATCHDOG_SECONDS", "2.5")
+    assert load(path).watchdog_seconds == 2.5  # type: ignore[attr-defined]
+
+
+def test_a_fault_is_an_error_of_ours(module: CudaModule, monkeypatch: pytest.MonkeyPatch) -> None:
+    module(X)
+    monkeypatch.setenv("FAKE_STATE", "fault")
+    with pytest.raises(DeviceError, match="cudaErrorFake"):
+        module(X)
+
+
+def test_the_first_call_is_not_captured(module: CudaModule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_STATE", "capture")
+    with pytest.raises(DeviceError, match="call it once, then capture"):
+        module(X)
+    monkeypatch.delenv("FAKE_STATE")
+    module(X)
+    monkeypatch.setenv("FAKE_STATE", "capture")
+    np.testing.assert_array_equal(module(X)[0], expected(X)[0])
+
+
+def test_a_gpu_without_memory(module: CudaModule) -> None:
+    module.manifest["variants"][0]["packed_bytes"] = 1 << 50
+    with pytest.raises(DeviceError, match="no memory"):
+        module(X)
+
+
+def test_fits() -> None:
+    assert fits("sm_90a", 90) and not fits("sm_90a", 100) and not fits("sm_90a", 89)
+    assert fits("sm_80", 89) and fits("sm_86", 89) and not fits("sm_86", 80) and not fits("sm_80", 90)
+
+
+def test_three_files_beside_a_so_are_enough(path: Path, tmp_path: Path) -> None:
+    for name in ("runtime.py", "runtime_cuda.py", "gpu_arrays.py"):
+        shutil.copy(Path(runtime.__file__).with_name(name), tmp_path)
+    shutil.copy(path, tmp_path / "m.so")
+    code = "import numpy, runtime; y, s = runtime.load('m.so')(numpy.ones((2, 1, 3), 'f4')); print(y.ravel())"
+    code += "\ntry: runtime.load('m.so')(1)\nexcept runtime.InputError as e: print(type(e).__mro__[1].__name__)"
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path[:0] = ['.']\n{code}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[1.  1.  1.  1.5 1.5 1.5]" in done.stdout and "TvmRnnError" in done.stdout

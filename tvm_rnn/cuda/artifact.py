@@ -1,0 +1,85 @@
+"""An RNN to the file of a module for GPUs: plan, kernels, host program, object, manifest.
+
+In: an RNN, its layers after the passes, and one target per arch, from build.py. Out: a container file that
+runtime_cuda.py loads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .. import manifest
+from ..build import blob, common_facts
+from ..errors import BuildError, message
+from ..pipeline import Layers
+from ..rnn import RNN
+from ..target import Target
+from . import nvcc, plan, source
+from .program import Program
+
+EXACT = ("float32", "float64")  # precisions whose kernels must keep subnormals
+
+
+def write_module(
+    net: RNN,
+    layers: Layers,
+    targets: tuple[Target, ...],
+    batches: tuple[int, ...],
+    without: tuple[str, ...],
+    precision: str,
+    folder: Path,
+    tell: Callable[[str], None],
+) -> str:
+    """Compile for every target, each of another arch; returns the path of the module's file. Raises BuildError."""
+    tell("planning")
+    programs = [plan.plan(net, layers, target, batches, precision) for target in targets]
+    tell("code generation")
+    sources = [source.generate(program, target) for program, target in zip(programs, targets, strict=True)]
+    tell("compiling kernels")
+    elf, taken, compiler = nvcc.build(sources, folder, precision not in EXACT)
+    tell("writing")
+    facts = describe(net, layers, programs, targets, batches, without, precision, taken)
+    facts["versions"]["cuda"] = compiler
+    path = os.path.join(folder, f"{net.cell.name}.so")
+    manifest.write_container(elf, facts, blob(net, layers), path)
+    return path
+
+
+def describe(
+    net: RNN,
+    layers: Layers,
+    programs: list[Program],
+    targets: tuple[Target, ...],
+    batches: tuple[int, ...],
+    without: tuple[str, ...],
+    precision: str,
+    taken: dict[str, list[dict[str, Any]]],
+) -> dict[str, Any]:
+    """The manifest: what all modules say, and one variant per arch."""
+    variants = []
+    for program, target in zip(programs, targets, strict=True):
+        facts = dict(program.facts)
+        facts.pop("flops_per_row", None)
+        variants.append(
+            {
+                "arch": target.arch,
+                "target": target.name,
+                "packed_bytes": program.packed_bytes,
+                "parameters": [list(row) for row in program.parameters],
+                "kernels": taken.get(target.arch, []),
+                "templates": facts.pop("templates", []),
+                **facts,
+            }
+        )
+    if len({v["arch"] for v in variants}) != len(variants):
+        raise BuildError(message("two targets have one arch", got=", ".join(t.arch for t in targets)))
+    return {
+        **common_facts(net, targets[0], batches, without),
+        "precision": precision,
+        "flops_per_row": float(programs[0].facts.get("flops_per_row", 0.0)),
+        "templates": variants[0]["templates"],
+        "variants": variants,
+    }

@@ -1,0 +1,72 @@
+"""The dtypes of networks, and what precision a compiled one computes in.
+
+In: names from users. Out: checked names, the NumPy dtype in which arrays of a network are held, and rounding to 16 bits
+for all who hold such values in float32: NumPy has no bfloat16, and arithmetic on float16 is not what a GPU does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .errors import ConfigError, message, unknown
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+# What a network of a dtype may be computed in; the first is the default. "float32" means exactly that: no TF32.
+PRECISIONS = {
+    "float64": ("float64",),
+    "float32": ("float32", "tf32"),
+    "float16": ("float16",),
+    "bfloat16": ("bfloat16",),
+}
+
+
+def dtype_name(dtype: Any) -> str:
+    """The name of a network's dtype, from its name, a NumPy dtype, a NumPy scalar type or a torch dtype; ConfigError
+    for any other."""
+    try:
+        name = np.dtype(dtype).name if dtype is not None else "None"
+    except TypeError:
+        name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ConfigError(message("RNN: unsupported dtype", **unknown("dtype", name, DTYPES)))
+    return name
+
+
+def held_dtype(dtype: str) -> str:
+    """The NumPy dtype that holds a network's weights and states: float32 for the 16-bit dtypes."""
+    return dtype if dtype in ("float32", "float64") else "float32"
+
+
+def rounded(values: Any, dtype: str) -> np.ndarray:
+    """An array of `held_dtype(dtype)` whose values are all representable in `dtype`: nearest, ties to even."""
+    array: np.ndarray = np.asarray(values)
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float16)
+    array = array.astype(held_dtype(dtype))
+    if dtype != "bfloat16":
+        return array
+    bits = array.view(np.uint32)
+    nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    # Adding to a NaN's bits could make it infinite; its top half with the quiet bit is a NaN still.
+    kept = np.where(np.isnan(array), (bits | 0x00400000) & np.uint32(0xFFFF0000), nearest).astype(np.uint32)
+    floats: np.ndarray = kept.view(np.float32)
+    return floats.reshape(array.shape)
+
+
+def precision_name(dtype: str, precision: str | None) -> str:
+    """What to compute in: the dtype's own if None. Raises ConfigError where the two do not go together."""
+    known = PRECISIONS[dtype]
+    if precision is None:
+        return known[0]
+    if precision not in known:
+        every = [name for names in PRECISIONS.values() for name in names]
+        what = f"a network of {dtype} cannot be computed in {precision!r}"
+        if precision not in every:
+            raise ConfigError(message("compile: no such precision", **unknown("precision", precision, every)))
+        do = f"make the RNN with dtype={precision!r}" if precision in DTYPES else "make the RNN with dtype='float32'"
+        raise ConfigError(message(what, got=precision, expected=" or ".join(known), do=do))
+    return precision

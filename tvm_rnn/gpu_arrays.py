@@ -1,0 +1,353 @@
+"""Arrays that a GPU module is called with: torch's, cupy's, and those of the CPU, behind one small interface.
+
+In: the user's arrays. Out: addresses on the GPU, memory for results from the allocator of the caller's library, and
+results of the kind that x was. Used by runtime_cuda.py; needs numpy, and torch or cupy only where the caller does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+CPU, CUDA = 1, 2  # DLPack's device types
+PER_THREAD_STREAM = 2  # CUDA's handle: calls with arrays of the CPU from several threads do not wait for each other
+INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+# The functions of a module's library, each with the arch as suffix.
+FUNCTIONS = (
+    "allocate",
+    "release",
+    "transfer",
+    "finish",
+    "settle",
+    "capturing",
+    "load",
+    "pack",
+    "workspace",
+    "sequence",
+)
+Library = Mapping[str, Callable[..., Any]]
+
+
+def narrow(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Contiguous values in that dtype; bfloat16 as its bits (uint16), to nearest, ties to even."""
+    if dtype != "bfloat16":
+        return np.ascontiguousarray(values, dtype)
+    floats = np.ascontiguousarray(values, np.float32)
+    bits = floats.view(np.uint32)
+    nearest = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
+    # Adding to a NaN's bits could make it infinite; its top half with the quiet bit is a NaN still.
+    kept: np.ndarray = np.where(np.isnan(floats), (bits >> 16) | np.uint32(0x40), nearest)
+    return kept.astype(np.uint16)
+
+
+def widen(bits: np.ndarray) -> np.ndarray:
+    """float32 from the bits of bfloat16."""
+    floats: np.ndarray = (bits.astype(np.uint32) << 16).view(np.float32)
+    return floats
+
+
+def to_numpy(value: Any, widens: bool = False) -> Any:
+    """An array of any place as one of numpy's, other things as they are. widens: 16-bit floats become float32."""
+    if hasattr(value, "detach"):  # torch
+        value = value.detach().cpu()
+        halves = widens and value.is_floating_point() and value.dtype.itemsize == 2
+        value = (value.float() if halves else value).numpy()
+    elif gpu_of(value) is not None and hasattr(value, "get"):  # cupy
+        value = value.get()
+    if widens and isinstance(value, np.ndarray) and value.dtype.name in ("float16", "bfloat16"):
+        value = value.astype(np.float32)
+    return value
+
+
+def gpu_of(value: Any) -> int | None:
+    """The number of the GPU that an array is on; None: it is not on one, or no array."""
+    if getattr(value, "is_cuda", False):
+        return int(value.get_device())  # torch says so, in a tenth of the time that DLPack takes
+    if isinstance(value, np.ndarray | list | tuple) or getattr(value, "is_cpu", False):
+        return None
+    with contextlib.suppress(AttributeError, BufferError, RuntimeError, TypeError, ValueError):
+        kind, number = value.__dlpack_device__()
+        return int(number) if int(kind) == CUDA else None
+    return None
+
+
+def kind_of(x: Any, module: Any) -> Any:
+    """What handles arrays of the kind of x. Raises ValueError where nothing does."""
+    number = gpu_of(x)
+    if number is None:
+        return HostArrays(module, x)
+    library = type(x).__module__.partition(".")[0]
+    if library == "cupy":
+        return CupyArrays(module, number, None)
+    back = None if "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor) else type(x)
+    try:
+        import torch
+
+        if torch.cuda.is_available():
+            return TorchArrays(module, number, back)
+    except ImportError:
+        pass
+
+    return CupyArrays(module, number, back)
+
+
+def _from_dlpack(kind: type) -> Callable[[Any], Any]:
+    """The function that makes that kind of array, from the package where its class is."""
+    packages = [base.__module__.partition(".")[0] for base in kind.__mro__]
+    if "jaxlib" in packages:  # whose arrays are made by another package
+        packages.insert(0, "jax")
+    for package in packages:
+        module = sys.modules.get(package)
+        for home in (module, getattr(module, "dlpack", None)):
+            if package != "builtins" and hasattr(home, "from_dlpack"):
+                return home.from_dlpack  # type: ignore[union-attr, no-any-return]
+    return lambda array: array
+
+
+class TorchArrays:
+    """Arrays on a GPU as torch tensors: memory from torch's allocator, work on torch's current stream."""
+
+    def __init__(self, module: Any, number: int, back: type | None) -> None:
+        self.torch, self.number, self.back = sys.modules["torch"], number, back
+        self.kind = getattr(self.torch, module.manifest["dtype"])
+        self.place = self.torch.device("cuda", number)
+
+    def use(self, library: Library) -> None:
+        """Nothing of the module's own is needed."""
+
+    def stream(self) -> int:
+        return int(self.torch.cuda.current_stream(self.number).cuda_stream)
+
+    def empty(self, elements: int) -> Any:
+        return self.torch.empty(elements, dtype=self.kind, device=self.place)
+
+    def full(self, elements: int, value: float) -> Any:
+        return self.torch.full((elements,), value, dtype=self.kind, device=self.place)
+
+    def workspace(self, size: int) -> Any:
+        return self.torch.empty(size, dtype=self.torch.uint8, device=self.place)
+
+    def join(self, arrays: list[Any]) -> Any:
+        return self.torch.cat([array.reshape(-1) for array in arrays])
+
+    def adopt(self, value: Any) -> Any:
+        """A contiguous tensor on this GPU: the same memory where it is one already. float32 from NumPy is rounded to
+        bfloat16, which NumPy lacks."""
+        if not isinstance(value, self.torch.Tensor):
+            if isinstance(value, np.ndarray):
+                rounds = value.dtype == np.float32 and self.kind is self.torch.bfloat16
+                value = self.torch.from_numpy(np.ascontiguousarray(value))
+                value = value.to(self.kind) if rounds else value
+            else:
+                value = self.torch.from_dlpack(value)
+        value = value.detach() if value.requires_grad else value
+        return value.to(self.place).contiguous()
+
+    adopt_rows = adopt
+
+    def flags(self, value: Any) -> Any:
+        return (value != 0).view(self.torch.uint8)
+
+    def cast(self, value: Any, dtype: str) -> Any:
+        return value.to(getattr(self.torch, dtype))
+
+    def flat(self, array: Any) -> Any:
+        return array.reshape(-1)
+
+    def copy(self, array: Any) -> Any:
+        return array.clone()
+
+    def result(self, array: Any, shape: tuple[int, ...]) -> Any:
+        array = array.view(shape)
+        return array if self.back is None else _from_dlpack(self.back)(array)
+
+    @staticmethod
+    def address(array: Any) -> int:
+        return int(array.data_ptr())
+
+    @staticmethod
+    def dtype(array: Any) -> str:
+        return str(array.dtype)[6:]  # without "torch."
+
+
+class CupyArrays:
+    """The same as cupy arrays."""
+
+    def __init__(self, module: Any, number: int, back: type | None) -> None:
+        self.cupy, self.number, self.back = sys.modules["cupy"], number, back
+        self.kind = module.manifest["dtype"]
+        if self.kind == "bfloat16":
+            raise ValueError("cupy has no bfloat16: use torch tensors")
+
+    def use(self, library: Library) -> None:
+        """Nothing of the module's own is needed."""
+
+    def stream(self) -> int:
+        return int(self.cupy.cuda.get_current_stream(self.number).ptr)
+
+    def empty(self, elements: int) -> Any:
+        with self.cupy.cuda.Device(self.number):
+            return self.cupy.empty(elements, self.kind)
+
+    def full(self, elements: int, value: float) -> Any:
+        with self.cupy.cuda.Device(self.number):
+            return self.cupy.full(elements, value, self.kind)
+
+    def workspace(self, size: int) -> Any:
+        with self.cupy.cuda.Device(self.number):
+            return self.cupy.empty(size, np.uint8)
+
+    def join(self, arrays: list[Any]) -> Any:
+        return self.cupy.concatenate([array.ravel() for array in arrays])
+
+    def adopt(self, value: Any) -> Any:
+        """A contiguous array on this GPU: the same memory where it is one already."""
+        with self.cupy.cuda.Device(self.number):
+            if not isinstance(value, self.cupy.ndarray) and gpu_of(value) is not None:
+                value = self.cupy.from_dlpack(value)
+            return self.cupy.ascontiguousarray(value)
+
+    adopt_rows = adopt
+
+    def flags(self, value: Any) -> Any:
+        return (value != 0).view(np.uint8)
+
+    def cast(self, value: Any, dtype: str) -> Any:
+        return self.cupy.ascontiguousarray(value, dtype)
+
+    def flat(self, array: Any) -> Any:
+        return array.ravel()
+
+    def copy(self, array: Any) -> Any:
+        return array.copy()
+
+    def result(self, array: Any, shape: tuple[int, ...]) -> Any:
+        array = array.reshape(shape)
+        return array if self.back is None else _from_dlpack(self.back)(array)
+
+    @staticmethod
+    def address(array: Any) -> int:
+        return int(array.data.ptr)
+
+    @staticmethod
+    def dtype(array: Any) -> str:
+        return str(array.dtype)
+
+
+class Piece:
+    """An array of the CPU and its place on the GPU: 0 until it is asked for, when the array is sent there."""
+
+    def __init__(self, array: np.ndarray, dtype: str, address: int = 0) -> None:
+        self.array, self.dtype, self.shape, self.address = array, dtype, array.shape, address
+
+
+class HostArrays:
+    """Arrays of the CPU: copied to memory of the module's own, which each thread keeps, and results back."""
+
+    _local = threading.local()
+
+    def __init__(self, module: Any, x: Any) -> None:
+        self.number, self.kind, self.x, self.slot = int(module.device), str(module.manifest["dtype"]), x, 0
+        self.item = np.dtype(np.uint16 if self.kind == "bfloat16" else self.kind)
+        self.module = module
+
+    def use(self, library: Library) -> None:
+        """The module's functions for memory on its GPU."""
+        self.library = library
+        known = getattr(self.module._local, "slots", None)
+        if known is None:
+            known = self.module._local.slots = {}
+        self.slots = known.setdefault(self.number, [])
+
+    def stream(self) -> int:
+        return PER_THREAD_STREAM
+
+    def _memory(self, size: int) -> int:
+        """The thread's next piece of memory; grown where it is too small."""
+        if self.slot == len(self.slots):
+            self.slots.append(Block(self.library, self.number, 0))
+        if self.slots[self.slot].size < size:
+            self.slots[self.slot] = Block(self.library, self.number, size)
+        self.slot += 1
+        return int(self.slots[self.slot - 1].address)
+
+    def address(self, piece: Piece) -> int:
+        """The piece's place on the GPU; its values are sent there first, unless it is for results."""
+        if not piece.address:
+            piece.address, size = self._memory(piece.array.nbytes), piece.array.nbytes
+            self.library["transfer"](self.number, PER_THREAD_STREAM, piece.address, piece.array.ctypes.data, size)
+        return piece.address
+
+    def empty(self, elements: int) -> Piece:
+        array = np.empty(elements, self.item)
+        return Piece(array, self.kind, self._memory(array.nbytes))
+
+    def full(self, elements: int, value: float) -> Piece:
+        return Piece(narrow(np.full(elements, value), self.kind), self.kind)
+
+    def workspace(self, size: int) -> int:
+        return self._memory(size)
+
+    def join(self, pieces: list[Piece]) -> Piece:
+        return Piece(np.concatenate([piece.array.ravel() for piece in pieces]), self.kind)
+
+    def adopt(self, value: Any) -> Piece:
+        """The array, contiguous. float32 is rounded to bfloat16, which NumPy lacks."""
+        if str(getattr(value, "dtype", "")) == "torch.bfloat16":
+            torch = sys.modules["torch"]
+            return Piece(value.detach().cpu().contiguous().view(torch.int16).numpy().view(np.uint16), self.kind)
+        array, dtype = to_numpy(value), self.kind
+        if not isinstance(array, np.ndarray):
+            array = np.from_dlpack(array)
+        if self.kind == "bfloat16" and array.dtype.name == "bfloat16":
+            array = np.ascontiguousarray(array).view(np.uint16)
+        elif self.kind == "bfloat16" and array.dtype == np.float32:
+            array = narrow(array, self.kind).reshape(array.shape)
+        else:
+            dtype, array = array.dtype.newbyteorder("=").name, np.array(array, array.dtype.newbyteorder("="), order="C")
+        return Piece(array, dtype)
+
+    def adopt_rows(self, value: np.ndarray) -> Piece:
+        return Piece(np.ascontiguousarray(value), str(value.dtype))
+
+    def copy(self, piece: Piece) -> Piece:
+        return Piece(piece.array.copy(), self.kind)
+
+    def flat(self, piece: Piece) -> np.ndarray:
+        """The values, from the GPU if they have been there."""
+        array = piece.array
+        if piece.address:
+            self.library["transfer"](self.number, PER_THREAD_STREAM, array.ctypes.data, piece.address, array.nbytes)
+        return array.reshape(-1)
+
+    def result(self, array: Any, shape: tuple[int, ...]) -> Any:
+        values = (self.flat(array) if isinstance(array, Piece) else array).reshape(shape)
+        dtype = getattr(self.x, "dtype", None)
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(self.x, torch.Tensor):
+            if self.kind == "bfloat16":
+                return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+            return torch.from_numpy(values)
+        if self.kind == "bfloat16":
+            return values.view(dtype) if getattr(dtype, "name", "") == "bfloat16" else widen(values)
+        return values if isinstance(self.x, np.ndarray) else _from_dlpack(type(self.x))(values)
+
+    @staticmethod
+    def dtype(piece: Piece) -> str:
+        return piece.dtype
+
+
+class Block:
+    """Memory on a GPU that is freed when nobody has it any more."""
+
+    def __init__(self, library: Library, number: int, size: int) -> None:
+        self.size = size
+        self.address = int(library["allocate"](number, size)) if size else 0
+        if size:
+            weakref.finalize(self, library["release"], number, self.address).atexit = False

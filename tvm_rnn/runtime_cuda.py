@@ -1,0 +1,316 @@
+"""Modules for GPUs: the same calls as runtime.py's, on arrays that may already be on the GPU.
+
+In: a .so file for one or several GPU archs, and arrays: torch or cupy on a GPU (used where they are, on the caller's
+stream, results from their own allocator), anything else with DLPack there, or arrays of the CPU, which are copied. Out:
+new arrays of the same kind and place. Works alone beside a .so, together with runtime.py and gpu_arrays.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+try:
+    from . import gpu_arrays, runtime
+    from .errors import DeviceError, InputError, LoadError, WeightError
+    from .runtime import Manifest, Module
+except ImportError:  # this file, runtime.py and gpu_arrays.py alone, beside a .so
+    globals().update({name: importlib.import_module(name) for name in ("gpu_arrays", "runtime")})
+    globals().update({n: getattr(runtime, n) for n in ("InputError", "LoadError", "WeightError", "Manifest", "Module")})
+    globals()["DeviceError"] = type("DeviceError", InputError.__bases__, {})
+
+KEPT_STATE_BYTES = 64 << 20  # of initial states, which stay on the GPU so that a call need not write them again
+# What CPU modules have in their manifests, for the parts of Module that read it.
+NO_CPU_PART: dict[str, Any] = {
+    "packs": (),
+    "packed_elements": 0,
+    "rows_per_tile": 1,
+    "flops_per_row": 0.0,
+    "workspace": Manifest(fixed=0, per_row=0, per_tile_row=0, per_sequence_row=0),
+}
+
+
+def fits(arch: str, capability: int) -> bool:
+    """Whether code for "sm_80" or "sm_90a" runs on a GPU of compute capability 89 (8.9): the same major number and at
+    least the minor one; with a letter that very capability."""
+    digits = arch.removeprefix("sm_")
+    if digits.isdigit():
+        return int(digits) // 10 == capability // 10 and int(digits) <= capability
+    return int(digits[:-1]) == capability
+
+
+class Device:
+    """One GPU with one module on it: its functions for that arch, packed weights and initial states."""
+
+    def __init__(self, module: CudaModule, number: int, stream: int) -> None:
+        self.number, variants = number, module.manifest["variants"]
+        library, first = module._library, variants[0].arch
+        capability = int(library.get_function(f"capability_{first}")(number))
+        fitting = [v for v in variants if fits(v.arch, capability)]
+        if not fitting:
+            raise _wrong_gpu(module, f"compute capability {capability / 10}")
+        self.variant = max(fitting, key=lambda v: (int("".join(filter(str.isdigit, v.arch))), v.arch))
+        self.functions = {n: library.get_function(f"{n}_{self.variant.arch}") for n in gpu_arrays.FUNCTIONS}
+        if self.functions["capturing"](number, stream):
+            got, do = "the first call on this GPU", "call it once, then capture: kernels and weights are loaded then"
+            raise runtime._error(DeviceError, "the module cannot be captured into a graph yet", got, do=do)
+        self.functions["load"](number, stream)
+        self.packed = self.allocate(module, int(self.variant.packed_bytes))
+        self.sizes: dict[tuple[int, int], int] = {}
+        self._kept: dict[tuple[int, int], tuple[int, int]] = {}  # (state, B): address, bytes
+        self._lock = threading.Lock()
+
+    def allocate(self, owner: Any, size: int) -> int:
+        """Memory that lives as long as `owner`."""
+        address = int(self.functions["allocate"](self.number, max(size, 256)))
+        weakref.finalize(owner, self.functions["release"], self.number, address).atexit = False
+        return address
+
+    def pack(self, sources: Mapping[str, np.ndarray]) -> None:
+        """Write the weights in the kernels' order, after all work that may still read the old ones."""
+        stream, raw = gpu_arrays.PER_THREAD_STREAM, list[int]()
+        self.functions["settle"](self.number)
+        try:
+            for name, dtype in self.variant.parameters:
+                array = np.ascontiguousarray(sources[name], dtype)
+                raw.append(int(self.functions["allocate"](self.number, array.nbytes)))
+                self.functions["transfer"](self.number, stream, raw[-1], array.ctypes.data, array.nbytes)
+            self.functions["pack"](self.number, stream, self.packed, *raw)
+            self.functions["finish"](self.number, stream, 0)
+        finally:
+            for address in raw:
+                self.functions["release"](self.number, address)
+
+    def workspace(self, T: int, B: int, stream: int) -> int:
+        """Bytes that a call needs."""
+        if (T, B) not in self.sizes:
+            if len(self.sizes) > 1000:
+                self.sizes = {}
+            self.sizes[T, B] = int(self.functions["workspace"](self.number, stream, T, B))
+        return self.sizes[T, B]
+
+    def initial(self, module: CudaModule, index: int, B: int, size: int, value: float, stream: int) -> int | None:
+        """The address of initial values, or None where they are not kept: a recorded graph must not be the first to
+        ask for them, since only its replay would write them."""
+        found = self._kept.get((index, B))
+        if found is not None or self.functions["capturing"](self.number, stream):
+            return found[0] if found else None
+        with self._lock:
+            held = gpu_arrays.narrow(np.full(size, value, np.float64), module._kind)
+            total = sum(count for _, count in self._kept.values())
+            if (index, B) not in self._kept and total + held.nbytes <= KEPT_STATE_BYTES:
+                address = self.allocate(module, held.nbytes)
+                transfer = self.functions["transfer"]
+                transfer(self.number, gpu_arrays.PER_THREAD_STREAM, address, held.ctypes.data, held.nbytes)
+                self._kept[index, B] = address, held.nbytes
+            return self._kept.get((index, B), (None,))[0]
+
+
+def _wrong_gpu(module: CudaModule, got: str) -> Exception:
+    archs = ", ".join(v.arch for v in module.manifest["variants"])
+    do = "compile it with target='cuda' on this machine, or with this GPU's arch"
+    return runtime._error(LoadError, f"{module.path!r} is for another GPU", got, archs, do)
+
+
+class CudaModule(Module):
+    """A compiled RNN for GPUs; called as Module says. dtypes are never cast, but for bfloat16, which NumPy lacks: there
+    arrays of the CPU may be float32, and are rounded and widened. `lengths` on a GPU are not checked: that would wait
+    for the GPU. Calls on a GPU only enqueue work, and can be captured in a CUDA graph after a first call outside.
+
+    device: the GPU for arrays of the CPU. watchdog_seconds: if set (or TVM_RNN_WATCHDOG_SECONDS is), each call that is
+    not being captured waits for its end, and raises DeviceError where that takes longer."""
+
+    def __init__(self, path: str | os.PathLike[str], opened: Any = None, anywhere: bool = False) -> None:
+        """anywhere: also where no GPU fits: the module can then be exported, not called."""
+        self.path, self._file, self.manifest, arrays, self._elf_size = opened or runtime._open_container(path)
+        try:
+            m, self._kind = self.manifest, str(self.manifest.dtype)
+            held = self._kind if self._kind in ("float32", "float64") else "float32"
+            self._read_manifest(Manifest({**m, **NO_CPU_PART, "dtype": held}))
+            runtime._check_machine(self.path, m.target)
+            self._first = str(m.variants[0].arch)
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+            what = f"{self.path!r} has an unusable manifest"
+            raise runtime._error(LoadError, what, error, do="export it again") from None
+        self._library = runtime._open_library(self.path, self._file, self._elf_size, f"devices_{self._first}")
+        self._tensor = lambda array: array
+        self._lock, self._devices, self.device = threading.Lock(), dict[int, Device](), 0
+        self._local = threading.local()  # memory for arrays of the CPU, per thread
+        self._threads, self._packed, self._plans, self.weights = 0, None, dict[int, Any](), dict[str, np.ndarray]()
+        seconds = os.environ.get("TVM_RNN_WATCHDOG_SECONDS", "")
+        self.watchdog_seconds: float | None = float(seconds) if seconds else None
+        self._constants = {name: arrays.pop(name) for name in [*arrays] if name.startswith(runtime.CONSTANT)}
+        if not anywhere:
+            self._check_gpus()
+        if arrays or not self._weight_shapes:
+            self._use_weights(arrays)
+
+    def _check_gpus(self) -> None:
+        ask = self._library.get_function(f"capability_{self._first}")
+        found = [int(ask(i)) for i in range(self._library.get_function(f"devices_{self._first}")())]
+        if not any(fits(v.arch, capability) for v in self.manifest["variants"] for capability in found):
+            raise _wrong_gpu(self, "compute capability " + ", ".join(f"{c / 10}" for c in found) if found else "no GPU")
+
+    def _use_weights(self, weights: dict[str, np.ndarray]) -> None:
+        super()._use_weights(weights)
+        with self._lock:
+            for device in self._devices.values():
+                device.pack({**self.weights, **self._constants})
+
+    def load_weights(self, weights: Mapping[str, Any] | str | os.PathLike[str]) -> None:
+        """Replace all weights, as Module.load_weights; from arrays anywhere. Graphs captured before use them too."""
+        if isinstance(weights, Mapping):
+            weights = {name: gpu_arrays.to_numpy(value, self._dtype == np.float32) for name, value in weights.items()}
+        super().load_weights(weights)
+
+    def init_state(self, batch: int) -> dict[str, Any]:
+        """The initial state for that many rows, as numpy arrays, which a call with any kind of x takes."""
+        dtype = np.float16 if self._kind == "float16" else self._dtype
+        found: dict[str, Any] = {}
+        for name, value in super().init_state(batch).items():
+            found[name] = [v.astype(dtype) for v in value] if isinstance(value, list) else value.astype(dtype)
+        return found
+
+    @property
+    def threads(self) -> int:
+        """Of the CPU: a call uses the caller's."""
+        return 1
+
+    @threads.setter
+    def threads(self, count: int | None) -> None:
+        raise runtime._error(InputError, "a module for a GPU has no threads to set", repr(count))
+
+    def __call__(self, x: Any, state: Any = None, *, lengths: Any = None, reset: Any = None, **inputs: Any) -> Any:
+        """All steps: (y [T, B, D*H], {name: state after the last step}); see Module. State arrays may be anywhere."""
+        return self._enqueue(x, inputs, state, ("T", "B"), lengths, reset)
+
+    def step(self, x: Any, state: Any = None, **inputs: Any) -> Any:
+        """One step: x [B, *input] -> (y [B, H], {name: state})."""
+        if self.manifest["num_directions"] != 1 or "step" not in self.manifest["entry_points"]:
+            do = "call mod(x) with all steps"
+            raise runtime._error(InputError, "this module cannot step", "two directions", "one", do)
+        return self._enqueue(x, inputs, state, ("B",), None, None)
+
+    def _enqueue(self, x: Any, named: Any, state: Any, axes: tuple[str, ...], lengths: Any, reset: Any) -> Any:
+        values = self._name_inputs(x, named) if named or len(self._inputs) > 1 or not hasattr(x, "shape") else [x]
+        if not self.weights and self._weight_shapes:
+            got, do = [*self._weight_shapes], "load_weights first"
+            raise runtime._error(WeightError, "the module has no weights", "none", got, do)
+        try:
+            arrays = gpu_arrays.kind_of(values[0], self)
+            device = self._devices.get(arrays.number) or self._open_device(arrays)
+            arrays.use(device.functions)
+            return self._run_on(device, arrays, values, state, axes, lengths, reset)
+        except RuntimeError as error:
+            raise runtime._error(DeviceError, "the GPU could not run this", error) from error
+
+    def _open_device(self, arrays: Any) -> Device:
+        with self._lock:
+            if arrays.number not in self._devices:
+                count = self._library.get_function(f"devices_{self._first}")()
+                if not 0 <= arrays.number < count:
+                    raise _wrong_gpu(self, f"GPU {arrays.number} of {count}")
+                device = Device(self, arrays.number, arrays.stream())
+                device.pack({**self.weights, **self._constants})
+                self._devices[arrays.number] = device
+            return self._devices[arrays.number]
+
+    def _run_on(
+        self, device: Device, arrays: Any, values: Any, state: Any, axes: tuple[str, ...], lengths: Any, reset: Any
+    ) -> Any:
+        (name, shape), *others = self._inputs
+        first = self._take(arrays, name, values[0], None, "")
+        lead, given = tuple(first.shape[: len(axes)]), tuple(first.shape[len(axes) :])
+        if len(lead) != len(axes) or given != shape:
+            expected = f"[{', '.join([*axes, *map(str, shape)])}]"
+            what, do = f"{name} has the wrong shape", "T is time, B the batch"
+            raise runtime._error(InputError, what, tuple(first.shape), expected, do)
+        text = f"[{', '.join(axes)}, ...], as in {name}"
+        more = [self._take(arrays, n, v, (*lead, *s), text) for (n, s), v in zip(others, values[1:], strict=True)]
+        (T, B), stream = ((1, *lead) if len(lead) == 1 else lead), arrays.stream()
+        rows = [
+            None if value is None else self._rows(arrays, what, value, dtype, size, T)
+            for what, value, dtype, size in (("lengths", lengths, np.int64, (B,)), ("reset", reset, bool, (T, B)))
+        ]
+        before, y = self._before(device, arrays, state, B, stream), arrays.empty(math.prod((*lead, *self._output)))
+        if not T or not B:
+            plan = self._plan(B)
+            pairs = zip(plan, before, strict=True)
+            after = [arrays.full(p[2], p[1]) if type(b) is int else arrays.copy(b) for p, b in pairs]
+            return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B)
+        after = [arrays.empty(size) for _, _, size, _ in self._plan(B)]
+        # In the order of sequence's arguments, but for the packed weights, which come fourth.
+        held = [y, *rows, arrays.workspace(device.workspace(T, B, stream)), first, *more, *before, *after]
+        at = [0 if a is None else a if type(a) is int else arrays.address(a) for a in held]
+        has = [row is not None for row in rows]
+        device.functions["sequence"](device.number, stream, T, B, *has, *at[:3], device.packed, *at[3:])
+        if self.watchdog_seconds and not device.functions["capturing"](device.number, stream):
+            device.functions["finish"](device.number, stream, max(1, int(1000 * self.watchdog_seconds)))
+        return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B)
+
+    def _take(self, arrays: Any, what: str, value: Any, shape: Any, axes: str) -> Any:
+        """The array on the GPU, contiguous; its memory where it is so already."""
+        try:
+            array = arrays.adopt(value)
+        except (AttributeError, RuntimeError, BufferError, TypeError, ValueError) as error:
+            got, do = f"{type(value).__name__}: {error}", "a dense array: torch, cupy, numpy, DLPack"
+            raise runtime._error(InputError, f"{what} is not an array for this module", got, do) from None
+        if shape is not None and tuple(array.shape) != shape:
+            what = f"{what} has the wrong shape"
+            raise runtime._error(InputError, what, tuple(array.shape), f"{shape} = {axes}", "reshape it")
+        if (found := arrays.dtype(array)) != self._kind:
+            raise runtime._error(InputError, f"{what} has the wrong dtype", found, self._kind, "cast it")
+        return array
+
+    def _rows(self, arrays: Any, what: str, value: Any, dtype: type, shape: tuple[int, ...], steps: int) -> Any:
+        """lengths as int64, reset as uint8 (0 or 1), on the GPU."""
+        if gpu_arrays.gpu_of(value) is None:
+            array = runtime._per_row(what, value, dtype, shape, steps)
+            return arrays.adopt_rows(array.view(np.uint8) if dtype is bool else array)
+        array = arrays.adopt_rows(value)
+        allowed, expected = (("bool", "uint8"), "bool or uint8") if dtype is bool else (gpu_arrays.INTEGERS, "integers")
+        if arrays.dtype(array) not in allowed or tuple(array.shape) != shape:
+            got = f"{arrays.dtype(array)} of shape {tuple(array.shape)}"
+            do = "cast or reshape it"
+            raise runtime._error(InputError, f"{what} does not fit x", got, f"{expected} of shape {shape}", do)
+        return arrays.flags(array) if dtype is bool else arrays.cast(array, "int64")
+
+    def _before(self, device: Device, arrays: Any, state: Any, B: int, stream: int) -> list[Any]:
+        """Each state as one flat array, or as the address of kept initial values."""
+        plan, result = self._plan(B), list[Any]()
+        if state is None:
+            for i, (_, value, size, _) in enumerate(plan):
+                address = device.initial(self, i, B, size, value, stream) if size else None
+                result.append(arrays.full(size, value) if address is None else address)
+            return result
+        if not isinstance(state, Mapping) or state.keys() != self._states.keys():
+            got = [*state] if isinstance(state, Mapping) else type(state).__name__
+            do = "see mod.init_state(batch)"
+            raise runtime._error(InputError, "the state is not the module's", got, [*self._states], do)
+        for name, _, _, parts in plan:
+            values = [state[name]] if len(parts) == 1 else state[name]
+            if not isinstance(values, list | tuple) or len(values) != len(parts):
+                what, expected = f"state {name} is not a list", f"{len(parts)} arrays by layer"
+                raise runtime._error(InputError, what, type(values), expected)
+            axes = "[L*D, B, ...]" if len(parts) == 1 else "[D, B, ...]"
+            taken = [self._take(arrays, name, v, shape, axes) for v, (_, shape) in zip(values, parts, strict=True)]
+            result.append(taken[0] if len(taken) == 1 else arrays.join(taken))
+        return result
+
+    def _shaped(self, arrays: Any, flat: list[Any], B: int) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for array, (name, _, _, parts) in zip(flat, self._plan(B), strict=True):
+            whole = arrays.flat(array)
+            found = [arrays.result(whole[place], shape) for place, shape in parts]
+            result[name] = found[0] if len(found) == 1 else found
+        return result
+
+
+__all__ = ["CudaModule", "Device", "fits"]
