@@ -70,6 +70,12 @@ class Writer:
         """A value computed once, here."""
         return I.bind(value) if hasattr(I, "bind") else value
 
+    def keep(self, value: Expr) -> Expr:
+        """A value computed once, here, in a register: what is only bound, TVM's simplifier copies to every use."""
+        register = self.local(1, str(value.ty))
+        self.store(register, value, 0)
+        return register[0]
+
     def local(self, count: int, dtype: str = "float32") -> Any:
         """Registers. Index them with Python integers only, or they go to memory."""
         return I.alloc_local((count,), dtype)
@@ -86,17 +92,16 @@ def write(
     **facts: Any,
 ) -> Kernel:
     """Run `body` inside a new device function. It must call I.cta_id and I.thread_id (or the cluster forms) itself."""
-    with IRBuilder() as builder:
-        with I.prim_func():
-            I.func_name(name)
-            I.func_attr({"global_symbol": name, **(attributes or {})})
-            writer = Writer()
-            handles = [I.arg(p, I.handle()) for p, _ in pointers]
-            for scalar, dtype in scalars:
-                writer.scalars[scalar] = I.arg(scalar, tirx.Var(scalar, dtype))
-            for handle, (pointer, dtype) in zip(handles, pointers, strict=True):
-                size = tirx.Var(f"size_{pointer}", "int64")
-                writer.buffers[pointer] = I.match_buffer(handle, (size,), dtype)
-            I.device_entry()
-            body(writer)
+    with IRBuilder() as builder, I.prim_func():
+        I.func_name(name)
+        I.func_attr({"global_symbol": name, **(attributes or {})})
+        writer = Writer()
+        handles = [I.arg(p, I.handle()) for p, _ in pointers]
+        for scalar, dtype in scalars:
+            writer.scalars[scalar] = I.arg(scalar, tirx.Var(scalar, dtype))
+        for handle, (pointer, dtype) in zip(handles, pointers, strict=True):
+            size = tirx.Var(f"size_{pointer}", "int64")
+            writer.buffers[pointer] = I.match_buffer(handle, (size,), dtype)
+        I.device_entry()
+        body(writer)
     return Kernel(name, builder.get(), tuple(pointers), tuple(scalars), threads, **facts)

@@ -87,7 +87,7 @@ def plain_gemm(
             for number, (_, operand) in enumerate(pairs):
                 x = Values(writer, precision, row, operands, {products[2 * number + 1].node: f"x{number}"})
                 _accumulate(x, f"weight{number}", operand, sums, unit, (gates, width))
-            totals = [writer.bind(sums[gate]) for gate in range(gates)]
+            totals = [writer.keep(sums[gate]) for gate in range(gates)]
             given = {root: lambda index: totals[index[0] if len(index) == 2 else 0]}
             values = job.values(writer, row, arguments, given=given)
             finish_group(job, values, arguments, (unit,))

@@ -20,8 +20,8 @@ from ..lower import node_flops
 from ..pipeline import Layers
 from ..rnn import RNN
 from ..target import Target
-from .steps import Buffers, Layer, Tile
 from .program import Expr, Host, Pointer, Program
+from .steps import Buffers, Layer, Tile
 
 HOISTED_BYTES = 256 << 20  # for the hoisted values of one tile: more rows make no product faster
 

@@ -118,11 +118,11 @@ def elements(writer: Writer, size: int) -> tuple[Expr, Expr, Expr]:
     blocks = rows * int64(chunks) if together == 1 else tirx.floordiv(rows + int64(together - 1), int64(together))
     block, thread = I.cta_id([tirx.Cast("int32", blocks)]), I.thread_id([THREADS])
     if together == 1:
-        j = writer.bind(tirx.floormod(block, chunks) * THREADS + thread) if chunks > 1 else thread
-        return writer.bind(wide(tirx.floordiv(block, chunks))), j, j < size
-    row = writer.bind(wide(block) * int64(together) + wide(tirx.floordiv(thread, size)))
+        j = writer.keep(tirx.floormod(block, chunks) * THREADS + thread) if chunks > 1 else thread
+        return writer.keep(wide(tirx.floordiv(block, chunks))), j, j < size
+    row = writer.keep(wide(block) * int64(together) + wide(tirx.floordiv(thread, size)))
     inside = tirx.And(thread < together * size, row < rows)
-    return row, writer.bind(tirx.floormod(thread, size)), inside
+    return row, writer.keep(tirx.floormod(thread, size)), inside
 
 
 def unravel(writer: Writer, flat: Expr, shape: Shape) -> Index:
@@ -131,8 +131,8 @@ def unravel(writer: Writer, flat: Expr, shape: Shape) -> Index:
         return (flat,) if shape else ()
     index: list[Expr] = []
     for size in reversed(shape[1:]):
-        index.append(0 if size == 1 else writer.bind(tirx.floormod(flat, size)))
-        flat = writer.bind(tirx.floordiv(flat, size)) if size > 1 else flat
+        index.append(0 if size == 1 else writer.keep(tirx.floormod(flat, size)))
+        flat = writer.keep(tirx.floordiv(flat, size)) if size > 1 else flat
     return tuple(reversed([*index, flat]))
 
 
@@ -186,10 +186,10 @@ def _warps(writer: Writer, size: int) -> tuple[Expr, Expr, Expr, Expr]:
     total = rows * int64(size)
     block = I.cta_id([tirx.Cast("int32", tirx.floordiv(total + int64(each - 1), int64(each)))])
     thread = I.thread_id([THREADS])
-    item = writer.bind(wide(block) * int64(each) + wide(tirx.floordiv(thread, WARP)))
-    row = writer.bind(tirx.floordiv(item, int64(size)))
-    j = writer.bind(tirx.Cast("int32", tirx.floormod(item, int64(size))))
-    return row, j, writer.bind(tirx.floormod(thread, WARP)), item < total
+    item = writer.keep(wide(block) * int64(each) + wide(tirx.floordiv(thread, WARP)))
+    row = writer.keep(tirx.floordiv(item, int64(size)))
+    j = writer.keep(tirx.Cast("int32", tirx.floormod(item, int64(size))))
+    return row, j, writer.keep(tirx.floormod(thread, WARP)), item < total
 
 
 def _reduce(values: Values, root: Node, index: Index, lane: Expr | None) -> Expr:
@@ -208,17 +208,17 @@ def _reduce(values: Values, root: Node, index: Index, lane: Expr | None) -> Expr
     if lane is None:
         with writer.loop(extent) as k:
             add(k)
-        return writer.bind(total[0])
+        return writer.keep(total[0])
     with writer.loop(-(-extent // WARP)) as step:
-        k = writer.bind(step * WARP + lane)
+        k = writer.keep(step * WARP + lane)
         with writer.when(k < extent):
             add(k)
     for distance in (16, 8, 4, 2, 1):
         # Every lane of the warp is here: `inside` is the same for all of them.
         mask = tirx.const(0xFFFFFFFF, "uint32")
         other = tirx.call_extern(dtype, "__shfl_xor_sync", mask, total[0], distance, WARP)
-        writer.store(total, combine(total[0], writer.bind(other)), 0)
-    return writer.bind(total[0])
+        writer.store(total, combine(total[0], writer.keep(other)), 0)
+    return writer.keep(total[0])
 
 
 def _reduced(values: Values, root: Node, index: Index, ks: Index) -> Expr:

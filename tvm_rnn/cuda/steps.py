@@ -15,9 +15,9 @@ from typing import Any
 
 from ..graph import Graph, Group, Node
 from ..target import Target as Machine
+from .gemm import gemm
 from .layout import Layout, Target
 from .places import Argument, Place
-from .plain import plain_gemm
 from .program import ITEM_BYTES, Expr, Host, Pointer, Program
 from .recurrent import choose
 from .regime import Regime, Where
@@ -109,13 +109,15 @@ class Layer:
             return None if found is None else found.place
 
         if group.kind == "gemm":
-            return plain_gemm(
+            return gemm(
                 name,
                 group,
                 precision=self.precision,
+                target=self.machine,
                 operands=lambda n: None if (found := layout.source(n, True)) is None else found.place,
                 reads=reads,
                 writes=places,
+                batches=self.batches,
             )
         elsewhere = layout.elsewhere(group)
         return rows_kernel(name, group, precision=self.precision, reads=reads, writes=places, elsewhere=elsewhere)

@@ -69,13 +69,13 @@ class Values:
         if node in self.pointers:
             place = self.reads(node)
             assert place is not None
-            return self.writer.bind(self.load(self.pointers[node], place, node, index))
+            return self.writer.keep(self.load(self.pointers[node], place, node, index))
         if node.scalar is not None:
             return tirx.const(node.scalar, dtype)
         if node.pointwise:
             expression = TABLE[node.op].expression
             assert expression is not None
-            return self.writer.bind(expression(*(self.at(a, fit(a.shape, index)) for a in node.args)))
+            return self.writer.keep(expression(*(self.at(a, fit(a.shape, index)) for a in node.args)))
         # A view: the same value at another index.
         return element(node, index, lambda n, i: None if n is node else self.at(n, i), dtype)
 

@@ -129,7 +129,7 @@ class Weights:
 
         def body(writer: Writer) -> None:
             block, thread = I.cta_id([blocks]), I.thread_id([THREADS])
-            at = writer.bind(wide(block) * int64(THREADS) + wide(thread))
+            at = writer.keep(wide(block) * int64(THREADS) + wide(thread))
             index, valid = pack.index(at)
             zero = tirx.const(0.0, pack.dtype)
             with writer.when(at < int64(pack.elements)):
