@@ -8,6 +8,7 @@ reshape, transpose, concat) cost nothing here: they are changes of index.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import te as tvm_te
@@ -20,6 +21,49 @@ from .ops import TABLE, Shape
 Expr = Any  # a TVM expression or a Python int
 Index = tuple[Expr, ...]
 Reader = Callable[[Node, Index], Expr | None]
+
+
+class NotAligned(Exception):
+    """A unit reads other units' values in a way that no constant number of whole strides explains."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """An index "offset + u", where u is the unit that a GPU thread owns, 0 <= u < width.
+
+    Kernels that spread units over blocks use it in place of an expression: views may move it by whole widths (a slice of
+    4H values at 2H is gate 2 of the same unit); anything else belongs to another unit, and NotAligned says so.
+    """
+
+    offset: int
+    width: int
+
+    def __add__(self, other: int) -> Lane:
+        if not isinstance(other, int):
+            raise NotAligned(f"index + {other}")
+        return Lane(self.offset + other, self.width)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: int) -> Lane:
+        return self + -other
+
+    def __mul__(self, other: int) -> Lane:
+        if other != 1:
+            raise NotAligned(f"index * {other}")
+        return self
+
+    def _whole(self, size: int) -> None:
+        if size % self.width or self.offset % self.width:
+            raise NotAligned(f"{self.offset} + unit, in rows of {size}")
+
+    def __mod__(self, size: int) -> Lane:
+        self._whole(size)
+        return Lane(self.offset % size, self.width)
+
+    def __floordiv__(self, size: int) -> int:
+        self._whole(size)
+        return self.offset // size
 
 
 # TVM has these under their own names: te() shows them so; compiled code uses the forms of scalar.py.
@@ -89,6 +133,12 @@ def _joined(node: Node, index: Index, read: Reader, dtype: str) -> Expr:
     for part in reversed(node.args):
         size = part.shape[at]
         start -= size
+        if isinstance(i, Lane):
+            if start <= i.offset and i.offset + i.width <= start + size:
+                return element(part, (*index[:at], i - start, *index[at + 1 :]), read, dtype)
+            if start < i.offset + i.width and i.offset < start + size:
+                raise NotAligned(f"units {i.offset} to {i.offset + i.width} of a join at {start}")
+            continue
         if isinstance(i, int):
             if start <= i < start + size:
                 return element(part, (*index[:at], i - start, *index[at + 1 :]), read, dtype)

@@ -1,18 +1,175 @@
-"""Which regimes can run a layer's steps, the best first.
+"""Which persistent regimes run a layer's steps, the best first.
 
-In: a layer's layout, a target, a precision, batch sizes to expect. Out: regimes, none where the layer can only run step
-by step.
+In: a layer's layout, a target, a precision, batch sizes to expect. Out: regimes, each a kernel for a range of batch
+sizes, none where the layer can only run step by step. Templates in `schedules/` say which geometries there are;
+`predict.py` says which of them is fastest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
 
+from ..graph import Node
+from ..schedule import Knobs, Unit, templates
 from ..target import Target
+from . import persistent
+from .exchange import COUNTER_WORDS
+from .gemm_layout import Pack
+from .kernel import Kernel
 from .layout import Layout
-from .regime import Regime
+from .phases import NotPersistent, Step, phases
+from .predict import predict, resident_teams
+from .product import weights
+from .program import Expr, Host
+from .regime import Regime, Where
+from .team import MMA, Team
+
+EXPECTED_BATCHES = (1, 16, 64, 128)  # where the caller names none
+
+
+@dataclass(frozen=True)
+class RecurrentUnit(Unit):
+    """A layer's whole time loop, as templates see it: `step` and `batch` beside the shape."""
+
+    step: Step | None = None
+    precision: str = ""
+    batch: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Persistent:
+    """One geometry, for B up to `most` (None: any)."""
+
+    layout: Layout
+    team: Team
+    template: str
+    name: str
+    most: int | None
+    resident: int  # teams that run at once
+    predicted_us: float
+
+    @property
+    def applies(self) -> str:
+        return "!has_lengths && !has_reset" + (f" && B <= {self.most}" if self.most is not None else "")
+
+    @cached_property
+    def kernel(self) -> Kernel:
+        return persistent.kernel(self.name, self.team, self.layout)
+
+    @cached_property
+    def packs(self) -> Sequence[Pack]:
+        return [self._pack(number) for number in range(len(weights(self.team)))]
+
+    def _pack(self, number: int) -> Pack:
+        team = self.team
+        phase, share = weights(team)[number]
+        node = share.operand.weight
+        shape = (team.ctas, team.warps_u, team.warps_k, share.kblocks, team.blocks(phase.width))
+
+        def index(at: Expr) -> tuple[tuple[Expr, ...], Expr]:
+            return team.weight_index(phase, share, at)
+
+        key = (node, team.storage, "fragments", *shape)
+        elements = team.weight_elements(phase, share)
+        return Pack(node, team.storage, elements, index, key, tf32=team.precision == "tf32")
+
+    @property
+    def _teams(self) -> str:
+        return f"((B + {self.team.rows - 1}) / {self.team.rows})"
+
+    @property
+    def zero_bytes(self) -> Expr:
+        return f"{self._teams} * {COUNTER_WORDS * 4}" if self.team.exchange == "grid" else 0
+
+    @property
+    def work_bytes(self) -> Expr:
+        if self.team.exchange != "grid":
+            return 0
+        return f"{self._teams} * {COUNTER_WORDS * 4 + self.team.exchange_words * 4}"
+
+    @property
+    def fact(self) -> dict[str, Any]:
+        team = self.team
+        knobs = {
+            name: getattr(team, name)
+            for name in ("ctas", "rows", "warps_u", "warps_n", "warps_k", "register_words", "shared_words", "ahead")
+        }
+        rows = f"B <= {self.most}" if self.most is not None else "any B"
+        return {
+            "unit": f"step, all of T, {len(team.step.phases)} phases, {rows}",
+            "template": self.template,
+            "knobs": knobs,
+            "record": "default",
+            "predicted_us": round(self.predicted_us, 3),
+        }
+
+    def launch(self, host: Host, where: Where) -> None:
+        """One launch per group of teams that fit on the GPU at once."""
+        team = self.team
+        if team.exchange == "cluster":
+            self._launch(host, where, "0", self._teams, [])
+            return
+        with host.loop(f"({self._teams} + {self.resident - 1}) / {self.resident}", "slice") as part:
+            first = host.let("first_team", f"{part} * {self.resident}")
+            count = host.let("teams", f"std::min<int64_t>({self.resident}, {self._teams} - {first})")
+            counters = where.work.skip(f"{first} * {COUNTER_WORDS * 4}").cast("uint32")
+            values = f"{self._teams} * {COUNTER_WORDS * 4} + {first} * {team.exchange_words * 4}"
+            extra = [where.work.skip(values).cast("uint32"), counters]
+            self._launch(host, where, f"{first} * {team.rows}", count, extra)
+
+    def _launch(self, host: Host, where: Where, row0: Expr, teams: Expr, extra: list[Any]) -> None:
+        def read(node: Node) -> Any:
+            if node.op == "input":
+                return where.inputs[self.layout.graph.inputs.index(node)]
+            return where.hoisted[node]
+
+        pointers = [where.weights[pack.key] for pack in self.packs]
+        pointers += [where.weights[node] for node in persistent.params(self.team)]
+        pointers += [read(node) for node in persistent.hoisted(self.team)]
+        pointers += [*where.before, *where.after, where.output, *extra]
+        host.launch(self.kernel, pointers, [where.count, -1 if where.reverse else 1, "B", row0, teams])
+
+
+def step_of(layout: Layout) -> Step:
+    """The phases of a layer. Raises NotPersistent."""
+    hoisted = set(layout.hoisted_nodes)
+    return phases(layout.graph, lambda node: layout.weights.place(node) is not None, lambda node: node in hoisted)
 
 
 def choose(layout: Layout, target: Target, precision: str, batches: Sequence[int]) -> list[Regime]:
-    """The regimes of one layer, in the order in which they are to be tried."""
-    return []
+    """The regimes of one layer, in the order in which they are to be tried: by rising batch size."""
+    if precision not in MMA or target.arch != "sm_90a":
+        return []
+    try:
+        step = step_of(layout)
+    except NotPersistent:
+        return []
+    found: list[Persistent] = []
+    for batch in sorted(set(batches or EXPECTED_BATCHES), reverse=True):
+        best = _best(step, target, precision, batch)
+        if best is None:
+            return []
+        us, template, team = best
+        if found and found[-1].team == team:
+            continue
+        name = f"persistent_{layout.weights.number}_d{layout.directions}_b{batch}"
+        most = None if not found else batch
+        found.append(Persistent(layout, team, template, name, most, resident_teams(team, target), us))
+    return list(reversed(found))
+
+
+def _best(step: Step, target: Target, precision: str, batch: int) -> tuple[float, str, Team] | None:
+    """The geometry with the least predicted time, over all templates."""
+    shape = step.graph.states[0].shape[0]
+    unit = RecurrentUnit("recurrent", "step", precision, width=shape, step=step, precision=precision, batch=batch)
+    found: list[tuple[float, str, Team]] = []
+    for template in templates().values():
+        if template.applies(unit, target):
+            config = template.configure(unit, target, Knobs())
+            if config:
+                team = cast(Team, template.schedule(cast(Any, None), unit, config))
+                found.append((predict(team, batch, target), template.name, team))
+    return min(found, key=lambda f: f[0], default=None)

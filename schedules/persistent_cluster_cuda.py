@@ -1,0 +1,75 @@
+"""All steps of a layer in one launch, a layer per thread-block cluster: values travel through distributed shared memory.
+
+In: a layer's phases, a batch size and a GPU. Out: a `Team` of one cluster. The batch is split over clusters, which
+never wait for each other. All weights stay on the chip: registers first, then shared memory.
+
+Rewrite: for t: gemm; pointwise  -->  one kernel; units over the blocks of a cluster; st.async and mbarriers per phase
+
+Source: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip", ICML.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from tvm_rnn.cuda.predict import cheapest
+from tvm_rnn.cuda.team import Team
+from tvm_rnn.schedule import Config, Knobs, Unit, template
+from tvm_rnn.target import Target
+
+CTAS = (1, 2, 4, 8, 16)
+ROWS = (8, 16, 24, 32)
+WARPS_U, WARPS_K = (1, 2, 4, 8), (1, 2, 4, 8)
+REGISTER_WORDS = (0, 32, 64, 96, 128, 160)
+AHEAD = (1, 2, 3, 7)
+
+
+@template("persistent_cluster_cuda", kinds=("recurrent",), targets=("cuda",))
+class PersistentCluster:
+    """Knobs: ctas (blocks of a cluster), rows (batch rows of a cluster), warps_u and warps_k (how a block's warps share
+    units and K), register_words (weights per thread in registers; the rest is in shared memory), ahead."""
+
+    @staticmethod
+    def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
+        """The geometry with the least predicted time; {} where nothing fits."""
+        best = cheapest(_teams(unit, target, knob), unit, target)
+        if best is None:
+            return {}
+        return {
+            "ctas": knob("ctas", CTAS, best.ctas),
+            "rows": knob("rows", ROWS, best.rows),
+            "warps_u": knob("warps_u", WARPS_U, best.warps_u),
+            "warps_k": knob("warps_k", WARPS_K, best.warps_k),
+            "register_words": knob("register_words", REGISTER_WORDS, best.register_words),
+            "ahead": knob("ahead", AHEAD, best.ahead),
+        }
+
+    @staticmethod
+    def schedule(sch: Any, unit: Unit, config: Config) -> Team:
+        """The team of a configuration."""
+        return _team(unit, **config)
+
+
+def _team(unit: Any, **knobs: int) -> Team:
+    return Team(unit.step, unit.precision, "cluster", shared_words=1 << 20, **knobs)
+
+
+def _teams(unit: Any, target: Target, knob: Knobs) -> Iterator[Team]:
+    """Every geometry that the record, if there is one, allows."""
+
+    def choices(name: str, every: tuple[int, ...]) -> tuple[int, ...]:
+        return (knob.record[name],) if name in knob.record else every
+
+    width = max(s.shape[0] for s in unit.step.graph.states)
+    for ctas in choices("ctas", CTAS):
+        for rows in choices("rows", ROWS):
+            if rows > 8 and rows >= unit.batch + 8:
+                continue
+            for warps_u in choices("warps_u", WARPS_U):
+                if ctas * warps_u * 8 >= width + ctas * 8 and (ctas, warps_u) != (1, 1):
+                    continue  # blocks or warps without units
+                for warps_k in choices("warps_k", WARPS_K):
+                    for words in choices("register_words", REGISTER_WORDS):
+                        ahead = 7 if rows == 8 else 2
+                        yield _team(
+                            unit, ctas=ctas, rows=rows, warps_u=warps_u, warps_k=warps_k, register_words=words, ahead=ahead
+                        )

@@ -1,0 +1,87 @@
+"""All steps of a layer in one launch, units spread over the whole GPU: values travel through L2, a counter per step.
+
+In: a layer's phases, a batch size and a GPU. Out: a `Team` of many blocks; slices of the batch are teams of their own.
+Weights stay in registers, then in shared memory; what does not fit is read from L2 in every step (streamed).
+
+Rewrite: for t: gemm; pointwise  -->  one kernel; units over all multiprocessors; a release and an acquire per phase
+
+Source: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip", ICML.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from tvm_rnn.cuda.predict import cheapest
+from tvm_rnn.cuda.team import Team
+from tvm_rnn.schedule import Config, Knobs, Unit, template
+from tvm_rnn.target import Target
+
+BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8)  # of 8 units, per CTA
+ROWS = tuple(range(8, 136, 8))
+WARPS_U, WARPS_N, WARPS_K = (1, 2, 4), (1, 2, 4), (1, 2, 4, 8)
+REGISTER_WORDS = (0, 32, 64, 96, 128, 160)
+SHARED_WORDS = (0, 32, 64, 96, 128, 192)
+AHEAD = (1, 2, 3)
+
+
+@template("persistent_grid_cuda", kinds=("recurrent",), targets=("cuda",))
+class PersistentGrid:
+    """Knobs: ctas (blocks of a team), rows (batch rows of a team), warps_u, warps_n, warps_k (how a block's warps share
+    units, rows and K), register_words and shared_words (weights per thread kept there), ahead (K blocks asked for
+    before use)."""
+
+    @staticmethod
+    def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
+        """The geometry with the least predicted time; {} where nothing fits."""
+        best = cheapest(_teams(unit, target, knob), unit, target)
+        if best is None:
+            return {}
+        return {
+            "ctas": knob("ctas", range(1, target.sms + 1), best.ctas),
+            "rows": knob("rows", ROWS, best.rows),
+            "warps_u": knob("warps_u", WARPS_U, best.warps_u),
+            "warps_n": knob("warps_n", WARPS_N, best.warps_n),
+            "warps_k": knob("warps_k", WARPS_K, best.warps_k),
+            "register_words": knob("register_words", REGISTER_WORDS, best.register_words),
+            "shared_words": knob("shared_words", SHARED_WORDS, best.shared_words),
+            "ahead": knob("ahead", AHEAD, best.ahead),
+        }
+
+    @staticmethod
+    def schedule(sch: Any, unit: Unit, config: Config) -> Team:
+        """The team of a configuration."""
+        return _team(unit, **config)
+
+
+def _team(unit: Any, **knobs: int) -> Team:
+    return Team(unit.step, unit.precision, "grid", **knobs)
+
+
+def _teams(unit: Any, target: Target, knob: Knobs) -> Iterator[Team]:
+    """Every geometry that the record, if there is one, allows."""
+    fixed = knob.record
+    width = max(s.shape[0] for s in unit.step.graph.states)
+    for ctas in [fixed["ctas"]] if "ctas" in fixed else sorted({-(-width // (8 * n)) for n in BLOCKS}):
+        if ctas > target.sms:
+            continue
+        for rows in [fixed["rows"]] if "rows" in fixed else _rows(unit.batch, target.sms // ctas):
+            for shape in _shapes(rows, -(-width // (8 * ctas))):
+                for words, near in ((160, 0), (128, 0), (128, 64), (128, 128), (96, 96), (64, 0), (96, 192), (64, 64), (64, 128)):
+                    for ahead in AHEAD:
+                        knobs = {"ctas": ctas, "rows": rows, **shape, "register_words": words, "shared_words": near}
+                        yield _team(unit, **{**knobs, "ahead": ahead, **fixed})
+
+
+def _rows(batch: int, most: int) -> list[int]:
+    """Rows per team when the batch is one slice, two, ... as many as can be resident."""
+    tiles = -(-batch // 8)
+    return sorted({min(ROWS[-1], -(-tiles // slices) * 8) for slices in range(1, max(1, most) + 1)})
+
+
+def _shapes(rows: int, blocks: int) -> Iterator[dict[str, int]]:
+    for warps_u in WARPS_U:
+        for warps_n in WARPS_N:
+            for warps_k in WARPS_K:
+                fits = blocks % warps_u == 0 and rows % (8 * warps_n) == 0
+                if fits and 4 <= warps_u * warps_n * warps_k <= 16:
+                    yield {"warps_u": warps_u, "warps_n": warps_n, "warps_k": warps_k}

@@ -1,0 +1,127 @@
+"""The pointwise work of one phase, on the units of a lane, and what becomes of its values.
+
+In: the kernel's state (`persistent._Body`), a phase, and the gates that its product left in registers. Out: statements:
+every value once, in registers; y and published values stored. Expressions come from the op table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from ..expressions import Index, element
+from ..graph import Node
+from .phases import NotPersistent, Phase, components
+
+Expr = Any
+
+
+class Epilogue:
+    """One phase of one step."""
+
+    def __init__(self, body: Any, phase: Phase, gates: list[Expr]) -> None:
+        self.body, self.phase, self.gates = body, phase, gates
+        self.k, self.team, self.step = body.k, body.team, body.step
+
+    def emit(self) -> None:
+        body, phase = self.body, self.phase
+        if phase.kind == "reduce":
+            raise NotPersistent("a reduction over units")
+        own = [n for n in phase.nodes if n.pointwise and not n.boolean]
+        each = sum(len(list(components(n, self.step.domain[n]))) for n in own)
+        # Outside of every condition, so that later phases see them too.
+        self.registers, self.used = self.k.local(max(1, each * len(list(body._cells(phase.width))))), 0
+        for j in range(self.team.own_tiles):
+            with body._own_tile(j):
+                blocks = 1 if phase.width == 1 else self.team.blocks(phase.width)
+                for block in range(blocks):
+                    for e in range(2):
+                        self._cell(block, j, e)
+                for block in range(blocks):
+                    self._store(block, j)
+        body.exchange.phase(self._handed())
+
+    def _cell(self, block: int, j: int, e: int) -> None:
+        body, phase = self.body, self.phase
+        if phase.root is not None and phase.kind == "gemm":
+            for gate in range(phase.gates):
+                half = block * phase.gates + gate
+                at = (half // 2 * self.team.own_tiles + j) * 4 + half % 2 * 2 + e
+                body.held[(phase.root, gate, block, j, e)] = self.gates[at]
+        for node in phase.nodes:
+            if not node.pointwise or node.boolean:
+                continue
+            own = 0 if self.step.domain[node] == 1 else block
+            for number, index in components(node, self.step.domain[node]):
+                key = (node, number, own, j, e)
+                if key in body.held:
+                    continue
+                self.k.store(self.registers, self._value(node, index, block, j, e), self.used)
+                body.held[key] = self.registers[self.used]
+                self.used += 1
+
+    def _value(self, node: Node, index: Index, block: int, j: int, e: int) -> Expr:
+        known = self.body.read(self.phase, block, j, e)
+
+        def read(inner: Node, at: Index) -> Expr | None:
+            return None if inner is node else known(inner, at)
+
+        return element(node, index, read, "float32")
+
+    # --- what becomes of the values ----------------------------------------------------------------------------------
+
+    def _store(self, block: int, j: int) -> None:
+        """Published values are staged and, with them, y where it is one of them in 16-bit; otherwise y as scalars."""
+        body, phase = self.body, self.phase
+        for node, (slot, when, y) in self._handed().items():
+            for e in range(2):
+                body.exchange.stage(node, block, j, e, self._stored(body.held[(node, 0, block, j, e)], block))
+            body.exchange.tile(node, slot, block, j, when, y)
+        output = self.step.graph.output
+        if (output in phase.nodes or output is phase.root) and not (output in phase.published and self._vectors(output)):
+            self._store_scalars(block, j)
+
+    def _handed(self) -> dict[Node, tuple[int, Expr | None, Any]]:
+        """Per published value: the copy it goes to, when, and how 16 bytes of it become y."""
+        body, found = self.body, {}
+        for node in self.phase.published:
+            carried = node in body._carried()
+            same_step = any(o.source is node for p in self.step.phases for o in p.operands)
+            when = body.t + 1 < self.k["steps"] if carried and not same_step else None
+            y = self._store_vector if node is self.step.graph.output and self._vectors(node) else None
+            found[node] = (1 - body.par if carried else body.par, when, y)
+        return found
+
+    def _stored(self, value: Expr, block: int) -> Expr:
+        """In the storage dtype; 0 for units that only fill up the last block, whose weights are 0 but may meet inf."""
+        team, width = self.team, self.phase.width
+        if team.ctas * team.units(width) != width:
+            value = tirx.Select(self.body._unit(width, block) < width, value, tirx.const(0.0, "float32"))
+        if team.precision == "tf32":
+            register = self.k.local(1, "uint32")
+            self.k.do(I.ptx["cvt.rna.tf32.f32"](register[0], value))
+            return I.reinterpret("float32", register[0])
+        return tirx.Cast(team.storage, value)
+
+    def _vectors(self, node: Node) -> bool:
+        place = self.body.layout.output
+        whole = node.shape[0] % 8 == 0 and place.align >= 16 and place.row_stride % 8 == 0
+        return self.team.itemsize == 2 and whole and place.dtype == self.team.storage
+
+    def _store_vector(self, row: Expr, unit: Expr, words: list[Expr]) -> None:
+        """16 bytes of y: 8 units of one of the team's rows."""
+        body, k = self.body, self.k
+        row = k["row0"] + body.ids.team * self.team.rows + row
+        with k.when(tirx.And(row < k["batch"], unit < self.phase.width)):
+            at = (body._time(body.t) + row) * body.layout.output.row_stride + unit
+            k.do(I.ptx["st.global.v4.b32"](k["y"].ptr_to([at]), *words))
+
+    def _store_scalars(self, block: int, j: int) -> None:
+        body, k, width = self.body, self.k, self.phase.width
+        for e in range(2):
+            with k.when(body._inside(width, block, j, e)):
+                at = (body._time(body.t) + body._row(j, e)) * body.layout.output.row_stride + body._unit(width, block)
+                value = body.held[(self.step.graph.output, 0, block, j, e)]
+                k.store(k["y"], tirx.Cast(body.layout.output.dtype, value), at)

@@ -1,0 +1,388 @@
+"""A persistent kernel: all steps of one layer in one launch, written from the step's phases.
+
+In: a `Team`. Out: a `Kernel` and the order of its pointers. The kernel loads its weights once; then, for every step and
+phase: wait for the operand, multiply, sum the K parts, compute the pointwise values of its own units in registers,
+hand over what products read, and ask for the hoisted values of the step after next.
+
+Rewrite: for t: for phase: gemm; pointwise  -->  one launch; units over blocks, phases separated by exchanges
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from ..expressions import Index
+from ..graph import Node
+from ..scalar_cuda import flavour
+from .epilogue import Epilogue
+from .exchange import Cluster, Grid
+from .kernel import Kernel, Writer, write
+from .layout import Layout
+from .phases import Phase, place
+from .places import Place
+from .product import Product, weights
+from .start import fill_cluster, fill_grid
+from .team import LANES, Team
+
+Expr = Any
+SCALARS = (
+    ("steps", "int32"),  # how many, at least 1
+    ("direction", "int32"),  # +1 or -1
+    ("batch", "int32"),  # B: rows of the arrays
+    ("row0", "int32"),  # the first batch row of this launch
+    ("teams", "int32"),
+)
+
+
+def pointers(team: Team, layout: Layout) -> list[tuple[str, str]]:
+    """The kernel's pointers: weights, parameters, hoisted values and inputs, states, y, and what a grid exchanges."""
+    step = team.step
+    found = [(f"weight_{n}", team.storage) for n in range(len(weights(team)))]
+    found += [(f"param_{n}", "float32") for n in range(len(params(team)))]
+    found += [(f"read_{n}", place_of(layout, node).dtype) for n, node in enumerate(hoisted(team))]
+    found += [(f"old_{n}", "float32") for n in range(len(step.graph.states))]
+    found += [(f"new_{n}", "float32") for n in range(len(step.graph.states))]
+    found += [("y", layout.output.dtype)]
+    if team.exchange == "grid":
+        found += [("exchange", "uint32"), ("counter", "uint32")]
+    return found
+
+
+def params(team: Team) -> list[Node]:
+    return list(dict.fromkeys(node for node, _ in team.step.params))
+
+
+def hoisted(team: Team) -> list[Node]:
+    return list(dict.fromkeys(node for reads in team.step.reads for node, _ in reads))
+
+
+def place_of(layout: Layout, node: Node) -> Place:
+    """Where an input or a hoisted value lies."""
+    return layout.input(layout.graph.inputs.index(node)) if node.op == "input" else layout.hoisted(node)
+
+
+def kernel(name: str, team: Team, layout: Layout) -> Kernel:
+    """The kernel of a team. Its teams are counted by the scalar "teams"; blocks of a grid must all be resident."""
+    attributes = {"tirx.kernel_launch_params": ["tirx.use_cooperative_launch"]} if team.exchange == "grid" else {}
+    with flavour(team.precision):
+        return write(
+            name,
+            pointers(team, layout),
+            SCALARS,
+            lambda k: Body(k, team, layout).emit(),
+            threads=team.threads,
+            attributes=attributes,
+            shared_bytes=team.shared_bytes,
+            cluster=team.ctas if team.exchange == "cluster" else 1,
+            resident=team.exchange == "grid",
+        )
+
+
+class Body:
+    """Emits the body. `held` maps (node, component, block, tile, e) to the register that holds a value."""
+
+    def __init__(self, k: Writer, team: Team, layout: Layout) -> None:
+        self.k, self.team, self.layout, self.step = k, team, layout, team.step
+        self.held: dict[tuple[Any, ...], Expr] = {}
+        self.par = 0
+
+    def emit(self) -> None:
+        team, k = self.team, self.k
+        self._identify()
+        words = team.shared_bytes // 4
+        arena = I.alloc_buffer((words,), "uint32", scope="shared.dyn", align=128)
+        values = team.exchange_words if team.exchange == "cluster" else 0
+        partial_at = values
+        stage_at = partial_at + team.partial_words
+        weights_at = stage_at + team.stage_words
+        if team.exchange == "cluster":
+            barriers_at = weights_at + team.weight_words
+            self.exchange: Any = Cluster(k, team, self.ids, arena, stage_at, barriers_at)
+        else:
+            self.exchange = Grid(k, team, self.ids, arena, stage_at)
+        self.arena = arena
+        self.product = Product(k, team, self.ids, arena, weights_at, partial_at)
+        self._load_params()
+        self._load_states()
+        self.exchange.prepare()
+        self._start()
+        self._time_loop()
+        self._store_states()
+        if team.exchange == "cluster":
+            self._cluster_sync()
+
+    def _identify(self) -> None:
+        """Who this thread is. Special registers are read once, into registers."""
+        team, k = self.team, self.k
+        if team.exchange == "cluster":
+            group, rank = I.cluster_id([k["teams"]]), I.cta_id_in_cluster([team.ctas])
+        else:
+            block = I.cta_id([k["teams"] * team.ctas])
+            group, rank = tirx.floordiv(block, team.ctas), tirx.floormod(block, team.ctas)
+        thread = I.thread_id([team.threads])
+        I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
+        pinned = k.local(3, "int32")
+        for n, value in enumerate((group, rank, thread)):
+            k.store(pinned, value, n)
+        group, rank, thread = pinned[0], pinned[1], pinned[2]
+        warp = tirx.floordiv(thread, LANES)
+        self.ids = SimpleNamespace(
+            team=group,
+            rank=rank,
+            thread=thread,
+            warp=warp,
+            lane=tirx.floormod(thread, LANES),
+            g=tirx.floordiv(tirx.floormod(thread, LANES), 4),
+            q=tirx.floormod(thread, 4),
+            warp_k=tirx.floormod(warp, team.warps_k),
+            warp_n=tirx.floormod(tirx.floordiv(warp, team.warps_k), team.warps_n),
+            warp_u=tirx.floordiv(warp, team.warps_k * team.warps_n),
+        )
+        self.rows = k.local(team.own_tiles, "int32")
+        for j in range(team.own_tiles):
+            row = k["row0"] + group * team.rows + self._tile(j) * 8 + self.ids.q * 2
+            k.store(self.rows, row, j)
+
+    # --- cells -------------------------------------------------------------------------------------------------------
+
+    def _unit(self, width: int, block: int) -> Expr:
+        """This lane's unit: `block`-th of its blocks of 8."""
+        return self._unit0(width, block) + self.ids.g
+
+    def _unit0(self, width: int, block: int) -> Expr:
+        team, ids = self.team, self.ids
+        return ids.rank * team.units(width) + (ids.warp_u * team.blocks(width) + block) * 8
+
+    def _tile(self, j: int) -> Expr:
+        """The batch tile of this warp's j-th own one, among the team's."""
+        team, ids = self.team, self.ids
+        own: Expr = j if team.warps_k == 1 else j * team.warps_k + ids.warp_k
+        return ids.warp_n * team.tiles + own
+
+    def _row(self, j: int, e: int) -> Expr:
+        """This lane's batch row, in the arrays."""
+        return self.rows[j] + e
+
+    @contextmanager
+    def _own_tile(self, j: int) -> Iterator[None]:
+        team = self.team
+        if team.warps_k == 1 or (j + 1) * team.warps_k <= team.tiles:
+            with nullcontext():
+                yield
+        else:
+            with self.k.when(j * team.warps_k + self.ids.warp_k < team.tiles):
+                yield
+
+    def _cells(self, width: int) -> Iterator[tuple[int, int, int]]:
+        blocks = 1 if width == 1 else self.team.blocks(width)
+        return ((b, j, e) for j in range(self.team.own_tiles) for b in range(blocks) for e in range(2))
+
+    def _inside(self, width: int, block: int, j: int, e: int) -> Expr:
+        """Whether a cell is one of the layer's: rows and units are padded."""
+        inside = self._row(j, e) < self.k["batch"]
+        if width > 1 and self.team.ctas * self.team.units(width) != width:
+            inside = tirx.And(inside, self._unit(width, block) < width)
+        return inside
+
+    # --- start and end -----------------------------------------------------------------------------------------------
+
+    def _load_params(self) -> None:
+        self.params: dict[tuple[Node, int, int], Expr] = {}
+        numbers = {node: n for n, node in enumerate(params(self.team))}
+        widths = {w for w in self.step.domain.values() if w > 1}
+        for node, slot in self.step.params:
+            source = self.k[f"param_{numbers[node]}"]
+            if slot < 0:
+                register = self.k.local(1)
+                self.k.store(register, source[tirx.const(~slot, "int64")], 0)
+                self.params[(node, slot, 0)] = register[0]
+                continue
+            width = next(w for w in sorted(widths) if node.shape[-1] % w == 0)
+            register = self.k.local(self.team.blocks(width))
+            for block in range(self.team.blocks(width)):
+                unit = tirx.Min(self._unit(width, block), tirx.const(width - 1, "int32"))
+                self.k.store(register, source[tirx.Cast("int64", slot * width + unit)], block)
+                self.params[(node, slot, block)] = register[block]
+
+    def _state_at(self, width: int, block: int, j: int, e: int) -> Expr:
+        return tirx.Cast("int64", self._row(j, e)) * width + self._unit(width, block)
+
+    def _load_states(self) -> None:
+        self.states: dict[tuple[Node, int, int, int], tuple[Any, int]] = {}
+        for n, state in enumerate(self.step.graph.states):
+            width = self.step.domain[state]
+            cells = list(self._cells(width))
+            registers = self.k.local(len(cells))
+            for at, (block, j, e) in enumerate(cells):
+                self.k.store(registers, tirx.const(0.0, "float32"), at)
+                with self._own_tile(j), self.k.when(self._inside(width, block, j, e)):
+                    self.k.store(registers, self.k[f"old_{n}"][self._state_at(width, block, j, e)], at)
+                self.states[(state, block, j, e)] = (registers, at)
+
+    def _store_states(self) -> None:
+        for n, state in enumerate(self.step.graph.states):
+            width = self.step.domain[state]
+            for block, j, e in self._cells(width):
+                registers, at = self.states[(state, block, j, e)]
+                with self._own_tile(j), self.k.when(self._inside(width, block, j, e)):
+                    self.k.store(self.k[f"new_{n}"], registers[at], self._state_at(width, block, j, e))
+
+    def _start(self) -> None:
+        """The initial values of carried states become operands; the first hoisted values are asked for."""
+        if self.team.exchange == "cluster":
+            fill_cluster(self)
+            self.exchange.start()
+            self.k.do(I.cuda.cta_sync())
+            self._cluster_sync()
+        else:
+            fill_grid(self)
+            self.exchange.arrive()
+        self.coming: list[dict[tuple[Any, ...], tuple[Any, int]]] = [{}, {}]
+        for par in range(2):
+            for phase, reads in zip(self.step.phases, self.step.reads, strict=True):
+                cells = list(self._cells(phase.width))
+                for node, slot in reads:
+                    dtype = place_of(self.layout, node).dtype
+                    registers = self.k.local(len(cells), dtype)
+                    for at, cell in enumerate(cells):
+                        self.k.store(registers, tirx.const(0.0, dtype), at)
+                        self.coming[par][(phase, node, slot, *cell)] = (registers, at)
+            self._ask(par, tirx.const(par, "int32"))
+
+    def _cluster_sync(self) -> None:
+        self.k.do(I.ptx["barrier.cluster.arrive.release.aligned"]())
+        self.k.do(I.ptx["barrier.cluster.wait.acquire.aligned"]())
+
+    def _time(self, t: Expr) -> Expr:
+        """Row 0 of step t in arrays [T, B, ...]."""
+        return tirx.Cast("int64", self.k["direction"] * t) * self.k["batch"]
+
+    def _ask(self, par: int, t: Expr) -> None:
+        """Load the hoisted values of step t, which is used two steps later: nothing waits for them here."""
+        numbers = {node: n for n, node in enumerate(hoisted(self.team))}
+        with self.k.when(t < self.k["steps"]):
+            time = self.k.bind(self._time(t))
+            for (phase, node, slot, block, j, e), (registers, at) in self.coming[par].items():
+                stride = place_of(self.layout, node).row_stride
+                offset: Expr = ~slot if slot < 0 else slot * phase.width + self._unit(phase.width, block)
+                row = time + self._row(j, e)
+                with self._own_tile(j), self.k.when(self._inside(phase.width if slot >= 0 else 1, block, j, e)):
+                    self.k.store(registers, self.k[f"read_{numbers[node]}"][row * stride + offset], at)
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def _time_loop(self) -> None:
+        steps = self.k["steps"]
+        with self.k.loop(tirx.floordiv(steps + 1, 2)) as pair:
+            for par in range(2):
+                with self.k.when(pair * 2 + par < steps) if par else nullcontext():
+                    self._step(par, pair * 2 + par)
+
+    def _step(self, par: int, t: Expr) -> None:
+        self.par, self.t, self.waited = par, t, 0
+        self.held = {}
+        self._arm()
+        for phase in self.step.phases:
+            gates: list[Expr] = []
+            if phase.kind == "gemm":
+                for operand in phase.operands:
+                    self._wait(operand.source)
+                gates = self.product.emit(phase, self._loader())
+            Epilogue(self, phase, gates).emit()
+        for state in self.step.graph.states:
+            width, result = self.step.domain[state], self.step.result(state)
+            for block, j, e in self._cells(width):
+                registers, at = self.states[(state, block, j, e)]
+                with self._own_tile(j):
+                    self.k.store(registers, self.held[(result, 0, block, j, e)], at)
+        self._ask(par, t + 2)
+
+    def value(self, source: Node) -> Node:
+        """The published value behind an operand."""
+        return self.step.result(source) if source.op == "state" else source
+
+    def _copy(self, source: Node, carried: bool) -> int:
+        """Which copy: a state's value for step t is in copy t % 2; a value of the same step too, unless it is a state."""
+        return self.par if source.op == "state" or not carried else 1 - self.par
+
+    def _arm(self) -> None:
+        if self.team.exchange != "cluster":
+            return
+        for node in self.team.published:
+            if node in self._carried():
+                self._arm_next(node)
+            else:
+                self.exchange.expect(node, self.par)
+
+    def _carried(self) -> set[Node]:
+        return {self.step.result(s) for s in self.step.carried}
+
+    def _arm_next(self, node: Node) -> None:
+        same_step = any(o.source is node for p in self.step.phases for o in p.operands)
+        when = None if same_step else self.t + 1 < self.k["steps"]
+        self.exchange.expect(node, 1 - self.par, when)
+
+    def _wait(self, source: Node) -> None:
+        node, k = self.value(source), self.k
+        carried = node in self._carried()
+        if self.team.exchange == "cluster":
+            tau = self.t if source.op == "state" else self.t + 1
+            slot = self._copy(source, carried)
+            count = tirx.floordiv(tau - 1, 2) if carried else tirx.floordiv(self.t, 2)
+            with k.when(self.t > 0) if source.op == "state" and self.par == 0 else nullcontext():
+                self.exchange.wait(node, slot, tirx.floormod(count, 2))
+            return
+        events = self.team.events
+        done = 0 if source.op == "state" else 1 + next(i for i, p in enumerate(events) if source in p.published)
+        if done >= self.waited:
+            self.exchange.wait(self.t * len(events) + 1 + done)
+            self.waited = done + 1
+
+    def _loader(self) -> Callable[..., None]:
+        def load(share: Any, kblock: int, tile: int, pieces: Any, at: int) -> None:
+            source = share.operand.source
+            node = self.value(source)
+            ids, team = self.ids, self.team
+            block = ids.warp_k * share.kblocks + kblock if team.warps_k > 1 else kblock
+            row = (ids.warp_n * team.tiles + tile) * 8 + ids.g
+            slot = self._copy(source, node in self._carried())
+            self.exchange.load(node, slot, block, row, [pieces[at + z] for z in range(4)])
+
+        return load
+
+    def read(self, phase: Phase, block: int, j: int, e: int) -> Callable[[Node, Index], Expr | None]:
+        """How expressions of one cell read stored values."""
+
+        def read(node: Node, index: Index) -> Expr | None:
+            domain = self.step.domain.get(node)
+            if domain is not None:
+                number, _ = place(node, index, domain)
+                own = 0 if domain == 1 else block
+                if (node, number, own, j, e) in self.held:
+                    return self.held[(node, number, own, j, e)]
+                if node.op == "state":
+                    registers, at = self.states[(node, own, j, e)]
+                    return registers[at]
+                return None
+            for slot in _slots(node, index, phase.width):
+                if (node, slot, block if slot >= 0 else 0) in self.params:
+                    return self.params[(node, slot, block if slot >= 0 else 0)]
+                if (phase, node, slot, block, j, e) in self.coming[self.par]:
+                    registers, at = self.coming[self.par][(phase, node, slot, block, j, e)]
+                    return tirx.Cast("float32", registers[at])
+            return None
+
+        return read
+
+
+def _slots(node: Node, index: Index, width: int) -> list[int]:
+    if node.leaf and node.op not in ("input", "param") and node.scalar is not None:
+        return []
+    number, moving = place(node, index, width)
+    return [number if moving else ~number]

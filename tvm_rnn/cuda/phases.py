@@ -1,0 +1,234 @@
+"""A step as phases: what a persistent kernel needs to know of a layer, or why it cannot run it.
+
+In: a graph with groups. Out: `Step`: phases, each one product (or row reduction) and the pointwise work of the same
+units, with the values that units hand to others; or `NotPersistent` with the reason. A thread owns units: it may read
+what it computed for them, parameters, hoisted values and row scalars; everything else must pass through a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from ..expressions import Index, Lane, NotAligned, element
+from ..graph import Graph, Group, Node
+from ..passes.fuse_pointwise import is_move
+
+
+class NotPersistent(Exception):
+    """The layer cannot run in a persistent kernel; the text says why."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One factor of a product: `source` is a state or a value of an earlier phase of the same step."""
+
+    source: Node
+    weight: Node
+    depth: int
+
+    @property
+    def carried(self) -> bool:
+        return self.source.op == "state"
+
+
+@dataclass(frozen=True)
+class Phase:
+    """root: a gemm or a sum/max over units, or None. width: units; gates: rows of the product per unit.
+
+    nodes: pointwise values, in order. published: values that products read, in this step or (states) in the next.
+    """
+
+    kind: str  # "gemm" | "reduce" | "pointwise"
+    root: Node | None
+    width: int
+    gates: int
+    operands: tuple[Operand, ...]
+    nodes: tuple[Node, ...]
+    published: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """phases in order; states with their new values; which hoisted values and parameters the phases read.
+
+    reads: (node, component) of hoisted values, per phase index. params: the same for values made of parameters.
+    """
+
+    graph: Graph
+    phases: tuple[Phase, ...]
+    reads: tuple[tuple[tuple[Node, int], ...], ...]
+    params: tuple[tuple[Node, int], ...]
+    domain: dict[Node, int] = field(default_factory=dict)  # width of each value that units own; 1: a row scalar
+
+    def result(self, state: Node) -> Node:
+        return self.graph.results[self.graph.states.index(state)]
+
+    @property
+    def carried(self) -> tuple[Node, ...]:
+        """States that a product reads: their new values are published."""
+        found = [o.source for p in self.phases for o in p.operands if o.carried]
+        return tuple(dict.fromkeys(found))
+
+
+def components(node: Node, width: int) -> Iterator[tuple[int, Index]]:
+    """(component, index) of what unit u owns of a value: [G, N] and [G N] both have G components of N units."""
+    if node.shape in ((), (1,)):
+        yield 0, (0,) * len(node.shape)
+        return
+    if prod(node.shape) % width or node.shape[-1] % width:
+        raise NotPersistent(f"a value of shape {list(node.shape)} in a phase of {width} units")
+    inner = node.shape[-1] // width
+    for number in range(prod(node.shape) // width):
+        rest, index = number // inner, [Lane(number % inner * width, width)]
+        for size in reversed(node.shape[:-1]):
+            index.insert(0, rest % size)
+            rest //= size
+        yield number, tuple(index)
+
+
+def place(node: Node, index: Index, width: int) -> tuple[int, bool]:
+    """Which component of a value an index means, and whether it moves with the unit (else: one for all units)."""
+    flat, moving, step = 0, False, prod(node.shape)
+    for i, size in zip(index, node.shape, strict=True):
+        step //= size
+        if isinstance(i, Lane):
+            if i.width != width or moving:
+                raise NotPersistent("a phase mixes units of different widths")
+            if step != 1 and i.width != 1:
+                raise NotPersistent(f"units along an outer axis of a value of shape {list(node.shape)}")
+            flat, moving = flat + i.offset * step, True
+        else:
+            flat += int(i) * step
+    if moving and flat % width:
+        raise NotPersistent("a unit reads another unit's value")
+    return (flat // width if moving else flat), moving
+
+
+def phases(graph: Graph, kept: Callable[[Node], bool], hoisted: Callable[[Node], bool]) -> Step:
+    """The step of a graph. kept, hoisted: whether a node is an array made of parameters, or one of all T. Raises
+    NotPersistent."""
+    if any(len(s.shape) != 1 for s in graph.states) or len(graph.output.shape) != 1:
+        raise NotPersistent("a state is not a vector")
+    drafts = [_phase(graph, g) for g in graph.groups if g.region == "step"]
+    if not any(p.kind == "gemm" for p in drafts):
+        raise NotPersistent("no product in the step")
+    step = Step(graph, tuple(drafts), (), ())
+    domain: dict[Node, int] = {}
+    for phase in drafts:
+        for node in (*phase.nodes, *([phase.root] if phase.root is not None else [])):
+            domain[node] = 1 if node.shape in ((), (1,)) else phase.width
+    for state, result in zip(graph.states, graph.results, strict=True):
+        if result not in domain:
+            raise NotPersistent("a new state is computed outside of the step")
+        domain[state] = domain[result]
+    if graph.output not in domain:
+        raise NotPersistent("the output is computed outside of the step")
+    wanted = {o.source for p in drafts for o in p.operands}
+    carried = {step.result(s) for s in graph.states if s in wanted}
+    drafts = [
+        replace(p, published=tuple(n for n in _own(p) if n in wanted or n in carried)) if p.kind != "reduce" else p
+        for p in drafts
+    ]
+    if not {n for n in wanted if n.op != "state"} | carried <= {n for p in drafts for n in p.published}:
+        raise NotPersistent("a product reads a value that no phase hands over")
+    return _with_reads(replace(step, phases=tuple(drafts), domain=domain), kept, hoisted)
+
+
+def _own(phase: Phase) -> tuple[Node, ...]:
+    return (*phase.nodes, *([phase.root] if phase.root is not None and phase.gates == 1 else []))
+
+
+def _phase(graph: Graph, group: Group) -> Phase:
+    nodes = tuple(n for n in group.nodes if n is not group.root)
+    if any(is_move(n) or n.leaf for n in group.stored):
+        raise NotPersistent("a value of the step is a view or a copy")
+    root = group.root
+    if group.kind == "gemm" and root is not None:
+        pairs = zip(root.args[::2], root.args[1::2], strict=True)
+        operands = tuple(Operand(x, w, x.shape[0]) for w, x in pairs)
+        for operand in operands:
+            if operand.source.op == "input" or graph.region_of(operand.source) != "step":
+                raise NotPersistent("a product of the step reads an input or a hoisted value")
+            if is_move(operand.source):
+                raise NotPersistent("a product reads a view")
+        rows, width = prod(root.shape), _width(graph, group, root.shape[-1])
+        return Phase("gemm", root, width, rows // width, operands, nodes)
+    if group.kind == "reduce" and root is not None:
+        if root.op == "einsum" or root.shape not in ((), (1,)) or len(root.args[0].shape) != 1:
+            raise NotPersistent(f"a reduction to shape {list(root.shape)}")
+        width = _width(graph, group, root.args[0].shape[-1])
+        return Phase("reduce", root, width, 0, (), nodes)
+    widths = {n.shape[-1] for n in nodes if n.shape not in ((), (1,))}
+    if any(len(n.shape) > 2 for n in nodes) or len({_width(graph, group, w) for w in widths}) > 1:
+        raise NotPersistent("pointwise work on an array")
+    return Phase("pointwise", None, _width(graph, group, min(widths, default=1)), 0, (), nodes)
+
+
+def _width(graph: Graph, group: Group, size: int) -> int:
+    """Units of a phase: a value of 4H is four gates of H units where the cell has states of H."""
+    own = {s.shape[0] for s in graph.states}
+    if size in own or size == 1:
+        return size
+    fitting = [n for n in own if n > 1 and size % n == 0]
+    return max(fitting, default=size)
+
+
+def _with_reads(step: Step, kept: Callable[[Node], bool], hoisted: Callable[[Node], bool]) -> Step:
+    """A dry run of every phase's expressions: what they read, or NotPersistent where a unit reads another one's."""
+    graph = step.graph
+    params: dict[tuple[Node, int], None] = {}
+    reads = []
+    known: set[Node] = set(graph.states)
+    for phase in step.phases:
+        found: dict[tuple[Node, int], None] = {}
+
+        def read(node: Node, index: Index, phase: Phase = phase, found: dict = found) -> object:
+            if node in known:
+                if step.domain[node] not in (phase.width, 1):
+                    raise NotPersistent("a phase reads a value of other units")
+                return _zero(graph, place(node, index, step.domain[node]))
+            if node.scalar is not None:
+                return None
+            if kept(node):
+                params[(node, _slot(node, index, phase.width))] = None
+            elif node.op == "input" or hoisted(node):
+                found[(node, _slot(node, index, phase.width))] = None
+            else:
+                return None
+            return _zero(graph, None)
+
+        try:
+            if phase.kind == "gemm" and phase.root is not None:
+                known.add(phase.root)
+            if phase.kind == "reduce" and phase.root is not None:
+                for _, index in components(phase.root.args[0], phase.width):
+                    element(phase.root.args[0], index, read, graph.dtype)
+                known.add(phase.root)
+            for node in phase.nodes:
+                for _, index in components(node, phase.width):
+                    if node.pointwise and not node.boolean:
+                        for arg in node.args:
+                            element(arg, _fit(arg, index), read, graph.dtype)
+                known.add(node)
+        except NotAligned as reason:
+            raise NotPersistent(f"a unit reads another unit's value: {reason}") from None
+        reads.append(tuple(found))
+    return replace(step, reads=tuple(reads), params=tuple(params))
+
+
+def _fit(arg: Node, index: Index) -> Index:
+    return tuple(0 if size == 1 else i for size, i in zip(arg.shape, index, strict=True))
+
+
+def _slot(node: Node, index: Index, width: int) -> int:
+    """The component that is read; below zero for one element that all units share (~element)."""
+    number, moving = place(node, index, width)
+    return number if moving else ~number
+
+
+def _zero(graph: Graph, _where: object) -> object:
+    from tvm import tirx
+
+    return tirx.const(0.0, graph.dtype)

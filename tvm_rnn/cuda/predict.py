@@ -1,0 +1,96 @@
+"""How long a step of a persistent kernel will take: an analytic model, to choose a regime and its geometry by.
+
+In: a `Team`, a batch size and a GPU. Out: microseconds per step. The terms are those of a step: per phase the exchange,
+the operand's way into the block, MMA, weights that are not in registers, partial sums, the cells; the whole times the
+rounds in which teams that do not fit on the GPU at once must run.
+
+Constants were measured on an H200 (driver 580, CUDA 13.0): floors of exchanges and barriers, and kernels of this
+package at H 256 to 1024, B 16 to 64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import ceil
+from typing import Any
+
+from ..target import Target
+from .team import Team
+
+CLOCK_MHZ = 1900.0
+MMA_CYCLES = 6.5  # m16n8k16 on one quarter of a multiprocessor; m16n8k8 of tf32 the same
+MMA_LATENCY = 34.0
+CLUSTER_US, CLUSTER_PER_CTA_US = 0.24, 0.012  # an exchange through distributed shared memory
+GRID_US = 1.0  # a counter in L2: release, acquire, and the loads that follow
+L2_BYTES_PER_US = 64e3  # of one multiprocessor, reading what all read
+STREAM_BYTES_PER_US = 50e3  # of one multiprocessor, reading what only it reads
+SHARED_BYTES_PER_CYCLE = 128.0
+PARTIAL_US = 0.10
+CELL_US, CELL_EACH_US = 0.10, 0.02
+# Clusters that can be resident on the 132 multiprocessors of an H200 with one block on each.
+RESIDENT_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
+
+
+def resident_teams(team: Team, target: Target) -> int:
+    """Teams that run at the same time, one block per multiprocessor."""
+    if team.exchange == "grid":
+        return target.sms // team.ctas
+    return RESIDENT_CLUSTERS[team.ctas] * target.sms // 132
+
+
+def cheapest(teams: Iterable[Team], unit: Any, target: Target) -> Team | None:
+    """The team that fits and has the least predicted time for the unit's batch."""
+    able = (t for t in teams if able_to_run(t, target))
+    return min(able, key=lambda t: predict(t, unit.batch, target), default=None)
+
+
+def able_to_run(team: Team, target: Target) -> bool:
+    """Whether it fits; a cluster has no place to stream weights from in time."""
+    streamed = any(s.streamed for parts in team.shares.values() for s in parts)
+    if team.exchange == "cluster" and streamed:
+        return False
+    return team.fits(shared_bytes=target.shared_bytes) and resident_teams(team, target) > 0
+
+
+def predict(team: Team, batch: int, target: Target) -> float:
+    """Microseconds per step for B = batch rows."""
+    teams = ceil(batch / team.rows)
+    rounds = ceil(teams / max(1, resident_teams(team, target)))
+    return rounds * sum(_phase(team, number) for number in range(len(team.step.phases)))
+
+
+def _phase(team: Team, number: int) -> float:
+    phase = team.step.phases[number]
+    cluster = team.exchange == "cluster"
+    us = 0.0
+    if phase.published:
+        us += CLUSTER_US + CLUSTER_PER_CTA_US * team.ctas if cluster else GRID_US
+    if phase.kind == "gemm":
+        us += _product(team, number)
+    cells = team.blocks(phase.width) * team.own_tiles * 2
+    us += CELL_US + CELL_EACH_US * cells * len(phase.nodes) / 10 * ceil(team.warps / 4) / 2
+    return us
+
+
+def _product(team: Team, number: int) -> float:
+    phase = team.step.phases[number]
+    m_tiles = team.m_tiles(phase)
+    cycles = us = 0.0
+    for share in team.shares[phase]:
+        steps = share.kblocks * 2
+        issue = ceil(team.warps / 4) * steps * m_tiles * team.tiles * MMA_CYCLES
+        chain = steps / team.chains[phase] * MMA_LATENCY
+        operand = team.rows * team.depth_blocks(share.operand.source) * 64 * team.warps_u
+        piece = m_tiles * 8 * 4 * 32 * team.warps_u * team.warps_k * team.warps_n
+        near = share.shared * piece / SHARED_BYTES_PER_CYCLE
+        if team.exchange == "cluster":
+            near += operand / SHARED_BYTES_PER_CYCLE
+        else:
+            us += operand / L2_BYTES_PER_US
+        us += share.streamed * piece / STREAM_BYTES_PER_US
+        cycles += max(issue, chain, near)
+    if team.warps_k > 1:
+        traffic = 2 * team.warps * m_tiles * team.tiles * 512
+        us += PARTIAL_US
+        cycles += traffic / SHARED_BYTES_PER_CYCLE
+    return us + cycles / CLOCK_MHZ

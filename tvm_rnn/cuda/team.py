@@ -1,0 +1,262 @@
+"""The geometry of a persistent kernel: how blocks, warps and lanes share a layer's units, batch rows and products.
+
+In: a `Step` and knobs. Out: `Team`, from which `persistent.py` writes the kernel, `recurrent.py` predicts its time, and
+the packing functions of weights and the sizes of everything on the chip.
+
+A team of `ctas` blocks owns all units of a layer for `rows` batch rows. Gates = W h, so units are the M of mma.sync and
+batch rows its N: a batch of 1 to 8 costs one tile. A warp owns `blocks` of 8 units and all their gates, so a lane finds
+every gate of a unit in its own registers: lane (g, q) has unit g, batch rows 2q and 2q + 1 of each tile of 8 rows.
+
+K is permuted so that one 16-byte load per lane is the operand of two MMA steps. Operands are stored as blocks of K
+(64 bytes of each batch row): [K block][batch row][64 bytes], so such a load of a warp reads 512 bytes in a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+from tvm import tirx
+
+from ..graph import Node
+from .phases import Operand, Phase, Step
+
+Expr = Any
+
+MMA = {
+    "bfloat16": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+    "float16": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+    "tf32": "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
+}
+LANES = 32
+PIECE_WORDS = 4  # a 16-byte load
+BLOCK_WORDS = 16  # 64 bytes of K
+
+
+@dataclass(frozen=True)
+class Share:
+    """One operand of a product, shared out: `kblocks` blocks of K per warp, of which `registers` stay in registers,
+    `shared` in shared memory; the rest is read from L2 in every step."""
+
+    operand: Operand
+    kblocks: int
+    registers: int
+    shared: int
+
+    @property
+    def streamed(self) -> int:
+        return self.kblocks - self.registers - self.shared
+
+
+@dataclass(frozen=True)
+class Team:
+    """exchange: "cluster" (shared memory of the other blocks, mbarriers) or "grid" (L2, a counter).
+
+    ctas: blocks of a team. rows: batch rows of a team. warps_u, warps_n, warps_k: how a block's warps share units,
+    batch rows and K. register_words: weight words (of 4 bytes) that a thread may keep. shared_words: weight words per
+    lane in shared memory. ahead: K blocks whose operands are asked for before they are used.
+    """
+
+    step: Step
+    precision: str
+    exchange: str
+    ctas: int
+    rows: int
+    warps_u: int = 1
+    warps_n: int = 1
+    warps_k: int = 1
+    register_words: int = 128
+    shared_words: int = 0
+    ahead: int = 1
+
+    @property
+    def storage(self) -> str:
+        return "float32" if self.precision == "tf32" else self.precision
+
+    @property
+    def itemsize(self) -> int:
+        return 4 if self.storage == "float32" else 2
+
+    @property
+    def block_k(self) -> int:
+        """Elements of K in one block."""
+        return BLOCK_WORDS * 4 // self.itemsize
+
+    @property
+    def warps(self) -> int:
+        return self.warps_u * self.warps_n * self.warps_k
+
+    @property
+    def threads(self) -> int:
+        return LANES * self.warps
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of 8 batch rows of one warp."""
+        return self.rows // 8 // self.warps_n
+
+    @property
+    def own_tiles(self) -> int:
+        """Of these, the ones whose cells a warp computes after the K parts are summed."""
+        return -(-self.tiles // self.warps_k)
+
+    def blocks(self, width: int) -> int:
+        """Blocks of 8 units per warp."""
+        return -(-width // (8 * self.ctas * self.warps_u))
+
+    def units(self, width: int) -> int:
+        """Units per CTA."""
+        return 8 * self.warps_u * self.blocks(width)
+
+    def halves(self, phase: Phase) -> list[tuple[int, int]]:
+        """(gate, block) of each 8 rows of the product, two of which make one MMA tile."""
+        return [(gate, block) for block in range(self.blocks(phase.width)) for gate in range(phase.gates)]
+
+    def m_tiles(self, phase: Phase) -> int:
+        return -(-len(self.halves(phase)) // 2)
+
+    def depth_blocks(self, source: Node) -> int:
+        """K blocks of an operand in memory: whole blocks per warp, those of padded units included."""
+        padded = self.ctas * self.units(source.shape[0])
+        return -(-(-(-padded // self.block_k)) // self.warps_k) * self.warps_k
+
+    @cached_property
+    def shares(self) -> dict[Phase, tuple[Share, ...]]:
+        """Registers are given to the products in order, then shared memory; what is left is streamed."""
+        registers, shared, found = self.register_words, self.shared_words, {}
+        for phase in self.step.phases:
+            parts = []
+            for operand in phase.operands:
+                kblocks = self.depth_blocks(operand.source) // self.warps_k
+                words = self.m_tiles(phase) * 8
+                kept = min(kblocks, registers // words)
+                registers -= kept * words
+                near = min(kblocks - kept, shared // words)
+                shared -= near * words
+                parts.append(Share(operand, kblocks, kept, near))
+            found[phase] = tuple(parts)
+        return found
+
+    @property
+    def chains(self) -> dict[Phase, int]:
+        """Independent accumulators per MMA tile: two where there are few tiles, because an MMA takes 33 cycles."""
+        return {p: 2 if self.m_tiles(p) * self.tiles < 4 else 1 for p in self.step.phases}
+
+    # --- exchange --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def published(self) -> tuple[Node, ...]:
+        return tuple(n for p in self.step.phases for n in p.published)
+
+    def value_words(self, node: Node) -> int:
+        """One copy of a published value, in words of 4 bytes."""
+        return self.depth_blocks(node) * self.rows * BLOCK_WORDS
+
+    @cached_property
+    def value_at(self) -> dict[Node, int]:
+        """Where each published value (two copies, for even and odd steps) begins, in words."""
+        found, at = {}, 0
+        for node in self.published:
+            found[node] = at
+            at += 2 * self.value_words(node)
+        return found
+
+    @property
+    def exchange_words(self) -> int:
+        return sum(2 * self.value_words(n) for n in self.published)
+
+    @property
+    def events(self) -> tuple[Phase, ...]:
+        """Phases that end with an exchange."""
+        return tuple(p for p in self.step.phases if p.published)
+
+    # --- shared memory ---------------------------------------------------------------------------------------------
+
+    @property
+    def partial_words(self) -> int:
+        if self.warps_k == 1:
+            return 0
+        most = max((self.m_tiles(p) for p in self.step.phases if p.kind == "gemm"), default=0)
+        return self.warps * most * self.tiles * LANES * 4
+
+    def stage_size(self, node: Node) -> int:
+        """A cluster stages all that a block hands over of a value."""
+        return self.rows * self.units(node.shape[0]) * self.itemsize // 4
+
+    @property
+    def stage_words(self) -> int:
+        if self.exchange == "cluster":
+            return sum(self.stage_size(n) for n in self.published)
+        return self.warps * 64 * self.itemsize // 4
+
+    @property
+    def weight_words(self) -> int:
+        """Weights in shared memory, in words per block."""
+        lanes = self.warps_u * self.warps_k * LANES
+        return sum(s.shared * self.m_tiles(p) * 8 * lanes for p, parts in self.shares.items() for s in parts)
+
+    @property
+    def shared_bytes(self) -> int:
+        operands = self.exchange_words if self.exchange == "cluster" else 0
+        return 4 * (operands + self.partial_words + self.stage_words + self.weight_words) + 256
+
+    # --- registers -------------------------------------------------------------------------------------------------
+
+    def registers(self) -> int:
+        """An estimate per thread, used to discard what would spill."""
+        total = sum(s.registers * self.m_tiles(p) * 8 for p, parts in self.shares.items() for s in parts)
+        work = [
+            self.m_tiles(p) * self.tiles * 4 * self.chains[p] + (self.ahead + 1) * self.tiles * 4
+            for p in self.step.phases
+            if p.kind == "gemm"
+        ]
+        total += max(work, default=0)
+        for number, phase in enumerate(self.step.phases):
+            cells = self.blocks(phase.width) * self.own_tiles * 2
+            total += 2 * len(self.step.reads[number]) * cells
+        for state in self.step.graph.states:
+            total += self.blocks(state.shape[0]) * self.own_tiles * 2
+        return total + 30
+
+    # --- weights ---------------------------------------------------------------------------------------------------
+
+    def weight_elements(self, phase: Phase, share: Share) -> int:
+        words = self.m_tiles(phase) * share.kblocks * 8
+        return self.ctas * self.warps_u * self.warps_k * LANES * words * 4 // self.itemsize
+
+    def weight_index(self, phase: Phase, share: Share, at: Expr) -> tuple[tuple[Expr, ...], Expr]:
+        """Position in the packed weights -> (index into the weight node, valid).
+
+        Order: [cta][warp_u][warp_k][K block][M tile][MMA step][lane][a0 a1 a2 a3], each a of one word. a0 and a2 are
+        the first half of a tile's rows, a1 and a3 the second; a2 and a3 lie half an MMA step further along K.
+        """
+        i32 = tirx.Cast("int32", at) if prod(share.operand.weight.shape) < 1 << 28 else at
+        per_word = 4 // self.itemsize
+
+        def take(size: int) -> Expr:
+            nonlocal i32
+            digit = tirx.floormod(i32, size)
+            i32 = tirx.floordiv(i32, size)
+            return digit
+
+        element, word, lane = take(per_word), take(4), take(LANES)
+        mma_step, tile, kblock = take(2), take(self.m_tiles(phase)), take(share.kblocks)
+        warp_k, warp_u, cta = take(self.warps_k), take(self.warps_u), i32
+        g, q = tirx.floordiv(lane, 4), tirx.floormod(lane, 4)
+        half = tile * 2 + tirx.floormod(word, 2)
+        k = (warp_k * share.kblocks + kblock) * self.block_k + q * (4 * per_word) + mma_step * (2 * per_word)
+        k = k + tirx.floordiv(word, 2) * per_word + element
+        block, gate = tirx.floordiv(half, phase.gates), tirx.floormod(half, phase.gates)
+        unit = cta * self.units(phase.width) + (warp_u * self.blocks(phase.width) + block) * 8 + g
+        inside = tirx.And(block < self.blocks(phase.width), tirx.And(unit < phase.width, k < share.operand.depth))
+        shape = share.operand.weight.shape
+        if len(shape) == 3:
+            return (gate, unit, k), inside
+        return (gate * phase.width + unit, k), inside
+
+    def fits(self, registers: int = 255, shared_bytes: int = 232448) -> bool:
+        """Whether a block fits on an SM. 255 registers per thread, 64 K per SM."""
+        most = min(registers, (1 << 16) // self.threads // 8 * 8)
+        return self.threads <= 1024 and self.registers() <= most and self.shared_bytes <= shared_bytes
