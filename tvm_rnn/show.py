@@ -57,7 +57,7 @@ def _gpu_texts(
     program = plan.plan(net, layers, machine, batch, precision_name(net.dtype, precision))
     written = source.generate(program, machine)
     kernels = "\n\n".join(kernel.func.script() for kernel in program.kernels.values())
-    return [("tir", kernels), ("cuda", written.device), ("host", source.statements(program))]
+    return [("tir", kernels), ("cuda", "\n".join(written.shards)), ("host", source.statements(program))]
 
 
 def layers_text(net: RNN, layers: Layers) -> str:

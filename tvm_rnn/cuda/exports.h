@@ -24,15 +24,20 @@ inline void return_int(TVMFFIAny* result, int64_t value) {
 inline cudaStream_t as_stream(const TVMFFIAny& value) { return reinterpret_cast<cudaStream_t>(value.v_int64); }
 inline char* as_pointer(const TVMFFIAny& value) { return reinterpret_cast<char*>(value.v_int64); }
 
-// The kernels' handles from the embedded cubin; once per process, and tried again where it failed.
-inline int load_kernels(const char* cubin, const Kernel* const* kernels, const char* const* symbols, int count) {
+// The kernels' handles from the embedded cubins; once per process, and tried again where it failed.
+inline int load_kernels(const char* const* cubins, const int* cubin_of, const Kernel* const* kernels,
+                        const char* const* symbols, int count) {
   static std::mutex guard;
   static bool done = false;
   std::lock_guard<std::mutex> lock(guard);
   if (done) return 0;
-  cudaLibrary_t library;
-  RUN(check(cudaLibraryLoadData(&library, cubin, nullptr, nullptr, 0, nullptr, nullptr, 0), "kernels cannot be loaded"));
+  std::unordered_map<int, cudaLibrary_t> libraries;
   for (int i = 0; i < count; ++i) {
+    cudaLibrary_t& library = libraries[cubin_of[i]];
+    if (library == nullptr) {
+      auto error = cudaLibraryLoadData(&library, cubins[cubin_of[i]], nullptr, nullptr, 0, nullptr, nullptr, 0);
+      RUN(check(error, "kernels cannot be loaded"));
+    }
     cudaKernel_t one;
     RUN(check(cudaLibraryGetKernel(&one, library, symbols[i]), symbols[i]));
     *kernels[i]->handle = static_cast<void*>(one);

@@ -108,6 +108,28 @@ struct Shape {  // of a launch, as far as residency depends on it
   }
 };
 
+// A kernel's limit on the current device, which TVM's wrappers set before each launch: once is enough, and never lowered
+// below what another thread's launch needs.
+inline cudaError_t set_attribute(const void* handle, cudaFuncAttribute attribute, int value) {
+  struct Known {
+    const void* handle;
+    int device, attribute, value;
+  };
+  static std::mutex guard;
+  static std::vector<Known> known;
+  std::lock_guard<std::mutex> lock(guard);
+  for (auto& one : known) {
+    if (one.handle != handle || one.attribute != attribute || one.device != device) continue;
+    if (one.value >= value) return cudaSuccess;
+    const cudaError_t error = cudaFuncSetAttribute(handle, attribute, value);
+    if (error == cudaSuccess) one.value = value;
+    return error;
+  }
+  const cudaError_t error = cudaFuncSetAttribute(handle, attribute, value);
+  if (error == cudaSuccess) known.push_back({handle, device, int(attribute), value});
+  return error;
+}
+
 // How many blocks of a kernel can be on the current device at once, with nothing else on it. Negative: an error is raised.
 inline int64_t occupancy(const Kernel& kernel, Shape shape) {
   static std::mutex guard;
@@ -118,12 +140,12 @@ inline int64_t occupancy(const Kernel& kernel, Shape shape) {
     if (row.first == shape) return row.second;
   const void* handle = *kernel.handle;
   if (shape.shared_bytes > 0 &&
-      check(cudaFuncSetAttribute(handle, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes), kernel.name))
+      check(set_attribute(handle, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes), kernel.name))
     return -1;
   int64_t blocks = 0;
   if (shape.cluster > 1) {
     if (shape.cluster > 8 &&
-        check(cudaFuncSetAttribute(handle, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), kernel.name))
+        check(set_attribute(handle, cudaFuncAttributeNonPortableClusterSizeAllowed, 1), kernel.name))
       return -1;
     cudaLaunchAttribute attribute = {};
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -364,3 +386,9 @@ class OnStream {
 };
 
 }  // namespace host
+
+// For TVM's wrappers, which are written for nvcc: that has this as a template for functions.
+template <typename... Params>
+static cudaError_t cudaFuncSetAttribute(void (*kernel)(Params...), cudaFuncAttribute attribute, int value) {
+  return host::set_attribute((const void*)kernel, attribute, value);
+}

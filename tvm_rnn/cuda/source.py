@@ -9,6 +9,7 @@ it, so that each launch passes one function of ours, and the generated functions
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,7 @@ static cudaError_t tvm_cuda_host_launch(void (*kernel)(Params...), const cudaLau
 OPAQUE = "struct half;\nstruct nv_bfloat16;\nstruct __nv_fp8_e4m3;"
 CONTEXT = "void* __tvm_ffi__library_ctx = NULL;"
 ENTRY = re.compile(r"#ifdef __cplusplus\nextern \"C\"\n#endif\nTVM_DLL int32_t __tvm_ffi_main\(.*\Z", re.DOTALL)
-DECLARED = re.compile(r'^extern "C" __global__ void (?:__\w+__\([^)]*\) )*(\w+)\((.*)\);$', re.MULTILINE)
+DECLARED = re.compile(r'^extern "C" __global__ void (?:__\w+__\([^)]*\) )*(\w+)\((.*)\)(?:;| \{)$', re.MULTILINE)
 SETUP = """
   Current current(args[0].v_int64, as_stream(args[1]));
   RUN(current.status);
@@ -48,11 +49,15 @@ SETUP = """
 """
 
 
+DEFINED = re.compile(r'^(?=extern "C" __global__ void [^;\n]*\{$)', re.MULTILINE)
+SHARD_BYTES = 60_000  # of CUDA text: about 0.4 s of nvcc, against 0.3 s to start it
+
+
 @dataclass(frozen=True)
 class Source:
-    """The texts of one network for one arch."""
+    """The texts of one network for one arch. shards: the kernels, in parts that are compiled at the same time."""
 
-    device: str
+    shards: tuple[str, ...]
     host: str
     arch: str
 
@@ -64,7 +69,19 @@ def generate(program: Program, target: Target) -> Source:
         symbols[name]: kernel.func.with_attr("global_symbol", symbols[name]) for name, kernel in program.kernels.items()
     }
     device, wrappers = compile_kernels(functions, target) if functions else ("", "")
-    return Source(device, _host_text(program, symbols, device, wrappers, target.arch), target.arch)
+    shards = split_kernels(device, os.cpu_count() or 1)
+    return Source(shards, _host_text(program, symbols, shards, wrappers, target.arch), target.arch)
+
+
+def split_kernels(device: str, most: int) -> tuple[str, ...]:
+    """CUDA text in at most `most` parts of about the same length: each has what all kernels share, and its kernels."""
+    shared, *kernels = DEFINED.split(device)
+    count = max(1, min(most, len(kernels), sum(map(len, kernels)) // SHARD_BYTES))
+    parts: list[list[str]] = [[] for _ in range(count)]
+    for kernel in sorted(kernels, key=len, reverse=True):
+        min(parts, key=lambda part: sum(map(len, part))).append(kernel)
+    shared = DECLARED.sub("", shared)
+    return tuple(shared + "".join(part) for part in parts) if kernels else ()
 
 
 def compile_kernels(functions: dict[str, Any], target: Target) -> tuple[str, str]:
@@ -82,17 +99,17 @@ def compile_kernels(functions: dict[str, Any], target: Target) -> tuple[str, str
         raise BuildError(what) from reason
 
 
-def _host_text(program: Program, symbols: dict[str, str], device: str, wrappers: str, arch: str) -> str:
+def _host_text(program: Program, symbols: dict[str, str], shards: tuple[str, ...], wrappers: str, arch: str) -> str:
     folder = Path(__file__).parent
     parts = [
         f"#define ARCH {arch}",
         OPAQUE,
         (folder / "host.h").read_text(),
         (folder / "exports.h").read_text(),
-        f'extern "C" const char tvm_rnn_cubin_{arch}[];',
-        *_handles(device),
+        *(f'extern "C" const char {cubin_symbol(arch, i)}[];' for i in range(len(shards))),
+        *_handles("\n".join(shards)),
         _wrappers(wrappers),
-        *_kernel_table(program, symbols, arch),
+        *_kernel_table(program, symbols, shards, arch),
         *_functions(program),
     ]
     return "\n".join(parts) + "\n"
@@ -117,7 +134,12 @@ def _wrappers(text: str) -> str:
     return ENTRY.sub("", LAUNCH.sub(lambda _: LAUNCH_OURS, text).replace(CONTEXT, "static " + CONTEXT))
 
 
-def _kernel_table(program: Program, symbols: dict[str, str], arch: str) -> list[str]:
+def cubin_symbol(arch: str, number: int) -> str:
+    """The name under which the host program has the cubin of a shard."""
+    return f"tvm_rnn_cubin_{arch}_{number}"
+
+
+def _kernel_table(program: Program, symbols: dict[str, str], shards: tuple[str, ...], arch: str) -> list[str]:
     lines = ["namespace kernels {"]
     for name, kernel in program.kernels.items():
         symbol = symbols[name]
@@ -132,10 +154,18 @@ def _kernel_table(program: Program, symbols: dict[str, str], arch: str) -> list[
     )
     names = ", ".join(_quoted(f"{symbol}_kernel") for symbol in symbols.values()) or "nullptr"
     lines += [f"static const char* const names[] = {{{names}}};", "}", "", "using namespace host;", ""]
-    load = (
-        f"return load_kernels(tvm_rnn_cubin_{arch}, kernels::all, kernels::names, {count});" if count else "return 0;"
-    )
-    return [*lines, f"static int prepare() {{ {load} }}", ""]
+    if not count:
+        return [*lines, "static int prepare() { return 0; }", ""]
+    home = {name: i for i, shard in enumerate(shards) for name, _ in DECLARED.findall(shard)}
+    cubins = ", ".join(cubin_symbol(arch, i) for i in range(len(shards)))
+    cubin_of = ", ".join(str(home[f"{symbol}_kernel"]) for symbol in symbols.values())
+    return [
+        *lines,
+        f"static const char* const cubins[] = {{{cubins}}};",
+        f"static const int cubin_of[] = {{{cubin_of}}};",
+        f"static int prepare() {{ return load_kernels(cubins, cubin_of, kernels::all, kernels::names, {count}); }}",
+        "",
+    ]
 
 
 def statements(program: Program) -> str:
