@@ -7,6 +7,7 @@ through passes, fusion and vectors with padding, and through the scalar code tha
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -164,12 +165,12 @@ def test_products_and_reductions(dtype: str, value: float, place: tuple[int, ...
         assert np.isfinite(y[0, [0, 2]]).all() or where.endswith("_l0")
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e-42])
 @pytest.mark.parametrize("name", ["lstm", "gru", "gru_reset_before", "slstm", "lstm_layer_norm"])
-def test_special_values_in_a_cell(name: str, value: float) -> None:
+def test_special_values_in_a_cell(name: str) -> None:
     """In x, in a state and in a weight, at a step in the middle: the same elements as the oracle's become NaN."""
     net, module = compiled(name, 5, 7, num_layers=2)
-    for where in ("x", *(s.name for s in net.cell.states), *net.weights):
+    places = ("x", *(s.name for s in net.cell.states), *net.weights)
+    for value, where in itertools.product((np.nan, np.inf, -np.inf, 1e-42), places):
         x, state = arguments(net, 6, 3)
         weights = {n: v.copy() for n, v in net.weights.items()}
         if where == "x":
@@ -196,14 +197,14 @@ def same_kinds(found: np.ndarray, expected: np.ndarray) -> bool:
     return relative_error(found, cast) < 1e-5
 
 
-@pytest.mark.parametrize("scale", [1e-42, 1e-20, 1e10, 1e38])
 @pytest.mark.parametrize("name", ["lstm", "gru", "elman"])
-def test_tiny_and_huge_inputs(name: str, scale: float) -> None:
+def test_tiny_and_huge_inputs(name: str) -> None:
     net, module = compiled(name, 5, 7)
-    x, _ = arguments(net, 4, 3)
-    with np.errstate(over="ignore"):
-        x = {"x": (x["x"] * np.float32(scale)).astype("float32")}
-    assert same_kinds(module(x)[0], rnn.reference(net)(x)[0])
+    drawn, _ = arguments(net, 4, 3)
+    for scale in (1e-42, 1e-20, 1e10, 1e38):
+        with np.errstate(over="ignore"):
+            x = {"x": (drawn["x"] * np.float32(scale)).astype("float32")}
+        assert same_kinds(module(x)[0], rnn.reference(net)(x)[0]), scale
 
 
 def test_a_row_that_is_not_finite_does_not_reach_the_others() -> None:

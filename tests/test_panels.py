@@ -9,7 +9,8 @@ import tvm_rnn as rnn
 from tvm_rnn import emit, schedule
 from tvm_rnn.tolerance import assert_close
 
-TILES = ((1, 1), (1, 4), (1, 8), (2, 2), (4, 1), (4, 4), (8, 2), (8, 8))
+SLOW_TILES = [pytest.param(*tile, marks=pytest.mark.slow) for tile in ((1, 1), (1, 4), (2, 2), (4, 4), (8, 8))]
+TILES = [(1, 8), (4, 1), (8, 2), *SLOW_TILES]
 
 
 @pytest.mark.parametrize(("rows", "panels"), TILES)
@@ -34,9 +35,9 @@ def test_every_tile_with_every_rest(rows: int, panels: int, monkeypatch: pytest.
 def test_threads_share_panels_without_changing_a_bit() -> None:
     net = rnn.RNN(rnn.cells.lstm, 40, 130, num_layers=2).init()
     module = rnn.compile(net)
-    x = np.random.default_rng(0).normal(size=(20, 9, 40)).astype("float32")
+    x = np.random.default_rng(0).normal(size=(3, 9, 40)).astype("float32")
     results = []
-    for threads in (1, 2, 3, 7):
+    for threads in (1, 2, 3, 7):  # more than there are cores: a launch then waits for turns of the operating system
         module.threads = threads
         results.append(module(x)[0])
     assert all(np.array_equal(results[0], r) for r in results[1:])

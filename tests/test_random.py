@@ -63,7 +63,7 @@ CASES = {
 }
 
 
-@examples(25, same=True)
+@examples(15, same=True)
 @given(**CASES)
 def test_compiled_equations(**case: Any) -> None:
     compiled_is_the_oracle(**case)

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.peers
 
 INPUT, HIDDEN, STEPS, BATCH = 11, 9, 23, 5
 LENGTHS = [4, 23, 1, 17, 23]
-LAYERS = pytest.mark.parametrize("layers", [1, 2, 3])
+SLOW_STACKS = [pytest.param(*stack, marks=pytest.mark.slow) for stack in ((1, True), (2, False), (3, False))]
+EVERY_STACK = pytest.mark.parametrize(("layers", "bidirectional"), [(1, False), (3, True), *SLOW_STACKS])
 DIRECTIONS = pytest.mark.parametrize("bidirectional", [False, True], ids=["forward", "both ways"])
 EVERY_CELL = pytest.mark.parametrize("name", TORCH_CELLS)
 
@@ -52,23 +53,22 @@ def run(layer: Any, x: np.ndarray, state: dict[str, np.ndarray], lengths: Any = 
     return y.numpy(), [e.numpy() for e in (end if isinstance(end, tuple) else (end,))]
 
 
-@pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["full", "ragged"])
-@DIRECTIONS
-@LAYERS
+@EVERY_STACK
 @EVERY_CELL
-def test_is_the_layer_of_torch(name: str, layers: int, bidirectional: bool, lengths: Any) -> None:
+def test_is_the_layer_of_torch(name: str, layers: int, bidirectional: bool) -> None:
     net, module = compiled(name, INPUT, HIDDEN, num_layers=layers, bidirectional=bidirectional)
     x, state = arguments(net, STEPS, BATCH)
-    expected, ends = run(torch_layer(net), x["x"], state, lengths)
-    y, end = module(x["x"], state, lengths=lengths)
-    assert_close(y, expected, "float32", STEPS)
-    assert_close(list(end.values()), ends, "float32", STEPS)
+    for lengths in (None, LENGTHS):
+        expected, ends = run(torch_layer(net), x["x"], state, lengths)
+        y, end = module(x["x"], state, lengths=lengths)
+        assert_close(y, expected, "float32", STEPS)
+        assert_close(list(end.values()), ends, "float32", STEPS)
 
 
 @EVERY_CELL
 def test_tensors_go_in_and_come_out(name: str) -> None:
     """As torch's users have them: tensors, also ones that need gradients, are not part of numpy's world."""
-    net, module = compiled(name, INPUT, HIDDEN, num_layers=2, bidirectional=False)
+    net, module = compiled(name, INPUT, HIDDEN, num_layers=1, bidirectional=False)
     x, state = arguments(net, STEPS, BATCH)
     expected, _ = module(x["x"], state)
     given = torch.from_numpy(x["x"]).requires_grad_()
@@ -91,7 +91,7 @@ def test_large_layers(name: str, hidden: int, bidirectional: bool) -> None:
         assert_close(list(end.values()), ends, "float32", 100)
 
 
-@pytest.mark.parametrize("projection", [1, 4, 8])
+@pytest.mark.parametrize("projection", [4, *(pytest.param(p, marks=pytest.mark.slow) for p in (1, 8))])
 def test_projections_of_other_widths(projection: int) -> None:
     net = rnn.RNN(
         rnn.cells.lstm_projection, INPUT, HIDDEN, num_layers=2, bidirectional=True, proj_size=projection
