@@ -22,12 +22,10 @@ def test_the_default_tile_stays_in_registers(machine: target.Target, dtype: str,
     assert config["panels"] <= -(-width // machine.lanes(dtype))
 
 
-def test_named_batches_bound_the_rows() -> None:
-    machine = target.TABLE["x86-64-v4"]
-    rows = [
-        best(Unit("gemm", "step", "float32", 4, 64, (64,), 1, b), machine)[1]["rows"] for b in [(), (1,), (2, 1), (3,)]
-    ]
-    assert rows == [4, 1, 2, 2]
+@pytest.mark.parametrize("batches", [(), (1,), (2, 1), (3,), (64,)], ids=str)
+def test_other_batches_than_the_named_ones_keep_their_tall_tiles(batches: tuple[int, ...]) -> None:
+    unit = Unit("gemm", "step", "float32", 4, 64, (64,), 1, batches)
+    assert best(unit, target.TABLE["x86-64-v4"])[1]["rows"] == 4
 
 
 def test_a_record_is_replayed() -> None:
