@@ -115,14 +115,14 @@ def elements(writer: Writer, size: int) -> tuple[Expr, Expr, Expr]:
     """
     rows = writer["rows"]
     chunks, together = -(-size // THREADS), max(1, THREADS // size)
-    blocks = rows * int64(chunks) if together == 1 else tirx.floordiv(rows + int64(together - 1), int64(together))
+    blocks = rows * int64(chunks) if together == 1 else tirx.truncdiv(rows + int64(together - 1), int64(together))
     block, thread = I.cta_id([tirx.Cast("int32", blocks)]), I.thread_id([THREADS])
     if together == 1:
-        j = writer.keep(tirx.floormod(block, chunks) * THREADS + thread) if chunks > 1 else thread
-        return writer.keep(wide(tirx.floordiv(block, chunks))), j, j < size
-    row = writer.keep(wide(block) * int64(together) + wide(tirx.floordiv(thread, size)))
+        j = writer.keep(tirx.truncmod(block, chunks) * THREADS + thread) if chunks > 1 else thread
+        return wide(writer.keep(tirx.truncdiv(block, chunks))), j, j < size
+    row = writer.keep(wide(block) * int64(together) + wide(tirx.truncdiv(thread, size)))
     inside = tirx.And(thread < together * size, row < rows)
-    return row, writer.keep(tirx.floormod(thread, size)), inside
+    return row, writer.keep(tirx.truncmod(thread, size)), inside
 
 
 def unravel(writer: Writer, flat: Expr, shape: Shape) -> Index:
@@ -131,8 +131,8 @@ def unravel(writer: Writer, flat: Expr, shape: Shape) -> Index:
         return (flat,) if shape else ()
     index: list[Expr] = []
     for size in reversed(shape[1:]):
-        index.append(0 if size == 1 else writer.keep(tirx.floormod(flat, size)))
-        flat = writer.keep(tirx.floordiv(flat, size)) if size > 1 else flat
+        index.append(0 if size == 1 else writer.keep(tirx.truncmod(flat, size)))
+        flat = writer.keep(tirx.truncdiv(flat, size)) if size > 1 else flat
     return tuple(reversed([*index, flat]))
 
 
@@ -184,12 +184,12 @@ def _warps(writer: Writer, size: int) -> tuple[Expr, Expr, Expr, Expr]:
     """(row, element of the row, lane, whether there is one): one warp for each element."""
     rows, each = writer["rows"], THREADS // WARP
     total = rows * int64(size)
-    block = I.cta_id([tirx.Cast("int32", tirx.floordiv(total + int64(each - 1), int64(each)))])
+    block = I.cta_id([tirx.Cast("int32", tirx.truncdiv(total + int64(each - 1), int64(each)))])
     thread = I.thread_id([THREADS])
-    item = writer.keep(wide(block) * int64(each) + wide(tirx.floordiv(thread, WARP)))
-    row = writer.keep(tirx.floordiv(item, int64(size)))
-    j = writer.keep(tirx.Cast("int32", tirx.floormod(item, int64(size))))
-    return row, j, writer.keep(tirx.floormod(thread, WARP)), item < total
+    item = writer.keep(wide(block) * int64(each) + wide(tirx.truncdiv(thread, WARP)))
+    row = writer.keep(tirx.truncdiv(item, int64(size)))
+    j = writer.keep(tirx.Cast("int32", tirx.truncmod(item, int64(size))))
+    return row, j, writer.keep(tirx.truncmod(thread, WARP)), item < total
 
 
 def _reduce(values: Values, root: Node, index: Index, lane: Expr | None) -> Expr:

@@ -105,7 +105,7 @@ class Layer:
             return [t.place for t in layout.targets(node, group.region)] if layout.writer(node, group) else []
 
         def reads(node: Node) -> Place | None:
-            found = layout.source(node)
+            found = None if layout.home.get(node) is group else layout.source(node)
             return None if found is None else found.place
 
         if group.kind == "gemm":

@@ -1,0 +1,34 @@
+"""Kernels for tests: layers of zoo cells made for a GPU that need not be there, and the CUDA text of kernels."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tvm_rnn as rnn
+from tvm_rnn import pipeline
+from tvm_rnn.cuda.kernel import Kernel
+from tvm_rnn.cuda.source import compile_kernels
+from tvm_rnn.graph import Graph
+from tvm_rnn.target import resolve
+
+SIZES = {"depth": 2, "P": 3}
+
+
+def graph_of(name: str, inputs: int = 5, hidden: int = 7) -> Graph:
+    """A zoo cell's graph after all passes."""
+    return layers_of(name, inputs, hidden)[1].graphs[0]
+
+
+@functools.cache
+def layers_of(name: str, inputs: int = 5, hidden: int = 7, **options: Any) -> tuple[rnn.RNN, pipeline.Layers]:
+    cell = rnn.cells.get(name)
+    sizes = {axis: size for axis, size in SIZES.items() if axis in cell.size_names}
+    net = rnn.RNN(cell, inputs if "I" in cell.size_names else hidden, hidden, **sizes, **options)
+    return net, pipeline.run(net, resolve("nvidia-h200"))[-1][1]
+
+
+def text_of(*kernels: Kernel) -> str:
+    """The kernels as CUDA text, without what TVM puts in front of them."""
+    device, _ = compile_kernels({kernel.name: kernel.func for kernel in kernels}, resolve("nvidia-h200"))
+    return device[device.index('extern "C" __global__') :]

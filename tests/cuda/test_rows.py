@@ -1,0 +1,106 @@
+"""Row kernels: their grids, arguments and text for pointwise groups and reductions of every kind."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import pytest
+from compiled_kernels import graph_of, text_of
+
+from tvm_rnn.cuda.places import Place
+from tvm_rnn.cuda.rows import Rows, rows_kernel
+from tvm_rnn.graph import Graph, Group, Node, make
+
+
+def kernel_of(group: Group, precision: str = "float32", elsewhere: frozenset[Node] = frozenset()) -> Rows:
+    dtype = "float64" if precision == "float64" else "float32"
+
+    def reads(node: Node) -> Place | None:
+        return Place(dtype, prod(node.shape)) if node.leaf and node.scalar is None else None
+
+    return rows_kernel(
+        "kernel",
+        group,
+        precision=precision,
+        reads=reads,
+        writes=lambda n: [Place(dtype, prod(n.shape))],
+        elsewhere=elsewhere,
+    )
+
+
+def alone(node: Node, kind: str = "pointwise") -> Group:
+    return Group(kind, "step", 1, node if kind == "reduce" else None, (node,), (node,))
+
+
+@pytest.mark.parametrize("size", [1, 7, 128, 300])
+def test_every_element_of_a_row_has_a_thread(size: int) -> None:
+    h = Node("state", shape=(size,), name="h")
+    text = text_of(kernel_of(alone(make("tanh", h))).kernel)
+    assert "__launch_bounds__(128)" in text
+    # 300: three blocks for a row; 7: 18 rows in a block; 128: one row in a block.
+    expected = {300: ["/ 3", "% 3"], 7: ["(int64_t)18", "% 7"], 128: [], 1: ["(int64_t)128"]}[size]
+    assert [part for part in expected if part not in text] == [], text
+
+
+def test_a_matrix_is_one_index_space() -> None:
+    a, b = Node("state", shape=(5, 1), name="a"), Node("state", shape=(1, 6), name="b")
+    made = kernel_of(alone(make("mul", a, b)))
+    assert len(made.arguments) == 3 and made.kernel.scalars == (("rows", "int64"),)
+    text_of(made.kernel)
+
+
+@pytest.mark.parametrize(
+    ("op", "shapes", "attrs", "warp"),
+    [
+        ("sum", [(40,)], {"axis": -1, "keepdims": False}, True),
+        ("max", [(40,)], {"axis": -1, "keepdims": True}, True),
+        ("sum", [(3, 40)], {"axis": -2, "keepdims": False}, False),
+        ("einsum", [(9, 40), (40,)], {"spec": "ij,j->i"}, True),
+        ("einsum", [(40, 9), (40,)], {"spec": "ji,j->i"}, False),
+        ("einsum", [(40,), (40,)], {"spec": "i,i->"}, True),
+        ("einsum", [(3, 8, 9), (3, 8)], {"spec": "hij,hi->hj"}, False),
+    ],
+)
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_reductions(op: str, shapes: list[tuple[int, ...]], attrs: dict[str, Any], warp: bool, precision: str) -> None:
+    """Along the last axis a warp shares the work, so that neighbouring lanes read neighbouring numbers."""
+    leaves = [Node("state", shape=s, name=f"s{i}") for i, s in enumerate(shapes)]
+    made = kernel_of(alone(make(op, *leaves, **attrs), "reduce"), precision)
+    text = text_of(made.kernel)
+    assert text.count("__shfl_xor_sync(4294967295") + text.count("__shfl_xor_sync((uint)4294967295") == 5 * warp
+
+
+def test_values_inside_a_reduction_are_not_stored() -> None:
+    h = Node("state", shape=(40,), name="h")
+    square = make("mul", h, h)
+    total = make("sum", square, axis=-1, keepdims=True)
+    group = Group("reduce", "step", 1, total, (square, total), (total,))
+    made = kernel_of(group)
+    assert [a.node for a in made.arguments] == [h, total]
+
+
+def test_a_result_that_is_a_leaf_is_copied() -> None:
+    h = Node("state", shape=(7,), name="h")
+    made = kernel_of(alone(h), elsewhere=frozenset([h]))
+    assert [a.role for a in made.arguments] == ["read", "write"] and all(a.node is h for a in made.arguments)
+
+
+@pytest.mark.parametrize("name", ["mlstm", "lstm_layer_norm", "gated_delta_net", "indrnn"])
+def test_groups_of_the_zoo(name: str) -> None:
+    graph: Graph = graph_of(name)
+    stored = {n for g in graph.groups for n in g.stored}
+    free = {n for n in graph.nodes() if n.op in ("param", "const") and n.scalar is None}
+
+    def reads(node: Node) -> Place | None:
+        known = node in stored or node in free or node.op in ("input", "state")
+        return Place("float32", prod(node.shape)) if known else None
+
+    kernels = [
+        rows_kernel(
+            f"k{i}", g, precision="float32", reads=reads, writes=lambda n: [Place("float32", prod(n.shape))]
+        ).kernel
+        for i, g in enumerate(graph.groups)
+        if g.kind != "gemm"
+    ]
+    assert kernels and text_of(*kernels).count("__global__") >= len(kernels)
