@@ -92,7 +92,9 @@ def tiny_elf(dtype: str = "float32", archs: tuple[str, ...] = ("sm_90a",)) -> by
 def tiny_manifest(dtype: str = "float32", archs: tuple[str, ...] = ("sm_90a",), **changes: Any) -> dict[str, Any]:
     target = {"name": "nvidia-h200", "kind": "cuda", "mcpu": "", "machine": platform.machine(), "features": []}
     parameters = [["w_l0", dtype]]
-    variant = {"target": "nvidia-h200", "packed_bytes": 256, "parameters": parameters, "kernels": [], "templates": []}
+    kernels = [{"kernel": "cell", "registers": 32, "stack_bytes": 0, "spill_bytes": 8, "shared_bytes": 2000}]
+    variant = {"target": "nvidia-h200", "packed_bytes": 256, "parameters": parameters, "kernels": kernels}
+    variant |= {"templates": []}
     return {
         "format": 1,
         "versions": {"tvm_rnn": "0", "tvm": "0", "tvm_ffi": "0", "cuda": "0"},

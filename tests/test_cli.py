@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_gpu import toolchain
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 import tvm_rnn as rnn
 from tvm_rnn import spec
 from tvm_rnn.cli import app
+from tvm_rnn.cuda import nvcc
 from tvm_rnn.pipeline import PASS_NAMES
 from tvm_rnn.tolerance import assert_close
 
@@ -91,6 +93,9 @@ def test_wrong_usage_exits_with_2(words: list[str]) -> None:
         (["compile", "lstm", "-o", "x.so", *SIZES, "--size", "Q=3"], "no axis 'Q'"),
         (["compile", "lstm", "-o", "x.so", *SIZES, "--without", "nothing"], "no such pass"),
         (["compile", "lstm", "-o", "x.so", *SIZES, "--target", "abacus"], "no such target"),
+        (["compile", "lstm", "-o", "x.so", *SIZES, "--target", "nvidia-h200", "--arch", "sm_1,sm_80"], "no such arch"),
+        (["compile", "lstm", "-o", "x.so", *SIZES, "--precision", "tf32"], "CPUs compute in"),
+        (["show", "lstm", "--stage", "asm", "--target", "nvidia-h200"], "no such stage"),
         (["compile", "lstm", "-o", "x.so", *SIZES, "--training"], "training is not supported yet"),
         (["compile", "lstm", "-o", "x.so", *SIZES, "--weights", "none.safetensors"], "no such weights file"),
         (["show", "lstm", "--stage", "tirr"], "did you mean 'tir'"),
@@ -155,6 +160,19 @@ def test_compile_says_what_it_wrote(files: Paths, tmp_path: Path) -> None:
     assert (manifest["num_layers"], manifest["num_directions"], manifest["dtype"]) == (2, 2, "float64")
     assert manifest["batch"] == [1, 4] and "hoist_gemms" not in manifest["passes"]
     assert any("trace" in name for name in os.listdir(dump))
+
+
+def test_compile_for_a_gpu(files: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    tools = toolchain()
+    monkeypatch.setattr(nvcc, "find", lambda: tools)
+    words = ["--target", "nvidia-h200", "--arch", "sm_90a", "--dtype", "float16", "--seed", "0"]
+    text = call("compile", "elman", "-o", files["out"], *SIZES, *words)
+    assert "elman for sm_90a in float16" in text
+    assert "kernels for sm_90a" in call("inspect", files["out"])
+    monkeypatch.setenv("FAKE_GPUS", "90")
+    np.save(files["x"], np.load(files["x"]).astype("f2"))
+    call("run", files["out"], "--input", files["x"], "--output", files["y"])
+    assert np.load(files["y"]).shape == (5, 3, 8)
 
 
 def test_compile_of_a_cell_in_a_file(files: Paths, tmp_path: Path) -> None:

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_gpu import tiny_manifest
 from safetensors.numpy import load as load_safetensors
 from tiny_module import H, Tiny
 
 from tvm_rnn import manifest as module
 from tvm_rnn.errors import BuildError, WeightError
-from tvm_rnn.manifest import FIELDS, serialize_weights, validate, write_container
+from tvm_rnn.manifest import CPU_FIELDS, FIELDS, GPU_FIELDS, serialize_weights, validate, write_container
 from tvm_rnn.runtime import read_container
 
 CODE = b"\x7fELF" + bytes(range(200))
@@ -35,7 +36,15 @@ def at(manifest: dict[str, Any], path: str) -> tuple[Any, str]:
     for head in heads:
         value = value[head.removesuffix("[]")]
         value = value[0] if head.endswith("[]") else value
-    return value, last
+    return value, last.removesuffix("[]")
+
+
+def manifest_with(path: str) -> dict[str, Any]:
+    """A good manifest that has this field."""
+    return copy.deepcopy(tiny_manifest() if path in {p for p, _, _ in GPU_FIELDS} else Tiny().manifest())
+
+
+PATHS = [path for path, _, _ in (*FIELDS, *CPU_FIELDS, *GPU_FIELDS)]
 
 
 def slots(error: pytest.ExceptionInfo[Exception]) -> str:
@@ -50,12 +59,12 @@ def test_a_good_manifest_is_valid(tiny: Tiny) -> None:
     validate(json.loads(json.dumps(tiny.manifest())))
 
 
-@pytest.mark.parametrize("path", [path for path, _, _ in FIELDS])
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("wrong", [None, [-1], [None], {"a": 1}], ids=repr)
 def test_every_field_is_checked(path: str, wrong: Any) -> None:
-    manifest = copy.deepcopy(Tiny().manifest())
+    manifest = manifest_with(path)
     holder, key = at(manifest, path)
-    if (isinstance(wrong, list) and path == "templates") or (isinstance(wrong, dict) and path == "versions"):
+    if (isinstance(wrong, list) and path.endswith("templates")) or (isinstance(wrong, dict) and path == "versions"):
         pytest.skip("that is a right value of this field")
     holder[key] = wrong
     with pytest.raises(BuildError) as error:
@@ -63,14 +72,30 @@ def test_every_field_is_checked(path: str, wrong: Any) -> None:
     assert key in slots(error)
 
 
-@pytest.mark.parametrize("path", [path for path, _, _ in FIELDS])
+# Without "variants" it is the manifest of a module for a CPU.
+@pytest.mark.parametrize("path", [path for path in PATHS if path != "variants"])
 def test_every_field_is_required(path: str) -> None:
-    manifest = copy.deepcopy(Tiny().manifest())
+    manifest = manifest_with(path)
     holder, key = at(manifest, path)
     del holder[key]
     with pytest.raises(BuildError, match="the manifest is not valid") as error:
         validate(manifest)
     assert key in slots(error)
+
+
+def test_a_manifest_for_gpus() -> None:
+    validate(tiny_manifest(archs=("sm_80", "sm_90a")))
+    with pytest.raises(BuildError, match=r"'sm_90a' parameters[\s\S]*strange"):
+        wrong = tiny_manifest()
+        wrong["variants"][0]["parameters"] = [["w_l0", "float32"], ["constant.0", "float32"], ["strange", "float32"]]
+        validate(wrong)
+
+
+def test_weights_of_16_bits_are_float32_in_the_file() -> None:
+    manifest = tiny_manifest(dtype="bfloat16")
+    assert load_safetensors(serialize_weights(manifest, {"w_l0": np.ones(3, "f4")}))["w_l0"].dtype == np.float32
+    with pytest.raises(WeightError, match="float16"):
+        serialize_weights(manifest, {"w_l0": np.ones(3, "f2")})
 
 
 @pytest.mark.parametrize("number", [None, 0, 2, "1"])

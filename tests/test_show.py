@@ -78,5 +78,11 @@ def test_code_for_other_instruction_sets(name: str, register: str, fma: bool) ->
     assert ("vfmadd" in asm) == fma
 
 
+def test_code_stages_of_a_gpu() -> None:
+    stages = dict(pipeline.stages(net_of("gru"), "nvidia-h200", precision="tf32"))
+    assert tuple(stages) == (*STAGES, *show.GPU_STAGES)
+    assert "__global__" in stages["cuda"] and "EXPORT(sequence)" in stages["host"] and "def " in stages["tir"]
+
+
 def test_code_for_another_machine_is_shown() -> None:
     assert "fmla" in dict(pipeline.stages(net_of("lstm"), "aarch64"))["asm"]

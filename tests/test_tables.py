@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_gpu import tiny_manifest
 from rich.console import Console, RenderableType
 
 from tvm_rnn import cells
@@ -65,6 +66,13 @@ def test_a_manifest_names_shapes_as_arrays_have_them() -> None:
         assert part in text
     for shape in ("[T, B, 7]", "[T, B, 10]", "[4, B, 5]", "[2, B, 8]", "[2, B, 9]", "[4, 8, 7]"):
         assert shape in text
+
+
+def test_a_manifest_for_gpus_names_them_and_what_kernels_take() -> None:
+    text = text_of(manifest_page("m.so", tiny_manifest(archs=("sm_80", "sm_90a")), {"w_l0": np.zeros(3, "f4")}, 57_000))
+    for part in ("sm_80 or sm_90a", "precision", "kernels for sm_90a", "cell", "32", "8 B", "2.0 KB"):
+        assert part in text
+    assert "workspace" not in text
 
 
 def test_constants_of_the_equations_are_no_weights() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import platform
+from typing import Any
 
 import pytest
 
-from tvm_rnn import ConfigError, runtime
-from tvm_rnn.target import CHECKED, TABLE, Target, host, names, resolve
+from tvm_rnn import ConfigError, runtime, target
+from tvm_rnn.target import CHECKED, GPUS, TABLE, Target, for_archs, host, names, resolve
 
 
 def test_the_host_is_named_and_not_generic() -> None:
@@ -54,3 +55,64 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"no such target[\s\S]*x86-64-v4[\s\S]*did you mean 'x86-64-v3'"):
         resolve("x86-64-v33")
     assert names()[0] == "llvm"
+
+
+@pytest.mark.parametrize("row", tuple(GPUS.values()), ids=lambda t: t.name)
+def test_gpus(row: Target) -> None:
+    assert resolve(row.name) == row == resolve(row)
+    assert row.kind == "cuda" and row.arch.startswith("sm_") and row.sms > 0
+    assert 0 < row.shared_bytes < row.sm_shared_bytes <= 228 << 10
+    assert str(row.tvm_target.attrs["arch"]) == row.arch
+
+
+def test_a_target_per_arch() -> None:
+    h100, a100 = GPUS["nvidia-h100"], GPUS["nvidia-a100"]
+    assert for_archs(h100, ()) == (h100,)
+    assert for_archs(h100, ["sm_80", "sm_90a", "sm_80"]) == (a100, h100)
+    with pytest.raises(ConfigError, match=r"no such arch[\s\S]*sm_80, sm_86, sm_89, sm_90a"):
+        for_archs(h100, ["sm_75"])
+    with pytest.raises(ConfigError, match="arch is for GPUs"):
+        for_archs(resolve("x86-64"), ["sm_80"])
+
+
+class Driver:
+    """The functions of libcuda.so.1 that `gpu` asks, for a GPU of the given facts."""
+
+    def __init__(self, facts: dict[int, int], status: int = 0) -> None:
+        self.facts, self.status = facts, status
+
+    def cuInit(self, flags: int) -> int:
+        return self.status
+
+    def cuDeviceGet(self, device: Any, number: int) -> int:
+        return 0
+
+    def cuDeviceGetName(self, text: Any, size: int, device: Any) -> int:
+        text.value = b"NVIDIA H200"
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, device: Any) -> int:
+        value._obj.value = self.facts.get(attribute, 1)
+        return 0
+
+
+@pytest.mark.parametrize(("major", "minor", "arch"), [(9, 0, "sm_90a"), (8, 6, "sm_86"), (12, 0, "sm_120")])
+def test_the_gpu_at_hand(monkeypatch: pytest.MonkeyPatch, major: int, minor: int, arch: str) -> None:
+    monkeypatch.setattr(target.ctypes, "CDLL", lambda name: Driver({75: major, 76: minor, 16: 132, 97: 232448}))
+    found = resolve("cuda")
+    assert (found.name, found.arch, found.sms, found.shared_bytes) == ("nvidia-h200", arch, 132, 232448)
+
+
+def test_no_gpu_or_an_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError("libcuda.so.1: not there")
+
+    monkeypatch.setattr(target.ctypes, "CDLL", missing)
+    with pytest.raises(ConfigError, match=r"this machine's GPU[\s\S]*libcuda.so.1[\s\S]*nvidia-h200"):
+        resolve("cuda")
+    monkeypatch.setattr(target.ctypes, "CDLL", lambda name: Driver({}, status=100))
+    with pytest.raises(ConfigError, match="this machine's GPU"):
+        resolve("cuda")
+    monkeypatch.setattr(target.ctypes, "CDLL", lambda name: Driver({75: 7, 76: 5}))
+    with pytest.raises(ConfigError, match=r"too old[\s\S]*7\.5"):
+        resolve("cuda")

@@ -48,11 +48,14 @@ app = typer.Typer(
 Spec = Annotated[str, typer.Argument(metavar="SPEC", help="A cell: a zoo name such as lstm, or file.py:function.")]
 ModuleFile = Annotated[str, typer.Argument(metavar="MODULE", help="A .so file that `compile` or export() wrote.")]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable results, and nothing else, on stdout.")]
-Target = Annotated[str, typer.Option("--target", help="llvm: this machine's CPU; or a name such as x86-64-v3.")]
+Target = Annotated[
+    str, typer.Option("--target", help="llvm: this CPU; cuda: this GPU; or e.g. x86-64-v3, nvidia-h200.")
+]
 HiddenSize = Annotated[int | None, typer.Option("--hidden-size", min=1, help="Hidden units (axis H).")]
 Layers = Annotated[int, typer.Option("--layers", min=1, help="Layers, each on top of the one before.")]
 Bidirectional = Annotated[bool, typer.Option("--bidirectional", help="Run each layer in both directions.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="float32 or float64.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="float32 or float64; for GPUs also float16, bfloat16.")]
+Precision = Annotated[str | None, typer.Option("--precision", help="What to compute in: the dtype [default], or tf32.")]
 Batch = Annotated[str, typer.Option("--batch", help="Batch sizes to be quickest at, e.g. 1,16. All sizes work.")]
 Size = Annotated[list[str] | None, typer.Option("--size", metavar="NAME=INT", help="Another axis. Repeatable.")]
 Without = Annotated[list[str] | None, typer.Option("--without", metavar="PASS", help="Leave a pass out. Repeatable.")]
@@ -81,6 +84,8 @@ def compile_cell(
     dtype: Dtype = "float32",
     size: Size = None,
     target: Target = "llvm",
+    arch: Annotated[str, typer.Option("--arch", help="GPUs for one file, e.g. sm_80,sm_90a. [the target's]")] = "",
+    precision: Precision = None,
     batch: Batch = "",
     weights: Weights = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Random weights, the same for the same number.")] = None,
@@ -118,7 +123,9 @@ def compile_cell(
         stage("loading the compiler")
         from .build import compile
 
-        module = compile(net, target, parse_batch(batch), training, without=without or (), dump=dump, progress=stage)
+        archs = [word.strip() for word in arch.split(",") if word.strip()]
+        how: dict[str, Any] = {"precision": precision, "arch": archs, "without": without or (), "dump": dump}
+        module = compile(net, target, parse_batch(batch), training, **how, progress=stage)
         stage(f"writing {output}")
         module.export(output)
     seconds = time.perf_counter() - started
@@ -134,6 +141,8 @@ def _report_compiled(output: str, manifest: Mapping[str, Any], seconds: float, a
 
     target = manifest["target"]
     machine = f"{target['machine']} {target['mcpu']}".strip()
+    if "variants" in manifest:
+        machine = f"{', '.join(v['arch'] for v in manifest['variants'])} in {manifest['precision']}"
     print(f"wrote {output}: {manifest['cell']} for {machine}, {size_text(file_bytes)}, {seconds:.1f} s")
     print(f"next: tvm-rnn run {output} --input x.npy --output y.npy" + ("" if filled else " --weights w.safetensors"))
 
@@ -200,7 +209,9 @@ def _name_inputs(words: list[str], names: list[str]) -> dict[str, str]:
 @app.command("show")
 def show_stages(
     spec: Spec,
-    stage: Annotated[str, typer.Option("--stage", help="trace, a pass, te, tir, llvm, asm; or all.")] = "trace",
+    stage: Annotated[
+        str, typer.Option("--stage", help="trace, a pass, te, tir, llvm, asm (GPUs: cuda, host); or all.")
+    ] = "trace",
     input_size: Annotated[int, typer.Option("--input-size", min=1, help="Features of the input (axis I).")] = 8,
     hidden_size: HiddenSize = 16,
     layers: Layers = 1,
@@ -208,6 +219,7 @@ def show_stages(
     dtype: Dtype = "float32",
     size: Size = None,
     target: Target = "llvm",
+    precision: Precision = None,
     batch: Batch = "",
     without: Without = None,
     as_json: Json = False,
@@ -221,24 +233,25 @@ def show_stages(
     $ tvm-rnn show mycell.py:mycell --stage asm --hidden-size 256 --input-size 64 --without hoist_gemms
     """
     from .pipeline import PASS_NAMES, run, stages
-    from .show import CODE_STAGES, layers_text
+    from .show import CODE_STAGES, GPU_STAGES, layers_text
     from .spec import build_net, find_cell, parse_batch, parse_sizes
     from .target import resolve
 
     skipped = without or []
-    known = ["trace", "normalise", *PASS_NAMES, *CODE_STAGES, "all"]
+    code = GPU_STAGES if (machine := resolve(target)).kind == "cuda" else CODE_STAGES
+    known = ["trace", "normalise", *PASS_NAMES, *code, "all"]
     if stage not in known:
         raise ConfigError(message("no such stage", **unknown("stage", stage, known)))
     sizes = parse_sizes(size or [])
     hidden = None if "H" in sizes else hidden_size
     shape: dict[str, Any] = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
     net = build_net(find_cell(spec), input_size, hidden, sizes=sizes, fill=4, **shape)
-    if stage in (*CODE_STAGES, "all"):
+    if stage in (*code, "all"):
         with progress(as_json) as update:
             update(f"compiling {net.cell.name} to look at it")
-            found = stages(net, target=target, batch=parse_batch(batch), without=skipped)
+            found = stages(net, machine, parse_batch(batch), skipped, precision)
     else:  # a graph: nothing to compile
-        found = [(name, layers_text(net, layers)) for name, layers in run(net, resolve(target), skipped)]
+        found = [(name, layers_text(net, layers)) for name, layers in run(net, machine, skipped)]
     wanted = [(name, text) for name, text in found if stage in (name, "all")]
     if not wanted:
         there = ", ".join(name for name, _ in found)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 COMPARISONS = {"less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=", "equal": "==", "not_equal": "!="}
 CODE_STAGES = ("te", "tir", "llvm", "asm")
-GPU_STAGES = ("tir", "cuda", "host")
+GPU_STAGES = ("te", "tir", "cuda", "host")
 
 
 def texts(
@@ -37,9 +37,9 @@ def texts(
     machine = resolve(target)
     stages = pipeline.run(net, machine, without)
     found = [(name, layers_text(net, layers)) for name, layers in stages]
+    found.append(("te", "\n\n".join(te_text(te(graph)) for graph in stages[0][1].graphs)))
     if machine.kind == "cuda":
         return [*found, *_gpu_texts(net, stages[-1][1], machine, batch, precision)]
-    found.append(("te", "\n\n".join(te_text(te(graph)) for graph in stages[0][1].graphs)))
     lowered = Lowering(net, stages[-1][1], machine, batch).run()
     executable = generate(lowered.module, machine)
     found.append(("tir", lowered.module.script()))

@@ -96,7 +96,19 @@ def manifest_page(
     for row in manifest["templates"]:
         knobs = ", ".join(f"{k}={v}" for k, v in row.get("knobs", {}).items())
         templates.add_row(*(Text(str(t)) for t in (row.get("unit"), row.get("template"), knobs, row.get("record"))))
-    return Group(facts, "", arrays, "", templates)
+    return Group(facts, "", arrays, "", templates, *_kernels(manifest))
+
+
+def _kernels(manifest: Mapping[str, Any]) -> list[RenderableType]:
+    """What each kernel takes of a GPU, per arch."""
+    found: list[RenderableType] = []
+    for variant in manifest.get("variants", ()):
+        rows = plain_table("kernel", "registers", "spilled", "shared", title=f"kernels for {variant['arch']}")
+        for row in variant["kernels"]:
+            shared, spilled = size_text(row["shared_bytes"]), size_text(row["spill_bytes"])
+            rows.add_row(Text(row["kernel"]), str(row["registers"]), spilled, shared)
+        found += ["", rows]
+    return found
 
 
 def has_weights(manifest: Mapping[str, Any], arrays: Mapping[str, Any]) -> bool:
@@ -105,14 +117,14 @@ def has_weights(manifest: Mapping[str, Any], arrays: Mapping[str, Any]) -> bool:
 
 
 def _facts(path: str, m: Mapping[str, Any], weights: Mapping[str, Any], file_bytes: int) -> list[tuple[str, str]]:
-    target, work = m["target"], m["workspace"]
+    target, variants = m["target"], m.get("variants", ())
     held = sum(array.nbytes for array in weights.values())
     layers = f"{m['num_layers']} layer{'s' * (m['num_layers'] > 1)}"
     directions = "both directions" if m["num_directions"] == 2 else "forward"
-    names = [key for key in ("fixed", "per_row", "per_tile_row", "per_sequence_row") if work.get(key)]
     return [
         ("module", f"{path}, {size_text(file_bytes)}"),
         ("cell", f"{m['cell']}, {layers}, {directions}, {m['dtype']}"),
+        *([("precision", m["precision"])] if variants else []),
         ("batch", "any" + (f", made for {', '.join(map(str, m['batch']))}" if m["batch"] else "")),
         (
             "weights",
@@ -122,13 +134,21 @@ def _facts(path: str, m: Mapping[str, Any], weights: Mapping[str, Any], file_byt
         ),
         ("entry points", ", ".join(m["entry_points"])),
         ("target", f"{target['name']}: {target['machine']} {target['mcpu']}".rstrip()),
-        ("needs", ", ".join(target["features"]) or "no particular CPU features"),
+        ("needs", " or ".join(v["arch"] for v in variants) or ", ".join(target["features"]) or "no particular CPU"),
         ("passes", ", ".join(m["passes"]) or "none"),
-        ("workspace", ", ".join(f"{work[k]} {k.replace('_', ' ')}" for k in names) + f" ({m['dtype']} elements)"),
-        ("tile", f"{m['rows_per_tile']} rows (steps x batch) at once"),
+        *([] if variants else _cpu_facts(m)),
         ("work", f"{m['flops_per_row'] / 1e6:.4g} MFLOP per step and row"),
         ("made by", ", ".join(f"{name} {version}" for name, version in m["versions"].items())),
         ("created", m["created"]),
+    ]
+
+
+def _cpu_facts(m: Mapping[str, Any]) -> list[tuple[str, str]]:
+    work = m["workspace"]
+    names = [key for key in ("fixed", "per_row", "per_tile_row", "per_sequence_row") if work.get(key)]
+    return [
+        ("workspace", ", ".join(f"{work[k]} {k.replace('_', ' ')}" for k in names) + f" ({m['dtype']} elements)"),
+        ("tile", f"{m['rows_per_tile']} rows (steps x batch) at once"),
     ]
 
 

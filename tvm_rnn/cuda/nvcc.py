@@ -174,9 +174,16 @@ def compile_cubin(code: str, arch: str, output: Path, fast: bool, tools: Toolcha
 def _run(command: Sequence[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        words = (done.stderr or done.stdout).strip()[-600:]
-        raise BuildError(message("the CUDA build failed", got=words, do=f"check {command[0]}, or report this cell"))
+        raise _failed(done.stderr or done.stdout, command[0])
     return done.stderr + done.stdout
+
+
+def _failed(words: str, compiler: str) -> BuildError:
+    """The first errors of a compiler's many words."""
+    lines = words.strip().splitlines()
+    errors = [line[:300] for line in lines if re.search(r"\berror\b|undefined|fatal", line)][:4] or lines[-4:]
+    got, do = "\n            ".join(errors), f"check {compiler}, or report this cell"
+    return BuildError(message("the CUDA build failed", got=got, do=do))
 
 
 def _nvrtc(code: str, arch: str, output: Path, flags: Sequence[str], tools: Toolchain) -> str:
@@ -199,9 +206,7 @@ def _nvrtc(code: str, arch: str, output: Path, flags: Sequence[str], tools: Tool
     failed = ask("nvrtcCompileProgram", program, len(words), options)
     log = read("ProgramLog").rstrip(b"\0").decode()
     if failed:
-        raise BuildError(
-            message("the CUDA build failed", got=log[-600:], do=f"check {tools.nvrtc}, or report this cell")
-        )
+        raise _failed(log, str(tools.nvrtc))
     output.write_bytes(read("CUBIN"))
     ask("nvrtcDestroyProgram", ctypes.byref(program))
     return log

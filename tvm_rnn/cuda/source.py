@@ -50,6 +50,7 @@ SETUP = """
 
 
 DEFINED = re.compile(r'^(?=extern "C" __global__ void [^;\n]*\{$)', re.MULTILINE)
+SHARED = re.compile(r"^ *extern __(?:shared__|attribute__\(\(shared\)\)).*?(\w+)\[\];$", re.MULTILINE)
 SHARD_BYTES = 60_000  # of CUDA text: about 0.4 s of nvcc, against 0.3 s to start it
 
 
@@ -76,6 +77,7 @@ def generate(program: Program, target: Target) -> Source:
 def split_kernels(device: str, most: int) -> tuple[str, ...]:
     """CUDA text in at most `most` parts of about the same length: each has what all kernels share, and its kernels."""
     shared, *kernels = DEFINED.split(device)
+    kernels = [_own_shared_memory(kernel, i) for i, kernel in enumerate(kernels)]
     count = max(1, min(most, len(kernels), sum(map(len, kernels)) // SHARD_BYTES))
     parts: list[list[str]] = [[] for _ in range(count)]
     for kernel in sorted(kernels, key=len, reverse=True):
@@ -97,6 +99,14 @@ def compile_kernels(functions: dict[str, Any], target: Target) -> tuple[str, str
         got = text[-1] if text else type(reason).__name__
         what = message("code generation failed", where=target.name, got=got, do="report this cell")
         raise BuildError(what) from reason
+
+
+def _own_shared_memory(kernel: str, number: int) -> str:
+    """Another name for the kernel's dynamic shared memory: in one file all of a name must have one type and alignment,
+    and TVM numbers names anew in each kernel."""
+    for name in dict.fromkeys(SHARED.findall(kernel)):
+        kernel = re.sub(rf"\b{name}\b", f"{name}_of_{number}", kernel)
+    return kernel
 
 
 def _host_text(program: Program, symbols: dict[str, str], shards: tuple[str, ...], wrappers: str, arch: str) -> str:
@@ -189,6 +199,7 @@ def _functions(program: Program) -> list[str]:
         f"  EXPECT({11 + inputs + 2 * states});",
         SETUP,
         "  const int64_t T = args[2].v_int64, B = args[3].v_int64;",
+        "  if (T <= 0 || B <= 0) return 0;",
         "  const bool has_lengths = args[4].v_int64 != 0, has_reset = args[5].v_int64 != 0;",
         "  char *const output = as_pointer(args[6]), *const packed = as_pointer(args[9]);",
         "  char* const work = as_pointer(args[10]);",
@@ -218,7 +229,8 @@ def _small_functions(program: Program) -> list[str]:
         "EXPORT(workspace) {",
         "  EXPECT(4);",
         SETUP,
-        f"  return_int(result, max<int64_t>({ALIGNMENT}, workspace(args[2].v_int64, args[3].v_int64, sms)));",
+        "  const int64_t T = args[2].v_int64, B = args[3].v_int64;",
+        f"  return_int(result, T > 0 && B > 0 ? max<int64_t>({ALIGNMENT}, workspace(T, B, sms)) : {ALIGNMENT});",
         "  return 0;",
         "}",
         "",
