@@ -5,15 +5,20 @@ In: an RNN, its layers' graphs after the passes, a target. Out: a `Program`: ker
 
     one direction:   states in; for tile: for layer: hoisted groups, steps; states out
     two directions:  states in; for layer: for direction: for tile: hoisted groups, steps; states out
+
+Where the GPU has room for several layers at once, each layer (or direction) has a stream of its own: layer l works on
+tile k while layer l + 1 works on tile k - 1.
+
+Source: the wavefront of Appleyard, Kocisky & Blunsom 2016, section 3.3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
-from typing import Any
 
 from ..graph import depends
 from ..lower import node_flops
@@ -23,7 +28,10 @@ from ..target import Target
 from .program import Expr, Host, Pointer, Program
 from .steps import Buffers, Layer, Tile
 
-HOISTED_BYTES = 256 << 20  # for the hoisted values of one tile: more rows make no product faster
+HOISTED_BYTES = 256 << 20  # for hoisted values, of all layers that run at once: more rows make no product faster
+STREAMS = 8  # layers beyond share them
+# A wavefront of L layers over n tiles takes n + L - 1 turns in place of L n, each with its launches: a few us.
+WAVE_STEPS, WAVE_TILES = 32, 4  # least steps of a tile, and tiles per layer to aim at
 
 
 @dataclass
@@ -59,8 +67,7 @@ class Plan:
 
     def run(self) -> Program:
         program, host = self.program, self.program.sequence
-        per_row = max(1, *(layer.bytes_per_row for layer in self.code))
-        self.steps = program.let("tile_steps", f"max<int64_t>(1, min<int64_t>(T, {HOISTED_BYTES // per_row} / B))")
+        self._tile_sizes()
         self.visits = self._visits()
         for visit in self.visits:
             visit.code.states.load(host, visit.buffers, [before for before, _ in visit.user])
@@ -73,6 +80,21 @@ class Plan:
         program.facts["templates"] = [fact for code in self.code for fact in code.facts()]
         program.facts["flops_per_row"] = self._flops()
         return program
+
+    def _tile_sizes(self) -> None:
+        """How many steps a tile has, and whether layers (or directions) run at the same time."""
+        program, layers = self.program, self.net.num_layers
+        per_row = max(1, *(layer.bytes_per_row for layer in self.code))
+        self.lanes = self.directions if self.directions > 1 else min(layers, STREAMS)
+        wave = "0" if self.lanes == 1 else f"T >= {2 * WAVE_STEPS}"
+        for code in self.code if self.lanes > 1 else ():
+            wave += f" && 2 * {code.blocks} <= sms"
+        self.wave = program.let("wave", wave)
+        share = max(self.directions, layers)
+        most = f"max<int64_t>(1, {HOISTED_BYTES // per_row} / ({self.wave} ? {share} : 1) / B)"
+        largest = f"max<int64_t>({WAVE_STEPS}, (T + {WAVE_TILES * layers - 1}) / {WAVE_TILES * layers})"
+        whole = "T" if self.directions > 1 else f"({self.wave} ? {largest} : T)"
+        self.steps = program.let("tile_steps", f"min<int64_t>(T, min<int64_t>({whole}, {most}))")
 
     def _last(self, host: Host, visit: Visit) -> list[Pointer]:
         """The copies of the states that hold their values after T steps."""
@@ -93,22 +115,23 @@ class Plan:
 
     def _visits(self) -> list[Visit]:
         program, visits = self.program, []
-        work: dict[int, Any] = {}
         states = {}
         for layer, index in enumerate(self.layers.of_layer):
             for direction in range(self.directions):
                 states[layer, direction] = self.code[index].state_buffers(program)
         self._between()
-        # Layers run one after the other: their hoisted and step values share memory. Nothing is reserved after this.
-        for index, code in enumerate(self.code):
-            with program.scratch():
-                work[index] = code.work_buffers(program, f"{self.steps} * B")
+        for code in self.code:
             code.choose_regime(program.sequence)
         for layer, index in enumerate(self.layers.of_layer):
             code = self.code[index]
             for direction in range(self.directions):
+                # What may run at the same time has memory of its own.
+                lane = direction if self.directions > 1 else self.layers.of_layer[:layer].count(index)
+                lanes = self.directions if self.directions > 1 else self.layers.of_layer.count(index)
+                copies = (f"{self.wave} ? {lanes} : 1", f"{self.wave} ? {lane} : 0") if lanes > 1 else (1, 0)
+                work = code.work_buffers(program, f"{self.steps} * B", *copies)
                 weights = code.weights.pack(program, layer, direction)
-                buffers = Buffers(weights, *states[layer, direction], *work[index])
+                buffers = Buffers(weights, *states[layer, direction], work[0], work[1], work[2])
                 visits.append(Visit(code, layer, direction, buffers, self._user(layer, direction)))
         return visits
 
@@ -123,25 +146,73 @@ class Plan:
         return found
 
     def _between(self) -> None:
-        """The sequences that layers hand to the next one: two buffers, written and read in turn."""
-        layers = self.net.layers[:-1]
-        width = max((layer.width for layer in layers), default=0) * self.directions
+        """The sequences that layers hand to the next one. Two directions: two whole sequences, written and read in
+        turn. One: two tiles behind each layer, likewise."""
+        widths = [layer.width * self.directions for layer in self.net.layers[:-1]]
         rows = "T * B" if self.directions > 1 else f"{self.steps} * B"
-        count = min(2, len(layers))
-        self.between = [self.program.buffer("between", f"{rows} * {width}", self.net.dtype) for _ in range(count)]
+        if self.directions > 1:
+            widths = [max(widths)] * min(2, len(widths)) if widths else []
+        self.between = [
+            [self.program.buffer("between", f"{rows} * {width}", self.net.dtype) for _ in range(3 - self.directions)]
+            for width in widths
+        ]
+
+    def _handed(self, host: Host, layer: int, tile: str, row: Expr, stride: int) -> Pointer:
+        """Where layer `layer` leaves the tile's output for the next one."""
+        if self.directions > 1:
+            return self.between[layer % 2][0].at(f"{row} * {stride}")
+        first, second = self.between[layer]
+        return host.pointer("between", Pointer(f"({tile} & 1 ? {second.text} : {first.text})", first.dtype))
 
     # --- statements ------------------------------------------------------------------------------------------------
 
     def _time_major(self, host: Host) -> None:
-        with self._tiles(host) as (tile, done, count):
+        with self._forked(host), self._tiles(host) as (tile, done, count):
             for visit in self.visits:
-                self._visit(host, visit, (tile, done, count), done)
+                with self._lane(host, visit.layer % self.lanes):
+                    self._after_neighbours(host, visit.layer, tile)
+                    self._visit(host, visit, (tile, done, count), done)
+                    self._when_wave(host, partial(Host.record, event=f"{2 * visit.layer} + ({tile} & 1)"))
+
+    def _after_neighbours(self, host: Host, layer: int, tile: str) -> None:
+        """A layer's tile begins after the same tile of the layer before, and after the layer behind has read what is in
+        the place that is written now: two tiles ago."""
+
+        def wait(h: Host) -> None:
+            for other in (layer - 1, layer + 1):
+                if 0 <= other < self.net.num_layers:
+                    h.wait(f"{2 * other} + ({tile} & 1)")
+
+        self._when_wave(host, wait)
 
     def _layer_major(self, host: Host) -> None:
-        for visit in self.visits:
-            with self._tiles(host) as (tile, done, count):
-                start = host.let("start", f"T - {done} - {count}") if visit.direction else done
-                self._visit(host, visit, (tile, done, count), start)
+        for layer in range(self.net.num_layers):
+            with self._forked(host):
+                for visit in self.visits[layer * self.directions : (layer + 1) * self.directions]:
+                    with self._lane(host, visit.direction), self._tiles(host) as (tile, done, count):
+                        start = host.let("start", f"T - {done} - {count}") if visit.direction else done
+                        self._visit(host, visit, (tile, done, count), start)
+
+    @contextmanager
+    def _forked(self, host: Host) -> Iterator[None]:
+        """Internal streams begin here and end with the block."""
+        self._when_wave(host, lambda h: h.fork(self.lanes - 1))
+        yield
+        self._when_wave(host, lambda h: h.join(self.lanes - 1))
+
+    @contextmanager
+    def _lane(self, host: Host, lane: int) -> Iterator[None]:
+        """On that layer's or direction's stream, where there is one."""
+        if not lane:
+            yield
+        else:
+            with host.stream(f"{self.wave} ? {lane} : 0"):
+                yield
+
+    def _when_wave(self, host: Host, act: Callable[[Host], None]) -> None:
+        if self.lanes > 1:
+            with host.when(self.wave):
+                act(host)
 
     @contextmanager
     def _tiles(self, host: Host) -> Iterator[tuple[str, str, str]]:
@@ -157,12 +228,11 @@ class Plan:
         places = [code.layout.input(i) for i in range(len(inputs))]
         row = f"{start} * B"
         at = [p.at(f"{row} * {place.row_stride}") for p, place in zip(inputs, places, strict=True)]
-        first = row if self.directions > 1 else "0"  # of the tile, in the buffers between layers
         if visit.layer:
-            at[0] = self.between[(visit.layer - 1) % 2].at(f"{first} * {places[0].row_stride}")
+            at[0] = self._handed(host, visit.layer - 1, number, row, places[0].row_stride)
         stride, width = code.layout.output.row_stride, code.graph.output.shape[0]
         if visit.layer + 1 < self.net.num_layers:
-            output = self.between[visit.layer % 2].at(f"{first} * {stride}")
+            output = self._handed(host, visit.layer, number, row, stride)
         else:
             output = program.output.at(f"{row} * {stride}")
         # Step by step the states change copies at every step, a regime changes them once per tile.

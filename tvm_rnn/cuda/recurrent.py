@@ -81,6 +81,10 @@ class Persistent:
         return f"((B + {self.team.rows - 1}) / {self.team.rows})"
 
     @property
+    def blocks(self) -> Expr:
+        return f"({self._teams} * {self.team.ctas})"
+
+    @property
     def zero_bytes(self) -> Expr:
         return f"{self._teams} * {COUNTER_WORDS * 4}" if self.team.exchange == "grid" else 0
 

@@ -80,6 +80,7 @@ class Layer:
     directions: int = 1
     groups: list[tuple[Group, Any]] = field(default_factory=list)
     regimes: list[Regime] = field(default_factory=list)
+    reserved: dict[tuple[str, str], tuple[Pointer, str]] = field(default_factory=dict)
     regime: str = "-1"  # C++ expression: which of `regimes` runs in this call; below 0: none
 
     def __post_init__(self) -> None:
@@ -144,23 +145,40 @@ class Layer:
         shadows = {i: pair(f"{self.graph.states[i].name}_shadow", p) for i, p in found.items() if p is not None}
         return states, shadows
 
-    def work_buffers(self, program: Program, rows: Expr) -> tuple[Any, Any, list[Pointer]]:
-        """Hoisted values for `rows` rows, the values of one step, and what the regimes ask for."""
-        hoisted = {}
+    def work_buffers(self, program: Program, rows: Expr, copies: Expr, copy: Expr) -> tuple[Any, Any, list[Pointer]]:
+        """Hoisted values for `rows` rows, the values of one step, and what the regimes ask for: of `copies` copies of
+        each, number `copy`."""
+
+        def reserve(name: str, count: Expr, dtype: str) -> Pointer:
+            if (name, dtype) not in self.reserved:
+                size = program.let("size", f"(({count}) + 255) / 256 * 256")
+                self.reserved[name, dtype] = program.buffer(name, f"({copies}) * {size}", dtype), size
+            pointer, size = self.reserved[name, dtype]
+            return pointer.at(f"({copy}) * {size}")
+
+        hoisted, step = {}, {}
         for i, node in enumerate(self.layout.hoisted_nodes):
             place = self.layout.hoisted(node)
-            hoisted[node] = program.buffer(f"hoisted{i}", f"{rows} * {place.row_stride}", place.dtype)
-        step = {
-            node: [program.buffer("step", f"B * {p.row_stride}", p.dtype) for p in places]
-            for node, places in self.layout.step_nodes.items()
-        }
-        return hoisted, step, [program.buffer("regime", r.work_bytes) for r in self.regimes]
+            hoisted[node] = reserve(f"hoisted{i}", f"{rows} * {place.row_stride}", place.dtype)
+        for i, (node, places) in enumerate(self.layout.step_nodes.items()):
+            step[node] = [reserve(f"step{i}", f"B * {p.row_stride}", p.dtype) for p in places]
+        return hoisted, step, [reserve(f"regime{i}", r.work_bytes, "uint8") for i, r in enumerate(self.regimes)]
 
     def choose_regime(self, host: Host) -> None:
         """Decide, in each call, which regime runs the steps."""
         if self.regimes:
             cases = "".join(f"({r.applies}) ? {i} : " for i, r in enumerate(self.regimes))
             self.regime = host.let("regime", f"{cases}-1")
+
+    @property
+    def blocks(self) -> Expr:
+        """How many multiprocessors the steps take while they run, roughly: a C++ expression in B."""
+        expression: Expr = 0
+        for regime in reversed(self.regimes):
+            expression = (
+                regime.blocks if regime.most is None else f"(B <= {regime.most} ? {regime.blocks} : {expression})"
+            )
+        return expression
 
     def facts(self) -> list[dict[str, Any]]:
         """Rows for the manifest: what runs, by which template."""
