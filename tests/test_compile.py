@@ -38,7 +38,7 @@ def test_named_batches_change_no_result() -> None:
             assert_close(result, results[0], "float32", 4)
 
 
-@pytest.mark.parametrize("name", ["lstm", "lstm_fgr", "mlstm", "augru"])
+@pytest.mark.parametrize("name", ["lstm", pytest.param("lstm_fgr", marks=pytest.mark.slow), "mlstm", "augru"])
 def test_steps_chunks_and_the_whole_sequence_agree(name: str) -> None:
     net, module = compiled(name, 5, 21, num_layers=2)
     x, state = arguments(net, 10, 3)

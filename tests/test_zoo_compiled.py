@@ -18,7 +18,7 @@ from tvm_rnn.tolerance import TABLE
 
 NAMES = cells.names()
 EVERY_CELL = pytest.mark.parametrize("name", NAMES)
-SIZES = [(5, 19), (5, 7), (33, 1), (1, 33)]  # I, H
+SIZES = [(1, 33), (5, 7), (33, 1)]  # I, H
 QUICK = ("lstm", "gru_reset_before", "lstm_layer_norm", "mlstm")  # between them every kind of group
 STACKS = [
     {"num_layers": 3},
@@ -66,7 +66,7 @@ def no_state_is_the_initial_one(net: rnn.RNN, module: rnn.Module) -> None:
 @pytest.mark.parametrize("third", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_layers_and_directions(number: int, third: int) -> None:
     """Layer 0 reads another width than the others: two graphs share the code."""
-    for name in NAMES[(number + third) % 3 :: 15 if third == 0 else 3]:
+    for name in NAMES[(number + third) % 3 :: 23 if third == 0 else 3]:
         net, module = compiled(name, 6, 5, **STACKS[number])
         check(net, module, 50, 3)
         check(net, module, 50, 3, **flags(50, 3))
