@@ -162,7 +162,7 @@ def test_the_right_arch_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv("FAKE_GPUS", capability)
         module = load(file)
         np.testing.assert_array_equal(module(X)[0], expected(X)[0])
-        assert module._devices[0].variant.arch == arch  # type: ignore[attr-defined]
+        assert module._devices[0].variant.arch == arch
 
 
 @pytest.mark.parametrize(("gpus", "says"), [("", "no GPU"), ("80", "8.0"), ("100", "10.0"), ("75,89", "7.5, 8.9")])
@@ -177,7 +177,7 @@ def test_one_of_several_gpus(path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     module = load(path)
     with pytest.raises(LoadError, match=r"8\.0"):
         module(X)
-    module.device = 1  # type: ignore[attr-defined]
+    module.device = 1
     np.testing.assert_array_equal(module(X)[0], expected(X)[0])
 
 
@@ -192,7 +192,7 @@ def test_the_watchdog(module: CudaModule, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_the_watchdog_of_the_environment(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_RNN_WATCHDOG_SECONDS", "2.5")
-    assert load(path).watchdog_seconds == 2.5  # type: ignore[attr-defined]
+    assert load(path).watchdog_seconds == 2.5
 
 
 def test_a_fault_is_an_error_of_ours(module: CudaModule, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,10 +103,11 @@ def _from_dlpack(kind: type) -> Callable[[Any], Any]:
     if "jaxlib" in packages:  # whose arrays are made by another package
         packages.insert(0, "jax")
     for package in packages:
-        module = sys.modules.get(package)
+        module: Any = sys.modules.get(package)
         for home in (module, getattr(module, "dlpack", None)):
-            if package != "builtins" and hasattr(home, "from_dlpack"):
-                return home.from_dlpack  # type: ignore[union-attr, no-any-return]
+            maker: Callable[[Any], Any] | None = getattr(home, "from_dlpack", None)
+            if package != "builtins" and maker is not None:
+                return maker
     return lambda array: array
 
 
