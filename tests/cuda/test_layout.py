@@ -1,0 +1,68 @@
+"""Where values live: dtypes by use, padding, and that what is read is written somewhere."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+from compiled_kernels import graph_of, layers_of
+
+import tvm_rnn as rnn
+from tvm_rnn.cuda.layout import Layout
+from tvm_rnn.cuda.weights import Weights
+from tvm_rnn.graph import Graph
+
+
+def layout_of(graph: Graph, precision: str = "bfloat16", directions: int = 1) -> Layout:
+    dtype = "float32" if precision == "tf32" else precision
+    return Layout(graph, precision, Weights(graph, 0, precision), dtype, directions)
+
+
+def test_states_of_16_bit_networks_have_a_copy_for_products() -> None:
+    layout = layout_of(graph_of("lstm"))
+    assert layout.state(0).dtype == layout.state(1).dtype == "float32"
+    shadow = layout.shadow(0)
+    assert shadow is not None and (shadow.dtype, shadow.row_stride) == ("bfloat16", 8)  # 7, in rows of 16 bytes
+    assert layout.shadow(1) is None  # no product reads c
+    assert layout_of(graph_of("lstm"), "float32").shadow(0) is None
+
+
+def test_hoisted_vectors_are_stored_small_and_numbers_whole() -> None:
+    layout = layout_of(graph_of("mlstm"))
+    dtypes = {prod(n.shape) > 1: layout.hoisted(n).dtype for n in layout.hoisted_nodes if "step" in layout.read_by[n]}
+    assert dtypes == {True: "bfloat16", False: "float32"}
+
+
+def test_the_new_state_goes_to_all_that_read_it() -> None:
+    graph = graph_of("lstm")
+    layout = layout_of(graph, directions=2)
+    targets = layout.targets(graph.results[0], "step")
+    assert [t.kind for t in targets] == ["state", "shadow", "output"]
+    assert targets[-1].place.row_stride == 14 and targets[-1].place.align == 2  # rows of both directions
+
+
+def test_products_read_the_storage_copy() -> None:
+    graph = graph_of("gru_reset_before")
+    layout = layout_of(graph)
+    (reset,) = [n for n in layout.operands["step"] if n.op != "state"]
+    source = layout.source(reset, product=True)
+    assert source is not None and source.kind == "step" and source.place.dtype == "bfloat16"
+    state = layout.source(graph.states[0], product=True)
+    assert state is not None and state.kind == "old shadow"
+    plain = layout.source(graph.states[0])
+    assert plain is not None and plain.kind == "old"
+
+
+@pytest.mark.parametrize("precision", ["float64", "float32", "tf32", "float16"])
+@pytest.mark.parametrize("name", rnn.cells.names())
+def test_what_groups_read_has_a_place(name: str, precision: str) -> None:
+    _, layers = layers_of(name)
+    layout = layout_of(layers.graphs[0], precision)
+    for group in layout.graph.groups:
+        for node in group.stored:
+            assert layout.targets(node, group.region), node.op
+    for node in layout.operands["step"] | layout.operands["before"]:
+        source = layout.source(node, product=True)
+        assert source is not None and source.place.dtype == layout.storage
+    for result in layout.graph.roots:
+        assert any(g.region == "step" and result in g.stored for g in layout.graph.groups)

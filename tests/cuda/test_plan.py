@@ -1,0 +1,85 @@
+"""The program of whole networks: tiles, layers, directions, wavefront; every zoo cell has one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from compiled_kernels import layers_of
+
+import tvm_rnn as rnn
+from tvm_rnn.cuda import steps
+from tvm_rnn.cuda.plan import plan
+from tvm_rnn.cuda.program import Program
+from tvm_rnn.target import resolve
+
+
+def program_of(name: str, precision: str = "float32", **options: Any) -> Program:
+    net, layers = layers_of(name, **options)
+    return plan(net, layers, resolve("nvidia-h200"), (), precision)
+
+
+def lines(program: Program) -> list[str]:
+    return [line.strip() for line in program.sequence.lines]
+
+
+@pytest.fixture
+def step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "choose", lambda *given: [])
+
+
+SLOW = [pytest.param(p, marks=pytest.mark.slow) for p in ("float64", "tf32", "float16")]
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", *SLOW])
+@pytest.mark.parametrize("name", rnn.cells.names())
+def test_every_cell_has_a_program(step_by_step: None, name: str, precision: str) -> None:
+    program = program_of(name, precision)
+    kinds = {"load", "save"}
+    assert kinds <= {kernel.split("_")[1] for kernel in program.kernels}
+    assert program.facts["flops_per_row"] > 0 and program.packed_bytes % 256 == 0
+
+
+def test_braces_match(step_by_step: None) -> None:
+    for options in ({}, {"num_layers": 3}, {"num_layers": 2, "bidirectional": True}):
+        text = "\n".join(lines(program_of("lstm", **options)))
+        assert text.count("{") == text.count("}")
+
+
+def test_one_layer_uses_the_callers_stream_alone(step_by_step: None) -> None:
+    text = "\n".join(lines(program_of("lstm")))
+    assert "OnStream" not in text and "fork" not in text
+
+
+def test_layers_have_streams_of_their_own(step_by_step: None) -> None:
+    text = "\n".join(lines(program_of("lstm", num_layers=3)))
+    assert text.count("OnStream") == 2 and "fork(int64_t(2))" in text and "join(int64_t(2))" in text
+    # Each layer waits for the one before and, for its place to be free, for the one behind.
+    assert text.count(".wait(") == 4 and text.count(".record(") == 3
+
+
+def test_directions_run_side_by_side(step_by_step: None) -> None:
+    program = program_of("lstm", num_layers=2, bidirectional=True)
+    text = "\n".join(lines(program))
+    assert text.count("fork(int64_t(1))") == text.count("join(int64_t(1))") == 2
+    assert text.count("T - done") == 4 + 2  # the size of each tile, and where those of the backward direction begin
+
+
+def test_flags_cost_nothing_where_they_are_not_given(step_by_step: None) -> None:
+    found = lines(program_of("gru"))
+    for kernel, flag in (("restart", "has_reset"), ("freeze", "has_lengths")):
+        at = next(i for i, line in enumerate(found) if f"_{kernel}," in line)
+        assert found[at - 1].startswith(f"if ({flag}")
+
+
+def test_the_users_states_are_cut_by_layer_and_direction(step_by_step: None) -> None:
+    text = "\n".join(lines(program_of("gru", num_layers=2, bidirectional=True)))
+    for place in (0, 7, 14, 21):
+        assert f"state_in[0] + int64_t(4 * int64_t({place} * B))" in text
+        assert f"state_out[0] + int64_t(4 * int64_t({place} * B))" in text
+
+
+def test_offsets_that_grow_with_time_are_64_bit(step_by_step: None) -> None:
+    """Names of variables are int64, numbers beside them small: B * T * H may exceed 32 bits."""
+    layout = program_of("lstm").layout
+    assert all(line.startswith("const int64_t") or line.startswith("at =") for line in layout)

@@ -1,0 +1,63 @@
+"""A made-up regime in the plan: it is given every pointer it needs, and the steps run where it does not apply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from compiled_kernels import layers_of
+
+from tvm_rnn.cuda import steps
+from tvm_rnn.cuda.gemm_layout import Pack
+from tvm_rnn.cuda.plan import plan
+from tvm_rnn.cuda.program import Expr, Host
+from tvm_rnn.cuda.regime import Where
+from tvm_rnn.target import resolve
+
+
+class Noted:
+    """A regime that writes down where it was launched."""
+
+    applies, most, blocks = "B <= 8", 8, "4"
+    packs: Sequence[Pack] = ()
+    work_bytes: Expr = "B * 64"
+    zero_bytes: Expr = 64
+
+    def __init__(self) -> None:
+        self.fact = {"unit": "step", "template": "noted", "knobs": {}, "record": "default"}
+        self.seen: list[Where] = []
+
+    def launch(self, host: Host, where: Where) -> None:
+        self.seen.append(where)
+        host.code(f"noted({where.count});")
+
+
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
+    regime = Noted()
+    monkeypatch.setattr(steps, "choose", lambda *given: [regime])
+    return regime
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"bidirectional": True}])
+def test_it_runs_beside_the_steps(noted: Noted, options: dict[str, Any]) -> None:
+    net, layers = layers_of("lstm", **options)
+    program = plan(net, layers, resolve("nvidia-h200"), (1,), "float32")
+    visits = net.num_layers * net.num_directions
+    assert len(noted.seen) == visits
+    text = "\n".join(program.sequence.lines)
+    assert text.count("noted(") == visits and "(B <= 8) ? 0 : -1" in text
+    assert text.count("fill(") == visits  # its memory is zeroed before each launch
+    assert program.facts["templates"][0]["template"] == "noted"
+
+
+def test_it_is_given_two_copies_of_each_state(noted: Noted) -> None:
+    net, layers = layers_of("lstm", bidirectional=True)
+    plan(net, layers, resolve("nvidia-h200"), (1,), "bfloat16")
+    for where, reverse in zip(noted.seen, (False, True), strict=True):
+        assert where.reverse is reverse
+        assert len(where.before) == len(where.after) == 2
+        assert not {p.text for p in where.before} & {p.text for p in where.after}
+        assert {p.dtype for p in where.before} == {"float32"}
+        assert set(where.hoisted) == set(where.layout.hoisted_nodes)

@@ -1,0 +1,78 @@
+"""One layer's statements: one launch per group and step, variants by their conditions, flags only where they are
+given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from compiled_kernels import layers_of
+
+from tvm_rnn.cuda import steps
+from tvm_rnn.cuda.kernel import Kernel
+from tvm_rnn.cuda.places import Argument
+from tvm_rnn.cuda.program import Pointer, Program
+from tvm_rnn.cuda.steps import Layer, launch_variant
+from tvm_rnn.graph import Node
+from tvm_rnn.target import resolve
+
+
+@pytest.fixture(autouse=True)
+def step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "choose", lambda *given: [])
+
+
+def layer_of(name: str, precision: str = "float32") -> Layer:
+    net, layers = layers_of(name)
+    return Layer(layers.graphs[0], 0, precision, precision, resolve("nvidia-h200"), net.cell.initial)
+
+
+@pytest.mark.parametrize("name", ["elman", "lstm_layer_norm", "mlstm"])
+def test_every_group_has_a_kernel(name: str) -> None:
+    layer = layer_of(name)
+    assert [group for group, _ in layer.groups] == list(layer.graph.groups)
+    assert len(layer.facts()) == len(layer.graph.groups)
+
+
+def test_memory_of_hoisted_values_is_counted_with_its_padding() -> None:
+    layer = layer_of("elman", "bfloat16")
+    assert layer.bytes_per_row == 16  # 7 numbers of 2 bytes
+
+
+def test_copies_of_one_buffer_do_not_overlap() -> None:
+    layer, program = layer_of("lstm"), Program("float32")
+    first = layer.work_buffers(program, "64 * B", 2, 0)
+    second = layer.work_buffers(program, "64 * B", 2, 1)
+    assert first[0].keys() == second[0].keys()
+    assert not {p.text for p in first[0].values()} & {p.text for p in second[0].values()}
+    reserved = [line for line in program.layout if "reserve" in line]
+    assert len(reserved) == len(first[0]) + sum(map(len, first[1].values()))
+
+
+@dataclass
+class Choice:
+    kernel: Kernel
+    condition: str
+
+
+@dataclass
+class Work:
+    variants: list[Choice]
+    arguments: list[Argument]
+
+
+def test_variants_are_tried_in_order() -> None:
+    def kernel(name: str) -> Kernel:
+        return Kernel(name, None, (("x", "float32"),), (("rows", "int64"),), 128)
+
+    node = Node("state", shape=(4,), name="h")
+    choices = [Choice(kernel("a"), "rows < 9 && ((uintptr_t)x0 & 15) == 0"), Choice(kernel("b"), "rows < 99")]
+    work: Any = Work([*choices, Choice(kernel("c"), "true")], [Argument("x0", "operand", node)])
+    program = Program("float32")
+    launch_variant(program.sequence, work, [Pointer("input[0]", "float32")], "T * B")
+    lines = [line.strip() for line in program.sequence.lines]
+    assert lines[:3] == ["{", "char* const x0 = input[0];", "const int64_t rows = T * B;"]
+    openings = [line for line in lines if line.startswith(("if", "else"))]
+    assert openings == ["if (rows < 9 && ((uintptr_t)x0 & 15) == 0) {", "else if (rows < 99) {", "else {"]
+    assert lines.count("{") + len(openings) == lines.count("}")
