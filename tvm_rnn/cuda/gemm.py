@@ -7,7 +7,7 @@ order in which they take pointers, and how the weights must be packed for all of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..graph import Group, Node
@@ -124,16 +124,25 @@ def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]
     if knobs.get("wide_columns") and all(o.rows_of(problem.compute) for o in problem.operands):
         tile = WgmmaTile(*(knobs[f"wide_{k}"] for k in ("columns", "stages", "cluster", "blocks")))
         aligned = "".join(f" && ((uintptr_t){o.name} & 15) == 0" for o in problem.operands)
+        if knobs["mid"] > knobs["wide"]:
+            narrow = replace(tile, columns=tile.columns // 2, stages=6, cluster=1)
+            condition = f"rows >= {knobs['wide']} && rows < {knobs['mid']}{aligned}"
+            found.append(Variant(wgmma_kernel(f"{name}_mid", problem, narrow), condition))
         found.append(Variant(wgmma_kernel(f"{name}_wide", problem, tile), f"rows >= {knobs['wide']}{aligned}"))
     return (*found, Variant(_kernel(f"{name}_many", problem, knobs, "many"), "true"))
 
 
 def _kernel(name: str, problem: Problem, knobs: Config, size: str) -> Kernel:
     rows, split, stages = (knobs[f"{size}_{k}"] for k in ("rows", "split", "stages"))
+    paced: dict[str, Any] = {
+        "overlap": size == "few" and knobs["overlap"] == 1,
+        "pace": knobs["pace"] if size == "few" else 1,
+    }
     if isinstance(problem.layout, Lanes):
         across, high = knobs[f"{size}_across"], knobs[f"{size}_high"]
         width = 8 if problem.compute == "float64" else 4
-        tile = LanesTile(rows, split, stages, 8, across, high, problem.layout.groups, width)
-        return lanes_kernel(name, problem, tile)
-    columns, warps, along = (knobs[f"{size}_{k}"] for k in ("columns", "warps", "along"))
-    return mma_kernel(name, problem, MmaTile(rows, split, stages, 8, columns, warps, along))
+        shape: dict[str, Any] = {"across": across, "high": high, "groups": problem.layout.groups, "size": width}
+        blocks = knobs[f"{size}_blocks"]
+        return lanes_kernel(name, problem, LanesTile(rows, split, stages, blocks=blocks, **shape, **paced))
+    shape = {k: knobs[f"{size}_{k}"] for k in ("columns", "warps", "along", "cluster", "blocks")}
+    return mma_kernel(name, problem, MmaTile(rows, split, stages, **shape, **paced))

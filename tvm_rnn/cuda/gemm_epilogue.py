@@ -59,8 +59,12 @@ class Epilogue:
         with w.when(unit + count <= self.width):
             _Span(self, w, row, unit, count, acc, False).run()
         for u in range(count - 1):
+
+            def single(gate: int, _: int, u: int = u) -> Expr:
+                return acc(gate, u)
+
             with w.when(tirx.And(unit + count > self.width, unit + u < self.width)):
-                _Span(self, w, row, unit + u, 1, lambda g, _, u=u: acc(g, u), False).run()  # type: ignore[misc]
+                _Span(self, w, row, unit + u, 1, single, False).run()
 
 
 def read_nodes(group: Group, reads: Callable[[Node], Place | None]) -> dict[Node, Place]:

@@ -19,7 +19,7 @@ from .gemm_ring import COPY, Ring, RingTile, ring_kernel
 from .kernel import Kernel, Writer
 
 Expr = Any
-ACROSS = 8  # lanes of a warp along units
+ACROSS = 8  # lanes of a warp along units, at most
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,11 @@ class LanesTile(RingTile):
     high: int = 8
     groups: int = 2
     size: int = 4
+
+    @property
+    def lanes(self) -> int:
+        """Lanes of a warp along units."""
+        return min(self.across, ACROSS)
 
     @property
     def down(self) -> int:
@@ -45,14 +50,14 @@ class LanesTile(RingTile):
         return ROW_BYTES // self.size * 4 * self.across * self.groups * self.size
 
     @property
-    def partial_bytes(self) -> int:
-        return (self.threads - self.threads // self.split) * self.high * self.groups * 4 * self.size
+    def sums(self) -> int:
+        return self.high * self.groups * 4 * self.size
 
 
 def lanes_kernel(name: str, problem: Problem, tile: LanesTile) -> Kernel:
     """A kernel for any number of rows."""
-    assert tile.across % ACROSS == 0 and tile.down % (32 // ACROSS) == 0 and CHUNKS % tile.split == 0
-    return ring_kernel(name, problem, tile, _Lanes)
+    assert tile.down * tile.lanes % 32 == 0 and CHUNKS % tile.split == 0 and tile.cluster == 1
+    return ring_kernel(name, problem, tile, lambda w: _Lanes(w, problem, tile))
 
 
 class _Lanes(Ring):
@@ -66,17 +71,17 @@ class _Lanes(Ring):
     def prepare(self) -> None:
         w, tile = self.w, self.tile
         lane, warp = w.bind(self.tx % 32), w.bind(self.tx // 32)
-        along = tile.across // ACROSS
-        warps = along * (tile.down // (32 // ACROSS))
+        along, lines = tile.across // tile.lanes, 32 // tile.lanes
+        warps = along * (tile.down // lines)
         own = w.bind(warp % warps)
         self.part = w.bind(warp // warps)
         self.member = w.bind(own * 32 + lane)
-        self.x = w.bind(own % along * ACROSS + lane % ACROSS)
-        self.y = w.bind(own // along * (32 // ACROSS) + lane // ACROSS)
+        self.x = w.bind(own % along * tile.lanes + lane % tile.lanes)
+        self.y = w.bind(own // along * lines + lane // tile.lanes)
         self.slots = 4 * tile.groups
-        self.sums = tile.high * self.slots
-        self.acc = w.local(self.sums, self.problem.arithmetic)
-        for i in range(self.sums):
+        self.items, self.step = tile.high, self.chunk_elements
+        self.acc = w.local(tile.high * self.slots, self.problem.arithmetic)
+        for i in range(tile.high * self.slots):
             w.store(self.acc, tirx.const(0.0, self.problem.arithmetic), i)
         self.a = w.local(tile.high * self.chunk_elements, self.problem.arithmetic)
         self.b = w.local(2 * self.slots, self.problem.arithmetic)
@@ -106,34 +111,50 @@ class _Lanes(Ring):
                     w.do(copy)
 
     def multiply(self, stage: Expr) -> None:
-        """Chunks of this thread's part; weights are read one k ahead."""
+        """Chunks of this thread's part. A k of the weights is read one k ahead, a row of the next chunk as soon as the
+        row's last product is made: the loads hide behind the other rows' products."""
         w, tile, chunk = self.w, self.tile, self.chunk_elements
-        with w.loop(CHUNKS // tile.split) as c:
-            number = w.bind(self.part + c * tile.split if tile.split > 1 else c)
-            line = tile.groups * tile.across * 4 * tile.size
-            weights = w.bind(stage + self.b_at + tirx.Cast("uint32", number * (chunk * line)))
-            self._load_b(weights, 0)
-            self._load_a(stage, number)
+        count = CHUNKS // tile.split
+        line = tile.groups * tile.across * 4 * tile.size
+        weights = w.bind(stage + self.b_at)
+
+        def number(c: Expr) -> Expr:
+            return self.part + c * tile.split if tile.split > 1 else c
+
+        def b_of(c: Expr, e: int) -> Expr:
+            return weights + tirx.Cast("uint32", number(c) * (chunk * line)) + uint32(e * line)
+
+        starts = self._a_starts(stage, number(0))
+        self._load_b(b_of(0, 0), 0)
+        for m in range(tile.high):
+            self._load_a(starts, m)
+        with w.loop(count) as c:
+            following = tirx.min(c + 1, count - 1)  # once too often, which does no harm
+            starts = self._a_starts(stage, number(following))
             for e in range(chunk):
-                if e + 1 < chunk:
-                    self._load_b(weights + uint32((e + 1) * line), (e + 1) % 2)
+                self._load_b(b_of(c, e + 1) if e + 1 < chunk else b_of(following, 0), (e + 1) % 2)
                 for m in range(tile.high):
                     for s in range(self.slots):
                         product = self.a[m * chunk + e] * self.b[e % 2 * self.slots + s]
                         w.store(self.acc, self.acc[m * self.slots + s] + product, m * self.slots + s)
+                    if e == chunk - 1:
+                        self._load_a(starts, m)
 
-    def _load_a(self, stage: Expr, number: Expr) -> None:
-        """One chunk of every row of the thread."""
-        w, tile, chunk = self.w, self.tile, self.chunk_elements
-        period = max(1, CHUNKS // tile.down)  # rows of a thread that swizzle differently
-        kind = "v4.f32" if chunk == 4 else "v2.f64"
+    def _a_starts(self, stage: Expr, number: Expr) -> list[Expr]:
+        """Addresses of a chunk in the thread's first rows; later ones swizzle like one of these."""
+        w, tile = self.w, self.tile
         starts = []
-        for m in range(min(period, tile.high)):
+        for m in range(min(max(1, CHUNKS // tile.down), tile.high)):
             swizzled = tirx.bitwise_xor(number, (self.y + m * tile.down) % CHUNKS)
             starts.append(w.bind(stage + self.a_at + tirx.Cast("uint32", swizzled * 16)))
-        for m in range(tile.high):
-            parts = [self.a[m * chunk + i] for i in range(chunk)]
-            w.do(I.ptx[f"ld.shared.{kind}"](*parts, starts[m % period] + uint32(m * tile.down * ROW_BYTES)))
+        return starts
+
+    def _load_a(self, starts: list[Expr], m: int) -> None:
+        chunk = self.chunk_elements
+        kind = "v4.f32" if chunk == 4 else "v2.f64"
+        parts = [self.a[m * chunk + i] for i in range(chunk)]
+        start = starts[m % len(starts)] + uint32(m * self.tile.down * ROW_BYTES)
+        self.w.do(I.ptx[f"ld.shared.{kind}"](*parts, start))
 
     def _load_b(self, start: Expr, half: int) -> None:
         tile, chunk = self.tile, self.chunk_elements
@@ -144,14 +165,16 @@ class _Lanes(Ring):
                 at = start + uint32(group * tile.across * 4 * tile.size + first * tile.size)
                 self.w.do(I.ptx[f"ld.shared.{kind}"](*parts, at))
 
-    def finish(self) -> None:
+    def pieces(self, item: int, block: int) -> list[int]:
+        """Items: rows."""
+        return list(range(item * self.slots, (item + 1) * self.slots, self.step))
+
+    def finish(self, item: int) -> None:
         w, tile, units = self.w, self.tile, self.lanes.units
-        unit = w.bind((self.tile_n * tile.across + self.x) * units)
-        for m in range(tile.high):
-            row = w.bind(self.row0 + tirx.Cast("int64", self.y + m * tile.down))
-            with w.when(row < w["rows"]):
+        row = w.bind(self.row0 + tirx.Cast("int64", self.y + item * tile.down))
 
-                def value(gate: int, u: int, m: int = m) -> Expr:
-                    return self.acc[m * self.slots + gate * units + u]
+        def value(gate: int, u: int) -> Expr:
+            return self.acc[item * self.slots + gate * units + u]
 
-                self.problem.epilogue.emit(w, row, unit, units, value)
+        with w.when(row < w["rows"]):
+            self.problem.epilogue.emit(w, row, (self.tile_n * tile.across + self.x) * units, units, value)

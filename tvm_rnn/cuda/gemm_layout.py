@@ -102,7 +102,7 @@ class Fragments:
         block, gate = tile // (self.gates * self.span), tile // self.span % self.gates
         return gate, block * (8 * self.span) + within // 2 * (2 * self.span) + tile % self.span * 2 + within % 2
 
-    def pack(self, node: Node, tf32: bool) -> Pack:
+    def pack(self, node: Node, tf32: bool = False) -> Pack:
         depth = node.shape[-1]
 
         def index(i: Expr) -> tuple[tuple[Expr, ...], Expr]:
@@ -121,8 +121,9 @@ class Fragments:
 class Lanes:
     """Columns in the order of a thread's registers, for kernels without tensor cores: [K][column].
 
-    K is padded to 128 bytes. A tile has 16 threads along its columns; each holds `units` consecutive units with all gates, in slots gate * units
-    + unit that are padded to whole groups of 4: column = tile * 64 groups + group * 64 + thread * 4 + slot % 4.
+    K is padded to 128 bytes. A tile has 16 threads along its columns; each holds `units` consecutive units with all
+    gates, in slots gate * units + unit that are padded to whole groups of 4: column = tile * 64 groups + group * 64 +
+    thread * 4 + slot % 4.
     """
 
     gates: int

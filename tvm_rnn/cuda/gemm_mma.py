@@ -54,15 +54,16 @@ class MmaTile(RingTile):
         return self.columns * ROW_BYTES
 
     @property
-    def partial_bytes(self) -> int:
-        return (self.threads - self.threads // self.split) * self.high * self.broad * 16
+    def sums(self) -> int:
+        return self.high * self.broad * 16
 
 
 def mma_kernel(name: str, problem: Problem, tile: MmaTile) -> Kernel:
     """A kernel for any number of rows."""
     assert tile.rows % (16 * tile.warps) == 0 and STEPS % tile.split == 0
-    assert tile.broad * 8 % problem.fragments.block == 0 and problem.fragments.columns % tile.columns == 0
-    return ring_kernel(name, problem, tile, _Mma)
+    layout = problem.fragments
+    assert tile.broad * 8 // tile.cluster % layout.block == 0 and layout.columns % tile.columns == 0
+    return ring_kernel(name, problem, tile, lambda w: _Mma(w, problem, tile))
 
 
 class _Mma(Ring):
@@ -78,9 +79,9 @@ class _Mma(Ring):
         self.part = w.bind(warp // (tile.warps * tile.along))
         self.member = w.bind(own * 32 + self.lane)
         self.down, self.across = w.bind(own % tile.warps), w.bind(own // tile.warps)
-        self.sums = tile.high * tile.broad * 4
-        self.acc = w.local(self.sums)
-        for i in range(self.sums):
+        self.step, self.items = 2, 2 * tile.high * (tile.broad // tile.cluster * 8 // self.problem.fragments.block)
+        self.acc = w.local(tile.high * tile.broad * 4)
+        for i in range(tile.high * tile.broad * 4):
             w.store(self.acc, tirx.const(0.0, "float32"), i)
         self.a = w.local(2 * tile.high * 4, "uint32")
         self.b = w.local(2 * tile.broad * 2, "uint32")
@@ -128,10 +129,18 @@ class _Mma(Ring):
                 b = [self.b[(half * tile.broad + n) * 2 + i] for i in range(2)]
                 self.w.do(I.ptx[INSTRUCTIONS[self.problem.compute]](*d, *a, *b, *d))
 
-    def finish(self) -> None:
-        tile = self.tile
-        first = self.row0 + tirx.Cast("int64", self.down * (16 * tile.high))
-        block = self.w.bind(self.tile_n * tile.along + self.across)
-        for m in range(tile.high):
-            at = (block, 8 * tile.broad)
-            self.problem.finish_fragments(self.w, first + m * 16, at, self.lane, self.acc, m * tile.broad)
+    def pieces(self, item: int, block: int) -> list[int]:
+        """Items: 8 rows of a tile of 16, and a block of units with all gates."""
+        tile, wide = self.tile, self.problem.fragments.block // 8
+        each = tile.broad // tile.cluster
+        half, unit_block, m = item % 2, item // 2 % (each // wide), item // 2 // (each // wide)
+        first = m * tile.broad + block * each + unit_block * wide
+        return [(first + n) * 4 + half * 2 for n in range(wide)]
+
+    def finish(self, item: int) -> None:
+        w, tile, wide = self.w, self.tile, self.problem.fragments.block // 8
+        blocks = tile.broad // tile.cluster // wide
+        half, within, m = item % 2, item // 2 % blocks, item // 2 // blocks
+        row = self.row0 + tirx.Cast("int64", self.down * (16 * tile.high) + (m * 16 + half * 8) + self.lane // 4)
+        unit_block = ((self.tile_n * tile.along + self.across) * tile.cluster + self.rank) * blocks + within
+        self.problem.finish_rows(w, row, unit_block, self.lane, self.acc, self.pieces(item, 0)[0])

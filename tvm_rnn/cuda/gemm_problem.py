@@ -89,20 +89,22 @@ class Problem:
         else:
             w.do(I.ptx["st.shared.v4.f32" if count == 4 else "st.shared.v2.f64"](target, *values))
 
-    def finish_fragments(self, w: Writer, row: Expr, tile: tuple[Expr, int], lane: Expr, acc: Any, start: int) -> None:
-        """The epilogue of 16 rows from `row` on and of tile = (number, columns), with fragments from acc[4 * start]."""
-        layout = self.fragments
-        span, gates = layout.span, self.gates
-        blocks = tile[1] // layout.block
-        quad, group = w.bind(lane % 4), w.bind(tirx.Cast("int64", lane // 4))
+    def finish_fragments(self, w: Writer, row: Expr, tile: tuple[Expr, int], lane: Expr, acc: Any) -> None:
+        """The epilogue of 16 rows from `row` on and of all columns of tile = (number, columns)."""
+        blocks = tile[1] // self.fragments.block
         for half in range(2):
-            at = w.bind(row + group + 8 * half)
-            with w.when(at < w["rows"]):
-                for block in range(blocks):
-                    unit = (tile[0] * blocks + block) * (8 * span) + quad * (2 * span)
+            at = row + tirx.Cast("int64", lane // 4 + 8 * half)
+            for block in range(blocks):
+                first = block * (self.fragments.block // 8) * 4 + half * 2
+                self.finish_rows(w, at, tile[0] * blocks + block, lane, acc, first)
 
-                    def value(gate: int, u: int, block: int = block, half: int = half) -> Expr:
-                        n = start + (block * gates + gate) * span + u // 2
-                        return acc[n * 4 + half * 2 + u % 2]
+    def finish_rows(self, w: Writer, row: Expr, block: Expr, lane: Expr, acc: Any, first: int) -> None:
+        """The epilogue of one row per group of 4 lanes, and of a block of units; tile n of it is at acc[first + 4n]."""
+        span = self.fragments.span
 
-                    self.epilogue.emit(w, at, unit, 2 * span, value)
+        def value(gate: int, u: int) -> Expr:
+            return acc[first + (gate * span + u // 2) * 4 + u % 2]
+
+        row = w.bind(row)
+        with w.when(row < w["rows"]):
+            self.epilogue.emit(w, row, block * (8 * span) + lane % 4 * (2 * span), 2 * span, value)

@@ -6,6 +6,7 @@ stage is multiplied. A stage holds 128 bytes of K of every row, swizzled: 16 byt
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +19,23 @@ from .kernel import Kernel, Writer, write
 
 Expr = Any
 COPY = "cp.async.cg.shared.global"
+DEPENDENT = "tirx.use_programtic_dependent_launch"  # as TVM spells it
 
 
 @dataclass(frozen=True)
 class RingTile:
     """rows of a block; split: parts of K that different warps take; stages of the ring; group: blocks of rows that go
-    together."""
+    together; cluster: blocks that share K; overlap: weights are fetched while the kernel before this one still runs;
+    blocks: that registers must allow on a multiprocessor; pace: K tiles of a stage, which share a barrier."""
 
     rows: int
     split: int = 1
     stages: int = 4
     group: int = 8
+    cluster: int = 1
+    overlap: bool = False
+    blocks: int = 1
+    pace: int = 1
 
     @property
     def threads(self) -> int:
@@ -40,17 +47,23 @@ class RingTile:
         raise NotImplementedError
 
     @property
-    def partial_bytes(self) -> int:
-        """Sums that warps hand to those that finish."""
+    def sums(self) -> int:
+        """Accumulators of a thread, in bytes."""
         raise NotImplementedError
 
     @property
+    def parts(self) -> int:
+        """Of K, over warps and blocks."""
+        return self.split * self.cluster
+
+    @property
     def stage_bytes(self) -> int:
+        """Of one K tile."""
         return self.rows * ROW_BYTES + self.weight_bytes
 
     @property
     def shared_bytes(self) -> int:
-        return max(self.stages * self.stage_bytes, self.partial_bytes)
+        return max(self.stages * self.pace * self.stage_bytes, self.threads * self.sums if self.parts > 1 else 0)
 
 
 class Ring:
@@ -66,7 +79,13 @@ class Ring:
     def run(self) -> None:
         w, tile = self.w, self.tile
         blocks = tirx.floordiv(w["rows"] + (tile.rows - 1), int64(tile.rows))
-        cta = I.cta_id([tirx.Cast("int32", blocks * self.tiles)])
+        grid = tirx.Cast("int32", blocks * self.tiles)
+        self.rank: Expr = 0
+        if tile.cluster > 1:
+            cta, rank = keep(w, I.cluster_id([grid])), I.cta_id_in_cluster([tile.cluster])
+            self.rank = keep(w, rank)
+        else:
+            cta = I.cta_id([grid])
         self.tx = I.thread_id([tile.threads])
         arena = I.alloc_buffer((tile.shared_bytes,), "uint8", scope="shared.dyn", align=1024)
         self.base = w.bind(I.cuda.cvta_generic_to_shared(arena.ptr_to([0])))
@@ -74,17 +93,17 @@ class Ring:
         self.prepare()
         self._sources()
         self._mainloop()
-        if tile.split > 1:
-            self._reduce()
-            with w.when(self.part == 0):
-                self.finish()
+        if tile.parts > 1:
+            self._combine()
         else:
-            self.finish()
+            for item in range(self.items):
+                self.finish(item)
 
     # --- what a kernel adds -----------------------------------------------------------------------------------------
 
-    acc: Any  # registers, of which there are `sums`
-    sums: int
+    acc: Any  # registers
+    items: int  # of epilogue work, in a thread that has the sums of one block of the cluster
+    step: int  # accumulators that are exchanged together
     part: Expr  # of K
     member: Expr  # this thread's number among those with the same part
 
@@ -100,8 +119,12 @@ class Ring:
         """Add a stage's products."""
         raise NotImplementedError
 
-    def finish(self) -> None:
-        """The epilogue."""
+    def pieces(self, item: int, block: int) -> list[int]:
+        """The first accumulator of every step of an item, in the sums that a block of the cluster needs."""
+        raise NotImplementedError
+
+    def finish(self, item: int) -> None:
+        """The epilogue of an item, whose sums are where pieces(item, 0) says."""
         raise NotImplementedError
 
     # --- blocks ----------------------------------------------------------------------------------------------------
@@ -133,20 +156,24 @@ class Ring:
             swizzled = row * ROW_BYTES + tirx.bitwise_xor(self.chunk, row % CHUNKS) * 16
             self.into.append(w.bind(tirx.Cast("uint32", swizzled)))
 
-    def _fill(self, slot: Expr, k: Expr) -> None:
-        """Stage `slot` from K tile `k`, counted over all operands."""
+    def _fill(self, slot: Expr, k: Expr, rows: bool = True, weights: bool = True) -> None:
+        """Stage `slot` from K tile `k`, counted over all operands: rows of left operands, weights, or both."""
         w = self.w
         stage = w.bind(self.base + tirx.Cast("uint32", slot) * uint32(self.tile.stage_bytes))
         start = 0
         for number, deep in enumerate(self.depths):
             if len(self.depths) == 1:
-                self._fill_from(number, stage, k)
+                self._fill_from(number, stage, k, rows, weights)
             else:
                 with w.when(tirx.And(k >= start, k < start + deep)):
-                    self._fill_from(number, stage, k - start if start else k)
+                    self._fill_from(number, stage, k - start if start else k, rows, weights)
             start += deep
 
-    def _fill_from(self, number: int, stage: Expr, k: Expr) -> None:
+    def _fill_from(self, number: int, stage: Expr, k: Expr, rows: bool, weights: bool) -> None:
+        if weights:
+            self.copy_weights(number, stage + uint32(self.tile.rows * ROW_BYTES), k)
+        if not rows:
+            return
         operand = self.problem.operands[number]
         if operand.rows_of(self.problem.compute):
             with I.If(self.aligned[number]):
@@ -156,7 +183,6 @@ class Ring:
                     self._gather(number, stage, k)
         else:
             self._gather(number, stage, k)
-        self.copy_weights(number, stage + uint32(self.tile.rows * ROW_BYTES), k)
 
     def _copies(self, number: int, stage: Expr, k: Expr) -> None:
         """A stage of a left operand, by the hardware."""
@@ -209,56 +235,99 @@ class Ring:
                     w.do(copy)
 
     def _mainloop(self) -> None:
-        w, stages = self.w, self.tile.stages
-        with w.loop(stages - 1) as s:
-            with w.when(s < self.total):
-                self._fill(s, s)
-            w.do(I.ptx["cp.async.commit_group"]())
-        with w.loop(self.total) as k:
+        w, stages, parts = self.w, self.tile.stages, self.tile.cluster
+        first, count = 0, self.total
+        if parts > 1:  # this block's part of K
+            first = keep(w, tirx.truncdiv(self.rank * self.total, parts))
+            count = keep(w, tirx.truncdiv((self.rank + 1) * self.total, parts) - first)
+        self._before(first, count)
+        pace = self.tile.pace
+        with w.loop(tirx.truncdiv(count + (pace - 1), pace)) as turn:
             w.do(I.ptx["cp.async.wait_group"](stages - 2))
             w.do(I.cuda.cta_sync())
-            following = k + (stages - 1)
-            with w.when(following < self.total):
-                self._fill(following % stages, following)
+            self._fill_group(turn + (stages - 1), first, count)
             w.do(I.ptx["cp.async.commit_group"]())
-            self.multiply(w.bind(self.base + tirx.Cast("uint32", k % stages) * uint32(self.tile.stage_bytes)))
+            for j in range(pace):
+                slot = tirx.Cast("uint32", tirx.truncmod(turn, stages) * pace + j)
+                with w.when(turn * pace + j < count):
+                    self.multiply(keep(w, self.base + slot * uint32(self.tile.stage_bytes)))
+
+    def _fill_group(self, group: Expr, first: Expr, count: Expr, rows: bool = True, weights: bool = True) -> None:
+        """The K tiles that one barrier announces."""
+        pace = self.tile.pace
+        with self.w.loop(pace) as j:
+            k = keep(self.w, group * pace + j)
+            with self.w.when(k < count):
+                slot = tirx.truncmod(group, self.tile.stages) * pace + j
+                self._fill(slot, first + k, rows, weights)
+
+    def _before(self, first: Expr, count: Expr) -> None:
+        """Fill all stages but one. With `overlap`, only weights until the kernel before this one is done."""
+        w, stages = self.w, self.tile.stages
+        if self.tile.overlap:
+            w.do(I.ptx.griddepcontrol.launch_dependents())
+            with w.loop(stages - 1) as group:
+                self._fill_group(group, first, count, rows=False)
+            w.do(I.ptx.griddepcontrol.wait())
+        with w.loop(stages - 1) as group:
+            self._fill_group(group, first, count, weights=not self.tile.overlap)
+            w.do(I.ptx["cp.async.commit_group"]())
 
     # --- results ---------------------------------------------------------------------------------------------------
 
-    def _reduce(self) -> None:
-        """Add the parts of K up, through shared memory, in the threads of part 0."""
+    def _combine(self) -> None:
+        """Add the parts of K up, through the shared memory of the block that needs them. All warps share the items."""
         w, tile = self.w, self.tile
         size = SIZES[self.problem.arithmetic]
-        step, kind = 16 // size, "v4.f32" if size == 4 else "v2.f64"
-        members = tile.threads // tile.split
+        kind = f"v{self.step}.f{8 * size}"
+        members, each = tile.threads // tile.split, len(self.pieces(0, 0))
         w.do(I.ptx["cp.async.wait_group"](0))
-        w.do(I.cuda.cta_sync())
+        self._meet()  # no block reads stages any more
 
-        def at(part: Expr, i: int) -> Expr:
-            place = ((part * (self.sums // step) + i // step) * members + self.member) * 16
-            return self.base + tirx.Cast("uint32", place)
+        def at(start: Expr, source: Expr, number: int) -> Expr:
+            place = ((source * (self.items * each) + number) * members + self.member) * (self.step * size)
+            return start + tirx.Cast("uint32", place)
 
-        with w.when(self.part > 0):
-            for i in range(0, self.sums, step):
-                values = [self.acc[i + j] for j in range(step)]
-                w.do(I.ptx[f"st.shared.{kind}"](at(self.part - 1, i), *values))
-        w.do(I.cuda.cta_sync())
-        with w.when(self.part == 0):
-            other = w.local(step, self.problem.arithmetic)
-            for i in range(0, self.sums, step):
-                for part in range(tile.split - 1):
-                    parts = [other[j] for j in range(step)]
-                    w.do(I.ptx[f"ld.shared.{kind}"](*parts, at(tirx.const(part, "int32"), i)))
-                    for j in range(step):
-                        w.store(self.acc, self.acc[i + j] + other[j], i + j)
+        source = self.rank * tile.split + self.part
+        remote = w.local(1, "uint32")
+        for block in range(tile.cluster):
+            if tile.cluster > 1:
+                w.do(I.ptx["mapa.shared::cluster.u32"](remote[0], self.base, uint32(block)))
+            to, space = (remote[0], "shared::cluster") if tile.cluster > 1 else (self.base, "shared")
+            for item in range(self.items):
+                for number, first in enumerate(self.pieces(item, block), item * each):
+                    values = [self.acc[first + i] for i in range(self.step)]
+                    w.do(I.ptx[f"st.{space}.{kind}"](at(to, source, number), *values))
+        self._meet()
+        other = w.local(self.step, self.problem.arithmetic)
+        parts = [other[i] for i in range(self.step)]
+        for part in range(tile.split):
+            with w.when(self.part == part):
+                for item in range(part, self.items, tile.split):
+                    for number, first in enumerate(self.pieces(item, 0), item * each):
+                        for source in range(tile.parts):
+                            w.do(I.ptx[f"ld.shared.{kind}"](*parts, at(self.base, tirx.const(source, "int32"), number)))
+                            for i in range(self.step):
+                                w.store(self.acc, self.acc[first + i] + other[i] if source else other[i], first + i)
+                    self.finish(item)
+
+    def _meet(self) -> None:
+        """All threads that share K."""
+        if self.tile.cluster > 1:
+            self.w.do(I.ptx["barrier.cluster.arrive.release.aligned"]())
+            self.w.do(I.ptx["barrier.cluster.wait.acquire.aligned"]())
+        else:
+            self.w.do(I.cuda.cta_sync())
 
 
-def ring_kernel(name: str, problem: Problem, tile: RingTile, kind: type[Ring]) -> Kernel:
-    """A kernel whose grid is one block per tile of rows and columns."""
+def ring_kernel(name: str, problem: Problem, tile: RingTile, make: Callable[[Writer], Ring]) -> Kernel:
+    """A kernel whose grid is one block, or cluster of blocks, per tile of rows and columns."""
 
     def body(w: Writer) -> None:
-        with problem.flavour():
-            kind(w, problem, tile).run()  # type: ignore[call-arg]
+        with problem.flavour(), I.attr({"tirx.launch_bounds_min_blocks_per_sm": tile.blocks}):
+            make(w).run()
 
-    facts = {"threads": tile.threads, "shared_bytes": tile.shared_bytes}
-    return write(name, problem.pointers, problem.scalars, body, **facts)
+    attributes = {"tirx.kernel_launch_params": [DEPENDENT]} if tile.overlap else None
+    given = problem.pointers, problem.scalars, body
+    facts: dict[str, Any] = {"shared_bytes": tile.shared_bytes, "cluster": tile.cluster}
+    return write(name, *given, threads=tile.threads, attributes=attributes, **facts)

@@ -22,7 +22,7 @@ Expr = Any
 ROWS, CONSUMERS, STEPS = 128, 2, 4  # of a block; warpgroups that multiply; steps of 32 bytes of K in a stage
 THREADS = 128 * (CONSUMERS + 1)
 LAG = 2  # stages between a copy's start and its announcement
-INPUTS = {
+INPUTS: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "bfloat16": ("k16", "bf16.bf16", (0, 0)),
     "float16": ("k16", "f16.f16", (0, 0)),
     "float32": ("k8", "tf32.tf32", ()),
@@ -57,11 +57,12 @@ def wgmma_kernel(name: str, problem: Problem, tile: WgmmaTile) -> Kernel:
     assert tile.stages > LAG + 1 and tile.columns % (8 * tile.cluster) == 0
 
     def body(w: Writer) -> None:
-        with problem.flavour():
+        # The register cap of one block: without it the compiler ignores setmaxnreg.
+        with problem.flavour(), I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):
             _Wgmma(w, problem, tile).run()
 
-    facts = {"threads": THREADS, "shared_bytes": tile.shared_bytes, "cluster": tile.cluster}
-    return write(name, problem.pointers, problem.scalars, body, **facts)
+    given = problem.pointers, problem.scalars, body
+    return write(name, *given, threads=THREADS, shared_bytes=tile.shared_bytes, cluster=tile.cluster)
 
 
 class _Wgmma:
@@ -246,7 +247,7 @@ class _Wgmma:
             with w.when(lane < tile.cluster):
                 self._release(release, number * self.total + (self.total - 1))
             row = row0 + tirx.Cast("int64", warp * 16)
-            self.problem.finish_fragments(w, row, (column, tile.columns), lane, acc, 0)
+            self.problem.finish_fragments(w, row, (column, tile.columns), lane, acc)
 
     def _step(self, acc: Any, a: Expr, b: Expr, step: int, k: Expr) -> None:
         deep, kinds, transposed = INPUTS[self.problem.compute]

@@ -1,0 +1,103 @@
+"""gemm(): the pointers that kernels take, the variants of a precision, and on a GPU the numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from gemm_groups import hoisted, lstm_step, made
+
+from tvm_rnn.cuda.gemm import Gemm
+from tvm_rnn.target import resolve
+
+
+def test_pointers_come_in_order_of_their_roles() -> None:
+    found = made(lstm_step(16, 16), "float32")
+    assert [(a.role, a.node.name or a.node.op, a.number) for a in found.arguments] == [
+        ("weight", "R", 0),
+        ("operand", "h", 0),
+        *(("read", name, 0) for name in ("g0", "g1", "g2", "g3", "c")),
+        ("write", "add", 0),
+        ("write", "mul", 0),
+    ]
+    for variant in found.variants:
+        assert [p for p, _ in variant.kernel.pointers] == [a.name for a in found.arguments]
+        assert variant.kernel.scalars == (("rows", "int64"),)
+
+
+@pytest.mark.parametrize(
+    ("precision", "names"),
+    [
+        ("bfloat16", ["few", "many"]),
+        ("tf32", ["few", "many"]),
+        ("float32", ["few", "many"]),
+        ("float64", ["few", "many"]),
+    ],
+)
+def test_steps_have_a_kernel_for_few_rows(precision: str, names: list[str]) -> None:
+    found = made(lstm_step(32, 32), precision, batches=(8,)).variants
+    assert [v.kernel.name for v in found] == [f"kernel_{n}" for n in names]
+    assert found[0].condition.startswith("rows <= ") and found[-1].condition == "true"
+
+
+def test_large_hoisted_products_have_kernels_for_hopper() -> None:
+    names = [v.kernel.name for v in made(hoisted(4, 512, [256])).variants]
+    assert names == ["kernel_mid", "kernel_wide", "kernel_many"]
+    assert [v.kernel.name for v in made(hoisted(4, 512), target="nvidia-a100").variants] == ["kernel_many"]
+
+
+def test_packs_are_those_of_the_weights() -> None:
+    found = made(hoisted(4, 24, [40, 8]), "tf32")
+    assert [p.node.name for p in found.packs] == ["W0", "W1"]
+    assert all(p.dtype == "float32" and p.tf32 for p in found.packs)
+
+
+TOLERANCE = {"bfloat16": 5e-3, "float16": 1e-3, "tf32": 1.5e-3, "float32": 1e-6, "float64": 1e-13}
+DTYPES = {"tf32": "float32"}
+
+
+def run(torch: Any, found: Gemm, precision: str, rows: int, offset: int) -> float:
+    """The largest error of all variants, relative to the result's norm, on fresh random numbers."""
+    import tvm
+
+    target = tvm.target.Target({"kind": "cuda", "arch": resolve("cuda").arch})
+    root = found.arguments[0].node
+    dtype = getattr(torch, DTYPES.get(precision, precision))
+    (gates, width, depth), options = root.shape, {"dtype": torch.float64, "device": "cuda"}
+    weight = (torch.randn(gates, width, depth, **options) / math.sqrt(depth)).to(dtype)
+    at, valid = found.packs[0].index(np.arange(found.packs[0].elements))
+    at = tuple(torch.as_tensor(np.where(valid, a, 0), device="cuda") for a in at)
+    packed = torch.where(torch.as_tensor(valid, device="cuda"), weight[at], torch.zeros((), **options).to(dtype))
+    x = torch.randn(offset + rows * depth, **options).to(dtype)[offset:]
+    wide = torch.float64 if precision == "float64" else torch.float32
+    bias = torch.randn(gates, width, **options).to(wide)
+    expected = torch.einsum("mk,gnk->gmn", x.view(rows, depth).double(), weight.double()) + bias.double()[:, None]
+    worst = 0.0
+    for variant in found.variants:
+        with target:
+            module = tvm.IRModule({variant.kernel.name: variant.kernel.func})
+            kernel = tvm.compile(module, target=target, tir_pipeline="tirx")[variant.kernel.name]
+        for _ in range(20 if rows < 1000 else 2):
+            outs = torch.full((gates, rows * width), math.nan, dtype=dtype, device="cuda")
+            kernel(packed, x, bias.view(-1), *outs, rows)
+            got = outs.view(gates, rows, width).double()
+            worst = max(worst, float((got - expected).norm() / expected.norm()), key=lambda e: (e != e, e))
+    return worst
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", list(TOLERANCE))
+@pytest.mark.parametrize(
+    ("gates", "width", "depth", "rows", "offset"),
+    [(4, 40, 24, 300, 0), (3, 50, 33, 37, 0), (2, 96, 200, 129, 1), (4, 128, 136, 2000, 0)],
+)
+def test_products_on_a_gpu(precision: str, gates: int, width: int, depth: int, rows: int, offset: int) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no NVIDIA GPU")
+    for region in ("before", "step"):
+        found = made(hoisted(gates, width, [depth], region), precision, target="cuda", batches=(min(rows, 128),))
+        assert run(torch, found, precision, rows, offset) < TOLERANCE[precision]

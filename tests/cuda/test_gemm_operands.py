@@ -1,0 +1,53 @@
+"""Left operands: which are rows of consecutive elements, and which must be read one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tvm_rnn.cuda.gemm_operands import operands
+from tvm_rnn.cuda.places import Place
+from tvm_rnn.graph import Node, make
+
+
+def product(operand: Node) -> Node:
+    return make("gemm", Node("param", shape=(3, operand.shape[0])), operand)
+
+
+def leaf(*shape: int) -> Node:
+    return Node("state", shape=shape, name="s")
+
+
+def test_a_stored_vector_is_read_as_it_lies() -> None:
+    (found,) = operands(product(leaf(16)), lambda n: Place("bfloat16", 16) if n.leaf else None)
+    assert (found.offset, found.depth, found.name) == (0, 16, "x0")
+    assert found.rows_of("bfloat16") and not found.rows_of("float16")
+
+
+def test_a_slice_and_a_row_have_an_offset() -> None:
+    sliced = make("slice", leaf(32), axis=-1, start=8, stop=24)
+    row = make("index", leaf(3, 16), axis=-2, at=2)
+    assert [
+        operands(product(n), lambda n: Place("float16", 48) if n.leaf else None)[0].offset for n in (sliced, row)
+    ] == [
+        8,
+        32,
+    ]
+
+
+@pytest.mark.parametrize(("stride", "start", "fits"), [(32, 8, True), (32, 4, False), (36, 8, False)])
+def test_rows_need_alignment(stride: int, start: int, fits: bool) -> None:
+    view = make("slice", leaf(32), axis=-1, start=start, stop=start + 16)
+    (found,) = operands(product(view), lambda n: Place("float16", stride) if n.leaf else None)
+    assert found.rows_of("float16") == fits
+
+
+def test_a_column_is_not_straight() -> None:
+    column = make("index", leaf(8, 4), axis=-1, at=1)
+    (found,) = operands(product(column), lambda n: Place("float32", 32) if n.leaf else None)
+    assert found.offset is None and not found.rows_of("float32")
+
+
+def test_an_operand_is_one_value() -> None:
+    joined = make("concat", leaf(4), leaf(4), axis=-1)
+    with pytest.raises(ValueError, match="reads 2 values"):
+        operands(product(joined), lambda n: Place("float32", 4) if n.leaf else None)

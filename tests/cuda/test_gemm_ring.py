@@ -1,0 +1,42 @@
+"""The ring of stages: how K is shared out, and what of it can start early."""
+
+from __future__ import annotations
+
+import pytest
+from compiled_kernels import text_of
+from gemm_groups import hoisted, lstm_step, made
+
+from tvm_rnn.cuda import gemm as module
+from tvm_rnn.cuda.gemm_mma import MmaTile
+from tvm_rnn.cuda.kernel import Kernel
+from tvm_rnn.schedule import best
+
+
+def test_shared_memory_holds_the_ring_or_the_sums() -> None:
+    assert MmaTile(128, stages=3, columns=128).shared_bytes == 3 * 256 * 128
+    assert MmaTile(16, split=4, stages=2, columns=32, warps=1).shared_bytes == 2 * 48 * 128
+    assert MmaTile(128, split=4, stages=2, columns=128).shared_bytes == 4 * 128 * 128 * 4
+    assert MmaTile(128, stages=3, columns=128, pace=2).shared_bytes == 2 * 3 * 256 * 128
+
+
+def test_the_tiles_of_two_operands_follow_each_other() -> None:
+    text = text_of(made(hoisted(1, 64, [64, 200])).variants[-1].kernel)
+    assert "v_" in text and text.count("async_cg_shared_global_16(") >= 4
+
+
+def kernel_with(monkeypatch: pytest.MonkeyPatch, **record: int) -> Kernel:
+    monkeypatch.setattr(module, "best", lambda unit, target: best(unit, target, record))
+    return made(lstm_step(512, 512), batches=(64,)).variants[0].kernel
+
+
+def test_blocks_that_share_k_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = kernel_with(monkeypatch, few_columns=64, widest=64, few_cluster=2)
+    assert kernel.cluster == 2
+    text = text_of(kernel)
+    assert "cluster_arrive" in text and "st_vec_shared__cluster" in text
+
+
+def test_overlap_waits_for_the_kernel_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "griddepcontrol" not in text_of(kernel_with(monkeypatch))
+    text = text_of(kernel_with(monkeypatch, overlap=1))
+    assert text.index("launch_dependents") < text.index("griddepcontrol_wait")

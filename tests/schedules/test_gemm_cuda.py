@@ -1,0 +1,81 @@
+"""gemm_cuda: tiles that exist for every shape and precision, choices, and replay of records."""
+
+from __future__ import annotations
+
+import pytest
+
+from tvm_rnn import ConfigError, target
+from tvm_rnn.cuda.gemm_lanes import LanesTile
+from tvm_rnn.cuda.gemm_layout import Fragments, Lanes
+from tvm_rnn.cuda.gemm_mma import MmaTile
+from tvm_rnn.cuda.gemm_wgmma import WgmmaTile
+from tvm_rnn.schedule import Config, Knobs, Unit, best, templates
+
+GPU = target.resolve("nvidia-h200")
+
+
+def unit(dtype: str, gates: int = 4, width: int = 256, depth: int = 256, region: str = "step", rows: int = 64) -> Unit:
+    return Unit("gemm", region, dtype, gates, width, (depth,), batches=(rows,))
+
+
+def check_tensor(u: Unit, knobs: Config) -> None:
+    size = "float32" if u.dtype == "tf32" else u.dtype
+    layout = Fragments(u.gates, u.width, size, knobs["span"], knobs["widest"])
+    for name in ("few", "many"):
+        parts = {k: knobs[f"{name}_{k}"] for k in ("rows", "split", "stages", "cluster", "columns", "warps", "along")}
+        parts["pace"] = knobs["pace"] if name == "few" else 1
+        tile = MmaTile(**parts)
+        assert tile.rows % (16 * tile.warps) == 0 and tile.threads <= 1024
+        assert layout.columns % tile.columns == 0 and tile.broad * 8 // tile.cluster % layout.block == 0
+        assert tile.shared_bytes <= GPU.shared_bytes
+        assert tile.sums <= 128 * 4 or u.gates > 16, "accumulators in registers"
+    if knobs["wide_columns"]:
+        wide = WgmmaTile(*(knobs[f"wide_{k}"] for k in ("columns", "stages", "cluster")))
+        assert wide.shared_bytes <= GPU.shared_bytes and layout.columns % wide.columns == 0 and wide.columns <= 256
+        assert wide.columns % layout.block == 0 and wide.columns % (8 * wide.cluster) == 0
+
+
+def check_lanes(u: Unit, knobs: Config) -> None:
+    groups = Lanes(u.gates, u.width, u.dtype, knobs["units"]).groups
+    size = 8 if u.dtype == "float64" else 4
+    for name in ("few", "many"):
+        parts = {k: knobs[f"{name}_{k}"] for k in ("rows", "split", "stages", "across", "high")}
+        parts["pace"] = knobs["pace"] if name == "few" else 1
+        tile = LanesTile(groups=groups, size=size, **parts)
+        assert tile.rows % tile.high == 0 and tile.down * tile.lanes % 32 == 0 and tile.threads <= 1024
+        assert tile.shared_bytes <= GPU.shared_bytes and 8 % tile.split == 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "tf32", "float32", "float64"])
+@pytest.mark.parametrize("gates", [1, 2, 3, 4, 5, 8, 11, 40])
+@pytest.mark.parametrize("width", [1, 7, 16, 130, 1024, 2560])
+@pytest.mark.parametrize("region", ["before", "step"])
+def test_the_default_tiles_can_be_built(dtype: str, gates: int, width: int, region: str) -> None:
+    for rows in (1, 16, 64, 1000):
+        u = unit(dtype, gates, width, width, region, rows)
+        chosen, knobs = best(u, GPU)
+        assert chosen.name == "gemm_cuda"
+        (check_tensor if dtype in ("float16", "tf32") else check_lanes)(u, knobs)
+
+
+def test_steps_are_spread_over_multiprocessors() -> None:
+    assert best(unit("bfloat16", width=1024), GPU)[1]["few_columns"] == 32
+    assert [best(unit("float32", width=w), GPU)[1]["few_across"] for w in (1024, 2560, 4096)] == [4, 4, 8]
+
+
+def test_wgmma_is_for_hoisted_products_on_hopper() -> None:
+    assert best(unit("bfloat16", region="before"), GPU)[1]["wide_columns"] == 256
+    assert best(unit("bfloat16"), GPU)[1]["wide_columns"] == 0
+    assert best(unit("bfloat16", region="before"), target.resolve("nvidia-a100"))[1]["wide_columns"] == 0
+
+
+def test_a_record_is_replayed_and_checked() -> None:
+    assert best(unit("bfloat16"), GPU, {"few_stages": 5})[1]["few_stages"] == 5
+    with pytest.raises(ConfigError, match="knob few_stages has no such value"):
+        best(unit("bfloat16"), GPU, {"few_stages": 7})
+
+
+def test_the_space_is_every_choice() -> None:
+    knobs = Knobs()
+    templates()["gemm_cuda"].configure(unit("bfloat16"), GPU, knobs)
+    assert {"span", "few_rows", "many_columns", "overlap"} <= set(knobs.space)
