@@ -55,7 +55,7 @@ def test_weights_of_16_bits_are_widened() -> None:
 
 
 def module(dtype: str) -> Any:
-    return SimpleNamespace(device=0, manifest={"dtype": dtype})
+    return SimpleNamespace(device=0, manifest={"dtype": dtype}, _kinds={})
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -97,6 +97,13 @@ def test_results_do_not_share_the_users_memory() -> None:
     piece = arrays.copy(arrays.adopt(x))
     x[:] = 9
     assert arrays.result(piece, (2,)).tolist() == [1, 2]
+
+
+def test_an_array_of_a_gpu_needs_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch", "cupy"):
+        monkeypatch.setitem(gpu_arrays.sys.modules, name, None)
+    with pytest.raises(ImportError):
+        kind_of(OnGpu(2, 0), module("float32"))
 
 
 def test_cupy_has_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from fake_gpu import H, Log, expected, toolchain, write_tiny
 
-from tvm_rnn import runtime
+from tvm_rnn import gpu_arrays, runtime
 from tvm_rnn.errors import DeviceError, InputError, LoadError, WeightError
 from tvm_rnn.runtime import load
 from tvm_rnn.runtime_cuda import CudaModule, fits
@@ -238,3 +238,87 @@ def test_three_files_beside_a_so_are_enough(path: Path, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "[1.  1.  1.  1.5 1.5 1.5]" in done.stdout and "TvmRnnError" in done.stdout
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """torch, whose tensors count as arrays of the fake GPU: it has its memory where the CPU has its own."""
+    torch = pytest.importorskip("torch")
+
+    class Arrays(gpu_arrays.TorchArrays):
+        def __init__(self, module: Any, number: int, back: type | None) -> None:
+            super().__init__(module, number, back)
+            self.place = torch.device("cpu")
+
+        def stream(self) -> int:
+            return 7
+
+    monkeypatch.setattr(gpu_arrays, "gpu_of", lambda value: 0 if isinstance(value, torch.Tensor) else None)
+    monkeypatch.setattr(gpu_arrays, "TorchArrays", Arrays)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    return torch
+
+
+def test_torch_on_the_gpu(module: CudaModule, on_gpu: Any) -> None:
+    x, lengths, reset = on_gpu.tensor(X), on_gpu.tensor([5, 0, 2, 4]).int(), on_gpu.tensor(X[..., 0] > 0.5)
+    for _ in range(2):  # the second call has its initial states from the first
+        y, state = module(x)
+        expected_y, h = expected(X)
+        np.testing.assert_array_equal(y.numpy(), expected_y)
+        np.testing.assert_array_equal(state["h"].numpy(), h)
+    before = {name: value.clone() for name, value in state.items()}
+    y, _ = module(x.transpose(0, 1).contiguous().transpose(0, 1), state, lengths=lengths, reset=reset)
+    np.testing.assert_array_equal(y.numpy(), expected(X, h, lengths.numpy(), reset.numpy())[0])
+    assert all(on_gpu.equal(before[name], state[name]) for name in state)
+    again, _ = module(x, module.init_state(4), lengths=lengths.tolist(), reset=reset.byte() * 3)
+    np.testing.assert_array_equal(again.numpy(), expected(X, None, lengths.numpy(), reset.numpy())[0])
+
+
+def test_the_callers_stream_is_used_and_nothing_is_copied(path: Path, on_gpu: Any) -> None:
+    module, log, x = load(path), Log(path), on_gpu.tensor(X)
+    module(x)
+    log.take()
+    module(x)
+    assert log.take() == []  # the cell is C++ of the host program: no kernel, and no copy
+    module(x.numpy())
+    assert {word.split("(")[0] for word in log.take()} == {"transfer"}
+
+
+def test_results_that_nothing_is_done_for(module: CudaModule, on_gpu: Any) -> None:
+    state = {"h": on_gpu.ones(1, 4, H), "m": on_gpu.ones(1, 4, H)}
+    _, after = module(on_gpu.zeros(0, 4, H), state)
+    state["h"].zero_()
+    assert (after["h"] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ({"lengths": [1.0, 2.0, 3.0, 4.0]}, "lengths does not fit"),
+        ({"lengths": [1, 2, 3]}, "lengths does not fit"),
+        ({"reset": [[0.5] * 4] * 5}, "reset does not fit"),
+    ],
+)
+def test_rows_of_the_gpu_that_do_not_fit(module: CudaModule, on_gpu: Any, how: dict[str, Any], says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        module(on_gpu.tensor(X), **{name: on_gpu.tensor(value) for name, value in how.items()})
+
+
+def test_several_layers_of_other_shapes(tmp_path: Path, on_gpu: Any) -> None:
+    states = [{"name": "h", "shapes": [[1], [2]], "initial": 0.0}, {"name": "m", "shapes": [[3], [0]], "initial": 1.0}]
+    module = load(write_tiny(tmp_path / "m.so", states=states, num_layers=2))
+    given = [on_gpu.ones(1, 4, 1), on_gpu.full((1, 4, 2), 2.0)]
+    for x in (on_gpu.tensor(X), X):
+        _, state = module(
+            x,
+            {
+                "h": given if isinstance(x, on_gpu.Tensor) else [g.numpy() for g in given],
+                "m": module.init_state(4)["m"],
+            },
+        )
+        assert [tuple(part.shape) for part in state["h"]] == [(1, 4, 1), (1, 4, 2)]
+        flat = np.concatenate([np.asarray(part).ravel() for part in state["h"]])
+        start = np.concatenate([g.numpy().ravel() for g in given]).reshape(1, 4, 3)
+        np.testing.assert_array_equal(flat.reshape(1, 4, 3), expected(X, start)[1])
+    with pytest.raises(InputError, match="not a list"):
+        module(X, {"h": X, "m": module.init_state(4)["m"]})

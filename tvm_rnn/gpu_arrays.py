@@ -7,6 +7,7 @@ results of the kind that x was. Used by runtime_cuda.py; needs numpy, and torch 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 import threading
 import weakref
@@ -78,23 +79,25 @@ def gpu_of(value: Any) -> int | None:
 
 
 def kind_of(x: Any, module: Any) -> Any:
-    """What handles arrays of the kind of x. Raises ValueError where nothing does."""
+    """What handles arrays of the kind of x. Raises ImportError and ValueError where nothing does."""
     number = gpu_of(x)
     if number is None:
         return HostArrays(module, x)
-    library = type(x).__module__.partition(".")[0]
-    if library == "cupy":
+    known = module._kinds.get((number, type(x)))
+    if known is None:
+        known = module._kinds[number, type(x)] = _on_a_gpu(x, module, number)
+    return known
+
+
+def _on_a_gpu(x: Any, module: Any, number: int) -> Any:
+    if type(x).__module__.partition(".")[0] == "cupy":
         return CupyArrays(module, number, None)
-    back = None if "torch" in sys.modules and isinstance(x, sys.modules["torch"].Tensor) else type(x)
-    try:
-        import torch
-
+    with contextlib.suppress(ImportError):
+        torch = importlib.import_module("torch")
         if torch.cuda.is_available():
-            return TorchArrays(module, number, back)
-    except ImportError:
-        pass
-
-    return CupyArrays(module, number, back)
+            return TorchArrays(module, number, None if isinstance(x, torch.Tensor) else type(x))
+    importlib.import_module("cupy")
+    return CupyArrays(module, number, type(x))
 
 
 def _from_dlpack(kind: type) -> Callable[[Any], Any]:
@@ -125,8 +128,8 @@ class TorchArrays:
     def stream(self) -> int:
         return int(self.torch.cuda.current_stream(self.number).cuda_stream)
 
-    def empty(self, elements: int) -> Any:
-        return self.torch.empty(elements, dtype=self.kind, device=self.place)
+    def empty(self, shape: tuple[int, ...]) -> Any:
+        return self.torch.empty(shape, dtype=self.kind, device=self.place)
 
     def full(self, elements: int, value: float) -> Any:
         return self.torch.full((elements,), value, dtype=self.kind, device=self.place)
@@ -165,7 +168,7 @@ class TorchArrays:
         return array.clone()
 
     def result(self, array: Any, shape: tuple[int, ...]) -> Any:
-        array = array.view(shape)
+        array = array if array.shape == shape else array.view(shape)
         return array if self.back is None else _from_dlpack(self.back)(array)
 
     @staticmethod
@@ -192,9 +195,9 @@ class CupyArrays:
     def stream(self) -> int:
         return int(self.cupy.cuda.get_current_stream(self.number).ptr)
 
-    def empty(self, elements: int) -> Any:
+    def empty(self, shape: tuple[int, ...]) -> Any:
         with self.cupy.cuda.Device(self.number):
-            return self.cupy.empty(elements, self.kind)
+            return self.cupy.empty(shape, self.kind)
 
     def full(self, elements: int, value: float) -> Any:
         with self.cupy.cuda.Device(self.number):
@@ -285,8 +288,8 @@ class HostArrays:
             self.library["transfer"](self.number, PER_THREAD_STREAM, piece.address, piece.array.ctypes.data, size)
         return piece.address
 
-    def empty(self, elements: int) -> Piece:
-        array = np.empty(elements, self.item)
+    def empty(self, shape: tuple[int, ...]) -> Piece:
+        array = np.empty(shape, self.item)
         return Piece(array, self.kind, self._memory(array.nbytes))
 
     def full(self, elements: int, value: float) -> Piece:

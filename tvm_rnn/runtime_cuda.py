@@ -8,7 +8,6 @@ new arrays of the same kind and place. Works alone beside a .so, together with r
 from __future__ import annotations
 
 import importlib
-import math
 import os
 import threading
 import weakref
@@ -143,6 +142,7 @@ class CudaModule(Module):
         self._tensor = lambda array: array
         self._lock, self._devices, self.device = threading.Lock(), dict[int, Device](), 0
         self._local = threading.local()  # memory for arrays of the CPU, per thread
+        self._kinds = dict[Any, Any]()  # what handles the arrays of a GPU and type
         self._threads, self._packed, self._plans, self.weights = 0, None, dict[int, Any](), dict[str, np.ndarray]()
         seconds = os.environ.get("TVM_RNN_WATCHDOG_SECONDS", "")
         self.watchdog_seconds: float | None = float(seconds) if seconds else None
@@ -205,6 +205,11 @@ class CudaModule(Module):
             raise runtime._error(WeightError, "the module has no weights", "none", got, do)
         try:
             arrays = gpu_arrays.kind_of(values[0], self)
+        except (ImportError, ValueError) as error:
+            do = "pass a torch tensor on that GPU, or a numpy array"
+            what = f"{self._inputs[0][0]} is not an array for this module"
+            raise runtime._error(InputError, what, f"{type(values[0]).__name__}: {error}", do=do) from None
+        try:
             device = self._devices.get(arrays.number) or self._open_device(arrays)
             arrays.use(device.functions)
             return self._run_on(device, arrays, values, state, axes, lengths, reset)
@@ -239,13 +244,13 @@ class CudaModule(Module):
             None if value is None else self._rows(arrays, what, value, dtype, size, T)
             for what, value, dtype, size in (("lengths", lengths, np.int64, (B,)), ("reset", reset, bool, (T, B)))
         ]
-        before, y = self._before(device, arrays, state, B, stream), arrays.empty(math.prod((*lead, *self._output)))
+        before, y = self._before(device, arrays, state, B, stream), arrays.empty((*lead, *self._output))
         if not T or not B:
             plan = self._plan(B)
             pairs = zip(plan, before, strict=True)
             after = [arrays.full(p[2], p[1]) if type(b) is int else arrays.copy(b) for p, b in pairs]
             return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B)
-        after = [arrays.empty(size) for _, _, size, _ in self._plan(B)]
+        after = [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
         # In the order of sequence's arguments, but for the packed weights, which come fourth.
         held = [y, *rows, arrays.workspace(device.workspace(T, B, stream)), first, *more, *before, *after]
         at = [0 if a is None else a if type(a) is int else arrays.address(a) for a in held]
@@ -307,9 +312,11 @@ class CudaModule(Module):
     def _shaped(self, arrays: Any, flat: list[Any], B: int) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for array, (name, _, _, parts) in zip(flat, self._plan(B), strict=True):
+            if len(parts) == 1:
+                result[name] = arrays.result(array, parts[0][1])
+                continue
             whole = arrays.flat(array)
-            found = [arrays.result(whole[place], shape) for place, shape in parts]
-            result[name] = found[0] if len(found) == 1 else found
+            result[name] = [arrays.result(whole[place], shape) for place, shape in parts]
         return result
 
 

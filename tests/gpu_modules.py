@@ -1,0 +1,48 @@
+"""Modules for the tests marked `gpu`: compiled here, or in a folder beforehand for a machine that has no compiler.
+
+In: a network. Out: its module, loaded. TVM_RNN_MODULES names a folder: what is not in it yet is compiled into it, also
+on a machine without a GPU (run the tests there once, and then where the GPU is, with that folder).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn.errors import LoadError
+
+
+@functools.cache
+def _folder() -> Path:
+    return Path(os.environ.get("TVM_RNN_MODULES") or tempfile.mkdtemp(prefix="tvm_rnn_"))
+
+
+def gpu_module(name: str, net: rnn.RNN, **how: Any) -> Any:
+    """The module of a network, under a name that is its own. Skips the test where there is no GPU."""
+    path = _folder() / f"{name}.so"
+    if not path.exists():
+        keep = os.environ.get("TVM_RNN_MODULES")
+        if not (keep or _has_gpu()):
+            pytest.skip("needs an NVIDIA GPU")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rnn.compile(net, os.environ.get("TVM_RNN_GPU") or ("cuda" if _has_gpu() else "nvidia-h200"), **how).export(path)
+    try:
+        return rnn.load(path)
+    except LoadError as reason:
+        pytest.skip(str(reason).splitlines()[0])
+
+
+@functools.cache
+def _has_gpu() -> bool:
+    from tvm_rnn.target import resolve
+
+    try:
+        return resolve("cuda").kind == "cuda"
+    except rnn.ConfigError:
+        return False
