@@ -197,13 +197,13 @@ def _reduce(values: Values, root: Node, index: Index, lane: Expr | None) -> Expr
     writer, dtype = values.writer, arithmetic(values.precision)
     axes = reduced_axes(root)
     extent = prod(size for _, size in axes)
-    combine = scalar.maximum if root.op == "max" else scalar.add
+    combine, identity = combiner(root)
     total = writer.local(1, dtype)
-    writer.store(total, tirx.const(float("-inf") if root.op == "max" else 0.0, dtype), 0)
+    writer.store(total, tirx.const(identity, dtype), 0)
 
     def add(k: Expr) -> None:
         ks = unravel(writer, k, tuple(size for _, size in axes))
-        writer.store(total, combine(total[0], _reduced(values.inner(), root, index, ks)), 0)
+        writer.store(total, combine(total[0], reduced(values.inner(), root, index, ks)), 0)
 
     if lane is None:
         with writer.loop(extent) as k:
@@ -221,7 +221,12 @@ def _reduce(values: Values, root: Node, index: Index, lane: Expr | None) -> Expr
     return writer.keep(total[0])
 
 
-def _reduced(values: Values, root: Node, index: Index, ks: Index) -> Expr:
+def combiner(root: Node) -> tuple[Callable[[Expr, Expr], Expr], float]:
+    """How a reduction combines two values, and where it begins."""
+    return (scalar.maximum, float("-inf")) if root.op == "max" else (scalar.add, 0.0)
+
+
+def reduced(values: Values, root: Node, index: Index, ks: Index) -> Expr:
     """What is reduced, at one element."""
     if root.op != "einsum":
         return values.at(root.args[0], reduced_index(root, index, ks[0]))

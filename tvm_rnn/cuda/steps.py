@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from ..graph import Graph, Group, Node
 from ..target import Target as Machine
+from .chain import chain_kernel, chains
 from .gemm import gemm
 from .layout import Layout, Target
 from .places import Argument, Place
@@ -78,7 +79,7 @@ class Layer:
     initial: Mapping[str, float]
     batches: tuple[int, ...] = ()
     directions: int = 1
-    groups: list[tuple[Group, Any]] = field(default_factory=list)
+    groups: list[tuple[list[Group], Any]] = field(default_factory=list)  # what one launch does, in order
     regimes: list[Regime] = field(default_factory=list)
     reserved: dict[tuple[str, str], tuple[Pointer, str]] = field(default_factory=dict)
     regime: str = "-1"  # C++ expression: which of `regimes` runs in this call; below 0: none
@@ -86,9 +87,10 @@ class Layer:
     def __post_init__(self) -> None:
         self.weights = Weights(self.graph, self.number, self.precision)
         self.layout = Layout(self.graph, self.precision, self.weights, self.dtype, self.directions)
-        for number, group in enumerate(self.graph.groups):
-            work = self._kernel(f"g{self.number}_{group.region}{number}_{group.kind}", group)
-            self.groups.append((group, work))
+        for number, groups in enumerate(chains(self.graph.groups)):
+            kind = groups[0].kind if len(groups) == 1 else "rows"
+            work = self._kernel(f"g{self.number}_{groups[0].region}{number}_{kind}", groups)
+            self.groups.append((groups, work))
             for pack in getattr(work, "packs", ()):
                 self.weights.want(pack)
         self.regimes = choose(self.layout, self.machine, self.precision, self.batches)
@@ -99,29 +101,29 @@ class Layer:
     def states(self) -> StateKernels:
         return StateKernels(self.layout, f"g{self.number}", self.initial)
 
-    def _kernel(self, name: str, group: Group) -> Any:
+    def _kernel(self, name: str, groups: list[Group]) -> Any:
         layout = self.layout
 
-        def places(node: Node) -> list[Place]:
+        def writes(group: Group, node: Node) -> list[Place]:
             return [t.place for t in layout.targets(node, group.region)] if layout.writer(node, group) else []
 
-        def reads(node: Node) -> Place | None:
+        def reads(group: Group, node: Node) -> Place | None:
             found = None if layout.home.get(node) is group else layout.source(node)
             return None if found is None else found.place
 
-        if group.kind == "gemm":
-            return gemm(
-                name,
-                group,
-                precision=self.precision,
-                target=self.machine,
-                operands=lambda n: None if (found := layout.source(n, True)) is None else found.place,
-                reads=reads,
-                writes=places,
-                batches=self.batches,
-            )
-        elsewhere = layout.elsewhere(group)
-        return rows_kernel(name, group, precision=self.precision, reads=reads, writes=places, elsewhere=elsewhere)
+        first = groups[0]
+        own: dict[str, Any] = {"reads": partial(reads, first), "writes": partial(writes, first), "precision": self.precision}
+        if first.kind == "gemm":
+
+            def operands(node: Node) -> Place | None:
+                found = layout.source(node, True)
+                return None if found is None else found.place
+
+            return gemm(name, first, target=self.machine, operands=operands, batches=self.batches, **own)
+        if len(groups) == 1:
+            return rows_kernel(name, first, elsewhere=layout.elsewhere(first), **own)
+        places: dict[str, Any] = {"reads": reads, "writes": writes, "elsewhere": layout.elsewhere}
+        return chain_kernel(name, groups, precision=self.precision, **places)
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
@@ -183,14 +185,14 @@ class Layer:
     def facts(self) -> list[dict[str, Any]]:
         """Rows for the manifest: what runs, by which template."""
         found = [regime.fact for regime in self.regimes]
-        for group, work in self.groups:
+        for groups, work in self.groups:
             if hasattr(work, "unit"):
-                unit = f"{group.region} {work.unit.kind} G={work.unit.gates} N={work.unit.width}"
+                unit = f"{groups[0].region} {work.unit.kind} G={work.unit.gates} N={work.unit.width}"
                 unit += f" K={'+'.join(map(str, work.unit.depths))}"
                 found.append({"unit": unit, "template": work.template, "knobs": dict(work.knobs), "record": "default"})
             else:
-                shape = "x".join(map(str, group.nodes[-1].shape)) or "1"
-                unit = f"{group.region} {group.kind} {shape}"
+                shapes = ["x".join(map(str, g.nodes[-1].shape)) or "1" for g in groups]
+                unit = f"{groups[0].region} {' '.join(dict.fromkeys(g.kind for g in groups))} {' '.join(shapes)}"
                 found.append({"unit": unit, "template": "rows_cuda", "knobs": {}, "record": "default"})
         return found
 
@@ -263,15 +265,15 @@ class Layer:
     def _launch(
         self, host: Host, region: str, rows: Expr, buffers: Buffers, find: Callable[[Target, Node], Pointer]
     ) -> None:
-        for group, work in self.groups:
-            if group.region != region:
+        for groups, work in self.groups:
+            if groups[0].region != region:
                 continue
 
-            def pointer(a: Argument, group: Group = group, work: Any = work) -> Pointer:
+            def pointer(a: Argument, work: Any = work) -> Pointer:
                 if a.role == "weight":
                     return buffers.weights[work.packs[a.number].key]
                 if a.role == "write":
-                    return find(self.layout.targets(a.node, group.region)[a.number], a.node)
+                    return find(self.layout.targets(a.node, region)[a.number], a.node)
                 target = self.layout.source(a.node, a.role == "operand")
                 assert target is not None
                 return find(target, a.node)

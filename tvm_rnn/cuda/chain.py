@@ -1,0 +1,220 @@
+"""One kernel for consecutive pointwise and reduce groups: a block per row, the groups one after the other.
+
+In: groups without products, and where their values lie. Out: `Rows`, as of a single group. What one group stores and a
+later one reads passes through memory and a barrier of the block; a launch would cost more than either.
+
+Rewrite: launch group 1; launch group 2; ...  -->  one launch: for row in block: group 1; barrier; group 2; ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from ..expressions import Index, reduced_axes
+from ..graph import Group, Node
+from ..memory import wide
+from ..scalar_cuda import flavour
+from ..tiles import runs_along
+from .kernel import Writer, write
+from .places import Argument, Place, arithmetic
+from .rows import WARP, Job, Rows, combiner, finish_group, reduced, unravel
+from .values import Values
+
+Expr = Any
+MOST_WORK = 1 << 14  # elements of a group per row: beyond, one block per row leaves too much of the GPU idle
+MOST_THREADS, ELEMENTS_PER_THREAD = 1024, 4
+
+
+def work_of(group: Group) -> int:
+    """Elements that a group computes or reads for one row."""
+    root = group.root
+    size = prod(group.nodes[-1].shape)
+    return size * prod(extent for _, extent in reduced_axes(root)) if group.kind == "reduce" and root else size
+
+
+def chains(groups: Sequence[Group]) -> list[list[Group]]:
+    """The groups in order, consecutive ones of one region together where one kernel may run them."""
+    found: list[list[Group]] = []
+    for group in groups:
+        small = group.kind != "gemm" and work_of(group) <= MOST_WORK
+        last = found[-1] if found else []
+        joins = last and last[-1].kind != "gemm" and work_of(last[-1]) <= MOST_WORK
+        if small and joins and last[-1].region == group.region:
+            last.append(group)
+        else:
+            found.append([group])
+    return found
+
+
+@dataclass
+class _Chain:
+    """A kernel under construction: the jobs, their pointers, and which nodes lie where."""
+
+    name: str
+    jobs: list[Job]
+
+    def __post_init__(self) -> None:
+        self.writes: list[Argument] = []
+        self.reads: dict[Node, Argument] = {}
+        self.made: dict[Node, str] = {}  # what the chain itself stores -> the pointer of its first place
+        dtypes: dict[str, str] = {}
+        for job in self.jobs:
+            for argument in job.arguments(job.group.nodes):
+                if argument.role == "write":
+                    new = Argument(f"w{len(self.writes)}", "write", argument.node, argument.number)
+                    self.writes.append(new)
+                    dtypes[new.name] = job.writes(new.node)[new.number].dtype
+                    if not new.number and new.node not in job.elsewhere:
+                        self.made[new.node] = new.name
+                elif argument.node not in self.made and argument.node not in self.reads:
+                    new = Argument(f"r{len(self.reads)}", "read", argument.node)
+                    self.reads[new.node] = new
+                    place = job.reads(new.node)
+                    assert place is not None
+                    dtypes[new.name] = place.dtype
+        self.arguments = (*self.reads.values(), *self.writes)
+        self.pointers = [(a.name, dtypes[a.name]) for a in self.arguments]
+        most = max(work_of(job.group) for job in self.jobs)
+        self.threads = min(MOST_THREADS, max(64, -(-most // (ELEMENTS_PER_THREAD * WARP)) * WARP))
+
+    def kernel(self) -> Rows:
+        precision = self.jobs[0].precision
+        with flavour(precision):
+            made = write(self.name, self.pointers, [("rows", "int64")], self._body, threads=self.threads)
+        return Rows(made, self.arguments)
+
+    def _body(self, writer: Writer) -> None:
+        self.row = wide(I.cta_id([tirx.Cast("int32", writer["rows"])]))
+        self.thread = I.thread_id([self.threads])
+        dtype = arithmetic(self.jobs[0].precision)
+        if any(job.group.kind == "reduce" for job in self.jobs):
+            self.partial = I.alloc_buffer((self.threads // WARP,), dtype, scope="shared")
+        fresh: set[Node] = set()  # stored since the last barrier
+        for job in self.jobs:
+            read = {a.node for a in job.arguments(job.group.nodes) if a.role == "read"}
+            if read & fresh:
+                writer.do(I.cuda.cta_sync())
+                fresh.clear()
+            (self._reduction if job.group.kind == "reduce" else self._pointwise)(writer, job)
+            fresh.update(job.group.stored)
+
+    def _values(self, writer: Writer, job: Job) -> Values:
+        pointers = {a.node: a.name for a in self.reads.values()}
+        inside = set(job.group.nodes) - job.elsewhere
+        pointers |= {node: name for node, name in self.made.items() if node not in inside}
+        return Values(writer, job.precision, self.row, job.reads, pointers)
+
+    def _own(self, job: Job) -> list[Argument]:
+        return [a for a in self.writes if a.node in job.group.stored and job.writes(a.node)]
+
+    @contextmanager
+    def _each(self, writer: Writer, size: int, start: Expr, step: int) -> Iterator[Expr]:
+        """for i = start; i < size; i += step"""
+        turns = -(-size // step)
+        if turns == 1:
+            with writer.when(start < size):
+                yield start
+            return
+        with writer.loop(turns) as turn:
+            i = writer.keep(turn * step + start)
+            with writer.when(i < size):
+                yield i
+
+    def _pointwise(self, writer: Writer, job: Job) -> None:
+        shape = job.group.nodes[-1].shape
+        with self._each(writer, prod(shape), self.thread, self.threads) as j:
+            finish_group(job, self._values(writer, job), self._own(job), unravel(writer, j, shape))
+
+    # --- reductions ------------------------------------------------------------------------------------------------
+
+    def _reduction(self, writer: Writer, job: Job) -> None:
+        root = job.group.root
+        assert root is not None
+        outputs = prod(root.shape)
+
+        def finish(j: Expr, total: Expr) -> None:
+            index = self._index(writer, j, root.shape)
+            job.store(writer, self._own(job), root, self.row, index, total)
+
+        if not runs_along(root) and outputs >= WARP:  # a thread for each result: neighbours read neighbours
+            with self._each(writer, outputs, self.thread, self.threads) as j:
+                finish(j, self._sum(writer, job, j, tirx.const(0, "int32"), 1))
+        elif outputs <= 2:  # the whole block for each
+            for j in range(outputs):
+                total = self._over_block(writer, job, self._sum(writer, job, j, self.thread, self.threads))
+                with writer.when(tirx.EQ(self.thread, 0)):
+                    finish(j, total)
+        else:  # a warp for each
+            lane = writer.keep(tirx.truncmod(self.thread, WARP))
+            warp = writer.keep(tirx.truncdiv(self.thread, WARP))
+            with self._each(writer, outputs, warp, self.threads // WARP) as j:
+                total = self._over_warp(writer, job, self._sum(writer, job, j, lane, WARP))
+                with writer.when(tirx.EQ(lane, 0)):
+                    finish(j, total)
+
+    def _sum(self, writer: Writer, job: Job, j: Expr, first: Expr, step: int) -> Any:
+        """A register with this thread's part of result j: elements first, first + step, ..."""
+        root, dtype = job.group.root, arithmetic(job.precision)
+        assert root is not None
+        combine, identity = combiner(root)
+        total = writer.local(1, dtype)
+        writer.store(total, tirx.const(identity, dtype), 0)
+        extents = tuple(size for _, size in reduced_axes(root))
+        index = self._index(writer, j, root.shape)
+        with self._each(writer, prod(extents), first, step) as k:
+            value = reduced(self._values(writer, job), root, index, unravel(writer, k, extents))
+            writer.store(total, combine(total[0], value), 0)
+        return total
+
+    @staticmethod
+    def _index(writer: Writer, j: Expr, shape: tuple[int, ...]) -> Index:
+        return tuple(int(i) for i in np.unravel_index(j, shape)) if isinstance(j, int) else unravel(writer, j, shape)
+
+    def _over_warp(self, writer: Writer, job: Job, total: Any) -> Expr:
+        """The result of all lanes' parts, in every lane."""
+        assert job.group.root is not None
+        combine, _ = combiner(job.group.root)
+        mask = tirx.const(0xFFFFFFFF, "uint32")
+        for distance in (16, 8, 4, 2, 1):
+            other = tirx.call_extern(total.dtype, "__shfl_xor_sync", mask, total[0], distance, WARP)
+            writer.store(total, combine(total[0], writer.keep(other)), 0)
+        return total[0]
+
+    def _over_block(self, writer: Writer, job: Job, total: Any) -> Expr:
+        """The result of all threads' parts, in every thread, in one order whatever runs first."""
+        assert job.group.root is not None
+        combine, _ = combiner(job.group.root)
+        mine = self._over_warp(writer, job, total)
+        writer.do(I.cuda.cta_sync())  # the array may still be read for the result before
+        with writer.when(tirx.EQ(tirx.truncmod(self.thread, WARP), 0)):
+            writer.store(self.partial, mine, tirx.truncdiv(self.thread, WARP))
+        writer.do(I.cuda.cta_sync())
+        writer.store(total, self.partial[0], 0)
+        for warp in range(1, self.threads // WARP):
+            writer.store(total, combine(total[0], self.partial[warp]), 0)
+        return total[0]
+
+
+def chain_kernel(
+    name: str,
+    groups: Sequence[Group],
+    *,
+    precision: str,
+    reads: Callable[[Group, Node], Place | None],
+    writes: Callable[[Group, Node], Sequence[Place]],
+    elsewhere: Callable[[Group], frozenset[Node]],
+) -> Rows:
+    """The kernel of several groups in order. reads, writes, elsewhere: as of `rows_kernel`, for each group."""
+
+    def job(group: Group) -> Job:
+        return Job(name, group, precision, lambda n: reads(group, n), lambda n: writes(group, n), elsewhere(group))
+
+    return _Chain(name, [job(group) for group in groups]).kernel()
