@@ -59,7 +59,6 @@ def _tensor(unit: Unit, target: Target, knob: Knobs) -> Config:
         "widest": knob("widest", [block * n for n in POWERS], block * max(fit, wide)),
         "few": knob("few", (0, *POWERS), few["rows"] if step else 0),
         "overlap": knob("overlap", (0, 1), 0),
-        "pace": knob("pace", (1, 2), 2),
         "wide": knob("wide", (0, *POWERS), 512),
         "wide_columns": knob("wide_columns", (0, *(block * n for n in POWERS)), block * wide),
         "wide_stages": knob("wide_stages", (4, 5, 6, 7, 8), stages),
@@ -69,11 +68,11 @@ def _tensor(unit: Unit, target: Target, knob: Knobs) -> Config:
     }
     high = 1 if fit * block > 128 else 2
     many = {"rows": 64 * high, "columns": block * fit, "warps": 4, "split": 1, "stages": 3, "cluster": 1, "blocks": 1}
+    many |= {"along": 1, "pace": 1}
     choices = {"columns": [block * n for n in POWERS], "rows": POWERS, "stages": (2, 3, 4, 5, 6, 8)}
     for size, tile in (("few", few), ("many", many)):
         for part, value in tile.items():
             knobs[f"{size}_{part}"] = knob(f"{size}_{part}", choices.get(part, (1, 2, 4, 8)), value)
-        knobs[f"{size}_along"] = knob(f"{size}_along", (1, 2, 4), 1)
     return knobs
 
 
@@ -85,17 +84,25 @@ def _narrower(unit: Unit, target: Target, blocks: int, wide: int, block: int) ->
 
 
 def _few(unit: Unit, target: Target, block: int) -> Config:
-    """A tile for the rows of a step: one block of units, so that as many multiprocessors as possible have a part.
+    """A tile for the rows of a step: so narrow that every multiprocessor has a part.
 
     Broader tiles with K shared by a cluster read less, but were slower on an H200 (64 rows, 1024 units: 6.9 us for two
-    blocks, 10.9 for four, 6.5 for one).
+    blocks of units, 10.9 for four, 6.5 for one).
     """
     rows = _power(max(unit.batches, default=64), 16, 128)
-    warps = rows // 16
-    stage = 2 * (rows + block) * 128
-    stages = max(s for s in (2, 3, 4, 5, 6) if s == 2 or s * stage <= 110_000)
-    split = max(1, min(4, 8 // warps))
-    return {"rows": rows, "columns": block, "warps": warps, "split": split, "stages": stages, "cluster": 1, "blocks": 2}
+    along = 2 if rows == 64 and 2 * block <= 128 and -(-unit.width // 16) >= 0.9 * target.sms else 1
+    warps = rows // 16 // along
+    pace, stages = _ring((rows + block * along) * 128, 4 if rows <= 16 else 2)
+    split = max(1, min(4, 8 // (warps * along)))
+    tile = {"rows": rows, "columns": block * along, "warps": warps, "along": along, "split": split, "pace": pace}
+    return {**tile, "stages": stages, "cluster": 1, "blocks": 2 if block <= 128 else 1}
+
+
+def _ring(tile_bytes: int, pace: int) -> tuple[int, int]:
+    """K tiles of a stage, and stages, such that two blocks fit a multiprocessor where they can."""
+    while pace > 1 and 2 * pace * tile_bytes > 110_000:
+        pace //= 2
+    return pace, max(s for s in (2, 3, 4, 5, 6) if s == 2 or s * pace * tile_bytes <= 110_000)
 
 
 def _lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
@@ -115,15 +122,13 @@ def _lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
     across = 8 if waves(8) <= waves(4) else 4
     tall = max(1, rows // 8)
     few = {"rows": rows, "across": across, "high": tall, "split": 256 // (8 * across), "blocks": 1 if slots > 8 else 2}
-    stage = 2 * 128 * (rows + slots * across)
-    few["stages"] = max(s for s in (2, 3, 4, 5, 6) if s == 2 or s * stage <= 110_000)
+    few["pace"], few["stages"] = _ring(128 * (rows + slots * across), 4 if rows <= 16 else 2)
     many = {"rows": 16 * high, "across": 16, "high": high, "split": 1, "blocks": 2 if slots == 8 and not double else 1}
-    many["stages"] = 2
+    many |= {"stages": 2, "pace": 1}
     knobs = {
         "units": knob("units", choices, units),
         "few": knob("few", (0, *POWERS), 128 if step else 0),
         "overlap": knob("overlap", (0, 1), 0),
-        "pace": knob("pace", (1, 2), 2),
     }
     values = {"rows": POWERS, "across": (4, 8, 16), "stages": (2, 3, 4, 5, 6, 8)}
     for size, tile in (("few", few), ("many", many)):

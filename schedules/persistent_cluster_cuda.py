@@ -9,6 +9,7 @@ Source: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip
 """
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from tvm_rnn.cuda.predict import cheapest
@@ -18,15 +19,15 @@ from tvm_rnn.target import Target
 
 CTAS = (1, 2, 4, 8, 16)
 ROWS = (8, 16, 24, 32)
-WARPS_U, WARPS_K = (1, 2, 4, 8), (1, 2, 4, 8)
+WARPS_U, WARPS_N, WARPS_K = (1, 2, 4, 8), (1, 2, 3, 4), (1, 2, 4, 8)
 REGISTER_WORDS = (0, 32, 64, 96, 128, 160)
 AHEAD = (1, 2, 3, 7)
 
 
 @template("persistent_cluster_cuda", kinds=("recurrent",), targets=("cuda",))
 class PersistentCluster:
-    """Knobs: ctas (blocks of a cluster), rows (batch rows of a cluster), warps_u and warps_k (how a block's warps share
-    units and K), register_words (weights per thread in registers; the rest is in shared memory), ahead."""
+    """Knobs: ctas (blocks of a cluster), rows (batch rows of a cluster), warps_u, warps_n, warps_k (how a block's
+    warps share units, rows and K), register_words (weights per thread in registers; the rest is in shared memory), ahead."""
 
     @staticmethod
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
@@ -38,6 +39,7 @@ class PersistentCluster:
             "ctas": knob("ctas", CTAS, best.ctas),
             "rows": knob("rows", ROWS, best.rows),
             "warps_u": knob("warps_u", WARPS_U, best.warps_u),
+            "warps_n": knob("warps_n", WARPS_N, best.warps_n),
             "warps_k": knob("warps_k", WARPS_K, best.warps_k),
             "register_words": knob("register_words", REGISTER_WORDS, best.register_words),
             "ahead": knob("ahead", AHEAD, best.ahead),
@@ -67,9 +69,10 @@ def _teams(unit: Any, target: Target, knob: Knobs) -> Iterator[Team]:
             for warps_u in choices("warps_u", WARPS_U):
                 if ctas * warps_u * 8 >= width + ctas * 8 and (ctas, warps_u) != (1, 1):
                     continue  # blocks or warps without units
-                for warps_k in choices("warps_k", WARPS_K):
+                for warps_n, warps_k in product(choices("warps_n", WARPS_N), choices("warps_k", WARPS_K)):
+                    if rows % (8 * warps_n) or warps_u * warps_n * warps_k > 16:
+                        continue
                     for words in choices("register_words", REGISTER_WORDS):
-                        ahead = 7 if rows == 8 else 2
-                        yield _team(
-                            unit, ctas=ctas, rows=rows, warps_u=warps_u, warps_k=warps_k, register_words=words, ahead=ahead
-                        )
+                        shape = {"warps_u": warps_u, "warps_n": warps_n, "warps_k": warps_k}
+                        ahead = 7 if rows == 8 * warps_n else 2
+                        yield _team(unit, ctas=ctas, rows=rows, register_words=words, ahead=ahead, **shape)

@@ -21,7 +21,7 @@ ROWS = tuple(range(8, 136, 8))
 WARPS_U, WARPS_N, WARPS_K = (1, 2, 4), (1, 2, 4), (1, 2, 4, 8)
 REGISTER_WORDS = (0, 32, 64, 96, 128, 160)
 SHARED_WORDS = (0, 32, 64, 96, 128, 192)
-AHEAD = (1, 2, 3)
+AHEAD = (1, 3, 7)
 
 
 @template("persistent_grid_cuda", kinds=("recurrent",), targets=("cuda",))
@@ -66,7 +66,17 @@ def _teams(unit: Any, target: Target, knob: Knobs) -> Iterator[Team]:
             continue
         for rows in [fixed["rows"]] if "rows" in fixed else _rows(unit.batch, target.sms // ctas):
             for shape in _shapes(rows, -(-width // (8 * ctas))):
-                for words, near in ((160, 0), (128, 0), (128, 64), (128, 128), (96, 96), (64, 0), (96, 192), (64, 64), (64, 128)):
+                for words, near in (
+                    (160, 0),
+                    (128, 0),
+                    (128, 64),
+                    (128, 128),
+                    (96, 96),
+                    (64, 0),
+                    (96, 192),
+                    (64, 64),
+                    (64, 128),
+                ):
                     for ahead in AHEAD:
                         knobs = {"ctas": ctas, "rows": rows, **shape, "register_words": words, "shared_words": near}
                         yield _team(unit, **{**knobs, "ahead": ahead, **fixed})

@@ -72,7 +72,8 @@ def test_array_constants_travel_with_the_module(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "shown"), [(0, "0"), ([1, -2], "-2"), ([True], "True"), ("8", "'8'"), ([1.5], "1.5")]
+    ("batch", "shown"),
+    [(0, "0"), ([1, -2], "-2"), ([True], "True"), ("8", "'8'"), ([1.5], "1.5"), (1.5, "1.5"), (None, "None")],
 )
 def test_batch_sizes_are_checked(batch: object, shown: str) -> None:
     with pytest.raises(ConfigError, match=rf"compile: batch[\s\S]*{shown}"):
@@ -102,6 +103,16 @@ def test_no_compiler_to_link_with(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(BuildError, match=r"no C\+\+ compiler[\s\S]*install g\+\+"):
         rnn.compile(NET)
+
+
+def test_the_compiler_may_be_several_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    wrapper = tmp_path / "wrapper"
+    wrapper.write_text(f'#!/bin/sh\necho "$1" >> {log}\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{wrapper} g++")
+    assert rnn.compile(NET).init_state(1)
+    assert set(log.read_text().split()) == {"g++"}
 
 
 def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,6 +90,7 @@ def run(
     if not os.path.isdir(modules):
         do = "compile them first: tvm-rnn bench --suite NAME --build DIR"
         raise ConfigError(message("--modules: no such folder", got=repr(os.fspath(modules)), do=do))
+    modules = os.path.abspath(modules)  # the workers start in a folder of their own
     files = {network: module_file(modules, network, sizes) for network, sizes in batches(every or points).items()}
     tell, found = progress or (lambda text: None), list[Record]()
     with contextlib.ExitStack() as stack:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -144,7 +145,7 @@ def _precision(net: RNN, machine: Target, precision: str | None) -> str:
 
 
 def _batches(batch: int | Sequence[int]) -> tuple[int, ...]:
-    sizes = (batch,) if isinstance(batch, int) else tuple(batch)
+    sizes = tuple(batch) if isinstance(batch, Iterable) else (batch,)
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ConfigError(message("compile: batch", got=repr(batch), expected="batch sizes of at least 1"))
@@ -220,10 +221,7 @@ def generate(module: Any, target: Target) -> Any:
 
 def _link(executable: Any, folder: Path, target: Target) -> bytes:
     """The code and the thread pool as one shared object."""
-    compiler = next((c for c in (os.environ.get("CXX"), "g++", "clang++", "c++") if c and shutil.which(c)), None)
-    if compiler is None:
-        got = "none of $CXX, g++, clang++, c++"
-        raise BuildError(message("no C++ compiler to link with", got=got, do="install g++"))
+    compiler = _compiler()
     if target.machine != platform.machine():
         here, there = platform.machine(), target.machine
         do = "compile on that machine; `tvm-rnn show --stage asm` works for every target"
@@ -231,20 +229,37 @@ def _link(executable: Any, folder: Path, target: Target) -> bytes:
     pool, linked = folder / "pool.o", folder / "code.so"
     pool.write_bytes(_pool_object(compiler))
     try:
-        executable.export_library(str(linked), addons=[str(pool)], cc=compiler)
+        executable.export_library(str(linked), fcompile=functools.partial(_shared_object, compiler), addons=[str(pool)])
     except (RuntimeError, OSError) as reason:
-        raise BuildError(message("linking failed", got=str(reason).strip()[-400:], do=f"check {compiler}")) from reason
+        raise BuildError(
+            message("linking failed", got=str(reason).strip()[-400:], do=f"check {compiler[0]}")
+        ) from reason
     return linked.read_bytes()
 
 
+def _compiler() -> tuple[str, ...]:
+    """The words of the command that compiles and links: $CXX may have several, such as "ccache g++"."""
+    commands = [tuple(shlex.split(c)) for c in (os.environ.get("CXX", ""), "g++", "clang++", "c++")]
+    for command in commands:
+        if command and shutil.which(command[0]):
+            return command
+    got = "none of $CXX, g++, clang++, c++"
+    raise BuildError(message("no C++ compiler to link with", got=got, do="install g++"))
+
+
+def _shared_object(compiler: Sequence[str], output: str, objects: Sequence[str], **options: Any) -> None:
+    """What TVM calls to link. options: TVM's own, of which a compiler named by us wants none."""
+    _run([*compiler, "-shared", "-fPIC", "-o", output, *objects])
+
+
 @functools.cache
-def _pool_object(compiler: str) -> bytes:
+def _pool_object(compiler: tuple[str, ...]) -> bytes:
     """The thread pool, compiled once per process."""
     includes = [f"-I{p}" for p in (tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path())]
     source = Path(__file__).with_name("pool.c")
     with tempfile.TemporaryDirectory(prefix="tvm_rnn_") as folder:
         built = Path(folder, "pool.o")
-        _run([compiler, "-x", "c", "-O2", "-fPIC", "-c", str(source), "-o", str(built), *includes])
+        _run([*compiler, "-x", "c", "-O2", "-fPIC", "-c", str(source), "-o", str(built), *includes])
         return built.read_bytes()
 
 

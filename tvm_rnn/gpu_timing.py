@@ -20,10 +20,14 @@ SMALL_BLOCKS = (1 << 18,) * 32
 
 @dataclass(frozen=True)
 class Captured:
-    """A CUDA graph and what it writes: the same tensors at every replay."""
+    """A CUDA graph and what it writes: the same tensors at every replay.
+
+    run is kept because the graph uses what it holds: a module's code and weights are unloaded with the module.
+    """
 
     graph: Any
     result: Any
+    run: Run
 
 
 def capture(run: Run) -> Captured:
@@ -39,7 +43,7 @@ def capture(run: Run) -> Captured:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         result = run()
-    return Captured(graph, result)
+    return Captured(graph, result, run)
 
 
 def replay_us(captured: Captured, count: int) -> float:

@@ -22,8 +22,8 @@ def check_tensor(u: Unit, knobs: Config) -> None:
     size = "float32" if u.dtype == "tf32" else u.dtype
     layout = Fragments(u.gates, u.width, size, knobs["span"], knobs["widest"])
     for name in ("few", "many"):
-        parts = {k: knobs[f"{name}_{k}"] for k in ("rows", "split", "stages", "cluster", "columns", "warps", "along")}
-        parts["pace"] = knobs["pace"] if name == "few" else 1
+        names = ("rows", "split", "stages", "cluster", "columns", "warps", "along", "pace")
+        parts = {k: knobs[f"{name}_{k}"] for k in names}
         tile = MmaTile(**parts)
         assert tile.rows % (16 * tile.warps) == 0 and tile.threads <= 1024
         assert layout.columns % tile.columns == 0 and tile.broad * 8 // tile.cluster % layout.block == 0
@@ -39,8 +39,7 @@ def check_lanes(u: Unit, knobs: Config) -> None:
     groups = Lanes(u.gates, u.width, u.dtype, knobs["units"]).groups
     size = 8 if u.dtype == "float64" else 4
     for name in ("few", "many"):
-        parts = {k: knobs[f"{name}_{k}"] for k in ("rows", "split", "stages", "across", "high")}
-        parts["pace"] = knobs["pace"] if name == "few" else 1
+        parts = {k: knobs[f"{name}_{k}"] for k in ("rows", "split", "stages", "across", "high", "pace")}
         tile = LanesTile(groups=groups, size=size, **parts)
         assert tile.rows % tile.high == 0 and tile.down * tile.lanes % 32 == 0 and tile.threads <= 1024
         assert tile.shared_bytes <= GPU.shared_bytes and 8 % tile.split == 0

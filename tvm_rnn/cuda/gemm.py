@@ -134,10 +134,7 @@ def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]
 
 def _kernel(name: str, problem: Problem, knobs: Config, size: str) -> Kernel:
     rows, split, stages = (knobs[f"{size}_{k}"] for k in ("rows", "split", "stages"))
-    paced: dict[str, Any] = {
-        "overlap": size == "few" and knobs["overlap"] == 1,
-        "pace": knobs["pace"] if size == "few" else 1,
-    }
+    paced: dict[str, Any] = {"overlap": size == "few" and knobs["overlap"] == 1, "pace": knobs[f"{size}_pace"]}
     if isinstance(problem.layout, Lanes):
         across, high = knobs[f"{size}_across"], knobs[f"{size}_high"]
         width = 8 if problem.compute == "float64" else 4

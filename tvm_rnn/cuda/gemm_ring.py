@@ -142,19 +142,18 @@ class Ring:
     # --- global to shared memory -----------------------------------------------------------------------------------
 
     def _sources(self) -> None:
-        """Per thread: rows and chunks of the left operand that it copies."""
+        """Per thread: the chunk and the rows of the left operand that it copies: `line`, and every `apart`-th after."""
         w, tile = self.w, self.tile
-        self.copies = ceil_div(tile.rows * CHUNKS, tile.threads)
-        self.chunk = w.bind(self.tx % CHUNKS)
+        self.copies, self.apart = ceil_div(tile.rows * CHUNKS, tile.threads), tile.threads // CHUNKS
+        self.chunk, self.line = w.bind(self.tx % CHUNKS), w.bind(self.tx // CHUNKS)
         self.aligned = [w.bind(self.problem.aligned(w, operand)) for operand in self.problem.operands]
-        self.valid, self.row, self.into = [], [], []
-        for i in range(self.copies):
-            row = w.bind(self.tx // CHUNKS + i * (tile.threads // CHUNKS))
-            at = w.bind(self.row0 + tirx.Cast("int64", row))
-            self.valid.append(w.bind(at < w["rows"]))
-            self.row.append(w.bind(tirx.min(at, w["rows"] - 1)))
-            swizzled = row * ROW_BYTES + tirx.bitwise_xor(self.chunk, row % CHUNKS) * 16
-            self.into.append(w.bind(tirx.Cast("uint32", swizzled)))
+        self.row = keep(w, self.row0 + tirx.Cast("int64", self.line))
+        self.left = keep(w, tirx.Cast("int32", tirx.min(w["rows"] - self.row, int64(tile.rows))))
+
+    def _into(self, i: Expr) -> Expr:
+        """Where in a stage the thread's i-th chunk goes."""
+        line = self.line + i * self.apart
+        return tirx.Cast("uint32", line * ROW_BYTES + tirx.bitwise_xor(self.chunk, line % CHUNKS) * 16)
 
     def _fill(self, slot: Expr, k: Expr, rows: bool = True, weights: bool = True) -> None:
         """Stage `slot` from K tile `k`, counted over all operands: rows of left operands, weights, or both."""
@@ -178,47 +177,41 @@ class Ring:
         if operand.rows_of(self.problem.compute):
             with I.If(self.aligned[number]):
                 with I.Then():
-                    self._copies(number, stage, k)
+                    self._copy(number, stage, k)
                 with I.Else():
                     self._gather(number, stage, k)
         else:
             self._gather(number, stage, k)
 
-    def _copies(self, number: int, stage: Expr, k: Expr) -> None:
-        """A stage of a left operand, by the hardware."""
-        tile = self.tile
-        for i in range(self.copies):
-            if (i + 1) * tile.threads <= tile.rows * CHUNKS:
-                self._copy(number, stage, k, i)
-            else:
-                with self.w.when(self.tx + i * tile.threads < tile.rows * CHUNKS):
-                    self._copy(number, stage, k, i)
-
-    def _copy(self, number: int, stage: Expr, k: Expr, i: int) -> None:
-        """16 bytes of one row of a left operand; zeros beyond its depth and beyond the rows."""
-        w, operand, chunk = self.w, self.problem.operands[number], self.chunk_elements
+    def _copy(self, number: int, stage: Expr, k: Expr) -> None:
+        """A stage of a left operand by the hardware; zeros beyond its depth and beyond the rows. One address and
+        constant steps from it: address arithmetic is what a short K tile would wait for."""
+        w, tile, operand, chunk = self.w, self.tile, self.problem.operands[number], self.chunk_elements
         assert operand.offset is not None
         first = w.bind(k * self.deep + self.chunk * chunk)
-        left = tirx.max(tirx.min(operand.depth - first, chunk), 0)
-        left = tirx.Select(self.valid[i], left, 0)
-        inside = tirx.Select(first < operand.depth, first, 0)
-        at = self.row[i] * operand.place.row_stride + tirx.Cast("int64", inside) + operand.offset
-        size = tirx.Cast("uint32", left * (16 // chunk))
-        w.do(I.ptx[COPY](stage + self.into[i], w[operand.name].ptr_to([at]), 16, size))
+        inside: Expr = 16  # bytes of the chunk that the row has
+        if operand.depth % self.deep:
+            inside = keep(w, tirx.max(tirx.min(operand.depth - first, chunk), 0) * (16 // chunk))
+        at = self.row * operand.place.row_stride + tirx.Cast("int64", first) + operand.offset
+        for i in range(self.copies):
+            size = tirx.Cast("uint32", tirx.Select(self.left > i * self.apart, inside, 0))
+            source = w[operand.name].ptr_to([at + i * self.apart * operand.place.row_stride])
+            copy = I.ptx[COPY](stage + self._into(i), source, 16, size)
+            if (i + 1) * tile.threads <= tile.rows * CHUNKS:
+                w.do(copy)
+            else:
+                with w.when(self.line + i * self.apart < tile.rows):
+                    w.do(copy)
 
     def _gather(self, number: int, stage: Expr, k: Expr) -> None:
         """The same element by element: a loop, because it is long and rarely taken."""
         w, tile = self.w, self.tile
         first = w.bind(k * self.deep + self.chunk * self.chunk_elements)
-        with w.loop(self.copies) as i:
-            row = w.bind(self.tx // CHUNKS + i * (tile.threads // CHUNKS))
-            at = w.bind(self.row0 + tirx.Cast("int64", row))
-            valid = at < w["rows"]
-            source = w.bind(tirx.min(at, w["rows"] - 1))
-            swizzled = row * ROW_BYTES + tirx.bitwise_xor(self.chunk, row % CHUNKS) * 16
-            with w.when(row < tile.rows):
-                target = stage + tirx.Cast("uint32", swizzled)
-                self.problem.store_chunk(w, target, self.problem.operands[number], source, valid, first)
+        with w.loop(self.copies) as i, w.when(self.line + i * self.apart < tile.rows):
+            row = self.row + tirx.Cast("int64", i * self.apart)
+            source = keep(w, tirx.min(row, w["rows"] - 1))
+            target = stage + self._into(i)
+            self.problem.store_chunk(w, target, self.problem.operands[number], source, row < w["rows"], first)
 
     def copy_run(self, number: int, target: Expr, source: Expr, chunks: int) -> None:
         """Consecutive chunks of a packed weight, by all threads."""
@@ -249,8 +242,12 @@ class Ring:
             w.do(I.ptx["cp.async.commit_group"]())
             for j in range(pace):
                 slot = tirx.Cast("uint32", tirx.truncmod(turn, stages) * pace + j)
-                with w.when(turn * pace + j < count):
-                    self.multiply(keep(w, self.base + slot * uint32(self.tile.stage_bytes)))
+                stage = keep(w, self.base + slot * uint32(self.tile.stage_bytes))
+                if isinstance(count, int) and count % pace == 0:
+                    self.multiply(stage)
+                else:
+                    with w.when(turn * pace + j < count):
+                        self.multiply(stage)
 
     def _fill_group(self, group: Expr, first: Expr, count: Expr, rows: bool = True, weights: bool = True) -> None:
         """The K tiles that one barrier announces."""

@@ -24,9 +24,11 @@ CLUSTER_US, CLUSTER_PER_CTA_US = 0.24, 0.012  # an exchange through distributed 
 GRID_US = 1.0  # a counter in L2: release, acquire, and the loads that follow
 L2_BYTES_PER_US = 64e3  # of one multiprocessor, reading what all read
 STREAM_BYTES_PER_US = 50e3  # of one multiprocessor, reading what only it reads
+L2_TRIP_US = 0.3  # one load after the other
 SHARED_BYTES_PER_CYCLE = 128.0
+SHARED_PART = 0.8  # of shared memory traffic that MMA does not hide
 PARTIAL_US = 0.10
-CELL_US, CELL_EACH_US = 0.10, 0.02
+CELL_US, CELL_EACH_US = 0.15, 0.03
 # Clusters that can be resident on the 132 multiprocessors of an H200 with one block on each.
 RESIDENT_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 
@@ -63,7 +65,7 @@ def _phase(team: Team, number: int) -> float:
     phase = team.step.phases[number]
     cluster = team.exchange == "cluster"
     us = 0.0
-    if phase.published:
+    if phase in team.events:
         us += CLUSTER_US + CLUSTER_PER_CTA_US * team.ctas if cluster else GRID_US
     if phase.kind == "gemm":
         us += _product(team, number)
@@ -82,13 +84,13 @@ def _product(team: Team, number: int) -> float:
         chain = steps / team.chains[phase] * MMA_LATENCY
         operand = team.rows * team.depth_blocks(share.operand.source) * 64 * team.warps_u
         piece = m_tiles * 8 * 4 * 32 * team.warps_u * team.warps_k * team.warps_n
-        near = share.shared * piece / SHARED_BYTES_PER_CYCLE
+        cycles += max(issue, chain) + SHARED_PART * share.shared * piece / SHARED_BYTES_PER_CYCLE
         if team.exchange == "cluster":
-            near += operand / SHARED_BYTES_PER_CYCLE
+            cycles += SHARED_PART * operand / SHARED_BYTES_PER_CYCLE
         else:
-            us += operand / L2_BYTES_PER_US
-        us += share.streamed * piece / STREAM_BYTES_PER_US
-        cycles += max(issue, chain, near)
+            trips = ceil(share.kblocks / (team.ahead + 1))
+            us += max(operand / L2_BYTES_PER_US, trips * L2_TRIP_US)
+        us += share.streamed * (piece / STREAM_BYTES_PER_US + L2_TRIP_US)
     if team.warps_k > 1:
         traffic = 2 * team.warps * m_tiles * team.tiles * 512
         us += PARTIAL_US

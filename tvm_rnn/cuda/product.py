@@ -8,7 +8,6 @@ blocks before they are used, because the compiler keeps the order of PTX instruc
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 from tvm import tirx
@@ -42,7 +41,8 @@ class Product:
                 self.shared[share] = at
                 self._fill_shared(phase, share, at)
                 at += share.shared * words * team.warps_u * team.warps_k * LANES
-        self.fragment = k.local(8 * max((team.m_tiles(p) for p in team.step.phases), default=1), "uint32")
+        # Two sets: while one is multiplied, the weights of the next block of K are on their way.
+        self.fragment = [k.local(8 * max((team.m_tiles(p) for p in team.step.phases), default=1), "uint32") for _ in "ab"]
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
@@ -71,21 +71,25 @@ class Product:
             target = self.arena.ptr_to([self._shared_word(phase, share, at, piece)])
             k.do(I.ptx["st.shared.v4.b32"](target, *[passing[z] for z in range(4)]))
 
-    def _a_operands(self, phase: Phase, share: Share, kblock: int) -> Callable[[int, int], list[Expr]]:
-        """Weights of one K block: (M tile, MMA step) -> four words, loaded now unless they are resident."""
-        tiles2 = self.team.m_tiles(phase) * 2
-        if kblock < share.registers:
-            base, source = kblock * tiles2 * 4, self.registers[share]
-        else:
-            base, source = 0, self.fragment
-            for piece in range(tiles2):
-                regs = [source[piece * 4 + z] for z in range(4)]
-                if kblock < share.registers + share.shared:
-                    own = (kblock - share.registers) * tiles2 + piece
-                    word = self._shared_word(phase, share, self.shared[share], own)
-                    self.k.do(I.ptx["ld.shared.v4.b32"](*regs, self.arena.ptr_to([word])))
-                else:
-                    self._load_global(phase, share, source, piece * 4, kblock * tiles2 + piece)
+    def _ask_weights(self, phase: Phase, share: Share, kblock: int) -> None:
+        """Load the weights of a K block that are not resident in registers."""
+        if kblock < share.registers or kblock >= share.kblocks:
+            return
+        tiles2, source = self.team.m_tiles(phase) * 2, self.fragment[kblock % 2]
+        for piece in range(tiles2):
+            if kblock >= share.registers + share.shared:
+                self._load_global(phase, share, source, piece * 4, kblock * tiles2 + piece)
+                continue
+            own = (kblock - share.registers) * tiles2 + piece
+            word = self._shared_word(phase, share, self.shared[share], own)
+            regs = [source[piece * 4 + z] for z in range(4)]
+            self.k.do(I.ptx["ld.shared.v4.b32"](*regs, self.arena.ptr_to([word])))
+
+    def _weights(self, phase: Phase, share: Share, kblock: int) -> Callable[[int, int], list[Expr]]:
+        """Weights of one K block: (M tile, MMA step) -> four words."""
+        resident = kblock < share.registers
+        source = self.registers[share] if resident else self.fragment[kblock % 2]
+        base = kblock * self.team.m_tiles(phase) * 8 if resident else 0
         return lambda m, s: [source[base + (m * 2 + s) * 4 + z] for z in range(4)]
 
     # --- the product -------------------------------------------------------------------------------------------------
@@ -106,22 +110,26 @@ class Product:
             for kblock in range(ring - 1):
                 for tile in range(tiles):
                     load(share, kblock, tile, pieces, (kblock % ring * tiles + tile) * 4)
+            self._ask_weights(phase, share, 0)
             for kblock in range(share.kblocks):
+                self._ask_weights(phase, share, kblock + 1)
                 if kblock + ring - 1 < share.kblocks:
                     coming = kblock + ring - 1
                     for tile in range(tiles):
                         load(share, coming, tile, pieces, (coming % ring * tiles + tile) * 4)
-                a = self._a_operands(phase, share, kblock)
-                self._multiply(m_tiles, chains, a, pieces, kblock % ring * tiles, acc)
+                a = self._weights(phase, share, kblock)
+                self._multiply(kblock, m_tiles, chains, a, pieces, kblock % ring * tiles, acc)
         return self._sum(phase, m_tiles, chains, acc)
 
-    def _multiply(self, m_tiles: int, chains: int, a: Any, pieces: Any, first: int, acc: Any) -> None:
+    def _multiply(
+        self, kblock: int, m_tiles: int, chains: int, a: Any, pieces: Any, first: int, acc: Any
+    ) -> None:
         team = self.team
         for s in range(2):
             for tile in range(team.tiles):
                 b = (first + tile) * 4 + 2 * s
                 for m in range(m_tiles):
-                    at = ((m * team.tiles + tile) * chains + s % chains) * 4
+                    at = ((m * team.tiles + tile) * chains + (2 * kblock + s) % chains) * 4
                     d = [acc[at + z] for z in range(4)]
                     self.k.do(I.ptx[MMA[team.precision]](*d, *a(m, s), pieces[b], pieces[b + 1], *d))
 
@@ -140,10 +148,13 @@ class Product:
         """Chains, then the K parts of the warps, which meet in shared memory."""
         team, k, ids = self.team, self.k, self.ids
         count = m_tiles * team.tiles
-        if chains == 2:
-            for tile in range(count):
-                for z in range(4):
-                    k.store(acc, acc[tile * 8 + z] + acc[tile * 8 + 4 + z], tile * 8 + z)
+        for tile in range(count if chains > 1 else 0):
+            for z in range(4):
+                first = tile * chains * 4 + z
+                total = acc[first]
+                for chain in range(1, chains):
+                    total = total + acc[first + chain * 4]
+                k.store(acc, total, first)
         if team.warps_k == 1:
             return [acc[tile * 4 * chains + z] for tile in range(count) for z in range(4)]
         group = ids.warp_u * team.warps_n + ids.warp_n
@@ -154,27 +165,32 @@ class Product:
 
         if not self._separated(phase):
             k.do(I.cuda.cta_sync())
-        for m in range(m_tiles):
-            for tile in range(team.tiles):
-                at = (m * team.tiles + tile) * 4 * chains
-                words = [acc[at + z] for z in range(4)]
-                k.do(I.ptx["st.shared.v4.f32"](partial(ids.warp_k, m, tile), *words))
-        k.do(I.cuda.cta_sync())
         own, part = k.local(m_tiles * team.own_tiles * 4), k.local(4 * team.warps_k)
-        for j in range(team.own_tiles):
-            tile = j * team.warps_k + ids.warp_k
-            whole = (j + 1) * team.warps_k <= team.tiles
-            with nullcontext() if whole else k.when(tile < team.tiles):
-                for m in range(m_tiles):
-                    for warp_k in range(team.warps_k):
-                        words = [part[warp_k * 4 + z] for z in range(4)]
-                        k.do(I.ptx["ld.shared.v4.f32"](*words, partial(warp_k, m, tile)))
-                    for z in range(4):
-                        total = part[z]
-                        for warp_k in range(1, team.warps_k):
-                            total = total + part[warp_k * 4 + z]
-                        k.store(own, total, (m * team.own_tiles + j) * 4 + z)
+        # One branch per warp of the K parts, so that its own tiles are registers known now: only the others' travel.
+        for warp_k in range(team.warps_k):
+            with k.when(ids.warp_k == warp_k):
+                for tile in (t for t in range(team.tiles) if t % team.warps_k != warp_k):
+                    for m in range(m_tiles):
+                        at = (m * team.tiles + tile) * 4 * chains
+                        k.do(I.ptx["st.shared.v4.f32"](partial(warp_k, m, tile), *[acc[at + z] for z in range(4)]))
+                last = warp_k >= team.tiles  # hands over all and sums nothing: it need not wait
+                meet = I.ptx.bar.arrive if last else I.ptx.bar.sync
+                k.do(meet(tirx.Cast("uint32", group + 1), tirx.const(LANES * team.warps_k, "uint32")))
+                for j, tile in enumerate(range(warp_k, team.tiles, team.warps_k)):
+                    for m in range(m_tiles):
+                        self._add(partial, warp_k, m, tile, part)
+                        for z in range(4):
+                            total = acc[(m * team.tiles + tile) * 4 * chains + z]
+                            for other in (w for w in range(team.warps_k) if w != warp_k):
+                                total = total + part[other * 4 + z]
+                            k.store(own, total, (m * team.own_tiles + j) * 4 + z)
         return [own[z] for z in range(m_tiles * team.own_tiles * 4)]
+
+    def _add(self, partial: Callable[[Expr, int, Expr], Expr], warp_k: int, m: int, tile: int, part: Any) -> None:
+        """Load the other warps' sums of a tile."""
+        for other in (w for w in range(self.team.warps_k) if w != warp_k):
+            words = [part[other * 4 + z] for z in range(4)]
+            self.k.do(I.ptx["ld.shared.v4.f32"](*words, partial(other, m, tile)))
 
 
 def weights(team: Team) -> list[tuple[Phase, Share]]:

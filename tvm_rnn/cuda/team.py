@@ -141,8 +141,13 @@ class Team:
 
     @property
     def chains(self) -> dict[Phase, int]:
-        """Independent accumulators per MMA tile: two where there are few tiles, because an MMA takes 33 cycles."""
-        return {p: 2 if self.m_tiles(p) * self.tiles < 4 else 1 for p in self.step.phases}
+        """Independent accumulators per MMA tile: an MMA takes 34 cycles and can start every 6.5, so 8 must be under way
+        in each quarter of a multiprocessor."""
+        found = {}
+        for phase in self.step.phases:
+            under_way = self.m_tiles(phase) * self.tiles * max(1, self.warps // 4)
+            found[phase] = 1 if under_way >= 8 else 2 if under_way >= 3 else 4
+        return found
 
     # --- exchange --------------------------------------------------------------------------------------------------
 
@@ -165,12 +170,31 @@ class Team:
 
     @property
     def exchange_words(self) -> int:
-        return sum(2 * self.value_words(n) for n in self.published)
+        return self.reduce_at + 2 * self.reduce_words
 
     @property
     def events(self) -> tuple[Phase, ...]:
         """Phases that end with an exchange."""
-        return tuple(p for p in self.step.phases if p.published)
+        return tuple(p for p in self.step.phases if p.published or p.kind == "reduce")
+
+    @property
+    def reductions(self) -> tuple[Phase, ...]:
+        return tuple(p for p in self.step.phases if p.kind == "reduce")
+
+    @property
+    def parts(self) -> int:
+        """Partial results per row of a reduction over units: one per warp that shares them."""
+        return self.ctas * self.warps_u
+
+    @property
+    def reduce_at(self) -> int:
+        """Where partial results begin, in words: after the values."""
+        return sum(2 * self.value_words(n) for n in self.published)
+
+    @property
+    def reduce_words(self) -> int:
+        """One of the two buffers that reductions use in turn."""
+        return max((len(p.roots) for p in self.reductions), default=0) * self.parts * self.rows
 
     # --- shared memory ---------------------------------------------------------------------------------------------
 
@@ -200,7 +224,8 @@ class Team:
     @property
     def shared_bytes(self) -> int:
         operands = self.exchange_words if self.exchange == "cluster" else 0
-        return 4 * (operands + self.partial_words + self.stage_words + self.weight_words) + 256
+        barriers = 16 * (len(self.published) + 1)  # two mbarriers per value, and for reductions
+        return 4 * (operands + self.partial_words + self.stage_words + self.weight_words) + max(256, barriers)
 
     # --- registers -------------------------------------------------------------------------------------------------
 
@@ -213,6 +238,8 @@ class Team:
             if p.kind == "gemm"
         ]
         total += max(work, default=0)
+        if any(s.registers < s.kblocks for parts in self.shares.values() for s in parts):
+            total += 16 * max(self.m_tiles(p) for p in self.step.phases)  # fragments on their way
         for number, phase in enumerate(self.step.phases):
             cells = self.blocks(phase.width) * self.own_tiles * 2
             total += 2 * len(self.step.reads[number]) * cells
