@@ -146,7 +146,7 @@ class _Chain:
 
         if not runs_along(root) and outputs >= WARP:  # a thread for each result: neighbours read neighbours
             with self._each(writer, outputs, self.thread, self.threads) as j:
-                finish(j, self._sum(writer, job, j, tirx.const(0, "int32"), 1))
+                finish(j, self._sum(writer, job, j, tirx.const(0, "int32"), 1)[0])
         elif outputs <= 2:  # the whole block for each
             for j in range(outputs):
                 total = self._over_block(writer, job, self._sum(writer, job, j, self.thread, self.threads))

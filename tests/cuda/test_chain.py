@@ -1,0 +1,106 @@
+"""Chains: which groups share a kernel, where its barriers are, and that it reads what it stored itself."""
+
+from __future__ import annotations
+
+from math import prod
+
+import pytest
+from compiled_kernels import graph_of, text_of
+
+from tvm_rnn.cuda.chain import MOST_WORK, chain_kernel, chains, work_of
+from tvm_rnn.cuda.places import Place
+from tvm_rnn.cuda.rows import Rows
+from tvm_rnn.graph import Group, Node, make
+
+BARRIER = "cta_sync();"
+
+
+def leaf(name: str, *shape: int) -> Node:
+    return Node("state", shape=shape, name=name)
+
+
+def group(*nodes: Node, root: Node | None = None, stored: tuple[Node, ...] = ()) -> Group:
+    return Group("reduce" if root is not None else "pointwise", "step", 1, root, nodes, stored or nodes[-1:])
+
+
+def kernel_of(groups: list[Group], precision: str = "float32") -> Rows:
+    home = {n: g for g in groups for n in g.stored}
+    dtype = "float64" if precision == "float64" else "float32"
+
+    def reads(own: Group, node: Node) -> Place | None:
+        known = node.leaf or (node in home and home[node] is not own)
+        return Place(dtype, prod(node.shape)) if known and node.scalar is None else None
+
+    return chain_kernel(
+        "chain",
+        groups,
+        precision=precision,
+        reads=reads,
+        writes=lambda own, node: [Place(dtype, prod(node.shape))],
+        elsewhere=lambda own: frozenset(n for n in own.nodes if n.leaf),
+    )
+
+
+def test_layer_normalisation_is_one_chain_after_each_product() -> None:
+    graph = graph_of("lstm_layer_norm")
+    found = chains(graph.groups)
+    assert [g for part in found for g in part] == list(graph.groups)
+    assert [part[0].kind == "gemm" for part in found] == [True, False, True, False]
+
+
+def test_large_groups_stay_alone() -> None:
+    h = leaf("h", MOST_WORK + 1)
+    small, large = group(make("tanh", leaf("g", 8))), group(make("tanh", h))
+    assert work_of(large) > MOST_WORK
+    assert chains([small, small, large, small]) == [[small, small], [large], [small]]
+    matrix = make("einsum", leaf("m", 200, 200), leaf("v", 200), spec="ij,j->i")
+    assert work_of(group(matrix, root=matrix)) == 200 * 200
+
+
+def test_a_barrier_stands_between_a_value_and_its_readers() -> None:
+    h, g = leaf("h", 40), leaf("g", 40)
+    total = make("sum", make("mul", h, h), axis=-1, keepdims=True)
+    scaled = make("div", h, total)
+    apart = make("tanh", g)
+    groups = [group(make("mul", h, h), total, root=total), group(apart), group(scaled)]
+    text = text_of(kernel_of(groups).kernel)
+    assert text.count(BARRIER) == 3  # two inside the sum over the block, one before its reader
+    alone = text_of(kernel_of([group(apart), group(make("tanh", h))]).kernel)
+    assert BARRIER not in alone
+
+
+def test_what_the_chain_stored_is_read_through_the_pointer_that_wrote_it() -> None:
+    """Pointers are declared as not overlapping: a second one to the same memory could be read too early."""
+    h = leaf("h", 40)
+    first = make("tanh", h)
+    second = make("mul", first, first)
+    made = kernel_of([group(first), group(second)])
+    assert [(a.role, a.node) for a in made.arguments] == [("read", h), ("write", first), ("write", second)]
+
+
+def test_a_copied_state_is_still_read_from_where_it_was() -> None:
+    h = leaf("h", 40)
+    made = kernel_of([group(h), group(make("tanh", h))])
+    assert [a.role for a in made.arguments] == ["read", "write", "write"]
+    text = text_of(made.kernel)
+    assert text.count("= _ptr[") == 2
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize(
+    ("op", "shapes", "spec"),
+    [
+        ("sum", [(700,)], ""),
+        ("max", [(33,)], ""),
+        ("einsum", [(50, 60), (60,)], "ij,j->i"),
+        ("einsum", [(60, 50), (60,)], "ji,j->i"),
+        ("einsum", [(2, 50), (50,)], "ij,j->i"),
+    ],
+)
+def test_every_way_to_reduce(op: str, shapes: list[tuple[int, ...]], spec: str, precision: str) -> None:
+    leaves = [leaf(f"s{i}", *s) for i, s in enumerate(shapes)]
+    attrs = {"spec": spec} if spec else {"axis": -1, "keepdims": False}
+    root = make(op, *leaves, **attrs)
+    made = kernel_of([group(root, root=root), group(make("tanh", root))], precision)
+    text_of(made.kernel)
+    assert made.kernel.threads % 32 == 0
