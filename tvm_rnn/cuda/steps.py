@@ -112,7 +112,11 @@ class Layer:
             return None if found is None else found.place
 
         first = groups[0]
-        own: dict[str, Any] = {"reads": partial(reads, first), "writes": partial(writes, first), "precision": self.precision}
+        own: dict[str, Any] = {
+            "reads": partial(reads, first),
+            "writes": partial(writes, first),
+            "precision": self.precision,
+        }
         if first.kind == "gemm":
 
             def operands(node: Node) -> Place | None:
@@ -258,7 +262,8 @@ class Layer:
                 "old shadow": step.old_shadows,
                 "shadow": step.new_shadows,
             }
-            return pointers[kind][number]  # type: ignore[no-any-return]
+            chosen: Pointer = pointers[kind][number]
+            return chosen
 
         return find
 
