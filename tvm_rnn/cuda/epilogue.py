@@ -13,7 +13,7 @@ from tvm.script.ir_builder import tirx as I
 
 from ..expressions import Index, element
 from ..graph import Node
-from .phases import NotPersistent, Phase, components
+from .phases import Phase, components
 
 Expr = Any
 
@@ -27,8 +27,6 @@ class Epilogue:
 
     def emit(self) -> None:
         body, phase = self.body, self.phase
-        if phase.kind == "reduce":
-            raise NotPersistent("a reduction over units")
         own = [n for n in phase.nodes if n.pointwise and not n.boolean]
         each = sum(len(list(components(n, self.step.domain[n]))) for n in own)
         # Outside of every condition, so that later phases see them too.
@@ -80,7 +78,8 @@ class Epilogue:
                 body.exchange.stage(node, block, j, e, self._stored(body.held[(node, 0, block, j, e)], block))
             body.exchange.tile(node, slot, block, j, when, y)
         output = self.step.graph.output
-        if (output in phase.nodes or output is phase.root) and not (output in phase.published and self._vectors(output)):
+        ours = output in phase.nodes or output is phase.root
+        if ours and not (output in phase.published and self._vectors(output)):
             self._store_scalars(block, j)
 
     def _handed(self) -> dict[Node, tuple[int, Expr | None, Any]]:

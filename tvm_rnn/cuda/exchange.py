@@ -36,9 +36,7 @@ class Exchange(ABC):
     def __init__(self, k: Writer, team: Team, ids: Any, arena: Any, stage_at: int) -> None:
         self.k, self.team, self.ids, self.arena, self.stage_at = k, team, ids, arena, stage_at
         elements, offset = team.stage_words * 4 // team.itemsize, stage_at * 4 // team.itemsize
-        self.view = I.decl_buffer(
-            (elements,), team.storage, data=arena.data, elem_offset=offset, scope="shared.dyn"
-        )
+        self.view = I.decl_buffer((elements,), team.storage, data=arena.data, elem_offset=offset, scope="shared.dyn")
         self.pieces = 8 * team.itemsize // 16  # 16-byte pieces of 8 units
         self.passing = k.local(4, "uint32")
 
@@ -68,6 +66,18 @@ class Exchange(ABC):
         """After all tiles of a phase: per published value the copy, the condition and where y goes."""
 
     @abstractmethod
+    def give(self, word: Expr, words: list[Expr], slot: int) -> None:
+        """A warp's part of a reduction, 2 or 4 words of each lane q: they belong at `word`."""
+
+    @abstractmethod
+    def meet(self, number: int, body: Any) -> None:
+        """After all parts of the number-th reduction are given: wait for everybody's."""
+
+    @abstractmethod
+    def take(self, word: Expr, registers: list[Expr]) -> None:
+        """2 or 4 words of a reduction's parts."""
+
+    @abstractmethod
     def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: list[Expr]) -> None:
         """An operand piece of this lane."""
 
@@ -80,10 +90,17 @@ class Cluster(Exchange):
         self.barriers_at = barriers_at
 
     def prepare(self) -> None:
-        """Thread n sends pieces n, n + threads, ... of [destination][row][units]: neighbours write neighbouring bytes."""
+        """Thread n sends pieces n, n + threads, ... of [destination][row][units]: neighbours write side by side."""
         team, k, ids = self.team, self.k, self.ids
         self.sends: dict[Node, list[tuple[Expr, Expr, Expr, Expr | None]]] = {}
         arena = I.cuda.cvta_generic_to_shared(self.arena.ptr_to([_i32(0)]))
+        self.peers: list[tuple[Expr, Expr | None]] = []  # whom this lane sends parts of reductions to
+        for i in range(-(-team.ctas // 8) if team.reductions else 0):
+            peer = ids.g + i * 8
+            remote = k.local(1, "uint32")
+            to = tirx.Cast("uint32", tirx.Min(peer, team.ctas - 1))
+            k.do(I.ptx["mapa.shared::cluster.u32"](remote[0], arena, to))
+            self.peers.append((remote[0], None if (i + 1) * 8 <= team.ctas else peer < team.ctas))
         for node in team.published:
             per_row = team.units(node.shape[0]) * team.itemsize // 16
             pieces = per_row * team.rows
@@ -120,12 +137,19 @@ class Cluster(Exchange):
     def _pointer(self, node: Node, slot: Expr) -> Expr:
         return self.arena.ptr_to([self._barrier(node, slot)])
 
+    def _reduce_barrier(self, slot: Expr) -> Expr:
+        return self.barriers_at + (len(self.team.published) * 2 + slot) * 2
+
     def start(self) -> None:
+        team = self.team
+        pointers = [self._pointer(node, slot) for node in team.published for slot in range(2)]
+        pointers += [self.arena.ptr_to([self._reduce_barrier(slot)]) for slot in range(2) if team.reductions]
         with self.k.when(self.ids.thread == 0):
-            for node in self.team.published:
-                for slot in range(2):
-                    self.k.do(I.ptx.mbarrier.init.shared.b64(self._pointer(node, slot), tirx.const(1, "uint32")))
+            for pointer in pointers:
+                self.k.do(I.ptx.mbarrier.init.shared.b64(pointer, tirx.const(1, "uint32")))
             self.k.do(I.ptx.fence.mbarrier_init.release.cluster())
+            for slot in range(2) if team.reductions else ():
+                self._expect_parts(slot, slot)
 
     def expect(self, node: Node, slot: Expr, when: Expr | None = None) -> None:
         """Say how many bytes will come for this copy."""
@@ -135,6 +159,39 @@ class Cluster(Exchange):
         with self.k.when(condition):
             count = tirx.const(pieces * team.rows * 16, "uint32")
             self.k.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](self._pointer(node, slot), count))
+
+    def _expect_parts(self, number: int, slot: int) -> None:
+        """Say how many bytes the number-th reduction (of all, counted on) brings into a buffer."""
+        team = self.team
+        phase = team.reductions[number % len(team.reductions)]
+        count = tirx.const(len(phase.roots) * team.parts * team.rows * 4, "uint32")
+        pointer = self.arena.ptr_to([self._reduce_barrier(slot)])
+        self.k.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](pointer, count))
+
+    def give(self, word: Expr, words: list[Expr], slot: int) -> None:
+        """Lane (g, q) sends to blocks g and g + 8."""
+        k = self.k
+        name = f"st_async.weak.shared::cluster.mbarrier::complete_tx::bytes.v{len(words)}.b32"
+        at = k.keep(tirx.Cast("uint32", word * 4))
+        for remote, past in self.peers:
+            with k.when(_all([] if past is None else [past])):
+                barrier = remote + tirx.const(self._reduce_barrier(slot) * 4, "uint32")
+                k.do(I.ptx[name](remote + at, *words, barrier))
+
+    def meet(self, number: int, body: Any) -> None:
+        """A warp whose K part is all that it has of the product (no cells) gave nothing and needs nothing."""
+        k, each = self.k, len(self.team.reductions)
+        slot = (body.par * each + number) % 2
+        # Reductions are counted through all steps; every second one uses this buffer.
+        uses = tirx.floordiv(body.t, 2) * each + (body.par * each + number) // 2
+        with body._own_tile(0):
+            pointer = self.arena.ptr_to([self._reduce_barrier(slot)])
+            k.do(I.cuda.mbarrier_wait_acquire_cluster(pointer, tirx.floormod(uses, 2)))
+            with k.when(self.ids.thread == 0):
+                self._expect_parts(number + 2, slot)
+
+    def take(self, word: Expr, registers: list[Expr]) -> None:
+        self.k.do(I.ptx[f"ld.shared.v{len(registers)}.b32"](*registers, self.arena.ptr_to([word])))
 
     def wait(self, node: Node, slot: Expr, parity: Expr) -> None:
         self.k.do(I.cuda.mbarrier_wait_acquire_cluster(self._pointer(node, slot), parity))
@@ -259,6 +316,22 @@ class Grid(Exchange):
     def phase(self, slots: dict[Node, tuple[int, Expr | None, Store | None]]) -> None:
         if slots:
             self.arrive()
+
+    def give(self, word: Expr, words: list[Expr], slot: int) -> None:
+        with self.k.when(self.ids.g == 0):
+            place = self.k["exchange"].ptr_to([self.base + word])
+            self.k.do(I.ptx[f"st.global.v{len(words)}.b32"](place, *words))
+
+    def meet(self, number: int, body: Any) -> None:
+        self.arrive()
+        events = self.team.events
+        done = events.index(self.team.reductions[number]) + 1
+        self.wait(body.t * len(events) + 1 + done)
+        body.waited = done + 1
+
+    def take(self, word: Expr, registers: list[Expr]) -> None:
+        place = self.k["exchange"].ptr_to([self.base + word])
+        self.k.do(I.ptx[f"ld.relaxed.gpu.global.v{len(registers)}.b32"](*registers, place))
 
     def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: list[Expr]) -> None:
         at = self.base + self.word(node, slot, kblock, row, self.ids.q)

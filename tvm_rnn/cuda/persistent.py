@@ -27,6 +27,7 @@ from .layout import Layout
 from .phases import Phase, place
 from .places import Place
 from .product import Product, weights
+from .reduction import Reduction
 from .start import fill_cluster, fill_grid
 from .team import LANES, Team
 
@@ -294,7 +295,10 @@ class Body:
                 for operand in phase.operands:
                     self._wait(operand.source)
                 gates = self.product.emit(phase, self._loader())
-            Epilogue(self, phase, gates).emit()
+            if phase.kind == "reduce":
+                Reduction(self, phase).emit()
+            else:
+                Epilogue(self, phase, gates).emit()
         for state in self.step.graph.states:
             width, result = self.step.domain[state], self.step.result(state)
             for block, j, e in self._cells(width):

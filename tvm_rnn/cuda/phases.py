@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Any
 
 from ..expressions import Index, Lane, NotAligned, element
-from ..graph import Graph, Group, Node
+from ..graph import Graph, Group, Node, topological
 from ..passes.fuse_pointwise import is_move
 
 
@@ -35,9 +36,11 @@ class Operand:
 
 @dataclass(frozen=True)
 class Phase:
-    """root: a gemm or a sum/max over units, or None. width: units; gates: rows of the product per unit.
+    """root: a gemm, the first sum or max over units, or None. width: units; gates: rows of the product per unit.
 
     nodes: pointwise values, in order. published: values that products read, in this step or (states) in the next.
+    roots: sums and maxima over units that meet in one exchange. centres: for each of them None, or the sum among roots
+    around whose mean it sums squares.
     """
 
     kind: str  # "gemm" | "reduce" | "pointwise"
@@ -47,6 +50,8 @@ class Phase:
     operands: tuple[Operand, ...]
     nodes: tuple[Node, ...]
     published: tuple[Node, ...] = ()
+    roots: tuple[Node, ...] = ()
+    centres: tuple[Node | None, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,8 @@ def components(node: Node, width: int) -> Iterator[tuple[int, Index]]:
         raise NotPersistent(f"a value of shape {list(node.shape)} in a phase of {width} units")
     inner = node.shape[-1] // width
     for number in range(prod(node.shape) // width):
-        rest, index = number // inner, [Lane(number % inner * width, width)]
+        rest = number // inner
+        index: list[Any] = [Lane(number % inner * width, width)]
         for size in reversed(node.shape[:-1]):
             index.insert(0, rest % size)
             rest //= size
@@ -111,22 +117,27 @@ def phases(graph: Graph, kept: Callable[[Node], bool], hoisted: Callable[[Node],
     NotPersistent."""
     if any(len(s.shape) != 1 for s in graph.states) or len(graph.output.shape) != 1:
         raise NotPersistent("a state is not a vector")
+    if any(n.shape[0] == 1 for n in (*graph.states, graph.output)):
+        raise NotPersistent("a state of one unit is no row of units")
     drafts = [_phase(graph, g) for g in graph.groups if g.region == "step"]
     if not any(p.kind == "gemm" for p in drafts):
         raise NotPersistent("no product in the step")
+    drafts = joined(drafts)
     step = Step(graph, tuple(drafts), (), ())
     domain: dict[Node, int] = {}
     for phase in drafts:
-        for node in (*phase.nodes, *([phase.root] if phase.root is not None else [])):
+        for node in (*phase.nodes, *phase.roots, *([phase.root] if phase.root is not None else [])):
             domain[node] = 1 if node.shape in ((), (1,)) else phase.width
     for state, result in zip(graph.states, graph.results, strict=True):
-        if result not in domain:
+        if result not in domain or result.op == "state":
             raise NotPersistent("a new state is computed outside of the step")
         domain[state] = domain[result]
-    if graph.output not in domain:
+    if graph.output not in domain or graph.output.op == "state":
         raise NotPersistent("the output is computed outside of the step")
     wanted = {o.source for p in drafts for o in p.operands}
     carried = {step.result(s) for s in graph.states if s in wanted}
+    if len(carried) < len([s for s in graph.states if s in wanted]):
+        raise NotPersistent("products read two states that become the same value")
     drafts = [
         replace(p, published=tuple(n for n in _own(p) if n in wanted or n in carried)) if p.kind != "reduce" else p
         for p in drafts
@@ -159,11 +170,48 @@ def _phase(graph: Graph, group: Group) -> Phase:
         if root.op == "einsum" or root.shape not in ((), (1,)) or len(root.args[0].shape) != 1:
             raise NotPersistent(f"a reduction to shape {list(root.shape)}")
         width = _width(graph, group, root.args[0].shape[-1])
-        return Phase("reduce", root, width, 0, (), nodes)
+        if width == 1:
+            raise NotPersistent("a reduction of one number")
+        # What only the reduction reads is computed inside it.
+        return Phase("reduce", root, width, 0, (), (), (), (root,), (None,))
     widths = {n.shape[-1] for n in nodes if n.shape not in ((), (1,))}
     if any(len(n.shape) > 2 for n in nodes) or len({_width(graph, group, w) for w in widths}) > 1:
         raise NotPersistent("pointwise work on an array")
     return Phase("pointwise", None, _width(graph, group, min(widths, default=1)), 0, (), nodes)
+
+
+def joined(drafts: list[Phase]) -> list[Phase]:
+    """Reductions move to the first reduction of as many units where their values are known: one exchange serves all of
+    them. A sum of squares around a mean joins the sum that the mean is made of."""
+    found: list[Phase] = []
+    for draft in drafts:
+        for at, phase in enumerate(found if draft.kind == "reduce" else ()):
+            if phase.kind != "reduce" or phase.width != draft.width:
+                continue
+            root = draft.roots[0]
+            centre = next((r for r in phase.roots if is_spread(root, r)), None)
+            late = {n for p in found[at:] for n in (*p.nodes, *p.roots, p.root)}
+            if centre is not None or not late & set(topological(root.args)):
+                roots, centres = (*phase.roots, root), (*phase.centres, centre)
+                found[at] = replace(phase, roots=roots, centres=centres)
+                break
+        else:
+            found.append(draft)
+    return found
+
+
+def is_spread(node: Node, total: Node) -> bool:
+    """Whether a node is sum((x - m) ** 2), where `total` is sum(x) and m = total / (elements of x)."""
+    if node.op != "sum" or total.op != "sum" or node.args[0].op != "mul":
+        return False
+    centred, x = node.args[0].args[0], total.args[0]
+    if node.args[0].args[1] is not centred or centred.op != "sub" or centred.args[0] is not x:
+        return False
+    mean = centred.args[1]
+    if mean.op != "mul" or total not in mean.args:
+        return False
+    factor = mean.args[1 - mean.args.index(total)].scalar
+    return factor is not None and abs(factor * prod(x.shape) - 1) < 1e-9
 
 
 def _width(graph: Graph, group: Group, size: int) -> int:
@@ -184,7 +232,7 @@ def _with_reads(step: Step, kept: Callable[[Node], bool], hoisted: Callable[[Nod
     for phase in step.phases:
         found: dict[tuple[Node, int], None] = {}
 
-        def read(node: Node, index: Index, phase: Phase = phase, found: dict = found) -> object:
+        def read(node: Node, index: Index, phase: Phase = phase, found: dict[tuple[Node, int], None] = found) -> object:
             if node in known:
                 if step.domain[node] not in (phase.width, 1):
                     raise NotPersistent("a phase reads a value of other units")
@@ -202,10 +250,10 @@ def _with_reads(step: Step, kept: Callable[[Node], bool], hoisted: Callable[[Nod
         try:
             if phase.kind == "gemm" and phase.root is not None:
                 known.add(phase.root)
-            if phase.kind == "reduce" and phase.root is not None:
-                for _, index in components(phase.root.args[0], phase.width):
-                    element(phase.root.args[0], index, read, graph.dtype)
-                known.add(phase.root)
+            for root, centre in zip(phase.roots, phase.centres, strict=True):
+                for _, index in components(root.args[0], phase.width) if centre is None else ():
+                    element(root.args[0], index, read, graph.dtype)
+            known.update(phase.roots)
             for node in phase.nodes:
                 for _, index in components(node, phase.width):
                     if node.pointwise and not node.boolean:

@@ -1,7 +1,7 @@
 """The first operands of a persistent kernel: initial states, converted and laid out as the product reads them.
 
 In: the kernel's state. Out: statements that run once per launch, before the loop over time. Places that nobody will
-ever publish (K padded to whole blocks per warp, rows past the batch) become 0, once, because 0 times garbage may be NaN.
+ever publish (K padded to whole blocks per warp, rows past the batch) become 0, once: 0 times garbage may be NaN.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def convert(body: Any, value: Any) -> Any:
 
 def fill_grid(body: Any) -> None:
     """Every block publishes the initial state of its own units; the padding of K is zeroed by the block after it."""
-    team, k, ids = body.team, body.k, body.ids
+    team = body.team
     for state in body.step.carried:
         node, width = body.value(state), state.shape[0]
         for j in range(team.own_tiles):
