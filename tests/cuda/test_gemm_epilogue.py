@@ -30,7 +30,7 @@ def test_values_are_read_in_order_of_use() -> None:
         ("bfloat16", 64, 1, 16, None),
         ("bfloat16", 65, 0, 16, None),
         ("tf32", 64, 0, 16, "v4_f32"),
-        ("float32", 64, 0, 16, "v2_f32"),
+        ("float32", 64, 0, 16, "v4_f32"),
         ("float64", 64, 0, 16, None),
     ],
 )
