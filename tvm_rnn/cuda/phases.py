@@ -112,16 +112,18 @@ def place(node: Node, index: Index, width: int) -> tuple[int, bool]:
     return (flat // width if moving else flat), moving
 
 
-def phases(graph: Graph, kept: Callable[[Node], bool], hoisted: Callable[[Node], bool]) -> Step:
-    """The step of a graph. kept, hoisted: whether a node is an array made of parameters, or one of all T. Raises
-    NotPersistent."""
+def phases(graph: Graph, kept: Callable[[Node], bool], hoisted: Callable[[Node], bool], products: bool = True) -> Step:
+    """The step of a graph. kept, hoisted: whether a node is an array made of parameters, or one of all T. products:
+    there must be some; or there must be none, and nothing but pointwise work. Raises NotPersistent."""
     if any(len(s.shape) != 1 for s in graph.states) or len(graph.output.shape) != 1:
         raise NotPersistent("a state is not a vector")
     if any(n.shape[0] == 1 for n in (*graph.states, graph.output)):
         raise NotPersistent("a state of one unit is no row of units")
     drafts = [_phase(graph, g) for g in graph.groups if g.region == "step"]
-    if not any(p.kind == "gemm" for p in drafts):
+    if products and not any(p.kind == "gemm" for p in drafts):
         raise NotPersistent("no product in the step")
+    if not products and (any(p.kind != "pointwise" for p in drafts) or len({p.width for p in drafts}) != 1):
+        raise NotPersistent("more than pointwise work on a row of units")
     drafts = joined(drafts)
     step = Step(graph, tuple(drafts), (), ())
     domain: dict[Node, int] = {}

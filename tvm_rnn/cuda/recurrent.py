@@ -7,7 +7,7 @@ sizes, none where the layer can only run step by step. Templates in `schedules/`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -25,6 +25,7 @@ from .predict import predict, resident_teams
 from .product import weights
 from .program import Expr, Host
 from .regime import Regime, Where
+from .scan import scan
 from .team import MMA, Team
 
 EXPECTED_BATCHES = (1, 16, 64, 128)  # where the caller names none
@@ -143,8 +144,14 @@ def step_of(layout: Layout) -> Step:
     return phases(layout.graph, lambda node: layout.weights.place(node) is not None, lambda node: node in hoisted)
 
 
-def choose(layout: Layout, target: Target, precision: str, batches: Sequence[int]) -> list[Regime]:
-    """The regimes of one layer, in the order in which they are to be tried: by rising batch size."""
+def choose(
+    layout: Layout, target: Target, precision: str, batches: Sequence[int], initial: Mapping[str, float]
+) -> list[Regime]:
+    """The regimes of one layer, in the order in which they are to be tried: by rising batch size. initial: what states
+    are after a reset, by name, where it is not 0."""
+    scans = scan(layout, target, batches or EXPECTED_BATCHES, initial)
+    if scans:
+        return list(scans)
     if precision not in MMA or target.arch != "sm_90a":
         return []
     try:

@@ -93,7 +93,7 @@ class Layer:
             self.groups.append((groups, work))
             for pack in getattr(work, "packs", ()):
                 self.weights.want(pack)
-        self.regimes = choose(self.layout, self.machine, self.precision, self.batches)
+        self.regimes = choose(self.layout, self.machine, self.precision, self.batches, self.initial)
         for pack in (pack for regime in self.regimes for pack in regime.packs):
             self.weights.want(pack)
 

@@ -1,0 +1,262 @@
+"""The scan regime: steps without products, all of T in one launch, one thread per batch row and unit.
+
+In: a layer's layout whose step is pointwise. Out: `Scan`, a Regime for any batch size and precision. States stay in
+registers; hoisted values and inputs arrive in a ring of registers, each loaded `ahead` steps before its use; y is
+written side by side by the threads of a warp.
+
+Rewrite: for t: pointwise  -->  one launch: for t in thread: pointwise
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from ..expressions import Index, element
+from ..graph import Node
+from ..scalar_cuda import flavour
+from ..schedule import Config, Unit, best
+from ..target import Target
+from .gemm_layout import Pack
+from .kernel import Kernel, Writer, write
+from .layout import Layout
+from .phases import NotPersistent, Phase, Step, components, phases, place
+from .places import Place
+from .program import Expr as Text
+from .program import Host
+from .regime import Where
+
+Expr = Any
+FOREVER = (1 << 31) - 1
+SCALARS = (("steps", "int32"), ("reverse", "int32"), ("batch", "int32"))
+MASK_SCALARS = (("start", "int32"), ("total", "int32"), ("has_lengths", "int32"), ("has_reset", "int32"))
+
+
+@dataclass(frozen=True, eq=False)
+class Scan:
+    """One layer's steps."""
+
+    layout: Layout
+    step: Step
+    name: str
+    template: str
+    knobs: Config
+    initial: Mapping[str, float] = field(default_factory=dict)
+    most: int | None = None
+    applies: str = "true"
+    packs: Sequence[Pack] = ()
+    work_bytes: Text = 0
+    zero_bytes: Text = 0
+
+    @property
+    def width(self) -> int:
+        return self.step.phases[0].width
+
+    @property
+    def params(self) -> list[Node]:
+        return list(dict.fromkeys(node for node, _ in self.step.params))
+
+    @property
+    def reads(self) -> list[Node]:
+        return list(dict.fromkeys(node for reads in self.step.reads for node, _ in reads))
+
+    @property
+    def blocks(self) -> Text:
+        return f"((B * {self.width} + {self.knobs['threads'] - 1}) / {self.knobs['threads']})"
+
+    @property
+    def fact(self) -> dict[str, Any]:
+        return {
+            "unit": f"step, all of T, pointwise N={self.width}, any B",
+            "template": self.template,
+            "knobs": dict(self.knobs),
+            "record": "default",
+        }
+
+    def place_of(self, node: Node) -> Place:
+        """Where an input or a hoisted value lies."""
+        graph = self.layout.graph
+        return self.layout.input(graph.inputs.index(node)) if node.op == "input" else self.layout.hoisted(node)
+
+    @cached_property
+    def kernels(self) -> tuple[Kernel, Kernel]:
+        """Without and with lengths and resets."""
+        return self._kernel(False), self._kernel(True)
+
+    def _kernel(self, masked: bool) -> Kernel:
+        numbers, float_ = range(len(self.step.graph.states)), self.layout.arithmetic
+        pointers = [(f"param_{n}", float_) for n in range(len(self.params))]
+        pointers += [(f"read_{n}", self.place_of(node).dtype) for n, node in enumerate(self.reads)]
+        pointers += [(f"old_{n}", float_) for n in numbers] + [(f"new_{n}", float_) for n in numbers]
+        pointers += [("y", self.layout.output.dtype)]
+        pointers += [("lengths", "int64"), ("reset", "uint8")] if masked else []
+        scalars = (*SCALARS, *(MASK_SCALARS if masked else ()))
+        with flavour(self.layout.precision):
+            name = f"{self.name}_masked" if masked else self.name
+            return write(name, pointers, scalars, lambda k: Body(k, self, masked).emit(), threads=self.knobs["threads"])
+
+    def launch(self, host: Host, where: Where) -> None:
+        """One launch of one of the two kernels."""
+
+        def read(node: Node) -> Any:
+            return where.inputs[self.layout.graph.inputs.index(node)] if node.op == "input" else where.hoisted[node]
+
+        pointers = [where.weights[node] for node in self.params]
+        pointers += [read(node) for node in self.reads]
+        pointers += [*where.before, *where.after, where.output]
+        scalars = [where.count, int(where.reverse), "B"]
+        plain, masked = self.kernels
+        with host.when("!has_lengths && !has_reset"):
+            host.launch(plain, pointers, scalars)
+        with host.when("has_lengths || has_reset"):
+            more = [where.start, "T", "has_lengths ? 1 : 0", "has_reset ? 1 : 0"]
+            host.launch(masked, [*pointers, host.program.lengths, host.program.reset], [*scalars, *more])
+
+
+class Body:
+    """Emits one kernel. `ring[s]`: the registers that a step whose number is s (modulo `ahead`) reads."""
+
+    def __init__(self, k: Writer, scan: Scan, masked: bool) -> None:
+        self.k, self.scan, self.masked = k, scan, masked
+        self.step, self.width, self.ahead = scan.step, scan.width, scan.knobs["ahead"]
+        self.dtype = scan.layout.arithmetic
+        self.held: dict[tuple[Node, int], Expr] = {}
+        self.ring: list[dict[tuple[Node, int], Any]] = []
+        self.flags: list[Any] = []
+
+    def emit(self) -> None:
+        k, width, threads = self.k, self.width, self.scan.knobs["threads"]
+        blocks = tirx.truncdiv(tirx.Cast("int64", k["batch"]) * width + (threads - 1), threads)
+        block = I.cta_id([tirx.Cast("int32", blocks)])
+        flat = k.keep(tirx.Cast("int64", block) * threads + I.thread_id([threads]))
+        with k.when(flat < tirx.Cast("int64", k["batch"]) * width):
+            self.row = k.keep(tirx.Cast("int32", tirx.truncdiv(flat, width)))
+            self.unit = k.keep(tirx.Cast("int32", tirx.truncmod(flat, width)))
+            self.flat = flat
+            self._prepare()
+            ahead = self.ahead
+            with k.loop(tirx.truncdiv(k["steps"], ahead)) as i:
+                for s in range(ahead):
+                    self._step(s, i * ahead + s)
+            done = k.keep(tirx.truncdiv(k["steps"], ahead) * ahead)
+            for s in range(ahead - 1):
+                with k.when(done + s < k["steps"]):
+                    self._step(s, done + s)
+            for n in range(len(self.states)):
+                k.store(k[f"new_{n}"], self.states[n][0], flat)
+
+    def _prepare(self) -> None:
+        """Parameters, states, how long the row is, and the values of the first steps."""
+        k = self.k
+        self.params = {}
+        for node, slot in self.step.params:
+            at = tirx.const(~slot, "int64") if slot < 0 else tirx.Cast("int64", slot * self.width + self.unit)
+            self.params[(node, slot)] = k.keep(k[f"param_{self.scan.params.index(node)}"][at])
+        self.states = [k.local(1, self.dtype) for _ in self.step.graph.states]
+        for n, register in enumerate(self.states):
+            k.store(register, k[f"old_{n}"][self.flat], 0)
+        self.ends = k.local(1, "int32")
+        if self.masked:
+            k.store(self.ends, tirx.const(FOREVER, "int32"), 0)
+            with k.when(tirx.NE(k["has_lengths"], tirx.const(0, "int32"))):
+                most = tirx.Min(k["lengths"][tirx.Cast("int64", self.row)], tirx.const(FOREVER, "int64"))
+                k.store(self.ends, tirx.Cast("int32", most), 0)
+        keys = list(dict.fromkeys(key for reads in self.step.reads for key in reads))
+        for s in range(self.ahead):
+            self.ring.append({key: k.local(1, self.scan.place_of(key[0]).dtype) for key in keys})
+            self.flags.append(k.local(1, "int32"))
+            self._ask(s, tirx.const(s, "int32"))
+
+    def _local(self, t: Expr) -> Expr:
+        """The t-th step's place in time, within the arrays."""
+        return tirx.Select(tirx.NE(self.k["reverse"], tirx.const(0, "int32")), self.k["steps"] - 1 - t, t)
+
+    def _ask(self, s: int, t: Expr) -> None:
+        """Load what step t reads. Past the end the last step's values, once more: that costs no condition."""
+        k = self.k
+        local = k.keep(self._local(tirx.Min(t, k["steps"] - 1)))
+        row = k.keep(tirx.Cast("int64", local) * k["batch"] + self.row)
+        for (node, slot), register in self.ring[s].items():
+            offset: Expr = ~slot if slot < 0 else slot * self.width + self.unit
+            source = k[f"read_{self.scan.reads.index(node)}"]
+            k.store(register, source[row * self.scan.place_of(node).row_stride + offset], 0)
+        if not self.masked:
+            return
+        k.store(self.flags[s], tirx.const(0, "int32"), 0)
+        # Backwards, a flag at t + 1 separates t from what was just processed; flags past a row's end mean nothing.
+        flag = k.keep(k["start"] + local + k["reverse"])
+        known = tirx.And(flag < k["total"], flag < self.ends[0])
+        with k.when(tirx.And(tirx.NE(k["has_reset"], tirx.const(0, "int32")), known)):
+            at = tirx.Cast("int64", flag) * k["batch"] + self.row
+            k.store(self.flags[s], tirx.Cast("int32", k["reset"][at]), 0)
+
+    def _step(self, s: int, t: Expr) -> None:
+        k, step = self.k, self.step
+        local = k.keep(self._local(t))
+        now = {}
+        for key, register in self.ring[s].items():
+            value = register[0]
+            now[key] = k.keep(value if str(value.ty) == self.dtype else tirx.Cast(self.dtype, value))
+        restart = k.keep(self.flags[s][0]) if self.masked else None
+        self._ask(s, t + self.ahead)
+        if restart is not None:
+            for register, state in zip(self.states, step.graph.states, strict=True):
+                first = tirx.const(self.scan.initial.get(state.name, 0.0), self.dtype)
+                k.store(register, tirx.Select(tirx.NE(restart, tirx.const(0, "int32")), first, register[0]), 0)
+        self.held = {}
+        for phase in step.phases:
+            self._phase(phase, now)
+        active = k.keep(tirx.Cast("int32", k["start"] + local < self.ends[0])) if self.masked else None
+
+        def kept(value: Expr, instead: Expr) -> Expr:
+            if active is None:
+                return value
+            return tirx.Select(tirx.NE(active, tirx.const(0, "int32")), value, instead)
+
+        place = self.scan.layout.output
+        y = kept(self.held[(step.graph.output, 0)], tirx.const(0.0, self.dtype))
+        row = tirx.Cast("int64", local) * k["batch"] + self.row
+        k.store(
+            k["y"], y if place.dtype == self.dtype else tirx.Cast(place.dtype, y), row * place.row_stride + self.unit
+        )
+        for register, result in zip(self.states, step.graph.results, strict=True):
+            k.store(register, kept(self.held[(result, 0)], register[0]), 0)
+
+    def _phase(self, phase: Phase, now: dict[tuple[Node, int], Expr]) -> None:
+        def read(node: Node, index: Index) -> Expr | None:
+            if node in self.step.domain:
+                if node.op == "state":
+                    return self.states[self.step.graph.states.index(node)][0]
+                number, _ = place(node, index, self.step.domain[node])
+                return self.held.get((node, number))
+            if node.leaf and node.scalar is not None:
+                return None
+            number, moving = place(node, index, phase.width)
+            key = (node, number if moving else ~number)
+            return self.params.get(key, now.get(key))
+
+        for node in phase.nodes:
+            if not node.pointwise or node.boolean:
+                continue
+            for number, index in components(node, self.step.domain[node]):
+                self.held[(node, number)] = self.k.keep(element(node, index, read, self.dtype))
+
+
+def scan(layout: Layout, target: Target, batches: Sequence[int], initial: Mapping[str, float]) -> list[Scan]:
+    """The regime, where it is one for this layer."""
+    hoisted = set(layout.hoisted_nodes)
+    try:
+        step = phases(layout.graph, lambda n: layout.weights.place(n) is not None, lambda n: n in hoisted, False)
+    except NotPersistent:
+        return []
+    reads = len({key for found in step.reads for key in found})
+    width = step.phases[0].width
+    unit = Unit("scan", "step", layout.precision, width=width, stages=reads, batches=tuple(batches))
+    template, knobs = best(unit, target)
+    name = f"scan_{layout.weights.number}_d{layout.directions}"
+    return [Scan(layout, step, name, template.name, knobs, initial)]
