@@ -61,7 +61,7 @@ class Epilogue:
                 self.used += 1
 
     def _value(self, node: Node, index: Index, block: int, j: int, e: int) -> Expr:
-        known = self.body.read(self.phase, block, j, e)
+        known = self.body.reads.reader(self.phase, block, j, e)
 
         def read(inner: Node, at: Index) -> Expr | None:
             return None if inner is node else known(inner, at)
@@ -75,12 +75,20 @@ class Epilogue:
         body, phase = self.body, self.phase
         for node, (slot, when, y) in self._handed().items():
             for e in range(2):
-                body.exchange.stage(node, block, j, e, self._stored(body.held[(node, 0, block, j, e)], block))
+                body.exchange.stage(node, block, j, e, self._stored(self._next(node, block, j, e), block))
             body.exchange.tile(node, slot, block, j, when, y)
         output = self.step.graph.output
         ours = output in phase.nodes or output is phase.root
         if ours and not (output in phase.published and self._vectors(output)):
             self._store_scalars(block, j)
+
+    def _next(self, node: Node, block: int, j: int, e: int) -> Expr:
+        """A published value: of a state, what the next step begins with."""
+        value = self.body.held[(node, 0, block, j, e)]
+        states = [s for s in self.step.carried if self.step.result(s) is node]
+        if self.body.masks is None or not states:
+            return value
+        return self.body.masks.after(states[0], value, block, j, e)
 
     def _handed(self) -> dict[Node, tuple[int, Expr | None, Any]]:
         """Per published value: the copy it goes to, when, and how 16 bytes of it become y."""
@@ -105,6 +113,8 @@ class Epilogue:
         return tirx.Cast(team.storage, value)
 
     def _vectors(self, node: Node) -> bool:
+        if self.body.masks is not None:
+            return False  # what is handed over is the next step's state, y is zero in rows that have ended
         place = self.body.layout.output
         whole = node.shape[0] % 8 == 0 and place.align >= 16 and place.row_stride % 8 == 0
         return self.team.itemsize == 2 and whole and place.dtype == self.team.storage
@@ -123,4 +133,6 @@ class Epilogue:
             with k.when(body._inside(width, block, j, e)):
                 at = (body._time(body.t) + body._row(j, e)) * body.layout.output.row_stride + body._unit(width, block)
                 value = body.held[(self.step.graph.output, 0, block, j, e)]
+                if body.masks is not None:
+                    value = body.masks.kept(value, tirx.const(0.0, "float32"), j, e)
                 k.store(k["y"], tirx.Cast(body.layout.output.dtype, value), at)

@@ -9,7 +9,7 @@ Rewrite: for t: for phase: gemm; pointwise  -->  one launch; units over blocks, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -17,15 +17,16 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from ..expressions import Index
 from ..graph import Node
 from ..scalar_cuda import flavour
+from .cell_reads import CellReads, hoisted, params, place_of
 from .epilogue import Epilogue
 from .exchange import Cluster, Grid
 from .kernel import Kernel, Writer, write
 from .layout import Layout
-from .phases import Phase, place
-from .places import Place
+from .masks import POINTERS as MASK_POINTERS
+from .masks import SCALARS as MASK_SCALARS
+from .masks import Masks
 from .product import Product, weights
 from .reduction import Reduction
 from .start import fill_cluster, fill_grid
@@ -41,7 +42,7 @@ SCALARS = (
 )
 
 
-def pointers(team: Team, layout: Layout) -> list[tuple[str, str]]:
+def pointers(team: Team, layout: Layout, masked: bool = False) -> list[tuple[str, str]]:
     """The kernel's pointers: weights, parameters, hoisted values and inputs, states, y, and what a grid exchanges."""
     step = team.step
     found = [(f"weight_{n}", team.storage) for n in range(len(weights(team)))]
@@ -52,31 +53,20 @@ def pointers(team: Team, layout: Layout) -> list[tuple[str, str]]:
     found += [("y", layout.output.dtype)]
     if team.exchange == "grid":
         found += [("exchange", "uint32"), ("counter", "uint32")]
-    return found
+    return [*found, *(MASK_POINTERS if masked else ())]
 
 
-def params(team: Team) -> list[Node]:
-    return list(dict.fromkeys(node for node, _ in team.step.params))
-
-
-def hoisted(team: Team) -> list[Node]:
-    return list(dict.fromkeys(node for reads in team.step.reads for node, _ in reads))
-
-
-def place_of(layout: Layout, node: Node) -> Place:
-    """Where an input or a hoisted value lies."""
-    return layout.input(layout.graph.inputs.index(node)) if node.op == "input" else layout.hoisted(node)
-
-
-def kernel(name: str, team: Team, layout: Layout) -> Kernel:
-    """The kernel of a team. Its teams are counted by the scalar "teams"; blocks of a grid must all be resident."""
+def kernel(name: str, team: Team, layout: Layout, initial: Mapping[str, float] | None = None) -> Kernel:
+    """The kernel of a team. Its teams are counted by the scalar "teams"; blocks of a grid must all be resident.
+    initial: what states are after a reset, for a kernel that knows lengths and resets; None for one that does not."""
+    masked = initial is not None
     attributes = {"tirx.kernel_launch_params": ["tirx.use_cooperative_launch"]} if team.exchange == "grid" else {}
     with flavour(team.precision):
         return write(
             name,
-            pointers(team, layout),
-            SCALARS,
-            lambda k: Body(k, team, layout).emit(),
+            pointers(team, layout, masked),
+            (*SCALARS, *(MASK_SCALARS if masked else ())),
+            lambda k: Body(k, team, layout, initial).emit(),
             threads=team.threads,
             attributes=attributes,
             shared_bytes=team.shared_bytes,
@@ -88,8 +78,10 @@ def kernel(name: str, team: Team, layout: Layout) -> Kernel:
 class Body:
     """Emits the body. `held` maps (node, component, block, tile, e) to the register that holds a value."""
 
-    def __init__(self, k: Writer, team: Team, layout: Layout) -> None:
-        self.k, self.team, self.layout, self.step = k, team, layout, team.step
+    def __init__(self, k: Writer, team: Team, layout: Layout, initial: Mapping[str, float] | None) -> None:
+        self.k, self.team, self.layout, self.step, self.initial = k, team, layout, team.step, initial
+        self.reads = CellReads(self)
+        self.masks: Masks | None = None
         self.held: dict[tuple[Any, ...], Expr] = {}
         self.par = 0
 
@@ -109,7 +101,8 @@ class Body:
             self.exchange = Grid(k, team, self.ids, arena, stage_at)
         self.arena = arena
         self.product = Product(k, team, self.ids, arena, weights_at, partial_at)
-        self._load_params()
+        self.reads.load_params()
+        self.masks = None if self.initial is None else Masks(self, self.initial)
         self._load_states()
         self.exchange.prepare()
         self._start()
@@ -128,6 +121,8 @@ class Body:
             group, rank = tirx.floordiv(block, team.ctas), tirx.floormod(block, team.ctas)
         thread = I.thread_id([team.threads])
         I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
+        self.first = k.local(1, "int32")
+        k.store(self.first, tirx.Select(k["direction"] < 0, k["steps"] - 1, tirx.const(0, "int32")), 0)
         pinned = k.local(3, "int32")
         for n, value in enumerate((group, rank, thread)):
             k.store(pinned, value, n)
@@ -193,24 +188,6 @@ class Body:
 
     # --- start and end -----------------------------------------------------------------------------------------------
 
-    def _load_params(self) -> None:
-        self.params: dict[tuple[Node, int, int], Expr] = {}
-        numbers = {node: n for n, node in enumerate(params(self.team))}
-        widths = {w for w in self.step.domain.values() if w > 1}
-        for node, slot in self.step.params:
-            source = self.k[f"param_{numbers[node]}"]
-            if slot < 0:
-                register = self.k.local(1)
-                self.k.store(register, source[tirx.const(~slot, "int64")], 0)
-                self.params[(node, slot, 0)] = register[0]
-                continue
-            width = next(w for w in sorted(widths) if node.shape[-1] % w == 0)
-            register = self.k.local(self.team.blocks(width))
-            for block in range(self.team.blocks(width)):
-                unit = tirx.Min(self._unit(width, block), tirx.const(width - 1, "int32"))
-                self.k.store(register, source[tirx.Cast("int64", slot * width + unit)], block)
-                self.params[(node, slot, block)] = register[block]
-
     def _state_at(self, width: int, block: int, j: int, e: int) -> Expr:
         return tirx.Cast("int64", self._row(j, e)) * width + self._unit(width, block)
 
@@ -224,6 +201,8 @@ class Body:
                 self.k.store(registers, tirx.const(0.0, "float32"), at)
                 with self._own_tile(j), self.k.when(self._inside(width, block, j, e)):
                     self.k.store(registers, self.k[f"old_{n}"][self._state_at(width, block, j, e)], at)
+                if self.masks is not None:
+                    self.k.store(registers, self.masks.started(0, state, registers[at], j, e), at)
                 self.states[(state, block, j, e)] = (registers, at)
 
     def _store_states(self) -> None:
@@ -244,17 +223,9 @@ class Body:
         else:
             fill_grid(self)
             self.exchange.arrive()
-        self.coming: list[dict[tuple[Any, ...], tuple[Any, int]]] = [{}, {}]
-        for par in range(2):
-            for phase, reads in zip(self.step.phases, self.step.reads, strict=True):
-                cells = list(self._cells(phase.width))
-                for node, slot in reads:
-                    dtype = place_of(self.layout, node).dtype
-                    registers = self.k.local(len(cells), dtype)
-                    for at, cell in enumerate(cells):
-                        self.k.store(registers, tirx.const(0.0, dtype), at)
-                        self.coming[par][(phase, node, slot, *cell)] = (registers, at)
-            self._ask(par, tirx.const(par, "int32"))
+        self.reads.prepare()
+        if self.masks is not None:
+            self.masks.ask(1, tirx.const(1, "int32"))
 
     def _cluster_sync(self) -> None:
         self.k.do(I.ptx["barrier.cluster.arrive.release.aligned"]())
@@ -262,19 +233,11 @@ class Body:
 
     def _time(self, t: Expr) -> Expr:
         """Row 0 of step t in arrays [T, B, ...]."""
-        return tirx.Cast("int64", self.k["direction"] * t) * self.k["batch"]
+        return tirx.Cast("int64", self._local(t)) * self.k["batch"]
 
-    def _ask(self, par: int, t: Expr) -> None:
-        """Load the hoisted values of step t, which is used two steps later: nothing waits for them here."""
-        numbers = {node: n for n, node in enumerate(hoisted(self.team))}
-        with self.k.when(t < self.k["steps"]):
-            time = self.k.bind(self._time(t))
-            for (phase, node, slot, block, j, e), (registers, at) in self.coming[par].items():
-                stride = place_of(self.layout, node).row_stride
-                offset: Expr = ~slot if slot < 0 else slot * phase.width + self._unit(phase.width, block)
-                row = time + self._row(j, e)
-                with self._own_tile(j), self.k.when(self._inside(phase.width if slot >= 0 else 1, block, j, e)):
-                    self.k.store(registers, self.k[f"read_{numbers[node]}"][row * stride + offset], at)
+    def _local(self, t: Expr) -> Expr:
+        """Where step t, of those of this launch, is in order of time."""
+        return self.first[0] + self.k["direction"] * t
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -288,6 +251,8 @@ class Body:
     def _step(self, par: int, t: Expr) -> None:
         self.par, self.t, self.waited = par, t, 0
         self.held = {}
+        if self.masks is not None:
+            self.masks.begin(t)
         self._arm()
         for phase in self.step.phases:
             gates: list[Expr] = []
@@ -304,15 +269,20 @@ class Body:
             for block, j, e in self._cells(width):
                 registers, at = self.states[(state, block, j, e)]
                 with self._own_tile(j):
-                    self.k.store(registers, self.held[(result, 0, block, j, e)], at)
-        self._ask(par, t + 2)
+                    value = self.held[(result, 0, block, j, e)]
+                    if self.masks is not None:
+                        value = self.masks.after(state, value, block, j, e)
+                    self.k.store(registers, value, at)
+        self.reads.ask(par, t + 2)
+        if self.masks is not None:
+            self.masks.ask(par, t + 2)
 
     def value(self, source: Node) -> Node:
         """The published value behind an operand."""
         return self.step.result(source) if source.op == "state" else source
 
     def _copy(self, source: Node, carried: bool) -> int:
-        """Which copy: a state's value for step t is in copy t % 2; a value of the same step too, unless it is a state."""
+        """Which copy: a state's value for step t is in copy t % 2; one of the same step too, unless it is a state."""
         return self.par if source.op == "state" or not carried else 1 - self.par
 
     def _arm(self) -> None:
@@ -359,34 +329,3 @@ class Body:
             self.exchange.load(node, slot, block, row, [pieces[at + z] for z in range(4)])
 
         return load
-
-    def read(self, phase: Phase, block: int, j: int, e: int) -> Callable[[Node, Index], Expr | None]:
-        """How expressions of one cell read stored values."""
-
-        def read(node: Node, index: Index) -> Expr | None:
-            domain = self.step.domain.get(node)
-            if domain is not None:
-                number, _ = place(node, index, domain)
-                own = 0 if domain == 1 else block
-                if (node, number, own, j, e) in self.held:
-                    return self.held[(node, number, own, j, e)]
-                if node.op == "state":
-                    registers, at = self.states[(node, own, j, e)]
-                    return registers[at]
-                return None
-            for slot in _slots(node, index, phase.width):
-                if (node, slot, block if slot >= 0 else 0) in self.params:
-                    return self.params[(node, slot, block if slot >= 0 else 0)]
-                if (phase, node, slot, block, j, e) in self.coming[self.par]:
-                    registers, at = self.coming[self.par][(phase, node, slot, block, j, e)]
-                    return tirx.Cast("float32", registers[at])
-            return None
-
-        return read
-
-
-def _slots(node: Node, index: Index, width: int) -> list[int]:
-    if node.leaf and node.op not in ("input", "param") and node.scalar is not None:
-        return []
-    number, moving = place(node, index, width)
-    return [number if moving else ~number]

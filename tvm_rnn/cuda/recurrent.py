@@ -16,10 +16,12 @@ from ..graph import Node
 from ..schedule import Knobs, Unit, templates
 from ..target import Target
 from . import persistent
+from .cell_reads import hoisted, params
 from .exchange import COUNTER_WORDS
 from .gemm_layout import Pack
 from .kernel import Kernel
 from .layout import Layout
+from .masks import resettable
 from .phases import NotPersistent, Step, phases
 from .predict import predict, resident_teams
 from .product import weights
@@ -51,14 +53,19 @@ class Persistent:
     most: int | None
     resident: int  # teams that run at once
     predicted_us: float
+    initial: Mapping[str, float]
 
     @property
     def applies(self) -> str:
-        return "!has_lengths && !has_reset" + (f" && B <= {self.most}" if self.most is not None else "")
+        able = [] if resettable(self.team.step) else ["!has_reset"]
+        able += [f"B <= {self.most}"] if self.most is not None else []
+        return " && ".join(able) or "true"
 
     @cached_property
-    def kernel(self) -> Kernel:
-        return persistent.kernel(self.name, self.team, self.layout)
+    def kernels(self) -> tuple[Kernel, Kernel]:
+        """Without and with lengths and resets."""
+        plain = persistent.kernel(self.name, self.team, self.layout)
+        return plain, persistent.kernel(f"{self.name}_masked", self.team, self.layout, self.initial)
 
     @cached_property
     def packs(self) -> Sequence[Pack]:
@@ -132,10 +139,16 @@ class Persistent:
             return where.hoisted[node]
 
         pointers = [where.weights[pack.key] for pack in self.packs]
-        pointers += [where.weights[node] for node in persistent.params(self.team)]
-        pointers += [read(node) for node in persistent.hoisted(self.team)]
+        pointers += [where.weights[node] for node in params(self.team)]
+        pointers += [read(node) for node in hoisted(self.team)]
         pointers += [*where.before, *where.after, where.output, *extra]
-        host.launch(self.kernel, pointers, [where.count, -1 if where.reverse else 1, "B", row0, teams])
+        scalars = [where.count, -1 if where.reverse else 1, "B", row0, teams]
+        plain, masked = self.kernels
+        with host.when("!has_lengths && !has_reset"):
+            host.launch(plain, pointers, scalars)
+        with host.when("has_lengths || has_reset"):
+            more = [where.start, "T", "has_lengths ? 1 : 0", "has_reset ? 1 : 0"]
+            host.launch(masked, [*pointers, host.program.lengths, host.program.reset], [*scalars, *more])
 
 
 def step_of(layout: Layout) -> Step:
@@ -168,7 +181,7 @@ def choose(
             continue
         name = f"persistent_{layout.weights.number}_d{layout.directions}_b{batch}"
         most = None if not found else batch
-        found.append(Persistent(layout, team, template, name, most, resident_teams(team, target), us))
+        found.append(Persistent(layout, team, template, name, most, resident_teams(team, target), us, initial))
     return list(reversed(found))
 
 

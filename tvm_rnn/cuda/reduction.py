@@ -83,7 +83,7 @@ class Reduction:
         """(block, value) of everything that this lane reduces for one batch row."""
         arg, width = root.args[0], self.phase.width
         for block in range(self.team.blocks(width)):
-            read = self.body.read(self.phase, block, j, e)
+            read = self.body.reads.reader(self.phase, block, j, e)
             for _, index in components(arg, width):
                 yield block, element(arg, index, read, "float32")
 

@@ -37,7 +37,17 @@ def fill_cluster(body: Any) -> None:
             batch_row = k["row0"] + ids.team * team.rows + row
             with k.when(tirx.And(flat < elements, batch_row < k["batch"])):
                 value = k[f"old_{n}"][tirx.Cast("int64", batch_row) * width + unit]
+                if body.masks is not None:
+                    value = _restarted(body, state, batch_row, value)
                 k.store(view, convert(body, value), _element(team, node, row, unit))
+
+
+def _restarted(body: Any, state: Any, row: Any, value: Any) -> Any:
+    """A state's value before the first step: the initial one where the row's flag says so."""
+    register = body.k.local(1)
+    body.k.store(register, value, 0)
+    body.masks.when_reset(row, lambda: body.k.store(register, body.masks.first(state), 0))
+    return register[0]
 
 
 def _element(team: Any, node: Any, row: Any, unit: Any) -> Any:

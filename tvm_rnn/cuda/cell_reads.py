@@ -1,0 +1,142 @@
+"""What the cells of a persistent kernel read from memory: parameters once, hoisted values and inputs two steps early.
+
+In: the kernel's state (`persistent.Body`). Out: registers, and readers for expressions of the op table. A lane loads
+exactly what belongs to its own units and batch rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from ..expressions import Index
+from ..graph import Node
+from .layout import Layout
+from .phases import Phase, place
+from .places import Place
+from .team import Team
+
+Expr = Any
+FETCH_AHEAD = 6  # steps between a value's way into L2 and its way into registers
+
+
+def params(team: Team) -> list[Node]:
+    """The values made of parameters that cells read, in the order of the kernel's pointers."""
+    return list(dict.fromkeys(node for node, _ in team.step.params))
+
+
+def hoisted(team: Team) -> list[Node]:
+    """The hoisted values and inputs that cells read, in the order of the kernel's pointers."""
+    return list(dict.fromkeys(node for reads in team.step.reads for node, _ in reads))
+
+
+def place_of(layout: Layout, node: Node) -> Place:
+    """Where an input or a hoisted value lies."""
+    return layout.input(layout.graph.inputs.index(node)) if node.op == "input" else layout.hoisted(node)
+
+
+class CellReads:
+    """The registers of one kernel. `coming[par]`: values of the next even or odd step, by (phase, node, slot, cell)."""
+
+    def __init__(self, body: Any) -> None:
+        self.body, self.k, self.team, self.step = body, body.k, body.team, body.step
+        self.params: dict[tuple[Node, int, int], Expr] = {}
+        self.coming: list[dict[tuple[Any, ...], tuple[Any, int]]] = [{}, {}]
+
+    def load_params(self) -> None:
+        """Once, at the kernel's start."""
+        k = self.k
+        numbers = {node: n for n, node in enumerate(params(self.team))}
+        widths = {w for w in self.step.domain.values() if w > 1}
+        for node, slot in self.step.params:
+            source = k[f"param_{numbers[node]}"]
+            if slot < 0:
+                register = k.local(1)
+                k.store(register, source[tirx.const(~slot, "int64")], 0)
+                self.params[(node, slot, 0)] = register[0]
+                continue
+            width = next(w for w in sorted(widths) if node.shape[-1] % w == 0)
+            register = k.local(self.team.blocks(width))
+            for block in range(self.team.blocks(width)):
+                unit = tirx.Min(self.body._unit(width, block), tirx.const(width - 1, "int32"))
+                k.store(register, source[tirx.Cast("int64", slot * width + unit)], block)
+                self.params[(node, slot, block)] = register[block]
+
+    def prepare(self) -> None:
+        """Registers for what is under way; the first two steps' values are asked for."""
+        k = self.k
+        for par in range(2):
+            for phase, reads in zip(self.step.phases, self.step.reads, strict=True):
+                cells = list(self.body._cells(phase.width))
+                for node, slot in reads:
+                    dtype = place_of(self.body.layout, node).dtype
+                    registers = k.local(len(cells), dtype)
+                    for at, (block, j, e) in enumerate(cells):
+                        k.store(registers, tirx.const(0.0, dtype), at)
+                        self.coming[par][(phase, node, slot, block, j, e)] = (registers, at)
+            self.ask(par, tirx.const(par, "int32"))
+
+    def ask(self, par: int, t: Expr) -> None:
+        """Load the values of step t, which is used two steps later: nothing waits for them here."""
+        k, body = self.k, self.body
+        numbers = {node: n for n, node in enumerate(hoisted(self.team))}
+        with k.when(t < k["steps"]):
+            time = k.bind(body._time(t))
+            for (phase, node, slot, block, j, e), (registers, at) in self.coming[par].items():
+                stride = place_of(body.layout, node).row_stride
+                offset: Expr = ~slot if slot < 0 else slot * phase.width + body._unit(phase.width, block)
+                row = time + body._row(j, e)
+                with body._own_tile(j), k.when(body._inside(phase.width if slot >= 0 else 1, block, j, e)):
+                    k.store(registers, k[f"read_{numbers[node]}"][row * stride + offset], at)
+        self._fetch(t + FETCH_AHEAD)
+
+    def _fetch(self, t: Expr) -> None:
+        """Have L2 fetch the values of a later step: two steps are too short for memory beyond it. One lane per row."""
+        k, body = self.k, self.body
+        numbers = {node: n for n, node in enumerate(hoisted(self.team))}
+        with k.when(tirx.And(body.ids.g == 0, t < k["steps"])):
+            time = k.bind(body._time(t))
+            for phase, node, slot, block, j, e in self.coming[0]:
+                if slot < 0:
+                    continue
+                offset = slot * phase.width + body._unit0(phase.width, block)
+                row = time + body._row(j, e)
+                with body._own_tile(j), k.when(body._inside(phase.width, block, j, e)):
+                    source = k[f"read_{numbers[node]}"]
+                    address = source.ptr_to([row * place_of(body.layout, node).row_stride + offset])
+                    k.do(I.ptx["prefetch.global.L2"](address))
+
+    def reader(self, phase: Phase, block: int, j: int, e: int) -> Callable[[Node, Index], Expr | None]:
+        """How expressions of one cell read stored values."""
+        body = self.body
+
+        def read(node: Node, index: Index) -> Expr | None:
+            domain = self.step.domain.get(node)
+            if domain is not None:
+                number, _ = place(node, index, domain)
+                own = 0 if domain == 1 else block
+                if (node, number, own, j, e) in body.held:
+                    return body.held[(node, number, own, j, e)]
+                if node.op == "state":
+                    registers, at = body.states[(node, own, j, e)]
+                    return registers[at]
+                return None
+            for slot in _slots(node, index, phase.width):
+                if (node, slot, block if slot >= 0 else 0) in self.params:
+                    return self.params[(node, slot, block if slot >= 0 else 0)]
+                if (phase, node, slot, block, j, e) in self.coming[body.par]:
+                    registers, at = self.coming[body.par][(phase, node, slot, block, j, e)]
+                    return tirx.Cast("float32", registers[at])
+            return None
+
+        return read
+
+
+def _slots(node: Node, index: Index, width: int) -> list[int]:
+    if node.leaf and node.op not in ("input", "param") and node.scalar is not None:
+        return []
+    number, moving = place(node, index, width)
+    return [number if moving else ~number]
