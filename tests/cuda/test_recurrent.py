@@ -1,0 +1,157 @@
+"""Which regimes run a layer: persistent ones for vector states, by batch size; none for what they cannot do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from persistent_layers import GPU, layout_of
+
+import tvm_rnn as rnn
+from tvm_rnn.cuda.phases import NotPersistent
+from tvm_rnn.cuda.program import Pointer, Program
+from tvm_rnn.cuda.recurrent import EXPECTED_BATCHES, Persistent, choose, step_of
+from tvm_rnn.cuda.regime import Regime, Where
+from tvm_rnn.target import resolve
+
+# The quick one, and the others, which differ little.
+PRECISIONS = ["bfloat16", *(pytest.param(p, marks=pytest.mark.slow) for p in ("float16", "tf32", "float32"))]
+
+# Zoo cells that run step by step, with the reason.
+STEP_BY_STEP = {
+    "delta_net": "a state is not a vector",
+    "gated_delta_net": "a state is not a vector",
+    "mlstm": "a state is not a vector",
+}
+# Cells without a product in the step: one thread per unit, in every precision.
+SCANS = {"brc", "indrnn", "min_gru", "min_lstm", "sru", "t_rnn"}
+
+
+def regimes(name: str, hidden: int, precision: str, batches: Sequence[int] = (), **how: Any) -> list[Any]:
+    found: list[Regime] = choose(layout_of(name, hidden, precision), how.pop("target", GPU), precision, batches, how)
+    return found
+
+
+def check_ranges(found: list[Any]) -> None:
+    """Each B has a regime: ranges rise, and the last one, which needs no condition but that of resets, has no end."""
+    ends = [float("inf") if regime.most is None else regime.most for regime in found]
+    assert ends == sorted(ends) and ends[-1] == float("inf")
+    for regime in found:
+        limit = re.search(r"B <= (\d+)(?: &&|$)", regime.applies)
+        assert (int(limit.group(1)) if limit else None) == regime.most
+    assert found[-1].applies == "true"
+
+
+@pytest.mark.parametrize("precision", PRECISIONS[:3])
+@pytest.mark.parametrize("hidden", [256, 512, 1024])
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_lstm_and_gru_stay_on_the_chip(name: str, hidden: int, precision: str) -> None:
+    found = regimes(name, hidden, precision)
+    assert found and all(isinstance(regime, Persistent) for regime in found)
+    check_ranges(found)
+    assert {regime.most for regime in found} <= {*EXPECTED_BATCHES, None}
+    assert all(regime.team.precision == precision and regime.predicted_us > 0 for regime in found)
+    exchanges = {regime.team.exchange for regime in found}
+    if hidden == 256:
+        assert exchanges == {"cluster"}
+    if hidden == 1024:
+        assert exchanges == {"grid"}  # 16 multiprocessors have no room for it
+
+
+@pytest.mark.parametrize(("hidden", "runs"), [(256, True), (1024, False)])
+def test_strict_float32_while_it_fits(hidden: int, runs: bool) -> None:
+    assert bool(regimes("lstm", hidden, "float32", [16])) is runs
+
+
+def test_what_does_not_run() -> None:
+    assert regimes("lstm", 64, "float64", [16]) == []
+    assert regimes("lstm", 64, "bfloat16", [16], target=resolve("nvidia-a100")) == []  # no clusters
+    assert regimes("lstm", 4096, "bfloat16", [16]) == []  # 134 MB of weights
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", rnn.cells.names())
+def test_every_zoo_cell_has_a_regime_or_a_reason(name: str, precision: str) -> None:
+    found = regimes(name, 64, precision, [16])
+    if name in STEP_BY_STEP:
+        assert found == []
+        with pytest.raises(NotPersistent, match=STEP_BY_STEP[name]):
+            step_of(layout_of(name, 64, precision))
+        return
+    check_ranges(found)
+    assert {type(regime).__name__ for regime in found} == {"Scan" if name in SCANS else "Persistent"}
+
+
+def test_only_cells_with_matrices_for_states_run_step_by_step() -> None:
+    ranks = {name: {len(s.shape) for s in layout_of(name, 16).graph.states} for name in rnn.cells.names()}
+    assert {name for name, found in ranks.items() if found != {1}} == set(STEP_BY_STEP)
+
+
+def test_named_batches_are_the_ends_of_ranges() -> None:
+    found = regimes("lstm", 512, "bfloat16", [8, 32, 128, 512])
+    check_ranges(found)
+    assert {regime.most for regime in found} <= {8, 32, 128, None}
+    names = [regime.name for regime in found]
+    assert len(set(names)) == len(names)  # kernels of one module
+
+
+def test_the_manifests_row() -> None:
+    (regime,) = regimes("lstm", 64, "bfloat16", [4])
+    fact = regime.fact
+    assert fact["template"] == "persistent_cluster_cuda" and fact["record"] == "default"
+    assert fact["unit"] == "step, all of T, 1 phases, any B"
+    assert fact["predicted_us"] == pytest.approx(regime.predicted_us, abs=1e-3)
+    assert all(getattr(regime.team, knob) == value for knob, value in fact["knobs"].items())
+
+
+def test_kernels_without_and_with_masks() -> None:
+    (regime,) = regimes("lstm", 64, "bfloat16", [4])
+    plain, masked = regime.kernels
+    assert [p for p, _ in masked.pointers] == [*(p for p, _ in plain.pointers), "lengths", "reset"]
+    assert [s for s, _ in masked.scalars][: len(plain.scalars)] == [s for s, _ in plain.scalars]
+    assert plain.cluster == regime.team.ctas and not plain.resident and plain.threads == regime.team.threads
+
+
+@pytest.mark.parametrize("hidden", [64, 1024])
+def test_each_weight_of_the_step_is_packed(hidden: int) -> None:
+    for regime in regimes("gru_reset_before", hidden, "bfloat16", [16]):
+        nodes = [pack.node for pack in regime.packs]
+        assert nodes == [o.weight for phase in regime.team.step.phases for o in phase.operands]
+        assert len({pack.key for pack in regime.packs}) == len(nodes)
+        assert all(pack.dtype == "bfloat16" and not pack.tf32 for pack in regime.packs)
+
+
+def test_tf32_weights_are_rounded() -> None:
+    (regime,) = regimes("lstm", 64, "tf32", [4])
+    assert all(pack.tf32 and pack.dtype == "float32" for pack in regime.packs)
+
+
+def launched(regime: Any) -> str:
+    """The host statements of a regime, with made-up pointers."""
+    layout, program = regime.layout, Program(regime.layout.dtype)
+    states = layout.graph.states
+    weights = {pack.key: Pointer("packed", pack.dtype) for pack in regime.packs}
+    weights |= {node: Pointer("kept", "float32") for node in layout.weights.kept}
+    hoisted = {node: Pointer("hoisted", layout.hoisted(node).dtype) for node in layout.hoisted_nodes}
+    floats = [Pointer(f"state{i}", "float32") for i in range(len(states))]
+    inputs = [Pointer("x", layout.dtype) for _ in layout.graph.inputs]
+    places = (inputs, hoisted, weights, floats, floats, Pointer("y", layout.dtype), Pointer("work", "uint8"))
+    regime.launch(program.sequence, Where(layout, "start", "count", False, *places))
+    return "\n".join(program.sequence.lines)
+
+
+def test_a_cluster_is_launched_once_for_all_teams() -> None:
+    (regime,) = regimes("lstm", 64, "bfloat16", [4])
+    text = launched(regime)
+    assert regime.work_bytes == regime.zero_bytes == 0
+    assert text.count(f"{regime.name}_masked") == 1 and "slice" not in text
+
+
+def test_teams_of_a_grid_that_do_not_fit_at_once_take_turns() -> None:
+    for regime in regimes("lstm", 1024, "bfloat16", [128]):
+        text = launched(regime)
+        assert "for (" in text and str(regime.resident) in text and regime.work_bytes
+        assert regime.resident * regime.team.ctas <= GPU.sms
+        assert all(kernel.resident for kernel in regime.kernels)

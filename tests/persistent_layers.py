@@ -1,0 +1,95 @@
+"""Layers for tests of persistent kernels: a cell's layout, its steps, geometries of a template, compiled kernels.
+
+In: names of zoo cells, sizes and precisions. Out: what `recurrent.py` would make of them for an H200, which need not be
+there.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn import pipeline
+from tvm_rnn.cuda import nvcc
+from tvm_rnn.cuda.kernel import Kernel
+from tvm_rnn.cuda.layout import Layout
+from tvm_rnn.cuda.phases import Step
+from tvm_rnn.cuda.predict import predict
+from tvm_rnn.cuda.recurrent import RecurrentUnit, step_of
+from tvm_rnn.cuda.source import compile_kernels
+from tvm_rnn.cuda.team import Team
+from tvm_rnn.cuda.weights import Weights
+from tvm_rnn.errors import BuildError
+from tvm_rnn.schedule import Config, Knobs, templates
+from tvm_rnn.target import resolve
+
+GPU = resolve("nvidia-h200")
+TEMPLATES = ("persistent_cluster_cuda", "persistent_grid_cuda")
+TENSOR_CORES = ("bfloat16", "float16", "tf32")
+
+
+@functools.cache
+def layout_of(name: str, hidden: int, precision: str = "bfloat16", inputs: int = 8) -> Layout:
+    """The layout of one layer of a zoo cell."""
+    cell = rnn.cells.get(name)
+    axes: dict[str, int] = {axis: size for axis, size in {"depth": 2, "P": 24}.items() if axis in cell.size_names}
+    dtype = "float32" if precision == "tf32" else precision
+    net = rnn.RNN(cell, inputs if "I" in cell.size_names else hidden, hidden, dtype=dtype, **axes)
+    (graph,) = pipeline.run(net, GPU)[-1][1].graphs
+    return Layout(graph, precision, Weights(graph, 0, precision), dtype, 1)
+
+
+def step(name: str, hidden: int, precision: str = "bfloat16") -> Step:
+    return step_of(layout_of(name, hidden, precision))
+
+
+def unit_of(name: str, hidden: int, precision: str, batch: int) -> RecurrentUnit:
+    """What templates are asked about."""
+    found = step(name, hidden, precision)
+    width = found.graph.states[0].shape[0]
+    return RecurrentUnit("recurrent", "step", precision, width=width, step=found, precision=precision, batch=batch)
+
+
+def configured(template: str, unit: RecurrentUnit, record: Config | None = None) -> tuple[Config, Knobs]:
+    """A template's configuration, and the knobs that were asked for it."""
+    knobs = Knobs(record or {})
+    return templates()[template].configure(unit, GPU, knobs), knobs
+
+
+def team_of(template: str, unit: RecurrentUnit, config: Config) -> Team:
+    team: Any = templates()[template].schedule(None, unit, config)
+    assert isinstance(team, Team)
+    return team
+
+
+def best_team(name: str, hidden: int, precision: str, batch: int) -> tuple[float, Team] | None:
+    """The quickest geometry for a batch, and its predicted microseconds per step."""
+    unit, found = unit_of(name, hidden, precision, batch), []
+    for template in TEMPLATES:
+        config, _ = configured(template, unit)
+        if config:
+            team = team_of(template, unit, config)
+            found.append((predict(team, batch, GPU), team))
+    return min(found, key=lambda f: f[0], default=None)
+
+
+def text_of(kernel: Kernel) -> str:
+    """The kernel as CUDA text, without what TVM puts in front of it."""
+    device, _ = compile_kernels({kernel.name: kernel.func}, GPU)
+    return device[device.index('extern "C" __global__') :]
+
+
+def registers_and_spills(kernel: Kernel, folder: Path) -> tuple[int, int]:
+    """What nvcc makes of a kernel: registers per thread, spilled bytes. Skips the test where there is no compiler."""
+    try:
+        tools = nvcc.find()
+    except BuildError:
+        pytest.skip("needs a CUDA compiler")
+    device, _ = compile_kernels({kernel.name: kernel.func}, GPU)
+    remarks: Any = nvcc.compile_cubin(device, GPU.arch, folder / "kernel.cubin", True, tools)
+    (taken,) = nvcc.resources(remarks)
+    return taken["registers"], taken["spill_bytes"]

@@ -1,0 +1,81 @@
+"""persistent_cluster_cuda: geometries that exist, records, and kernels that nvcc compiles without spills."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from persistent_layers import GPU, configured, layout_of, registers_and_spills, step, team_of, unit_of
+
+from tvm_rnn import ConfigError
+from tvm_rnn.cuda import persistent
+from tvm_rnn.cuda.predict import RESIDENT_CLUSTERS, able_to_run
+from tvm_rnn.schedule import templates
+
+NAME = "persistent_cluster_cuda"
+PRECISIONS = ("bfloat16", "float16", "tf32", "float32")
+
+
+def test_it_takes_whole_layers_on_gpus() -> None:
+    unit = unit_of("lstm", 64, "bfloat16", 8)
+    assert templates()[NAME].applies(unit, GPU)
+    assert templates()[NAME].kinds == ("recurrent",) and templates()[NAME].targets == ("cuda",)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("name", "hidden"), [("lstm", 64), ("gru_reset_before", 130), ("lstm_layer_norm", 96)])
+@pytest.mark.parametrize("batch", [1, 20, 200])
+def test_the_default_fits(name: str, hidden: int, batch: int, precision: str) -> None:
+    unit = unit_of(name, hidden, precision, batch)
+    config, knobs = configured(NAME, unit)
+    assert set(knobs.space) == set(config) and all(config[knob] in values for knob, values in knobs.space.items())
+    team = team_of(NAME, unit, config)
+    assert able_to_run(team, GPU) and team.exchange == "cluster" and team.ctas in RESIDENT_CLUSTERS
+    assert not any(share.streamed for parts in team.shares.values() for share in parts)
+    assert team.rows % (8 * team.warps_n) == 0 and team.tiles % team.passes == 0
+    assert team.rows < batch + 8
+    assert team.ctas * team.units(hidden) >= hidden
+
+
+def test_nothing_fits() -> None:
+    assert configured(NAME, unit_of("lstm", 2048, "bfloat16", 16))[0] == {}
+
+
+def test_a_record_is_replayed_and_checked() -> None:
+    unit = unit_of("lstm", 128, "bfloat16", 16)
+    config, _ = configured(NAME, unit)
+    other = 4 if config["ctas"] != 4 else 8
+    again, _ = configured(NAME, unit, {"ctas": other})
+    assert again["ctas"] == other and again["rows"] in (8, 16)
+    assert configured(NAME, unit, again)[0] == again
+
+
+def test_a_knob_has_its_choices_alone() -> None:
+    unit = unit_of("lstm", 64, "bfloat16", 8)
+    with pytest.raises(ConfigError, match="knob ahead has no such value"):
+        configured(NAME, unit, {"ahead": 5})
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_kernels_do_not_spill(precision: str, tmp_path: Path) -> None:
+    check_spills("lstm", 64, precision, 8, tmp_path, {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("hidden", [64, 256])
+@pytest.mark.parametrize("name", ["elman", "gru", "gru_reset_before", "lstm_layer_norm", "lstm_peephole", "slstm"])
+def test_kernels_of_many_cells_do_not_spill(name: str, hidden: int, precision: str, tmp_path: Path) -> None:
+    for masked in (None, {}):
+        check_spills(name, hidden, precision, 16, tmp_path, masked)
+
+
+def check_spills(name: str, hidden: int, precision: str, batch: int, folder: Path, initial: Any) -> None:
+    unit = unit_of(name, hidden, precision, batch)
+    team = team_of(NAME, unit, configured(NAME, unit)[0])
+    kernel = persistent.kernel("k", team, layout_of(name, hidden, precision), initial)
+    assert kernel.cluster == team.ctas
+    registers, spilled = registers_and_spills(kernel, folder)
+    assert spilled == 0 and 0 < registers <= 65536 // team.threads
+    assert team.step == step(name, hidden, precision)

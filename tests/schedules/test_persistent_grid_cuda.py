@@ -1,0 +1,72 @@
+"""persistent_grid_cuda: geometries that are resident, records, and kernels that nvcc compiles without spills."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from persistent_layers import GPU, TENSOR_CORES, configured, layout_of, registers_and_spills, team_of, unit_of
+
+from tvm_rnn.cuda import persistent
+from tvm_rnn.cuda.predict import able_to_run, resident_teams
+
+NAME = "persistent_grid_cuda"
+
+
+@pytest.mark.parametrize("precision", TENSOR_CORES)
+@pytest.mark.parametrize(("name", "hidden"), [("lstm", 64), ("gru_reset_before", 130), ("lstm", 1024)])
+@pytest.mark.parametrize("batch", [1, 20, 200])
+def test_the_default_fits(name: str, hidden: int, batch: int, precision: str) -> None:
+    unit = unit_of(name, hidden, precision, batch)
+    config, knobs = configured(NAME, unit)
+    assert set(knobs.space) == set(config) and all(config[knob] in values for knob, values in knobs.space.items())
+    team = team_of(NAME, unit, config)
+    assert able_to_run(team, GPU) and team.exchange == "grid"
+    assert 1 <= team.ctas <= GPU.sms and resident_teams(team, GPU) >= 1
+    assert team.rows % (8 * team.warps_n) == 0 and team.tiles % team.passes == 0
+    assert team.ctas * team.units(hidden) >= hidden
+
+
+def test_nothing_fits() -> None:
+    assert configured(NAME, unit_of("lstm", 4096, "bfloat16", 16))[0] == {}
+    assert configured(NAME, unit_of("lstm", 64, "float32", 16))[0] == {}  # without tensor cores: not written
+
+
+def test_rows_are_sliced_where_several_teams_fit() -> None:
+    """64 blocks per team: two teams of 32 rows each hold 64 rows."""
+    unit = unit_of("lstm", 512, "bfloat16", 64)
+    team = team_of(NAME, unit, configured(NAME, unit)[0])
+    slices = -(-64 // team.rows)
+    assert slices <= resident_teams(team, GPU) and slices * team.rows < 64 + 8 * slices
+
+
+def test_a_record_is_replayed() -> None:
+    unit = unit_of("lstm", 512, "bfloat16", 16)
+    config, _ = configured(NAME, unit)
+    assert configured(NAME, unit, config)[0] == config
+    other = 1 if config["ahead"] != 1 else 3
+    assert configured(NAME, unit, {"ahead": other})[0]["ahead"] == other
+
+
+@pytest.mark.parametrize("precision", TENSOR_CORES)
+def test_kernels_do_not_spill(precision: str, tmp_path: Path) -> None:
+    check_spills("lstm", 64, precision, 8, tmp_path, {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", TENSOR_CORES)
+@pytest.mark.parametrize("hidden", [64, 512])
+@pytest.mark.parametrize("name", ["elman", "gru", "gru_reset_before", "lstm_layer_norm", "lstm_peephole", "slstm"])
+def test_kernels_of_many_cells_do_not_spill(name: str, hidden: int, precision: str, tmp_path: Path) -> None:
+    for masked in (None, {}):
+        check_spills(name, hidden, precision, 16, tmp_path, masked)
+
+
+def check_spills(name: str, hidden: int, precision: str, batch: int, folder: Path, initial: Any) -> None:
+    unit = unit_of(name, hidden, precision, batch)
+    team = team_of(NAME, unit, configured(NAME, unit)[0])
+    kernel = persistent.kernel("k", team, layout_of(name, hidden, precision), initial)
+    assert kernel.resident and kernel.cluster == 1
+    registers, spilled = registers_and_spills(kernel, folder)
+    assert spilled == 0 and 0 < registers <= 65536 // team.threads
