@@ -134,5 +134,6 @@ print(text([h]))
 # %% [markdown]
 # ## What to read next
 #
-# `tvm_rnn/passes`: each pass is one file whose docstring says what it rewrites to what. `tvm_rnn/pipeline.py` puts them
-# in order and says why. `tvm-rnn compile ... --dump DIR` writes every stage of a compilation to a folder.
+# `04_compile_for_a_gpu.py`: the same cells on a GPU. `tvm_rnn/passes`: each pass is one file whose docstring says what
+# it rewrites to what. `tvm_rnn/pipeline.py` puts them in order and says why. `tvm-rnn compile ... --dump DIR` writes
+# every stage of a compilation to a folder.
