@@ -124,7 +124,7 @@ cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const void* kernel, co
   (void)kernel;
   return *clusters = 264 / (int)config->attrs[0].val.clusterDim.x, cudaSuccess;
 }
-cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** arguments) {
+__attribute__((weak)) cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* kernel, void** arguments) {
   (void)arguments;
   for (unsigned i = 0; i < config->numAttrs; ++i)
     if (config->attrs[i].id == cudaLaunchAttributeCooperative) note("cooperative", config->stream, 1);

@@ -114,7 +114,7 @@ class Fragments:
             return at, both(unit < self.width, k < depth)
 
         elements = self.tiles_deep(depth) * self.columns * self.deep
-        return Pack(node, self.dtype, elements, index, ("fragments", self, depth, tf32), tf32)
+        return Pack(node, self.dtype, elements, index, (node, "fragments", self, depth, tf32), tf32)
 
 
 @dataclass(frozen=True)
@@ -161,4 +161,4 @@ class Lanes:
             return at, both(both(unit < self.width, gate < self.gates), k < depth)
 
         deep = ROW_BYTES // SIZES[self.dtype]
-        return Pack(node, self.dtype, ceil_div(depth, deep) * deep * self.columns, index, ("lanes", self, depth))
+        return Pack(node, self.dtype, ceil_div(depth, deep) * deep * self.columns, index, (node, "lanes", self, depth))

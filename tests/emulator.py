@@ -1,0 +1,104 @@
+"""Whole modules for a GPU, run on the CPU: the real host program and the real kernels, emulated by emulate.h.
+
+In: an RNN, precision, batch sizes. Out: a loaded Module whose arrays are numpy's and whose kernels run thread by
+thread. Slow (a step of 32 units takes milliseconds); wgmma is not emulated, so keep T B below 512 rows. Needs CUDA's
+headers and g++, no GPU.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from fake_gpu import toolchain
+
+from tvm_rnn import RNN, build
+from tvm_rnn.cuda import nvcc
+from tvm_rnn.cuda.source import DECLARED, Source
+
+HERE = Path(__file__).parent
+HELPER = re.compile(r"^__forceinline__ __device__ (.*?)(tvm_builtin_\w+)(\([^)]*\)) \{", re.MULTILINE)
+DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
+FIXED = re.compile(r"__shared__ (?:alignas\(\d+\) )?([\w ]+?) (\w+)\[(\d+)\];")
+
+
+def compile(net: RNN, **options: Any) -> Any:
+    """`tvm_rnn.compile` for nvidia-h200, with emulated kernels."""
+    sources: list[Source] = []
+    fake = toolchain()
+    with tempfile.TemporaryDirectory() as folder:
+
+        def tools() -> nvcc.Toolchain:
+            objects = [emulated(sources[-1], Path(folder), fake.include), str(fake.static)]
+            joined = Path(folder, "gpu.o")
+            subprocess.run(["ld", "-r", "-o", str(joined), *objects], check=True)
+            return replace(fake, static=str(joined))
+
+        real = nvcc.build
+
+        def linked(found: list[Source], *rest: Any) -> Any:
+            sources.extend(found)
+            with mock.patch.object(nvcc, "find", tools), mock.patch.object(nvcc, "compile_cubin", _no_cubin):
+                return real(found, *rest)
+
+        with mock.patch.object(nvcc, "build", linked):
+            return build.compile(net, "nvidia-h200", **options)
+
+
+def _no_cubin(code: str, arch: str, output: Path, fast: bool, tools: nvcc.Toolchain) -> str:
+    output.write_bytes(b"emulated")
+    return ""
+
+
+def emulated(source: Source, folder: Path, include: tuple[str, ...]) -> str:
+    """The kernels of one arch and a table of them by name, as an object file."""
+    parts, table = [f'#include "{HERE / "emulate.h"}"'], []
+    for number, shard in enumerate(source.shards):
+        parts.append(f"namespace shard_{number} {{\n{_body(shard)}\n}}")
+        table += [_runner(name, parameters, number) for name, parameters in DECLARED.findall(shard)]
+    names = [name for shard in source.shards for name, _ in DECLARED.findall(shard)]
+    parts += table
+    rows = "".join(f'{{"{name}", run_{name}}}, ' for name in names)
+    parts.append(f"static const std::map<std::string, void (*)(void**)> kernels = {{{rows}}};")
+    parts.append((HERE / "emulated_runtime.inc").read_text())
+    text, output = folder / "emulated.cc", folder / "emulated.o"
+    text.write_text("\n".join(parts))
+    flags = ["-std=c++17", "-O1", "-fPIC", "-w", "-fno-strict-aliasing", *(f"-I{p}" for p in include)]
+    done = subprocess.run(["g++", *flags, "-c", str(text), "-o", str(output)], capture_output=True, text=True)
+    if done.returncode:
+        raise AssertionError(done.stderr[:4000])
+    return str(output)
+
+
+def _body(shard: str) -> str:
+    """A shard's text without includes, without what emulate.h has, its shared arrays in the block's arena."""
+    start = shard.index('extern "C" __global__')
+    body = shard[start:]
+    kept = []
+    for match in HELPER.finditer(shard[:start]):
+        if "wgmma" in match[2] or "bulk" in match[2] or "setmaxnreg" in match[2]:
+            kept.append(f'inline {match[1]}{match[2]}{match[3]} {{ emu::fail("{match[2]} is not emulated"); }}')
+    body = body.replace('extern "C" ', "")
+    body = DYNAMIC.sub(r"\1* \2 = (\1*)emu::dynamic();", body)
+    body = FIXED.sub(r'\1* \2 = (\1*)emu::fixed("\2", sizeof(\1) * \3);', body)
+    return "\n".join([*kept, body])
+
+
+def _runner(name: str, parameters: str, number: int) -> str:
+    """void run_NAME(void** arguments): the kernel with the arguments of a launch."""
+    values = []
+    for i, parameter in enumerate(filter(None, (p.strip() for p in parameters.split(",")))):
+        words = [w for w in parameter.split() if w not in ("__restrict__", "const", "__grid_constant__")]
+        values.append(f"*({' '.join(words[:-1])}*)arguments[{i}]")
+    return f"static void run_{name}(void** arguments) {{ shard_{number}::{name}({', '.join(values)}); }}"
+
+
+def arrays(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """Inputs that bf16 represents exactly."""
+    return (rng.integers(-64, 65, shape) / 32).astype(np.float32)
