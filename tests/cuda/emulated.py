@@ -1,0 +1,292 @@
+"""Persistent kernels and scans run on the CPU: their CUDA text, compiled by g++ with `emulator.h` in place of a GPU.
+
+In: a zoo cell, its sizes, a geometry. Out: y and the states after some steps, beside the oracle's. What a GPU's memory
+system does to unordered accesses is imitated by a random order of threads, no more: the last word has a GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import re
+import subprocess
+import tempfile
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from compiled_kernels import SIZES
+from tvm import tirx
+
+import tvm_rnn as rnn
+from tvm_rnn import pipeline
+from tvm_rnn.cuda import persistent
+from tvm_rnn.cuda.cell_reads import hoisted, params, place_of
+from tvm_rnn.cuda.exchange import COUNTER_WORDS
+from tvm_rnn.cuda.kernel import Kernel
+from tvm_rnn.cuda.layout import Layout
+from tvm_rnn.cuda.product import weights
+from tvm_rnn.cuda.recurrent import step_of
+from tvm_rnn.cuda.scan import Scan, scan
+from tvm_rnn.cuda.source import compile_kernels
+from tvm_rnn.cuda.team import Team
+from tvm_rnn.cuda.weights import Weights
+from tvm_rnn.graph import Node, topological
+from tvm_rnn.reference import Reference, evaluate
+from tvm_rnn.target import resolve
+
+HERE = Path(__file__).parent
+POISON = np.nan
+Arrays = dict[str, np.ndarray]
+
+
+@functools.cache
+def library(text: str) -> ctypes.CDLL:
+    """The text, compiled."""
+    folder = Path(tempfile.gettempdir(), "tvm_rnn_emulated")
+    folder.mkdir(exist_ok=True)
+    source = folder / f"{hashlib.sha1((text + (HERE / 'emulator.h').read_text()).encode()).hexdigest()}.cc"
+    source.write_text(text)
+    output = source.with_suffix(".so")
+    flags = ["-O0", "-w", "-fno-strict-aliasing", "-shared", "-fPIC", f"-I{HERE}"]
+    subprocess.run(["g++", *flags, str(source), "-o", str(output)], check=True, capture_output=True)
+    return ctypes.CDLL(str(output))
+
+
+@functools.cache
+def texts(kernel: Kernel) -> tuple[str, str]:
+    """A kernel's CUDA text and the text that launches it."""
+    return compile_kernels({kernel.name: kernel.func}, resolve("nvidia-h200"))
+
+
+@functools.cache
+def layer(cell: str, hidden: int, precision: str) -> tuple[rnn.RNN, Layout]:
+    """A cell with random weights, and how its layer lies in memory."""
+    found = rnn.cells.get(cell)
+    sizes = {axis: size for axis, size in SIZES.items() if axis in found.size_names}
+    dtype = "float32" if precision == "tf32" else precision
+    net = rnn.RNN(found, 5 if "I" in found.size_names else hidden, hidden, **sizes, dtype=dtype).init(3)
+    graph = pipeline.run(net, resolve("nvidia-h200"))[-1][1].graphs[0]
+    return net, Layout(graph, precision, Weights(graph, 0, precision), dtype)
+
+
+@functools.cache
+def persistent_kernel(
+    of: tuple[str, int, str], geometry: tuple[tuple[str, Any], ...], masked: bool
+) -> tuple[Team, Kernel]:
+    """A team and its kernel, for a layer."""
+    net, layout = layer(*of)
+    team = Team(step_of(layout), layout.precision, **dict(geometry))
+    return team, persistent.kernel("k", team, layout, net.cell.initial if masked else None)
+
+
+def run(kernel: Kernel, arrays: Arrays, scalars: dict[str, int], blocks: int, seed: int = 0) -> None:
+    """Run a kernel in place. arrays and scalars by the names in `kernel`. Raises AssertionError where it hangs."""
+    device, wrapper = texts(kernel)
+    text = device[
+        device.rindex(f'extern "C" __global__ void __launch_bounds__({kernel.threads}) {kernel.name}_kernel') :
+    ]
+    text = re.sub(r"extern __shared__ __align__\(\d+\) uint (\w+)\[\];", r"uint* \1 = emulated_shared();", text)
+    text = text.replace("__restrict__", "").replace('extern "C"', "static")
+    names = {f"v_{i}" if i else "v": name for i, (name, _) in enumerate(kernel.pointers)}
+    known = {name: arrays[name].ctypes.data for name, _ in kernel.pointers} | scalars
+
+    def value(word: str) -> int:
+        """What the launching text passes: a pointer, a scalar, or what it has computed of scalars."""
+        if names.get(word, word) in known:
+            return known[names.get(word, word)]
+        formula = re.search(rf"int64_t {word} = (.*);", wrapper)
+        assert formula, word
+        text = re.sub(r"\(u?int\d+_t\)", "", formula.group(1)).replace("/", "//")
+        return int(eval(text, {}, {w: value(w) for w in set(re.findall(r"[A-Za-z_]\w*", text))}))
+
+    types = re.search(r"_kernel\((.*?)\)", text)
+    assert types
+    passed = []
+    for i, parameter in enumerate(types.group(1).split(",")):
+        kind = parameter.rsplit(None, 1)[0]
+        passed.append(f"({kind})a[{i}]" if "*" in kind else f"({kind})(long)a[{i}]")
+    call = f"{kernel.name}_kernel({', '.join(passed)})"
+    text = f'#include "emulator.h"\n{text}\n' + (
+        f'extern "C" int launch(void** a, int blocks, unsigned seed) {{\n  return emu::run(blocks, {kernel.cluster}, '
+        f"{kernel.threads}, {kernel.shared_bytes}, seed, [=] {{ {call}; }});\n}}\n"
+    )
+    words = [word for _, word in sorted((int(i or 0), word) for i, word in ARGUMENT.findall(wrapper))]
+    given = (ctypes.c_void_p * len(passed))(*[ctypes.c_void_p(value(word)) for word in words[: len(passed)]])
+    status = library(text).launch(given, blocks, seed)
+    assert status == 0, ["", "the kernel hangs", "bytes are under way when the kernel ends"][status]
+
+
+ARGUMENT = re.compile(r"auto cuda_arg(?:_(\d+))? = (\w+);")
+
+
+def encoded(value: Any, dtype: str) -> np.ndarray:
+    """A new array as memory holds it; NumPy has no bfloat16, so that is 16 bits of an integer."""
+    if dtype != "bfloat16":
+        return np.array(value, "float32" if dtype == "tf32" else dtype)
+    bits = np.array(value, np.float32).view(np.uint32)
+    upper = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(np.asarray(value)), np.uint16(0x7FC0), upper)
+
+
+def decoded(array: np.ndarray, dtype: str) -> np.ndarray:
+    """In float64, what memory holds."""
+    if dtype == "bfloat16":
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float64)
+
+
+def rounded(value: Any, dtype: str) -> np.ndarray:
+    """In float64, what is left after storing it in that dtype."""
+    return decoded(encoded(value, dtype), dtype)
+
+
+def packed(team: Team, phase: Any, share: Any, value: np.ndarray) -> np.ndarray:
+    """A weight in the order of a team's fragments."""
+    count = team.weight_elements(phase, share)
+    out, i = tirx.decl_buffer((count,), "int64"), tirx.Var("i", "int64")
+    index, valid = team.weight_index(phase, share, i)
+    flat: Any = tirx.const(0, "int64")
+    for x, size in zip(index, share.operand.weight.shape, strict=True):
+        flat = flat * size + tirx.Cast("int64", x)
+    store = tirx.BufferStore(out, tirx.Select(valid, flat, tirx.const(-1, "int64")), [i])
+    zero = tirx.const(0, "int64")
+    loop = tirx.For(i, zero, tirx.const(count, "int64"), tirx.ForKind.SERIAL, store)
+    function = tirx.PrimFunc([out], loop).with_attr("global_symbol", "fill")
+    places = np.empty(count, np.int64)
+    tvm.compile(tvm.IRModule({"fill": function}), "llvm")["fill"](tvm_ffi.from_dlpack(places))
+    return np.where(places >= 0, value.ravel()[np.maximum(places, 0)], 0.0)
+
+
+class Case:
+    """A cell with random weights, inputs and states, and a kernel's arrays made of them."""
+
+    def __init__(
+        self, cell: str, hidden: int, batch: int, steps: int, precision: str, start: int = 0, total: int | None = None
+    ) -> None:
+        self.of = (cell, hidden, precision)
+        self.net, self.layout = layer(*self.of)
+        graph, dtype = self.layout.graph, self.layout.dtype
+        self.graph, self.batch, self.steps, self.precision = graph, batch, steps, precision
+        self.start, self.total = start, steps + start if total is None else total
+        rng = np.random.default_rng(hidden + batch)
+        self.values: dict[Node, np.ndarray] = {}
+        for leaf in graph.params:
+            self.values[leaf] = rounded(self.net.weights[f"{leaf.name}_l0"], dtype)
+        self.inputs = [rounded(0.7 * rng.normal(size=(self.total, batch, *n.shape)), dtype) for n in graph.inputs]
+        self.states = [rounded(rng.uniform(-0.5, 0.5, (batch, *n.shape)), dtype) for n in graph.states]
+        self.lengths = rng.integers(0, self.total + 1, batch)
+        self.lengths[: min(2, batch)] = [self.total, 0][: min(2, batch)]
+        self.reset = rng.random((self.total, batch)) < 0.25
+        self.rng = rng
+
+    def hoisted(self, node: Node, where: Any) -> np.ndarray:
+        """Rows [steps * B, row_stride] of an input or a hoisted value, as memory holds them."""
+        values = dict(self.values) | dict(zip(self.graph.inputs, self.inputs, strict=True))
+        if node.op != "input":
+            evaluate(list(topological([node])), values)
+        rows = np.broadcast_to(values[node], (self.total, self.batch, *node.shape)).reshape(self.total * self.batch, -1)
+        out = np.full((rows.shape[0], where.row_stride), POISON)
+        out[:, : rows.shape[1]] = rows
+        end = (self.start + self.steps) * self.batch
+        return encoded(out[self.start * self.batch : end], where.dtype)
+
+    def kept(self, node: Node) -> np.ndarray:
+        values = dict(self.values)
+        evaluate(list(topological([node])), values)
+        return np.broadcast_to(values[node], node.shape or (1,))
+
+    def arrays(self, read: list[Node], kept: list[Node], place: Any) -> Arrays:
+        """What every kernel has; results are poisoned."""
+        float_ = self.layout.arithmetic
+        found = {f"param_{n}": self.kept(node).astype(float_) for n, node in enumerate(kept)}
+        found |= {f"read_{n}": self.hoisted(node, place(node)) for n, node in enumerate(read)}
+        found |= {f"old_{n}": s.astype(float_) for n, s in enumerate(self.states)}
+        found |= {f"new_{n}": np.full_like(s, POISON, float_) for n, s in enumerate(self.states)}
+        stride = self.layout.output.row_stride
+        found["y"] = encoded(np.full((self.steps, self.batch, stride), POISON), self.layout.output.dtype)
+        return found | {"lengths": self.lengths.astype(np.int64), "reset": self.reset.astype(np.uint8)}
+
+    def expected(self, reverse: bool, lengths: bool, reset: bool) -> tuple[np.ndarray, list[np.ndarray]]:
+        """The oracle's y of the kernel's steps and the states after them."""
+        T, first, last = self.total, self.start, self.start + self.steps
+        ends = self.lengths if lengths else np.full(self.batch, T)
+        flags = self.reset if reset else np.zeros((T, self.batch), bool)
+        oracle = Reference(self.net)
+        state = {n.name: s.copy() for n, s in zip(self.graph.states, self.states, strict=True)}
+        given = {n.name: v for n, v in self.values.items()}
+        # A flag right after the last step is the only one of other steps that counts here.
+        more = min(T, last + 1) if reverse else last
+        flags = flags[first:more]
+        inputs = [x[first:more] for x in self.inputs]
+        own = np.clip(ends - first, 0, more - first)
+        if reverse and more > last:
+            y = self._backwards(oracle, given, inputs, state, own, flags)
+        else:
+            y = oracle._layer(self.graph, given, inputs, state, own, flags, int(reverse))
+        return y[: self.steps], [state[n.name] for n in self.graph.states]
+
+    def _backwards(self, oracle: Any, given: Any, inputs: Any, state: Any, own: Any, flags: Any) -> np.ndarray:
+        """Without the step behind the last: its flag alone."""
+        restart = flags[-1] & (self.steps < own)
+        for name in state:
+            state[name][restart] = self.net.cell.initial.get(name, 0.0)
+        cut = [x[: self.steps] for x in inputs]
+        return oracle._layer(self.graph, given, cut, state, np.minimum(own, self.steps), flags[: self.steps], 1)
+
+
+@functools.cache
+def scan_regime(of: tuple[str, int, str]) -> Scan:
+    """The scan of a layer."""
+    net, layout = layer(*of)
+    return scan(layout, resolve("nvidia-h200"), [8], net.cell.initial)[0]
+
+
+def scan_error(case: Case, reverse: bool = False, lengths: bool = False, reset: bool = False) -> float:
+    """As `persistent_error`, of the scan regime."""
+    found = scan_regime(case.of)
+    kernel = found.kernels[lengths or reset]
+    arrays = case.arrays(found.reads, found.params, found.place_of)
+    scalars = {"steps": case.steps, "reverse": int(reverse), "batch": case.batch}
+    scalars |= {"start": case.start, "total": case.total, "has_lengths": int(lengths), "has_reset": int(reset)}
+    run(kernel, arrays, scalars, -(-case.batch * found.width // kernel.threads))
+    return error(case, arrays, reverse, lengths, reset)
+
+
+def persistent_error(
+    case: Case,
+    geometry: dict[str, Any],
+    reverse: bool = False,
+    lengths: bool = False,
+    reset: bool = False,
+    seed: int = 0,
+) -> float:
+    """The largest error of y and the states, relative as in tolerance.py. NaN where poison came through."""
+    team, kernel = persistent_kernel(case.of, tuple(sorted(geometry.items())), lengths or reset)
+    arrays = case.arrays(hoisted(team), params(team), lambda node: place_of(case.layout, node))
+    for n, (phase, share) in enumerate(weights(team)):
+        value = packed(team, phase, share, case.kept(share.operand.weight))
+        arrays[f"weight_{n}"] = encoded(value, case.precision)
+    teams = -(-case.batch // team.rows)
+    arrays["exchange"] = np.full(teams * team.exchange_words, 0xFFFFFFFF, np.uint32)
+    arrays["counter"] = np.zeros(teams * COUNTER_WORDS, np.uint32)
+    scalars = {"steps": case.steps, "direction": -1 if reverse else 1, "batch": case.batch, "row0": 0, "teams": teams}
+    scalars |= {"start": case.start, "total": case.total, "has_lengths": int(lengths), "has_reset": int(reset)}
+    run(kernel, arrays, scalars, teams * team.ctas, seed)
+    return error(case, arrays, reverse, lengths, reset)
+
+
+def error(case: Case, arrays: Arrays, reverse: bool, lengths: bool, reset: bool) -> float:
+    y, states = case.expected(reverse, lengths, reset)
+    """The largest error of what a kernel left in its arrays."""
+    width = prod(case.graph.output.shape)
+    pairs = [
+        (decoded(arrays["y"], case.layout.output.dtype)[:, :, :width], y),
+        *((arrays[f"new_{n}"], s) for n, s in enumerate(states)),
+    ]
+    worst = [np.abs(np.asarray(a, np.float64) - e).max() / max(1.0, np.abs(e).max()) for a, e in pairs]
+    return float("nan") if any(np.isnan(worst)) else float(max(worst))

@@ -1,0 +1,33 @@
+"""What cells read from memory: which values, how early, and never outside of the arrays."""
+
+from __future__ import annotations
+
+from emulated import Case, persistent_error
+from persistent_layers import layout_of, step, text_of
+from test_persistent import cluster
+
+from tvm_rnn.cuda import persistent
+from tvm_rnn.cuda.cell_reads import hoisted, params, place_of
+from tvm_rnn.cuda.team import Team
+from tvm_rnn.tolerance import tolerance
+
+
+def test_every_value_has_one_pointer() -> None:
+    layout, team = layout_of("lstm_peephole", 64), Team(step("lstm_peephole", 64), "bfloat16", **cluster(4, 8))
+    assert len(params(team)) == len(set(params(team))) >= 1
+    assert all(place_of(layout, node).row_stride >= node.shape[-1] for node in hoisted(team))
+    names = [name for name, _ in persistent.kernel("k", team, layout).pointers]
+    assert [n for n in names if n.startswith("read_")] == [f"read_{i}" for i in range(len(hoisted(team)))]
+
+
+def test_values_are_asked_for_before_the_loop() -> None:
+    layout, team = layout_of("lstm", 64), Team(step("lstm", 64), "bfloat16", **cluster(4, 8))
+    text = text_of(persistent.kernel("k", team, layout))
+    assert "if (0 < steps)" in text and "if (1 < steps)" in text
+    assert text.index("if (1 < steps)") < text.index("for (int v_9" if "for (int v_9" in text else "mma_sync")
+
+
+def test_units_and_rows_past_the_end() -> None:
+    """13 units over 2 blocks of 8, 3 rows of 8: arrays end where the layer does, and their padding is poison."""
+    case = Case("lstm_peephole", 13, 3, 3, "tf32")
+    assert persistent_error(case, cluster(2, 8, warps_k=2)) < tolerance("tf32", 3)

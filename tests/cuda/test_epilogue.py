@@ -1,0 +1,41 @@
+"""The pointwise work of a phase: each value once, y as vectors where it is handed over anyway."""
+
+from __future__ import annotations
+
+import pytest
+from emulated import Case, persistent_error
+from persistent_layers import layout_of, step, text_of
+from test_persistent import cluster
+
+from tvm_rnn.cuda import persistent
+from tvm_rnn.cuda.team import Team
+from tvm_rnn.tolerance import tolerance
+
+
+def text(cell: str, hidden: int, precision: str = "bfloat16", masked: bool = False) -> str:
+    team = Team(step(cell, hidden, precision), precision, **cluster(2, 8))
+    return text_of(persistent.kernel("k", team, layout_of(cell, hidden, precision), {} if masked else None))
+
+
+def test_each_function_is_computed_once_per_cell() -> None:
+    assert text("lstm", 16).count("__expf(") == 2 * 2 * 5  # even and odd steps, two rows, five functions
+
+
+@pytest.mark.parametrize(
+    ("cell", "hidden", "precision", "masked", "vectors"),
+    [
+        ("lstm", 64, "bfloat16", False, True),
+        ("lstm", 64, "bfloat16", True, False),  # y is zero where a state is kept
+        ("lstm", 60, "bfloat16", False, False),
+        ("lstm", 64, "tf32", False, False),
+    ],
+)
+def test_y_is_stored_as_vectors(cell: str, hidden: int, precision: str, masked: bool, vectors: bool) -> None:
+    body = text(cell, hidden, precision, masked)
+    assert ("st_vec_global_v4" in body[body.index("{") :]) == vectors
+
+
+@pytest.mark.slow
+def test_an_output_that_is_no_state() -> None:
+    case = Case("lstm_projection", 24, 5, 3, "bfloat16")
+    assert persistent_error(case, cluster(1, 8)) < tolerance("bfloat16", 3)
