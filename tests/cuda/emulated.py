@@ -272,7 +272,8 @@ def persistent_error(
         value = packed(team, phase, share, case.kept(share.operand.weight))
         arrays[f"weight_{n}"] = encoded(value, case.precision)
     teams = -(-case.batch // team.rows)
-    arrays["exchange"] = np.full(teams * team.exchange_words, 0xFFFFFFFF, np.uint32)
+    places = max(2, case.steps + 1)  # one per step where values are polled for, else two copies
+    arrays["exchange"] = np.full(teams * places * team.exchange_words // 2, 0xFFFFFFFF, np.uint32)
     arrays["counter"] = np.zeros(teams * COUNTER_WORDS, np.uint32)
     scalars = {"steps": case.steps, "direction": -1 if reverse else 1, "batch": case.batch, "row0": 0, "teams": teams}
     scalars |= {"start": case.start, "total": case.total, "has_lengths": int(lengths), "has_reset": int(reset)}
