@@ -13,11 +13,15 @@ from pathlib import Path
 import pytest
 
 import tvm_rnn as rnn
+from tvm_rnn.cuda import nvcc
+from tvm_rnn.schedule import templates
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)
 PYTHON = [text for language, text in BLOCKS if language == "python"]
+GPU_PYTHON = [text for language, text in BLOCKS if language == "py"]
+GPU_COMMANDS = [line.removeprefix("$ ") for kind, text in BLOCKS if kind == "console" for line in text.splitlines()]
 COMMANDS = [line for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
 
 
@@ -54,6 +58,28 @@ def test_the_commands_run_in_order(tmp_path: Path) -> None:
             for words in rest:
                 call(tmp_path, *words)
     assert (tmp_path / "y.npy").exists()
+
+
+def test_the_gpu_section_compiles(tmp_path: Path) -> None:
+    """Without a GPU: its Python up to the call, then its commands."""
+    try:
+        nvcc.find()
+    except rnn.BuildError:
+        pytest.skip("needs a CUDA compiler")
+    (program,) = GPU_PYTHON
+    lines = [line for line in program.splitlines() if not line.startswith("y, state")]
+    (tmp_path / "gpu.py").write_text("\n".join(["import tvm_rnn as rnn", *lines]).replace('"cuda"', '"nvidia-h200"'))
+    call(tmp_path, "gpu.py")
+    (tmp_path / "lstm_gpu.so").unlink()
+    words = [shlex.split(line)[1:] for line in GPU_COMMANDS]
+    call(tmp_path, "-c", f"from tvm_rnn.cli import app\nfor words in {words}: app(words, standalone_mode=False)")
+    assert (tmp_path / "lstm_gpu.so").exists()
+
+
+def test_the_schedules_of_the_gpu_table_exist() -> None:
+    named = re.findall(r"^\| `(\w+)` \| one launch|^\| `(\w+)` \| the same", section("On a GPU"), re.M)
+    assert {a or b for a, b in named} == {n for n, t in templates().items() if "cuda" in t.targets} - {"gemm_cuda"}
+    assert section("On a GPU").count("<!-- gpu-table -->") == 1
 
 
 def test_every_command_of_the_command_line_is_shown() -> None:
