@@ -1,6 +1,7 @@
 """tvm_rnn: a compiler for recurrent neural network cells on Apache TVM.
 
-A cell is a short Python function; `compile` turns a cell over time into a shared object that a thin runtime runs.
+A cell is a short Python function; `compile` turns a cell over time into a shared object that a thin runtime runs, on
+CPUs (`target="llvm"`) or on NVIDIA GPUs (`target="cuda"`, or the name of one that need not be there).
 
 Axes are one letter everywhere: T steps, B batch, I input, H hidden, G gates, L layers, D directions. Arrays are
 time-major, [T, B, ...]. States are dicts by state name, each [L*D, B, width]. Gates are always an axis.

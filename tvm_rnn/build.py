@@ -58,14 +58,16 @@ def compile(
     """Compile an RNN, forward, for one target.
 
     net: with weights (then they are in the module) or without (then call `Module.load_weights`). target: "llvm" is this
-    machine's CPU, "cuda" its GPU; see `tvm_rnn.target.names()`. batch: batch sizes to tune the tiles for; every batch
-    size stays correct, as does every T. precision: what to compute in: the network's dtype, or "tf32" for float32 on
-    GPUs. arch: GPUs that the file is for, such as ["sm_80", "sm_90a"], instead of the target's alone. without: names of
-    passes to switch off. dump: a folder for the text of every stage. progress: called with the name of each stage as it
-    starts.
+    machine's CPU, "cuda" its GPU; see `tvm_rnn.target.names()` for others: a GPU that is named, such as "nvidia-h200",
+    need not be there. batch: batch sizes to be quickest at; every batch size stays correct, as does every T. precision:
+    what products are computed in; None: the network's dtype. Only float32 on GPUs has a choice: "float32" means that,
+    "tf32" tensor cores with 10 bits of mantissa. float16 and bfloat16 (GPUs only) sum and keep states in float32. arch:
+    the GPUs that the file is for, as nvcc has them, such as ["sm_80", "sm_90a"]; kernels are compiled for each, and
+    the runtime takes those that fit; empty: the target's alone. without: names of passes to switch off. dump: a folder
+    for the text of every stage. progress: called with the name of each stage as it starts.
 
     Returns a Module, which can be called if the target is this machine, and else exported. Raises ConfigError for a bad
-    argument, CellError for equations that cannot be compiled, BuildError if the compiler or the linker fails.
+    argument, CellError for equations that cannot be compiled, BuildError if a compiler or linker fails or is missing.
     """
     if not isinstance(net, RNN):
         raise ConfigError(message("compile needs an RNN", got=f"{net!r:.80}", do="rnn.compile(rnn.RNN(cell, I, H))"))

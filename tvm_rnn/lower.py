@@ -359,6 +359,7 @@ def _flat(name: str, dtype: str, alignment: int = 64) -> Any:
 
 
 def node_flops(node: Node) -> int:
+    """Operations of one value for one row: a multiply-add counts two, a pointwise op what its row of the table says."""
     op = TABLE[node.op]
     size = int(np.prod(node.shape, dtype=int))
     if node.op == "gemm":

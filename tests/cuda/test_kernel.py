@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from compiled_kernels import text_of
@@ -14,15 +16,14 @@ from tvm_rnn.cuda.kernel import Kernel, Writer, write
 POINTERS = [("x", "float32"), ("y", "float32")]
 
 
-def made(body: object = None, **facts: object) -> Kernel:
+def made(body: Callable[[Writer], None] | None = None, **facts: Any) -> Kernel:
     """A kernel that adds "shift" to 64 numbers, or one of another body."""
 
     def plain(k: Writer) -> None:
         at = I.cta_id([2]) * 32 + I.thread_id([32])
         k.store(k["y"], k["x"][at] + tirx.Cast("float32", k["shift"]), at)
 
-    how = {"threads": 32, **facts}
-    return write("adds", POINTERS, [("shift", "int32")], body or plain, **how)  # type: ignore[arg-type]
+    return write("adds", POINTERS, [("shift", "int32")], body or plain, threads=32, **facts)
 
 
 def test_a_kernel_says_what_it_takes() -> None:
