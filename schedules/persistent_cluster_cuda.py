@@ -1,4 +1,4 @@
-"""All steps of a layer in one launch, a layer per thread-block cluster: values travel through distributed shared memory.
+"""All steps of a layer in one launch, in thread-block clusters: values travel through distributed shared memory.
 
 In: a layer's phases, a batch size and a GPU. Out: a `Team` of one cluster. The batch is split over clusters, which
 never wait for each other. All weights stay on the chip: registers first, then shared memory.
@@ -27,7 +27,8 @@ AHEAD = (1, 2, 3, 7)
 @template("persistent_cluster_cuda", kinds=("recurrent",), targets=("cuda",))
 class PersistentCluster:
     """Knobs: ctas (blocks of a cluster), rows (batch rows of a cluster), warps_u, warps_n, warps_k (how a block's
-    warps share units, rows and K), register_words (weights per thread in registers; the rest is in shared memory), ahead."""
+    warps share units, rows and K), register_words (weights per thread in registers; the rest is in shared memory),
+    ahead, passes."""
 
     @staticmethod
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
@@ -43,6 +44,7 @@ class PersistentCluster:
             "warps_k": knob("warps_k", WARPS_K, best.warps_k),
             "register_words": knob("register_words", REGISTER_WORDS, best.register_words),
             "ahead": knob("ahead", AHEAD, best.ahead),
+            "passes": knob("passes", (1, 2, 3, 4), best.passes),
         }
 
     @staticmethod
@@ -74,5 +76,7 @@ def _teams(unit: Any, target: Target, knob: Knobs) -> Iterator[Team]:
                         continue
                     for words in choices("register_words", REGISTER_WORDS):
                         shape = {"warps_u": warps_u, "warps_n": warps_n, "warps_k": warps_k}
-                        ahead = 7 if rows == 8 * warps_n else 2
-                        yield _team(unit, ctas=ctas, rows=rows, register_words=words, ahead=ahead, **shape)
+                        tiles = rows // (8 * warps_n)
+                        # In float32 a lane sums all rows of a tile: one tile at a time.
+                        more = {"ahead": 7 if tiles == 1 else 2, "passes": tiles if unit.precision == "float32" else 1}
+                        yield _team(unit, ctas=ctas, rows=rows, register_words=words, **shape, **more)

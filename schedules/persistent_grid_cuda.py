@@ -21,14 +21,16 @@ ROWS = tuple(range(8, 136, 8))
 WARPS_U, WARPS_N, WARPS_K = (1, 2, 4), (1, 2, 4), (1, 2, 4, 8)
 REGISTER_WORDS = (0, 32, 64, 96, 128, 160)
 SHARED_WORDS = (0, 32, 64, 96, 128, 192)
-AHEAD = (1, 3, 7)
+AHEAD = (0, 1, 3, 7)
+PASSES = (1, 2, 4)
 
 
 @template("persistent_grid_cuda", kinds=("recurrent",), targets=("cuda",))
 class PersistentGrid:
     """Knobs: ctas (blocks of a team), rows (batch rows of a team), warps_u, warps_n, warps_k (how a block's warps share
     units, rows and K), register_words and shared_words (weights per thread kept there), ahead (K blocks asked for
-    before use)."""
+    before use), passes (in which the rows are multiplied), polled (values are handed over
+    without a counter; only if a record says so: it has not been timed yet)."""
 
     @staticmethod
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
@@ -45,6 +47,8 @@ class PersistentGrid:
             "register_words": knob("register_words", REGISTER_WORDS, best.register_words),
             "shared_words": knob("shared_words", SHARED_WORDS, best.shared_words),
             "ahead": knob("ahead", AHEAD, best.ahead),
+            "passes": knob("passes", PASSES, best.passes),
+            "polled": knob("polled", (0, 1), best.polled),
         }
 
     @staticmethod
@@ -59,6 +63,8 @@ def _team(unit: Any, **knobs: int) -> Team:
 
 def _teams(unit: Any, target: Target, knob: Knobs) -> Iterator[Team]:
     """Every geometry that the record, if there is one, allows."""
+    if unit.precision == "float32":
+        return  # every lane would read all rows from L2
     fixed = knob.record
     width = max(s.shape[0] for s in unit.step.graph.states)
     for ctas in [fixed["ctas"]] if "ctas" in fixed else sorted({-(-width // (8 * n)) for n in BLOCKS}):
@@ -79,7 +85,13 @@ def _teams(unit: Any, target: Target, knob: Knobs) -> Iterator[Team]:
                 ):
                     for ahead in AHEAD:
                         knobs = {"ctas": ctas, "rows": rows, **shape, "register_words": words, "shared_words": near}
-                        yield _team(unit, **{**knobs, "ahead": ahead, **fixed})
+                        for passes in () if fixed.get("polled") else PASSES:
+                            if rows // (8 * shape["warps_n"]) % passes == 0:
+                                yield _team(unit, **{**knobs, "ahead": ahead, "passes": passes, **fixed})
+                    if fixed.get("polled"):
+                        team = _team(unit, **{**knobs, **fixed})
+                        if team.pollable:
+                            yield team
 
 
 def _rows(batch: int, most: int) -> list[int]:

@@ -31,8 +31,8 @@ class NotAligned(Exception):
 class Lane:
     """An index "offset + u", where u is the unit that a GPU thread owns, 0 <= u < width.
 
-    Kernels that spread units over blocks use it in place of an expression: views may move it by whole widths (a slice of
-    4H values at 2H is gate 2 of the same unit); anything else belongs to another unit, and NotAligned says so.
+    Kernels that spread units over blocks use it in place of an expression: views may move it by whole widths (a slice
+    of 4H values at 2H is gate 2 of the same unit); anything else belongs to another unit, and NotAligned says so.
     """
 
     offset: int

@@ -27,7 +27,7 @@ class Captured:
 
     graph: Any
     result: Any
-    run: Run
+    run: Run | None = None
 
 
 def capture(run: Run) -> Captured:

@@ -23,6 +23,7 @@ from .team import BLOCK_WORDS, LANES, Team
 
 Expr = Any
 Store = Callable[[Expr, Expr, list[Expr]], None]
+POISON = 0xFFFFFFFF
 COUNTER_WORDS = 32  # a counter per 128 bytes: no two teams share a line
 
 
@@ -200,7 +201,7 @@ class Cluster(Exchange):
         """[row][units of this block]."""
         team, ids = self.team, self.ids
         units = team.units(node.shape[0])
-        tile = ids.warp_n * team.tiles + (j if team.warps_k == 1 else j * team.warps_k + ids.warp_k)
+        tile = ids.warp_n * team.tiles + team.own_tile(j, ids.warp_k)
         unit = (ids.warp_u * team.blocks(node.shape[0]) + block) * 8 + ids.g
         at = (self.stage_word(node) - self.stage_at) * 4 // team.itemsize
         self.k.store(self.view, value, at + (tile * 8 + ids.q * 2 + e) * units + unit)
@@ -290,7 +291,7 @@ class Grid(Exchange):
 
     def _tile(self, j: int) -> Expr:
         team, ids = self.team, self.ids
-        return ids.warp_n * team.tiles + (j if team.warps_k == 1 else j * team.warps_k + ids.warp_k)
+        return ids.warp_n * team.tiles + team.own_tile(j, ids.warp_k)
 
     def stage(self, node: Node, block: int, j: int, e: int, value: Expr) -> None:
         """This warp's own tile: [8 rows][8 units]."""
@@ -304,14 +305,18 @@ class Grid(Exchange):
         k.do(I.ptx["ld.shared.v4.b32"](*words, self.arena.ptr_to([at])))
         only = [lane < chunks] if chunks < LANES else []
         with k.when(_all(([] if when is None else [when]) + only)):
-            place = self.base + self.addresses[(node, block, j)] + slot * team.value_words(node)
-            k.do(I.ptx["st.global.v4.b32"](k["exchange"].ptr_to([place]), *words))
+            self.hand(node, slot, self.addresses[(node, block, j)], words)
         if y is not None:
             unit = self.ids.rank * team.units(node.shape[0])
             unit = unit + (self.ids.warp_u * team.blocks(node.shape[0]) + block) * 8
             with k.when(lane < 8):
                 y(self._tile(j) * 8 + lane, unit, words)
         k.do(I.cuda.warp_sync())
+
+    def hand(self, node: Node, slot: int, address: Expr, words: list[Expr]) -> None:
+        """Store one piece in a copy of a value."""
+        place = self.base + address + slot * self.team.value_words(node)
+        self.k.do(I.ptx["st.global.v4.b32"](self.k["exchange"].ptr_to([place]), *words))
 
     def phase(self, slots: dict[Node, tuple[int, Expr | None, Store | None]]) -> None:
         if slots:
@@ -336,6 +341,43 @@ class Grid(Exchange):
     def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: list[Expr]) -> None:
         at = self.base + self.word(node, slot, kblock, row, self.ids.q)
         self.k.do(I.ptx["ld.relaxed.gpu.global.v4.b32"](*registers, self.k["exchange"].ptr_to([at])))
+
+
+class Polled(Grid):
+    """Through global memory without a counter: consumers load an operand until no word of it is POISON.
+
+    Every step has a place of its own, filled with POISON before the launch, so a word is either that or its value: a
+    conversion to a 16-bit type or to tf32 makes no such bits. One way through L2 in place of three.
+    """
+
+    def __init__(self, k: Writer, team: Team, ids: Any, arena: Any, stage_at: int, body: Any) -> None:
+        super().__init__(k, team, ids, arena, stage_at)
+        self.body, self.step_words = body, team.exchange_words // 2
+        self.base = tirx.Cast("int64", ids.team) * (tirx.Cast("int64", k["steps"]) + 1) * self.step_words
+
+    def word(self, node: Node, slot: Expr, kblock: Expr, row: Expr, piece: Expr) -> Expr:
+        """Within the place of one step."""
+        within = (kblock * self.team.rows + row) * BLOCK_WORDS + piece * 4
+        return self.team.value_at[node] // 2 + within
+
+    def _place(self, slot: int) -> Expr:
+        """Where the place of a step begins: copy "this parity" is step t's, the other one that of t + 1."""
+        step = self.body.t + (0 if slot == self.body.par else 1)
+        return self.base + tirx.Cast("int64", step) * self.step_words
+
+    def hand(self, node: Node, slot: int, address: Expr, words: list[Expr]) -> None:
+        place = self.k["exchange"].ptr_to([self._place(slot) + address])
+        self.k.do(I.ptx["st.relaxed.gpu.global.v4.b32"](place, *words))
+
+    def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: list[Expr]) -> None:
+        at = self._place(slot) + self.word(node, 0, kblock, row, self.ids.q)
+        self.k.do(I.ptx["ld.relaxed.gpu.global.v4.b32"](*registers, self.k["exchange"].ptr_to([at])))
+
+    def arrive(self) -> None:
+        """Nothing: the values themselves say that they are there."""
+
+    def wait(self, events: Expr) -> None:
+        """Nothing: loads are repeated until the values are there."""
 
 
 def _all(conditions: list[Expr]) -> Expr:

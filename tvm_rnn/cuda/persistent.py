@@ -21,7 +21,7 @@ from ..graph import Node
 from ..scalar_cuda import flavour
 from .cell_reads import CellReads, hoisted, params, place_of
 from .epilogue import Epilogue
-from .exchange import Cluster, Grid
+from .exchange import Cluster, Grid, Polled
 from .kernel import Kernel, Writer, write
 from .layout import Layout
 from .masks import POINTERS as MASK_POINTERS
@@ -59,6 +59,8 @@ def pointers(team: Team, layout: Layout, masked: bool = False) -> list[tuple[str
 def kernel(name: str, team: Team, layout: Layout, initial: Mapping[str, float] | None = None) -> Kernel:
     """The kernel of a team. Its teams are counted by the scalar "teams"; blocks of a grid must all be resident.
     initial: what states are after a reset, for a kernel that knows lengths and resets; None for one that does not."""
+    if team.polled and not team.pollable:
+        raise ValueError("a polled team needs products alone, whose operands fill whole blocks of K")
     masked = initial is not None
     attributes = {"tirx.kernel_launch_params": ["tirx.use_cooperative_launch"]} if team.exchange == "grid" else {}
     with flavour(team.precision):
@@ -83,7 +85,7 @@ class Body:
         self.reads = CellReads(self)
         self.masks: Masks | None = None
         self.held: dict[tuple[Any, ...], Expr] = {}
-        self.par = 0
+        self.par, self.t = 0, tirx.const(0, "int32")
 
     def emit(self) -> None:
         team, k = self.team, self.k
@@ -98,7 +100,8 @@ class Body:
             barriers_at = weights_at + team.weight_words
             self.exchange: Any = Cluster(k, team, self.ids, arena, stage_at, barriers_at)
         else:
-            self.exchange = Grid(k, team, self.ids, arena, stage_at)
+            grid = Grid(k, team, self.ids, arena, stage_at)
+            self.exchange = Polled(k, team, self.ids, arena, stage_at, self) if team.polled else grid
         self.arena = arena
         self.product = Product(k, team, self.ids, arena, weights_at, partial_at)
         self.reads.load_params()
@@ -158,7 +161,7 @@ class Body:
     def _tile(self, j: int) -> Expr:
         """The batch tile of this warp's j-th own one, among the team's."""
         team, ids = self.team, self.ids
-        own: Expr = j if team.warps_k == 1 else j * team.warps_k + ids.warp_k
+        own = team.own_tile(j, ids.warp_k)
         return ids.warp_n * team.tiles + own
 
     def _row(self, j: int, e: int) -> Expr:
@@ -168,11 +171,11 @@ class Body:
     @contextmanager
     def _own_tile(self, j: int) -> Iterator[None]:
         team = self.team
-        if team.warps_k == 1 or (j + 1) * team.warps_k <= team.tiles:
-            with nullcontext():
-                yield
+        owned = team.owned(j, self.ids.warp_k)
+        if owned is None:
+            yield
         else:
-            with self.k.when(j * team.warps_k + self.ids.warp_k < team.tiles):
+            with self.k.when(owned):
                 yield
 
     def _cells(self, width: int) -> Iterator[tuple[int, int, int]]:
@@ -250,6 +253,7 @@ class Body:
 
     def _step(self, par: int, t: Expr) -> None:
         self.par, self.t, self.waited = par, t, 0
+        self.product.par = par
         self.held = {}
         if self.masks is not None:
             self.masks.begin(t)
@@ -319,12 +323,12 @@ class Body:
             self.waited = done + 1
 
     def _loader(self) -> Callable[..., None]:
-        def load(share: Any, kblock: int, tile: int, pieces: Any, at: int) -> None:
+        def load(share: Any, kblock: int, tile: int, pieces: Any, at: int, within: int | None = None) -> None:
             source = share.operand.source
             node = self.value(source)
             ids, team = self.ids, self.team
             block = ids.warp_k * share.kblocks + kblock if team.warps_k > 1 else kblock
-            row = (ids.warp_n * team.tiles + tile) * 8 + ids.g
+            row = (ids.warp_n * team.tiles + tile) * 8 + (ids.g if within is None else within)
             slot = self._copy(source, node in self._carried())
             self.exchange.load(node, slot, block, row, [pieces[at + z] for z in range(4)])
 

@@ -20,14 +20,18 @@ from .team import Team
 CLOCK_MHZ = 1900.0
 MMA_CYCLES = 6.5  # m16n8k16 on one quarter of a multiprocessor; m16n8k8 of tf32 the same
 MMA_LATENCY = 34.0
+FFMA_CYCLES = 1.25  # one instruction of a warp, with the loads between
 CLUSTER_US, CLUSTER_PER_CTA_US = 0.24, 0.012  # an exchange through distributed shared memory
+POLLED_US = 0.65  # the same without a counter
 GRID_US = 1.0  # a counter in L2: release, acquire, and the loads that follow
 L2_BYTES_PER_US = 64e3  # of one multiprocessor, reading what all read
-STREAM_BYTES_PER_US = 50e3  # of one multiprocessor, reading what only it reads
 L2_TRIP_US = 0.3  # one load after the other
+OVERLAP_LOST = 0.3  # of the shorter of loads and MMA, which mostly hides behind the longer
 SHARED_BYTES_PER_CYCLE = 128.0
 SHARED_PART = 0.8  # of shared memory traffic that MMA does not hide
-PARTIAL_US = 0.10
+CROWDED, CROWDED_PART = 226, 0.006  # registers; lost time for each one more
+PARTIAL_US = 0.03  # per warp that sums are collected from
+ROWS_US, CELLS_US = 0.12, 0.1  # each 8 rows of a cluster beyond the first; each 256 cells of a block beyond the first
 CELL_US, CELL_EACH_US = 0.15, 0.03
 # Clusters that can be resident on the 132 multiprocessors of an H200 with one block on each.
 RESIDENT_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
@@ -47,9 +51,9 @@ def cheapest(teams: Iterable[Team], unit: Any, target: Target) -> Team | None:
 
 
 def able_to_run(team: Team, target: Target) -> bool:
-    """Whether it fits; a cluster has no place to stream weights from in time."""
-    streamed = any(s.streamed for parts in team.shares.values() for s in parts)
-    if team.exchange == "cluster" and streamed:
+    """Whether it fits with all weights on the chip: reading some from L2 in every step was slower than one launch per
+    step (H 2048, B 64: 42 us against 15)."""
+    if any(s.streamed for parts in team.shares.values() for s in parts):
         return False
     return team.fits(shared_bytes=target.shared_bytes) and resident_teams(team, target) > 0
 
@@ -58,7 +62,10 @@ def predict(team: Team, batch: int, target: Target) -> float:
     """Microseconds per step for B = batch rows."""
     teams = ceil(batch / team.rows)
     rounds = ceil(teams / max(1, resident_teams(team, target)))
-    return rounds * sum(_phase(team, number) for number in range(len(team.step.phases)))
+    us = rounds * sum(_phase(team, number) for number in range(len(team.step.phases)))
+    # Grids whose estimate comes near 255 registers spill some of them.
+    crowded = max(0, team.registers() - CROWDED) if team.exchange == "grid" else 0
+    return us * (1 + CROWDED_PART * crowded)
 
 
 def _phase(team: Team, number: int) -> float:
@@ -66,33 +73,39 @@ def _phase(team: Team, number: int) -> float:
     cluster = team.exchange == "cluster"
     us = 0.0
     if phase in team.events:
-        us += CLUSTER_US + CLUSTER_PER_CTA_US * team.ctas if cluster else GRID_US
+        grid = POLLED_US if team.polled else GRID_US
+        us += CLUSTER_US + CLUSTER_PER_CTA_US * team.ctas if cluster else grid
     if phase.kind == "gemm":
         us += _product(team, number)
     cells = team.blocks(phase.width) * team.own_tiles * 2
     us += CELL_US + CELL_EACH_US * cells * len(phase.nodes) / 10 * ceil(team.warps / 4) / 2
+    if cluster:
+        us += ROWS_US * (team.rows / 8 - 1) + CELLS_US * max(0.0, team.units(phase.width) * team.rows / 256 - 1)
     return us
 
 
 def _product(team: Team, number: int) -> float:
     phase = team.step.phases[number]
     m_tiles = team.m_tiles(phase)
-    cycles = us = 0.0
+    us = 0.0
     for share in team.shares[phase]:
         steps = share.kblocks * 2
         issue = ceil(team.warps / 4) * steps * m_tiles * team.tiles * MMA_CYCLES
         chain = steps / team.chains[phase] * MMA_LATENCY
+        if team.precision == "float32":  # 32 multiply-adds per cycle in each quarter
+            issue = ceil(team.warps / 4) * share.kblocks * m_tiles * 2 * 4 * 8 * team.tiles * FFMA_CYCLES
+            chain = 0.0
         operand = team.rows * team.depth_blocks(share.operand.source) * 64 * team.warps_u
         piece = m_tiles * 8 * 4 * 32 * team.warps_u * team.warps_k * team.warps_n
-        cycles += max(issue, chain) + SHARED_PART * share.shared * piece / SHARED_BYTES_PER_CYCLE
+        math = max(issue, chain) / CLOCK_MHZ
+        near = SHARED_PART * team.passes * share.shared * piece / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
         if team.exchange == "cluster":
-            cycles += SHARED_PART * operand / SHARED_BYTES_PER_CYCLE
+            us += math + near + SHARED_PART * operand / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
         else:
-            trips = ceil(share.kblocks / (team.ahead + 1))
-            us += max(operand / L2_BYTES_PER_US, trips * L2_TRIP_US)
-        us += share.streamed * (piece / STREAM_BYTES_PER_US + L2_TRIP_US)
+            trips = 1 if team.polled else ceil(share.kblocks / (team.ahead + 1)) * team.passes
+            far = max(operand / L2_BYTES_PER_US, trips * L2_TRIP_US)
+            us += near + max(far, math) + OVERLAP_LOST * min(far, math)
     if team.warps_k > 1:
         traffic = 2 * team.warps * m_tiles * team.tiles * 512
-        us += PARTIAL_US
-        cycles += traffic / SHARED_BYTES_PER_CYCLE
-    return us + cycles / CLOCK_MHZ
+        us += PARTIAL_US * (team.warps_k - 1) * team.passes + traffic / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
+    return us

@@ -13,6 +13,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from .exchange import POISON
 from .kernel import Writer
 from .phases import Phase
 from .team import LANES, MMA, Share, Team
@@ -25,7 +26,7 @@ class Product:
 
     def __init__(self, k: Writer, team: Team, ids: Any, arena: Any, weights_at: int, partial_at: int) -> None:
         self.k, self.team, self.ids, self.arena = k, team, ids, arena
-        self.partial_at = partial_at
+        self.partial_at, self.par = partial_at, 0
         self.registers: dict[Share, Any] = {}
         self.shared: dict[Share, int] = {}
         self.names: dict[Share, str] = {}
@@ -42,7 +43,9 @@ class Product:
                 self._fill_shared(phase, share, at)
                 at += share.shared * words * team.warps_u * team.warps_k * LANES
         # Two sets: while one is multiplied, the weights of the next block of K are on their way.
-        self.fragment = [k.local(8 * max((team.m_tiles(p) for p in team.step.phases), default=1), "uint32") for _ in "ab"]
+        self.fragment = [
+            k.local(8 * max((team.m_tiles(p) for p in team.step.phases), default=1), "uint32") for _ in "ab"
+        ]
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
@@ -97,44 +100,131 @@ class Product:
     def emit(self, phase: Phase, load: Callable[[Share, int, int, Any, int], None]) -> Any:
         """All gates of this lane's cells: own[(m tile * own_tiles + j) * 4 + half * 2 + e].
 
-        load(share, kblock, tile, registers, at): asks for an operand piece of one K block and batch tile.
+        load(share, kblock, tile, registers, at, row): asks for this lane's operand piece of one K block and batch
+        tile, in the tile's row g, or in the row given.
         """
+        own: list[Expr] = []
+        for number in range(self.team.passes):
+            own.append(self._pass(phase, load, number))
+        # From [pass][M tile][own tile of the pass][4] to [M tile][own tile][4].
+        each = self.team.pass_own * 4
+        m_tiles = self.team.m_tiles(phase)
+        return [part[m * each + z] for m in range(m_tiles) for part in own for z in range(each)]
+
+    def _pass(self, phase: Phase, load: Callable[[Share, int, int, Any, int], None], number: int) -> list[Expr]:
+        """The product with the batch tiles of one pass."""
         team, k = self.team, self.k
-        tiles, m_tiles, chains = team.tiles, team.m_tiles(phase), team.chains[phase]
+        tiles, m_tiles, chains = team.pass_tiles, team.m_tiles(phase), team.chains[phase]
+        first = number * tiles
+        if team.precision == "float32":
+            return self._sum(phase, m_tiles, 1, self._lanes(phase, load, first), number)
         acc = k.local(m_tiles * tiles * 4 * chains)
         for z in range(m_tiles * tiles * 4 * chains):
             k.store(acc, tirx.const(0.0, "float32"), z)
         for share in team.shares[phase]:
-            ring = min(team.ahead + 1, share.kblocks)
+            ring = share.kblocks if team.polled else min(team.ahead + 1, share.kblocks)
             pieces = k.local(ring * tiles * 4, "uint32")
-            for kblock in range(ring - 1):
+            if team.polled:
+                self._poll(share, load, first, pieces)
+            for kblock in range(0 if team.polled else ring - 1):
                 for tile in range(tiles):
-                    load(share, kblock, tile, pieces, (kblock % ring * tiles + tile) * 4)
+                    load(share, kblock, first + tile, pieces, (kblock % ring * tiles + tile) * 4)
             self._ask_weights(phase, share, 0)
             for kblock in range(share.kblocks):
                 self._ask_weights(phase, share, kblock + 1)
                 if kblock + ring - 1 < share.kblocks:
                     coming = kblock + ring - 1
                     for tile in range(tiles):
-                        load(share, coming, tile, pieces, (coming % ring * tiles + tile) * 4)
+                        load(share, coming, first + tile, pieces, (coming % ring * tiles + tile) * 4)
                 a = self._weights(phase, share, kblock)
                 self._multiply(kblock, m_tiles, chains, a, pieces, kblock % ring * tiles, acc)
-        return self._sum(phase, m_tiles, chains, acc)
+        return self._sum(phase, m_tiles, chains, acc, number)
 
-    def _multiply(
-        self, kblock: int, m_tiles: int, chains: int, a: Any, pieces: Any, first: int, acc: Any
-    ) -> None:
+    def _poll(self, share: Share, load: Callable[..., None], first: int, pieces: Any) -> None:
+        """Load all of an operand, all of it again until it is there: one after the other would cost a way each."""
+        k, tiles = self.k, self.team.pass_tiles
+        worst = k.local(1, "uint32")
+        poison = tirx.const(POISON, "uint32")
+        k.store(worst, poison, 0)
+        with I.While(tirx.EQ(worst[0], poison)):
+            for kblock in range(share.kblocks):
+                for tile in range(tiles):
+                    load(share, kblock, first + tile, pieces, (kblock * tiles + tile) * 4)
+            k.store(worst, tirx.const(0, "uint32"), 0)
+            for z in range(share.kblocks * tiles * 4):
+                k.store(worst, tirx.Max(worst[0], pieces[z]), 0)
+        k.do(I.cuda.warp_sync())  # MMA wants the whole warp at one place
+
+    # --- without tensor cores ------------------------------------------------------------------------------------
+
+    def _lanes(self, phase: Phase, load: Callable[..., None], first: int) -> Any:
+        """The same in float32 arithmetic: lane (g, q) multiplies its weights (unit g, every fourth piece of K) with all
+        8 rows of a tile, and the four lanes of a unit add up what they have."""
+        team, k = self.team, self.k
+        tiles, halves = team.pass_tiles, 2 * team.m_tiles(phase)
+        sums = k.local(halves * tiles * 8)
+        for z in range(halves * tiles * 8):
+            k.store(sums, tirx.const(0.0, "float32"), z)
+        for share in team.shares[phase]:
+            pieces = [k.local(tiles * 8 * 4, "uint32") for _ in range(2)]
+            self._ask_weights(phase, share, 0)
+            for kblock in range(share.kblocks + 1):
+                if kblock < share.kblocks:
+                    for tile in range(tiles):
+                        for row in range(8):
+                            load(share, kblock, first + tile, pieces[kblock % 2], (tile * 8 + row) * 4, row)
+                if kblock:
+                    self._ask_weights(phase, share, kblock)
+                    self._multiply_lanes(self._weights(phase, share, kblock - 1), halves, pieces[1 - kblock % 2], sums)
+        return self._gather(halves, tiles, sums)
+
+    def _multiply_lanes(self, a: Callable[[int, int], list[Expr]], halves: int, pieces: Any, sums: Any) -> None:
+        def real(word: Expr) -> Expr:
+            return I.reinterpret("float32", word)
+
+        for z in range(4):  # k = 4q + z
+            for tile in range(self.team.pass_tiles):
+                for row in range(8):
+                    x = real(pieces[(tile * 8 + row) * 4 + z])
+                    for half in range(halves):
+                        weight = real(a(half // 2, z // 2)[half % 2 + 2 * (z % 2)])
+                        at = (half * self.team.pass_tiles + tile) * 8 + row
+                        self.k.store(sums, sums[at] + weight * x, at)
+
+    def _gather(self, halves: int, tiles: int, sums: Any) -> Any:
+        """Sums of the lanes of a unit, two rows to each of them, in the order of MMA accumulators."""
+        k, q = self.k, self.ids.q
+        acc, half_sums = k.local(halves // 2 * tiles * 4), k.local(4)
+        every = tirx.const(0xFFFFFFFF, "uint32")
+        for half in range(halves):
+            for tile in range(tiles):
+                at = (half * tiles + tile) * 8
+                for pair in range(4):  # rows pair and pair + 4 of this tile; lanes q and q ^ 2 share
+                    own = tirx.Select(q >= 2, sums[at + 4 + pair], sums[at + pair])
+                    other = tirx.Select(q >= 2, sums[at + pair], sums[at + 4 + pair])
+                    k.store(half_sums, own + I.tvm_warp_shuffle_xor(every, other, 2, 32, 32), pair)
+                for e in range(2):
+                    odd = tirx.floormod(q, 2) == 1
+                    own = tirx.Select(odd, half_sums[2 + e], half_sums[e])
+                    other = tirx.Select(odd, half_sums[e], half_sums[2 + e])
+                    total = own + I.tvm_warp_shuffle_xor(every, other, 1, 32, 32)
+                    k.store(acc, total, (half // 2 * tiles + tile) * 4 + half % 2 * 2 + e)
+        return acc
+
+    # --- on tensor cores -----------------------------------------------------------------------------------------
+
+    def _multiply(self, kblock: int, m_tiles: int, chains: int, a: Any, pieces: Any, first: int, acc: Any) -> None:
         team = self.team
         for s in range(2):
-            for tile in range(team.tiles):
+            for tile in range(team.pass_tiles):
                 b = (first + tile) * 4 + 2 * s
                 for m in range(m_tiles):
-                    at = ((m * team.tiles + tile) * chains + (2 * kblock + s) % chains) * 4
+                    at = ((m * team.pass_tiles + tile) * chains + (2 * kblock + s) % chains) * 4
                     d = [acc[at + z] for z in range(4)]
                     self.k.do(I.ptx[MMA[team.precision]](*d, *a(m, s), pieces[b], pieces[b + 1], *d))
 
     def _separated(self, phase: Phase) -> bool:
-        """Whether an exchange lies between the product before this one and this: else its partial sums may still be read."""
+        """Whether an exchange lies between the product before this one and this: else its sums may still be read."""
         phases = self.team.step.phases
         at = phases.index(phase)
         for other in (*reversed(phases[:at]), *reversed(phases[at:])):
@@ -144,10 +234,10 @@ class Product:
                 return False
         return False
 
-    def _sum(self, phase: Phase, m_tiles: int, chains: int, acc: Any) -> Any:
+    def _sum(self, phase: Phase, m_tiles: int, chains: int, acc: Any, number: int) -> list[Expr]:
         """Chains, then the K parts of the warps, which meet in shared memory."""
         team, k, ids = self.team, self.k, self.ids
-        count = m_tiles * team.tiles
+        count = m_tiles * team.pass_tiles
         for tile in range(count if chains > 1 else 0):
             for z in range(4):
                 first = tile * chains * 4 + z
@@ -160,31 +250,32 @@ class Product:
         group = ids.warp_u * team.warps_n + ids.warp_n
 
         def partial(warp_k: Expr, m: int, tile: Expr) -> Expr:
-            row = ((group * team.warps_k + warp_k) * m_tiles + m) * team.tiles + tile
-            return self.arena.ptr_to([self.partial_at + (row * LANES + ids.lane) * 4])
+            row = ((group * team.warps_k + warp_k) * m_tiles + m) * team.pass_tiles + tile
+            turn = self.par * team.partial_words // 2 if team.polled else 0
+            return self.arena.ptr_to([self.partial_at + turn + (row * LANES + ids.lane) * 4])
 
-        if not self._separated(phase):
+        if number or not self._separated(phase):
             k.do(I.cuda.cta_sync())
-        own, part = k.local(m_tiles * team.own_tiles * 4), k.local(4 * team.warps_k)
+        own, part = k.local(m_tiles * team.pass_own * 4), k.local(4 * team.warps_k)
         # One branch per warp of the K parts, so that its own tiles are registers known now: only the others' travel.
         for warp_k in range(team.warps_k):
             with k.when(ids.warp_k == warp_k):
-                for tile in (t for t in range(team.tiles) if t % team.warps_k != warp_k):
+                for tile in (t for t in range(team.pass_tiles) if t % team.warps_k != warp_k):
                     for m in range(m_tiles):
-                        at = (m * team.tiles + tile) * 4 * chains
+                        at = (m * team.pass_tiles + tile) * 4 * chains
                         k.do(I.ptx["st.shared.v4.f32"](partial(warp_k, m, tile), *[acc[at + z] for z in range(4)]))
-                last = warp_k >= team.tiles  # hands over all and sums nothing: it need not wait
+                last = warp_k >= team.pass_tiles  # hands over all and sums nothing: it need not wait
                 meet = I.ptx.bar.arrive if last else I.ptx.bar.sync
                 k.do(meet(tirx.Cast("uint32", group + 1), tirx.const(LANES * team.warps_k, "uint32")))
-                for j, tile in enumerate(range(warp_k, team.tiles, team.warps_k)):
+                for j, tile in enumerate(range(warp_k, team.pass_tiles, team.warps_k)):
                     for m in range(m_tiles):
                         self._add(partial, warp_k, m, tile, part)
                         for z in range(4):
-                            total = acc[(m * team.tiles + tile) * 4 * chains + z]
+                            total = acc[(m * team.pass_tiles + tile) * 4 * chains + z]
                             for other in (w for w in range(team.warps_k) if w != warp_k):
                                 total = total + part[other * 4 + z]
-                            k.store(own, total, (m * team.own_tiles + j) * 4 + z)
-        return [own[z] for z in range(m_tiles * team.own_tiles * 4)]
+                            k.store(own, total, (m * team.pass_own + j) * 4 + z)
+        return [own[z] for z in range(m_tiles * team.pass_own * 4)]
 
     def _add(self, partial: Callable[[Expr, int, Expr], Expr], warp_k: int, m: int, tile: int, part: Any) -> None:
         """Load the other warps' sums of a tile."""

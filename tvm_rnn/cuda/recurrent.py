@@ -30,6 +30,7 @@ from .regime import Regime, Where
 from .scan import scan
 from .team import MMA, Team
 
+POLLED_BYTES = 64 << 20  # more than L2 holds would be slower than a counter
 EXPECTED_BATCHES = (1, 16, 64, 128)  # where the caller names none
 
 
@@ -59,6 +60,7 @@ class Persistent:
     def applies(self) -> str:
         able = [] if resettable(self.team.step) else ["!has_reset"]
         able += [f"B <= {self.most}"] if self.most is not None else []
+        able += [f"{self._place_bytes} <= {POLLED_BYTES}"] if self.team.polled else []
         return " && ".join(able) or "true"
 
     @cached_property
@@ -93,13 +95,21 @@ class Persistent:
         return f"({self._teams} * {self.team.ctas})"
 
     @property
+    def _place_bytes(self) -> str:
+        """Of a polled team: one place per step and one for the initial values."""
+        return f"({self._teams} * (T + 1) * {self.team.exchange_words * 2})"
+
+    @property
     def zero_bytes(self) -> Expr:
-        return f"{self._teams} * {COUNTER_WORDS * 4}" if self.team.exchange == "grid" else 0
+        counted = self.team.exchange == "grid" and not self.team.polled
+        return f"{self._teams} * {COUNTER_WORDS * 4}" if counted else 0
 
     @property
     def work_bytes(self) -> Expr:
         if self.team.exchange != "grid":
             return 0
+        if self.team.polled:
+            return f"({self._place_bytes} <= {POLLED_BYTES} ? {self._place_bytes} + 256 : 0)"
         return f"{self._teams} * {COUNTER_WORDS * 4 + self.team.exchange_words * 4}"
 
     @property
@@ -107,7 +117,10 @@ class Persistent:
         team = self.team
         knobs = {
             name: getattr(team, name)
-            for name in ("ctas", "rows", "warps_u", "warps_n", "warps_k", "register_words", "shared_words", "ahead")
+            for name in (
+                *("ctas", "rows", "warps_u", "warps_n", "warps_k", "register_words", "shared_words", "ahead"),
+                *("passes", "polled"),
+            )
         }
         rows = f"B <= {self.most}" if self.most is not None else "any B"
         return {
@@ -127,6 +140,12 @@ class Persistent:
         with host.loop(f"({self._teams} + {self.resident - 1}) / {self.resident}", "slice") as part:
             first = host.let("first_team", f"{part} * {self.resident}")
             count = host.let("teams", f"std::min<int64_t>({self.resident}, {self._teams} - {first})")
+            if team.polled:
+                places = where.work.skip(f"256 + {first} * ({where.count} + 1) * {team.exchange_words * 2}")
+                host.memset(places, f"{count} * ({where.count} + 1) * {team.exchange_words * 2}", 0xFF)
+                extra = [places.cast("uint32"), where.work.cast("uint32")]
+                self._launch(host, where, f"{first} * {team.rows}", count, extra)
+                return
             counters = where.work.skip(f"{first} * {COUNTER_WORDS * 4}").cast("uint32")
             values = f"{self._teams} * {COUNTER_WORDS * 4} + {first} * {team.exchange_words * 4}"
             extra = [where.work.skip(values).cast("uint32"), counters]
@@ -165,7 +184,7 @@ def choose(
     scans = scan(layout, target, batches or EXPECTED_BATCHES, initial)
     if scans:
         return list(scans)
-    if precision not in MMA or target.arch != "sm_90a":
+    if precision not in (*MMA, "float32") or target.arch != "sm_90a":
         return []
     try:
         step = step_of(layout)
@@ -175,7 +194,7 @@ def choose(
     for batch in sorted(set(batches or EXPECTED_BATCHES), reverse=True):
         best = _best(step, target, precision, batch)
         if best is None:
-            return []
+            continue  # a smaller batch's geometry takes such a batch in slices
         us, template, team = best
         if found and found[-1].team == team:
             continue

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from math import ceil, prod
 from typing import Any
 
 from tvm import tirx
@@ -56,7 +56,9 @@ class Team:
 
     ctas: blocks of a team. rows: batch rows of a team. warps_u, warps_n, warps_k: how a block's warps share units,
     batch rows and K. register_words: weight words (of 4 bytes) that a thread may keep. shared_words: weight words per
-    lane in shared memory. ahead: K blocks whose operands are asked for before they are used.
+    lane in shared memory. ahead: K blocks whose operands are asked for before they are used. passes: in which the
+    batch rows are multiplied: more passes need fewer registers, and read weights that are not in registers again.
+    polled: 1 where a grid hands values over without a counter (`exchange.Polled`).
     """
 
     step: Step
@@ -70,10 +72,12 @@ class Team:
     register_words: int = 128
     shared_words: int = 0
     ahead: int = 1
+    passes: int = 1
+    polled: int = 0
 
     @property
     def storage(self) -> str:
-        return "float32" if self.precision == "tf32" else self.precision
+        return "float32" if self.precision in ("tf32", "float32") else self.precision
 
     @property
     def itemsize(self) -> int:
@@ -98,9 +102,32 @@ class Team:
         return self.rows // 8 // self.warps_n
 
     @property
+    def pass_tiles(self) -> int:
+        """Of these, the ones of one pass."""
+        return self.tiles // self.passes
+
+    @property
+    def pass_own(self) -> int:
+        """Of a pass, the tiles whose cells a warp computes after the K parts are summed."""
+        return -(-self.pass_tiles // self.warps_k)
+
+    @property
     def own_tiles(self) -> int:
-        """Of these, the ones whose cells a warp computes after the K parts are summed."""
-        return -(-self.tiles // self.warps_k)
+        """All tiles whose cells a warp computes."""
+        return self.pass_own * self.passes
+
+    def own_tile(self, j: int, warp_k: Expr) -> Expr:
+        """The j-th own tile, among the warp's `tiles`."""
+        if self.warps_k == 1:
+            return j
+        return j // self.pass_own * self.pass_tiles + j % self.pass_own * self.warps_k + warp_k
+
+    def owned(self, j: int, warp_k: Expr) -> Expr | None:
+        """Whether this warp has a j-th tile; None: every warp has."""
+        within = j % self.pass_own
+        if self.warps_k == 1 or (within + 1) * self.warps_k <= self.pass_tiles:
+            return None
+        return within * self.warps_k + warp_k < self.pass_tiles
 
     def blocks(self, width: int) -> int:
         """Blocks of 8 units per warp."""
@@ -119,8 +146,8 @@ class Team:
 
     def depth_blocks(self, source: Node) -> int:
         """K blocks of an operand in memory: whole blocks per warp, those of padded units included."""
-        padded = self.ctas * self.units(source.shape[0])
-        return -(-(-(-padded // self.block_k)) // self.warps_k) * self.warps_k
+        blocks = ceil(self.ctas * self.units(source.shape[0]) / self.block_k)
+        return ceil(blocks / self.warps_k) * self.warps_k
 
     @cached_property
     def shares(self) -> dict[Phase, tuple[Share, ...]]:
@@ -145,7 +172,10 @@ class Team:
         in each quarter of a multiprocessor."""
         found = {}
         for phase in self.step.phases:
-            under_way = self.m_tiles(phase) * self.tiles * max(1, self.warps // 4)
+            if self.precision == "float32":
+                found[phase] = 1
+                continue
+            under_way = self.m_tiles(phase) * self.pass_tiles * max(1, self.warps // 4)
             found[phase] = 1 if under_way >= 8 else 2 if under_way >= 3 else 4
         return found
 
@@ -203,7 +233,8 @@ class Team:
         if self.warps_k == 1:
             return 0
         most = max((self.m_tiles(p) for p in self.step.phases if p.kind == "gemm"), default=0)
-        return self.warps * most * self.tiles * LANES * 4
+        # Without a counter no barrier of the block lies between two steps: they take turns with two places.
+        return self.warps * most * self.pass_tiles * LANES * 4 * (1 + self.polled)
 
     def stage_size(self, node: Node) -> int:
         """A cluster stages all that a block hands over of a value."""
@@ -229,17 +260,32 @@ class Team:
 
     # --- registers -------------------------------------------------------------------------------------------------
 
+    @property
+    def pollable(self) -> bool:
+        """Whether values may be handed over without a counter: every word of an operand is written in every step, and
+        all of a product's operand fits in registers."""
+        whole = all(self.ctas * self.units(n.shape[0]) == self.depth_blocks(n) * self.block_k for n in self.published)
+        held = [s.kblocks * self.pass_tiles * 4 for parts in self.shares.values() for s in parts]
+        phases_ok = all(p.kind == "gemm" for p in self.step.phases)
+        return self.exchange == "grid" and whole and phases_ok and max(held) <= 64 and self.precision != "float32"
+
     def registers(self) -> int:
         """An estimate per thread, used to discard what would spill."""
         total = sum(s.registers * self.m_tiles(p) * 8 for p, parts in self.shares.items() for s in parts)
         work = [
-            self.m_tiles(p) * self.tiles * 4 * self.chains[p] + (self.ahead + 1) * self.tiles * 4
+            self.m_tiles(p) * self.pass_tiles * 4 * self.chains[p] + (self.ahead + 1) * self.pass_tiles * 4
             for p in self.step.phases
             if p.kind == "gemm"
         ]
         total += max(work, default=0)
+        if self.polled:
+            most = max(s.kblocks for parts in self.shares.values() for s in parts)
+            total += max(0, most - self.ahead - 1) * self.pass_tiles * 4
+        if self.precision == "float32":  # sums of 8 rows per half tile, and some operands
+            most = max(self.m_tiles(p) for p in self.step.phases)
+            total += self.pass_tiles * (most * 16 + 24) - max(work, default=0)
         if any(s.registers < s.kblocks for parts in self.shares.values() for s in parts):
-            total += 16 * max(self.m_tiles(p) for p in self.step.phases)  # fragments on their way
+            total += 8 * max(self.m_tiles(p) for p in self.step.phases)  # fragments on their way
         for number, phase in enumerate(self.step.phases):
             cells = self.blocks(phase.width) * self.own_tiles * 2
             total += 2 * len(self.step.reads[number]) * cells

@@ -1,0 +1,104 @@
+"""GPU modules beside the oracle without a GPU: the real kernels and host program, run by emulator.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import emulator
+import ml_dtypes
+import numpy as np
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn.cuda import recurrent, steps
+from tvm_rnn.cuda.team import Team
+
+T, B = 5, 11
+# Relative error in the Euclidean norm.
+LIMITS = {"bfloat16": 1e-2, "float16": 2e-3, "tf32": 1e-3, "float32": 1e-5, "float64": 1e-12}
+EXACT = {"bfloat16": ml_dtypes.bfloat16}
+
+
+@pytest.fixture(autouse=True)
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_GPUS", "90")
+
+
+def network(cell: str, width: int, dtype: str, inputs: int = 12, **sizes: Any) -> rnn.RNN:
+    net = rnn.RNN(getattr(rnn.cells, cell), input_size=inputs, hidden_size=width, dtype=dtype, **sizes)
+    net.init(seed=1)
+    return net
+
+
+def check(net: rnn.RNN, mod: Any, precision: str, rows: int = B) -> None:
+    """y and the last states, of plain calls, ragged batches and restarts."""
+    rng = np.random.default_rng(0)
+    x = emulator.arrays(rng, T, rows, net.layers[0].graph.inputs[0].shape[0])
+    given = x.astype(EXACT.get(net.dtype, net.dtype))
+    lengths = rng.integers(0, T + 1, rows)
+    for more in ({}, {"lengths": lengths, "reset": rng.random((T, rows)) < 0.3}):
+        y, state = mod(given, **more)
+        expected, last = rnn.reference(net)(x, **more)
+        assert error(y, expected) < LIMITS[precision]
+        for name, value in state.items():
+            assert error(value, last[name]) < LIMITS[precision], name
+
+
+def error(got: Any, expected: np.ndarray) -> float:
+    difference = np.asarray(got, np.float64) - expected
+    return float(np.linalg.norm(difference) / max(np.linalg.norm(expected), 1e-30))
+
+
+def forced(monkeypatch: pytest.MonkeyPatch, exchange: str, **knobs: int) -> None:
+    """Every layer runs in a team of that geometry."""
+
+    def choose(layout: Any, target: Any, precision: str, batches: Any, initial: Any) -> list[recurrent.Persistent]:
+        team = Team(recurrent.step_of(layout), precision, exchange, **knobs)
+        return [recurrent.Persistent(layout, team, "forced", "forced", None, 2, 0.0, initial)]
+
+    monkeypatch.setattr(steps, "choose", choose)
+
+
+GEOMETRIES = {
+    "cluster, rows shared, weights in shared memory": (
+        ("lstm", 64, "bfloat16", None),
+        {"ctas": 2, "rows": 16, "warps_u": 2, "warps_n": 2, "warps_k": 2, "register_words": 32, "shared_words": 4096},
+    ),
+    "cluster in float32, two passes": (
+        ("gru_reset_before", 40, "float32", None),
+        {"ctas": 2, "rows": 16, "warps_k": 2, "passes": 2, "register_words": 32, "shared_words": 4096},
+    ),
+    "grid, two passes": (
+        ("gru", 64, "float16", None),
+        {"ctas": 2, "rows": 16, "warps_k": 2, "passes": 2, "register_words": 32, "shared_words": 256},
+    ),
+    "grid, polled": (
+        ("gru", 96, "float32", "tf32"),
+        {"ctas": 3, "rows": 8, "warps_u": 2, "warps_k": 2, "polled": 1, "register_words": 160},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_a_persistent_geometry_is_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cell, width, dtype, precision), knobs = GEOMETRIES[name]
+    forced(monkeypatch, name.split()[0].strip(","), **knobs)
+    net = network(cell, width, dtype)
+    check(net, emulator.compile(net, batch=[B], precision=precision), precision or dtype)
+
+
+@pytest.mark.parametrize(("cell", "dtype"), [("gru", "float32"), ("lstm", "float64")])
+def test_step_by_step_with_equal_sizes(cell: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Input and recurrent weights of one shape: once they shared a packed buffer."""
+    monkeypatch.setattr(steps, "choose", lambda *_: [])
+    net = network(cell, 40, dtype, inputs=40)
+    check(net, emulator.compile(net, batch=[3]), dtype, rows=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "tf32", "float32", "float64"])
+@pytest.mark.parametrize("cell", rnn.cells.names())
+def test_every_cell_as_chosen(cell: str, precision: str) -> None:
+    sizes = {"lstm_projection": {"P": 9}, "rhn": {"depth": 2}}.get(cell, {})
+    net = network(cell, 17, "float32" if precision == "tf32" else precision, inputs=7, **sizes)
+    check(net, emulator.compile(net, batch=[3], precision=precision), precision, rows=3)
