@@ -55,7 +55,7 @@ def test_lstm_and_gru_stay_on_the_chip(name: str, hidden: int, precision: str) -
     assert all(regime.team.precision == precision and regime.predicted_us > 0 for regime in found)
     exchanges = {regime.team.exchange for regime in found}
     if hidden == 256:
-        assert exchanges == {"cluster"}
+        assert "cluster" in exchanges
     if hidden == 1024:
         assert exchanges == {"grid"}  # 16 multiprocessors have no room for it
 
