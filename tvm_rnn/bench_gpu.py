@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import queue
+import re
 import subprocess
 import sys
 import tempfile
@@ -209,7 +210,8 @@ class Worker:
     def _last_words(self) -> str:
         with open(self.log, errors="replace") as file:
             printed = [text.strip() for text in file if text.strip()]
-        return printed[-1] if printed else "it printed nothing"
+        raised = [text for text in printed if re.match(r"[\w.]*(Error|Exception)\b", text)]
+        return (raised or printed or ["it printed nothing"])[-1]
 
     def stop(self) -> None:
         """End the process; the next request starts another."""

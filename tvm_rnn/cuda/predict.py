@@ -32,7 +32,7 @@ SHARED_PART = 0.8  # of shared memory traffic that MMA does not hide
 CROWDED, CROWDED_PART = 226, 0.006  # registers; lost time for each one more
 PARTIAL_US = 0.03  # per warp that sums are collected from
 ROWS_US, CELLS_US = 0.12, 0.1  # each 8 rows of a cluster beyond the first; each 256 cells of a block beyond the first
-CELL_US, CELL_EACH_US = 0.15, 0.03
+CELL_US, LIGHT_US, CELL_EACH_US = 0.15, 0.04, 0.03  # of a product's phase, of another, of each 10 values
 # Clusters that can be resident on the 132 multiprocessors of an H200 with one block on each.
 RESIDENT_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 
@@ -41,7 +41,7 @@ def resident_teams(team: Team, target: Target) -> int:
     """Teams that run at the same time, one block per multiprocessor."""
     if team.exchange == "grid":
         return target.sms // team.ctas
-    return RESIDENT_CLUSTERS[team.ctas] * target.sms // 132
+    return RESIDENT_CLUSTERS.get(team.ctas, 0) * target.sms // 132
 
 
 def cheapest(teams: Iterable[Team], unit: Any, target: Target) -> Team | None:
@@ -78,7 +78,8 @@ def _phase(team: Team, number: int) -> float:
     if phase.kind == "gemm":
         us += _product(team, number)
     cells = team.blocks(phase.width) * team.own_tiles * 2
-    us += CELL_US + CELL_EACH_US * cells * len(phase.nodes) / 10 * ceil(team.warps / 4) / 2
+    us += CELL_US if phase.kind == "gemm" else LIGHT_US
+    us += CELL_EACH_US * cells * len(phase.nodes) / 10 * ceil(team.warps / 4) / 2
     if cluster:
         us += ROWS_US * (team.rows / 8 - 1) + CELLS_US * max(0.0, team.units(phase.width) * team.rows / 256 - 1)
     return us
