@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+import tvm_rnn as rnn
+from tvm_rnn import pipeline
 from tvm_rnn.cuda import source
+from tvm_rnn.cuda.plan import plan
 from tvm_rnn.cuda.program import Program
-from tvm_rnn.cuda.source import split_kernels, statements
+from tvm_rnn.cuda.source import generate, split_kernels, statements
 from tvm_rnn.errors import BuildError
-from tvm_rnn.target import GPUS
+from tvm_rnn.target import GPUS, resolve
 
 SHARED = "#include <cstdint>\n__device__ int both() { return 1; }\n"
 
@@ -70,3 +73,14 @@ def test_statements_are_the_host_program_alone() -> None:
     found = statements(program)
     assert "EXPORT(sequence)" in found and "RUN(fill((work + x_1), 0, int64_t(1)));" in found
     assert "class" not in found
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_kernels_for_a_gpu_before_sm_90_are_generated(dtype: str) -> None:
+    """TVM runs other passes for them: one did not take the address of a pointer as a number."""
+    net = rnn.RNN(rnn.cells.gru, input_size=8, hidden_size=32, dtype=dtype)
+    target = resolve("nvidia-a100")
+    layers = pipeline.run(net, target)[-1][1]
+    made = generate(plan(net, layers, target, (4,), dtype), target)
+    assert made.arch == "sm_80"
+    assert any("mma_sync" in shard for shard in made.shards) == (dtype == "bfloat16")
