@@ -1,14 +1,13 @@
-// Runs generated CUDA kernels on the CPU, thread by thread, so that their results can be compared with the oracle where
-// there is no GPU. In: the kernels' text after `emulator.py` has taken out TVM's functions around PTX; this file has the
-// same functions in C++. Out: `emu::launch`, which the fake CUDA runtime calls.
+// A GPU on the CPU: threads, blocks, clusters, barriers, shared memory, asynchronous copies and products of matrices.
+// `emulate_ptx.h` has what generated CUDA text calls, in terms of this; `emulator.py` prepares that text.
 //
 // Every CUDA thread is a fiber; a fiber runs until it has to wait for others (barriers, votes of a warp, mbarriers,
-// polling) and the order of fibers is shuffled. Blocks of a cluster, or of a whole grid that must be resident, run
-// together; other blocks one after the other. Shared memory starts as NaN. What this cannot show: races that need
-// instructions of one fiber to be reordered, and speed.
+// polling) and the order of fibers is random. Blocks of a cluster, or of a whole grid that must be resident, run
+// together; other blocks one after the other. Shared memory starts as NaN. What is asynchronous on a GPU happens at a
+// random time between its start and the wait for it, so that a missing wait shows as a wrong result. When no fiber can
+// go on, the kernel hangs: that is an error. What this cannot show: races that need instructions of one fiber to be
+// reordered, and speed.
 #pragma once
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -17,26 +16,30 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <random>
+#include <string>
 #include <sys/mman.h>
 #include <vector>
 
-#undef __global__
-#undef __device__
-#undef __host__
-#undef __forceinline__
-#undef __launch_bounds__
-#undef __shared__
-#undef __align__
-#define __global__
-#define __device__
-#define __host__
-#define __forceinline__ inline
-#define __launch_bounds__(...)
-#define __grid_constant__
+using half = _Float16;
+struct nv_bfloat16 {
+  uint16_t bits;
+  nv_bfloat16() = default;
+  explicit nv_bfloat16(float x) {
+    uint32_t word;
+    std::memcpy(&word, &x, 4);
+    bits = x != x ? 0x7FFF : uint16_t((word + 0x7FFF + (word >> 16 & 1)) >> 16);
+  }
+  operator float() const {
+    const uint32_t word = uint32_t(bits) << 16;
+    float x;
+    return std::memcpy(&x, &word, 4), x;
+  }
+};
 
 namespace emu {
 constexpr size_t kStack = 256 << 10, kShared = 240 << 10;
@@ -48,13 +51,15 @@ struct Warp {
   uint64_t generation = 0;
   void* slots[32];
 };
+struct Copy { uint32_t to, size; const void* from; };
+struct Product { std::vector<float*> d; int lane, deep; bool bf16, add; const char* memory; uint64_t a, b; };
 struct Named { int arrived = 0; uint64_t generation = 0; };
 struct Barrier { long pending = 0, count = 0, bytes = 0; uint64_t phase = 0; };
 struct Block {
   int rank = 0, threads = 0;
   Index index;
   std::unique_ptr<char[]> arena{new char[kShared]};
-  size_t fixed = 0;
+  size_t fixed = 0, dynamic = 0;
   std::map<const void*, char*> places;
   Named named[16];
   std::map<uint32_t, Barrier> barriers;
@@ -73,8 +78,20 @@ struct Fiber {
   Index tid;
   bool done = false;
   uint64_t meeting = 0;
+  std::vector<Copy> copies;
+  std::vector<Product> products;
+  std::deque<std::vector<Copy>> copy_groups;
+  std::deque<std::vector<Product>> product_groups;
   int lane() const { return tid.x % 32; }
   Warp& warp() const { return block->warps[tid.x / 32]; }
+};
+
+struct Sent {
+  std::vector<char> value;
+  const void* from;  // instead of a value: read when it arrives
+  char* to;
+  size_t size;
+  Barrier* barrier;
 };
 
 inline Fiber* now = nullptr;
@@ -82,12 +99,16 @@ inline ucontext_t scheduler;
 inline uint64_t progress = 0;
 inline std::function<void()> body;
 inline std::mt19937 random{1};
+inline std::vector<Sent> under_way;  // to another block, or from global memory
+inline std::string failure;
 
-[[noreturn]] inline void fail(const char* what) {
-  std::fprintf(stderr, "emulated GPU: %s (block %d, thread %d)\n", what, now ? now->block->index.x : -1, now ? now->tid.x : -1);
-  std::abort();
-}
 inline void yield() { swapcontext(&now->context, &scheduler); }
+// Ends the launch: no fiber goes on.
+[[noreturn]] inline void fail(const char* what) {
+  failure = std::string(what) + " (block " + std::to_string(now->block->index.x) + ", thread " + std::to_string(now->tid.x) + ")";
+  for (;;) yield();
+}
+inline bool maybe(unsigned of) { return random() % of == 0; }
 template <class Ready> void wait(Ready ready) {
   while (!ready()) yield();
   ++progress;
@@ -99,8 +120,42 @@ inline void entry() {
   yield();
 }
 
+inline void complete(Barrier& barrier) {
+  ++progress;
+  if (barrier.pending == 0 && barrier.bytes == 0) ++barrier.phase, barrier.pending = barrier.count;
+}
+inline void deliver() {
+  std::swap(under_way[random() % under_way.size()], under_way.back());
+  const Sent sent = std::move(under_way.back());
+  under_way.pop_back();
+  std::memcpy(sent.to, sent.from ? sent.from : sent.value.data(), sent.size);
+  sent.barrier->bytes -= long(sent.size);
+  complete(*sent.barrier);
+}
+
+inline void schedule(std::vector<Fiber*> alive) {
+  uint64_t seen = progress;
+  for (int idle = 0; !alive.empty();) {
+    std::shuffle(alive.begin(), alive.end(), random);
+    for (Fiber* fiber : alive) {
+      if (maybe(4)) continue;
+      now = fiber;
+      swapcontext(&scheduler, &fiber->context);
+      if (!failure.empty()) return;
+      if (!under_way.empty() && maybe(8)) deliver();
+    }
+    alive.erase(std::remove_if(alive.begin(), alive.end(), [](Fiber* f) { return f->done; }), alive.end());
+    if (progress == seen && !under_way.empty()) deliver();
+    idle = progress == seen ? idle + 1 : 0;
+    seen = progress;
+    if (idle > 100) failure = "the kernel hangs";
+    if (!failure.empty()) return;
+  }
+  if (!under_way.empty()) failure = "bytes are under way when the kernel ends";
+}
 inline void run(std::vector<Block*>& blocks) {
   std::vector<std::unique_ptr<Fiber>> fibers;
+  std::vector<Fiber*> alive;
   for (Block* block : blocks)
     for (int t = 0; t < block->threads; ++t) {
       auto fiber = std::make_unique<Fiber>();
@@ -109,31 +164,19 @@ inline void run(std::vector<Block*>& blocks) {
       getcontext(&fiber->context);
       fiber->context.uc_stack.ss_sp = fiber->stack, fiber->context.uc_stack.ss_size = kStack;
       makecontext(&fiber->context, entry, 0);
+      alive.push_back(fiber.get());
       fibers.push_back(std::move(fiber));
     }
-  std::vector<Fiber*> alive;
-  for (auto& fiber : fibers) alive.push_back(fiber.get());
-  uint64_t seen = progress;
-  for (int idle = 0; !alive.empty();) {
-    const size_t turn = random() % alive.size();
-    std::rotate(alive.begin(), alive.begin() + turn, alive.end());
-    for (Fiber* fiber : alive) {
-      now = fiber;
-      swapcontext(&scheduler, &fiber->context);
-    }
-    alive.erase(std::remove_if(alive.begin(), alive.end(), [](Fiber* f) { return f->done; }), alive.end());
-    idle = progress == seen ? idle + 1 : 0;
-    seen = progress;
-    if (idle > 1000) fail("deadlock: every thread waits");
-  }
+  schedule(alive);
   for (auto& fiber : fibers) munmap(fiber->stack, kStack);
-  now = nullptr;
+  under_way.clear();
 }
 
-// grid blocks of `threads`, in clusters; together: all at once.
-inline void launch(int grid, int threads, int cluster, bool together, std::function<void()> kernel) {
+// grid blocks of `threads`, in clusters; together: all at once. What went wrong, or null.
+inline const char* launch(int grid, int threads, size_t shared, int cluster, bool together, std::function<void()> kernel) {
   body = std::move(kernel);
-  for (int first = 0; first < grid;) {
+  failure = shared > kShared ? "too much shared memory" : "";
+  for (int first = 0; first < grid && failure.empty();) {
     const int count = together ? grid : cluster;
     std::vector<std::unique_ptr<Block>> blocks;
     std::vector<std::unique_ptr<Cluster>> clusters;
@@ -142,7 +185,7 @@ inline void launch(int grid, int threads, int cluster, bool together, std::funct
       auto block = std::make_unique<Block>();
       if (i % cluster == 0) clusters.push_back(std::make_unique<Cluster>()), clusters.back()->id = (first + i) / cluster;
       std::memset(block->arena.get(), 0xFF, kShared);
-      block->rank = i % cluster, block->threads = threads, block->index.x = first + i;
+      block->rank = i % cluster, block->threads = threads, block->dynamic = shared, block->index.x = first + i;
       block->warps.resize((threads + 31) / 32);
       block->cluster = clusters.back().get();
       clusters.back()->blocks.push_back(block.get());
@@ -152,6 +195,7 @@ inline void launch(int grid, int threads, int cluster, bool together, std::funct
     run(all);
     first += count;
   }
+  return failure.empty() ? nullptr : failure.c_str();
 }
 
 // --- shared memory: an address is the offset in a block's arena, with the block's rank + 1 above for another block's ----
@@ -170,7 +214,9 @@ inline Block* owner(uint32_t address) {
   return rank ? now->block->cluster->blocks.at(rank - 1) : now->block;
 }
 inline char* at(uint32_t address, size_t size) {
-  if ((address & 0xFFFFFF) + size > kShared) fail("shared memory: out of bounds");
+  const size_t offset = address & 0xFFFFFF;
+  const Block* block = owner(address);
+  if (offset + size > block->dynamic && (offset < kShared - block->fixed || offset + size > kShared)) fail("shared memory: out of bounds");
   if (address % std::min<size_t>(size, 16)) fail("shared memory: misaligned");
   return owner(address)->arena.get() + (address & 0xFFFFFF);
 }
@@ -193,19 +239,11 @@ inline void meet(Named& barrier, int count, bool stay) {
   if (++barrier.arrived == count) barrier.arrived = 0, ++barrier.generation, ++progress;
   if (stay) wait([&] { return barrier.generation != generation; });
 }
-inline void complete(Barrier& barrier) {
-  if (barrier.pending == 0 && barrier.bytes == 0) ++barrier.phase, barrier.pending = barrier.count, ++progress;
-}
 inline Barrier& barrier(uint32_t address) { return owner(address)->barriers[address & 0xFFFFFF]; }
 inline void arrive(uint32_t address, long bytes) {
   Barrier& b = barrier(address);
   b.bytes += bytes, --b.pending;
   if (b.pending < 0) fail("mbarrier: more arrivals than expected");
-  complete(b);
-}
-inline void received(uint32_t address, long bytes) {
-  Barrier& b = barrier(address);
-  b.bytes -= bytes;
   complete(b);
 }
 inline bool passed(uint32_t address, uint32_t parity) { return (barrier(address).phase & 1) != (parity & 1); }
@@ -240,185 +278,38 @@ inline void warp_sync(unsigned mask = 0xFFFFFFFF) {
   together(own, __builtin_popcount(mask), [](Sync**) {});
 }
 
-struct Mma { float* d[4]; uint32_t a[4], b[2]; float c[4]; };
-template <class Real> float real(uint32_t word, int half) {
-  if constexpr (sizeof(Real) == 4) {
-    float value;
-    word &= 0xFFFFE000u;  // tf32
-    return std::memcpy(&value, &word, 4), value;
-  } else {
-    Real value;
-    const uint16_t bits = uint16_t(word >> (16 * half));
-    return std::memcpy(&value, &bits, 2), float(value);
-  }
+// --- asynchronous copies: bytes arrive at any time before the wait for them ends ----------------------------------------
+inline void send(uint32_t to, std::initializer_list<uint32_t> words, uint32_t at_barrier) {
+  const size_t size = 4 * words.size();
+  const char* value = (const char*)words.begin();
+  under_way.push_back({{value, value + size}, nullptr, at(to, size), size, &barrier(at_barrier)});
 }
-template <class Real> void mma(Mma& own) {
-  together(own, 32, [](Mma** lanes) {
-    constexpr int per = sizeof(Real) == 4 ? 1 : 2;  // values per word
-    constexpr int depth = 8 * per;
-    float a[16][depth], b[depth][8];
-    for (int l = 0; l < 32; ++l)
-      for (int z = 0; z < 4; ++z)
-        for (int e = 0; e < per; ++e) {
-          const int row = l / 4 + 8 * (z % 2), k = (l % 4) * per + e + (z / 2) * 4 * per;
-          a[row][k] = real<Real>(lanes[l]->a[z], e);
-          if (z < 2) b[(l % 4) * per + e + z * 4 * per][l / 4] = real<Real>(lanes[l]->b[z], e);
-        }
-    for (int l = 0; l < 32; ++l)
-      for (int z = 0; z < 4; ++z) {
-        const int row = l / 4 + 8 * (z / 2), column = (l % 4) * 2 + z % 2;
-        float sum = lanes[l]->c[z];
-        for (int k = 0; k < depth; ++k) sum += a[row][k] * b[k][column];
-        *lanes[l]->d[z] = sum;
-      }
+inline void bulk(uint32_t to, const void* from, uint32_t size, uint32_t at_barrier) {
+  if (size % 16) fail("bulk copy: not of 16 bytes");
+  at(to + size - 16, 16);
+  under_way.push_back({{}, aligned(from, 16), at(to, 16), size, &barrier(at_barrier)});
+}
+inline void bulk_multicast(uint32_t to, const void* from, uint32_t size, uint32_t at_barrier, unsigned blocks) {
+  for (uint32_t rank = 0; blocks >> rank; ++rank)
+    if (blocks >> rank & 1) bulk(to | (rank + 1) << 24, from, size, at_barrier | (rank + 1) << 24);
+}
+// Until at most n groups are left, `act` on the oldest.
+template <class Item, class Act> void finish(std::deque<std::vector<Item>>& groups, size_t n, Act act) {
+  for (; groups.size() > n; groups.pop_front())
+    for (const Item& item : groups.front()) act(item);
+}
+inline void wait_copies(size_t n) {
+  finish(now->copy_groups, n, [](const Copy& copy) {
+    std::memset(at(copy.to, 16), 0, 16);
+    std::memcpy(at(copy.to, 16), copy.from, copy.size);
   });
 }
-struct Matrices { uint32_t* r[4]; uint32_t address; int count; };
-inline void ldmatrix(Matrices& own) {
-  together(own, 32, [](Matrices** lanes) {
-    for (int m = 0; m < lanes[0]->count; ++m)
-      for (int l = 0; l < 32; ++l) std::memcpy(lanes[l]->r[m], at(lanes[8 * m + l / 4]->address, 16) + 4 * (l % 4), 4);
-  });
+inline void copy(uint32_t to, const void* from, uint32_t size) {
+  at(to, 16);
+  now->copies.push_back({to, size, size ? aligned(from, 16) : from});
+}
+inline void commit_copies() {
+  now->copy_groups.push_back(std::move(now->copies)), now->copies.clear();
+  if (maybe(4)) wait_copies(0);
 }
 }  // namespace emu
-
-using uchar = unsigned char;
-#define CUDART_INF_F INFINITY
-#define CUDART_INF INFINITY
-#define CUDART_NAN_F NAN
-#define CUDART_NAN NAN
-template <class A, class B> auto max(A a, B b) {
-  using C = std::common_type_t<A, B>;
-  if constexpr (std::is_floating_point_v<C>) return std::fmax(C(a), C(b));
-  else return C(a) > C(b) ? C(a) : C(b);
-}
-template <class A, class B> auto min(A a, B b) {
-  using C = std::common_type_t<A, B>;
-  if constexpr (std::is_floating_point_v<C>) return std::fmin(C(a), C(b));
-  else return C(a) < C(b) ? C(a) : C(b);
-}
-#define threadIdx (emu::now->tid)
-#define blockIdx (emu::now->block->index)
-inline void __syncthreads() { emu::meet(emu::now->block->named[0], emu::now->block->threads, true); }
-inline void __syncwarp(unsigned mask = 0xFFFFFFFF) { emu::warp_sync(mask); }
-inline float __expf(float x) { return std::exp(x); }
-inline float __fdividef(float a, float b) { return a / b; }
-inline float __int_as_float(int x) { float y; return std::memcpy(&y, &x, 4), y; }
-inline int __float_as_int(float x) { int y; return std::memcpy(&y, &x, 4), y; }
-template <class T> T __shfl_sync(unsigned mask, T v, int from, int = 32) { return emu::shuffle(mask, v, from); }
-template <class T> T __shfl_xor_sync(unsigned mask, T v, int other, int = 32) { return emu::shuffle(mask, v, emu::now->lane() ^ other); }
-template <class T> T __shfl_down_sync(unsigned mask, T v, int n, int = 32) {
-  return emu::shuffle(mask, v, std::min(31, emu::now->lane() + n));
-}
-template <class T> T __shfl_up_sync(unsigned mask, T v, int n, int = 32) {
-  return emu::shuffle(mask, v, std::max(0, emu::now->lane() - n));
-}
-
-// --- what TVM calls for PTX --------------------------------------------------------------------------------------------
-#define W uint32_t
-#define GLOBAL(x, n) emu::aligned(x, n)
-inline int32_t tvm_builtin_ptx_fetch_register_clusterid_x() { return emu::now->block->cluster->id; }
-inline unsigned tvm_builtin_cluster_ctaid_x() { return emu::now->block->rank; }
-inline unsigned tvm_builtin_cuda_cvta_generic_to_shared(const void* p) { return unsigned((char*)p - emu::now->block->arena.get()); }
-inline void tvm_builtin_cuda_cta_sync() { __syncthreads(); }
-inline void tvm_builtin_cuda_warp_sync() { emu::warp_sync(); }
-inline void tvm_builtin_cuda_mbarrier_wait_acquire_cluster(void* b, int phase) {
-  const W address = tvm_builtin_cuda_cvta_generic_to_shared(b);
-  emu::wait([&] { return emu::passed(address, phase); });
-}
-inline void tvm_builtin_ptx_bar_arrive_arrive(W id, W count) { emu::meet(emu::now->block->named[id], count, false); }
-inline void tvm_builtin_ptx_bar_sync_count_sync(W id, W count) { emu::meet(emu::now->block->named[id], count, true); }
-inline void tvm_builtin_ptx_barrier_cluster_arrive_cluster_arrive_release_aligned() {
-  emu::Cluster* c = emu::now->block->cluster;
-  emu::now->meeting = c->meeting.generation;
-  emu::meet(c->meeting, int(c->blocks.size()) * emu::now->block->threads, false);
-}
-inline void tvm_builtin_ptx_barrier_cluster_wait_cluster_wait_acquire_aligned() {
-  emu::wait([] { return emu::now->block->cluster->meeting.generation != emu::now->meeting; });
-}
-inline void tvm_builtin_ptx_cp_async_cg_async_cg_shared_global_16(W to, const void* from) { std::memcpy(emu::at(to, 16), GLOBAL(from, 16), 16); }
-inline void tvm_builtin_ptx_cp_async_cg_src_size_async_cg_shared_global_16(W to, const void* from, W size) {
-  std::memset(emu::at(to, 16), 0, 16);
-  std::memcpy(emu::at(to, 16), size ? GLOBAL(from, 16) : (const char*)from, size);
-}
-inline void tvm_builtin_ptx_cp_async_commit_group_async_commit_group() {}
-template <int> void waited() {}
-#define WAIT(n) inline void tvm_builtin_ptx_cp_async_wait_group_async_wait_group_##n() {}
-WAIT(0) WAIT(1) WAIT(2) WAIT(3) WAIT(4) WAIT(5) WAIT(6) WAIT(7) WAIT(8)
-inline W two(uint16_t low, uint16_t high) { return W(low) | W(high) << 16; }
-template <class T> uint16_t bits(T x) { uint16_t y; return std::memcpy(&y, &x, 2), y; }
-inline void tvm_builtin_ptx_cvt_bf16x2_f32_rn_bf16x2_f32(W& d, float a, float b) { d = two(bits(__float2bfloat16_rn(b)), bits(__float2bfloat16_rn(a))); }
-inline void tvm_builtin_ptx_cvt_f16x2_f32_rn_f16x2_f32(W& d, float a, float b) { d = two(bits(__float2half_rn(b)), bits(__float2half_rn(a))); }
-inline void tvm_builtin_ptx_cvt_tf32_f32_rna_tf32_f32(W& d, float a) {
-  std::memcpy(&d, &a, 4);
-  if (a != a) d = 0x7FFFFFFF; else if (std::isfinite(a)) d = (d + 0x1000) & 0xFFFFE000u;
-}
-inline void tvm_builtin_ptx_fence_mbarrier_init_mbarrier_init_release_cluster() {}
-inline void tvm_builtin_ptx_fence_proxy_proxy_async_shared__cta() {}
-inline void tvm_builtin_ptx_ld_acquire_gpu_global_u32(W& d, const void* p) { emu::yield(); d = *(const W*)p; }
-inline void tvm_builtin_ptx_ld_global_b32(W& d, const void* p) { emu::get(GLOBAL(p, 4), d); }
-inline void tvm_builtin_ptx_ld_vec_global_nc_v4_b32(W& a, W& b, W& c, W& d, const void* p) { emu::get(GLOBAL(p, 16), a, b, c, d); }
-inline void tvm_builtin_ptx_ld_vec_relaxed_gpu_global_v4_b32(W& a, W& b, W& c, W& d, const void* p) {
-  emu::get(GLOBAL(p, 16), a, b, c, d);
-  if (a == ~0u || b == ~0u || c == ~0u || d == ~0u) emu::yield();
-}
-inline void tvm_builtin_ptx_ld_vec_relaxed_gpu_global_v2_b32(W& a, W& b, const void* p) { emu::get(GLOBAL(p, 8), a, b); }
-inline void tvm_builtin_ptx_ld_vec_global_v2_f32(float& a, float& b, const void* p) { emu::get(GLOBAL(p, 8), a, b); }
-inline void tvm_builtin_ptx_ld_vec_global_v4_f32(float& a, float& b, float& c, float& d, const void* p) { emu::get(GLOBAL(p, 16), a, b, c, d); }
-inline void tvm_builtin_ptx_ld_vec_shared_v2_f32(float& a, float& b, W p) { emu::get(emu::at(p, 8), a, b); }
-inline void tvm_builtin_ptx_ld_vec_shared_v2_f64(double& a, double& b, W p) { emu::get(emu::at(p, 16), a, b); }
-inline void tvm_builtin_ptx_ld_vec_shared_v4_b32(W& a, W& b, W& c, W& d, W p) { emu::get(emu::at(p, 16), a, b, c, d); }
-inline void tvm_builtin_ptx_ld_vec_shared_v4_f32(float& a, float& b, float& c, float& d, W p) { emu::get(emu::at(p, 16), a, b, c, d); }
-inline void tvm_builtin_ptx_ldmatrix_sync_aligned_m8n8_x2_shared_b16(W& a, W& b, W p) {
-  emu::Matrices own{{&a, &b, nullptr, nullptr}, p, 2};
-  emu::ldmatrix(own);
-}
-inline void tvm_builtin_ptx_ldmatrix_sync_aligned_m8n8_x4_shared_b16(W& a, W& b, W& c, W& d, W p) {
-  emu::Matrices own{{&a, &b, &c, &d}, p, 4};
-  emu::ldmatrix(own);
-}
-inline void tvm_builtin_ptx_mapa_u32_shared__cluster_u32(W& d, W address, W rank) { d = (address & 0xFFFFFF) | (rank + 1) << 24; }
-inline void tvm_builtin_ptx_mbarrier_init_init_shared_b64(W p, W count) { emu::barrier(p) = {long(count), long(count), 0, 0}; }
-inline void tvm_builtin_ptx_mbarrier_arrive_expect_tx_arrive_expect_tx_shared_b64(W p, W bytes) { emu::arrive(p, bytes); }
-inline void tvm_builtin_ptx_mbarrier_arrive_nocount_arrive_shared_b64(W p) { emu::arrive(p, 0); }
-inline void tvm_builtin_ptx_mbarrier_arrive_nocount_arrive_shared__cluster_b64(W p) { emu::arrive(p, 0); }
-inline void tvm_builtin_ptx_mbarrier_try_wait_parity_no_hint_try_wait_parity_shared__cta_b64(W& done, W p, W phase) {
-  done = emu::passed(p, phase);
-  if (!done) emu::yield();
-}
-inline void tvm_builtin_ptx_st_async_vec_weak_shared__cluster_mbarrier__complete_tx__bytes_v4_b32(W p, W a, W b, W c, W d, W bar) {
-  emu::put(emu::at(p, 16), a, b, c, d);
-  emu::received(bar, 16);
-}
-inline void tvm_builtin_ptx_st_async_vec_weak_shared__cluster_mbarrier__complete_tx__bytes_v2_b32(W p, W a, W b, W bar) {
-  emu::put(emu::at(p, 8), a, b);
-  emu::received(bar, 8);
-}
-#define MMA(shape, type, Real)                                                                                         \
-  inline void tvm_builtin_ptx_mma_sync_aligned_##shape##_row_col_f32_##type##_##type##_f32(                             \
-      float& d0, float& d1, float& d2, float& d3, W a0, W a1, W a2, W a3, W b0, W b1, float c0, float c1, float c2,     \
-      float c3) {                                                                                                      \
-    emu::Mma own{{&d0, &d1, &d2, &d3}, {a0, a1, a2, a3}, {b0, b1}, {c0, c1, c2, c3}};                                   \
-    emu::mma<Real>(own);                                                                                               \
-  }
-MMA(m16n8k16, bf16, nv_bfloat16)
-MMA(m16n8k16, f16, half)
-MMA(m16n8k8, tf32, float)
-template <class... Any> void ptx_wgmma_encode_matrix_descriptor(Any...) { emu::fail("wgmma is not emulated"); }
-inline void tvm_builtin_ptx_prefetch_global_L2(const void*) {}
-inline void tvm_builtin_ptx_red_release_gpu_global_add_u32(const void* p, W value) { *(W*)p += value, ++emu::progress; }
-inline void tvm_builtin_ptx_st_global_b32(const void* p, W a) { emu::put((char*)GLOBAL(p, 4), a); }
-inline void tvm_builtin_ptx_st_vec_global_v2_f32(const void* p, float a, float b) { emu::put((char*)GLOBAL(p, 8), a, b); }
-inline void tvm_builtin_ptx_st_vec_global_v2_b32(const void* p, W a, W b) { emu::put((char*)GLOBAL(p, 8), a, b); }
-inline void tvm_builtin_ptx_st_vec_global_v4_b32(const void* p, W a, W b, W c, W d) { emu::put((char*)GLOBAL(p, 16), a, b, c, d); }
-inline void tvm_builtin_ptx_st_vec_relaxed_gpu_global_v4_b32(const void* p, W a, W b, W c, W d) {
-  emu::put((char*)GLOBAL(p, 16), a, b, c, d), ++emu::progress;
-}
-inline void tvm_builtin_ptx_st_vec_global_v4_f32(const void* p, float a, float b, float c, float d) { emu::put((char*)GLOBAL(p, 16), a, b, c, d); }
-inline void tvm_builtin_ptx_st_vec_shared_v2_f32(W p, float a, float b) { emu::put(emu::at(p, 8), a, b); }
-inline void tvm_builtin_ptx_st_vec_shared_v2_f64(W p, double a, double b) { emu::put(emu::at(p, 16), a, b); }
-inline void tvm_builtin_ptx_st_vec_shared_v4_b32(W p, W a, W b, W c, W d) { emu::put(emu::at(p, 16), a, b, c, d); }
-inline void tvm_builtin_ptx_st_vec_shared_v4_f32(W p, float a, float b, float c, float d) { emu::put(emu::at(p, 16), a, b, c, d); }
-#undef W
-#undef WAIT
-#undef MMA

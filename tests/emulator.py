@@ -1,8 +1,8 @@
-"""Whole modules for a GPU, run on the CPU: the real host program and the real kernels, emulated by emulate.h.
+"""Whole modules for a GPU, run on the CPU: the real host program and the real kernels, emulated by emulate_ptx.h.
 
 In: an RNN, precision, batch sizes. Out: a loaded Module whose arrays are numpy's and whose kernels run thread by
-thread. Slow (a step of 32 units takes milliseconds); wgmma is not emulated, so keep T B below 512 rows. Needs CUDA's
-headers and g++, no GPU.
+thread. Slow: a step of 32 units takes milliseconds, 128 rows by 256 columns of wgmma a second. Needs CUDA's headers and
+g++, no GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from tvm_rnn.cuda import nvcc
 from tvm_rnn.cuda.source import DECLARED, Source
 
 HERE = Path(__file__).parent
+# One process loads many such objects: none may see another's variables.
+FLAGS = ["-std=c++17", "-fPIC", "-w", "-fno-strict-aliasing", "-fvisibility=hidden", "-fno-gnu-unique"]
 HELPER = re.compile(r"^__forceinline__ __device__ (.*?)(tvm_builtin_\w+)(\([^)]*\)) \{", re.MULTILINE)
+# Both operands from shared memory, neither negated nor transposed.
+WGMMA = re.compile(r"tvm_builtin_ptx_wgmma_(\w+)_ss_mma_async_sync_aligned_m64n\d+k\d+_f32_\1_\1_1_1(?:_0_0)?")
 DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
 FIXED = re.compile(r"__shared__ (?:alignas\(\d+\) )?([\w ]+?) (\w+)\[(\d+)\];")
 
@@ -58,9 +62,9 @@ def _no_cubin(code: str, arch: str, output: Path, fast: bool, tools: nvcc.Toolch
 
 def emulated(source: Source, folder: Path, include: tuple[str, ...]) -> str:
     """The kernels of one arch and a table of them by name, as an object file."""
-    parts, table = [f'#include "{HERE / "emulate.h"}"'], []
+    parts, table = [f'#include "{HERE / "emulate_ptx.h"}"'], []
     for number, shard in enumerate(source.shards):
-        parts.append(f"namespace shard_{number} {{\n{_body(shard)}\n}}")
+        parts.append(f"namespace shard_{number} {{\n{translated(shard)}\n}}")
         table += [_runner(name, parameters, number) for name, parameters in DECLARED.findall(shard)]
     names = [name for shard in source.shards for name, _ in DECLARED.findall(shard)]
     parts += table
@@ -69,21 +73,25 @@ def emulated(source: Source, folder: Path, include: tuple[str, ...]) -> str:
     parts.append((HERE / "emulated_runtime.inc").read_text())
     text, output = folder / "emulated.cc", folder / "emulated.o"
     text.write_text("\n".join(parts))
-    flags = ["-std=c++17", "-O1", "-fPIC", "-w", "-fno-strict-aliasing", *(f"-I{p}" for p in include)]
+    flags = [*FLAGS, "-O1", *(f"-I{p}" for p in include)]
     done = subprocess.run(["g++", *flags, "-c", str(text), "-o", str(output)], capture_output=True, text=True)
     if done.returncode:
         raise AssertionError(done.stderr[:4000])
     return str(output)
 
 
-def _body(shard: str) -> str:
-    """A shard's text without includes, without what emulate.h has, its shared arrays in the block's arena."""
+def translated(shard: str) -> str:
+    """A shard's text as C++: no includes, nothing that emulate_ptx.h has, shared arrays in the block's arena."""
     start = shard.index('extern "C" __global__')
     body = shard[start:]
     kept = []
-    for match in HELPER.finditer(shard[:start]):
-        if "wgmma" in match[2] or "bulk" in match[2] or "setmaxnreg" in match[2]:
-            kept.append(f'inline {match[1]}{match[2]}{match[3]} {{ emu::fail("{match[2]} is not emulated"); }}')
+    for kind, name, parameters in HELPER.findall(shard[:start]):
+        if "setmaxnreg" in name:
+            kept.append(f"inline {kind}{name}{parameters} {{}}")
+        elif found := WGMMA.fullmatch(name):
+            d = ", ".join(f"&{word}" for word in re.findall(r"__d\d+", parameters))
+            call = f'emu::wgmma({{{d}}}, "{found[1]}", __a_desc, __b_desc, __scale_d)'
+            kept.append(f"inline {kind}{name}{parameters} {{ {call}; }}")
     body = body.replace('extern "C" ', "")
     body = DYNAMIC.sub(r"\1* \2 = (\1*)emu::dynamic();", body)
     body = FIXED.sub(r'\1* \2 = (\1*)emu::fixed("\2", sizeof(\1) * \3);', body)

@@ -1,4 +1,4 @@
-"""Persistent kernels and scans run on the CPU: their CUDA text, compiled by g++ with `emulator.h` in place of a GPU.
+"""Persistent kernels and scans run on the CPU: their CUDA text, compiled by g++ with `emulate_ptx.h` in place of a GPU.
 
 In: a zoo cell, its sizes, a geometry. Out: y and the states after some steps, beside the oracle's. What a GPU's memory
 system does to unordered accesses is imitated by a random order of threads, no more: the last word has a GPU.
@@ -20,6 +20,7 @@ import numpy as np
 import tvm
 import tvm_ffi
 from compiled_kernels import SIZES
+from emulator import FLAGS, HERE, translated
 from tvm import tirx
 
 import tvm_rnn as rnn
@@ -39,7 +40,7 @@ from tvm_rnn.graph import Node, topological
 from tvm_rnn.reference import Reference, evaluate
 from tvm_rnn.target import resolve
 
-HERE = Path(__file__).parent
+HEADERS = sorted(HERE.glob("emulate*.h"))
 POISON = np.nan
 Arrays = dict[str, np.ndarray]
 
@@ -49,12 +50,17 @@ def library(text: str) -> ctypes.CDLL:
     """The text, compiled."""
     folder = Path(tempfile.gettempdir(), "tvm_rnn_emulated")
     folder.mkdir(exist_ok=True)
-    source = folder / f"{hashlib.sha1((text + (HERE / 'emulator.h').read_text()).encode()).hexdigest()}.cc"
+    everything = "".join([text, *(header.read_text() for header in HEADERS)])
+    source = folder / f"{hashlib.sha1(everything.encode()).hexdigest()}.cc"
     source.write_text(text)
     output = source.with_suffix(".so")
-    flags = ["-O0", "-w", "-fno-strict-aliasing", "-shared", "-fPIC", f"-I{HERE}"]
-    subprocess.run(["g++", *flags, str(source), "-o", str(output)], check=True, capture_output=True)
-    return ctypes.CDLL(str(output))
+    done = subprocess.run(
+        ["g++", *FLAGS, "-O0", "-shared", f"-I{HERE}", str(source), "-o", str(output)], capture_output=True, text=True
+    )
+    assert not done.returncode, done.stderr[:4000]
+    found = ctypes.CDLL(str(output))
+    found.launch.restype = ctypes.c_char_p
+    return found
 
 
 @functools.cache
@@ -87,41 +93,43 @@ def persistent_kernel(
 def run(kernel: Kernel, arrays: Arrays, scalars: dict[str, int], blocks: int, seed: int = 0) -> None:
     """Run a kernel in place. arrays and scalars by the names in `kernel`. Raises AssertionError where it hangs."""
     device, wrapper = texts(kernel)
-    text = device[
-        device.rindex(f'extern "C" __global__ void __launch_bounds__({kernel.threads}) {kernel.name}_kernel') :
-    ]
-    text = re.sub(r"extern __shared__ __align__\(\d+\) uint (\w+)\[\];", r"uint* \1 = emulated_shared();", text)
-    text = text.replace("__restrict__", "").replace('extern "C"', "static")
-    names = {f"v_{i}" if i else "v": name for i, (name, _) in enumerate(kernel.pointers)}
-    known = {name: arrays[name].ctypes.data for name, _ in kernel.pointers} | scalars
-
-    def value(word: str) -> int:
-        """What the launching text passes: a pointer, a scalar, or what it has computed of scalars."""
-        if names.get(word, word) in known:
-            return known[names.get(word, word)]
-        formula = re.search(rf"int64_t {word} = (.*);", wrapper)
-        assert formula, word
-        text = re.sub(r"\(u?int\d+_t\)", "", formula.group(1)).replace("/", "//")
-        return int(eval(text, {}, {w: value(w) for w in set(re.findall(r"[A-Za-z_]\w*", text))}))
-
-    types = re.search(r"_kernel\((.*?)\)", text)
-    assert types
-    passed = []
-    for i, parameter in enumerate(types.group(1).split(",")):
-        kind = parameter.rsplit(None, 1)[0]
-        passed.append(f"({kind})a[{i}]" if "*" in kind else f"({kind})(long)a[{i}]")
-    call = f"{kernel.name}_kernel({', '.join(passed)})"
-    text = f'#include "emulator.h"\n{text}\n' + (
-        f'extern "C" int launch(void** a, int blocks, unsigned seed) {{\n  return emu::run(blocks, {kernel.cluster}, '
-        f"{kernel.threads}, {kernel.shared_bytes}, seed, [=] {{ {call}; }});\n}}\n"
+    body = translated(device)
+    given = [arrays[name].ctypes.data for name, _ in kernel.pointers] + [scalars[name] for name, _ in kernel.scalars]
+    text = f'#include "emulate_ptx.h"\n{body}\n' + (
+        'extern "C" __attribute__((visibility("default"))) const char* launch(void** a, int blocks, unsigned seed) {\n'
+        "  emu::random.seed(seed);\n"
+        f"  {arguments(kernel, wrapper)}\n"
+        f"  return emu::launch(blocks, {kernel.threads}, {kernel.shared_bytes}, {kernel.cluster}, true, "
+        f"[=] {{ {call(kernel, body, wrapper)}; }});\n}}\n"
     )
+    failure = library(text).launch((ctypes.c_void_p * len(given))(*given), blocks, seed)
+    assert failure is None, failure.decode()
+
+
+def arguments(kernel: Kernel, wrapper: str) -> str:
+    """C++ of a kernel's pointers and scalars, a[0], a[1], ..., by the names that they have in the launching text, and
+    of what that text computes of them."""
+    names = [f"v_{i}" if i else "v" for i in range(len(kernel.pointers))]
+    lines = [f"void* {name} = a[{i}];" for i, name in enumerate(names)]
+    for i, (name, dtype) in enumerate(kernel.scalars, len(names)):
+        lines.append(f"{dtype}_t {name} = ({dtype}_t)(long)a[{i}];")
+        names.append(name)
+    computed = [(kind, name, value) for kind, name, value in COMPUTED.findall(wrapper) if name not in names]
+    return "\n  ".join([*lines, *(f"{kind} {name} = {value};" for kind, name, value in computed)])
+
+
+def call(kernel: Kernel, body: str, wrapper: str) -> str:
+    """C++ that calls the kernel as the launching text does."""
+    types = re.search(rf"{kernel.name}_kernel\((.*?)\)", body)
+    assert types
+    kinds = [parameter.rsplit(None, 1)[0].replace("__restrict__", "") for parameter in types.group(1).split(",")]
     words = [word for _, word in sorted((int(i or 0), word) for i, word in ARGUMENT.findall(wrapper))]
-    given = (ctypes.c_void_p * len(passed))(*[ctypes.c_void_p(value(word)) for word in words[: len(passed)]])
-    status = library(text).launch(given, blocks, seed)
-    assert status == 0, ["", "the kernel hangs", "bytes are under way when the kernel ends"][status]
+    passed = ", ".join(f"({kind}){word}" for kind, word in zip(kinds, words, strict=False))
+    return f"{kernel.name}_kernel({passed})"
 
 
 ARGUMENT = re.compile(r"auto cuda_arg(?:_(\d+))? = (\w+);")
+COMPUTED = re.compile(r"^ *(int(?:32|64)_t) (\w+) = ([^\[\n]*);$", re.MULTILINE)
 
 
 def encoded(value: Any, dtype: str) -> np.ndarray:

@@ -1,0 +1,96 @@
+// Products of matrices of a warp and of a warpgroup, and ldmatrix, for emulate_ptx.h.
+#pragma once
+#include "emulate.h"
+
+namespace emu {
+// --- mma.sync: a warp acts together -------------------------------------------------------------------------------------
+struct Mma { float* d[4]; uint32_t a[4], b[2]; float c[4]; };
+template <class Real> float real(uint32_t word, int half) {
+  if constexpr (sizeof(Real) == 4) {
+    float value;
+    word &= 0xFFFFE000u;  // tf32
+    return std::memcpy(&value, &word, 4), value;
+  } else {
+    Real value;
+    const uint16_t bits = uint16_t(word >> (16 * half));
+    return std::memcpy(&value, &bits, 2), float(value);
+  }
+}
+template <class Real> void mma(Mma& own) {
+  together(own, 32, [](Mma** lanes) {
+    constexpr int per = sizeof(Real) == 4 ? 1 : 2;  // values per word
+    constexpr int depth = 8 * per;
+    float a[16][depth], b[depth][8];
+    for (int l = 0; l < 32; ++l)
+      for (int z = 0; z < 4; ++z)
+        for (int e = 0; e < per; ++e) {
+          const int row = l / 4 + 8 * (z % 2), k = (l % 4) * per + e + (z / 2) * 4 * per;
+          a[row][k] = real<Real>(lanes[l]->a[z], e);
+          if (z < 2) b[(l % 4) * per + e + z * 4 * per][l / 4] = real<Real>(lanes[l]->b[z], e);
+        }
+    for (int l = 0; l < 32; ++l)
+      for (int z = 0; z < 4; ++z) {
+        const int row = l / 4 + 8 * (z / 2), column = (l % 4) * 2 + z % 2;
+        float sum = lanes[l]->c[z];
+        for (int k = 0; k < depth; ++k) sum += a[row][k] * b[k][column];
+        *lanes[l]->d[z] = sum;
+      }
+  });
+}
+struct Matrices { uint32_t* r[4]; uint32_t address; int count; };
+inline void ldmatrix(Matrices& own) {
+  together(own, 32, [](Matrices** lanes) {
+    for (int m = 0; m < lanes[0]->count; ++m)
+      for (int l = 0; l < 32; ++l) std::memcpy(lanes[l]->r[m], at(lanes[8 * m + l / 4]->address, 16) + 4 * (l % 4), 4);
+  });
+}
+
+// --- wgmma: operands are read at any time before the wait for it ends ---------------------------------------------------
+// One thread's part of D += A B: 2 rows and a quarter of the columns. 128-byte swizzle: bits 4 to 6 ^= bits 7 to 9.
+__attribute__((optimize("O2"))) inline void multiply(const Product& p) {
+  const int size = p.deep == 8 ? 4 : 2, count = int(p.d.size());
+  const auto load = [&](uint64_t descriptor, int row, float* into) {
+    for (int k = 0; k < p.deep; ++k) {
+      uint32_t from = uint32_t(descriptor & 0x3FFF) << 4, word = 0;
+      from += uint32_t(row / 8 * 16 * (descriptor >> 32 & 0x3FFF)) + row % 8 * 128 + k * size;
+      std::memcpy(&word, p.memory + (from ^ (from >> 7 & 7) << 4), size);
+      half narrow;
+      std::memcpy(&narrow, &word, 2);
+      word = size == 4 ? word & 0xFFFFE000u : word << 16;
+      if (size == 4 || p.bf16) std::memcpy(into + k, &word, 4);
+      else into[k] = float(narrow);
+    }
+  };
+  float a[2][16], b[16];
+  const int row = p.lane / 32 * 16 + p.lane % 32 / 4;
+  load(p.a, row, a[0]), load(p.a, row + 8, a[1]);
+  for (int i = 0; i < count; i += 4)
+    for (int odd = 0; odd < 2; ++odd) {
+      load(p.b, i * 2 + p.lane % 4 * 2 + odd, b);
+      for (int high = 0; high < 2; ++high) {
+        float sum = p.add ? *p.d[i + 2 * high + odd] : 0;
+        for (int k = 0; k < p.deep; ++k) sum += a[high][k] * b[k];
+        *p.d[i + 2 * high + odd] = sum;
+      }
+    }
+}
+inline uint64_t descriptor(uint32_t address, uint64_t lead, uint64_t stride, int swizzle) {
+  if (swizzle != 3) fail("wgmma: only the 128-byte swizzle is emulated");
+  return (address & 0x3FFFF) >> 4 | lead << 16 | stride << 32 | 1ull << 62;
+}
+inline void wgmma(std::vector<float*> d, const char* kind, uint64_t a, uint64_t b, bool add) {
+  if (a >> 62 != 1 || b >> 62 != 1) fail("wgmma: a descriptor of another swizzle");
+  const bool wide = !std::strcmp(kind, "tf32");
+  const char* memory = now->block->arena.get();
+  now->products.push_back({std::move(d), now->tid.x % 128, wide ? 8 : 16, !std::strcmp(kind, "bf16"), add, memory, a, b});
+}
+inline void wait_products(size_t n) {
+  finish(now->product_groups, n, multiply);
+  warp_sync();
+}
+inline void commit_products() {
+  now->product_groups.push_back(std::move(now->products)), now->products.clear();
+  if (maybe(2)) finish(now->product_groups, 0, multiply);
+  warp_sync();
+}
+}  // namespace emu

@@ -1,0 +1,166 @@
+// What generated CUDA text calls: CUDA's own functions, and TVM's functions around PTX, in C++. In: the kernels' text after
+// `emulator.py` has taken out TVM's. See emulate.h for the machine.
+#pragma once
+#include "emulate_matrices.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+using uchar = unsigned char;
+#define CUDART_INF_F INFINITY
+#define CUDART_INF INFINITY
+#define CUDART_NAN_F NAN
+#define CUDART_NAN NAN
+template <class A, class B> auto max(A a, B b) {
+  using C = std::common_type_t<A, B>;
+  if constexpr (std::is_floating_point_v<C>) return std::fmax(C(a), C(b));
+  else return C(a) > C(b) ? C(a) : C(b);
+}
+template <class A, class B> auto min(A a, B b) {
+  using C = std::common_type_t<A, B>;
+  if constexpr (std::is_floating_point_v<C>) return std::fmin(C(a), C(b));
+  else return C(a) < C(b) ? C(a) : C(b);
+}
+#define threadIdx (emu::now->tid)
+#define blockIdx (emu::now->block->index)
+inline void __syncthreads() { emu::meet(emu::now->block->named[0], emu::now->block->threads, true); }
+inline void __syncwarp(unsigned mask = 0xFFFFFFFF) { emu::warp_sync(mask); }
+inline float __expf(float x) { return std::exp(x); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __int_as_float(int x) { float y; return std::memcpy(&y, &x, 4), y; }
+inline int __float_as_int(float x) { int y; return std::memcpy(&y, &x, 4), y; }
+template <class T> T __shfl_sync(unsigned mask, T v, int from, int = 32) { return emu::shuffle(mask, v, from); }
+template <class T> T __shfl_xor_sync(unsigned mask, T v, int other, int = 32) { return emu::shuffle(mask, v, emu::now->lane() ^ other); }
+template <class T> T __shfl_down_sync(unsigned mask, T v, int n, int = 32) {
+  return emu::shuffle(mask, v, std::min(31, emu::now->lane() + n));
+}
+template <class T> T __shfl_up_sync(unsigned mask, T v, int n, int = 32) {
+  return emu::shuffle(mask, v, std::max(0, emu::now->lane() - n));
+}
+
+// --- what TVM calls for PTX --------------------------------------------------------------------------------------------
+#define W uint32_t
+#define GLOBAL(x, n) emu::aligned(x, n)
+inline int32_t tvm_builtin_ptx_fetch_register_clusterid_x() { return emu::now->block->cluster->id; }
+inline unsigned tvm_builtin_cluster_ctaid_x() { return emu::now->block->rank; }
+inline unsigned tvm_builtin_cuda_cvta_generic_to_shared(const void* p) { return unsigned((char*)p - emu::now->block->arena.get()); }
+inline void tvm_builtin_cuda_cta_sync() { __syncthreads(); }
+inline void tvm_builtin_cuda_warp_sync() { emu::warp_sync(); }
+inline void tvm_builtin_cuda_mbarrier_wait_acquire_cluster(void* b, int phase) {
+  const W address = tvm_builtin_cuda_cvta_generic_to_shared(b);
+  emu::wait([&] { return emu::passed(address, phase); });
+}
+inline void tvm_builtin_ptx_bar_arrive_arrive(W id, W count) { emu::meet(emu::now->block->named[id], count, false); }
+inline void tvm_builtin_ptx_bar_sync_count_sync(W id, W count) { emu::meet(emu::now->block->named[id], count, true); }
+inline void tvm_builtin_ptx_barrier_cluster_arrive_cluster_arrive_release_aligned() {
+  emu::Cluster* c = emu::now->block->cluster;
+  emu::now->meeting = c->meeting.generation;
+  emu::meet(c->meeting, int(c->blocks.size()) * emu::now->block->threads, false);
+}
+inline void tvm_builtin_ptx_barrier_cluster_wait_cluster_wait_acquire_aligned() {
+  emu::wait([] { return emu::now->block->cluster->meeting.generation != emu::now->meeting; });
+}
+inline void tvm_builtin_ptx_cp_async_cg_async_cg_shared_global_16(W to, const void* from) { emu::copy(to, from, 16); }
+inline void tvm_builtin_ptx_cp_async_cg_src_size_async_cg_shared_global_16(W to, const void* from, W size) { emu::copy(to, from, size); }
+inline void tvm_builtin_ptx_cp_async_commit_group_async_commit_group() { emu::commit_copies(); }
+#define WAIT(n) inline void tvm_builtin_ptx_cp_async_wait_group_async_wait_group_##n() { emu::wait_copies(n); }
+WAIT(0) WAIT(1) WAIT(2) WAIT(3) WAIT(4) WAIT(5) WAIT(6) WAIT(7) WAIT(8)
+#define BULK tvm_builtin_ptx_cp_async_bulk_g2s_cluster_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes
+inline void BULK(W to, const void* from, W size, W barrier) { emu::bulk(to, from, size, barrier); }
+#undef BULK
+#define BULK tvm_builtin_ptx_cp_async_bulk_g2s_cluster_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes_multicast__cluster
+inline void BULK(W to, const void* from, W size, W barrier, W blocks) { emu::bulk_multicast(to, from, size, barrier, blocks); }
+#undef BULK
+inline nv_bfloat16 __float2bfloat16_rn(float x) { return nv_bfloat16(x); }
+inline half __float2half_rn(float x) { return half(x); }
+inline float __half2float(half x) { return float(x); }
+inline float __bfloat162float(nv_bfloat16 x) { return x; }
+inline W two(uint16_t low, uint16_t high) { return W(low) | W(high) << 16; }
+template <class T> uint16_t bits(T x) { uint16_t y; return std::memcpy(&y, &x, 2), y; }
+inline void tvm_builtin_ptx_cvt_bf16x2_f32_rn_bf16x2_f32(W& d, float a, float b) { d = two(bits(__float2bfloat16_rn(b)), bits(__float2bfloat16_rn(a))); }
+inline void tvm_builtin_ptx_cvt_f16x2_f32_rn_f16x2_f32(W& d, float a, float b) { d = two(bits(__float2half_rn(b)), bits(__float2half_rn(a))); }
+inline void tvm_builtin_ptx_cvt_tf32_f32_rna_tf32_f32(W& d, float a) {
+  std::memcpy(&d, &a, 4);
+  if (a != a) d = 0x7FFFFFFF; else if (std::isfinite(a)) d = (d + 0x1000) & 0xFFFFE000u;
+}
+inline void tvm_builtin_ptx_fence_mbarrier_init_mbarrier_init_release_cluster() {}
+inline void tvm_builtin_ptx_fence_proxy_proxy_async_shared__cta() {}
+inline void tvm_builtin_ptx_ld_acquire_gpu_global_u32(W& d, const void* p) { emu::yield(); d = *(const W*)p; }
+inline void tvm_builtin_ptx_ld_global_b32(W& d, const void* p) { emu::get(GLOBAL(p, 4), d); }
+inline void tvm_builtin_ptx_ld_vec_global_nc_v4_b32(W& a, W& b, W& c, W& d, const void* p) { emu::get(GLOBAL(p, 16), a, b, c, d); }
+inline void tvm_builtin_ptx_ld_vec_relaxed_gpu_global_v4_b32(W& a, W& b, W& c, W& d, const void* p) {
+  emu::yield();  // such a load may be repeated until another thread has stored
+  emu::get(GLOBAL(p, 16), a, b, c, d);
+}
+inline void tvm_builtin_ptx_ld_vec_relaxed_gpu_global_v2_b32(W& a, W& b, const void* p) {
+  emu::yield();
+  emu::get(GLOBAL(p, 8), a, b);
+}
+inline void tvm_builtin_ptx_ld_vec_global_v2_f32(float& a, float& b, const void* p) { emu::get(GLOBAL(p, 8), a, b); }
+inline void tvm_builtin_ptx_ld_vec_global_v4_f32(float& a, float& b, float& c, float& d, const void* p) { emu::get(GLOBAL(p, 16), a, b, c, d); }
+inline void tvm_builtin_ptx_ld_vec_shared_v2_f32(float& a, float& b, W p) { emu::get(emu::at(p, 8), a, b); }
+inline void tvm_builtin_ptx_ld_vec_shared_v2_f64(double& a, double& b, W p) { emu::get(emu::at(p, 16), a, b); }
+inline void tvm_builtin_ptx_ld_vec_shared_v4_b32(W& a, W& b, W& c, W& d, W p) { emu::get(emu::at(p, 16), a, b, c, d); }
+inline void tvm_builtin_ptx_ld_vec_shared_v4_f32(float& a, float& b, float& c, float& d, W p) { emu::get(emu::at(p, 16), a, b, c, d); }
+inline void tvm_builtin_ptx_ldmatrix_sync_aligned_m8n8_x2_shared_b16(W& a, W& b, W p) {
+  emu::Matrices own{{&a, &b, nullptr, nullptr}, p, 2};
+  emu::ldmatrix(own);
+}
+inline void tvm_builtin_ptx_ldmatrix_sync_aligned_m8n8_x4_shared_b16(W& a, W& b, W& c, W& d, W p) {
+  emu::Matrices own{{&a, &b, &c, &d}, p, 4};
+  emu::ldmatrix(own);
+}
+inline void tvm_builtin_ptx_mapa_u32_shared__cluster_u32(W& d, W address, W rank) { d = (address & 0xFFFFFF) | (rank + 1) << 24; }
+inline void tvm_builtin_ptx_mbarrier_init_init_shared_b64(W p, W count) { emu::barrier(p) = {long(count), long(count), 0, 0}; }
+inline void tvm_builtin_ptx_mbarrier_arrive_expect_tx_arrive_expect_tx_shared_b64(W p, W bytes) { emu::arrive(p, bytes); }
+inline void tvm_builtin_ptx_mbarrier_arrive_nocount_arrive_shared_b64(W p) { emu::arrive(p, 0); }
+inline void tvm_builtin_ptx_mbarrier_arrive_nocount_arrive_shared__cluster_b64(W p) { emu::arrive(p, 0); }
+inline void tvm_builtin_ptx_mbarrier_try_wait_parity_no_hint_try_wait_parity_shared__cta_b64(W& done, W p, W phase) {
+  done = emu::passed(p, phase);
+  if (!done) emu::yield();
+}
+inline void tvm_builtin_ptx_st_async_vec_weak_shared__cluster_mbarrier__complete_tx__bytes_v4_b32(W p, W a, W b, W c, W d, W bar) {
+  emu::send(p, {a, b, c, d}, bar);
+}
+inline void tvm_builtin_ptx_st_async_vec_weak_shared__cluster_mbarrier__complete_tx__bytes_v2_b32(W p, W a, W b, W bar) {
+  emu::send(p, {a, b}, bar);
+}
+#define MMA(shape, type, Real)                                                                                         \
+  inline void tvm_builtin_ptx_mma_sync_aligned_##shape##_row_col_f32_##type##_##type##_f32(                             \
+      float& d0, float& d1, float& d2, float& d3, W a0, W a1, W a2, W a3, W b0, W b1, float c0, float c1, float c2,     \
+      float c3) {                                                                                                      \
+    emu::Mma own{{&d0, &d1, &d2, &d3}, {a0, a1, a2, a3}, {b0, b1}, {c0, c1, c2, c3}};                                   \
+    emu::mma<Real>(own);                                                                                               \
+  }
+MMA(m16n8k16, bf16, nv_bfloat16)
+MMA(m16n8k16, f16, half)
+MMA(m16n8k8, tf32, float)
+inline void tvm_builtin_ptx_griddepcontrol_wait() {}
+inline void tvm_builtin_ptx_griddepcontrol_launch_dependents() {}
+inline void tvm_builtin_ptx_prefetch_global_L2(const void*) {}
+inline void tvm_builtin_ptx_red_release_gpu_global_add_u32(const void* p, W value) { *(W*)p += value, ++emu::progress; }
+inline void tvm_builtin_ptx_st_global_b32(const void* p, W a) { emu::put((char*)GLOBAL(p, 4), a); }
+inline void tvm_builtin_ptx_st_vec_global_v2_f32(const void* p, float a, float b) { emu::put((char*)GLOBAL(p, 8), a, b); }
+inline void tvm_builtin_ptx_st_vec_global_v2_b32(const void* p, W a, W b) { emu::put((char*)GLOBAL(p, 8), a, b); }
+inline void tvm_builtin_ptx_st_vec_global_v4_b32(const void* p, W a, W b, W c, W d) { emu::put((char*)GLOBAL(p, 16), a, b, c, d); }
+inline void tvm_builtin_ptx_st_vec_relaxed_gpu_global_v4_b32(const void* p, W a, W b, W c, W d) {
+  emu::put((char*)GLOBAL(p, 16), a, b, c, d), ++emu::progress;
+}
+inline void tvm_builtin_ptx_st_vec_global_v4_f32(const void* p, float a, float b, float c, float d) { emu::put((char*)GLOBAL(p, 16), a, b, c, d); }
+inline void tvm_builtin_ptx_st_vec_shared_v2_f32(W p, float a, float b) { emu::put(emu::at(p, 8), a, b); }
+inline void tvm_builtin_ptx_st_vec_shared_v2_f64(W p, double a, double b) { emu::put(emu::at(p, 16), a, b); }
+inline void tvm_builtin_ptx_st_vec_shared_v4_b32(W p, W a, W b, W c, W d) { emu::put(emu::at(p, 16), a, b, c, d); }
+inline void tvm_builtin_ptx_st_vec_shared_v4_f32(W p, float a, float b, float c, float d) { emu::put(emu::at(p, 16), a, b, c, d); }
+inline void ptx_wgmma_encode_matrix_descriptor(uint64_t* to, const void* from, int lead, int stride, int swizzle) {
+  *to = emu::descriptor(tvm_builtin_cuda_cvta_generic_to_shared(from), lead, stride, swizzle);
+}
+inline void tvm_builtin_ptx_wgmma_fence_fence_sync_aligned() { emu::warp_sync(); }
+inline void tvm_builtin_ptx_wgmma_commit_group_commit_group_sync_aligned() { emu::commit_products(); }
+inline void tvm_builtin_ptx_wgmma_wait_group_wait_group_sync_aligned_0() { emu::wait_products(0); }
+inline void tvm_builtin_ptx_wgmma_wait_group_wait_group_sync_aligned_1() { emu::wait_products(1); }
+#undef W
+#undef WAIT
+#undef MMA
