@@ -1,19 +1,29 @@
-"""wgmma kernels: clusters that share weights, two operands, and what fits in shared memory."""
+"""wgmma kernels: clusters that share weights, two operands, what fits in shared memory, and results on the CPU."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 from compiled_kernels import text_of
+from emulated import POISON, decoded, encoded, run
+from emulator import arrays
 from gemm_groups import hoisted, made
 
-from tvm_rnn.cuda.gemm import Variant
-from tvm_rnn.cuda.gemm_wgmma import WgmmaTile
+from tvm_rnn.cuda import gemm
+from tvm_rnn.cuda.gemm import Gemm, Variant
+from tvm_rnn.cuda.gemm_wgmma import ROWS, WgmmaTile
+
+
+def variant_of(made_for: Gemm, size: str) -> Variant:
+    found = [v for v in made_for.variants if v.kernel.name.endswith(f"_{size}")]
+    assert len(found) == 1
+    return found[0]
 
 
 def wide(precision: str, gates: int, width: int, *depths: int) -> Variant:
-    found = [v for v in made(hoisted(gates, width, depths), precision).variants if v.kernel.name.endswith("_wide")]
-    assert len(found) == 1
-    return found[0]
+    return variant_of(made(hoisted(gates, width, depths), precision), "wide")
 
 
 @pytest.mark.parametrize(
@@ -45,3 +55,62 @@ def test_no_kernel_for_rows_that_are_not_aligned() -> None:
 @pytest.mark.parametrize("columns", [64, 128, 192, 256])
 def test_the_ring_fits(columns: int) -> None:
     assert WgmmaTile(columns, 4).shared_bytes <= 227 << 10
+
+
+def few_blocks(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
+    """No more blocks than that, so that each has several items."""
+    best = gemm.best
+
+    def fewer(unit: Any, target: Any) -> Any:
+        template, knobs = best(unit, target)
+        return template, {**knobs, "wide_blocks": blocks}
+
+    monkeypatch.setattr(gemm, "best", fewer)
+
+
+def check(size: str, precision: str, gates: int, width: int, depths: tuple[int, ...], rows: int, blocks: int) -> None:
+    """What the kernel writes is x W + b."""
+    made_for = made(hoisted(gates, width, depths), precision)
+    kernel, rng = variant_of(made_for, size).kernel, np.random.default_rng(0)
+    given: dict[str, np.ndarray] = {}
+    total, written = np.zeros((rows, gates, width)), []
+    weights = {}
+    for argument in made_for.arguments:
+        dtype, shape = dict(kernel.pointers)[argument.name], argument.node.shape
+        if argument.role == "weight":
+            pack, weight = made_for.packs[argument.number], arrays(rng, *shape)
+            index, valid = pack.index(np.arange(pack.elements))
+            value = np.where(valid, weight[tuple(np.where(valid, at, 0) for at in index)], 0)
+            weights[argument.number] = weight.reshape(gates, width, -1)
+        elif argument.role == "operand":
+            value = arrays(rng, rows, *shape)
+            total += np.einsum("mk,gnk->mgn", value, weights[argument.number])
+        elif argument.role == "read":
+            value = arrays(rng, *shape)
+            total += value
+        else:
+            value = np.full((rows, width), POISON)
+            written.append(argument.name)
+        given[argument.name] = encoded(value, dtype)
+    run(kernel, given, {"rows": rows}, blocks)
+    for gate, name in enumerate(written):
+        expected = total[:, gate]
+        found = decoded(given[name], dict(kernel.pointers)[name])
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2**-8 * np.abs(expected).max())
+
+
+def test_one_tile_of_k_and_several_items_per_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ring runs over the end of an item: all stages that are in it must be announced in the end."""
+    few_blocks(monkeypatch, 2)
+    check("wide", "bfloat16", 2, 32, (64,), rows=2 * ROWS * 3 - 70, blocks=2)
+
+
+@pytest.mark.parametrize(
+    ("size", "precision", "gates", "depths", "blocks"),
+    [("mid", "float16", 4, (40, 200), 2), ("wide", "tf32", 1, (72,), 4)],
+)
+def test_results(
+    size: str, precision: str, gates: int, depths: tuple[int, ...], blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_blocks(monkeypatch, blocks)
+    check(size, precision, gates, 64, depths, rows=3 * ROWS + 20, blocks=blocks)

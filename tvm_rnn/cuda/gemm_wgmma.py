@@ -175,8 +175,9 @@ class _Wgmma:
                 with w.when(turn >= LAG):
                     self._announce(LAG, (turn - LAG) % self.tile.stages)
         last = self.items * self.total
-        for behind in range(min(LAG, self.total), 0, -1):
-            self._announce(behind - 1, (last - behind) % self.tile.stages)
+        for behind in range(LAG, 0, -1):  # fewer where there are fewer, over all items: a short K has one tile in each
+            with w.when(last >= behind):
+                self._announce(behind - 1, (last - behind) % self.tile.stages)
 
     def _announce(self, pending: int, slot: Expr) -> None:
         """The copies of a stage are done, and visible to wgmma."""
