@@ -38,7 +38,8 @@ Library = Mapping[str, Callable[..., Any]]
 def narrow(values: np.ndarray, dtype: str) -> np.ndarray:
     """Contiguous values in that dtype; bfloat16 as its bits (uint16), to nearest, ties to even."""
     if dtype != "bfloat16":
-        return np.ascontiguousarray(values, dtype)
+        with np.errstate(over="ignore"):  # beyond float16 is infinite, as IEEE says
+            return np.ascontiguousarray(values, dtype)
     floats = np.ascontiguousarray(values, np.float32)
     bits = floats.view(np.uint32)
     nearest = (bits + np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1))) >> 16
