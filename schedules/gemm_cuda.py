@@ -68,6 +68,7 @@ def _tensor(unit: Unit, target: Target, knob: Knobs) -> Config:
         "wide_blocks": target.sms,
         "mid": _narrower(unit, target, blocks, wide, block),
     }
+    knobs |= _share(unit, target, block, knob)
     high = 1 if fit * block > 128 else 2
     many = {"rows": 64 * high, "columns": block * fit, "warps": 4, "split": 1, "stages": 3, "cluster": 1, "blocks": 1}
     many |= {"along": 1, "pace": 1}
@@ -76,6 +77,31 @@ def _tensor(unit: Unit, target: Target, knob: Knobs) -> Config:
         for part, value in tile.items():
             knobs[f"{size}_{part}"] = knob(f"{size}_{part}", choices.get(part, (1, 2, 4, 8)), value)
     return knobs
+
+
+def _share(unit: Unit, target: Target, block: int, knob: Knobs) -> Config:
+    """For steps whose weights do not stay on the chip: as many columns as keep every multiprocessor at work once.
+
+    share is 0 unless a record says otherwise: these kernels are right in emulation and have not been timed yet.
+    """
+    clusters = (1, 2, 4)
+    cluster = knob("share_cluster", clusters, 2)
+    blocks = -(-unit.width * unit.gates // block)
+    each = -(-blocks // (target.sms // cluster))  # of a cluster
+    along = knob("share_along", (1, 2), 1 + (each * block > 256))
+    each = -(-each // along) * along
+    large = target.arch == "sm_90a" and sum(unit.depths) >= 1536 and each * block // along <= 256
+    large = large and unit.region == "step" and -(-blocks // each) * cluster >= 0.75 * target.sms
+    return {
+        "share": knob("share", (0, 64, 128), 0) if large else 0,
+        "share_from": knob("share_from", (0, 16, 32), 16),
+        "share_columns": knob("share_columns", [block * n for n in range(1, 65)], block * each),
+        "share_along": along,
+        "share_cluster": cluster,
+        "share_kept": knob("share_kept", range(101), 0),
+        "share_overlap": knob("share_overlap", (0, 1), 0),
+        "share_bytes": target.shared_bytes,
+    }
 
 
 def _narrower(unit: Unit, target: Target, blocks: int, wide: int, block: int) -> int:

@@ -6,7 +6,7 @@ order in which they take pointers, and how the weights must be packed for all of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from .gemm_mma import MmaTile, mma_kernel
 from .gemm_operands import Operand
 from .gemm_operands import operands as resolve
 from .gemm_problem import Problem
+from .gemm_split import SplitTile, split_kernel
 from .gemm_wgmma import WgmmaTile, wgmma_kernel
 from .kernel import Kernel
 from .places import Argument, Place, arithmetic, storage
@@ -58,16 +59,18 @@ def gemm(
     reads: Callable[[Node], Place | None],
     writes: Callable[[Node], Sequence[Place]],
     batches: tuple[int, ...] = (),
+    record: Mapping[str, int] | None = None,
 ) -> Gemm:
     """Kernels for a gemm group.
 
     operands: how products read the values below their left operands; reads: how the epilogue reads a value (None: it
     is computed from others); writes: where a stored value goes. batches: numbers of rows to expect in a step.
+    record: knob values in place of the template's own.
     """
     root = group.root
     assert root is not None and root.op == "gemm"
     unit = _unit(group, precision, batches)
-    template, knobs = best(unit, target)
+    template, knobs = best(unit, target, record)
     found = tuple(resolve(root, operands))
     arguments, pointers, epilogue = _arguments(group, precision, found, reads, writes)
     if precision in TENSOR:
@@ -118,18 +121,38 @@ def _arguments(
 
 def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]:
     """The kernel for few rows first, then the fastest for many, then the one that takes any operands."""
-    found = []
+    found = _shared(name, problem, knobs)
     if knobs["few"]:
         found.append(Variant(_kernel(f"{name}_few", problem, knobs, "few"), f"rows <= {knobs['few']}"))
     if knobs.get("wide_columns") and all(o.rows_of(problem.compute) for o in problem.operands):
         tile = WgmmaTile(*(knobs[f"wide_{k}"] for k in ("columns", "stages", "cluster", "blocks")))
-        aligned = "".join(f" && ((uintptr_t){o.name} & 15) == 0" for o in problem.operands)
+        aligned = _aligned(problem)
         if knobs["mid"] > knobs["wide"]:
             narrow = replace(tile, columns=tile.columns // 2, stages=6, cluster=1)
             condition = f"rows >= {knobs['wide']} && rows < {knobs['mid']}{aligned}"
             found.append(Variant(wgmma_kernel(f"{name}_mid", problem, narrow), condition))
         found.append(Variant(wgmma_kernel(f"{name}_wide", problem, tile), f"rows >= {knobs['wide']}{aligned}"))
     return (*found, Variant(_kernel(f"{name}_many", problem, knobs, "many"), "true"))
+
+
+def _aligned(problem: Problem) -> str:
+    return "".join(f" && ((uintptr_t){o.name} & 15) == 0" for o in problem.operands)
+
+
+def _shared(name: str, problem: Problem, knobs: Config) -> list[Variant]:
+    """Kernels for large steps: one per 64 rows up to knobs["share"]."""
+    found: list[Variant] = []
+    if not all(o.rows_of(problem.compute) for o in problem.operands):
+        return found
+    for high in range(1, knobs.get("share", 0) // 64 + 1):
+        columns, along, cluster, kept, overlap = (
+            knobs[f"share_{k}"] for k in ("columns", "along", "cluster", "kept", "overlap")
+        )
+        tile = SplitTile(columns, high, along, cluster, kept=kept, overlap=overlap == 1)
+        tile = replace(tile, stages=knobs["share_bytes"] // (tile.stage_bytes + 16))
+        condition = f"rows > {64 * (high - 1) or knobs['share_from']} && rows <= {64 * high}{_aligned(problem)}"
+        found.append(Variant(split_kernel(f"{name}_share{high}", problem, tile), condition))
+    return found
 
 
 def _kernel(name: str, problem: Problem, knobs: Config, size: str) -> Kernel:

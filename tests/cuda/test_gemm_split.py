@@ -1,0 +1,57 @@
+"""Kernels for large steps: when there are any, what they need, and which tiles they choose."""
+
+from __future__ import annotations
+
+import pytest
+from compiled_kernels import text_of
+from gemm_groups import lstm_step, made
+
+from tvm_rnn.cuda.gemm import Variant
+from tvm_rnn.cuda.gemm_split import SplitTile
+from tvm_rnn.target import resolve
+
+
+def shared(width: int, precision: str = "bfloat16", most: int = 64, **options: object) -> list[Variant]:
+    found = made(lstm_step(width, width), precision, record={"share": most}, **options).variants
+    return [v for v in found if "_share" in v.kernel.name]
+
+
+@pytest.mark.parametrize(
+    ("precision", "instruction"),
+    [
+        ("bfloat16", "m64n160k16_f32_bf16_bf16"),
+        ("float16", "m64n160k16_f32_f16_f16"),
+        ("tf32", "m64n160k8_f32_tf32_tf32"),
+    ],
+)
+def test_large_steps_share_k_in_clusters(precision: str, instruction: str) -> None:
+    (variant,) = shared(2560, precision)
+    assert variant.condition == "rows > 16 && rows <= 64 && ((uintptr_t)x0 & 15) == 0"
+    assert variant.kernel.cluster == 2 and variant.kernel.shared_bytes <= resolve("nvidia-h200").shared_bytes
+    text = text_of(variant.kernel)
+    assert instruction in text and "cp_async_bulk" in text and "prefetch_global_L2" in text
+
+
+def test_more_rows_have_a_kernel_of_their_own() -> None:
+    conditions = [v.condition.split(" && ((")[0] for v in shared(2048, most=128)]
+    assert conditions == ["rows > 16 && rows <= 64", "rows > 64 && rows <= 128"]
+
+
+@pytest.mark.parametrize(("width", "target"), [(1024, "nvidia-h200"), (2048, "nvidia-a100")])
+def test_other_steps_have_none(width: int, target: str) -> None:
+    assert not shared(width, target=target)
+
+
+def test_only_a_record_chooses_them() -> None:
+    assert not [v for v in made(lstm_step(2560, 2560)).variants if "_share" in v.kernel.name]
+
+
+def test_no_kernel_for_rows_that_are_not_aligned() -> None:
+    assert not shared(2048, stride=1)
+
+
+@pytest.mark.parametrize("cluster", [1, 2, 4])
+def test_every_item_has_one_block(cluster: int) -> None:
+    tile = SplitTile(160, cluster=cluster)
+    assert tile.items(32) == 10 and tile.own(32) * cluster >= 10 > (tile.own(32) - 1) * cluster
+    assert tile.shared_bytes(32) >= cluster * tile.own(32) * tile.members * 32
