@@ -84,7 +84,7 @@ def split_kernel(name: str, problem: Problem, tile: SplitTile) -> Kernel:
 
     def body(w: Writer) -> None:
         with problem.flavour(), I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):
-            _Split(w, problem, tile).run()  # type: ignore[arg-type]
+            _Split(w, problem, tile).run()
 
     given = problem.pointers, problem.scalars, body
     attributes = {"tirx.kernel_launch_params": [DEPENDENT]} if tile.overlap else None
@@ -93,7 +93,7 @@ def split_kernel(name: str, problem: Problem, tile: SplitTile) -> Kernel:
 
 
 class _Split(_Wgmma):
-    tile: SplitTile  # type: ignore[assignment]
+    tile: SplitTile
 
     def run(self) -> None:
         w, tile, block = self.w, self.tile, self.layout.block

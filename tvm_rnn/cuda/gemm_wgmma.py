@@ -66,7 +66,9 @@ def wgmma_kernel(name: str, problem: Problem, tile: WgmmaTile) -> Kernel:
 
 
 class _Wgmma:
-    def __init__(self, w: Writer, problem: Problem, tile: WgmmaTile) -> None:
+    tile: Any  # a WgmmaTile, or that of a kind of kernel that is made of this one
+
+    def __init__(self, w: Writer, problem: Problem, tile: Any) -> None:
         self.w, self.problem, self.tile = w, problem, tile
         self.layout: Fragments = problem.fragments
         self.depths = [self.layout.tiles_deep(o.depth) for o in problem.operands]
