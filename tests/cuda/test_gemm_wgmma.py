@@ -61,7 +61,7 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
     """No more blocks than that, so that each has several items."""
     best = gemm.best
 
-    def fewer(unit: Any, target: Any) -> Any:
+    def fewer(unit: Any, target: Any, record: Any = None) -> Any:
         template, knobs = best(unit, target)
         return template, {**knobs, "wide_blocks": blocks}
 
