@@ -25,7 +25,7 @@ def test_the_tiles_of_two_operands_follow_each_other() -> None:
 
 
 def kernel_with(monkeypatch: pytest.MonkeyPatch, **record: int) -> Kernel:
-    monkeypatch.setattr(module, "best", lambda unit, target: best(unit, target, record))
+    monkeypatch.setattr(module, "best", lambda unit, target, _: best(unit, target, record))
     return made(lstm_step(512, 512), batches=(64,)).variants[0].kernel
 
 
