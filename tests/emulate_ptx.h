@@ -89,6 +89,8 @@ inline void tvm_builtin_ptx_cvt_tf32_f32_rna_tf32_f32(W& d, float a) {
 inline void tvm_builtin_ptx_fence_mbarrier_init_mbarrier_init_release_cluster() {}
 inline void tvm_builtin_ptx_fence_proxy_proxy_async_shared__cta() {}
 inline void tvm_builtin_ptx_ld_acquire_gpu_global_u32(W& d, const void* p) { emu::yield(); d = *(const W*)p; }
+inline void tvm_builtin_ptx_ld_global_f32(float& d, const void* p) { emu::get(GLOBAL(p, 4), d); }
+inline void tvm_builtin_ptx_ld_global_f64(double& d, const void* p) { emu::get(GLOBAL(p, 8), d); }
 inline void tvm_builtin_ptx_ld_global_b32(W& d, const void* p) { emu::get(GLOBAL(p, 4), d); }
 inline void tvm_builtin_ptx_ld_vec_global_nc_v4_b32(W& a, W& b, W& c, W& d, const void* p) { emu::get(GLOBAL(p, 16), a, b, c, d); }
 inline void tvm_builtin_ptx_ld_vec_relaxed_gpu_global_v4_b32(W& a, W& b, W& c, W& d, const void* p) {
@@ -142,6 +144,8 @@ inline void tvm_builtin_ptx_griddepcontrol_wait() {}
 inline void tvm_builtin_ptx_griddepcontrol_launch_dependents() {}
 inline void tvm_builtin_ptx_prefetch_global_L2(const void*) {}
 inline void tvm_builtin_ptx_red_release_gpu_global_add_u32(const void* p, W value) { *(W*)p += value, ++emu::progress; }
+inline void tvm_builtin_ptx_st_global_f32(const void* p, float a) { emu::put((char*)GLOBAL(p, 4), a); }
+inline void tvm_builtin_ptx_st_global_f64(const void* p, double a) { emu::put((char*)GLOBAL(p, 8), a); }
 inline void tvm_builtin_ptx_st_global_b32(const void* p, W a) { emu::put((char*)GLOBAL(p, 4), a); }
 inline void tvm_builtin_ptx_st_vec_global_v2_f32(const void* p, float a, float b) { emu::put((char*)GLOBAL(p, 8), a, b); }
 inline void tvm_builtin_ptx_st_vec_global_v2_b32(const void* p, W a, W b) { emu::put((char*)GLOBAL(p, 8), a, b); }
