@@ -139,17 +139,9 @@ class Lowering:
             self.packed_elements,
             self.memory.sizes(),
             self.rows_per_tile,
-            self._flops(),
+            flops_per_row(self.layers, self.net.num_directions),
             self.emitter.used,
         )
-
-    def _flops(self) -> int:
-        total = 0
-        for index in self.layers.of_layer:
-            nodes = self.layers.graphs[index].nodes()
-            leaves = depends(nodes)
-            total += sum(node_flops(n) for n in nodes if not n.leaf and leaves[n])
-        return total * self.net.num_directions
 
     def _packs(self) -> list[dict[str, Any]]:
         packs = []
@@ -356,6 +348,16 @@ def _flat(name: str, dtype: str, alignment: int = 64) -> Any:
     """A flat argument. LLVM uses aligned moves as far as it may: users' arrays promise no more than their element
     size."""
     return tirx.decl_buffer((variable(f"size_{name}"),), dtype, name=name, data_alignment=alignment)
+
+
+def flops_per_row(layers: Layers, directions: int) -> int:
+    """FLOPs of one step of one batch row through all layers; what parameters alone decide is not counted."""
+    total = 0
+    for index in layers.of_layer:
+        nodes = layers.graphs[index].nodes()
+        leaves = depends(nodes)
+        total += sum(node_flops(n) for n in nodes if not n.leaf and leaves[n])
+    return total * directions
 
 
 def node_flops(node: Node) -> int:

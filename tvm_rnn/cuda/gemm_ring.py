@@ -6,6 +6,7 @@ stage is multiplied. A stage holds 128 bytes of K of every row, swizzled: 16 byt
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ DEPENDENT = "tirx.use_programtic_dependent_launch"  # as TVM spells it
 
 
 @dataclass(frozen=True)
-class RingTile:
+class RingTile(ABC):
     """rows of a block; split: parts of K that different warps take; stages of the ring; group: blocks of rows that go
     together; cluster: blocks that share K; overlap: weights are fetched while the kernel before this one still runs;
     blocks: that registers must allow on a multiprocessor; pace: K tiles of a stage, which share a barrier."""
@@ -38,18 +39,19 @@ class RingTile:
     pace: int = 1
 
     @property
+    @abstractmethod
     def threads(self) -> int:
-        raise NotImplementedError
+        """Of a block."""
 
     @property
+    @abstractmethod
     def weight_bytes(self) -> int:
         """Of a stage."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def sums(self) -> int:
         """Accumulators of a thread, in bytes."""
-        raise NotImplementedError
 
     @property
     def parts(self) -> int:
@@ -66,7 +68,7 @@ class RingTile:
         return max(self.stages * self.pace * self.stage_bytes, self.threads * self.sums if self.parts > 1 else 0)
 
 
-class Ring:
+class Ring(ABC):
     """A kernel's body: run() emits all of it."""
 
     def __init__(self, w: Writer, problem: Problem, tile: RingTile, tiles: int) -> None:
@@ -107,25 +109,25 @@ class Ring:
     part: Expr  # of K
     member: Expr  # this thread's number among those with the same part
 
+    @abstractmethod
     def prepare(self) -> None:
         """Thread numbers, registers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def copy_weights(self, number: int, stage: Expr, k: Expr) -> None:
         """Start the copies of tile `k` of a weight."""
-        raise NotImplementedError
 
+    @abstractmethod
     def multiply(self, stage: Expr) -> None:
         """Add a stage's products."""
-        raise NotImplementedError
 
+    @abstractmethod
     def pieces(self, item: int, block: int) -> list[int]:
         """The first accumulator of every step of an item, in the sums that a block of the cluster needs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self, item: int) -> None:
         """The epilogue of an item, whose sums are where pieces(item, 0) says."""
-        raise NotImplementedError
 
     # --- blocks ----------------------------------------------------------------------------------------------------
 

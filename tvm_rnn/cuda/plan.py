@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 
-from ..graph import depends
-from ..lower import node_flops
+from ..lower import flops_per_row
 from ..pipeline import Layers
 from ..rnn import RNN
 from ..target import Target
@@ -78,7 +77,7 @@ class Plan:
         for visit in self.visits:
             visit.code.states.save(host, self._last(host, visit), [after for _, after in visit.user])
         program.facts["templates"] = [fact for code in self.code for fact in code.facts()]
-        program.facts["flops_per_row"] = self._flops()
+        program.facts["flops_per_row"] = flops_per_row(self.layers, self.directions)
         return program
 
     def _tile_sizes(self) -> None:
@@ -102,14 +101,6 @@ class Plan:
         odd = f"({visit.code.regime} >= 0 ? {steps} : T) & 1" if visit.code.regimes else "T & 1"
         odd = host.let("last", odd)
         return [Pointer(f"({odd} ? {pair[1].text} : {pair[0].text})", pair[0].dtype) for pair in visit.buffers.states]
-
-    def _flops(self) -> int:
-        total = 0
-        for index in self.layers.of_layer:
-            nodes = self.layers.graphs[index].nodes()
-            leaves = depends(nodes)
-            total += sum(node_flops(n) for n in nodes if not n.leaf and leaves[n])
-        return total * self.directions
 
     # --- memory ----------------------------------------------------------------------------------------------------
 

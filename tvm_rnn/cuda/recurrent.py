@@ -26,7 +26,7 @@ from .phases import NotPersistent, Step, phases
 from .predict import predict, resident_teams
 from .product import weights
 from .program import Expr, Host
-from .regime import Regime, Where
+from .regime import Regime, Where, launch_either
 from .scan import scan
 from .team import MMA, Team
 
@@ -121,6 +121,7 @@ class Persistent:
                 *("ctas", "rows", "warps_u", "warps_n", "warps_k", "register_words", "shared_words", "ahead"),
                 *("passes", "polled"),
             )
+            if name != "shared_words" or team.exchange == "grid"  # a cluster keeps all that is left there
         }
         rows = f"B <= {self.most}" if self.most is not None else "any B"
         return {
@@ -162,12 +163,7 @@ class Persistent:
         pointers += [read(node) for node in hoisted(self.team)]
         pointers += [*where.before, *where.after, where.output, *extra]
         scalars = [where.count, -1 if where.reverse else 1, "B", row0, teams]
-        plain, masked = self.kernels
-        with host.when("!has_lengths && !has_reset"):
-            host.launch(plain, pointers, scalars)
-        with host.when("has_lengths || has_reset"):
-            more = [where.start, "T", "has_lengths ? 1 : 0", "has_reset ? 1 : 0"]
-            host.launch(masked, [*pointers, host.program.lengths, host.program.reset], [*scalars, *more])
+        launch_either(host, self.kernels, pointers, scalars, where.start)
 
 
 def step_of(layout: Layout) -> Step:

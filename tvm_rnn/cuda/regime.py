@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from ..graph import Node
 from .gemm_layout import Pack
+from .kernel import Kernel
 from .layout import Layout
 from .program import Expr, Host, Pointer
 
@@ -70,3 +71,16 @@ class Regime(Protocol):
     def fact(self) -> dict[str, Any]: ...
 
     def launch(self, host: Host, where: Where) -> None: ...
+
+
+def launch_either(
+    host: Host, kernels: tuple[Kernel, Kernel], pointers: Sequence[Pointer], scalars: Sequence[Expr], start: Expr
+) -> None:
+    """The plain kernel, or, where there are lengths or resets, the one that knows them: it takes these and the step
+    `start` of the sequence with which the launch begins."""
+    plain, masked = kernels
+    with host.when("!has_lengths && !has_reset"):
+        host.launch(plain, [*pointers], [*scalars])
+    with host.when("has_lengths || has_reset"):
+        more = [start, "T", "has_lengths ? 1 : 0", "has_reset ? 1 : 0"]
+        host.launch(masked, [*pointers, host.program.lengths, host.program.reset], [*scalars, *more])

@@ -29,7 +29,7 @@ from .phases import NotPersistent, Phase, Step, components, phases, place
 from .places import Place
 from .program import Expr as Text
 from .program import Host
-from .regime import Where
+from .regime import Where, launch_either
 
 Expr = Any
 FOREVER = (1 << 31) - 1
@@ -110,12 +110,7 @@ class Scan:
         pointers += [read(node) for node in self.reads]
         pointers += [*where.before, *where.after, where.output]
         scalars = [where.count, int(where.reverse), "B"]
-        plain, masked = self.kernels
-        with host.when("!has_lengths && !has_reset"):
-            host.launch(plain, pointers, scalars)
-        with host.when("has_lengths || has_reset"):
-            more = [where.start, "T", "has_lengths ? 1 : 0", "has_reset ? 1 : 0"]
-            host.launch(masked, [*pointers, host.program.lengths, host.program.reset], [*scalars, *more])
+        launch_either(host, self.kernels, pointers, scalars, where.start)
 
 
 class Body:
