@@ -5,8 +5,8 @@
 // polling) and the order of fibers is random. Blocks of a cluster, or of a whole grid that must be resident, run
 // together; other blocks one after the other. Shared memory starts as NaN. What is asynchronous on a GPU happens at a
 // random time between its start and the wait for it, so that a missing wait shows as a wrong result. When no fiber can
-// go on, the kernel hangs: that is an error. What this cannot show: races that need instructions of one fiber to be
-// reordered, and speed.
+// go on, the kernel hangs: that is an error. One warp is slow: it goes on only when the others cannot. What this cannot
+// show: races that need instructions of one fiber to be reordered, and speed.
 #pragma once
 #include <ucontext.h>
 
@@ -109,6 +109,10 @@ inline void yield() { swapcontext(&now->context, &scheduler); }
   for (;;) yield();
 }
 inline bool maybe(unsigned of) { return random() % of == 0; }
+// Between the instructions of a warp others may go on.
+inline void pause() {
+  if (maybe(4)) yield();
+}
 template <class Ready> void wait(Ready ready) {
   while (!ready()) yield();
   ++progress;
@@ -135,10 +139,12 @@ inline void deliver() {
 
 inline void schedule(std::vector<Fiber*> alive) {
   uint64_t seen = progress;
+  const Warp* slow = &alive[random() % alive.size()]->warp();
+  bool others = false;  // whether the rest got anywhere without the slow warp, which waits until they do not
   for (int idle = 0; !alive.empty();) {
     std::shuffle(alive.begin(), alive.end(), random);
     for (Fiber* fiber : alive) {
-      if (maybe(4)) continue;
+      if (maybe(4) || (others && &fiber->warp() == slow)) continue;
       now = fiber;
       swapcontext(&scheduler, &fiber->context);
       if (!failure.empty()) return;
@@ -146,7 +152,8 @@ inline void schedule(std::vector<Fiber*> alive) {
     }
     alive.erase(std::remove_if(alive.begin(), alive.end(), [](Fiber* f) { return f->done; }), alive.end());
     if (progress == seen && !under_way.empty()) deliver();
-    idle = progress == seen ? idle + 1 : 0;
+    others = progress != seen;
+    idle = others ? 0 : idle + 1;
     seen = progress;
     if (idle > 100) failure = "the kernel hangs";
     if (!failure.empty()) return;

@@ -125,6 +125,7 @@ inline void tvm_builtin_ptx_mbarrier_try_wait_parity_no_hint_try_wait_parity_sha
   if (!done) emu::yield();
 }
 inline void tvm_builtin_ptx_st_async_vec_weak_shared__cluster_mbarrier__complete_tx__bytes_v4_b32(W p, W a, W b, W c, W d, W bar) {
+  emu::pause();
   emu::send(p, {a, b, c, d}, bar);
 }
 inline void tvm_builtin_ptx_st_async_vec_weak_shared__cluster_mbarrier__complete_tx__bytes_v2_b32(W p, W a, W b, W bar) {

@@ -47,3 +47,10 @@ def test_a_grid_counts_blocks_once_per_event() -> None:
 def test_any_number_of_blocks(ctas: int, exchange: Any) -> None:
     case = Case("lstm", 24, 3, 4, "tf32")
     assert persistent_error(case, exchange(ctas, 8, warps_k=2)) < tolerance("tf32", 4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_slow_warp_still_sends_what_the_step_staged(seed: int) -> None:
+    """The rest of its block may be a step ahead of it by then."""
+    case = Case("lstm", 64, 16, 5, "bfloat16")
+    assert persistent_error(case, cluster(4, 16, warps_u=2), seed=seed) < tolerance("bfloat16", 5)

@@ -39,6 +39,7 @@ class Exchange(ABC):
         elements, offset = team.stage_words * 4 // team.itemsize, stage_at * 4 // team.itemsize
         self.view = I.decl_buffer((elements,), team.storage, data=arena.data, elem_offset=offset, scope="shared.dyn")
         self.pieces = 8 * team.itemsize // 16  # 16-byte pieces of 8 units
+        self.par = 0  # of the step that is being written
         self.passing = k.local(4, "uint32")
 
     # --- addresses ---------------------------------------------------------------------------------------------------
@@ -89,6 +90,11 @@ class Cluster(Exchange):
     def __init__(self, k: Writer, team: Team, ids: Any, arena: Any, stage_at: int, barriers_at: int) -> None:
         super().__init__(k, team, ids, arena, stage_at)
         self.barriers_at = barriers_at
+
+    @property
+    def _turn(self) -> int:
+        """Words from the even steps' stage to this step's."""
+        return self.par * self.team.stage_words // 2
 
     def prepare(self) -> None:
         """Thread n sends pieces n, n + threads, ... of [destination][row][units]: neighbours write side by side."""
@@ -203,7 +209,7 @@ class Cluster(Exchange):
         units = team.units(node.shape[0])
         tile = ids.warp_n * team.tiles + team.own_tile(j, ids.warp_k)
         unit = (ids.warp_u * team.blocks(node.shape[0]) + block) * 8 + ids.g
-        at = (self.stage_word(node) - self.stage_at) * 4 // team.itemsize
+        at = (self.stage_word(node) + self._turn - self.stage_at) * 4 // team.itemsize
         self.k.store(self.view, value, at + (tile * 8 + ids.q * 2 + e) * units + unit)
 
     def tile(self, node: Node, slot: int, block: int, j: int, when: Expr | None, y: Store | None) -> None:
@@ -219,7 +225,7 @@ class Cluster(Exchange):
             words = [self.passing[z] for z in range(4)]
             for stage, address, remote, past in self.sends[node]:
                 conditions = [c for c in (when, past) if c is not None]
-                k.do(I.ptx["ld.shared.v4.b32"](*words, self.arena.ptr_to([stage])))
+                k.do(I.ptx["ld.shared.v4.b32"](*words, self.arena.ptr_to([stage + self._turn])))
                 with k.when(_all(conditions)):
                     target = remote + tirx.Cast("uint32", address + copy)
                     barrier = remote + tirx.const(self._barrier(node, slot) * 4, "uint32")
@@ -237,7 +243,7 @@ class Cluster(Exchange):
             flat = thread + i * team.threads
             row, unit = tirx.floordiv(flat, per_row), tirx.floormod(flat, per_row) * (16 // team.itemsize)
             with k.when(flat < pieces):
-                at = flat * 4 + self.stage_word(node)
+                at = flat * 4 + self.stage_word(node) + self._turn
                 k.do(I.ptx["ld.shared.v4.b32"](*words, self.arena.ptr_to([at])))
                 y(row, self.ids.rank * team.units(node.shape[0]) + unit, words)
 

@@ -253,7 +253,7 @@ class Body:
 
     def _step(self, par: int, t: Expr) -> None:
         self.par, self.t, self.waited = par, t, 0
-        self.product.par = par
+        self.product.par = self.exchange.par = par
         self.held = {}
         if self.masks is not None:
             self.masks.begin(t)

@@ -242,8 +242,8 @@ class Team:
 
     @property
     def stage_words(self) -> int:
-        if self.exchange == "cluster":
-            return sum(self.stage_size(n) for n in self.published)
+        if self.exchange == "cluster":  # for even and odd steps: slow warps may still send what the last step staged
+            return 2 * sum(self.stage_size(n) for n in self.published)
         return self.warps * 64 * self.itemsize // 4
 
     @property
