@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda import recurrent, steps
+from tvm_rnn.cuda import recurrent, steps, wave
 from tvm_rnn.cuda.team import Team
 
 T, B = 5, 11
@@ -106,3 +106,31 @@ def test_every_cell_as_chosen(cell: str, precision: str) -> None:
     sizes = {"lstm_projection": {"P": 9}, "rhn": {"depth": 2}}.get(cell, {})
     net = network(cell, 17, "float32" if precision == "tf32" else precision, inputs=7, **sizes)
     check(net, emulator.compile(net, batch=[3], precision=precision), precision, rows=3)
+
+
+WAVES = {
+    "clusters": ("lstm", "bfloat16", None, {"num_layers": 3, "inputs": 16}),
+    "clusters of layers of one size": ("gru", "float16", None, {"num_layers": 2, "inputs": 64}),
+    "tf32": ("lstm_peephole", "float32", "tf32", {"num_layers": 2, "inputs": 12}),
+}
+
+
+@pytest.mark.parametrize("name", WAVES)
+def test_layers_in_a_wave(name: str) -> None:
+    cell, dtype, precision, sizes = WAVES[name]
+    net = network(cell, 64, dtype, **sizes)
+    mod = emulator.compile(net, batch=[B], precision=precision)
+    assert any("layers in a wave" in row["unit"] for row in mod.manifest.templates)
+    check(net, mod, precision or dtype)
+
+
+def test_a_wave_in_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    def best(step: Any, *_: Any) -> tuple[float, str, Team]:
+        team = Team(step, "bfloat16", "grid", 3, 16, warps_u=1, warps_k=2, register_words=64, shared_words=192, ahead=1)
+        return 0.5, "persistent_grid_cuda", team
+
+    monkeypatch.setattr(wave, "best_team", best)
+    net = network("gru_reset_before", 64, "bfloat16", inputs=16, num_layers=2)
+    mod = emulator.compile(net, batch=[B])
+    assert any("layers in a wave" in row["unit"] for row in mod.manifest.templates)
+    check(net, mod, "bfloat16")

@@ -70,19 +70,21 @@ def texts(kernel: Kernel) -> tuple[str, str]:
 
 
 @functools.cache
-def layer(cell: str, hidden: int, precision: str) -> tuple[rnn.RNN, Layout]:
-    """A cell with random weights, and how its layer lies in memory."""
+def layer(cell: str, hidden: int, precision: str, inputs: int = 0) -> tuple[rnn.RNN, Layout]:
+    """A cell with random weights, and how its layer lies in memory. inputs: so many that the step multiplies; 0: the
+    product with 5 inputs is hoisted."""
     found = rnn.cells.get(cell)
     sizes = {axis: size for axis, size in SIZES.items() if axis in found.size_names}
     dtype = "float32" if precision == "tf32" else precision
-    net = rnn.RNN(found, 5 if "I" in found.size_names else hidden, hidden, **sizes, dtype=dtype).init(3)
-    graph = pipeline.run(net, resolve("nvidia-h200"))[-1][1].graphs[0]
+    net = rnn.RNN(found, (inputs or 5) if "I" in found.size_names else hidden, hidden, **sizes, dtype=dtype).init(3)
+    without = ("hoist_gemms",) if inputs else ()
+    graph = pipeline.run(net, resolve("nvidia-h200"), without)[-1][1].graphs[0]
     return net, Layout(graph, precision, Weights(graph, 0, precision), dtype)
 
 
 @functools.cache
 def persistent_kernel(
-    of: tuple[str, int, str], geometry: tuple[tuple[str, Any], ...], masked: bool
+    of: tuple[Any, ...], geometry: tuple[tuple[str, Any], ...], masked: bool
 ) -> tuple[Team, Kernel]:
     """A team and its kernel, for a layer."""
     net, layout = layer(*of)
@@ -174,9 +176,17 @@ class Case:
     """A cell with random weights, inputs and states, and a kernel's arrays made of them."""
 
     def __init__(
-        self, cell: str, hidden: int, batch: int, steps: int, precision: str, start: int = 0, total: int | None = None
+        self,
+        cell: str,
+        hidden: int,
+        batch: int,
+        steps: int,
+        precision: str,
+        start: int = 0,
+        total: int | None = None,
+        inputs: int = 0,
     ) -> None:
-        self.of = (cell, hidden, precision)
+        self.of = (cell, hidden, precision, inputs) if inputs else (cell, hidden, precision)
         self.net, self.layout = layer(*self.of)
         graph, dtype = self.layout.graph, self.layout.dtype
         self.graph, self.batch, self.steps, self.precision = graph, batch, steps, precision
@@ -203,6 +213,10 @@ class Case:
         end = (self.start + self.steps) * self.batch
         return encoded(out[self.start * self.batch : end], where.dtype)
 
+    def _rows(self, x: np.ndarray) -> np.ndarray:
+        """The kernel's steps of an input, as memory holds them."""
+        return encoded(x[self.start : self.start + self.steps], self.layout.dtype)
+
     def kept(self, node: Node) -> np.ndarray:
         values = dict(self.values)
         evaluate(list(topological([node])), values)
@@ -213,6 +227,7 @@ class Case:
         float_ = self.layout.arithmetic
         found = {f"param_{n}": self.kept(node).astype(float_) for n, node in enumerate(kept)}
         found |= {f"read_{n}": self.hoisted(node, place(node)) for n, node in enumerate(read)}
+        found |= {f"x_{n}": self._rows(x) for n, x in enumerate(self.inputs)}
         found |= {f"old_{n}": s.astype(float_) for n, s in enumerate(self.states)}
         found |= {f"new_{n}": np.full_like(s, POISON, float_) for n, s in enumerate(self.states)}
         stride = self.layout.output.row_stride
@@ -272,8 +287,10 @@ def persistent_error(
     lengths: bool = False,
     reset: bool = False,
     seed: int = 0,
+    follows: bool = False,
 ) -> float:
-    """The largest error of y and the states, relative as in tolerance.py. NaN where poison came through."""
+    """The largest error of y and the states, relative as in tolerance.py. NaN where poison came through. follows: a
+    layer below is said to write the input; it has."""
     team, kernel = persistent_kernel(case.of, tuple(sorted(geometry.items())), lengths or reset)
     arrays = case.arrays(hoisted(team), params(team), lambda node: place_of(case.layout, node))
     for n, (phase, share) in enumerate(weights(team)):
@@ -283,7 +300,9 @@ def persistent_error(
     places = max(2, case.steps + 1)  # one per step where values are polled for, else two copies
     arrays["exchange"] = np.full(teams * places * team.exchange_words // 2, 0xFFFFFFFF, np.uint32)
     arrays["counter"] = np.zeros(teams * COUNTER_WORDS, np.uint32)
+    arrays["below"] = np.full(teams * COUNTER_WORDS, 1 << 30, np.uint32)
     scalars = {"steps": case.steps, "direction": -1 if reverse else 1, "batch": case.batch, "row0": 0, "teams": teams}
+    scalars |= {"follows": int(follows)}
     scalars |= {"start": case.start, "total": case.total, "has_lengths": int(lengths), "has_reset": int(reset)}
     run(kernel, arrays, scalars, teams * team.ctas, seed)
     return error(case, arrays, reverse, lengths, reset)

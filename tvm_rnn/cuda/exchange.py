@@ -259,8 +259,8 @@ class Grid(Exchange):
         super().__init__(k, team, ids, arena, stage_at)
         self.base = tirx.Cast("int64", ids.team) * team.exchange_words
 
-    def _counter(self) -> Expr:
-        return self.k["counter"].ptr_to([tirx.Cast("int64", self.ids.team) * COUNTER_WORDS])
+    def _counter(self, name: str = "counter") -> Expr:
+        return self.k[name].ptr_to([tirx.Cast("int64", self.ids.team) * COUNTER_WORDS])
 
     def arrive(self) -> None:
         """After all threads' writes: this block has published."""
@@ -268,15 +268,30 @@ class Grid(Exchange):
         with self.k.when(self.ids.thread == 0):
             self.k.do(I.ptx["red.release.gpu.global.add.u32"](self._counter(), tirx.const(1, "uint32")))
 
-    def wait(self, events: Expr) -> None:
-        """Until every block of the team has published `events` times since the launch."""
+    def _spin(self, counter: str, events: Expr) -> None:
+        k = self.k
+        seen = k.local(1, "uint32")
+        k.store(seen, tirx.const(0, "uint32"), 0)
+        with I.While(seen[0] < tirx.Cast("uint32", events * self.team.ctas)):
+            k.do(I.ptx["ld.acquire.gpu.global.u32"](seen[0], self._counter(counter)))
+
+    def wait(self, events: Expr, below: Expr | None = None, when: Expr | None = None) -> None:
+        """Until every block of the team has published `events` times since the launch, and, when that holds, those of
+        the layer below `below` times: another warp looks at their counter."""
         k = self.k
         with k.when(self.ids.thread == 0):
-            seen = k.local(1, "uint32")
-            k.store(seen, tirx.const(0, "uint32"), 0)
-            with I.While(seen[0] < tirx.Cast("uint32", events * self.team.ctas)):
-                k.do(I.ptx["ld.acquire.gpu.global.u32"](seen[0], self._counter()))
+            self._spin("counter", events)
+        if below is not None and when is not None:
+            other = LANES if self.team.warps > 1 else 0
+            with k.when(tirx.And(self.ids.thread == other, tirx.And(_follows(k), when))):
+                self._spin("below", below)
         k.do(I.cuda.cta_sync())
+
+    def follow(self, events: Expr) -> None:
+        """The same for the layer below alone, where there is one."""
+        with self.k.when(tirx.And(self.ids.thread == 0, _follows(self.k))):
+            self._spin("below", events)
+        self.k.do(I.cuda.cta_sync())
 
     def prepare(self) -> None:
         """The word, within copy 0, of the piece that this lane hands over of each tile."""
@@ -382,8 +397,12 @@ class Polled(Grid):
     def arrive(self) -> None:
         """Nothing: the values themselves say that they are there."""
 
-    def wait(self, events: Expr) -> None:
+    def wait(self, events: Expr, below: Expr | None = None, when: Expr | None = None) -> None:
         """Nothing: loads are repeated until the values are there."""
+
+
+def _follows(k: Writer) -> Expr:
+    return tirx.NE(k["follows"], _i32(0))
 
 
 def _all(conditions: list[Expr]) -> Expr:

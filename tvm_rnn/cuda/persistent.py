@@ -22,6 +22,7 @@ from ..scalar_cuda import flavour
 from .cell_reads import CellReads, hoisted, params, place_of
 from .epilogue import Epilogue
 from .exchange import Cluster, Grid, Polled
+from .inputs import Inputs, given
 from .kernel import Kernel, Writer, write
 from .layout import Layout
 from .masks import POINTERS as MASK_POINTERS
@@ -30,7 +31,7 @@ from .masks import Masks
 from .product import Product, weights
 from .reduction import Reduction
 from .start import fill_cluster, fill_grid
-from .team import LANES, Team
+from .team import LANES, Share, Team
 
 Expr = Any
 SCALARS = (
@@ -39,6 +40,7 @@ SCALARS = (
     ("batch", "int32"),  # B: rows of the arrays
     ("row0", "int32"),  # the first batch row of this launch
     ("teams", "int32"),
+    ("follows", "int32"),  # 1: the input is what a layer below writes meanwhile
 )
 
 
@@ -48,11 +50,12 @@ def pointers(team: Team, layout: Layout, masked: bool = False) -> list[tuple[str
     found = [(f"weight_{n}", team.storage) for n in range(len(weights(team)))]
     found += [(f"param_{n}", "float32") for n in range(len(params(team)))]
     found += [(f"read_{n}", place_of(layout, node).dtype) for n, node in enumerate(hoisted(team))]
+    found += [(f"x_{n}", team.storage) for n in range(len(given(team)))]
     found += [(f"old_{n}", "float32") for n in range(len(step.graph.states))]
     found += [(f"new_{n}", "float32") for n in range(len(step.graph.states))]
     found += [("y", layout.output.dtype)]
     if team.exchange == "grid":
-        found += [("exchange", "uint32"), ("counter", "uint32")]
+        found += [("exchange", "uint32"), ("counter", "uint32"), ("below", "uint32")]
     return [*found, *(MASK_POINTERS if masked else ())]
 
 
@@ -83,6 +86,7 @@ class Body:
     def __init__(self, k: Writer, team: Team, layout: Layout, initial: Mapping[str, float] | None) -> None:
         self.k, self.team, self.layout, self.step, self.initial = k, team, layout, team.step, initial
         self.reads = CellReads(self)
+        self.inputs = Inputs(self)
         self.masks: Masks | None = None
         self.held: dict[tuple[Any, ...], Expr] = {}
         self.par, self.t = 0, tirx.const(0, "int32")
@@ -103,7 +107,7 @@ class Body:
             grid = Grid(k, team, self.ids, arena, stage_at)
             self.exchange = Polled(k, team, self.ids, arena, stage_at, self) if team.polled else grid
         self.arena = arena
-        self.product = Product(k, team, self.ids, arena, weights_at, partial_at)
+        self.product = Product(k, team, self.ids, arena, weights_at, partial_at, self.inputs)
         self.reads.load_params()
         self.masks = None if self.initial is None else Masks(self, self.initial)
         self._load_states()
@@ -111,6 +115,7 @@ class Body:
         self._start()
         self._time_loop()
         self._store_states()
+        self.inputs.end()
         if team.exchange == "cluster":
             self._cluster_sync()
 
@@ -227,6 +232,7 @@ class Body:
             fill_grid(self)
             self.exchange.arrive()
         self.reads.prepare()
+        self.inputs.prepare()
         if self.masks is not None:
             self.masks.ask(1, tirx.const(1, "int32"))
 
@@ -261,9 +267,7 @@ class Body:
         for phase in self.step.phases:
             gates: list[Expr] = []
             if phase.kind == "gemm":
-                for operand in phase.operands:
-                    self._wait(operand.source)
-                gates = self.product.emit(phase, self._loader())
+                gates = self.product.emit(phase, self._loader(), self._ready)
             if phase.kind == "reduce":
                 Reduction(self, phase).emit()
             else:
@@ -306,6 +310,12 @@ class Body:
         when = None if same_step else self.t + 1 < self.k["steps"]
         self.exchange.expect(node, 1 - self.par, when)
 
+    def _ready(self, share: Share) -> None:
+        if share.operand.given:
+            self.inputs.ready(share)
+        else:
+            self._wait(share.operand.source)
+
     def _wait(self, source: Node) -> None:
         node, k = self.value(source), self.k
         carried = node in self._carried()
@@ -319,12 +329,21 @@ class Body:
         events = self.team.events
         done = 0 if source.op == "state" else 1 + next(i for i, p in enumerate(events) if source in p.published)
         if done >= self.waited:
-            self.exchange.wait(self.t * len(events) + 1 + done)
+            self.exchange.wait(self.t * len(events) + 1 + done, *self._below())
             self.waited = done + 1
+
+    def _below(self) -> tuple[Expr, Expr] | tuple[()]:
+        """At a step's first wait: the next step's input is waited for as well, and when."""
+        if self.waited or not given(self.team):
+            return ()
+        return self.inputs.events(self.t + 1), self.t + 1 < self.k["steps"]
 
     def _loader(self) -> Callable[..., None]:
         def load(share: Any, kblock: int, tile: int, pieces: Any, at: int, within: int | None = None) -> None:
             source = share.operand.source
+            if share.operand.given:
+                self.inputs.load(share, kblock, tile, pieces, at, self.t, within)
+                return
             node = self.value(source)
             ids, team = self.ids, self.team
             block = ids.warp_k * share.kblocks + kblock if team.warps_k > 1 else kblock

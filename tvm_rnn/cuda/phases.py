@@ -23,7 +23,7 @@ class NotPersistent(Exception):
 
 @dataclass(frozen=True)
 class Operand:
-    """One factor of a product: `source` is a state or a value of an earlier phase of the same step."""
+    """One factor of a product: `source` is a state, a value of an earlier phase of the same step, or an input."""
 
     source: Node
     weight: Node
@@ -32,6 +32,10 @@ class Operand:
     @property
     def carried(self) -> bool:
         return self.source.op == "state"
+
+    @property
+    def given(self) -> bool:
+        return self.source.op == "input"
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,11 @@ class Step:
         """States that a product reads: their new values are published."""
         found = [o.source for p in self.phases for o in p.operands if o.carried]
         return tuple(dict.fromkeys(found))
+
+    @property
+    def given(self) -> tuple[Node, ...]:
+        """The inputs that products read."""
+        return tuple(dict.fromkeys(o.source for p in self.phases for o in p.operands if o.given))
 
 
 def components(node: Node, width: int) -> Iterator[tuple[int, Index]]:
@@ -136,7 +145,7 @@ def phases(graph: Graph, kept: Callable[[Node], bool], hoisted: Callable[[Node],
         domain[state] = domain[result]
     if graph.output not in domain or graph.output.op == "state":
         raise NotPersistent("the output is computed outside of the step")
-    wanted = {o.source for p in drafts for o in p.operands}
+    wanted = {o.source for p in drafts for o in p.operands if not o.given}
     carried = {step.result(s) for s in graph.states if s in wanted}
     if len(carried) < len([s for s in graph.states if s in wanted]):
         raise NotPersistent("products read two states that become the same value")
@@ -162,8 +171,10 @@ def _phase(graph: Graph, group: Group) -> Phase:
         pairs = zip(root.args[::2], root.args[1::2], strict=True)
         operands = tuple(Operand(x, w, x.shape[0]) for w, x in pairs)
         for operand in operands:
-            if operand.source.op == "input" or graph.region_of(operand.source) != "step":
-                raise NotPersistent("a product of the step reads an input or a hoisted value")
+            if operand.given and len(operand.source.shape) != 1:
+                raise NotPersistent("a product reads an input that is not a vector")
+            if not operand.given and graph.region_of(operand.source) != "step":
+                raise NotPersistent("a product of the step reads a hoisted value")
             if is_move(operand.source):
                 raise NotPersistent("a product reads a view")
         rows, width = prod(root.shape), _width(graph, group, root.shape[-1])

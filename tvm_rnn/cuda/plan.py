@@ -7,7 +7,8 @@ In: an RNN, its layers' graphs after the passes, a target. Out: a `Program`: ker
     two directions:  states in; for layer: for direction: for tile: hoisted groups, steps; states out
 
 Where the GPU has room for several layers at once, each layer (or direction) has a stream of its own: layer l works on
-tile k while layer l + 1 works on tile k - 1.
+tile k while layer l + 1 works on tile k - 1. Where the weights of products of inputs fit on the chip as well, layers
+follow each other step by step instead (`wave.py`).
 
 Source: the wavefront of Appleyard, Kocisky & Blunsom 2016, section 3.3.
 """
@@ -15,17 +16,20 @@ Source: the wavefront of Appleyard, Kocisky & Blunsom 2016, section 3.3.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 
 from ..lower import flops_per_row
 from ..pipeline import Layers
+from ..pipeline import run as run_passes
 from ..rnn import RNN
 from ..target import Target
 from .program import Expr, Host, Pointer, Program
+from .recurrent import EXPECTED_BATCHES
 from .steps import Buffers, Layer, Tile
+from .wave import Wave, wave
 
 HOISTED_BYTES = 256 << 20  # for hoisted values, of all layers that run at once: more rows make no product faster
 STREAMS = 8  # layers beyond share them
@@ -68,17 +72,37 @@ class Plan:
         program, host = self.program, self.program.sequence
         self._tile_sizes()
         self.visits = self._visits()
+        self.together = self._wave()
         for visit in self.visits:
             visit.code.states.load(host, visit.buffers, [before for before, _ in visit.user])
-        if self.directions == 1:
-            self._time_major(host)
-        else:
-            self._layer_major(host)
+        if self.together is not None:
+            with host.when(f"{self.together.choose(host)} >= 0"):
+                self.together.run(host, [visit.buffers.states for visit in self.visits])
+        with nullcontext() if self.together is None else host.otherwise():
+            if self.directions == 1:
+                self._time_major(host)
+            else:
+                self._layer_major(host)
         for visit in self.visits:
             visit.code.states.save(host, self._last(host, visit), [after for _, after in visit.user])
-        program.facts["templates"] = [fact for code in self.code for fact in code.facts()]
+        waves = [] if self.together is None else self.together.facts()
+        program.facts["templates"] = [*waves, *(fact for code in self.code for fact in code.facts())]
         program.facts["flops_per_row"] = flops_per_row(self.layers, self.directions)
         return program
+
+    def _wave(self) -> Wave | None:
+        """All layers at once, where the products of inputs may be part of the step."""
+        if not all("hoist_gemms" in graph.applied for graph in self.layers.graphs):
+            return None
+        layers = run_passes(self.net, self.target, ("hoist_gemms",))[-1][1]
+        alone = [
+            sum(self.code[index].predicted_us(batch) for index in self.layers.of_layer)
+            for batch in self.batches or EXPECTED_BATCHES
+        ]
+        found = wave(self.net, layers, self.target, self.precision, self.batches, alone)
+        if found is not None:
+            found.reserve(self.program)
+        return found
 
     def _tile_sizes(self) -> None:
         """How many steps a tile has, and whether layers (or directions) run at the same time."""
@@ -99,6 +123,8 @@ class Plan:
         """The copies of the states that hold their values after T steps."""
         steps = f"(T + {self.steps} - 1) / {self.steps}"
         odd = f"({visit.code.regime} >= 0 ? {steps} : T) & 1" if visit.code.regimes else "T & 1"
+        if self.together is not None:
+            odd = f"({self.together.number} >= 0 ? {self.together.tiles} & 1 : {odd})"
         odd = host.let("last", odd)
         return [Pointer(f"({odd} ? {pair[1].text} : {pair[0].text})", pair[0].dtype) for pair in visit.buffers.states]
 

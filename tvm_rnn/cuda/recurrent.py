@@ -22,10 +22,11 @@ from .gemm_layout import Pack
 from .kernel import Kernel
 from .layout import Layout
 from .masks import resettable
+from .inputs import given
 from .phases import NotPersistent, Step, phases
 from .predict import predict, resident_teams
 from .product import weights
-from .program import Expr, Host
+from .program import ITEM_BYTES, Expr, Host, Pointer
 from .regime import Regime, Where, launch_either
 from .scan import scan
 from .team import MMA, Team
@@ -61,7 +62,13 @@ class Persistent:
         able = [] if resettable(self.team.step) else ["!has_reset"]
         able += [f"B <= {self.most}"] if self.most is not None else []
         able += [f"{self._place_bytes} <= {POLLED_BYTES}"] if self.team.polled else []
+        able += [f"reinterpret_cast<uintptr_t>(input[{n}]) % 16 == 0" for n in self._inputs]
         return " && ".join(able) or "true"
+
+    @property
+    def _inputs(self) -> list[int]:
+        """Numbers of the inputs that products read, 16 bytes at a time."""
+        return [self.layout.graph.inputs.index(node) for node in given(self.team)]
 
     @cached_property
     def kernels(self) -> tuple[Kernel, Kernel]:
@@ -100,9 +107,17 @@ class Persistent:
         return f"({self._teams} * (T + 1) * {self.team.exchange_words * 2})"
 
     @property
+    def counter_bytes(self) -> Expr:
+        return f"{self._teams} * {COUNTER_WORDS * 4}"
+
+    @property
+    def value_bytes(self) -> Expr:
+        """Of what a grid exchanges with counters."""
+        return f"{self._teams} * {self.team.exchange_words * 4}" if self.team.exchange == "grid" else 0
+
+    @property
     def zero_bytes(self) -> Expr:
-        counted = self.team.exchange == "grid" and not self.team.polled
-        return f"{self._teams} * {COUNTER_WORDS * 4}" if counted else 0
+        return self.counter_bytes if self.team.exchange == "grid" and not self.team.polled else 0
 
     @property
     def work_bytes(self) -> Expr:
@@ -110,7 +125,7 @@ class Persistent:
             return 0
         if self.team.polled:
             return f"({self._place_bytes} <= {POLLED_BYTES} ? {self._place_bytes} + 256 : 0)"
-        return f"{self._teams} * {COUNTER_WORDS * 4 + self.team.exchange_words * 4}"
+        return f"{self.counter_bytes} + {self.value_bytes}"
 
     @property
     def fact(self) -> dict[str, Any]:
@@ -144,15 +159,28 @@ class Persistent:
             if team.polled:
                 places = where.work.skip(f"256 + {first} * ({where.count} + 1) * {team.exchange_words * 2}")
                 host.memset(places, f"{count} * ({where.count} + 1) * {team.exchange_words * 2}", 0xFF)
-                extra = [places.cast("uint32"), where.work.cast("uint32")]
+                extra = [places.cast("uint32"), where.work.cast("uint32"), where.work.cast("uint32")]
                 self._launch(host, where, f"{first} * {team.rows}", count, extra)
                 return
             counters = where.work.skip(f"{first} * {COUNTER_WORDS * 4}").cast("uint32")
             values = f"{self._teams} * {COUNTER_WORDS * 4} + {first} * {team.exchange_words * 4}"
-            extra = [where.work.skip(values).cast("uint32"), counters]
+            extra = [where.work.skip(values).cast("uint32"), counters, counters]
             self._launch(host, where, f"{first} * {team.rows}", count, extra)
 
+    def follow(self, host: Host, where: Where, counters: Pointer, below: Pointer | None) -> None:
+        """One launch for all teams, which must fit on the GPU at once, beside the layer below (whose counters are
+        `below`) as soon as that is there; None: the first layer."""
+        extra = [where.work.cast("uint32"), counters.cast("uint32"), (below or counters).cast("uint32")]
+        extra = extra if self.team.exchange == "grid" else []
+        pointers, scalars = self._arguments(where, "0", self._teams, extra, below is not None)
+        host.launch(self.kernels[0], pointers, scalars, behind=below is not None)
+
     def _launch(self, host: Host, where: Where, row0: Expr, teams: Expr, extra: list[Any]) -> None:
+        launch_either(host, self.kernels, *self._arguments(where, row0, teams, extra, False), where.start)
+
+    def _arguments(
+        self, where: Where, row0: Expr, teams: Expr, extra: list[Any], follows: bool
+    ) -> tuple[list[Any], list[Expr]]:
         def read(node: Node) -> Any:
             if node.op == "input":
                 return where.inputs[self.layout.graph.inputs.index(node)]
@@ -161,15 +189,21 @@ class Persistent:
         pointers = [where.weights[pack.key] for pack in self.packs]
         pointers += [where.weights[node] for node in params(self.team)]
         pointers += [read(node) for node in hoisted(self.team)]
+        pointers += [where.inputs[number] for number in self._inputs]
         pointers += [*where.before, *where.after, where.output, *extra]
-        scalars = [where.count, -1 if where.reverse else 1, "B", row0, teams]
-        launch_either(host, self.kernels, pointers, scalars, where.start)
+        scalars = [where.count, -1 if where.reverse else 1, "B", row0, teams, int(follows)]
+        return pointers, scalars
 
 
 def step_of(layout: Layout) -> Step:
     """The phases of a layer. Raises NotPersistent."""
     hoisted = set(layout.hoisted_nodes)
-    return phases(layout.graph, lambda node: layout.weights.place(node) is not None, lambda node: node in hoisted)
+    step = phases(layout.graph, lambda node: layout.weights.place(node) is not None, lambda node: node in hoisted)
+    for node in step.given:
+        place = layout.input(layout.graph.inputs.index(node))
+        if place.dtype != layout.storage or place.row_stride * ITEM_BYTES[place.dtype] % 16:
+            raise NotPersistent("a product reads an input whose rows are not made of 16-byte pieces")
+    return step
 
 
 def choose(
@@ -188,7 +222,7 @@ def choose(
         return []
     found: list[Persistent] = []
     for batch in sorted(set(batches or EXPECTED_BATCHES), reverse=True):
-        best = _best(step, target, precision, batch)
+        best = best_team(step, target, precision, batch)
         if best is None:
             continue  # a smaller batch's geometry takes such a batch in slices
         us, template, team = best
@@ -200,7 +234,7 @@ def choose(
     return list(reversed(found))
 
 
-def _best(step: Step, target: Target, precision: str, batch: int) -> tuple[float, str, Team] | None:
+def best_team(step: Step, target: Target, precision: str, batch: int) -> tuple[float, str, Team] | None:
     """The geometry with the least predicted time, over all templates."""
     shape = step.graph.states[0].shape[0]
     unit = RecurrentUnit("recurrent", "step", precision, width=shape, step=step, precision=precision, batch=batch)

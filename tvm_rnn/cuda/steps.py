@@ -27,6 +27,9 @@ from .states import StateKernels
 from .weights import Weights
 
 
+STEP_US = 6.0  # a product and a row kernel, each with a launch
+
+
 @dataclass
 class Buffers:
     """The memory of one layer and direction, or what several share.
@@ -185,6 +188,11 @@ class Layer:
                 regime.blocks if regime.most is None else f"(B <= {regime.most} ? {regime.blocks} : {expression})"
             )
         return expression
+
+    def predicted_us(self, batch: int) -> float:
+        """Of one step, where a persistent regime runs it; else what a step of several launches takes at least."""
+        fitting = [r for r in self.regimes if r.most is None or batch <= r.most]
+        return next((float(r.fact.get("predicted_us", STEP_US)) for r in fitting), STEP_US)
 
     def facts(self) -> list[dict[str, Any]]:
         """Rows for the manifest: what runs, by which template."""

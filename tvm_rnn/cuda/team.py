@@ -33,6 +33,7 @@ MMA = {
 LANES = 32
 PIECE_WORDS = 4  # a 16-byte load
 BLOCK_WORDS = 16  # 64 bytes of K
+EARLY_WORDS = 64  # registers for an input's pieces of the next step
 
 
 @dataclass(frozen=True)
@@ -145,26 +146,32 @@ class Team:
         return -(-len(self.halves(phase)) // 2)
 
     def depth_blocks(self, source: Node) -> int:
-        """K blocks of an operand in memory: whole blocks per warp, those of padded units included."""
-        blocks = ceil(self.ctas * self.units(source.shape[0]) / self.block_k)
-        return ceil(blocks / self.warps_k) * self.warps_k
+        """K blocks of an operand: whole blocks per warp, those of padded units included."""
+        width = source.shape[0] if source.op == "input" else self.ctas * self.units(source.shape[0])
+        return ceil(ceil(width / self.block_k) / self.warps_k) * self.warps_k
 
     @cached_property
     def shares(self) -> dict[Phase, tuple[Share, ...]]:
-        """Registers are given to the products in order, then shared memory; what is left is streamed."""
-        registers, shared, found = self.register_words, self.shared_words, {}
-        for phase in self.step.phases:
-            parts = []
-            for operand in phase.operands:
-                kblocks = self.depth_blocks(operand.source) // self.warps_k
-                words = self.m_tiles(phase) * 8
-                kept = min(kblocks, registers // words)
-                registers -= kept * words
-                near = min(kblocks - kept, shared // words)
-                shared -= near * words
-                parts.append(Share(operand, kblocks, kept, near))
-            found[phase] = tuple(parts)
-        return found
+        """Registers are given to the products in order, those that wait for nobody's values last; then shared memory;
+        what is left is streamed."""
+        registers, shared, made = self.register_words, self.shared_words, {}
+        every = [(phase, operand) for phase in self.step.phases for operand in phase.operands]
+        for phase, operand in sorted(every, key=lambda pair: pair[1].given):
+            kblocks = self.depth_blocks(operand.source) // self.warps_k
+            words = self.m_tiles(phase) * 8
+            kept = min(kblocks, registers // words)
+            registers -= kept * words
+            near = min(kblocks - kept, shared // words)
+            shared -= near * words
+            made[phase, operand] = Share(operand, kblocks, kept, near)
+        return {phase: tuple(made[phase, operand] for operand in phase.operands) for phase in self.step.phases}
+
+    def early(self, share: Share) -> int:
+        """Registers for pieces of an input that are asked for a whole step before they are used; 0: not early. A
+        cluster's exchange is too short for a load from L2, a grid's is not."""
+        pieces = share.kblocks * self.tiles * 4
+        fits = self.exchange == "cluster" and self.precision != "float32" and pieces <= EARLY_WORDS
+        return pieces if share.operand.given and fits else 0
 
     @property
     def chains(self) -> dict[Phase, int]:
@@ -266,12 +273,13 @@ class Team:
         all of a product's operand fits in registers."""
         whole = all(self.ctas * self.units(n.shape[0]) == self.depth_blocks(n) * self.block_k for n in self.published)
         held = [s.kblocks * self.pass_tiles * 4 for parts in self.shares.values() for s in parts]
-        phases_ok = all(p.kind == "gemm" for p in self.step.phases)
+        phases_ok = all(p.kind == "gemm" for p in self.step.phases) and not self.step.given
         return self.exchange == "grid" and whole and phases_ok and max(held) <= 64 and self.precision != "float32"
 
     def registers(self) -> int:
         """An estimate per thread, used to discard what would spill."""
         total = sum(s.registers * self.m_tiles(p) * 8 for p, parts in self.shares.items() for s in parts)
+        total += sum(self.early(s) for parts in self.shares.values() for s in parts)
         work = [
             self.m_tiles(p) * self.pass_tiles * 4 * self.chains[p] + (self.ahead + 1) * self.pass_tiles * 4
             for p in self.step.phases

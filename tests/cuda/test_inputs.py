@@ -1,0 +1,56 @@
+"""Products that read the layer's input themselves: pieces, rows past the batch, ends of rows, early and late loads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from emulated import Case, layer, persistent_error
+from test_persistent import cluster, grid
+
+from tvm_rnn.cuda.phases import NotPersistent
+from tvm_rnn.cuda.recurrent import step_of
+from tvm_rnn.cuda.team import Team
+from tvm_rnn.tolerance import tolerance
+
+
+@pytest.mark.parametrize("follows", [False, True])
+@pytest.mark.parametrize("geometry", [cluster(2, 8), cluster(2, 16, warps_k=2), grid(3, 8, warps_k=2), grid(2, 16)])
+def test_inputs_are_multiplied_in_the_step(geometry: dict[str, Any], follows: bool) -> None:
+    for cell, precision, inputs in (("lstm", "bfloat16", 40), ("gru", "tf32", 20)):
+        case = Case(cell, 32, 11, 5, precision, inputs=inputs)
+        assert persistent_error(case, geometry, follows=follows) < tolerance(precision, 5)
+
+
+@pytest.mark.parametrize("mode", [(True, False, False), (False, True, True), (True, True, True)])
+@pytest.mark.parametrize("exchange", [cluster, grid])
+def test_directions_lengths_and_resets(exchange: Any, mode: tuple[bool, bool, bool]) -> None:
+    case = Case("lstm", 24, 7, 6, "float16", inputs=64)
+    assert persistent_error(case, exchange(3, 8, warps_k=2), *mode) < tolerance("float16", 6)
+
+
+@pytest.mark.parametrize("exchange", [cluster, grid])
+def test_more_than_fits_registers_is_loaded_where_it_is_used(exchange: Any) -> None:
+    case = Case("gru_reset_before", 24, 20, 4, "bfloat16", inputs=400)
+    geometry = exchange(3, 16, register_words=32, shared_words=1 << 12)
+    team = Team(step_of(case.layout), "bfloat16", **geometry)
+    assert not any(team.early(share) for parts in team.shares.values() for share in parts)
+    assert persistent_error(case, geometry) < tolerance("bfloat16", 4)
+
+
+def test_without_tensor_cores() -> None:
+    case = Case("lstm", 24, 9, 4, "float32", inputs=20)
+    assert persistent_error(case, cluster(3, 8, warps_k=2)) < tolerance("float32", 4)
+
+
+def test_weights_of_inputs_are_the_first_to_leave_registers() -> None:
+    _, layout = layer("lstm", 64, "bfloat16", 64)
+    team = Team(step_of(layout), "bfloat16", **cluster(2, 8, warps_u=4, register_words=32, shared_words=1 << 12))
+    x, h = next(iter(team.shares.values()))
+    assert x.operand.given and (x.registers, h.registers) == (0, 2) and x.shared == 2
+
+
+def test_rows_that_are_no_pieces() -> None:
+    _, layout = layer("lstm", 64, "bfloat16", 36)
+    with pytest.raises(NotPersistent, match="16-byte pieces"):
+        step_of(layout)

@@ -1,0 +1,241 @@
+"""All layers of a network at the same time: persistent kernels that follow each other step by step.
+
+In: an RNN of one direction, its layers' graphs before anything is hoisted. Out: statements for a tile of time: one
+launch per layer, each on multiprocessors of its own, each multiplying its own input ([W R] on the chip) as soon as the
+layer below has written it. Layer l works on step t while layer l - 1 works on a later one.
+
+The launches are programmatic dependents: layer l starts once every block of layer l - 1 is on the GPU, so that no
+block ever waits for one that has no place; where they do not fit side by side they run one after the other.
+
+Rewrite: for layer: for t: step  -->  for t: for layer: step, layers side by side
+
+Source: the wavefront of Appleyard, Kocisky & Blunsom 2016, section 3.3; Diamos et al. 2016, "Persistent RNNs".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Any
+
+from ..pipeline import Layers
+from ..rnn import RNN, constants
+from ..target import Target
+from .layout import Layout
+from .phases import NotPersistent, Step
+from .predict import able_to_run, predict, resident_teams
+from .program import ITEM_BYTES, Expr, Host, Pointer, Program
+from .recurrent import EXPECTED_BATCHES, Persistent, best_team, step_of
+from .regime import Where
+from .team import Team
+from .weights import Weights
+
+WAVE_BYTES = 256 << 20  # for what layers hand to the next one, in one tile of time
+LEAST_STEPS = 4
+GAIN = 0.85  # of the layers' times one after the other: above that a wave is not worth its weights
+
+
+@dataclass
+class Member:
+    """What layers of the same graph share."""
+
+    layout: Layout
+    step: Step
+
+
+@dataclass
+class Wave:
+    """The waves of one network: for each range of batch sizes a geometry that all layers have."""
+
+    net: RNN
+    of_layer: tuple[int, ...]
+    members: list[Member]
+    regimes: list[list[Persistent]]  # per wave: one per member
+    limits: list[Expr]  # per wave: a C++ condition in B
+    places: list[dict[Any, Pointer]] = field(default_factory=list)  # per layer: packed weights
+
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    def reserve(self, program: Program) -> None:
+        """Sizes, memory, and the weights of every layer."""
+        layers = len(self.of_layer)
+        cases = "".join(f"T >= {LEAST_STEPS} && {limit} ? {n} : " for n, limit in enumerate(self.limits))
+        self.fits = program.let("wave_fits", f"{cases}-1")
+        output = self.members[0].layout.output
+        row = output.row_stride * ITEM_BYTES[output.dtype] * max(1, layers - 1)
+        self.steps = program.let("wave_steps", f"min<int64_t>(T, max<int64_t>(1, {WAVE_BYTES // row} / B))")
+        on = f"({self.fits} >= 0)"
+        self.size = program.let("handed", f"{on} ? {self.steps} * B * {output.row_stride} : 0")
+        self.handed = program.buffer("handed", f"{layers - 1} * {self.size}", output.dtype)
+        work = [regimes[0] for regimes in self.regimes]
+        self.counters = program.buffer("counters", f"{on} ? {layers} * {_most([r.counter_bytes for r in work])} : 0")
+        self.exchange = program.buffer("exchange", f"{on} ? {layers} * {_most([r.value_bytes for r in work])} : 0")
+        for layer, index in enumerate(self.of_layer):
+            weights = self.members[index].layout.weights
+            for regimes in self.regimes:
+                for pack in regimes[index].packs:
+                    weights.want(pack)
+            self.places.append(dict(weights.pack(program, layer, 0)))
+
+    # --- statements ------------------------------------------------------------------------------------------------
+
+    def choose(self, host: Host) -> str:
+        """Decide, in each call, which wave runs: a variable, below 0 for none."""
+        able = ["!has_lengths", "!has_reset"]
+        numbers = {n for member in self.members for n in range(len(member.layout.graph.inputs))}
+        able += [f"reinterpret_cast<uintptr_t>(input[{n}]) % 16 == 0" for n in sorted(numbers)]
+        self.number = host.let("in_waves", f"({' && '.join(able)}) ? {self.fits} : -1")
+        return self.number
+
+    @property
+    def tiles(self) -> str:
+        """How many tiles of time there are."""
+        return f"((T + {self.steps} - 1) / {self.steps})"
+
+    def run(self, host: Host, states: Sequence[Sequence[tuple[Pointer, Pointer]]]) -> None:
+        """All of T. states: per layer and state the two copies, by parity of the tile."""
+        with host.loop(self.tiles, "tile") as tile:
+            done = host.let("done", f"{tile} * {self.steps}")
+            count = host.let("count", f"min({self.steps}, T - {done})")
+            for number, regimes in enumerate(self.regimes):
+                with host.when(f"{self.number} == {number}"):
+                    self._tile(host, regimes, tile, done, count, states)
+
+    def _tile(
+        self,
+        host: Host,
+        regimes: list[Persistent],
+        tile: str,
+        done: str,
+        count: str,
+        states: Sequence[Sequence[tuple[Pointer, Pointer]]],
+    ) -> None:
+        program, layers = host.program, len(self.of_layer)
+        if regimes[0].team.exchange == "grid":
+            host.memset(self.counters, f"{layers} * {regimes[0].counter_bytes}")
+        elif layers > 1:
+            place = self.members[0].layout.output
+            each = f"{count} * B * {place.row_stride * ITEM_BYTES[place.dtype]}"
+            host.memset(self.handed, f"{layers - 1} * {each}", 0xFF)
+        below: Pointer | None = None
+        for layer, index in enumerate(self.of_layer):
+            regime, layout = regimes[index], self.members[index].layout
+            old, new = [], []
+            for pair in states[layer]:
+                first, second = pair[0].text, pair[1].text
+                old.append(host.pointer("old", Pointer(f"({tile} & 1 ? {second} : {first})", pair[0].dtype)))
+                new.append(host.pointer("fresh", Pointer(f"({tile} & 1 ? {first} : {second})", pair[0].dtype)))
+            inputs = [program.input(n) for n in range(len(layout.graph.inputs))]
+            inputs = [p.at(f"{done} * B * {layout.input(n).row_stride}") for n, p in enumerate(inputs)]
+            if layer:
+                inputs[0] = self._between(count, layer - 1)
+            last = layer + 1 == layers
+            stride = layout.output.row_stride
+            output = program.output.at(f"{done} * B * {stride}") if last else self._between(count, layer)
+            counters = self.counters.skip(f"{layer} * {regime.counter_bytes}")
+            values = self.exchange.skip(f"{layer} * {regime.value_bytes}")
+            where = Where(layout, done, count, False, inputs, {}, self.places[layer], old, new, output, values)
+            regime.follow(host, where, counters, below if layer else None)
+            below = counters
+
+    def _between(self, count: str, layer: int) -> Pointer:
+        """Where a layer leaves its output for the next one: tiles lie dense, so that one memset reaches all."""
+        return self.handed.at(f"{layer} * {count} * B * {self.members[0].layout.output.row_stride}")
+
+    def facts(self) -> list[dict[str, Any]]:
+        """Rows for the manifest's templates."""
+        found = []
+        for regimes in self.regimes:
+            fact = regimes[0].fact
+            found.append({**fact, "unit": f"{len(self.of_layer)} layers in a wave, {fact['unit']}"})
+        return found
+
+
+def _most(values: Sequence[Expr]) -> str:
+    text = str(values[0])
+    for value in values[1:]:
+        text = f"max<int64_t>({text}, {value})"
+    return text
+
+
+def wave(
+    net: RNN, layers: Layers, target: Target, precision: str, batches: Sequence[int], alone: Sequence[float]
+) -> Wave | None:
+    """The waves of a network; None where there is none that is worth while.
+
+    layers: graphs whose products of inputs are part of the step. alone: for each expected batch size the predicted time
+    of a step of all layers one after the other.
+    """
+    if net.num_directions > 1 or len(layers.of_layer) < 2:
+        return None
+    try:
+        members = [_member(net, graph, n, precision, target) for n, graph in enumerate(layers.graphs)]
+    except NotPersistent:
+        return None
+    found: list[tuple[int, Team]] = []
+    for batch, other in sorted(zip(batches or EXPECTED_BATCHES, alone, strict=True), reverse=True):
+        best = _best(members, len(layers.of_layer), target, precision, batch)
+        if best is not None and best[0] < GAIN * other and (not found or found[-1][1] != best[1]):
+            found.append((batch, best[1]))
+    if not found:
+        return None
+    result = Wave(net, layers.of_layer, members, [], [])
+    for number, (batch, team) in enumerate(reversed(found)):
+        most = batch if number + 1 < len(found) else None
+        result.regimes.append([_regime(m, team, precision, most, net, target) for m in members])
+        result.limits.append(_limit(team, len(layers.of_layer), most, target))
+    return result
+
+
+def _member(net: RNN, graph: Any, number: int, precision: str, target: Target) -> Member:
+    if constants(graph):
+        raise NotPersistent("arrays of constants are known by the hoisted graph's names")
+    weights = Weights(graph, len(net.layers) + number, precision)
+    layout = Layout(graph, precision, weights, net.dtype)
+    step = step_of(layout)
+    # What layers hand over is their output, as the product of the next one reads it.
+    if not step.given or any(step.reads) or graph.output not in {n for p in step.phases for n in p.published}:
+        raise NotPersistent("a layer cannot follow another one")
+    if precision == "float32" or layout.output.dtype != layout.storage:
+        raise NotPersistent("a layer's output is not what the next one's product reads")
+    return Member(layout, step)
+
+
+def _able(members: Sequence[Member], team: Team, target: Target) -> bool:
+    """Whether every layer can have this geometry, and can follow another one in it."""
+    for member in members:
+        own = replace(team, step=member.step)
+        early = all(own.early(s) for parts in own.shares.values() for s in parts if s.operand.given)
+        whole = member.layout.output.row_stride % 8 == 0 and member.layout.graph.output.shape[0] % 8 == 0
+        if not able_to_run(own, target) or own.polled or (own.exchange == "cluster" and not (early and whole)):
+            return False
+    return True
+
+
+def _best(
+    members: Sequence[Member], layers: int, target: Target, precision: str, batch: int
+) -> tuple[float, Team] | None:
+    """The geometry with the least predicted time on each layer's part of the GPU."""
+    part = replace(target, sms=target.sms // layers)
+    found = best_team(members[-1].step, part, precision, batch)
+    if found is None or ceil(batch / found[2].rows) > resident_teams(found[2], part):
+        return None
+    return (found[0], found[2]) if _able(members, found[2], target) else None
+
+
+def _limit(team: Team, layers: int, most: int | None, target: Target) -> str:
+    teams = resident_teams(team, replace(target, sms=target.sms // layers))
+    return f"B <= {min(teams * team.rows, most or teams * team.rows)}"
+
+
+def _regime(
+    member: Member, team: Team, precision: str, most: int | None, net: RNN, target: Target
+) -> Persistent:
+    own = replace(team, step=member.step)
+    weights = member.layout.weights
+    name = f"wave_{weights.number}_{own.exchange}{own.ctas}x{own.rows}" + (f"_b{most}" if most else "")
+    us = predict(own, team.rows, target)
+    template = f"persistent_{own.exchange}_cuda"
+    resident = resident_teams(own, target)
+    return Persistent(member.layout, own, template, name, most, resident, us, net.cell.initial)
