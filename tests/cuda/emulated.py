@@ -83,9 +83,7 @@ def layer(cell: str, hidden: int, precision: str, inputs: int = 0) -> tuple[rnn.
 
 
 @functools.cache
-def persistent_kernel(
-    of: tuple[Any, ...], geometry: tuple[tuple[str, Any], ...], masked: bool
-) -> tuple[Team, Kernel]:
+def persistent_kernel(of: tuple[Any, ...], geometry: tuple[tuple[str, Any], ...], masked: bool) -> tuple[Team, Kernel]:
     """A team and its kernel, for a layer."""
     net, layout = layer(*of)
     team = Team(step_of(layout), layout.precision, **dict(geometry))

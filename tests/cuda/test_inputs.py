@@ -30,12 +30,17 @@ def test_directions_lengths_and_resets(exchange: Any, mode: tuple[bool, bool, bo
 
 
 @pytest.mark.parametrize("exchange", [cluster, grid])
-def test_more_than_fits_registers_is_loaded_where_it_is_used(exchange: Any) -> None:
+def test_wide_inputs(exchange: Any) -> None:
     case = Case("gru_reset_before", 24, 20, 4, "bfloat16", inputs=400)
     geometry = exchange(3, 16, register_words=32, shared_words=1 << 12)
-    team = Team(step_of(case.layout), "bfloat16", **geometry)
-    assert not any(team.early(share) for parts in team.shares.values() for share in parts)
     assert persistent_error(case, geometry) < tolerance("bfloat16", 4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("exchange", [cluster, grid])
+def test_a_slow_warp_finds_its_rows(exchange: Any, seed: int) -> None:
+    case = Case("gru", 32, 16, 6, "bfloat16", inputs=64)
+    assert persistent_error(case, exchange(2, 16, warps_u=2, warps_k=2), seed=seed) < tolerance("bfloat16", 6)
 
 
 def test_without_tensor_cores() -> None:

@@ -65,6 +65,6 @@ def test_pointers_and_scalars() -> None:
     plain, masked = persistent.kernel("k", team, layout), persistent.kernel("k", team, layout, {})
     assert masked.pointers == (*plain.pointers, *POINTERS) and masked.scalars == (*plain.scalars, *SCALARS)
     assert plain.resident and plain.cluster == 1
-    assert [name for name, _ in plain.pointers][-2:] == ["exchange", "counter"]
+    assert [name for name, _ in plain.pointers][-3:] == ["exchange", "counter", "below"]
     clustered = persistent.kernel("k", Team(step("lstm", 64), "bfloat16", **cluster(4, 8)), layout)
     assert clustered.cluster == 4 and not clustered.resident and clustered.shared_bytes < 227 * 1024

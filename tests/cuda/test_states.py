@@ -7,7 +7,9 @@ from compiled_kernels import layers_of, text_of
 
 from tvm_rnn.cuda.kernel import Kernel
 from tvm_rnn.cuda.layout import Layout
-from tvm_rnn.cuda.states import StateKernels
+from tvm_rnn.cuda.places import Place
+from tvm_rnn.cuda.program import Pointer, Program
+from tvm_rnn.cuda.states import MOVES, Move, StateKernels, move
 from tvm_rnn.cuda.weights import Weights
 
 
@@ -23,8 +25,6 @@ def names(kernel: Kernel) -> list[str]:
 
 def test_storage_copies_follow_the_states() -> None:
     states = kernels("lstm", "bfloat16")
-    assert names(states._load) == ["user0", "user1", "state0", "state1", "shadow0"]
-    assert names(states._save) == ["state0", "state1", "user0", "user1"]
     assert names(states._restart) == ["state0", "state1", "shadow0", "reset", "lengths"]
     expected = ["old0", "old1", "old_shadow0", "state0", "state1", "shadow0", "output", "lengths"]
     assert names(states._freeze) == expected
@@ -34,10 +34,21 @@ def test_storage_copies_follow_the_states() -> None:
 @pytest.mark.parametrize("name", ["lstm_projection", "mlstm"])
 def test_states_of_several_shapes(name: str, precision: str) -> None:
     states = kernels(name, precision)
-    text = text_of(states._load, states._save, states._restart, states._freeze)
-    assert text.count("__launch_bounds__(128)") >= 4
+    text = text_of(states._restart, states._freeze)
+    assert text.count("__launch_bounds__(128)") >= 2
 
 
 def test_a_restart_writes_the_initial_value() -> None:
     states = kernels("slstm", "float32")
     assert "-1.000000e+30" in text_of(states._restart)
+
+
+def test_moves_of_several_layers_are_one_launch() -> None:
+    program = Program("bfloat16")
+    moves = [Move(Pointer("a", "bfloat16"), Pointer("b", "float32"), n + 1, Place("float32", 8)) for n in range(MOVES)]
+    move(program.sequence, "load", moves)
+    assert len(program.kernels) == 1
+    move(program.sequence, "save", [*moves, *moves[:3]])
+    assert sorted(program.kernels) == ["load0", "save0", "save1"]
+    assert names(program.kernels["save1"])[:2] == ["from0", "to0"] and len(program.kernels["save1"].pointers) == 6
+    text_of(*program.kernels.values())

@@ -1,7 +1,7 @@
-"""What the cells of a persistent kernel read from memory: parameters once, hoisted values and inputs two steps early.
+"""What the cells of a persistent kernel read from memory: parameters once, hoisted values and inputs some steps early.
 
 In: the kernel's state (`persistent.Body`). Out: registers, and readers for expressions of the op table. A lane loads
-exactly what belongs to its own units and batch rows.
+exactly what belongs to its own units and batch rows; most hoisted values come by way of `fetch.py`.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as I
 
 from ..expressions import Index
 from ..graph import Node
+from .fetch import Fetch
 from .layout import Layout
 from .phases import Phase, place
 from .places import Place
 from .team import Team
 
 Expr = Any
-FETCH_AHEAD = 6  # steps between a value's way into L2 and its way into registers
 
 
 def params(team: Team) -> list[Node]:
@@ -41,8 +40,9 @@ def place_of(layout: Layout, node: Node) -> Place:
 class CellReads:
     """The registers of one kernel. `coming[par]`: values of the next even or odd step, by (phase, node, slot, cell)."""
 
-    def __init__(self, body: Any) -> None:
+    def __init__(self, body: Any, at: int) -> None:
         self.body, self.k, self.team, self.step = body, body.k, body.team, body.step
+        self.fetch = Fetch(body, at, {node: n for n, node in enumerate(hoisted(body.team))})
         self.params: dict[tuple[Node, int, int], Expr] = {}
         self.coming: list[dict[tuple[Any, ...], tuple[Any, int]]] = [{}, {}]
 
@@ -68,10 +68,13 @@ class CellReads:
     def prepare(self) -> None:
         """Registers for what is under way; the first two steps' values are asked for."""
         k = self.k
+        self.fetch.prepare()
         for par in range(2):
             for phase, reads in zip(self.step.phases, self.step.reads, strict=True):
                 cells = list(self.body._cells(phase.width))
                 for node, slot in reads:
+                    if self.team.fetches(phase, node, slot):
+                        continue
                     dtype = place_of(self.body.layout, node).dtype
                     registers = k.local(len(cells), dtype)
                     for at, (block, j, e) in enumerate(cells):
@@ -83,6 +86,8 @@ class CellReads:
         """Load the values of step t, which is used two steps later: nothing waits for them here."""
         k, body = self.k, self.body
         numbers = {node: n for n, node in enumerate(hoisted(self.team))}
+        if not self.coming[par]:
+            return
         with k.when(t < k["steps"]):
             time = k.bind(body._time(t))
             for (phase, node, slot, block, j, e), (registers, at) in self.coming[par].items():
@@ -91,23 +96,6 @@ class CellReads:
                 row = time + body._row(j, e)
                 with body._own_tile(j), k.when(body._inside(phase.width if slot >= 0 else 1, block, j, e)):
                     k.store(registers, k[f"read_{numbers[node]}"][row * stride + offset], at)
-        self._fetch(t + FETCH_AHEAD)
-
-    def _fetch(self, t: Expr) -> None:
-        """Have L2 fetch the values of a later step: two steps are too short for memory beyond it. One lane per row."""
-        k, body = self.k, self.body
-        numbers = {node: n for n, node in enumerate(hoisted(self.team))}
-        with k.when(tirx.And(body.ids.g == 0, t < k["steps"])):
-            time = k.bind(body._time(t))
-            for phase, node, slot, block, j, e in self.coming[0]:
-                if slot < 0:
-                    continue
-                offset = slot * phase.width + body._unit0(phase.width, block)
-                row = time + body._row(j, e)
-                with body._own_tile(j), k.when(body._inside(phase.width, block, j, e)):
-                    source = k[f"read_{numbers[node]}"]
-                    address = source.ptr_to([row * place_of(body.layout, node).row_stride + offset])
-                    k.do(I.ptx["prefetch.global.L2"](address))
 
     def reader(self, phase: Phase, block: int, j: int, e: int) -> Callable[[Node, Index], Expr | None]:
         """How expressions of one cell read stored values."""
@@ -127,6 +115,9 @@ class CellReads:
             for slot in _slots(node, index, phase.width):
                 if (node, slot, block if slot >= 0 else 0) in self.params:
                     return self.params[(node, slot, block if slot >= 0 else 0)]
+                if (phase, node, slot, block, j, e) in self.fetch.now:
+                    registers, at = self.fetch.now[(phase, node, slot, block, j, e)]
+                    return tirx.Cast("float32", registers[at])
                 if (phase, node, slot, block, j, e) in self.coming[body.par]:
                     registers, at = self.coming[body.par][(phase, node, slot, block, j, e)]
                     return tirx.Cast("float32", registers[at])

@@ -193,16 +193,17 @@ class _Span:
             for u, value in enumerate(values):
                 self.w.store(buffer, tirx.Cast(place.dtype, value), at + u if u else at)
             return
-        words: list[Expr] = values
+        words = [v if size == 2 or str(v.ty) == place.dtype else tirx.Cast(place.dtype, v) for v in values]
         if size == 2:
             packed = self.w.local(self.count // 2, "uint32")
             pack(self.w, packed, values, place.dtype)
             words = [packed[i] for i in range(self.count // 2)]
-        step = wide // 4
+        each = max(4, size)
+        step = wide // each
         for first in range(0, len(words), step):
             vector = f".v{step}" if step > 1 else ""
-            kind = "f32" if size == 4 else "b32"
-            address = buffer.ptr_to([at + first * 4 // size if first else at])
+            kind = {4: "f32", 8: "f64"}.get(size, "b32")
+            address = buffer.ptr_to([at + first * each // size if first else at])
             self.w.do(I.ptx[f"st.global{vector}.{kind}"](address, *words[first : first + step]))
 
 

@@ -1,12 +1,11 @@
-"""What a persistent kernel's products read of the layer's own input: pieces of rows, straight from memory.
+"""What a persistent kernel's products read of the layer's own input: rows from memory, by way of shared memory.
 
-In: the kernel's state (`persistent.Body`). Out: statements that load pieces of 16 bytes, and that wait until the layer
-below has written them. A cluster asks for a step's pieces one step early, because its exchange is shorter than a way to
-L2; in a grid they are on their way while the blocks wait for each other.
+In: the kernel's state (`persistent.Body`). Out: statements that bring a step's rows to a block once for all its warps,
+one step before they are multiplied, laid out like what blocks exchange: [K block][batch row][64 bytes].
 
-A layer that follows another one in the same wave must not read what is not there yet. In a grid, the counter of the
-layer below says what is. A cluster has no counter: memory is filled with POISON before the launch, and a lane loads its
-pieces until no word of them is that (see `exchange.Polled`).
+A layer that follows another one in the same wave must not read what is not there yet. In a grid the counter of the
+layer below says what is, and rows are copied without registers. A cluster has no counter: memory is filled with POISON
+before the launch, and a thread loads its pieces until no word of them is that (see `exchange_grid.Polled`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tvm.script.ir_builder import tirx as I
 
 from ..graph import Node
 from .exchange import POISON
-from .team import Share, Team
+from .team import BLOCK_WORDS, Share, Team
 
 Expr = Any
 
@@ -29,91 +28,156 @@ def given(team: Team) -> tuple[Node, ...]:
 
 
 class Inputs:
-    """The input pieces of one kernel."""
+    """The input rows of one kernel. at: the word of the arena where they begin."""
 
-    def __init__(self, body: Any) -> None:
-        self.body, self.k, self.team = body, body.k, body.team
-        self.early: dict[Share, Any] = {}
-        self.rows: dict[Node, list[Expr]] = {}
+    def __init__(self, body: Any, at: int) -> None:
+        self.body, self.k, self.team, self.at = body, body.k, body.team, at
+        self.own: list[tuple[Node, int, Expr, Expr, Expr]] = []
+
+    @property
+    def used(self) -> bool:
+        return bool(given(self.team))
 
     def prepare(self) -> None:
-        """Where this lane's pieces begin; the first step's early ones are asked for."""
-        k, team, body = self.k, self.team, self.body
-        if not given(team):
+        """Where this thread's pieces come from and go to; the first steps are asked for."""
+        k, team = self.k, self.team
+        if not self.used:
             return
         k.do(I.ptx.griddepcontrol.launch_dependents())  # the next layer may come as soon as this one is there
-        for node in given(team):
-            self.rows[node] = [self._row(node, tile, body.ids.g) for tile in range(team.tiles)]
+        for number, node in enumerate(given(team)):
+            pieces = team.rows * team.depth_blocks(node) * 4
+            for i in range(-(-pieces // team.threads)):
+                self.own.append((node, number, *self._piece(node, i, pieces)))
         if team.exchange == "grid":
-            body.exchange.follow(self.events(tirx.const(0, "int32")))
-        for parts in team.shares.values():
-            for share in parts:
-                words = team.early(share)
-                if words:
-                    self.early[share] = k.local(words, "uint32")
-                    for z in range(words):
-                        k.store(self.early[share], tirx.const(0, "uint32"), z)
-                    self.ask(share, tirx.const(0, "int32"))
+            self.base = k.keep(I.cuda.cvta_generic_to_shared(self.body.arena.ptr_to([tirx.const(0, "int32")])))
+            self.body.exchange.follow(self.events(tirx.const(0, "int32")))
+            self.copy(tirx.const(0, "int32"), 0)
+            return
+        self.pieces = k.local(4 * len(self.own), "uint32")
+        for z in range(4 * len(self.own)):
+            k.store(self.pieces, tirx.const(0, "uint32"), z)
+        self._ask(tirx.const(0, "int32"))
+        self.stash(tirx.const(-1, "int32"), 1)
+        k.do(I.cuda.cta_sync())
 
     def end(self) -> None:
         """The layer below is done before this one is: who waits for the last layer waits for all."""
-        if given(self.team):
+        if self.used:
             self.k.do(I.ptx.griddepcontrol.wait())
 
     def events(self, t: Expr) -> Expr:
         """How often the blocks of the layer below have published when step t of it is in memory."""
         return (t + 1) * len(self.team.events) + 1
 
-    def _row(self, node: Node, tile: int, within: Expr) -> Expr:
-        """Element of the input, at time 0, where this lane's pieces of a row begin. Rows past the batch are never
-        looked at, so that any row will do for them."""
-        team, ids, k = self.team, self.body.ids, self.k
-        row = k["row0"] + ids.team * team.rows + (ids.warp_n * team.tiles + tile) * 8 + within
-        row = tirx.Cast("int64", tirx.Min(row, k["batch"] - 1))
-        return k.keep(row * node.shape[0] + ids.q * (16 // team.itemsize))
+    def _piece(self, node: Node, i: int, pieces: int) -> tuple[Expr, Expr, Expr]:
+        """Of this thread's i-th piece of 16 bytes: the element at time 0, the word of the first copy, and whether it
+        is inside of a row. Neighbours read side by side. Rows past the batch are never looked at: any row will do."""
+        team, k, ids = self.team, self.k, self.body.ids
+        flat, per_row = ids.thread + i * team.threads, team.depth_blocks(node) * 4
+        row, piece = tirx.floordiv(flat, per_row), tirx.floormod(flat, per_row)
+        lanes = 16 // team.itemsize
+        inside = tirx.And(row < team.rows, piece * lanes < node.shape[0])
+        from_row = tirx.Min(k["row0"] + ids.team * team.rows + tirx.Min(row, team.rows - 1), k["batch"] - 1)
+        element = tirx.Cast("int64", from_row) * node.shape[0] + tirx.Min(piece * lanes, node.shape[0] - lanes)
+        block = tirx.floordiv(piece, 4) * team.rows + tirx.Min(row, team.rows - 1)
+        word = team.input_at(node) + self.at + block * BLOCK_WORDS + tirx.floormod(piece, 4) * 4
+        whole = pieces % team.threads == 0 and node.shape[0] == team.depth_blocks(node) * team.block_k
+        return k.keep(element), k.keep(word), tirx.const(True, "bool") if whole else inside
 
-    def load(self, share: Share, kblock: int, tile: int, pieces: Any, first: int, t: Expr, within: int | None) -> None:
-        """One piece, to registers from `first` on; 0 past the row's end."""
-        team, body, k = self.team, self.body, self.k
-        node = share.operand.source
-        row = self.rows[node][tile] if within is None else self._row(node, tile, within)
-        block = body.ids.warp_k * share.kblocks + kblock if team.warps_k > 1 else tirx.const(kblock, "int32")
-        at = k.bind(body._time(t)) * node.shape[0] + row + block * team.block_k
-        source = k[f"x_{given(team).index(node)}"].ptr_to([at])
-        call = I.ptx["ld.relaxed.gpu.global.v4.b32"](*[pieces[first + z] for z in range(4)], source)
-        if node.shape[0] == team.depth_blocks(node) * team.block_k:
-            k.do(call)
-            return
-        for z in range(4):
-            k.store(pieces, tirx.const(0, "uint32"), first + z)
-        with k.when(block * team.block_k + body.ids.q * (16 // team.itemsize) < node.shape[0]):
-            k.do(call)
+    def _copy(self, node: Node, par: int) -> int:
+        """From the first copy of the rows to that of even or odd steps."""
+        words: int = par % self.team.input_copies * self.team.input_words(node)
+        return words
 
-    def ask(self, share: Share, t: Expr) -> None:
-        """Load the early pieces of step t."""
-        k, team, pieces = self.k, self.team, self.early[share]
+    def _source(self, node: Node, number: int, element: Expr, t: Expr) -> Expr:
+        return self.k[f"x_{number}"].ptr_to([self.body._time(t) * node.shape[0] + element])
+
+    # --- clusters ----------------------------------------------------------------------------------------------------
+
+    def _ask(self, t: Expr) -> None:
+        """Load this thread's pieces of step t."""
+        k = self.k
         with k.when(t < k["steps"]):
-            for kblock in range(share.kblocks):
-                for tile in range(team.tiles):
-                    at = (kblock * team.tiles + tile) * 4
-                    self.load(share, kblock, tile, pieces, at, t, None)
+            for n, (node, number, element, _, inside) in enumerate(self.own):
+                words = [self.pieces[4 * n + z] for z in range(4)]
+                with k.when(inside):
+                    k.do(I.ptx["ld.relaxed.gpu.global.v4.b32"](*words, self._source(node, number, element, t)))
 
-    def ready(self, share: Share) -> None:
-        """Wait until the early pieces of this step are what the layer below has written."""
-        if share not in self.early:
+    def stash(self, t: Expr, par: int) -> None:
+        """Lay down the pieces of step t + 1, which are waited for, for all warps; ask for those of step t + 2. What is
+        overwritten was read in step t - 1."""
+        if not self.used or self.team.exchange == "grid":
             return
-        k, pieces = self.k, self.early[share]
+        k, team = self.k, self.team
+        self._wait(t + 1)
+        for n, (node, _, _, word, inside) in enumerate(self.own):
+            words = [self.pieces[4 * n + z] for z in range(4)]
+            if team.precision == "tf32":
+                self._round(words)
+            own = tirx.const(True, "bool") if str(inside) == "True" else self._placed(node, n)
+            with k.when(own):
+                target = self.body.arena.ptr_to([word + self._copy(node, 1 - par)])
+                k.do(I.ptx["st.shared.v4.b32"](target, *words))
+        self._ask(t + 2)
+
+    def _placed(self, node: Node, n: int) -> Expr:
+        """Whether the n-th piece is one at all: those past a row's end are, and 0."""
+        first = next(i for i, own in enumerate(self.own) if own[0] is node)
+        flat = self.body.ids.thread + (n - first) * self.team.threads
+        return flat < self.team.rows * self.team.depth_blocks(node) * 4
+
+    def _wait(self, t: Expr) -> None:
+        """Until this thread's pieces of step t are what the layer below has written."""
+        k, pieces = self.k, self.pieces
         poison = tirx.const(POISON, "uint32")
-        with k.when(tirx.NE(k["follows"], tirx.const(0, "int32"))):
+        with k.when(tirx.And(tirx.NE(k["follows"], tirx.const(0, "int32")), t < k["steps"])):
             worst = k.local(1, "uint32")
 
             def look() -> None:
                 k.store(worst, pieces[0], 0)
-                for z in range(1, self.team.early(share)):
+                for z in range(1, 4 * len(self.own)):
                     k.store(worst, tirx.Max(worst[0], pieces[z]), 0)
 
             look()
             with I.While(tirx.EQ(worst[0], poison)):
-                self.ask(share, self.body.t)
+                self._ask(t)
                 look()
-            k.do(I.cuda.warp_sync())  # MMA wants the whole warp at one place
+        k.do(I.cuda.warp_sync())
+
+    # --- grids -------------------------------------------------------------------------------------------------------
+
+    def copy(self, t: Expr, par: int) -> None:
+        """Begin to copy the rows of step t, which are there."""
+        if not self.used:
+            return
+        k = self.k
+        with k.when(t < k["steps"]):
+            for n, (node, number, element, word, inside) in enumerate(self.own):
+                target = self.base + tirx.Cast("uint32", (word + self._copy(node, par)) * 4)
+                source = self._source(node, number, element, t)
+                with k.when(self._placed(node, n)):
+                    size = tirx.Select(inside, tirx.const(16, "uint32"), tirx.const(0, "uint32"))
+                    k.do(I.ptx["cp.async.cg.shared.global"](target, source, 16, size))
+        k.do(I.ptx["cp.async.commit_group"]())
+
+    def ready(self) -> None:
+        """A grid's copies of this step have come, for all warps."""
+        if self.team.exchange == "grid":
+            self.k.do(I.ptx["cp.async.wait_group"](0))
+            self.k.do(I.cuda.cta_sync())
+
+    def load(self, share: Share, kblock: int, tile: int, pieces: Any, first: int, within: int | None) -> None:
+        """This lane's piece of a K block and batch tile, to registers from `first` on."""
+        team, ids, node = self.team, self.body.ids, share.operand.source
+        block = ids.warp_k * share.kblocks + kblock if team.warps_k > 1 else kblock
+        row = (ids.warp_n * team.tiles + tile) * 8 + (ids.g if within is None else within)
+        at = self.at + team.input_at(node) + self._copy(node, self.body.par)
+        address = self.body.arena.ptr_to([at + (block * team.rows + row) * BLOCK_WORDS + ids.q * 4])
+        words = [pieces[first + z] for z in range(4)]
+        self.k.do(I.ptx["ld.shared.v4.b32"](*words, address))
+        if team.precision == "tf32" and team.exchange == "grid":  # copies do not pass through registers
+            self._round(words)
+
+    def _round(self, words: list[Expr]) -> None:
+        for word in words:
+            self.k.do(I.ptx["cvt.rna.tf32.f32"](word, I.reinterpret("float32", word)))

@@ -28,6 +28,7 @@ from .layout import Layout
 from .masks import POINTERS as MASK_POINTERS
 from .masks import SCALARS as MASK_SCALARS
 from .masks import Masks
+from .phases import Phase
 from .product import Product, weights
 from .reduction import Reduction
 from .start import fill_cluster, fill_grid
@@ -85,11 +86,11 @@ class Body:
 
     def __init__(self, k: Writer, team: Team, layout: Layout, initial: Mapping[str, float] | None) -> None:
         self.k, self.team, self.layout, self.step, self.initial = k, team, layout, team.step, initial
-        self.reads = CellReads(self)
-        self.inputs = Inputs(self)
         self.masks: Masks | None = None
         self.held: dict[tuple[Any, ...], Expr] = {}
         self.par, self.t = 0, tirx.const(0, "int32")
+        reading = [p for p in self.step.phases if any(o.given for o in p.operands)]
+        self.last = reading[-1] if reading else None  # phase whose product reads an input
 
     def emit(self) -> None:
         team, k = self.team, self.k
@@ -99,7 +100,9 @@ class Body:
         values = team.exchange_words if team.exchange == "cluster" else 0
         partial_at = values
         stage_at = partial_at + team.partial_words
-        weights_at = stage_at + team.stage_words
+        inputs_at = stage_at + team.stage_words
+        fetch_at = inputs_at + team.inputs_words
+        weights_at = fetch_at + team.fetch_words
         if team.exchange == "cluster":
             barriers_at = weights_at + team.weight_words
             self.exchange: Any = Cluster(k, team, self.ids, arena, stage_at, barriers_at)
@@ -107,7 +110,9 @@ class Body:
             grid = Grid(k, team, self.ids, arena, stage_at)
             self.exchange = Polled(k, team, self.ids, arena, stage_at, self) if team.polled else grid
         self.arena = arena
-        self.product = Product(k, team, self.ids, arena, weights_at, partial_at, self.inputs)
+        self.inputs = Inputs(self, inputs_at)
+        self.reads = CellReads(self, fetch_at)
+        self.product = Product(k, team, self.ids, arena, weights_at, partial_at)
         self.reads.load_params()
         self.masks = None if self.initial is None else Masks(self, self.initial)
         self._load_states()
@@ -258,16 +263,19 @@ class Body:
                     self._step(par, pair * 2 + par)
 
     def _step(self, par: int, t: Expr) -> None:
-        self.par, self.t, self.waited = par, t, 0
+        self.par, self.t, self.waited, self.stashed = par, t, 0, False
         self.product.par = self.exchange.par = par
         self.held = {}
         if self.masks is not None:
             self.masks.begin(t)
         self._arm()
+        self.reads.fetch.begin(t)
         for phase in self.step.phases:
+            self.phase = phase
             gates: list[Expr] = []
             if phase.kind == "gemm":
                 gates = self.product.emit(phase, self._loader(), self._ready)
+                self._stash(phase)
             if phase.kind == "reduce":
                 Reduction(self, phase).emit()
             else:
@@ -312,9 +320,17 @@ class Body:
 
     def _ready(self, share: Share) -> None:
         if share.operand.given:
-            self.inputs.ready(share)
+            self.inputs.ready()
         else:
+            self._stash(self.phase)
             self._wait(share.operand.source)
+
+    def _stash(self, phase: Phase) -> None:
+        """Once per step, when no product reads this step's input any more, before a wait if there is one."""
+        if self.stashed or phase is not self.last:
+            return
+        self.stashed = True
+        self.inputs.stash(self.t, self.par)
 
     def _wait(self, source: Node) -> None:
         node, k = self.value(source), self.k
@@ -329,8 +345,11 @@ class Body:
         events = self.team.events
         done = 0 if source.op == "state" else 1 + next(i for i, p in enumerate(events) if source in p.published)
         if done >= self.waited:
-            self.exchange.wait(self.t * len(events) + 1 + done, *self._below())
+            first, below = not self.waited, self._below()
+            self.exchange.wait(self.t * len(events) + 1 + done, *below)
             self.waited = done + 1
+            if first:
+                self.inputs.copy(self.t + 1, 1 - self.par)
 
     def _below(self) -> tuple[Expr, Expr] | tuple[()]:
         """At a step's first wait: the next step's input is waited for as well, and when."""
@@ -342,7 +361,7 @@ class Body:
         def load(share: Any, kblock: int, tile: int, pieces: Any, at: int, within: int | None = None) -> None:
             source = share.operand.source
             if share.operand.given:
-                self.inputs.load(share, kblock, tile, pieces, at, self.t, within)
+                self.inputs.load(share, kblock, tile, pieces, at, within)
                 return
             node = self.value(source)
             ids, team = self.ids, self.team

@@ -28,6 +28,7 @@ from ..rnn import RNN
 from ..target import Target
 from .program import Expr, Host, Pointer, Program
 from .recurrent import EXPECTED_BATCHES
+from .states import move
 from .steps import Buffers, Layer, Tile
 from .wave import Wave, wave
 
@@ -73,8 +74,8 @@ class Plan:
         self._tile_sizes()
         self.visits = self._visits()
         self.together = self._wave()
-        for visit in self.visits:
-            visit.code.states.load(host, visit.buffers, [before for before, _ in visit.user])
+        moves = [v.code.states.load(v.buffers, [before for before, _ in v.user]) for v in self.visits]
+        move(host, "load", [m for own in moves for m in own])
         if self.together is not None:
             with host.when(f"{self.together.choose(host)} >= 0"):
                 self.together.run(host, [visit.buffers.states for visit in self.visits])
@@ -83,8 +84,8 @@ class Plan:
                 self._time_major(host)
             else:
                 self._layer_major(host)
-        for visit in self.visits:
-            visit.code.states.save(host, self._last(host, visit), [after for _, after in visit.user])
+        moves = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
+        move(host, "save", [m for own in moves for m in own])
         waves = [] if self.together is None else self.together.facts()
         program.facts["templates"] = [*waves, *(fact for code in self.code for fact in code.facts())]
         program.facts["flops_per_row"] = flops_per_row(self.layers, self.directions)

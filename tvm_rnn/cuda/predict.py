@@ -31,6 +31,7 @@ SHARED_BYTES_PER_CYCLE = 128.0
 SHARED_PART = 0.8  # of shared memory traffic that MMA does not hide
 CROWDED, CROWDED_PART = 226, 0.006  # registers; lost time for each one more
 INPUT_HIDDEN_US = 0.25  # of an input's product, behind the exchange
+INPUT_SHARED_PART = 0.5  # of its weights' way from shared memory, which is in the way of the exchange
 PARTIAL_US = 0.03  # per warp that sums are collected from
 ROWS_US, CELLS_US = 0.12, 0.1  # each 8 rows of a cluster beyond the first; each 256 cells of a block beyond the first
 CELL_US, LIGHT_US, CELL_EACH_US = 0.15, 0.04, 0.03  # of a product's phase, of another, of each 10 values
@@ -102,10 +103,9 @@ def _product(team: Team, number: int) -> float:
         math = max(issue, chain) / CLOCK_MHZ
         near = SHARED_PART * team.passes * share.shared * piece / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
         if share.operand.given:  # while the blocks wait for each other
-            waits = trip = 0.0
-            if team.exchange == "cluster":
-                waits, trip = INPUT_HIDDEN_US, 0.0 if team.early(share) else L2_TRIP_US
-            us += max(0.0, math + near - waits) * (0.5 if team.exchange == "grid" else 1) + trip
+            rows = operand / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
+            hidden = INPUT_HIDDEN_US if team.exchange == "cluster" else GRID_US
+            us += max(0.0, math + near + rows - hidden) + INPUT_SHARED_PART * near
         elif team.exchange == "cluster":
             us += math + near + SHARED_PART * operand / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
         else:

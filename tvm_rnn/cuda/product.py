@@ -24,10 +24,8 @@ Expr = Any
 class Product:
     """The products of one kernel. Construct once, at the kernel's start: it loads the resident weights."""
 
-    def __init__(
-        self, k: Writer, team: Team, ids: Any, arena: Any, weights_at: int, partial_at: int, inputs: Any
-    ) -> None:
-        self.k, self.team, self.ids, self.arena, self.inputs = k, team, ids, arena, inputs
+    def __init__(self, k: Writer, team: Team, ids: Any, arena: Any, weights_at: int, partial_at: int) -> None:
+        self.k, self.team, self.ids, self.arena = k, team, ids, arena
         self.partial_at, self.par = partial_at, 0
         self.registers: dict[Share, Any] = {}
         self.shared: dict[Share, int] = {}
@@ -114,9 +112,7 @@ class Product:
         m_tiles = self.team.m_tiles(phase)
         return [part[m * each + z] for m in range(m_tiles) for part in own for z in range(each)]
 
-    def _pass(
-        self, phase: Phase, load: Callable[..., None], number: int, ready: Callable[[Share], None]
-    ) -> list[Expr]:
+    def _pass(self, phase: Phase, load: Callable[..., None], number: int, ready: Callable[[Share], None]) -> list[Expr]:
         """The product with the batch tiles of one pass."""
         team, k = self.team, self.k
         tiles, m_tiles, chains = team.pass_tiles, team.m_tiles(phase), team.chains[phase]
@@ -128,9 +124,6 @@ class Product:
             k.store(acc, tirx.const(0.0, "float32"), z)
         for share in team.shares[phase]:
             ready(share)
-            if share in self.inputs.early:
-                self._multiply_early(phase, share, m_tiles, first, acc, last=number == team.passes - 1)
-                continue
             ring = share.kblocks if team.polled else min(team.ahead + 1, share.kblocks)
             pieces = k.local(ring * tiles * 4, "uint32")
             if team.polled:
@@ -146,28 +139,8 @@ class Product:
                     for tile in range(tiles):
                         load(share, coming, first + tile, pieces, (coming % ring * tiles + tile) * 4)
                 a = self._weights(phase, share, kblock)
-                self._round(share, pieces, kblock % ring * tiles)
                 self._multiply(kblock, m_tiles, chains, a, pieces, kblock % ring * tiles, acc)
         return self._sum(phase, m_tiles, chains, acc, number)
-
-    def _multiply_early(self, phase: Phase, share: Share, m_tiles: int, first: int, acc: Any, last: bool) -> None:
-        """An input whose pieces are here already; then those of the next step are asked for."""
-        team, pieces = self.team, self.inputs.early[share]
-        self._ask_weights(phase, share, 0)
-        for kblock in range(share.kblocks):
-            self._ask_weights(phase, share, kblock + 1)
-            at = kblock * team.tiles + first
-            self._round(share, pieces, at)
-            self._multiply(kblock, m_tiles, team.chains[phase], self._weights(phase, share, kblock), pieces, at, acc)
-        if last:
-            self.inputs.ask(share, self.inputs.body.t + 1)
-
-    def _round(self, share: Share, pieces: Any, first: int) -> None:
-        """What is handed over is rounded to tf32 already; inputs are not."""
-        if self.team.precision != "tf32" or not share.operand.given:
-            return
-        for z in range(first * 4, (first + self.team.pass_tiles) * 4):
-            self.k.do(I.ptx["cvt.rna.tf32.f32"](pieces[z], I.reinterpret("float32", pieces[z])))
 
     def _poll(self, share: Share, load: Callable[..., None], first: int, pieces: Any) -> None:
         """Load all of an operand, all of it again until it is there: one after the other would cost a way each."""

@@ -19,10 +19,10 @@ from . import persistent
 from .cell_reads import hoisted, params
 from .exchange import COUNTER_WORDS
 from .gemm_layout import Pack
+from .inputs import given
 from .kernel import Kernel
 from .layout import Layout
 from .masks import resettable
-from .inputs import given
 from .phases import NotPersistent, Step, phases
 from .predict import predict, resident_teams
 from .product import weights

@@ -7,7 +7,7 @@ the padding of a row mean nothing; rows that have ended keep their states and em
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -25,11 +25,44 @@ if TYPE_CHECKING:
     from .steps import Buffers, Step
 
 Expr = Any
+MOVES = 32  # of one launch
+
+
+@dataclass(frozen=True)
+class Move:
+    """[B, size] dense to [B, size] as `place` says, converted."""
+
+    source: Pointer
+    target: Pointer
+    size: int
+    place: Place
+
+
+def move(host: Host, name: str, moves: Sequence[Move]) -> None:
+    """All of them in as few launches as kernels' parameters allow: each launch costs as much as a step."""
+    for first in range(0, len(moves), MOVES):
+        part = moves[first : first + MOVES]
+        pointers = [pointer for m in part for pointer in (m.source, m.target)]
+        host.launch(_mover(f"{name}{first // MOVES}", part), pointers, ["B"])
+
+
+def _mover(name: str, moves: Sequence[Move]) -> Kernel:
+    def run(writer: Writer) -> None:
+        row, j, inside = elements(writer, max(m.size for m in moves))
+        with writer.when(inside):
+            for n, m in enumerate(moves):
+                with writer.when(j < m.size):
+                    value = writer[f"from{n}"][address(Place(m.source.dtype, m.size), row, j)]
+                    value = value if m.source.dtype == m.place.dtype else tirx.Cast(m.place.dtype, value)
+                    writer.store(writer[f"to{n}"], value, address(m.place, row, j))
+
+    pairs = [((f"from{n}", m.source.dtype), (f"to{n}", m.place.dtype)) for n, m in enumerate(moves)]
+    return write(name, [pointer for pair in pairs for pointer in pair], [("rows", "int64")], run, threads=THREADS)
 
 
 @dataclass(frozen=True)
 class StateKernels:
-    """The four kernels of one layer."""
+    """The kernels of one layer, and what moves in and out."""
 
     layout: Layout
     name: str
@@ -48,9 +81,6 @@ class StateKernels:
         """(pointer, place, number) of every state, then of every shadow."""
         states = [(f"{state}{i}", self.layout.state(i), i) for i in range(len(self._sizes))]
         return [*states, *((f"{shadow}{i}", place, i) for i, place in self._shadows.items())]
-
-    def _user(self, name: str) -> list[tuple[str, Place, int]]:
-        return [(f"{name}{i}", Place(self.layout.dtype, size), i) for i, size in enumerate(self._sizes)]
 
     def _kernel(
         self,
@@ -77,35 +107,19 @@ class StateKernels:
 
     # --- in and out ------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def _load(self) -> Kernel:
-        copies, user = self._copies("state", "shadow"), self._user("user")
-
-        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[Any]:
-            for pointer, place, number in copies:
-                source = user[number]
-                yield pointer, lambda s=source: writer[s[0]][address(s[1], row, j)], place, self._sizes[number]
-
-        return self._kernel("load", [*user, *copies], [], [], body)
-
-    @cached_property
-    def _save(self) -> Kernel:
-        states, user = self._copies("state", "shadow")[: len(self._sizes)], self._user("user")
-
-        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[Any]:
-            for (pointer, place, number), source in zip(user, states, strict=True):
-                yield pointer, lambda s=source: writer[s[0]][address(s[1], row, j)], place, self._sizes[number]
-
-        return self._kernel("save", [*states, *user], [], [], body)
-
-    def load(self, host: Host, buffers: Buffers, user: list[Pointer]) -> None:
+    def load(self, buffers: Buffers, user: list[Pointer]) -> list[Move]:
         """The user's states of one layer and direction become the copies of parity 0."""
-        pointers = [*user, *(p for p, _ in buffers.states), *(p for p, _ in buffers.shadows.values())]
-        host.launch(self._load, pointers, ["B"])
+        moves = [
+            Move(user[i], first, self._sizes[i], self.layout.state(i)) for i, (first, _) in enumerate(buffers.states)
+        ]
+        shadows = buffers.shadows.items()
+        return moves + [Move(user[i], first, self._sizes[i], self._shadows[i]) for i, (first, _) in shadows]
 
-    def save(self, host: Host, states: list[Pointer], user: list[Pointer]) -> None:
+    def save(self, states: list[Pointer], user: list[Pointer]) -> list[Move]:
         """The states after the last step become the user's."""
-        host.launch(self._save, [*states, *user], ["B"])
+        user_place = [Place(self.layout.dtype, size) for size in self._sizes]
+        pairs = zip(states, user, user_place, strict=True)
+        return [Move(s, u, size, place) for (s, u, place), size in zip(pairs, self._sizes, strict=True)]
 
     # --- within the loop over time ---------------------------------------------------------------------------------
 

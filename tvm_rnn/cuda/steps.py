@@ -26,7 +26,6 @@ from .rows import rows_kernel
 from .states import StateKernels
 from .weights import Weights
 
-
 STEP_US = 6.0  # a product and a row kernel, each with a launch
 
 

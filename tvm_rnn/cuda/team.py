@@ -33,7 +33,7 @@ MMA = {
 LANES = 32
 PIECE_WORDS = 4  # a 16-byte load
 BLOCK_WORDS = 16  # 64 bytes of K
-EARLY_WORDS = 64  # registers for an input's pieces of the next step
+FETCH_STEPS = 4  # places for hoisted values: copies begin three steps early
 
 
 @dataclass(frozen=True)
@@ -166,12 +166,48 @@ class Team:
             made[phase, operand] = Share(operand, kblocks, kept, near)
         return {phase: tuple(made[phase, operand] for operand in phase.operands) for phase in self.step.phases}
 
-    def early(self, share: Share) -> int:
-        """Registers for pieces of an input that are asked for a whole step before they are used; 0: not early. A
-        cluster's exchange is too short for a load from L2, a grid's is not."""
-        pieces = share.kblocks * self.tiles * 4
-        fits = self.exchange == "cluster" and self.precision != "float32" and pieces <= EARLY_WORDS
-        return pieces if share.operand.given and fits else 0
+    # --- hoisted values ----------------------------------------------------------------------------------------------
+
+    def fetches(self, phase: Phase, node: Node, slot: int) -> bool:
+        """Whether a hoisted value's component is copied to shared memory early, 8 units at a time (`fetch.py`)."""
+        return node.op != "input" and slot >= 0 and phase.width % 8 == 0
+
+    @property
+    def fetch_words(self) -> int:
+        pairs = zip(self.step.phases, self.step.reads, strict=True)
+        tiles = [self.blocks(p.width) for p, reads in pairs for node, slot in reads if self.fetches(p, node, slot)]
+        return FETCH_STEPS * self.warps * sum(tiles) * self.own_tiles * 64 * self.itemsize // 4
+
+    # --- inputs of products ----------------------------------------------------------------------------------------
+
+    def input_words(self, node: Node) -> int:
+        """One copy of an input's rows, in words of 4 bytes."""
+        return self.depth_blocks(node) * self.rows * BLOCK_WORDS
+
+    @property
+    def input_copies(self) -> int:
+        """For even and odd steps; one where a step's first wait, which the next rows are copied after, comes when all
+        products of inputs are done."""
+        reading = [n for n, p in enumerate(self.step.phases) if any(o.given for o in p.operands)]
+        waiting = next((n for n, p in enumerate(self.step.phases) if any(not o.given for o in p.operands)), 0)
+        phase = self.step.phases[waiting]
+        first = bool(reading) and (reading[-1] < waiting or (reading[-1] == waiting and phase.inputs_first))
+        return 1 if self.exchange == "grid" and first else 2
+
+    def input_at(self, node: Node) -> int:
+        """Where the copies of an input's rows begin, in words from the first input's."""
+        before = self.step.given[: self.step.given.index(node)]
+        return sum(self.input_copies * self.input_words(n) for n in before)
+
+    @property
+    def inputs_words(self) -> int:
+        return sum(self.input_copies * self.input_words(n) for n in self.step.given)
+
+    @property
+    def input_registers(self) -> int:
+        """A thread of a cluster holds its pieces of a step for one step."""
+        pieces = [ceil(self.input_words(n) // 4 / self.threads) for n in self.step.given]
+        return 4 * sum(pieces) if self.exchange == "cluster" else 0
 
     @property
     def chains(self) -> dict[Phase, int]:
@@ -263,7 +299,8 @@ class Team:
     def shared_bytes(self) -> int:
         operands = self.exchange_words if self.exchange == "cluster" else 0
         barriers = 16 * (len(self.published) + 1)  # two mbarriers per value, and for reductions
-        return 4 * (operands + self.partial_words + self.stage_words + self.weight_words) + max(256, barriers)
+        own = self.partial_words + self.stage_words + self.inputs_words + self.fetch_words + self.weight_words
+        return 4 * (operands + own) + max(256, barriers)
 
     # --- registers -------------------------------------------------------------------------------------------------
 
@@ -279,7 +316,7 @@ class Team:
     def registers(self) -> int:
         """An estimate per thread, used to discard what would spill."""
         total = sum(s.registers * self.m_tiles(p) * 8 for p, parts in self.shares.items() for s in parts)
-        total += sum(self.early(s) for parts in self.shares.values() for s in parts)
+        total += self.input_registers
         work = [
             self.m_tiles(p) * self.pass_tiles * 4 * self.chains[p] + (self.ahead + 1) * self.pass_tiles * 4
             for p in self.step.phases
@@ -296,7 +333,8 @@ class Team:
             total += 8 * max(self.m_tiles(p) for p in self.step.phases)  # fragments on their way
         for number, phase in enumerate(self.step.phases):
             cells = self.blocks(phase.width) * self.own_tiles * 2
-            total += 2 * len(self.step.reads[number]) * cells
+            early = sum(self.fetches(phase, node, slot) for node, slot in self.step.reads[number])
+            total += (2 * len(self.step.reads[number]) - early) * cells
         for state in self.step.graph.states:
             total += self.blocks(state.shape[0]) * self.own_tiles * 2
         return total + 30

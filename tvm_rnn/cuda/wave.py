@@ -28,7 +28,7 @@ from .predict import able_to_run, predict, resident_teams
 from .program import ITEM_BYTES, Expr, Host, Pointer, Program
 from .recurrent import EXPECTED_BATCHES, Persistent, best_team, step_of
 from .regime import Where
-from .team import Team
+from .team import MMA, Team
 from .weights import Weights
 
 WAVE_BYTES = 256 << 20  # for what layers hand to the next one, in one tile of time
@@ -167,7 +167,7 @@ def wave(
     layers: graphs whose products of inputs are part of the step. alone: for each expected batch size the predicted time
     of a step of all layers one after the other.
     """
-    if net.num_directions > 1 or len(layers.of_layer) < 2:
+    if net.num_directions > 1 or len(layers.of_layer) < 2 or precision not in MMA or target.arch != "sm_90a":
         return None
     try:
         members = [_member(net, graph, n, precision, target) for n, graph in enumerate(layers.graphs)]
@@ -197,7 +197,7 @@ def _member(net: RNN, graph: Any, number: int, precision: str, target: Target) -
     # What layers hand over is their output, as the product of the next one reads it.
     if not step.given or any(step.reads) or graph.output not in {n for p in step.phases for n in p.published}:
         raise NotPersistent("a layer cannot follow another one")
-    if precision == "float32" or layout.output.dtype != layout.storage:
+    if layout.output.dtype != layout.storage:
         raise NotPersistent("a layer's output is not what the next one's product reads")
     return Member(layout, step)
 
@@ -206,9 +206,8 @@ def _able(members: Sequence[Member], team: Team, target: Target) -> bool:
     """Whether every layer can have this geometry, and can follow another one in it."""
     for member in members:
         own = replace(team, step=member.step)
-        early = all(own.early(s) for parts in own.shares.values() for s in parts if s.operand.given)
         whole = member.layout.output.row_stride % 8 == 0 and member.layout.graph.output.shape[0] % 8 == 0
-        if not able_to_run(own, target) or own.polled or (own.exchange == "cluster" and not (early and whole)):
+        if not able_to_run(own, target) or own.polled or (own.exchange == "cluster" and not whole):
             return False
     return True
 
@@ -229,9 +228,7 @@ def _limit(team: Team, layers: int, most: int | None, target: Target) -> str:
     return f"B <= {min(teams * team.rows, most or teams * team.rows)}"
 
 
-def _regime(
-    member: Member, team: Team, precision: str, most: int | None, net: RNN, target: Target
-) -> Persistent:
+def _regime(member: Member, team: Team, precision: str, most: int | None, net: RNN, target: Target) -> Persistent:
     own = replace(team, step=member.step)
     weights = member.layout.weights
     name = f"wave_{weights.number}_{own.exchange}{own.ctas}x{own.rows}" + (f"_b{most}" if most else "")
