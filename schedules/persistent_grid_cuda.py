@@ -29,7 +29,8 @@ PASSES = (1, 2, 4)
 class PersistentGrid:
     """Knobs: ctas (blocks of a team), rows (batch rows of a team), warps_u, warps_n, warps_k (how a block's warps share
     units, rows and K), register_words and shared_words (weights per thread kept there), ahead (K blocks asked for
-    before use), passes (in which the rows are multiplied), polled (values are handed over
+    before use), passes (in which the rows are multiplied), copied (operands
+    come by asynchronous copies), polled (values are handed over
     without a counter; only if a record says so: it has not been timed yet)."""
 
     @staticmethod
@@ -49,6 +50,7 @@ class PersistentGrid:
             "ahead": knob("ahead", AHEAD, best.ahead),
             "passes": knob("passes", PASSES, best.passes),
             "polled": knob("polled", (0, 1), best.polled),
+            "copied": knob("copied", (0, 1), best.copied),
         }
 
     @staticmethod
@@ -83,6 +85,9 @@ def _teams(unit: Any, target: Target, knob: Knobs) -> Iterator[Team]:
                     (64, 64),
                     (64, 128),
                 ):
+                    if unit.step.given:
+                        knobs = {"ctas": ctas, "rows": rows, **shape, "register_words": words, "shared_words": near}
+                        yield _team(unit, **{**knobs, "ahead": 1, "copied": 1, **fixed})
                     for ahead in AHEAD:
                         knobs = {"ctas": ctas, "rows": rows, **shape, "register_words": words, "shared_words": near}
                         for passes in () if fixed.get("polled") else PASSES:

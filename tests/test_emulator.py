@@ -112,13 +112,14 @@ WAVES = {
     "clusters": ("lstm", "bfloat16", None, {"num_layers": 3, "inputs": 16}),
     "clusters of layers of one size": ("gru", "float16", None, {"num_layers": 2, "inputs": 64}),
     "tf32": ("lstm_peephole", "float32", "tf32", {"num_layers": 2, "inputs": 12}),
+    "norms of inputs": ("lstm_layer_norm", "bfloat16", None, {"num_layers": 2, "inputs": 24}),
 }
 
 
-@pytest.mark.parametrize("name", WAVES)
+@pytest.mark.parametrize("name", ["clusters", *(pytest.param(n, marks=pytest.mark.slow) for n in list(WAVES)[1:])])
 def test_layers_in_a_wave(name: str) -> None:
     cell, dtype, precision, sizes = WAVES[name]
-    net = network(cell, 64, dtype, **sizes)
+    net = network(cell, 32, dtype, **sizes)
     mod = emulator.compile(net, batch=[B], precision=precision)
     assert any("layers in a wave" in row["unit"] for row in mod.manifest.templates)
     check(net, mod, precision or dtype)
@@ -126,11 +127,11 @@ def test_layers_in_a_wave(name: str) -> None:
 
 def test_a_wave_in_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     def best(step: Any, *_: Any) -> tuple[float, str, Team]:
-        team = Team(step, "bfloat16", "grid", 3, 16, warps_u=1, warps_k=2, register_words=64, shared_words=192, ahead=1)
+        team = Team(step, "bfloat16", "grid", 2, 16, warps_u=1, warps_k=2, register_words=64, shared_words=192, ahead=1)
         return 0.5, "persistent_grid_cuda", team
 
     monkeypatch.setattr(wave, "best_team", best)
-    net = network("gru_reset_before", 64, "bfloat16", inputs=16, num_layers=2)
+    net = network("gru_reset_before", 32, "bfloat16", inputs=16, num_layers=2)
     mod = emulator.compile(net, batch=[B])
     assert any("layers in a wave" in row["unit"] for row in mod.manifest.templates)
     check(net, mod, "bfloat16")

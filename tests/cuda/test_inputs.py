@@ -6,12 +6,17 @@ from typing import Any
 
 import pytest
 from emulated import Case, layer, persistent_error
-from test_persistent import cluster, grid
+from test_persistent import cluster
+from test_persistent import grid as plain_grid
 
 from tvm_rnn.cuda.phases import NotPersistent
 from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.tolerance import tolerance
+
+
+def grid(ctas: int, rows: int, **knobs: int) -> dict[str, Any]:
+    return plain_grid(ctas, rows, copied=ctas % 2, **knobs)
 
 
 @pytest.mark.parametrize("follows", [False, True])

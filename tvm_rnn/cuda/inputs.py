@@ -1,11 +1,11 @@
-"""What a persistent kernel's products read of the layer's own input: rows from memory, by way of shared memory.
+"""What a cluster's products read of the layer's own input: rows from memory, by way of shared memory.
 
 In: the kernel's state (`persistent.Body`). Out: statements that bring a step's rows to a block once for all its warps,
-one step before they are multiplied, laid out like what blocks exchange: [K block][batch row][64 bytes].
+one step before they are multiplied, laid out like what blocks exchange: [K block][batch row][64 bytes], twice.
 
-A layer that follows another one in the same wave must not read what is not there yet. In a grid the counter of the
-layer below says what is, and rows are copied without registers. A cluster has no counter: memory is filled with POISON
-before the launch, and a thread loads its pieces until no word of them is that (see `exchange_grid.Polled`).
+A layer that follows another one in the same wave must not read what is not there yet. A cluster has no counter: memory
+is filled with POISON before the launch, and a thread loads its pieces until no word of them is that (see
+`exchange.Polled`). In a grid the counter of the layer below says what is there, and `copies.py` copies it.
 """
 
 from __future__ import annotations
@@ -44,15 +44,13 @@ class Inputs:
         if not self.used:
             return
         k.do(I.ptx.griddepcontrol.launch_dependents())  # the next layer may come as soon as this one is there
+        if team.exchange == "grid":
+            self.body.exchange.follow(self.events(tirx.const(0, "int32")))
+            return
         for number, node in enumerate(given(team)):
             pieces = team.rows * team.depth_blocks(node) * 4
             for i in range(-(-pieces // team.threads)):
                 self.own.append((node, number, *self._piece(node, i, pieces)))
-        if team.exchange == "grid":
-            self.base = k.keep(I.cuda.cvta_generic_to_shared(self.body.arena.ptr_to([tirx.const(0, "int32")])))
-            self.body.exchange.follow(self.events(tirx.const(0, "int32")))
-            self.copy(tirx.const(0, "int32"), 0)
-            return
         self.pieces = k.local(4 * len(self.own), "uint32")
         for z in range(4 * len(self.own)):
             k.store(self.pieces, tirx.const(0, "uint32"), z)
@@ -86,13 +84,11 @@ class Inputs:
 
     def _copy(self, node: Node, par: int) -> int:
         """From the first copy of the rows to that of even or odd steps."""
-        words: int = par % self.team.input_copies * self.team.input_words(node)
+        words: int = par * self.team.input_words(node)
         return words
 
     def _source(self, node: Node, number: int, element: Expr, t: Expr) -> Expr:
         return self.k[f"x_{number}"].ptr_to([self.body._time(t) * node.shape[0] + element])
-
-    # --- clusters ----------------------------------------------------------------------------------------------------
 
     def _ask(self, t: Expr) -> None:
         """Load this thread's pieces of step t."""
@@ -144,28 +140,6 @@ class Inputs:
                 look()
         k.do(I.cuda.warp_sync())
 
-    # --- grids -------------------------------------------------------------------------------------------------------
-
-    def copy(self, t: Expr, par: int) -> None:
-        """Begin to copy the rows of step t, which are there."""
-        if not self.used:
-            return
-        k = self.k
-        with k.when(t < k["steps"]):
-            for n, (node, number, element, word, inside) in enumerate(self.own):
-                target = self.base + tirx.Cast("uint32", (word + self._copy(node, par)) * 4)
-                source = self._source(node, number, element, t)
-                with k.when(self._placed(node, n)):
-                    size = tirx.Select(inside, tirx.const(16, "uint32"), tirx.const(0, "uint32"))
-                    k.do(I.ptx["cp.async.cg.shared.global"](target, source, 16, size))
-        k.do(I.ptx["cp.async.commit_group"]())
-
-    def ready(self) -> None:
-        """A grid's copies of this step have come, for all warps."""
-        if self.team.exchange == "grid":
-            self.k.do(I.ptx["cp.async.wait_group"](0))
-            self.k.do(I.cuda.cta_sync())
-
     def load(self, share: Share, kblock: int, tile: int, pieces: Any, first: int, within: int | None) -> None:
         """This lane's piece of a K block and batch tile, to registers from `first` on."""
         team, ids, node = self.team, self.body.ids, share.operand.source
@@ -173,10 +147,7 @@ class Inputs:
         row = (ids.warp_n * team.tiles + tile) * 8 + (ids.g if within is None else within)
         at = self.at + team.input_at(node) + self._copy(node, self.body.par)
         address = self.body.arena.ptr_to([at + (block * team.rows + row) * BLOCK_WORDS + ids.q * 4])
-        words = [pieces[first + z] for z in range(4)]
-        self.k.do(I.ptx["ld.shared.v4.b32"](*words, address))
-        if team.precision == "tf32" and team.exchange == "grid":  # copies do not pass through registers
-            self._round(words)
+        self.k.do(I.ptx["ld.shared.v4.b32"](*[pieces[first + z] for z in range(4)], address))
 
     def _round(self, words: list[Expr]) -> None:
         for word in words:

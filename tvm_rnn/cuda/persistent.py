@@ -20,6 +20,7 @@ from tvm.script.ir_builder import tirx as I
 from ..graph import Node
 from ..scalar_cuda import flavour
 from .cell_reads import CellReads, hoisted, params, place_of
+from .copies import Copies
 from .epilogue import Epilogue
 from .exchange import Cluster, Grid, Polled
 from .inputs import Inputs, given
@@ -101,7 +102,8 @@ class Body:
         partial_at = values
         stage_at = partial_at + team.partial_words
         inputs_at = stage_at + team.stage_words
-        fetch_at = inputs_at + team.inputs_words
+        copies_at = inputs_at + team.inputs_words
+        fetch_at = copies_at + team.copy_words
         weights_at = fetch_at + team.fetch_words
         if team.exchange == "cluster":
             barriers_at = weights_at + team.weight_words
@@ -110,9 +112,9 @@ class Body:
             grid = Grid(k, team, self.ids, arena, stage_at)
             self.exchange = Polled(k, team, self.ids, arena, stage_at, self) if team.polled else grid
         self.arena = arena
-        self.inputs = Inputs(self, inputs_at)
+        self.inputs, self.copies = Inputs(self, inputs_at), Copies(self, copies_at)
         self.reads = CellReads(self, fetch_at)
-        self.product = Product(k, team, self.ids, arena, weights_at, partial_at)
+        self.product = Product(k, team, self.ids, arena, weights_at, partial_at, self.copies)
         self.reads.load_params()
         self.masks = None if self.initial is None else Masks(self, self.initial)
         self._load_states()
@@ -238,6 +240,7 @@ class Body:
             self.exchange.arrive()
         self.reads.prepare()
         self.inputs.prepare()
+        self.copies.prepare()
         if self.masks is not None:
             self.masks.ask(1, tirx.const(1, "int32"))
 
@@ -263,7 +266,7 @@ class Body:
                     self._step(par, pair * 2 + par)
 
     def _step(self, par: int, t: Expr) -> None:
-        self.par, self.t, self.waited, self.stashed = par, t, 0, False
+        self.par, self.t, self.waited, self.stashed, self.asked = par, t, 0, False, False
         self.product.par = self.exchange.par = par
         self.held = {}
         if self.masks is not None:
@@ -319,9 +322,7 @@ class Body:
         self.exchange.expect(node, 1 - self.par, when)
 
     def _ready(self, share: Share) -> None:
-        if share.operand.given:
-            self.inputs.ready()
-        else:
+        if not share.operand.given:
             self._stash(self.phase)
             self._wait(share.operand.source)
 
@@ -345,11 +346,8 @@ class Body:
         events = self.team.events
         done = 0 if source.op == "state" else 1 + next(i for i, p in enumerate(events) if source in p.published)
         if done >= self.waited:
-            first, below = not self.waited, self._below()
-            self.exchange.wait(self.t * len(events) + 1 + done, *below)
+            self.exchange.wait(self.t * len(events) + 1 + done, *self._below())
             self.waited = done + 1
-            if first:
-                self.inputs.copy(self.t + 1, 1 - self.par)
 
     def _below(self) -> tuple[Expr, Expr] | tuple[()]:
         """At a step's first wait: the next step's input is waited for as well, and when."""
@@ -361,7 +359,10 @@ class Body:
         def load(share: Any, kblock: int, tile: int, pieces: Any, at: int, within: int | None = None) -> None:
             source = share.operand.source
             if share.operand.given:
-                self.inputs.load(share, kblock, tile, pieces, at, within)
+                if self.team.exchange == "cluster":
+                    self.inputs.load(share, kblock, tile, pieces, at, within)
+                else:
+                    self.copies.load(share, kblock, tile, pieces, at)
                 return
             node = self.value(source)
             ids, team = self.ids, self.team

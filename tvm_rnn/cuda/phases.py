@@ -57,12 +57,6 @@ class Phase:
     roots: tuple[Node, ...] = ()
     centres: tuple[Node | None, ...] = ()
 
-    @property
-    def inputs_first(self) -> bool:
-        """Whether the product's inputs come before its other operands."""
-        order = [o.given for o in self.operands]
-        return order == sorted(order, reverse=True)
-
 
 @dataclass(frozen=True)
 class Step:

@@ -109,7 +109,7 @@ def _product(team: Team, number: int) -> float:
         elif team.exchange == "cluster":
             us += math + near + SHARED_PART * operand / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
         else:
-            trips = 1 if team.polled else ceil(share.kblocks / (team.ahead + 1)) * team.passes
+            trips = 1 if team.polled or team.copied else ceil(share.kblocks / (team.ahead + 1)) * team.passes
             far = max(operand / L2_BYTES_PER_US, trips * L2_TRIP_US)
             us += near + max(far, math) + OVERLAP_LOST * min(far, math)
     if team.warps_k > 1:

@@ -24,8 +24,10 @@ Expr = Any
 class Product:
     """The products of one kernel. Construct once, at the kernel's start: it loads the resident weights."""
 
-    def __init__(self, k: Writer, team: Team, ids: Any, arena: Any, weights_at: int, partial_at: int) -> None:
-        self.k, self.team, self.ids, self.arena = k, team, ids, arena
+    def __init__(
+        self, k: Writer, team: Team, ids: Any, arena: Any, weights_at: int, partial_at: int, copies: Any
+    ) -> None:
+        self.k, self.team, self.ids, self.arena, self.copies = k, team, ids, arena, copies
         self.partial_at, self.par = partial_at, 0
         self.registers: dict[Share, Any] = {}
         self.shared: dict[Share, int] = {}
@@ -124,6 +126,9 @@ class Product:
             k.store(acc, tirx.const(0.0, "float32"), z)
         for share in team.shares[phase]:
             ready(share)
+            if team.copied:
+                self._multiply_copies(phase, share, number, acc)
+                continue
             ring = share.kblocks if team.polled else min(team.ahead + 1, share.kblocks)
             pieces = k.local(ring * tiles * 4, "uint32")
             if team.polled:
@@ -138,9 +143,34 @@ class Product:
                     coming = kblock + ring - 1
                     for tile in range(tiles):
                         load(share, coming, first + tile, pieces, (coming % ring * tiles + tile) * 4)
+                if share.operand.given and team.exchange == "grid":
+                    first_word = kblock % ring * tiles * 4
+                    self.copies.round([pieces[first_word + z] for z in range(tiles * 4)])
                 a = self._weights(phase, share, kblock)
                 self._multiply(kblock, m_tiles, chains, a, pieces, kblock % ring * tiles, acc)
         return self._sum(phase, m_tiles, chains, acc, number)
+
+    def _multiply_copies(self, phase: Phase, share: Share, number: int, acc: Any) -> None:
+        """An operand that this lane has copied, or copies now; the next block of K is read while one is multiplied."""
+        team, tiles = self.team, self.team.pass_tiles
+        pieces = self.k.local(2 * tiles * 4, "uint32")
+        if number == 0:
+            self.copies.ask(phase, share)
+
+        def take(kblock: int) -> None:
+            if number == 0:
+                self.copies.wait(share, kblock)
+            for tile in range(tiles):
+                self.copies.take(share, kblock, number * tiles + tile, pieces, (kblock % 2 * tiles + tile) * 4)
+
+        self._ask_weights(phase, share, 0)
+        take(0)
+        for kblock in range(share.kblocks):
+            self._ask_weights(phase, share, kblock + 1)
+            if kblock + 1 < share.kblocks:
+                take(kblock + 1)
+            a = self._weights(phase, share, kblock)
+            self._multiply(kblock, self.team.m_tiles(phase), team.chains[phase], a, pieces, kblock % 2 * tiles, acc)
 
     def _poll(self, share: Share, load: Callable[..., None], first: int, pieces: Any) -> None:
         """Load all of an operand, all of it again until it is there: one after the other would cost a way each."""

@@ -134,7 +134,7 @@ class Persistent:
             name: getattr(team, name)
             for name in (
                 *("ctas", "rows", "warps_u", "warps_n", "warps_k", "register_words", "shared_words", "ahead"),
-                *("passes", "polled"),
+                *("passes", "polled", "copied"),
             )
             if name != "shared_words" or team.exchange == "grid"  # a cluster keeps all that is left there
         }

@@ -59,7 +59,8 @@ class Team:
     batch rows and K. register_words: weight words (of 4 bytes) that a thread may keep. shared_words: weight words per
     lane in shared memory. ahead: K blocks whose operands are asked for before they are used. passes: in which the
     batch rows are multiplied: more passes need fewer registers, and read weights that are not in registers again.
-    polled: 1 where a grid hands values over without a counter (`exchange.Polled`).
+    polled: 1 where a grid hands values over without a counter (`exchange.Polled`). copied: 1 where a grid's operands
+    come to shared memory by asynchronous copies (`copies.py`) in place of registers `ahead`.
     """
 
     step: Step
@@ -75,6 +76,7 @@ class Team:
     ahead: int = 1
     passes: int = 1
     polled: int = 0
+    copied: int = 0
 
     @property
     def storage(self) -> str:
@@ -184,24 +186,23 @@ class Team:
         """One copy of an input's rows, in words of 4 bytes."""
         return self.depth_blocks(node) * self.rows * BLOCK_WORDS
 
-    @property
-    def input_copies(self) -> int:
-        """For even and odd steps; one where a step's first wait, which the next rows are copied after, comes when all
-        products of inputs are done."""
-        reading = [n for n, p in enumerate(self.step.phases) if any(o.given for o in p.operands)]
-        waiting = next((n for n, p in enumerate(self.step.phases) if any(not o.given for o in p.operands)), 0)
-        phase = self.step.phases[waiting]
-        first = bool(reading) and (reading[-1] < waiting or (reading[-1] == waiting and phase.inputs_first))
-        return 1 if self.exchange == "grid" and first else 2
-
     def input_at(self, node: Node) -> int:
         """Where the copies of an input's rows begin, in words from the first input's."""
         before = self.step.given[: self.step.given.index(node)]
-        return sum(self.input_copies * self.input_words(n) for n in before)
+        return sum(2 * self.input_words(n) for n in before)
 
     @property
     def inputs_words(self) -> int:
-        return sum(self.input_copies * self.input_words(n) for n in self.step.given)
+        """A cluster's: of even and odd steps."""
+        return sum(2 * self.input_words(n) for n in self.step.given) if self.exchange == "cluster" else 0
+
+    @property
+    def copy_words(self) -> int:
+        """A grid's copies of operands: each input's, and a place for the others."""
+        every = [s for parts in self.shares.values() for s in parts]
+        inputs = sum(s.kblocks for s in every if s.operand.given)
+        others = max((s.kblocks for s in every if not s.operand.given), default=0)
+        return self.copied * self.warps * (inputs + others) * self.tiles * LANES * 4
 
     @property
     def input_registers(self) -> int:
@@ -299,7 +300,14 @@ class Team:
     def shared_bytes(self) -> int:
         operands = self.exchange_words if self.exchange == "cluster" else 0
         barriers = 16 * (len(self.published) + 1)  # two mbarriers per value, and for reductions
-        own = self.partial_words + self.stage_words + self.inputs_words + self.fetch_words + self.weight_words
+        own = (
+            self.partial_words
+            + self.stage_words
+            + self.inputs_words
+            + self.copy_words
+            + self.fetch_words
+            + self.weight_words
+        )
         return 4 * (operands + own) + max(256, barriers)
 
     # --- registers -------------------------------------------------------------------------------------------------
@@ -377,5 +385,7 @@ class Team:
 
     def fits(self, registers: int = 255, shared_bytes: int = 232448) -> bool:
         """Whether a block fits on an SM. 255 registers per thread, 64 K per SM."""
+        if self.step.given and self.copied and self.passes > 1:
+            return False  # the next step's input would take the place of this one's too early
         most = min(registers, (1 << 16) // self.threads // 8 * 8)
         return self.threads <= 1024 and self.registers() <= most and self.shared_bytes <= shared_bytes

@@ -33,7 +33,7 @@ from .weights import Weights
 
 WAVE_BYTES = 256 << 20  # for what layers hand to the next one, in one tile of time
 LEAST_STEPS = 4
-GAIN = 0.85  # of the layers' times one after the other: above that a wave is not worth its weights
+GAIN = 1.0  # of the layers' times one after the other, without their products of inputs: a wave must take less
 
 
 @dataclass

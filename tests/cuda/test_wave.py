@@ -1,0 +1,75 @@
+"""Layers in a wave: where there is one, how it is launched, and what it leaves to the other regimes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn import pipeline
+from tvm_rnn.cuda import wave
+from tvm_rnn.cuda.plan import Plan
+from tvm_rnn.target import resolve
+
+GPU = resolve("nvidia-h200")
+
+
+def planned(cell: str, hidden: int, batches: tuple[int, ...] = (16,), precision: str = "bfloat16", **how: Any) -> Plan:
+    dtype = "float32" if precision in ("tf32", "float32") else precision
+    net = rnn.RNN(rnn.cells.get(cell), how.pop("inputs", hidden), hidden, dtype=dtype, **how)
+    plan = Plan(net, pipeline.run(net, GPU, how.get("without", ()))[-1][1], GPU, batches, precision)
+    plan.run()
+    return plan
+
+
+def text(plan: Plan) -> str:
+    return "\n".join(line.strip() for line in plan.program.sequence.lines)
+
+
+def test_layers_follow_each_other() -> None:
+    plan = planned("lstm", 256, (64,), num_layers=3, inputs=64)
+    assert plan.together is not None
+    host = text(plan)
+    # Per tile: memory is poisoned once, the first layer is launched after it, the others behind each other.
+    assert host.count("RUN(behind(kernels::wave_") == 2 and host.count("RUN(call(kernels::wave_") == 1
+    assert host.count(", 255, ") == 1 and "in_waves_1" in host
+    assert "!has_lengths && !has_reset" in host and "% 16 == 0" in host
+    [row] = [row for row in plan.program.facts["templates"] if "in a wave" in row["unit"]]
+    assert row["unit"].startswith("3 layers in a wave") and row["predicted_us"] > 0
+
+
+def test_layers_of_one_size_share_a_kernel() -> None:
+    plan = planned("gru", 256, num_layers=2)
+    assert plan.together is not None and len([name for name in plan.program.kernels if name.startswith("wave_")]) == 1
+
+
+def test_a_grid_counts_for_the_layer_above() -> None:
+    plan = planned("lstm", 512, (64,), num_layers=4)
+    assert plan.together is not None and plan.together.regimes[0][0].team.exchange == "grid"
+    assert text(plan).count("counters_") >= 8  # own and below, of four layers
+
+
+@pytest.mark.parametrize(
+    ("cell", "hidden", "how"),
+    [
+        ("lstm", 256, {"num_layers": 1}),
+        ("lstm", 256, {"num_layers": 2, "bidirectional": True}),
+        ("lstm", 256, {"num_layers": 2, "precision": "float32"}),
+        ("lstm", 256, {"num_layers": 2, "inputs": 12}),  # rows of 24 bytes
+        ("lstm", 2048, {"num_layers": 2}),  # does not fit
+        ("sru", 256, {"num_layers": 2}),
+    ],
+)
+def test_networks_without_a_wave(cell: str, hidden: int, how: dict[str, Any]) -> None:
+    plan = planned(cell, hidden, **how)
+    assert plan.together is None and "behind(" not in text(plan)
+
+
+def test_what_must_fit_side_by_side() -> None:
+    plan = planned("lstm", 256, (16, 64), num_layers=3)
+    assert plan.together is not None
+    for regimes, limit in zip(plan.together.regimes, plan.together.limits, strict=True):
+        most = int(limit.rsplit(" ", 1)[1])
+        teams = -(-most // regimes[0].team.rows)
+        assert 3 * teams <= wave.resident_teams(regimes[0].team, GPU)
