@@ -13,6 +13,9 @@ from tvm_rnn.schedule import Config, Knobs, Unit, template
 from tvm_rnn.target import Target
 
 TENSOR = ("float16", "bfloat16", "tf32")
+# Clusters of so many blocks with a multiprocessor for each, of 132: they lie within a group of at most 18.
+CLUSTERS = {1: 132, 2: 66, 4: 30}
+SHARE_ACROSS = 8  # threads along units
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
@@ -23,7 +26,9 @@ class GemmCuda:
     tile, below `mid` rows with half its columns. overlap: few_* kernels fetch weights while the kernel before them runs
     (slower in graphs of steps on an H200). For few_* and many_*: rows, columns, warps (down rows), along (warps along
     columns), split (parts of K in a block), cluster (parts of K over blocks), stages, pace (K tiles of a stage), blocks
-    (on a multiprocessor); without tensor cores units (of a thread), across (threads along units), high (its rows)."""
+    (on a multiprocessor); without tensor cores units (of a thread), across (threads along units), high (its rows).
+    share: up to so many rows, from share_from on, large steps share K over blocks (share_*, as few_*; kept: percent of
+    the weights that L2 is asked to keep; overlap: from so many times 64 rows on, as above, 0: never)."""
 
     @staticmethod
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
@@ -82,26 +87,40 @@ def _tensor(unit: Unit, target: Target, knob: Knobs) -> Config:
 def _share(unit: Unit, target: Target, block: int, knob: Knobs) -> Config:
     """For steps whose weights do not stay on the chip: as many columns as keep every multiprocessor at work once.
 
-    share is 0 unless a record says otherwise: these kernels are right in emulation and have not been timed yet.
+    Measured on an H200, LSTM and GRU of 2048 and 2560 units, one step at a time, with the hoisted product: LSTM tf32 at
+    B = 1, 16, 64, 128 18.6, 20.2, 25.3, 37.0 us against 48.2, 50.4, 53.1, 57.6 by the few_* tiles for 128 rows (18.1
+    and 19.7 at B = 1 and 16 by those for 16 rows); bf16 12.7 against 28.4 at B = 64. K over one block or four instead
+    of two: 30.1 or 38.9 us against 29.2 (tf32, B = 64).
     """
-    clusters = (1, 2, 4)
-    cluster = knob("share_cluster", clusters, 2)
+    cluster = knob("share_cluster", tuple(CLUSTERS), 2)
     blocks = -(-unit.width * unit.gates // block)
-    each = -(-blocks // (target.sms // cluster))  # of a cluster
+    each = -(-blocks // (CLUSTERS[cluster] * target.sms // CLUSTERS[1]))  # of a cluster
     along = knob("share_along", (1, 2), 1 + (each * block > 256))
     each = -(-each // along) * along
     large = target.arch == "sm_90a" and sum(unit.depths) >= 1536 and each * block // along <= 256
     large = large and unit.region == "step" and -(-blocks // each) * cluster >= 0.75 * target.sms
     return {
-        "share": knob("share", (0, 64, 128), 0) if large else 0,
-        "share_from": knob("share_from", (0, 16, 32), 16),
+        "share": knob("share", (0, 64, 128), 128) if large else 0,
+        "share_from": knob("share_from", (0, 16, 32), 0),
         "share_columns": knob("share_columns", [block * n for n in range(1, 65)], block * each),
         "share_along": along,
         "share_cluster": cluster,
-        "share_kept": knob("share_kept", range(101), 0),
-        "share_overlap": knob("share_overlap", (0, 1), 0),
+        "share_kept": knob("share_kept", range(101), _kept(unit, target)),
+        "share_overlap": knob("share_overlap", (0, 1, 2), 2),
         "share_bytes": target.shared_bytes,
     }
+
+
+def _kept(unit: Unit, target: Target) -> int:
+    """Percent of the weights that L2 should keep from step to step: half of what it holds, of weights that it does not
+    hold beside all else.
+
+    Measured at B = 64: LSTM 2048 tf32 (67 MB) 29.2, 25.8, 25.3, 28.7 us with 0, 30, 50, 70 percent; GRU 2048 tf32 (50
+    MB) 21.7, 19.3 with 0, 50; LSTM 2560 bf16 (52 MB) 23.5, 19.6, 19.6 with 0, 50, 80; tf32 (105 MB) 42.3, 38.2, 40.8
+    with 0, 30, 40.
+    """
+    weights = unit.gates * unit.width * sum(unit.depths) * (4 if unit.dtype == "tf32" else 2)
+    return 0 if weights <= 0.7 * target.l2_bytes else min(100, 50 * target.l2_bytes // weights)
 
 
 def _narrower(unit: Unit, target: Target, blocks: int, wide: int, block: int) -> int:
@@ -139,6 +158,8 @@ def _lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
     units = next((u for u in choices if unit.gates * u % 4 == 0 and unit.gates * u >= 8), 1 if unit.gates > 8 else 4)
     if not step and not double:  # 16 columns of a thread: 44.2 against 42.8 TFLOP/s with 8, where rows are many
         units = max((u for u in choices if unit.gates * u in (12, 16)), default=units)
+    shared = _share_lanes(unit, target, knob)
+    units = shared.pop("units", units)
     slots = -(-unit.gates * units // 4) * 4
     high = 8 if slots * (2 if double else 1) <= 16 else 4 if slots <= 32 else 1
     few_high = min(high, 8 if slots <= 12 else 4)
@@ -156,12 +177,53 @@ def _lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
     many = {"rows": 16 * high, "across": 16, "high": high, "split": 1, "blocks": 2 if slots == 8 and not double else 1}
     many |= {"stages": 2, "pace": 1}
     knobs = {
-        "units": knob("units", choices, units),
+        "units": knob("units", (1, 2, 3, 4, 5, 8), units),
         "few": knob("few", (0, *POWERS), 128 if step else 0),
         "overlap": knob("overlap", (0, 1), 0),
+        **shared,
     }
     values = {"rows": POWERS, "across": (4, 8, 16), "stages": (2, 3, 4, 5, 6, 8)}
     for size, tile in (("few", few), ("many", many)):
         for part, value in tile.items():
             knobs[f"{size}_{part}"] = knob(f"{size}_{part}", values.get(part, (1, 2, 4, 8)), value)
     return knobs
+
+
+def _share_lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
+    """For large steps without tensor cores: the shape whose busiest multiprocessor has least to do.
+
+    K tiles of 64 columns take 0.6 us each; where a cluster starts and ends, 2 us go by. Measured with the hoisted product
+    at B = 64: LSTM 2560 172.6 us with 4 rows x 20 columns of a thread and two blocks sharing K (8 rows x 20: 184; 8 x 8
+    and four blocks: 225; the few_* tile: 226), four layers of LSTM 512 46.4 us (few_* 61.1, persistent 53.1).
+    """
+    large = unit.gates * unit.width * sum(unit.depths) >= 1 << 20
+    if unit.region != "step" or unit.dtype != "float32" or target.arch != "sm_90a" or not large:
+        return {"share": 0}
+    found = []
+    for units in (1, 2, 3, 4, 5):
+        slots = -(-unit.gates * units // 4) * 4
+        if slots > 20 or slots > unit.gates * units + 1:
+            continue
+        high = 8 if slots <= 8 else 4
+        split = 256 // (SHARE_ACROSS * 64 // high)
+        slowly = {4: 1.4, 8: 1.0}.get(slots, 1.1)  # loads from shared memory per product
+        for cluster, resident in CLUSTERS.items():
+            blocks = -(-unit.width // (SHARE_ACROSS * units)) * cluster
+            waves = -(-blocks // (resident * target.sms // CLUSTERS[1] * cluster))
+            deep = -(-sum(unit.depths) // (32 * cluster * split)) * split  # K tiles, as the slowest group has them
+            found.append((waves * (0.6 * slots / 8 * deep * slowly + 2), units, high, split, cluster))
+    if not found:
+        return {"share": 0}
+    _, units, high, split, cluster = min(found)
+    slots = -(-unit.gates * units // 4) * 4
+    return {
+        "units": units,
+        "share": knob("share", (0, 64), 64),
+        "share_from": knob("share_from", (0, 8, 16, 32), 32),
+        "share_high": knob("share_high", (4, 8), high),
+        "share_split": knob("share_split", (1, 2, 4), split),
+        "share_cluster": knob("share_cluster", tuple(CLUSTERS), cluster),
+        "share_stages": knob(
+            "share_stages", range(4, 17), min(16, target.shared_bytes // (128 * (64 + SHARE_ACROSS * slots) + 16))
+        ),
+    }

@@ -71,6 +71,9 @@ WAIT(0) WAIT(1) WAIT(2) WAIT(3) WAIT(4) WAIT(5) WAIT(6) WAIT(7) WAIT(8)
 #define BULK tvm_builtin_ptx_cp_async_bulk_g2s_cluster_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes
 inline void BULK(W to, const void* from, W size, W barrier) { emu::bulk(to, from, size, barrier); }
 #undef BULK
+#define BULK tvm_builtin_ptx_cp_async_bulk_g2s_cluster_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes_L2__cache_hint
+inline void BULK(W to, const void* from, W size, W barrier, uint64_t) { emu::bulk(to, from, size, barrier); }
+#undef BULK
 #define BULK tvm_builtin_ptx_cp_async_bulk_g2s_cluster_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes_multicast__cluster
 inline void BULK(W to, const void* from, W size, W barrier, W blocks) { emu::bulk_multicast(to, from, size, barrier, blocks); }
 #undef BULK
@@ -86,6 +89,7 @@ inline void tvm_builtin_ptx_cvt_tf32_f32_rna_tf32_f32(W& d, float a) {
   std::memcpy(&d, &a, 4);
   if (a != a) d = 0x7FFFFFFF; else if (std::isfinite(a)) d = (d + 0x1000) & 0xFFFFE000u;
 }
+inline void tvm_builtin_ptx_fence_acq_rel_gpu() { emu::yield(); }
 inline void tvm_builtin_ptx_fence_mbarrier_init_mbarrier_init_release_cluster() {}
 inline void tvm_builtin_ptx_fence_proxy_proxy_async_shared__cta() {}
 inline void tvm_builtin_ptx_ld_acquire_gpu_global_u32(W& d, const void* p) { emu::yield(); d = *(const W*)p; }
@@ -156,6 +160,8 @@ inline void tvm_builtin_ptx_st_vec_relaxed_gpu_global_v4_b32(const void* p, W a,
 }
 inline void tvm_builtin_ptx_st_vec_global_v4_f32(const void* p, float a, float b, float c, float d) { emu::put((char*)GLOBAL(p, 16), a, b, c, d); }
 inline void tvm_builtin_ptx_st_vec_shared_v2_f32(W p, float a, float b) { emu::put(emu::at(p, 8), a, b); }
+inline void tvm_builtin_ptx_st_vec_shared__cluster_v2_f32(W p, float a, float b) { emu::put(emu::at(p, 8), a, b); }
+inline void tvm_builtin_ptx_st_vec_shared__cluster_v4_f32(W p, float a, float b, float c, float d) { emu::put(emu::at(p, 16), a, b, c, d); }
 inline void tvm_builtin_ptx_st_vec_shared_v2_f64(W p, double a, double b) { emu::put(emu::at(p, 16), a, b); }
 inline void tvm_builtin_ptx_st_vec_shared_v4_b32(W p, W a, W b, W c, W d) { emu::put(emu::at(p, 16), a, b, c, d); }
 inline void tvm_builtin_ptx_st_vec_shared_v4_f32(W p, float a, float b, float c, float d) { emu::put(emu::at(p, 16), a, b, c, d); }

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda import recurrent, steps, wave
+from tvm_rnn.cuda import gemm, recurrent, steps, wave
 from tvm_rnn.cuda.team import Team
 
 T, B = 5, 11
@@ -135,3 +135,55 @@ def test_a_wave_in_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     mod = emulator.compile(net, batch=[B])
     assert any("layers in a wave" in row["unit"] for row in mod.manifest.templates)
     check(net, mod, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("cell", "width", "shape"),
+    [
+        ("lstm", 40, {"units": 5, "high": 4, "split": 2, "cluster": 2}),
+        ("lstm", 72, {"units": 2, "high": 8, "split": 4, "cluster": 1}),
+        ("gru", 33, {"units": 4, "high": 4, "split": 2, "cluster": 4}),
+        ("lstm", 144, {"units": 1, "high": 8, "split": 4, "cluster": 2}),
+    ],
+)
+def test_large_steps_in_float32(cell: str, width: int, shape: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel that shares K over blocks and warps, at sizes that an emulator can take."""
+    knobs = {"units": shape["units"], "share": 64, "share_from": 0, "share_stages": 4}
+    knobs |= {f"share_{name}": value for name, value in shape.items() if name != "units"}
+    found = gemm.best
+
+    def best(unit: Any, target: Any, record: Any = None) -> Any:
+        template, own = found(unit, target, {"units": shape["units"]} if unit.region == "step" else None)
+        return template, {**own, **knobs} if unit.region == "step" else own
+
+    monkeypatch.setattr(steps, "choose", lambda *_: [])
+    monkeypatch.setattr(gemm, "best", best)
+    net = network(cell, width, "float32", inputs=24)
+    check(net, emulator.compile(net, batch=[B]), "float32")
+
+
+@pytest.mark.parametrize(
+    ("cell", "precision", "shape"),
+    [
+        ("lstm", "bfloat16", {"columns": 64, "cluster": 2, "kept": 50}),
+        ("gru", "tf32", {"columns": 48, "cluster": 2, "overlap": 1}),
+        ("lstm", "float16", {"columns": 64, "cluster": 4, "along": 2}),
+    ],
+)
+@pytest.mark.parametrize("rows", [B, pytest.param(70, marks=pytest.mark.slow)])
+def test_large_steps(
+    cell: str, precision: str, shape: dict[str, int], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels that share K over a cluster, at sizes that an emulator can take."""
+    knobs = {"share": 128, "share_from": 0, "share_bytes": 120_000}
+    knobs |= {f"share_{name}": value for name, value in {"along": 1, "kept": 0, "overlap": 2, **shape}.items()}
+    found = gemm.best
+
+    def best(unit: Any, target: Any, record: Any = None) -> Any:
+        template, own = found(unit, target, record)
+        return template, {**own, **knobs} if unit.region == "step" else own
+
+    monkeypatch.setattr(steps, "choose", lambda *_: [])
+    monkeypatch.setattr(gemm, "best", best)
+    net = network(cell, 72, "float32" if precision == "tf32" else precision, inputs=24)
+    check(net, emulator.compile(net, batch=[rows], precision=precision), precision, rows=rows)

@@ -14,6 +14,7 @@ from ..graph import Group, Node
 from ..schedule import Config, Unit, best
 from .gemm_epilogue import Epilogue, read_nodes
 from .gemm_lanes import LanesTile, lanes_kernel
+from .gemm_lanes_split import SharedLanesTile, shared_lanes_kernel
 from .gemm_layout import Fragments, Lanes, Pack
 from .gemm_mma import MmaTile, mma_kernel
 from .gemm_operands import Operand
@@ -24,7 +25,7 @@ from .gemm_wgmma import WgmmaTile, wgmma_kernel
 from .kernel import Kernel
 from .places import Argument, Place, arithmetic, storage
 
-__all__ = ["Argument", "Gemm", "Pack", "Place", "Variant", "gemm"]
+__all__ = ["Argument", "Gemm", "Pack", "Place", "Variant", "gemm", "unit_of"]
 
 TENSOR = ("float16", "bfloat16", "tf32")
 
@@ -69,7 +70,7 @@ def gemm(
     """
     root = group.root
     assert root is not None and root.op == "gemm"
-    unit = _unit(group, precision, batches)
+    unit = unit_of(group, precision, batches)
     template, knobs = best(unit, target, record)
     found = tuple(resolve(root, operands))
     arguments, pointers, epilogue = _arguments(group, precision, found, reads, writes)
@@ -84,7 +85,8 @@ def gemm(
     return Gemm(_variants(name, problem, knobs), packs, arguments, unit, template.name, knobs)
 
 
-def _unit(group: Group, precision: str, batches: tuple[int, ...]) -> Unit:
+def unit_of(group: Group, precision: str, batches: tuple[int, ...]) -> Unit:
+    """What templates are asked about."""
     root = group.root
     assert root is not None
     gates = root.shape[0] if len(root.shape) == 2 else 1
@@ -142,17 +144,28 @@ def _aligned(problem: Problem) -> str:
 def _shared(name: str, problem: Problem, knobs: Config) -> list[Variant]:
     """Kernels for large steps: one per 64 rows up to knobs["share"]."""
     found: list[Variant] = []
+    if isinstance(problem.layout, Lanes):
+        return _shared_lanes(name, problem, problem.layout, knobs)
     if not all(o.rows_of(problem.compute) for o in problem.operands):
         return found
     for high in range(1, knobs.get("share", 0) // 64 + 1):
         columns, along, cluster, kept, overlap = (
             knobs[f"share_{k}"] for k in ("columns", "along", "cluster", "kept", "overlap")
         )
-        tile = SplitTile(columns, high, along, cluster, kept=kept, overlap=overlap == 1)
+        tile = SplitTile(columns, high, along, cluster, kept=kept, overlap=0 < overlap <= high)
         tile = replace(tile, stages=knobs["share_bytes"] // (tile.stage_bytes + 16))
         condition = f"rows > {64 * (high - 1) or knobs['share_from']} && rows <= {64 * high}{_aligned(problem)}"
         found.append(Variant(split_kernel(f"{name}_share{high}", problem, tile), condition))
     return found
+
+
+def _shared_lanes(name: str, problem: Problem, layout: Lanes, knobs: Config) -> list[Variant]:
+    if not knobs.get("share"):
+        return []
+    high, split, cluster, stages = (knobs[f"share_{k}"] for k in ("high", "split", "cluster", "stages"))
+    tile = SharedLanesTile(64, split, stages, cluster=cluster, across=8, high=high, groups=layout.groups)
+    condition = f"rows > {knobs['share_from']} && rows <= {knobs['share']}"
+    return [Variant(shared_lanes_kernel(f"{name}_share", problem, tile), condition)]
 
 
 def _kernel(name: str, problem: Problem, knobs: Config, size: str) -> Kernel:

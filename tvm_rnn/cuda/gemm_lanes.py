@@ -7,6 +7,7 @@ is read without conflicts. `split` groups of threads share K where rows are few.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,12 +115,9 @@ class _Lanes(Ring):
         """Chunks of this thread's part. A k of the weights is read one k ahead, a row of the next chunk as soon as the
         row's last product is made: the loads hide behind the other rows' products."""
         w, tile, chunk = self.w, self.tile, self.chunk_elements
-        count = CHUNKS // tile.split
+        count, number = self.chunks()
         line = tile.groups * tile.across * 4 * tile.size
         weights = w.bind(stage + self.b_at)
-
-        def number(c: Expr) -> Expr:
-            return self.part + c * tile.split if tile.split > 1 else c
 
         def b_of(c: Expr, e: int) -> Expr:
             return weights + tirx.Cast("uint32", number(c) * (chunk * line)) + uint32(e * line)
@@ -139,6 +137,11 @@ class _Lanes(Ring):
                         w.store(self.acc, self.acc[m * self.slots + s] + product, m * self.slots + s)
                     if e == chunk - 1:
                         self._load_a(starts, m)
+
+    def chunks(self) -> tuple[int, Callable[[Expr], Expr]]:
+        """How many chunks of a stage this thread multiplies, and which the c-th is."""
+        split = self.tile.split
+        return CHUNKS // split, lambda c: self.part + c * split if split > 1 else c
 
     def _a_starts(self, stage: Expr, number: Expr) -> list[Expr]:
         """Addresses of a chunk in the thread's first rows; later ones swizzle like one of these."""

@@ -72,6 +72,7 @@ class Ring(ABC):
     """A kernel's body: run() emits all of it."""
 
     def __init__(self, w: Writer, problem: Problem, tile: RingTile, tiles: int) -> None:
+        self.threads = tile.threads
         self.w, self.problem, self.tile, self.tiles = w, problem, tile, tiles
         self.layout = problem.layout
         self.deep, self.chunk_elements = ROW_BYTES // SIZES[problem.compute], 16 // SIZES[problem.compute]
@@ -88,14 +89,18 @@ class Ring(ABC):
             self.rank = keep(w, rank)
         else:
             cta = I.cta_id([grid])
-        self.tx = I.thread_id([tile.threads])
+        self.tx = I.thread_id([self.threads])
         arena = I.alloc_buffer((tile.shared_bytes,), "uint8", scope="shared.dyn", align=1024)
         self.base = w.bind(I.cuda.cvta_generic_to_shared(arena.ptr_to([0])))
         self._place(cta, keep(w, tirx.Cast("int32", blocks)))
         self.prepare()
+        self.body()
+
+    def body(self) -> None:
+        """Copy, multiply, add up, finish."""
         self._sources()
         self._mainloop()
-        if tile.parts > 1:
+        if self.tile.parts > 1:
             self._combine()
         else:
             for item in range(self.items):
@@ -319,8 +324,11 @@ class Ring(ABC):
             self.w.do(I.cuda.cta_sync())
 
 
-def ring_kernel(name: str, problem: Problem, tile: RingTile, make: Callable[[Writer], Ring]) -> Kernel:
-    """A kernel whose grid is one block, or cluster of blocks, per tile of rows and columns."""
+def ring_kernel(
+    name: str, problem: Problem, tile: RingTile, make: Callable[[Writer], Ring], threads: int = 0
+) -> Kernel:
+    """A kernel whose grid is one block, or cluster of blocks, per tile of rows and columns. threads: of a block, where
+    there are others than the tile's."""
 
     def body(w: Writer) -> None:
         with problem.flavour(), I.attr({"tirx.launch_bounds_min_blocks_per_sm": tile.blocks}):
@@ -329,4 +337,4 @@ def ring_kernel(name: str, problem: Problem, tile: RingTile, make: Callable[[Wri
     attributes = {"tirx.kernel_launch_params": [DEPENDENT]} if tile.overlap else None
     given = problem.pointers, problem.scalars, body
     facts: dict[str, Any] = {"shared_bytes": tile.shared_bytes, "cluster": tile.cluster}
-    return write(name, *given, threads=tile.threads, attributes=attributes, **facts)
+    return write(name, *given, threads=threads or tile.threads, attributes=attributes, **facts)

@@ -1,0 +1,50 @@
+"""predict_steps: more work never takes less time, and what was measured is predicted within a quarter."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from persistent_layers import GPU, layout_of
+
+from tvm_rnn.cuda.predict_steps import predict_steps
+from tvm_rnn.target import resolve
+
+
+def us(cell: str, hidden: int, precision: str, batch: int, target: str = "") -> float:
+    return predict_steps(layout_of(cell, hidden, precision), precision, batch, resolve(target) if target else GPU)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "tf32", "float32", "float64"])
+def test_more_rows_never_take_less_time(precision: str) -> None:
+    times = [us("lstm", 2048, precision, batch) for batch in (1, 16, 64, 128, 256, 1024)]
+    assert all(a <= b for a, b in pairwise(times)) and times[-1] > times[0] > 0
+
+
+def test_each_kernel_costs_a_launch() -> None:
+    assert us("gru_reset_before", 64, "bfloat16", 1) > us("gru", 64, "bfloat16", 1)
+
+
+def test_another_gpu() -> None:
+    """Nothing shares K there."""
+    assert us("lstm", 2048, "bfloat16", 64, "nvidia-a100") > us("lstm", 2048, "bfloat16", 64)
+
+
+@pytest.mark.parametrize(
+    ("cell", "hidden", "precision", "batch", "measured"),
+    [
+        ("lstm", 2048, "bfloat16", 1, 8.7),
+        ("lstm", 2048, "bfloat16", 64, 9.6),
+        ("lstm", 2048, "bfloat16", 128, 13.5),
+        ("gru", 2048, "bfloat16", 64, 8.4),
+        ("gru", 2048, "bfloat16", 128, 10.9),
+        ("lstm", 2048, "tf32", 1, 18.6),
+        ("lstm", 2048, "tf32", 128, 24.7),
+        ("gru", 2048, "tf32", 64, 14.7),
+        ("lstm", 2560, "bfloat16", 64, 14.8),
+        ("lstm", 2560, "tf32", 64, 31.2),
+        ("lstm", 2560, "float32", 64, 152.0),
+    ],
+)
+def test_what_was_measured(cell: str, hidden: int, precision: str, batch: int, measured: float) -> None:
+    assert us(cell, hidden, precision, batch) == pytest.approx(measured, rel=0.25)

@@ -1,0 +1,167 @@
+"""GEMM without tensor cores for the rows of one step, for Hopper: K is shared out over a cluster, and over warps.
+
+In: a `Problem` and a tile. Out: a `Kernel`. A step has so few tiles that some multiprocessors would multiply two and
+others one; a share of K for each block of a cluster makes as many parts as there are multiprocessors. Four warps copy,
+ahead by a ring of stages; the others multiply, each group of them every `split`-th stage, and meet only to add up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from .gemm_lanes import LanesTile, _Lanes
+from .gemm_layout import CHUNKS
+from .gemm_problem import Problem, keep, uint32
+from .gemm_ring import ring_kernel
+from .kernel import Kernel, Writer
+
+Expr = Any
+COPIERS = 128  # threads
+LAG = 2  # stages whose copies are under way when one is announced
+
+
+@dataclass(frozen=True)
+class SharedLanesTile(LanesTile):
+    """split: groups of threads that take turns with stages. copying: as those see it that copy."""
+
+    copying: bool = False
+
+    @property
+    def members(self) -> int:
+        """Threads that multiply."""
+        return self.across * self.down * self.split
+
+    @property
+    def threads(self) -> int:
+        return COPIERS if self.copying else self.members
+
+    @property
+    def shared_bytes(self) -> int:
+        return max(self.stages * (self.stage_bytes + 16), self.members * self.sums)
+
+
+def shared_lanes_kernel(name: str, problem: Problem, tile: SharedLanesTile) -> Kernel:
+    """A kernel for any number of rows and any operands."""
+    group = tile.across * tile.down
+    assert group % 32 == 0 and tile.high % tile.cluster == 0 and tile.parts > 1 and tile.stages > LAG + 1
+    threads = tile.members + COPIERS
+    return ring_kernel(name, problem, tile, lambda w: _SharedLanes(w, problem, tile), threads)
+
+
+class _SharedLanes(_Lanes):
+    tile: SharedLanesTile
+
+    def __init__(self, w: Writer, problem: Problem, tile: SharedLanesTile) -> None:
+        super().__init__(w, problem, tile)
+        self.threads = tile.members + COPIERS
+
+    def body(self) -> None:
+        """Copiers and multipliers, in place of one loop for all."""
+        w, tile = self.w, self.tile
+        first = keep(w, tirx.truncdiv(self.rank * self.total, tile.cluster))
+        count = keep(w, tirx.truncdiv((self.rank + 1) * self.total, tile.cluster) - first)
+        self._barriers()
+        with I.If(self.tx < tile.members):
+            with I.Then():
+                self._consume(count)
+                self._combine()
+            with I.Else():
+                self.tx, self.tile = w.bind(self.tx - tile.members), replace(tile, copying=True)
+                self._produce(first, count)
+                self._meet()
+                self._meet()
+
+    # --- barriers --------------------------------------------------------------------------------------------------
+
+    def _full(self, slot: Expr) -> Expr:
+        """Address of the barrier that says that a stage holds data."""
+        return self.base + uint32(self.tile.stages * self.tile.stage_bytes) + tirx.Cast("uint32", slot * 8)
+
+    def _empty(self, slot: Expr) -> Expr:
+        """Address of the barrier that says that nobody reads a stage any more."""
+        return self._full(slot + self.tile.stages)
+
+    def _barriers(self) -> None:
+        w, tile = self.w, self.tile
+        with w.when(self.tx == 0):
+            for slot in range(tile.stages):
+                at = tirx.const(slot, "int32")
+                w.do(I.ptx.mbarrier.init.shared.b64(self._full(at), uint32(COPIERS // 32)))
+                w.do(I.ptx.mbarrier.init.shared.b64(self._empty(at), uint32(tile.members // tile.split // 32)))
+            w.do(I.ptx.fence.mbarrier_init.release.cluster())
+        w.do(I.cuda.cta_sync())
+
+    def _wait(self, barrier: Expr, parity: Expr) -> None:
+        """Until the phase with that parity is over."""
+        w = self.w
+        done = w.local(1, "uint32")
+        w.store(done, uint32(0), 0)
+        with I.While(done[0] == uint32(0)):
+            w.do(I.ptx["mbarrier.try_wait.parity.shared::cta.b64"](done[0], barrier, tirx.Cast("uint32", parity)))
+
+    def _arrive(self, barrier: Expr) -> None:
+        """By one thread of each warp, after all of it."""
+        self.w.do(I.cuda.warp_sync())
+        with self.w.when(self.tx % 32 == 0):
+            self.w.do(I.ptx["mbarrier.arrive.shared.b64"](barrier))
+
+    # --- copying and multiplying -----------------------------------------------------------------------------------
+
+    def _produce(self, first: Expr, count: Expr) -> None:
+        w, stages = self.w, self.tile.stages
+        self._sources()
+        with w.loop(count) as k:
+            slot = w.bind(tirx.truncmod(k, stages))
+            self._wait(self._empty(slot), (tirx.truncdiv(k, stages) + 1) % 2)
+            self._fill(slot, first + k)
+            w.do(I.ptx["cp.async.commit_group"]())
+            with w.when(k >= LAG):
+                self._announce(LAG, tirx.truncmod(k - LAG, stages))
+        for behind in range(LAG, 0, -1):
+            with w.when(count >= behind):
+                self._announce(behind - 1, tirx.truncmod(count - behind, stages))
+
+    def _announce(self, pending: int, slot: Expr) -> None:
+        """The copies of a stage are done."""
+        self.w.do(I.ptx["cp.async.wait_group"](pending))
+        self._arrive(self._full(slot))
+
+    def _consume(self, count: Expr) -> None:
+        w, tile = self.w, self.tile
+        turns = keep(w, tirx.truncdiv(count - self.part + (tile.split - 1), tile.split))
+        with w.loop(turns) as turn:
+            k = keep(w, self.part + turn * tile.split)
+            slot = keep(w, tirx.truncmod(k, tile.stages))
+            self._wait(self._full(slot), tirx.truncdiv(k, tile.stages) % 2)
+            self.multiply(keep(w, self.base + tirx.Cast("uint32", slot) * uint32(tile.stage_bytes)))
+            self._arrive(self._empty(slot))
+
+    def chunks(self) -> tuple[int, Any]:
+        return CHUNKS, lambda c: c
+
+    # --- results ---------------------------------------------------------------------------------------------------
+
+    def pieces(self, item: int, block: int) -> list[int]:
+        """Items: the rows of a thread that one block of the cluster finishes."""
+        first = (item * self.tile.cluster + block) * self.slots
+        return list(range(first, first + self.slots, self.step))
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.items = self.tile.high // self.tile.cluster
+
+    def finish(self, item: int) -> None:
+        w, tile, units = self.w, self.tile, self.lanes.units
+        line = self.y + (item * tile.cluster + self.rank) * tile.down
+        row = keep(w, self.row0 + tirx.Cast("int64", line))
+        first = self.pieces(item, 0)[0]
+
+        def value(gate: int, u: int) -> Expr:
+            return self.acc[first + gate * units + u]
+
+        with w.when(row < w["rows"]):
+            self.problem.epilogue.emit(w, row, (self.tile_n * tile.across + self.x) * units, units, value)

@@ -1,0 +1,66 @@
+"""How long a step takes that runs as one launch per group: to compare with persistent kernels.
+
+In: a layer's layout, a precision, a batch size and a GPU. Out: microseconds per step. Measured on an H200 (driver 580,
+CUDA 13.0) where weights are 8 to 105 MB, B is 1 to 128, without the hoisted product:
+
+    shared K       LSTM 2048 bf16 B=1, 64, 128: 8.7, 9.6, 13.5; tf32 18.6, 19.2, 24.7
+                   LSTM 2560 B=64 bf16 14.8, tf32 31.2
+    few_* tiles    LSTM 1024 bf16 B=64: 6.5 for 64 rows; 2048: 25 for 128 rows; float32 2560 B=64: 152
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from ..graph import Group
+from ..schedule import Config, Unit, best
+from ..target import Target
+from .chain import chains
+from .gemm import unit_of
+from .layout import Layout
+
+LAUNCH_US = 2.0  # a kernel after the one before, in a graph
+WEIGHTS_US, WEIGHTS_US_PER_MB = 5.3, 0.1  # a kernel that reads weights once, from L2
+MEMORY_US_PER_MB = 0.2  # more, for what L2 does not hold from step to step
+L2_MB_PER_US = 5.2  # all that all multiprocessors read
+GROUP_US = 1.5  # from the copy of a stage of K until it is multiplied
+FFMA_PER_US = 11e6  # by kernels for few rows
+MEGA = 1e6
+
+
+def predict_steps(layout: Layout, precision: str, batch: int, target: Target) -> float:
+    """Microseconds per step for B = batch rows."""
+    us = 0.0
+    for groups in chains(layout.graph.groups):
+        if groups[0].region == "step":
+            gemm = groups[0].kind == "gemm"
+            us += _product(groups[0], precision, batch, target) if gemm else LAUNCH_US
+    return us
+
+
+def _product(group: Group, precision: str, batch: int, target: Target) -> float:
+    unit = unit_of(group, precision, ())
+    knobs = best(unit, target)[1]
+    size = {"float64": 8, "float32": 4, "tf32": 4}.get(precision, 2)
+    columns, depth = unit.gates * unit.width, sum(unit.depths)
+    weights = columns * depth * size / MEGA
+    held = 0.65 * target.l2_bytes / MEGA
+    read = WEIGHTS_US + WEIGHTS_US_PER_MB * weights + MEMORY_US_PER_MB * max(0.0, weights - held)
+    if batch <= knobs.get("share", 0) and "share_columns" in knobs:
+        cluster = knobs["share_cluster"]
+        blocks = ceil(columns / knobs["share_columns"]) * cluster
+        return max(read, (weights + blocks * batch * depth / cluster * size / MEGA) / L2_MB_PER_US)
+    if "units" in knobs:
+        return LAUNCH_US + max(read, batch * columns * depth / FFMA_PER_US)
+    return max(read if weights > held else 0.0, _tiles(unit, knobs, batch, target, size))
+
+
+def _tiles(unit: Unit, knobs: Config, batch: int, target: Target, size: int) -> float:
+    """Tiles of mma.sync: stages of K one after the other, as many of them under way as there are places."""
+    kind = "few" if batch <= knobs["few"] else "many"
+    rows, columns, pace, stages, blocks = (
+        knobs[f"{kind}_{k}"] for k in ("rows", "columns", "pace", "stages", "blocks")
+    )
+    tiles = ceil(batch / rows) * ceil(unit.gates * unit.width / columns)
+    groups = ceil(sum(ceil(depth * size / 128) for depth in unit.depths) / pace)
+    return LAUNCH_US + ceil(tiles / (target.sms * blocks)) * groups * GROUP_US / (stages - 1)
