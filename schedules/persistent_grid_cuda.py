@@ -8,7 +8,8 @@ Rewrite: for t: gemm; pointwise  -->  one kernel; units over all multiprocessors
 Source: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip", ICML.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tvm_rnn.cuda.predict import cheapest
@@ -29,9 +30,8 @@ PASSES = (1, 2, 4)
 class PersistentGrid:
     """Knobs: ctas (blocks of a team), rows (batch rows of a team), warps_u, warps_n, warps_k (how a block's warps share
     units, rows and K), register_words and shared_words (weights per thread kept there), ahead (K blocks asked for
-    before use), passes (in which the rows are multiplied), copied (operands
-    come by asynchronous copies), polled (values are handed over
-    without a counter; only if a record says so: it has not been timed yet)."""
+    before use), passes (in which the rows are multiplied), copied (operands come by asynchronous copies), polled
+    (values are handed over without a counter)."""
 
     @staticmethod
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
@@ -90,13 +90,19 @@ def _teams(unit: Any, target: Target, knob: Knobs) -> Iterator[Team]:
                         yield _team(unit, **{**knobs, "ahead": 1, "copied": 1, **fixed})
                     for ahead in AHEAD:
                         knobs = {"ctas": ctas, "rows": rows, **shape, "register_words": words, "shared_words": near}
-                        for passes in () if fixed.get("polled") else PASSES:
+                        for passes in PASSES:
                             if rows // (8 * shape["warps_n"]) % passes == 0:
-                                yield _team(unit, **{**knobs, "ahead": ahead, "passes": passes, **fixed})
-                    if fixed.get("polled"):
-                        team = _team(unit, **{**knobs, **fixed})
-                        if team.pollable:
-                            yield team
+                                team = _team(unit, **{**knobs, "ahead": ahead, "passes": passes, "polled": 0, **fixed})
+                                yield from _exchanges(team, fixed)
+
+
+def _exchanges(team: Team, fixed: Mapping[str, int]) -> Iterator[Team]:
+    """The team with a counter and, where it can do without, polled: then it asks for all of an operand at once."""
+    if not fixed.get("polled"):
+        yield team
+    polled = replace(team, polled=1)
+    if fixed.get("polled", 1) and team.ahead == fixed.get("ahead", AHEAD[-1]) and polled.pollable:
+        yield polled
 
 
 def _rows(batch: int, most: int) -> list[int]:

@@ -25,7 +25,7 @@ from tvm import tirx
 
 import tvm_rnn as rnn
 from tvm_rnn import pipeline
-from tvm_rnn.cuda import persistent
+from tvm_rnn.cuda import persistent, polled
 from tvm_rnn.cuda.cell_reads import hoisted, params, place_of
 from tvm_rnn.cuda.exchange import COUNTER_WORDS
 from tvm_rnn.cuda.kernel import Kernel
@@ -295,7 +295,7 @@ def persistent_error(
         value = packed(team, phase, share, case.kept(share.operand.weight))
         arrays[f"weight_{n}"] = encoded(value, case.precision)
     teams = -(-case.batch // team.rows)
-    places = max(2, case.steps + 1)  # one per step where values are polled for, else two copies
+    places = max(2, min(case.steps + 1, 3 * polled.TURN))  # where values are polled for; else two copies
     arrays["exchange"] = np.full(teams * places * team.exchange_words // 2, 0xFFFFFFFF, np.uint32)
     arrays["counter"] = np.zeros(teams * COUNTER_WORDS, np.uint32)
     arrays["below"] = np.full(teams * COUNTER_WORDS, 1 << 30, np.uint32)

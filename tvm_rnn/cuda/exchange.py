@@ -364,43 +364,6 @@ class Grid(Exchange):
         self.k.do(I.ptx["ld.relaxed.gpu.global.v4.b32"](*registers, self.k["exchange"].ptr_to([at])))
 
 
-class Polled(Grid):
-    """Through global memory without a counter: consumers load an operand until no word of it is POISON.
-
-    Every step has a place of its own, filled with POISON before the launch, so a word is either that or its value: a
-    conversion to a 16-bit type or to tf32 makes no such bits. One way through L2 in place of three.
-    """
-
-    def __init__(self, k: Writer, team: Team, ids: Any, arena: Any, stage_at: int, body: Any) -> None:
-        super().__init__(k, team, ids, arena, stage_at)
-        self.body, self.step_words = body, team.exchange_words // 2
-        self.base = tirx.Cast("int64", ids.team) * (tirx.Cast("int64", k["steps"]) + 1) * self.step_words
-
-    def word(self, node: Node, slot: Expr, kblock: Expr, row: Expr, piece: Expr) -> Expr:
-        """Within the place of one step."""
-        within = (kblock * self.team.rows + row) * BLOCK_WORDS + piece * 4
-        return self.team.value_at[node] // 2 + within
-
-    def _place(self, slot: int) -> Expr:
-        """Where the place of a step begins: copy "this parity" is step t's, the other one that of t + 1."""
-        step = self.body.t + (0 if slot == self.body.par else 1)
-        return self.base + tirx.Cast("int64", step) * self.step_words
-
-    def hand(self, node: Node, slot: int, address: Expr, words: list[Expr]) -> None:
-        place = self.k["exchange"].ptr_to([self._place(slot) + address])
-        self.k.do(I.ptx["st.relaxed.gpu.global.v4.b32"](place, *words))
-
-    def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: list[Expr]) -> None:
-        at = self._place(slot) + self.word(node, 0, kblock, row, self.ids.q)
-        self.k.do(I.ptx["ld.relaxed.gpu.global.v4.b32"](*registers, self.k["exchange"].ptr_to([at])))
-
-    def arrive(self) -> None:
-        """Nothing: the values themselves say that they are there."""
-
-    def wait(self, events: Expr, below: Expr | None = None, when: Expr | None = None) -> None:
-        """Nothing: loads are repeated until the values are there."""
-
-
 def _follows(k: Writer) -> Expr:
     return tirx.NE(k["follows"], _i32(0))
 

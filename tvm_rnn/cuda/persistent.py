@@ -22,7 +22,7 @@ from ..scalar_cuda import flavour
 from .cell_reads import CellReads, hoisted, params, place_of
 from .copies import Copies
 from .epilogue import Epilogue
-from .exchange import Cluster, Grid, Polled
+from .exchange import Cluster, Grid
 from .inputs import Inputs, given
 from .kernel import Kernel, Writer, write
 from .layout import Layout
@@ -30,6 +30,7 @@ from .masks import POINTERS as MASK_POINTERS
 from .masks import SCALARS as MASK_SCALARS
 from .masks import Masks
 from .phases import Phase
+from .polled import Polled
 from .product import Product, weights
 from .reduction import Reduction
 from .start import fill_cluster, fill_grid

@@ -19,22 +19,22 @@ from .team import Team
 
 CLOCK_MHZ = 1900.0
 MMA_CYCLES = 6.5  # m16n8k16 on one quarter of a multiprocessor; m16n8k8 of tf32 the same
-MMA_LATENCY = 34.0
-FFMA_CYCLES = 1.25  # one instruction of a warp, with the loads between
-CLUSTER_US, CLUSTER_PER_CTA_US = 0.24, 0.012  # an exchange through distributed shared memory
-POLLED_US = 0.65  # the same without a counter
-GRID_US = 1.0  # a counter in L2: release, acquire, and the loads that follow
-L2_BYTES_PER_US = 64e3  # of one multiprocessor, reading what all read
-L2_TRIP_US = 0.3  # one load after the other
-OVERLAP_LOST = 0.3  # of the shorter of loads and MMA, which mostly hides behind the longer
+MMA_LATENCY = 55.0
+FFMA_CYCLES = 1.7  # one instruction of a warp, with the loads between
+CLUSTER_US, CLUSTER_PER_CTA_US = 0.27, 0.01  # an exchange through distributed shared memory
+POLLED_US = 0.95  # the same without a counter
+GRID_US = 1.45  # a counter in L2: release, acquire, and the loads that follow
+L2_BYTES_PER_US = 170e3  # of one multiprocessor, reading what all read
+L2_TRIP_US = 0.15  # one load after the other
+OVERLAP_LOST = 0.5  # of the shorter of loads and MMA, which mostly hides behind the longer
 SHARED_BYTES_PER_CYCLE = 128.0
-SHARED_PART = 0.8  # of shared memory traffic that MMA does not hide
-CROWDED, CROWDED_PART = 226, 0.006  # registers; lost time for each one more
+SHARED_PART = 0.77  # of shared memory traffic that MMA does not hide
+CROWDED, CROWDED_PART = 226, 0.003  # registers; lost time for each one more
 INPUT_HIDDEN_US = 0.25  # of an input's product, behind the exchange
 INPUT_SHARED_PART = 0.5  # of its weights' way from shared memory, which is in the way of the exchange
 PARTIAL_US = 0.03  # per warp that sums are collected from
-ROWS_US, CELLS_US = 0.12, 0.1  # each 8 rows of a cluster beyond the first; each 256 cells of a block beyond the first
-CELL_US, LIGHT_US, CELL_EACH_US = 0.15, 0.04, 0.03  # of a product's phase, of another, of each 10 values
+ROWS_US, CELLS_US = 0.48, 0.03  # each 8 rows of a cluster beyond the first; each 256 cells of a block beyond the first
+CELL_US, LIGHT_US, CELL_EACH_US = 0.18, 0.04, 0.087  # of a product's phase, of another, of each 10 values
 # Clusters that can be resident on the 132 multiprocessors of an H200 with one block on each.
 RESIDENT_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 

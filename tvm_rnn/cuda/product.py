@@ -131,18 +131,21 @@ class Product:
                 continue
             ring = share.kblocks if team.polled else min(team.ahead + 1, share.kblocks)
             pieces = k.local(ring * tiles * 4, "uint32")
+
+            def ask(kblock: int, tile: int, share: Share = share, ring: int = ring, pieces: Any = pieces) -> None:
+                load(share, kblock, first + tile, pieces, (kblock % ring * tiles + tile) * 4)
+
+            whole = ring if team.polled else ring - 1
+            early = [(kblock, tile) for kblock in range(whole) for tile in range(tiles)]
+            for which in early:
+                ask(*which)
             if team.polled:
-                self._poll(share, load, first, pieces)
-            for kblock in range(0 if team.polled else ring - 1):
-                for tile in range(tiles):
-                    load(share, kblock, first + tile, pieces, (kblock % ring * tiles + tile) * 4)
+                self._poll(early, ask, pieces)
             self._ask_weights(phase, share, 0)
             for kblock in range(share.kblocks):
                 self._ask_weights(phase, share, kblock + 1)
-                if kblock + ring - 1 < share.kblocks:
-                    coming = kblock + ring - 1
-                    for tile in range(tiles):
-                        load(share, coming, first + tile, pieces, (coming % ring * tiles + tile) * 4)
+                for tile in range(tiles) if whole <= kblock + ring - 1 < share.kblocks else ():
+                    ask(kblock + ring - 1, tile)
                 if share.operand.given and team.exchange == "grid":
                     first_word = kblock % ring * tiles * 4
                     self.copies.round([pieces[first_word + z] for z in range(tiles * 4)])
@@ -172,19 +175,27 @@ class Product:
             a = self._weights(phase, share, kblock)
             self._multiply(kblock, self.team.m_tiles(phase), team.chains[phase], a, pieces, kblock % 2 * tiles, acc)
 
-    def _poll(self, share: Share, load: Callable[..., None], first: int, pieces: Any) -> None:
-        """Load all of an operand, all of it again until it is there: one after the other would cost a way each."""
-        k, tiles = self.k, self.team.pass_tiles
-        worst = k.local(1, "uint32")
-        poison = tirx.const(POISON, "uint32")
-        k.store(worst, poison, 0)
-        with I.While(tirx.EQ(worst[0], poison)):
-            for kblock in range(share.kblocks):
-                for tile in range(tiles):
-                    load(share, kblock, first + tile, pieces, (kblock * tiles + tile) * 4)
-            k.store(worst, tirx.const(0, "uint32"), 0)
-            for z in range(share.kblocks * tiles * 4):
-                k.store(worst, tirx.Max(worst[0], pieces[z]), 0)
+    def _poll(self, asked: list[tuple[int, int]], ask: Callable[[int, int], None], pieces: Any) -> None:
+        """Until all of an operand's pieces (K block, tile) are there, ask for the missing ones again, together: one
+        after the other would cost a way through L2 each, and all of them again would be in the way of the values."""
+        k, tiles, poison = self.k, self.team.pass_tiles, tirx.const(POISON, "uint32")
+
+        def worst(which: tuple[int, int]) -> Expr:
+            at = (which[0] * tiles + which[1]) * 4
+            return tirx.Max(tirx.Max(pieces[at], pieces[at + 1]), tirx.Max(pieces[at + 2], pieces[at + 3]))
+
+        missing = k.local(1, "uint32")
+        k.store(missing, poison, 0)
+        with I.While(tirx.EQ(missing[0], poison)):
+            found = [k.keep(worst(which)) for which in asked]
+            for which, value in zip(asked, found, strict=True):
+                with k.when(tirx.EQ(value, poison)):
+                    ask(*which)
+            while len(found) > 1:  # a tree: a chain would be long
+                found = [
+                    tirx.Max(*found[i : i + 2]) if i + 1 < len(found) else found[i] for i in range(0, len(found), 2)
+                ]
+            k.store(missing, found[0], 0)
         k.do(I.cuda.warp_sync())  # MMA wants the whole warp at one place
 
     # --- without tensor cores ------------------------------------------------------------------------------------
@@ -267,6 +278,14 @@ class Product:
                 return False
         return False
 
+    def _turn(self, phase: Phase) -> int:
+        """Without a counter no barrier of the block lies between two products: one warp may be at the next while
+        another is at this one. They take turns with two places for sums, and with two barriers."""
+        if not self.team.polled:
+            return 0
+        products = [p for p in self.team.step.phases if p.kind == "gemm"]
+        return (self.par * len(products) + products.index(phase)) % 2
+
     def _sum(self, phase: Phase, m_tiles: int, chains: int, acc: Any, number: int) -> list[Expr]:
         """Chains, then the K parts of the warps, which meet in shared memory."""
         team, k, ids = self.team, self.k, self.ids
@@ -284,8 +303,8 @@ class Product:
 
         def partial(warp_k: Expr, m: int, tile: Expr) -> Expr:
             row = ((group * team.warps_k + warp_k) * m_tiles + m) * team.pass_tiles + tile
-            turn = self.par * team.partial_words // 2 if team.polled else 0
-            return self.arena.ptr_to([self.partial_at + turn + (row * LANES + ids.lane) * 4])
+            place = self._turn(phase) * team.partial_words // 2
+            return self.arena.ptr_to([self.partial_at + place + (row * LANES + ids.lane) * 4])
 
         if number or not self._separated(phase):
             k.do(I.cuda.cta_sync())
@@ -299,7 +318,8 @@ class Product:
                         k.do(I.ptx["st.shared.v4.f32"](partial(warp_k, m, tile), *[acc[at + z] for z in range(4)]))
                 last = warp_k >= team.pass_tiles  # hands over all and sums nothing: it need not wait
                 meet = I.ptx.bar.arrive if last else I.ptx.bar.sync
-                k.do(meet(tirx.Cast("uint32", group + 1), tirx.const(LANES * team.warps_k, "uint32")))
+                number_of = group + 1 + self._turn(phase) * team.warps_u * team.warps_n
+                k.do(meet(tirx.Cast("uint32", number_of), tirx.const(LANES * team.warps_k, "uint32")))
                 for j, tile in enumerate(range(warp_k, team.pass_tiles, team.warps_k)):
                     for m in range(m_tiles):
                         self._add(partial, warp_k, m, tile, part)
