@@ -11,30 +11,46 @@ package at H 256 to 1024, B 16 to 64.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
 from ..target import Target
 from .team import Team
 
+
+@dataclass(frozen=True)
+class Rates:
+    """What was fitted for one kind of exchange. exchange: of a phase, us; per_cta: more for each block of a cluster.
+    latency: of one MMA after the other, cycles. shared: part of shared memory's traffic that MMA does not hide. cell:
+    of a product's phase, us; each: for 10 values of a lane."""
+
+    exchange: float
+    per_cta: float
+    latency: float
+    shared: float
+    cell: float
+    each: float
+
+
+RATES = {
+    "cluster": Rates(0.24, 0.012, 34.0, 0.8, 0.15, 0.03),
+    "grid": Rates(1.45, 0.0, 55.0, 0.77, 0.18, 0.087),
+    "polled": Rates(0.95, 0.0, 55.0, 0.77, 0.18, 0.087),
+}
 CLOCK_MHZ = 1900.0
 MMA_CYCLES = 6.5  # m16n8k16 on one quarter of a multiprocessor; m16n8k8 of tf32 the same
-MMA_LATENCY = 55.0
 FFMA_CYCLES = 1.7  # one instruction of a warp, with the loads between
-CLUSTER_US, CLUSTER_PER_CTA_US = 0.27, 0.01  # an exchange through distributed shared memory
-POLLED_US = 0.95  # the same without a counter
-GRID_US = 1.45  # a counter in L2: release, acquire, and the loads that follow
 L2_BYTES_PER_US = 170e3  # of one multiprocessor, reading what all read
 L2_TRIP_US = 0.15  # one load after the other
 OVERLAP_LOST = 0.5  # of the shorter of loads and MMA, which mostly hides behind the longer
 SHARED_BYTES_PER_CYCLE = 128.0
-SHARED_PART = 0.77  # of shared memory traffic that MMA does not hide
 CROWDED, CROWDED_PART = 226, 0.003  # registers; lost time for each one more
-INPUT_HIDDEN_US = 0.25  # of an input's product, behind the exchange
+INPUT_HIDDEN_US = 0.25  # of an input's product, behind a cluster's exchange
 INPUT_SHARED_PART = 0.5  # of its weights' way from shared memory, which is in the way of the exchange
 PARTIAL_US = 0.03  # per warp that sums are collected from
-ROWS_US, CELLS_US = 0.48, 0.03  # each 8 rows of a cluster beyond the first; each 256 cells of a block beyond the first
-CELL_US, LIGHT_US, CELL_EACH_US = 0.18, 0.04, 0.087  # of a product's phase, of another, of each 10 values
+ROWS_US, CELLS_US = 0.12, 0.1  # each 8 rows of a cluster beyond the first; each 256 cells of a block beyond the first
+LIGHT_US = 0.04  # of a phase without a product
 # Clusters that can be resident on the 132 multiprocessors of an H200 with one block on each.
 RESIDENT_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 
@@ -70,18 +86,22 @@ def predict(team: Team, batch: int, target: Target) -> float:
     return us * (1 + CROWDED_PART * crowded)
 
 
+def _rates(team: Team) -> Rates:
+    return RATES["polled" if team.polled else team.exchange]
+
+
 def _phase(team: Team, number: int) -> float:
     phase = team.step.phases[number]
     cluster = team.exchange == "cluster"
     us = 0.0
+    rates = _rates(team)
     if phase in team.events:
-        grid = POLLED_US if team.polled else GRID_US
-        us += CLUSTER_US + CLUSTER_PER_CTA_US * team.ctas if cluster else grid
+        us += rates.exchange + rates.per_cta * team.ctas
     if phase.kind == "gemm":
         us += _product(team, number)
     cells = team.blocks(phase.width) * team.own_tiles * 2
-    us += CELL_US if phase.kind == "gemm" else LIGHT_US
-    us += CELL_EACH_US * cells * len(phase.nodes) / 10 * ceil(team.warps / 4) / 2
+    us += rates.cell if phase.kind == "gemm" else LIGHT_US
+    us += rates.each * cells * len(phase.nodes) / 10 * ceil(team.warps / 4) / 2
     if cluster:
         us += ROWS_US * (team.rows / 8 - 1) + CELLS_US * max(0.0, team.units(phase.width) * team.rows / 256 - 1)
     return us
@@ -89,25 +109,25 @@ def _phase(team: Team, number: int) -> float:
 
 def _product(team: Team, number: int) -> float:
     phase = team.step.phases[number]
-    m_tiles = team.m_tiles(phase)
+    m_tiles, rates = team.m_tiles(phase), _rates(team)
     us = 0.0
     for share in team.shares[phase]:
         steps = share.kblocks * 2
         issue = ceil(team.warps / 4) * steps * m_tiles * team.tiles * MMA_CYCLES
-        chain = steps / team.chains[phase] * MMA_LATENCY
+        chain = steps / team.chains[phase] * rates.latency
         if team.precision == "float32":  # 32 multiply-adds per cycle in each quarter
             issue = ceil(team.warps / 4) * share.kblocks * m_tiles * 2 * 4 * 8 * team.tiles * FFMA_CYCLES
             chain = 0.0
         operand = team.rows * team.depth_blocks(share.operand.source) * 64 * team.warps_u
         piece = m_tiles * 8 * 4 * 32 * team.warps_u * team.warps_k * team.warps_n
         math = max(issue, chain) / CLOCK_MHZ
-        near = SHARED_PART * team.passes * share.shared * piece / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
+        near = rates.shared * team.passes * share.shared * piece / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
         if share.operand.given:  # while the blocks wait for each other
             rows = operand / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
-            hidden = INPUT_HIDDEN_US if team.exchange == "cluster" else GRID_US
+            hidden = INPUT_HIDDEN_US if team.exchange == "cluster" else rates.exchange
             us += max(0.0, math + near + rows - hidden) + INPUT_SHARED_PART * near
         elif team.exchange == "cluster":
-            us += math + near + SHARED_PART * operand / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
+            us += math + near + rates.shared * operand / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
         else:
             trips = 1 if team.polled or team.copied else ceil(share.kblocks / (team.ahead + 1)) * team.passes
             far = max(operand / L2_BYTES_PER_US, trips * L2_TRIP_US)
