@@ -256,17 +256,6 @@ class Product:
                     d = [acc[at + z] for z in range(4)]
                     self.k.do(I.ptx[MMA[team.precision]](*d, *a(m, s), pieces[b], pieces[b + 1], *d))
 
-    def _separated(self, phase: Phase) -> bool:
-        """Whether an exchange lies between the product before this one and this: else its sums may still be read."""
-        phases = self.team.step.phases
-        at = phases.index(phase)
-        for other in (*reversed(phases[:at]), *reversed(phases[at:])):
-            if other.published:
-                return True
-            if other.kind == "gemm":
-                return False
-        return False
-
     def _sum(self, phase: Phase, m_tiles: int, chains: int, acc: Any, number: int) -> list[Expr]:
         """Chains, then the K parts of the warps, which meet in shared memory."""
         team, k, ids = self.team, self.k, self.ids
@@ -287,7 +276,7 @@ class Product:
             turn = self.par * team.partial_words // 2 if team.polled else 0
             return self.arena.ptr_to([self.partial_at + turn + (row * LANES + ids.lane) * 4])
 
-        if number or not self._separated(phase):
+        if number or not separated(team, phase):
             k.do(I.cuda.cta_sync())
         own, part = k.local(m_tiles * team.pass_own * 4), k.local(4 * team.warps_k)
         # One branch per warp of the K parts, so that its own tiles are registers known now: only the others' travel.
@@ -320,3 +309,15 @@ class Product:
 def weights(team: Team) -> list[tuple[Phase, Share]]:
     """Every product's operands, in the order of the kernel's weight pointers."""
     return [(phase, share) for phase in team.step.phases for share in team.shares[phase]]
+
+
+def separated(team: Team, phase: Phase) -> bool:
+    """Whether an exchange lies between the product before this one and this: else its sums may still be read."""
+    phases = team.step.phases
+    at = phases.index(phase)
+    for other in (*reversed(phases[:at]), *reversed(phases[at:])):
+        if other.published:
+            return True
+        if other.kind == "gemm":
+            return False
+    return False
