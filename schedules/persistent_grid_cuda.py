@@ -77,7 +77,7 @@ def _teams(unit: Any, target: Target, knob: Knobs) -> Iterator[Team]:
         return  # every lane would read all rows from L2
     fixed = knob.record
     width = max(s.shape[0] for s in unit.step.graph.states)
-    if fixed.get("ring", 1) and not fixed.get("polled") and not unit.step.given:
+    if fixed.get("ring", 1) and not fixed.get("polled") and not fixed.get("copied") and not unit.step.given:
         yield from _ringed(unit, target, fixed, width)
     if fixed.get("ring"):
         return

@@ -59,9 +59,10 @@ def able(team: Any) -> bool:
 
 def stage_tiles(team: Any) -> int:
     """Tiles of a warp that are handed over together."""
-    tiles = [sum(team.blocks(n.shape[0]) for n in p.published) for p in team.step.phases]
-    carried: int = sum(team.blocks(s.shape[0]) for s in team.step.carried)
-    return max(carried, *tiles, 1) * int(team.own_tiles)
+    tiles: list[int] = [sum(team.blocks(n.shape[0]) for n in p.published) for p in team.step.phases]
+    tiles.append(sum(team.blocks(s.shape[0]) for s in team.step.carried))
+    own: int = team.own_tiles
+    return max(1, *tiles) * own
 
 
 def swizzled(row: Expr, piece: Expr) -> Expr:
