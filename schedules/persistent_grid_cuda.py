@@ -14,16 +14,21 @@ from typing import Any
 
 from tvm_rnn.cuda.predict import cheapest
 from tvm_rnn.cuda.team import Team
+from tvm_rnn.cuda.wide_layout import MANY_ROWS, m_tiles
 from tvm_rnn.schedule import Config, Knobs, Unit, template
 from tvm_rnn.target import Target
 
 BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8)  # of 8 units, per CTA
 ROWS = tuple(range(8, 136, 8))
 WARPS_U, WARPS_N, WARPS_K = (1, 2, 4), (1, 2, 4), (1, 2, 4, 8)
-REGISTER_WORDS = (0, 32, 64, 96, 128, 160)
-SHARED_WORDS = (0, 32, 64, 96, 128, 192)
+REGISTER_WORDS = (0, 32, 64, 96, 112, 128, 160)
+SHARED_WORDS = (0, 32, 64, 96, 128, 144, 160, 192)
 AHEAD = (0, 1, 3, 7)
 PASSES = (1, 2, 4)
+RINGS = (0, 2, 3, 4, 5, 6, 8)
+# Small stages, all that a step needs or many; few large ones. With many rows there is room for two of these.
+TIMED_RINGS, TIMED_WITH_MANY_ROWS = (4, 8, 3), (2,)
+RING_REGISTER_WORDS = (64, 96, 112, 128)
 
 
 @template("persistent_grid_cuda", kinds=("recurrent",), targets=("cuda",))
@@ -31,7 +36,8 @@ class PersistentGrid:
     """Knobs: ctas (blocks of a team), rows (batch rows of a team), warps_u, warps_n, warps_k (how a block's warps share
     units, rows and K), register_words and shared_words (weights per thread kept there), ahead (K blocks asked for
     before use), passes (in which the rows are multiplied), copied (operands come by asynchronous copies), polled
-    (values are handed over without a counter)."""
+    (values are handed over without a counter), ring (stages of a ring that operands of wgmma come through; 0: none),
+    together (blocks that fetch operands for each other; only if a record says so: it was slower)."""
 
     @staticmethod
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
@@ -51,6 +57,8 @@ class PersistentGrid:
             "passes": knob("passes", PASSES, best.passes),
             "polled": knob("polled", (0, 1), best.polled),
             "copied": knob("copied", (0, 1), best.copied),
+            "ring": knob("ring", RINGS, best.ring),
+            "together": knob("together", (1, 2), best.together),
         }
 
     @staticmethod
@@ -69,6 +77,10 @@ def _teams(unit: Any, target: Target, knob: Knobs) -> Iterator[Team]:
         return  # every lane would read all rows from L2
     fixed = knob.record
     width = max(s.shape[0] for s in unit.step.graph.states)
+    if fixed.get("ring", 1) and not fixed.get("polled") and not fixed.get("copied") and not unit.step.given:
+        yield from _ringed(unit, target, fixed, width)
+    if fixed.get("ring"):
+        return
     for ctas in [fixed["ctas"]] if "ctas" in fixed else sorted({-(-width // (8 * n)) for n in BLOCKS}):
         if ctas > target.sms:
             continue
@@ -103,6 +115,26 @@ def _exchanges(team: Team, fixed: Mapping[str, int]) -> Iterator[Team]:
     polled = replace(team, polled=1)
     if fixed.get("polled", 1) and team.ahead == fixed.get("ahead", AHEAD[-1]) and polled.pollable:
         yield polled
+
+
+def _ringed(unit: Any, target: Target, fixed: Any, width: int) -> Iterator[Team]:
+    """Eight warps, which share cells; what registers do not keep lies in shared memory."""
+    for ctas in [fixed["ctas"]] if "ctas" in fixed else sorted({-(-width // (8 * n)) for n in BLOCKS}):
+        if ctas > target.sms:
+            continue
+        blocks = -(-width // (8 * ctas))
+        warps_u = next(n for n in (4, 2, 1) if blocks % n == 0)
+        slices = sorted({*_rows(unit.batch, target.sms // ctas), min(64, -(-unit.batch // 8) * 8)})  # or in rounds
+        for rows in [fixed["rows"]] if "rows" in fixed else slices:
+            rings = TIMED_WITH_MANY_ROWS if rows > MANY_ROWS else TIMED_RINGS
+            for ring in [fixed["ring"]] if "ring" in fixed else rings:
+                for words in RING_REGISTER_WORDS:
+                    knobs = {"ctas": ctas, "rows": rows, "warps_u": warps_u, "warps_k": 8 // warps_u, "ring": ring}
+                    most = _team(unit, **{**knobs, "register_words": words, "shared_words": 1 << 20, **fixed})
+                    near = sum(s.shared * most.block_words(p) for p, parts in most.shares.items() for s in parts)
+                    # More than one tile of 64 gates per block has not been timed.
+                    if near in SHARED_WORDS and max(m_tiles(most, p) for p in most.shares) == 1:
+                        yield _team(unit, **{**knobs, "register_words": words, "shared_words": near, **fixed})
 
 
 def _rows(batch: int, most: int) -> list[int]:

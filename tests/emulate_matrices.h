@@ -46,24 +46,35 @@ inline void ldmatrix(Matrices& own) {
 }
 
 // --- wgmma: operands are read at any time before the wait for it ends ---------------------------------------------------
-// One thread's part of D += A B: 2 rows and a quarter of the columns. 128-byte swizzle: bits 4 to 6 ^= bits 7 to 9.
+// One thread's part of D += A B: 2 rows and a quarter of the columns. Bits 4 to 6 of an address ^= bits 7 to 9 where rows
+// have 128 bytes; bits 4 and 5 ^= bits 7 and 8 where they have 64.
 __attribute__((optimize("O2"))) inline void multiply(const Product& p) {
   const int size = p.deep == 8 ? 4 : 2, count = int(p.d.size());
+  const auto number = [&](uint32_t word) {
+    half narrow;
+    std::memcpy(&narrow, &word, 2);
+    if (size == 2 && !p.bf16) return float(narrow);
+    float value;
+    word = size == 4 ? word & 0xFFFFE000u : word << 16;
+    return std::memcpy(&value, &word, 4), value;
+  };
   const auto load = [&](uint64_t descriptor, int row, float* into) {
+    const int pitch = descriptor >> 62 == 1 ? 128 : 64;
     for (int k = 0; k < p.deep; ++k) {
       uint32_t from = uint32_t(descriptor & 0x3FFF) << 4, word = 0;
-      from += uint32_t(row / 8 * 16 * (descriptor >> 32 & 0x3FFF)) + row % 8 * 128 + k * size;
-      std::memcpy(&word, p.memory + (from ^ (from >> 7 & 7) << 4), size);
-      half narrow;
-      std::memcpy(&narrow, &word, 2);
-      word = size == 4 ? word & 0xFFFFE000u : word << 16;
-      if (size == 4 || p.bf16) std::memcpy(into + k, &word, 4);
-      else into[k] = float(narrow);
+      from += uint32_t(row / 8 * 16 * (descriptor >> 32 & 0x3FFF)) + row % 8 * pitch + k * size;
+      std::memcpy(&word, p.memory + (from ^ (from >> 7 & (pitch == 128 ? 7 : 3)) << 4), size);
+      into[k] = number(word);
     }
   };
   float a[2][16], b[16];
-  const int row = p.lane / 32 * 16 + p.lane % 32 / 4;
-  load(p.a, row, a[0]), load(p.a, row + 8, a[1]);
+  const int row = p.lane / 32 * 16 + p.lane % 32 / 4, per = 4 / size;
+  for (int high = 0; high < 2; ++high) {
+    if (p.fragment.empty()) load(p.a, row + 8 * high, a[high]);
+    else
+      for (int k = 0; k < p.deep; ++k)
+        a[high][k] = number(p.fragment[k % (4 * per) / per * 4 + k / (4 * per) * 2 + high] >> 16 * (k % per));
+  }
   for (int i = 0; i < count; i += 4)
     for (int odd = 0; odd < 2; ++odd) {
       load(p.b, i * 2 + p.lane % 4 * 2 + odd, b);
@@ -75,14 +86,25 @@ __attribute__((optimize("O2"))) inline void multiply(const Product& p) {
     }
 }
 inline uint64_t descriptor(uint32_t address, uint64_t lead, uint64_t stride, int swizzle) {
-  if (swizzle != 3) fail("wgmma: only the 128-byte swizzle is emulated");
-  return (address & 0x3FFFF) >> 4 | lead << 16 | stride << 32 | 1ull << 62;
+  if (swizzle != 3 && swizzle != 2) fail("wgmma: only swizzles of 128 and 64 bytes are emulated");
+  return (address & 0x3FFFF) >> 4 | lead << 16 | stride << 32 | (swizzle == 3 ? 1ull : 2ull) << 62;
 }
-inline void wgmma(std::vector<float*> d, const char* kind, uint64_t a, uint64_t b, bool add) {
-  if (a >> 62 != 1 || b >> 62 != 1) fail("wgmma: a descriptor of another swizzle");
+inline void wgmma(std::vector<float*> d, const char* kind, uint64_t a, uint64_t b, bool add, std::vector<uint32_t> fragment = {}) {
+  if (a >> 62 == 0 || a >> 62 == 3 || b >> 62 == 0 || b >> 62 == 3) fail("wgmma: a descriptor of another swizzle");
   const bool wide = !std::strcmp(kind, "tf32");
   const char* memory = now->block->arena.get();
-  now->products.push_back({std::move(d), now->tid.x % 128, wide ? 8 : 16, !std::strcmp(kind, "bf16"), add, memory, a, b});
+  now->products.push_back(
+      {std::move(d), now->tid.x % 128, wide ? 8 : 16, !std::strcmp(kind, "bf16"), add, memory, a, b, std::move(fragment)});
+}
+// A from registers: a row's numbers are in four lanes.
+struct Fragment { uint32_t a[4]; std::vector<uint32_t> all; };
+inline void wgmma_registers(std::vector<float*> d, const char* kind, std::vector<uint32_t> a, uint64_t b, bool add) {
+  Fragment own{{a[0], a[1], a[2], a[3]}, std::vector<uint32_t>(16)};
+  together(own, 32, [](Fragment** lanes) {
+    for (int l = 0; l < 32; ++l)
+      for (int z = 0; z < 16; ++z) lanes[l]->all[z] = lanes[l / 4 * 4 + z / 4]->a[z % 4];
+  });
+  wgmma(std::move(d), kind, b, b, add, std::move(own.all));
 }
 inline void wait_products(size_t n) {
   finish(now->product_groups, n, multiply);

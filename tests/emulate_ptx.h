@@ -92,6 +92,7 @@ inline void tvm_builtin_ptx_cvt_tf32_f32_rna_tf32_f32(W& d, float a) {
 inline void tvm_builtin_ptx_fence_acq_rel_gpu() { emu::yield(); }
 inline void tvm_builtin_ptx_fence_mbarrier_init_mbarrier_init_release_cluster() {}
 inline void tvm_builtin_ptx_fence_proxy_proxy_async_shared__cta() {}
+inline void tvm_builtin_ptx_fence_proxy_proxy_async_global() {}
 inline void tvm_builtin_ptx_ld_acquire_gpu_global_u32(W& d, const void* p) { emu::yield(); d = *(const W*)p; }
 inline void tvm_builtin_ptx_ld_global_f32(float& d, const void* p) { emu::get(GLOBAL(p, 4), d); }
 inline void tvm_builtin_ptx_ld_global_f64(double& d, const void* p) { emu::get(GLOBAL(p, 8), d); }
@@ -172,6 +173,7 @@ inline void tvm_builtin_ptx_wgmma_fence_fence_sync_aligned() { emu::warp_sync();
 inline void tvm_builtin_ptx_wgmma_commit_group_commit_group_sync_aligned() { emu::commit_products(); }
 inline void tvm_builtin_ptx_wgmma_wait_group_wait_group_sync_aligned_0() { emu::wait_products(0); }
 inline void tvm_builtin_ptx_wgmma_wait_group_wait_group_sync_aligned_1() { emu::wait_products(1); }
+inline void tvm_builtin_ptx_wgmma_wait_group_wait_group_sync_aligned_2() { emu::wait_products(2); }
 #undef W
 #undef WAIT
 #undef MMA

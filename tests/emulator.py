@@ -26,8 +26,8 @@ HERE = Path(__file__).parent
 # One process loads many such objects: none may see another's variables.
 FLAGS = ["-std=c++17", "-fPIC", "-w", "-fno-strict-aliasing", "-fvisibility=hidden", "-fno-gnu-unique"]
 HELPER = re.compile(r"^__forceinline__ __device__ (.*?)(tvm_builtin_\w+)(\([^)]*\)) \{", re.MULTILINE)
-# Both operands from shared memory, neither negated nor transposed.
-WGMMA = re.compile(r"tvm_builtin_ptx_wgmma_(\w+)_ss_mma_async_sync_aligned_m64n\d+k\d+_f32_\1_\1_1_1(?:_0_0)?")
+# A from shared memory or registers, no operand negated or transposed.
+WGMMA = re.compile(r"tvm_builtin_ptx_wgmma_(\w+)_(ss|rs)_mma_async_sync_aligned_m64n\d+k\d+_f32_\1_\1_1_1(?:_0)*")
 DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
 FIXED = re.compile(r"__shared__ (?:alignas\(\d+\) )?([\w ]+?) (\w+)\[(\d+)\];")
 
@@ -90,7 +90,8 @@ def translated(shard: str) -> str:
             kept.append(f"inline {kind}{name}{parameters} {{}}")
         elif found := WGMMA.fullmatch(name):
             d = ", ".join(f"&{word}" for word in re.findall(r"__d\d+", parameters))
-            call = f'emu::wgmma({{{d}}}, "{found[1]}", __a_desc, __b_desc, __scale_d)'
+            product, a = ("wgmma", "__a_desc") if found[2] == "ss" else ("wgmma_registers", "{__a0, __a1, __a2, __a3}")
+            call = f'emu::{product}({{{d}}}, "{found[1]}", {a}, __b_desc, __scale_d)'
             kept.append(f"inline {kind}{name}{parameters} {{ {call}; }}")
     body = body.replace('extern "C" ', "")
     body = DYNAMIC.sub(r"\1* \2 = (\1*)emu::dynamic();", body)

@@ -31,3 +31,11 @@ def test_units_and_rows_past_the_end() -> None:
     """13 units over 2 blocks of 8, 3 rows of 8: arrays end where the layer does, and their padding is poison."""
     case = Case("lstm_peephole", 13, 3, 3, "tf32")
     assert persistent_error(case, cluster(2, 8, warps_k=2)) < tolerance("tf32", 3)
+
+
+def test_a_ring_asks_for_a_steps_own_values_between_products() -> None:
+    geometry = {"exchange": "grid", "ctas": 4, "rows": 8, "warps_u": 2, "warps_k": 4, "ring": 2}
+    text = text_of(persistent.kernel("k", Team(step("lstm", 64), "bfloat16", **geometry), layout_of("lstm", 64)))
+    body = text[text.index("for (int") :]
+    assert "if (0 < steps)" not in text and "prefetch_global_L2" in body
+    assert body.index("wgmma") < body.index("prefetch_global_L2")

@@ -49,6 +49,29 @@ def test_a_record_is_replayed() -> None:
     assert configured(NAME, unit, {"ahead": other})[0]["ahead"] == other
 
 
+@pytest.mark.parametrize(
+    ("name", "hidden", "precision", "batch", "ring"),
+    [
+        ("lstm", 2048, "bfloat16", 64, 3),
+        ("lstm", 2048, "float16", 16, 4),
+        ("gru", 2048, "bfloat16", 128, 2),
+        ("lstm", 1024, "bfloat16", 128, 8),
+        ("lstm", 1024, "tf32", 64, 3),
+        ("lstm", 1024, "bfloat16", 1, 0),
+    ],
+)
+def test_rings_where_they_were_faster(name: str, hidden: int, precision: str, batch: int, ring: int) -> None:
+    unit = unit_of(name, hidden, precision, batch)
+    team = team_of(NAME, unit, configured(NAME, unit)[0])
+    assert team.ring == ring and team.together == 1
+    assert not configured(NAME, unit, {"ring": 0})[0].get("ring")
+
+
+def test_many_rows_take_turns_where_one_round_has_no_room() -> None:
+    unit = unit_of("lstm", 2048, "bfloat16", 128)
+    assert team_of(NAME, unit, configured(NAME, unit)[0]).rows == 64
+
+
 @pytest.mark.parametrize("precision", TENSOR_CORES)
 def test_kernels_do_not_spill(precision: str, tmp_path: Path) -> None:
     check_spills("lstm", 64, precision, 8, tmp_path, {})

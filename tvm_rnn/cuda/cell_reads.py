@@ -7,9 +7,11 @@ exactly what belongs to its own units and batch rows; most hoisted values come b
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from tvm import tirx
+from tvm.script.ir_builder import tirx as I
 
 from ..expressions import Index
 from ..graph import Node
@@ -20,6 +22,7 @@ from .places import Place
 from .team import Team
 
 Expr = Any
+FETCH_AHEAD = 6  # steps between a value's way into L2 and its way into registers, where a ring leaves no room for more
 
 
 def params(team: Team) -> list[Node]:
@@ -38,13 +41,18 @@ def place_of(layout: Layout, node: Node) -> Place:
 
 
 class CellReads:
-    """The registers of one kernel. `coming[par]`: values of the next even or odd step, by (phase, node, slot, cell)."""
+    """The registers of one kernel. `coming[par]`: values of the next even or odd step, by (phase, node, slot, cell).
+
+    Steps that take their operands from a ring are long, and short of registers: they ask for their own values while the
+    first product is under way (`now`), or where no product comes first, for the next step's."""
 
     def __init__(self, body: Any, at: int) -> None:
         self.body, self.k, self.team, self.step = body, body.k, body.team, body.step
         self.fetch = Fetch(body, at, {node: n for n, node in enumerate(hoisted(body.team))})
         self.params: dict[tuple[Node, int, int], Expr] = {}
-        self.coming: list[dict[tuple[Any, ...], tuple[Any, int]]] = [{}, {}]
+        self.ahead = 1 if self.team.ring else 2  # steps
+        self.late = bool(self.team.ring) and self.step.phases[0].kind == "gemm"
+        self.coming: list[dict[tuple[Any, ...], tuple[Any, int]]] = [{} for _ in range(self.ahead)]
 
     def load_params(self) -> None:
         """Once, at the kernel's start."""
@@ -69,7 +77,7 @@ class CellReads:
         """Registers for what is under way; the first two steps' values are asked for."""
         k = self.k
         self.fetch.prepare()
-        for par in range(2):
+        for par in range(self.ahead):
             for phase, reads in zip(self.step.phases, self.step.reads, strict=True):
                 cells = list(self.body._cells(phase.width))
                 for node, slot in reads:
@@ -80,10 +88,44 @@ class CellReads:
                     for at, (block, j, e) in enumerate(cells):
                         k.store(registers, tirx.const(0.0, dtype), at)
                         self.coming[par][(phase, node, slot, block, j, e)] = (registers, at)
-            self.ask(par, tirx.const(par, "int32"))
+            if not self.late:
+                self.ask(par, tirx.const(par, "int32"))
+
+    def after(self, par: int, t: Expr) -> None:
+        """At the end of step t: ask for what takes the place of its values."""
+        if not self.late:
+            self.ask(par % self.ahead, t + self.ahead)
+
+    def now(self, t: Expr) -> list[Callable[[], None]]:
+        """Loads of what step t reads, row by row, then their successors' way into L2."""
+        if not self.late:
+            return []
+        rows = dict.fromkeys((phase, node, j, e) for phase, node, _, _, j, e in self.coming[0])
+        loads = [partial(self._row, t, *row, fetch=False) for row in rows]
+        return [*loads, *(partial(self._row, t + FETCH_AHEAD, *row, fetch=True) for row in rows)]
+
+    def _row(self, t: Expr, phase: Phase, node: Node, j: int, e: int, *, fetch: bool) -> None:
+        """Of one batch row, from one address: loads lie at constant distances from it."""
+        k, body = self.k, self.body
+        source, stride = k[f"read_{hoisted(self.team).index(node)}"], place_of(body.layout, node).row_stride
+        keys = [key for key in self.coming[0] if (key[0], key[1], *key[4:]) == (phase, node, j, e)]
+        unit = body._unit0(phase.width, 0) if fetch else body._unit(phase.width, 0)
+        now = tirx.And(body.ids.g == 0, t < k["steps"]) if fetch else tirx.const(True, "bool")
+        with k.when(now), body._own_tile(j):
+            row = k.keep((body._time(t) + body._row(j, e)) * stride)
+            first = k.keep(row + unit)
+            for key in keys:
+                slot, block = key[2:4]
+                at = row + ~slot if slot < 0 else first + (slot * phase.width + block * 8)
+                with k.when(body._inside(phase.width if slot >= 0 else 1, block, j, e)):
+                    if not fetch:
+                        registers, number = self.coming[0][key]
+                        k.store(registers, source[at], number)
+                    elif slot >= 0:
+                        k.do(I.ptx["prefetch.global.L2"](source.ptr_to([at])))
 
     def ask(self, par: int, t: Expr) -> None:
-        """Load the values of step t, which is used two steps later: nothing waits for them here."""
+        """Load the values of step t, nothing waits for them here."""
         k, body = self.k, self.body
         numbers = {node: n for n, node in enumerate(hoisted(self.team))}
         if not self.coming[par]:
@@ -118,8 +160,9 @@ class CellReads:
                 if (phase, node, slot, block, j, e) in self.fetch.now:
                     registers, at = self.fetch.now[(phase, node, slot, block, j, e)]
                     return tirx.Cast("float32", registers[at])
-                if (phase, node, slot, block, j, e) in self.coming[body.par]:
-                    registers, at = self.coming[body.par][(phase, node, slot, block, j, e)]
+                coming = self.coming[body.par % self.ahead]
+                if (phase, node, slot, block, j, e) in coming:
+                    registers, at = coming[(phase, node, slot, block, j, e)]
                     return tirx.Cast("float32", registers[at])
             return None
 

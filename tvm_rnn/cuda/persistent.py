@@ -19,22 +19,21 @@ from tvm.script.ir_builder import tirx as I
 
 from ..graph import Node
 from ..scalar_cuda import flavour
-from .cell_reads import CellReads, hoisted, params, place_of
-from .copies import Copies
+from .arena import lay_out
+from .cell_reads import hoisted, params, place_of
 from .epilogue import Epilogue
-from .exchange import Cluster, Grid
-from .inputs import Inputs, given
+from .inputs import given
 from .kernel import Kernel, Writer, write
 from .layout import Layout
 from .masks import POINTERS as MASK_POINTERS
 from .masks import SCALARS as MASK_SCALARS
 from .masks import Masks
 from .phases import Phase
-from .polled import Polled
-from .product import Product, weights
+from .product import weights
 from .reduction import Reduction
 from .start import fill_cluster, fill_grid
 from .team import LANES, Share, Team
+from .wide_layout import able
 
 Expr = Any
 SCALARS = (
@@ -67,6 +66,8 @@ def kernel(name: str, team: Team, layout: Layout, initial: Mapping[str, float] |
     initial: what states are after a reset, for a kernel that knows lengths and resets; None for one that does not."""
     if team.polled and not team.pollable:
         raise ValueError("a polled team needs products alone, whose operands fill whole blocks of K")
+    if team.ring and not able(team):
+        raise ValueError("a ring has two stages at least, whole warpgroups, a counter in L2 and no inputs")
     masked = initial is not None
     attributes = {"tirx.kernel_launch_params": ["tirx.use_cooperative_launch"]} if team.exchange == "grid" else {}
     with flavour(team.precision):
@@ -78,13 +79,20 @@ def kernel(name: str, team: Team, layout: Layout, initial: Mapping[str, float] |
             threads=team.threads,
             attributes=attributes,
             shared_bytes=team.shared_bytes,
-            cluster=team.ctas if team.exchange == "cluster" else 1,
+            cluster=team.ctas if team.exchange == "cluster" else team.together,
             resident=team.exchange == "grid",
         )
 
 
 class Body:
     """Emits the body. `held` maps (node, component, block, tile, e) to the register that holds a value."""
+
+    arena: Any
+    copies: Any
+    exchange: Any
+    inputs: Any
+    product: Any
+    reads: Any
 
     def __init__(self, k: Writer, team: Team, layout: Layout, initial: Mapping[str, float] | None) -> None:
         self.k, self.team, self.layout, self.step, self.initial = k, team, layout, team.step, initial
@@ -95,27 +103,9 @@ class Body:
         self.last = reading[-1] if reading else None  # phase whose product reads an input
 
     def emit(self) -> None:
-        team, k = self.team, self.k
+        team = self.team
         self._identify()
-        words = team.shared_bytes // 4
-        arena = I.alloc_buffer((words,), "uint32", scope="shared.dyn", align=128)
-        values = team.exchange_words if team.exchange == "cluster" else 0
-        partial_at = values
-        stage_at = partial_at + team.partial_words
-        inputs_at = stage_at + team.stage_words
-        copies_at = inputs_at + team.inputs_words
-        fetch_at = copies_at + team.copy_words
-        weights_at = fetch_at + team.fetch_words
-        if team.exchange == "cluster":
-            barriers_at = weights_at + team.weight_words
-            self.exchange: Any = Cluster(k, team, self.ids, arena, stage_at, barriers_at)
-        else:
-            grid = Grid(k, team, self.ids, arena, stage_at)
-            self.exchange = Polled(k, team, self.ids, arena, stage_at, self) if team.polled else grid
-        self.arena = arena
-        self.inputs, self.copies = Inputs(self, inputs_at), Copies(self, copies_at)
-        self.reads = CellReads(self, fetch_at)
-        self.product = Product(k, team, self.ids, arena, weights_at, partial_at, self.copies)
+        lay_out(self)
         self.reads.load_params()
         self.masks = None if self.initial is None else Masks(self, self.initial)
         self._load_states()
@@ -126,6 +116,8 @@ class Body:
         self.inputs.end()
         if team.exchange == "cluster":
             self._cluster_sync()
+        if team.ring:
+            self.product.ring.meet()
 
     def _identify(self) -> None:
         """Who this thread is. Special registers are read once, into registers."""
@@ -133,7 +125,7 @@ class Body:
         if team.exchange == "cluster":
             group, rank = I.cluster_id([k["teams"]]), I.cta_id_in_cluster([team.ctas])
         else:
-            block = I.cta_id([k["teams"] * team.ctas])
+            block = I.cta_id([k["teams"] * team.ctas]) if team.together == 1 else self._clustered(team.together)
             group, rank = tirx.floordiv(block, team.ctas), tirx.floormod(block, team.ctas)
         thread = I.thread_id([team.threads])
         I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
@@ -160,6 +152,11 @@ class Body:
         for j in range(team.own_tiles):
             row = k["row0"] + group * team.rows + self._tile(j) * 8 + self.ids.q * 2
             k.store(self.rows, row, j)
+
+    def _clustered(self, together: int) -> Expr:
+        """The number of a block in a grid of clusters."""
+        cluster = I.cluster_id([self.k["teams"] * (self.team.ctas // together)])
+        return cluster * together + I.cta_id_in_cluster([together])
 
     # --- cells -------------------------------------------------------------------------------------------------------
 
@@ -278,7 +275,13 @@ class Body:
             self.phase = phase
             gates: list[Expr] = []
             if phase.kind == "gemm":
-                gates = self.product.emit(phase, self._loader(), self._ready)
+                if self.team.ring:
+                    for share in self.team.shares[phase]:
+                        self._ready(share)
+                    between = self.reads.now(t) if phase is self.step.phases[0] else []
+                    gates = self.product.emit(phase, self._source, between)
+                else:
+                    gates = self.product.emit(phase, self._loader(), self._ready)
                 self._stash(phase)
             if phase.kind == "reduce":
                 Reduction(self, phase).emit()
@@ -293,7 +296,7 @@ class Body:
                     if self.masks is not None:
                         value = self.masks.after(state, value, block, j, e)
                     self.k.store(registers, value, at)
-        self.reads.ask(par, t + 2)
+        self.reads.after(par, t)
         if self.masks is not None:
             self.masks.ask(par, t + 2)
 
@@ -347,7 +350,11 @@ class Body:
         events = self.team.events
         done = 0 if source.op == "state" else 1 + next(i for i, p in enumerate(events) if source in p.published)
         if done >= self.waited:
-            self.exchange.wait(self.t * len(events) + 1 + done, *self._below())
+            count = self.t * len(events) + 1 + done
+            if self.team.ring:
+                self.exchange.due = count
+            else:
+                self.exchange.wait(count, *self._below())
             self.waited = done + 1
 
     def _below(self) -> tuple[Expr, Expr] | tuple[()]:
@@ -355,6 +362,13 @@ class Body:
         if self.waited or not given(self.team):
             return ()
         return self.inputs.events(self.t + 1), self.t + 1 < self.k["steps"]
+
+    def _source(self, share: Any) -> Expr:
+        """The first word of a share's operand, in the exchange."""
+        source, team = share.operand.source, self.team
+        node = self.value(source)
+        slot = self._copy(source, node in self._carried())
+        return self.exchange.base + (team.value_at[node] + slot * team.value_words(node))
 
     def _loader(self) -> Callable[..., None]:
         def load(share: Any, kblock: int, tile: int, pieces: Any, at: int, within: int | None = None) -> None:

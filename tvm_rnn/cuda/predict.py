@@ -16,7 +16,9 @@ from math import ceil
 from typing import Any
 
 from ..target import Target
+from .phases import Phase
 from .team import Team
+from .wide_layout import FEW_STAGES, chunks, m_tiles
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ RATES = {
     "cluster": Rates(0.24, 0.012, 34.0, 0.8, 0.15, 0.03),
     "grid": Rates(1.45, 0.0, 55.0, 0.77, 0.18, 0.087),
     "polled": Rates(0.95, 0.0, 55.0, 0.77, 0.18, 0.087),
+    "ring": Rates(1.0, 0.0, 34.0, 0.8, 0.15, 0.03),
 }
 CLOCK_MHZ = 1900.0
 MMA_CYCLES = 6.5  # m16n8k16 on one quarter of a multiprocessor; m16n8k8 of tf32 the same
@@ -51,6 +54,11 @@ INPUT_SHARED_PART = 0.5  # of its weights' way from shared memory, which is in t
 PARTIAL_US = 0.03  # per warp that sums are collected from
 ROWS_US, CELLS_US = 0.12, 0.1  # each 8 rows of a cluster beyond the first; each 256 cells of a block beyond the first
 LIGHT_US = 0.04  # of a phase without a product
+# A ring: what it costs beside the exchange, bytes per cycle that bulk copies bring into a multiprocessor, cycles of a
+# product of 64 rows and 8 columns (at least as for RING_COLUMNS), more where its weights are in shared memory; how much
+# of them copies do not hide, and what filling stages again costs.
+RING_US, RING_COPY, RING_CYCLES, RING_COLUMNS, RING_NEAR, RING_SHOWN = 1.1, 50.0, 4.0, 36, 1.35, 0.3
+RING_REFILL = 1.1, 1.4  # of large stages, of small ones
 # Clusters that can be resident on the 132 multiprocessors of an H200 with one block on each.
 RESIDENT_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 
@@ -70,7 +78,7 @@ def cheapest(teams: Iterable[Team], unit: Any, target: Target) -> Team | None:
 
 def able_to_run(team: Team, target: Target) -> bool:
     """Whether it fits with all weights on the chip: reading some from L2 in every step was slower than one launch per
-    step (H 2048, B 64: 42 us against 15)."""
+    step (H 2048, B 64: 42 us against 15; through a ring, H 2560, B 64: 31 against 23)."""
     if any(s.streamed for parts in team.shares.values() for s in parts):
         return False
     return team.fits(shared_bytes=target.shared_bytes) and resident_teams(team, target) > 0
@@ -82,12 +90,12 @@ def predict(team: Team, batch: int, target: Target) -> float:
     rounds = ceil(teams / max(1, resident_teams(team, target)))
     us = rounds * sum(_phase(team, number) for number in range(len(team.step.phases)))
     # Grids whose estimate comes near 255 registers spill some of them.
-    crowded = max(0, team.registers() - CROWDED) if team.exchange == "grid" else 0
+    crowded = max(0, team.registers() - CROWDED) if team.exchange == "grid" and not team.ring else 0
     return us * (1 + CROWDED_PART * crowded)
 
 
 def _rates(team: Team) -> Rates:
-    return RATES["polled" if team.polled else team.exchange]
+    return RATES["ring" if team.ring else "polled" if team.polled else team.exchange]
 
 
 def _phase(team: Team, number: int) -> float:
@@ -107,8 +115,23 @@ def _phase(team: Team, number: int) -> float:
     return us
 
 
+def _ring_product(team: Team, phase: Phase) -> float:
+    products = copied = 0.0
+    for share in team.shares[phase]:
+        blocks = share.kblocks * team.k_parts
+        each = max(RING_COLUMNS, team.rows) / 8 * RING_CYCLES * 2 * m_tiles(team, phase)
+        products += each * team.k_parts * (share.registers + RING_NEAR * (share.kblocks - share.registers))
+        copied += blocks * team.rows * 64 + share.streamed * team.k_parts * m_tiles(team, phase) * 4096
+    again = 1.0
+    if sum(len(c) for c in chunks(team).values()) > team.ring:
+        again = RING_REFILL[team.ring > FEW_STAGES]
+    return RING_US + (copied / RING_COPY + RING_SHOWN * products) * again / CLOCK_MHZ
+
+
 def _product(team: Team, number: int) -> float:
     phase = team.step.phases[number]
+    if team.ring:
+        return _ring_product(team, phase)
     m_tiles, rates = team.m_tiles(phase), _rates(team)
     us = 0.0
     for share in team.shares[phase]:

@@ -267,17 +267,6 @@ class Product:
                     d = [acc[at + z] for z in range(4)]
                     self.k.do(I.ptx[MMA[team.precision]](*d, *a(m, s), pieces[b], pieces[b + 1], *d))
 
-    def _separated(self, phase: Phase) -> bool:
-        """Whether an exchange lies between the product before this one and this: else its sums may still be read."""
-        phases = self.team.step.phases
-        at = phases.index(phase)
-        for other in (*reversed(phases[:at]), *reversed(phases[at:])):
-            if other.published:
-                return True
-            if other.kind == "gemm":
-                return False
-        return False
-
     def _turn(self, phase: Phase) -> int:
         """Without a counter no barrier of the block lies between two products: one warp may be at the next while
         another is at this one. They take turns with two places for sums, and with two barriers."""
@@ -306,7 +295,7 @@ class Product:
             place = self._turn(phase) * team.partial_words // 2
             return self.arena.ptr_to([self.partial_at + place + (row * LANES + ids.lane) * 4])
 
-        if number or not self._separated(phase):
+        if number or not separated(team, phase):
             k.do(I.cuda.cta_sync())
         own, part = k.local(m_tiles * team.pass_own * 4), k.local(4 * team.warps_k)
         # One branch per warp of the K parts, so that its own tiles are registers known now: only the others' travel.
@@ -340,3 +329,15 @@ class Product:
 def weights(team: Team) -> list[tuple[Phase, Share]]:
     """Every product's operands, in the order of the kernel's weight pointers."""
     return [(phase, share) for phase in team.step.phases for share in team.shares[phase]]
+
+
+def separated(team: Team, phase: Phase) -> bool:
+    """Whether an exchange lies between the product before this one and this: else its sums may still be read."""
+    phases = team.step.phases
+    at = phases.index(phase)
+    for other in (*reversed(phases[:at]), *reversed(phases[at:])):
+        if other.published:
+            return True
+        if other.kind == "gemm":
+            return False
+    return False

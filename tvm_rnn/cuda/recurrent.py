@@ -86,11 +86,12 @@ class Persistent:
         phase, share = weights(team)[number]
         node = share.operand.weight
         shape = (team.ctas, team.warps_u, team.warps_k, share.kblocks, team.blocks(phase.width))
+        ring = (team.k_parts, share.registers) if team.ring else ()
 
         def index(at: Expr) -> tuple[tuple[Expr, ...], Expr]:
             return team.weight_index(phase, share, at)
 
-        key = (node, team.storage, "fragments", *shape)
+        key = (node, team.storage, "fragments", *shape, *ring)
         elements = team.weight_elements(phase, share)
         return Pack(node, team.storage, elements, index, key, tf32=team.precision == "tf32")
 
@@ -139,7 +140,7 @@ class Persistent:
             name: getattr(team, name)
             for name in (
                 *("ctas", "rows", "warps_u", "warps_n", "warps_k", "register_words", "shared_words", "ahead"),
-                *("passes", "polled", "copied"),
+                *("passes", "polled", "copied", "ring", "together"),
             )
             if name != "shared_words" or team.exchange == "grid"  # a cluster keeps all that is left there
         }

@@ -12,6 +12,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from .team import BLOCK_WORDS
+from .wide_layout import swizzled
 
 
 def fill_cluster(body: Any) -> None:
@@ -110,5 +111,7 @@ def _zero_tail(body: Any, node: Any, slot: int) -> None:
     with k.loop(-(-team.rows * tail // team.threads)) as i:
         flat = i * team.threads + ids.thread
         with k.when(flat < team.rows * tail):
-            at = tirx.floordiv(flat, tail) * BLOCK_WORDS + BLOCK_WORDS - tail + tirx.floormod(flat, tail)
+            row, word = tirx.floordiv(flat, tail), BLOCK_WORDS - tail + tirx.floormod(flat, tail)
+            piece = tirx.floordiv(word, 4)
+            at = row * BLOCK_WORDS + (swizzled(row, piece) if team.ring else piece) * 4 + tirx.floormod(word, 4)
             k.store(k["exchange"], tirx.const(0, "uint32"), body.exchange.base + start + at)

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, prod
+from math import ceil
 from typing import Any
 
-from tvm import tirx
-
 from ..graph import Node
+from . import lane_layout, wide_layout
 from .phases import Operand, Phase, Step
 
 Expr = Any
@@ -61,7 +60,9 @@ class Team:
     batch rows are multiplied: more passes need fewer registers, and read weights that are not in registers again.
     polled: 1 where a grid hands values over without a counter (`polled.py`): all of an operand is asked for at once.
     copied: 1 where a grid's operands come to shared memory by asynchronous copies (`copies.py`) in place of registers
-    `ahead`.
+    `ahead`. ring: stages of a ring in shared memory that operands of wgmma come through (`wide_layout`); warps_u,
+    warps_n and warps_k then say how warps share cells, warpgroups share K; 0: lanes load for mma.sync. together: blocks
+    that fetch operands for each other.
     """
 
     step: Step
@@ -78,6 +79,8 @@ class Team:
     passes: int = 1
     polled: int = 0
     copied: int = 0
+    ring: int = 0
+    together: int = 1
 
     @property
     def storage(self) -> str:
@@ -95,6 +98,16 @@ class Team:
     @property
     def warps(self) -> int:
         return self.warps_u * self.warps_n * self.warps_k
+
+    @property
+    def k_parts(self) -> int:
+        """Parts of K, of warps or of warpgroups."""
+        return self.warps // 4 if self.ring else self.warps_k
+
+    @property
+    def part_lanes(self) -> int:
+        """Lanes that share the weights of one part of K."""
+        return LANES * 4 if self.ring else LANES * self.warps_u
 
     @property
     def threads(self) -> int:
@@ -148,10 +161,16 @@ class Team:
     def m_tiles(self, phase: Phase) -> int:
         return -(-len(self.halves(phase)) // 2)
 
+    def block_words(self, phase: Phase) -> int:
+        """Words of weights of one block of K, per lane."""
+        if self.ring:
+            return wide_layout.m_tiles(self, phase) * wide_layout.TILE_WORDS
+        return self.m_tiles(phase) * 8
+
     def depth_blocks(self, source: Node) -> int:
         """K blocks of an operand: whole blocks per warp, those of padded units included."""
         width = source.shape[0] if source.op == "input" else self.ctas * self.units(source.shape[0])
-        return ceil(ceil(width / self.block_k) / self.warps_k) * self.warps_k
+        return ceil(ceil(width / self.block_k) / self.k_parts) * self.k_parts
 
     @cached_property
     def shares(self) -> dict[Phase, tuple[Share, ...]]:
@@ -160,8 +179,8 @@ class Team:
         registers, shared, made = self.register_words, self.shared_words, {}
         every = [(phase, operand) for phase in self.step.phases for operand in phase.operands]
         for phase, operand in sorted(every, key=lambda pair: pair[1].given):
-            kblocks = self.depth_blocks(operand.source) // self.warps_k
-            words = self.m_tiles(phase) * 8
+            kblocks = self.depth_blocks(operand.source) // self.k_parts
+            words = self.block_words(phase)
             kept = min(kblocks, registers // words)
             registers -= kept * words
             near = min(kblocks - kept, shared // words)
@@ -172,8 +191,9 @@ class Team:
     # --- hoisted values ----------------------------------------------------------------------------------------------
 
     def fetches(self, phase: Phase, node: Node, slot: int) -> bool:
-        """Whether a hoisted value's component is copied to shared memory early, 8 units at a time (`fetch.py`)."""
-        return node.op != "input" and slot >= 0 and phase.width % 8 == 0
+        """Whether a hoisted value's component is copied to shared memory early, 8 units at a time (`fetch.py`). A ring
+        needs that memory."""
+        return not self.ring and node.op != "input" and slot >= 0 and phase.width % 8 == 0
 
     @property
     def fetch_words(self) -> int:
@@ -289,16 +309,18 @@ class Team:
     def stage_words(self) -> int:
         if self.exchange == "cluster":  # for even and odd steps: slow warps may still send what the last step staged
             return 2 * sum(self.stage_size(n) for n in self.published)
-        return self.warps * 64 * self.itemsize // 4
+        return self.warps * (wide_layout.stage_tiles(self) if self.ring else 1) * 64 * self.itemsize // 4
 
     @property
     def weight_words(self) -> int:
         """Weights in shared memory, in words per block."""
-        lanes = self.warps_u * self.warps_k * LANES
-        return sum(s.shared * self.m_tiles(p) * 8 * lanes for p, parts in self.shares.items() for s in parts)
+        lanes = self.k_parts * self.part_lanes
+        return sum(s.shared * self.block_words(p) * lanes for p, parts in self.shares.items() for s in parts)
 
     @property
     def shared_bytes(self) -> int:
+        if self.ring:
+            return wide_layout.places(self).end
         operands = self.exchange_words if self.exchange == "cluster" else 0
         barriers = 16 * (len(self.published) + 1)  # two mbarriers per value, and for reductions
         own = (
@@ -328,7 +350,7 @@ class Team:
 
     def registers(self) -> int:
         """An estimate per thread, used to discard what would spill."""
-        total = sum(s.registers * self.m_tiles(p) * 8 for p, parts in self.shares.items() for s in parts)
+        total = sum(s.registers * self.block_words(p) for p, parts in self.shares.items() for s in parts)
         total += self.input_registers
         most = max((s.kblocks for parts in self.shares.values() for s in parts), default=0)
         asked = most if self.polled else self.ahead + 1
@@ -341,11 +363,17 @@ class Team:
         if self.precision == "float32":  # sums of 8 rows per half tile, and some operands
             most = max(self.m_tiles(p) for p in self.step.phases)
             total += self.pass_tiles * (most * 16 + 24) - max(work, default=0)
-        if any(s.registers < s.kblocks for parts in self.shares.values() for s in parts):
+        if self.ring:
+            total += max(wide_layout.m_tiles(self, p) for p in self.shares) * self.rows // 2 - max(work, default=0) + 16
+        elif any(s.registers < s.kblocks for parts in self.shares.values() for s in parts):
             total += 8 * max(self.m_tiles(p) for p in self.step.phases)  # fragments on their way
         for number, phase in enumerate(self.step.phases):
             cells = self.blocks(phase.width) * self.own_tiles * 2
-            early = sum(self.fetches(phase, node, slot) for node, slot in self.step.reads[number])
+            early = (
+                len(self.step.reads[number])
+                if self.ring
+                else sum(self.fetches(phase, node, slot) for node, slot in self.step.reads[number])
+            )
             total += (2 * len(self.step.reads[number]) - early) * cells
         for state in self.step.graph.states:
             total += self.blocks(state.shape[0]) * self.own_tiles * 2
@@ -354,38 +382,14 @@ class Team:
     # --- weights ---------------------------------------------------------------------------------------------------
 
     def weight_elements(self, phase: Phase, share: Share) -> int:
-        words = self.m_tiles(phase) * share.kblocks * 8
-        return self.ctas * self.warps_u * self.warps_k * LANES * words * 4 // self.itemsize
+        words = self.block_words(phase) * share.kblocks
+        return self.ctas * self.k_parts * self.part_lanes * words * 4 // self.itemsize
 
     def weight_index(self, phase: Phase, share: Share, at: Expr) -> tuple[tuple[Expr, ...], Expr]:
-        """Position in the packed weights -> (index into the weight node, valid).
-
-        Order: [cta][warp_u][warp_k][K block][M tile][MMA step][lane][a0 a1 a2 a3], each a of one word. a0 and a2 are
-        the first half of a tile's rows, a1 and a3 the second; a2 and a3 lie half an MMA step further along K.
-        """
-        i32 = tirx.Cast("int32", at) if prod(share.operand.weight.shape) < 1 << 28 else at
-        per_word = 4 // self.itemsize
-
-        def take(size: int) -> Expr:
-            nonlocal i32
-            digit = tirx.floormod(i32, size)
-            i32 = tirx.floordiv(i32, size)
-            return digit
-
-        element, word, lane = take(per_word), take(4), take(LANES)
-        mma_step, tile, kblock = take(2), take(self.m_tiles(phase)), take(share.kblocks)
-        warp_k, warp_u, cta = take(self.warps_k), take(self.warps_u), i32
-        g, q = tirx.floordiv(lane, 4), tirx.floormod(lane, 4)
-        half = tile * 2 + tirx.floormod(word, 2)
-        k = (warp_k * share.kblocks + kblock) * self.block_k + q * (4 * per_word) + mma_step * (2 * per_word)
-        k = k + tirx.floordiv(word, 2) * per_word + element
-        block, gate = tirx.floordiv(half, phase.gates), tirx.floormod(half, phase.gates)
-        unit = cta * self.units(phase.width) + (warp_u * self.blocks(phase.width) + block) * 8 + g
-        inside = tirx.And(block < self.blocks(phase.width), tirx.And(unit < phase.width, k < share.operand.depth))
-        shape = share.operand.weight.shape
-        if len(shape) == 3:
-            return (gate, unit, k), inside
-        return (gate * phase.width + unit, k), inside
+        """Position in the packed weights -> (index into the weight node, valid)."""
+        layout: Any = wide_layout if self.ring else lane_layout
+        found: tuple[tuple[Expr, ...], Expr] = layout.weight_index(self, phase, share, at)
+        return found
 
     def fits(self, registers: int = 255, shared_bytes: int = 232448) -> bool:
         """Whether a block fits on an SM. 255 registers per thread, 64 K per SM."""

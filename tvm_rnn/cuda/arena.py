@@ -1,0 +1,50 @@
+"""The shared memory of a persistent kernel: in which order its users lie there.
+
+In: the kernel's state (`persistent.Body`), which knows who each thread is. Out: `body.arena` and those who use it:
+exchange, inputs, reads of cells, product. Weights are loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm.script.ir_builder import tirx as I
+
+from .cell_reads import CellReads
+from .copies import Copies
+from .exchange import Cluster, Grid
+from .inputs import Inputs
+from .polled import Polled
+from .product import Product
+from .ring import Ringed
+from .wide import Wide
+from .wide_layout import places
+
+ALIGNMENT, RING_ALIGNMENT = 128, 1024  # swizzled tiles want the second
+
+
+def lay_out(body: Any) -> None:
+    """Allocate shared memory and construct its users."""
+    team, k, ids = body.team, body.k, body.ids
+    align = RING_ALIGNMENT if team.ring else ALIGNMENT
+    arena = body.arena = I.alloc_buffer((team.shared_bytes // 4,), "uint32", scope="shared.dyn", align=align)
+    if team.ring:
+        body.exchange = Ringed(k, team, ids, arena, places(team).stage // 4)
+        # A ring has none of theirs in shared memory.
+        body.inputs, body.copies, body.reads = Inputs(body, 0), Copies(body, 0), CellReads(body, 0)
+        body.product = Wide(k, team, ids, arena, body.exchange)
+        return
+    partial_at = team.exchange_words if team.exchange == "cluster" else 0
+    stage_at = partial_at + team.partial_words
+    inputs_at = stage_at + team.stage_words
+    copies_at = inputs_at + team.inputs_words
+    fetch_at = copies_at + team.copy_words
+    weights_at = fetch_at + team.fetch_words
+    if team.exchange == "cluster":
+        body.exchange = Cluster(k, team, ids, arena, stage_at, weights_at + team.weight_words)
+    else:
+        grid = Grid(k, team, ids, arena, stage_at)
+        body.exchange = Polled(k, team, ids, arena, stage_at, body) if team.polled else grid
+    body.inputs, body.copies = Inputs(body, inputs_at), Copies(body, copies_at)
+    body.reads = CellReads(body, fetch_at)
+    body.product = Product(k, team, ids, arena, weights_at, partial_at, body.copies)

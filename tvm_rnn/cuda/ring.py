@@ -1,0 +1,230 @@
+"""A ring of stages in shared memory, which bulk copies fill with operands (and weights) while warpgroups multiply.
+
+In: a `Team` with `ring` stages and the exchange that values lie in. Out: statements: barriers, copies, waits. A step
+begins with stage 0, so which stage a chunk has, and the parity of its barriers, are known when the kernel is written.
+
+Every warpgroup has a ring of its own, for its part of K; its first thread copies. Values were written by other
+multiprocessors with ordinary stores: a proxy fence after the acquire orders the copies behind them. Blocks of a cluster
+fetch a slice of every run of operands each, for all of them; then a stage is free when no block of the cluster reads it
+any more.
+
+Source: Hopper's asynchronous copies and barriers: PTX ISA 8.5, "cp.async.bulk", "mbarrier".
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from .exchange import Grid, _all
+from .kernel import Writer
+from .phases import Phase
+from .team import BLOCK_WORDS, LANES, Share, Team
+from .wide_layout import TILE_BYTES, Chunk, chunks, m_tiles, part_bytes, places, stage_tiles, swizzled, uses
+
+Expr = Any
+BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+
+
+def uint32(value: int) -> Expr:
+    return tirx.const(value, "uint32")
+
+
+class Ringed(Grid):
+    """A grid's exchange whose operands lie as wgmma reads them."""
+
+    due: Expr | None = None  # events that the next product's operands wait for
+
+    def poll(self, events: Expr) -> None:
+        """Until every block of the team has published `events` times."""
+        self._spin("counter", events)
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.staged: list[tuple[Any, ...]] = []  # what a warp has laid down and not handed over
+
+    def word(self, node: Any, slot: Expr, kblock: Expr, row: Expr, piece: Expr) -> Expr:
+        return super().word(node, slot, kblock, row, swizzled(row, piece))
+
+    # Tiles are staged side by side and handed over together: one after the other, each would cost a way to shared
+    # memory and back. y follows when the exchange is under way.
+
+    def _place(self, number: int) -> Expr:
+        """Of a warp's number-th tile, in elements."""
+        return (self.ids.warp * stage_tiles(self.team) + number) * 64
+
+    def stage(self, node: Any, block: int, j: int, e: int, value: Expr) -> None:
+        at = self._place(len(self.staged)) + (self.ids.q * 2 + e) * 8 + self.ids.g
+        self.k.store(self.view, value, at)
+
+    def tile(self, node: Any, slot: int, block: int, j: int, when: Expr | None, y: Any) -> None:
+        self.staged.append((node, slot, block, j, when, y))
+
+    def arrive(self) -> None:
+        k, lane, chunks, found = self.k, self.ids.lane, 8 * self.pieces, self.staged
+        words = [self.k.local(4, "uint32") for _ in found]
+        if found:
+            k.do(I.cuda.warp_sync())
+        for number, (_, _, _, j, _, _) in enumerate(found):
+            with self._owned(j):
+                at = self.stage_at + tirx.floordiv(self._place(number) * self.team.itemsize, 4) + self.chunk * 4
+                four = [words[number][z] for z in range(4)]
+                k.do(I.ptx["ld.shared.v4.b32"](*four, self.arena.ptr_to([at])))
+        for (node, slot, block, j, when, _), four in zip(found, words, strict=True):
+            only = [lane < chunks] if chunks < LANES else []
+            with self._owned(j), k.when(_all(([] if when is None else [when]) + only)):
+                self.hand(node, slot, self.addresses[(node, block, j)], [four[z] for z in range(4)])
+        super().arrive()
+        for (node, _, block, j, _, y), four in zip(found, words, strict=True):
+            if y is not None:
+                unit = self.ids.rank * self.team.units(node.shape[0])
+                unit = unit + (self.ids.warp_u * self.team.blocks(node.shape[0]) + block) * 8
+                with self._owned(j), k.when(lane < 8):
+                    y(self._tile(j) * 8 + lane, unit, [four[z] for z in range(4)])
+        self.staged = []
+
+    def _owned(self, j: int) -> Any:
+        owned = self.team.owned(j, self.ids.warp_k)
+        return nullcontext() if owned is None else self.k.when(owned)
+
+
+class Ring:
+    """Of one kernel. `names`: the pointers of packed weights."""
+
+    def __init__(self, k: Writer, team: Team, ids: Any, arena: Any, exchange: Ringed, names: dict[Share, str]) -> None:
+        self.k, self.team, self.ids, self.exchange, self.names = k, team, ids, exchange, names
+        self.places, self.chunks, self.uses = places(team), chunks(team), uses(team)
+        self.par = 0
+        self.base = self.start_base = k.keep(I.cuda.cvta_generic_to_shared(arena.ptr_to([tirx.const(0, "int32")])))
+        self.number = tirx.floormod(ids.rank, team.together)  # of this block in its cluster
+        self.peer = self.start_peer = self.base
+        self.part = self.start_part = k.keep(tirx.floordiv(ids.warp, 4))
+        if team.together > 1:
+            found = k.local(1, "uint32")
+            to = tirx.Cast("uint32", tirx.floormod(ids.lane, team.together))
+            k.do(I.ptx["mapa.shared::cluster.u32"](found[0], self.base, to))
+            self.peer = self.start_peer = found[0]
+
+    def fresh(self, value: Expr) -> Expr:
+        """The same value, of which the compiler does not know that it is: it would compute all addresses of a step
+        before the loop over time, and keep them in registers that weights need."""
+        everyone = uint32(0xFFFFFFFF)
+        return self.k.keep(tirx.call_extern(str(value.ty), "__shfl_xor_sync", everyone, value, 0, 32))
+
+    def refresh(self) -> None:
+        """At the start of a product."""
+        k, base = self.k, self.fresh(self.start_base)
+        self.base, self.part = base, self.fresh(self.start_part)
+        barriers = tirx.Cast("uint32", self.part * (16 * self.team.ring)) + uint32(self.places.barriers)
+        self.barriers = k.keep(base + barriers)
+        self.peer = k.keep(self.fresh(self.start_peer) + barriers) if self.team.together > 1 else self.barriers
+        stages = self.part * (self.team.ring * part_bytes(self.team)) + self.places.ring
+        self.stages = k.keep(base + tirx.Cast("uint32", stages))
+
+    # --- barriers ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        k, team = self.k, self.team
+        with k.when(self.ids.thread == 0):
+            for number in range(2 * team.ring * team.k_parts):  # of each part: "full" of every stage, then "empty"
+                barrier = self.base + uint32(self.places.barriers + number * 8)
+                count = 4 * team.together if number // team.ring % 2 else 1
+                k.do(I.ptx.mbarrier.init.shared.b64(barrier, uint32(count)))
+            k.do(I.ptx.fence.mbarrier_init.release.cluster())
+        k.do(I.ptx.fence.proxy.async_.shared__cta())  # also of the weights that every thread has laid down
+        k.do(I.cuda.cta_sync())
+        self.meet()
+
+    def meet(self) -> None:
+        """All blocks of the cluster: none copies into another one too early, none leaves too early."""
+        if self.team.together > 1:
+            self.k.do(I.ptx["barrier.cluster.arrive.release.aligned"]())
+            self.k.do(I.ptx["barrier.cluster.wait.acquire.aligned"]())
+
+    def _parity(self, chunk: Chunk) -> int:
+        """Of the uses of its stage before this one, since the kernel's start; a step's number is even or odd as par."""
+        return (self.par * self.uses[chunk.slot] + chunk.turn) % 2
+
+    def _wait(self, number: int, parity: int) -> None:
+        k = self.k
+        done = k.local(1, "uint32")
+        k.store(done, uint32(0), 0)
+        with I.While(done[0] == uint32(0)):
+            address = self.barriers + uint32(number * 8)
+            k.do(I.ptx["mbarrier.try_wait.parity.shared::cta.b64"](done[0], address, uint32(parity)))
+
+    def wait(self, chunk: Chunk) -> None:
+        """Until it is there."""
+        self._wait(chunk.slot, self._parity(chunk))
+
+    def release(self, chunk: Chunk) -> None:
+        """This warp reads it no more."""
+        k, at = self.k, uint32((chunk.slot + self.team.ring) * 8)
+        with k.when(self.ids.lane < self.team.together):
+            if self.team.together > 1:
+                k.do(I.ptx.mbarrier.arrive.shared__cluster.b64(self.peer + at))
+            else:
+                k.do(I.ptx["mbarrier.arrive.shared.b64"](self.barriers + at))
+
+    # --- copies ------------------------------------------------------------------------------------------------------
+
+    def begin(self, phase: Phase, source: Any) -> None:
+        """Fill the ring: weights at once, operands when they are published. source(share): their first word."""
+        k, first = self.k, self.chunks[phase][: self.team.ring]
+        with k.when(self._copies()):
+            for chunk in first:
+                self._expect(phase, chunk)
+            if self.exchange.due is not None:
+                self.exchange.poll(self.exchange.due)
+            k.do(I.ptx["fence.proxy.async.global"]())
+            for chunk in first:
+                self._operand(chunk, source)
+        k.do(I.cuda.warp_sync())
+        self.exchange.due = None
+
+    def refill(self, phase: Phase, number: int, source: Any) -> None:
+        """The stage of a phase's number-th chunk, with the next one that belongs there."""
+        k, after = self.k, number + self.team.ring
+        if after >= len(self.chunks[phase]):
+            return
+        with k.when(self._copies()):
+            self._expect(phase, self.chunks[phase][after])
+            self._operand(self.chunks[phase][after], source)
+        k.do(I.cuda.warp_sync())
+
+    def _copies(self) -> Expr:
+        """Whether this thread does."""
+        return tirx.floormod(self.ids.thread, LANES * 4) == 0
+
+    def _stage(self, chunk: Chunk) -> Expr:
+        return self.stages + uint32(chunk.slot * part_bytes(self.team))
+
+    def _expect(self, phase: Phase, chunk: Chunk) -> None:
+        """When the stage is free: announce its bytes, and copy weights."""
+        k, team = self.k, self.team
+        self._wait(chunk.slot + team.ring, 1 - self._parity(chunk))
+        full = self.barriers + uint32(chunk.slot * 8)
+        operand, weights = team.rows * BLOCK_WORDS * 4, m_tiles(team, phase) * TILE_BYTES if chunk.streamed else 0
+        k.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](full, uint32(chunk.count * operand + weights)))
+        if chunk.streamed:
+            place = (self.ids.rank * team.k_parts + self.part) * chunk.share.kblocks + chunk.first
+            element = tirx.Cast("int64", place) * (weights // team.itemsize)
+            address = self.k[self.names[chunk.share]].ptr_to([element])
+            k.do(I.ptx[BULK](self._stage(chunk) + uint32(operand), address, uint32(weights), full))
+
+    def _operand(self, chunk: Chunk, source: Any) -> None:
+        k, team = self.k, self.team
+        full = self.barriers + uint32(chunk.slot * 8)
+        block = self.part * chunk.share.kblocks + chunk.first
+        size = chunk.count * team.rows * BLOCK_WORDS * 4 // team.together
+        target, word = self._stage(chunk), source(chunk.share) + block * (team.rows * BLOCK_WORDS)
+        if team.together == 1:
+            k.do(I.ptx[BULK](target, k["exchange"].ptr_to([word]), uint32(size), full))
+            return
+        target = target + tirx.Cast("uint32", self.number * size)
+        address = k["exchange"].ptr_to([word + self.number * (size // 4)])
+        mask = tirx.const((1 << team.together) - 1, "uint16")
+        k.do(I.ptx[BULK + ".multicast::cluster"](target, address, uint32(size), full, mask))
