@@ -194,7 +194,7 @@ def _share_lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
 
     K tiles of 64 columns take 0.6 us each; where a cluster starts and ends, 2 us go by. Measured with the hoisted
     product at B = 64: LSTM 2560 172.6 us with 4 rows x 20 columns of a thread and two blocks sharing K (8 rows x 20:
-    184; 8 x 8 and four blocks: 225; the few_* tile: 226), four LSTM layers of 512 46.4 us (few_* 61.1, persistent 53.1).
+    184; 8 x 8 and four blocks: 225; the few_* tile: 226), four LSTM layers of 512 46.4 us (few_* 61.1, persistent 53).
     """
     large = unit.gates * unit.width * sum(unit.depths) >= 1 << 20
     if unit.region != "step" or unit.dtype != "float32" or target.arch != "sm_90a" or not large:
