@@ -79,9 +79,19 @@ def cheapest(teams: Iterable[Team], unit: Any, target: Target) -> Team | None:
 def able_to_run(team: Team, target: Target) -> bool:
     """Whether it fits with all weights on the chip: reading some from L2 in every step was slower than one launch per
     step (H 2048, B 64: 42 us against 15; through a ring, H 2560, B 64: 31 against 23)."""
+    if team.threads > 1024 or not resident_teams(team, target) or not _holds(team):
+        return False
     if any(s.streamed for parts in team.shares.values() for s in parts):
         return False
-    return team.fits(shared_bytes=target.shared_bytes) and resident_teams(team, target) > 0
+    return team.fits(shared_bytes=target.shared_bytes)
+
+
+def _holds(team: Team) -> bool:
+    """Whether a lane's weights are no more words than it may keep: a quick look, for most geometries the last one."""
+    if team.ring:
+        return True
+    blocks = ((p, team.depth_blocks(o.source) // team.warps_k) for p in team.step.phases for o in p.operands)
+    return sum(team.m_tiles(p) * 8 * n for p, n in blocks) <= team.register_words + team.shared_words
 
 
 def predict(team: Team, batch: int, target: Target) -> float:

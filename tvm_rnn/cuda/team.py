@@ -159,7 +159,7 @@ class Team:
         return [(gate, block) for block in range(self.blocks(phase.width)) for gate in range(phase.gates)]
 
     def m_tiles(self, phase: Phase) -> int:
-        return -(-len(self.halves(phase)) // 2)
+        return -(-self.blocks(phase.width) * phase.gates // 2)
 
     def block_words(self, phase: Phase) -> int:
         """Words of weights of one block of K, per lane."""
