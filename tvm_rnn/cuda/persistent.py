@@ -75,13 +75,18 @@ def kernel(name: str, team: Team, layout: Layout, initial: Mapping[str, float] |
             name,
             pointers(team, layout, masked),
             (*SCALARS, *(MASK_SCALARS if masked else ())),
-            lambda k: Body(k, team, layout, initial).emit(),
+            lambda k: _body(k, team, layout, initial),
             threads=team.threads,
             attributes=attributes,
             shared_bytes=team.shared_bytes,
             cluster=team.ctas if team.exchange == "cluster" else team.together,
             resident=team.exchange == "grid",
         )
+
+
+def _body(k: Writer, team: Team, layout: Layout, initial: Mapping[str, float] | None) -> None:
+    with I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):  # else ptxas may stop at 128 registers, and spill
+        Body(k, team, layout, initial).emit()
 
 
 class Body:
@@ -128,7 +133,6 @@ class Body:
             block = I.cta_id([k["teams"] * team.ctas]) if team.together == 1 else self._clustered(team.together)
             group, rank = tirx.floordiv(block, team.ctas), tirx.floormod(block, team.ctas)
         thread = I.thread_id([team.threads])
-        I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
         self.first = k.local(1, "int32")
         k.store(self.first, tirx.Select(k["direction"] < 0, k["steps"] - 1, tirx.const(0, "int32")), 0)
         pinned = k.local(3, "int32")
