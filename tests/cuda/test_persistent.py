@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from emulated import Case, persistent_error
-from persistent_layers import layout_of, step
+from persistent_layers import layout_of, step, text_of
 
 from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.masks import POINTERS, SCALARS
@@ -58,6 +58,12 @@ def test_the_order_of_threads_does_not_matter(seed: int) -> None:
 )
 def test_cells_and_geometries(name: str, hidden: int, batch: int, precision: str, geometry: dict[str, Any]) -> None:
     check(name, hidden, batch, precision, geometry)
+
+
+def test_ptxas_may_use_all_registers() -> None:
+    team = Team(step("lstm", 64), "bfloat16", **cluster(4, 8))
+    text = text_of(persistent.kernel("k", team, layout_of("lstm", 64)))
+    assert f"__launch_bounds__({team.threads}, 1)" in text
 
 
 def test_pointers_and_scalars() -> None:
