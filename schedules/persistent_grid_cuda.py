@@ -100,7 +100,7 @@ def _teams(unit: Any, target: Target, knob: Knobs) -> Iterator[Team]:
                     if unit.step.given:
                         knobs = {"ctas": ctas, "rows": rows, **shape, "register_words": words, "shared_words": near}
                         yield _team(unit, **{**knobs, "ahead": 1, "copied": 1, **fixed})
-                    for ahead in AHEAD:
+                    for ahead in AHEAD[1:] if unit.step.given else AHEAD:  # two operands: no time to wait for each
                         knobs = {"ctas": ctas, "rows": rows, **shape, "register_words": words, "shared_words": near}
                         for passes in PASSES:
                             if rows // (8 * shape["warps_n"]) % passes == 0:

@@ -48,8 +48,11 @@ L2_BYTES_PER_US = 170e3  # of one multiprocessor, reading what all read
 L2_TRIP_US = 0.15  # one load after the other
 OVERLAP_LOST = 0.5  # of the shorter of loads and MMA, which mostly hides behind the longer
 SHARED_BYTES_PER_CYCLE = 128.0
+PASS_US = 0.4  # each further pass of a grid: four layers of LSTM 512, B = 64: 6.1 us in two passes, 5.2 in one
+POLLING_US = 0.12  # each further team that polls at the same time: LSTM 512 bf16, B = 128, eight teams, 3.66 us
 CROWDED, CROWDED_PART = 226, 0.003  # registers; lost time for each one more
 INPUT_HIDDEN_US = 0.25  # of an input's product, behind a cluster's exchange
+INPUT_FAR = 3.0  # times an operand's way, where registers hold few pieces of an input's rows at a time
 INPUT_SHARED_PART = 0.5  # of its weights' way from shared memory, which is in the way of the exchange
 PARTIAL_US = 0.03  # per warp that sums are collected from
 ROWS_US, CELLS_US = 0.12, 0.1  # each 8 rows of a cluster beyond the first; each 256 cells of a block beyond the first
@@ -99,6 +102,9 @@ def predict(team: Team, batch: int, target: Target) -> float:
     teams = ceil(batch / team.rows)
     rounds = ceil(teams / max(1, resident_teams(team, target)))
     us = rounds * sum(_phase(team, number) for number in range(len(team.step.phases)))
+    us += PASS_US * (team.passes - 1) if team.exchange == "grid" else 0.0
+    if team.polled:
+        us += POLLING_US * (min(teams, resident_teams(team, target)) - 1)
     # Grids whose estimate comes near 255 registers spill some of them.
     crowded = max(0, team.registers() - CROWDED) if team.exchange == "grid" and not team.ring else 0
     return us * (1 + CROWDED_PART * crowded)
@@ -155,8 +161,12 @@ def _product(team: Team, number: int) -> float:
         piece = m_tiles * 8 * 4 * 32 * team.warps_u * team.warps_k * team.warps_n
         math = max(issue, chain) / CLOCK_MHZ
         near = rates.shared * team.passes * share.shared * piece / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
+        trips = 1 if team.copied else team.passes * (1 if team.polled else ceil(share.kblocks / (team.ahead + 1)))
+        far = max(operand / L2_BYTES_PER_US, trips * L2_TRIP_US)
         if share.operand.given:  # while the blocks wait for each other
             rows = operand / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
+            if team.exchange == "grid" and not team.copied:
+                rows = far * INPUT_FAR
             hidden = INPUT_HIDDEN_US if team.exchange == "cluster" else rates.exchange
             us += max(0.0, math + near + rows - hidden) + INPUT_SHARED_PART * near
         elif team.exchange == "cluster":

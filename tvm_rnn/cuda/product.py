@@ -298,25 +298,39 @@ class Product:
         if number or not separated(team, phase):
             k.do(I.cuda.cta_sync())
         own, part = k.local(m_tiles * team.pass_own * 4), k.local(4 * team.warps_k)
+        number_of = tirx.Cast("uint32", group + 1 + self._turn(phase) * team.warps_u * team.warps_n)
+        threads = tirx.const(LANES * team.warps_k, "uint32")
+
+        def give(warp_k: int) -> None:
+            for tile in (t for t in range(team.pass_tiles) if t % team.warps_k != warp_k):
+                for m in range(m_tiles):
+                    at = (m * team.pass_tiles + tile) * 4 * chains
+                    k.do(I.ptx["st.shared.v4.f32"](partial(warp_k, m, tile), *[acc[at + z] for z in range(4)]))
+
+        def take(warp_k: int) -> None:
+            for j, tile in enumerate(range(warp_k, team.pass_tiles, team.warps_k)):
+                for m in range(m_tiles):
+                    self._add(partial, warp_k, m, tile, part)
+                    for z in range(4):
+                        total = acc[(m * team.pass_tiles + tile) * 4 * chains + z]
+                        for other in (w for w in range(team.warps_k) if w != warp_k):
+                            total = total + part[other * 4 + z]
+                        k.store(own, total, (m * team.pass_own + j) * 4 + z)
+
         # One branch per warp of the K parts, so that its own tiles are registers known now: only the others' travel.
+        everyone = team.pass_tiles >= team.warps_k
         for warp_k in range(team.warps_k):
             with k.when(ids.warp_k == warp_k):
-                for tile in (t for t in range(team.pass_tiles) if t % team.warps_k != warp_k):
-                    for m in range(m_tiles):
-                        at = (m * team.pass_tiles + tile) * 4 * chains
-                        k.do(I.ptx["st.shared.v4.f32"](partial(warp_k, m, tile), *[acc[at + z] for z in range(4)]))
-                last = warp_k >= team.pass_tiles  # hands over all and sums nothing: it need not wait
-                meet = I.ptx.bar.arrive if last else I.ptx.bar.sync
-                number_of = group + 1 + self._turn(phase) * team.warps_u * team.warps_n
-                k.do(meet(tirx.Cast("uint32", number_of), tirx.const(LANES * team.warps_k, "uint32")))
-                for j, tile in enumerate(range(warp_k, team.pass_tiles, team.warps_k)):
-                    for m in range(m_tiles):
-                        self._add(partial, warp_k, m, tile, part)
-                        for z in range(4):
-                            total = acc[(m * team.pass_tiles + tile) * 4 * chains + z]
-                            for other in (w for w in range(team.warps_k) if w != warp_k):
-                                total = total + part[other * 4 + z]
-                            k.store(own, total, (m * team.pass_own + j) * 4 + z)
+                give(warp_k)
+                if not everyone:  # who has handed over all and sums nothing need not wait
+                    meet = I.ptx.bar.arrive if warp_k >= team.pass_tiles else I.ptx.bar.sync
+                    k.do(meet(number_of, threads))
+                    take(warp_k)
+        if everyone:
+            k.do(I.ptx.bar.sync(number_of, threads))
+            for warp_k in range(team.warps_k):
+                with k.when(ids.warp_k == warp_k):
+                    take(warp_k)
         return [own[z] for z in range(m_tiles * team.pass_own * 4)]
 
     def _add(self, partial: Callable[[Expr, int, Expr], Expr], warp_k: int, m: int, tile: int, part: Any) -> None:

@@ -33,7 +33,7 @@ from .weights import Weights
 
 WAVE_BYTES = 256 << 20  # for what layers hand to the next one, in one tile of time
 LEAST_STEPS = 4
-GAIN = 1.0  # of the layers' times one after the other, without their products of inputs: a wave must take less
+GAIN = 1.3  # of the layers' times one after the other: their streams, tiles and products of inputs take more than that
 
 
 @dataclass
