@@ -17,6 +17,9 @@ from .rnn import RNN
 # What `compile` calls a precision, and how a point's name and a table abbreviate it.
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "tf32": "tf32", "float32": "fp32", "float64": "fp64"}
 ALL = ("bfloat16", "float16", "tf32", "float32")
+# Layer normalisation undoes every scale but that of its gains: with gains of 1, NumPy in float32 is off by 9e-5 after
+# 200 steps (H = 33), with 0.5 by 1e-7.
+TAMED = {"lstm_layer_norm": ("a_h", 0.5)}
 # Every pass switched off in the order in which the ablation adds them again.
 PASSES = ("hoist_gemms", "combine_gemms", "fuse_pointwise", "tile_layers_and_time")
 
@@ -155,6 +158,13 @@ def network(point: Point) -> RNN:
     sizes = dict(point.sizes)
     cell, both = cells.get(point.cell), point.directions == 2
     return RNN(cell, point.input, point.hidden, point.layers, both, point.dtype, **sizes)
+
+
+def tamed(net: RNN) -> RNN:
+    """The network, with weights scaled where, as drawn, they make a chaotic cell: two dtypes never agree on that."""
+    parameter, factor = TAMED.get(net.cell.name, ("", 1.0))
+    own = {name: value * factor for name, value in net.weights.items() if name.startswith(f"{parameter}_l")}
+    return net.load({**net.weights, **own}) if own else net
 
 
 def suite(name: str) -> list[Point]:

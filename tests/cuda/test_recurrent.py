@@ -66,9 +66,11 @@ def test_strict_float32_while_it_fits(hidden: int, runs: bool) -> None:
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
-def test_large_batches_of_large_layers_run_step_by_step(cell: str) -> None:
-    """Two slices of 64 rows would take longer than steps in which K is shared out."""
-    assert regimes(cell, 2048, "bfloat16")[-1].most in (32, 64)
+def test_large_layers_take_slices_while_steps_are_not_quicker(cell: str) -> None:
+    """H200, B = 128: LSTM 17.9 us in two slices of a ring, 19.6 step by step; GRU 15.5 in one, 15.6."""
+    most = regimes(cell, 2048, "bfloat16")[-1].most
+    assert most is None or most >= 128
+    assert regimes(cell, 2048, "tf32") == []  # 67 MB of weights
 
 
 def test_small_layers_stay_on_the_chip_for_larger_batches() -> None:

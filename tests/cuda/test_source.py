@@ -9,7 +9,7 @@ from tvm_rnn import pipeline
 from tvm_rnn.cuda import source
 from tvm_rnn.cuda.plan import plan
 from tvm_rnn.cuda.program import Program
-from tvm_rnn.cuda.source import generate, split_kernels, statements
+from tvm_rnn.cuda.source import generate, split_kernels, statements, unrestricted
 from tvm_rnn.errors import BuildError
 from tvm_rnn.target import GPUS, resolve
 
@@ -84,3 +84,13 @@ def test_kernels_for_a_gpu_before_sm_90_are_generated(dtype: str) -> None:
     made = generate(plan(net, layers, target, (4,), dtype), target)
     assert made.arch == "sm_80"
     assert any("mma_sync" in shard for shard in made.shards) == (dtype == "bfloat16")
+
+
+def test_pointers_that_threads_share_are_not_restricted() -> None:
+    text = (
+        'extern "C" __global__ void __launch_bounds__(64) one_kernel(float* __restrict__ a);\n'
+        'extern "C" __global__ void __launch_bounds__(64) two_kernel(float* __restrict__ a);\n'
+        'extern "C" __global__ void __launch_bounds__(64) one_kernel(float* __restrict__ a) {\n  int __restrict__;\n}'
+    )
+    assert unrestricted(text, {"one"}) == text.replace("one_kernel(float* __restrict__", "one_kernel(float*")
+    assert unrestricted(text, set()) == text

@@ -88,7 +88,7 @@ class _Chain:
     def kernel(self) -> Rows:
         precision = self.jobs[0].precision
         with flavour(precision):
-            made = write(self.name, self.pointers, [("rows", "int64")], self._body, threads=self.threads)
+            made = write(self.name, self.pointers, [("rows", "int64")], self._body, threads=self.threads, shares=True)
         return Rows(made, self.arguments)
 
     def _body(self, writer: Writer) -> None:

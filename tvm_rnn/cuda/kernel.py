@@ -36,6 +36,7 @@ class Kernel:
     shared_bytes: int = 0
     cluster: int = 1
     resident: bool = False  # every block must be on the GPU at once: blocks wait for each other
+    shares: bool = False  # threads of a block read what others have stored in global memory: no pointer is `restrict`
 
 
 @dataclass

@@ -70,8 +70,20 @@ def generate(program: Program, target: Target) -> Source:
         symbols[name]: kernel.func.with_attr("global_symbol", symbols[name]) for name, kernel in program.kernels.items()
     }
     device, wrappers = compile_kernels(functions, target) if functions else ("", "")
+    device = unrestricted(device, {symbols[name] for name, kernel in program.kernels.items() if kernel.shares})
     shards = split_kernels(device, os.cpu_count() or 1)
     return Source(shards, _host_text(program, symbols, shards, wrappers, target.arch), target.arch)
+
+
+def unrestricted(device: str, names: set[str]) -> str:
+    """The kernels of these names without `__restrict__`, which TVM gives to every pointer: with it, nvcc moves loads of
+    what other threads store to before the barrier between."""
+    lines = device.split("\n")
+    for at, line in enumerate(lines):
+        found = DECLARED.match(line)
+        if found and found.group(1).removesuffix("_kernel") in names:
+            lines[at] = line.replace(" __restrict__", "")
+    return "\n".join(lines)
 
 
 def split_kernels(device: str, most: int) -> tuple[str, ...]:
