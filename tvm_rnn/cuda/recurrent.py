@@ -252,6 +252,8 @@ def _reach(layout: Layout, team: Team, batch: int, target: Target) -> int | None
     def quicker(rows: int) -> bool:
         return predict(team, rows, target) > predict_steps(layout, team.precision, rows, target)
 
+    if quicker(batch):  # float32 LSTM 512, B = 64: 56 rows at once, then 8: 12.6 us, step by step 11.6
+        return 0
     at_once = resident_teams(team, target) * team.rows
     for reach in range(0, MOST_TURNS * at_once, at_once):
         if quicker(reach + at_once):
