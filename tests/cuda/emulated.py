@@ -70,14 +70,14 @@ def texts(kernel: Kernel) -> tuple[str, str]:
 
 
 @functools.cache
-def layer(cell: str, hidden: int, precision: str, inputs: int = 0) -> tuple[rnn.RNN, Layout]:
+def layer(cell: str, hidden: int, precision: str, inputs: int = 0, apart: bool = False) -> tuple[rnn.RNN, Layout]:
     """A cell with random weights, and how its layer lies in memory. inputs: so many that the step multiplies; 0: the
-    product with 5 inputs is hoisted."""
+    product with 5 inputs is hoisted. apart: every gate's products are products of their own."""
     found = rnn.cells.get(cell)
     sizes = {axis: size for axis, size in SIZES.items() if axis in found.size_names}
     dtype = "float32" if precision == "tf32" else precision
     net = rnn.RNN(found, (inputs or 5) if "I" in found.size_names else hidden, hidden, **sizes, dtype=dtype).init(3)
-    without = ("hoist_gemms",) if inputs else ()
+    without = (("hoist_gemms",) if inputs else ()) + (("combine_gemms",) if apart else ())
     graph = pipeline.run(net, resolve("nvidia-h200"), without)[-1][1].graphs[0]
     return net, Layout(graph, precision, Weights(graph, 0, precision), dtype)
 
@@ -183,8 +183,9 @@ class Case:
         start: int = 0,
         total: int | None = None,
         inputs: int = 0,
+        apart: bool = False,
     ) -> None:
-        self.of = (cell, hidden, precision, inputs) if inputs else (cell, hidden, precision)
+        self.of = (cell, hidden, precision, inputs, apart) if inputs else (cell, hidden, precision)
         self.net, self.layout = layer(*self.of)
         graph, dtype = self.layout.graph, self.layout.dtype
         self.graph, self.batch, self.steps, self.precision = graph, batch, steps, precision

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from emulated import Case, layer, persistent_error
 from persistent_layers import layout_of, step
-from test_persistent import grid
+from test_persistent import cluster, grid
 
 from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.recurrent import step_of
@@ -32,6 +32,13 @@ def test_operands_are_copied(geometry: dict[str, Any]) -> None:
 def test_inputs_are_copied_a_step_early(seed: int) -> None:
     case = Case("gru_reset_before", 40, 20, 5, "bfloat16", inputs=72)
     assert persistent_error(case, grid(2, 16, copied=1, warps_k=2), seed=seed) < tolerance("bfloat16", 5)
+
+
+@pytest.mark.parametrize("geometry", [grid(2, 16, copied=1, warps_k=2), grid(2, 16), cluster(2, 16, warps_k=2)])
+def test_products_of_inputs_and_states_in_turn(geometry: dict[str, Any]) -> None:
+    """The next inputs must not take the place of those that a later product of the step reads."""
+    case = Case("lstm", 40, 11, 5, "bfloat16", inputs=40, apart=True)
+    assert persistent_error(case, geometry) < tolerance("bfloat16", 5)
 
 
 def test_inputs_are_copied_in_one_pass() -> None:

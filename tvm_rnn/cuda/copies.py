@@ -127,9 +127,21 @@ class Copies:
                 k.do(I.ptx["cp.async.cg.shared.global"](target, k["exchange"].ptr_to([place]), 16))
             k.do(I.ptx["cp.async.commit_group"]())
         self.newer = 0
-        if self._shares() and not body.asked:
-            body.asked, self.newer = True, 1
-            self._inputs(body.t + 1)
+        if not self._later(phase, share) and self.ask_inputs():
+            self.newer = 1
+
+    def _later(self, phase: Phase, share: Share) -> bool:
+        """Whether a product of this step still reads this step's inputs after an operand."""
+        every = [(p, s) for p in self.team.step.phases for s in self.team.shares[p]]
+        return any(s.operand.given for _, s in every[every.index((phase, share)) + 1 :])
+
+    def ask_inputs(self) -> bool:
+        """Begin to copy the next step's inputs, once, when nobody reads this step's any more. Whether it did."""
+        if not self.team.copied or not self._shares() or self.body.asked:
+            return False
+        self.body.asked = True
+        self._inputs(self.body.t + 1)
+        return True
 
     def wait(self, share: Share, kblock: int) -> None:
         """Until a block of K is there."""

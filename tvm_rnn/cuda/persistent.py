@@ -291,6 +291,7 @@ class Body:
                 Reduction(self, phase).emit()
             else:
                 Epilogue(self, phase, gates).emit()
+        self.copies.ask_inputs()
         for state in self.step.graph.states:
             width, result = self.step.domain[state], self.step.result(state)
             for block, j, e in self._cells(width):
