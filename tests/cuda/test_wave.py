@@ -17,8 +17,9 @@ GPU = resolve("nvidia-h200")
 
 def planned(cell: str, hidden: int, batches: tuple[int, ...] = (16,), precision: str = "bfloat16", **how: Any) -> Plan:
     dtype = "float32" if precision in ("tf32", "float32") else precision
+    without = how.pop("without", ())
     net = rnn.RNN(rnn.cells.get(cell), how.pop("inputs", hidden), hidden, dtype=dtype, **how)
-    plan = Plan(net, pipeline.run(net, GPU, how.get("without", ()))[-1][1], GPU, batches, precision)
+    plan = Plan(net, pipeline.run(net, GPU, without)[-1][1], GPU, batches, precision)
     plan.run()
     return plan
 
@@ -58,6 +59,7 @@ def test_a_grid_counts_for_the_layer_above() -> None:
         ("lstm", 256, {"num_layers": 2, "precision": "float32"}),
         ("lstm", 256, {"num_layers": 2, "inputs": 12}),  # rows of 24 bytes
         ("lstm", 2048, {"num_layers": 2}),  # does not fit
+        ("lstm", 256, {"num_layers": 2, "without": ("combine_gemms",)}),
         ("sru", 256, {"num_layers": 2}),
     ],
 )

@@ -93,8 +93,8 @@ class Plan:
 
     def _wave(self) -> Wave | None:
         """All layers at once, where the products of inputs may be part of the step."""
-        if not all("hoist_gemms" in graph.applied for graph in self.layers.graphs):
-            return None
+        if not all({"hoist_gemms", "combine_gemms"} <= set(graph.applied) for graph in self.layers.graphs):
+            return None  # a pass was left out
         layers = run_passes(self.net, self.target, ("hoist_gemms",))[-1][1]
         alone = [
             sum(self.code[index].predicted_us(batch) for index in self.layers.of_layer)
