@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from emulated import Case, persistent_error
+from emulated import Case, layer, persistent_error
 from persistent_layers import layout_of, step, text_of
 from test_persistent import cluster
 
 from tvm_rnn.cuda import persistent
+from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.tolerance import tolerance
 
@@ -39,3 +40,12 @@ def test_y_is_stored_as_vectors(cell: str, hidden: int, precision: str, masked: 
 def test_an_output_that_is_no_state() -> None:
     case = Case("lstm_projection", 24, 5, 3, "bfloat16")
     assert persistent_error(case, cluster(1, 8)) < tolerance("bfloat16", 3)
+
+
+def test_a_float32_output_is_never_what_a_layer_above_waits_for() -> None:
+    """The sign of NVIDIA's usual NaN makes all bits 1 of it, which is POISON: the layer above would wait for ever."""
+    _, layout = layer("lstm", 32, "tf32", 16)
+    written = text_of(persistent.kernel("k", Team(step_of(layout), "tf32", **cluster(2, 8)), layout))
+    assert "(uint)4294967294" in written
+    _, hoisted = layer("lstm", 32, "tf32")
+    assert "4294967294" not in text_of(persistent.kernel("k", Team(step_of(hoisted), "tf32", **cluster(2, 8)), hoisted))

@@ -13,6 +13,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from ..graph import Node
+from .inputs import round_inputs
 from .phases import Phase
 from .team import LANES, Share, Team
 
@@ -113,7 +114,7 @@ class Copies:
             k.do(load)
 
     def ask(self, phase: Phase, share: Share) -> None:
-        """Begin to copy an operand that is there, block by block of K; behind the first of a step, the next inputs."""
+        """Begin to copy an operand that is there, block by block of K; behind the last, the inputs of the next step."""
         team, body, k = self.team, self.body, self.k
         if share.operand.given:
             return
@@ -158,9 +159,4 @@ class Copies:
         address = self.body.arena.ptr_to([self.own + self._piece(share, kblock, tile) * LANES * 4])
         self.k.do(I.ptx["ld.shared.v4.b32"](*words, address))
         if share.operand.given:
-            self.round(words)
-
-    def round(self, words: list[Expr]) -> None:
-        """Inputs are rounded where they are used, what is exchanged is rounded already."""
-        for word in words if self.team.precision == "tf32" else ():
-            self.k.do(I.ptx["cvt.rna.tf32.f32"](word, I.reinterpret("float32", word)))
+            round_inputs(self.k, self.team, words)

@@ -13,7 +13,9 @@ from tvm.script.ir_builder import tirx as I
 
 from ..expressions import Index, element
 from ..graph import Node
+from .exchange import POISON
 from .phases import Phase, components
+from .start import convert
 
 Expr = Any
 
@@ -106,11 +108,7 @@ class Epilogue:
         team, width = self.team, self.phase.width
         if team.ctas * team.units(width) != width:
             value = tirx.Select(self.body._unit(width, block) < width, value, tirx.const(0.0, "float32"))
-        if team.precision == "tf32":
-            register = self.k.local(1, "uint32")
-            self.k.do(I.ptx["cvt.rna.tf32.f32"](register[0], value))
-            return I.reinterpret("float32", register[0])
-        return tirx.Cast(team.storage, value)
+        return convert(self.body, value)
 
     def _vectors(self, node: Node) -> bool:
         if self.body.masks is not None:
@@ -135,4 +133,13 @@ class Epilogue:
                 value = body.held[(self.step.graph.output, 0, block, j, e)]
                 if body.masks is not None:
                     value = body.masks.kept(value, tirx.const(0.0, "float32"), j, e)
-                k.store(k["y"], tirx.Cast(body.layout.output.dtype, value), at)
+                k.store(k["y"], self._written(value), at)
+
+    def _written(self, value: Expr) -> Expr:
+        """In y's dtype. A layer above may look for words that are not POISON: as float32, that is a NaN that a sign
+        makes of the usual one, and it becomes another NaN. Conversions to 16 bits never make it."""
+        value = tirx.Cast(self.body.layout.output.dtype, value)
+        if self.body.layout.output.dtype != "float32" or not self.step.given:
+            return value
+        bits = tirx.Min(I.reinterpret("uint32", value), tirx.const(POISON - 1, "uint32"))
+        return I.reinterpret("float32", bits)

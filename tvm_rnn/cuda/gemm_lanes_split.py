@@ -16,7 +16,7 @@ from tvm.script.ir_builder import tirx as I
 from .gemm_lanes import LanesTile, _Lanes
 from .gemm_layout import CHUNKS
 from .gemm_problem import Problem, keep, uint32
-from .gemm_ring import ring_kernel
+from .gemm_ring import Stages, ring_kernel
 from .kernel import Kernel, Writer
 
 Expr = Any
@@ -52,7 +52,7 @@ def shared_lanes_kernel(name: str, problem: Problem, tile: SharedLanesTile) -> K
     return ring_kernel(name, problem, tile, lambda w: _SharedLanes(w, problem, tile), threads)
 
 
-class _SharedLanes(_Lanes):
+class _SharedLanes(_Lanes, Stages):
     tile: SharedLanesTile
 
     def __init__(self, w: Writer, problem: Problem, tile: SharedLanesTile) -> None:
@@ -77,14 +77,6 @@ class _SharedLanes(_Lanes):
 
     # --- barriers --------------------------------------------------------------------------------------------------
 
-    def _full(self, slot: Expr) -> Expr:
-        """Address of the barrier that says that a stage holds data."""
-        return self.base + uint32(self.tile.stages * self.tile.stage_bytes) + tirx.Cast("uint32", slot * 8)
-
-    def _empty(self, slot: Expr) -> Expr:
-        """Address of the barrier that says that nobody reads a stage any more."""
-        return self._full(slot + self.tile.stages)
-
     def _barriers(self) -> None:
         w, tile = self.w, self.tile
         with w.when(self.tx == 0):
@@ -94,14 +86,6 @@ class _SharedLanes(_Lanes):
                 w.do(I.ptx.mbarrier.init.shared.b64(self._empty(at), uint32(tile.members // tile.split // 32)))
             w.do(I.ptx.fence.mbarrier_init.release.cluster())
         w.do(I.cuda.cta_sync())
-
-    def _wait(self, barrier: Expr, parity: Expr) -> None:
-        """Until the phase with that parity is over."""
-        w = self.w
-        done = w.local(1, "uint32")
-        w.store(done, uint32(0), 0)
-        with I.While(done[0] == uint32(0)):
-            w.do(I.ptx["mbarrier.try_wait.parity.shared::cta.b64"](done[0], barrier, tirx.Cast("uint32", parity)))
 
     def _arrive(self, barrier: Expr) -> None:
         """By one thread of each warp, after all of it."""

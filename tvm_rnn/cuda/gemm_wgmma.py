@@ -15,7 +15,7 @@ from tvm.script.ir_builder import tirx as I
 
 from .gemm_layout import CHUNKS, ROW_BYTES, SIZES, Fragments, ceil_div
 from .gemm_problem import Problem, int64, keep, uint32
-from .gemm_ring import COPY
+from .gemm_ring import COPY, Stages
 from .kernel import Kernel, Writer, write
 
 Expr = Any
@@ -65,7 +65,7 @@ def wgmma_kernel(name: str, problem: Problem, tile: WgmmaTile) -> Kernel:
     return write(name, *given, threads=THREADS, shared_bytes=tile.shared_bytes, cluster=tile.cluster)
 
 
-class _Wgmma:
+class _Wgmma(Stages):
     tile: Any  # a WgmmaTile, or that of a kind of kernel that is made of this one
 
     def __init__(self, w: Writer, problem: Problem, tile: Any) -> None:
@@ -105,14 +105,6 @@ class _Wgmma:
 
     # --- barriers --------------------------------------------------------------------------------------------------
 
-    def _full(self, slot: Expr) -> Expr:
-        """Address of the barrier that says that a stage holds data."""
-        return self.base + uint32(self.tile.stages * self.tile.stage_bytes) + tirx.Cast("uint32", slot * 8)
-
-    def _empty(self, slot: Expr) -> Expr:
-        """Address of the barrier that says that no warp of the cluster reads a stage any more."""
-        return self._full(slot + self.tile.stages)
-
     def _start(self) -> None:
         w, tile = self.w, self.tile
         with w.when(self.tx == 0):
@@ -130,14 +122,6 @@ class _Wgmma:
         if self.tile.cluster > 1:
             self.w.do(I.ptx["barrier.cluster.arrive.release.aligned"]())
             self.w.do(I.ptx["barrier.cluster.wait.acquire.aligned"]())
-
-    def _wait(self, barrier: Expr, parity: Expr) -> None:
-        """Until the phase with that parity is over."""
-        w = self.w
-        done = w.local(1, "uint32")
-        w.store(done, uint32(0), 0)
-        with I.While(done[0] == uint32(0)):
-            w.do(I.ptx["mbarrier.try_wait.parity.shared::cta.b64"](done[0], barrier, tirx.Cast("uint32", parity)))
 
     def _item(self, number: Expr) -> tuple[Expr, Expr]:
         """(first row, tile of columns) of this block's item: down `group` blocks of rows, then the next columns."""

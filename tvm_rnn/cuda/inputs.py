@@ -5,7 +5,7 @@ one step before they are multiplied, laid out like what blocks exchange: [K bloc
 
 A layer that follows another one in the same wave must not read what is not there yet. A cluster has no counter: memory
 is filled with POISON before the launch, and a thread loads its pieces until no word of them is that (see
-`exchange.Polled`). In a grid the counter of the layer below says what is there, and `copies.py` copies it.
+`polled.py`). In a grid the counter of the layer below says what is there, and `copies.py` copies it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tvm.script.ir_builder import tirx as I
 
 from ..graph import Node
 from .exchange import POISON
+from .kernel import Writer
 from .team import BLOCK_WORDS, Share, Team
 
 Expr = Any
@@ -25,6 +26,12 @@ Expr = Any
 def given(team: Team) -> tuple[Node, ...]:
     """The inputs that products read, in the order of the kernel's pointers."""
     return team.step.given
+
+
+def round_inputs(k: Writer, team: Team, words: list[Expr]) -> None:
+    """What is exchanged is rounded to tf32 already, inputs are not."""
+    for word in words if team.precision == "tf32" else ():
+        k.do(I.ptx["cvt.rna.tf32.f32"](word, I.reinterpret("float32", word)))
 
 
 class Inputs:
@@ -106,12 +113,10 @@ class Inputs:
             return
         k, team = self.k, self.team
         self._wait(t + 1)
-        for n, (node, _, _, word, inside) in enumerate(self.own):
+        for n, (node, _, _, word, _) in enumerate(self.own):
             words = [self.pieces[4 * n + z] for z in range(4)]
-            if team.precision == "tf32":
-                self._round(words)
-            own = tirx.const(True, "bool") if str(inside) == "True" else self._placed(node, n)
-            with k.when(own):
+            round_inputs(k, team, words)
+            with k.when(self._placed(node, n)):
                 target = self.body.arena.ptr_to([word + self._copy(node, 1 - par)])
                 k.do(I.ptx["st.shared.v4.b32"](target, *words))
         self._ask(t + 2)
@@ -119,8 +124,10 @@ class Inputs:
     def _placed(self, node: Node, n: int) -> Expr:
         """Whether the n-th piece is one at all: those past a row's end are, and 0."""
         first = next(i for i, own in enumerate(self.own) if own[0] is node)
-        flat = self.body.ids.thread + (n - first) * self.team.threads
-        return flat < self.team.rows * self.team.depth_blocks(node) * 4
+        start, pieces = (n - first) * self.team.threads, self.team.rows * self.team.depth_blocks(node) * 4
+        if start + self.team.threads <= pieces:
+            return tirx.const(True, "bool")
+        return self.body.ids.thread + start < pieces
 
     def _wait(self, t: Expr) -> None:
         """Until this thread's pieces of step t are what the layer below has written."""
@@ -148,7 +155,3 @@ class Inputs:
         at = self.at + team.input_at(node) + self._copy(node, self.body.par)
         address = self.body.arena.ptr_to([at + (block * team.rows + row) * BLOCK_WORDS + ids.q * 4])
         self.k.do(I.ptx["ld.shared.v4.b32"](*[pieces[first + z] for z in range(4)], address))
-
-    def _round(self, words: list[Expr]) -> None:
-        for word in words:
-            self.k.do(I.ptx["cvt.rna.tf32.f32"](word, I.reinterpret("float32", word)))

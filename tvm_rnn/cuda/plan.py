@@ -23,7 +23,6 @@ from math import prod
 
 from ..lower import flops_per_row
 from ..pipeline import Layers
-from ..pipeline import run as run_passes
 from ..rnn import RNN
 from ..target import Target
 from .program import Expr, Host, Pointer, Program
@@ -95,12 +94,11 @@ class Plan:
         """All layers at once, where the products of inputs may be part of the step."""
         if not all({"hoist_gemms", "combine_gemms"} <= set(graph.applied) for graph in self.layers.graphs):
             return None  # a pass was left out
-        layers = run_passes(self.net, self.target, ("hoist_gemms",))[-1][1]
         alone = [
             sum(self.code[index].predicted_us(batch) for index in self.layers.of_layer)
             for batch in self.batches or EXPECTED_BATCHES
         ]
-        found = wave(self.net, layers, self.target, self.precision, self.batches, alone)
+        found = wave(self.net, self.target, self.precision, self.batches, alone)
         if found is not None:
             found.reserve(self.program)
         return found

@@ -14,6 +14,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from .exchange import POISON
+from .inputs import round_inputs
 from .kernel import Writer
 from .phases import Phase
 from .team import LANES, MMA, Share, Team
@@ -148,7 +149,7 @@ class Product:
                     ask(kblock + ring - 1, tile)
                 if share.operand.given and team.exchange == "grid":
                     first_word = kblock % ring * tiles * 4
-                    self.copies.round([pieces[first_word + z] for z in range(tiles * 4)])
+                    round_inputs(self.k, team, [pieces[first_word + z] for z in range(tiles * 4)])
                 a = self._weights(phase, share, kblock)
                 self._multiply(kblock, m_tiles, chains, a, pieces, kblock % ring * tiles, acc)
         return self._sum(phase, m_tiles, chains, acc, number)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
-from ..pipeline import Layers
+from ..pipeline import run as run_passes
 from ..rnn import RNN, constants
 from ..target import Target
 from .layout import Layout
@@ -159,16 +159,15 @@ def _most(values: Sequence[Expr]) -> str:
     return text
 
 
-def wave(
-    net: RNN, layers: Layers, target: Target, precision: str, batches: Sequence[int], alone: Sequence[float]
-) -> Wave | None:
+def wave(net: RNN, target: Target, precision: str, batches: Sequence[int], alone: Sequence[float]) -> Wave | None:
     """The waves of a network; None where there is none that is worth while.
 
-    layers: graphs whose products of inputs are part of the step. alone: for each expected batch size the predicted time
+    alone: for each expected batch size the predicted time
     of a step of all layers one after the other.
     """
-    if net.num_directions > 1 or len(layers.of_layer) < 2 or precision not in MMA or target.arch != "sm_90a":
+    if net.num_directions > 1 or net.num_layers < 2 or precision not in MMA or target.arch != "sm_90a":
         return None
+    layers = run_passes(net, target, ("hoist_gemms",))[-1][1]  # products of inputs are part of the step
     try:
         members = [_member(net, graph, n, precision, target) for n, graph in enumerate(layers.graphs)]
     except NotPersistent:
