@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from tvm_rnn.cuda.predict import cheapest
+from tvm_rnn.cuda.predict import able_to_run, cheapest, predict
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.schedule import Config, Knobs, Unit, template
 from tvm_rnn.target import Target
@@ -22,6 +22,10 @@ ROWS = (8, 16, 24, 32)
 WARPS_U, WARPS_N, WARPS_K = (1, 2, 4, 8), (1, 2, 3, 4), (1, 2, 4, 8)
 REGISTER_WORDS = (0, 32, 64, 96, 128, 160)
 AHEAD = (1, 2, 3, 7)
+CHOICES: dict[str, tuple[int, ...]] = {
+    **{"ctas": CTAS, "rows": ROWS, "warps_u": WARPS_U, "warps_n": WARPS_N, "warps_k": WARPS_K},
+    **{"register_words": REGISTER_WORDS, "ahead": AHEAD, "passes": (1, 2, 3, 4)},
+}
 
 
 @template("persistent_cluster_cuda", kinds=("recurrent",), targets=("cuda",))
@@ -36,21 +40,26 @@ class PersistentCluster:
         best = cheapest(_teams(unit, target, knob), unit, target)
         if best is None:
             return {}
-        return {
-            "ctas": knob("ctas", CTAS, best.ctas),
-            "rows": knob("rows", ROWS, best.rows),
-            "warps_u": knob("warps_u", WARPS_U, best.warps_u),
-            "warps_n": knob("warps_n", WARPS_N, best.warps_n),
-            "warps_k": knob("warps_k", WARPS_K, best.warps_k),
-            "register_words": knob("register_words", REGISTER_WORDS, best.register_words),
-            "ahead": knob("ahead", AHEAD, best.ahead),
-            "passes": knob("passes", (1, 2, 3, 4), best.passes),
-        }
+        return {name: knob(name, CHOICES[name], value) for name, value in _knobs(best).items()}
+
+    @staticmethod
+    def every(unit: Unit, target: Target) -> Iterator[Config]:
+        """All geometries that fit."""
+        return (_knobs(team) for team in _teams(unit, target, Knobs()) if able_to_run(team, target))
+
+    @staticmethod
+    def predict(unit: Any, config: Config, target: Target) -> float:
+        """Microseconds per step."""
+        return predict(_team(unit, **config), unit.batch, target)
 
     @staticmethod
     def schedule(sch: Any, unit: Unit, config: Config) -> Team:
         """The team of a configuration."""
         return _team(unit, **config)
+
+
+def _knobs(team: Team) -> Config:
+    return {name: int(getattr(team, name)) for name in CHOICES}
 
 
 def _team(unit: Any, **knobs: int) -> Team:

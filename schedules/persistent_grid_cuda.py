@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tvm_rnn.cuda.predict import cheapest
+from tvm_rnn.cuda.predict import able_to_run, cheapest, predict
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.cuda.wide_layout import MANY_ROWS, m_tiles
 from tvm_rnn.schedule import Config, Knobs, Unit, template
@@ -29,6 +29,11 @@ RINGS = (0, 2, 3, 4, 5, 6, 8)
 # Small stages, all that a step needs or many; few large ones. With many rows there is room for two of these.
 TIMED_RINGS, TIMED_WITH_MANY_ROWS = (4, 8, 3), (2,)
 RING_REGISTER_WORDS = (64, 96, 112, 128)
+CHOICES: dict[str, tuple[int, ...]] = {
+    **{"rows": ROWS, "warps_u": WARPS_U, "warps_n": WARPS_N, "warps_k": WARPS_K, "register_words": REGISTER_WORDS},
+    **{"shared_words": SHARED_WORDS, "ahead": AHEAD, "passes": PASSES, "polled": (0, 1), "copied": (0, 1)},
+    **{"ring": RINGS, "together": (1, 2)},
+}
 
 
 @template("persistent_grid_cuda", kinds=("recurrent",), targets=("cuda",))
@@ -45,26 +50,29 @@ class PersistentGrid:
         best = cheapest(_teams(unit, target, knob), unit, target)
         if best is None:
             return {}
-        return {
-            "ctas": knob("ctas", range(1, target.sms + 1), best.ctas),
-            "rows": knob("rows", ROWS, best.rows),
-            "warps_u": knob("warps_u", WARPS_U, best.warps_u),
-            "warps_n": knob("warps_n", WARPS_N, best.warps_n),
-            "warps_k": knob("warps_k", WARPS_K, best.warps_k),
-            "register_words": knob("register_words", REGISTER_WORDS, best.register_words),
-            "shared_words": knob("shared_words", SHARED_WORDS, best.shared_words),
-            "ahead": knob("ahead", AHEAD, best.ahead),
-            "passes": knob("passes", PASSES, best.passes),
-            "polled": knob("polled", (0, 1), best.polled),
-            "copied": knob("copied", (0, 1), best.copied),
-            "ring": knob("ring", RINGS, best.ring),
-            "together": knob("together", (1, 2), best.together),
+        ctas = {"ctas": knob("ctas", range(1, target.sms + 1), best.ctas)}
+        return ctas | {
+            name: knob(name, CHOICES[name], value) for name, value in _knobs(best).items() if name not in ctas
         }
+
+    @staticmethod
+    def every(unit: Unit, target: Target) -> Iterator[Config]:
+        """All geometries that fit."""
+        return (_knobs(team) for team in _teams(unit, target, Knobs()) if able_to_run(team, target))
+
+    @staticmethod
+    def predict(unit: Any, config: Config, target: Target) -> float:
+        """Microseconds per step."""
+        return predict(_team(unit, **config), unit.batch, target)
 
     @staticmethod
     def schedule(sch: Any, unit: Unit, config: Config) -> Team:
         """The team of a configuration."""
         return _team(unit, **config)
+
+
+def _knobs(team: Team) -> Config:
+    return {name: int(getattr(team, name)) for name in ("ctas", *CHOICES)}
 
 
 def _team(unit: Any, **knobs: int) -> Team:
@@ -75,7 +83,7 @@ def _teams(unit: Any, target: Target, knob: Knobs) -> Iterator[Team]:
     """Every geometry that the record, if there is one, allows."""
     if unit.precision == "float32":
         return  # every lane would read all rows from L2
-    fixed = knob.record
+    fixed = {name: value for name, value in knob.record.items() if name in ("ctas", *CHOICES)}
     width = max(s.shape[0] for s in unit.step.graph.states)
     if fixed.get("ring", 1) and not fixed.get("polled") and not fixed.get("copied") and not unit.step.given:
         yield from _ringed(unit, target, fixed, width)

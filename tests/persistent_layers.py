@@ -14,12 +14,13 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn import pipeline
-from tvm_rnn.cuda import nvcc
+from tvm_rnn.cuda import geometry, nvcc
+from tvm_rnn.cuda.geometry import RecurrentUnit
 from tvm_rnn.cuda.kernel import Kernel
 from tvm_rnn.cuda.layout import Layout
 from tvm_rnn.cuda.phases import Step
 from tvm_rnn.cuda.predict import predict
-from tvm_rnn.cuda.recurrent import RecurrentUnit, step_of
+from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.source import compile_kernels
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.cuda.weights import Weights
@@ -49,9 +50,7 @@ def step(name: str, hidden: int, precision: str = "bfloat16") -> Step:
 
 def unit_of(name: str, hidden: int, precision: str, batch: int) -> RecurrentUnit:
     """What templates are asked about."""
-    found = step(name, hidden, precision)
-    width = found.graph.states[0].shape[0]
-    return RecurrentUnit("recurrent", "step", precision, width=width, step=found, precision=precision, batch=batch)
+    return geometry.unit_of(step(name, hidden, precision), precision, batch)
 
 
 def configured(template: str, unit: RecurrentUnit, record: Config | None = None) -> tuple[Config, Knobs]:

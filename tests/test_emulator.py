@@ -11,6 +11,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn.cuda import gemm, recurrent, steps, wave
+from tvm_rnn.cuda.geometry import Geometry
 from tvm_rnn.cuda.team import Team
 
 T, B = 5, 11
@@ -134,11 +135,11 @@ def test_layers_in_a_wave(name: str) -> None:
 
 
 def test_a_wave_in_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    def best(step: Any, *_: Any) -> tuple[float, str, Team]:
+    def best(step: Any, *_: Any) -> Geometry:
         team = Team(step, "bfloat16", "grid", 2, 16, warps_u=1, warps_k=2, register_words=64, shared_words=192, ahead=1)
-        return 0.5, "persistent_grid_cuda", team
+        return Geometry(0.5, "persistent_grid_cuda", team, "forced")
 
-    monkeypatch.setattr(wave, "best_team", best)
+    monkeypatch.setattr(wave, "geometry", best)
     net = network("gru_reset_before", 32, "bfloat16", inputs=16, num_layers=2)
     mod = emulator.compile(net, batch=[B])
     assert any("layers in a wave" in row["unit"] for row in mod.manifest.templates)

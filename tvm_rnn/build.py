@@ -16,6 +16,7 @@ import subprocess
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +27,12 @@ from tvm import s_tir, tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
-from . import __version__, manifest, pipeline, runtime
+from . import __version__, manifest, pipeline, record_files, runtime
 from .dtypes import held_dtype, precision_name
 from .errors import BuildError, ConfigError, message
 from .lower import Lowered, Lowering
 from .pipeline import Layers
+from .records import Records
 from .rnn import RNN, named_constants
 from .target import Target, for_archs, resolve
 
@@ -52,6 +54,7 @@ def compile(
     precision: str | None = None,
     arch: str | Sequence[str] = (),
     without: Iterable[str] = (),
+    records: Records | str | os.PathLike[str] | None = None,
     dump: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Module:
@@ -63,8 +66,10 @@ def compile(
     what products are computed in; None: the network's dtype. Only float32 on GPUs has a choice: "float32" means that,
     "tf32" tensor cores with 10 bits of mantissa. float16 and bfloat16 (GPUs only) sum and keep states in float32. arch:
     the GPUs that the file is for, as nvcc has them, such as ["sm_80", "sm_90a"]; kernels are compiled for each, and
-    the runtime takes those that fit; empty: the target's alone. without: names of passes to switch off. dump: a folder
-    for the text of every stage. progress: called with the name of each stage as it starts.
+    the runtime takes those that fit; empty: the target's alone. without: names of passes to switch off. records: tuned
+    knob values: a folder that `tune` wrote, or "none"; None: those of TVM_RNN_RECORDS, else the user's own and those
+    that ship; the manifest says what came from which. dump: a folder for the text of every stage. progress: called
+    with the name of each stage as it starts, and with a line for each record that cannot be used.
 
     Returns a Module, which can be called if the target is this machine, and else exported. Raises ConfigError for a bad
     argument, CellError for equations that cannot be compiled, BuildError if a compiler or linker fails or is missing.
@@ -76,7 +81,9 @@ def compile(
     batches = _batches(batch)
     tell = progress or (lambda stage: None)
     machine = resolve(target)
-    targets = for_archs(machine, (arch,) if isinstance(arch, str) and arch else tuple(arch))
+    found = for_archs(machine, (arch,) if isinstance(arch, str) and arch else tuple(arch))
+    targets = tuple(replace(one, records=_records(records, one, tell)) for one in found)
+    machine = replace(machine, records=_records(records, machine, lambda line: None))
     precision = _precision(net, machine, precision)
     if net.weights:
         net.check_weights()
@@ -144,6 +151,13 @@ def _precision(net: RNN, machine: Target, precision: str | None) -> str:
         got, do = f"{name} for target {machine.name}", "compile for a GPU, or with float32"
         raise ConfigError(message("CPUs compute in float32 and float64 only", got=got, do=do))
     return name
+
+
+def _records(records: Records | str | os.PathLike[str] | None, machine: Target, tell: Progress) -> Records:
+    found = record_files.for_target(records, machine, {"tvm": tvm.__version__})
+    for line in found.ignored:
+        tell(f"a record is ignored: {line}")
+    return found
 
 
 def _batches(batch: int | Sequence[int]) -> tuple[int, ...]:
@@ -338,5 +352,5 @@ def _templates(lowered: Lowered) -> list[dict[str, Any]]:
         unit = used.unit
         shape = f"G={unit.gates} N={unit.width}" + (f" K={'+'.join(map(str, unit.depths))}" if unit.depths else "")
         text = f"{unit.region} {unit.kind} {shape}"
-        rows.append({"unit": text, "template": used.template, "knobs": dict(used.knobs), "record": "default"})
+        rows.append({"unit": text, "template": used.template, "knobs": dict(used.knobs), "record": used.record})
     return rows

@@ -36,6 +36,7 @@ class Used:
     unit: Unit
     template: str
     knobs: Config
+    record: str  # where the knobs are from
 
 
 class Emitter:
@@ -48,8 +49,8 @@ class Emitter:
 
     def group(self, group: Group, rows: Expr, places: Places) -> Stmt:
         unit = self._unit(group)
-        template, config = best(unit, self.target)
-        self.used.append(Used(unit, template.name, config))
+        template, config, record = best(unit, self.target)
+        self.used.append(Used(unit, template.name, config, record))
         emit = {"gemm": self._gemm, "pointwise": self._pointwise, "reduce": self._reduce}[group.kind]
         return emit(group, unit, rows, places, template, config)
 
@@ -65,7 +66,7 @@ class Emitter:
         return Tile(group, places, unit, self.lanes, **where)
 
     def _gemm(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
-        finish = best(replace(unit, kind="pointwise", gates=1, depths=()), self.target)[0]
+        finish = best(replace(unit, kind="pointwise", gates=1, depths=()), self.target).template
         return Panels(group, unit, rows, places, self.lanes, template, finish, config).statement()
 
     def _pointwise(

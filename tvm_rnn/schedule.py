@@ -11,10 +11,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import BuildError, ConfigError, message, unknown
 from .target import Target
@@ -22,15 +23,19 @@ from .target import Target
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
+    from .records import Choice
+
 Config = dict[str, int]
+DEFAULT, GIVEN = "default", "given"  # where knob values are from
 
 
 @dataclass(frozen=True)
 class Unit:
     """A group's shape, as far as a schedule cares: what a template is chosen for and a record is keyed by.
 
-    kind: "gemm", "reduce" or "pointwise". gates G, width N (units), depths K of each product, stages: pointwise values
-    in the epilogue. batches: the batch sizes named at compile time.
+    kind: "gemm", "reduce" or "pointwise" of a group; "scan" or "recurrent" of a whole loop on a GPU; "walk" of all
+    layers. gates G, width N (units), depths K of each product, stages: pointwise values in the epilogue. batches: the
+    batch sizes named at compile time.
     """
 
     kind: str
@@ -41,6 +46,14 @@ class Unit:
     depths: tuple[int, ...] = ()
     stages: int = 0
     batches: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """What a record is found by: nearest ones share the shape, exact ones the sizes too. Nothing of it names a
+        cell: one of the same products is served by the same record."""
+        shape = [self.kind, self.region, self.dtype, self.gates, len(self.depths)]
+        sizes = {"width": [self.width], "depths": list(self.depths), "batch": list(self.batches)}
+        return {"shape": shape, "sizes": sizes}
 
 
 @dataclass
@@ -69,6 +82,9 @@ class Template:
     configure(unit, target, knob) -> Config: the knobs' values, legal for this unit and target.
     schedule(sch, unit, config): schedules the tile's blocks: "product_*" (with axes row, panel, gate, lane, k),
     "partial", and "value_*", "out_*" (last axis lane).
+    every(unit, target) -> configurations: all that are legal; default: all combinations of the choices that `configure`
+    offers. predict(unit, config, target) -> microseconds: what tuning tries first; default: unknown.
+    version: raised when a knob comes to mean something else, so that records of before are ignored.
     """
 
     name: str
@@ -76,6 +92,9 @@ class Template:
     targets: tuple[str, ...]
     configure: Callable[[Unit, Target, Knobs], Config]
     schedule: Callable[[Schedule, Unit, Config], None]
+    every: Callable[[Unit, Target], Iterable[Config]] | None = None
+    predict: Callable[[Unit, Config, Target], float] | None = None
+    version: int = 1
 
     def applies(self, unit: Unit, target: Target) -> bool:
         return unit.kind in self.kinds and target.kind in self.targets
@@ -84,9 +103,17 @@ class Template:
 _found: dict[str, Template] | None = None
 
 
-def template(name: str, *, kinds: Sequence[str], targets: Sequence[str]) -> Callable[[type], Template]:
-    """Class decorator: a class with static functions `configure` and `schedule` becomes a Template."""
-    return lambda c: Template(name, tuple(kinds), tuple(targets), c.configure, c.schedule)  # type: ignore[attr-defined]
+def template(
+    name: str, *, kinds: Sequence[str], targets: Sequence[str], version: int = 1
+) -> Callable[[type], Template]:
+    """Class decorator: a class with static functions `configure` and `schedule`, and if it likes `every` and `predict`,
+    becomes a Template."""
+
+    def make(c: Any) -> Template:
+        more = getattr(c, "every", None), getattr(c, "predict", None)
+        return Template(name, tuple(kinds), tuple(targets), c.configure, c.schedule, *more, version)
+
+    return make
 
 
 def folders() -> list[Path]:
@@ -122,14 +149,79 @@ def _load(file: Path) -> Any:
     return module
 
 
-def best(unit: Unit, target: Target, record: Mapping[str, int] | None = None) -> tuple[Template, Config]:
-    """The template for a unit and its knob values: the record's, else the template's defaults.
+class Chosen(NamedTuple):
+    """A unit's template and knob values. record: where they are from, in words for the manifest."""
 
-    Raises BuildError if no template takes the unit.
+    template: Template
+    knobs: Config
+    record: str = DEFAULT
+
+
+def best(unit: Unit, target: Target, given: Mapping[str, int] | None = None) -> Chosen:
+    """The template for a unit and its knob values: those given, else those of the target's records, else the template's
+    defaults.
+
+    A record that does not fit the unit (another version of the template, a value that is no choice here) is passed
+    over, and `record` says so where it was one for exactly this unit. Raises BuildError if no template takes the unit.
     """
-    able = [t for t in templates().values() if t.applies(unit, target)]
+    able = {t.name: t for t in templates().values() if t.applies(unit, target)}
     if not able:
         known = unknown("template", f"{unit.kind} on {target.kind}", templates())
         raise BuildError(message("no template schedules this unit", got=known["got"], expected=known["expected"]))
-    chosen = able[-1]  # the last found: a user's folder comes after ours
-    return chosen, chosen.configure(unit, target, Knobs(record or {}))
+    chosen = list(able.values())[-1]  # the last found: a user's folder comes after ours
+    if given is not None:
+        return Chosen(chosen, chosen.configure(unit, target, Knobs(given)), GIVEN)
+    passed_over = ""
+    for found in target.records.find(unit):
+        reason = stale(found.choice, able)
+        if not reason:
+            own, knobs = able[found.choice.template], Knobs(found.choice.knobs)
+            try:
+                return Chosen(own, replayed(own, unit, target, knobs), found.note)
+            except ConfigError as error:
+                reason = str(error).splitlines()[0]
+        if not found.distance:
+            passed_over = passed_over or f"{DEFAULT} (a {found.note} is ignored: {reason})"
+    return Chosen(chosen, chosen.configure(unit, target, Knobs()), passed_over or DEFAULT)
+
+
+def space(own: Template, unit: Unit, target: Target) -> Iterator[Config]:
+    """Every legal configuration of a template for a unit, the default first, each once."""
+    asked = Knobs()
+    default = own.configure(unit, target, asked)
+    if not default:
+        return
+    seen = {tuple(sorted(default.items()))}
+    yield default
+    for config in own.every(unit, target) if own.every is not None else _combinations(own, unit, target, asked):
+        key = tuple(sorted(config.items()))
+        if key not in seen:
+            seen.add(key)
+            yield config
+
+
+def _combinations(own: Template, unit: Unit, target: Target, asked: Knobs) -> Iterator[Config]:
+    """All values of all knobs, as far as the template takes them."""
+    for values in product(*asked.space.values()):
+        try:
+            config = replayed(own, unit, target, Knobs(dict(zip(asked.space, values, strict=True))))
+        except ConfigError:
+            continue
+        if config:
+            yield config
+
+
+def stale(choice: Choice, able: Mapping[str, Template]) -> str:
+    """Why a record's choice cannot be replayed by these templates; empty if it can."""
+    if choice.template not in able:
+        return f"no template {choice.template} takes this unit"
+    version = able[choice.template].version
+    return "" if version == choice.version else f"made for version {choice.version} of the template, which is {version}"
+
+
+def replayed(own: Template, unit: Unit, target: Target, knobs: Knobs) -> Config:
+    """The configuration that a record's knobs give. Raises ConfigError where the template does not ask for them all."""
+    config = own.configure(unit, target, knobs)
+    if strange := set(knobs.record) - set(knobs.chosen):
+        raise ConfigError(message(f"{own.name} has no knob {', '.join(sorted(strange))} here", do="tune again"))
+    return config

@@ -11,12 +11,13 @@ import ctypes
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from .errors import ConfigError, message, unknown
+from .records import Records
 
 # Features that generated code may use and that the runtime can recognise; names as LLVM has them.
 CHECKED = [
@@ -52,6 +53,8 @@ class Target:
     GPUs (kind "cuda"): arch: as nvcc has it. sms: multiprocessors. shared_bytes: what one block may have of shared
     memory; sm_shared_bytes: what a multiprocessor has for all its blocks. registers: 32-bit ones of a multiprocessor.
     l2_bytes: of the whole GPU. machine: of the host program.
+
+    records: what was learnt about schedules on it; `compile` reads them.
     """
 
     name: str
@@ -70,6 +73,12 @@ class Target:
     shared_bytes: int = 0
     sm_shared_bytes: int = 0
     registers: int = 65536
+    records: Records = field(default_factory=Records, compare=False, repr=False)
+
+    @property
+    def records_name(self) -> str:
+        """What records are filed under: the kind of CPU where this one was detected, else the target's name."""
+        return self.mcpu if self.name == "llvm" else self.name
 
     def lanes(self, dtype: str) -> int:
         """Elements of one vector register."""

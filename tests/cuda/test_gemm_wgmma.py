@@ -62,7 +62,7 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
     best = gemm.best
 
     def fewer(unit: Any, target: Any, record: Any = None) -> Any:
-        template, knobs = best(unit, target)
+        template, knobs, _ = best(unit, target)
         return template, {**knobs, "wide_blocks": blocks}
 
     monkeypatch.setattr(gemm, "best", fewer)

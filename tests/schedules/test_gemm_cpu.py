@@ -15,7 +15,7 @@ TARGETS = tuple(target.TABLE.values())
 @pytest.mark.parametrize("gates", [1, 2, 3, 4, 5, 8, 11, 40])
 @pytest.mark.parametrize("width", [1, 7, 16, 130, 1024])
 def test_the_default_tile_stays_in_registers(machine: target.Target, dtype: str, gates: int, width: int) -> None:
-    chosen, config = best(Unit("gemm", "step", dtype, gates, width, (width,)), machine)
+    chosen, config, _ = best(Unit("gemm", "step", dtype, gates, width, (width,)), machine)
     assert chosen.name == "gemm_cpu"
     assert config["rows"] == 1 or config["rows"] * gates < machine.vector_registers
     assert config["panels"] == 1 or config["panels"] * gates < machine.vector_registers

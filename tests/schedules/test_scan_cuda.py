@@ -25,7 +25,7 @@ def test_many_values_are_asked_for_later() -> None:
 
 
 def test_records() -> None:
-    template, knobs = best(unit(512, 3, 64), GPU, {"threads": 256, "ahead": 4})
+    template, knobs, _ = best(unit(512, 3, 64), GPU, {"threads": 256, "ahead": 4})
     assert (template.name, knobs) == ("scan_cuda", {"threads": 256, "ahead": 4})
     with pytest.raises(ConfigError, match="ahead"):
         best(unit(512, 3, 64), GPU, {"ahead": 5})

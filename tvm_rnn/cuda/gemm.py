@@ -48,6 +48,7 @@ class Gemm:
     unit: Unit
     template: str
     knobs: Config
+    record: str  # where the knobs are from
 
 
 def gemm(
@@ -71,7 +72,7 @@ def gemm(
     root = group.root
     assert root is not None and root.op == "gemm"
     unit = unit_of(group, precision, batches)
-    template, knobs = best(unit, target, record)
+    template, knobs, source = best(unit, target, record)
     found = tuple(resolve(root, operands))
     arguments, pointers, epilogue = _arguments(group, precision, found, reads, writes)
     if precision in TENSOR:
@@ -82,7 +83,7 @@ def gemm(
         layout = Lanes(unit.gates, unit.width, precision, knobs["units"])
     problem = Problem(precision, storage(precision), found, layout, epilogue, pointers)
     packs = tuple(layout.pack(weight, precision == "tf32") for weight in root.args[::2])
-    return Gemm(_variants(name, problem, knobs), packs, arguments, unit, template.name, knobs)
+    return Gemm(_variants(name, problem, knobs), packs, arguments, unit, template.name, knobs, source)
 
 
 def unit_of(group: Group, precision: str, batches: tuple[int, ...]) -> Unit:

@@ -16,7 +16,7 @@ Source: the wavefront of Appleyard, Kocisky & Blunsom 2016, section 3.3.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -78,11 +78,11 @@ class Plan:
         if self.together is not None:
             with host.when(f"{self.together.choose(host)} >= 0"):
                 self.together.run(host, [visit.buffers.states for visit in self.visits])
-        with nullcontext() if self.together is None else host.otherwise():
-            if self.directions == 1:
-                self._time_major(host)
-            else:
-                self._layer_major(host)
+        if self.together is None:
+            self._layers(host)
+        elif not self.target.records.lean:  # what is measured runs in a wave
+            with host.otherwise():
+                self._layers(host)
         moves = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
         move(host, "save", [m for own in moves for m in own])
         waves = [] if self.together is None else self.together.facts()
@@ -181,6 +181,13 @@ class Plan:
         return host.pointer("between", Pointer(f"({tile} & 1 ? {second.text} : {first.text})", first.dtype))
 
     # --- statements ------------------------------------------------------------------------------------------------
+
+    def _layers(self, host: Host) -> None:
+        """All layers, one after the other or side by side."""
+        if self.directions == 1:
+            self._time_major(host)
+        else:
+            self._layer_major(host)
 
     def _time_major(self, host: Host) -> None:
         with self._forked(host), self._tiles(host) as (tile, done, count):

@@ -40,7 +40,7 @@ def predict_steps(layout: Layout, precision: str, batch: int, target: Target) ->
 
 def _product(group: Group, precision: str, batch: int, target: Target) -> float:
     unit = unit_of(group, precision, ())
-    knobs = best(unit, target)[1]
+    knobs = best(unit, target).knobs
     size = {"float64": 8, "float32": 4, "tf32": 4}.get(precision, 2)
     columns, depth = unit.gates * unit.width, sum(unit.depths)
     weights = columns * depth * size / MEGA

@@ -1,8 +1,7 @@
 """Which persistent regimes run a layer's steps, the best first.
 
 In: a layer's layout, a target, a precision, batch sizes to expect. Out: regimes, each a kernel for a range of batch
-sizes, none where the layer can only run step by step. Templates in `schedules/` say which geometries there are;
-`predict.py` says which of them is fastest.
+sizes, none where the layer can only run step by step. `geometry.py` says in which geometry.
 """
 
 from __future__ import annotations
@@ -10,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 from ..graph import Node
-from ..schedule import Knobs, Unit, templates
+from ..schedule import DEFAULT
 from ..target import Target
 from . import persistent
 from .cell_reads import hoisted, params
 from .exchange import COUNTER_WORDS
 from .gemm_layout import Pack
+from .geometry import geometry
 from .inputs import given
 from .kernel import Kernel
 from .layout import Layout
@@ -37,15 +37,6 @@ MOST_TURNS = 16  # of slices of a batch, beyond which a comparison with step by 
 EXPECTED_BATCHES = (1, 16, 64, 128)  # where the caller names none
 
 
-@dataclass(frozen=True)
-class RecurrentUnit(Unit):
-    """A layer's whole time loop, as templates see it: `step` and `batch` beside the shape."""
-
-    step: Step | None = None
-    precision: str = ""
-    batch: int = 1
-
-
 @dataclass(frozen=True, eq=False)
 class Persistent:
     """One geometry, for B up to `most` (None: any)."""
@@ -58,6 +49,7 @@ class Persistent:
     resident: int  # teams that run at once
     predicted_us: float
     initial: Mapping[str, float]
+    record: str = DEFAULT  # where the geometry is from
 
     @property
     def applies(self) -> str:
@@ -149,7 +141,7 @@ class Persistent:
             "unit": f"step, all of T, {len(team.step.phases)} phases, {rows}",
             "template": self.template,
             "knobs": knobs,
-            "record": "default",
+            "record": self.record,
             "predicted_us": round(self.predicted_us, 3),
         }
 
@@ -182,7 +174,7 @@ class Persistent:
         host.launch(self.kernels[0], pointers, scalars, behind=below is not None)
 
     def _launch(self, host: Host, where: Where, row0: Expr, teams: Expr, extra: list[Any]) -> None:
-        launch_either(host, self.kernels, *self._arguments(where, row0, teams, extra, False), where.start)
+        launch_either(host, self.kernels, *self._arguments(where, row0, teams, extra, False), where)
 
     def _arguments(
         self, where: Where, row0: Expr, teams: Expr, extra: list[Any], follows: bool
@@ -227,24 +219,28 @@ def choose(
     except NotPersistent:
         return []
     found: list[Persistent] = []
+    bounded = False
     for batch in sorted(set(batches or EXPECTED_BATCHES), reverse=True):
-        best = best_team(step, target, precision, batch)
+        best = geometry(step, target, precision, batch)
         if best is None:
             continue  # a smaller batch's geometry takes such a batch in slices
-        us, template, team = best
+        us, template, team, record = best
+        if team is None:
+            bounded = True  # step by step for this batch: no smaller one's geometry reaches it
+            continue
         if found and found[-1].team == team:
             continue
-        most = batch if found else _reach(layout, team, batch, target)
+        most = batch if found or bounded else _reach(layout, team, batch, target, best.recorded)
         if most == 0:
             continue
         name = f"persistent_{layout.weights.number}_d{layout.directions}_b{batch}"
-        found.append(Persistent(layout, team, template, name, most, resident_teams(team, target), us, initial))
+        found.append(Persistent(layout, team, template, name, most, resident_teams(team, target), us, initial, record))
     return list(reversed(found))
 
 
-def _reach(layout: Layout, team: Team, batch: int, target: Target) -> int | None:
+def _reach(layout: Layout, team: Team, batch: int, target: Target, recorded: bool) -> int | None:
     """The largest B for which no step by step is quicker: slices of the batch take turns. 0: quicker already at
-    `batch`; None: never quicker.
+    `batch`; None: never quicker. recorded: at `batch` it was measured not to be.
 
     Measured: 2048 units, bf16, B = 128: LSTM 23.7 us in two slices, 19.6 step by step; GRU 27.0 and 15.5.
     """
@@ -252,6 +248,8 @@ def _reach(layout: Layout, team: Team, batch: int, target: Target) -> int | None
     def quicker(rows: int) -> bool:
         return predict(team, rows, target) > predict_steps(layout, team.precision, rows, target)
 
+    if quicker(batch) and recorded:
+        return batch
     if quicker(batch):  # float32 LSTM 512, B = 64: 56 rows at once, then 8: 12.6 us, step by step 11.6
         return 0
     at_once = resident_teams(team, target) * team.rows
@@ -261,17 +259,3 @@ def _reach(layout: Layout, team: Team, batch: int, target: Target) -> int | None
                 return batch
             return reach if reach >= batch else 0
     return None
-
-
-def best_team(step: Step, target: Target, precision: str, batch: int) -> tuple[float, str, Team] | None:
-    """The geometry with the least predicted time, over all templates."""
-    shape = step.graph.states[0].shape[0]
-    unit = RecurrentUnit("recurrent", "step", precision, width=shape, step=step, precision=precision, batch=batch)
-    found: list[tuple[float, str, Team]] = []
-    for template in templates().values():
-        if template.applies(unit, target):
-            config = template.configure(unit, target, Knobs())
-            if config:
-                team = cast(Team, template.schedule(cast(Any, None), unit, config))
-                found.append((predict(team, batch, target), template.name, team))
-    return min(found, key=lambda f: f[0], default=None)

@@ -38,6 +38,7 @@ class Where:
     after: Sequence[Pointer]
     output: Pointer
     work: Pointer  # the regime's own memory, `work_bytes` of it
+    lean: bool = False  # there are never lengths or resets
 
 
 class Regime(Protocol):
@@ -74,13 +75,20 @@ class Regime(Protocol):
 
 
 def launch_either(
-    host: Host, kernels: tuple[Kernel, Kernel], pointers: Sequence[Pointer], scalars: Sequence[Expr], start: Expr
+    host: Host,
+    kernels: tuple[Kernel, Kernel],
+    pointers: Sequence[Pointer],
+    scalars: Sequence[Expr],
+    where: Where,
 ) -> None:
     """The plain kernel, or, where there are lengths or resets, the one that knows them: it takes these and the step
-    `start` of the sequence with which the launch begins."""
+    of the sequence with which the launch begins."""
     plain, masked = kernels
+    if where.lean:
+        host.launch(plain, [*pointers], [*scalars])
+        return
     with host.when("!has_lengths && !has_reset"):
         host.launch(plain, [*pointers], [*scalars])
     with host.when("has_lengths || has_reset"):
-        more = [start, "T", "has_lengths ? 1 : 0", "has_reset ? 1 : 0"]
+        more = [where.start, "T", "has_lengths ? 1 : 0", "has_reset ? 1 : 0"]
         host.launch(masked, [*pointers, host.program.lengths, host.program.reset], [*scalars, *more])

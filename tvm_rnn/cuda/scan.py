@@ -20,7 +20,7 @@ from tvm.script.ir_builder import tirx as I
 from ..expressions import Index, element
 from ..graph import Node
 from ..scalar_cuda import flavour
-from ..schedule import Config, Unit, best
+from ..schedule import DEFAULT, Config, Unit, best
 from ..target import Target
 from .gemm_layout import Pack
 from .kernel import Kernel, Writer, write
@@ -47,6 +47,7 @@ class Scan:
     template: str
     knobs: Config
     initial: Mapping[str, float] = field(default_factory=dict)
+    record: str = DEFAULT  # where the knobs are from
     most: int | None = None
     applies: str = "true"
     packs: Sequence[Pack] = ()
@@ -75,7 +76,7 @@ class Scan:
             "unit": f"step, all of T, pointwise N={self.width}, any B",
             "template": self.template,
             "knobs": dict(self.knobs),
-            "record": "default",
+            "record": self.record,
         }
 
     def place_of(self, node: Node) -> Place:
@@ -110,7 +111,7 @@ class Scan:
         pointers += [read(node) for node in self.reads]
         pointers += [*where.before, *where.after, where.output]
         scalars = [where.count, int(where.reverse), "B"]
-        launch_either(host, self.kernels, pointers, scalars, where.start)
+        launch_either(host, self.kernels, pointers, scalars, where)
 
 
 class Body:
@@ -252,6 +253,6 @@ def scan(layout: Layout, target: Target, batches: Sequence[int], initial: Mappin
     reads = len({key for found in step.reads for key in found})
     width = step.phases[0].width
     unit = Unit("scan", "step", layout.precision, width=width, stages=reads, batches=tuple(batches))
-    template, knobs = best(unit, target)
+    template, knobs, record = best(unit, target)
     name = f"scan_{layout.weights.number}_d{layout.directions}"
-    return [Scan(layout, step, name, template.name, knobs, initial)]
+    return [Scan(layout, step, name, template.name, knobs, initial, record)]

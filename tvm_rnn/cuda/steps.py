@@ -200,7 +200,9 @@ class Layer:
             if hasattr(work, "unit"):
                 unit = f"{groups[0].region} {work.unit.kind} G={work.unit.gates} N={work.unit.width}"
                 unit += f" K={'+'.join(map(str, work.unit.depths))}"
-                found.append({"unit": unit, "template": work.template, "knobs": dict(work.knobs), "record": "default"})
+                found.append(
+                    {"unit": unit, "template": work.template, "knobs": dict(work.knobs), "record": work.record}
+                )
             else:
                 shapes = ["x".join(map(str, g.nodes[-1].shape)) or "1" for g in groups]
                 unit = f"{groups[0].region} {' '.join(dict.fromkeys(g.kind for g in groups))} {' '.join(shapes)}"
@@ -229,7 +231,10 @@ class Layer:
                 pairs = [_picked(host, parity, pair) for pair in buffers.states]
                 before, after = [old for old, _ in pairs], [new for _, new in pairs]
                 common = (tile.inputs, buffers.hoisted, buffers.weights, before, after, tile.output, work)
-                regime.launch(host, Where(self.layout, tile.start, tile.count, tile.reverse, *common))
+                lean = self.machine.records.lean
+                regime.launch(host, Where(self.layout, tile.start, tile.count, tile.reverse, *common, lean=lean))
+        if self.regimes and self.machine.records.lean:
+            return  # what is measured runs by a regime
         with host.when(f"{self.regime} < 0") if self.regimes else nullcontext():
             self._steps(host, buffers, tile, parity)
 

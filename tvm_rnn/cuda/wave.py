@@ -22,11 +22,12 @@ from typing import Any
 from ..pipeline import run as run_passes
 from ..rnn import RNN, constants
 from ..target import Target
+from .geometry import Geometry, geometry
 from .layout import Layout
 from .phases import NotPersistent, Step
 from .predict import able_to_run, predict, resident_teams
 from .program import ITEM_BYTES, Expr, Host, Pointer, Program
-from .recurrent import EXPECTED_BATCHES, Persistent, best_team, step_of
+from .recurrent import EXPECTED_BATCHES, Persistent, step_of
 from .regime import Where
 from .team import MMA, Team
 from .weights import Weights
@@ -162,8 +163,7 @@ def _most(values: Sequence[Expr]) -> str:
 def wave(net: RNN, target: Target, precision: str, batches: Sequence[int], alone: Sequence[float]) -> Wave | None:
     """The waves of a network; None where there is none that is worth while.
 
-    alone: for each expected batch size the predicted time
-    of a step of all layers one after the other.
+    alone: for each expected batch size the predicted time of a step of all layers one after the other.
     """
     if net.num_directions > 1 or net.num_layers < 2 or precision not in MMA or target.arch != "sm_90a":
         return None
@@ -172,18 +172,20 @@ def wave(net: RNN, target: Target, precision: str, batches: Sequence[int], alone
         members = [_member(net, graph, n, precision, target) for n, graph in enumerate(layers.graphs)]
     except NotPersistent:
         return None
-    found: list[tuple[int, Team]] = []
+    found: list[tuple[int, Geometry]] = []
     for batch, other in sorted(zip(batches or EXPECTED_BATCHES, alone, strict=True), reverse=True):
         best = _best(members, len(layers.of_layer), target, precision, batch)
-        if best is not None and best[0] < GAIN * other and (not found or found[-1][1] != best[1]):
-            found.append((batch, best[1]))
+        if best is None or best.team is None or not (best.recorded or best.us < GAIN * other):
+            continue
+        if not found or found[-1][1].team != best.team:
+            found.append((batch, best))
     if not found:
         return None
     result = Wave(net, layers.of_layer, members, [], [])
-    for number, (batch, team) in enumerate(reversed(found)):
+    for number, (batch, best) in enumerate(reversed(found)):
         most = batch if number + 1 < len(found) else None
-        result.regimes.append([_regime(m, team, precision, most, net, target) for m in members])
-        result.limits.append(_limit(team, len(layers.of_layer), most, target))
+        result.regimes.append([_regime(m, best, most, net, target) for m in members])
+        result.limits.append(_limit(result.regimes[-1][0].team, len(layers.of_layer), most, target))
     return result
 
 
@@ -211,15 +213,13 @@ def _able(members: Sequence[Member], team: Team, target: Target) -> bool:
     return True
 
 
-def _best(
-    members: Sequence[Member], layers: int, target: Target, precision: str, batch: int
-) -> tuple[float, Team] | None:
-    """The geometry with the least predicted time on each layer's part of the GPU."""
+def _best(members: Sequence[Member], layers: int, target: Target, precision: str, batch: int) -> Geometry | None:
+    """The best geometry on each layer's part of the GPU."""
     part = replace(target, sms=target.sms // layers)
-    found = best_team(members[-1].step, part, precision, batch)
-    if found is None or ceil(batch / found[2].rows) > resident_teams(found[2], part):
+    found = geometry(members[-1].step, part, precision, batch, layers)
+    if found is None or found.team is None or ceil(batch / found.team.rows) > resident_teams(found.team, part):
         return None
-    return (found[0], found[2]) if _able(members, found[2], target) else None
+    return found if _able(members, found.team, target) else None
 
 
 def _limit(team: Team, layers: int, most: int | None, target: Target) -> str:
@@ -227,11 +227,12 @@ def _limit(team: Team, layers: int, most: int | None, target: Target) -> str:
     return f"B <= {min(teams * team.rows, most or teams * team.rows)}"
 
 
-def _regime(member: Member, team: Team, precision: str, most: int | None, net: RNN, target: Target) -> Persistent:
-    own = replace(team, step=member.step)
+def _regime(member: Member, best: Geometry, most: int | None, net: RNN, target: Target) -> Persistent:
+    assert best.team is not None
+    own = replace(best.team, step=member.step)
     weights = member.layout.weights
     name = f"wave_{weights.number}_{own.exchange}{own.ctas}x{own.rows}" + (f"_b{most}" if most else "")
-    us = predict(own, team.rows, target)
+    us = predict(own, own.rows, target)
     template = f"persistent_{own.exchange}_cuda"
     resident = resident_teams(own, target)
-    return Persistent(member.layout, own, template, name, most, resident, us, net.cell.initial)
+    return Persistent(member.layout, own, template, name, most, resident, us, net.cell.initial, best.record)

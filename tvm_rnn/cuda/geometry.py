@@ -1,0 +1,105 @@
+"""The geometry of a persistent kernel: what a record says of a layer's time loop, else what the model predicts.
+
+In: a layer's phases, a precision, a batch size, a GPU with its records. Out: a `Geometry`: the template's team, or the
+word that no persistent kernel is to run. Templates in `schedules/` say which geometries there are, `predict.py` which
+of them is fastest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from ..errors import ConfigError
+from ..schedule import DEFAULT, Knobs, Template, Unit, replayed, stale, templates
+from ..target import Target
+from .phases import Step
+from .predict import able_to_run, predict
+from .team import Team
+
+# What a record names in place of a template: one launch per group and step; layers one after the other, in no wave.
+STEP_BY_STEP, LAYER_BY_LAYER = "step_by_step", "layer_by_layer"
+# A nearest record's geometry is taken unless the model says that it is slower than the best by more than it errs.
+MODEL_ERROR = 1.15
+
+
+@dataclass(frozen=True)
+class RecurrentUnit(Unit):
+    """A layer's whole time loop, as templates see it: `step` and `batch` beside the shape. layers: of a wave, each with
+    its part of the GPU."""
+
+    step: Step | None = None
+    precision: str = ""
+    batch: int = 1
+    layers: int = 1
+
+    @property
+    def key(self) -> dict[str, Any]:
+        assert self.step is not None
+        phases, sizes = [], list[int]()
+        for phase in self.step.phases:
+            given = sum(operand.given for operand in phase.operands)
+            phases.append([phase.kind, phase.gates, len(phase.operands), given, len(phase.published)])
+            sizes += [phase.width, *(operand.depth for operand in phase.operands)]
+        shape = [self.kind, self.precision, self.layers, phases]
+        return {"shape": shape, "sizes": {"phases": sizes, "batch": [self.batch]}}
+
+
+class Geometry(NamedTuple):
+    """team: None where a record says that no persistent kernel is to run. us: predicted, per step. record: in words."""
+
+    us: float
+    template: str
+    team: Team | None
+    record: str
+
+    @property
+    def recorded(self) -> bool:
+        """Whether it was measured to be the best for this very unit."""
+        return self.record.startswith("record")
+
+
+def unit_of(step: Step, precision: str, batch: int, layers: int = 1) -> RecurrentUnit:
+    """What templates are asked about, and what records are found by."""
+    width = step.graph.states[0].shape[0]
+    own: dict[str, Any] = {"step": step, "precision": precision, "batch": batch, "layers": layers}
+    return RecurrentUnit("recurrent", "step", precision, width=width, **own)
+
+
+def geometry(step: Step, target: Target, precision: str, batch: int, layers: int = 1) -> Geometry | None:
+    """The geometry of a record for this unit; else the one with the least predicted time over all templates, or a
+    nearest record's where the model has nothing against it. None: nothing fits, and no record says so.
+
+    layers: of a wave; then `target` is the part of the GPU that one layer has.
+    """
+    unit = unit_of(step, precision, batch, layers)
+    able = {t.name: t for t in templates().values() if t.applies(unit, target)}
+    best, near = None, list[Geometry]()
+    for found in target.records.find(unit):
+        if found.choice.template in (STEP_BY_STEP, LAYER_BY_LAYER):
+            if not found.distance:
+                return Geometry(0.0, found.choice.template, None, found.note)
+            continue
+        if stale(found.choice, able):
+            continue
+        team = _team(able[found.choice.template], unit, target, Knobs(found.choice.knobs))
+        if team is not None and able_to_run(team, target):
+            near.append(Geometry(predict(team, batch, target), found.choice.template, team, found.note))
+            if not found.distance:
+                return near[-1]
+    for template in able.values():
+        team = _team(template, unit, target, Knobs())
+        if team is not None:
+            own = Geometry(predict(team, batch, target), template.name, team, DEFAULT)
+            best = own if best is None or own.us < best.us else best
+    allowed = [n for n in near if best is None or n.us <= MODEL_ERROR * best.us]
+    return allowed[0] if allowed else best
+
+
+def _team(template: Template, unit: RecurrentUnit, target: Target, knobs: Knobs) -> Team | None:
+    """What a template makes of knobs; None where it has nothing of the kind."""
+    try:
+        config = replayed(template, unit, target, knobs)
+    except ConfigError:
+        return None
+    return cast(Team, template.schedule(cast(Any, None), unit, config)) if config else None

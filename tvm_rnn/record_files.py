@@ -1,0 +1,162 @@
+"""Records on disk: folders of `<target>/<cell>.jsonl`, read by every compilation, merged into by every tuning run.
+
+In: folders. Out: `Records`; files, replaced whole, under a lock, so that several may write to one folder and one that
+is killed loses nothing. The first line of a file says what command made it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError, message
+from .records import FORMAT, Record, Records
+
+NONE = "none"  # in place of a folder: no records
+VARIABLE = "TVM_RNN_RECORDS"
+Name = str | os.PathLike[str]
+
+
+def own_folder() -> Path:
+    """Where `tune` writes: $XDG_DATA_HOME/tvm_rnn/records."""
+    base = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
+    return Path(base, "tvm_rnn", "records")
+
+
+def folders() -> list[Path]:
+    """Where records are looked for: those of TVM_RNN_RECORDS alone if it is set ("none": nowhere), else the user's own
+    and then those that ship with tvm_rnn."""
+    from .schedule import folders as schedules
+
+    named = os.environ.get(VARIABLE)
+    if named is not None:
+        return [Path(p) for p in named.split(os.pathsep) if p and p != NONE]
+    return [own_folder(), *(folder / "records" for folder in schedules())]
+
+
+def resolve(records: Records | Name | None) -> Records | list[Path]:
+    """What `compile(records=)` means: Records as they are, or folders to read. Raises ConfigError for a folder that is
+    missing."""
+    if isinstance(records, Records):
+        return records
+    if records is None:
+        return [folder for folder in folders() if folder.is_dir()]
+    if os.fspath(records) == NONE:
+        return Records()
+    if not os.path.isdir(records):
+        do = "tune first, or leave records out"
+        raise ConfigError(message("records: no such folder", got=repr(os.fspath(records)), do=do))
+    return [Path(records)]
+
+
+def read(places: Iterable[Name], target: str) -> Records:
+    """The records for one target of several folders; of two for one workload the first folder's. A line that is no
+    record, and a file that cannot be read, is passed over with a line in `ignored`."""
+    found: dict[str, Record] = {}
+    ignored: list[str] = []
+    for place in places:
+        here: dict[str, Record] = {}
+        for path in sorted(Path(place, _file_name(target)).glob("*.jsonl")):
+            for record in _records(path, ignored):
+                here[record.key] = record
+        found = {**here, **found}
+    return Records(found.values(), ignored)
+
+
+def _records(path: Path, ignored: list[str]) -> Iterator[Record]:
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as reason:
+        ignored.append(f"{path}: {reason}")
+        return
+    for number, line in enumerate(lines, 1):
+        try:
+            facts = json.loads(line)
+            if "target" in facts:
+                yield Record.from_dict(facts, str(path.parent.parent))
+        except (KeyError, TypeError, ValueError, AttributeError) as reason:
+            ignored.append(f"{path}:{number}: not a record: {type(reason).__name__} {reason}")
+
+
+def merge(folder: Name, records: Iterable[Record], keep: Callable[[Record, Record], bool] | None = None) -> list[Path]:
+    """Put records into a folder's files, each in place of the one for its workload. Returns the files.
+
+    keep(old, new): whether the old one stays (default: never). Other records in these files, those of other processes
+    included, are kept. Raises ConfigError where the folder cannot be written to.
+    """
+    files: dict[Path, list[Record]] = {}
+    for record in records:
+        name = f"{_file_name(str(record.workload['cell']))}.jsonl"
+        files.setdefault(Path(folder, _file_name(record.target), name), []).append(record)
+    for path, new in files.items():
+        with _locked(path):
+            old = {r.key: r for r in _records(path, [])} if path.exists() else {}
+            for record in new:
+                if not (keep is not None and record.key in old and keep(old[record.key], record)):
+                    old[record.key] = record
+            _replace(path, old.values())
+    return list(files)
+
+
+def remove(folder: Name, unwanted: Callable[[Record], bool]) -> list[Record]:
+    """Take records out of a folder's files. Returns them."""
+    gone = []
+    for path in sorted(Path(folder).glob("*/*.jsonl")):
+        with _locked(path):
+            every = list(_records(path, []))
+            going = [record for record in every if unwanted(record)]
+            if going:
+                _replace(path, [record for record in every if record not in going])
+                gone += going
+    return gone
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Alone with one file; the lock is another file, because this one is replaced."""
+    with contextlib.ExitStack() as stack:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context(open(path.parent / f".{path.stem}.lock", "w"))
+        except OSError as reason:
+            do = "give a folder that you may write to"
+            raise ConfigError(message("records cannot be written", where=str(path), got=str(reason), do=do)) from None
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _replace(path: Path, records: Iterable[Record]) -> None:
+    """The whole file at once: whoever reads it sees the old one or the new one."""
+    rows = sorted(records, key=lambda r: r.key)
+    commands = sorted({r.command for r in rows if r.command})
+    lines = [json.dumps({"format": FORMAT, "made by": commands}), *(json.dumps(r.as_dict()) for r in rows)]
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+    try:
+        with open(temporary, "w") as file:
+            file.write("\n".join(lines) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as reason:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise ConfigError(message("records cannot be written", where=str(path), got=str(reason))) from None
+
+
+def _file_name(name: str) -> str:
+    """A name with nothing in it that means something to a file system."""
+    return re.sub(r"[^\w.+-]", "_", name) or "_"
+
+
+def for_target(records: Records | Name | None, target: Any, versions: dict[str, str]) -> Records:
+    """What a compilation for a target may use."""
+    found = resolve(records)
+    name = target.records_name
+    return found if isinstance(found, Records) else read(found, name).for_target(name, versions)

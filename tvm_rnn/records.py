@@ -1,0 +1,197 @@
+"""Records: which knob values won where, and how a compilation finds them.
+
+In: lines of JSON that `record_files.py` reads from folders. Out: `Records.find`, asked by `schedule.best` for each unit
+of work: the choice of a record for exactly this unit, or of the nearest ones that it may learn from. A record belongs
+to a workload (a network, T, B), and holds a choice per unit; a unit's key says nothing of the cell, so what an LSTM was
+tuned for serves every cell with products of the same shape.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import log2
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .schedule import Unit
+
+Config = dict[str, int]
+FORMAT = 1
+NEAR = 1.0  # a nearest record differs by less than a factor of two, 2 ** NEAR, in every size
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A unit's template and knob values. unit: `Unit.key` as JSON has it. version: the template's."""
+
+    unit: Mapping[str, Any]
+    template: str
+    version: int
+    knobs: Mapping[str, int]
+
+    @staticmethod
+    def from_dict(facts: Mapping[str, Any]) -> Choice:
+        """Raises KeyError, TypeError or ValueError where it is none."""
+        knobs = {str(name): int(value) for name, value in facts["knobs"].items()}
+        return Choice(dict(facts["unit"]), str(facts["template"]), int(facts["version"]), knobs)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"unit": dict(self.unit), "template": self.template, "version": self.version, "knobs": dict(self.knobs)}
+
+
+@dataclass(frozen=True)
+class Record:
+    """What won for one workload on one target.
+
+    workload: cell, sizes, layers, directions, precision, steps (T), batch (B). median_us, spread: of the whole
+    workload, and the same by the defaults (default_us), measured in the same run. trials: candidates measured.
+    versions: of tvm and tvm_rnn. command: what made it. source: the folder it was read from.
+    """
+
+    target: str
+    workload: Mapping[str, Any]
+    choices: tuple[Choice, ...]
+    median_us: float
+    default_us: float
+    spread: float = 0.0
+    trials: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    date: str = ""
+    command: str = ""
+    source: str = field(default="", compare=False)
+
+    @property
+    def key(self) -> str:
+        """What there is one line for: the target and the workload."""
+        return json.dumps([self.target, dict(self.workload)], sort_keys=True)
+
+    @property
+    def gain(self) -> float:
+        """The defaults' time over this one."""
+        return self.default_us / self.median_us if self.median_us else 1.0
+
+    @property
+    def name(self) -> str:
+        """Such as "lstm H=256 B=16 bfloat16"."""
+        work = self.workload
+        layers = f" L={work['layers']}" if work.get("layers", 1) > 1 else ""
+        return f"{work['cell']} H={work['hidden']}{layers} B={work['batch']} {work['precision']}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for json.dumps, in the order in which people read it."""
+        return {
+            "format": FORMAT,
+            "target": self.target,
+            "workload": dict(self.workload),
+            "median_us": self.median_us,
+            "default_us": self.default_us,
+            "spread": self.spread,
+            "trials": self.trials,
+            "choices": [choice.as_dict() for choice in self.choices],
+            "versions": dict(self.versions),
+            "date": self.date,
+            "command": self.command,
+        }
+
+    @staticmethod
+    def from_dict(facts: Mapping[str, Any], source: str = "") -> Record:
+        """Raises KeyError, TypeError or ValueError where it is no record."""
+        if facts["format"] != FORMAT:
+            raise ValueError(f"format {facts['format']}, not {FORMAT}")
+        choices = tuple(map(Choice.from_dict, facts["choices"]))
+        work = dict(facts["workload"])
+        if missing := {"cell", "hidden", "batch", "precision"} - work.keys():
+            raise ValueError(f"a workload without {', '.join(sorted(missing))}")
+        own = {name: facts[name] for name in ("spread", "trials", "versions", "date", "command") if name in facts}
+        times = float(facts["median_us"]), float(facts["default_us"])
+        return Record(str(facts["target"]), work, choices, *times, **own, source=source)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A choice for a unit, the record that it is from, and how far from the unit that record's own is (0: exact)."""
+
+    choice: Choice
+    record: Record
+    distance: float = 0.0
+
+    @property
+    def note(self) -> str:
+        """For the manifest: where the knobs are from."""
+        how = "record" if not self.distance else "nearest record"
+        return f"{how}: {self.record.name}, {self.record.date[:10]}"
+
+
+class Records:
+    """Records by unit, for one target. ignored: a line for each that cannot be used, and why.
+
+    lean: whether a compilation is for measuring alone, and leaves out what does not run then.
+    """
+
+    lean = False
+
+    def __init__(self, records: Iterable[Record] = (), ignored: Iterable[str] = ()) -> None:
+        self.records, self.ignored = tuple(records), tuple(ignored)
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def for_target(self, name: str, versions: Mapping[str, str]) -> Records:
+        """Those made on that target with these versions; a line for each that other versions made."""
+        kept, ignored = [], list(self.ignored)
+        for record in self.records:
+            if record.target != name:
+                continue
+            other = [f"{k} {v}" for k, v in record.versions.items() if k in versions and versions[k] != v]
+            if other:
+                ignored.append(f"{record.name}: made with {', '.join(other)}; tune again")
+            else:
+                kept.append(record)
+        return Records(kept, ignored)
+
+    @cached_property
+    def _by_shape(self) -> dict[str, list[tuple[Choice, Record]]]:
+        """Choices by what nearest units share."""
+        found: dict[str, list[tuple[Choice, Record]]] = {}
+        for record in self.records:
+            for choice in record.choices:
+                found.setdefault(_text(choice.unit.get("shape")), []).append((choice, record))
+        return found
+
+    def find(self, unit: Unit) -> Iterator[Found]:
+        """Exact ones first (of equal units the one whose record is newest), then by rising distance up to NEAR."""
+        key = unit.key
+        sizes, found = key["sizes"], []
+        for choice, record in self._by_shape.get(_text(key["shape"]), ()):
+            distance = _distance(sizes, choice.unit.get("sizes"))
+            if distance < NEAR:
+                found.append(Found(choice, record, distance))
+        found.sort(key=lambda f: f.record.date, reverse=True)
+        yield from sorted(found, key=lambda f: f.distance)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _distance(ours: Mapping[str, Any], theirs: Any) -> float:
+    """The largest ratio between two units' sizes, as a power of two; infinite where they do not compare.
+
+    Of batches, the nearest of those that a module is made for counts: there is none where none was named.
+    """
+    if not isinstance(theirs, Mapping) or ours.keys() != theirs.keys():
+        return float("inf")
+    largest = 0.0
+    for name, sizes in ours.items():
+        if name == "batch":
+            ratios = [abs(log2(a / b)) for a in sizes for b in theirs[name]]
+            largest = max(largest, min(ratios, default=float("inf")))
+        elif len(sizes) != len(theirs[name]):
+            return float("inf")
+        else:
+            pairs = zip(sizes, theirs[name], strict=True)
+            largest = max([largest, *(abs(log2(max(1, a) / max(1, b))) for a, b in pairs)])
+    return largest
