@@ -7,6 +7,8 @@ be spread over all multiprocessors.
 Rewrite: out[row, gate, unit] = sum_k x[row, k] w[gate, unit, k]  -->  tiles of rows x (units with all their gates)
 """
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 from tvm_rnn.schedule import Config, Knobs, Unit, template
@@ -38,8 +40,34 @@ class GemmCuda:
         return _lanes(unit, target, knob)
 
     @staticmethod
+    def every(unit: Unit, target: Target) -> Iterator[Config]:
+        """What differs from the default in the knobs of the kernels that run: shared K, tiles for few rows, wgmma."""
+        default = GemmCuda.configure(unit, target, Knobs())
+        for change in _changes(unit, default):
+            yield GemmCuda.configure(unit, target, Knobs(change))
+
+    @staticmethod
     def schedule(sch: Any, unit: Unit, config: Config) -> None:
         """Nothing: kernels are written for a configuration, not scheduled."""
+
+
+def _changes(unit: Unit, default: Config) -> Iterator[Config]:
+    """Knobs to change together; the others follow from them."""
+    spaces: list[dict[str, tuple[int, ...]]] = []
+    if unit.region == "step" and default.get("share") and unit.dtype in TENSOR:
+        spaces += [{"share_cluster": (1, 2, 4), "share_kept": (0, 25, 50, 75)}, {"share_overlap": (0, 1, 2)}]
+        spaces += [{"share_from": (0, 16, 32)}, {"share": (0,)}]
+    elif unit.region == "step":
+        spaces += [{"few_stages": (2, 3, 4, 6), "few_pace": (1, 2, 4)}, {"few_split": (1, 2, 4, 8)}]
+        spaces += [{"few_blocks": (1, 2)}, {"overlap": (1,)}]
+        spaces += [{"few_columns": (2 * default["few_columns"],)}] if "few_columns" in default else []
+    elif default.get("wide_columns"):
+        half = default["wide_columns"] // 2
+        spaces += [{"wide_columns": (half,), "wide_stages": (6,), "wide_cluster": (1,)}, {"wide": (128,)}]
+        spaces += [{"wide_stages": (6,)}, {"wide_cluster": (1,)}, {"wide_stages": (4,)}]
+    for choices in spaces:
+        for values in product(*choices.values()):
+            yield dict(zip(choices, values, strict=True))
 
 
 def _power(value: int, least: int, most: int) -> int:

@@ -57,8 +57,15 @@ class PersistentGrid:
 
     @staticmethod
     def every(unit: Unit, target: Target) -> Iterator[Config]:
-        """All geometries that fit."""
-        return (_knobs(team) for team in _teams(unit, target, Knobs()) if able_to_run(team, target))
+        """All geometries that fit; of those that only offer more room than is used, the first."""
+        seen = set()
+        for team in _teams(unit, target, Knobs()):
+            knobs = _knobs(team)
+            kept = tuple((s.registers, s.shared) for parts in team.shares.values() for s in parts)
+            key = (kept, *(value for name, value in knobs.items() if not name.endswith("_words")))
+            if key not in seen and able_to_run(team, target):
+                seen.add(key)
+                yield knobs
 
     @staticmethod
     def predict(unit: Any, config: Config, target: Target) -> float:

@@ -51,9 +51,14 @@ class Unit:
     def key(self) -> dict[str, Any]:
         """What a record is found by: nearest ones share the shape, exact ones the sizes too. Nothing of it names a
         cell: one of the same products is served by the same record."""
-        shape = [self.kind, self.region, self.dtype, self.gates, len(self.depths)]
+        shape = [self.kind, self.region, alike(self.dtype), self.gates, len(self.depths)]
         sizes = {"width": [self.width], "depths": list(self.depths), "batch": list(self.batches)}
         return {"shape": shape, "sizes": sizes}
+
+
+def alike(precision: str) -> str:
+    """Precisions that take the same time share records: the two of 16 bits."""
+    return "16 bits" if precision in ("float16", "bfloat16") else precision
 
 
 @dataclass
@@ -191,9 +196,11 @@ def space(own: Template, unit: Unit, target: Target) -> Iterator[Config]:
     default = own.configure(unit, target, asked)
     if not default:
         return
+    default = asked.chosen
     seen = {tuple(sorted(default.items()))}
     yield default
     for config in own.every(unit, target) if own.every is not None else _combinations(own, unit, target, asked):
+        config = {name: value for name, value in config.items() if name in asked.space}  # not what follows from others
         key = tuple(sorted(config.items()))
         if key not in seen:
             seen.add(key)

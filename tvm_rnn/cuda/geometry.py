@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from ..errors import ConfigError
-from ..schedule import DEFAULT, Knobs, Template, Unit, replayed, stale, templates
+from ..schedule import DEFAULT, Knobs, Template, Unit, alike, replayed, stale, templates
 from ..target import Target
 from .phases import Step
 from .predict import able_to_run, predict
@@ -41,7 +41,7 @@ class RecurrentUnit(Unit):
             given = sum(operand.given for operand in phase.operands)
             phases.append([phase.kind, phase.gates, len(phase.operands), given, len(phase.published)])
             sizes += [phase.width, *(operand.depth for operand in phase.operands)]
-        shape = [self.kind, self.precision, self.layers, phases]
+        shape = [self.kind, alike(self.precision), self.layers, phases]
         return {"shape": shape, "sizes": {"phases": sizes, "batch": [self.batch]}}
 
 

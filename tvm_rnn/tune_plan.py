@@ -1,0 +1,212 @@
+"""Tuning for a GPU that is elsewhere: candidates built here into a folder, which that machine measures.
+
+In: workloads, a target. Out: a folder of modules and plan.json, for `tune_gpu.py`; later, from the results that it
+wrote, records. The machine with the GPU needs neither a compiler nor TVM.
+
+Which candidates: for each unit that has something to choose, those that the templates' models predict to be fastest,
+few of each family so that a model that errs is found out; each alone, with the defaults for all other units.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .cuda.geometry import LAYER_BY_LAYER, STEP_BY_STEP
+from .errors import ConfigError, message
+from .pipeline import run as run_passes
+from .records import Choice
+from .schedule import Unit, space
+from .suites import Point, network
+from .target import Target, resolve
+from .workload import Candidate, Trial, Workload, able, choice_of
+
+PLAN = "plan.json"
+WORTH_STEPS_US = 4.0  # a step that takes less in a persistent kernel takes more in several launches
+FAMILY = ("ctas", "rows", "warps_u", "polled", "copied", "ring", "share_cluster", "share")  # knobs that name a family
+EACH = 2  # of a family, before the next one has its turn
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A candidate of a workload. predicted_us: per step, 0 if unknown."""
+
+    point: Point
+    candidate: Candidate
+    predicted_us: float = 0.0
+
+    @property
+    def file(self) -> str:
+        """The module's name."""
+        if not self.candidate.choices:
+            return f"{self.point.name}-default.so"
+        return f"{self.point.name}-{hashlib.sha256(self.candidate.key.encode()).hexdigest()[:12]}.so"
+
+    def as_dict(self) -> dict[str, Any]:
+        choices = [choice.as_dict() for choice in self.candidate.choices]
+        return {"file": self.file, "choices": choices, "predicted_us": round(self.predicted_us, 3)}
+
+
+def workload_of(point: Point) -> Workload:
+    """What a point of a suite is to the records."""
+    return Workload(network(point), point.steps, point.batch, point.precision)
+
+
+def asked_units(work: Workload, target: Target) -> list[Unit]:
+    """The units that a compilation for a GPU asks templates for."""
+    from dataclasses import replace
+
+    from .cuda.plan import plan
+
+    trial = Trial()
+    machine = replace(target, records=trial)
+    plan(work.net, run_passes(work.net, machine, ())[-1][1], machine, (work.batch,), work.precision)
+    return [unit for unit in trial.asked.values() if unit.key["sizes"].get("batch")]
+
+
+def candidates(point: Point, target: Target, count: int) -> list[Planned]:
+    """The default, then about `count` others over all units."""
+    found = [Planned(point, Candidate())]
+    units = asked_units(workload_of(point), target)
+    loops = [unit for unit in units if unit.kind in ("recurrent", "scan")]
+    others = [unit for unit in units if unit not in loops]
+    for unit in loops:
+        found += _of_loop(point, unit, target, max(4, count // len(loops)))
+    best = min((one.predicted_us for one in found if one.predicted_us), default=WORTH_STEPS_US)
+    steps = tuple(Choice(unit.key, STEP_BY_STEP, 1, {}) for unit in loops if unit.kind == "recurrent")
+    for unit in others:
+        if unit.region == "step" and best < WORTH_STEPS_US:
+            continue  # it would never run
+        every = list(_choices(unit, target))[1 : 1 + max(4, count // 4)]
+        together = steps if unit.region == "step" else ()
+        found += [Planned(point, Candidate((*together, choice))) for choice in every]
+    return found
+
+
+def _of_loop(point: Point, unit: Unit, target: Target, count: int) -> Iterator[Planned]:
+    layers = getattr(unit, "layers", 1)
+    every = [(_predicted(unit, choice, target), choice) for choice in _choices(unit, target)]
+    for us, choice in shortlist(every, count):
+        yield Planned(point, Candidate((choice,)), us)
+    if unit.kind == "recurrent":
+        yield Planned(point, Candidate((Choice(unit.key, LAYER_BY_LAYER if layers > 1 else STEP_BY_STEP, 1, {}),)))
+
+
+def _choices(unit: Unit, target: Target) -> Iterator[Choice]:
+    from dataclasses import replace
+
+    machine = replace(target, sms=target.sms // getattr(unit, "layers", 1))
+    for own in able(unit, machine):
+        for config in space(own, unit, machine):
+            yield choice_of(own, unit, config)
+
+
+def _predicted(unit: Unit, choice: Choice, target: Target) -> float:
+    own = next(t for t in able(unit, target) if t.name == choice.template)
+    return own.predict(unit, dict(choice.knobs), target) if own.predict is not None else 0.0
+
+
+def shortlist(every: Sequence[tuple[float, Choice]], count: int) -> list[tuple[float, Choice]]:
+    """The best by prediction, at most EACH of a family in turn."""
+    families: dict[tuple[Any, ...], list[tuple[float, Choice]]] = {}
+    for us, choice in sorted(every, key=lambda found: found[0]):
+        key = (choice.template, *(choice.knobs.get(name) for name in FAMILY))
+        families.setdefault(key, []).append((us, choice))
+    found: list[tuple[float, Choice]] = []
+    turn = 0
+    while len(found) < count and any(len(f) > turn * EACH for f in families.values()):
+        round_ = [one for f in families.values() for one in f[turn * EACH : (turn + 1) * EACH]]
+        found += sorted(round_, key=lambda f: f[0])[: count - len(found)]
+        turn += 1
+    return found
+
+
+# --- building --------------------------------------------------------------------------------------------------------
+
+
+def build_candidates(
+    points: Sequence[Point],
+    folder: str | os.PathLike[str],
+    *,
+    target: str | Target = "nvidia-h200",
+    count: int = 24,
+    jobs: int | None = None,
+    command: str = "",
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Build the candidates of points into a folder, and its plan.json. Returns what that says.
+
+    count: candidates per point, about. jobs: processes that build (default: one per CPU). A module that is there
+    already is kept. Raises ConfigError where the folder cannot be made or the target is no GPU.
+    """
+    machine, tell = resolve(target), progress or (lambda text: None)
+    if machine.kind != "cuda":
+        raise ConfigError(message("plans are for GPUs", got=machine.name, do="tune a CPU on the spot: tvm-rnn tune"))
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as reason:
+        raise ConfigError(message("--plan: this folder cannot be made", got=str(reason))) from None
+    planned = [(point, candidates(point, machine, count)) for point in points]
+    rows = [_row(point, own) for point, own in planned]
+    plan = {"format": 1, "target": machine.name, "command": command, "points": rows}
+    _write(Path(folder, PLAN), plan)
+    wanted = {one.file: one for _, own in planned for one in own if not Path(folder, one.file).exists()}
+    reasons: dict[str, str] = {}
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs or len(os.sched_getaffinity(0)), mp_context=context) as pool:
+        work = {pool.submit(_build, one, machine.name, os.path.abspath(folder)): one for one in wanted.values()}
+        for done, future in enumerate(as_completed(work), 1):
+            one = work[future]
+            try:
+                why = future.result()
+            except BrokenProcessPool:
+                why = "the process that built it ended"
+            if why:
+                reasons[one.file] = why
+            tell(f"{done} of {len(work)}: {one.file}{': ' + why if why else ''}")
+    for point in rows:
+        for row in point["candidates"]:
+            row.update({"reason": reasons[row["file"]]} if row["file"] in reasons else {})
+    _write(Path(folder, PLAN), plan)
+    return plan
+
+
+def _row(point: Point, own: Sequence[Planned]) -> dict[str, Any]:
+    return {
+        "point": point.as_dict(),
+        "name": point.name,
+        "workload": workload_of(point).facts,
+        "candidates": [one.as_dict() for one in own],
+    }
+
+
+def _write(path: Path, facts: Mapping[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(facts, indent=1))
+    os.replace(temporary, path)
+
+
+def _build(one: Planned, target: str, folder: str) -> str:
+    """Compile and write one candidate; returns why it could not be."""
+    from .build import compile
+    from .errors import TvmRnnError
+
+    options: dict[str, Any] = {} if one.point.precision == one.point.dtype else {"precision": one.point.precision}
+    path = os.path.join(folder, one.file)
+    try:
+        trial = Trial(one.candidate, lean=True)
+        compile(network(one.point), target, one.point.batch, records=trial, **options).export(path)
+    except TvmRnnError as reason:
+        return str(reason).splitlines()[0]
+    except Exception as reason:  # a template's or TVM's: this candidate's fault, not the plan's
+        return f"{type(reason).__name__}: {str(reason).strip().splitlines()[-1] if str(reason).strip() else ''}"
+    return ""
