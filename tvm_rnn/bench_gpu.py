@@ -156,8 +156,8 @@ class WorkerEnded(Exception):
 class Worker:
     """The process that uses the GPU, started when it is needed and again after it was ended."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, command: Sequence[str] = ()) -> None:
+        self.folder, self.command = folder, command
         self.process: subprocess.Popen[str] | None = None
         self.lines: queue.Queue[str] = queue.Queue()
         self.log = os.path.join(folder, "worker.log")
@@ -196,7 +196,7 @@ class Worker:
         self.lines = queue.Queue()
         with open(self.log, "w") as errors:
             self.process = subprocess.Popen(
-                COMMAND,
+                [*self.command] or COMMAND,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -204,9 +204,19 @@ def _build(one: Planned, target: str, folder: str) -> str:
     path = os.path.join(folder, one.file)
     try:
         trial = Trial(one.candidate, lean=True)
-        compile(network(one.point), target, one.point.batch, records=trial, **options).export(path)
-    except TvmRnnError as reason:
-        return str(reason).splitlines()[0]
-    except Exception as reason:  # a template's or TVM's: this candidate's fault, not the plan's
-        return f"{type(reason).__name__}: {str(reason).strip().splitlines()[-1] if str(reason).strip() else ''}"
+        module = compile(network(one.point), target, one.point.batch, records=trial, **options)
+        if reason := _unused(one.candidate, module.manifest["templates"]):
+            return reason
+        module.export(path)
+    except TvmRnnError as error:
+        return str(error).splitlines()[0]
+    except Exception as error:  # a template's or TVM's: this candidate's fault, not the plan's
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[-1] if str(error).strip() else ''}"
     return ""
+
+
+def _unused(candidate: Candidate, rows: Sequence[Mapping[str, Any]]) -> str:
+    """The choice that compiling passed over, if there is one. rows: a manifest's templates."""
+    used = {row["template"] for row in rows if str(row.get("record", "")).startswith("record")}
+    passed = [c.template for c in candidate.choices if c.knobs and c.template not in used]
+    return f"{passed[0]} cannot have these knobs here" if passed else ""

@@ -55,8 +55,8 @@ class Geometry(NamedTuple):
 
     @property
     def recorded(self) -> bool:
-        """Whether it was measured to be the best for this very unit."""
-        return self.record.startswith("record")
+        """Whether it was measured to be better than the default for this very unit."""
+        return self.record.startswith("record") and not self.record.endswith("defaults")
 
 
 def unit_of(step: Step, precision: str, batch: int, layers: int = 1) -> RecurrentUnit:
@@ -74,8 +74,13 @@ def geometry(step: Step, target: Target, precision: str, batch: int, layers: int
     """
     unit = unit_of(step, precision, batch, layers)
     able = {t.name: t for t in templates().values() if t.applies(unit, target)}
-    best, near = None, list[Geometry]()
+    best, near, note = None, list[Geometry](), DEFAULT
     for found in target.records.find(unit):
+        if found.choice.template == DEFAULT:
+            if not found.distance:
+                near, note = [], f"{found.note}: defaults"
+                break
+            continue
         if found.choice.template in (STEP_BY_STEP, LAYER_BY_LAYER):
             if not found.distance:
                 return Geometry(0.0, found.choice.template, None, found.note)
@@ -90,7 +95,7 @@ def geometry(step: Step, target: Target, precision: str, batch: int, layers: int
     for template in able.values():
         team = _team(template, unit, target, Knobs())
         if team is not None:
-            own = Geometry(predict(team, batch, target), template.name, team, DEFAULT)
+            own = Geometry(predict(team, batch, target), template.name, team, note)
             best = own if best is None or own.us < best.us else best
     allowed = [n for n in near if best is None or n.us <= MODEL_ERROR * best.us]
     return allowed[0] if allowed else best
