@@ -76,6 +76,7 @@ class Scan:
             "template": self.template,
             "knobs": dict(self.knobs),
             "record": "default",
+            "most": self.most,
         }
 
     def place_of(self, node: Node) -> Place:
