@@ -73,7 +73,7 @@ def test_layers_of_equal_sizes_share_what_a_compiler_makes() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["lstm", "lstm_layer_norm", "mlstm", "rhn"])
+@pytest.mark.parametrize("name", rnn.cells.names())
 def test_torch_compile_takes_the_functions_whole(name: str) -> None:
     net = small(name, num_layers=1, dtype="float64")
     arrays = inputs_of(net)
