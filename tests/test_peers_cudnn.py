@@ -22,7 +22,9 @@ WORKING = [f"{name}{layout}" for name in list(api.ALGORITHMS)[:3] for layout in 
 
 
 @pytest.fixture(autouse=True)
-def cudnn(monkeypatch: pytest.MonkeyPatch) -> api.Cudnn:
+def cudnn(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> api.Cudnn:
+    if request.node.get_closest_marker("gpu"):
+        return api.load() if torch.cuda.is_available() else pytest.skip("no NVIDIA GPU")
     library = fake_cudnn.library()
     monkeypatch.setattr(api, "load", lambda: library)
     fake_cudnn.log(library)
@@ -127,3 +129,18 @@ def test_the_best_configuration_counts_and_the_others_keep_their_reasons(monkeyp
     assert row["left_out"]["PERSIST_STATIC"] == "it hung"
     assert "NOT_SUPPORTED_SHAPE" in row["left_out"]["PERSIST_STATIC_SMALL_H, unpacked"]
     assert {"stage": "checking STANDARD", "framework": "cudnn", "config": "STANDARD"} in told
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", peers_cudnn.MATHS)
+@pytest.mark.parametrize("cell", peers_cudnn.MODES)
+def test_the_real_library_agrees_with_the_oracle(cell: str, precision: str) -> None:
+    """Whatever it supports, captured as the benchmark captures it; the plain algorithm it supports everywhere."""
+    sizes = {"hidden": 128, "input": 64, "steps": 20, "batch": 8, "precision": precision}
+    of = point(cell, sizes=(("P", 64),) if cell == "lstm_projection" else (), **sizes)
+    asked = {"point": of.as_dict(), "module": None, "frameworks": ["cudnn", "torch"], "rounds": 3}
+    ours, theirs = Bench(lambda told: None).measure({**asked, "compile_seconds": 60.0, "skip": {}})
+    assert {"STANDARD", "STANDARD, unpacked"} <= set(ours["configs"]), ours
+    assert "wrong" not in ours and theirs["error"] > 0
+    for reason in ours.get("left_out", {}).values():
+        assert "NOT_SUPPORTED" in reason, ours["left_out"]
