@@ -87,6 +87,17 @@ def test_a_configuration_that_ends_the_process_is_left_out_alone(tmp_path: Path)
     assert rows_of(found, 9)["cudnn"]["config"] == "second" and rows_of(found, 9)["torch"]["us_per_step"] == 2.0
 
 
+def test_a_configuration_that_ended_two_processes_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    start = bench_gpu.Worker._start
+    monkeypatch.setattr(bench_gpu.Worker, "_start", lambda self: started.append("") or start(self))
+    found = run([point(batch=9, steps=steps) for steps in (5, 6, 7, 8)], tmp_path, Options(against=("cudnn",)))
+    assert [row["config"] for row in found if row.get("framework") == "cudnn"] == ["second"] * 4
+    assert len(started) == 3
+
+
 def test_a_framework_that_hangs_is_ended(tmp_path: Path) -> None:
     found = run([point(batch=8)], tmp_path, Options(patience=0.5, compile_seconds=0.5))
     hung = rows_of(found, 8)

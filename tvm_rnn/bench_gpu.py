@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,6 +33,8 @@ OURS = "tvm_rnn"
 PEERS = ("torch", "cudnn", "torch-compile", "triton", "flashrnn")
 # No stage may take longer without a word: a persistent kernel that waits for ever is ended with its process.
 PATIENCE_SECONDS = 90.0
+# A peer's configuration that has ended so many processes is not tried again: each takes seconds to start.
+MOST_ENDS = 2
 COMMAND = [sys.executable, "-m", "tvm_rnn.gpu_worker"]
 # What a record says of its point beside the name.
 RECORDED = ("cell", "input", "hidden", "layers", "directions", "sizes", "steps", "batch", "precision", "without")
@@ -54,12 +57,13 @@ class Options:
 
 @dataclass
 class Run:
-    """A run: where its records go, and when it began."""
+    """A run: where its records go, when it began, and how often a peer's configuration has ended the process."""
 
     options: Options
     write: Callable[[Record], None]
     started: float = field(default_factory=time.monotonic)
     ceilings: Mapping[str, float] = field(default_factory=dict)
+    ended: Counter[str] = field(default_factory=Counter)
 
     @property
     def left(self) -> float:
@@ -131,7 +135,8 @@ def run(
 
 def _measure(this: Run, worker: Worker, point: Point, built: Built, names: Sequence[str]) -> None:
     """All records of one point. What ends the process is left out of the next try, with the reason."""
-    options, skip = this.options, dict[str, str]()
+    options = this.options
+    skip = {blamed: f"it ended the process at {n} points before" for blamed, n in this.ended.items() if n >= MOST_ENDS}
     facts = json.loads(json.dumps(point.as_dict()))
     base = {"kind": "point", "point": point.name, **{name: facts[name] for name in RECORDED}}
     request = {
@@ -152,6 +157,8 @@ def _measure(this: Run, worker: Worker, point: Point, built: Built, names: Seque
                 rows = [{"framework": name, "reason": skip.get(name, str(end))} for name in names]
                 break
             skip[end.blamed] = str(end)
+            if end.config and end.framework != OURS:
+                this.ended[end.blamed] += 1
     flops = next((row["flops_per_row"] for row in rows if row.get("flops_per_row")), 0.0) * point.batch * point.steps
     for row in rows:
         own = {"compile_seconds": built.seconds} if row["framework"] == OURS and built.seconds is not None else {}
