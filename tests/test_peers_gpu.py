@@ -13,7 +13,6 @@ import pytest
 from gpu_stand_in import point, problem
 
 from tvm_rnn import peers_gpu, pipeline
-from tvm_rnn.cuda.plan import plan
 from tvm_rnn.gpu_worker import errors
 from tvm_rnn.peer_models import Unsupported
 from tvm_rnn.peers_gpu import FRAMEWORKS, GpuProblem, prepare_torch, prepare_torch_compile, regime, time_limit
@@ -188,6 +187,9 @@ def test_modules_without_layers_in_their_rows_run_step_by_step() -> None:
 
 
 def test_the_regime_of_a_real_plan() -> None:
+    pytest.importorskip("tvm")  # the rest of this file needs no compiler
+    from tvm_rnn.cuda.plan import plan
+
     target = resolve("nvidia-h200")
     for without, expected in (
         ((), "a wave of persistent_cluster_cuda"),
