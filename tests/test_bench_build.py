@@ -85,7 +85,7 @@ def test_a_module_for_a_gpu_is_built_where_there_is_none(tmp_path: Path, precisi
     assert "reason" not in row, row
     manifest, weights = read_container(tmp_path / row["file"])
     assert manifest.target.name == "nvidia-h200" and not weights
-    assert regime(manifest)
+    assert regime(manifest, 3, 5)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from gpu_stand_in import point
 
 import tvm_rnn as rnn
 from tvm_rnn import bench_gpu
-from tvm_rnn.bench_gpu import Options, read_records, run
+from tvm_rnn.bench_gpu import PEERS, Options, read_records, run
+from tvm_rnn.peers_gpu import FRAMEWORKS
+from tvm_rnn.suites import PASSES
 
 # Answers like gpu_worker.py; what it does at a point is decided by the point's batch.
 STAND_IN = """
@@ -22,7 +24,8 @@ def tell(answer):
 for line in sys.stdin:
     request = json.loads(line)
     if "facts" in request:
-        tell({"facts": {"device": "a device", "versions": {}, "ceilings": {}}})
+        ceilings = {"memory_tb_s": 4.0, "float32_tflops": 50.0}
+        tell({"facts": {"device": "a device", "versions": {}, "ceilings": ceilings}})
         continue
     rows = []
     for name in request["frameworks"]:
@@ -35,7 +38,18 @@ for line in sys.stdin:
             os._exit(3)
         if request["point"]["batch"] == 8 and name == "torch":
             time.sleep(60)
-        rows.append({"framework": name, "us_per_step": 2.0, "module": request["module"]})
+        config = "first"
+        if request["point"]["batch"] == 9 and name == "cudnn":
+            if "cudnn: first" in request["skip"]:
+                config = "second"
+            tell({"stage": "checking " + config, "framework": name, "config": config})
+            if config == "first":
+                os._exit(3)
+        rows.append({"framework": name, "config": config, "us_per_step": 2.0, "us": 10.0, "bytes": 4e6})
+        rows[-1]["module"] = request["module"]
+        rows[-1]["caches"] = [os.environ["TRITON_CACHE_DIR"], os.environ["TORCHINDUCTOR_CACHE_DIR"], os.getcwd()]
+        if name == "tvm_rnn":
+            rows[-1]["flops_per_row"] = 1e7
     tell({"rows": rows})
 """
 
@@ -68,6 +82,22 @@ def test_a_framework_that_ends_the_process_is_left_out_and_named(tmp_path: Path)
     assert all("us_per_step" in row for row in rows_of(found, 3).values())
 
 
+def test_a_configuration_that_ends_the_process_is_left_out_alone(tmp_path: Path) -> None:
+    found = run([point(batch=9)], tmp_path, Options(against=("torch", "cudnn")))
+    assert rows_of(found, 9)["cudnn"]["config"] == "second" and rows_of(found, 9)["torch"]["us_per_step"] == 2.0
+
+
+def test_a_configuration_that_ended_two_processes_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[str] = []
+    start = bench_gpu.Worker._start
+    monkeypatch.setattr(bench_gpu.Worker, "_start", lambda self: started.append("") or start(self))
+    found = run([point(batch=9, steps=steps) for steps in (5, 6, 7, 8)], tmp_path, Options(against=("cudnn",)))
+    assert [row["config"] for row in found if row.get("framework") == "cudnn"] == ["second"] * 4
+    assert len(started) == 3
+
+
 def test_a_framework_that_hangs_is_ended(tmp_path: Path) -> None:
     found = run([point(batch=8)], tmp_path, Options(patience=0.5, compile_seconds=0.5))
     hung = rows_of(found, 8)
@@ -90,6 +120,37 @@ def test_modules_are_found_by_the_index(tmp_path: Path) -> None:
     assert ours["module"] == str(tmp_path / "other.so")
 
 
+def test_the_seconds_of_a_compilation_are_those_of_the_index(tmp_path: Path) -> None:
+    index = {"lstm-h8-i4-fp32 for B=3": {"file": "other.so", "seconds": 12.5}}
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    (_, ours, theirs) = run([point()], tmp_path, Options())
+    assert ours["compile_seconds"] == 12.5 and "compile_seconds" not in theirs
+
+
+def test_shares_of_the_ceilings_are_recorded(tmp_path: Path) -> None:
+    for row in run([point()], tmp_path, Options())[1:]:
+        # 4 MB at 4 TB/s are 1 us, 3 rows x 5 steps x 10 MFLOP at 50 TFLOP/s are 3 us; both take 10
+        assert (row["byte_share"], row["flop_share"], row["share"]) == pytest.approx((0.1, 0.3, 0.3))
+
+
+def test_points_that_differ_in_what_was_left_out_have_their_peers_once(tmp_path: Path) -> None:
+    points = [point(without=PASSES[done:]) for done in range(3)] + [point(batch=4, without=PASSES)]
+    found = run([*points, point()], tmp_path, Options())[1:]
+    assert [(row["point"], row["framework"]) for row in found] == [
+        *((p.name, "tvm_rnn") for p in points),
+        (points[3].name, "torch"),  # at that size there is none with more
+        (point().name, "tvm_rnn"),
+        (point().name, "torch"),
+    ]
+    assert found[0]["without"] == list(PASSES)
+
+
+def test_compilers_of_peers_start_with_empty_caches(tmp_path: Path) -> None:
+    (_, ours, _) = run([point()], tmp_path, Options())
+    triton, inductor, folder = ours["caches"]
+    assert triton.startswith(folder) and inductor.startswith(folder) and triton != inductor
+
+
 def test_wrong_arguments_are_named(tmp_path: Path) -> None:
     with pytest.raises(rnn.ConfigError, match="did you mean 'torch'"):
         run([point()], tmp_path, Options(against=("torhc",)))
@@ -102,3 +163,7 @@ def test_a_machine_that_cannot_run_them_is_an_error(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(bench_gpu, "COMMAND", [sys.executable, "-c", words])
     with pytest.raises(rnn.TvmRnnError, match="no GPU here"):
         run([point()], tmp_path, Options())
+
+
+def test_every_peer_is_a_framework_of_the_worker() -> None:
+    assert {"tvm_rnn", *PEERS} == FRAMEWORKS.keys()

@@ -1,15 +1,14 @@
-"""The report of a GPU benchmark: ratios, shares, means, as table, Markdown and picture."""
+"""The report of a GPU benchmark: ratios, shares, means, as table and Markdown."""
 
 from __future__ import annotations
 
 import io
-import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from tvm_rnn.bench_report import plot, report
+from tvm_rnn.bench_report import report
 
 FACTS: dict[str, Any] = {
     "kind": "facts",
@@ -51,9 +50,9 @@ def test_ratios_and_means_are_of_points_that_have_both() -> None:
 def test_the_share_is_of_the_slower_floor() -> None:
     found = report(RECORDS)
     # 8e6 bytes at 4 TB/s are 2 us, 2e6 x 2 x 10 FLOPs at 800 TFLOP/s far less; ours takes 10 us
-    assert found.share(found.lines[0]) == (pytest.approx(0.2), "memory")
+    assert found.share(found.lines[0]) == (pytest.approx(0.2), "bytes")
     busy = report([FACTS, record("a", "tvm_rnn", 1.0, flops_per_row=2e8)])
-    assert busy.share(busy.lines[0]) == (pytest.approx(0.5), "arithmetic")
+    assert busy.share(busy.lines[0]) == (pytest.approx(0.5), "FLOPs")
     assert found.share(found.lines[2]) is None
 
 
@@ -61,7 +60,7 @@ def test_the_table_says_what_is_known_and_why_the_rest_is_missing() -> None:
     out = io.StringIO()
     Console(file=out, width=200).print(report(RECORDS).table())
     text = out.getvalue()
-    for part in ("4.00", "20% memory", "1.0e-03", "equal", "DIFFER", "cluster", "it hung", "a device", "torch 2.11"):
+    for part in ("4.00", "20% bytes", "1.0e-03", "equal", "DIFFER", "cluster", "it hung", "a device", "torch 2.11"):
         assert part in text
     assert "triton: not installed (1 point)" in text and "4 points left" in text
 
@@ -73,14 +72,51 @@ def test_markdown_is_a_table_with_notes() -> None:
     assert any(line.startswith("- all: 2.00 x torch (geometric mean, least 1.00, 2 points)") for line in lines)
 
 
-def test_the_picture_has_a_bar_for_every_figure() -> None:
-    tree = ET.fromstring(plot(report(RECORDS)))
-    bars = [e for e in tree if e.tag.endswith("rect")]
-    assert len(bars) == 5 + 3  # and the legend's
-    assert all(float(bar.get("width", "0")) >= 0 for bar in bars)
-    assert {"a", "b", "c", "torch"} <= {e.text for e in tree if e.tag.endswith("text")}
+CUDNN = {"configs": {"STANDARD": 3.0, "PERSIST_STATIC": 2.5}, "left_out": {"PERSIST_DYNAMIC": "NOT_SUPPORTED"}}
+COMPILED = [
+    FACTS,
+    record("a", "tvm_rnn", 1.0, compile_seconds=12.0),
+    record("a", "torch", 4.0, configs={"torch.nn": 4.0}),
+    record("a", "cudnn", 2.5, config="PERSIST_STATIC", **CUDNN),
+    record("a", "torch-compile", 9.0, config="hoisted", configs={"hoisted": 9.0}, compile_seconds=31.25),
+    record("b", "tvm_rnn", 1.0),
+    record("b", "cudnn", None, reason="no cell mgu"),
+]
+
+
+def test_columns_name_the_configuration_that_won_and_the_seconds_of_compilers() -> None:
+    found = report(COMPILED)
+    assert found.header()[:4] == ["point", "us/step", "spread", "compile s"]
+    by_title = list(zip(found.header(), found.cells(found.lines[0]), strict=True))[3:13]
+    assert by_title == [
+        ("compile s", "12"),
+        *(("torch", "4"), ("ratio", "4.00")),
+        *(("cudnn", "2.5"), ("ratio", "2.50"), ("config", "PERSIST_STATIC")),
+        *(("torch-compile", "9"), ("ratio", "9.00"), ("compile s", "31.2")),
+        ("share", "20% bytes"),
+    ]
+    assert len(found.cells(found.lines[1])) == len(found.header())
+    assert "cudnn, PERSIST_DYNAMIC: NOT_SUPPORTED (1 point)" in found.notes()
+    assert "cudnn: no cell mgu (1 point)" in found.notes()
+
+
+def test_what_passes_give_is_the_ratio_to_all_of_them() -> None:
+    network = {"cell": "lstm", "hidden": 8}
+    found = report(
+        [
+            FACTS,
+            record("no_fuse", "tvm_rnn", 6.0, without=["fuse_pointwise"], **network),
+            record("all", "tvm_rnn", 2.0, without=[], **network),
+            record("all", "torch", 8.0, without=[], **network),
+            record("other", "tvm_rnn", 3.0, cell="gru", hidden=8, without=[]),
+        ]
+    )
+    assert found.header()[3:7] == ["all passes", "ratio", "torch", "ratio"]
+    assert [line.ratio("all passes") for line in found.lines] == [pytest.approx(1 / 3), 1.0, None]
+    assert [line.ratio("torch") for line in found.lines] == [None, 4.0, None]
+    assert [peer for _, peer, *_ in found.means()] == ["torch"]
 
 
 def test_a_run_without_points_can_be_reported() -> None:
     empty = report([FACTS])
-    assert empty.lines == () and empty.markdown() and ET.fromstring(plot(empty)) is not None
+    assert empty.lines == () and empty.markdown() and empty.table().row_count == 0

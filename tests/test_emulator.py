@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
+from tvm_rnn import pipeline
 from tvm_rnn.cuda import gemm, recurrent, steps, wave
 from tvm_rnn.cuda.geometry import Geometry
 from tvm_rnn.cuda.team import Team
@@ -132,6 +133,16 @@ def test_layers_in_a_wave(name: str) -> None:
     mod = emulator.compile(net, batch=[B], precision=precision)
     assert any("layers in a wave" in row["unit"] for row in mod.manifest.templates)
     check(net, mod, precision or dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("done", range(len(pipeline.PASS_NAMES)))
+def test_passes_that_are_left_out_change_no_result(done: int) -> None:
+    """One more at a time, as the ablation has them: layers one after the other, and no wave in any of them."""
+    net = network("lstm", 32, "bfloat16", num_layers=3, inputs=16)
+    mod = emulator.compile(net, batch=[B], without=pipeline.PASS_NAMES[done:])
+    assert not any("layers in a wave" in row["unit"] for row in mod.manifest.templates)
+    check(net, mod, "bfloat16")
 
 
 def test_a_wave_in_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:

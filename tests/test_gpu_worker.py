@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ def test_ours_and_torch_are_compared_with_float64_and_timed(module: str) -> None
         assert row["us_per_step"] == 101.0 / 5 and row["spread"] == 2 / 101 and row["error"] < 1e-5
         assert row["bytes"] == 4 * (5 * 3 * 4 + 5 * 3 * 8 + 4 * 8 * (4 + 8 + 1))
     assert ours["repeats_equal"] is True and ours["regime"] and ours["flops_per_row"] > 0
-    assert {"stage": "computing the oracle", "framework": ""} in told
+    assert {"stage": "computing the oracle", "framework": "", "config": ""} in told
     assert [t for t in told if t["framework"] == "torch"]
 
 
@@ -75,6 +76,45 @@ def test_an_element_that_nobody_writes_is_noticed(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(gpu_worker, "capture", lambda run: type("C", (), {"graph": Idle(), "result": run()})())
     (row,) = Bench(lambda told: None).measure(request(point(), None, "torch"))
     assert "error inf" in row["reason"]
+
+
+def test_one_configuration_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = peers_gpu.prepare_torch
+
+    def two(problem: Any) -> Any:
+        (good,) = made(problem).runs.values()
+
+        def bad() -> Any:
+            raise ValueError("too much shared memory")
+
+        y = torch.zeros(5, 3, 8)
+        return peers_gpu.GpuPrepared("1", {"bad": bad, "wrong": lambda: (y, None), "good": good}, compiling=["good"])
+
+    monkeypatch.setitem(peers_gpu.FRAMEWORKS, "triton", two)
+    (row,) = Bench(lambda told: None).measure(request(point(), None, "triton"))
+    assert row["config"] == "good" and row["configs"] == {"good": 101.0 / 5} and row["compile_seconds"] >= 0
+    assert row["left_out"]["bad"] == "ValueError: too much shared memory" and "is allowed" in row["left_out"]["wrong"]
+    (row,) = Bench(lambda told: None).measure(request(point(), None, "triton", skip={"triton: good": "it hung"}))
+    assert row["reason"].startswith("bad: ValueError: too much shared memory; wrong: error")
+    assert row["reason"].endswith("good: it hung")
+
+
+def test_a_compiler_that_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {"slow": lambda: time.sleep(10)}
+    monkeypatch.setitem(
+        peers_gpu.FRAMEWORKS, "triton", lambda p: peers_gpu.GpuPrepared("1", runs, compiling=tuple(runs))
+    )
+    (row,) = Bench(lambda told: None).measure(request(point(), None, "triton", compile_seconds=0.05))
+    assert row["reason"] == "slow: its compiler was stopped after 0.05 s"
+
+
+@pytest.mark.parametrize(
+    ("precision", "products", "cudnn"), [("float32", False, False), ("tf32", True, True), ("bfloat16", False, True)]
+)
+def test_what_torch_may_multiply_with(precision: str, products: bool, cudnn: bool) -> None:
+    Bench(lambda told: None).measure(request(point(precision=precision), None))
+    flags = torch.backends
+    assert (flags.cuda.matmul.allow_tf32, flags.cudnn.allow_tf32) == (products, cudnn)
 
 
 class Idle:

@@ -53,6 +53,12 @@ def module_file(folder: str | os.PathLike[str], network: Point, sizes: Sequence[
     return os.path.join(folder, _file_name(network, sizes))
 
 
+def module_seconds(folder: str | os.PathLike[str], network: Point, sizes: Sequence[int]) -> float | None:
+    """How long a network's module took to compile, where it was compiled; None where the index does not say."""
+    seconds = _indexed(os.fspath(folder)).get(_key(network, sizes), {}).get("seconds")
+    return None if seconds is None else float(seconds)
+
+
 def _key(network: Point, sizes: Sequence[int]) -> str:
     return f"{network.network_name} for B={','.join(map(str, sizes))}"
 

@@ -2,7 +2,8 @@
 
 In: points of a suite, a folder of modules that `bench_build.py` compiled, here or on another machine. Out: records, one
 per point and framework, written to a file as they come: a run that is stopped, by its time limit or from outside, loses
-nothing but the point at hand. Needs torch, tvm_ffi and a GPU, and no compiler.
+nothing but the point at hand. Points of one network that differ in what was left out of its compilation share their
+peers: these run beside the one of which the least was left out. Needs torch, tvm_ffi and a GPU, and no compiler.
 """
 
 from __future__ import annotations
@@ -17,22 +18,28 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .bench_build import module_file
+from .bench_build import module_file, module_seconds
 from .errors import ConfigError, TvmRnnError, message, unknown
+from .gpu_timing import shares
 from .suites import Point, batches
 
 # Also the names in gpu_worker.py's table, which is not imported here: it is the other process's.
 OURS = "tvm_rnn"
-PEERS = ("torch", "torch-compile", "triton", "flashrnn")
+PEERS = ("torch", "cudnn", "torch-compile", "triton", "flashrnn")
 # No stage may take longer without a word: a persistent kernel that waits for ever is ended with its process.
 PATIENCE_SECONDS = 90.0
+# A peer's configuration that has ended so many processes is not tried again: each takes seconds to start.
+MOST_ENDS = 2
 COMMAND = [sys.executable, "-m", "tvm_rnn.gpu_worker"]
 # What a record says of its point beside the name.
-RECORDED = ("cell", "input", "hidden", "layers", "directions", "steps", "batch", "precision")
+RECORDED = ("cell", "input", "hidden", "layers", "directions", "sizes", "steps", "batch", "precision", "without")
+# Where torch.compile and Triton keep what they have compiled.
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 Progress = Callable[[str], None]
 Record = dict[str, Any]
 
@@ -50,11 +57,13 @@ class Options:
 
 @dataclass
 class Run:
-    """A run: where its records go, and when it began."""
+    """A run: where its records go, when it began, and how often a peer's configuration has ended the process."""
 
     options: Options
     write: Callable[[Record], None]
     started: float = field(default_factory=time.monotonic)
+    ceilings: Mapping[str, float] = field(default_factory=dict)
+    ended: Counter[str] = field(default_factory=Counter)
 
     @property
     def left(self) -> float:
@@ -92,7 +101,10 @@ def run(
         do = "compile them first: tvm-rnn bench --suite NAME --build DIR"
         raise ConfigError(message("--modules: no such folder", got=repr(os.fspath(modules)), do=do))
     modules = os.path.abspath(modules)  # the workers start in a folder of their own
-    files = {network: module_file(modules, network, sizes) for network, sizes in batches(every or points).items()}
+    built = {network: Built.find(modules, network, sizes) for network, sizes in batches(every or points).items()}
+    # Of points that differ in `without` alone, the last one in this order has the peers.
+    fewest = sorted(points, key=lambda point: -len(point.without))
+    with_peers = set({replace(point, without=()): point for point in fewest}.values())
     tell, found = progress or (lambda text: None), list[Record]()
     with contextlib.ExitStack() as stack:
         file = None if records is None else stack.enter_context(open(records, "w"))
@@ -102,29 +114,34 @@ def run(
             if file is not None:
                 print(json.dumps(record), file=file, flush=True)
 
-        worker = Worker(stack.enter_context(tempfile.TemporaryDirectory(prefix="tvm_rnn-bench-")))
+        # What a peer's compiler left running may still write there at the end.
+        folder = tempfile.TemporaryDirectory(prefix="tvm_rnn-bench-", ignore_cleanup_errors=True)
+        worker = Worker(stack.enter_context(folder))
         stack.callback(worker.stop)
         this = Run(options, write)
         tell("starting")
-        write({"kind": "facts", **worker.ask({"facts": True}, options.patience)["facts"]})
+        facts = worker.ask({"facts": True}, options.patience)["facts"]
+        this.ceilings = facts.get("ceilings") or {}
+        write({"kind": "facts", **facts})
         for number, point in enumerate(points):
             if this.left <= 0:
                 write({"kind": "stopped", "limit": options.limit, "points_left": len(points) - number})
                 break
             tell(f"{number + 1} of {len(points)}: {point.name}")
-            _measure(this, worker, point, files[point.network])
+            names = (OURS, *options.against) if point in with_peers else (OURS,)
+            _measure(this, worker, point, built[point.network], names)
     return found
 
 
-def _measure(this: Run, worker: Worker, point: Point, file: str) -> None:
-    """All records of one point. A framework that ends the process is left out of the next try, with the reason."""
-    options, skip = this.options, dict[str, str]()
-    names = [OURS, *options.against]
-    facts = point.as_dict()
+def _measure(this: Run, worker: Worker, point: Point, built: Built, names: Sequence[str]) -> None:
+    """All records of one point. What ends the process is left out of the next try, with the reason."""
+    options = this.options
+    skip = {blamed: f"it ended the process at {n} points before" for blamed, n in this.ended.items() if n >= MOST_ENDS}
+    facts = json.loads(json.dumps(point.as_dict()))
     base = {"kind": "point", "point": point.name, **{name: facts[name] for name in RECORDED}}
     request = {
         "point": facts,
-        "module": file if os.path.exists(file) else None,
+        "module": built.file if os.path.exists(built.file) else None,
         "frameworks": names,
         "rounds": options.rounds,
         "compile_seconds": options.compile_seconds,
@@ -136,21 +153,41 @@ def _measure(this: Run, worker: Worker, point: Point, file: str) -> None:
             rows = worker.ask(request, patience)["rows"]
             break
         except WorkerEnded as end:
-            blamed = end.framework if end.framework in names and end.framework not in skip else ""
-            if this.left <= 0 or not blamed:
+            if this.left <= 0 or end.framework not in names or end.blamed in skip:
                 rows = [{"framework": name, "reason": skip.get(name, str(end))} for name in names]
                 break
-            skip[blamed] = str(end)
+            skip[end.blamed] = str(end)
+            if end.config and end.framework != OURS:
+                this.ended[end.blamed] += 1
+    flops = next((row["flops_per_row"] for row in rows if row.get("flops_per_row")), 0.0) * point.batch * point.steps
     for row in rows:
-        this.write({**base, **row})
+        own = {"compile_seconds": built.seconds} if row["framework"] == OURS and built.seconds is not None else {}
+        this.write({**base, **own, **row, **shares({**base, **row, "flops": flops}, this.ceilings)})
+
+
+@dataclass(frozen=True)
+class Built:
+    """A network's compiled module: its file, which may be missing, and how long it took to compile."""
+
+    file: str
+    seconds: float | None
+
+    @staticmethod
+    def find(folder: str, network: Point, sizes: Sequence[int]) -> Built:
+        return Built(module_file(folder, network, sizes), module_seconds(folder, network, sizes))
 
 
 class WorkerEnded(Exception):
-    """The worker's process ended or fell silent; the text says how. framework: what it was working on."""
+    """The worker's process ended or fell silent; the text says how. framework, config: what it was working on."""
 
-    def __init__(self, reason: str, framework: str) -> None:
+    def __init__(self, reason: str, framework: str, config: str = "") -> None:
         super().__init__(reason)
-        self.framework = framework
+        self.framework, self.config = framework, config
+
+    @property
+    def blamed(self) -> str:
+        """What to leave out of the next try, as the worker calls it."""
+        return f"{self.framework}: {self.config}" if self.config else self.framework
 
 
 class Worker:
@@ -168,7 +205,7 @@ class Worker:
         Raises TvmRnnError where this machine cannot run benchmarks at all.
         """
         process = self.process or self._start()
-        stage, framework = "starting", ""
+        stage, framework, config = "starting", "", ""
         assert process.stdin is not None  # it is a pipe
         with contextlib.suppress(BrokenPipeError):  # it has ended: the empty line below says so
             process.stdin.write(json.dumps(dict(request)) + "\n")
@@ -178,21 +215,23 @@ class Worker:
                 line = self.lines.get(timeout=patience)
             except queue.Empty:
                 self.stop()
-                raise WorkerEnded(f"no answer within {patience:.0f} s of {stage}", framework) from None
+                raise WorkerEnded(f"no answer within {patience:.0f} s of {stage}", framework, config) from None
             if not line:
                 self.stop()
-                raise WorkerEnded(f"the process ended while {stage}: {self._last_words()}", framework)
+                raise WorkerEnded(f"the process ended while {stage}: {self._last_words()}", framework, config)
             answer: dict[str, Any] = json.loads(line)
             if "failed" in answer:
                 do = "run it on a machine with an NVIDIA GPU, torch for CUDA and apache-tvm-ffi"
                 raise TvmRnnError(message("this machine cannot run GPU benchmarks", got=answer["failed"], do=do))
             if "stage" not in answer:
                 return answer
-            stage, framework = answer["stage"], answer["framework"]
+            stage, framework, config = answer["stage"], answer["framework"], answer.get("config", "")
 
     def _start(self) -> subprocess.Popen[str]:
         ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         path = os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])
+        # Caches of their own: peers compile as for the first time, and their seconds say so.
+        caches = {name: os.path.join(self.folder, name.lower()) for name in CACHES}
         self.lines = queue.Queue()
         with open(self.log, "w") as errors:
             self.process = subprocess.Popen(
@@ -202,7 +241,7 @@ class Worker:
                 stderr=errors,
                 text=True,
                 cwd=self.folder,  # so that no file of the user's can stand in for a library
-                env={**os.environ, "PYTHONPATH": path},
+                env={**os.environ, **caches, "PYTHONPATH": path},
             )
         threading.Thread(target=_read, args=(self.process.stdout, self.lines), daemon=True).start()
         return self.process

@@ -1,24 +1,28 @@
-"""What a GPU benchmark found, for people: a table, Markdown for a README, geometric means, a plot.
+"""What a GPU benchmark found, for people: a table, Markdown for a README, geometric means.
 
-In: the records of `bench_gpu.py`. Out: a rich table, text, or an SVG file. Nothing is computed here that is not in the
-records: ratios, shares of the measured ceilings, and means of ratios.
+In: the records of `bench_gpu.py`. Out: a `Report`, as rich table or text; `bench_plot.py` draws it. Nothing is computed
+here that is not in the records: ratios, shares of the measured ceilings, and means of ratios. Where points differ in
+what was left out of the compilation, the one with all passes is compared with the others as if it were a framework.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
-from .gpu_timing import floor_us
+from .gpu_timing import shares
 from .suites import SHORT
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-OURS = "tvm_rnn"
+OURS, ALL_PASSES = "tvm_rnn", "all passes"
+NETWORK = ("cell", "input", "hidden", "layers", "directions", "sizes", "steps", "batch", "precision")
+SHARES = {"byte_share": "bytes", "flop_share": "FLOPs"}
+LEFT = ("point", "config", "regime")  # columns of words
 Record = Mapping[str, Any]
 
 
@@ -62,20 +66,20 @@ class Report:
         return [name for name in names if name != OURS]
 
     def share(self, line: Line) -> tuple[float, str] | None:
-        """How much of our time the slower of two floors takes, and which: "arithmetic" or "memory"."""
-        row, found = line.ours, self.facts.get("ceilings")
-        if not found or not row.get("us"):
-            return None
-        flops = (row.get("flops_per_row") or 0.0) * row["batch"] * row["steps"]
-        floors = floor_us({"flops": flops, "bytes": row["bytes"], "precision": row["precision"]}, found)
-        name = max(floors, key=lambda key: floors[key])
-        return floors[name] / row["us"], name
+        """How much of our time the slower of two floors takes, and which: "FLOPs" or "bytes"."""
+        row = line.ours
+        flops = (row.get("flops_per_row") or 0.0) * row.get("batch", 0) * row.get("steps", 0)
+        found = shares({**row, "flops": flops}, self.facts.get("ceilings") or {})
+        kind = max((name for name in SHARES if name in found), key=lambda name: found[name], default=None)
+        return None if kind is None else (found[kind], SHARES[kind])
 
     def means(self) -> list[tuple[str, str, float, float, int]]:
         """(precision, peer, geometric mean of ratios, smallest ratio, points); precision "all" are all together."""
         found = []
         precisions = list(dict.fromkeys(line.precision for line in self.lines))
         for peer in self.peers:
+            if peer == ALL_PASSES:
+                continue
             for precision in [*precisions, *(["all"] if len(precisions) > 1 else [])]:
                 lines = [line for line in self.lines if precision in (line.precision, "all")]
                 ratios = [ratio for line in lines if (ratio := line.ratio(peer)) is not None]
@@ -85,17 +89,31 @@ class Report:
         return found
 
     def header(self) -> list[str]:
-        """Column titles: ours, then each peer's time and ratio."""
-        peers = [title for peer in self.peers for title in (peer, "ratio")]
-        return ["point", "us/step", "spread", *peers, "of floor", "error", "repeats", "regime"]
+        """Column titles: ours, then each peer's time and ratio, and, where it has several, which configuration won.
+
+        Where a peer compiles, so do we: seconds of both.
+        """
+        peers = [title for peer in self.peers for title in (peer, "ratio", *self._more(peer))]
+        ours = ["compile s"] if any("compile s" in self._more(peer) for peer in self.peers) else []
+        return ["point", "us/step", "spread", *ours, *peers, "share", "error", "repeats", "regime"]
+
+    def _more(self, peer: str) -> list[str]:
+        rows = [line.rows.get(peer, {}) for line in self.lines]
+        several = any(len(row.get("configs", {})) + len(row.get("left_out", {})) > 1 for row in rows)
+        compiles = any("compile_seconds" in row for row in rows)
+        return [*(["config"] if several else []), *(["compile s"] if compiles else [])]
 
     def cells(self, line: Line) -> list[str]:
         """One line of the table as text, in the order of `header`."""
         ours = line.ours
-        texts = [line.point, _number(line.us(OURS)), f"{ours['spread']:.1%}" if "spread" in ours else ""]
+        texts = [line.point, number(line.us(OURS)), f"{ours['spread']:.1%}" if "spread" in ours else ""]
+        if self.header()[len(texts)] == "compile s":
+            texts.append(number(ours.get("compile_seconds")))
         for peer in self.peers:
-            ratio = line.ratio(peer)
-            texts += [_number(line.us(peer)), "" if ratio is None else f"{ratio:.2f}"]
+            ratio, row = line.ratio(peer), line.rows.get(peer, {})
+            more = {"config": str(row.get("config", "")), "compile s": number(row.get("compile_seconds"))}
+            texts += [number(line.us(peer)), "" if ratio is None else f"{ratio:.2f}"]
+            texts += [more[title] for title in self._more(peer)]
         share = self.share(line)
         texts.append("" if share is None else f"{share[0]:.0%} {share[1]}")
         texts.append(f"{ours['error']:.1e}" if "error" in ours else "")
@@ -105,7 +123,7 @@ class Report:
     def notes(self) -> list[str]:
         """Lines below the table: means, what it was measured on, why figures are missing."""
         lines = [
-            f"{SHORT.get(name, name)}: {mean:.2f} x {peer} (geometric mean, least {least:.2f}, {count} points)"
+            f"{SHORT.get(name, name)}: {mean:.2f} x {peer} (geometric mean, least {least:.2f}, {_points(count)})"
             for name, peer, mean, least, count in self.means()
         ]
         facts = self.facts
@@ -121,14 +139,15 @@ class Report:
         return lines
 
     def _reasons(self) -> list[str]:
-        """Why peers have no figures: each reason once, with the number of points."""
-        counts: dict[str, int] = {}
-        for line in self.lines:
-            for peer in self.peers:
-                reason = line.rows.get(peer, {}).get("reason")
-                if reason and line.us(peer) is None:
-                    counts[f"{peer}: {reason}"] = counts.get(f"{peer}: {reason}", 0) + 1
-        return [f"{text} ({count} point{'s' * (count > 1)})" for text, count in counts.items()]
+        """Why peers, or some of their configurations, have no figures: each reason once, with the number of points."""
+        found = []
+        for peer in self.peers:
+            for row in (line.rows.get(peer, {}) for line in self.lines):
+                if "us_per_step" in row:
+                    found += [f"{peer}, {config}: {reason}" for config, reason in row.get("left_out", {}).items()]
+                elif row.get("reason"):
+                    found.append(f"{peer}: {row['reason']}")
+        return [f"{text} ({_points(count)})" for text, count in Counter(found).items()]
 
     def table(self) -> Table:
         """A rich table; the notes are its caption."""
@@ -137,8 +156,7 @@ class Report:
         caption = "\n".join(["", "ratio: that framework's time / tvm_rnn's", *self.notes()])
         table = Table(caption=caption, caption_justify="left", box=None, header_style="bold", pad_edge=False)
         for title in self.header():
-            left = title in ("point", "regime")
-            table.add_column(title, justify="left" if left else "right", no_wrap=title != "regime")
+            table.add_column(title, justify="left" if title in LEFT else "right", no_wrap=title != "regime")
         for line in self.lines:
             table.add_row(*self.cells(line))
         return table
@@ -146,7 +164,7 @@ class Report:
     def markdown(self) -> str:
         """The table and the notes for a README."""
         header = self.header()
-        rows = [header, ["---" if t in ("point", "regime") else "---:" for t in header], *map(self.cells, self.lines)]
+        rows = [header, ["---" if title in LEFT else "---:" for title in header], *map(self.cells, self.lines)]
         lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
         return "\n".join([*lines, "", *(f"- {note}" for note in self.notes()), ""])
 
@@ -163,49 +181,28 @@ def report(records: Iterable[Record]) -> Report:
             stopped = record
         else:
             lines.setdefault(record["point"], {})[record["framework"]] = record
+    _compare_passes(lines.values())
     return Report(facts, tuple(Line(point, rows) for point, rows in lines.items()), stopped)
 
 
-def _number(value: float | None) -> str:
+def _compare_passes(lines: Iterable[dict[str, Record]]) -> None:
+    """Give points from whose compilation passes were left out, and those that have them, the time with all passes."""
+    ours = [rows for rows in lines if OURS in rows]
+    groups: dict[str, list[dict[str, Record]]] = {}
+    for rows in ours:
+        groups.setdefault(str([rows[OURS].get(name) for name in NETWORK]), []).append(rows)
+    for group in groups.values():
+        whole = next((rows[OURS] for rows in group if not rows[OURS].get("without")), None)
+        if whole is not None and any(rows[OURS].get("without") for rows in group):
+            known = {name: whole[name] for name in ("precision", "us_per_step", "reason") if name in whole}
+            for rows in group:
+                rows[ALL_PASSES] = {"framework": ALL_PASSES, **known}
+
+
+def _points(count: int) -> str:
+    return f"{count} point{'s' * (count > 1)}"
+
+
+def number(value: float | None) -> str:
+    """Three digits, or whole numbers from 100 on; nothing for None."""
     return "" if value is None else f"{value:.3g}" if value < 100 else f"{value:.0f}"
-
-
-COLOURS = ("#1b6ca8", "#e07b39", "#4c9f70", "#8d5a97", "#c44536", "#777777")
-BAR, GAP, LEFT, WIDTH = 14, 10, 290, 560
-
-
-def plot(found: Report) -> str:
-    """Bars of microseconds per step on a logarithmic axis as an SVG picture: one group per point, shorter is better."""
-    names = [OURS, *found.peers]
-    values = [value for line in found.lines for name in names if (value := line.us(name))] or [1.0]
-    first = math.floor(math.log10(min(values)))
-    decades = max(1, math.ceil(math.log10(max(values)) - first))
-
-    def x(value: float) -> float:
-        return LEFT + WIDTH * (math.log10(value) - first) / decades
-
-    top, parts = 40, list[str]()
-    for line in found.lines:
-        parts.append(_text(LEFT - 8, top + BAR * len(names) / 2 + 4, line.point, "end"))
-        for index, name in enumerate(names):
-            value, y = line.us(name), top + index * BAR
-            if value:
-                parts.append(_bar(LEFT, y, x(value) - LEFT, index) + _text(x(value) + 4, y + BAR - 4, _number(value)))
-        top += BAR * len(names) + GAP
-    for power in range(first, first + decades + 1):
-        at = x(10.0**power)
-        parts.append(f'<line x1="{at:.1f}" x2="{at:.1f}" y1="34" y2="{top}" stroke="#ccc"/>')
-        parts.append(_text(at, top + 14, f"{10.0**power:g} us/step", "middle"))
-    for index, name in enumerate(names):
-        parts.append(_bar(LEFT + 110 * index, 10, 12, index) + _text(LEFT + 18 + 110 * index, 20, name))
-    size = f'width="{LEFT + WIDTH + 80}" height="{top + 24}" font-family="sans-serif" font-size="11"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(parts)}</svg>\n'
-
-
-def _bar(x: float, y: float, width: float, index: int) -> str:
-    colour = COLOURS[index % len(COLOURS)]
-    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{BAR - 2}" fill="{colour}"/>'
-
-
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'

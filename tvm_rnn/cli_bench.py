@@ -31,7 +31,7 @@ def bench(
         typer.Option(
             "--against",
             help=f"Peers, comma-separated. [{CPU_PEERS}; of a suite: torch, or any of "
-            "torch,torch-compile,triton,flashrnn]",
+            "torch,cudnn,torch-compile,triton,flashrnn]",
         ),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of the sequence (T).")] = 100,
@@ -50,7 +50,7 @@ def bench(
         str | None, typer.Option("--records", metavar="FILE", help="Write records as they come.")
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
-    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the result: an .svg file.")] = None,
+    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the ratios: an .svg file.")] = None,
 ) -> None:
     """Time a module beside its peers, or a suite of networks on a GPU: same weights, same input.
 
@@ -118,7 +118,7 @@ def _build(name: str, only: str, folder: str, as_json: bool, options: dict[str, 
 def _suite(
     name: str, only: str, modules: str, records: str | None, options: dict[str, Any], shown: dict[str, Any]
 ) -> None:
-    from . import bench_report, suites
+    from . import bench_plot, bench_report, suites
     from .bench_gpu import Options, run
 
     if shown["plot"] and not shown["plot"].endswith(".svg"):
@@ -130,7 +130,7 @@ def _suite(
     report = bench_report.report(found)
     if shown["plot"]:
         with open(shown["plot"], "w") as file:
-            file.write(bench_report.plot(report))
+            file.write(bench_plot.plot(report))
     if shown["as_json"]:
         print_json(found)
     elif shown["markdown"]:

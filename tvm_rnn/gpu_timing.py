@@ -167,3 +167,15 @@ def floor_us(facts: Mapping[str, Any], found: Mapping[str, float]) -> dict[str, 
     if rate and facts.get("flops"):
         floors["arithmetic"] = facts["flops"] / rate * 1e-6
     return floors
+
+
+def shares(facts: Mapping[str, Any], found: Mapping[str, float]) -> dict[str, float]:
+    """How near a time is to what the device does at best: byte_share, flop_share, and share, the larger of the two.
+
+    facts: as for floor_us, and us (of the sequence). Nothing where there is no time, or no ceilings to compare with.
+    """
+    if not facts.get("us") or "memory_tb_s" not in found:
+        return {}
+    names = {"memory": "byte_share", "arithmetic": "flop_share"}
+    parts = {names[kind]: floor / facts["us"] for kind, floor in floor_us(facts, found).items()}
+    return {**parts, "share": max(parts.values())}

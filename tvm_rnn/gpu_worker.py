@@ -1,17 +1,20 @@
 """The process of a GPU benchmark that uses the GPU: `python -m tvm_rnn.gpu_worker`, started by `bench_gpu.py`.
 
-In: requests as lines of JSON on stdin: {"facts": true}, or a point with the frameworks to compare. Out: lines of JSON
-on stdout: {"stage", "framework"} as each stage of the work begins, then the answer. It is a process of its own because
-a kernel that fails takes the process's GPU context with it, and one that hangs can only be ended with its process.
+In: requests as lines of JSON on stdin: {"facts": true}, or a point with the frameworks to compare, and what to leave
+out ("skip": a reason by "framework" or "framework: configuration"). Out: lines of JSON on stdout: {"stage",
+"framework", "config"} as each stage of the work begins, then the answer. It is a process of its own because a kernel
+that fails takes the process's GPU context with it, and one that hangs can only be ended with its process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,7 +34,7 @@ from .gpu_timing import (
     tensors,
 )
 from .peer_models import Unsupported
-from .peers_gpu import FRAMEWORKS, GpuProblem
+from .peers_gpu import FRAMEWORKS, GpuPrepared, GpuProblem, in_a_line, time_limit
 from .rnn import RNN
 from .suites import Point, network, tamed
 from .tolerance import tolerance
@@ -44,7 +47,10 @@ Tell = Callable[[dict[str, Any]], None]
 
 @dataclass
 class Contender:
-    """One framework on one point: its configurations, captured, and what is known of them."""
+    """One framework on one point: its configurations, captured, and what is known of them.
+
+    reason: why there are none. left_out: why one is not among them. seconds: of the first call of those that compile.
+    """
 
     name: str
     version: str = ""
@@ -52,18 +58,27 @@ class Contender:
     facts: dict[str, Any] = field(default_factory=dict)
     graphs: dict[str, Captured] = field(default_factory=dict)
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def row(self, steps: int, found: Mapping[str, list[float]]) -> dict[str, Any]:
         """The record of its best configuration, or of the reason why there is none."""
         facts = {"framework": self.name, "version": self.version, **self.facts}
+        if self.left_out:
+            facts["left_out"] = self.left_out
         times = {config: found[f"{self.name}\t{config}"] for config in self.graphs}
         if not times:
-            return {**facts, "reason": self.reason}
-        config = min(times, key=lambda c: statistics.median(times[c]))
-        median = statistics.median(times[config])
+            reasons = [f"{config}: {reason}" for config, reason in self.left_out.items()]
+            return {**facts, "reason": self.reason or "; ".join(reasons)}
+        medians = {config: statistics.median(us) for config, us in times.items()}
+        config = min(medians, key=lambda c: medians[c])
+        median = medians[config]
         spread = (max(times[config]) - min(times[config])) / median
         largest, relative = self.errors[config]
         timing = {"config": config, "us_per_step": median / max(1, steps), "us": median, "spread": spread}
+        timing["configs"] = {config: us / max(1, steps) for config, us in medians.items()}
+        if config in self.seconds:
+            timing["compile_seconds"] = round(self.seconds[config], 2)
         return {**facts, **timing, "error": relative, "largest_error": largest}
 
 
@@ -102,8 +117,9 @@ class Bench:
         import torch
 
         point = Point.from_dict(request["point"])
-        allow_tf32 = point.precision == "tf32"
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = point.precision == "tf32"
+        # Without it torch asks cuDNN for plain FMAs also in bfloat16.
+        torch.backends.cudnn.allow_tf32 = point.precision != "float32"
         self._stage("preparing", "")
         torch.cuda.empty_cache()
         problem = self._problem(point, request)
@@ -112,7 +128,7 @@ class Bench:
         for name in request["frameworks"]:
             contender = Contender(name, reason=request["skip"].get(name, ""))
             if not contender.reason:
-                self._prepare(contender, problem, expected)
+                self._prepare(contender, problem, expected, request["skip"])
             contenders.append(contender)
         self._stage("timing", OURS)
         graphs = {f"{c.name}\t{config}": graph for c in contenders for config, graph in c.graphs.items()}
@@ -122,8 +138,8 @@ class Bench:
         work = {"bytes": self._bytes(problem, expected)}
         return [{**contender.row(point.steps, found), **work} for contender in contenders]
 
-    def _stage(self, stage: str, framework: str) -> None:
-        self.tell({"stage": stage, "framework": framework})
+    def _stage(self, stage: str, framework: str, config: str = "") -> None:
+        self.tell({"stage": stage, "framework": framework, "config": config})
 
     def _problem(self, point: Point, request: Mapping[str, Any]) -> GpuProblem:
         import torch
@@ -146,28 +162,27 @@ class Bench:
         with torch.no_grad():
             return model([x.double() for x in problem.inputs])
 
-    def _prepare(self, contender: Contender, problem: GpuProblem, expected: Any) -> None:
-        """Compare and capture every configuration. What is wrong becomes the contender's reason."""
+    def _prepare(self, contender: Contender, problem: GpuProblem, expected: Any, skip: Mapping[str, str]) -> None:
+        """Compare and capture every configuration. What is wrong becomes the contender's reason, or leaves out one."""
         import torch
 
         self._stage("preparing", contender.name)
         limit = tolerance(problem.point.precision, problem.point.steps)
         limit *= 1 if contender.name == OURS else 10  # peers that keep states in 16 bits are theirs to judge
-        try:
-            with torch.no_grad():
-                prepared = FRAMEWORKS[contender.name](problem)
-                contender.version, contender.facts = prepared.version, dict(prepared.facts)
-                for config, run in prepared.runs.items():
-                    self._stage(f"checking {config}", contender.name)
-                    self._check(contender, config, run, expected, limit)
-        except Unsupported as reason:
-            contender.reason = str(reason)
-        except torch.AcceleratorError:
-            raise  # the context is lost, and this process with it
-        except Exception as reason:  # a peer may raise anything, and ours is to be reported, not to end the run
-            torch.cuda.synchronize()  # raises where the context is lost
-            first = next((line for line in str(reason).splitlines() if line.strip()), "")
-            contender.reason = f"{type(reason).__name__}: {first}"
+        prepared = GpuPrepared("", {})
+        with torch.no_grad(), _reasons({}, "") as failed:
+            prepared = FRAMEWORKS[contender.name](problem)
+            contender.version, contender.facts = prepared.version, dict(prepared.facts)
+        contender.reason = failed.get("", "")
+        for config, run in prepared.runs.items():
+            if f"{contender.name}: {config}" in skip:
+                contender.left_out[config] = skip[f"{contender.name}: {config}"]
+                continue
+            self._stage(f"checking {config}", contender.name, config)
+            with torch.no_grad(), _reasons(contender.left_out, config):
+                if config in prepared.compiling:
+                    contender.seconds[config] = _first_call(run, problem.compile_seconds)
+                self._check(contender, config, run, expected, limit)
 
     def _check(self, contender: Contender, config: str, run: Run, expected: Any, limit: float) -> None:
         if contender.name == OURS:
@@ -182,8 +197,7 @@ class Bench:
             contender.facts["repeats_equal"] = equal and same_bits(first, captured.result)
         largest, relative = errors(captured.result, expected)
         if not relative <= limit:  # not the largest: one unit of a bistable cell may end on the other side
-            differing = f"{config}: error {relative:.2g}, at most {limit:.2g} is allowed"
-            contender.reason = "; ".join(filter(None, [contender.reason, differing]))
+            contender.left_out[config] = f"error {relative:.2g}, at most {limit:.2g} is allowed"
             contender.facts.setdefault("wrong", {})[config] = [largest, relative]
             return
         contender.graphs[config], contender.errors[config] = captured, (largest, relative)
@@ -194,6 +208,33 @@ class Bench:
         weights = sum(array.size for array in problem.net.weights.values())
         elements = sum(x.numel() for x in problem.inputs) + expected[0].numel() + weights
         return int(size * elements)
+
+
+@contextlib.contextmanager
+def _reasons(found: dict[str, str], name: str) -> Iterator[dict[str, str]]:
+    """Makes of an exception in the body the entry `name` of `found`."""
+    import torch
+
+    try:
+        yield found
+    except Unsupported as reason:
+        found[name] = str(reason)
+    except torch.AcceleratorError:
+        raise  # the context is lost, and this process with it
+    except Exception as reason:  # a peer may raise anything, and ours is to be reported, not to end the run
+        torch.cuda.synchronize()  # raises where the context is lost
+        found[name] = in_a_line(reason)
+
+
+def _first_call(run: Run, limit: float) -> float:
+    """The seconds that a first call takes, in which a framework compiles. Raises Unsupported beyond the limit."""
+    import torch
+
+    started = time.perf_counter()
+    with time_limit(limit):
+        run()
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
 
 
 def errors(result: Any, expected: Any) -> tuple[float, float]:

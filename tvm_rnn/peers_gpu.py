@@ -1,5 +1,5 @@
-"""The frameworks of a GPU benchmark, each ready to be captured in a CUDA graph: ours, torch, torch.compile, Triton,
-FlashRNN.
+"""The frameworks of a GPU benchmark, each ready to be captured in a CUDA graph: ours, torch, cuDNN, torch.compile,
+Triton, FlashRNN.
 
 In: a `GpuProblem`: a point of a suite, its network with weights, its inputs on the GPU. Out: `GpuPrepared`: functions
 of no arguments, (y [T, B, D*H], state or None). All have the same weights, inputs and dtype; `Unsupported` says what a
@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,6 +25,8 @@ from .torch_model import TorchModel
 
 # Sizes of a Triton program's tile (rows of the batch, hidden units, depth): each is a configuration that is timed.
 TRITON_TILES = ((16, 16, 128), (16, 32, 64), (64, 32, 64), (64, 16, 128))
+AGAIN_SECONDS = 1.0  # a compiler that catches what stops it is stopped again
+FLASHRNN_KERNELS = ("cuda_fused", "cuda")
 
 
 @dataclass(frozen=True)
@@ -57,27 +59,39 @@ class GpuProblem:
 
 @dataclass(frozen=True)
 class GpuPrepared:
-    """A framework ready to run: its version, one Run per configuration that may be the fastest, facts to record."""
+    """A framework ready to run: its version, one Run per configuration that may be the fastest, facts to record.
+
+    compiling: the configurations whose first call compiles something: it is timed, and stopped where it takes too long.
+    """
 
     version: str
     runs: Mapping[str, Run]
     facts: Mapping[str, Any] = field(default_factory=dict)
+    compiling: Collection[str] = ()
 
 
 @contextlib.contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
     """Raise Unsupported in the body once it has taken so long. For the main thread; between two steps of Python."""
+    stopped = Unsupported(f"its compiler was stopped after {seconds:g} s")
+    late = []
 
     def stop(_number: int, _frame: Any) -> None:
-        raise Unsupported(f"its compiler was stopped after {seconds:g} s")
+        late.append(True)
+        raise stopped
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_SECONDS)
     try:
         yield
+    except Exception:
+        if not late:
+            raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+    if late:  # a compiler may have made another exception of it, or have gone on with less
+        raise stopped
 
 
 def prepare_tvm_rnn(problem: GpuProblem) -> GpuPrepared:
@@ -90,14 +104,34 @@ def prepare_tvm_rnn(problem: GpuProblem) -> GpuPrepared:
     module.load_weights(problem.net.weights)
     x = problem.inputs if len(problem.inputs) > 1 else problem.inputs[0]
     manifest = module.manifest
-    facts = {"regime": regime(manifest), "flops_per_row": manifest.get("flops_per_row")}
+    ran = regime(manifest, problem.point.batch, problem.point.steps)
+    facts = {"regime": ran, "flops_per_row": manifest.get("flops_per_row")}
     return GpuPrepared(manifest.versions["tvm_rnn"], {"compiled": lambda: module(x)}, facts)
 
 
-def regime(manifest: Mapping[str, Any]) -> str:
-    """How a module's steps run, in a few words: the templates of its time loop, without those of the other regions."""
-    rows = [row for row in manifest["templates"] if str(row.get("unit", "")).startswith("step")]
-    return ", ".join(dict.fromkeys(str(row["template"]) for row in rows or manifest["templates"]))
+def regime(manifest: Mapping[str, Any], batch: int, steps: int) -> str:
+    """How a module's steps run at one B and T, in a few words, for layers that differ one after the other.
+
+    The manifest's rows are in the order in which a call tries them; those of a whole time loop say up to which B.
+    """
+
+    def fits(row: Mapping[str, Any]) -> bool:
+        if "most" not in row or steps < row.get("least_steps", 0):
+            return False
+        return row["most"] is None or batch <= int(row["most"])
+
+    rows, found = manifest["templates"], []
+    for layer in sorted({layer for row in rows for layer in row.get("layers", [0])}):
+        own = [row for row in rows if layer in row.get("layers", [0])]
+        whole = next(filter(fits, own), None)
+        if whole is None:
+            groups = [row for row in own if "most" not in row and str(row.get("unit", "")).startswith("step")]
+            names = dict.fromkeys(row["template"] for row in groups)
+            found += [f"step by step: {', '.join(names)}"] if names else []
+        else:
+            phases = f", {whole['phases']} phases" if whole.get("phases", 1) > 1 else ""
+            found.append(f"{'a wave of ' if 'least_steps' in whole else ''}{whole['template']}{phases}")
+    return "; ".join(dict.fromkeys(found))
 
 
 def prepare_torch(problem: GpuProblem) -> GpuPrepared:
@@ -127,6 +161,15 @@ def prepare_torch(problem: GpuProblem) -> GpuPrepared:
     return GpuPrepared(f"{torch.__version__}, cuDNN {cudnn}", {"torch.nn": run})
 
 
+def prepare_cudnn(problem: GpuProblem) -> GpuPrepared:
+    """cuDNN through its own API, with each of its algorithms."""
+    from . import peers_cudnn
+
+    runs = peers_cudnn.models(problem)
+    compiling = [name for name, model in runs.items() if model.compiles]
+    return GpuPrepared(f"cuDNN {peers_cudnn.version()}", runs, compiling=compiling)
+
+
 def prepare_torch_compile(problem: GpuProblem) -> GpuPrepared:
     """torch.compile of the cell's equations: one step, and what its inputs allow to be done before the loop."""
     import torch
@@ -134,41 +177,50 @@ def prepare_torch_compile(problem: GpuProblem) -> GpuPrepared:
     torch._dynamo.reset()
     compiled = partial(torch.compile, dynamic=False, fullgraph=True)
     model = TorchModel(problem.net, problem.dtype, problem.device, compiled)
-    first = [True]
+    runs = {"input product hoisted": lambda: model(problem.inputs)}
+    return GpuPrepared(torch.__version__, runs, compiling=tuple(runs))
 
-    def run() -> Any:
-        with time_limit(problem.compile_seconds) if first[0] else contextlib.nullcontext():
-            result = model(problem.inputs)
-        first[0] = False
-        return result
 
-    return GpuPrepared(torch.__version__, {"input product hoisted": run})
+def in_a_line(reason: Exception) -> str:
+    """An exception's kind and the first line of what it says."""
+    first = next((line for line in str(reason).splitlines() if line.strip()), "")
+    return f"{type(reason).__name__}: {first}"
+
+
+@contextlib.contextmanager
+def imported(package: str) -> Iterator[None]:
+    """Makes of whatever goes wrong in an import a reason why the framework is absent."""
+    try:
+        yield
+    except ModuleNotFoundError as reason:
+        absent = reason.name is not None and reason.name.partition(".")[0] == package
+        text = f"{package} is not installed" if absent else f"{package} cannot be imported: {reason}"
+        raise Unsupported(text) from None
+    except Exception as reason:  # it may want a compiler or a GPU of its own taste
+        raise Unsupported(f"{package} cannot be imported: {in_a_line(reason)}") from None
 
 
 def prepare_triton(problem: GpuProblem) -> GpuPrepared:
     """A Triton kernel per step: the recurrent product and the rest of the cell; cuBLAS before the loop."""
-    try:
+    with imported("triton"):
         import triton
 
         from .peers_triton import CELLS, TritonModel
-    except ImportError:
-        raise Unsupported("triton is not installed") from None
     if problem.point.cell not in CELLS:
         raise Unsupported(f"nobody has written a kernel for {problem.point.cell}")
     model = TritonModel(problem)
     fitting = [tile for tile in TRITON_TILES if tile[0] <= max(16, problem.point.batch)]
     names = {f"tile {'x'.join(map(str, tile))}": tile for tile in fitting}
-    return GpuPrepared(triton.__version__, {name: partial(model, tile) for name, tile in names.items()})
+    runs = {name: partial(model, tile) for name, tile in names.items()}
+    return GpuPrepared(triton.__version__, runs, compiling=tuple(runs))
 
 
 def prepare_flashrnn(problem: GpuProblem) -> GpuPrepared:
-    """FlashRNN's fused kernel, which takes the input product as given: torch computes it here."""
+    """FlashRNN's kernels, which take the input product as given: torch computes it here."""
     import torch
 
-    try:
+    with imported("flashrnn"):
         from flashrnn import flashrnn
-    except ImportError:
-        raise Unsupported("flashrnn is not installed") from None
     point = problem.point
     if point.cell not in ("lstm", "elman") or point.layers > 1 or point.directions > 1:
         raise Unsupported("it has one layer, in one direction, of an LSTM or Elman's network")
@@ -177,19 +229,29 @@ def prepare_flashrnn(problem: GpuProblem) -> GpuPrepared:
     R, b = R.reshape(gates, 1, hidden, hidden), b.reshape(gates, 1, hidden)
     x = problem.inputs[0].transpose(0, 1).contiguous()  # its arrays have the batch first
 
-    def run(recurrent: Any) -> Any:
+    def run(backend: str, recurrent: Any) -> Any:
         product = torch.nn.functional.linear(x, W.reshape(-1, point.input))
         product = product.reshape(point.batch, point.steps, gates, 1, hidden)
-        states, _ = flashrnn(product, recurrent, b, function=point.cell, backend="cuda_fused")
+        # Without dtype it computes in bfloat16, whatever it is given.
+        how = {"function": point.cell, "backend": backend, "dtype": point.dtype}
+        states, _ = flashrnn(product, recurrent, b, **how)
         return states[0].reshape(point.batch, point.steps, hidden).transpose(0, 1), None
 
-    runs = {"cuda_fused": partial(run, R), "cuda_fused, transposed": partial(run, R.transpose(2, 3).contiguous())}
-    return GpuPrepared(importlib.metadata.version("flashrnn"), runs)
+    runs = {}
+    for name in FLASHRNN_KERNELS:
+        runs[name] = partial(run, name, R)
+        runs[f"{name}, transposed"] = partial(run, name, R.transpose(2, 3).contiguous())
+    try:
+        version = importlib.metadata.version("flashrnn")
+    except importlib.metadata.PackageNotFoundError:  # a folder on the path
+        version = "unknown"
+    return GpuPrepared(version, runs, compiling=tuple(runs))
 
 
 FRAMEWORKS: dict[str, Callable[[GpuProblem], GpuPrepared]] = {
     "tvm_rnn": prepare_tvm_rnn,
     "torch": prepare_torch,
+    "cudnn": prepare_cudnn,
     "torch-compile": prepare_torch_compile,
     "triton": prepare_triton,
     "flashrnn": prepare_flashrnn,

@@ -82,7 +82,8 @@ def run(net: RNN, target: Target, without: Iterable[str] = ()) -> list[tuple[str
 def _apply(step: Pass, graph: Graph, net: RNN, target: Target) -> Graph:
     step.requires(graph)
     result = step.apply(graph, net, target)
-    result = replace(result, applied=(*graph.applied, step.name))
+    if getattr(step, "enabled", True):
+        result = replace(result, applied=(*graph.applied, step.name))
     step.ensures(result)
     return result
 

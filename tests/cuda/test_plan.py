@@ -8,6 +8,7 @@ import pytest
 from compiled_kernels import layers_of
 
 import tvm_rnn as rnn
+from tvm_rnn import pipeline
 from tvm_rnn.cuda import steps
 from tvm_rnn.cuda.plan import plan
 from tvm_rnn.cuda.program import Program
@@ -55,6 +56,19 @@ def test_layers_have_streams_of_their_own(step_by_step: None) -> None:
     assert text.count("OnStream") == 2 and "fork(int64_t(2))" in text and "join(int64_t(2))" in text
     # Each layer waits for the one before and, for its place to be free, for the one behind.
     assert text.count(".wait(") == 4 and text.count(".record(") == 3
+
+
+def test_layers_run_one_after_the_other_where_the_pass_was_left_out(step_by_step: None) -> None:
+    target = resolve("nvidia-h200")
+    net = rnn.RNN(rnn.cells.lstm, 5, 7, num_layers=3)
+    layers = pipeline.run(net, target, ["tile_layers_and_time"])[-1][1]
+    text = "\n".join(lines(plan(net, layers, target, (), "float32")))
+    assert "OnStream" not in text and "fork" not in text and ".wait(" not in text
+
+
+def test_rows_of_the_manifest_say_which_layers_they_are_for(step_by_step: None) -> None:
+    found = {tuple(row["layers"]) for row in program_of("lstm", num_layers=3).facts["templates"]}
+    assert found == {(0,), (1, 2)}  # the first one reads another width
 
 
 def test_directions_run_side_by_side(step_by_step: None) -> None:

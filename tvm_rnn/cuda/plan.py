@@ -20,9 +20,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
+from typing import Any
 
 from ..lower import flops_per_row
-from ..pipeline import Layers
+from ..pipeline import PASS_NAMES, Layers
 from ..rnn import RNN
 from ..target import Target
 from .program import Expr, Host, Pointer, Program
@@ -85,15 +86,23 @@ class Plan:
                 self._layers(host)
         moves = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
         move(host, "save", [m for own in moves for m in own])
-        waves = [] if self.together is None else self.together.facts()
-        program.facts["templates"] = [*waves, *(fact for code in self.code for fact in code.facts())]
+        program.facts["templates"] = list(self._facts())
         program.facts["flops_per_row"] = flops_per_row(self.layers, self.directions)
         return program
 
+    def _facts(self) -> Iterator[dict[str, Any]]:
+        """Rows for the manifest's templates: in the order in which they are tried, each with the layers it is for."""
+        if self.together is not None:
+            every = list(range(self.net.num_layers))
+            yield from ({**fact, "layers": every} for fact in self.together.facts())
+        for index, code in enumerate(self.code):
+            own = [layer for layer, number in enumerate(self.layers.of_layer) if number == index]
+            yield from ({**fact, "layers": own} for fact in code.facts())
+
     def _wave(self) -> Wave | None:
-        """All layers at once, where the products of inputs may be part of the step."""
-        if not all({"hoist_gemms", "combine_gemms"} <= set(graph.applied) for graph in self.layers.graphs):
-            return None  # a pass was left out
+        """All layers at once, where the products of inputs may be part of the step and no pass was left out."""
+        if not all(set(PASS_NAMES) <= set(graph.applied) for graph in self.layers.graphs):
+            return None  # a wave's layers run all passes: what was left out would be back
         alone = [
             sum(self.code[index].predicted_us(batch) for index in self.layers.of_layer)
             for batch in self.batches or EXPECTED_BATCHES
@@ -107,7 +116,8 @@ class Plan:
         """How many steps a tile has, and whether layers (or directions) run at the same time."""
         program, layers = self.program, self.net.num_layers
         per_row = max(1, *(layer.bytes_per_row for layer in self.code))
-        self.lanes = self.directions if self.directions > 1 else min(layers, STREAMS)
+        tiled = all("tile_layers_and_time" in graph.applied for graph in self.layers.graphs)
+        self.lanes = self.directions if self.directions > 1 else min(layers, STREAMS) if tiled else 1
         wave = "0" if self.lanes == 1 else f"T >= {2 * WAVE_STEPS}"
         for code in self.code if self.lanes > 1 else ():
             wave += f" && 2 * {code.blocks} <= sms"

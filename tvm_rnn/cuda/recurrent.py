@@ -143,6 +143,8 @@ class Persistent:
             "knobs": knobs,
             "record": self.record,
             "predicted_us": round(self.predicted_us, 3),
+            "phases": len(team.step.phases),
+            "most": self.most,
         }
 
     def launch(self, host: Host, where: Where) -> None:

@@ -77,6 +77,7 @@ class Scan:
             "template": self.template,
             "knobs": dict(self.knobs),
             "record": self.record,
+            "most": self.most,
         }
 
     def place_of(self, node: Node) -> Place:

@@ -53,7 +53,7 @@ class Wave:
     of_layer: tuple[int, ...]
     members: list[Member]
     regimes: list[list[Persistent]]  # per wave: one per member
-    limits: list[Expr]  # per wave: a C++ condition in B
+    limits: list[int]  # per wave: the largest B
     places: list[dict[Any, Pointer]] = field(default_factory=list)  # per layer: packed weights
 
     # --- memory ----------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ class Wave:
     def reserve(self, program: Program) -> None:
         """Sizes, memory, and the weights of every layer."""
         layers = len(self.of_layer)
-        cases = "".join(f"T >= {LEAST_STEPS} && {limit} ? {n} : " for n, limit in enumerate(self.limits))
+        cases = "".join(f"T >= {LEAST_STEPS} && B <= {limit} ? {n} : " for n, limit in enumerate(self.limits))
         self.fits = program.let("wave_fits", f"{cases}-1")
         output = self.members[0].layout.output
         row = output.row_stride * ITEM_BYTES[output.dtype] * max(1, layers - 1)
@@ -147,9 +147,10 @@ class Wave:
     def facts(self) -> list[dict[str, Any]]:
         """Rows for the manifest's templates."""
         found = []
-        for regimes in self.regimes:
-            fact = regimes[0].fact
-            found.append({**fact, "unit": f"{len(self.of_layer)} layers in a wave, {fact['unit']}"})
+        for regimes, limit in zip(self.regimes, self.limits, strict=True):
+            fact = replace(regimes[0], most=limit).fact
+            unit = f"{len(self.of_layer)} layers in a wave, {fact['unit']}, T >= {LEAST_STEPS}"
+            found.append({**fact, "unit": unit, "least_steps": LEAST_STEPS})
         return found
 
 
@@ -222,9 +223,9 @@ def _best(members: Sequence[Member], layers: int, target: Target, precision: str
     return found if _able(members, found.team, target) else None
 
 
-def _limit(team: Team, layers: int, most: int | None, target: Target) -> str:
+def _limit(team: Team, layers: int, most: int | None, target: Target) -> int:
     teams = resident_teams(team, replace(target, sms=target.sms // layers))
-    return f"B <= {min(teams * team.rows, most or teams * team.rows)}"
+    return min(teams * team.rows, most or teams * team.rows)
 
 
 def _regime(member: Member, best: Geometry, most: int | None, net: RNN, target: Target) -> Persistent:
