@@ -14,9 +14,10 @@ import json
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,6 @@ def workload_of(point: Point) -> Workload:
 
 def asked_units(work: Workload, target: Target) -> list[Unit]:
     """The units that a compilation for a GPU asks templates for."""
-    from dataclasses import replace
-
     from .cuda.plan import plan
 
     trial = Trial()
@@ -102,8 +101,6 @@ def _of_loop(point: Point, unit: Unit, target: Target, count: int) -> Iterator[P
 
 
 def _choices(unit: Unit, target: Target) -> Iterator[Choice]:
-    from dataclasses import replace
-
     machine = replace(target, sms=target.sms // getattr(unit, "layers", 1))
     for own in able(unit, machine):
         for config in space(own, unit, machine):
@@ -155,29 +152,35 @@ def build_candidates(
         os.makedirs(folder, exist_ok=True)
     except OSError as reason:
         raise ConfigError(message("--plan: this folder cannot be made", got=str(reason))) from None
-    planned = [(point, candidates(point, machine, count)) for point in points]
-    rows = [_row(point, own) for point, own in planned]
-    plan = {"format": 1, "target": machine.name, "command": command, "points": rows}
-    _write(Path(folder, PLAN), plan)
-    wanted = {one.file: one for _, own in planned for one in own if not Path(folder, one.file).exists()}
-    reasons: dict[str, str] = {}
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs or len(os.sched_getaffinity(0)), mp_context=context) as pool:
-        work = {pool.submit(_build, one, machine.name, os.path.abspath(folder)): one for one in wanted.values()}
-        for done, future in enumerate(as_completed(work), 1):
-            one = work[future]
-            try:
-                why = future.result()
-            except BrokenProcessPool:
-                why = "the process that built it ended"
-            if why:
-                reasons[one.file] = why
-            tell(f"{done} of {len(work)}: {one.file}{': ' + why if why else ''}")
+        found = list(pool.map(partial(candidates, target=machine, count=count), points))
+        rows = [_row(point, own) for point, own in zip(points, found, strict=True)]
+        plan = {"format": 1, "target": machine.name, "command": command, "points": rows}
+        _write(Path(folder, PLAN), plan)
+        wanted = {one.file: one for own in found for one in own if not Path(folder, one.file).exists()}
+        reasons = _build_all(pool, list(wanted.values()), machine.name, os.path.abspath(folder), tell)
     for point in rows:
         for row in point["candidates"]:
             row.update({"reason": reasons[row["file"]]} if row["file"] in reasons else {})
     _write(Path(folder, PLAN), plan)
     return plan
+
+
+def _build_all(pool: Executor, wanted: Sequence[Planned], target: str, folder: str, tell: Progress) -> dict[str, str]:
+    """Build each; returns {file: why it could not be}."""
+    reasons: dict[str, str] = {}
+    work = {pool.submit(_build, one, target, folder): one for one in wanted}
+    for done, future in enumerate(as_completed(work), 1):
+        file = work[future].file
+        try:
+            why = future.result()
+        except BrokenProcessPool:
+            why = "the process that built it ended"
+        if why:
+            reasons[file] = why
+        tell(f"{done} of {len(work)}: {file}{': ' + why if why else ''}")
+    return reasons
 
 
 def _row(point: Point, own: Sequence[Planned]) -> dict[str, Any]:
