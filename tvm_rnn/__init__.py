@@ -16,6 +16,7 @@ from typing import Any
 
 from .cell import Cell, cell  # now, not lazily: a function named like its file must replace the file as an attribute
 from .reference import reference
+from .tune import tune
 
 __version__ = "0.1.0"
 
@@ -89,11 +90,12 @@ _HOME = {
     "load": "runtime",
     "Target": "target",
     "compile": "build",
+    "Record": "records",
     "te": "expressions",
 }
 _MODULES = ("cells",)
 
-__all__ = ["Cell", "cell", "reference", *_HOME, *_MODULES]
+__all__ = ["Cell", "cell", "reference", "tune", *_HOME, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The command line: `tvm-rnn compile`, `run`, `show`, `inspect`, `cells` and `bench`.
+"""The command line: `tvm-rnn compile`, `run`, `show`, `inspect`, `cells`, `bench` and `tune`.
 
 In: words and files from the user's shell. Out: files and text; exit code 0, 1 with one message on stderr (the text of
 a TvmRnnError), 2 for wrong usage, 130 for Ctrl-C. Commands import what they need: help and lists stay quick.
@@ -17,6 +17,22 @@ from typer.core import TyperGroup
 
 from . import __version__
 from .cli_bench import bench
+from .cli_options import (
+    Batch,
+    Bidirectional,
+    Dtype,
+    HiddenSize,
+    Json,
+    Layers,
+    ModuleFile,
+    Precision,
+    Size,
+    Spec,
+    Target,
+    Weights,
+    Without,
+)
+from .cli_tune import tune
 from .console import print_json, print_rich, progress
 from .errors import ConfigError, InputError, TvmRnnError, message, unknown
 
@@ -44,22 +60,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-
-Spec = Annotated[str, typer.Argument(metavar="SPEC", help="A cell: a zoo name such as lstm, or file.py:function.")]
-ModuleFile = Annotated[str, typer.Argument(metavar="MODULE", help="A .so file that `compile` or export() wrote.")]
-Json = Annotated[bool, typer.Option("--json", help="Print machine-readable results, and nothing else, on stdout.")]
-Target = Annotated[
-    str, typer.Option("--target", help="llvm: this CPU; cuda: this GPU; or e.g. x86-64-v3, nvidia-h200.")
-]
-HiddenSize = Annotated[int | None, typer.Option("--hidden-size", min=1, help="Hidden units (axis H).")]
-Layers = Annotated[int, typer.Option("--layers", min=1, help="Layers, each on top of the one before.")]
-Bidirectional = Annotated[bool, typer.Option("--bidirectional", help="Run each layer in both directions.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="float32 or float64; for GPUs also float16, bfloat16.")]
-Precision = Annotated[str | None, typer.Option("--precision", help="What to compute in: the dtype [default], or tf32.")]
-Batch = Annotated[str, typer.Option("--batch", help="Batch sizes to be quickest at, e.g. 1,16. All sizes work.")]
-Size = Annotated[list[str] | None, typer.Option("--size", metavar="NAME=INT", help="Another axis. Repeatable.")]
-Without = Annotated[list[str] | None, typer.Option("--without", metavar="PASS", help="Leave a pass out. Repeatable.")]
-Weights = Annotated[str | None, typer.Option("--weights", metavar="FILE", help="Weights, as a .safetensors file.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -310,6 +310,7 @@ def list_cells(
 
 
 app.command("bench")(bench)
+app.command("tune")(tune)
 
 
 def main() -> None:

@@ -49,6 +49,13 @@ def loop(name: str, extent: Expr, body: Callable[[tirx.Var], Any], parallel: boo
     return tirx.For(var, int64(0), extent, kind, sequence(body(var)))
 
 
+def vector(name: str, extent: int, body: Callable[[tirx.Var], Any]) -> Stmt:
+    """for name in range(extent): body(name), as one operation on vectors. extent: of one register at most."""
+    var = variable(name)
+    kind = tirx.ForKind.VECTORIZED if extent > 1 else tirx.ForKind.SERIAL  # TVM has no vectors of one
+    return tirx.For(var, int64(0), int64(extent), kind, sequence(body(var)))
+
+
 def bind(name: str, value: Expr) -> tuple[tirx.Var, Stmt]:
     """A variable that is set once, and the statement that sets it for the statements after it."""
     var = variable(name)

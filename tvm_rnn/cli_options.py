@@ -1,0 +1,26 @@
+"""Arguments and options that several commands of the command line share: one name and one line of help for each.
+
+In: nothing. Out: annotated types for the signatures in `cli.py` and `cli_tune.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Spec = Annotated[str, typer.Argument(metavar="SPEC", help="A cell: a zoo name such as lstm, or file.py:function.")]
+ModuleFile = Annotated[str, typer.Argument(metavar="MODULE", help="A .so file that `compile` or export() wrote.")]
+Json = Annotated[bool, typer.Option("--json", help="Print machine-readable results, and nothing else, on stdout.")]
+Target = Annotated[
+    str, typer.Option("--target", help="llvm: this CPU; cuda: this GPU; or e.g. x86-64-v3, nvidia-h200.")
+]
+HiddenSize = Annotated[int | None, typer.Option("--hidden-size", min=1, help="Hidden units (axis H).")]
+Layers = Annotated[int, typer.Option("--layers", min=1, help="Layers, each on top of the one before.")]
+Bidirectional = Annotated[bool, typer.Option("--bidirectional", help="Run each layer in both directions.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="float32 or float64; for GPUs also float16, bfloat16.")]
+Precision = Annotated[str | None, typer.Option("--precision", help="What to compute in: the dtype [default], or tf32.")]
+Batch = Annotated[str, typer.Option("--batch", help="Batch sizes to be quickest at, e.g. 1,16. All sizes work.")]
+Size = Annotated[list[str] | None, typer.Option("--size", metavar="NAME=INT", help="Another axis. Repeatable.")]
+Without = Annotated[list[str] | None, typer.Option("--without", metavar="PASS", help="Leave a pass out. Repeatable.")]
+Weights = Annotated[str | None, typer.Option("--weights", metavar="FILE", help="Weights, as a .safetensors file.")]

@@ -1,0 +1,194 @@
+"""`tvm-rnn tune`: find knob values for a network on this machine, live, and record what won.
+
+In: words from the user's shell. Out: a line in a folder of records, a table or JSON on stdout, progress on stderr, a
+picture. Exit code 130 after Ctrl-C, which ends the search: what was found is compared and recorded all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .cli_options import Bidirectional, Dtype, HiddenSize, Json, Layers, Precision, Size, Spec, Target, Weights
+from .console import print_json, print_rich
+from .errors import ConfigError, message
+
+if TYPE_CHECKING:
+    from .tune_session import Result, Status
+
+
+def tune(
+    spec: Spec,
+    input_size: Annotated[int, typer.Option("--input-size", min=1, help="Features of the input (axis I).")],
+    hidden_size: HiddenSize = None,
+    layers: Layers = 1,
+    bidirectional: Bidirectional = False,
+    dtype: Dtype = "float32",
+    size: Size = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of the sequence (T).")] = 128,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Rows (B).")] = 16,
+    target: Target = "llvm",
+    precision: Precision = None,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Candidates to measure at most.")] = 200,
+    seconds: Annotated[float | None, typer.Option("--seconds", min=1, help="Time for all of it. [no limit]")] = None,
+    patience: Annotated[
+        int | None, typer.Option("--patience", min=1, help="End after so many trials without anything better.")
+    ] = None,
+    records: Annotated[
+        str | None, typer.Option("--records", metavar="DIR", help="Folder of records. [the user's own]")
+    ] = None,
+    weights: Weights = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of random weights, inputs and the search.")] = 0,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Compilations at a time. [one per CPU]")] = None,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds that one candidate may take.")] = 30.0,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what an earlier run measured.")] = False,
+    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the search: an .svg file.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Find knob values that make a cell faster than the defaults do, on this machine, for one T and B.
+
+    Candidates are compiled, compared with float64, and timed in turns with the defaults. What wins is written to a
+    folder of records that `compile` reads. Run again to go on where a stopped run was.
+
+    [bold]Examples[/]
+
+    $ tvm-rnn tune lstm --input-size 256 --hidden-size 256 --steps 50 --batch 16 --seconds 120
+
+    $ tvm-rnn tune mycell.py:mycell --input-size 8 --hidden-size 32 --batch 1 --records records --plot search.svg
+    """
+    if plot is not None and not plot.endswith(".svg"):
+        raise ConfigError(message("--plot draws one kind of file", got=plot, expected="a name ending in .svg"))
+    from .spec import build_net, find_cell, parse_sizes
+
+    shape: dict[str, Any] = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
+    net = build_net(find_cell(spec), input_size, hidden_size, sizes=parse_sizes(size or []), **shape)
+    if weights is not None:
+        net.load(weights)
+    from .tune_session import run
+
+    words = [f"--batch {batch} --steps {steps} --trials {trials}", *([f"--seconds {seconds:g}"] if seconds else [])]
+    how: dict[str, Any] = {"seconds": seconds, "patience": patience, "precision": precision, "records": records}
+    how |= {"seed": seed, "jobs": jobs, "timeout": timeout, "fresh": fresh}
+    with live(as_json) as show:
+        command = f"tvm-rnn tune {net.cell.name} {' '.join(words)}"
+        result = run(net, target, steps, batch, trials, **how, command=command, progress=show)
+    if as_json:
+        print_json(facts(result))
+    else:
+        report(result)
+    if result.stopped == "Ctrl-C":
+        raise typer.Exit(130)
+
+
+@contextmanager
+def live(quiet: bool) -> Iterator[Callable[[Status], None]]:
+    """Shows the state of the search on stderr: a bar for people, a line now and then for a log, nothing if quiet."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    if quiet:
+        yield lambda status: None
+        return
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _lines(console)
+        return
+    columns = ("{task.fields[gain]:.2f}x the defaults", "{task.fields[left]}", "[dim]{task.description}")
+    with Progress(
+        TextColumn("best"),
+        TextColumn(columns[0]),
+        BarColumn(24),
+        MofNCompleteColumn(),
+        TextColumn("trials"),
+        TimeElapsedColumn(),
+        *(TextColumn(text) for text in columns[1:]),
+        console=console,
+        transient=True,
+    ) as bar:
+        task = bar.add_task("starting", total=None, gain=1.0, left="")
+
+        def show(status: Status) -> None:
+            left = "" if status.left is None else f"about {duration(status.left)} left"
+            done, total = status.trials, status.budget or None
+            bar.update(task, total=total, completed=done, description=status.stage, gain=status.gain, left=left)
+
+        yield show
+
+
+def _lines(console: Any) -> Callable[[Status], None]:
+    """A line for every stage and every improvement."""
+    last = [("", 0.0)]
+
+    def show(status: Status) -> None:
+        now = (status.stage, round(status.gain, 2))
+        if now != last[0]:
+            last[0] = now
+            console.print(str(status), highlight=False, soft_wrap=True)
+
+    return show
+
+
+def duration(seconds: float) -> str:
+    """Such as "1:05" or "12 s"."""
+    whole = round(seconds)
+    return f"{whole} s" if whole < 60 else f"{whole // 60}:{whole % 60:02d}"
+
+
+def facts(result: Result) -> dict[str, Any]:
+    """What --json prints."""
+    counts: dict[str, int] = {}
+    for outcome in result.outcomes:
+        counts[outcome.state] = counts.get(outcome.state, 0) + 1
+    return {
+        "record": result.record.as_dict(),
+        "gain": round(result.record.gain, 4),
+        "stopped": result.stopped,
+        "seconds": round(result.seconds, 1),
+        "trials": len(result.outcomes),
+        "resumed": result.resumed,
+        "outcomes": counts,
+        "failures": [o.as_dict() for o in result.outcomes if not o.valid],
+        "files": result.files,
+        "journal": result.journal,
+    }
+
+
+def report(result: Result) -> None:
+    """The result for people."""
+    from rich.text import Text
+
+    from .tables import plain_table
+
+    record = result.record
+    table = plain_table("unit", "template", "knobs", "by default")
+    defaults = {str(p.choices[0].unit): p.choices[0] for p in result.parts if p.choices}
+    for choice in record.choices:
+        before = defaults.get(str(dict(choice.unit)))
+        same = before is not None and before.knobs == choice.knobs and before.template == choice.template
+        shown = "the same" if same else _knobs(before.knobs) if before is not None else ""
+        table.add_row(Text(_unit(choice.unit)), choice.template, Text(_knobs(choice.knobs)), Text(shown))
+    failed = sum(not o.valid for o in result.outcomes)
+    print_rich(
+        Text(f"{record.name}: {record.gain:.2f}x the defaults ({record.median_us:.4g} us, {record.default_us:.4g})"),
+        "",
+        table,
+        "",
+        Text(
+            f"{len(result.outcomes)} trials ({failed} failed, {result.resumed} of an earlier run) in "
+            f"{duration(result.seconds)}; ended by: {result.stopped}"
+        ),
+        *(Text(f"recorded in {file}") for file in result.files),
+    )
+
+
+def _unit(key: Any) -> str:
+    kind, region, *_ = key["shape"]
+    sizes = key["sizes"]
+    return f"{region} {kind} " + " ".join(f"{name}={','.join(map(str, value))}" for name, value in sizes.items())
+
+
+def _knobs(knobs: Any) -> str:
+    return ", ".join(f"{name}={value}" for name, value in knobs.items())
