@@ -8,9 +8,11 @@ Rewrite: out[row, gate, unit] = sum_k x[row, k] w[gate, unit, k]  -->  tiles of 
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import product
 from typing import Any
 
+from tvm_rnn.errors import ConfigError
 from tvm_rnn.schedule import Config, Knobs, Unit, template
 from tvm_rnn.target import Target
 
@@ -44,7 +46,8 @@ class GemmCuda:
         """What differs from the default in the knobs of the kernels that run: shared K, tiles for few rows, wgmma."""
         default = GemmCuda.configure(unit, target, Knobs())
         for change in _changes(unit, default):
-            yield GemmCuda.configure(unit, target, Knobs(change))
+            with suppress(ConfigError):  # stages that do not fit
+                yield GemmCuda.configure(unit, target, Knobs(change))
 
     @staticmethod
     def schedule(sch: Any, unit: Unit, config: Config) -> None:
@@ -89,17 +92,19 @@ def _tensor(unit: Unit, target: Target, knob: Knobs) -> Config:
     wide = wide if wide * block >= 64 else 0
     stages = max(4, min(8, target.shared_bytes // ((128 + block * wide) * 128 + 16)))
     few = _few(unit, target, block)
+    columns = knob("wide_columns", (0, *(block * n for n in POWERS)), block * wide)
+    room = target.shared_bytes // ((128 + columns) * 128 + 16)
     knobs = {
         "span": knob("span", (1, 2, 4), span),
         "widest": knob("widest", [block * n for n in POWERS], block * max(fit, wide)),
         "few": knob("few", (0, *POWERS), few["rows"] if step else 0),
         "overlap": knob("overlap", (0, 1), 0),
         "wide": knob("wide", (0, *POWERS), 512),
-        "wide_columns": knob("wide_columns", (0, *(block * n for n in POWERS)), block * wide),
-        "wide_stages": knob("wide_stages", (4, 5, 6, 7, 8), stages),
+        "wide_columns": columns,
+        "wide_stages": knob("wide_stages", [s for s in (4, 5, 6, 7, 8) if s <= max(4, room)], stages),
         "wide_cluster": knob("wide_cluster", (1, 2), 1 + (block * wide % 16 == 0)),
         "wide_blocks": target.sms,
-        "mid": _narrower(unit, target, blocks, wide, block),
+        "mid": _narrower(unit, target, blocks, wide, block) if columns == block * wide else 0,
     }
     knobs |= _share(unit, target, block, knob)
     high = 1 if fit * block > 128 else 2

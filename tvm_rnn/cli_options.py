@@ -24,3 +24,21 @@ Batch = Annotated[str, typer.Option("--batch", help="Batch sizes to be quickest 
 Size = Annotated[list[str] | None, typer.Option("--size", metavar="NAME=INT", help="Another axis. Repeatable.")]
 Without = Annotated[list[str] | None, typer.Option("--without", metavar="PASS", help="Leave a pass out. Repeatable.")]
 Weights = Annotated[str | None, typer.Option("--weights", metavar="FILE", help="Weights, as a .safetensors file.")]
+
+# Of `tune` alone.
+TunedSpec = Annotated[str | None, typer.Argument(metavar="[SPEC]", help="As for compile. Not with --suite.")]
+InputSize = Annotated[int | None, typer.Option("--input-size", min=1, help="Features of the input (axis I).")]
+Steps = Annotated[int, typer.Option("--steps", min=1, help="Steps of the sequence (T).")]
+Rows = Annotated[int, typer.Option("--batch", min=1, help="Rows (B).")]
+Trials = Annotated[int | None, typer.Option("--trials", min=1, help="Candidates at most. [200; GPUs: 24]")]
+Seconds = Annotated[float | None, typer.Option("--seconds", min=1, help="Time for all of it. [no limit]")]
+Patience = Annotated[
+    int | None, typer.Option("--patience", min=1, help="End after so many trials without anything better.")
+]
+RecordsFolder = Annotated[str | None, typer.Option("--records", metavar="DIR", help="Folder. [the user's own]")]
+Plot = Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the search: an .svg file.")]
+Suite = Annotated[str | None, typer.Option("--suite", metavar="NAME", help="GPUs: points of a suite of bench.")]
+Only = Annotated[str, typer.Option("--only", metavar="WORDS", help="Points of the suite, as for bench.")]
+PlanFolder = Annotated[str | None, typer.Option("--plan", metavar="DIR", help="GPUs: build candidates, measure none.")]
+MeasureFolder = Annotated[str | None, typer.Option("--measure", metavar="DIR", help="GPUs: measure a plan.")]
+CollectFolder = Annotated[str | None, typer.Option("--collect", metavar="DIR", help="GPUs: records of a plan.")]

@@ -12,70 +12,116 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .cli_options import Bidirectional, Dtype, HiddenSize, Json, Layers, Precision, Size, Spec, Target, Weights
+from . import cli_tune_gpu
+from .cli_options import (
+    Bidirectional,
+    CollectFolder,
+    Dtype,
+    HiddenSize,
+    InputSize,
+    Json,
+    Layers,
+    MeasureFolder,
+    Only,
+    Patience,
+    PlanFolder,
+    Plot,
+    Precision,
+    RecordsFolder,
+    Rows,
+    Seconds,
+    Size,
+    Steps,
+    Suite,
+    Target,
+    Trials,
+    TunedSpec,
+    Weights,
+)
 from .console import print_json, print_rich
 from .errors import ConfigError, message
 
 if TYPE_CHECKING:
     from .tune_session import Result, Status
 
+TRIALS = 200
+
 
 def tune(
-    spec: Spec,
-    input_size: Annotated[int, typer.Option("--input-size", min=1, help="Features of the input (axis I).")],
+    spec: TunedSpec = None,
+    input_size: InputSize = None,
     hidden_size: HiddenSize = None,
     layers: Layers = 1,
     bidirectional: Bidirectional = False,
     dtype: Dtype = "float32",
     size: Size = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of the sequence (T).")] = 128,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Rows (B).")] = 16,
+    steps: Steps = 128,
+    batch: Rows = 16,
     target: Target = "llvm",
     precision: Precision = None,
-    trials: Annotated[int, typer.Option("--trials", min=1, help="Candidates to measure at most.")] = 200,
-    seconds: Annotated[float | None, typer.Option("--seconds", min=1, help="Time for all of it. [no limit]")] = None,
-    patience: Annotated[
-        int | None, typer.Option("--patience", min=1, help="End after so many trials without anything better.")
-    ] = None,
-    records: Annotated[
-        str | None, typer.Option("--records", metavar="DIR", help="Folder of records. [the user's own]")
-    ] = None,
+    trials: Trials = None,
+    seconds: Seconds = None,
+    patience: Patience = None,
+    records: RecordsFolder = None,
     weights: Weights = None,
     seed: Annotated[int, typer.Option("--seed", help="Of random weights, inputs and the search.")] = 0,
     jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Compilations at a time. [one per CPU]")] = None,
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds that one candidate may take.")] = 30.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what an earlier run measured.")] = False,
-    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the search: an .svg file.")] = None,
+    plot: Plot = None,
+    suite: Suite = None,
+    only: Only = "",
+    plan: PlanFolder = None,
+    measure: MeasureFolder = None,
+    collect: CollectFolder = None,
     as_json: Json = False,
 ) -> None:
-    """Find knob values that make a cell faster than the defaults do, on this machine, for one T and B.
+    """Find knob values that make a cell faster than the defaults do, for one T and B, and record them.
 
     Candidates are compiled, compared with float64, and timed in turns with the defaults. What wins is written to a
-    folder of records that `compile` reads. Run again to go on where a stopped run was.
+    folder of records that `compile` reads. On this CPU, run again to go on where a stopped run was. For a GPU that is
+    elsewhere: --plan here, --measure there, --collect here.
 
     [bold]Examples[/]
 
     $ tvm-rnn tune lstm --input-size 256 --hidden-size 256 --steps 50 --batch 16 --seconds 120
 
     $ tvm-rnn tune mycell.py:mycell --input-size 8 --hidden-size 32 --batch 1 --records records --plot search.svg
+
+    $ tvm-rnn tune --suite gpu-grid --only lstm,h512,bf16 --plan candidates
     """
+    given = dict(locals())
     if plot is not None and not plot.endswith(".svg"):
         raise ConfigError(message("--plot draws one kind of file", got=plot, expected="a name ending in .svg"))
-    from .spec import build_net, find_cell, parse_sizes
+    if cli_tune_gpu.wanted(given):
+        cli_tune_gpu.tune(given)
+    else:
+        _here(given)
 
-    shape: dict[str, Any] = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
-    net = build_net(find_cell(spec), input_size, hidden_size, sizes=parse_sizes(size or []), **shape)
-    if weights is not None:
-        net.load(weights)
+
+def _here(given: dict[str, Any]) -> None:
+    """On this machine's CPU."""
+    from .spec import build_net, find_cell, parse_sizes
     from .tune_session import run
 
+    if given["spec"] is None or given["input_size"] is None:
+        got = "no SPEC" if given["spec"] is None else "no --input-size"
+        raise ConfigError(
+            message("tune: which network?", got=got, do="tvm-rnn tune lstm --input-size 64 --hidden-size 64")
+        )
+    shape = {name: given[name] for name in ("layers", "bidirectional", "dtype")}
+    sizes = parse_sizes(given["size"] or [])
+    net = build_net(find_cell(given["spec"]), given["input_size"], given["hidden_size"], sizes=sizes, **shape)
+    if given["weights"] is not None:
+        net.load(given["weights"])
+    names = ("seconds", "patience", "precision", "records", "seed", "jobs", "timeout", "fresh")
+    how, trials = {name: given[name] for name in names}, given["trials"] or TRIALS
+    steps, batch, seconds = given["steps"], given["batch"], given["seconds"]
     words = [f"--batch {batch} --steps {steps} --trials {trials}", *([f"--seconds {seconds:g}"] if seconds else [])]
-    how: dict[str, Any] = {"seconds": seconds, "patience": patience, "precision": precision, "records": records}
-    how |= {"seed": seed, "jobs": jobs, "timeout": timeout, "fresh": fresh}
-    with live(as_json) as show:
+    with live(given["as_json"]) as show:
         command = f"tvm-rnn tune {net.cell.name} {' '.join(words)}"
-        result = run(net, target, steps, batch, trials, **how, command=command, progress=show)
-    if as_json:
+        result = run(net, given["target"], steps, batch, trials, **how, command=command, progress=show)
+    if given["as_json"]:
         print_json(facts(result))
     else:
         report(result)

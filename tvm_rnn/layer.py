@@ -211,7 +211,7 @@ class Layer:
             return store(packed, place(p, k, g, v), element(weight, index, read, self.graph.dtype))
 
         def rows(p: Expr, g: int, count: int) -> Stmt:
-            """A vector of units at a time. Left to itself LLVM shuffles 16 of them: 4 s of code generation at H = 512."""
+            """A vector of units at a time. LLVM by itself shuffles 16 of them: 4 s of code generation at H = 512."""
             return loop("k", depth, lambda k: vector("v", count, lambda v: row(p, k, g, v)))
 
         def blank(k: Expr, g: int, v: Expr) -> Stmt:

@@ -13,6 +13,7 @@ from typing import Any
 from . import cells
 from .errors import ConfigError, message, unknown
 from .rnn import RNN
+from .spec import find_cell
 
 # What `compile` calls a precision, and how a point's name and a table abbreviate it.
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "tf32": "tf32", "float32": "fp32", "float64": "fp64"}
@@ -28,7 +29,8 @@ PASSES = ("hoist_gemms", "combine_gemms", "fuse_pointwise", "tile_layers_and_tim
 class Point:
     """One network at one T and B.
 
-    precision: of products, a key of SHORT. sizes: further axes of the cell, (name, size). without: passes left out.
+    cell: of the zoo, or "file.py:function". precision: of products, a key of SHORT. sizes: further axes of the cell,
+    (name, size). without: passes left out.
     """
 
     cell: str
@@ -55,7 +57,7 @@ class Point:
     @property
     def network_name(self) -> str:
         """Such as lstm-h512-i64-l3-bf16: file names begin with it."""
-        words = [self.cell, f"h{self.hidden}"]
+        words = [self.cell.rpartition(":")[2].removesuffix(".py"), f"h{self.hidden}"]
         words += [f"i{self.input}"] if self.input != self.hidden else []
         words += [f"l{self.layers}"] if self.layers > 1 else []
         words += ["bi"] if self.directions == 2 else []
@@ -156,7 +158,7 @@ SUITES: dict[str, Callable[[], list[Point]]] = {
 def network(point: Point) -> RNN:
     """The point's network, without weights."""
     sizes = dict(point.sizes)
-    cell, both = cells.get(point.cell), point.directions == 2
+    cell, both = find_cell(point.cell), point.directions == 2
     return RNN(cell, point.input, point.hidden, point.layers, both, point.dtype, **sizes)
 
 

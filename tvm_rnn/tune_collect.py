@@ -21,7 +21,7 @@ from .records import Choice, Record
 from .schedule import DEFAULT, Unit
 from .suites import Point
 from .target import Target, resolve
-from .tune_gpu import RESULTS, Results, outcome, read_plan
+from .tune_gpu import RESULTS, Results, located, outcome, read_plan
 from .tune_plan import asked_units, workload_of
 
 
@@ -48,7 +48,8 @@ def collect(
     target = resolve(plan["target"])
     made, unmeasured = [], []
     for point in plan["points"]:
-        record = _record(point, found, target, str(plan.get("command", "")))
+        here = {**point, "point": located(point["point"], folder)}
+        record = _record(here, found, target, str(plan.get("command", "")))
         if record is None:
             unmeasured.append(str(point["name"]))
         else:

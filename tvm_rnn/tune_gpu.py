@@ -101,7 +101,7 @@ def measure(
         found.write([{"kind": "facts", **worker.ask({"facts": True}, patience)["facts"]}])
         for number, point in enumerate(plan["points"]):
             tell(f"{number + 1} of {len(plan['points'])}: {point['name']}")
-            request = {"point": point["point"], "folder": os.path.abspath(folder)}
+            request = {"point": located(point["point"], folder), "folder": os.path.abspath(folder)}
             for candidate in point["candidates"]:
                 file = candidate["file"]
                 if time.monotonic() > ends:
@@ -125,6 +125,12 @@ def _ask(worker: Worker, request: Mapping[str, Any], patience: float) -> list[Ro
         left = [file for file in request["files"] if file != blamed]
         rows = _ask(worker, {**request, "files": left}, patience) if left else []
         return [*rows, {"file": blamed, "reason": str(end)}]
+
+
+def located(point: Mapping[str, Any], folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """A plan's point with the path of its cell's file, which lies beside the plan."""
+    own = dict(point)
+    return {**own, "cell": os.path.join(os.path.abspath(folder), own["cell"])} if ".py" in own["cell"] else own
 
 
 def finalists(point: Mapping[str, Any], found: Results) -> list[str]:

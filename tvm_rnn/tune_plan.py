@@ -13,6 +13,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -26,6 +27,7 @@ from .errors import ConfigError, message
 from .pipeline import run as run_passes
 from .records import Choice
 from .schedule import Unit, space
+from .spec import find_cell
 from .suites import Point, network
 from .target import Target, resolve
 from .workload import Candidate, Trial, Workload, able, choice_of
@@ -152,6 +154,7 @@ def build_candidates(
         os.makedirs(folder, exist_ok=True)
     except OSError as reason:
         raise ConfigError(message("--plan: this folder cannot be made", got=str(reason))) from None
+    points = [_carried(point, Path(folder)) for point in points]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs or len(os.sched_getaffinity(0)), mp_context=context) as pool:
         found = list(pool.map(partial(candidates, target=machine, count=count), points))
@@ -183,9 +186,24 @@ def _build_all(pool: Executor, wanted: Sequence[Planned], target: str, folder: s
     return reasons
 
 
+def _carried(point: Point, folder: Path) -> Point:
+    """The point, with its cell's file beside the plan, so that the other machine has it too."""
+    path, colon, name = point.cell.rpartition(":") if ".py:" in point.cell else (point.cell, "", "")
+    if not path.endswith(".py"):
+        return point
+    find_cell(point.cell)  # raises ConfigError where there is no such file or cell
+    copy = folder.resolve() / Path(path).name
+    if copy != Path(path).resolve():
+        shutil.copyfile(path, copy)
+    return replace(point, cell=f"{copy}{colon}{name}")
+
+
 def _row(point: Point, own: Sequence[Planned]) -> dict[str, Any]:
+    facts = point.as_dict()
+    if ".py" in point.cell:
+        facts["cell"] = os.path.basename(point.cell)  # in the folder, wherever that will be
     return {
-        "point": point.as_dict(),
+        "point": facts,
         "name": point.name,
         "workload": workload_of(point).facts,
         "candidates": [one.as_dict() for one in own],
