@@ -32,6 +32,7 @@ from .program import ITEM_BYTES, Expr, Host, Pointer
 from .regime import Regime, Where, launch_either
 from .scan import scan
 from .team import MMA, Team
+from .weights import scales_of
 
 MOST_TURNS = 16  # of slices of a batch, beyond which a comparison with step by step says nothing new
 EXPECTED_BATCHES = (1, 16, 64, 128)  # where the caller names none
@@ -44,6 +45,7 @@ class RecurrentUnit(Unit):
     step: Step | None = None
     precision: str = ""
     batch: int = 1
+    stored: str = ""  # the dtype of weights, where it is not the precision's
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +93,11 @@ class Persistent:
         def index(at: Expr) -> tuple[tuple[Expr, ...], Expr]:
             return team.weight_index(phase, share, at)
 
-        key = (node, team.storage, "fragments", *shape, *ring)
         elements = team.weight_elements(phase, share)
+        if team.stored:
+            key = (node, team.stored, "fragments", *shape)
+            return Pack(node, "uint32", elements // 4, index, key, coded=team.precision)
+        key = (node, team.storage, "fragments", *shape, *ring)
         return Pack(node, team.storage, elements, index, key, tf32=team.precision == "tf32")
 
     @property
@@ -193,6 +198,7 @@ class Persistent:
             return where.hoisted[node]
 
         pointers = [where.weights[pack.key] for pack in self.packs]
+        pointers += [where.weights[scales_of(pack.node)] for pack in self.packs if pack.coded]
         pointers += [where.weights[node] for node in params(self.team)]
         pointers += [read(node) for node in hoisted(self.team)]
         pointers += [where.inputs[number] for number in self._inputs]
@@ -228,7 +234,7 @@ def choose(
         return []
     found: list[Persistent] = []
     for batch in sorted(set(batches or EXPECTED_BATCHES), reverse=True):
-        best = best_team(step, target, precision, batch)
+        best = best_team(step, target, precision, batch, layout.weights.stored)
         if best is None:
             continue  # a smaller batch's geometry takes such a batch in slices
         us, template, team = best
@@ -263,10 +269,13 @@ def _reach(layout: Layout, team: Team, batch: int, target: Target) -> int | None
     return None
 
 
-def best_team(step: Step, target: Target, precision: str, batch: int) -> tuple[float, str, Team] | None:
+def best_team(
+    step: Step, target: Target, precision: str, batch: int, stored: str = ""
+) -> tuple[float, str, Team] | None:
     """The geometry with the least predicted time, over all templates."""
     shape = step.graph.states[0].shape[0]
-    unit = RecurrentUnit("recurrent", "step", precision, width=shape, step=step, precision=precision, batch=batch)
+    what: dict[str, Any] = {"step": step, "precision": precision, "batch": batch, "stored": stored}
+    unit = RecurrentUnit("recurrent", "step", precision, width=shape, **what)
     found: list[tuple[float, str, Team]] = []
     for template in templates().values():
         if template.applies(unit, target):
