@@ -27,7 +27,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
 from . import __version__, manifest, pipeline, runtime
-from .dtypes import held_dtype, precision_name
+from .dtypes import held_dtype, precision_name, stored_name
 from .errors import BuildError, ConfigError, message
 from .lower import Lowered, Lowering
 from .pipeline import Layers
@@ -50,6 +50,7 @@ def compile(
     training: bool = False,
     *,
     precision: str | None = None,
+    weights: str | None = None,
     arch: str | Sequence[str] = (),
     without: Iterable[str] = (),
     dump: str | os.PathLike[str] | None = None,
@@ -61,10 +62,14 @@ def compile(
     machine's CPU, "cuda" its GPU; see `tvm_rnn.target.names()` for others: a GPU that is named, such as "nvidia-h200",
     need not be there. batch: batch sizes to be quickest at; every batch size stays correct, as does every T. precision:
     what products are computed in; None: the network's dtype. Only float32 on GPUs has a choice: "float32" means that,
-    "tf32" tensor cores with 10 bits of mantissa. float16 and bfloat16 (GPUs only) sum and keep states in float32. arch:
-    the GPUs that the file is for, as nvcc has them, such as ["sm_80", "sm_90a"]; kernels are compiled for each, and
-    the runtime takes those that fit; empty: the target's alone. without: names of passes to switch off. dump: a folder
-    for the text of every stage. progress: called with the name of each stage as it starts.
+    "tf32" tensor cores with 10 bits of mantissa. float16 and bfloat16 (GPUs only) sum and keep states in float32.
+    weights: the dtype in which matrices of products are stored; None: that of the precision. "float8_e4m3" (GPUs, with
+    a 16-bit precision): twice as large a layer stays on the chip. When weights are loaded, each row is divided by a
+    power of two that makes its largest value 448 at most, and rounded to e4m3; every kernel multiplies by these values,
+    whatever T and B are; a row with a NaN or an infinity makes results NaN. arch: the GPUs that the file is for, as
+    nvcc has them, such as ["sm_80", "sm_90a"]; kernels are compiled for each, and the runtime takes those that fit;
+    empty: the target's alone. without: names of passes to switch off. dump: a folder for the text of every stage.
+    progress: called with the name of each stage as it starts.
 
     Returns a Module, which can be called if the target is this machine, and else exported. Raises ConfigError for a bad
     argument, CellError for equations that cannot be compiled, BuildError if a compiler or linker fails or is missing.
@@ -78,17 +83,18 @@ def compile(
     machine = resolve(target)
     targets = for_archs(machine, (arch,) if isinstance(arch, str) and arch else tuple(arch))
     precision = _precision(net, machine, precision)
+    stored = stored_name(precision, machine.kind == "cuda", weights)
     if net.weights:
         net.check_weights()
     without = tuple(without)
     tell("passes")
     layers = pipeline.run(net, machine, without)[-1][1]
     if dump is not None:
-        _dump(dump, pipeline.stages(net, machine, batches, without, precision))
+        _dump(dump, pipeline.stages(net, machine, batches, without, precision, stored))
     folder = tempfile.mkdtemp(prefix="tvm_rnn_")
     try:
         if machine.kind == "cuda":
-            module = _for_gpus(net, layers, targets, batches, without, precision, folder, tell)
+            module = _for_gpus(net, layers, targets, batches, without, precision, stored, folder, tell)
         else:
             module = _for_a_cpu(net, layers, machine, batches, without, folder, tell)
     except BaseException:
@@ -127,13 +133,14 @@ def _for_gpus(
     batches: tuple[int, ...],
     without: tuple[str, ...],
     precision: str,
+    stored: str,
     folder: str,
     tell: Progress,
 ) -> Module:
     from .cuda.artifact import write_module
     from .runtime_cuda import CudaModule
 
-    path = write_module(net, layers, targets, batches, without, precision, Path(folder), tell)
+    path = write_module(net, layers, targets, batches, without, precision, Path(folder), tell, stored)
     tell("loading")
     return CudaModule(path, anywhere=True)
 

@@ -56,6 +56,9 @@ Layers = Annotated[int, typer.Option("--layers", min=1, help="Layers, each on to
 Bidirectional = Annotated[bool, typer.Option("--bidirectional", help="Run each layer in both directions.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="float32 or float64; for GPUs also float16, bfloat16.")]
 Precision = Annotated[str | None, typer.Option("--precision", help="What to compute in: the dtype [default], or tf32.")]
+WeightDtype = Annotated[
+    str | None, typer.Option("--weight-dtype", help="Weights on a GPU: the precision's [default], or float8_e4m3.")
+]
 Batch = Annotated[str, typer.Option("--batch", help="Batch sizes to be quickest at, e.g. 1,16. All sizes work.")]
 Size = Annotated[list[str] | None, typer.Option("--size", metavar="NAME=INT", help="Another axis. Repeatable.")]
 Without = Annotated[list[str] | None, typer.Option("--without", metavar="PASS", help="Leave a pass out. Repeatable.")]
@@ -86,6 +89,7 @@ def compile_cell(
     target: Target = "llvm",
     arch: Annotated[str, typer.Option("--arch", help="GPUs for one file, e.g. sm_80,sm_90a. [the target's]")] = "",
     precision: Precision = None,
+    weight_dtype: WeightDtype = None,
     batch: Batch = "",
     weights: Weights = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Random weights, the same for the same number.")] = None,
@@ -125,6 +129,7 @@ def compile_cell(
 
         archs = [word.strip() for word in arch.split(",") if word.strip()]
         how: dict[str, Any] = {"precision": precision, "arch": archs, "without": without or (), "dump": dump}
+        how["weights"] = weight_dtype
         module = compile(net, target, parse_batch(batch), training, **how, progress=stage)
         stage(f"writing {output}")
         module.export(output)
@@ -220,6 +225,7 @@ def show_stages(
     size: Size = None,
     target: Target = "llvm",
     precision: Precision = None,
+    weight_dtype: WeightDtype = None,
     batch: Batch = "",
     without: Without = None,
     as_json: Json = False,
@@ -249,7 +255,7 @@ def show_stages(
     if stage in (*code, "all"):
         with progress(as_json) as update:
             update(f"compiling {net.cell.name} to look at it")
-            found = stages(net, machine, parse_batch(batch), skipped, precision)
+            found = stages(net, machine, parse_batch(batch), skipped, precision, weight_dtype)
     else:  # a graph: nothing to compile
         found = [(name, layers_text(net, layers)) for name, layers in run(net, machine, skipped)]
     wanted = [(name, text) for name, text in found if stage in (name, "all")]

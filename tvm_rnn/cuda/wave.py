@@ -159,17 +159,19 @@ def _most(values: Sequence[Expr]) -> str:
     return text
 
 
-def wave(net: RNN, target: Target, precision: str, batches: Sequence[int], alone: Sequence[float]) -> Wave | None:
+def wave(
+    net: RNN, target: Target, precision: str, batches: Sequence[int], alone: Sequence[float], stored: str = ""
+) -> Wave | None:
     """The waves of a network; None where there is none that is worth while.
 
-    alone: for each expected batch size the predicted time
-    of a step of all layers one after the other.
+    alone: for each expected batch size the predicted time of a step of all layers one after the other. stored: the
+    dtype of products' parameters, where it is not the precision's.
     """
     if net.num_directions > 1 or net.num_layers < 2 or precision not in MMA or target.arch != "sm_90a":
         return None
     layers = run_passes(net, target, ("hoist_gemms",))[-1][1]  # products of inputs are part of the step
     try:
-        members = [_member(net, graph, n, precision, target) for n, graph in enumerate(layers.graphs)]
+        members = [_member(net, graph, n, precision, stored) for n, graph in enumerate(layers.graphs)]
     except NotPersistent:
         return None
     found: list[tuple[int, Team]] = []
@@ -187,10 +189,10 @@ def wave(net: RNN, target: Target, precision: str, batches: Sequence[int], alone
     return result
 
 
-def _member(net: RNN, graph: Any, number: int, precision: str, target: Target) -> Member:
+def _member(net: RNN, graph: Any, number: int, precision: str, stored: str) -> Member:
     if constants(graph):
         raise NotPersistent("arrays of constants are known by the hoisted graph's names")
-    weights = Weights(graph, len(net.layers) + number, precision)
+    weights = Weights(graph, len(net.layers) + number, precision, stored)
     layout = Layout(graph, precision, weights, net.dtype)
     step = step_of(layout)
     # What layers hand over is their output, as the product of the next one reads it.
@@ -216,7 +218,7 @@ def _best(
 ) -> tuple[float, Team] | None:
     """The geometry with the least predicted time on each layer's part of the GPU."""
     part = replace(target, sms=target.sms // layers)
-    found = best_team(members[-1].step, part, precision, batch)
+    found = best_team(members[-1].step, part, precision, batch, members[-1].layout.weights.stored)
     if found is None or ceil(batch / found[2].rows) > resident_teams(found[2], part):
         return None
     return (found[0], found[2]) if _able(members, found[2], target) else None
