@@ -70,7 +70,7 @@ def _knobs(team: Team) -> Config:
 
 
 def _team(unit: Any, **knobs: int) -> Team:
-    return Team(unit.step, unit.precision, "cluster", shared_words=1 << 20, **knobs)
+    return Team(unit.step, unit.precision, "cluster", stored=unit.stored, shared_words=1 << 20, **knobs)
 
 
 def _teams(unit: Any, target: Target, knob: Knobs) -> Iterator[Team]:

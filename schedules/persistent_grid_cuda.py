@@ -20,7 +20,8 @@ from tvm_rnn.target import Target
 
 BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8)  # of 8 units, per CTA
 ROWS = tuple(range(8, 136, 8))
-WARPS_U, WARPS_N, WARPS_K = (1, 2, 4), (1, 2, 4), (1, 2, 4, 8)
+WARPS_U, WARPS_N, WARPS_K = (1, 2, 3, 4), (1, 2, 4), (1, 2, 4, 8)
+TIMED_WARPS_U = (1, 2, 4)  # with weights in 16 bits; three share the 24 units of a block of H = 2560 and 3072 in 8
 REGISTER_WORDS = (0, 32, 64, 96, 112, 128, 160)
 SHARED_WORDS = (0, 32, 64, 96, 128, 144, 160, 192)
 AHEAD = (0, 1, 3, 7)
@@ -83,7 +84,7 @@ def _knobs(team: Team) -> Config:
 
 
 def _team(unit: Any, **knobs: int) -> Team:
-    return Team(unit.step, unit.precision, "grid", **knobs)
+    return Team(unit.step, unit.precision, "grid", stored=unit.stored, **knobs)
 
 
 def _teams(unit: Any, target: Target, knob: Knobs) -> Iterator[Team]:
@@ -92,7 +93,8 @@ def _teams(unit: Any, target: Target, knob: Knobs) -> Iterator[Team]:
         return  # every lane would read all rows from L2
     fixed = {name: value for name, value in knob.record.items() if name in ("ctas", *CHOICES)}
     width = max(s.shape[0] for s in unit.step.graph.states)
-    if fixed.get("ring", 1) and not fixed.get("polled") and not fixed.get("copied") and not unit.step.given:
+    plain = not unit.step.given and not unit.stored  # a ring has no weights for inputs, and none in 8 bits
+    if fixed.get("ring", 1) and not fixed.get("polled") and not fixed.get("copied") and plain:
         yield from _ringed(unit, target, fixed, width)
     if fixed.get("ring"):
         return
@@ -100,7 +102,7 @@ def _teams(unit: Any, target: Target, knob: Knobs) -> Iterator[Team]:
         if ctas > target.sms:
             continue
         for rows in [fixed["rows"]] if "rows" in fixed else _rows(unit.batch, target.sms // ctas):
-            for shape in _shapes(rows, -(-width // (8 * ctas))):
+            for shape in _shapes(rows, -(-width // (8 * ctas)), WARPS_U if unit.stored else TIMED_WARPS_U):
                 for words, near in (
                     (160, 0),
                     (128, 0),
@@ -158,8 +160,8 @@ def _rows(batch: int, most: int) -> list[int]:
     return sorted({min(ROWS[-1], -(-tiles // slices) * 8) for slices in range(1, max(1, most) + 1)})
 
 
-def _shapes(rows: int, blocks: int) -> Iterator[dict[str, int]]:
-    for warps_u in WARPS_U:
+def _shapes(rows: int, blocks: int, across: tuple[int, ...]) -> Iterator[dict[str, int]]:
+    for warps_u in across:
         for warps_n in WARPS_N:
             for warps_k in WARPS_K:
                 fits = blocks % warps_u == 0 and rows % (8 * warps_n) == 0

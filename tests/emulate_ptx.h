@@ -85,6 +85,25 @@ inline W two(uint16_t low, uint16_t high) { return W(low) | W(high) << 16; }
 template <class T> uint16_t bits(T x) { uint16_t y; return std::memcpy(&y, &x, 2), y; }
 inline void tvm_builtin_ptx_cvt_bf16x2_f32_rn_bf16x2_f32(W& d, float a, float b) { d = two(bits(__float2bfloat16_rn(b)), bits(__float2bfloat16_rn(a))); }
 inline void tvm_builtin_ptx_cvt_f16x2_f32_rn_f16x2_f32(W& d, float a, float b) { d = two(bits(__float2half_rn(b)), bits(__float2half_rn(a))); }
+inline float e4m3(unsigned code) {
+  const int exponent = code >> 3 & 15, mantissa = code & 7;
+  const float size = exponent ? std::ldexp(1.f + mantissa / 8.f, exponent - 7) : std::ldexp(mantissa / 8.f, -6);
+  return (code & 0x7F) == 0x7F ? NAN : code & 0x80 ? -size : size;
+}
+inline void tvm_builtin_ptx_cvt_f16x2_f8x2_rn_f16x2_e4m3x2(W& d, uint16_t a) {
+  d = two(bits(half(e4m3(a & 0xFF))), bits(half(e4m3(a >> 8))));
+}
+inline float widened(W top) { float x; return std::memcpy(&x, &top, 4), x; }
+inline void tvm_builtin_ptx_mul_half_rn_bf16x2(W& d, W a, W b) {
+  d = two(bits(nv_bfloat16(widened(a << 16) * widened(b << 16))),
+          bits(nv_bfloat16(widened(a & 0xFFFF0000) * widened(b & 0xFFFF0000))));
+}
+inline void tvm_builtin_ptx_shl_b32(W& d, W a, W n) { d = a << n; }
+inline void tvm_builtin_ptx_mad_int_lo_u32(W& d, W a, W b, W c) { d = a * b + c; }
+inline void tvm_builtin_ptx_shf_r_wrap_b32(W& d, W low, W high, W n) { d = W((uint64_t(high) << 32 | low) >> (n & 31)); }
+inline void tvm_builtin_ptx_shr_b32(W& d, W a, W n) { d = a >> n; }
+inline void tvm_builtin_ptx_lop3_b32_192(W& d, W a, W b, W) { d = a & b; }
+inline void tvm_builtin_ptx_lop3_b32_234(W& d, W a, W b, W c) { d = (a & b) | c; }
 inline void tvm_builtin_ptx_cvt_tf32_f32_rna_tf32_f32(W& d, float a) {
   std::memcpy(&d, &a, 4);
   if (a != a) d = 0x7FFFFFFF; else if (std::isfinite(a)) d = (d + 0x1000) & 0xFFFFE000u;

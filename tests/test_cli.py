@@ -95,6 +95,8 @@ def test_wrong_usage_exits_with_2(words: list[str]) -> None:
         (["compile", "lstm", "-o", "x.so", *SIZES, "--target", "abacus"], "no such target"),
         (["compile", "lstm", "-o", "x.so", *SIZES, "--target", "nvidia-h200", "--arch", "sm_1,sm_80"], "no such arch"),
         (["compile", "lstm", "-o", "x.so", *SIZES, "--precision", "tf32"], "CPUs compute in"),
+        (["compile", "lstm", "-o", "x.so", *SIZES, "--weight-dtype", "float8_e4m3"], "weights are for GPUs"),
+        (["show", "lstm", "--stage", "cuda", "--target", "nvidia-h200", "--weight-dtype", "int4"], "no such dtype"),
         (["show", "lstm", "--stage", "asm", "--target", "nvidia-h200"], "no such stage"),
         (["compile", "lstm", "-o", "x.so", *SIZES, "--training"], "training is not supported yet"),
         (["compile", "lstm", "-o", "x.so", *SIZES, "--weights", "none.safetensors"], "no such weights file"),
@@ -166,9 +168,11 @@ def test_compile_for_a_gpu(files: Paths, monkeypatch: pytest.MonkeyPatch) -> Non
     tools = toolchain()
     monkeypatch.setattr(nvcc, "find", lambda: tools)
     words = ["--target", "nvidia-h200", "--arch", "sm_90a", "--dtype", "float16", "--seed", "0"]
-    text = call("compile", "elman", "-o", files["out"], *SIZES, *words)
+    text = call("compile", "elman", "-o", files["out"], *SIZES, *words, "--weight-dtype", "float8_e4m3")
     assert "elman for sm_90a in float16" in text
-    assert "kernels for sm_90a" in call("inspect", files["out"])
+    text = call("inspect", files["out"])
+    assert "kernels for sm_90a" in text and "float8_e4m3; in the file" in text
+    assert json.loads(call("inspect", files["out"], "--json"))["manifest"]["weight_dtype"] == "float8_e4m3"
     monkeypatch.setenv("FAKE_GPUS", "90")
     np.save(files["x"], np.load(files["x"]).astype("f2"))
     call("run", files["out"], "--input", files["x"], "--output", files["y"])

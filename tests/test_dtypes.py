@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tvm_rnn import ConfigError
-from tvm_rnn.dtypes import DTYPES, ITEM_BYTES, PRECISIONS, dtype_name, held_dtype, precision_name, rounded
+from tvm_rnn.dtypes import DTYPES, ITEM_BYTES, PRECISIONS, dtype_name, held_dtype, precision_name, rounded, stored_name
 
 
 def test_every_dtype_is_in_every_table() -> None:
@@ -64,3 +64,17 @@ def test_precisions() -> None:
         precision_name("float32", "bfloat16")
     with pytest.raises(ConfigError, match="no such precision"):
         precision_name("float32", "tf23")
+
+
+def test_dtypes_of_weights() -> None:
+    for name in ("float8_e4m3", "float8_e4m3fn", "torch.float8_e4m3fn"):
+        assert stored_name("bfloat16", True, name) == "float8_e4m3"
+    for name in (None, "", "float16"):
+        assert stored_name("float16", True, name) == "" and stored_name("float32", False, None) == ""
+    with pytest.raises(ConfigError, match="did you mean 'float8_e4m3'"):
+        stored_name("float16", True, "float8_e5m2")
+    with pytest.raises(ConfigError, match="weights are for GPUs"):
+        stored_name("float32", False, "float8_e4m3")
+    for precision in ("float32", "tf32", "float64"):
+        with pytest.raises(ConfigError, match="16-bit precision"):
+            stored_name(precision, True, "float8_e4m3")

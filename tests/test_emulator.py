@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import e4m3
 import emulator
 import ml_dtypes
 import numpy as np
@@ -107,6 +108,41 @@ def test_step_by_step_with_equal_sizes(cell: str, dtype: str, monkeypatch: pytes
     monkeypatch.setattr(steps, "choose", lambda *_: [])
     net = network(cell, 40, dtype, inputs=40)
     check(net, emulator.compile(net, batch=[3]), dtype, rows=3)
+
+
+def test_weights_in_8_bits() -> None:
+    """Made of what the user gives: in the file, later, and where a row is not finite. Without lengths and resets the
+    layers run as a wave, with them each has all steps in one launch."""
+    net = network("gru", 16, "bfloat16", num_layers=2, inputs=16)
+    mod = emulator.compile(net, batch=[B], weights="float8_e4m3")
+    assert mod.manifest.weight_dtype == "float8_e4m3"
+    units = [row["unit"] for row in mod.manifest.templates if row["template"] == "persistent_cluster_cuda"]
+    assert "2 layers in a wave" in units[0] and len(units) > 1
+    check(e4m3.network(net), mod, "bfloat16")
+    other = net.init(seed=2)
+    mod.load_weights(other.weights)
+    check(e4m3.network(other), mod, "bfloat16")
+    other.weights["W_l1"][1, 3, 5] = np.inf
+    mod.load_weights(other.weights)
+    y, _ = mod(emulator.arrays(np.random.default_rng(0), T, B, 16).astype(ml_dtypes.bfloat16))
+    assert np.flatnonzero(np.isnan(np.asarray(y[0], np.float32)).any(0)).tolist() == [3]
+
+
+def test_weights_in_8_bits_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that read 16-bit weights multiply by the same numbers."""
+    monkeypatch.setattr(steps, "choose", lambda *_: [])
+    net = network("elman", 24, "float16")
+    mod = emulator.compile(net, batch=[B], weights="float8_e4m3")
+    check(e4m3.network(net), mod, "float16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("cell", rnn.cells.names())
+def test_every_cell_with_weights_in_8_bits(cell: str, precision: str) -> None:
+    sizes = {"lstm_projection": {"P": 9}, "rhn": {"depth": 2}}.get(cell, {})
+    net = network(cell, 17, precision, inputs=7, **sizes)
+    check(e4m3.network(net), emulator.compile(net, batch=[3], weights="float8_e4m3"), precision, rows=3)
 
 
 @pytest.mark.slow

@@ -63,6 +63,20 @@ def test_torch(module: Any, x: Any, precision: str) -> None:
     check(again, x, precision, state={name: plain(value) for name, value in state.items()})
 
 
+@pytest.mark.parametrize(("cell", "hidden"), [("lstm", 40), ("gru_reset_before", 96), ("lstm", 1024), ("lstm", 2560)])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_in_8_bits(cell: str, hidden: int, dtype: str) -> None:
+    e4m3 = pytest.importorskip("e4m3")
+    net = rnn.RNN(rnn.cells.get(cell), WIDTH, hidden, dtype=dtype).init(0)
+    module = gpu_module(f"{cell}_{hidden}_{dtype}_float8", net, batch=[1, 16], weights="float8_e4m3")
+    for batch in (1, 16, 70):
+        x = torch.randn(T, batch, WIDTH, device="cuda").to(getattr(torch, dtype))
+        y, state = rnn.reference(e4m3.network(net))(plain(x))
+        got = module(x)
+        assert_close(plain(got[0]), y, dtype, T, "y")
+        assert_close({name: plain(value) for name, value in got[1].items()}, state, dtype, T, "state")
+
+
 def test_lengths_and_reset(module: Any, x: Any, precision: str) -> None:
     lengths, reset = np.array([13, 0, 5, 7, 1]), np.random.default_rng(0).random((T, B)) < 0.2
     for n, mask in (

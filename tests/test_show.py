@@ -84,5 +84,11 @@ def test_code_stages_of_a_gpu() -> None:
     assert "__global__" in stages["cuda"] and "EXPORT(sequence)" in stages["host"] and "def " in stages["tir"]
 
 
+def test_weights_in_8_bits_on_a_gpu() -> None:
+    net = rnn.RNN(rnn.cells.gru, 8, 16, dtype="float16")
+    stages = dict(pipeline.stages(net, "nvidia-h200", (1,), precision=None, weights="float8_e4m3"))
+    assert "cvt.rn.f16x2.e4m3x2" in stages["cuda"]
+
+
 def test_code_for_another_machine_is_shown() -> None:
     assert "fmla" in dict(pipeline.stages(net_of("lstm"), "aarch64"))["asm"]

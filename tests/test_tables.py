@@ -72,7 +72,9 @@ def test_a_manifest_for_gpus_names_them_and_what_kernels_take() -> None:
     text = text_of(manifest_page("m.so", tiny_manifest(archs=("sm_80", "sm_90a")), {"w_l0": np.zeros(3, "f4")}, 57_000))
     for part in ("sm_80 or sm_90a", "precision", "kernels for sm_90a", "cell", "32", "8 B", "2.0 KB"):
         assert part in text
-    assert "workspace" not in text
+    assert "workspace" not in text and "float32; in the file" in text
+    narrow = tiny_manifest(weight_dtype="float8_e4m3")
+    assert "float8_e4m3; in the file" in text_of(manifest_page("m.so", narrow, {"w_l0": np.zeros(3, "f4")}, 57_000))
 
 
 def test_constants_of_the_equations_are_no_weights() -> None:

@@ -28,7 +28,7 @@ from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
 from . import __version__, manifest, pipeline, record_files, runtime
-from .dtypes import held_dtype, precision_name
+from .dtypes import held_dtype, precision_name, stored_name
 from .errors import BuildError, ConfigError, message
 from .lower import Lowered, Lowering
 from .pipeline import Layers
@@ -52,6 +52,7 @@ def compile(
     training: bool = False,
     *,
     precision: str | None = None,
+    weights: str | None = None,
     arch: str | Sequence[str] = (),
     without: Iterable[str] = (),
     records: Records | str | os.PathLike[str] | None = None,
@@ -64,12 +65,16 @@ def compile(
     machine's CPU, "cuda" its GPU; see `tvm_rnn.target.names()` for others: a GPU that is named, such as "nvidia-h200",
     need not be there. batch: batch sizes to be quickest at; every batch size stays correct, as does every T. precision:
     what products are computed in; None: the network's dtype. Only float32 on GPUs has a choice: "float32" means that,
-    "tf32" tensor cores with 10 bits of mantissa. float16 and bfloat16 (GPUs only) sum and keep states in float32. arch:
-    the GPUs that the file is for, as nvcc has them, such as ["sm_80", "sm_90a"]; kernels are compiled for each, and
-    the runtime takes those that fit; empty: the target's alone. without: names of passes to switch off. records: tuned
-    knob values: a folder that `tune` wrote, or "none"; None: those of TVM_RNN_RECORDS, else the user's own and those
-    that ship; the manifest says what came from which. dump: a folder for the text of every stage. progress: called
-    with the name of each stage as it starts, and with a line for each record that cannot be used.
+    "tf32" tensor cores with 10 bits of mantissa. float16 and bfloat16 (GPUs only) sum and keep states in float32.
+    weights: the dtype in which matrices of products are stored; None: that of the precision. "float8_e4m3" (GPUs, with
+    a 16-bit precision): twice as large a layer stays on the chip. When weights are loaded, each row is divided by a
+    power of two that makes its largest value 448 at most, and rounded to e4m3; every kernel multiplies by these values,
+    whatever T and B are; a row with a NaN or an infinity makes results NaN. arch: the GPUs that the file is for, as
+    nvcc has them, such as ["sm_80", "sm_90a"]; kernels are compiled for each, and the runtime takes those that fit;
+    empty: the target's alone. without: names of passes to switch off. records: tuned knob values: a folder that `tune`
+    wrote, or "none"; None: those of TVM_RNN_RECORDS, else the user's own and those that ship; the manifest says what
+    came from which. dump: a folder for the text of every stage. progress: called with the name of each stage as it
+    starts, and with a line for each record that cannot be used.
 
     Returns a Module, which can be called if the target is this machine, and else exported. Raises ConfigError for a bad
     argument, CellError for equations that cannot be compiled, BuildError if a compiler or linker fails or is missing.
@@ -85,17 +90,18 @@ def compile(
     targets = tuple(replace(one, records=_records(records, one, tell)) for one in found)
     machine = replace(machine, records=_records(records, machine, lambda line: None))
     precision = _precision(net, machine, precision)
+    stored = stored_name(precision, machine.kind == "cuda", weights)
     if net.weights:
         net.check_weights()
     without = tuple(without)
     tell("passes")
     layers = pipeline.run(net, machine, without)[-1][1]
     if dump is not None:
-        _dump(dump, pipeline.stages(net, machine, batches, without, precision))
+        _dump(dump, pipeline.stages(net, machine, batches, without, precision, stored))
     folder = tempfile.mkdtemp(prefix="tvm_rnn_")
     try:
         if machine.kind == "cuda":
-            module = _for_gpus(net, layers, targets, batches, without, precision, folder, tell)
+            module = _for_gpus(net, layers, targets, batches, without, precision, stored, folder, tell)
         else:
             module = _for_a_cpu(net, layers, machine, batches, without, folder, tell)
     except BaseException:
@@ -134,13 +140,14 @@ def _for_gpus(
     batches: tuple[int, ...],
     without: tuple[str, ...],
     precision: str,
+    stored: str,
     folder: str,
     tell: Progress,
 ) -> Module:
     from .cuda.artifact import write_module
     from .runtime_cuda import CudaModule
 
-    path = write_module(net, layers, targets, batches, without, precision, Path(folder), tell)
+    path = write_module(net, layers, targets, batches, without, precision, Path(folder), tell, stored)
     tell("loading")
     return CudaModule(path, anywhere=True)
 

@@ -29,6 +29,7 @@ from .cli_options import (
     Size,
     Spec,
     Target,
+    WeightDtype,
     Weights,
     Without,
 )
@@ -86,6 +87,7 @@ def compile_cell(
     target: Target = "llvm",
     arch: Annotated[str, typer.Option("--arch", help="GPUs for one file, e.g. sm_80,sm_90a. [the target's]")] = "",
     precision: Precision = None,
+    weight_dtype: WeightDtype = None,
     batch: Batch = "",
     weights: Weights = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Random weights, the same for the same number.")] = None,
@@ -125,6 +127,7 @@ def compile_cell(
 
         archs = [word.strip() for word in arch.split(",") if word.strip()]
         how: dict[str, Any] = {"precision": precision, "arch": archs, "without": without or (), "dump": dump}
+        how["weights"] = weight_dtype
         module = compile(net, target, parse_batch(batch), training, **how, progress=stage)
         stage(f"writing {output}")
         module.export(output)
@@ -220,6 +223,7 @@ def show_stages(
     size: Size = None,
     target: Target = "llvm",
     precision: Precision = None,
+    weight_dtype: WeightDtype = None,
     batch: Batch = "",
     without: Without = None,
     as_json: Json = False,
@@ -249,7 +253,7 @@ def show_stages(
     if stage in (*code, "all"):
         with progress(as_json) as update:
             update(f"compiling {net.cell.name} to look at it")
-            found = stages(net, machine, parse_batch(batch), skipped, precision)
+            found = stages(net, machine, parse_batch(batch), skipped, precision, weight_dtype)
     else:  # a graph: nothing to compile
         found = [(name, layers_text(net, layers)) for name, layers in run(net, machine, skipped)]
     wanted = [(name, text) for name, text in found if stage in (name, "all")]

@@ -20,6 +20,9 @@ Layers = Annotated[int, typer.Option("--layers", min=1, help="Layers, each on to
 Bidirectional = Annotated[bool, typer.Option("--bidirectional", help="Run each layer in both directions.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="float32 or float64; for GPUs also float16, bfloat16.")]
 Precision = Annotated[str | None, typer.Option("--precision", help="What to compute in: the dtype [default], or tf32.")]
+WeightDtype = Annotated[
+    str | None, typer.Option("--weight-dtype", help="Weights on a GPU: the precision's [default], or float8_e4m3.")
+]
 Batch = Annotated[str, typer.Option("--batch", help="Batch sizes to be quickest at, e.g. 1,16. All sizes work.")]
 Size = Annotated[list[str] | None, typer.Option("--size", metavar="NAME=INT", help="Another axis. Repeatable.")]
 Without = Annotated[list[str] | None, typer.Option("--without", metavar="PASS", help="Leave a pass out. Repeatable.")]

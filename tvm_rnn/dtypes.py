@@ -1,4 +1,4 @@
-"""The dtypes of networks, and what precision a compiled one computes in.
+"""The dtypes of networks, what precision a compiled one computes in, and how it stores weights.
 
 In: names from users. Out: checked names, the NumPy dtype in which arrays of a network are held, and rounding to 16 bits
 for all who hold such values in float32: NumPy has no bfloat16, and arithmetic on float16 is not what a GPU does.
@@ -21,6 +21,8 @@ PRECISIONS = {
     "float16": ("float16",),
     "bfloat16": ("bfloat16",),
 }
+# Dtypes in which a GPU may store the weights of products, each with the precisions that it goes with.
+STORED = {"float8_e4m3": ("float16", "bfloat16")}
 
 
 def dtype_name(dtype: Any) -> str:
@@ -70,3 +72,21 @@ def precision_name(dtype: str, precision: str | None) -> str:
         do = f"make the RNN with dtype={precision!r}" if precision in DTYPES else "make the RNN with dtype='float32'"
         raise ConfigError(message(what, got=precision, expected=" or ".join(known), do=do))
     return precision
+
+
+def stored_name(precision: str, gpu: bool, weights: Any) -> str:
+    """The dtype of products' weights on a GPU or a CPU, from its name or a torch dtype; "" for None, "" and what
+    the precision has anyway. Raises ConfigError for another."""
+    name = "" if weights is None else str(weights).removeprefix("torch.").removesuffix("fn")
+    if name in ("", precision):
+        return ""
+    if name not in STORED:
+        raise ConfigError(message("compile: no such dtype of weights", **unknown("dtype", str(weights), STORED)))
+    if not gpu:
+        do = "compile for a GPU, or leave weights out"
+        raise ConfigError(message(f"{name} weights are for GPUs", got="a CPU as the target", do=do))
+    if precision not in STORED[name]:
+        do = "make the RNN with dtype='bfloat16', or leave weights out"
+        expected = f"precision {' or '.join(STORED[name])}"
+        raise ConfigError(message(f"{name} weights need a 16-bit precision", got=precision, expected=expected, do=do))
+    return name

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .dtypes import DTYPES, PRECISIONS, held_dtype
+from .dtypes import DTYPES, PRECISIONS, STORED, held_dtype
 from .errors import BuildError, WeightError, message
 from .runtime import ALIGNMENT, CONSTANT, CONTAINER_VERSION, FOOTER, MAGIC, MANIFEST_FORMAT
 
@@ -100,6 +100,7 @@ CPU_FIELDS: Fields = (
 # One variant per GPU arch. parameters: (name, dtype) of the weights and constants that its packing reads, in order.
 GPU_FIELDS: Fields = (
     ("precision", lambda value: any(value in names for names in PRECISIONS.values()), "a precision"),
+    ("weight_dtype", lambda value: _is_text(value) and value in (*DTYPES, *STORED), " or ".join((*DTYPES, *STORED))),
     ("variants", lambda value: isinstance(value, list | tuple) and len(value) > 0, "a list of at least 1"),
     ("variants[].arch", _is_name, "a name as nvcc has it"),
     ("variants[].target", _is_name, "a name"),

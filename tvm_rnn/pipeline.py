@@ -94,9 +94,10 @@ def stages(
     batch: Sequence[int] = (),
     without: Iterable[str] = (),
     precision: str | None = None,
+    weights: str | None = None,
 ) -> list[tuple[str, str]]:
     """Every stage as (name, text): the passes' graphs, then "te", "tir", "llvm" and "asm"; for GPUs "tir" (kernels),
     "cuda" and "host" (the program that launches them)."""
     from .show import texts
 
-    return texts(net, target, tuple(batch), tuple(without), precision)
+    return texts(net, target, tuple(batch), tuple(without), precision, weights)

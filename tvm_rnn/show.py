@@ -26,20 +26,27 @@ GPU_STAGES = ("te", "tir", "cuda", "host")
 
 
 def texts(
-    net: RNN, target: str | Target, batch: tuple[int, ...], without: tuple[str, ...], precision: str | None = None
+    net: RNN,
+    target: str | Target,
+    batch: tuple[int, ...],
+    without: tuple[str, ...],
+    precision: str | None = None,
+    weights: str | None = None,
 ) -> list[tuple[str, str]]:
     """All stages in order as (name, text). Compiles, but neither links nor loads."""
     from .build import generate
+    from .dtypes import precision_name, stored_name
     from .expressions import te
     from .expressions import text as te_text
     from .lower import Lowering
 
-    machine = resolve(target)
+    machine, precision = resolve(target), precision_name(net.dtype, precision)
+    stored = stored_name(precision, machine.kind == "cuda", weights)
     stages = pipeline.run(net, machine, without)
     found = [(name, layers_text(net, layers)) for name, layers in stages]
     found.append(("te", "\n\n".join(te_text(te(graph)) for graph in stages[0][1].graphs)))
     if machine.kind == "cuda":
-        return [*found, *_gpu_texts(net, stages[-1][1], machine, batch, precision)]
+        return [*found, *_gpu_texts(net, stages[-1][1], machine, batch, precision, stored)]
     lowered = Lowering(net, stages[-1][1], machine, batch).run()
     executable = generate(lowered.module, machine)
     found.append(("tir", lowered.module.script()))
@@ -49,12 +56,11 @@ def texts(
 
 
 def _gpu_texts(
-    net: RNN, layers: Layers, machine: Target, batch: tuple[int, ...], precision: str | None
+    net: RNN, layers: Layers, machine: Target, batch: tuple[int, ...], precision: str, stored: str
 ) -> list[tuple[str, str]]:
     from .cuda import plan, source
-    from .dtypes import precision_name
 
-    program = plan.plan(net, layers, machine, batch, precision_name(net.dtype, precision))
+    program = plan.plan(net, layers, machine, batch, precision, stored)
     written = source.generate(program, machine)
     kernels = "\n\n".join(kernel.func.script() for kernel in program.kernels.values())
     return [("tir", kernels), ("cuda", "\n".join(written.shards)), ("host", source.statements(program))]

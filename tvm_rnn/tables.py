@@ -128,9 +128,12 @@ def _facts(path: str, m: Mapping[str, Any], weights: Mapping[str, Any], file_byt
         ("batch", "any" + (f", made for {', '.join(map(str, m['batch']))}" if m["batch"] else "")),
         (
             "weights",
-            f"in the file, {size_text(held)}"
-            if has_weights(m, weights)
-            else "not in the file: give them with --weights",
+            (f"{m['weight_dtype']}; " if m.get("weight_dtype") else "")
+            + (
+                f"in the file, {size_text(held)}"
+                if has_weights(m, weights)
+                else "not in the file: give them with --weights"
+            ),
         ),
         ("entry points", ", ".join(m["entry_points"])),
         ("target", f"{target['name']}: {target['machine']} {target['mcpu']}".rstrip()),

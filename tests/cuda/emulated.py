@@ -16,6 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import e4m3
 import numpy as np
 import tvm
 import tvm_ffi
@@ -293,8 +294,13 @@ def persistent_error(
     team, kernel = persistent_kernel(case.of, tuple(sorted(geometry.items())), lengths or reset)
     arrays = case.arrays(hoisted(team), params(team), lambda node: place_of(case.layout, node))
     for n, (phase, share) in enumerate(weights(team)):
-        value = packed(team, phase, share, case.kept(share.operand.weight))
-        arrays[f"weight_{n}"] = encoded(value, case.precision)
+        value = case.kept(share.operand.weight)
+        if team.stored:
+            arrays[f"scale_{n}"] = e4m3.scales(value, case.precision).ravel()
+            codes = packed(team, phase, share, e4m3.codes(value, case.precision))
+            arrays[f"weight_{n}"] = e4m3.words(codes, case.precision)
+            continue
+        arrays[f"weight_{n}"] = encoded(packed(team, phase, share, value), case.precision)
     teams = -(-case.batch // team.rows)
     places = max(2, min(case.steps + 1, 3 * polled.TURN))  # where values are polled for; else two copies
     arrays["exchange"] = np.full(teams * places * team.exchange_words // 2, 0xFFFFFFFF, np.uint32)

@@ -19,6 +19,14 @@ def test_rows_of_eight_units_come_early() -> None:
     assert not fetched(Team(step("lstm", 20), "bfloat16", **cluster(1, 8)))
 
 
+def test_with_weights_in_8_bits_warps_without_cells_copy_nothing() -> None:
+    wide, narrow = (
+        Team(step("lstm", 64), "bfloat16", **cluster(2, 8, warps_k=4), stored=stored) for stored in ("", "float8_e4m3")
+    )
+    assert (wide.fetching, narrow.fetching) == (4, 1) and wide.fetch_words == 4 * narrow.fetch_words
+    assert Team(step("lstm", 64), "bfloat16", **cluster(2, 32, warps_k=4), stored="float8_e4m3").fetching == 4
+
+
 @pytest.mark.parametrize("steps", [1, 2, 7])
 @pytest.mark.parametrize("geometry", [cluster(2, 16, warps_k=2), grid(3, 16, warps_k=2), grid(2, 16, warps_n=2)])
 def test_any_number_of_steps(geometry: dict[str, object], steps: int) -> None:

@@ -10,10 +10,11 @@ from persistent_layers import step
 from tvm_rnn.cuda.team import Team
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "tf32"])
+@pytest.mark.parametrize(("precision", "stored"), [("bfloat16", ""), ("tf32", ""), ("float16", "float8_e4m3")])
 @pytest.mark.parametrize(("name", "hidden"), [("lstm", 64), ("gru", 40), ("elman", 33)])
-def test_every_weight_is_packed_once(name: str, hidden: int, precision: str) -> None:
-    made = Team(step(name, hidden, precision), precision, "grid", ctas=2, rows=8, warps_u=2, warps_k=2)
+def test_every_weight_is_packed_once(name: str, hidden: int, precision: str, stored: str) -> None:
+    geometry = {"ctas": 2, "rows": 8, "warps_u": 2, "warps_k": 2}
+    made = Team(step(name, hidden, precision), precision, "grid", **geometry, stored=stored)
     for phase, shares in made.shares.items():
         for share in shares:
             shape = share.operand.weight.shape

@@ -18,6 +18,7 @@ from ..pipeline import Layers
 from ..rnn import RNN
 from ..target import Target
 from . import nvcc, plan, source
+from .places import storage
 from .program import Program
 
 EXACT = ("float32", "float64")  # precisions whose kernels must keep subnormals
@@ -32,16 +33,17 @@ def write_module(
     precision: str,
     folder: Path,
     tell: Callable[[str], None],
+    stored: str = "",
 ) -> str:
     """Compile for every target, each of another arch; returns the path of the module's file. Raises BuildError."""
     tell("planning")
-    programs = [plan.plan(net, layers, target, batches, precision) for target in targets]
+    programs = [plan.plan(net, layers, target, batches, precision, stored) for target in targets]
     tell("code generation")
     sources = [source.generate(program, target) for program, target in zip(programs, targets, strict=True)]
     tell("compiling kernels")
     elf, taken, compiler = nvcc.build(sources, folder, precision not in EXACT)
     tell("writing")
-    facts = describe(net, layers, programs, targets, batches, without, precision, taken)
+    facts = describe(net, layers, programs, targets, batches, without, precision, taken, stored)
     facts["versions"]["cuda"] = compiler
     path = os.path.join(folder, f"{net.cell.name}.so")
     manifest.write_container(elf, facts, blob(net, layers), path)
@@ -57,6 +59,7 @@ def describe(
     without: tuple[str, ...],
     precision: str,
     taken: dict[str, list[dict[str, Any]]],
+    stored: str = "",
 ) -> dict[str, Any]:
     """The manifest: what all modules say, and one variant per arch."""
     variants = []
@@ -79,6 +82,7 @@ def describe(
     return {
         **common_facts(net, targets[0], batches, without),
         "precision": precision,
+        "weight_dtype": stored or storage(precision),
         "flops_per_row": float(programs[0].facts.get("flops_per_row", 0.0)),
         "templates": variants[0]["templates"],
         "variants": variants,

@@ -49,7 +49,7 @@ class Fetch:
         if not self.order:
             return
         arena = I.cuda.cvta_generic_to_shared(self.body.arena.ptr_to([tirx.const(0, "int32")]))
-        warp = self.at + self.body.ids.warp * (team.fetch_words // team.warps)
+        warp = self.at + self._warp() * (team.fetch_words // team.fetching)
         self.warp = k.keep(warp)
         self.base = k.keep(arena + tirx.Cast("uint32", (self.warp + self.body.ids.lane * 4) * 4))
         self.sources: list[tuple[Node, int, Expr]] = []
@@ -64,6 +64,19 @@ class Fetch:
                 self.now[(phase, node, slot, block, j, e)] = (self.registers, 2 * n + e)
         for t in range(FETCH_STEPS - 1):
             self._copy(tirx.const(t, "int32"), t)
+
+    def _warp(self) -> Expr:
+        """This warp's number, among those that copy."""
+        team, ids = self.team, self.body.ids
+        if team.fetching == team.warps:
+            return ids.warp
+        group, each = tirx.floordiv(ids.warp, team.warps_k), min(team.warps_k, team.pass_tiles)
+        return group * each + tirx.Min(ids.warp_k, tirx.const(each - 1, "int32"))
+
+    def _copies(self) -> Expr:
+        """Whether this warp copies."""
+        team = self.team
+        return tirx.const(True, "bool") if team.fetching == team.warps else self.body.ids.warp_k < team.pass_tiles
 
     def _source(self, node: Node, entries: list[Any], i: int) -> Expr:
         """Element at time 0 of this lane's i-th piece of a value. Lanes past the last piece repeat it."""
@@ -89,13 +102,13 @@ class Fetch:
 
     def _words(self) -> int:
         """Of one step of one warp."""
-        words: int = self.team.fetch_words // self.team.warps // FETCH_STEPS
+        words: int = self.team.fetch_words // self.team.fetching // FETCH_STEPS
         return words
 
     def _copy(self, t: Expr, slot: Expr) -> None:
         """Begin to copy step t to one of the places."""
         k = self.k
-        with k.when(t < k["steps"]):
+        with k.when(tirx.And(self._copies(), t < k["steps"])):
             time = k.bind(self.body._time(t))
             for node, first, element in self.sources:
                 source = k[f"read_{self.pointers[node]}"].ptr_to([time * self._stride(node) + element])

@@ -35,7 +35,8 @@ class Place:
 @dataclass(frozen=True)
 class Pack:
     """A weight in the order a kernel reads. index(i) -> (index into node, valid) for int64 position i; 0 where not
-    valid. tf32: round to that format if possible (the hardware truncates)."""
+    valid. tf32: round to that format if possible (the hardware truncates). coded: elements are words of four e4m3 codes
+    (`fp8.word`), of positions 4 i to 4 i + 3, for fragments of this precision; "": they are weights."""
 
     node: Node
     dtype: str
@@ -43,6 +44,7 @@ class Pack:
     index: Callable[[Expr], tuple[tuple[Expr, ...], Expr]]
     key: tuple[Any, ...]
     tf32: bool = False
+    coded: str = ""
 
 
 def both(a: Expr, b: Expr) -> Expr:

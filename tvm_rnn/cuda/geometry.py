@@ -26,12 +26,13 @@ MODEL_ERROR = 1.15
 @dataclass(frozen=True)
 class RecurrentUnit(Unit):
     """A layer's whole time loop, as templates see it: `step` and `batch` beside the shape. layers: of a wave, each with
-    its part of the GPU."""
+    its part of the GPU. stored: the dtype of weights, where it is not the precision's."""
 
     step: Step | None = None
     precision: str = ""
     batch: int = 1
     layers: int = 1
+    stored: str = ""
 
     @property
     def key(self) -> dict[str, Any]:
@@ -41,7 +42,7 @@ class RecurrentUnit(Unit):
             given = sum(operand.given for operand in phase.operands)
             phases.append([phase.kind, phase.gates, len(phase.operands), given, len(phase.published)])
             sizes += [phase.width, *(operand.depth for operand in phase.operands)]
-        shape = [self.kind, alike(self.precision), self.layers, phases]
+        shape = [self.kind, " ".join(filter(None, [alike(self.precision), self.stored])), self.layers, phases]
         return {"shape": shape, "sizes": {"phases": sizes, "batch": [self.batch]}}
 
 
@@ -59,20 +60,23 @@ class Geometry(NamedTuple):
         return self.record.startswith("record") and not self.record.endswith("defaults")
 
 
-def unit_of(step: Step, precision: str, batch: int, layers: int = 1) -> RecurrentUnit:
+def unit_of(step: Step, precision: str, batch: int, layers: int = 1, stored: str = "") -> RecurrentUnit:
     """What templates are asked about, and what records are found by."""
     width = step.graph.states[0].shape[0]
-    own: dict[str, Any] = {"step": step, "precision": precision, "batch": batch, "layers": layers}
+    own: dict[str, Any] = {"step": step, "precision": precision, "batch": batch, "layers": layers, "stored": stored}
     return RecurrentUnit("recurrent", "step", precision, width=width, **own)
 
 
-def geometry(step: Step, target: Target, precision: str, batch: int, layers: int = 1) -> Geometry | None:
+def geometry(
+    step: Step, target: Target, precision: str, batch: int, layers: int = 1, stored: str = ""
+) -> Geometry | None:
     """The geometry of a record for this unit; else the one with the least predicted time over all templates, or a
     nearest record's where the model has nothing against it. None: nothing fits, and no record says so.
 
-    layers: of a wave; then `target` is the part of the GPU that one layer has.
+    layers: of a wave; then `target` is the part of the GPU that one layer has. stored: the dtype of weights, where it
+    is not the precision's.
     """
-    unit = unit_of(step, precision, batch, layers)
+    unit = unit_of(step, precision, batch, layers, stored)
     able = {t.name: t for t in templates().values() if t.applies(unit, target)}
     best, near, note = None, list[Geometry](), DEFAULT
     for found in target.records.find(unit):

@@ -18,7 +18,8 @@ def weight_index(team: Any, phase: Any, share: Any, at: Expr) -> tuple[tuple[Exp
     """Position in the packed weights -> (index into the weight node, valid).
 
     Order: [cta][warp_u][warp_k][K block][M tile][MMA step][lane][a0 a1 a2 a3], each a of one word. a0 and a2 are
-    the first half of a tile's rows, a1 and a3 the second; a2 and a3 lie half an MMA step further along K.
+    the first half of a tile's rows, a1 and a3 the second; a2 and a3 lie half an MMA step further along K. In 8 bits:
+    [M tile][lane][MMA step][a0 a1 a2 a3], each a of two codes, so that a lane's 16 bytes are both steps'.
     """
     i32 = tirx.Cast("int32", at) if prod(share.operand.weight.shape) < 1 << 28 else at
     per_word = 4 // team.itemsize
@@ -29,8 +30,12 @@ def weight_index(team: Any, phase: Any, share: Any, at: Expr) -> tuple[tuple[Exp
         i32 = tirx.floordiv(i32, size)
         return digit
 
-    element, word, lane = take(per_word), take(4), take(LANES)
-    mma_step, tile, kblock = take(2), take(team.m_tiles(phase)), take(share.kblocks)
+    element, word = take(per_word), take(4)
+    if team.stored:
+        mma_step, lane = take(2), take(LANES)
+    else:
+        lane, mma_step = take(LANES), take(2)
+    tile, kblock = take(team.m_tiles(phase)), take(share.kblocks)
     warp_k, warp_u, cta = take(team.warps_k), take(team.warps_u), i32
     g, q = tirx.floordiv(lane, 4), tirx.floormod(lane, 4)
     half = tile * 2 + tirx.floormod(word, 2)

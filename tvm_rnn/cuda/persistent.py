@@ -29,7 +29,7 @@ from .masks import POINTERS as MASK_POINTERS
 from .masks import SCALARS as MASK_SCALARS
 from .masks import Masks
 from .phases import Phase
-from .product import weights
+from .product import scale_names, weights
 from .reduction import Reduction
 from .start import fill_cluster, fill_grid
 from .team import LANES, Share, Team
@@ -47,9 +47,11 @@ SCALARS = (
 
 
 def pointers(team: Team, layout: Layout, masked: bool = False) -> list[tuple[str, str]]:
-    """The kernel's pointers: weights, parameters, hoisted values and inputs, states, y, and what a grid exchanges."""
+    """The kernel's pointers: weights and their scales, parameters, hoisted values and inputs, states, y, and what a
+    grid exchanges."""
     step = team.step
-    found = [(f"weight_{n}", team.storage) for n in range(len(weights(team)))]
+    found = [(f"weight_{n}", "uint32" if team.stored else team.storage) for n in range(len(weights(team)))]
+    found += [(name, "float32") for name in scale_names(team).values()]
     found += [(f"param_{n}", "float32") for n in range(len(params(team)))]
     found += [(f"read_{n}", place_of(layout, node).dtype) for n, node in enumerate(hoisted(team))]
     found += [(f"x_{n}", team.storage) for n in range(len(given(team)))]
@@ -67,7 +69,7 @@ def kernel(name: str, team: Team, layout: Layout, initial: Mapping[str, float] |
     if team.polled and not team.pollable:
         raise ValueError("a polled team needs products alone, whose operands fill whole blocks of K")
     if team.ring and not able(team):
-        raise ValueError("a ring has two stages at least, whole warpgroups, a counter in L2 and no inputs")
+        raise ValueError("a ring has two stages at least, whole warpgroups, a counter in L2, no inputs and no codes")
     masked = initial is not None
     attributes = {"tirx.kernel_launch_params": ["tirx.use_cooperative_launch"]} if team.exchange == "grid" else {}
     with flavour(team.precision):

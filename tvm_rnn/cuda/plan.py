@@ -58,16 +58,15 @@ class Plan:
     target: Target
     batches: tuple[int, ...]
     precision: str
+    stored: str = ""
     program: Program = field(init=False)
 
     def __post_init__(self) -> None:
         net = self.net
         self.program = Program(dtype=net.dtype)
         self.directions = net.num_directions
-        self.code = [
-            Layer(graph, i, self.precision, net.dtype, self.target, net.cell.initial, self.batches, self.directions)
-            for i, graph in enumerate(self.layers.graphs)
-        ]
+        common = (net.dtype, self.target, net.cell.initial, self.batches, self.directions, self.stored)
+        self.code = [Layer(graph, i, self.precision, *common) for i, graph in enumerate(self.layers.graphs)]
 
     def run(self) -> Program:
         program, host = self.program, self.program.sequence
@@ -107,7 +106,7 @@ class Plan:
             sum(self.code[index].predicted_us(batch) for index in self.layers.of_layer)
             for batch in self.batches or EXPECTED_BATCHES
         ]
-        found = wave(self.net, self.target, self.precision, self.batches, alone)
+        found = wave(self.net, self.target, self.precision, self.batches, alone, self.stored)
         if found is not None:
             found.reserve(self.program)
         return found
@@ -275,6 +274,9 @@ class Plan:
         code.recurrence(host, visit.buffers, work)
 
 
-def plan(net: RNN, layers: Layers, target: Target, batches: tuple[int, ...], precision: str) -> Program:
-    """The program of a network for one target. precision: "float64", "float32", "tf32", "float16" or "bfloat16"."""
-    return Plan(net, layers, target, batches, precision).run()
+def plan(
+    net: RNN, layers: Layers, target: Target, batches: tuple[int, ...], precision: str, stored: str = ""
+) -> Program:
+    """The program of a network for one target. precision: "float64", "float32", "tf32", "float16" or "bfloat16".
+    stored: "float8_e4m3" where products' parameters are, with a 16-bit precision."""
+    return Plan(net, layers, target, batches, precision, stored).run()

@@ -43,6 +43,9 @@ RATES = {
 }
 CLOCK_MHZ = 1900.0
 MMA_CYCLES = 6.5  # m16n8k16 on one quarter of a multiprocessor; m16n8k8 of tf32 the same
+# Of 8-bit codes to a fragment of mma.sync, on one quarter: an estimate from the instructions that it takes (14 and 8,
+# many of which start every other cycle), not measured. Nothing of it is taken to hide behind MMA.
+DECODE_CYCLES = {"bfloat16": 16.0, "float16": 14.0}
 FFMA_CYCLES = 1.7  # one instruction of a warp, with the loads between
 L2_BYTES_PER_US = 170e3  # of one multiprocessor, reading what all read
 L2_TRIP_US = 0.15  # one load after the other
@@ -94,7 +97,7 @@ def _holds(team: Team) -> bool:
     if team.ring:
         return True
     blocks = ((p, team.depth_blocks(o.source) // team.warps_k) for p in team.step.phases for o in p.operands)
-    return sum(team.m_tiles(p) * 8 * n for p, n in blocks) <= team.register_words + team.shared_words
+    return sum(team.block_words(p) * n for p, n in blocks) <= team.register_words + team.shared_words
 
 
 def predict(team: Team, batch: int, target: Target) -> float:
@@ -157,8 +160,10 @@ def _product(team: Team, number: int) -> float:
         if team.precision == "float32":  # 32 multiply-adds per cycle in each quarter
             issue = ceil(team.warps / 4) * share.kblocks * m_tiles * 2 * 4 * 8 * team.tiles * FFMA_CYCLES
             chain = 0.0
+        if team.stored:
+            issue += ceil(team.warps / 4) * team.passes * steps * m_tiles * DECODE_CYCLES[team.precision]
         operand = team.rows * team.depth_blocks(share.operand.source) * 64 * team.warps_u
-        piece = m_tiles * 8 * 4 * 32 * team.warps_u * team.warps_k * team.warps_n
+        piece = team.block_words(phase) * 4 * 32 * team.warps_u * team.warps_k * team.warps_n
         math = max(issue, chain) / CLOCK_MHZ
         near = rates.shared * team.passes * share.shared * piece / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
         trips = 1 if team.copied else team.passes * (1 if team.polled else ceil(share.kblocks / (team.ahead + 1)))

@@ -14,6 +14,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from .exchange import POISON
+from .fp8 import Coded
 from .inputs import round_inputs
 from .kernel import Writer
 from .phases import Phase
@@ -36,7 +37,7 @@ class Product:
         at = weights_at
         for number, (phase, share) in enumerate(weights(team)):
             self.names[share] = f"weight_{number}"
-            words = team.m_tiles(phase) * 8
+            words = team.block_words(phase)
             if share.registers:
                 self.registers[share] = k.local(share.registers * words, "uint32")
                 for piece in range(share.registers * words // 4):
@@ -47,18 +48,24 @@ class Product:
                 at += share.shared * words * team.warps_u * team.warps_k * LANES
         # Two sets: while one is multiplied, the weights of the next block of K are on their way.
         self.fragment = [
-            k.local(8 * max((team.m_tiles(p) for p in team.step.phases), default=1), "uint32") for _ in "ab"
+            k.local(max((team.block_words(p) for p in team.step.phases), default=8), "uint32") for _ in "ab"
         ]
+        self.coded = Coded(k, team, ids, scale_names(team)) if team.stored else None
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def _piece_address(self, phase: Phase, share: Share, piece: Expr) -> Expr:
-        """A 16-byte piece of this lane's weights in global memory; pieces are [K block][M tile][MMA step]."""
+        """A 16-byte piece of this lane's weights in global memory; pieces are [K block][M tile][MMA step], in 8 bits
+        [K block][M tile]."""
         team, ids = self.team, self.ids
         warp = (ids.rank * team.warps_u + ids.warp_u) * team.warps_k + ids.warp_k
-        pieces = share.kblocks * team.m_tiles(phase) * 2
+        pieces = share.kblocks * self._pieces(phase)
         word = ((tirx.Cast("int64", warp) * pieces + piece) * LANES + ids.lane) * 4
-        return self.k[self.names[share]].ptr_to([word * (4 // team.itemsize)])
+        return self.k[self.names[share]].ptr_to([word * (1 if team.stored else 4 // team.itemsize)])
+
+    def _pieces(self, phase: Phase) -> int:
+        """Of one K block."""
+        return self.team.block_words(phase) // 4
 
     def _load_global(self, phase: Phase, share: Share, into: Any, at: int, piece: Expr) -> None:
         regs = [into[at + z] for z in range(4)]
@@ -66,14 +73,14 @@ class Product:
 
     def _shared_word(self, phase: Phase, share: Share, at: int, piece: Expr) -> Expr:
         team, ids = self.team, self.ids
-        pieces = share.shared * team.m_tiles(phase) * 2
+        pieces = share.shared * self._pieces(phase)
         return at + (((ids.warp_u * team.warps_k + ids.warp_k) * pieces + piece) * LANES + ids.lane) * 4
 
     def _fill_shared(self, phase: Phase, share: Share, at: int) -> None:
-        k, tiles2 = self.k, self.team.m_tiles(phase) * 2
+        k, each = self.k, self._pieces(phase)
         passing = k.local(4, "uint32")
-        with k.when(self.ids.warp_n == 0), k.loop(share.shared * tiles2) as piece:
-            self._load_global(phase, share, passing, 0, piece + share.registers * tiles2)
+        with k.when(self.ids.warp_n == 0), k.loop(share.shared * each) as piece:
+            self._load_global(phase, share, passing, 0, piece + share.registers * each)
             target = self.arena.ptr_to([self._shared_word(phase, share, at, piece)])
             k.do(I.ptx["st.shared.v4.b32"](target, *[passing[z] for z in range(4)]))
 
@@ -81,21 +88,24 @@ class Product:
         """Load the weights of a K block that are not resident in registers."""
         if kblock < share.registers or kblock >= share.kblocks:
             return
-        tiles2, source = self.team.m_tiles(phase) * 2, self.fragment[kblock % 2]
-        for piece in range(tiles2):
+        each, source = self._pieces(phase), self.fragment[kblock % 2]
+        for piece in range(each):
             if kblock >= share.registers + share.shared:
-                self._load_global(phase, share, source, piece * 4, kblock * tiles2 + piece)
+                self._load_global(phase, share, source, piece * 4, kblock * each + piece)
                 continue
-            own = (kblock - share.registers) * tiles2 + piece
+            own = (kblock - share.registers) * each + piece
             word = self._shared_word(phase, share, self.shared[share], own)
             regs = [source[piece * 4 + z] for z in range(4)]
             self.k.do(I.ptx["ld.shared.v4.b32"](*regs, self.arena.ptr_to([word])))
 
     def _weights(self, phase: Phase, share: Share, kblock: int) -> Callable[[int, int], list[Expr]]:
-        """Weights of one K block: (M tile, MMA step) -> four words."""
+        """Weights of one K block: (M tile, MMA step) -> four words, in registers that the next call may take."""
         resident = kblock < share.registers
         source = self.registers[share] if resident else self.fragment[kblock % 2]
-        base = kblock * self.team.m_tiles(phase) * 8 if resident else 0
+        base = kblock * self.team.block_words(phase) if resident else 0
+        coded = self.coded
+        if coded is not None:
+            return lambda m, s: coded.fragment(m, [source[base + m * 4 + s * 2 + z] for z in range(2)], resident)
         return lambda m, s: [source[base + (m * 2 + s) * 4 + z] for z in range(4)]
 
     # --- the product -------------------------------------------------------------------------------------------------
@@ -113,46 +123,70 @@ class Product:
         # From [pass][M tile][own tile of the pass][4] to [M tile][own tile][4].
         each = self.team.pass_own * 4
         m_tiles = self.team.m_tiles(phase)
-        return [part[m * each + z] for m in range(m_tiles) for part in own for z in range(each)]
+        found = [(m, z, part[m * each + z]) for m in range(m_tiles) for part in own for z in range(each)]
+        if self.coded is None or len(self.team.shares[phase]) > 1:
+            return [value for _, _, value in found]
+        return [self.coded.scaled(self.team.shares[phase][0], m, z % 4, value) for m, z, value in found]
 
     def _pass(self, phase: Phase, load: Callable[..., None], number: int, ready: Callable[[Share], None]) -> list[Expr]:
         """The product with the batch tiles of one pass."""
         team, k = self.team, self.k
         tiles, m_tiles, chains = team.pass_tiles, team.m_tiles(phase), team.chains[phase]
-        first = number * tiles
         if team.precision == "float32":
-            return self._sum(phase, m_tiles, 1, self._lanes(phase, load, first, ready), number)
+            return self._sum(phase, m_tiles, 1, self._lanes(phase, load, number * tiles, ready), number)
         acc = k.local(m_tiles * tiles * 4 * chains)
         for z in range(m_tiles * tiles * 4 * chains):
             k.store(acc, tirx.const(0.0, "float32"), z)
+        if self.coded is not None and len(team.shares[phase]) > 1:  # each operand's weights have scales of their own
+            total = k.local(m_tiles * tiles * 4)
+            for place, share in enumerate(team.shares[phase]):
+                self._operand(phase, share, load, number, ready, acc)
+                self.coded.fold(phase, share, acc, chains, total, place == 0)
+            return self._sum(phase, m_tiles, 1, total, number)
         for share in team.shares[phase]:
-            ready(share)
-            if team.copied:
-                self._multiply_copies(phase, share, number, acc)
-                continue
-            ring = share.kblocks if team.polled else min(team.ahead + 1, share.kblocks)
-            pieces = k.local(ring * tiles * 4, "uint32")
-
-            def ask(kblock: int, tile: int, share: Share = share, ring: int = ring, pieces: Any = pieces) -> None:
-                load(share, kblock, first + tile, pieces, (kblock % ring * tiles + tile) * 4)
-
-            whole = ring if team.polled else ring - 1
-            early = [(kblock, tile) for kblock in range(whole) for tile in range(tiles)]
-            for which in early:
-                ask(*which)
-            if team.polled:
-                self._poll(early, ask, pieces)
-            self._ask_weights(phase, share, 0)
-            for kblock in range(share.kblocks):
-                self._ask_weights(phase, share, kblock + 1)
-                for tile in range(tiles) if whole <= kblock + ring - 1 < share.kblocks else ():
-                    ask(kblock + ring - 1, tile)
-                if share.operand.given and team.exchange == "grid":
-                    first_word = kblock % ring * tiles * 4
-                    round_inputs(self.k, team, [pieces[first_word + z] for z in range(tiles * 4)])
-                a = self._weights(phase, share, kblock)
-                self._multiply(kblock, m_tiles, chains, a, pieces, kblock % ring * tiles, acc)
+            self._operand(phase, share, load, number, ready, acc)
         return self._sum(phase, m_tiles, chains, acc, number)
+
+    def _operand(
+        self,
+        phase: Phase,
+        share: Share,
+        load: Callable[..., None],
+        number: int,
+        ready: Callable[[Share], None],
+        acc: Any,
+    ) -> None:
+        """Wait for one operand, and add its product with the batch tiles of one pass."""
+        team, k, tiles = self.team, self.k, self.team.pass_tiles
+        m_tiles, chains, first = team.m_tiles(phase), team.chains[phase], number * tiles
+        ready(share)
+        if self.coded is not None:
+            self.coded.begin()
+        if team.copied:
+            self._multiply_copies(phase, share, number, acc)
+            return
+        ring = share.kblocks if team.polled else min(team.ahead + 1, share.kblocks)
+        pieces = k.local(ring * tiles * 4, "uint32")
+
+        def ask(kblock: int, tile: int) -> None:
+            load(share, kblock, first + tile, pieces, (kblock % ring * tiles + tile) * 4)
+
+        whole = ring if team.polled else ring - 1
+        early = [(kblock, tile) for kblock in range(whole) for tile in range(tiles)]
+        for which in early:
+            ask(*which)
+        if team.polled:
+            self._poll(early, ask, pieces)
+        self._ask_weights(phase, share, 0)
+        for kblock in range(share.kblocks):
+            self._ask_weights(phase, share, kblock + 1)
+            for tile in range(tiles) if whole <= kblock + ring - 1 < share.kblocks else ():
+                ask(kblock + ring - 1, tile)
+            if share.operand.given and team.exchange == "grid":
+                first_word = kblock % ring * tiles * 4
+                round_inputs(self.k, team, [pieces[first_word + z] for z in range(tiles * 4)])
+            a = self._weights(phase, share, kblock)
+            self._multiply(kblock, m_tiles, chains, a, pieces, kblock % ring * tiles, acc)
 
     def _multiply_copies(self, phase: Phase, share: Share, number: int, acc: Any) -> None:
         """An operand that this lane has copied, or copies now; the next block of K is read while one is multiplied."""
@@ -261,12 +295,13 @@ class Product:
     def _multiply(self, kblock: int, m_tiles: int, chains: int, a: Any, pieces: Any, first: int, acc: Any) -> None:
         team = self.team
         for s in range(2):
+            weights = [a(m, s) for m in range(m_tiles)]
             for tile in range(team.pass_tiles):
                 b = (first + tile) * 4 + 2 * s
                 for m in range(m_tiles):
                     at = ((m * team.pass_tiles + tile) * chains + (2 * kblock + s) % chains) * 4
                     d = [acc[at + z] for z in range(4)]
-                    self.k.do(I.ptx[MMA[team.precision]](*d, *a(m, s), pieces[b], pieces[b + 1], *d))
+                    self.k.do(I.ptx[MMA[team.precision]](*d, *weights[m], pieces[b], pieces[b + 1], *d))
 
     def _turn(self, phase: Phase) -> int:
         """Without a counter no barrier of the block lies between two products: one warp may be at the next while
@@ -344,6 +379,11 @@ class Product:
 def weights(team: Team) -> list[tuple[Phase, Share]]:
     """Every product's operands, in the order of the kernel's weight pointers."""
     return [(phase, share) for phase in team.step.phases for share in team.shares[phase]]
+
+
+def scale_names(team: Team) -> dict[Share, str]:
+    """Pointers to the scales of weights in 8 bits: one for each weight."""
+    return {share: f"scale_{number}" for number, (_, share) in enumerate(weights(team))} if team.stored else {}
 
 
 def separated(team: Team, phase: Phase) -> bool:

@@ -32,6 +32,7 @@ from .program import ITEM_BYTES, Expr, Host, Pointer
 from .regime import Regime, Where, launch_either
 from .scan import scan
 from .team import MMA, Team
+from .weights import scales_of
 
 MOST_TURNS = 16  # of slices of a batch, beyond which a comparison with step by step says nothing new
 EXPECTED_BATCHES = (1, 16, 64, 128)  # where the caller names none
@@ -83,8 +84,11 @@ class Persistent:
         def index(at: Expr) -> tuple[tuple[Expr, ...], Expr]:
             return team.weight_index(phase, share, at)
 
-        key = (node, team.storage, "fragments", *shape, *ring)
         elements = team.weight_elements(phase, share)
+        if team.stored:
+            key = (node, team.stored, "fragments", *shape)
+            return Pack(node, "uint32", elements // 4, index, key, coded=team.precision)
+        key = (node, team.storage, "fragments", *shape, *ring)
         return Pack(node, team.storage, elements, index, key, tf32=team.precision == "tf32")
 
     @property
@@ -187,6 +191,7 @@ class Persistent:
             return where.hoisted[node]
 
         pointers = [where.weights[pack.key] for pack in self.packs]
+        pointers += [where.weights[scales_of(pack.node)] for pack in self.packs if pack.coded]
         pointers += [where.weights[node] for node in params(self.team)]
         pointers += [read(node) for node in hoisted(self.team)]
         pointers += [where.inputs[number] for number in self._inputs]
@@ -223,7 +228,7 @@ def choose(
     found: list[Persistent] = []
     bounded = False
     for batch in sorted(set(batches or EXPECTED_BATCHES), reverse=True):
-        best = geometry(step, target, precision, batch)
+        best = geometry(step, target, precision, batch, stored=layout.weights.stored)
         if best is None:
             continue  # a smaller batch's geometry takes such a batch in slices
         us, template, team, record = best

@@ -81,13 +81,14 @@ class Layer:
     initial: Mapping[str, float]
     batches: tuple[int, ...] = ()
     directions: int = 1
+    stored: str = ""  # the dtype of products' parameters, where it is not the precision's
     groups: list[tuple[list[Group], Any]] = field(default_factory=list)  # what one launch does, in order
     regimes: list[Regime] = field(default_factory=list)
     reserved: dict[tuple[str, str], tuple[Pointer, str]] = field(default_factory=dict)
     regime: str = "-1"  # C++ expression: which of `regimes` runs in this call; below 0: none
 
     def __post_init__(self) -> None:
-        self.weights = Weights(self.graph, self.number, self.precision)
+        self.weights = Weights(self.graph, self.number, self.precision, self.stored)
         self.layout = Layout(self.graph, self.precision, self.weights, self.dtype, self.directions)
         for number, groups in enumerate(chains(self.graph.groups)):
             kind = groups[0].kind if len(groups) == 1 else "rows"

@@ -19,7 +19,7 @@ from math import ceil
 from typing import Any
 
 from ..graph import Node
-from . import lane_layout, wide_layout
+from . import fp8, lane_layout, wide_layout
 from .phases import Operand, Phase, Step
 
 Expr = Any
@@ -62,7 +62,7 @@ class Team:
     copied: 1 where a grid's operands come to shared memory by asynchronous copies (`copies.py`) in place of registers
     `ahead`. ring: stages of a ring in shared memory that operands of wgmma come through (`wide_layout`); warps_u,
     warps_n and warps_k then say how warps share cells, warpgroups share K; 0: lanes load for mma.sync. together: blocks
-    that fetch operands for each other.
+    that fetch operands for each other. stored: the dtype of weights (`fp8.py`) where it is not `storage`.
     """
 
     step: Step
@@ -81,6 +81,7 @@ class Team:
     copied: int = 0
     ring: int = 0
     together: int = 1
+    stored: str = ""
 
     @property
     def storage(self) -> str:
@@ -165,7 +166,7 @@ class Team:
         """Words of weights of one block of K, per lane."""
         if self.ring:
             return wide_layout.m_tiles(self, phase) * wide_layout.TILE_WORDS
-        return self.m_tiles(phase) * 8
+        return self.m_tiles(phase) * (4 if self.stored else 8)
 
     def depth_blocks(self, source: Node) -> int:
         """K blocks of an operand: whole blocks per warp, those of padded units included."""
@@ -196,10 +197,15 @@ class Team:
         return not self.ring and node.op != "input" and slot >= 0 and phase.width % 8 == 0
 
     @property
+    def fetching(self) -> int:
+        """Warps that copy hoisted values. Weights in 8 bits leave no room for those without cells."""
+        return self.warps // self.warps_k * min(self.warps_k, self.pass_tiles) if self.stored else self.warps
+
+    @property
     def fetch_words(self) -> int:
         pairs = zip(self.step.phases, self.step.reads, strict=True)
         tiles = [self.blocks(p.width) for p, reads in pairs for node, slot in reads if self.fetches(p, node, slot)]
-        return FETCH_STEPS * self.warps * sum(tiles) * self.own_tiles * 64 * self.itemsize // 4
+        return FETCH_STEPS * self.fetching * sum(tiles) * self.own_tiles * 64 * self.itemsize // 4
 
     # --- inputs of products ----------------------------------------------------------------------------------------
 
@@ -323,15 +329,8 @@ class Team:
             return wide_layout.places(self).end
         operands = self.exchange_words if self.exchange == "cluster" else 0
         barriers = 16 * (len(self.published) + 1)  # two mbarriers per value, and for reductions
-        own = (
-            self.partial_words
-            + self.stage_words
-            + self.inputs_words
-            + self.copy_words
-            + self.fetch_words
-            + self.weight_words
-        )
-        return 4 * (operands + own) + max(256, barriers)
+        own = (self.partial_words, self.stage_words, self.inputs_words, self.copy_words, self.fetch_words)
+        return 4 * (operands + sum(own) + self.weight_words) + max(256, barriers)
 
     # --- registers -------------------------------------------------------------------------------------------------
 
@@ -351,7 +350,7 @@ class Team:
     def registers(self) -> int:
         """An estimate per thread, used to discard what would spill."""
         total = sum(s.registers * self.block_words(p) for p, parts in self.shares.items() for s in parts)
-        total += self.input_registers
+        total += self.input_registers + (fp8.registers(self) if self.stored else 0)
         most = max((s.kblocks for parts in self.shares.values() for s in parts), default=0)
         asked = most if self.polled else self.ahead + 1
         work = [
@@ -366,7 +365,7 @@ class Team:
         if self.ring:
             total += max(wide_layout.m_tiles(self, p) for p in self.shares) * self.rows // 2 - max(work, default=0) + 16
         elif any(s.registers < s.kblocks for parts in self.shares.values() for s in parts):
-            total += 8 * max(self.m_tiles(p) for p in self.step.phases)  # fragments on their way
+            total += max(self.block_words(p) for p in self.step.phases)  # fragments on their way
         for number, phase in enumerate(self.step.phases):
             cells = self.blocks(phase.width) * self.own_tiles * 2
             early = (
@@ -383,7 +382,7 @@ class Team:
 
     def weight_elements(self, phase: Phase, share: Share) -> int:
         words = self.block_words(phase) * share.kblocks
-        return self.ctas * self.k_parts * self.part_lanes * words * 4 // self.itemsize
+        return self.ctas * self.k_parts * self.part_lanes * words * 4 // (1 if self.stored else self.itemsize)
 
     def weight_index(self, phase: Phase, share: Share, at: Expr) -> tuple[tuple[Expr, ...], Expr]:
         """Position in the packed weights -> (index into the weight node, valid)."""

@@ -161,16 +161,19 @@ def _most(values: Sequence[Expr]) -> str:
     return text
 
 
-def wave(net: RNN, target: Target, precision: str, batches: Sequence[int], alone: Sequence[float]) -> Wave | None:
+def wave(
+    net: RNN, target: Target, precision: str, batches: Sequence[int], alone: Sequence[float], stored: str = ""
+) -> Wave | None:
     """The waves of a network; None where there is none that is worth while.
 
-    alone: for each expected batch size the predicted time of a step of all layers one after the other.
+    alone: for each expected batch size the predicted time of a step of all layers one after the other. stored: the
+    dtype of products' parameters, where it is not the precision's.
     """
     if net.num_directions > 1 or net.num_layers < 2 or precision not in MMA or target.arch != "sm_90a":
         return None
     layers = run_passes(net, target, ("hoist_gemms",))[-1][1]  # products of inputs are part of the step
     try:
-        members = [_member(net, graph, n, precision, target) for n, graph in enumerate(layers.graphs)]
+        members = [_member(net, graph, n, precision, stored) for n, graph in enumerate(layers.graphs)]
     except NotPersistent:
         return None
     found: list[tuple[int, Geometry]] = []
@@ -190,10 +193,10 @@ def wave(net: RNN, target: Target, precision: str, batches: Sequence[int], alone
     return result
 
 
-def _member(net: RNN, graph: Any, number: int, precision: str, target: Target) -> Member:
+def _member(net: RNN, graph: Any, number: int, precision: str, stored: str) -> Member:
     if constants(graph):
         raise NotPersistent("arrays of constants are known by the hoisted graph's names")
-    weights = Weights(graph, len(net.layers) + number, precision)
+    weights = Weights(graph, len(net.layers) + number, precision, stored)
     layout = Layout(graph, precision, weights, net.dtype)
     step = step_of(layout)
     # What layers hand over is their output, as the product of the next one reads it.
@@ -217,7 +220,8 @@ def _able(members: Sequence[Member], team: Team, target: Target) -> bool:
 def _best(members: Sequence[Member], layers: int, target: Target, precision: str, batch: int) -> Geometry | None:
     """The best geometry on each layer's part of the GPU."""
     part = replace(target, sms=target.sms // layers)
-    found = geometry(members[-1].step, part, precision, batch, layers)
+    stored = members[-1].layout.weights.stored
+    found = geometry(members[-1].step, part, precision, batch, layers, stored)
     if found is None or found.team is None or ceil(batch / found.team.rows) > resident_teams(found.team, part):
         return None
     return found if _able(members, found.team, target) else None

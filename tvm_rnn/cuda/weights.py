@@ -2,7 +2,8 @@
 
 In: a graph with groups, and the packed form that each product wants. Out: `Weights`: the kept values in an order in
 which they can be computed, and `pack`, which puts their kernels into the host program. A kept value is dense; values
-of parameters that a kernel reads are kept, and so are those that other kept ones are made of.
+of parameters that a kernel reads are kept, and so are those that other kept ones are made of. Where weights are stored
+in 8 bits, every product's are: as codes, or rounded to what codes can say, with a scale for each row (`fp8.py`).
 """
 
 from __future__ import annotations
@@ -20,26 +21,30 @@ from ..memory import int64, wide
 from ..ops import TABLE
 from ..rnn import named_constants, weight_name
 from ..scalar_cuda import flavour
+from . import fp8
 from .gemm_layout import Pack
 from .kernel import Kernel, Writer, write
-from .places import Place, arithmetic
+from .places import Place, arithmetic, dense
 from .program import Pointer, Program
-from .rows import THREADS, rows_kernel
+from .rows import THREADS, WARP, rows_kernel, unravel
 from .values import Values, sources
 
 Expr = Any
+SCALES = "scales"
 
 
 @dataclass
 class Weights:
-    """The values of one graph that are made of parameters alone."""
+    """The values of one graph that are made of parameters alone. stored: the dtype of products' parameters, where it is
+    not the precision's."""
 
     graph: Graph
     number: int
     precision: str
+    stored: str = ""
     kept: list[Node] = field(default_factory=list)
     packs: dict[Any, Pack] = field(default_factory=dict)  # by Pack.key
-    kernels: dict[Any, tuple[Kernel, list[Node]]] = field(default_factory=dict)
+    kernels: dict[Any, tuple[Kernel, list[Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         nodes = self.graph.nodes()
@@ -120,43 +125,96 @@ class Weights:
         )
         return made.kernel, [a.node for a in made.arguments if a.role == "read"]
 
-    def _pack_kernel(self, number: int, pack: Pack) -> tuple[Kernel, list[Node]]:
+    def _needed(self, node: Node) -> tuple[list[Any], dict[Node, str], list[tuple[str, str]]]:
+        """What a parameter's values are made of, the names of the pointers to it, and these with dtypes."""
         reads = self._reads(None)
-        needed = sources([pack.node], lambda n: reads(n) is not None)
+        needed = sources([node], lambda n: reads(n) is not None)
         needed = [n for n in needed if reads(n) is not None]
         pointers = {n: f"r{i}" for i, n in enumerate(needed)}
+        return needed, pointers, [(pointers[n], place.dtype) for n in needed if (place := reads(n)) is not None]
+
+    def _pack_kernel(self, number: int, pack: Pack) -> tuple[Kernel, list[Any]]:
+        needed, pointers, named = self._needed(pack.node)
         blocks = -(-pack.elements // THREADS)
+
+        def value(writer: Writer, index: Sequence[Expr]) -> Expr:
+            return Values(writer, self.raw_dtype, int64(0), self._reads(None), pointers).at(pack.node, tuple(index))
+
+        def row_scale(writer: Writer, index: Sequence[Expr]) -> Expr:
+            return writer.keep(writer["scales"][wide(dense(pack.node.shape[:-1], index[:-1]))])
+
+        def code(writer: Writer, at: Expr) -> Expr:
+            index, valid = pack.index(at)
+            found = writer.local(1, "uint32")
+            writer.store(found, tirx.const(0, "uint32"), 0)
+            with writer.when(valid):
+                writer.store(found, fp8.code(writer, value(writer, index), row_scale(writer, index)), 0)
+            return found[0]
 
         def body(writer: Writer) -> None:
             block, thread = I.cta_id([blocks]), I.thread_id([THREADS])
             at = writer.keep(wide(block) * int64(THREADS) + wide(thread))
-            index, valid = pack.index(at)
-            zero = tirx.const(0.0, pack.dtype)
             with writer.when(at < int64(pack.elements)):
-                writer.store(writer["packed"], zero, at)
+                if pack.coded:
+                    codes = [code(writer, at * int64(4) + int64(i)) for i in range(4)]
+                    writer.store(writer["packed"], fp8.word(codes, pack.coded), at)
+                    return
+                index, valid = pack.index(at)
+                writer.store(writer["packed"], tirx.const(0.0, pack.dtype), at)
                 with writer.when(valid):
-                    value = Values(writer, self.raw_dtype, int64(0), reads, pointers).at(pack.node, index)
-                    value = tf32(value) if pack.tf32 else value
-                    same = str(value.ty) == pack.dtype
-                    writer.store(writer["packed"], value if same else tirx.Cast(pack.dtype, value), at)
+                    found = value(writer, index)
+                    found = tf32(found) if pack.tf32 else found
+                    found = fp8.dequantised(writer, found, row_scale(writer, index)) if self.stored else found
+                    same = str(found.ty) == pack.dtype
+                    writer.store(writer["packed"], found if same else tirx.Cast(pack.dtype, found), at)
 
-        named = [(pointers[n], place.dtype) for n in needed if (place := reads(n)) is not None]
+        named += [("scales", "float32")] if self.stored else []
         with flavour(self.raw_dtype):
             kernel = write(f"g{self.number}_pack{number}", [*named, ("packed", pack.dtype)], [], body, threads=THREADS)
-        return kernel, needed
+        return kernel, [*needed, *([scales_of(pack.node)] if self.stored else [])]
+
+    def _scale_kernel(self, number: int, node: Node) -> tuple[Kernel, list[Any]]:
+        """A warp for each row: the scale that its largest magnitude needs."""
+        needed, pointers, named = self._needed(node)
+        *outer, depth = node.shape
+
+        def body(w: Writer) -> None:
+            row, lane = I.cta_id([prod(outer)]), I.thread_id([WARP])
+            largest = w.local(1, "int32")
+            w.store(largest, tirx.const(0, "int32"), 0)
+            index = unravel(w, row, tuple(outer))
+            with w.loop(-(-depth // WARP)) as turn:
+                k = w.keep(turn * WARP + lane)
+                with w.when(k < depth):
+                    found = Values(w, self.raw_dtype, int64(0), self._reads(None), pointers).at(node, (*index, k))
+                    w.store(largest, tirx.Max(largest[0], fp8.magnitude(found)), 0)
+            for distance in (16, 8, 4, 2, 1):
+                mask = tirx.const(0xFFFFFFFF, "uint32")
+                other = tirx.call_extern("int32", "__shfl_xor_sync", mask, largest[0], distance, WARP)
+                w.store(largest, tirx.Max(largest[0], w.keep(other)), 0)
+            with w.when(tirx.EQ(lane, 0)):
+                w.store(w["scales"], fp8.scale(largest[0], self.precision), wide(row))
+
+        with flavour(self.raw_dtype):
+            name = f"g{self.number}_scale{number}"
+            return write(name, [*named, ("scales", "float32")], [], body, threads=WARP), needed
 
     def pack(self, program: Program, layer: int, direction: int) -> Mapping[Any, Pointer]:
         """Reserve the packed weights of one layer and direction and fill them: statements of `program.pack`.
 
-        Returns where each kept node and each wanted pack (by its key) lies.
+        Returns where each kept node, each wanted pack (by its key) and its scales (by `scales_of`) lie.
         """
         if not self.kernels:
             self.kernels = {n: self._kept_kernel(n) for n in self.kept}
+            scaled = dict.fromkeys(p.node for p in self.packs.values()) if self.stored else {}
+            self.kernels |= {scales_of(n): self._scale_kernel(i, n) for i, n in enumerate(scaled)}
             self.kernels |= {k: self._pack_kernel(i, p) for i, (k, p) in enumerate(self.packs.items())}
         names = {id(value): name for name, value in named_constants(self.graph, self.number).items()}
         places: dict[Any, Pointer] = {}
 
-        def source(node: Node) -> Pointer:
+        def source(node: Any) -> Pointer:
+            if not isinstance(node, Node):
+                return places[node]
             if node.op == "param":
                 return program.raw(weight_name(node.name, layer, direction), self.raw_dtype)
             return program.raw(names[id(node.value)], self.raw_dtype) if node.op == "const" else places[node]
@@ -164,11 +222,18 @@ class Weights:
         for key, (kernel, needed) in self.kernels.items():
             if isinstance(key, Node):
                 places[key] = program.packed(prod(key.shape), arithmetic(self.precision))
+            elif key[0] == SCALES:
+                places[key] = program.packed(prod(key[1].shape[:-1]), "float32")
             else:
                 places[key] = program.packed(self.packs[key].elements, self.packs[key].dtype)
             pointers = [*(source(n) for n in needed), places[key]]
             program.pack.launch(kernel, pointers, [1] if kernel.scalars else [])
         return places
+
+
+def scales_of(node: Node) -> tuple[str, Node]:
+    """By which name the scales of a product's parameter are known: one for each of its rows."""
+    return SCALES, node
 
 
 def tf32(value: Expr) -> Expr:

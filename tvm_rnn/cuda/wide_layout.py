@@ -54,6 +54,7 @@ class Places:
 def able(team: Any) -> bool:
     """Whether a team's operands may come through a ring."""
     grid = team.exchange == "grid" and not team.polled and not team.copied and team.precision != "float32"
+    grid = grid and not team.stored  # wgmma would read codes
     return bool(grid and team.ring > 1 and team.warps % 4 == 0 and not team.step.given)
 
 

@@ -1,0 +1,237 @@
+"""Weights in 8 bits: codes and scales, every code back in 16 bits, and kernels of every kind that multiply by them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import e4m3
+import numpy as np
+import pytest
+from compiled_kernels import graph_of
+from emulated import Case, decoded, encoded, persistent_error, run
+from persistent_layers import GPU, layout_of, registers_and_spills, step, text_of
+from test_persistent import cluster, grid
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tvm_rnn.cuda import fp8, persistent
+from tvm_rnn.cuda.gemm_layout import Pack
+from tvm_rnn.cuda.geometry import geometry
+from tvm_rnn.cuda.kernel import Kernel, Writer, write
+from tvm_rnn.cuda.predict import able_to_run, predict
+from tvm_rnn.cuda.product import weights
+from tvm_rnn.cuda.program import Program
+from tvm_rnn.cuda.team import Team
+from tvm_rnn.cuda.weights import Weights, scales_of
+from tvm_rnn.dtypes import rounded
+from tvm_rnn.tolerance import tolerance
+
+NAME = "float8_e4m3"
+PRECISIONS = ["bfloat16", "float16"]
+ROWS, DEPTH = 12, 7
+
+
+def decoding(precision: str) -> Kernel:
+    """Two words of 16-bit values from each word of codes, of those that never change and of those that come by."""
+
+    def body(k: Writer) -> None:
+        at = I.cta_id([1]) * 256 + I.thread_id([256])
+        found, zero = k.local(4, "uint32"), k.local(1, "uint32")
+        k.store(zero, tirx.const(0, "uint32"), 0)
+        codes = k.keep(k["codes"][tirx.Cast("int64", at)])
+        for name, none in (("resident", zero[0]), ("passing", None)):
+            fp8.decode(k, precision, codes, found[2], found[3], found, none)
+            for z in range(2):
+                k.store(k[name], found[2 + z], tirx.Cast("int64", at * 2 + z))
+
+    return write("k", [(name, "uint32") for name in ("codes", "resident", "passing")], [], body, threads=256)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_code_is_decoded_in_every_place(precision: str) -> None:
+    """Subnormals, zeros of both signs and 448 among them. No weight has the codes of NaN."""
+    codes = np.array([(np.arange(256) * step + step) % 256 for step in (1, 3, 5, 7)]).T
+    codes[codes % 128 == 127] = 0
+    found = {name: np.zeros(512, np.uint32) for name in ("resident", "passing")}
+    run(decoding(precision), {"codes": e4m3.words(codes, precision), **found}, {}, 1)
+    expected = encoded(e4m3.values(codes).astype(np.float32), precision).view(np.uint16)
+    for name in found:
+        np.testing.assert_array_equal(found[name].view(np.uint16), expected.ravel())
+
+
+def matrix(precision: str) -> np.ndarray:
+    """Rows of all sizes: of zeros, of subnormals, with ties, at the ends of the precision's range."""
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(ROWS, DEPTH)) * 10.0 ** rng.uniform(-3, 1, (ROWS, 1))
+    rows[1] = 0
+    rows[2] = np.array([448, 447, 432, 17, 17.5, 2.0**-9, 3 * 2.0**-10]) / 64
+    rows[3] = np.array([449, -448.5, 1, 1.0625, 1.1875, 2.0**-10, -(2.0**-6)]) / 512
+    rows[4] = np.array([65504, 3, -57344, 100, 0, -0.0, 1]) * (1.98 * 2.0**111 if precision == "bfloat16" else 1.0)
+    rows[5] = np.array([1, 2, 3, -1000, 17, 0, 5]) * (2.0**-120 if precision == "bfloat16" else 2.0**-24)
+    return np.asarray(rounded(rows, precision), np.float32)
+
+
+def packed(precision: str, given: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Scales, words of codes and 16-bit weights of a matrix in row-major order, by the kernels that load it."""
+    graph = graph_of("elman", inputs=DEPTH, hidden=ROWS)
+    node = next(n for n in graph.params if n.name == "W")
+    kept = Weights(graph, 0, precision, NAME)
+
+    def index(at: Any) -> Any:
+        row, k = tirx.truncdiv(at, tirx.IntImm("int64", DEPTH)), tirx.truncmod(at, tirx.IntImm("int64", DEPTH))
+        return (row, k), row < tirx.IntImm("int64", ROWS)
+
+    kept.want(Pack(node, "uint32", ROWS * DEPTH // 4, index, ("codes",), coded=precision))
+    kept.want(Pack(node, precision, ROWS * DEPTH, index, ("wide",)))
+    kept.pack(Program(precision), 0, 0)
+    scales, words = np.zeros(ROWS, np.float32), np.zeros(ROWS * DEPTH // 4, np.uint32)
+    wide = encoded(np.zeros(ROWS * DEPTH), precision)
+    run(kept.kernels[scales_of(node)][0], {"r0": given, "scales": scales}, {}, ROWS)
+    for name, found in (("codes", words), ("wide", wide)):
+        run(kept.kernels[name,][0], {"r0": given, "scales": scales, "packed": found}, {}, 1)
+    return scales, words, decoded(wide, precision).reshape(ROWS, DEPTH)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_codes_and_16_bit_weights_are_the_same_numbers(precision: str) -> None:
+    given = matrix(precision)
+    scales, words, wide = packed(precision, given)
+    np.testing.assert_array_equal(scales, e4m3.scales(given, precision))
+    np.testing.assert_array_equal(words, e4m3.words(e4m3.codes(given, precision), precision))
+    np.testing.assert_array_equal(wide, e4m3.rounded(given, precision))
+    error = np.abs(wide - given) / np.maximum(np.abs(given), scales[:, None] * 2.0**-6)
+    assert error[np.abs(given) <= 448 * scales[:, None]].max() <= 2.0**-4
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_row_that_is_not_finite_is_nan(bad: float) -> None:
+    given = matrix("float16")
+    given[7, 3] = bad
+    scales, words, wide = packed("float16", given)
+    assert np.flatnonzero(np.isnan(scales)).tolist() == [7]
+    assert np.isfinite(e4m3.values(words.view(np.uint8))).all()  # the scale alone makes NaN
+    assert np.flatnonzero(np.isnan(wide).any(1)).tolist() == [7] and np.isnan(wide[7]).all()
+
+
+# --- products ---------------------------------------------------------------------------------------------------------
+
+
+def check(name: str, hidden: int, batch: int, precision: str, geometry: dict[str, Any], **how: Any) -> None:
+    """A kernel beside the oracle with the weights that it multiplies by."""
+    case = e4m3_case(name, hidden, batch, precision, **how)
+    found = persistent_error(case, {**geometry, "stored": NAME})
+    assert found < tolerance(precision, 4), found
+
+
+def e4m3_case(name: str, hidden: int, batch: int, precision: str, **how: Any) -> Case:
+    case = Case(name, hidden, batch, 4, precision, **how)
+    products = e4m3.matrices(case.graph)
+    for leaf in case.graph.params:
+        if leaf.name in products:
+            case.values[leaf] = e4m3.rounded(case.values[leaf], precision)
+    return case
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "precision", "geometry"),
+    [
+        ("lstm", 40, "bfloat16", cluster(2, 8, warps_k=2, register_words=8)),  # registers and shared memory
+        ("gru_reset_before", 33, "float16", cluster(2, 16, warps_u=2, passes=2)),  # an odd number of gates
+        ("lstm", 72, "float16", grid(3, 16, warps_u=3, warps_k=2, register_words=4, shared_words=8)),  # and streamed
+        pytest.param("elman", 64, "bfloat16", grid(2, 8, warps_k=2, polled=1), marks=pytest.mark.slow),
+        pytest.param("gru", 64, "bfloat16", grid(2, 16, warps_n=2, copied=1), marks=pytest.mark.slow),
+    ],
+)
+def test_products(name: str, hidden: int, precision: str, geometry: dict[str, Any]) -> None:
+    check(name, hidden, 11, precision, geometry)
+
+
+@pytest.mark.parametrize(
+    "geometry", [cluster(2, 8, warps_k=2), pytest.param(grid(2, 16, copied=1), marks=pytest.mark.slow)]
+)
+def test_operands_of_one_product_have_scales_of_their_own(geometry: dict[str, Any]) -> None:
+    check("lstm", 24, 9, "bfloat16", geometry, inputs=16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("name", ["lstm_projection", "slstm", "lem", "multiplicative_lstm", "lstm_layer_norm", "nas"])
+def test_cells(name: str, precision: str) -> None:
+    for knobs in (cluster(2, 8, warps_u=2), grid(3, 16, warps_k=4, register_words=16, shared_words=16)):
+        check(name, 40, 9, precision, knobs)
+
+
+def test_what_codes_are_worth() -> None:
+    """With rows of random size, 2 to 3 percent of a row's norm is lost, wherever powers of two lie."""
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(64, 512)) * 10.0 ** rng.uniform(-2, 2, (64, 1))
+    lost = np.linalg.norm(e4m3.rounded(rows, "bfloat16") - rows, axis=1) / np.linalg.norm(rows, axis=1)
+    assert lost.min() > 0.015 and lost.max() < 0.035
+
+
+# --- room and time ----------------------------------------------------------------------------------------------------
+
+
+def team(name: str, hidden: int, precision: str, **knobs: Any) -> Team:
+    return Team(step(name, hidden, precision), precision, **knobs)
+
+
+def test_weights_take_half_the_room() -> None:
+    knobs = cluster(8, 8, warps_u=4, register_words=32)
+    wide, narrow = (team("lstm", 256, "bfloat16", **knobs, stored=stored) for stored in ("", NAME))
+    ((phase, before),), ((_, after),) = weights(wide), weights(narrow)
+    assert narrow.block_words(phase) * 2 == wide.block_words(phase)
+    assert (before.registers, after.registers) == (2, 4)
+    assert narrow.weight_elements(phase, after) == wide.weight_elements(phase, before)
+    assert narrow.shared_bytes < wide.shared_bytes and able_to_run(narrow, GPU)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_larger_layers_stay_on_the_chip(precision: str) -> None:
+    for hidden in (2560, 3072):
+        for batch in (1, 8):
+            assert geometry(step("lstm", hidden, precision), GPU, precision, batch) is None
+            found = geometry(step("lstm", hidden, precision), GPU, precision, batch, stored=NAME)
+            assert found is not None and found[2].stored == NAME and not found[2].ring
+
+
+def test_codes_cost_time_where_nothing_else_changes() -> None:
+    knobs = grid(64, 16, warps_k=4, register_words=160)
+    assert predict(team("lstm", 512, "bfloat16", **knobs, stored=NAME), 16, GPU) > predict(
+        team("lstm", 512, "bfloat16", **knobs), 16, GPU
+    )
+
+
+def test_no_ring_has_codes() -> None:
+    made = team("lstm", 64, "bfloat16", **grid(4, 8, warps_u=2, warps_k=4, ring=2), stored=NAME)
+    with pytest.raises(ValueError, match="a ring has"):
+        persistent.kernel("k", made, layout_of("lstm", 64))
+
+
+def test_each_fragment_is_decoded_once_in_each_step() -> None:
+    for precision, instruction in (("bfloat16", "mul_half_rn_bf16x2("), ("float16", "rn_f16x2_e4m3x2(")):
+        made = team("lstm", 64, precision, **cluster(2, 16, warps_k=2), stored=NAME)
+        ((phase, share),) = weights(made)
+        text = text_of(persistent.kernel("k", made, layout_of("lstm", 64, precision)))
+        # Even and odd steps, two MMA steps in a block of K, four registers in a fragment.
+        assert text.count(instruction) == 2 * share.kblocks * 2 * made.m_tiles(phase) * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "hidden", "batch", "precision"),
+    [
+        ("lstm", 1024, 1, "bfloat16"),
+        ("gru_reset_before", 256, 16, "float16"),
+        pytest.param("lstm", 2048, 16, "bfloat16", marks=pytest.mark.slow),
+        pytest.param("gru_reset_before", 512, 16, "float16", marks=pytest.mark.slow),
+        pytest.param("lstm", 3072, 1, "float16", marks=pytest.mark.slow),
+    ],
+)
+def test_compilers_do_not_decode_ahead(name: str, hidden: int, batch: int, precision: str, tmp_path: Path) -> None:
+    """16 bits of all weights at once would spill."""
+    found = geometry(step(name, hidden, precision), GPU, precision, batch, stored=NAME)
+    assert found is not None
+    kernel = persistent.kernel("k", found[2], layout_of(name, hidden, precision))
+    registers, spilled = registers_and_spills(kernel, tmp_path)
+    assert registers <= 255 and spilled == 0

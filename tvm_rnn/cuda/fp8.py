@@ -1,0 +1,215 @@
+"""Weights in 8 bits: e4m3 codes and a scale per row, made when weights are packed, undone just before they are used.
+
+In: float32 weights in packing kernels; words of four codes in persistent kernels. Out: scales and codes, or weights as
+16 bits hold them; registers for mma.sync, and sums times scales. A scale is a power of two: a code times its scale is a
+float16 or bfloat16 exactly, so kernels that keep codes and kernels that read 16 bits multiply by the same numbers.
+
+e4m3: a sign, 4 bits of exponent (bias 7), 3 of mantissa; at most 448; subnormals in steps of 2**-9; here never a NaN.
+Where a row has a NaN or an infinity its scale is NaN, and with it all that comes of the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from .kernel import Writer
+
+Expr = Any
+MOST = 448.0
+LEAST_NORMAL_BITS = (127 - 6) << 23  # of 2**-6 as float32
+INFINITE = 0x7F800000
+# A scale's exponent as float32 has it. Below the first, subnormals times the scale would need more than 16 bits; above
+# the second, 448 times the scale.
+SCALES = {"float16": (127 - 15, 127 + 7), "bfloat16": (127 - 117, 127 + 119)}
+# bfloat16 with these bits of a code in place (sign, then exponent and mantissa) is the code's value times 2**-120: its
+# exponent's bias is that much larger. Subnormals are too. A multiplication puts it right.
+IN_PLACE, UNBIAS = 0x87F087F0, 0x7B807B80
+# The other two codes of a word lie in the gaps: bits 0 to 3, 12 to 14 and 11 of each half are to become 4 to 7, 8 to 10
+# and 15.
+UP, DOWN = 0x80F080F0, 0x07000700
+AND, AND_OR = 0xC0, 0xEA  # truth tables of lop3: a & b, a & b | c
+
+
+def _int(value: int) -> Expr:
+    return tirx.const(value, "int32")
+
+
+def _bits(value: Expr) -> Expr:
+    return tirx.call_pure_extern("int32", "__float_as_int", value)
+
+
+def _float(bits: Expr) -> Expr:
+    return tirx.call_pure_extern("float32", "__int_as_float", bits)
+
+
+def _inverse(bits: Expr) -> Expr:
+    """1 divided by the power of two that has these bits."""
+    return _float(_int(254 << 23) - bits)
+
+
+# --- in packing kernels -----------------------------------------------------------------------------------------------
+
+
+def magnitude(value: Expr) -> Expr:
+    """A float32's bits without the sign: integers in the order of magnitudes, infinity and NaN the largest."""
+    return tirx.bitwise_and(_bits(value), _int(0x7FFFFFFF))
+
+
+def scale(largest: Expr, precision: str) -> Expr:
+    """The scale of a row whose largest magnitude has these bits: the least power of two, within bounds, that makes it
+    448 at most; 1 for a row of zeros; NaN where the row has an infinity or a NaN."""
+    least, most = SCALES[precision]
+    # 448 is 1.75 * 2**8: the carry of what mantissas above 1.75 overflow by makes it the next power.
+    exponent = tirx.shift_right(largest + _int(0x1FFFFF), _int(23)) - _int(8)
+    exponent = tirx.Max(_int(least), tirx.Min(_int(most), exponent))
+    exponent = tirx.Select(tirx.EQ(largest, _int(0)), _int(127), exponent)
+    bits = tirx.Select(largest >= _int(INFINITE), _int(0x7FC00000), tirx.shift_left(exponent, _int(23)))
+    return _float(bits)
+
+
+def _rounded(w: Writer, value: Expr, scale: Expr) -> tuple[Expr, Expr]:
+    """|value / scale|, at most 448, to nearest, ties to even: (bits of the power of two below it, at least 2**-6; how
+    many eighths of that)."""
+    quotient = w.keep(_float(magnitude(value)) * _inverse(_bits(scale)))
+    most = tirx.const(MOST, "float32")
+    quotient = w.keep(tirx.Select(quotient < most, quotient, most))
+    power = w.keep(tirx.Max(tirx.bitwise_and(_bits(quotient), _int(INFINITE)), _int(LEAST_NORMAL_BITS)))
+    eighths = quotient * tirx.const(8.0, "float32") * _inverse(power)
+    return power, w.keep(tirx.call_pure_extern("float32", "rintf", eighths))
+
+
+def dequantised(w: Writer, value: Expr, scale: Expr) -> Expr:
+    """A float32 weight as its code and its row's scale have it, in float32."""
+    power, eighths = _rounded(w, value, scale)
+    found = w.keep(eighths * _float(power - _int(3 << 23)) * scale)
+    return tirx.Select(value < tirx.const(0.0, "float32"), -found, found)
+
+
+def code(w: Writer, value: Expr, scale: Expr) -> Expr:
+    """The e4m3 code of a float32 weight, as uint32."""
+    power, eighths = _rounded(w, value, scale)
+    # Exponent and mantissa are one number: eighths from 8 on are the next power's, below 8 (of 2**-6) subnormals.
+    number = tirx.shift_right(power, _int(20)) + tirx.Cast("int32", eighths) - _int(((127 - 7) << 3) + 8)
+    sign = tirx.bitwise_and(tirx.shift_right(_bits(value), _int(24)), _int(0x80))
+    return tirx.Cast("uint32", tirx.bitwise_or(number, sign))
+
+
+def word(codes: Sequence[Expr], precision: str) -> Expr:
+    """Four codes as `Coded.fragment` expects them: the first two are the halves of its first register."""
+    first, second, third, fourth = codes
+    if precision == "float16":
+        low, high = first | second << _uint(8), third | fourth << _uint(8)
+        return low | high << _uint(16)
+    return _in_place(first) | _in_gaps(third) | (_in_place(second) | _in_gaps(fourth)) << _uint(16)
+
+
+def _uint(value: int) -> Expr:
+    return tirx.const(value, "uint32")
+
+
+def _in_place(code: Expr) -> Expr:
+    return (code & _uint(0x80)) << _uint(8) | (code & _uint(0x7F)) << _uint(4)
+
+
+def _in_gaps(code: Expr) -> Expr:
+    return code & _uint(0x0F) | (code & _uint(0x70)) << _uint(8) | (code & _uint(0x80)) << _uint(4)
+
+
+# --- in persistent kernels --------------------------------------------------------------------------------------------
+
+
+def decode(k: Writer, precision: str, codes: Expr, first: Expr, second: Expr, passing: Any, zero: Expr | None) -> None:
+    """A word of four codes to two registers of two values of 16 bits: in float16 by the hardware's conversion, in
+    bfloat16 bit by bit. passing: two registers; zero: one that holds 0 (see `Coded`), or None."""
+    up, down, none = passing[0], passing[1], _uint(0) if zero is None else zero
+    if precision == "float16":
+        k.do(I.ptx["shf.r.wrap.b32"](down, codes, none, _uint(16)))
+        if zero is not None:
+            k.do(I.ptx["lop3.b32"](up, codes, codes, zero, AND_OR))
+        k.do(I.ptx["cvt.rn.f16x2.e4m3x2"](first, tirx.Cast("uint16", codes if zero is None else up)))
+        k.do(I.ptx["cvt.rn.f16x2.e4m3x2"](second, tirx.Cast("uint16", down)))
+        return
+    k.do(I.ptx["lop3.b32"](first, codes, _uint(IN_PLACE), none, AND_OR))
+    k.do(I.ptx["mul.rn.bf16x2"](first, first, _uint(UNBIAS)))
+    k.do(I.ptx["mad.lo.u32"](up, codes, _uint(16), none))
+    k.do(I.ptx["shf.r.wrap.b32"](down, codes, none, _uint(4)))
+    k.do(I.ptx["lop3.b32"](up, up, _uint(UP), up, AND))
+    k.do(I.ptx["lop3.b32"](second, down, _uint(DOWN), up, AND_OR))
+    k.do(I.ptx["mul.rn.bf16x2"](second, second, _uint(UNBIAS)))
+
+
+def registers(team: Any) -> int:
+    """Of a thread, beside its words of codes, roughly: scales, fragments on their way, sums of several operands."""
+    kept = sum(len(team.halves(phase)) * len(shares) for phase, shares in team.shares.items())
+    each = team.pass_tiles * 4
+    work = [min(4 * team.m_tiles(p), 2 * each) + (len(s) > 1) * team.m_tiles(p) * each for p, s in team.shares.items()]
+    return int(kept + max(work, default=0))
+
+
+class Coded:
+    """What the products of one kernel do with e4m3 weights. Construct once, at the kernel's start: it loads the scales
+    of this lane's rows.
+
+    Codes in registers never change, so compilers would make 16 bits of them once, before the loop over time, or once
+    for two steps, and take the registers that codes are to save (LSTM 2048, B = 16: 3.6 KB spilled; without, none).
+    Hence PTX in place of expressions, and `zero`: it is 0, and changes in each product, as far as ptxas can see.
+    """
+
+    def __init__(self, k: Writer, team: Any, ids: Any, names: dict[Any, str]) -> None:
+        """names: each share's pointer to its weight's scales."""
+        self.k, self.team = k, team
+        self.scales: dict[Any, Any] = {}
+        for phase, shares in team.shares.items():
+            for share in shares:
+                self.scales[share] = self._load(phase, names[share], ids)
+        most = max((team.m_tiles(p) for p in team.shares), default=1)
+        self.registers, self.passing = k.local(4 * most, "uint32"), k.local(2, "uint32")
+        self.zero = k.local(1, "uint32")
+        k.do(I.ptx["shr.b32"](self.zero[0], tirx.Cast("uint32", k["batch"]), _uint(31)))
+
+    def _load(self, phase: Any, name: str, ids: Any) -> Any:
+        k, team, width = self.k, self.team, phase.width
+        found = k.local(2 * team.m_tiles(phase))
+        for half in range(2 * team.m_tiles(phase)):
+            k.store(found, tirx.const(1.0, "float32"), half)  # also of units that only fill up a block
+        for half, (gate, block) in enumerate(team.halves(phase)):
+            unit = ids.rank * team.units(width) + (ids.warp_u * team.blocks(width) + block) * 8 + ids.g
+            with k.when(unit < width):
+                k.store(found, k[name][tirx.Cast("int64", unit + gate * width)], half)
+        return found
+
+    def begin(self) -> None:
+        """Before each product: what was computed for the last one is not to be kept."""
+        self.k.do(I.ptx["shl.b32"](self.zero[0], self.zero[0], _uint(1)))
+
+    def fragment(self, m: int, words: Sequence[Expr], resident: bool) -> list[Expr]:
+        """The four registers of an M tile for mma.sync, of two words of codes. resident: these never change."""
+        found = [self.registers[m * 4 + z] for z in range(4)]
+        for number, codes in enumerate(words):
+            zero = self.zero[0] if resident else None
+            decode(self.k, self.team.precision, codes, found[2 * number], found[2 * number + 1], self.passing, zero)
+        return found
+
+    def scaled(self, share: Any, m: int, z: int, value: Expr) -> Expr:
+        """A sum times its row's scale. z: of an accumulator's four, two of the first 8 rows, two of the rest."""
+        return value * self.scales[share][2 * m + z // 2]
+
+    def fold(self, phase: Any, share: Any, acc: Any, chains: int, total: Any, first: bool) -> None:
+        """Add one operand's sums (of all chains) times their scales to the phase's, and set them to 0."""
+        k, tiles = self.k, self.team.pass_tiles
+        for m in range(self.team.m_tiles(phase)):
+            for tile in range(tiles):
+                at = m * tiles + tile
+                for z in range(4):
+                    sums = [acc[(at * chains + chain) * 4 + z] for chain in range(chains)]
+                    value = sums[0]
+                    for other in sums[1:]:
+                        value = value + other
+                    value = self.scaled(share, m, z, value)
+                    k.store(total, value if first else total[at * 4 + z] + value, at * 4 + z)
+                    for chain in range(chains):
+                        k.store(acc, tirx.const(0.0, "float32"), (at * chains + chain) * 4 + z)
