@@ -89,6 +89,9 @@ _HOME = {
     "load": "runtime",
     "Target": "target",
     "compile": "build",
+    "from_torch": "frontends.torch",
+    "state_dict": "frontends.torch",
+    "to_torch_layer": "frontends.torch",
     "te": "expressions",
 }
 _MODULES = ("cells",)

@@ -303,6 +303,7 @@ def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tu
     return {
         "format": 1,
         "versions": {"tvm_rnn": __version__, "tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__},
+        **({} if net.origin is None else {"origin": net.origin.facts()}),
         "cell": net.cell.name,
         "dtype": net.dtype,
         "num_layers": net.num_layers,

@@ -110,13 +110,23 @@ GPU_FIELDS: Fields = (
 )
 
 
+# Only of modules that were made from a layer of another framework.
+ORIGIN_FIELDS: Fields = (
+    ("origin.framework", _is_name, "a name"),
+    ("origin.layer", _is_name, "a name"),
+    ("origin.file", lambda value: value is None or _is_name(value), "a path or null"),
+    ("origin.sha256", lambda value: value is None or _is_name(value), "a digest or null"),
+    ("origin.batch_first", lambda value: isinstance(value, bool), "true or false"),
+)
+
+
 def validate(manifest: Mapping[str, Any]) -> None:
     """Raise BuildError, naming the field, where the manifest is not one that this version's runtime understands."""
     number = manifest.get("format")
     if number != MANIFEST_FORMAT:
         raise _invalid("format", number, str(MANIFEST_FORMAT))
-    gpu = "variants" in manifest
-    for path, test, expected in (*FIELDS, *(GPU_FIELDS if gpu else CPU_FIELDS)):
+    more = GPU_FIELDS if "variants" in manifest else CPU_FIELDS
+    for path, test, expected in (*FIELDS, *more, *(ORIGIN_FIELDS if "origin" in manifest else ())):
         for where, value in _values(manifest, path, ""):
             if not test(value):
                 raise _invalid(where, value, expected)

@@ -15,6 +15,7 @@ import numpy as np
 
 from . import cells
 from .errors import TvmRnnError
+from .frontends.torch import state_arrays
 from .graph import Graph, Node, depends
 from .normalise import normalise
 from .passes.combine_gemms import CombineGemms
@@ -144,20 +145,8 @@ def _axis_sizes(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]], layer
 
 def torch_weights(problem: Problem) -> dict[str, Array]:
     """The weights by torch.nn's names and in its shapes; the gate order is the same."""
-    result: dict[str, Array] = {}
-    for layer in range(problem.manifest.num_layers):
-        for direction in range(problem.manifest.num_directions):
-            W, R, b, second = problem.gates(layer, direction)
-            parts = {
-                "weight_ih": W.reshape(-1, W.shape[-1]),
-                "weight_hh": R.reshape(-1, R.shape[-1]),
-                "bias_ih": b.reshape(-1),
-                "bias_hh": second.reshape(-1),
-            }
-            if problem.manifest.cell == "lstm_projection":
-                parts["weight_hr"] = problem.weight("W_P", layer, direction)
-            result |= {weight_name(name, layer, direction): np.array(value) for name, value in parts.items()}
-    return result
+    net = net_of(problem.manifest)
+    return state_arrays(net.load({name: problem.weights[name] for name in net.weight_shapes}))
 
 
 def onnx_model(problem: Problem) -> bytes:

@@ -19,6 +19,8 @@ from .dtypes import dtype_name, held_dtype, rounded
 from .errors import ConfigError, WeightError, message, unknown
 from .graph import Graph, constant
 from .ops import Shape
+from .origin import Origin
+from .tensor_files import open_safetensors
 
 Sizes = int | Sequence[int]
 
@@ -73,6 +75,7 @@ class RNN:
         self.sizes = self._bind(hidden_size, sizes)
         self.layers = self._trace()
         self.weights: dict[str, np.ndarray] = {}
+        self.origin: Origin | None = None  # the layer of another framework that this one was
 
     @property
     def num_directions(self) -> int:
@@ -228,22 +231,9 @@ def _size(name: str, value: Any) -> int:
 def _arrays(source: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
     if isinstance(source, Mapping):
         return source
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     if not isinstance(source, (str, os.PathLike)):
         raise WeightError(message("weights are a dict or the path of a .safetensors file", got=f"{source!r:.80}"))
-    path = os.fspath(source)
-    if not os.path.isfile(path):
-        raise WeightError(message("no such weights file", got=path, do="check the path"))
-    try:
-        return load_file(path)
-    except (SafetensorError, ValueError, KeyError) as reason:
-        raise WeightError(
-            message(
-                "not a safetensors file", where=path, got=str(reason), do="write it with safetensors.numpy.save_file"
-            )
-        ) from None
+    return {name: tensor.read() for name, tensor in open_safetensors(source).items()}
 
 
 def checked_weights(shapes: Mapping[str, Shape], given: Mapping[str, Any], dtype: str) -> dict[str, np.ndarray]:

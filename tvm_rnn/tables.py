@@ -124,6 +124,7 @@ def _facts(path: str, m: Mapping[str, Any], weights: Mapping[str, Any], file_byt
     return [
         ("module", f"{path}, {size_text(file_bytes)}"),
         ("cell", f"{m['cell']}, {layers}, {directions}, {m['dtype']}"),
+        *([("made from", origin_text(m["origin"]))] if "origin" in m else []),
         *([("precision", m["precision"])] if variants else []),
         ("batch", "any" + (f", made for {', '.join(map(str, m['batch']))}" if m["batch"] else "")),
         (
@@ -141,6 +142,16 @@ def _facts(path: str, m: Mapping[str, Any], weights: Mapping[str, Any], file_byt
         ("made by", ", ".join(f"{name} {version}" for name, version in m["versions"].items())),
         ("created", m["created"]),
     ]
+
+
+def origin_text(origin: Mapping[str, Any]) -> str:
+    """Which layer of which framework a module was, and the file that it was read from."""
+    parts = [origin["layer"]]
+    if origin["batch_first"]:
+        parts.append("batch_first there, [T, B, ...] here")
+    if origin["file"] is not None:
+        parts.append(f"{origin['file']}, sha256 {origin['sha256']}")
+    return ", ".join(parts)
 
 
 def _cpu_facts(m: Mapping[str, Any]) -> list[tuple[str, str]]:
