@@ -96,6 +96,8 @@ class Problem:
         """A framework's own name and options for the cell, from its table. Raises Unsupported where it has none."""
         if self.manifest.cell not in known:
             raise Unsupported(f"it has no cell {self.manifest.cell}")
+        if self.manifest.get("reverse"):
+            raise Unsupported("its layers run forward, or in both directions")
         net_of(self.manifest)  # a user's cell may be called lstm as well
         return known[self.manifest.cell]
 
@@ -118,6 +120,7 @@ def net_of(manifest: Manifest) -> RNN:
             num_layers=manifest.num_layers,
             bidirectional=manifest.num_directions == 2,
             dtype=manifest.dtype,
+            reverse=bool(manifest.get("reverse")),
             **{name: [sizes.get(name, 0) for sizes in layers] for name in layers[0]},
         )
     except TvmRnnError:
@@ -241,7 +244,7 @@ class NumpyLayer:
         initial = self.net.cell.initial
         state = [np.full((batch, *s.shape), initial.get(s.name, 0.0), self.net.dtype) for s in graph.states]
         y = np.empty((steps, batch, *graph.output.shape), self.net.dtype)
-        for t in range(steps)[:: -1 if self.direction else 1]:
+        for t in range(steps)[:: -1 if self.direction or self.net.reverse else 1]:
             values = {**self.fixed, **{n: whole[n][t] for n in self.handed}}
             values.update(zip(graph.states, state, strict=True))
             evaluate(self.late, values)

@@ -65,7 +65,7 @@ class Reference:
             for direction in range(net.num_directions):
                 own = {name: parts[layer.index][direction] for name, parts in states.items()}
                 weights = {p.name: net.weights[weight_name(p.name, layer.index, direction)] for p in graph.params}
-                y = self._layer(graph, weights, [layer_input, *arrays[1:]], own, n, mask, direction)
+                y = self._layer(graph, weights, [layer_input, *arrays[1:]], own, n, mask, direction + net.reverse)
                 outputs.append(y)
                 for name, value in own.items():
                     states[name][layer.index][direction] = value

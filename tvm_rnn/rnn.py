@@ -45,7 +45,8 @@ class RNN:
     cell: a Cell. input_size: features of x (axis I). hidden_size: axis H; an int, or one int per layer. Other axes of
     the cell by name: `RNN(cells.lstm_projection, 32, 64, P=16)`, an int or one per layer; proj_size is P, as in torch.
     dtype: of x, y, states and weights: "float32", "float64", and for GPUs "float16" and "bfloat16". Weights and states
-    of the 16-bit dtypes are float32 arrays whose values 16 bits can hold.
+    of the 16-bit dtypes are float32 arrays whose values 16 bits can hold. reverse: one direction that begins at
+    each row's last step and ends at step 0; such a network cannot be called step by step.
 
     Raises ConfigError for a bad argument, CellError for equations that do not fit these sizes.
     """
@@ -58,6 +59,8 @@ class RNN:
         num_layers: int = 1,
         bidirectional: bool = False,
         dtype: str = "float32",
+        *,
+        reverse: bool = False,
         **sizes: Sizes,
     ) -> None:
         if not isinstance(cell, Cell):
@@ -71,7 +74,11 @@ class RNN:
         self.cell, self.dtype = cell, dtype_name(dtype)
         self.input_size = _size("input_size", input_size)
         self.num_layers = _size("num_layers", num_layers)
-        self.bidirectional = bool(bidirectional)
+        self.bidirectional, self.reverse = bool(bidirectional), bool(reverse)
+        if self.bidirectional and self.reverse:
+            raise ConfigError(
+                message("RNN: both directions include the reverse one", got="both", do="give one of them")
+            )
         self.sizes = self._bind(hidden_size, sizes)
         self.layers = self._trace()
         self.weights: dict[str, np.ndarray] = {}
@@ -92,14 +99,15 @@ class RNN:
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{k}={v}" for k, v in self.sizes[0].items())
-        return f"<RNN {self.cell.name} {shown} layers={self.num_layers} directions={self.num_directions} {self.dtype}>"
+        directions = "reverse" if self.reverse else f"directions={self.num_directions}"
+        return f"<RNN {self.cell.name} {shown} layers={self.num_layers} {directions} {self.dtype}>"
 
     def _bind(self, hidden_size: Sizes | None, sizes: Mapping[str, Sizes]) -> list[dict[str, int]]:
         names = self.cell.size_names
         given: dict[str, Sizes] = dict(sizes) if hidden_size is None else {"H": hidden_size, **sizes}
         for name in given:
             if name not in names:
-                known = (*names, "hidden_size", "num_layers", "bidirectional", "dtype")
+                known = (*names, "hidden_size", "num_layers", "bidirectional", "dtype", "reverse")
                 what = f"RNN: cell {self.cell.name} has no axis {name!r}, and RNN no such argument"
                 raise ConfigError(message(what, **unknown("axis", name, known)))
         layers = []

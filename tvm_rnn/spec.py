@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from types import ModuleType
+from typing import Any
 
 from . import cells
 from .cell import Cell
@@ -120,7 +121,7 @@ def build_net(
 
     Raises ConfigError or CellError, as RNN does.
     """
-    given = dict(sizes or {})
+    given: dict[str, Any] = dict(sizes or {})
     if hidden_size is not None:
         given["H"] = hidden_size
     if fill is not None:

@@ -155,7 +155,7 @@ SUITES: dict[str, Callable[[], list[Point]]] = {
 
 def network(point: Point) -> RNN:
     """The point's network, without weights."""
-    sizes = dict(point.sizes)
+    sizes: dict[str, Any] = dict(point.sizes)
     cell, both = cells.get(point.cell), point.directions == 2
     return RNN(cell, point.input, point.hidden, point.layers, both, point.dtype, **sizes)
 

@@ -120,7 +120,7 @@ def _facts(path: str, m: Mapping[str, Any], weights: Mapping[str, Any], file_byt
     target, variants = m["target"], m.get("variants", ())
     held = sum(array.nbytes for array in weights.values())
     layers = f"{m['num_layers']} layer{'s' * (m['num_layers'] > 1)}"
-    directions = "both directions" if m["num_directions"] == 2 else "forward"
+    directions = "both directions" if m["num_directions"] == 2 else "reverse" if m.get("reverse") else "forward"
     return [
         ("module", f"{path}, {size_text(file_bytes)}"),
         ("cell", f"{m['cell']}, {layers}, {directions}, {m['dtype']}"),

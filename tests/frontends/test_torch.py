@@ -205,3 +205,8 @@ def test_cells_that_torch_lacks() -> None:
         rnn.state_dict(rnn.RNN(rnn.cells.lstm, 3, 4))
     with pytest.raises(ConfigError, match="not an RNN"):
         rnn.state_dict(layer_of("gru"))
+
+
+def test_torch_has_no_reverse_direction_alone() -> None:
+    with pytest.raises(ConfigError, match="reverse direction alone"):
+        rnn.to_torch_layer(rnn.RNN(rnn.cells.lstm, 3, 4, reverse=True).init())

@@ -153,7 +153,7 @@ def _network(form: Form, given: Given, layer: str, **facts: Any) -> RNN:
     if len(dtypes) > 1:
         raise WeightError(message("from_torch: the parameters differ in dtype", got=", ".join(sorted(dtypes))))
     (dtype,) = dtypes
-    sizes = {"P": form.proj_size} if form.proj_size else {}
+    sizes: dict[str, Any] = {"P": form.proj_size} if form.proj_size else {}
     net = RNN(form.cell, form.input_size, form.hidden_size, form.num_layers, form.bidirectional, dtype=dtype, **sizes)
     arrays = {name: np.array(array, held_dtype(dtype)) for name, (array, _) in given.items()}
     weights: dict[str, Array] = {}
@@ -204,6 +204,9 @@ def form_of(net: RNN) -> Form:
         expected = ", ".join(cell.name for cell in kinds)
         do = "rnn.to_onnx(net, path) writes any cell"
         raise ConfigError(message("torch.nn has no layer of this cell", got=net.cell.name, expected=expected, do=do))
+    if net.reverse:
+        do = "flip the steps of inputs and outputs around the layer of a forward network"
+        raise ConfigError(message("torch.nn has no layer of the reverse direction alone", got=repr(net), do=do))
     if len({tuple(sorted((k, v) for k, v in layer.sizes.items() if k != "I")) for layer in net.layers}) > 1:
         got = [layer.sizes for layer in net.layers]
         raise ConfigError(message("torch.nn's layers are all of one size", got=got, do="make one layer of each"))
