@@ -242,9 +242,7 @@ class Module:
     def step(self, x: Any, state: Any = None, **inputs: Any) -> Any:
         """One step: x [B, *input] -> (y [B, H], {name: state})."""
         if self.manifest["num_directions"] != 1 or "step" not in self.manifest["entry_points"]:
-            raise _error(
-                InputError, "this module cannot step", "two directions, or the reverse one", "forward", "call mod(x)"
-            )
+            raise _error(InputError, "this module cannot step", "two directions or reverse", "forward", "call mod(x)")
         arrays, lead, like = self._read_inputs(x, inputs, ("B",))
         return self._run(arrays, state, 1, lead, like, (0, 0), (self._no_lengths, self._no_reset))
 
