@@ -18,6 +18,7 @@ from .cell import Cell
 from .dtypes import dtype_name, held_dtype, rounded
 from .errors import ConfigError, WeightError, message, unknown
 from .graph import Graph, constant
+from .model import Program
 from .ops import Shape
 from .origin import Origin
 from .tensor_files import open_safetensors
@@ -83,6 +84,7 @@ class RNN:
         self.layers = self._trace()
         self.weights: dict[str, np.ndarray] = {}
         self.origin: Origin | None = None  # the layer of another framework that this one was
+        self.program: Program | None = None  # the whole model that it was part of, this network included
 
     @property
     def num_directions(self) -> int:
