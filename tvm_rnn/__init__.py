@@ -89,8 +89,10 @@ _HOME = {
     "load": "runtime",
     "Target": "target",
     "compile": "build",
+    "from_onnx": "frontends.onnx",
     "from_torch": "frontends.torch",
     "state_dict": "frontends.torch",
+    "to_onnx": "frontends.onnx_export",
     "to_torch_layer": "frontends.torch",
     "te": "expressions",
 }
