@@ -247,7 +247,7 @@ def state_arrays(net: RNN) -> dict[str, Array]:
         values = {"weight_ih": own["W"].reshape(-1, own["W"].shape[-1])}
         values["weight_hh"] = own["R"].reshape(-1, own["R"].shape[-1])
         if form.bias:
-            pair = _split(form.kind, own, biases.get(weight_name("b", layer, d)), net.dtype)
+            pair = split_biases(form.kind, own, biases.get(weight_name("b", layer, d)), net.dtype)
             values["bias_ih"], values["bias_hh"] = pair
         if form.proj_size:
             values["weight_hr"] = net.weights[weight_name("W_P", layer, d)]
@@ -255,7 +255,11 @@ def state_arrays(net: RNN) -> dict[str, Array]:
     return found
 
 
-def _split(kind: str, own: Mapping[str, Array], pair: tuple[Array, Array] | None, dtype: str) -> tuple[Array, Array]:
+def split_biases(
+    kind: str, own: Mapping[str, Array], pair: tuple[Array, Array] | None, dtype: str
+) -> tuple[Array, Array]:
+    """The two biases of one direction, flat: those that the network came with while they still add up to its own, else
+    ours and zeros. kind: "GRU" for one whose reset gate comes after the product, anything else for a plain sum."""
     if pair is not None:
         again = _sum(kind, *pair, dtype)
         if all(same_bits(value.reshape(own[name].shape), own[name]) for name, value in again.items()):
