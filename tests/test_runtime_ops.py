@@ -24,11 +24,11 @@ def arrays_of(values: Any) -> list[Any]:
 
 def program_of(model: Any) -> Program:
     """The model's nodes as steps. Raises Unreadable for what is not supported."""
-    from tvm_rnn.frontends.onnx_file import Source, Unreadable
-    from tvm_rnn.frontends.onnx_graph import Steps
+    from tvm_rnn.frontends.onnx_file import Source
+    from tvm_rnn.frontends.onnx_graph import GraphSteps
     from tvm_rnn.frontends.onnx_nodes import add_node
 
-    steps = Steps(Source(model))
+    steps = GraphSteps(Source(model))
     if steps.problems:
         raise Unreadable(steps.problems[0])
     for node in model.graph.node:
@@ -44,7 +44,7 @@ def test_the_standards_own_tests(modules: tuple[str, ...]) -> None:
     """Whatever of ONNX's node tests is made of our operations, in float32 and all other dtypes."""
     from onnx.backend.test.case import node as cases
 
-    from tvm_rnn.frontends.onnx_file import Unreadable
+    from tvm_rnn.frontends.folding import Unreadable
 
     tested: set[str] = set()
     for module in modules:  # to import all of them takes 8 s

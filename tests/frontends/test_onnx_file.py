@@ -13,7 +13,8 @@ import onnx
 import pytest
 
 from tvm_rnn.errors import ConfigError
-from tvm_rnn.frontends.onnx_file import TYPES, Source, Unreadable, read_model, stored_elements, tensor_array
+from tvm_rnn.frontends.folding import Unreadable
+from tvm_rnn.frontends.onnx_file import TYPES, Source, read_model, stored_elements, tensor_array
 
 SOURCE = Source(onnx.ModelProto())
 VALUES = [0, 1, 2, 3, 100, 127]

@@ -9,15 +9,16 @@ import onnx
 import pytest
 from onnx_models import model_of, node
 
-from tvm_rnn.frontends.onnx_file import Source, Unreadable
-from tvm_rnn.frontends.onnx_graph import Steps
+from tvm_rnn.frontends.folding import Unreadable
+from tvm_rnn.frontends.onnx_file import Source
+from tvm_rnn.frontends.onnx_graph import GraphSteps
 from tvm_rnn.frontends.onnx_nodes import add_node
 
 
-def added(made: Any, opset: int = 17, constants: dict[str, Any] | None = None) -> Steps:
+def added(made: Any, opset: int = 17, constants: dict[str, Any] | None = None) -> GraphSteps:
     known = {name: np.asarray(value) for name, value in (constants or {}).items()}
     inputs = {name: ("f4", None) for name in made.input if name and name not in known}
-    steps = Steps(Source(model_of([made], inputs, {}, known, opset)))
+    steps = GraphSteps(Source(model_of([made], inputs, {}, known, opset)))
     add_node(steps, made)
     return steps
 

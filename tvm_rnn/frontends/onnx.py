@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import numpy as np
-
 from ..errors import ConfigError, message
-from ..model import NETWORK, Model, Program, Step
+from ..model import Model
 from ..origin import Origin
-from ..rnn import RNN, weight_name
-from .onnx_file import Proto, Source, Unreadable, import_onnx, read_model
-from .onnx_graph import RECURRENT, Steps, label
+from ..rnn import RNN
+from .folding import Unreadable
+from .layers import Recurrent
+from .networks import build_networks
+from .onnx_file import Proto, Source, import_onnx, read_model
+from .onnx_graph import RECURRENT, GraphSteps, label
 from .onnx_nodes import add_node
-from .onnx_recurrent import Recurrent, read_recurrent
-from .onnx_stacks import Stacks, needed
+from .onnx_recurrent import read_recurrent
+from .stacks import Stacks
 
 OLDEST = 7  # operator set: RNN, LSTM and GRU have had their present inputs since
 
@@ -39,7 +40,7 @@ def from_onnx(source: Any) -> RNN | Model:
     Raises ConfigError for a file that is damaged or not supported, with everything in it that is not.
     """
     found = read_model(source)
-    steps = Steps(found)
+    steps = GraphSteps(found)
     problems = [*_version(found), *_order(steps), *steps.problems]
     layers: list[Recurrent] = []
     if not problems:
@@ -54,7 +55,7 @@ def from_onnx(source: Any) -> RNN | Model:
         got = ", ".join(sorted({n.op_type for n in steps.graph.node})) or "no node"
         expected = f"a node of {', '.join(RECURRENT)} that an output needs"
         raise ConfigError(message("from_onnx: no recurrent node", where=found.path, got=got, expected=expected))
-    return _result(found, steps, layers, stacks)
+    return build_networks(steps, layers, stacks, Origin("onnx", "", found.path, found.sha256))
 
 
 def _version(source: Source) -> list[str]:
@@ -64,7 +65,7 @@ def _version(source: Source) -> list[str]:
     return [f"operator set {source.opset}; {OLDEST} to {newest} are supported (by the onnx package that is installed)"]
 
 
-def _order(steps: Steps) -> list[str]:
+def _order(steps: GraphSteps) -> list[str]:
     """Names that are made twice, or read before or without being made: what a graph must not have."""
     graph = steps.graph
     names = [*(t.name for t in graph.initializer), *(d.name for d in steps.inputs)]
@@ -86,7 +87,7 @@ def _order(steps: Steps) -> list[str]:
     return problems
 
 
-def _read_nodes(steps: Steps, layers: list[Recurrent]) -> list[str]:
+def _read_nodes(steps: GraphSteps, layers: list[Recurrent]) -> list[str]:
     """Turn every node that an output needs into steps; what cannot be is returned."""
     problems = []
     refused: set[str] = set()  # values that are not made, so that what reads them can still be looked at
@@ -109,7 +110,7 @@ def _read_nodes(steps: Steps, layers: list[Recurrent]) -> list[str]:
     return problems
 
 
-def _needed(steps: Steps) -> list[Proto]:
+def _needed(steps: GraphSteps) -> list[Proto]:
     makers = {name: i for i, node in enumerate(steps.graph.node) for name in node.output if name}
     found: set[int] = set()
     stack = [d.name for d in steps.outputs]
@@ -119,65 +120,3 @@ def _needed(steps: Steps) -> list[Proto]:
             found.add(at)
             stack += steps.graph.node[at].input
     return [steps.graph.node[i] for i in sorted(found)]
-
-
-# --- networks --------------------------------------------------------------------------------------------------------
-
-
-def _result(source: Source, steps: Steps, layers: list[Recurrent], stacks: Stacks) -> RNN | Model:
-    networks, changed = [], {}
-    for number, group in stacks.groups.items():
-        own = [layers[i] for i in group]
-        net, given = _network(source, steps, own)
-        networks.append(net)
-        if given:
-            changed[number] = given
-    makers = needed(steps.steps, [value for given in changed.values() for value in given.values()])
-    done = tuple(_with_weights(step, changed) for step in (*makers, *stacks.steps))
-    used = {name for step in done for name in step.inputs} | {d.name for d in steps.outputs}
-    constants = {name: value for name in sorted(used) if name and (value := steps.constant(name)) is not None}
-    program = Program(tuple(steps.inputs), tuple(steps.outputs), done, constants)
-    if len(networks) == 1:
-        networks[0].program = program
-        return networks[0]
-    names = "; ".join(net.origin.layer for net in networks if net.origin is not None)
-    return Model(networks, program, Origin("onnx", names, source.path, source.sha256))
-
-
-def _with_weights(step: Step, changed: dict[int, dict[str, str]]) -> Step:
-    """A network whose weights are not constants reads them as values."""
-    given = changed.get(step.attributes["network"]) if step.op == NETWORK else None
-    if not given:
-        return step
-    attributes = {**step.attributes, "weights": list(given)}
-    return Step(step.op, (*step.inputs, *given.values()), step.outputs, attributes, step.node)
-
-
-def _network(source: Source, steps: Steps, own: list[Recurrent]) -> tuple[RNN, dict[str, str]]:
-    """The RNN of a stack of layers; and its weights as values, where they are not all constants."""
-    first = own[0]
-    net = RNN(
-        first.cell,
-        first.input_size,
-        [layer.hidden_size for layer in own],
-        len(own),
-        first.directions == 2,
-        first.dtype,
-        reverse=first.reverse,
-    )
-    names = {
-        weight_name(parameter, index, d): value
-        for index, layer in enumerate(own)
-        for d, params in enumerate(layer.params)
-        for parameter, value in params.items()
-    }
-    biases = {
-        weight_name("b", index, d): pair for index, layer in enumerate(own) for d, pair in enumerate(layer.biases)
-    }
-    text = ", ".join(layer.node for layer in own)
-    net.origin = Origin("onnx", text, source.path, source.sha256, first.batch_first, biases=biases)
-    arrays = {name: steps.constant(value) for name, value in names.items()}
-    if any(array is None for array in arrays.values()):
-        return net, names
-    net.load({name: np.asarray(array) for name, array in arrays.items()})
-    return net, {}

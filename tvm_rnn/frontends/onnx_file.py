@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError, message
+from .folding import Unreadable
 
 Array = np.ndarray
 Proto = Any  # a message of the onnx package, which is an optional dependency
@@ -36,10 +37,6 @@ TYPES = {
     13: ("uint64", "uint64_data"),
     16: ("bfloat16", "int32_data"),
 }
-
-
-class Unreadable(Exception):
-    """Why a part of a model cannot be used; the frontend collects these and says all of them at once."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from typing import Any
 
 from ..model import Step
 from ..runtime_ops import OPERATIONS
-from .onnx_file import Proto, Unreadable, import_onnx, tensor_array, type_name
-from .onnx_graph import Steps, label
+from .folding import Unreadable
+from .onnx_file import Proto, import_onnx, tensor_array, type_name
+from .onnx_graph import GraphSteps, label
 
 # Attribute types are numbers, in the tables and in an attribute.
 FLOAT, INT, STRING, TENSOR, FLOATS, INTS, STRINGS = 1, 2, 3, 4, 6, 7, 8
@@ -63,7 +64,7 @@ def _value(attribute: Proto) -> Any:
     return list(value) if attribute.type in (FLOATS, INTS) else value
 
 
-def add_node(steps: Steps, node: Proto) -> None:
+def add_node(steps: GraphSteps, node: Proto) -> None:
     """Add an ordinary node's step. Raises Unreadable."""
     if node.domain not in ("", "ai.onnx"):
         raise Unreadable(f"operator {node.domain}.{node.op_type} is not of the standard set")
@@ -82,7 +83,7 @@ def add_node(steps: Steps, node: Proto) -> None:
     steps.add(Step(node.op_type, tuple(node.input), tuple(node.output), attributes, label(node)))
 
 
-def _constant(steps: Steps, node: Proto) -> None:
+def _constant(steps: GraphSteps, node: Proto) -> None:
     given = attributes_of(node, steps.source.opset)
     if len(given) != 1:
         raise Unreadable("it has no value, or several")
@@ -100,14 +101,14 @@ def _constant(steps: Steps, node: Proto) -> None:
 
 # --- what versions and options come to -------------------------------------------------------------------------------
 
-Rewrite = Callable[[Steps, Proto, dict[str, Any]], dict[str, Any]]
+Rewrite = Callable[[GraphSteps, Proto, dict[str, Any]], dict[str, Any]]
 
 
-def _softmax(steps: Steps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
+def _softmax(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
     return {"axis": 1, **a, "flatten": 1} if steps.source.opset < 13 else a
 
 
-def _constant_of_shape(steps: Steps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
+def _constant_of_shape(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
     if "value" not in a:
         return {"value": 0.0, "dtype": "float32"}
     value = tensor_array(a["value"], steps.source)
@@ -116,20 +117,20 @@ def _constant_of_shape(steps: Steps, node: Proto, a: dict[str, Any]) -> dict[str
     return {"value": value.reshape(()).item(), "dtype": value.dtype.name}
 
 
-def _cast(steps: Steps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
+def _cast(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
     dtype = type_name(a.get("to", 0))
     if dtype == "bfloat16":
         raise Unreadable("casts to bfloat16 are not supported")
     return {"dtype": dtype}
 
 
-def _split(steps: Steps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
+def _split(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
     if "split" in a or (len(node.input) > 1 and node.input[1]):
         return a
     return {"num_outputs": len(node.output), **a}
 
 
-def _dropout(steps: Steps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
+def _dropout(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
     flag = node.input[2] if len(node.input) > 2 else ""
     value = steps.constant(flag) if flag else None
     if flag and (value is None or value.any()):
@@ -137,13 +138,13 @@ def _dropout(steps: Steps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _batch_normalization(steps: Steps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
+def _batch_normalization(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
     if a.pop("training_mode", 0) or not a.pop("spatial", 1):
         raise Unreadable("batch normalization in training mode, or per element, is not supported")
     return a
 
 
-def _pad(steps: Steps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
+def _pad(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
     if a.get("mode", "constant") not in ("constant", "edge", "reflect"):
         raise Unreadable(f"mode {a['mode']!r} is not supported")
     return a

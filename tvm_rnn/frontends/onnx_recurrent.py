@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..cell import Cell
-from ..model import NETWORK, Step
+from ..model import Step
+from .folding import Steps, Unreadable
+from .layers import Recurrent, add_network, held_dtype_of, without_empty_rows
 from .onnx_cells import DEFAULTS, FUNCTIONS, GATES, PARAMETERS, STATES, Activation, Form, cell_of
-from .onnx_file import Array, Proto, Unreadable
-from .onnx_graph import Steps, label
+from .onnx_file import Proto
+from .onnx_graph import GraphSteps, label
 from .onnx_nodes import attributes_of
 
 ORDER = {"RNN": [0], "LSTM": [0, 2, 3, 1], "GRU": [1, 0, 2]}  # our gates among theirs
@@ -34,30 +35,7 @@ MOST_BROUGHT = 1 << 28  # elements of weights that a file only declares
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
-@dataclass
-class Recurrent:
-    """One node as a layer: the cell, sizes, and for each direction the value of each of the cell's parameters.
-
-    biases: for each direction, where they are constants, the two that our b is the sum of, in our order of gates.
-    """
-
-    node: str
-    kind: str
-    cell: Cell
-    input_size: int
-    hidden_size: int
-    reverse: bool
-    dtype: str
-    params: list[dict[str, str]]
-    biases: list[tuple[Array, Array]] = field(default_factory=list)
-    batch_first: bool = False
-
-    @property
-    def directions(self) -> int:
-        return len(self.params)
-
-
-def read_recurrent(steps: Steps, node: Proto, found: list[Recurrent]) -> None:
+def read_recurrent(steps: GraphSteps, node: Proto, found: list[Recurrent]) -> None:
     """Add a recurrent node: its layer to `found`, its steps to `steps`. Raises Unreadable with all that is wrong."""
     attributes = attributes_of(node, steps.source.opset)
     given = {name: value for name, value in zip(INPUTS, node.input, strict=False) if value}
@@ -78,7 +56,6 @@ def read_recurrent(steps: Steps, node: Proto, found: list[Recurrent]) -> None:
     name = label(node)
     layer = Recurrent(
         name,
-        node.op_type,
         cell_of(form),
         input_size,
         hidden,
@@ -240,12 +217,12 @@ class _Direction:
         if self.form.peepholes:
             found["p"] = self._gates("P", [3, H], PEEPHOLES)
         if len(self.form.activations) > 1:
-            found["backward"] = self.steps.keep(float(self.direction), _held(layer.dtype))
+            found["backward"] = self.steps.keep(float(self.direction), held_dtype_of(layer.dtype))
         return found
 
     def _biases(self, layer: Recurrent, G: int, order: Sequence[int]) -> dict[str, str]:
         H, kind = self.hidden, self.form.kind
-        both = self.steps.keep(np.zeros((2, G, H)), _held(layer.dtype))
+        both = self.steps.keep(np.zeros((2, G, H)), held_dtype_of(layer.dtype))
         if "B" in self.given:
             both = self._take(self._reshape(self._own("B"), [2, G, H]), order, axis=1)
             value = self.steps.constant(both)
@@ -277,16 +254,12 @@ class _Direction:
         return self.steps.emit(op, inputs, self.node, **attributes)
 
 
-def _held(dtype: str) -> str:
-    return "float32" if dtype == "bfloat16" else dtype
-
-
 # --- what is around the network --------------------------------------------------------------------------------------
 
 
 def _around(steps: Steps, node: Proto, layer: Recurrent, given: dict[str, str], number: int) -> None:
     """The network's step, and the steps between the node's inputs and outputs and the network's."""
-    states, first = STATES[layer.kind], layer.batch_first
+    states, first = STATES[node.op_type], layer.batch_first
 
     def emit(op: str, inputs: Sequence[str], **attributes: Any) -> str:
         return steps.emit(op, inputs, layer.node, **attributes)
@@ -298,10 +271,7 @@ def _around(steps: Steps, node: Proto, layer: Recurrent, given: dict[str, str], 
         value = "" if value and steps.is_zero(value) else value
         begin.append(emit("Transpose", [value], perm=[1, 0, 2]) if value and first else value)
     lengths = given.get("sequence_lens", "")
-    y, *ends = (steps.fresh(layer.node) for _ in range(1 + len(states)))
-    network = Step(NETWORK, (x, lengths, *begin), (y, *ends), {"network": number}, layer.node)
-    steps.steps.append(network)
-    steps.made.update(network.outputs)
+    y, *ends = add_network(steps, layer, x, lengths, begin, number)
     outputs = dict(zip(("Y", "Y_h", "Y_c"), node.output, strict=False))
     results = {}
     if outputs.get("Y"):
@@ -310,15 +280,7 @@ def _around(steps: Steps, node: Proto, layer: Recurrent, given: dict[str, str], 
         results["Y"] = emit("Transpose", [emit("Reshape", [y, shape])], perm=perm)
     for state, value in zip(states, ends, strict=True):
         if outputs.get(f"Y_{state}"):
-            value = _without_empty_rows(steps, layer, value, lengths) if lengths else value
+            value = without_empty_rows(steps, layer, value, lengths) if lengths else value
             results[f"Y_{state}"] = emit("Transpose", [value], perm=[1, 0, 2]) if first else value
     for name, value in results.items():
         steps.add(Step("Identity", (value,), (outputs[name],), {}, layer.node))
-
-
-def _without_empty_rows(steps: Steps, layer: Recurrent, value: str, lengths: str) -> str:
-    """A row of length 0 has no last state: it is 0 there, as ONNX Runtime has it."""
-    zero = steps.keep(0, steps.dtypes.get(lengths, "int32"))
-    empty = steps.emit("Equal", [lengths, zero], layer.node)
-    empty = steps.emit("Unsqueeze", [empty, steps.keep([0, 2])], layer.node)
-    return steps.emit("Where", [empty, steps.keep(0, _held(layer.dtype)), value], layer.node)

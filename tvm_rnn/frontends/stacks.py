@@ -1,6 +1,6 @@
 """Layers one on top of the other become one network: what is between them only moves values, and comes to nothing.
 
-In: the steps of a graph with a network per recurrent node. Out: the same with a network per stack, in order and without
+In: a model's steps with a network per recurrent layer. Out: the same with a network per stack, in order and without
 steps that nobody needs.
 
 Exporters write a stack as nodes with transposes, reshapes and squeezes between them, in many forms. Whether such a
@@ -18,9 +18,8 @@ import numpy as np
 
 from ..model import NETWORK, Step
 from ..runtime_ops import OPERATIONS
-from .onnx_cells import STATES
-from .onnx_graph import Steps
-from .onnx_recurrent import Recurrent
+from .folding import Steps
+from .layers import Recurrent
 
 SAMPLES = ((2, 3), (5, 1), (1, 4), (3, 2))  # T and B; a chain that is right for one size alone is not right
 
@@ -101,12 +100,12 @@ class Stacks:
 
     def _joined(self, below: Step, step: Step) -> Step:
         number, upper = int(below.attributes["network"]), int(step.attributes["network"])
-        names = STATES[self.layers[self.groups[number][0]].kind]
+        states = len(self.layers[self.groups[number][0]].cell.states)
 
         def interleaved(lower: Sequence[str], higher: Sequence[str]) -> Iterable[str]:
             """Each state's values of all layers, bottom first."""
             low, high = len(self.groups[number]), len(self.groups[upper])
-            for i in range(len(names)):
+            for i in range(states):
                 yield from lower[i * low : (i + 1) * low]
                 yield from higher[i * high : (i + 1) * high]
 
