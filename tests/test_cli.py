@@ -86,7 +86,7 @@ def test_wrong_usage_exits_with_2(words: list[str]) -> None:
     ("words", "text"),
     [
         (["compile", "lsmt", "-o", "x.so", *SIZES], "did you mean 'lstm'"),
-        (["compile", "m.onnx", "-o", "x.so", *SIZES], "not supported yet"),
+        (["compile", "m.onnx", "-o", "x.so", *SIZES], "this file is a whole network"),
         (["compile", "lstm", "-o", "none/x.so", *SIZES], "no such folder"),
         (["compile", "lstm", "-o", "x.so", *SIZES, "--dtype", "int8"], "float32"),
         (["compile", "lstm", "-o", "x.so", *SIZES, "--batch", "0"], "--batch"),

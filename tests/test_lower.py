@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 import tvm_ffi
+from networks import arguments, check, compiled, flags, network
 from tvm import tirx
 
 import tvm_rnn as rnn
 from tvm_rnn import PassError, pipeline, runtime, target
 from tvm_rnn.lower import Lowered, Lowering, verify
+from tvm_rnn.tolerance import assert_close
 
 V4 = target.TABLE["x86-64-v4"]
 CELLS = ("lstm", "gru", "lstm_layer_norm", "lstm_fgr", "mlstm", "delta_net", "rhn", "sru", "lstm_projection", "augru")
@@ -120,3 +123,22 @@ def test_packs_cover_every_weight_once_and_do_not_overlap() -> None:
 def test_packing_has_no_condition_in_its_loops(width: int) -> None:
     """With one, LLVM took ten seconds at some widths that are no multiple of a vector."""
     assert "if " not in lowered(rnn.RNN(rnn.cells.lstm, 3, width)).module["pack_0"].script()
+
+
+@pytest.mark.parametrize("cell", ["lstm", "min_gru"])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_the_reverse_direction_alone(cell: str, layers: int) -> None:
+    """Of a forward network on flipped steps the flipped output, also where rows end early; restarts as the oracle's."""
+    options: dict[str, Any] = {"num_layers": layers, "dtype": "float64"}
+    net, module = compiled(cell, 5, 6, reverse=True, **options)
+    forward = network(cell, 5, 6, **options)
+    assert net.weights.keys() == forward.weights.keys() and module.manifest.reverse
+    x, state = arguments(net, 9, 3)
+    y, end = module(x, state)
+    flipped, same = rnn.reference(forward)(x["x"][::-1], state)
+    assert_close((y, end), (flipped[::-1], same), "float64", 9)
+    for steps, batch in ((9, 4), (1, 1), (130, 2)):
+        check(net, module, steps, batch)
+        check(net, module, steps, batch, **flags(steps, batch))
+    with pytest.raises(rnn.InputError, match="cannot step"):
+        module.step(x["x"][0])

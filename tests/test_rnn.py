@@ -227,6 +227,14 @@ def test_load_converts_and_copies(dtype: str) -> None:
         assert (net.weights[name] == 1).all() and net.weights[name].flags.c_contiguous
 
 
+def test_one_direction_or_both() -> None:
+    net = RNN(cells.gru, 3, 4, 2, reverse=True)
+    assert net.num_directions == 1 and net.weight_shapes == RNN(cells.gru, 3, 4, 2).weight_shapes
+    assert repr(net) == "<RNN gru H=4, I=3 layers=2 reverse float32>"
+    with pytest.raises(ConfigError, match="both directions include the reverse one"):
+        RNN(cells.gru, 3, 4, bidirectional=True, reverse=True)
+
+
 def test_load_of_nested_lists() -> None:
     net = RNN(small, 1, 2)
     net.load({"W_l0": [[1], [2]], "b_l0": [0.0, 0.5], "g_l0": (1, 1), "s_l0": 3})

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+import tvm_rnn as rnn
 from tvm_rnn import cells
 from tvm_rnn.errors import CellError, ConfigError
-from tvm_rnn.spec import build_net, find_cell, parse_batch, parse_sizes
+from tvm_rnn.spec import build_net, find_cell, is_model, parse_batch, parse_sizes, read_model
 
 SOURCE = """
 from tvm_rnn import cell, tanh
@@ -47,7 +48,7 @@ def test_unknown_names_give_the_nearest_or_the_form() -> None:
         find_cell("lsmt")
     with pytest.raises(ConfigError, match=r"file\.py:function"):
         find_cell("/nowhere")
-    with pytest.raises(ConfigError, match="not supported yet"):
+    with pytest.raises(ConfigError, match="a network, not a cell"):
         find_cell("model.onnx")
     with pytest.raises(ConfigError, match="no such file"):
         find_cell("/nowhere.py:mine")
@@ -104,3 +105,11 @@ def test_a_net_with_sizes_given_and_filled() -> None:
 def test_every_cell_of_the_zoo_can_be_looked_at_with_small_sizes() -> None:
     for cell in cells.ZOO.values():
         assert build_net(cell, 4, None, fill=4).layers
+
+
+def test_files_of_networks(tmp_path: Path) -> None:
+    assert is_model("a/b.onnx") and not is_model("lstm") and not is_model("onnx") and not is_model("m.onnx:cell")
+    with pytest.raises(ConfigError, match=r"--layers, --dtype"):
+        read_model("m.onnx", ["--layers", "--dtype"])
+    rnn.to_onnx(rnn.RNN(cells.gru, 3, 4).init(), tmp_path / "m.onnx")
+    assert read_model(str(tmp_path / "m.onnx")).cell is cells.gru

@@ -91,6 +91,11 @@ _HOME = {
     "Target": "target",
     "compile": "build",
     "Record": "records",
+    "from_onnx": "frontends.onnx",
+    "from_torch": "frontends.torch",
+    "state_dict": "frontends.torch",
+    "to_onnx": "frontends.onnx_export",
+    "to_torch_layer": "frontends.torch",
     "te": "expressions",
 }
 _MODULES = ("cells",)

@@ -139,6 +139,9 @@ def compare(
     with tempfile.TemporaryDirectory(prefix="tvm_rnn-bench-") as folder:
         path = _module_file(module, folder)
         manifest, weights = read_container(path)
+        if "networks" in manifest:
+            got, do = f"a model of {len(manifest.networks)}", "time a module of each: rnn.compile(model.networks[0])"
+            raise ConfigError(message("one network is compared at a time", where=path, got=got, do=do))
         if not {item.name for item in manifest.weights} <= weights.keys():
             do = "compile it with weights (tvm-rnn compile --seed 0 or --weights w.safetensors)"
             raise WeightError(message("a module without weights cannot be compared", where=path, do=do))

@@ -31,6 +31,7 @@ from . import __version__, manifest, pipeline, record_files, runtime
 from .dtypes import held_dtype, precision_name, stored_name
 from .errors import BuildError, ConfigError, message
 from .lower import Lowered, Lowering
+from .model import Model
 from .pipeline import Layers
 from .records import Records
 from .rnn import RNN, named_constants
@@ -46,7 +47,7 @@ Progress = Callable[[str], None]
 
 
 def compile(
-    net: RNN,
+    net: RNN | Model,
     target: str | Target = "llvm",
     batch: int | Sequence[int] = (),
     training: bool = False,
@@ -61,7 +62,8 @@ def compile(
 ) -> Module:
     """Compile an RNN, forward, for one target.
 
-    net: with weights (then they are in the module) or without (then call `Module.load_weights`). target: "llvm" is this
+    net: with weights (then they are in the module) or without (then call `Module.load_weights`); or a Model of several,
+    for CPUs. What a frontend found around a network is in the module too: `Module.run`. target: "llvm" is this
     machine's CPU, "cuda" its GPU; see `tvm_rnn.target.names()` for others: a GPU that is named, such as "nvidia-h200",
     need not be there. batch: batch sizes to be quickest at; every batch size stays correct, as does every T. precision:
     what products are computed in; None: the network's dtype. Only float32 on GPUs has a choice: "float32" means that,
@@ -79,36 +81,48 @@ def compile(
     Returns a Module, which can be called if the target is this machine, and else exported. Raises ConfigError for a bad
     argument, CellError for equations that cannot be compiled, BuildError if a compiler or linker fails or is missing.
     """
-    if not isinstance(net, RNN):
-        raise ConfigError(message("compile needs an RNN", got=f"{net!r:.80}", do="rnn.compile(rnn.RNN(cell, I, H))"))
+    networks = _networks(net)
     if training:
         raise ConfigError(message("training is not supported yet", got="training=True", do="compile without training"))
     batches = _batches(batch)
     tell = progress or (lambda stage: None)
     machine = resolve(target)
     found = for_archs(machine, (arch,) if isinstance(arch, str) and arch else tuple(arch))
-    targets = tuple(replace(one, records=_records(records, one, tell)) for one in found)
-    machine = replace(machine, records=_records(records, machine, lambda line: None))
-    precision = _precision(net, machine, precision)
-    stored = stored_name(precision, machine.kind == "cuda", weights)
-    if net.weights:
-        net.check_weights()
+    targets = tuple(replace(one, records=record_files.for_target(records, one, tell)) for one in found)
+    machine = replace(machine, records=record_files.for_target(records, machine))
+    precisions = [_precision(own, machine, precision) for own in networks]
+    stored = [stored_name(own, machine.kind == "cuda", weights) for own in precisions]
     without = tuple(without)
     tell("passes")
-    layers = pipeline.run(net, machine, without)[-1][1]
-    if dump is not None:
-        _dump(dump, pipeline.stages(net, machine, batches, without, precision, stored))
+    layers = [pipeline.run(own, machine, without)[-1][1] for own in networks]
+    for number, own in enumerate(networks) if dump is not None else ():
+        into = os.path.join(dump or "", str(number) if len(networks) > 1 else "")
+        _dump(into, pipeline.stages(own, machine, batches, without, precisions[number], stored[number]))
     folder = tempfile.mkdtemp(prefix="tvm_rnn_")
     try:
-        if machine.kind == "cuda":
-            module = _for_gpus(net, layers, targets, batches, without, precision, stored, folder, tell)
+        if isinstance(net, Model):
+            module = _for_a_model(net, layers, machine, batches, without, folder, tell)
+        elif machine.kind == "cuda":
+            module = _for_gpus(net, layers[0], targets, batches, without, precisions[0], stored[0], folder, tell)
         else:
-            module = _for_a_cpu(net, layers, machine, batches, without, folder, tell)
+            module = _for_a_cpu(net, layers[0], machine, batches, without, folder, tell)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     weakref.finalize(module, shutil.rmtree, folder, True)
     return module
+
+
+def _networks(net: RNN | Model) -> list[RNN]:
+    """The networks to compile, with weights that were checked."""
+    networks = net.networks if isinstance(net, Model) else [net]
+    for own in networks:
+        if not isinstance(own, RNN):
+            do = "rnn.compile(rnn.RNN(cell, I, H))"
+            raise ConfigError(message("compile needs an RNN", got=f"{own!r:.80}", do=do))
+        if own.weights:
+            own.check_weights()
+    return networks
 
 
 def _for_a_cpu(
@@ -125,10 +139,29 @@ def _for_a_cpu(
     tell("code generation")
     executable = generate(lowered.module, machine)
     tell("linking")
-    elf = _link(executable, Path(folder), machine)
+    elf = link(executable, Path(folder), machine)
     facts = describe(net, lowered, machine, batches, without)
     path = os.path.join(folder, f"{net.cell.name}.so")
     manifest.write_container(elf, facts, blob(net, layers), path)
+    tell("loading")
+    return runtime.load(path)
+
+
+def _for_a_model(
+    model: Model,
+    layers: Sequence[Layers],
+    machine: Target,
+    batches: tuple[int, ...],
+    without: tuple[str, ...],
+    folder: str,
+    tell: Progress,
+) -> Module:
+    from .build_model import write_model
+
+    if machine.kind != "llvm":
+        do = "compile model.networks one by one for it, or the whole model for a CPU"
+        raise ConfigError(message("a model of several networks is for CPUs", got=machine.name, do=do))
+    path = write_model(model, layers, machine, batches, without, Path(folder), tell)
     tell("loading")
     return runtime.load(path)
 
@@ -158,13 +191,6 @@ def _precision(net: RNN, machine: Target, precision: str | None) -> str:
         got, do = f"{name} for target {machine.name}", "compile for a GPU, or with float32"
         raise ConfigError(message("CPUs compute in float32 and float64 only", got=got, do=do))
     return name
-
-
-def _records(records: Records | str | os.PathLike[str] | None, machine: Target, tell: Progress) -> Records:
-    found = record_files.for_target(records, machine, {"tvm": tvm.__version__})
-    for line in found.ignored:
-        tell(f"a record is ignored: {line}")
-    return found
 
 
 def _batches(batch: int | Sequence[int]) -> tuple[int, ...]:
@@ -242,8 +268,8 @@ def generate(module: Any, target: Target) -> Any:
         raise BuildError(full) from reason
 
 
-def _link(executable: Any, folder: Path, target: Target) -> bytes:
-    """The code and the thread pool as one shared object."""
+def link(executable: Any, folder: Path, target: Target) -> bytes:
+    """The code and the thread pool as one shared object. Raises BuildError."""
     compiler = _compiler()
     if target.machine != platform.machine():
         here, there = platform.machine(), target.machine
@@ -296,11 +322,11 @@ def _run(command: list[str]) -> None:
 
 
 def blob(net: RNN, layers: Layers) -> dict[str, Any]:
-    """The arrays that a module's file carries: weights and the equations' constants."""
+    """The arrays that a module's file carries: weights, the equations' constants, and those of the model around it."""
     arrays, held = dict(net.weights), held_dtype(net.dtype)
     for number, graph in enumerate(layers.graphs):
         arrays |= {name: value.astype(held) for name, value in named_constants(graph, number).items()}
-    return arrays
+    return arrays | ({} if net.program is None else net.program.arrays())
 
 
 def describe(
@@ -324,6 +350,8 @@ def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tu
     return {
         "format": 1,
         "versions": {"tvm_rnn": __version__, "tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__},
+        **({} if net.origin is None else {"origin": net.origin.facts()}),
+        **({} if net.program is None else {"model": net.program.facts()}),
         "cell": net.cell.name,
         "dtype": net.dtype,
         "num_layers": net.num_layers,
@@ -346,7 +374,13 @@ def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tu
             "machine": target.machine,
             "features": list(target.features),
         },
-        "entry_points": ["sequence", "step", "init_state"],
+        **({"reverse": True} if net.reverse else {}),
+        "entry_points": [
+            "sequence",
+            *([] if net.reverse else ["step"]),
+            "init_state",
+            *([] if net.program is None else ["run"]),
+        ],
         "batch": list(batches),
         "passes": [name for name in pipeline.PASS_NAMES if name not in without],
         "created": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),

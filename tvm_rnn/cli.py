@@ -22,6 +22,7 @@ from .cli_options import (
     Bidirectional,
     Dtype,
     HiddenSize,
+    InputSize,
     Json,
     Layers,
     ModuleFile,
@@ -35,7 +36,7 @@ from .cli_options import (
 )
 from .cli_tune import tune
 from .console import print_json, print_rich, progress
-from .errors import ConfigError, InputError, TvmRnnError, message, unknown
+from .errors import ConfigError, TvmRnnError, message, unknown
 
 
 class Commands(TyperGroup):
@@ -78,11 +79,11 @@ def _options(
 def compile_cell(
     spec: Spec,
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The .so file to write.")],
-    input_size: Annotated[int, typer.Option("--input-size", min=1, help="Features of the input (axis I).")],
+    input_size: InputSize = None,
     hidden_size: HiddenSize = None,
     layers: Layers = 1,
     bidirectional: Bidirectional = False,
-    dtype: Dtype = "float32",
+    dtype: Dtype = None,
     size: Size = None,
     target: Target = "llvm",
     arch: Annotated[str, typer.Option("--arch", help="GPUs for one file, e.g. sm_80,sm_90a. [the target's]")] = "",
@@ -96,19 +97,26 @@ def compile_cell(
     dump: Annotated[str | None, typer.Option("--dump", metavar="DIR", help="Write every stage to this folder.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compile a cell over time to a shared object.
+    """Compile a cell over time, or a network of another framework, to a shared object.
 
-    Without --weights and --seed the file holds no weights: give them to it when it is run.
+    Without --weights and --seed the file of a cell holds no weights: give them to it when it is run. A .onnx file says
+    its own sizes and weights, and is compiled whole.
 
     [bold]Examples[/]
 
     $ tvm-rnn compile lstm -o lstm.so --input-size 64 --hidden-size 256 --layers 2 --batch 1,16 --weights w.safetensors
 
     $ tvm-rnn compile mycell.py:mycell -o my.so --input-size 8 --hidden-size 32 --size P=16 --seed 0 --dump stages
+
+    $ tvm-rnn compile model.onnx -o model.so
     """
     if weights is not None and seed is not None:
         raise typer.BadParameter("give --weights or --seed, not both")
-    from .spec import build_net, find_cell, parse_batch, parse_sizes
+    from .cli_model import net_of
+    from .spec import is_model, parse_batch
+
+    if input_size is None and not is_model(spec):
+        raise typer.BadParameter("--input-size is needed for a cell")
 
     folder = os.path.dirname(os.path.abspath(output))
     if not os.path.isdir(folder):  # said now, not after the compilation
@@ -116,12 +124,8 @@ def compile_cell(
     started = time.perf_counter()
     with progress(as_json) as stage:
         stage("tracing")
-        shape: dict[str, Any] = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
-        net = build_net(find_cell(spec), input_size, hidden_size, sizes=parse_sizes(size or []), **shape)
-        if weights is not None:
-            net.load(weights)
-        elif seed is not None:
-            net.init(seed)
+        shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
+        net = net_of(spec, input_size, hidden_size, size, shape, {"weights": weights, "seed": seed})
         stage("loading the compiler")
         from .build import compile
 
@@ -146,7 +150,12 @@ def _report_compiled(output: str, manifest: Mapping[str, Any], seconds: float, a
     machine = f"{target['machine']} {target['mcpu']}".strip()
     if "variants" in manifest:
         machine = f"{', '.join(v['arch'] for v in manifest['variants'])} in {manifest['precision']}"
-    print(f"wrote {output}: {manifest['cell']} for {machine}, {size_text(file_bytes)}, {seconds:.1f} s")
+    own = " and ".join(part["cell"] for part in manifest.get("networks", (manifest,)))
+    print(f"wrote {output}: {own} for {machine}, {size_text(file_bytes)}, {seconds:.1f} s")
+    if "model" in manifest:
+        given = " ".join(f"--input {item['name']}=FILE.npy" for item in manifest["model"]["inputs"])
+        print(f"next: tvm-rnn run {output} {given} --output results.npz")
+        return
     print(f"next: tvm-rnn run {output} --input x.npy --output y.npy" + ("" if filled else " --weights w.safetensors"))
 
 
@@ -167,13 +176,19 @@ def run_module(
 ) -> None:
     """Run a compiled module on arrays in files. Nothing is written unless all of it succeeds.
 
+    A module of a whole model (an ONNX file's) takes that model's inputs as NAME=FILE and writes its first output to an
+    .npy file, all of them by name to an .npz file.
+
     [bold]Examples[/]
 
     $ tvm-rnn run lstm.so --input x.npy --output y.npy
 
     $ tvm-rnn run augru.so --input x.npy --input a=attention.npy --output y.npy --state-in s.npz --state-out s.npz
+
+    $ tvm-rnn run model.so --input X=x.npy --output results.npz
     """
     from .arrays import npy_writer, npz_writer, read_npy, state_from_npz, write_whole
+    from .cli_model import name_inputs, run_model
     from .runtime import load
 
     loaded = load(module)
@@ -182,7 +197,11 @@ def run_module(
     if threads is not None:
         loaded.threads = threads
     manifest = loaded.manifest
-    given = _name_inputs(inputs, [item["name"] for item in manifest["inputs"]])
+    if "model" in manifest:
+        options = {"--state-in": state_in, "--state-out": state_out, "--lengths": lengths, "--reset": reset}
+        run_model(loaded, inputs, output, [name for name, value in options.items() if value is not None])
+        return
+    given = name_inputs(inputs, [item["name"] for item in manifest["inputs"]])
     state = None if state_in is None else state_from_npz(state_in, manifest["states"])
     extra = {name: read_npy(path) for name, path in (("lengths", lengths), ("reset", reset)) if path is not None}
     y, after = loaded({name: read_npy(path) for name, path in given.items()}, state, **extra)
@@ -194,32 +213,17 @@ def run_module(
     write_whole(writers)
 
 
-def _name_inputs(words: list[str], names: list[str]) -> dict[str, str]:
-    """{input: path} from "path" (the first input) and "name=path"."""
-    given: dict[str, str] = {}
-    for word in words:
-        name, equals, path = word.partition("=")
-        if equals and name not in names and not os.path.exists(word):
-            raise InputError(message("--input: no such input", **unknown("input", name, names)))
-        if not equals or name not in names:
-            name, path = names[0], word
-        if name in given:
-            raise InputError(message(f"--input: {name} is given twice", got=f"{given[name]}, {path}", expected="once"))
-        given[name] = path
-    return given
-
-
 @app.command("show")
 def show_stages(
     spec: Spec,
     stage: Annotated[
         str, typer.Option("--stage", help="trace, a pass, te, tir, llvm, asm (GPUs: cuda, host); or all.")
     ] = "trace",
-    input_size: Annotated[int, typer.Option("--input-size", min=1, help="Features of the input (axis I).")] = 8,
-    hidden_size: HiddenSize = 16,
+    input_size: InputSize = None,
+    hidden_size: HiddenSize = None,
     layers: Layers = 1,
     bidirectional: Bidirectional = False,
-    dtype: Dtype = "float32",
+    dtype: Dtype = None,
     size: Size = None,
     target: Target = "llvm",
     precision: Precision = None,
@@ -236,9 +240,10 @@ def show_stages(
 
     $ tvm-rnn show mycell.py:mycell --stage asm --hidden-size 256 --input-size 64 --without hoist_gemms
     """
+    from .cli_model import net_of
     from .pipeline import PASS_NAMES, run, stages
     from .show import CODE_STAGES, GPU_STAGES, layers_text
-    from .spec import build_net, find_cell, parse_batch, parse_sizes
+    from .spec import is_model, parse_batch
     from .target import resolve
 
     skipped = without or []
@@ -246,17 +251,22 @@ def show_stages(
     known = ["trace", "normalise", *PASS_NAMES, *code, "all"]
     if stage not in known:
         raise ConfigError(message("no such stage", **unknown("stage", stage, known)))
-    sizes = parse_sizes(size or [])
-    hidden = None if "H" in sizes else hidden_size
-    shape: dict[str, Any] = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
-    net = build_net(find_cell(spec), input_size, hidden, sizes=sizes, fill=4, **shape)
-    if stage in (*code, "all"):
-        with progress(as_json) as update:
-            update(f"compiling {net.cell.name} to look at it")
-            found = stages(net, machine, parse_batch(batch), skipped, precision, weight_dtype)
-    else:  # a graph: nothing to compile
-        found = [(name, layers_text(net, layers)) for name, layers in run(net, machine, skipped)]
-    wanted = [(name, text) for name, text in found if stage in (name, "all")]
+    if not is_model(spec):  # what is only looked at may have any size
+        input_size = input_size or 8
+        hidden_size = None if any(word.startswith("H=") for word in size or []) else hidden_size or 16
+    shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
+    net = net_of(spec, input_size, hidden_size, size, shape, {"fill": 4})
+    found = []
+    for number, own in enumerate(nets := getattr(net, "networks", [net])):
+        first = f"{number} " if len(nets) > 1 else ""
+        if stage in (*code, "all"):
+            with progress(as_json) as update:
+                update(f"compiling {own.cell.name} to look at it")
+                texts = stages(own, machine, parse_batch(batch), skipped, precision, weight_dtype)
+        else:  # a graph: nothing to compile
+            texts = [(name, layers_text(own, traced)) for name, traced in run(own, machine, skipped)]
+        found += [(first + name, text) for name, text in texts]
+    wanted = [(name, text) for name, text in found if stage in (name.split()[-1], "all")]
     if not wanted:
         there = ", ".join(name for name, _ in found)
         raise ConfigError(message(f"stage {stage} was left out", got=f"--without {' '.join(skipped)}", expected=there))
@@ -264,7 +274,7 @@ def show_stages(
         print_json([{"stage": name, "text": text} for name, text in wanted])
         return
     for name, text in wanted:
-        print(f"== {name}\n{text.rstrip()}\n" if stage == "all" else text.rstrip())
+        print(f"== {name}\n{text.rstrip()}\n" if len(wanted) > 1 or stage == "all" else text.rstrip())
 
 
 @app.command("inspect")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-Spec = Annotated[str, typer.Argument(metavar="SPEC", help="A cell: a zoo name such as lstm, or file.py:function.")]
+Spec = Annotated[str, typer.Argument(metavar="SPEC", help="A cell, lstm or file.py:function; or a network, m.onnx.")]
 ModuleFile = Annotated[str, typer.Argument(metavar="MODULE", help="A .so file that `compile` or export() wrote.")]
 Json = Annotated[bool, typer.Option("--json", help="Print machine-readable results, and nothing else, on stdout.")]
 Target = Annotated[
@@ -18,7 +18,9 @@ Target = Annotated[
 HiddenSize = Annotated[int | None, typer.Option("--hidden-size", min=1, help="Hidden units (axis H).")]
 Layers = Annotated[int, typer.Option("--layers", min=1, help="Layers, each on top of the one before.")]
 Bidirectional = Annotated[bool, typer.Option("--bidirectional", help="Run each layer in both directions.")]
-Dtype = Annotated[str, typer.Option("--dtype", help="float32 or float64; for GPUs also float16, bfloat16.")]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", help="float32 [default], float64; for GPUs also float16, bfloat16.")
+]
 Precision = Annotated[str | None, typer.Option("--precision", help="What to compute in: the dtype [default], or tf32.")]
 WeightDtype = Annotated[
     str | None, typer.Option("--weight-dtype", help="Weights on a GPU: the precision's [default], or float8_e4m3.")

@@ -295,7 +295,8 @@ class Lowering:
         def layer(run: Run, i: Expr) -> Stmt:
             def direction(d: Expr) -> Stmt:
                 def tile(done: Expr, count: Expr) -> Stmt:
-                    start, set_start = bind("start", done + d * (self.T - done - done - count))
+                    back = d + int64(int(self.net.reverse))
+                    start, set_start = bind("start", done + back * (self.T - done - done - count))
                     return sequence(set_start, self._visit(run, i, d, done, start, count, start))
 
                 return self._tiles(tile)
@@ -336,7 +337,7 @@ class Lowering:
             widths=[self.stride, *self.extra],
             output=named("output", output + d * int64(width)),
             output_stride=self.stride,
-            direction=d,
+            direction=d + int64(int(self.net.reverse)),
             start=start,
             count=count,
             done=done,

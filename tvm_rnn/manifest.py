@@ -18,7 +18,11 @@ import numpy as np
 
 from .dtypes import DTYPES, PRECISIONS, STORED, held_dtype
 from .errors import BuildError, WeightError, message
+from .model import NETWORK
 from .runtime import ALIGNMENT, CONSTANT, CONTAINER_VERSION, FOOTER, MAGIC, MANIFEST_FORMAT
+from .runtime_ops import OPERATIONS
+
+MODEL_CONSTANT = f"{CONSTANT}model."
 
 
 def _is_size(value: object) -> bool:
@@ -111,16 +115,51 @@ GPU_FIELDS: Fields = (
 )
 
 
+# Only of modules that were made from a layer of another framework.
+ORIGIN_FIELDS: Fields = (
+    ("origin.framework", _is_name, "a name"),
+    ("origin.layer", _is_name, "a name"),
+    ("origin.file", lambda value: value is None or _is_name(value), "a path or null"),
+    ("origin.sha256", lambda value: value is None or _is_name(value), "a digest or null"),
+    ("origin.batch_first", lambda value: isinstance(value, bool), "true or false"),
+)
+
+
+# Only of modules that were made from a whole model.
+MODEL_FIELDS: Fields = (
+    ("model.inputs[].name", _is_name, "a name"),
+    ("model.inputs[].dtype", _is_name, "a dtype"),
+    ("model.outputs[].name", _is_name, "a name"),
+    ("model.constants[].name", _is_name, "a name"),
+    ("model.constants[].array", lambda value: str(value).startswith(MODEL_CONSTANT), "a name of an array in the file"),
+    ("model.steps[].op", lambda value: value in OPERATIONS or value == NETWORK, "an operation of runtime_ops.py"),
+    ("model.steps[].inputs", _is_names, "a list of names"),
+    ("model.steps[].outputs", _is_names, "a list of names"),
+    ("model.steps[].attributes", _is_dict, "a dict"),
+    ("model.steps[].node", _is_text, "a name, which may be empty"),
+)
+
+
 def validate(manifest: Mapping[str, Any]) -> None:
     """Raise BuildError, naming the field, where the manifest is not one that this version's runtime understands."""
     number = manifest.get("format")
     if number != MANIFEST_FORMAT:
         raise _invalid("format", number, str(MANIFEST_FORMAT))
-    gpu = "variants" in manifest
-    for path, test, expected in (*FIELDS, *(GPU_FIELDS if gpu else CPU_FIELDS)):
+    _check(manifest, (*(ORIGIN_FIELDS if "origin" in manifest else ()), *(MODEL_FIELDS if "model" in manifest else ())))
+    for own in manifest.get("networks", (manifest,)):
+        _validate_network({**manifest, **own})
+
+
+def _check(manifest: Mapping[str, Any], fields: Fields) -> None:
+    for path, test, expected in fields:
         for where, value in _values(manifest, path, ""):
             if not test(value):
                 raise _invalid(where, value, expected)
+
+
+def _validate_network(manifest: Mapping[str, Any]) -> None:
+    """One network with its code: all of a manifest, or one of its `networks` with what all of these share."""
+    _check(manifest, (*FIELDS, *(GPU_FIELDS if "variants" in manifest else CPU_FIELDS)))
     layers = manifest["num_layers"]
     for state in manifest["states"]:
         if len(state["shapes"]) != layers:
@@ -159,22 +198,33 @@ def _invalid(where: str, got: object, expected: str) -> BuildError:
     return BuildError(message("the manifest is not valid", where=where, got=repr(got), expected=expected, do=do))
 
 
-def serialize_weights(manifest: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> bytes:
-    """The arrays in safetensors format; b"" for none. All of the manifest's weights or none of them, and always the
-    constants that its packs or variants name ("constant.0"), which may have any shape. Raises WeightError where they
-    are not so."""
+def _arrays_of(manifest: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+    """The shapes of one network's weights by name, and the names of the constants that its packs or variants read."""
     shapes = {weight["name"]: tuple(weight["shape"]) for weight in manifest["weights"]}
     read = [name for pack in manifest.get("packs", ()) for name in pack["weights"]]
     read += [name for variant in manifest.get("variants", ()) for name, _ in variant["parameters"]]
-    names = {name for name in read if name.startswith(CONSTANT)}
-    if weights.keys() - names:
-        names |= shapes.keys()
+    return shapes, {name for name in read if name.startswith(CONSTANT)}
+
+
+def serialize_weights(manifest: Mapping[str, Any], weights: Mapping[str, np.ndarray]) -> bytes:
+    """The arrays in safetensors format; b"" for none. All of the manifest's weights or none of them, and always the
+    constants that its packs or variants name ("constant.0"), which may have any shape, and those of its model, which
+    may have any dtype. Those of `networks` have the network's number before their names ("0.W_l0"). Raises WeightError
+    where they are not so."""
+    model = {item["array"] for item in manifest.get("model", {}).get("constants", ())}
+    shapes, constants, dtypes = dict[str, tuple[int, ...]](), set(model), dict[str, np.dtype[Any]]()
+    for number, own in enumerate(manifest.get("networks", (manifest,))):
+        first = f"{number}." if "networks" in manifest else ""
+        mine, fixed = _arrays_of(own)
+        shapes |= {first + name: shape for name, shape in mine.items()}
+        constants |= {first + name for name in fixed}
+        dtypes |= dict.fromkeys((first + name for name in (*mine, *fixed)), np.dtype(held_dtype(own["dtype"])))
+    names = constants | shapes.keys() if weights.keys() - constants else constants
     if weights.keys() != names:
         got, expected = (", ".join(sorted(given)) or "none" for given in (weights, names))
         raise WeightError(message("the weights are not the manifest's", got=got, expected=expected, do="give them all"))
-    dtype = np.dtype(held_dtype(manifest["dtype"]))
     for name, array in weights.items():
-        shape = shapes.get(name, array.shape)
+        shape, dtype = shapes.get(name, array.shape), dtypes.get(name, array.dtype.newbyteorder("="))
         if array.shape != shape or array.dtype.newbyteorder("=") != dtype:
             got, expected = f"{array.dtype} of shape {array.shape}", f"{dtype} of shape {shape}"
             do = "cast or reshape it"
@@ -184,7 +234,7 @@ def serialize_weights(manifest: Mapping[str, Any], weights: Mapping[str, np.ndar
     from safetensors.numpy import save
 
     # Not ascontiguousarray, which makes a weight without dimensions one of shape (1,).
-    return save({name: np.array(array, dtype, order="C") for name, array in weights.items()})
+    return save({name: np.array(array, dtypes.get(name, array.dtype), order="C") for name, array in weights.items()})
 
 
 def write_container(

@@ -15,6 +15,7 @@ import numpy as np
 
 from . import cells
 from .errors import TvmRnnError
+from .frontends.torch import state_arrays
 from .graph import Graph, Node, depends
 from .normalise import normalise
 from .passes.combine_gemms import CombineGemms
@@ -95,6 +96,8 @@ class Problem:
         """A framework's own name and options for the cell, from its table. Raises Unsupported where it has none."""
         if self.manifest.cell not in known:
             raise Unsupported(f"it has no cell {self.manifest.cell}")
+        if self.manifest.get("reverse"):
+            raise Unsupported("its layers run forward, or in both directions")
         net_of(self.manifest)  # a user's cell may be called lstm as well
         return known[self.manifest.cell]
 
@@ -117,6 +120,7 @@ def net_of(manifest: Manifest) -> RNN:
             num_layers=manifest.num_layers,
             bidirectional=manifest.num_directions == 2,
             dtype=manifest.dtype,
+            reverse=bool(manifest.get("reverse")),
             **{name: [sizes.get(name, 0) for sizes in layers] for name in layers[0]},
         )
     except TvmRnnError:
@@ -144,20 +148,8 @@ def _axis_sizes(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]], layer
 
 def torch_weights(problem: Problem) -> dict[str, Array]:
     """The weights by torch.nn's names and in its shapes; the gate order is the same."""
-    result: dict[str, Array] = {}
-    for layer in range(problem.manifest.num_layers):
-        for direction in range(problem.manifest.num_directions):
-            W, R, b, second = problem.gates(layer, direction)
-            parts = {
-                "weight_ih": W.reshape(-1, W.shape[-1]),
-                "weight_hh": R.reshape(-1, R.shape[-1]),
-                "bias_ih": b.reshape(-1),
-                "bias_hh": second.reshape(-1),
-            }
-            if problem.manifest.cell == "lstm_projection":
-                parts["weight_hr"] = problem.weight("W_P", layer, direction)
-            result |= {weight_name(name, layer, direction): np.array(value) for name, value in parts.items()}
-    return result
+    net = net_of(problem.manifest)
+    return state_arrays(net.load({name: problem.weights[name] for name in net.weight_shapes}))
 
 
 def onnx_model(problem: Problem) -> bytes:
@@ -252,7 +244,7 @@ class NumpyLayer:
         initial = self.net.cell.initial
         state = [np.full((batch, *s.shape), initial.get(s.name, 0.0), self.net.dtype) for s in graph.states]
         y = np.empty((steps, batch, *graph.output.shape), self.net.dtype)
-        for t in range(steps)[:: -1 if self.direction else 1]:
+        for t in range(steps)[:: -1 if self.direction or self.net.reverse else 1]:
             values = {**self.fixed, **{n: whole[n][t] for n in self.handed}}
             values.update(zip(graph.states, state, strict=True))
             evaluate(self.late, values)

@@ -14,10 +14,10 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from .errors import ConfigError, message
 from .records import FORMAT, Record, Records
+from .target import Target
 
 NONE = "none"  # in place of a folder: no records
 VARIABLE = "TVM_RNN_RECORDS"
@@ -155,8 +155,15 @@ def _file_name(name: str) -> str:
     return re.sub(r"[^\w.+-]", "_", name) or "_"
 
 
-def for_target(records: Records | Name | None, target: Any, versions: dict[str, str]) -> Records:
-    """What a compilation for a target may use."""
+def for_target(
+    records: Records | Name | None, target: Target, tell: Callable[[str], None] = lambda line: None
+) -> Records:
+    """What a compilation for a target may use. tell: called with a line for each record that it may not."""
+    import tvm
+
     found = resolve(records)
-    name = target.records_name
-    return found if isinstance(found, Records) else read(found, name).for_target(name, versions)
+    if not isinstance(found, Records):
+        found = read(found, target.records_name).for_target(target.records_name, {"tvm": tvm.__version__})
+    for line in found.ignored:
+        tell(f"a record is ignored: {line}")
+    return found

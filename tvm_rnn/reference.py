@@ -6,15 +6,18 @@ Slow and plain on purpose: one interpreter of the op table, one loop over time.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from .errors import InputError, WeightError, message
 from .graph import Graph, Node, depends
+from .model import Model, Program
 from .ops import TABLE
 from .rnn import RNN, weight_name
+from .runtime_model import Plan, call, check_inputs
 
 Array = np.ndarray
 
@@ -37,9 +40,11 @@ class Reference:
     """The oracle of one RNN. Call it as a Module: `y, state = reference(x, state, lengths=n, reset=mask)`."""
 
     def __init__(self, net: RNN, graphs: Sequence[Graph] | None = None) -> None:
-        if not net.weights and net.weight_shapes:
+        brought = net.program is not None and net.program.brings_weights
+        if not net.weights and net.weight_shapes and not brought:
             raise WeightError(message("the RNN has no weights", do="call net.init(seed=0) or net.load(...) first"))
-        net.check_weights()
+        if net.weights:
+            net.check_weights()
         self.net = net
         self.graphs = list(graphs) if graphs is not None else [layer.graph for layer in net.layers]
 
@@ -65,7 +70,7 @@ class Reference:
             for direction in range(net.num_directions):
                 own = {name: parts[layer.index][direction] for name, parts in states.items()}
                 weights = {p.name: net.weights[weight_name(p.name, layer.index, direction)] for p in graph.params}
-                y = self._layer(graph, weights, [layer_input, *arrays[1:]], own, n, mask, direction)
+                y = self._layer(graph, weights, [layer_input, *arrays[1:]], own, n, mask, direction + net.reverse)
                 outputs.append(y)
                 for name, value in own.items():
                     states[name][layer.index][direction] = value
@@ -75,6 +80,10 @@ class Reference:
             for name, parts in states.items()
         }
         return layer_input, final
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """All of the model that the network came from, as Module.run; results of floats are float64."""
+        return run_program(self.net.program, [self.net], inputs)
 
     def _inputs(self, x: Any, inputs: Mapping[str, Any]) -> list[Array]:
         names = [a.name for a in self.net.cell.inputs]
@@ -180,9 +189,56 @@ def _rows(what: str, value: Any, shape: tuple[int, ...], kinds: str) -> Array:
     return array
 
 
-def reference(net: RNN) -> Reference:
-    """The NumPy float64 oracle of `net`, with the call signature of a compiled Module.
+class ModelReference:
+    """The oracle of a model of several networks. `run` it as its module is run."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.networks = model, [Reference(net) for net in model.networks]
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """The model's outputs by name, of its inputs by name; results of floats are float64."""
+        return run_program(self.model.program, self.model.networks, inputs)
+
+
+class _Oracle:
+    """A network as `runtime_model.call` calls one, in float64."""
+
+    def __init__(self, net: RNN) -> None:
+        self.net = copy.copy(net)  # its weights may be values of the model
+        self.manifest = {"states": [{"name": s.name} for s in net.cell.states], "num_layers": net.num_layers}
+
+    def init_state(self, batch: int) -> dict[str, Any]:
+        state = self.net.initial_state(batch)
+        wide = {name: v if isinstance(v, list) else v.astype(np.float64) for name, v in state.items()}
+        return {name: [p.astype(np.float64) for p in v] if isinstance(v, list) else v for name, v in wide.items()}
+
+    def load_weights(self, weights: Mapping[str, Array]) -> None:
+        self.net.load(weights)
+
+    def __call__(self, x: Array, state: Any, lengths: Any) -> tuple[Array, dict[str, Any]]:
+        return Reference(self.net)(x, state, lengths=lengths)
+
+
+def run_program(program: Program | None, networks: Sequence[RNN], inputs: Mapping[str, Any]) -> dict[str, Array]:
+    """A program in float64. Raises InputError where there is none, or for inputs that do not fit."""
+    if program is None:
+        do = "call it as a module: reference(net)(x)"
+        raise InputError(message("this network has no model around it", do=do))
+    wide, oracles = program.in_float64(), [_Oracle(net) for net in networks]
+    plan = Plan(wide.facts(), wide.arrays())
+    real = {d.name for d in wide.inputs if d.dtype == "float64"}
+    given = {name: _floats(f"input {name}", value) if name in real else value for name, value in inputs.items()}
+    arrays = check_inputs(plan.inputs, given)
+    return plan.run(arrays, lambda values, a: call(oracles[int(a["network"])], values, a))
+
+
+@overload
+def reference(net: RNN) -> Reference: ...
+@overload
+def reference(net: Model) -> ModelReference: ...
+def reference(net: RNN | Model) -> Reference | ModelReference:
+    """The NumPy float64 oracle of `net`, with the call signature of a compiled Module; of a Model, with its `run`.
 
     Source: the op table's NumPy column (`ops.py`), run step by step.
     """
-    return Reference(net)
+    return ModelReference(net) if isinstance(net, Model) else Reference(net)

@@ -18,7 +18,10 @@ from .cell import Cell
 from .dtypes import dtype_name, held_dtype, rounded
 from .errors import ConfigError, WeightError, message, unknown
 from .graph import Graph, constant
+from .model import Program
 from .ops import Shape
+from .origin import Origin
+from .tensor_files import open_safetensors
 
 Sizes = int | Sequence[int]
 
@@ -43,7 +46,8 @@ class RNN:
     cell: a Cell. input_size: features of x (axis I). hidden_size: axis H; an int, or one int per layer. Other axes of
     the cell by name: `RNN(cells.lstm_projection, 32, 64, P=16)`, an int or one per layer; proj_size is P, as in torch.
     dtype: of x, y, states and weights: "float32", "float64", and for GPUs "float16" and "bfloat16". Weights and states
-    of the 16-bit dtypes are float32 arrays whose values 16 bits can hold.
+    of the 16-bit dtypes are float32 arrays whose values 16 bits can hold. reverse: one direction that begins at
+    each row's last step and ends at step 0; such a network cannot be called step by step.
 
     Raises ConfigError for a bad argument, CellError for equations that do not fit these sizes.
     """
@@ -56,6 +60,8 @@ class RNN:
         num_layers: int = 1,
         bidirectional: bool = False,
         dtype: str = "float32",
+        *,
+        reverse: bool = False,
         **sizes: Sizes,
     ) -> None:
         if not isinstance(cell, Cell):
@@ -69,10 +75,16 @@ class RNN:
         self.cell, self.dtype = cell, dtype_name(dtype)
         self.input_size = _size("input_size", input_size)
         self.num_layers = _size("num_layers", num_layers)
-        self.bidirectional = bool(bidirectional)
+        self.bidirectional, self.reverse = bool(bidirectional), bool(reverse)
+        if self.bidirectional and self.reverse:
+            raise ConfigError(
+                message("RNN: both directions include the reverse one", got="both", do="give one of them")
+            )
         self.sizes = self._bind(hidden_size, sizes)
         self.layers = self._trace()
         self.weights: dict[str, np.ndarray] = {}
+        self.origin: Origin | None = None  # the layer of another framework that this one was
+        self.program: Program | None = None  # the whole model that it was part of, this network included
 
     @property
     def num_directions(self) -> int:
@@ -89,14 +101,15 @@ class RNN:
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{k}={v}" for k, v in self.sizes[0].items())
-        return f"<RNN {self.cell.name} {shown} layers={self.num_layers} directions={self.num_directions} {self.dtype}>"
+        directions = "reverse" if self.reverse else f"directions={self.num_directions}"
+        return f"<RNN {self.cell.name} {shown} layers={self.num_layers} {directions} {self.dtype}>"
 
     def _bind(self, hidden_size: Sizes | None, sizes: Mapping[str, Sizes]) -> list[dict[str, int]]:
         names = self.cell.size_names
         given: dict[str, Sizes] = dict(sizes) if hidden_size is None else {"H": hidden_size, **sizes}
         for name in given:
             if name not in names:
-                known = (*names, "hidden_size", "num_layers", "bidirectional", "dtype")
+                known = (*names, "hidden_size", "num_layers", "bidirectional", "dtype", "reverse")
                 what = f"RNN: cell {self.cell.name} has no axis {name!r}, and RNN no such argument"
                 raise ConfigError(message(what, **unknown("axis", name, known)))
         layers = []
@@ -228,22 +241,9 @@ def _size(name: str, value: Any) -> int:
 def _arrays(source: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
     if isinstance(source, Mapping):
         return source
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
     if not isinstance(source, (str, os.PathLike)):
         raise WeightError(message("weights are a dict or the path of a .safetensors file", got=f"{source!r:.80}"))
-    path = os.fspath(source)
-    if not os.path.isfile(path):
-        raise WeightError(message("no such weights file", got=path, do="check the path"))
-    try:
-        return load_file(path)
-    except (SafetensorError, ValueError, KeyError) as reason:
-        raise WeightError(
-            message(
-                "not a safetensors file", where=path, got=str(reason), do="write it with safetensors.numpy.save_file"
-            )
-        ) from None
+    return {name: tensor.read() for name, tensor in open_safetensors(source).items()}
 
 
 def checked_weights(shapes: Mapping[str, Shape], given: Mapping[str, Any], dtype: str) -> dict[str, np.ndarray]:

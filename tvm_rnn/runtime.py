@@ -1,7 +1,7 @@
 """Load a compiled module and call it, with numpy and tvm_ffi only.
 
-In: a .so file (ELF, weights, manifest, footer) and arrays: numpy, torch or anything else with DLPack on the CPU. Out:
-new arrays of the same kind. Also works alone, copied beside a .so (with runtime_cuda.py beside it for a GPU's).
+In: a .so file (ELF, weights, manifest, footer); arrays of the CPU: numpy, torch, anything with DLPack. Out: new ones of
+that kind. Also works alone, copied beside a .so (runtime_cuda.py, runtime_model.py say what else theirs need).
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ import numpy as np
 try:
     from .errors import InputError, LoadError, TvmRnnError, WeightError
 except ImportError:  # this file alone, beside a .so: the same names, made here
-    globals()["TvmRnnError"] = type("TvmRnnError", (Exception,), {})
-    globals().update({name: type(name, (TvmRnnError,), {}) for name in ("InputError", "LoadError", "WeightError")})
+    for name in ("TvmRnnError", "InputError", "LoadError", "WeightError"):
+        globals()[name] = type(name, (globals().get("TvmRnnError", Exception),), {})
 
 MAGIC, CONTAINER_VERSION, MANIFEST_FORMAT = b"TVMRNN\0\1", 1, 1
 FOOTER = struct.Struct("<8sIIQQQQ")  # magic, version, crc32 of all before; ELF size; weights at, size; manifest size
-# On 2 cores of Zen 4 a second thread took an LSTM of 71 kFLOP from 1.2 to 0.9 us, one of 273 kFLOP from 3.9 to 2.5.
-PARALLEL_FLOPS_PER_STEP = 100_000
+PARALLEL_FLOPS_PER_STEP = 100_000  # two threads, Zen 4: 71 kFLOP take 0.9 us in place of 1.2, 273 take 2.5, not 3.9
 CONSTANT = "constant."  # begins the names of arrays that belong to the equations, not to the user
 ALIGNMENT = 64  # generated code moves whole cache lines to and from its own buffers
-SAFETENSORS = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U8": "u1"}
+SAFETENSORS = {f"{kind}{8 * size}": f"{kind.lower()}{size}" for kind in "FIU" for size in (1, 2, 4, 8)} | {"BOOL": "?"}
 # Where LLVM's name of a CPU feature is not the kernel's.
 KERNEL_NAMES = {"sse3": "pni", "lzcnt": "abm", "bmi": "bmi1", "sha": "shani", "pclmul": "pclmulqdq", "neon": "asimd"}
 _opened: dict[str, tuple[int, ...]] = {}
@@ -126,8 +125,7 @@ def _check_machine(path: str, target: Manifest) -> None:
         raise _error(LoadError, f"{path!r} is for another machine", target.machine, machine, do)
     known = cpu_features()
     names = {feature: feature.replace("_", "").replace(".", "").replace("-", "") for feature in target.features}
-    missing = [f for f, name in names.items() if known is not None and not {name, KERNEL_NAMES.get(name)} & known]
-    if missing:
+    if missing := [f for f, name in names.items() if known is not None and not {name, KERNEL_NAMES.get(name)} & known]:
         raise _error(LoadError, f"{path!r} needs a CPU with more features", f"without {missing}", target.features, do)
 
 
@@ -197,10 +195,9 @@ def _per_row(what: str, value: Any, dtype: type, shape: tuple[int, ...], steps: 
 
 
 class Module:
-    """A compiled RNN. Time-major: x [T, B, *input], y [T, B, D*H], a state [L*D, B, *shape] in torch's order (where
-    layers differ in shape: a list with [D, B, *shape] per layer). Thread-safe. Results are new arrays of the kind of x
-    (of its first array) and carry no gradient; dtypes are never cast. Raises InputError for arrays that do not fit,
-    WeightError for weights. `weights` is {name: read-only array}, empty until there are some."""
+    """A compiled RNN. Time-major: x [T, B, *input], y [T, B, D*H], a state [L*D, B, *shape] in torch's order (a list of
+    [D, B, *shape] by layer where these differ). Thread-safe. Results are new arrays of the kind of x and carry no
+    gradient; dtypes are never cast. `weights`: {name: read-only array}, or empty. Raises InputError and WeightError."""
 
     def __init__(self, path: str | os.PathLike[str], opened: tuple[Any, ...] | None = None) -> None:
         self.path, self._file, self.manifest, arrays, self._elf_size = opened or _open_container(path)
@@ -229,11 +226,9 @@ class Module:
         self._packs, self._packed_elements, self._flops = m.packs, int(m.packed_elements), float(m.flops_per_row)
 
     def __call__(self, x: Any, state: Any = None, *, lengths: Any = None, reset: Any = None, **inputs: Any) -> Any:
-        """All steps: (y [T, B, D*H], {name: state after the last step}).
-
-        x: an array [T, B, *input]; several: a tuple in the manifest's order, a dict, or keywords. state: a dict of all,
-        None: the initial ones. lengths: [B] integers in 0..T: row b stops after so many steps, its y is 0 from there.
-        reset: [T, B] bool or uint8: row b starts again from its initial state at step t."""
+        """All steps: (y [T, B, D*H], {name: last state}). x: an array [T, B, *input]; several: a tuple in manifest's
+        order, a dict, or keywords. state: a dict of all; None: the initial ones. lengths: [B] integers in 0..T: row b
+        stops after so many steps, its y is 0 from there. reset: [T, B] bool or uint8: row b starts again at step t."""
         arrays, (T, B), like = self._read_inputs(x, inputs, ("T", "B"))
         counts = self._no_lengths if lengths is None else _per_row("lengths", lengths, np.int64, (B,), T)
         mask = self._no_reset if reset is None else _per_row("reset", reset, bool, (T, B), T).ravel().view(np.uint8)
@@ -242,7 +237,7 @@ class Module:
     def step(self, x: Any, state: Any = None, **inputs: Any) -> Any:
         """One step: x [B, *input] -> (y [B, H], {name: state})."""
         if self.manifest["num_directions"] != 1 or "step" not in self.manifest["entry_points"]:
-            raise _error(InputError, "this module cannot step", "two directions", "one", "call mod(x) with all steps")
+            raise _error(InputError, "this module cannot step", "two directions or reverse", "forward", "call mod(x)")
         arrays, lead, like = self._read_inputs(x, inputs, ("B",))
         return self._run(arrays, state, 1, lead, like, (0, 0), (self._no_lengths, self._no_reset))
 
@@ -251,6 +246,11 @@ class Module:
         if not isinstance(batch, int | np.integer) or batch < 0:
             raise _error(InputError, "the batch size is wrong", repr(batch), "an integer, at least 0")
         return self._shape_states(self._read_states(None, int(batch)), int(batch), None)
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """All of the model that this module was made from: its outputs by name, of its inputs by name."""
+        beside = importlib.import_module(f"{__package__}.runtime_model" if __package__ else "runtime_model")
+        return cast(dict[str, Any], beside.run(self, inputs))
 
     def _run(self, arrays: Any, state: Any, T: int, lead: Any, like: Any, has: Any, rows: Any) -> Any:
         if self._packed is None:
@@ -335,9 +335,8 @@ class Module:
 
     def _shape_states(self, flat: list[np.ndarray], B: int, like: Any) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        for i, (name, _, _, parts) in enumerate(self._plan(B)):
-            arrays = [flat[i][place].reshape(shape) for place, shape in parts]
-            arrays = arrays if like is None else [*map(like, arrays)]
+        for array, (name, _, _, parts) in zip(flat, self._plan(B), strict=True):
+            arrays = [(like or np.asarray)(array[place].reshape(shape)) for place, shape in parts]
             result[name] = arrays[0] if len(arrays) == 1 else arrays
         return result
 
@@ -394,7 +393,8 @@ class Module:
 def load(path: str | os.PathLike[str]) -> Module:
     """The module in a file that `export` wrote. LoadError, before any of its code runs, where it is not fit."""
     opened = _open_container(path)
-    if "variants" not in opened[2]:
-        return Module(path, opened)
-    cuda = importlib.import_module(f"{__package__}.runtime_cuda" if __package__ else "runtime_cuda")
-    return cast(Module, cuda.CudaModule(path, opened))
+    for key, name, kind in (("networks", "runtime_model", "ModelModule"), ("variants", "runtime_cuda", "CudaModule")):
+        if key in opened[2]:
+            beside = importlib.import_module(f"{__package__}.{name}" if __package__ else name)
+            return cast(Module, getattr(beside, kind)(path, opened))
+    return Module(path, opened)

@@ -195,7 +195,7 @@ class CudaModule(Module):
         """One step: x [B, *input] -> (y [B, H], {name: state})."""
         if self.manifest["num_directions"] != 1 or "step" not in self.manifest["entry_points"]:
             do = "call mod(x) with all steps"
-            raise runtime._error(InputError, "this module cannot step", "two directions", "one", do)
+            raise runtime._error(InputError, "this module cannot step", "two directions or reverse", "forward", do)
         return self._enqueue(x, inputs, state, ("B",), None, None)
 
     def _enqueue(self, x: Any, named: Any, state: Any, axes: tuple[str, ...], lengths: Any, reset: Any) -> Any:

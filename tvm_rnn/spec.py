@@ -1,6 +1,6 @@
-"""What a command line names, found: "lstm" or "file.py:function" is a Cell, "P=16" a size, "1,16" batch sizes.
+"""What a command line names, found: "lstm" or "file.py:function" is a Cell, "m.onnx" a network, "P=16" a size.
 
-In: words from `cli.py`. Out: a `Cell` and an `RNN`, or a ConfigError whose text says what was expected.
+In: words from `cli.py`. Out: a `Cell`, an `RNN` or a `Model`, or a ConfigError whose text says what was expected.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from types import ModuleType
+from typing import Any
 
 from . import cells
 from .cell import Cell
 from .errors import ConfigError, TvmRnnError, message, unknown
+from .model import Model
 from .rnn import RNN, Sizes
 
 EXPECTED = 'a cell of the zoo ("lstm"; `tvm-rnn cells` lists them) or "file.py:function"'
+MODELS = {".onnx": "from_onnx"}  # how files of networks end, and what reads them
 
 
 def find_cell(spec: str) -> Cell:
@@ -27,8 +30,9 @@ def find_cell(spec: str) -> Cell:
     the file fails; CellError where @cell in it refuses the definition.
     """
     path, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
-    if spec.endswith(".onnx"):
-        raise ConfigError(message("ONNX files are not supported yet", got=repr(spec), expected=EXPECTED))
+    if is_model(spec):
+        do = "`tvm-rnn compile`, `show` and `inspect` take networks"
+        raise ConfigError(message("this is a network, not a cell", got=repr(spec), expected=EXPECTED, do=do))
     if path.endswith(".py"):
         return _cell_of(_run(path), path, name)
     if spec not in cells.ZOO:
@@ -37,6 +41,25 @@ def find_cell(spec: str) -> Cell:
             slots["do"] = f"give {EXPECTED}"
         raise ConfigError(message("no such cell", **slots))
     return cells.get(spec)
+
+
+def is_model(spec: str) -> bool:
+    """Whether a SPEC is the file of a network that another framework wrote."""
+    return os.path.splitext(spec)[1] in MODELS
+
+
+def read_model(spec: str, given: Sequence[str] = ()) -> RNN | Model:
+    """The network in a file. given: options that say something of a network, which such a file says itself: refused.
+
+    Raises ConfigError, as from_onnx does.
+    """
+    if given:
+        got, do = ", ".join(given), "leave them out: sizes, dtype and weights are in the file"
+        raise ConfigError(message("this file is a whole network", where=spec, got=got, do=do))
+    import tvm_rnn
+
+    found: RNN | Model = getattr(tvm_rnn, MODELS[os.path.splitext(spec)[1]])(spec)
+    return found
 
 
 def _run(path: str) -> ModuleType:
@@ -120,7 +143,7 @@ def build_net(
 
     Raises ConfigError or CellError, as RNN does.
     """
-    given = dict(sizes or {})
+    given: dict[str, Any] = dict(sizes or {})
     if hidden_size is not None:
         given["H"] = hidden_size
     if fill is not None:

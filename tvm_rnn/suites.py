@@ -157,7 +157,7 @@ SUITES: dict[str, Callable[[], list[Point]]] = {
 
 def network(point: Point) -> RNN:
     """The point's network, without weights."""
-    sizes = dict(point.sizes)
+    sizes: dict[str, Any] = dict(point.sizes)
     cell, both = find_cell(point.cell), point.directions == 2
     return RNN(cell, point.input, point.hidden, point.layers, both, point.dtype, **sizes)
 

@@ -6,6 +6,7 @@ values for `json.dumps`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -82,7 +83,17 @@ def manifest_page(
     facts.show_header = False
     for name, value in _facts(path, manifest, weights, file_bytes):
         facts.add_row(Text(name, "bold"), Text(value))
-    arrays = plain_table("array", "shape", "", title="arrays")
+    shared = {key: value for key, value in manifest.items() if key != "networks"}
+    own = manifest.get("networks")
+    parts = (
+        [_arrays(manifest)] if own is None else [_arrays({**shared, **m}, f"network {i}") for i, m in enumerate(own)]
+    )
+    return Group(facts, *_model(manifest), *(piece for part in parts for piece in part))
+
+
+def _arrays(manifest: Mapping[str, Any], title: str = "arrays") -> list[RenderableType]:
+    """One network's arrays, schedules and kernels."""
+    arrays = plain_table("array", "shape", "", title=title)
     for item in manifest["inputs"]:
         arrays.add_row("input", _shape("T", "B", *item["shape"]), item["name"])
     wide = [manifest["num_directions"] * n for n in manifest["output"]["shape"]]
@@ -96,7 +107,23 @@ def manifest_page(
     for row in manifest["templates"]:
         knobs = ", ".join(f"{k}={v}" for k, v in row.get("knobs", {}).items())
         templates.add_row(*(Text(str(t)) for t in (row.get("unit"), row.get("template"), knobs, row.get("record"))))
-    return Group(facts, "", arrays, "", templates, *_kernels(manifest))
+    return ["", arrays, "", templates, *_kernels(manifest)]
+
+
+def _model(manifest: Mapping[str, Any]) -> list[RenderableType]:
+    """The whole model around the networks: its inputs and outputs, and what it does between them."""
+    if "model" not in manifest:
+        return []
+    model = manifest["model"]
+    table = plain_table("model", "shape", "", title="the whole model, as run() has it")
+    for kind in ("inputs", "outputs"):
+        for item in model[kind]:
+            axes = item["shape"]
+            shape = Text("any") if axes is None else _shape(*("any" if axis is None else axis for axis in axes))
+            table.add_row(kind[:-1], shape, f"{item['name']}, {item['dtype']}")
+    count = Counter(step["op"] for step in model["steps"])
+    steps = ", ".join(f"{number} {op}" if number > 1 else op for op, number in count.items())
+    return ["", table, Text(f"steps: {steps}")]
 
 
 def _kernels(manifest: Mapping[str, Any]) -> list[RenderableType]:
@@ -113,37 +140,51 @@ def _kernels(manifest: Mapping[str, Any]) -> list[RenderableType]:
 
 def has_weights(manifest: Mapping[str, Any], arrays: Mapping[str, Any]) -> bool:
     """Whether the arrays in a module's file include its weights; there may also be constants of the equations."""
+    own = manifest.get("networks")
+    if own is not None:
+        return all(f"{i}.{item['name']}" in arrays for i, part in enumerate(own) for item in part["weights"])
     return all(item["name"] in arrays for item in manifest["weights"])
 
 
 def _facts(path: str, m: Mapping[str, Any], weights: Mapping[str, Any], file_bytes: int) -> list[tuple[str, str]]:
-    target, variants = m["target"], m.get("variants", ())
+    target, variants, networks = m["target"], m.get("variants", ()), m.get("networks", (m,))
     held = sum(array.nbytes for array in weights.values())
-    layers = f"{m['num_layers']} layer{'s' * (m['num_layers'] > 1)}"
-    directions = "both directions" if m["num_directions"] == 2 else "forward"
+    there = has_weights(m, weights)
+    brought = any(step["attributes"].get("weights") for step in m.get("model", {}).get("steps", ()))
+    kind = f"{m['weight_dtype']}; " if m.get("weight_dtype") else ""
+    missing = "inputs of the model" if brought else "not in the file: give them with --weights"
     return [
         ("module", f"{path}, {size_text(file_bytes)}"),
-        ("cell", f"{m['cell']}, {layers}, {directions}, {m['dtype']}"),
+        *(("cell", _cell_text(own)) for own in networks),
+        *([("made from", origin_text(m["origin"]))] if "origin" in m else []),
         *([("precision", m["precision"])] if variants else []),
         ("batch", "any" + (f", made for {', '.join(map(str, m['batch']))}" if m["batch"] else "")),
-        (
-            "weights",
-            (f"{m['weight_dtype']}; " if m.get("weight_dtype") else "")
-            + (
-                f"in the file, {size_text(held)}"
-                if has_weights(m, weights)
-                else "not in the file: give them with --weights"
-            ),
-        ),
+        ("weights", kind + (f"in the file, {size_text(held)}" if there else missing)),
         ("entry points", ", ".join(m["entry_points"])),
         ("target", f"{target['name']}: {target['machine']} {target['mcpu']}".rstrip()),
         ("needs", " or ".join(v["arch"] for v in variants) or ", ".join(target["features"]) or "no particular CPU"),
         ("passes", ", ".join(m["passes"]) or "none"),
-        *([] if variants else _cpu_facts(m)),
-        ("work", f"{m['flops_per_row'] / 1e6:.4g} MFLOP per step and row"),
+        *(fact for own in networks if not variants for fact in _cpu_facts(own)),
+        ("work", f"{sum(own['flops_per_row'] for own in networks) / 1e6:.4g} MFLOP per step and row"),
         ("made by", ", ".join(f"{name} {version}" for name, version in m["versions"].items())),
         ("created", m["created"]),
     ]
+
+
+def _cell_text(m: Mapping[str, Any]) -> str:
+    layers = f"{m['num_layers']} layer{'s' * (m['num_layers'] > 1)}"
+    directions = "both directions" if m["num_directions"] == 2 else "reverse" if m.get("reverse") else "forward"
+    return f"{m['cell']}, {layers}, {directions}, {m['dtype']}"
+
+
+def origin_text(origin: Mapping[str, Any]) -> str:
+    """Which layer of which framework a module was, and the file that it was read from."""
+    parts = [origin["layer"]]
+    if origin["batch_first"]:
+        parts.append("batch_first there, [T, B, ...] here")
+    if origin["file"] is not None:
+        parts.append(f"{origin['file']}, sha256 {origin['sha256']}")
+    return ", ".join(parts)
 
 
 def _cpu_facts(m: Mapping[str, Any]) -> list[tuple[str, str]]:

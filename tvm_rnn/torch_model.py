@@ -187,9 +187,10 @@ class TorchLayer:
     def __init__(self, program: Program, net: RNN, place: tuple[int, int], dtype: Any, device: Any) -> None:
         import torch
 
-        layer, self.direction = place
+        layer, direction = place
+        self.backward = bool(direction) or net.reverse
         self.program, self.initial, self.options = program, net.cell.initial, {"dtype": dtype, "device": device}
-        params = [net.weights[weight_name(p.name, layer, self.direction)] for p in program.graph.params]
+        params = [net.weights[weight_name(p.name, layer, direction)] for p in program.graph.params]
         leaves = [*params, *(n.value for n in program.constants)]
         self.kept = program.fixed([torch.tensor(array, **self.options) for array in leaves])
 
@@ -205,7 +206,7 @@ class TorchLayer:
         ]
         handed = self.program.early(self.kept, inputs)
         y: list[Tensor] = [None] * steps
-        for t in range(steps)[:: -1 if self.direction else 1]:
+        for t in range(steps)[:: -1 if self.backward else 1]:
             *after, y[t] = self.program.step(self.kept, [value[t] for value in handed], state)
             state = [value.expand(shape) for value, shape in zip(after, shapes, strict=True)]
         shape = (batch, *graph.output.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -76,6 +77,14 @@ def test_directions_run_side_by_side(step_by_step: None) -> None:
     text = "\n".join(lines(program))
     assert text.count("fork(int64_t(1))") == text.count("join(int64_t(1))") == 2
     assert text.count("T - done") == 4 + 2  # the size of each tile, and where those of the backward direction begin
+
+
+def test_the_reverse_direction_alone_begins_at_the_end(step_by_step: None) -> None:
+    program = program_of("lstm", num_layers=2, reverse=True)
+    text = "\n".join(lines(program))
+    assert "OnStream" not in text and text.count("{") == text.count("}")
+    start = re.compile(r"start_\d+ = T - done")
+    assert len(start.findall(text)) == 2 and not start.search("\n".join(lines(program_of("lstm"))))
 
 
 def test_flags_cost_nothing_where_they_are_not_given(step_by_step: None) -> None:

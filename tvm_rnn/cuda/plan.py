@@ -3,8 +3,8 @@
 In: an RNN, its layers' graphs after the passes, a target. Out: a `Program`: kernels, memory, and the statements of
 `sequence` and `pack`. Tiles of time bound the memory for hoisted values, whatever T is.
 
-    one direction:   states in; for tile: for layer: hoisted groups, steps; states out
-    two directions:  states in; for layer: for direction: for tile: hoisted groups, steps; states out
+    forward:         states in; for tile: for layer: hoisted groups, steps; states out
+    with a reverse:  states in; for layer: for direction: for tile: hoisted groups, steps; states out
 
 Where the GPU has room for several layers at once, each layer (or direction) has a stream of its own: layer l works on
 tile k while layer l + 1 works on tile k - 1. Where the weights of products of inputs fit on the chip as well, layers
@@ -65,6 +65,7 @@ class Plan:
         net = self.net
         self.program = Program(dtype=net.dtype)
         self.directions = net.num_directions
+        self.whole = self.directions > 1 or net.reverse  # each layer over all of T before the next one
         common = (net.dtype, self.target, net.cell.initial, self.batches, self.directions, self.stored)
         self.code = [Layer(graph, i, self.precision, *common) for i, graph in enumerate(self.layers.graphs)]
 
@@ -116,7 +117,7 @@ class Plan:
         program, layers = self.program, self.net.num_layers
         per_row = max(1, *(layer.bytes_per_row for layer in self.code))
         tiled = all("tile_layers_and_time" in graph.applied for graph in self.layers.graphs)
-        self.lanes = self.directions if self.directions > 1 else min(layers, STREAMS) if tiled else 1
+        self.lanes = self.directions if self.whole else min(layers, STREAMS) if tiled else 1
         wave = "0" if self.lanes == 1 else f"T >= {2 * WAVE_STEPS}"
         for code in self.code if self.lanes > 1 else ():
             wave += f" && 2 * {code.blocks} <= sms"
@@ -124,7 +125,7 @@ class Plan:
         share = max(self.directions, layers)
         most = f"max<int64_t>(1, {HOISTED_BYTES // per_row} / ({self.wave} ? {share} : 1) / B)"
         largest = f"max<int64_t>({WAVE_STEPS}, (T + {WAVE_TILES * layers - 1}) / {WAVE_TILES * layers})"
-        whole = "T" if self.directions > 1 else f"({self.wave} ? {largest} : T)"
+        whole = "T" if self.whole else f"({self.wave} ? {largest} : T)"
         self.steps = program.let("tile_steps", f"min<int64_t>(T, min<int64_t>({whole}, {most}))")
 
     def _last(self, host: Host, visit: Visit) -> list[Pointer]:
@@ -151,8 +152,8 @@ class Plan:
             code = self.code[index]
             for direction in range(self.directions):
                 # What may run at the same time has memory of its own.
-                lane = direction if self.directions > 1 else self.layers.of_layer[:layer].count(index)
-                lanes = self.directions if self.directions > 1 else self.layers.of_layer.count(index)
+                lane = direction if self.whole else self.layers.of_layer[:layer].count(index)
+                lanes = self.directions if self.whole else self.layers.of_layer.count(index)
                 copies = (f"{self.wave} ? {lanes} : 1", f"{self.wave} ? {lane} : 0") if lanes > 1 else (1, 0)
                 work = code.work_buffers(program, f"{self.steps} * B", *copies)
                 weights = code.weights.pack(program, layer, direction)
@@ -171,20 +172,20 @@ class Plan:
         return found
 
     def _between(self) -> None:
-        """The sequences that layers hand to the next one. Two directions: two whole sequences, written and read in
-        turn. One: two tiles behind each layer, likewise."""
+        """The sequences that layers hand to the next one. Two directions, or a reverse one: two whole sequences,
+        written and read in turn. Forward: two tiles behind each layer, likewise."""
         widths = [layer.width * self.directions for layer in self.net.layers[:-1]]
-        rows = "T * B" if self.directions > 1 else f"{self.steps} * B"
-        if self.directions > 1:
+        rows = "T * B" if self.whole else f"{self.steps} * B"
+        if self.whole:
             widths = [max(widths)] * min(2, len(widths)) if widths else []
         self.between = [
-            [self.program.buffer("between", f"{rows} * {width}", self.net.dtype) for _ in range(3 - self.directions)]
+            [self.program.buffer("between", f"{rows} * {width}", self.net.dtype) for _ in range(1 if self.whole else 2)]
             for width in widths
         ]
 
     def _handed(self, host: Host, layer: int, tile: str, row: Expr, stride: int) -> Pointer:
         """Where layer `layer` leaves the tile's output for the next one."""
-        if self.directions > 1:
+        if self.whole:
             return self.between[layer % 2][0].at(f"{row} * {stride}")
         first, second = self.between[layer]
         return host.pointer("between", Pointer(f"({tile} & 1 ? {second.text} : {first.text})", first.dtype))
@@ -193,10 +194,10 @@ class Plan:
 
     def _layers(self, host: Host) -> None:
         """All layers, one after the other or side by side."""
-        if self.directions == 1:
-            self._time_major(host)
-        else:
+        if self.whole:
             self._layer_major(host)
+        else:
+            self._time_major(host)
 
     def _time_major(self, host: Host) -> None:
         with self._forked(host), self._tiles(host) as (tile, done, count):
@@ -222,8 +223,12 @@ class Plan:
             with self._forked(host):
                 for visit in self.visits[layer * self.directions : (layer + 1) * self.directions]:
                     with self._lane(host, visit.direction), self._tiles(host) as (tile, done, count):
-                        start = host.let("start", f"T - {done} - {count}") if visit.direction else done
+                        start = host.let("start", f"T - {done} - {count}") if self._back(visit) else done
                         self._visit(host, visit, (tile, done, count), start)
+
+    def _back(self, visit: Visit) -> bool:
+        """Whether it goes from the last step to the first."""
+        return self.net.reverse or bool(visit.direction)
 
     @contextmanager
     def _forked(self, host: Host) -> Iterator[None]:
@@ -269,7 +274,7 @@ class Plan:
             output = program.output.at(f"{row} * {stride}")
         # Step by step the states change copies at every step, a regime changes them once per tile.
         parity = f"({code.regime} >= 0 ? {number} : {done}) & 1" if code.regimes else f"{done} & 1"
-        work = Tile(at, output.at(visit.direction * width), start, count, bool(visit.direction), parity)
+        work = Tile(at, output.at(visit.direction * width), start, count, self._back(visit), parity)
         code.before(host, visit.buffers, work)
         code.recurrence(host, visit.buffers, work)
 

@@ -169,7 +169,7 @@ def wave(
     alone: for each expected batch size the predicted time of a step of all layers one after the other. stored: the
     dtype of products' parameters, where it is not the precision's.
     """
-    if net.num_directions > 1 or net.num_layers < 2 or precision not in MMA or target.arch != "sm_90a":
+    if net.num_directions > 1 or net.reverse or net.num_layers < 2 or precision not in MMA or target.arch != "sm_90a":
         return None
     layers = run_passes(net, target, ("hoist_gemms",))[-1][1]  # products of inputs are part of the step
     try:

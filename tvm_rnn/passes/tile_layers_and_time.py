@@ -2,7 +2,7 @@
 
 In: a graph with groups. Out: `graph.tiling`. A tile of T-steps goes through all layers while its activations and
 hoisted products are still in cache, and only one tile of them is ever stored, whatever T is. The backward direction
-reads a whole sequence before its first output, so bidirectional networks go layer by layer (each still in tiles).
+reads a whole sequence before its first output, so networks that have it go layer by layer (each still in tiles).
 
 Rewrite: for layer: for t in T: step   -->   for tile in T/n: for layer: for t in n: step
 
@@ -36,7 +36,7 @@ class TileLayersAndTime(Pass):
     def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
         if not self.enabled:
             return replace(graph, tiling=Tiling("layer-major", None))
-        order = "layer-major" if net.bidirectional else "time-major"
+        order = "layer-major" if net.bidirectional or net.reverse else "time-major"
         hoisted = sum(n.shape[-1] if n.shape else 1 for g in graph.groups if g.region == "before" for n in g.stored)
         width = hoisted + graph.inputs[0].shape[0] + graph.output.shape[0]
         bytes_per_row = width * np.dtype(graph.dtype).itemsize

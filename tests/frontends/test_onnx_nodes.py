@@ -1,0 +1,104 @@
+"""Ordinary nodes: attributes by the standard's tables, what old versions come to, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx_models import model_of, node
+
+from tvm_rnn.frontends.folding import Unreadable
+from tvm_rnn.frontends.onnx_file import Source
+from tvm_rnn.frontends.onnx_graph import GraphSteps
+from tvm_rnn.frontends.onnx_nodes import add_node
+
+
+def added(made: Any, opset: int = 17, constants: dict[str, Any] | None = None) -> GraphSteps:
+    known = {name: np.asarray(value) for name, value in (constants or {}).items()}
+    inputs = {name: ("f4", None) for name in made.input if name and name not in known}
+    steps = GraphSteps(Source(model_of([made], inputs, {}, known, opset)))
+    add_node(steps, made)
+    return steps
+
+
+@pytest.mark.parametrize(
+    ("made", "opset", "expected"),
+    [
+        (node("Softmax", ["x"], ["y"]), 11, {"axis": 1, "flatten": 1}),
+        (node("Softmax", ["x"], ["y"]), 13, {}),
+        (node("LogSoftmax", ["x"], ["y"], axis=2), 7, {"axis": 2, "flatten": 1}),
+        (node("Squeeze", ["x"], ["y"], axes=[1]), 11, {"axes": [1]}),
+        (node("Split", ["x"], ["a", "b"], axis=1), 13, {"num_outputs": 2, "axis": 1}),
+        (node("Split", ["x"], ["a", "b"], axis=1, split=[1, 2]), 11, {"axis": 1, "split": [1, 2]}),
+        (node("Cast", ["x"], ["y"], to=7), 13, {"dtype": "int64"}),
+        (node("ConstantOfShape", ["x"], ["y"]), 9, {"value": 0.0, "dtype": "float32"}),
+        (node("Dropout", ["x"], ["y"], ratio=0.5), 10, {}),
+        (node("Dropout", ["x"], ["y"], ratio=0.5), 7, {}),
+        (node("Gelu", ["x"], ["y"], approximate="tanh"), 20, {"approximate": "tanh"}),
+        (node("Clip", ["x"], ["y"], min=0.0, max=1.0), 6, {"min": 0.0, "max": 1.0}),
+    ],
+    ids=lambda value: value.op_type if isinstance(value, onnx.NodeProto) else None,
+)
+def test_versions_and_options(made: Any, opset: int, expected: dict[str, Any]) -> None:
+    (step,) = added(made, opset).steps
+    assert dict(step.attributes) == expected
+
+
+def test_constants_of_every_form() -> None:
+    tensor = onnx.numpy_helper.from_array(np.array([1, 2], "i4"))
+    found = [
+        added(node("Constant", [], ["y"], **{name: value})).constants["y"]
+        for name, value in (("value", tensor), ("value_float", 2.5), ("value_ints", [3, 4]))
+    ]
+    assert [(v.dtype.name, v.tolist()) for v in found] == [("int32", [1, 2]), ("float32", 2.5), ("int64", [3, 4])]
+    shape = onnx.numpy_helper.from_array(np.array([7], "i8"))
+    (step,) = added(node("ConstantOfShape", ["x"], ["y"], value=shape)).steps
+    assert dict(step.attributes) == {"value": 7, "dtype": "int64"}
+
+
+REFUSED: list[tuple[Any, str]] = [
+    (node("Conv", ["x", "w"], ["y"]), "operator Conv is not supported"),
+    (node("Loop", ["x", "x"], ["y"]), "operator Loop is not supported"),
+    (node("Add", ["x"], ["y"]), "it has 1 inputs, Add has 2 to 2"),
+    (node("Add", ["x", "x"], ["y", "z"]), "2 outputs"),
+    (node("Transpose", ["x"], ["y"], order=[1]), "attribute 'order' is not one of Transpose's"),
+    (node("Transpose", ["x"], ["y"], perm=1.5), "attribute 'perm' is not one of Transpose's"),
+    (node("Softmax", ["x"], ["y"], axis="one"), "attribute 'axis'"),
+    (node("Cast", ["x"], ["y"], to=16), "bfloat16"),
+    (node("Cast", ["x"], ["y"], to=8), "element type 8"),
+    (node("Dropout", ["x", "", "t"], ["y"]), "training mode"),
+    (node("BatchNormalization", ["x"] * 5, ["y"], training_mode=1), "training mode"),
+    (node("BatchNormalization", ["x"] * 5, ["y", "m", "v"]), "output 'm' is for training"),
+    (node("Pad", ["x", "t"], ["y"], mode="wrap"), "mode 'wrap'"),
+    (node("Constant", [], ["y"]), "no value, or several"),
+    (node("Constant", [], ["y"], value_string="a"), "'value_string'"),
+    (node("Constant", [], ["y"], value_int=1, value_float=1.0), "no value, or several"),
+]
+
+
+@pytest.mark.parametrize(("made", "text"), REFUSED, ids=[text for _, text in REFUSED])
+def test_what_is_refused(made: Any, text: str) -> None:
+    with pytest.raises(Unreadable, match=text):
+        added(made, 19 if text.startswith("mode") else 17)
+
+
+def test_domains_and_twofold_or_odd_attributes() -> None:
+    made = node("Relu", ["x"], ["y"])
+    made.domain = "com.example"
+    with pytest.raises(Unreadable, match=r"com\.example\.Relu is not of the standard set"):
+        added(made)
+    made = node("Transpose", ["x"], ["y"], perm=[1, 0])
+    made.attribute.append(made.attribute[0])
+    with pytest.raises(Unreadable, match="there twice"):
+        added(made)
+    made = node("Gelu", ["x"], ["y"], approximate=b"\xff")
+    with pytest.raises(Unreadable, match="is no text"):
+        added(made, 20)
+    made = node("Transpose", ["x"], ["y"])
+    made.attribute.add(name="perm", type=7, ref_attr_name="outer")
+    with pytest.raises(Unreadable, match="'perm'"):
+        added(made)
+    with pytest.raises(Unreadable, match="operator set 14 has no LayerNormalization"):
+        added(node("LayerNormalization", ["x", "x"], ["y"]), 14)

@@ -1,0 +1,212 @@
+"""from_torch: every layer and option of torch.nn, the results of its layers, and the same bits on the way back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tvm_rnn as rnn
+from tvm_rnn.errors import ConfigError, WeightError
+from tvm_rnn.frontends.torch import state_arrays
+from tvm_rnn.tolerance import assert_close
+
+torch = pytest.importorskip("torch")
+pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore:LSTM with projections")]
+
+LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lstm": ("LSTM", {}),
+    "lstm both ways": ("LSTM", {"num_layers": 2, "bidirectional": True}),
+    "lstm projected": ("LSTM", {"num_layers": 2, "bidirectional": True, "proj_size": 3}),
+    "lstm projected without bias": ("LSTM", {"proj_size": 1, "bias": False}),
+    "lstm batch first": ("LSTM", {"batch_first": True, "bias": False}),
+    "gru": ("GRU", {"num_layers": 3}),
+    "gru both ways": ("GRU", {"bidirectional": True, "bias": False}),
+    "gru in eval mode": ("GRU", {"num_layers": 2, "dropout": 0.5}),
+    "rnn": ("RNN", {"bidirectional": True}),
+    "rnn relu": ("RNN", {"num_layers": 2, "nonlinearity": "relu"}),
+    "lstm cell": ("LSTMCell", {}),
+    "gru cell": ("GRUCell", {"bias": False}),
+    "rnn cell": ("RNNCell", {}),
+    "rnn cell relu": ("RNNCell", {"nonlinearity": "relu"}),
+}
+EVERY_LAYER = pytest.mark.parametrize("name", LAYERS)
+
+
+def layer_of(name: str, dtype: str = "float64") -> Any:
+    kind, options = LAYERS[name]
+    torch.manual_seed(len(name))
+    return getattr(torch.nn, kind)(5, 7, dtype=getattr(torch, dtype), **options).eval()
+
+
+def torch_runs(layer: Any, x: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """y [T, B, ...] and the final states [L*D, B, ...] of a layer or, step by step, of a cell."""
+    given = torch.from_numpy(x)
+    with torch.no_grad():
+        if type(layer).__name__.endswith("Cell"):
+            state, steps = None, []
+            for x_t in given:
+                state = layer(x_t, state)
+                steps.append(state[0] if isinstance(state, tuple) else state)
+            parts = state if isinstance(state, tuple) else (state,)
+            return torch.stack(steps).numpy(), [part[None].numpy() for part in parts]
+        y, end = layer(given.transpose(0, 1) if layer.batch_first else given)
+    y = y.transpose(0, 1) if layer.batch_first else y
+    return y.numpy(), [e.numpy() for e in (end if isinstance(end, tuple) else (end,))]
+
+
+def assert_same_bits(found: Any, expected: Any) -> None:
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype and found[name].shape == value.shape, name
+        assert torch.equal(found[name].view(torch.uint8), value.view(torch.uint8)), name
+
+
+@EVERY_LAYER
+def test_the_oracle_is_the_layer(name: str) -> None:
+    layer, x = layer_of(name), np.random.default_rng(0).normal(size=(9, 3, 5))
+    net = rnn.from_torch(layer)
+    y, state = rnn.reference(net)(x)
+    expected, ends = torch_runs(layer, x)
+    assert_close(y, expected, "float64", 9)
+    assert_close(list(state.values()), ends, "float64", 9)
+    assert net.origin is not None and net.origin.layer == f"torch.nn.{LAYERS[name][0]}"
+    assert net.origin.batch_first == LAYERS[name][1].get("batch_first", False)
+
+
+@pytest.mark.parametrize("name", ["gru", "rnn cell relu", pytest.param("lstm projected", marks=pytest.mark.slow)])
+def test_compiled_modules_are_the_layer_and_say_where_they_are_from(name: str) -> None:
+    layer = layer_of(name, "float32")
+    x = np.random.default_rng(0).normal(size=(9, 3, 5)).astype(np.float32)
+    module = rnn.compile(rnn.from_torch(layer))
+    y, state = module(x)
+    expected, ends = torch_runs(layer, x)
+    assert_close(y, expected, "float32", 9)
+    assert_close(list(state.values()), ends, "float32", 9)
+    assert module.manifest.origin.layer == f"torch.nn.{LAYERS[name][0]}" and module.manifest.origin.file is None
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@EVERY_LAYER
+def test_the_way_back_gives_the_same_bits(name: str, dtype: str) -> None:
+    layer = layer_of(name, dtype)
+    net = rnn.from_torch(layer)
+    assert net.dtype == dtype
+    assert_same_bits(rnn.state_dict(net), layer.state_dict())
+    again = rnn.to_torch_layer(net)
+    assert type(again) is type(layer) and not again.training
+    assert_same_bits(again.state_dict(), layer.state_dict())
+    wanted = {**LAYERS[name][1], "dropout": 0.0}
+    assert all(getattr(again, key, value) == value for key, value in wanted.items())
+
+
+@EVERY_LAYER
+def test_a_state_dict_tells_the_layer(name: str) -> None:
+    layer, (kind, options) = layer_of(name, "float32"), LAYERS[name]
+    nonlinearity = {"nonlinearity": options["nonlinearity"]} if "nonlinearity" in options else {}
+    whole = {f"encoder.rnn.{key}": value for key, value in layer.state_dict().items()}
+    whole |= {"fc.weight": torch.ones(3, 7), "steps": torch.tensor(3)}
+    for given_kind in (kind, None) if "RNN" not in kind else (kind,):
+        net = rnn.from_torch(whole, given_kind, **nonlinearity)
+        assert_same_bits(rnn.state_dict(net), layer.state_dict())
+    assert net.weights.keys() == rnn.from_torch(layer).weights.keys() and net.cell is rnn.from_torch(layer).cell
+
+
+@given(st.floats(width=32, allow_nan=False), st.floats(width=32, allow_nan=False))
+@settings(max_examples=30, deadline=None)
+def test_biases_of_any_size_come_back(one: float, two: float) -> None:
+    """Also those whose sum overflows, or loses all digits of one."""
+    layer = torch.nn.GRU(1, 2)
+    with torch.no_grad():
+        layer.bias_ih_l0.fill_(one)
+        layer.bias_hh_l0.fill_(two)
+    assert_same_bits(rnn.state_dict(rnn.from_torch(layer)), layer.state_dict())
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "rnn", "gru both ways"])
+def test_weights_that_changed_since_are_given_as_they_are(name: str) -> None:
+    net = rnn.from_torch(layer_of(name))
+    net.load({key: value + 1 for key, value in net.weights.items()})
+    x = np.random.default_rng(0).normal(size=(4, 2, 5))
+    y, _ = torch_runs(rnn.to_torch_layer(net), x)
+    assert_close(y, rnn.reference(net)(x)[0], "float64", 4)
+
+
+def test_a_net_of_ours_becomes_a_layer_of_torch() -> None:
+    net = rnn.RNN(rnn.cells.lstm_projection, 5, 6, 2, True, "float64", P=2).init(3)
+    x = np.random.default_rng(0).normal(size=(4, 2, 5))
+    assert_close(torch_runs(rnn.to_torch_layer(net), x)[0], rnn.reference(net)(x)[0], "float64", 4)
+
+
+def test_files_of_large_models(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    path, layer = tmp_path / "model.safetensors", layer_of("lstm both ways", "bfloat16")
+    whole = {f"enc.{key}": value for key, value in layer.state_dict().items()}
+    whole |= {f"dec.{key}": value for key, value in layer_of("gru", "float32").state_dict().items()}
+    save_file({**whole, "other": torch.ones(2, dtype=torch.int8)}, path)
+    net = rnn.from_torch(path, prefix="enc")
+    assert_same_bits(rnn.state_dict(net), layer.state_dict())
+    assert net.origin is not None and net.origin.file == str(path) and len(net.origin.sha256 or "") == 64
+    assert rnn.from_torch(str(path), "GRU", prefix="dec.").num_layers == 3
+    with pytest.raises(ConfigError, match=r"'dec\.', 'enc\.'"):
+        rnn.from_torch(path)
+    with pytest.raises(ConfigError, match=r"did you mean 'enc\.'"):
+        rnn.from_torch(path, prefix="end")
+
+
+def test_no_torch_is_needed_for_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = layer_of("gru", "float32")
+    net = rnn.from_torch({key: value.numpy() for key, value in layer.state_dict().items()})
+    monkeypatch.setitem(__import__("sys").modules, "torch", None)
+    assert state_arrays(net).keys() == layer.state_dict().keys()
+    for call in (lambda: rnn.state_dict(net), lambda: rnn.from_torch(layer), lambda: rnn.to_torch_layer(net)):
+        with pytest.raises(ConfigError, match="torch is not installed"):
+            call()
+
+
+class Tall(torch.nn.LSTM):
+    def forward(self, x: Any, state: Any = None) -> Any:
+        return super().forward(2 * x, state)
+
+
+@pytest.mark.parametrize(
+    ("source", "texts"),
+    [
+        (torch.nn.GRU(3, 4, 2, dropout=0.5), ["dropout=0.5 in training mode", "layer.eval()"]),
+        (torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.GRU(3, 4)), ["Sequential", "model.1"]),
+        (torch.nn.Linear(3, 3), ["linear.Linear", "torch.nn.LSTM", "a .safetensors file"]),
+        (Tall(3, 4), ["Tall", "forward() of its own"]),
+        (torch.nn.LSTM(3, 4, device="meta"), ["weight_ih_l0 has no values", "meta"]),
+        (torch.nn.LSTM(3, 4).to(torch.float8_e4m3fn), ["float8_e4m3fn", "bfloat16"]),
+        (torch.nn.GRU(3, 4, dtype=torch.complex64), ["complex64"]),
+        (3, ["builtins.int"]),
+        ("model.pt", ["pickles", "weights_only=True"]),
+        ("none.safetensors", ["no such weights file"]),
+    ],
+    ids=lambda value: None if isinstance(value, list) else type(value).__name__,
+)
+def test_what_is_refused_says_why(source: Any, texts: list[str]) -> None:
+    with pytest.raises((ConfigError, WeightError)) as error:
+        rnn.from_torch(source)
+    assert all(text in str(error.value) for text in texts), str(error.value)
+
+
+def test_cells_that_torch_lacks() -> None:
+    with pytest.raises(ConfigError, match="mgu"):
+        rnn.state_dict(rnn.RNN(rnn.cells.mgu, 3, 4).init())
+    with pytest.raises(ConfigError, match="all of one size"):
+        rnn.to_torch_layer(rnn.RNN(rnn.cells.lstm, 3, [4, 5], 2).init())
+    with pytest.raises(WeightError, match="no weights"):
+        rnn.state_dict(rnn.RNN(rnn.cells.lstm, 3, 4))
+    with pytest.raises(ConfigError, match="not an RNN"):
+        rnn.state_dict(layer_of("gru"))
+
+
+def test_torch_has_no_reverse_direction_alone() -> None:
+    with pytest.raises(ConfigError, match="reverse direction alone"):
+        rnn.to_torch_layer(rnn.RNN(rnn.cells.lstm, 3, 4, reverse=True).init())

@@ -1,0 +1,70 @@
+"""A Model of several networks to one file: their functions side by side in one shared object, one manifest over all.
+
+In: a Model, its networks' layers after the passes, a CPU, from build.py. Out: a container file that runtime_model.py
+loads. Function names begin with the number of the network, but for the first one's: sequence, pack_0, n1_sequence.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from . import manifest
+from .build import blob, describe, generate, link
+from .lower import Lowered, Lowering
+from .model import Model
+from .pipeline import Layers
+from .target import Target
+
+# What a manifest says once for all networks.
+SHARED = ("format", "versions", "target", "batch", "passes", "created")
+
+
+def write_model(
+    model: Model,
+    layers: Sequence[Layers],
+    machine: Target,
+    batches: tuple[int, ...],
+    without: tuple[str, ...],
+    folder: Path,
+    tell: Callable[[str], None],
+) -> str:
+    """Compile every network for one CPU; returns the path of the file. Raises BuildError."""
+    tell("lowering")
+    lowered = [Lowering(n, own, machine, batches).run() for n, own in zip(model.networks, layers, strict=True)]
+    tell("code generation")
+    functions = {
+        _named(i, variable.name_hint): function.with_attr("global_symbol", _named(i, variable.name_hint))
+        for i, own in enumerate(lowered)
+        for variable, function in own.module.functions.items()
+    }
+    executable = generate(tvm.IRModule(functions), machine)
+    tell("linking")
+    elf = link(executable, folder, machine)
+    facts = [describe(n, own, machine, batches, without) for n, own in zip(model.networks, lowered, strict=True)]
+    whole = {name: facts[0][name] for name in SHARED}
+    whole |= {"entry_points": ["run"], "origin": model.origin.facts(), "model": model.program.facts()}
+    whole["networks"] = [_own(f, own, i) for i, (f, own) in enumerate(zip(facts, lowered, strict=True))]
+    arrays = {
+        f"{i}.{name}": value
+        for i, (net, own) in enumerate(zip(model.networks, layers, strict=True))
+        for name, value in blob(net, own).items()
+    }
+    path = os.path.join(folder, "model.so")
+    manifest.write_container(elf, whole, arrays | model.program.arrays(), path)
+    return path
+
+
+def _named(number: int, function: str) -> str:
+    return f"n{number}_{function}" if number else function
+
+
+def _own(facts: dict[str, Any], lowered: Lowered, number: int) -> dict[str, Any]:
+    """What the manifest says of one network, with its functions by the names that they have in the file."""
+    packs = [{**pack, "function": _named(number, pack["function"])} for pack in lowered.packs]
+    own = {name: value for name, value in facts.items() if name not in SHARED}
+    return {**own, "packs": packs, "sequence": _named(number, "sequence")}

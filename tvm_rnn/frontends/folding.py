@@ -1,0 +1,154 @@
+"""A model's steps in the making: what can be known now is known now, the rest is for the runtime's table.
+
+In: operations on values by name, from the frontends. Out: `Steps`: constants, declared inputs, and steps, of which
+`stacks.py` and `networks.py` make networks and a `Program`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..model import Declared, Step
+from ..runtime_ops import MOVES, OPERATIONS
+
+Array = np.ndarray
+
+# What constants that are made here may have in elements, all together: so many, and so many for each element of the
+# file. Weights are copied a few times on their way, and a file of a few bytes cannot ask for all memory.
+FREE_ELEMENTS, MADE_PER_ELEMENT = 1 << 24, 32
+
+
+class Unreadable(Exception):
+    """Why a part of a model cannot be used; a frontend collects these and says all of them at once."""
+
+
+class Steps:
+    """The values of a model. dtypes: of those that were declared. stored: how many elements the file has."""
+
+    def __init__(self, inputs: Sequence[Declared] = (), outputs: Sequence[Declared] = (), stored: int = 0) -> None:
+        self.steps: list[Step] = []
+        self.constants: dict[str, Array] = {}
+        self.dtypes: dict[str, str] = {}
+        self.inputs, self.outputs = list(inputs), list(outputs)
+        self.made: set[str] = set()
+        self.taken: set[str] = set()
+        self.room = FREE_ELEMENTS + MADE_PER_ELEMENT * stored
+        self._names = 0
+
+    @property
+    def declared(self) -> dict[str, Declared]:
+        return {d.name: d for d in self.inputs}
+
+    def known(self, name: str) -> bool:
+        """Whether anything has made this value so far."""
+        return self.is_constant(name) or name in self.declared or name in self.made
+
+    def constant(self, name: str) -> Array | None:
+        """The value, if it does not depend on inputs. Raises Unreadable where a file does not hold it."""
+        return self.constants.get(name)
+
+    def is_constant(self, name: str) -> bool:
+        return name in self.constants
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """The value's shape, where it is known before the model runs."""
+        value = self.constant(name)
+        if value is not None:
+            return value.shape
+        axes = self.declared[name].shape if name in self.declared else None
+        return None if axes is None or not all(isinstance(n, int) for n in axes) else tuple(int(n or 0) for n in axes)
+
+    def fresh(self, hint: str) -> str:
+        """A name that no value has."""
+        self._names += 1
+        while f"{hint}#{self._names}" in self.taken:
+            self._names += 1
+        return f"{hint}#{self._names}"
+
+    def keep(self, value: Any, dtype: str = "int64") -> str:
+        """A new constant."""
+        name = self.fresh("constant")
+        self.constants[name] = np.array(value, dtype)
+        return name
+
+    def emit(self, op: str, inputs: Sequence[str], node: str, count: int = 1, **attributes: Any) -> str:
+        """Add a step (or, where all its inputs are constants, its result) and return the name of what it makes."""
+        outputs = [self.fresh(node) for _ in range(count)]
+        self.add(Step(op, tuple(inputs), tuple(outputs), attributes, node))
+        return outputs[0]
+
+    def add(self, step: Step) -> None:
+        """Add a step, or make its results now."""
+        if step.op in OPERATIONS and all(name == "" or self.is_constant(name) for name in step.inputs):
+            self._fold(step)
+            return
+        self.steps.append(step)
+        self.made.update(step.outputs)
+
+    def _fold(self, step: Step) -> None:
+        values = [None if name == "" else self.constant(name) for name in step.inputs]
+        try:
+            self.room -= _elements(step.op, values, step.attributes)
+            if self.room < 0:
+                raise Unreadable("it makes constants that are too large for a file of this size")
+            with np.errstate(all="ignore"):
+                made = OPERATIONS[step.op](values, step.attributes)
+        except (ValueError, IndexError, TypeError, KeyError, ArithmeticError, MemoryError, AttributeError) as reason:
+            raise Unreadable(f"it cannot be computed: {reason}") from None
+        results = made if isinstance(made, list) else [made]
+        for name, value in zip(step.outputs, results, strict=False):
+            self.constants[name] = np.asarray(value)
+        self.made.update(step.outputs)
+
+    def is_zero(self, name: str) -> bool:
+        """Whether a value is 0 everywhere, whatever the inputs: as exporters make the first state of a network."""
+        makers = {output: step for step in self.steps for output in step.outputs}
+        while True:
+            value = self.constant(name)
+            if value is not None:
+                return not value.any()
+            step = makers.get(name)
+            if step is None:
+                return False
+            if step.op == "ConstantOfShape":
+                return float(step.attributes.get("value", 0)) == 0
+            if step.op == "Concat" or step.op not in MOVES:
+                return False
+            name = step.inputs[0]  # the others say where its elements go
+
+
+def _elements(op: str, values: Sequence[Any], attributes: Mapping[str, Any]) -> int:
+    """How many elements a step will make of constants, so that a few bytes of a file cannot ask for all memory."""
+    sizes: list[int] = [int(v.size) for v in values if v is not None]
+    if op in ("Expand", "ConstantOfShape"):
+        shape = [int(n) for n in np.asarray(values[-1]).reshape(-1)]
+        return math.prod(max(n, 1) for n in shape) * (sizes[0] if op == "Expand" else 1)
+    if op == "Tile":
+        return sizes[0] * math.prod(max(int(n), 1) for n in np.asarray(values[1]).reshape(-1))
+    if op == "Range":
+        start, limit, delta = (float(np.asarray(v).reshape(())) for v in values)
+        return max(0, math.ceil((limit - start) / delta))
+    if op == "Pad":
+        pads = values[1] if len(values) > 1 else attributes.get("pads", ())
+        widest = sum(abs(int(p)) for p in np.asarray(pads).reshape(-1))
+        return math.prod(int(n) + widest for n in values[0].shape)
+    if op == "Gather":
+        axis = int(attributes.get("axis", 0))
+        return sizes[1] * (sizes[0] // max(1, int(values[0].shape[axis])))
+    if op in ("MatMul", "Gemm"):
+        return sizes[0] * sizes[1]
+    if op in ("Concat", "Shape", "Size"):
+        return sum(sizes)
+    shapes = [np.shape(v) for v in values if v is not None]
+    return max(math.prod(max(axis) for axis in _aligned(shapes)), *sizes, 1)
+
+
+def _aligned(shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The sizes of each axis of a broadcast, from the last one on."""
+    rank = max((len(s) for s in shapes), default=0)
+    padded = [(1,) * (rank - len(s)) + tuple(s) for s in shapes]
+    return list(zip(*padded, strict=True))

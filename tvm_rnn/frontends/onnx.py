@@ -1,0 +1,122 @@
+"""ONNX models: from_onnx.
+
+In: an ONNX file (or bytes, or a model in memory) with RNN, LSTM or GRU nodes. Out: an `RNN`, or a `Model` where one
+network does not say it all; what is around the networks in `program`. The file is data: nothing in it is run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ..errors import ConfigError, message
+from ..model import Model
+from ..origin import Origin
+from ..rnn import RNN
+from .folding import Unreadable
+from .layers import Recurrent
+from .networks import build_networks
+from .onnx_file import Proto, Source, import_onnx, read_model
+from .onnx_graph import RECURRENT, GraphSteps, label
+from .onnx_nodes import add_node
+from .onnx_recurrent import read_recurrent
+from .stacks import Stacks
+
+OLDEST = 7  # operator set: RNN, LSTM and GRU have had their present inputs since
+
+
+def from_onnx(source: Any) -> RNN | Model:
+    """The recurrent network of an ONNX model, with its weights and with everything around it.
+
+    source: the path of an .onnx file, its bytes, or an onnx.ModelProto. RNN, LSTM and GRU nodes with every attribute,
+    of operator set 7 on; stacks of them become the layers of one network; the operators of `runtime_ops.OPERATIONS`
+    may come before, between and after. Weights may be initializers, external data in the model's own folder,
+    constants, or inputs of the model.
+
+    Returns an RNN (time-major, as always; `.program` is the whole model), or a Model of several RNNs where layers
+    differ in cell or direction. `rnn.compile` puts the whole model into one file: `mod.run({"X": x, ...})` has its
+    inputs and outputs by its own names; mod(x) is the recurrent network alone, from initial states of 0.
+
+    Raises ConfigError for a file that is damaged or not supported, with everything in it that is not.
+    """
+    found = read_model(source)
+    steps = GraphSteps(found)
+    problems = [*_version(found), *_order(steps), *steps.problems]
+    layers: list[Recurrent] = []
+    if not problems:
+        problems = _read_nodes(steps, layers)
+    if problems:
+        text = "\n            ".join(dict.fromkeys(problems))
+        do = "leave these parts out of what is exported, or write them as a cell"
+        raise ConfigError(message("from_onnx: this model cannot be used", where=found.path, got=text, do=do))
+    stacks = Stacks(steps, layers)
+    stacks.merge()
+    if not stacks.groups:
+        got = ", ".join(sorted({n.op_type for n in steps.graph.node})) or "no node"
+        expected = f"a node of {', '.join(RECURRENT)} that an output needs"
+        raise ConfigError(message("from_onnx: no recurrent node", where=found.path, got=got, expected=expected))
+    return build_networks(steps, layers, stacks, Origin("onnx", "", found.path, found.sha256))
+
+
+def _version(source: Source) -> list[str]:
+    newest = import_onnx().defs.onnx_opset_version()
+    if OLDEST <= source.opset <= newest:
+        return []
+    return [f"operator set {source.opset}; {OLDEST} to {newest} are supported (by the onnx package that is installed)"]
+
+
+def _order(steps: GraphSteps) -> list[str]:
+    """Names that are made twice, or read before or without being made: what a graph must not have."""
+    graph = steps.graph
+    names = [*(t.name for t in graph.initializer), *(d.name for d in steps.inputs)]
+    problems = [f"value {name!r} is there twice" for name, count in Counter(names).items() if count > 1]
+    if graph.sparse_initializer:
+        problems.append("sparse initializers are not supported")
+    known = {"", *names}
+    every = {output for node in graph.node for output in node.output}
+    for node in graph.node:
+        for name in node.input:
+            if name not in known:
+                late = "is read before it is made: the graph has a cycle, or is not in order"
+                problems.append(f"{label(node)}: value {name!r} {late if name in every else 'is missing'}")
+        for name in node.output:
+            if name and name in known:
+                problems.append(f"{label(node)}: value {name!r} is made twice")
+            known.add(name)
+    problems += [f"output {d.name!r} is missing" for d in steps.outputs if d.name not in known]
+    return problems
+
+
+def _read_nodes(steps: GraphSteps, layers: list[Recurrent]) -> list[str]:
+    """Turn every node that an output needs into steps; what cannot be is returned."""
+    problems = []
+    refused: set[str] = set()  # values that are not made, so that what reads them can still be looked at
+    for node in _needed(steps):
+        try:
+            if node.op_type not in RECURRENT or node.domain not in ("", "ai.onnx"):
+                add_node(steps, node)
+            elif refused.isdisjoint(node.input[1:4]):  # of its weights nothing is known then
+                read_recurrent(steps, node, layers)
+        except Unreadable as reason:
+            problems.append(f"{label(node)}: {reason}")
+            refused.update(node.output)
+            steps.made.update(node.output)
+    for step in steps.steps:
+        for name in step.inputs:
+            try:
+                steps.constant(name)
+            except Unreadable as reason:
+                problems.append(str(reason))
+    return problems
+
+
+def _needed(steps: GraphSteps) -> list[Proto]:
+    makers = {name: i for i, node in enumerate(steps.graph.node) for name in node.output if name}
+    found: set[int] = set()
+    stack = [d.name for d in steps.outputs]
+    while stack:
+        at = makers.get(stack.pop())
+        if at is not None and at not in found:
+            found.add(at)
+            stack += steps.graph.node[at].input
+    return [steps.graph.node[i] for i in sorted(found)]

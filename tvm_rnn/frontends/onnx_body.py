@@ -1,0 +1,160 @@
+"""One step of any cell as an ONNX graph: the body of a Scan.
+
+In: a layer's traced graph, from `onnx_export.py`. Out: ONNX nodes for its values. Shapes in our graphs leave out B;
+here what depends on inputs or states has it as its first axis, what depends on weights alone has not, and broadcasting
+makes the two fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..graph import Graph, Node, depends
+
+Make = Callable[..., str]
+
+SAME = {  # our ops whose ONNX name takes the same arguments
+    "neg": "Neg",
+    "abs": "Abs",
+    "sign": "Sign",
+    "exp": "Exp",
+    "log": "Log",
+    "sqrt": "Sqrt",
+    "tanh": "Tanh",
+    "sigmoid": "Sigmoid",
+    "relu": "Relu",
+    "softplus": "Softplus",
+    "erf": "Erf",
+    "sin": "Sin",
+    "cos": "Cos",
+    "add": "Add",
+    "sub": "Sub",
+    "mul": "Mul",
+    "div": "Div",
+    "power": "Pow",
+    "maximum": "Max",
+    "minimum": "Min",
+    "less": "Less",
+    "less_equal": "LessOrEqual",
+    "greater": "Greater",
+    "greater_equal": "GreaterOrEqual",
+    "equal": "Equal",
+    "logical_and": "And",
+    "logical_or": "Or",
+    "logical_not": "Not",
+    "where": "Where",
+}
+
+
+@dataclass
+class Body:
+    """The values of one step. `make` adds a node and returns its output's name; `constant` an initializer's.
+
+    names: what leaves are called. batch: the name of B, as a list of one whole number.
+    """
+
+    graph: Graph
+    make: Make
+    constant: Callable[[Any, str], str]
+    dtype: str
+    names: dict[Node, str]
+    batch: str = ""
+    batched: dict[Node, bool] = field(default_factory=dict)
+
+    def run(self) -> list[str]:
+        """The names of the new states and of the output, each [B, *shape]."""
+        nodes = self.graph.nodes()
+        leaves = depends(nodes)
+        self.batched = {node: bool(leaves[node]) for node in nodes}
+        for node in nodes:
+            if node not in self.names:
+                self.names[node] = self._made(node)
+        shapes = [state.shape for state in self.graph.states] + [self.graph.output.shape]
+        roots = [*self.graph.results, self.graph.output]
+        # Copies: a body may not give out one value twice, nor what it was given.
+        return [self.make("Identity", self._whole(root, shape)) for root, shape in zip(roots, shapes, strict=True)]
+
+    def _whole(self, node: Node, shape: Sequence[int]) -> str:
+        """A value with B, also where it does not depend on a row."""
+        sizes = self.constant(list(shape), "int64")
+        wanted = self.make("Concat", self.batch, sizes, axis=0) if shape else self.batch
+        return self.make("Expand", self.names[node], wanted)
+
+    def _made(self, node: Node) -> str:
+        names = [self.names[arg] for arg in node.args]
+        if node.op == "const":
+            assert node.value is not None
+            return self.constant(node.value, self.dtype)
+        if node.op in SAME:
+            return self.make(SAME[node.op], *names)
+        found: str = getattr(self, f"_{node.op}")(node, names)
+        return found
+
+    # --- one method per op that has no counterpart of the same form ----------------------------------------------
+
+    def _not_equal(self, node: Node, names: list[str]) -> str:
+        return self.make("Not", self.make("Equal", *names))
+
+    def _log1p(self, node: Node, names: list[str]) -> str:
+        """Exact for small x, as ours: log(u) x / (u - 1) for u = 1 + x (Goldberg 1991, theorem 4); x itself where u
+        is 1, and log(u) where it is infinite."""
+        (x,) = names
+        one = self.constant(1.0, self.dtype)
+        u = self.make("Add", one, x)
+        log, less = self.make("Log", u), self.make("Sub", u, one)
+        corrected = self.make("Div", self.make("Mul", log, x), less)
+        corrected = self.make("Where", self.make("Equal", u, x), log, corrected)
+        return self.make("Where", self.make("Equal", less, self.constant(0.0, self.dtype)), x, corrected)
+
+    def _reshape(self, node: Node, names: list[str]) -> str:
+        sizes = [*([0] if self.batched[node] else []), *node.attrs["to"]]
+        return self.make("Reshape", names[0], self.constant(sizes, "int64"))
+
+    def _transpose(self, node: Node, names: list[str]) -> str:
+        axes = [int(a) for a in node.attrs["axes"]]
+        return self.make("Transpose", names[0], perm=[0, *(a + 1 for a in axes)] if self.batched[node] else axes)
+
+    def _slice(self, node: Node, names: list[str]) -> str:
+        parts = (node.attrs[key] for key in ("start", "stop", "axis"))
+        return self.make("Slice", names[0], *(self.constant([int(part)], "int64") for part in parts))
+
+    def _index(self, node: Node, names: list[str]) -> str:
+        return self.make(
+            "Gather", names[0], self.constant(int(node.attrs["at"]), "int64"), axis=int(node.attrs["axis"])
+        )
+
+    def _sum(self, node: Node, names: list[str]) -> str:
+        axes = self.constant([int(node.attrs["axis"])], "int64")
+        return self.make("ReduceSum", names[0], axes, keepdims=int(node.attrs["keepdims"]))
+
+    def _max(self, node: Node, names: list[str]) -> str:
+        return self.make("ReduceMax", names[0], axes=[int(node.attrs["axis"])], keepdims=int(node.attrs["keepdims"]))
+
+    def _concat(self, node: Node, names: list[str]) -> str:
+        if self.batched[node]:
+            names = [
+                n if self.batched[arg] else self._whole(arg, arg.shape) for n, arg in zip(names, node.args, strict=True)
+            ]
+        return self.make("Concat", *names, axis=int(node.attrs["axis"]))
+
+    def _einsum(self, node: Node, names: list[str]) -> str:
+        inputs, out = node.attrs["spec"].split("->")
+        row = next(letter for letter in "zyxwvutsrq" if letter not in inputs)
+        left, right = (
+            row + letters if self.batched[arg] else letters
+            for letters, arg in zip(inputs.split(","), node.args, strict=True)
+        )
+        return self.make("Einsum", *names, equation=f"{left},{right}->{row * self.batched[node]}{out}")
+
+
+def constants_of(values: np.ndarray | Any, dtype: str) -> np.ndarray:
+    """An array for an initializer; bfloat16 by the type that the onnx package has for it."""
+    if dtype != "bfloat16":
+        return np.asarray(values, dtype)
+    import ml_dtypes  # comes with onnx
+
+    return np.asarray(values, np.float32).astype(ml_dtypes.bfloat16)

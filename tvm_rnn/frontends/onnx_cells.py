@@ -1,0 +1,194 @@
+"""ONNX's recurrent operators as cells: one of the zoo where that has the equations, else one that is made for them.
+
+In: a `Form`, what a node's attributes say. Out: a `Cell`; and for a cell the Form that it was made of, to go back.
+
+Where the standard leaves something open we do as ONNX Runtime: `clip` holds what the gates' functions read, not the
+memory that h reads; with `input_forget` the forget gate is 1 - i and the rest of its weights is not looked at.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .. import cells
+from .. import functions as f
+from ..cell import Cell
+from .built_cells import Values, build_cell
+
+GATES = {"RNN": 1, "LSTM": 4, "GRU": 3}
+STATES = {"RNN": ("h",), "LSTM": ("h", "c"), "GRU": ("h",)}
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One of ONNX's activation functions with its parameters; those that it has not are 0."""
+
+    name: str
+    alpha: float = 0.0
+    beta: float = 0.0
+
+    def __call__(self, x: Any) -> Any:
+        return FUNCTIONS[self.name](x, self.alpha, self.beta)
+
+    def __str__(self) -> str:
+        given = [f"{v:g}" for v in (self.alpha, self.beta)][: len(PARAMETERS.get(self.name, ()))]
+        return f"{self.name}({', '.join(['x', *given])})"
+
+
+FUNCTIONS: dict[str, Callable[[Any, float, float], Any]] = {
+    "Relu": lambda x, a, b: f.relu(x),
+    "Tanh": lambda x, a, b: f.tanh(x),
+    "Sigmoid": lambda x, a, b: f.sigmoid(x),
+    "Affine": lambda x, a, b: a * x + b,
+    "LeakyRelu": lambda x, a, b: f.where(x >= 0.0, x, a * x),
+    "ThresholdedRelu": lambda x, a, b: f.where(x >= a, x, 0.0 * x),
+    "ScaledTanh": lambda x, a, b: a * f.tanh(b * x),
+    "HardSigmoid": lambda x, a, b: f.clip(a * x + b, 0.0, 1.0),
+    "Elu": lambda x, a, b: f.elu(x, a),
+    "Softsign": lambda x, a, b: f.softsign(x),
+    "Softplus": lambda x, a, b: f.softplus(x),
+}
+# Which of alpha and beta a function reads, with the standard's value where a node gives none. The standard has none for
+# Affine and ScaledTanh, and runtimes differ in what they take: these must be given.
+PARAMETERS: dict[str, tuple[float | None, ...]] = {
+    "Affine": (None, None),
+    "LeakyRelu": (0.01,),
+    "ThresholdedRelu": (1.0,),
+    "ScaledTanh": (None, None),
+    "HardSigmoid": (0.2, 0.5),
+    "Elu": (1.0,),
+}
+DEFAULTS = {
+    "RNN": (Activation("Tanh"),),
+    "LSTM": (Activation("Sigmoid"), Activation("Tanh"), Activation("Tanh")),
+    "GRU": (Activation("Sigmoid"), Activation("Tanh")),
+}
+
+
+@dataclass(frozen=True)
+class Form:
+    """What decides a node's equations. activations: one tuple, or two where the directions differ in them.
+
+    reset_after: `linear_before_reset` of a GRU. peepholes: whether an LSTM has the input P.
+    """
+
+    kind: str
+    activations: tuple[tuple[Activation, ...], ...] = ()
+    clip: float | None = None
+    input_forget: bool = False
+    reset_after: bool = False
+    peepholes: bool = False
+
+    def __post_init__(self) -> None:
+        own = self.activations or (DEFAULTS[self.kind],)
+        object.__setattr__(self, "activations", own[:1] if len({*own}) == 1 else own)
+
+
+def standard(form: Form) -> Cell | None:
+    """The zoo's cell with exactly these equations, if there is one."""
+    plain = Form(form.kind, clip=form.clip, input_forget=form.input_forget)
+    if form.clip is not None or form.input_forget:
+        return None
+    if form.kind == "RNN" and len(form.activations) == 1:
+        return {"Tanh": cells.elman, "Relu": cells.elman_relu}.get(form.activations[0][0].name)
+    if form.activations != plain.activations:
+        return None
+    if form.kind == "GRU":
+        return cells.gru if form.reset_after else cells.gru_reset_before
+    return cells.lstm_peephole if form.peepholes else cells.lstm
+
+
+@functools.cache
+def cell_of(form: Form) -> Cell:
+    """The cell with the equations of that form: the zoo's, or a new one; always the same for the same form."""
+    found = standard(form)
+    if found is not None:
+        return found
+    made = {"RNN": _elman, "LSTM": _lstm, "GRU": _gru}[form.kind](form)
+    _forms[made] = form
+    return made
+
+
+_forms: dict[Cell, Form] = {}
+
+
+def form_of(cell: Cell) -> Form | None:
+    """The form of a cell: of the zoo's that ONNX has, and of those that `cell_of` made; None of others."""
+    zoo = {
+        cells.elman: Form("RNN"),
+        cells.elman_relu: Form("RNN", ((Activation("Relu"),),)),
+        cells.lstm: Form("LSTM"),
+        cells.lstm_peephole: Form("LSTM", peepholes=True),
+        cells.gru: Form("GRU", reset_after=True),
+        cells.gru_reset_before: Form("GRU"),
+    }
+    return zoo.get(cell) or _forms.get(cell)
+
+
+def doc_of(form: Form) -> str:
+    """One line that says what is special about a cell."""
+    special = [" | ".join(", ".join(map(str, own)) for own in form.activations)]
+    special += [f"clip {form.clip:g}"] if form.clip is not None else []
+    special += [word for word in ("input_forget", "reset_after", "peepholes") if getattr(form, word)]
+    return f"{form.kind} of ONNX with {', '.join(special)}."
+
+
+def _gate(form: Form, which: int, values: Values) -> Callable[[Any], Any]:
+    """Function number `which` of the form, after the clip; where directions differ, the one of this direction."""
+
+    def apply(x: Any) -> Any:
+        held = x if form.clip is None else f.clip(x, -form.clip, form.clip)
+        first, *second = (own[which] for own in form.activations)
+        if not second or second[0] == first:
+            return first(held)
+        return f.where(values["backward"] > 0.5, second[0](held), first(held))
+
+    return apply
+
+
+def _backward(form: Form) -> dict[str, str]:
+    """A parameter that is 1 in the backward direction, where it has functions of its own."""
+    return {"backward": ""} if len(form.activations) > 1 else {}
+
+
+def _elman(form: Form) -> Cell:
+    def equations(v: Values) -> tuple[Any, ...]:
+        return (_gate(form, 0, v)(v["W"] @ v["x"] + v["R"] @ v["h"] + v["b"]),)
+
+    params = {"W": "H I", "R": "H H", "b": "H", **_backward(form)}
+    return build_cell("onnx_rnn", doc_of(form), {"x": "I"}, {"h": "H"}, params, equations)
+
+
+def _lstm(form: Form) -> Cell:
+    memory = Form(form.kind, form.activations)  # h reads the memory without the clip
+
+    def equations(v: Values) -> tuple[Any, ...]:
+        i, forget, g, o = v["W"] @ v["x"] + v["R"] @ v["h"] + v["b"]
+        c = v["c"]
+        p_i, p_f, p_o = v["p"] if form.peepholes else (0.0, 0.0, 0.0)
+        i = _gate(form, 0, v)(i + p_i * c if form.peepholes else i)
+        own = forget + p_f * c if form.peepholes else forget
+        forget = 1.0 - i if form.input_forget else _gate(form, 0, v)(own)
+        c = forget * c + i * _gate(form, 1, v)(g)
+        o = _gate(form, 0, v)(o + p_o * c if form.peepholes else o)
+        return o * _gate(memory, 2, v)(c), c
+
+    params = {"W": "4 H I", "R": "4 H H", "b": "4 H", **({"p": "3 H"} if form.peepholes else {}), **_backward(form)}
+    return build_cell("onnx_lstm", doc_of(form), {"x": "I"}, {"h": "H", "c": "H"}, params, equations)
+
+
+def _gru(form: Form) -> Cell:
+    def equations(v: Values) -> tuple[Any, ...]:
+        h = v["h"]
+        r, z, n = v["W"] @ v["x"] + v["b"]
+        u_r, u_z, *u_n = v["R"] @ h
+        r, z = _gate(form, 0, v)(r + u_r), _gate(form, 0, v)(z + u_z)
+        n = n + r * (u_n[0] + v["b_R"]) if form.reset_after else n + v["R_n"] @ (r * h)
+        return ((1.0 - z) * _gate(form, 1, v)(n) + z * h,)
+
+    own = {"R": "3 H H", "b": "3 H", "b_R": "H"} if form.reset_after else {"R": "2 H H", "R_n": "H H", "b": "3 H"}
+    params = {"W": "3 H I", **own, **_backward(form)}
+    return build_cell("onnx_gru", doc_of(form), {"x": "I"}, {"h": "H"}, params, equations)

@@ -1,0 +1,162 @@
+"""ONNX's ordinary nodes as steps: attributes checked against the standard's own tables, old versions made like new.
+
+In: nodes that are not recurrent, from `onnx.py`. Out: steps that `runtime_ops.py` knows, or Unreadable with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..model import Step
+from ..runtime_ops import OPERATIONS
+from .folding import Unreadable
+from .onnx_file import Proto, import_onnx, tensor_array, type_name
+from .onnx_graph import GraphSteps, label
+
+# Attribute types are numbers, in the tables and in an attribute.
+FLOAT, INT, STRING, TENSOR, FLOATS, INTS, STRINGS = 1, 2, 3, 4, 6, 7, 8
+FIELDS = {FLOAT: "f", INT: "i", STRING: "s", TENSOR: "t", FLOATS: "floats", INTS: "ints", STRINGS: "strings"}
+# Attributes that change no result of ours: storage for training, precision of intermediate sums, saturation of float8.
+WITHOUT_EFFECT = {"stash_type", "momentum", "ratio", "seed", "saturate", "round_mode", "output_dtype"}
+
+
+def attributes_of(node: Proto, version: int) -> dict[str, Any]:
+    """A node's attributes by name as Python values. Raises Unreadable for one that the standard's version lacks or that
+    has another type there, and where inputs or outputs are too few or too many."""
+    defs = import_onnx().defs
+    try:
+        schema = defs.get_schema(node.op_type, version, "")
+    except Exception:  # SchemaError, which lies at another place in each version
+        raise Unreadable(f"operator set {version} has no {node.op_type}") from None
+    for what, names, least, most in (
+        ("inputs", node.input, schema.min_input, schema.max_input),
+        ("outputs", node.output, schema.min_output, schema.max_output),
+    ):
+        if not least <= len(names) <= most:
+            raise Unreadable(f"it has {len(names)} {what}, {node.op_type} has {least} to {most}")
+    single = defs.OpSchema.FormalParameterOption.Single
+    for formal, name in zip(schema.inputs, node.input, strict=False):
+        if formal.option == single and not name:
+            raise Unreadable(f"input {formal.name} is not given")
+    found: dict[str, Any] = {}
+    for attribute in node.attribute:
+        if attribute.name in found:
+            raise Unreadable(f"attribute {attribute.name!r} is there twice")
+        known = schema.attributes.get(attribute.name)
+        if known is None or attribute.type != int(known.type.value) or attribute.ref_attr_name:
+            raise Unreadable(f"attribute {attribute.name!r} is not one of {node.op_type}'s in operator set {version}")
+        found[attribute.name] = _value(attribute)
+    return found
+
+
+def _value(attribute: Proto) -> Any:
+    if attribute.type not in FIELDS:
+        raise Unreadable(f"attribute {attribute.name!r} is of a type that is not supported")
+    value = getattr(attribute, FIELDS[attribute.type])
+    try:
+        if attribute.type == STRING:
+            return value.decode()
+        if attribute.type == STRINGS:
+            return [text.decode() for text in value]
+    except UnicodeDecodeError:
+        raise Unreadable(f"attribute {attribute.name!r} is no text") from None
+    return list(value) if attribute.type in (FLOATS, INTS) else value
+
+
+def add_node(steps: GraphSteps, node: Proto) -> None:
+    """Add an ordinary node's step. Raises Unreadable."""
+    if node.domain not in ("", "ai.onnx"):
+        raise Unreadable(f"operator {node.domain}.{node.op_type} is not of the standard set")
+    if node.op_type == "Constant":
+        _constant(steps, node)
+        return
+    if node.op_type not in OPERATIONS:
+        raise Unreadable(f"operator {node.op_type} is not supported")
+    attributes = attributes_of(node, steps.source.opset)
+    if node.op_type in REWRITES:
+        attributes = REWRITES[node.op_type](steps, node, attributes)
+    attributes = {name: value for name, value in attributes.items() if name not in WITHOUT_EFFECT}
+    outputs = [name for name in node.output if name]
+    if node.op_type == "BatchNormalization" and len(outputs) > 1:
+        raise Unreadable(f"output {outputs[1]!r} is for training")
+    steps.add(Step(node.op_type, tuple(node.input), tuple(node.output), attributes, label(node)))
+
+
+def _constant(steps: GraphSteps, node: Proto) -> None:
+    given = attributes_of(node, steps.source.opset)
+    if len(given) != 1:
+        raise Unreadable("it has no value, or several")
+    ((name, value),) = given.items()
+    if name == "value":
+        array = tensor_array(value, steps.source)
+        steps.dtypes[node.output[0]] = type_name(value.data_type)
+        steps.constants[node.output[0]] = array
+    elif name in ("value_float", "value_floats", "value_int", "value_ints"):
+        dtype = "float32" if "float" in name else "int64"
+        steps.constants[node.output[0]] = steps.constants.pop(steps.keep(value, dtype))
+    else:
+        raise Unreadable(f"constants of the form {name!r} are not supported")
+
+
+# --- what versions and options come to -------------------------------------------------------------------------------
+
+Rewrite = Callable[[GraphSteps, Proto, dict[str, Any]], dict[str, Any]]
+
+
+def _softmax(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
+    return {"axis": 1, **a, "flatten": 1} if steps.source.opset < 13 else a
+
+
+def _constant_of_shape(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
+    if "value" not in a:
+        return {"value": 0.0, "dtype": "float32"}
+    value = tensor_array(a["value"], steps.source)
+    if value.size != 1:
+        raise Unreadable(f"its value has {value.size} elements")
+    return {"value": value.reshape(()).item(), "dtype": value.dtype.name}
+
+
+def _cast(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
+    dtype = type_name(a.get("to", 0))
+    if dtype == "bfloat16":
+        raise Unreadable("casts to bfloat16 are not supported")
+    return {"dtype": dtype}
+
+
+def _split(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
+    if "split" in a or (len(node.input) > 1 and node.input[1]):
+        return a
+    return {"num_outputs": len(node.output), **a}
+
+
+def _dropout(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
+    flag = node.input[2] if len(node.input) > 2 else ""
+    value = steps.constant(flag) if flag else None
+    if flag and (value is None or value.any()):
+        raise Unreadable("dropout in training mode is not supported")
+    return {}
+
+
+def _batch_normalization(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
+    if a.pop("training_mode", 0) or not a.pop("spatial", 1):
+        raise Unreadable("batch normalization in training mode, or per element, is not supported")
+    return a
+
+
+def _pad(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
+    if a.get("mode", "constant") not in ("constant", "edge", "reflect"):
+        raise Unreadable(f"mode {a['mode']!r} is not supported")
+    return a
+
+
+REWRITES: dict[str, Rewrite] = {
+    "Softmax": _softmax,
+    "LogSoftmax": _softmax,
+    "ConstantOfShape": _constant_of_shape,
+    "Cast": _cast,
+    "Split": _split,
+    "Dropout": _dropout,
+    "BatchNormalization": _batch_normalization,
+    "Pad": _pad,
+}

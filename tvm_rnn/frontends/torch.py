@@ -1,0 +1,303 @@
+"""torch.nn's recurrent layers as RNNs with weights, and back, bit for bit.
+
+In: a torch.nn.RNN, LSTM or GRU, one of their cells, or such a layer's state_dict, in memory or in a .safetensors file.
+Out: an `RNN` of one of the zoo's cells; from such an RNN torch's own names and tensors, or a layer of torch.nn again.
+
+torch has two biases per layer where our cells have their sum: `Origin.biases` keeps the two, so that the way back gives
+them again as long as the sum has not changed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .. import cells
+from ..dtypes import held_dtype, rounded
+from ..errors import ConfigError, WeightError, message
+from ..origin import Origin, same_bits, sha256_of
+from ..rnn import RNN, weight_name
+from ..tensor_files import open_safetensors
+from .torch_names import GATES, Form, Given, read_form, select
+
+Array = np.ndarray
+Tensor = Any  # torch.Tensor: torch is an optional dependency
+
+NUMPY_DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
+
+
+def from_torch(source: Any, kind: Any = None, *, prefix: str | None = None, nonlinearity: str = "tanh") -> RNN:
+    """An RNN with the weights of a layer of torch.nn.
+
+    source: a torch.nn.RNN, LSTM, GRU, RNNCell, LSTMCell or GRUCell (float32, float64, float16 or bfloat16, on any
+    device; every option; dropout only in eval mode, where it does nothing), or a state_dict of one by torch's names, or
+    the path of a .safetensors file with these names. kind: for a state_dict or a file, "LSTM", "GRU" or "RNN"; where
+    the shapes tell, it may be left out. prefix: which of a larger model's names are meant, "encoder.rnn."; only needed
+    where several layers are there. nonlinearity: of kind "RNN": "tanh" or "relu".
+
+    Inputs and outputs of the RNN are time-major, [T, B, ...], whatever batch_first was; `net.origin.batch_first` tells.
+    Weights are copies; `state_dict(net)` gives torch's names and the same bits again.
+
+    Raises ConfigError for a layer that is not supported or a kind that cannot be told, WeightError for weights that do
+    not fit or a file that is none.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        return _from_file(os.fspath(source), kind, prefix, nonlinearity)
+    if isinstance(source, Mapping):
+        values = {str(name): value for name, value in source.items()}
+        names, prefix = select(values, prefix)  # a larger model's other arrays may be anything
+        form, arrays = read_form({name: _array(name, values[name]) for name in names}, kind, prefix, nonlinearity)
+        return _network(form, arrays, _layer_name(form))
+    return _from_module(source)
+
+
+def _from_file(path: str, kind: Any, prefix: str | None, nonlinearity: str) -> RNN:
+    if path.endswith((".pt", ".pth", ".bin", ".ckpt", ".pkl")):
+        do = "load it yourself with torch.load(path, weights_only=True) and pass that, or write it as .safetensors"
+        raise ConfigError(message("from_torch does not open pickles: they can run code", got=repr(path), do=do))
+    tensors = open_safetensors(path)
+    names, prefix = select(tensors, prefix)  # a larger model's other arrays are never read
+    arrays = {}
+    for name in names:
+        dtype = NUMPY_DTYPES.get(tensors[name].dtype)
+        if dtype is None:
+            raise _wrong_dtype(name, tensors[name].dtype)
+        arrays[name] = (tensors[name].read(), dtype)
+    form, arrays = read_form(arrays, kind, prefix, nonlinearity)
+    return _network(form, arrays, _layer_name(form), file=path, sha256=sha256_of(path))
+
+
+def _layer_name(form: Form) -> str:
+    return f"torch.nn.{form.kind}{'Cell' if form.single else ''}"
+
+
+# --- a layer in memory -----------------------------------------------------------------------------------------------
+
+
+def _from_module(layer: Any) -> RNN:
+    torch = _import_torch()
+    known = {name: getattr(torch.nn, name) for name in (*GATES, *(f"{kind}Cell" for kind in GATES))}
+    name = next((n for n, base in known.items() if isinstance(layer, base)), None)
+    if name is None or type(layer).forward is not known[name].forward:
+        raise _no_layer(layer, torch, known)
+    single = name.endswith("Cell")
+    form = Form(
+        kind=name.removesuffix("Cell"),
+        input_size=layer.input_size,
+        hidden_size=layer.hidden_size,
+        num_layers=1 if single else layer.num_layers,
+        bias=bool(layer.bias),
+        bidirectional=False if single else bool(layer.bidirectional),
+        proj_size=0 if single else layer.proj_size,
+        nonlinearity=layer.nonlinearity if name in ("RNN", "RNNCell") else "tanh",
+        single=single,
+    )
+    if not single and layer.training and layer.dropout > 0 and layer.num_layers > 1:
+        got, do = f"dropout={layer.dropout} in training mode", "call layer.eval() first: there dropout does nothing"
+        raise ConfigError(message("from_torch: this layer drops units at random", got=got, do=do))
+    arrays = {n: _array(n, getattr(layer, n)) for n in form.shapes()}
+    return _network(form, arrays, f"torch.nn.{name}", batch_first=not single and bool(layer.batch_first))
+
+
+def _import_torch() -> Any:
+    try:
+        import torch
+    except ImportError:
+        do = "pip install torch; weights in a .safetensors file or a dict of arrays need no torch"
+        raise ConfigError(message("torch is not installed", do=do)) from None
+    return torch
+
+
+def _no_layer(layer: Any, torch: Any, known: Mapping[str, Any]) -> ConfigError:
+    expected = ", ".join(f"torch.nn.{name}" for name in known) + ", a state_dict, or a .safetensors file"
+    got, do = f"{type(layer).__module__}.{type(layer).__qualname__}", None
+    if isinstance(layer, torch.nn.Module):
+        inside = [n for n, part in layer.named_modules() if n and isinstance(part, tuple(known.values()))]
+        if inside:
+            do = f"pass the layer itself: {', '.join(f'model.{n}' for n in inside)}"
+        elif isinstance(layer, tuple(known.values())):
+            got, do = f"{got}, which has a forward() of its own", "write its equations as a cell"
+    return ConfigError(message("from_torch: not a recurrent layer of torch.nn", got=got, expected=expected, do=do))
+
+
+def _array(name: str, value: Any) -> tuple[Array, str]:
+    """A parameter as NumPy array (16 bits widened to float32) and the name of its dtype."""
+    if hasattr(value, "detach"):
+        if value.is_meta:
+            do = "give it weights: layer.to_empty(device='cpu'), then load_state_dict"
+            raise WeightError(message(f"parameter {name} has no values", got="a tensor on device meta", do=do))
+        dtype = str(value.dtype).removeprefix("torch.")
+        if dtype not in NUMPY_DTYPES.values():
+            raise _wrong_dtype(name, dtype)
+        value = value.detach().cpu()
+        return (value.float() if dtype == "bfloat16" else value).numpy(), dtype
+    array = np.asarray(value)
+    if array.dtype.name not in NUMPY_DTYPES.values():
+        raise _wrong_dtype(name, array.dtype.name)
+    return array, array.dtype.name
+
+
+def _wrong_dtype(name: str, dtype: str) -> WeightError:
+    expected = ", ".join(NUMPY_DTYPES.values())
+    return WeightError(message(f"parameter {name} has an unsupported dtype", got=dtype, expected=expected))
+
+
+# --- torch's arrays to ours and back ---------------------------------------------------------------------------------
+
+
+def _network(form: Form, given: Given, layer: str, **facts: Any) -> RNN:
+    dtypes = {dtype for _, dtype in given.values()}
+    if len(dtypes) > 1:
+        raise WeightError(message("from_torch: the parameters differ in dtype", got=", ".join(sorted(dtypes))))
+    (dtype,) = dtypes
+    sizes: dict[str, Any] = {"P": form.proj_size} if form.proj_size else {}
+    net = RNN(form.cell, form.input_size, form.hidden_size, form.num_layers, form.bidirectional, dtype=dtype, **sizes)
+    arrays = {name: np.array(array, held_dtype(dtype)) for name, (array, _) in given.items()}
+    weights: dict[str, Array] = {}
+    biases = {}
+    for layer_index, d in form.places:
+        W, R, *pair = (
+            arrays.get(form.name(n, layer_index, d)) for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        )
+        assert W is not None and R is not None
+        zero = np.zeros(len(W), W.dtype)
+        one, two = (zero if bias is None else bias for bias in pair)
+        own: dict[str, Array] = {"W": W, "R": R, **_sum(form.kind, one, two, dtype)}
+        if form.proj_size:
+            own["W_P"] = arrays[form.name("weight_hr", layer_index, d)]
+        for name, value in own.items():
+            full = weight_name(name, layer_index, d)
+            weights[full] = value.reshape(net.weight_shapes[full])
+        biases[weight_name("b", layer_index, d)] = (one, two)
+    net.load(weights)
+    options = {"bias": form.bias, "single": form.single}
+    net.origin = Origin("torch", layer, options=options, biases=biases if form.bias else {}, **facts)
+    return net
+
+
+def _sum(kind: str, one: Array, two: Array, dtype: str) -> dict[str, Array]:
+    """Our bias of torch's two; a GRU keeps the second one's last third apart, which the reset gate multiplies."""
+    if kind != "GRU":
+        with np.errstate(all="ignore"):
+            return {"b": rounded(one + two, dtype)}
+    H = len(one) // 3
+    with np.errstate(all="ignore"):
+        joined = rounded(one[: 2 * H] + two[: 2 * H], dtype)
+    return {"b": np.concatenate([joined, one[2 * H :]]), "b_R": two[2 * H :]}
+
+
+def form_of(net: RNN) -> Form:
+    """The layer of torch.nn with this network's equations and sizes. Raises ConfigError where torch has none."""
+    kinds = {
+        cells.lstm: "LSTM",
+        cells.lstm_projection: "LSTM",
+        cells.gru: "GRU",
+        cells.elman: "RNN",
+        cells.elman_relu: "RNN",
+    }
+    if not isinstance(net, RNN):
+        raise ConfigError(message("this is not an RNN", got=f"{net!r:.80}", do="pass what from_torch or RNN gave"))
+    if net.cell not in kinds:
+        expected = ", ".join(cell.name for cell in kinds)
+        do = "rnn.to_onnx(net, path) writes any cell"
+        raise ConfigError(message("torch.nn has no layer of this cell", got=net.cell.name, expected=expected, do=do))
+    if net.reverse:
+        do = "flip the steps of inputs and outputs around the layer of a forward network"
+        raise ConfigError(message("torch.nn has no layer of the reverse direction alone", got=repr(net), do=do))
+    if len({tuple(sorted((k, v) for k, v in layer.sizes.items() if k != "I")) for layer in net.layers}) > 1:
+        got = [layer.sizes for layer in net.layers]
+        raise ConfigError(message("torch.nn's layers are all of one size", got=got, do="make one layer of each"))
+    options = net.origin.options if net.origin is not None else {}
+    return Form(
+        kind=kinds[net.cell],
+        input_size=net.input_size,
+        hidden_size=net.layers[0].sizes["H"],
+        num_layers=net.num_layers,
+        bias=bool(options.get("bias", True)) or _any_bias(net),
+        bidirectional=net.bidirectional,
+        proj_size=net.layers[0].sizes.get("P", 0),
+        nonlinearity="relu" if net.cell is cells.elman_relu else "tanh",
+        single=bool(options.get("single", False)),
+    )
+
+
+def _any_bias(net: RNN) -> bool:
+    """Whether a bias that torch's layer did not have has been given values since."""
+    return any(value.any() for name, value in net.weights.items() if name.startswith(("b_l", "b_R_l")))
+
+
+def state_arrays(net: RNN) -> dict[str, Array]:
+    """The weights by torch's names and in its shapes, float32 for the 16-bit dtypes.
+
+    Where biases are still the sums of those that the network came with, those; else our b and zeros.
+    """
+    form = form_of(net)
+    if not net.weights:
+        raise WeightError(message("the RNN has no weights", do="call net.init(seed=0) or net.load(...) first"))
+    net.check_weights()
+    biases = net.origin.biases if net.origin is not None else {}
+    found: dict[str, Array] = {}
+    for layer, d in form.places:
+        own = {p: net.weights[weight_name(p, layer, d)] for p in ("W", "R", "b")}
+        if form.kind == "GRU":
+            own["b_R"] = net.weights[weight_name("b_R", layer, d)]
+        values = {"weight_ih": own["W"].reshape(-1, own["W"].shape[-1])}
+        values["weight_hh"] = own["R"].reshape(-1, own["R"].shape[-1])
+        if form.bias:
+            pair = split_biases(form.kind, own, biases.get(weight_name("b", layer, d)), net.dtype)
+            values["bias_ih"], values["bias_hh"] = pair
+        if form.proj_size:
+            values["weight_hr"] = net.weights[weight_name("W_P", layer, d)]
+        found |= {form.name(name, layer, d): np.array(value) for name, value in values.items()}
+    return found
+
+
+def split_biases(
+    kind: str, own: Mapping[str, Array], pair: tuple[Array, Array] | None, dtype: str
+) -> tuple[Array, Array]:
+    """The two biases of one direction, flat: those that the network came with while they still add up to its own, else
+    ours and zeros. kind: "GRU" for one whose reset gate comes after the product, anything else for a plain sum."""
+    if pair is not None:
+        again = _sum(kind, *pair, dtype)
+        if all(same_bits(value.reshape(own[name].shape), own[name]) for name, value in again.items()):
+            return pair
+    one = own["b"].reshape(-1)
+    two = np.zeros_like(one)
+    if kind == "GRU":
+        two[-len(own["b_R"]) :] = own["b_R"]
+    return one, two
+
+
+def state_dict(net: RNN) -> dict[str, Tensor]:
+    """The weights as torch tensors of the network's dtype by torch's names, for `load_state_dict`.
+
+    The same bits that `from_torch` was given, unless weights were changed since. Raises ConfigError where torch.nn has
+    no layer of this cell, or torch is not installed; WeightError where there are no weights.
+    """
+    torch, arrays = _import_torch(), state_arrays(net)
+    dtype = getattr(torch, net.dtype)
+    return {name: torch.from_numpy(value).to(dtype) for name, value in arrays.items()}
+
+
+def to_torch_layer(net: RNN) -> Any:
+    """The layer of torch.nn with this network's weights: an RNN, LSTM or GRU, or the cell that it was made from.
+
+    In eval mode, on the CPU, with batch_first as the layer that the network came from. Raises as `state_dict` does.
+    """
+    torch, values, form = _import_torch(), state_dict(net), form_of(net)
+    options: dict[str, Any] = {"bias": form.bias, "dtype": getattr(torch, net.dtype)}
+    if form.kind == "RNN":
+        options["nonlinearity"] = form.nonlinearity
+    if form.single:
+        layer = getattr(torch.nn, f"{form.kind}Cell")(form.input_size, form.hidden_size, **options)
+    else:
+        if form.proj_size:
+            options["proj_size"] = form.proj_size
+        options |= {"num_layers": form.num_layers, "bidirectional": form.bidirectional}
+        options["batch_first"] = net.origin is not None and net.origin.batch_first
+        layer = getattr(torch.nn, form.kind)(form.input_size, form.hidden_size, **options)
+    layer.load_state_dict(values)
+    return layer.eval()

@@ -1,0 +1,128 @@
+"""A model around recurrent networks: what comes before, between and after them, as data.
+
+In: steps that a frontend read from a file. Out: `Program`, which `runtime_model.py` runs from a module's manifest and
+`reference.py` in float64; `Model`, several networks with one program. A network that came alone has its program in
+`RNN.program`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .origin import Origin
+    from .rnn import RNN
+
+Array = np.ndarray
+Axis = int | str | None  # a size, the name of a size that is equal wherever the name is, or any
+NETWORK = "Network"
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An input or output of a model. shape: None where the model says nothing of it."""
+
+    name: str
+    dtype: str
+    shape: tuple[Axis, ...] | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One operation on values, which are known by name; "" is an input that is not given.
+
+    op: a row of `runtime_ops.OPERATIONS`, or NETWORK: x, lengths, each state of each layer, and weights that are values
+    become y and each state of each layer. node: what the model's file calls it, for messages.
+    """
+
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Program:
+    """Steps in order, each after those that make its inputs, and constants by name."""
+
+    inputs: tuple[Declared, ...]
+    outputs: tuple[Declared, ...]
+    steps: tuple[Step, ...]
+    constants: Mapping[str, Array]
+
+    @property
+    def brings_weights(self) -> bool:
+        """Whether a network's weights are values of the program."""
+        return any(step.attributes.get("weights") for step in self.steps)
+
+    def facts(self) -> dict[str, Any]:
+        """The program as a manifest has it; its constants are in the file beside the weights."""
+        return {
+            "inputs": [{"name": d.name, "dtype": d.dtype, "shape": _listed(d.shape)} for d in self.inputs],
+            "outputs": [{"name": d.name, "dtype": d.dtype, "shape": _listed(d.shape)} for d in self.outputs],
+            "constants": [{"name": n, "array": a} for n, a in zip(self.constants, self.arrays(), strict=True)],
+            "steps": [
+                {
+                    "op": step.op,
+                    "inputs": list(step.inputs),
+                    "outputs": list(step.outputs),
+                    "attributes": {key: _plain(value) for key, value in step.attributes.items()},
+                    "node": step.node,
+                }
+                for step in self.steps
+            ],
+        }
+
+    def arrays(self) -> dict[str, Array]:
+        """The constants by the names that a module's file has them under."""
+        return {f"constant.model.{i}": value for i, value in enumerate(self.constants.values())}
+
+    def in_float64(self) -> Program:
+        """The same program on float64 arrays, for the oracle."""
+        wide = {"float16": "float64", "float32": "float64"}
+
+        def step(s: Step) -> Step:
+            dtype = s.attributes.get("dtype")
+            return replace(s, attributes={**s.attributes, "dtype": wide[dtype]}) if dtype in wide else s
+
+        def declared(d: Declared) -> Declared:
+            return replace(d, dtype=wide.get(d.dtype, d.dtype))
+
+        constants = {n: v.astype(np.float64) if v.dtype.kind == "f" else v for n, v in self.constants.items()}
+        inputs, outputs = tuple(map(declared, self.inputs)), tuple(map(declared, self.outputs))
+        return Program(inputs, outputs, tuple(map(step, self.steps)), constants)
+
+
+class Model:
+    """Several recurrent networks and what is around them: what `from_onnx` gives where one RNN does not say it all.
+
+    networks: RNNs with weights; `rnn.compile(model)` puts all of them into one file, whose `run` is how it is called.
+    """
+
+    def __init__(self, networks: Sequence[RNN], program: Program, origin: Origin) -> None:
+        self.networks, self.program, self.origin = list(networks), program, origin
+
+    def __repr__(self) -> str:
+        return f"<Model of {', '.join(map(repr, self.networks))}>"
+
+    @property
+    def weights(self) -> dict[str, Array]:
+        """Every network's, after the number of the network: "0.W_l0"."""
+        return {f"{i}.{name}": value for i, net in enumerate(self.networks) for name, value in net.weights.items()}
+
+
+def _listed(shape: tuple[Axis, ...] | None) -> list[Axis] | None:
+    return None if shape is None else list(shape)
+
+
+def _plain(value: Any) -> Any:
+    """An attribute as JSON has it: infinities and NaN become words."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return [_plain(v) for v in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,259 @@
+"""Run a whole model: its recurrent networks as compiled, what is around them in NumPy, by the model's own names.
+
+In: `manifest.model` of a module that was made from a model's file (steps, constants, what its inputs and outputs are),
+and arrays by name. Out: arrays by name. Works alone beside a .so, with runtime.py and runtime_ops.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+try:
+    from . import runtime, runtime_ops
+    from .errors import InputError, LoadError, WeightError
+except ImportError:  # this file, runtime.py and runtime_ops.py alone, beside a .so
+    globals().update({name: importlib.import_module(name) for name in ("runtime", "runtime_ops")})
+    globals().update({name: getattr(runtime, name) for name in ("InputError", "LoadError", "WeightError")})
+
+Array = np.ndarray
+Network = Callable[[Sequence[Any], Mapping[str, Any]], list[Any]]
+# What NumPy, or a network that is given what does not fit, may say of a model's arrays.
+FAILURES = (ValueError, IndexError, TypeError, KeyError, ZeroDivisionError, OverflowError, MemoryError, AttributeError)
+
+
+class Plan:
+    """A model's steps, ready to run: which function makes what of which values, and when a value has served."""
+
+    def __init__(self, model: Mapping[str, Any], constants: Mapping[str, Array]) -> None:
+        self.inputs, self.outputs = list(model["inputs"]), [item["name"] for item in model["outputs"]]
+        self.constants = {item["name"]: constants[item["array"]] for item in model["constants"]}
+        self.steps = list(model["steps"])
+        strange = {step["op"] for step in self.steps} - runtime_ops.OPERATIONS.keys() - {"Network"}
+        if strange:
+            raise ValueError(f"operations that are not known here: {', '.join(sorted(strange))}")
+        last = {name: i for i, step in enumerate(self.steps) for name in step["inputs"]}
+        kept = {*self.outputs, *self.constants}
+        self.dropped = [
+            [name for name in {*step["inputs"], *step["outputs"]} if name not in kept and last.get(name, i) == i]
+            for i, step in enumerate(self.steps)
+        ]
+
+    def run(self, values: Mapping[str, Any], network: Network) -> dict[str, Any]:
+        """The model's outputs. values: its inputs. network: what runs a step that is a network."""
+        found: dict[str, Any] = {**self.constants, **values, "": None}
+        with np.errstate(all="ignore"):  # NaN and inf are results, not accidents
+            for step, dropped in zip(self.steps, self.dropped, strict=True):
+                given = [found[name] for name in step["inputs"]]
+                made = self._made(step, given, network)
+                found.update(zip(step["outputs"], made, strict=False))
+                for name in dropped:
+                    found.pop(name, None)
+        return {name: found[name] for name in self.outputs}
+
+    @staticmethod
+    def _made(step: Mapping[str, Any], given: Sequence[Any], network: Network) -> Sequence[Any]:
+        if step["op"] == "Network":
+            return network(given, step["attributes"])
+        try:
+            made = runtime_ops.OPERATIONS[step["op"]](given, step["attributes"])
+        except FAILURES as error:
+            what = f"{step['op']} of this model cannot be computed (node {step['node']!r})"
+            got = ", ".join("nothing" if v is None else f"{np.asarray(v).dtype}{list(np.shape(v))}" for v in given)
+            raise runtime._error(InputError, what, f"{got}: {error}", do="check the shapes of the inputs") from None
+        return made if isinstance(made, list) else [np.asarray(made)]
+
+
+def _plan(module: Any) -> Plan:
+    """The module's plan, made at the first call."""
+    plan = getattr(module, "_model_plan", None)
+    if plan is None:
+        if "model" not in module.manifest:
+            do = "call mod(x); run() is for modules of ONNX or Keras models"
+            raise runtime._error(InputError, "this module has no model around its network", "run()", "mod(x)", do)
+        try:
+            plan = Plan(module.manifest["model"], module._constants)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            what = f"{module.path!r} has an unusable model"
+            raise runtime._error(LoadError, what, error, do="export it again") from None
+        module._model_plan = plan
+    return plan
+
+
+def run(module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The outputs by name of the model that `module` was made from. inputs: all of the model's, by name; numpy, torch
+    or anything with DLPack on the CPU, with the model's dtypes. Results are of the kind of the first input.
+
+    Raises InputError for inputs that are missing, unknown, or of a wrong dtype or shape."""
+    plan = _plan(module)
+    arrays = check_inputs(plan.inputs, inputs)
+    networks = getattr(module, "networks", [module])
+    results = plan.run(arrays, lambda given, attributes: call(networks[int(attributes["network"])], given, attributes))
+    kinds: list[Any] = [type(inputs[item["name"]]) for item in plan.inputs]
+    like = runtime._like(kinds[0]) if kinds else None
+    return {name: np.array(value) if like is None else like(np.array(value)) for name, value in results.items()}
+
+
+def check_inputs(declared: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any]) -> dict[str, Array]:
+    """A model's inputs as arrays, if they are what it says of them. Raises InputError."""
+    names = [item["name"] for item in declared]
+    if not isinstance(inputs, Mapping) or {*inputs} != {*names}:
+        got = [*inputs] if isinstance(inputs, Mapping) else type(inputs).__name__
+        do = "give each input once, in a dict by the model's names"
+        raise runtime._error(InputError, "the inputs are not the model's", got, names, do)
+    sizes: dict[str, tuple[int, str]] = {}
+    return {item["name"]: _fitting(item, inputs[item["name"]], sizes) for item in declared}
+
+
+def _fitting(item: Mapping[str, Any], value: Any, sizes: dict[str, tuple[int, str]]) -> Array:
+    """The array, if it is what the model says of this input. sizes: of the axes that have a name, as seen so far."""
+    name, shape = item["name"], item["shape"]
+    if isinstance(value, list | tuple | int | float):
+        with contextlib.suppress(ValueError, TypeError):  # what is ragged stays a list, and is refused below
+            value = np.asarray(value, item["dtype"])
+    array = runtime._numpy(name, value)
+    if array.dtype.newbyteorder("=") != np.dtype(item["dtype"]):
+        raise runtime._error(InputError, f"{name} has the wrong dtype", array.dtype, item["dtype"], "cast it: .astype")
+    if shape is None:
+        return array
+    fits = array.ndim == len(shape)
+    for axis, size in zip(shape, array.shape, strict=False):
+        if isinstance(axis, int):
+            fits = fits and axis == size
+        elif axis:
+            known, first = sizes.setdefault(axis, (size, name))
+            if known != size:
+                what, got = f"{name} does not fit {first}", f"{axis} = {size} in {name}"
+                raise runtime._error(InputError, what, got, f"{axis} = {known}, as in {first}", "give one size")
+    if not fits:
+        expected = f"[{', '.join('any' if axis is None else str(axis) for axis in shape)}]"
+        raise runtime._error(InputError, f"{name} has the wrong shape", list(array.shape), expected, "reshape it")
+    return array
+
+
+# --- networks among the steps ----------------------------------------------------------------------------------------
+
+_loading = threading.Lock()  # weights that are values of the model: nobody else may use the module meanwhile
+
+
+def call(module: Any, given: Sequence[Any], attributes: Mapping[str, Any]) -> list[Any]:
+    """One step that is a network. given: x [T, B, I], lengths or None, each state of each layer [D, B, *shape] or None
+    for its first value, then weights that are no constants. Returns y [T, B, D*H] and each state of each layer."""
+    names, weights = [state["name"] for state in module.manifest["states"]], attributes.get("weights", ())
+    x, lengths, *rest = given
+    count = len(rest) - len(weights)
+    state = None
+    if any(value is not None for value in rest[:count]):
+        state = _joined(module, names, rest[:count], np.shape(x)[1] if np.ndim(x) > 1 else 0)
+    if not weights:
+        return _parts(module, names, module(x, state, lengths=lengths))
+    with _loading:
+        module.load_weights(dict(zip(weights, rest[count:], strict=True)))
+        return _parts(module, names, module(x, state, lengths=lengths))
+
+
+def _joined(module: Any, names: Sequence[str], given: Sequence[Any], batch: int) -> dict[str, Any]:
+    """A state as the module takes it, of its parts by layer."""
+    first, layers = module.init_state(batch), int(module.manifest["num_layers"])
+    state = {}
+    for i, name in enumerate(names):
+        at_first = first[name] if isinstance(first[name], list) else np.split(first[name], layers)
+        parts = given[i * layers : (i + 1) * layers]
+        chosen = [own if part is None else part for own, part in zip(at_first, parts, strict=True)]
+        for own, part in zip(at_first, chosen, strict=True):
+            if np.shape(part) != own.shape or part.dtype != own.dtype:
+                got, expected = (f"{a.dtype} of shape {list(a.shape)}" for a in (part, own))
+                raise runtime._error(InputError, f"an initial {name} does not fit x", got, f"{expected} = [D, B, ...]")
+        state[name] = chosen if isinstance(first[name], list) else np.concatenate(chosen)
+    return state
+
+
+def _parts(module: Any, names: Sequence[str], result: tuple[Any, Mapping[str, Any]]) -> list[Any]:
+    """y and each state of each layer; as numpy arrays."""
+    y, state = result
+    layers = int(module.manifest["num_layers"])
+    return [
+        y,
+        *(part for n in names for part in (state[n] if isinstance(state[n], list) else np.split(state[n], layers))),
+    ]
+
+
+class ModelModule(runtime.Module):
+    """A model of several networks in one file: `run` is how it is called; `networks` are its parts, each a Module.
+
+    `weights` and `load_weights` have the names of all of them, after the number of the network: "0.W_l0"."""
+
+    def __init__(self, path: Any, opened: tuple[Any, ...]) -> None:
+        self.path, self._file, self.manifest, arrays, self._elf_size = opened
+        self._constants = {name: arrays[name] for name in arrays if name.startswith(runtime.CONSTANT)}
+        self.networks = []
+        for i, own in enumerate(self.manifest.networks):
+            mine = {name.partition(".")[2]: value for name, value in arrays.items() if name.startswith(f"{i}.")}
+            manifest = runtime.Manifest({**self.manifest, **own})
+            network = runtime.Module(path, (self.path, self._file, manifest, mine, self._elf_size))
+            network._sequence = network._library.get_function(own.sequence)
+            self.networks.append(network)
+        self._gather()
+
+    def _gather(self) -> None:
+        own = enumerate(net.weights for net in self.networks)
+        self.weights = {f"{i}.{name}": value for i, weights in own for name, value in weights.items()}
+
+    def load_weights(self, weights: Mapping[str, Any] | Any) -> None:
+        """Replace all weights of all networks: a dict of arrays, or the path of a .safetensors file. All or none."""
+        if not isinstance(weights, Mapping):
+            data = runtime._map_file(path := os.fspath(weights), WeightError)
+            weights = runtime._parse_weights(data, 0, len(data), path, WeightError)
+        wanted = [f"{i}.{name}" for i, net in enumerate(self.networks) for name in net._weight_shapes]
+        missing, unknown = sorted({*wanted} - {*weights}), sorted({*weights} - {*wanted})
+        if missing or unknown:
+            got = f"missing {missing}, unknown {unknown}"
+            raise runtime._error(WeightError, "wrong names of weights", got, wanted)
+        before = [net.weights for net in self.networks]
+        try:
+            for i, net in enumerate(self.networks):
+                net.load_weights({name: weights[f"{i}.{name}"] for name in net._weight_shapes})
+        except WeightError:
+            for net, old in zip(self.networks, before, strict=True):
+                if old:
+                    net.load_weights(old)
+            raise
+        self._gather()
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """Several networks have no one x: this says what to call."""
+        do = "mod.run({name: array, ...}), or one of mod.networks"
+        expected = [item["name"] for item in self.manifest["model"]["inputs"]]
+        raise runtime._error(InputError, f"a model of {len(self.networks)} networks is not one", "mod(x)", expected, do)
+
+    step = init_state = __call__
+
+    @property
+    def threads(self) -> int:
+        """The most threads that one network uses, as Module.threads."""
+        return self.networks[0].threads
+
+    @threads.setter
+    def threads(self, count: int | None) -> None:
+        for network in self.networks:
+            network.threads = count
+
+    def export(self, path: Any) -> None:
+        """Write this model with its present weights to a .so file, whole or not at all."""
+        try:
+            from .manifest import write_container
+        except ImportError:
+            what = "runtime_model.py alone cannot export"
+            raise runtime._error(InputError.__bases__[0], what, "no manifest.py", "tvm_rnn installed") from None
+        own = [{**net.weights, **net._constants} for net in self.networks]
+        arrays = {f"{i}.{name}": value for i, mine in enumerate(own) for name, value in mine.items()}
+        write_container(self._file[: self._elf_size], self.manifest, {**arrays, **self._constants}, path)
+
+
+__all__ = ["ModelModule", "Plan", "call", "check_inputs", "run"]
