@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from .frontends.torch import state_arrays
 from .gpu_timing import Run
-from .peer_models import TORCH_CELLS, Problem, Unsupported, torch_weights
+from .peer_models import TORCH_CELLS, Unsupported
 from .rnn import RNN, weight_name
-from .runtime import Manifest
 from .suites import Point
 from .torch_model import TorchModel
 
@@ -146,9 +146,7 @@ def prepare_torch(problem: GpuProblem) -> GpuPrepared:
         options = {"proj_size": dict(point.sizes)["P"]}
     sizes = {"bidirectional": point.directions == 2, "dtype": problem.dtype, "device": problem.device}
     layer = getattr(torch.nn, kind)(point.input, point.hidden, point.layers, **sizes, **options)
-    manifest = Manifest(cell=point.cell, num_layers=point.layers, num_directions=point.directions)
-    arrays = torch_weights(Problem("", manifest, net.weights, {}, 1))
-    layer.load_state_dict({name: problem.put(value) for name, value in arrays.items()})
+    layer.load_state_dict({name: problem.put(value) for name, value in state_arrays(net).items()})
     layer.eval()
     layer.flatten_parameters()
 
