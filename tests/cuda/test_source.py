@@ -94,3 +94,12 @@ def test_pointers_that_threads_share_are_not_restricted() -> None:
     )
     assert unrestricted(text, {"one"}) == text.replace("one_kernel(float* __restrict__", "one_kernel(float*")
     assert unrestricted(text, set()) == text
+
+
+def test_tvm_compiles_no_text_itself() -> None:
+    """It would where its CUDA runtime is loaded, on machines with a GPU."""
+    before = tvm.get_global_func(source.COMPILER, allow_missing=True)
+    with source._text_alone():
+        assert tvm.get_global_func(source.COMPILER)("this is no CUDA", None).startswith("//")
+    after = tvm.get_global_func(source.COMPILER, allow_missing=True)
+    assert (before is None) == (after is None) or after is not None

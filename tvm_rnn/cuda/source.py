@@ -9,13 +9,16 @@ it, so that each launch passes one function of ours, and the generated functions
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tvm
+import tvm_ffi
 
 from ..errors import BuildError, message
 from ..target import Target
@@ -51,6 +54,7 @@ SETUP = """
 
 DEFINED = re.compile(r'^(?=extern "C" __global__ void [^;\n]*\{$)', re.MULTILINE)
 SHARED = re.compile(r"^ *extern __(?:shared__|attribute__\(\(shared\)\)).*?(\w+)\[\];$", re.MULTILINE)
+COMPILER = "tvm_callback_cuda_compile"  # what TVM's C++ calls
 SHARD_BYTES = 60_000  # of CUDA text: about 0.4 s of nvcc, against 0.3 s to start it
 
 
@@ -102,7 +106,7 @@ def compile_kernels(functions: dict[str, Any], target: Target) -> tuple[str, str
     """The CUDA text of the kernels and TVM's C++ text that launches them."""
     cuda = tvm.target.Target({"kind": "cuda", "arch": target.arch}, host="cuda_host")
     try:
-        with cuda:
+        with cuda, _text_alone():
             built = tvm.compile(tvm.IRModule(functions), target=cuda, tir_pipeline="tirx")
         device = "\n".join(module.inspect_source("cuda") for module in built.mod.imports)
         return device, built.mod.inspect_source()
@@ -111,6 +115,19 @@ def compile_kernels(functions: dict[str, Any], target: Target) -> tuple[str, str
         got = text[-1] if text else type(reason).__name__
         what = message("code generation failed", where=target.name, got=got, do="report this cell")
         raise BuildError(what) from reason
+
+
+@contextlib.contextmanager
+def _text_alone() -> Iterator[None]:
+    """TVM compiles the text itself where its CUDA runtime is loaded, as on a machine with a GPU: twice the work, and an
+    error where kernels of one text declare their shared memory differently. nvcc.py does it, kernel by kernel."""
+    before = tvm.get_global_func(COMPILER, allow_missing=True)
+    tvm_ffi.register_global_func(COMPILER, lambda code, *_: "// not compiled here", override=True)
+    try:
+        yield
+    finally:
+        if before is not None:
+            tvm_ffi.register_global_func(COMPILER, before, override=True)
 
 
 def _own_shared_memory(kernel: str, number: int) -> str:
