@@ -89,7 +89,7 @@ def compile(
         net.check_weights()
     without = tuple(without)
     tell("passes")
-    layers = pipeline.run(net, machine, without)[-1][1]
+    layers = pipeline.run(net, machine, without, batches)[-1][1]
     if dump is not None:
         _dump(dump, pipeline.stages(net, machine, batches, without, precision))
     folder = tempfile.mkdtemp(prefix="tvm_rnn_")
@@ -348,7 +348,7 @@ def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tu
 
 def _templates(lowered: Lowered) -> list[dict[str, Any]]:
     rows = []
-    for used in lowered.used:
+    for used in [*lowered.used, *lowered.walks]:
         unit = used.unit
         shape = f"G={unit.gates} N={unit.width}" + (f" K={'+'.join(map(str, unit.depths))}" if unit.depths else "")
         text = f"{unit.region} {unit.kind} {shape}"

@@ -35,7 +35,7 @@ def texts(
     from .lower import Lowering
 
     machine = resolve(target)
-    stages = pipeline.run(net, machine, without)
+    stages = pipeline.run(net, machine, without, batch)
     found = [(name, layers_text(net, layers)) for name, layers in stages]
     found.append(("te", "\n\n".join(te_text(te(graph)) for graph in stages[0][1].graphs)))
     if machine.kind == "cuda":

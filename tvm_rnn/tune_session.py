@@ -144,7 +144,7 @@ def asked(work: Workload, target: Target) -> list[Unit]:
     """The units of a workload on a CPU that have something to choose."""
     trial = Trial()
     machine = replace(target, records=trial)
-    layers = pipeline.run(work.net, machine)[-1][1]
+    layers = pipeline.run(work.net, machine, (), (work.batch,))[-1][1]
     Lowering(work.net, layers, machine, (work.batch,)).run()
     return units(list(trial.asked.values()), target)
 
