@@ -59,6 +59,7 @@ class Worker:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([ours, *_absolute("PYTHONPATH")])}
         if schedules := _absolute("TVM_RNN_SCHEDULES"):
             environment["TVM_RNN_SCHEDULES"] = os.pathsep.join(schedules)
+        environment["OPENBLAS_NUM_THREADS"] = "1"  # NumPy multiplies nothing there
         environment["TMPDIR"] = str(folder)  # what it leaves behind when it is killed goes with the folder
         self.log = folder / f"{role}-{os.urandom(4).hex()}.log"
         with open(self.log, "w") as errors:
@@ -69,6 +70,7 @@ class Worker:
                 stderr=errors,
                 cwd=folder,  # no file of the user's can stand in for a library
                 env=environment,
+                start_new_session=True,  # Ctrl-C is not for it; and its priority is its own
             )
         self.text = b""
         self.ready = False
