@@ -6,6 +6,7 @@ picture. Exit code 130 after Ctrl-C, which ends the search: what was found is co
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,8 +60,8 @@ def tune(
 
     $ tvm-rnn tune mycell.py:mycell --input-size 8 --hidden-size 32 --batch 1 --records records --plot search.svg
     """
-    if plot is not None and not plot.endswith(".svg"):
-        raise ConfigError(message("--plot draws one kind of file", got=plot, expected="a name ending in .svg"))
+    if plot is not None:
+        _check_plot(plot)
     from .spec import build_net, find_cell, parse_sizes
 
     shape: dict[str, Any] = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
@@ -75,12 +76,28 @@ def tune(
     with live(as_json) as show:
         command = f"tvm-rnn tune {net.cell.name} {' '.join(words)}"
         result = run(net, target, steps, batch, trials, **how, command=command, progress=show)
+    if plot is not None:
+        from .arrays import text_writer, write_whole
+        from .tune_plot import plot as draw
+
+        about = {"target": result.record.target, "date": result.record.date, "ended by": result.stopped}
+        text = draw(result.outcomes, f"{result.record.name}: {result.record.gain:.2f}x the defaults", about)
+        write_whole({plot: text_writer(text)})
     if as_json:
         print_json(facts(result))
     else:
         report(result)
     if result.stopped == "Ctrl-C":
         raise typer.Exit(130)
+
+
+def _check_plot(path: str) -> None:
+    """Now, not after the search."""
+    if not path.endswith(".svg"):
+        raise ConfigError(message("--plot draws one kind of file", got=path, expected="a name ending in .svg"))
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise ConfigError(message("--plot: no such folder", got=repr(folder), do="make it first"))
 
 
 @contextmanager
