@@ -15,14 +15,18 @@ from tvm.s_tir import Schedule
 from tvm_rnn.schedule import Config, Knobs, Unit, template
 from tvm_rnn.target import Target
 
-ROWS = (1, 2, 4, 8)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)
+DEFAULT_ROWS = (1, 2, 4, 8)
 PANELS = (1, 2, 4, 8)
 CHAINS = 8  # independent accumulators; 16 and 24 were no faster at H 128 to 512 on Zen 4, and leave less to share out
+AHEAD = (0, 4, 8, 16, 32)  # vectors of all gates
 
 
-@template("gemm_cpu", kinds=("gemm",), targets=("llvm",))
+@template("gemm_cpu", kinds=("gemm",), targets=("llvm",), version=2)
 class GemmCpu:
-    """Knobs: rows (batch rows of a full tile), panels (vectors of units taken together when there is one row)."""
+    """Knobs: rows (batch rows of a full tile); panels (vectors of units taken together when there is one row, and the
+    least that a thread takes); ahead (how far ahead weights are asked for, 0: not at all); shared (among threads);
+    turns (panels forwards in even steps and backwards in odd ones, for weights larger than a cache)."""
 
     @staticmethod
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
@@ -30,12 +34,26 @@ class GemmCpu:
         lanes = target.lanes(unit.dtype)
         all_panels = -(-unit.width // lanes)
         accumulators = target.vector_registers * 3 // 4
-        rows = max(r for r in ROWS if r == 1 or r * unit.gates <= accumulators)
+        rows = max(r for r in DEFAULT_ROWS if r == 1 or r * unit.gates <= accumulators)
         # One row alone is bound by the latency of its chain of additions: two FMA pipes of four cycles want CHAINS.
         single = max(p for p in PANELS if p == 1 or (p <= all_panels and p * unit.gates <= CHAINS))
         # Whatever batch sizes are named: at B = 1 the loops for taller tiles cost nothing (lstm and elman, H 130 to
         # 512, within noise), and without them B = 64 took 1.5 to 2 times as long.
-        return {"rows": knob("rows", ROWS, rows), "panels": knob("panels", PANELS, single)}
+        tall = [r for r in ROWS if r <= rows or (r + 1) * unit.gates < target.vector_registers]
+        largest = max(unit.batches, default=0)
+        if (
+            unit.region == "step" and largest
+        ):  # none taller than the tallest batch; but what the default is, is a choice
+            tall = [r for r in tall if r <= largest or r == rows]
+        most = max(single, min(max(PANELS), all_panels))
+        step = unit.region == "step"
+        return {
+            "rows": knob("rows", tall, rows),
+            "panels": knob("panels", [p for p in PANELS if p <= most], single),
+            "ahead": knob("ahead", AHEAD, 0),
+            "shared": knob("shared", (0, 1) if all_panels > 1 else (1,), 1),
+            "turns": knob("turns", (0, 1) if step and all_panels > 1 else (0,), 0),
+        }
 
     @staticmethod
     def schedule(sch: Schedule, unit: Unit, config: Config) -> None:

@@ -78,6 +78,15 @@ def npz_writer(state: Mapping[str, Any]) -> Writer:
     return lambda file: np.savez(file, **arrays)
 
 
+def text_writer(text: str) -> Writer:
+    """What writes a text as UTF-8."""
+
+    def write(file: BinaryIO) -> None:
+        file.write(text.encode())
+
+    return write
+
+
 def write_whole(writers: Mapping[str, Writer]) -> None:
     """Write every file, {path: what writes it}, or none: each under another name beside its own, then all renamed.
 

@@ -94,7 +94,7 @@ def compile(
     stored = [stored_name(own, machine.kind == "cuda", weights) for own in precisions]
     without = tuple(without)
     tell("passes")
-    layers = [pipeline.run(own, machine, without)[-1][1] for own in networks]
+    layers = [pipeline.run(own, machine, without, batches)[-1][1] for own in networks]
     for number, own in enumerate(networks) if dump is not None else ():
         into = os.path.join(dump or "", str(number) if len(networks) > 1 else "")
         _dump(into, pipeline.stages(own, machine, batches, without, precisions[number], stored[number]))
@@ -389,7 +389,7 @@ def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tu
 
 def _templates(lowered: Lowered) -> list[dict[str, Any]]:
     rows = []
-    for used in lowered.used:
+    for used in [*lowered.used, *lowered.walks]:
         unit = used.unit
         shape = f"G={unit.gates} N={unit.width}" + (f" K={'+'.join(map(str, unit.depths))}" if unit.depths else "")
         text = f"{unit.region} {unit.kind} {shape}"

@@ -1,4 +1,4 @@
-"""The command line: `tvm-rnn compile`, `run`, `show`, `inspect`, `cells`, `bench` and `tune`.
+"""The command line: `tvm-rnn compile`, `run`, `show`, `inspect`, `cells`, `bench`, `tune` and `records`.
 
 In: words and files from the user's shell. Out: files and text; exit code 0, 1 with one message on stderr (the text of
 a TvmRnnError), 2 for wrong usage, 130 for Ctrl-C. Commands import what they need: help and lists stay quick.
@@ -34,6 +34,7 @@ from .cli_options import (
     Weights,
     Without,
 )
+from .cli_records import app as records
 from .cli_tune import tune
 from .console import print_json, print_rich, progress
 from .errors import ConfigError, TvmRnnError, message, unknown
@@ -325,6 +326,7 @@ def list_cells(
 
 app.command("bench")(bench)
 app.command("tune")(tune)
+app.add_typer(records, name="records")
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ picture. Exit code 130 after Ctrl-C, which ends the search: what was found is co
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -91,8 +92,8 @@ def tune(
     $ tvm-rnn tune --suite gpu-grid --only lstm,h512,bf16 --plan candidates
     """
     given = dict(locals())
-    if plot is not None and not plot.endswith(".svg"):
-        raise ConfigError(message("--plot draws one kind of file", got=plot, expected="a name ending in .svg"))
+    if plot is not None:
+        _check_plot(plot)
     if cli_tune_gpu.wanted(given):
         cli_tune_gpu.tune(given)
     else:
@@ -121,12 +122,32 @@ def _here(given: dict[str, Any]) -> None:
     with live(given["as_json"]) as show:
         command = f"tvm-rnn tune {net.cell.name} {' '.join(words)}"
         result = run(net, given["target"], steps, batch, trials, **how, command=command, progress=show)
+    if given["plot"] is not None:
+        _draw(result, given["plot"])
     if given["as_json"]:
         print_json(facts(result))
     else:
         report(result)
     if result.stopped == "Ctrl-C":
         raise typer.Exit(130)
+
+
+def _check_plot(path: str) -> None:
+    """Now, not after the search."""
+    if not path.endswith(".svg"):
+        raise ConfigError(message("--plot draws one kind of file", got=path, expected="a name ending in .svg"))
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise ConfigError(message("--plot: no such folder", got=repr(folder), do="make it first"))
+
+
+def _draw(result: Result, path: str) -> None:
+    from .arrays import text_writer, write_whole
+    from .tune_plot import plot
+
+    about = {"target": result.record.target, "date": result.record.date, "ended by": result.stopped}
+    text = plot(result.outcomes, f"{result.record.name}: {result.record.gain:.2f}x the defaults", about)
+    write_whole({path: text_writer(text)})
 
 
 @contextmanager

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .ops import TABLE, Shape
+
+if TYPE_CHECKING:
+    from .schedule import Chosen, Unit
 
 REGIONS = ("weights", "before", "step", "after")
 LEAVES = ("input", "state", "param", "const")
@@ -92,6 +95,8 @@ class Tiling:
 
     order: str  # "time-major": time tiles outside, layers inside; "layer-major": each layer over all T first
     rows_per_tile: int | None  # None: all of T in one tile
+    unit: Unit | None = field(default=None, compare=False, repr=False)  # what a template was asked about
+    chosen: Chosen | None = field(default=None, compare=False, repr=False)  # and what it said
 
 
 @dataclass(frozen=True)

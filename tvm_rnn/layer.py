@@ -36,6 +36,7 @@ class Context:
     has_reset: Expr
     lengths: Any
     reset: Any
+    threads: Expr | None = None  # that may share the work
 
 
 @dataclass
@@ -211,7 +212,7 @@ class Layer:
             return store(packed, place(p, k, g, v), element(weight, index, read, self.graph.dtype))
 
         def rows(p: Expr, g: int, count: int) -> Stmt:
-            """A vector of units at a time. LLVM by itself shuffles 16 of them: 4 s of code generation at H = 512."""
+            """A vector of units at a time: left to itself LLVM shuffles 16 of them, in 4 s at H = 512."""
             return loop("k", depth, lambda k: vector("v", count, lambda v: row(p, k, g, v)))
 
         def blank(k: Expr, g: int, v: Expr) -> Stmt:
@@ -270,7 +271,10 @@ class Layer:
     ) -> Places:
         products = {n: [visit.weights + int64(o) for o in offsets] for n, offsets in self.products.items()}
         buffers = {k: ctx.buffers[k] for k in ("workspace", "packed")}
-        return Places(buffers, lambda n: read.get(n) or self._weights(n, visit), lambda n: write[n], products)
+        weights, threads = self._weights, ctx.threads
+        return Places(
+            buffers, lambda n: read.get(n) or weights(n, visit), lambda n: write[n], products, threads=threads
+        )
 
     def _step(self, ctx: Context, visit: Visit, s: Expr) -> list[Any]:
         t, set_t = bind("t", s + visit.direction * (visit.count - int64(1) - s - s))
@@ -296,7 +300,7 @@ class Layer:
         stored = {n for g in self.graph.groups if g.region == "step" for n in g.stored}
         stored -= {*read, *self.packed.names}
         read |= {n: arrays[0] for n, arrays in write.items() if n in stored}
-        places = self._places(ctx, visit, read, write)
+        places = replace(self._places(ctx, visit, read, write), odd=parity)
         own = [g for g in self.graph.groups if g.region == "step"]
         groups = [self.emitter.group(g, ctx.batch, self._own(places, g)) for g in own]
         out = (read | {n: a[0] for n, a in write.items()})[self.graph.output]

@@ -57,6 +57,7 @@ class Lowered:
     rows_per_tile: int
     flops_per_row: int
     used: list[Used]
+    walks: list[Used]
 
 
 @dataclass
@@ -133,6 +134,7 @@ class Lowering:
         for i, layer in enumerate(self.code):
             functions[f"pack_{i}"] = self._pack(layer, f"pack_{i}")
         verify(functions["sequence"])
+        tilings = [graph.tiling for graph in self.layers.graphs if graph.tiling]
         return Lowered(
             tvm.IRModule(functions),
             self._packs(),
@@ -141,6 +143,7 @@ class Lowering:
             self.rows_per_tile,
             flops_per_row(self.layers, self.net.num_directions),
             self.emitter.used,
+            [Used(t.unit, t.chosen.template.name, *t.chosen[1:]) for t in tilings if t.unit and t.chosen],
         )
 
     def _packs(self) -> list[dict[str, Any]]:
@@ -186,6 +189,7 @@ class Lowering:
             ints["has_reset"],
             lengths,
             reset,
+            ints["threads"],
         )
         walk = self._time_major() if self.time_major else self._layer_major()
         use = [

@@ -44,7 +44,29 @@ class Panels:
         """The whole group. A configuration of one row has one shape of tile; others need tiles for leftover rows."""
         chunks = -(-self.count // self.config["panels"])
         body = self._single_rows if self.config["rows"] == 1 else self._chunk
-        return loop("chunk", chunks, body, parallel=chunks > 1)
+        shared = chunks > 1 and bool(self.config.get("shared", 1))
+        odd, threads = self.places.odd, self.places.threads
+        if not self.config.get("turns") or odd is None or threads is None:
+            return loop("chunk", chunks, body, parallel=shared)
+
+        def part(begin: Expr, end: Expr) -> Stmt:
+            """Forwards and backwards in turns from step to step: what came last is still in a thread's cache."""
+
+            def one(i: Expr) -> list[Any]:
+                chunk, set_chunk = bind("chunk", begin + i + odd * (end - begin - int64(1) - i - i))
+                return [set_chunk, body(chunk)]
+
+            return loop("i", end - begin, one)
+
+        if not shared:
+            return part(int64(0), int64(chunks))
+
+        def worker(w: Expr) -> list[Any]:
+            begin, set_begin = bind("begin", tirx.floordiv(w * int64(chunks), threads))
+            end, set_end = bind("end", tirx.floordiv((w + int64(1)) * int64(chunks), threads))
+            return [set_begin, set_end, part(begin, end)]
+
+        return loop("worker", threads, worker, parallel=True)
 
     def _chunk(self, c: tirx.Var) -> list[Any]:
         full, across = self.config["rows"], self.config["panels"]
@@ -54,7 +76,7 @@ class Panels:
         def whole(p: tirx.Var) -> Stmt:
             return loop("r", floordiv(self.rows, full), lambda r: self._tile(full, 1, r * int64(full), first + p))
 
-        heights = [h for h in (4, 2, 1) if h < full]
+        heights = [h for h in (8, 4, 2, 1) if h < full]
         left = [self._leftover(h, max(1, across // h), first, across) for h in heights]
         rest = self.count % across
         if rest:
@@ -64,8 +86,9 @@ class Panels:
 
     def _leftover(self, height: int, across: int, first: Expr, count: int) -> Stmt:
         """Rows that do not fill a full tile: at most one tile of each power of two."""
-        start = floordiv(self.rows, 2 * height) * int64(2 * height)
-        present = tirx.NE(tirx.bitwise_and(self.rows, int64(height)), int64(0))
+        left = floormod(self.rows, self.config["rows"])
+        start = self.rows - left + floordiv(left, 2 * height) * int64(2 * height)
+        present = tirx.NE(tirx.bitwise_and(left, int64(height)), int64(0))
         body = loop("p", count // across, lambda p: self._tile(height, across, start, first + p * int64(across)))
         return when(present, body)
 

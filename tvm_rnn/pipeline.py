@@ -53,9 +53,10 @@ def check_names(without: Iterable[str]) -> frozenset[str]:
     return names
 
 
-def run(net: RNN, target: Target, without: Iterable[str] = ()) -> list[tuple[str, Layers]]:
+def run(net: RNN, target: Target, without: Iterable[str] = (), batches: Iterable[int] = ()) -> list[tuple[str, Layers]]:
     """All stages in order: "trace", "normalise", then each pass that was not left out.
 
+    batches: sizes to be quickest at.
     fuse_pointwise and tile_layers_and_time also decide things that later stages cannot do without, so leaving them out
     means running them in their plain form: one group per node; all of T in one tile, layer by layer.
     """
@@ -74,6 +75,8 @@ def run(net: RNN, target: Target, without: Iterable[str] = ()) -> list[tuple[str
             if not isinstance(step, (FusePointwise, TileLayersAndTime)):
                 continue
             step = replace(step, enabled=False)
+        if isinstance(step, TileLayersAndTime):
+            step = replace(step, batches=tuple(batches))
         graphs = [_apply(step, g, net, target) for g in graphs]
         stages.append((step.name, Layers(tuple(graphs), tuple(of_layer))))
     return stages

@@ -42,7 +42,7 @@ def texts(
 
     machine, precision = resolve(target), precision_name(net.dtype, precision)
     stored = stored_name(precision, machine.kind == "cuda", weights)
-    stages = pipeline.run(net, machine, without)
+    stages = pipeline.run(net, machine, without, batch)
     found = [(name, layers_text(net, layers)) for name, layers in stages]
     found.append(("te", "\n\n".join(te_text(te(graph)) for graph in stages[0][1].graphs)))
     if machine.kind == "cuda":

@@ -29,6 +29,9 @@ from .schedule import Config, Template, Unit
 
 Expr = Any
 
+CACHE_LINE = 64  # bytes
+PREFETCH = tuple(tirx.IntImm("int32", value) for value in (0, 3, 1))  # to read; into every level; data
+
 _LOWER = (
     s_tir.transform.LowerInitBlock,
     s_tir.transform.PlanAndUpdateBufferAllocationLocation,
@@ -47,6 +50,8 @@ class Places:
     write: Callable[[Node], Sequence[Array]]
     products: Mapping[Node, Sequence[Expr]]  # a gemm -> address of each packed parameter
     copied: Mapping[Node, Array] = field(default_factory=dict)  # members that are loaded from there, not computed
+    threads: Expr | None = None  # that may share the work
+    odd: Expr | None = None  # 0 and 1 in turns, from step to step; None outside of steps
 
 
 @dataclass
@@ -97,16 +102,19 @@ class Tile:
 
     def _product(self, name: str, operand: Node, base: Expr, gates: int) -> Any:
         depth = operand.shape[0]
-        k = te.reduce_axis((0, depth), name="k")
+        k = te.reduce_axis((0, depth), name=f"k_{name}")
 
         def body(r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
             x = element(operand, (k.var,), lambda n, i: self.load(n, r, i), self.unit.dtype)
-            panel = self.panel0 + tirx.Cast(INDEX, p)
-            place = base + (panel * int64(depth) + tirx.Cast(INDEX, k.var)) * int64(gates * self.lanes)
-            weight = self.flat["packed"](place + tirx.Cast(INDEX, g * self.lanes + v))
+            weight = self.flat["packed"](self._weight(base, depth, p, k.var) + tirx.Cast(INDEX, g * self.lanes + v))
             return te.sum(x * weight, axis=k)
 
         return te.compute((self.rows, self.panels, gates, self.lanes), body, name=name)
+
+    def _weight(self, base: Expr, depth: int, p: Expr, k: Expr) -> Expr:
+        """The address of the first gate's first lane."""
+        panel = self.panel0 + tirx.Cast(INDEX, p)
+        return base + (panel * int64(depth) + tirx.Cast(INDEX, k)) * int64(self.gates * self.lanes)
 
     @property
     def gates(self) -> int:
@@ -186,6 +194,31 @@ class Tile:
         self.tensors.append(out)
         self.outputs[out] = [(array, index)]  # type: ignore[list-item]
 
+    def asked_for(self, product: Any, ahead: int) -> Any:
+        """The same product, which asks for the weights of the k that comes `ahead` vectors of all gates later. What it
+        asks for past the end is the next panel's, or nobody's, which does no harm."""
+        root, packed = self.group.root, self.places.buffers["packed"]
+        assert root is not None
+        names = {f"k_product_{i}": i for i in range(len(root.args) // 2)}
+        step = max(1, CACHE_LINE * 8 // int(packed.dtype.bits))
+
+        def with_requests(loop: Any) -> Any:
+            number = names.get(loop.loop_var.name)
+            if number is None:
+                return loop
+            depth, base = root.args[2 * number + 1].shape[0], self.places.products[root][number]
+            requests = []
+            for p in range(self.panels):
+                first = self._weight(base, depth, p, loop.loop_var) + int64(ahead * self.gates * self.lanes)
+                for at in range(0, self.gates * self.lanes, step):
+                    address = tirx.address_of(tirx.BufferLoad(packed, [first + int64(at)]))
+                    requests.append(tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, *PREFETCH)))
+            return tirx.For(
+                loop.loop_var, loop.min, loop.extent, loop.kind, tirx.SeqStmt([*requests, loop.body]), annotations={}
+            )
+
+        return tvm_ffi.structural_map(product, (tirx.For, with_requests))
+
     # --- scheduling and embedding --------------------------------------------------------------------------------
 
     def statement(self, template: Template, config: Config) -> Any:
@@ -249,7 +282,8 @@ def product(tile: Tile, template: Template, config: Config) -> Any:
     strides = (tile.panels * tile.gates * tile.lanes, tile.gates * tile.lanes, tile.lanes, 1)
     out = te.compute(shape, lambda r, p, g, v: tile.accumulated(r, p, g, v), name="out_0")
     tile._emit(out, Array("gates", int64(0), 0, strides, shape), lambda *index: index)
-    return tile.statement(template, config)
+    done, ahead = tile.statement(template, config), config.get("ahead", 0)
+    return tile.asked_for(done, ahead) if ahead else done
 
 
 def epilogue(tile: Tile, template: Template, config: Config) -> Any:

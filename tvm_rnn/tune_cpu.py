@@ -37,6 +37,7 @@ from .workload import Candidate, Workload
 
 START_SECONDS = 120.0  # for a process to import what it needs
 ROUNDS, FINAL_ROUNDS = 9, 61
+KEPT = 6
 TRIAL_SECONDS = 0.25  # of turns per candidate; at least three turns
 GIVE_UP = 1.3  # a candidate that is so much slower than the best so far is not timed to the end
 FIGURES = ("ratio", "median_us", "default_us", "spread", "error", "faster")
@@ -59,6 +60,7 @@ class Worker:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([ours, *_absolute("PYTHONPATH")])}
         if schedules := _absolute("TVM_RNN_SCHEDULES"):
             environment["TVM_RNN_SCHEDULES"] = os.pathsep.join(schedules)
+        environment["OPENBLAS_NUM_THREADS"] = "1"  # NumPy multiplies nothing there
         environment["TMPDIR"] = str(folder)  # what it leaves behind when it is killed goes with the folder
         self.log = folder / f"{role}-{os.urandom(4).hex()}.log"
         with open(self.log, "w") as errors:
@@ -69,6 +71,7 @@ class Worker:
                 stderr=errors,
                 cwd=folder,  # no file of the user's can stand in for a library
                 env=environment,
+                start_new_session=True,  # Ctrl-C is not for it; and its priority is its own
             )
         self.text = b""
         self.ready = False
@@ -132,7 +135,7 @@ class Builders:
         self.workers: list[Worker] = []
         self.count = 0
 
-    def build(self, candidates: Sequence[Candidate], lean: bool = True) -> list[Path | Outcome]:
+    def build(self, candidates: Sequence[Candidate], lean: bool = False) -> list[Path | Outcome]:
         """For each candidate its file, or what became of it."""
         try:
             return self._build(candidates, lean)
@@ -213,6 +216,7 @@ class CpuBackend:
         self.worker: Worker | None = None
         self.default = self.folder / "default.so"
         self.default_seconds, self.limit = 0.0, tolerance(workload.precision, workload.steps)
+        self.kept: dict[str, tuple[float, Path]] = {}  # files of the best so far, with their ratios
 
     def __enter__(self) -> CpuBackend:
         return self
@@ -234,7 +238,7 @@ class CpuBackend:
         """Build and check what the others are compared with. Raises TvmRnnError where it fails."""
         tell("compiling the defaults")
         with quiet(building=True):
-            built = self.builders.build([Candidate()], lean=False)[0]
+            built = self.builders.build([Candidate()])[0]
         if isinstance(built, Outcome):
             raise TvmRnnError(message("the defaults cannot be compiled", where=self.workload.name, got=built.reason))
         built.rename(self.default)
@@ -303,13 +307,16 @@ class CpuBackend:
                     yield found
                     continue
                 about = {"rounds": ROUNDS, "seconds": TRIAL_SECONDS, "give_up": best * GIVE_UP}
-                yield self._turns([candidate], [found], about)[0]
-                found.unlink(missing_ok=True)
+                outcome = self._turns([candidate], [found], about)[0]
+                self._keep(outcome, found)
+                yield outcome
 
     def compare(self, candidates: Sequence[Candidate], seconds: float) -> list[Outcome]:
-        """Several candidates and the defaults in turns, for longer; complete builds."""
+        """Several candidates and the defaults in turns, for longer."""
+        missing = [c for c in candidates if c.key not in self.kept]
         with quiet(building=True):
-            built = self.builders.build(candidates, lean=False)
+            made = dict(zip((c.key for c in missing), self.builders.build(missing), strict=True))
+        built = [made[c.key] if c.key in made else self.kept[c.key][1] for c in candidates]
         there = [(c, path) for c, path in zip(candidates, built, strict=True) if isinstance(path, Path)]
         failed = [found for found in built if isinstance(found, Outcome)]
         if not there:
@@ -317,6 +324,12 @@ class CpuBackend:
         about = {"rounds": FINAL_ROUNDS, "seconds": seconds, "give_up": float("inf")}
         with quiet():
             return [*failed, *self._turns([c for c, _ in there], [path for _, path in there], about)]
+
+    def _keep(self, outcome: Outcome, path: Path) -> None:
+        """The files of the best KEPT candidates stay for `compare`."""
+        self.kept[outcome.candidate.key] = (outcome.ratio, path)
+        for key in sorted(self.kept, key=lambda k: self.kept[k][0])[KEPT:]:
+            self.kept.pop(key)[1].unlink(missing_ok=True)
 
     def _turns(self, candidates: Sequence[Candidate], paths: Sequence[Path], about: Mapping[str, Any]) -> list[Outcome]:
         """A crash or a hang counts for all of them: there are several only of those that were measured before."""

@@ -39,7 +39,7 @@ FINALISTS = 4
 FINAL_SECONDS = 4.0  # of turns in each of the last two comparisons, at most
 FINAL_PART = 0.15  # of the time for all that is kept for them
 IMPROVED = 0.995  # a ratio below this part of the best so far starts patience anew
-SURE = 0.6  # the part of the turns in which the winner must have been faster than the defaults
+WORTH, SURE = 0.99, 0.6  # a winner's ratio is below this, and it was faster in at least this part of the turns
 
 
 class Backend(Protocol):
@@ -144,7 +144,7 @@ def asked(work: Workload, target: Target) -> list[Unit]:
     """The units of a workload on a CPU that have something to choose."""
     trial = Trial()
     machine = replace(target, records=trial)
-    layers = pipeline.run(work.net, machine)[-1][1]
+    layers = pipeline.run(work.net, machine, (), (work.batch,))[-1][1]
     Lowering(work.net, layers, machine, (work.batch,)).run()
     return units(list(trial.asked.values()), target)
 
@@ -173,6 +173,7 @@ class Session:
         self.patience = options.get("patience") or max(32, trials // 3)
         self.outcomes: list[Outcome] = []
         self.default = Outcome(Candidate(), ratio=1.0)
+        self.pace = 0.0  # seconds per candidate, of the last ones
         self.stopped = f"{trials} trials"
 
     def run(self) -> Result:
@@ -209,11 +210,12 @@ class Session:
             if since >= self.patience:
                 self.stopped = f"{since} trials without anything better"
                 return
-            candidates = self.search.propose(min(self.backend.at_once, self.budget - len(self.outcomes)))
+            candidates = self.search.propose(self._at_once())
             if not candidates:
                 self.stopped = "nothing else promises to be faster"
                 return
             self.tell(f"compiling {len(candidates)} candidates")
+            begun, before = time.monotonic(), len(self.outcomes)
             with contextlib.closing(self.backend.measure(candidates, self.ratio)) as found:
                 for outcome in found:
                     journal.add(outcome)
@@ -222,6 +224,13 @@ class Session:
                     self.tell("measuring")
                     if (left := self._left()) is not None and left <= 0:
                         break
+            self.pace = (time.monotonic() - begun) / max(1, len(self.outcomes) - before)
+
+    def _at_once(self) -> int:
+        """How many candidates to ask for: not more than the time is likely to suffice for."""
+        count = min(self.backend.at_once, self.budget - len(self.outcomes))
+        left = self._left()
+        return count if left is None or not self.pace else max(1, min(count, round(left / self.pace)))
 
     def _learn(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
@@ -250,7 +259,7 @@ class Session:
             return nothing
         self.tell("comparing the winner with the defaults")
         (winner,) = self.backend.compare([known[0].candidate], seconds)
-        if winner.valid and winner.ratio < 1 and winner.faster >= SURE:
+        if winner.valid and winner.ratio < WORTH and winner.faster >= SURE:
             return winner.candidate, winner
         if winner.valid:
             return nothing[0], replace(self.default, median_us=winner.default_us, default_us=winner.default_us)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import tvm
 
 import tvm_rnn as rnn
 from tvm_rnn import pipeline

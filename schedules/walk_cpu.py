@@ -1,0 +1,40 @@
+"""How a CPU walks layers and time: how many rows of a tile go through all layers at once, and which comes first.
+
+In: what a row of the network stores between the product with its inputs and its steps. Out: rows (steps x batch) of a
+tile, and the order. Small tiles stay in a cache; in large ones the input's weights are read less often, which counts
+where they are larger than a cache.
+
+Rewrite: for layer: for t in T: step   -->   for tile in T/n: for layer: for t in n: step
+"""
+
+from tvm.s_tir import Schedule
+
+from tvm_rnn.schedule import Config, Knobs, Unit, template
+from tvm_rnn.target import Target
+
+MIN_ROWS, MAX_ROWS = 32, 512  # of the default: below, the product runs short of rows; above, little is gained
+MOST_ROWS, MOST_BYTES = 8192, 64 << 20  # of any choice, and of what its tile stores
+BYTES = {"float32": 4, "float64": 8}
+
+
+@template("walk_cpu", kinds=("walk",), targets=("llvm",))
+class WalkCpu:
+    """Knobs: rows (of a tile, at least one step); layers_first (each layer over all of T before the next one)."""
+
+    @staticmethod
+    def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
+        """Tiles that fit half of the level-2 cache; time outside, layers inside, where there is one direction."""
+        bytes_per_row = (unit.width + sum(unit.depths)) * BYTES[unit.dtype]
+        default = max(MIN_ROWS, min(MAX_ROWS, target.l2_bytes // 2 // bytes_per_row))
+        most = max(default, min(MOST_ROWS, MOST_BYTES // bytes_per_row))
+        # Below two steps of the largest batch all sizes are one step; what the default is, is always a choice.
+        sizes = [r for r in (1 << i for i in range(14)) if max(16, 2 * max(unit.batches, default=1)) <= r <= most]
+        several, both = unit.region == "layers", unit.gates > 1
+        return {
+            "rows": knob("rows", [default, *sizes], default),
+            "layers_first": knob("layers_first", (1,) if both else (0, 1) if several else (0,), int(both)),
+        }
+
+    @staticmethod
+    def schedule(sch: Schedule, unit: Unit, config: Config) -> None:
+        """The walk is `lower.py`'s: there is nothing to schedule."""
