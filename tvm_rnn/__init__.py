@@ -89,6 +89,7 @@ _HOME = {
     "load": "runtime",
     "Target": "target",
     "compile": "build",
+    "from_keras": "frontends.keras",
     "from_onnx": "frontends.onnx",
     "from_torch": "frontends.torch",
     "state_dict": "frontends.torch",
