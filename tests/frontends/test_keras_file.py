@@ -164,7 +164,7 @@ def test_archives_that_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "part.keras", "w") as archive:
         archive.writestr("config.json", "{}")
     assert "model.weights.h5" in said(tmp_path / "part.keras")
-    bomb = write(tmp_path / "bomb.keras", CONFIG, bytes(200 << 20), zipfile.ZIP_DEFLATED)
+    bomb = write(tmp_path / "bomb.keras", CONFIG, bytes(100 << 20), zipfile.ZIP_DEFLATED)
     assert bomb.stat().st_size < 1 << 20 and "is larger than" in said(bomb)
 
 
