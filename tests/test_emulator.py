@@ -15,6 +15,7 @@ from tvm_rnn import pipeline
 from tvm_rnn.cuda import gemm, recurrent, steps, wave
 from tvm_rnn.cuda.geometry import Geometry
 from tvm_rnn.cuda.team import Team
+from tvm_rnn.model import NETWORK, Declared, Program, Step
 
 T, B = 5, 11
 # Relative error in the Euclidean norm.
@@ -243,3 +244,19 @@ def test_large_steps(
     monkeypatch.setattr(gemm, "best", best)
     net = network(cell, 72, "float32" if precision == "tf32" else precision, inputs=24)
     check(net, emulator.compile(net, batch=[rows], precision=precision), precision, rows=rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_reverse_direction_and_a_whole_model(dtype: str) -> None:
+    """Layers of the reverse direction alone, with a softmax behind them that the runtime computes."""
+    net = network("gru", 32, dtype, num_layers=2, reverse=True)
+    network_step = Step(NETWORK, ("x", "n", "", ""), ("y", "h0", "h1"), {"network": 0})
+    steps = (network_step, Step("Softmax", ("y",), ("p",), {"axis": -1}))
+    inputs = (Declared("x", dtype, ("T", "B", 12)), Declared("n", "int32", ("B",)))
+    net.program = Program(inputs, (Declared("p", dtype, None),), steps, {})
+    mod = emulator.compile(net)
+    check(net, mod, dtype)
+    given = {"x": emulator.arrays(np.random.default_rng(0), T, B, 12).astype(dtype), "n": np.full(B, 3, "i4")}
+    found = mod.run(given)["p"]
+    assert found.dtype == dtype and error(found, rnn.reference(net).run(given)["p"]) < LIMITS[dtype]

@@ -10,7 +10,7 @@ import pytest
 
 from tvm_rnn import gpu_arrays
 from tvm_rnn.dtypes import rounded
-from tvm_rnn.gpu_arrays import HostArrays, gpu_of, kind_of, narrow, to_numpy, widen
+from tvm_rnn.gpu_arrays import HostArrays, gpu_of, kind_of, narrow, sender, to_numpy, widen
 
 
 class OnGpu:
@@ -110,3 +110,12 @@ def test_cupy_has_no_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gpu_arrays.sys.modules, "cupy", SimpleNamespace())
     with pytest.raises(ValueError, match="use torch"):
         gpu_arrays.CupyArrays(module("bfloat16"), 0, None)
+
+
+def test_results_go_where_an_array_is() -> None:
+    """Of torch's on the CPU, for want of a GPU: the kind and the place are the array's."""
+    array = np.arange(3.0)
+    assert sender(array)(array) is array and sender(None)(array) is array
+    torch = pytest.importorskip("torch")
+    sent = sender(torch.ones(2))(array)
+    assert isinstance(sent, torch.Tensor) and sent.device.type == "cpu" and sent.tolist() == [0.0, 1.0, 2.0]

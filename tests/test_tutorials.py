@@ -53,6 +53,14 @@ PRINTED = {
         "registers, 0 bytes spilled",
         'extern "C" __global__ void',
     ],
+    "08_bring_your_model": [
+        "<RNN lstm H=16, I=8 layers=2 directions=1 float32> with ['Network', ",
+        "classes (4, 3) each row sums to 1: True",
+        "LSTM 'lower', LSTM 'upper'",
+        "NonZero 'odd': operator NonZero is not supported",
+        "LSTM 'lower': clip -1 is no threshold above 0",
+        "mgu as ONNX: True and the LSTM: True",
+    ],
 }
 
 

@@ -91,6 +91,7 @@ _HOME = {
     "Target": "target",
     "compile": "build",
     "Record": "records",
+    "from_keras": "frontends.keras",
     "from_onnx": "frontends.onnx",
     "from_torch": "frontends.torch",
     "state_dict": "frontends.torch",

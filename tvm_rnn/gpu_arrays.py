@@ -67,6 +67,16 @@ def to_numpy(value: Any, widens: bool = False) -> Any:
     return value
 
 
+def sender(like: Any) -> Callable[[np.ndarray], Any]:
+    """What makes of an array of numpy's one of the kind and at the place of `like`."""
+    if hasattr(like, "detach"):  # torch
+        torch = importlib.import_module("torch")
+        return lambda array: torch.from_numpy(array).to(like.device)
+    if gpu_of(like) is not None and hasattr(like, "get"):
+        return lambda array: importlib.import_module("cupy").asarray(array)
+    return lambda array: array
+
+
 def gpu_of(value: Any) -> int | None:
     """The number of the GPU that an array is on; None: it is not on one, or no array."""
     if getattr(value, "is_cuda", False):

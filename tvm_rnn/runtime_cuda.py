@@ -178,6 +178,16 @@ class CudaModule(Module):
             found[name] = [v.astype(dtype) for v in value] if isinstance(value, list) else value.astype(dtype)
         return found
 
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """All of the model, as Module.run. What is around the network runs on the CPU: arrays of a GPU are copied
+        there, and results to where the first input is."""
+        if not isinstance(inputs, Mapping):
+            return super().run(inputs)
+        widens = self._kind == "bfloat16"
+        found = super().run({name: gpu_arrays.to_numpy(value, widens) for name, value in inputs.items()})
+        home = gpu_arrays.sender(next(iter(inputs.values()), None))
+        return {name: home(value) for name, value in found.items()}
+
     @property
     def threads(self) -> int:
         """Of the CPU: a call uses the caller's."""

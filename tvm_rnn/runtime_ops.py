@@ -1,4 +1,4 @@
-"""The operations around a model's recurrent networks, in NumPy: a fixed table, named as ONNX names them.
+"""The operations around a model's recurrent networks, in NumPy: a fixed table, most of it named as in ONNX.
 
 In: arrays and attributes, from `runtime_model.py` while a model runs and from `frontends/` where something can be known
 before. Out: new arrays or views of old ones, in the dtype of their first operand. Works alone beside a .so: NumPy only.
@@ -64,10 +64,6 @@ def _flatten(inputs: Inputs, a: Attributes) -> Array:
 def _squeeze(inputs: Inputs, a: Attributes) -> Array:
     axes = _integers(inputs, 1, a, "axes")
     return np.squeeze(inputs[0], None if axes is None else tuple(axes))
-
-
-def _unsqueeze(inputs: Inputs, a: Attributes) -> Array:
-    return np.expand_dims(inputs[0], tuple(_integers(inputs, 1, a, "axes") or ()))
 
 
 def _expand(inputs: Inputs, a: Attributes) -> Array:
@@ -140,6 +136,22 @@ def _reverse_sequence(inputs: Inputs, a: Attributes) -> Array:
     return np.moveaxis(moved[index, np.arange(moved.shape[1])[None, :]], (0, 1), (time, batch))
 
 
+def _lengths_of_mask(inputs: Inputs, a: Attributes) -> Array:
+    """How many steps each row has, of a mask [B, T] that says which steps count: the first ones."""
+    mask = np.asarray(inputs[0], bool)
+    lengths = mask.sum(axis=1).astype(np.int32)
+    if not np.array_equal(mask, np.arange(mask.shape[1]) < lengths[:, None]):
+        raise ValueError("a mask may leave out steps at the end of a row, not before steps that count")
+    return lengths
+
+
+def _hold_last(inputs: Inputs, a: Attributes) -> Array:
+    """[B, T, ...] with each row's last step that counts in place of those behind it."""
+    x, lengths = inputs
+    steps = np.minimum(np.arange(x.shape[1]), np.maximum(np.asarray(lengths)[:, None] - 1, 0))
+    return x[np.arange(len(x))[:, None], steps]
+
+
 def _gather(inputs: Inputs, a: Attributes) -> Array:
     return np.asarray(np.take(inputs[0], np.asarray(inputs[1], np.int64), int(a.get("axis", 0))))
 
@@ -152,10 +164,6 @@ def _divide(a: Array, b: Array) -> Array:
         return np.divide(a, b)
     whole = np.abs(a) // np.abs(b)  # towards zero, where NumPy's // goes down
     return np.where((a < 0) ^ (b < 0), -whole, whole).astype(np.asarray(a).dtype)
-
-
-def _mod(inputs: Inputs, a: Attributes) -> Array:
-    return (np.fmod if a.get("fmod", 0) else np.mod)(*inputs)
 
 
 def _sigmoid(x: Array) -> Array:
@@ -300,14 +308,6 @@ def _fold(function: Callable[..., Array]) -> Operation:
     return fold
 
 
-def _power(x: Array, exponent: Array) -> Array:
-    return np.asarray(np.power(x, exponent), np.asarray(x).dtype)
-
-
-def _where(condition: Array, x: Array, y: Array) -> Array:
-    return np.where(condition, x, y)
-
-
 OPERATIONS: dict[str, Operation] = {
     "Identity": lambda inputs, a: inputs[0],
     # Of a model that runs, not of one that learns: nothing is dropped.
@@ -320,7 +320,7 @@ OPERATIONS: dict[str, Operation] = {
     "Reshape": _reshape,
     "Flatten": _flatten,
     "Squeeze": _squeeze,
-    "Unsqueeze": _unsqueeze,
+    "Unsqueeze": lambda inputs, a: np.expand_dims(inputs[0], tuple(_integers(inputs, 1, a, "axes") or ())),
     "Expand": _expand,
     "Slice": _slice,
     "Split": _split,
@@ -356,8 +356,8 @@ OPERATIONS: dict[str, Operation] = {
     "Sub": _each(np.subtract),
     "Mul": _each(np.multiply),
     "Div": _each(_divide),
-    "Mod": _mod,
-    "Pow": _each(_power),
+    "Mod": lambda inputs, a: (np.fmod if a.get("fmod", 0) else np.mod)(*inputs),
+    "Pow": _each(lambda x, exponent: np.asarray(np.power(x, exponent), np.asarray(x).dtype)),
     "Max": _fold(np.maximum),
     "Min": _fold(np.minimum),
     "Sum": _fold(np.add),
@@ -371,7 +371,7 @@ OPERATIONS: dict[str, Operation] = {
     "Or": _each(np.logical_or),
     "Xor": _each(np.logical_xor),
     "Not": _each(np.logical_not),
-    "Where": _each(_where),
+    "Where": _each(lambda condition, x, y: np.where(condition, x, y)),
     "MatMul": _each(np.matmul),
     "Gemm": _gemm,
     "Softmax": _softmax,
@@ -389,6 +389,9 @@ OPERATIONS: dict[str, Operation] = {
     "ArgMin": _extremum(np.argmin),
     "BatchNormalization": _batch_normalization,
     "LayerNormalization": _layer_normalization,
+    # Not ONNX's: what Keras makes of a mask.
+    "LengthsOfMask": _lengths_of_mask,
+    "HoldLast": _hold_last,
 }
 # What changes no value, only its place: a chain of these between two layers may come to nothing.
 MOVES = {"Identity", "Dropout", "Transpose", "Concat", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Slice"}

@@ -20,7 +20,7 @@ from .model import Model
 from .rnn import RNN, Sizes
 
 EXPECTED = 'a cell of the zoo ("lstm"; `tvm-rnn cells` lists them) or "file.py:function"'
-MODELS = {".onnx": "from_onnx"}  # how files of networks end, and what reads them
+MODELS = {".keras": "from_keras", ".onnx": "from_onnx"}  # how files of networks end, and what reads them
 
 
 def find_cell(spec: str) -> Cell:

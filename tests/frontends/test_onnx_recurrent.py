@@ -64,8 +64,8 @@ def agrees(case: Case, compiled: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_nodes(seed: int) -> None:
-    """Of two of them the module as well: to compile takes a hundred times as long as all the rest."""
-    agrees(random_case(seed), compiled=seed in (3, 7))
+    """Of one the module as well: to compile takes a hundred times as long as all the rest."""
+    agrees(random_case(seed), compiled=seed == 3)
 
 
 @pytest.mark.slow

@@ -81,6 +81,10 @@ class Steps:
         self.add(Step(op, tuple(inputs), tuple(outputs), attributes, node))
         return outputs[0]
 
+    def add_named(self, op: str, inputs: Sequence[str], name: str, node: str, **attributes: Any) -> None:
+        """Add a step whose result has a name of the user's."""
+        self.add(Step(op, tuple(inputs), (name,), attributes, node))
+
     def add(self, step: Step) -> None:
         """Add a step, or make its results now."""
         if step.op in OPERATIONS and all(name == "" or self.is_constant(name) for name in step.inputs):

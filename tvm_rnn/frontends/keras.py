@@ -1,0 +1,260 @@
+"""Keras models: from_keras.
+
+In: a layer, a Sequential or Functional model, or a .keras file. Out: an `RNN`, or a `Model` where one network does not
+say it all; what is around the networks in `program`. A file is data: no class of it is looked up, no code of it is run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import ConfigError, message
+from ..model import Declared
+from ..model import Model as Whole
+from ..origin import Origin
+from ..rnn import RNN
+from .folding import Steps, Unreadable
+from .keras_cells import GATES
+from .keras_file import Config, Source, describe, groups_of, read_file
+from .keras_layers import apply_layer
+from .keras_recurrent import Model, Part, Value
+from .networks import build_networks
+from .stacks import Stacks
+
+DTYPES = ("float32", "float64", "float16")
+BARE = (*GATES, "RNN", "Bidirectional")
+MASKED = (*BARE, "GlobalAveragePooling1D")
+Problems = list[str]
+
+
+def from_keras(source: Any) -> RNN | Whole:
+    """The recurrent network of a Keras layer or model, with its weights and with everything around it.
+
+    source: a SimpleRNN, LSTM, GRU, Bidirectional or RNN (of cells of these, also stacked) that has its weights; a
+    Sequential or Functional model; or the path of a .keras file of Keras 3. Everything that these layers can be told is
+    followed: activations, reset_after, go_backwards, return_sequences, return_state, merge_mode, first states, masks
+    (which may leave out steps at the end of rows). A stateful layer has its states as inputs "<layer>.h" [D, B, H] and
+    as outputs "<layer>.h.next".
+
+    Returns an RNN (time-major, as always; `.program` is the whole model), or a Model of several RNNs. `rnn.compile`
+    puts the whole model into one file: `mod.run({"input_layer": x})` takes arrays [B, T, ...] by the names of the
+    model's input layers, and gives its outputs by the names of their layers ("inputs" and "outputs" of a bare layer).
+
+    Raises ConfigError for a file that is damaged, for what is not supported (all of it at once), and for what is no
+    layer of Keras.
+    """
+    found = read_file(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else describe(source)
+    problems: Problems = []
+    try:
+        model = _read(found, problems)
+    except (Unreadable, KeyError, TypeError, AttributeError, IndexError, ValueError) as reason:
+        text = str(reason) if isinstance(reason, Unreadable) else f"its config is not Keras's: {reason!r}"
+        problems.append(text)
+    if problems:
+        text = "\n            ".join(dict.fromkeys(problems))
+        do = "leave these parts out, or write them as a cell"
+        raise ConfigError(message("from_keras: this model cannot be used", where=found.path, got=text, do=do))
+    stacks = Stacks(model.steps, model.layers)
+    stacks.merge()
+    if not stacks.groups:
+        expected = f"a layer of {', '.join(BARE)}"
+        raise ConfigError(message("from_keras: no recurrent layer", where=found.path, expected=expected))
+    return build_networks(model.steps, model.layers, stacks, Origin("keras", "", found.path, found.sha256))
+
+
+def _read(source: Source, problems: Problems) -> Model:
+    kind, config = source.config["class_name"], source.config["config"]
+    model = Model(Steps(stored=_stored(source)))
+    if kind in BARE:
+        _bare(model, source, problems)
+    elif kind == "Sequential":
+        _sequential(model, source, config["layers"], problems)
+    elif kind in ("Functional", "Model"):
+        _functional(model, source, config, problems)
+    else:
+        raise Unreadable(f"a {kind} is neither Sequential nor Functional, nor one of {', '.join(BARE)}")
+    model.steps.outputs += model.more_outputs
+    return model
+
+
+def _stored(source: Source) -> int:
+    if source.path is not None:
+        return os.path.getsize(source.path)
+    return sum(a.size for arrays in source.arrays.values() for a in arrays)
+
+
+def _dtype(config: Config) -> str:
+    """The dtype that a layer computes in. Raises Unreadable for a policy that mixes several."""
+    given = config.get("dtype", "float32")
+    name = given["config"]["name"] if isinstance(given, Mapping) else given
+    if name not in DTYPES:
+        raise Unreadable(f"dtype {name!r} is none of {', '.join(DTYPES)}")
+    return str(name)
+
+
+def _parts(source: Source, layers: Sequence[Config], problems: Problems) -> list[Part]:
+    """Every layer with its arrays; what cannot be read is in `problems`."""
+    found = []
+    for layer, group in zip(layers, groups_of([str(each["class_name"]) for each in layers]), strict=True):
+        config = layer["config"]
+        name = str(config.get("name", layer.get("name", group)))
+        part = Part(name, str(layer["class_name"]), config, [])
+        try:
+            part.arrays = source.weights(name, layer, group)
+        except Unreadable as reason:
+            problems.append(f"{part.label}: {reason}")
+        found.append(part)
+    return found
+
+
+def _declare(model: Model, part: Part) -> Value:
+    """An input of the model."""
+    shape = part.config.get("batch_shape", part.config.get("batch_input_shape"))
+    if part.config.get("sparse") or part.config.get("ragged"):
+        raise Unreadable("sparse and ragged inputs are not supported")
+    axes = None if shape is None else tuple(n if isinstance(n, int) else None for n in shape)
+    dtype = str(part.config.get("dtype", "float32"))
+    model.steps.inputs.append(Declared(part.name, dtype, axes))
+    model.steps.dtypes[part.name] = dtype
+    return Value(part.name)
+
+
+def _name_outputs(model: Model, names: Sequence[str], values: Sequence[Value]) -> None:
+    for name, value in zip(names, values, strict=True):
+        if name in model.steps.declared or name in model.steps.made:
+            name = f"{name}.output"
+        model.steps.add_named("Identity", [value.name], name, name)
+        model.steps.outputs.append(Declared(name, model.dtype, None))
+
+
+def _several(name: str, count: int) -> list[str]:
+    return [name] + [f"{name}.{i}" for i in range(1, count)]
+
+
+# --- the three forms of models ---------------------------------------------------------------------------------------
+
+
+def _bare(model: Model, source: Source, problems: Problems) -> None:
+    (part,) = _parts(source, [source.config], problems)
+    model.dtype = _dtype(part.config)
+    if not part.arrays or part.arrays[0].ndim != 2:
+        raise Unreadable(f"{part.label}: it has no weights")
+    model.steps.inputs.append(Declared("inputs", model.dtype, (None, None, part.arrays[0].shape[0])))
+    model.steps.dtypes["inputs"] = model.dtype
+    values = _applied(model, part, [Value("inputs")], problems)
+    _name_outputs(model, _several("outputs", len(values)), values)
+
+
+def _sequential(model: Model, source: Source, layers: Sequence[Config], problems: Problems) -> None:
+    parts = _parts(source, layers, problems)
+    model.dtype = next((_dtype(p.config) for p in parts if p.kind != "InputLayer"), "float32")
+    if not parts or parts[0].kind != "InputLayer":
+        raise Unreadable("the model has no input layer: build it, or begin it with keras.Input")
+    values = [_declare(model, parts[0])]
+    for part in parts[1:]:
+        if _dtype(part.config) != model.dtype:
+            problems.append(f"{part.label}: it computes in {_dtype(part.config)}, others in {model.dtype}")
+        values = _applied(model, part, values[:1], problems)
+    _name_outputs(model, _several(parts[-1].name, len(values)), values)
+
+
+def _applied(model: Model, part: Part, inputs: Sequence[Value], problems: Problems) -> list[Value]:
+    """What a layer gives; where it is not supported that is noted, and the rest of the model looked at all the same."""
+    try:
+        return apply_layer(model, part, inputs)
+    except Unreadable as reason:
+        problems.append(f"{part.label}: {reason}")
+        return list(inputs[:1])
+
+
+def _functional(model: Model, source: Source, config: Config, problems: Problems) -> None:
+    layers = config["layers"]
+    parts = {part.name: part for part in _parts(source, [e for e in layers if _is_layer(e)], problems)}
+    model.dtype = next((_dtype(p.config) for p in parts.values() if p.kind in BARE), "float32")
+    values: dict[tuple[str, int], list[Value]] = {}
+    order = [str(_history(each)[0]) for each in _flat(config["input_layers"])]
+    for name in order:
+        values[name, 0] = [_declare(model, parts[name])]
+    wanted = _flat(config["output_layers"])
+    entries = {str(entry["name"] if "name" in entry else entry["config"]["name"]): entry for entry in layers}
+    for each in wanted:
+        _evaluate(model, entries, parts, values, _history(each), problems)
+    names: list[str] = []
+    outputs: list[tuple[str, Value]] = []
+    for each in wanted:
+        name, number, index = _history(each)
+        again = names.count(name)
+        names.append(name)
+        outputs.append((f"{name}.{again}" if again else name, values[name, number][index]))
+    _name_outputs(model, [name for name, _ in outputs], [value for _, value in outputs])
+
+
+def _is_layer(entry: Config) -> bool:
+    """Operations on values stand among the layers, without being any."""
+    return "layers" in str(entry.get("module", "keras.layers"))
+
+
+def _flat(given: Any) -> list[Any]:
+    """One reference ["name", 0, 0], or a list of them, as a list."""
+    return [given] if given and isinstance(given[0], str) else list(given)
+
+
+def _history(reference: Any) -> tuple[str, int, int]:
+    name, node, tensor = reference
+    return str(name), int(node), int(tensor)
+
+
+def _tensors(given: Any) -> list[Any]:
+    """The references to values, and the numbers, in a call's arguments, in order."""
+    if isinstance(given, Mapping):
+        is_value = given.get("class_name") == "__keras_tensor__"
+        return [_history(given["config"]["keras_history"])] if is_value else []
+    if isinstance(given, list):
+        return [found for each in given for found in _tensors(each)]
+    return [given] if isinstance(given, (int, float)) and not isinstance(given, bool) else []
+
+
+def _evaluate(
+    model: Model,
+    entries: Mapping[str, Config],
+    parts: Mapping[str, Part],
+    values: dict[tuple[str, int], list[Value]],
+    wanted: tuple[str, int, int],
+    problems: Problems,
+) -> None:
+    """Fill `values` with what a reference needs, what it reads first. Without recursion: models may be deep."""
+    stack, begun = [(wanted, False)], set()
+    while stack:
+        (name, number, index), ready = stack.pop()
+        if (name, number) in values:
+            continue
+        node = entries[name]["inbound_nodes"][number]
+        args, kwargs = _tensors(node["args"]), node.get("kwargs", {})
+        part = parts.get(name) or Part(name, str(entries[name]["class_name"]), entries[name]["config"], [])
+        states = _tensors(kwargs.get("initial_state"))
+        mask = _tensors(kwargs.get("mask")) if part.kind in MASKED else []
+        reads = [each for each in (*args, *states, *mask) if isinstance(each, tuple)]
+        if not ready:
+            if (name, number) in begun:
+                raise Unreadable(f"{part.label}: its nodes have a cycle")
+            begun.add((name, number))
+            stack.append(((name, number, index), True))
+            stack += [(each, False) for each in reads]
+            continue
+        given = [_value(model, values, each) for each in args]
+        extra = given[1:] if part.kind in BARE else []
+        called = Part(part.name, part.kind, part.config, part.arrays)
+        called.states = [*extra, *(_value(model, values, each) for each in states)]
+        if given and part.kind in MASKED:  # a functional model says itself which masks these are called with
+            told = _value(model, values, mask[0]).name if mask else ""
+            given[0] = Value(given[0].name, told, given[0].unheld if told == given[0].mask else "")
+        values[name, number] = _applied(model, called, given, problems)
+
+
+def _value(model: Model, values: Mapping[tuple[str, int], list[Value]], reference: Any) -> Value:
+    if not isinstance(reference, tuple):
+        return Value(model.steps.keep(reference, "int32" if isinstance(reference, int) else model.dtype))
+    name, number, index = reference
+    return values[name, number][index]

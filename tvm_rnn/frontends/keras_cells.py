@@ -1,0 +1,126 @@
+"""Keras's recurrent cells as ours: the zoo's where it has the equations, else one that is made for the functions.
+
+In: the kind of cell and its config. Out: a `Cell`, and its parameters from Keras's arrays.
+
+    theirs: kernel [I, G*H], recurrent_kernel [H, G*H], bias [G*H] or, of a GRU that resets after, [2, G*H]
+    gates:  theirs i f c o and z r h; ours i f g o and r z n
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import cells
+from ..cell import Cell
+from .built_cells import Values, build_cell
+from .folding import Unreadable
+from .keras_activations import ACTIVATIONS, EQUATIONS, activation_name
+
+Array = np.ndarray
+
+GATES = {"SimpleRNN": 1, "LSTM": 4, "GRU": 3}
+DEFAULTS = {"SimpleRNN": ("tanh", ""), "LSTM": ("tanh", "sigmoid"), "GRU": ("tanh", "sigmoid")}
+ORDER = {"SimpleRNN": [0], "LSTM": [0, 1, 2, 3], "GRU": [1, 0, 2]}
+
+
+@dataclass(frozen=True)
+class Form:
+    """What decides a cell's equations. activation: of the state; recurrent: of the gates."""
+
+    kind: str
+    activation: str
+    recurrent: str = ""
+    reset_after: bool = False
+
+
+def form_of(kind: str, config: Mapping[str, Any]) -> Form:
+    """The form of a cell with that config. Raises Unreadable for a function that is not Keras's."""
+    recurrent = "" if kind == "SimpleRNN" else activation_name(config.get("recurrent_activation", "sigmoid"))
+    reset_after = kind == "GRU" and bool(config.get("reset_after", True))
+    return Form(kind, activation_name(config.get("activation", "tanh")), recurrent, reset_after)
+
+
+@functools.cache
+def cell_of(form: Form) -> Cell:
+    """The cell with these equations: the zoo's, or a new one; always the same for the same form."""
+    if form.kind == "SimpleRNN" and form.activation in ("tanh", "relu"):
+        return cells.elman if form.activation == "tanh" else cells.elman_relu
+    if form.kind != "SimpleRNN" and (form.activation, form.recurrent) == DEFAULTS[form.kind]:
+        return cells.lstm if form.kind == "LSTM" else cells.gru if form.reset_after else cells.gru_reset_before
+    return {"SimpleRNN": _simple, "LSTM": _lstm, "GRU": _gru}[form.kind](form)
+
+
+def _apply(name: str, x: Any) -> Any:
+    return ACTIVATIONS[name](EQUATIONS, x)
+
+
+def _doc(form: Form) -> str:
+    functions = ", ".join(filter(None, (form.activation, form.recurrent)))
+    return f"{form.kind} of Keras with {functions}{', reset after the product' if form.reset_after else ''}."
+
+
+def _simple(form: Form) -> Cell:
+    def equations(v: Values) -> tuple[Any, ...]:
+        return (_apply(form.activation, v["W"] @ v["x"] + v["R"] @ v["h"] + v["b"]),)
+
+    params = {"W": "H I", "R": "H H", "b": "H"}
+    return build_cell("keras_rnn", _doc(form), {"x": "I"}, {"h": "H"}, params, equations)
+
+
+def _lstm(form: Form) -> Cell:
+    def equations(v: Values) -> tuple[Any, ...]:
+        i, f, g, o = v["W"] @ v["x"] + v["R"] @ v["h"] + v["b"]
+        c = _apply(form.recurrent, f) * v["c"] + _apply(form.recurrent, i) * _apply(form.activation, g)
+        return _apply(form.recurrent, o) * _apply(form.activation, c), c
+
+    params = {"W": "4 H I", "R": "4 H H", "b": "4 H"}
+    return build_cell("keras_lstm", _doc(form), {"x": "I"}, {"h": "H", "c": "H"}, params, equations)
+
+
+def _gru(form: Form) -> Cell:
+    def equations(v: Values) -> tuple[Any, ...]:
+        h = v["h"]
+        r, z, n = v["W"] @ v["x"] + v["b"]
+        u_r, u_z, *u_n = v["R"] @ h
+        r, z = _apply(form.recurrent, r + u_r), _apply(form.recurrent, z + u_z)
+        n = n + r * (u_n[0] + v["b_R"]) if form.reset_after else n + v["R_n"] @ (r * h)
+        return ((1.0 - z) * _apply(form.activation, n) + z * h,)
+
+    own = {"R": "3 H H", "b": "3 H", "b_R": "H"} if form.reset_after else {"R": "2 H H", "R_n": "H H", "b": "3 H"}
+    params = {"W": "3 H I", **own}
+    return build_cell("keras_gru", _doc(form), {"x": "I"}, {"h": "H"}, params, equations)
+
+
+def parameters(form: Form, config: Mapping[str, Any], arrays: Sequence[Array]) -> tuple[dict[str, Array], Array | None]:
+    """The cell's parameters, of Keras's arrays in their order; and where a GRU has two biases, those in our order.
+
+    Raises Unreadable where arrays are missing, too many, or of shapes that do not go together.
+    """
+    gates, order, units = GATES[form.kind], ORDER[form.kind], config.get("units")
+    bias = bool(config.get("use_bias", True))
+    if not isinstance(units, int) or isinstance(units, bool) or units < 1:
+        raise Unreadable(f"units is {units!r}, expected a whole number of at least 1")
+    shapes = [a.shape for a in arrays]
+    width = shapes[0][0] if shapes and len(shapes[0]) == 2 else 0
+    expected: list[tuple[int, ...]] = [(width, gates * units), (units, gates * units)]
+    expected += [(2, gates * units) if form.reset_after else (gates * units,)] if bias else []
+    if shapes != expected or width < 1:
+        raise Unreadable(f"its arrays have shapes {shapes}, expected {expected}")
+    W = arrays[0].T.reshape(gates, units, width)[order]
+    R = arrays[1].T.reshape(gates, units, units)[order]
+    b = arrays[2] if bias else np.zeros(expected[0][1] * (2 if form.reset_after else 1), W.dtype)
+    b = b.reshape(-1, gates, units)[:, order]
+    if form.kind == "SimpleRNN":
+        return {"W": W[0], "R": R[0], "b": b[0, 0]}, None
+    if form.kind == "LSTM":
+        return {"W": W, "R": R, "b": b[0]}, None
+    if not form.reset_after:
+        return {"W": W, "R": R[:2], "R_n": R[2], "b": b[0]}, None
+    with np.errstate(all="ignore"):
+        joined = np.concatenate([b[0, :2] + b[1, :2], b[0, 2:]])
+    return {"W": W, "R": R, "b": joined, "b_R": b[1, 2]}, b.reshape(2, -1)

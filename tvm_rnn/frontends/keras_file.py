@@ -1,0 +1,197 @@
+"""Keras models as data: what a .keras file holds, or a layer or model in memory says of itself.
+
+In: a path, or an object of Keras. Out: a `Source`: the config, and each layer's arrays in Keras's order; else
+ConfigError.
+
+A .keras file is a zip of config.json and model.weights.h5. Both are read as data: nothing is unpickled, no class is
+looked up, no Lambda is run; HDF5 may not point outside of its file, and sizes are compared with what is stored.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigError, message
+from ..origin import sha256_of
+from .folding import Unreadable
+
+Array = np.ndarray
+Config = Mapping[str, Any]
+
+CONFIG, WEIGHTS = "config.json", "model.weights.h5"
+MOST_CONFIG_BYTES = 64 << 20
+# Keras stores files uncompressed; a zip may say of a few bytes that they are many.
+FREE_BYTES, MOST_RATIO = 64 << 20, 100
+
+
+@dataclass
+class Source:
+    """A model or a layer. config: as Keras serializes it, with class_name and config. arrays: of each layer by its
+    name, where they are in memory; else `file` has them."""
+
+    config: Config
+    path: str | None = None
+    sha256: str | None = None
+    arrays: Mapping[str, Sequence[Array]] = field(default_factory=dict)
+    file: Any = None
+
+    def weights(self, name: str, layer: Config, group: str) -> list[Array]:
+        """A layer's arrays in Keras's order. group: its place among the layers in a file. Raises Unreadable."""
+        if self.file is None:
+            return [np.asarray(a) for a in self.arrays.get(name, ())]
+        try:
+            return [a for path in paths_of(layer) for a in _variables(self.file, f"layers/{group}/{path}vars")]
+        except (RuntimeError, OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError) as reason:
+            raise Unreadable(f"its arrays cannot be read: {reason}") from None  # HDF5 has an error for every damage
+
+
+def snake_case(name: str) -> str:
+    """A class's name as Keras writes it in a file: SimpleRNN is simple_rnn."""
+    words = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", name))
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
+
+
+def groups_of(names: Sequence[str]) -> list[str]:
+    """What layers of these classes are called in a file, in their order: lstm, dense, lstm_1."""
+    seen: dict[str, int] = {}
+    found = []
+    for name in map(snake_case, names):
+        number = seen.get(name, -1) + 1
+        seen[name] = number
+        found.append(f"{name}_{number}" if number else name)
+    return found
+
+
+def paths_of(layer: Config) -> list[str]:
+    """Where a layer's variables are below it, each path ending in "/" or empty, in the order of get_weights()."""
+    kind, config = layer.get("class_name"), layer.get("config")
+    config = config if isinstance(config, Mapping) else {}
+    if kind in ("SimpleRNN", "LSTM", "GRU"):
+        return ["cell/"]
+    if kind == "RNN":
+        cell = config.get("cell")
+        cell = cell if isinstance(cell, Mapping) else {}
+        inner = cell.get("config")
+        cells = inner.get("cells") if isinstance(inner, Mapping) else None
+        if cell.get("class_name") == "StackedRNNCells" and isinstance(cells, list):
+            names = [str(c.get("class_name")) if isinstance(c, Mapping) else "" for c in cells]
+            return [f"cell/cells/{name}/" for name in groups_of(names)]
+        return ["cell/"]
+    if kind == "Bidirectional":
+        inner = config.get("layer")
+        below = paths_of(inner) if isinstance(inner, Mapping) else [""]
+        return [f"{side}/{path}" for side in ("forward_layer", "backward_layer") for path in below]
+    return ["layer/"] if kind == "TimeDistributed" else [""]
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+def read_file(path: str) -> Source:
+    """A .keras file. Raises ConfigError where it is none, is damaged, or wants what a file of data may not."""
+    if not os.path.isfile(path):
+        raise ConfigError(message("no such Keras file", got=path, do="check the path"))
+    try:
+        import h5py
+    except ImportError:
+        raise ConfigError(message("h5py is not installed", do='pip install "tvm_rnn[keras]"')) from None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            text = _member(archive, CONFIG, MOST_CONFIG_BYTES)
+            packed = next((i.compress_size for i in archive.infolist() if i.filename == WEIGHTS), 0)
+            data = _member(archive, WEIGHTS, FREE_BYTES + MOST_RATIO * packed)
+        config = json.loads(text)
+        file = h5py.File(io.BytesIO(data), "r")
+    except (zipfile.BadZipFile, OSError, KeyError, ValueError, RecursionError, NotImplementedError, EOFError) as reason:
+        raise _unreadable(path, str(reason)) from None
+    except Unreadable as reason:
+        raise _unreadable(path, str(reason)) from None
+    except Exception as reason:  # zlib.error, and whatever else a damaged archive makes of its reader
+        raise _unreadable(path, f"{type(reason).__name__}: {reason}") from None
+    if not isinstance(config, Mapping):
+        raise _unreadable(path, f"{CONFIG} holds a {type(config).__name__}")
+    return Source(config, path, sha256_of(path), file=file)
+
+
+def _unreadable(path: str, got: str) -> ConfigError:
+    do = "write it with model.save('name.keras') of Keras 3; older .h5 files: load and save them there first"
+    return ConfigError(message("not a .keras file", where=path, got=got, do=do))
+
+
+def _member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
+    with archive.open(name) as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise Unreadable(f"{name} is larger than {most} bytes")
+    return data
+
+
+def _variables(file: Any, path: str) -> list[Array]:
+    """The arrays 0, 1, ... of a group; none where there is no such group. Raises Unreadable."""
+    group = _inside(file, path)
+    if group is None:
+        return []
+    names = sorted((n for n in group if n.isdecimal()), key=int)
+    return [_array(group, name, f"{path}/{name}") for name in names]
+
+
+def _inside(file: Any, path: str) -> Any:
+    """The group at a path, by links within this file alone."""
+    import h5py
+
+    group = file
+    for part in path.split("/"):
+        if not isinstance(group, h5py.Group) or part not in group:
+            return None
+        if not isinstance(group.get(part, getlink=True), h5py.HardLink):
+            raise Unreadable(f"{path!r} is a link to elsewhere")
+        group = group[part]
+    return group if isinstance(group, h5py.Group) else None
+
+
+def _array(group: Any, name: str, path: str) -> Array:
+    import h5py
+
+    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+        raise Unreadable(f"{path!r} is a link to elsewhere")
+    found = group[name]
+    if not isinstance(found, h5py.Dataset) or found.is_virtual or found.external:
+        raise Unreadable(f"{path!r} is no array of this file")
+    if found.dtype.kind not in "fiu" or found.dtype.itemsize > 8:
+        raise Unreadable(f"{path!r} is of dtype {found.dtype}")
+    wanted, stored = math.prod(found.shape) * found.dtype.itemsize, found.id.get_storage_size()
+    if found.chunks is not None or stored < wanted:
+        raise Unreadable(f"{path!r} has shape {list(found.shape)} and {stored} bytes")
+    return np.asarray(found[()])
+
+
+# --- objects ---------------------------------------------------------------------------------------------------------
+
+
+def describe(thing: Any) -> Source:
+    """A layer or model in memory. Raises ConfigError for what is none of Keras's own, or has no weights yet."""
+    kind = type(thing)
+    own = kind.__module__.split(".")[0] in ("keras", "tf_keras", "tensorflow")
+    if not own or not hasattr(thing, "get_config") or not hasattr(thing, "get_weights"):
+        expected = "a built-in layer or a Sequential or Functional model of Keras 3, or the path of a .keras file"
+        got = f"{kind.__module__}.{kind.__qualname__}"
+        raise ConfigError(message("from_keras: not a layer of Keras", got=got, expected=expected))
+    if not getattr(thing, "built", True):
+        do = "call it on an array, or layer.build((None, None, features))"
+        raise ConfigError(message("from_keras: this layer has no weights yet", got=kind.__name__, do=do))
+    config = {"class_name": kind.__name__, "config": thing.get_config()}
+    if "layers" in config["config"]:
+        arrays = {layer.name: layer.get_weights() for layer in thing.layers}
+    else:
+        arrays = {thing.name: thing.get_weights()}
+    return Source(json.loads(json.dumps(config, default=str)), arrays=arrays)
