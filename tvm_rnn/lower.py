@@ -74,7 +74,7 @@ class Lowering:
         net = self.net
         self.itemsize = np.dtype(net.dtype).itemsize
         self.emitter = Emitter(self.target, net.dtype, self.batches)
-        self.lanes = self.emitter.lanes
+        self.lanes, self.back = self.emitter.lanes, int64(int(net.reverse))
         initial = net.cell.initial
         self.code = [Layer(g, initial, self.emitter, self.itemsize, i) for i, g in enumerate(self.layers.graphs)]
         self.runs = self._runs()
@@ -299,8 +299,7 @@ class Lowering:
         def layer(run: Run, i: Expr) -> Stmt:
             def direction(d: Expr) -> Stmt:
                 def tile(done: Expr, count: Expr) -> Stmt:
-                    back = d + int64(int(self.net.reverse))
-                    start, set_start = bind("start", done + back * (self.T - done - done - count))
+                    start, set_start = bind("start", done + (d + self.back) * (self.T - done - done - count))
                     return sequence(set_start, self._visit(run, i, d, done, start, count, start))
 
                 return self._tiles(tile)
@@ -341,7 +340,7 @@ class Lowering:
             widths=[self.stride, *self.extra],
             output=named("output", output + d * int64(width)),
             output_stride=self.stride,
-            direction=d + int64(int(self.net.reverse)),
+            direction=d + self.back,
             start=start,
             count=count,
             done=done,
@@ -350,8 +349,7 @@ class Lowering:
 
 
 def _flat(name: str, dtype: str, alignment: int = 64) -> Any:
-    """A flat argument. LLVM uses aligned moves as far as it may: users' arrays promise no more than their element
-    size."""
+    """A flat argument. LLVM uses aligned moves where it may: users' arrays promise no more than their elements'."""
     return tirx.decl_buffer((variable(f"size_{name}"),), dtype, name=name, data_alignment=alignment)
 
 

@@ -24,13 +24,12 @@ from .graph import Group, Node
 from .memory import INDEX, Array, int64, wide
 from .ops import TABLE
 from .passes.fuse_pointwise import FUNCTION, is_truth
+from .prefetch import with_requests
 from .scalar import let, where
 from .schedule import Config, Template, Unit
 
 Expr = Any
 
-CACHE_LINE = 64  # bytes
-PREFETCH = tuple(tirx.IntImm("int32", value) for value in (0, 3, 1))  # to read; into every level; data
 
 _LOWER = (
     s_tir.transform.LowerInitBlock,
@@ -106,12 +105,13 @@ class Tile:
 
         def body(r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
             x = element(operand, (k.var,), lambda n, i: self.load(n, r, i), self.unit.dtype)
-            weight = self.flat["packed"](self._weight(base, depth, p, k.var) + tirx.Cast(INDEX, g * self.lanes + v))
+            first = self.weight_address(base, depth, p, k.var)
+            weight = self.flat["packed"](first + tirx.Cast(INDEX, g * self.lanes + v))
             return te.sum(x * weight, axis=k)
 
         return te.compute((self.rows, self.panels, gates, self.lanes), body, name=name)
 
-    def _weight(self, base: Expr, depth: int, p: Expr, k: Expr) -> Expr:
+    def weight_address(self, base: Expr, depth: int, p: Expr, k: Expr) -> Expr:
         """The address of the first gate's first lane."""
         panel = self.panel0 + tirx.Cast(INDEX, p)
         return base + (panel * int64(depth) + tirx.Cast(INDEX, k)) * int64(self.gates * self.lanes)
@@ -194,31 +194,6 @@ class Tile:
         self.tensors.append(out)
         self.outputs[out] = [(array, index)]  # type: ignore[list-item]
 
-    def asked_for(self, product: Any, ahead: int) -> Any:
-        """The same product, which asks for the weights of the k that comes `ahead` vectors of all gates later. What it
-        asks for past the end is the next panel's, or nobody's, which does no harm."""
-        root, packed = self.group.root, self.places.buffers["packed"]
-        assert root is not None
-        names = {f"k_product_{i}": i for i in range(len(root.args) // 2)}
-        step = max(1, CACHE_LINE * 8 // int(packed.dtype.bits))
-
-        def with_requests(loop: Any) -> Any:
-            number = names.get(loop.loop_var.name)
-            if number is None:
-                return loop
-            depth, base = root.args[2 * number + 1].shape[0], self.places.products[root][number]
-            requests = []
-            for p in range(self.panels):
-                first = self._weight(base, depth, p, loop.loop_var) + int64(ahead * self.gates * self.lanes)
-                for at in range(0, self.gates * self.lanes, step):
-                    address = tirx.address_of(tirx.BufferLoad(packed, [first + int64(at)]))
-                    requests.append(tirx.Evaluate(tirx.call_intrin("void", "tirx.prefetch", address, *PREFETCH)))
-            return tirx.For(
-                loop.loop_var, loop.min, loop.extent, loop.kind, tirx.SeqStmt([*requests, loop.body]), annotations={}
-            )
-
-        return tvm_ffi.structural_map(product, (tirx.For, with_requests))
-
     # --- scheduling and embedding --------------------------------------------------------------------------------
 
     def statement(self, template: Template, config: Config) -> Any:
@@ -275,15 +250,14 @@ def _operands(node: Node) -> list[Node]:
 
 
 def product(tile: Tile, template: Template, config: Config) -> Any:
-    """The products of a gemm group, summed in registers and then left in the buffer "gates" [row, panel, gate,
-    lane]."""
+    """The products of a gemm group, summed in registers, then left in "gates" [row, panel, gate, lane]."""
     tile.products()
     shape = (tile.rows, tile.panels, tile.gates, tile.lanes)
     strides = (tile.panels * tile.gates * tile.lanes, tile.gates * tile.lanes, tile.lanes, 1)
     out = te.compute(shape, lambda r, p, g, v: tile.accumulated(r, p, g, v), name="out_0")
     tile._emit(out, Array("gates", int64(0), 0, strides, shape), lambda *index: index)
     done, ahead = tile.statement(template, config), config.get("ahead", 0)
-    return tile.asked_for(done, ahead) if ahead else done
+    return with_requests(tile, done, ahead) if ahead else done
 
 
 def epilogue(tile: Tile, template: Template, config: Config) -> Any:
