@@ -84,15 +84,11 @@ def compile(
     networks = _networks(net)
     if training:
         raise ConfigError(message("training is not supported yet", got="training=True", do="compile without training"))
-    batches = _batches(batch)
+    batches, without = _batches(batch), tuple(without)
     tell = progress or (lambda stage: None)
-    machine = resolve(target)
-    found = for_archs(machine, (arch,) if isinstance(arch, str) and arch else tuple(arch))
-    targets = tuple(replace(one, records=record_files.for_target(records, one, tell)) for one in found)
-    machine = replace(machine, records=record_files.for_target(records, machine))
+    machine, targets = _machines(target, arch, records, tell)
     precisions = [_precision(own, machine, precision) for own in networks]
     stored = [stored_name(own, machine.kind == "cuda", weights) for own in precisions]
-    without = tuple(without)
     tell("passes")
     layers = [pipeline.run(own, machine, without, batches)[-1][1] for own in networks]
     for number, own in enumerate(networks) if dump is not None else ():
@@ -111,6 +107,16 @@ def compile(
         raise
     weakref.finalize(module, shutil.rmtree, folder, True)
     return module
+
+
+def _machines(
+    target: str | Target, arch: str | Sequence[str], records: Records | str | os.PathLike[str] | None, tell: Progress
+) -> tuple[Target, tuple[Target, ...]]:
+    """The target and one per arch, with what was tuned for each."""
+    machine = resolve(target)
+    found = for_archs(machine, (arch,) if isinstance(arch, str) and arch else tuple(arch))
+    targets = tuple(replace(one, records=record_files.for_target(records, one, tell)) for one in found)
+    return replace(machine, records=record_files.for_target(records, machine)), targets
 
 
 def _networks(net: RNN | Model) -> list[RNN]:

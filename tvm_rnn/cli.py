@@ -118,7 +118,6 @@ def compile_cell(
 
     if input_size is None and not is_model(spec):
         raise typer.BadParameter("--input-size is needed for a cell")
-
     folder = os.path.dirname(os.path.abspath(output))
     if not os.path.isdir(folder):  # said now, not after the compilation
         raise ConfigError(message("--output: no such folder", got=repr(folder), do="make it first"))
@@ -131,9 +130,8 @@ def compile_cell(
         from .build import compile
 
         archs = [word.strip() for word in arch.split(",") if word.strip()]
-        how: dict[str, Any] = {"precision": precision, "arch": archs, "without": without or (), "dump": dump}
-        how["weights"] = weight_dtype
-        module = compile(net, target, parse_batch(batch), training, **how, progress=stage)
+        how: dict[str, Any] = {"precision": precision, "weights": weight_dtype, "without": without or (), "dump": dump}
+        module = compile(net, target, parse_batch(batch), training, arch=archs, **how, progress=stage)
         stage(f"writing {output}")
         module.export(output)
     seconds = time.perf_counter() - started
@@ -271,11 +269,15 @@ def show_stages(
     if not wanted:
         there = ", ".join(name for name, _ in found)
         raise ConfigError(message(f"stage {stage} was left out", got=f"--without {' '.join(skipped)}", expected=there))
+    _print_stages(wanted, len(wanted) > 1 or stage == "all", as_json)
+
+
+def _print_stages(wanted: list[tuple[str, str]], named: bool, as_json: bool) -> None:
     if as_json:
         print_json([{"stage": name, "text": text} for name, text in wanted])
         return
     for name, text in wanted:
-        print(f"== {name}\n{text.rstrip()}\n" if len(wanted) > 1 or stage == "all" else text.rstrip())
+        print(f"== {name}\n{text.rstrip()}\n" if named else text.rstrip())
 
 
 @app.command("inspect")

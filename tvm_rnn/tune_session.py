@@ -135,6 +135,7 @@ def workload(net: RNN, target: Target, steps: int, batch: int, precision: str | 
 
 
 def check(**counts: Any) -> None:
+    """Raises ConfigError for a count that is not at least 1."""
     for name, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
             raise ConfigError(message(f"tune: {name}", got=repr(count), expected="a whole number of at least 1"))

@@ -1,0 +1,48 @@
+"""walk_cpu: tiles of time that fit a cache, layers inside where that is allowed; any choice computes the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn.records import Choice
+from tvm_rnn.schedule import Unit, best, space, templates
+from tvm_rnn.target import TABLE, resolve
+from tvm_rnn.workload import Candidate, Trial
+
+MACHINE = TABLE["x86-64-v3"]
+
+
+def unit(width: int = 1024, gates: int = 1, region: str = "layers", batch: int = 16) -> Unit:
+    return Unit("walk", region, "float32", gates, width, (256, 256), batches=(batch,))
+
+
+def test_the_default_fits_half_of_the_level_2_cache() -> None:
+    rows = best(unit(), MACHINE).knobs["rows"]
+    assert rows * (1024 + 512) * 4 <= MACHINE.l2_bytes // 2
+    assert best(unit(), replace(MACHINE, l2_bytes=2 * MACHINE.l2_bytes)).knobs["rows"] > rows
+
+
+@pytest.mark.parametrize(
+    ("gates", "region", "expected"), [(1, "layers", {0, 1}), (1, "layer", {0}), (2, "layers", {1})]
+)
+def test_layers_go_first_where_that_is_allowed(gates: int, region: str, expected: set[int]) -> None:
+    found = list(space(templates()["walk_cpu"], unit(gates=gates, region=region), MACHINE))
+    assert {config["layers_first"] for config in found} == expected and len(found) > len(expected)
+
+
+@pytest.mark.parametrize(("bidirectional", "reverse"), [(False, False), (True, False), (False, True)])
+def test_every_walk_computes_the_same(bidirectional: bool, reverse: bool) -> None:
+    net = rnn.RNN(rnn.cells.lstm, 5, 7, 2, bidirectional, reverse=reverse).init(1)
+    x = np.random.default_rng(0).standard_normal((40, 3, 5)).astype("float32")
+    expected, trial = rnn.reference(net)(x)[0], Trial()
+    rnn.compile(net, batch=3, records=trial)
+    own = [u for u in trial.asked.values() if u.kind == "walk"]
+    found = list(space(templates()["walk_cpu"], own[0], resolve("llvm")))
+    for config in found[:: max(1, len(found) // 3)]:
+        choices = tuple(Choice(u.key, "walk_cpu", templates()["walk_cpu"].version, config) for u in own)
+        module = rnn.compile(net, batch=3, records=Trial(Candidate(choices)))
+        assert np.abs(module(x)[0] - expected).max() < 1e-5
