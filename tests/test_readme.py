@@ -86,6 +86,7 @@ def test_every_command_of_the_command_line_is_shown() -> None:
     from tvm_rnn.cli import app
 
     known = {c.name or (c.callback.__name__ if c.callback else "") for c in app.registered_commands}
+    known |= {group.name or "" for group in app.registered_groups}
     assert {line.split()[1] for line in COMMANDS if line.startswith("tvm-rnn ")} == known
 
 

@@ -88,7 +88,7 @@ def test_best_takes_a_record_and_says_so() -> None:
     [
         ({"version": 99}, "made for version 99 of the template"),
         ({"template": "gone"}, "no template gone takes this unit"),
-        ({"knobs": {"rows": 3}}, "knob rows has no such value"),
+        ({"knobs": {"rows": 77}}, "knob rows has no such value"),
         ({"knobs": {"strange": 3}}, "no knob strange here"),
     ],
 )

@@ -16,7 +16,6 @@ import subprocess
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +34,7 @@ from .model import Model
 from .pipeline import Layers
 from .records import Records
 from .rnn import RNN, named_constants
-from .target import Target, for_archs, resolve
+from .target import Target
 
 if TYPE_CHECKING:
     from .runtime import Module
@@ -81,19 +80,16 @@ def compile(
     Returns a Module, which can be called if the target is this machine, and else exported. Raises ConfigError for a bad
     argument, CellError for equations that cannot be compiled, BuildError if a compiler or linker fails or is missing.
     """
-    networks = _networks(net)
-    if training:
-        raise ConfigError(message("training is not supported yet", got="training=True", do="compile without training"))
-    batches, without = _batches(batch), tuple(without)
-    tell = progress or (lambda stage: None)
-    machine, targets = _machines(target, arch, records, tell)
+    networks = _networks(net, training)
+    batches, without, tell = _batches(batch), tuple(without), progress or (lambda stage: None)
+    machine, targets = record_files.machines(target, arch, records, tell)
+    tell("passes")
     precisions = [_precision(own, machine, precision) for own in networks]
     stored = [stored_name(own, machine.kind == "cuda", weights) for own in precisions]
-    tell("passes")
     layers = [pipeline.run(own, machine, without, batches)[-1][1] for own in networks]
-    for number, own in enumerate(networks) if dump is not None else ():
-        into = os.path.join(dump or "", str(number) if len(networks) > 1 else "")
-        _dump(into, pipeline.stages(own, machine, batches, without, precisions[number], stored[number]))
+    for number, own in enumerate(networks if dump is not None else ()):
+        texts = pipeline.stages(own, machine, batches, without, precisions[number], stored[number])
+        _dump(os.path.join(dump or "", str(number) if len(networks) > 1 else ""), texts)
     folder = tempfile.mkdtemp(prefix="tvm_rnn_")
     try:
         if isinstance(net, Model):
@@ -109,18 +105,10 @@ def compile(
     return module
 
 
-def _machines(
-    target: str | Target, arch: str | Sequence[str], records: Records | str | os.PathLike[str] | None, tell: Progress
-) -> tuple[Target, tuple[Target, ...]]:
-    """The target and one per arch, with what was tuned for each."""
-    machine = resolve(target)
-    found = for_archs(machine, (arch,) if isinstance(arch, str) and arch else tuple(arch))
-    targets = tuple(replace(one, records=record_files.for_target(records, one, tell)) for one in found)
-    return replace(machine, records=record_files.for_target(records, machine)), targets
-
-
-def _networks(net: RNN | Model) -> list[RNN]:
+def _networks(net: RNN | Model, training: bool) -> list[RNN]:
     """The networks to compile, with weights that were checked."""
+    if training:
+        raise ConfigError(message("training is not supported yet", got="training=True", do="compile without training"))
     networks = net.networks if isinstance(net, Model) else [net]
     for own in networks:
         if not isinstance(own, RNN):

@@ -12,12 +12,14 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .errors import ConfigError, message
 from .records import FORMAT, Record, Records
-from .target import Target
+from .target import Target, for_archs
+from .target import resolve as target_of
 
 NONE = "none"  # in place of a folder: no records
 VARIABLE = "TVM_RNN_RECORDS"
@@ -167,3 +169,16 @@ def for_target(
     for line in found.ignored:
         tell(f"a record is ignored: {line}")
     return found
+
+
+def machines(
+    target: str | Target, arch: str | Sequence[str], records: Records | Name | None, tell: Callable[[str], None]
+) -> tuple[Target, tuple[Target, ...]]:
+    """What `compile(target, arch=)` means: the target and one per arch, each with its records.
+
+    Raises ConfigError for a target or an arch that is none, and for a folder that is missing.
+    """
+    machine = target_of(target)
+    found = for_archs(machine, (arch,) if isinstance(arch, str) and arch else tuple(arch))
+    targets = tuple(replace(one, records=for_target(records, one, tell)) for one in found)
+    return replace(machine, records=for_target(records, machine)), targets

@@ -204,7 +204,7 @@ class Bench:
 
 
 def named_states(state: Mapping[str, Any]) -> dict[str, Any]:
-    """{"state h": array}, and "state h 1" for layers of their own shapes."""
+    """{"state h": array}, and "state h 0", "state h 1" for layers of their own shapes."""
     found = dict[str, Any]()
     for name, value in state.items():
         parts = value if isinstance(value, list) else [value]
