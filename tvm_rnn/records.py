@@ -172,6 +172,9 @@ class Records:
         found.sort(key=lambda f: f.record.date, reverse=True)
         yield from sorted(found, key=lambda f: f.distance)
 
+    def refused(self, found: Found, reason: str) -> None:
+        """Told of a record for exactly this unit that cannot be used: a compilation goes on with the defaults."""
+
 
 def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True)

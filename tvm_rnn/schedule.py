@@ -181,6 +181,7 @@ def best(unit: Unit, target: Target, given: Mapping[str, int] | None = None) -> 
             except ConfigError as error:
                 reason = str(error).splitlines()[0]
         if not found.distance:
+            target.records.refused(found, reason)
             passed_over = passed_over or f"{DEFAULT} (a {found.note} is ignored: {reason})"
     return Chosen(chosen, chosen.configure(unit, target, Knobs()), passed_over or DEFAULT)
 
@@ -220,8 +221,9 @@ def stale(choice: Choice, able: Mapping[str, Template]) -> str:
 
 
 def replayed(own: Template, unit: Unit, target: Target, knobs: Knobs) -> Config:
-    """The configuration that a record's knobs give. Raises ConfigError where the template does not ask for them all."""
+    """The configuration that a record's knobs give. Raises ConfigError where one of them is neither asked for nor, with
+    that value, a part of it."""
     config = own.configure(unit, target, knobs)
-    if strange := set(knobs.record) - set(knobs.chosen):
+    if strange := {name for name, value in knobs.record.items() if knobs.chosen.get(name, config.get(name)) != value}:
         raise ConfigError(message(f"{own.name} has no knob {', '.join(sorted(strange))} here", do="tune again"))
     return config

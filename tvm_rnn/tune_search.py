@@ -27,7 +27,8 @@ MOST_CHOICES = 4096  # of one unit that are looked at: more are sampled
 POOL = 1500  # candidates that the surrogate ranks at a time
 FIRST = 6  # random choices of a unit before the surrogate is asked
 SLOW = 1.5  # a candidate that failed is as bad as the slowest, times this
-NOTHING_LEFT = 0.001  # expected gain on the best, as a part of its time, below which the search ends
+REMEMBERED = 240  # outcomes that the surrogate is made of
+NOTHING_LEFT = 0.003  # expected gain on the best, as a part of its time, below which the search ends
 
 
 @dataclass(frozen=True)
@@ -162,24 +163,25 @@ class Search:
         if not pool:
             self.expected = 0.0
             return []
-        known = list(self.costs)
+        known = self._remembered()
         worst = max((c for c in self.costs.values() if math.isfinite(c)), default=0.0)
         costs = np.array([min(self.costs[v], worst + math.log(SLOW)) for v in known])
         surrogate = Surrogate(self._matrix(known), costs, self.rng)
-        points, best, found = self._matrix(pool), float(costs.min()), list[Vector]()
-        open_ = np.ones(len(pool), bool)
-        for number in range(min(count, len(pool))):
-            gain = np.where(open_, surrogate.improvement(points, best), -1.0)
-            at = int(gain.argmax())
-            if number == 0:
-                self.expected = float(gain[at])
-            open_[at] = False
-            found.append(pool[at])
-            surrogate = surrogate.believing(points[at])
+        picks, self.expected = surrogate.picks(self._matrix(pool), float(costs.min()), count)
         if self.expected < NOTHING_LEFT:
             return []
+        found = [pool[i] for i in picks]
         self.proposed.update(found)
         return found
+
+    def _remembered(self) -> list[Vector]:
+        """What the surrogate learns from: everything, or the best and a sample of the others."""
+        known = sorted(self.costs, key=lambda v: self.costs[v])
+        if len(known) <= REMEMBERED:
+            return known
+        best = REMEMBERED // 3
+        rest = self.rng.permutation(len(known) - best)[: REMEMBERED - best]
+        return known[:best] + [known[best + int(i)] for i in rest]
 
     def _pool(self) -> list[Vector]:
         """Neighbours of the best: any other choice of one unit, then random ones of two."""
@@ -265,19 +267,31 @@ class Surrogate:
         variance = np.maximum(self.scale**2 - (half**2).sum(0), 1e-10)
         return np.asarray(cross @ self.weights + self.mean), np.sqrt(variance)
 
-    def improvement(self, points: np.ndarray, best: float) -> np.ndarray:
-        """Expected improvement on `best`, in logarithms: near 0 a part of the time."""
-        mean, deviation = self.predict(points)
-        z = (best - mean) / deviation
-        density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
-        below = 0.5 * (1 + np.vectorize(math.erf)(z / math.sqrt(2)))
-        return np.asarray((best - mean) * below + deviation * density)
+    def picks(self, points: np.ndarray, best: float, count: int) -> tuple[list[int], float]:
+        """The numbers of up to `count` points with the largest expected improvement on `best`, and the first one's, in
+        logarithms (near 0: a part of the time). Each is chosen as if those before had come out as expected."""
+        cross = self._kernel(points, self.points, self.lengths)
+        half = np.linalg.solve(self.factor, cross.T)
+        mean = cross @ self.weights + self.mean
+        variance = self.scale**2 - (half**2).sum(0)
+        taken, first = list[int](), 0.0
+        for number in range(min(count, len(points))):
+            gain = _improvement(mean, np.sqrt(np.maximum(variance, 1e-10)), best)
+            gain[taken] = -1.0
+            at = int(gain.argmax())
+            if number == 0:
+                first = float(gain[at])
+            taken.append(at)
+            # One more row of the factor: what this point, once known, says of all others.
+            among = self._kernel(points, points[at : at + 1], self.lengths)[:, 0] - half.T @ half[:, at]
+            row = among / math.sqrt(max(variance[at], 1e-10) + self.noise)
+            half = np.vstack([half, row])
+            variance = variance - row**2
+        return taken, first
 
-    def believing(self, point: np.ndarray) -> Surrogate:
-        """As if this point had been measured, and came out as expected."""
-        found = object.__new__(Surrogate)
-        mean, _ = self.predict(point[None])
-        found.points, found.values = np.vstack([self.points, point]), np.append(self.values, mean - self.mean)
-        found.mean, found.scale, found.lengths, found.noise = self.mean, self.scale, self.lengths, self.noise
-        found._fit(self.lengths, self.noise)
-        return found
+
+def _improvement(mean: np.ndarray, deviation: np.ndarray, best: float) -> np.ndarray:
+    z = (best - mean) / deviation
+    density = np.exp(-0.5 * z**2) / math.sqrt(2 * math.pi)
+    below = 0.5 * (1 + np.array([math.erf(value) for value in z / math.sqrt(2)]))
+    return np.asarray((best - mean) * below + deviation * density)

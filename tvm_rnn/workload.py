@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .errors import ConfigError, message
 from .records import Choice, Found, Record, Records
 from .rnn import RNN
 from .schedule import Template, Unit, templates
@@ -90,6 +91,10 @@ class Trial(Records):
         for choice in self.candidate.choices:
             if choice.unit == key:
                 yield Found(choice, Record("", {"cell": "", "hidden": 0, "batch": 0, "precision": ""}, (choice,), 0, 0))
+
+    def refused(self, found: Found, reason: str) -> None:
+        """Raises ConfigError: the defaults must not be measured in the place of a candidate."""
+        raise ConfigError(message("this candidate cannot be built", got=str(dict(found.choice.knobs)), do=reason))
 
 
 def able(unit: Unit, target: Target) -> list[Template]:
