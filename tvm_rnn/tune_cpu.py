@@ -38,10 +38,11 @@ from .workload import Candidate, Workload
 START_SECONDS = 120.0  # for a process to import what it needs
 ROUNDS, FINAL_ROUNDS = 9, 61
 KEPT = 6
+FEWEST_STEPS = 3  # of a comparison with the oracle: the first alone would not see what is done with states
 TRIAL_SECONDS = 0.25  # of turns per candidate; at least three turns
 GIVE_UP = 1.3  # a candidate that is so much slower than the best so far is not timed to the end
 FIGURES = ("ratio", "median_us", "default_us", "spread", "error", "faster")
-LOCK = "tvm_rnn-tuning-{}.lock"
+LOCK, SCRATCH = "tvm_rnn-tuning-{}.lock", "tvm_rnn-tune"
 
 
 class Ended(Exception):
@@ -211,7 +212,7 @@ class CpuBackend:
         self, workload: Workload, target: Target, *, jobs: int | None = None, timeout: float = 30.0, seed: int = 0
     ) -> None:
         self.workload, self.seed, self.timeout = workload, seed, timeout
-        self.folder = Path(tempfile.mkdtemp(prefix="tvm_rnn-tune-"))
+        self.folder = scratch()
         self.builders = Builders(workload, target, self.folder, jobs or len(os.sched_getaffinity(0)), timeout)
         self.worker: Worker | None = None
         self.default = self.folder / "default.so"
@@ -256,11 +257,11 @@ class CpuBackend:
             tell("measuring the defaults")
             with quiet():
                 answer = self._ask(self._about(), START_SECONDS + 60 * self.timeout)
-            if "failed" in answer or steps == 1 or answer["error"] <= self.limit:
+            if "failed" in answer or steps <= FEWEST_STEPS or answer["error"] <= self.limit:
                 break
-            steps = max(1, steps // 4)  # a cell that does not forget: shorter sequences agree
+            steps = max(FEWEST_STEPS, steps // 4)  # a cell whose errors grow from step to step: shorter ones agree
         if "failed" in answer or not answer["error"] <= self.limit:
-            got = answer.get("failed") or f"relative error {answer['error']:.3g} after one step"
+            got = answer.get("failed") or f"relative error {answer['error']:.3g} after {steps} steps"
             raise TvmRnnError(message("the defaults cannot be measured", where=self.workload.name, got=got))
         self.default_seconds = float(answer["seconds"])
         us = self.default_seconds * 1e6
@@ -356,6 +357,16 @@ class CpuBackend:
 def _save(path: Path, arrays: Mapping[str, Any]) -> None:
     named: dict[str, Any] = {name: np.asarray(array) for name, array in arrays.items()}
     np.savez(path, **named)
+
+
+def scratch() -> Path:
+    """A new folder of this process; those of processes that were killed are removed."""
+    for path in Path(tempfile.gettempdir()).glob(f"{SCRATCH}-*-*"):
+        owner = path.name.split("-")[-2]
+        with contextlib.suppress(OSError):
+            if owner.isdecimal() and path.stat().st_uid == os.getuid() and not os.path.exists(f"/proc/{owner}"):
+                shutil.rmtree(path, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{SCRATCH}-{os.getpid()}-"))
 
 
 @contextlib.contextmanager
