@@ -16,8 +16,8 @@ from tvm_rnn import record_files
 from tvm_rnn.record_files import read
 from tvm_rnn.target import Target, host
 from tvm_rnn.tune_journal import CRASHED, HUNG, WRONG, Outcome
-from tvm_rnn.tune_session import Result, Session, Status, asked, known, run, workload
 from tvm_rnn.tune_search import part_of
+from tvm_rnn.tune_session import Result, Session, Status, asked, known, run, workload
 from tvm_rnn.workload import Candidate, Workload
 
 NET = rnn.RNN(rnn.cells.lstm, 24, 40)
