@@ -45,11 +45,10 @@ class GemmCpu:
             unit.region == "step" and largest
         ):  # none taller than the tallest batch; but what the default is, is a choice
             tall = [r for r in tall if r <= largest or r == rows]
-        most = max(single, min(max(PANELS), all_panels))
         step = unit.region == "step"
         return {
             "rows": knob("rows", tall, rows),
-            "panels": knob("panels", [p for p in PANELS if p <= most], single),
+            "panels": knob("panels", [p for p in PANELS if p // 2 < all_panels], single),
             "ahead": knob("ahead", AHEAD, 0),
             "shared": knob("shared", (0, 1) if all_panels > 1 else (1,), 1),
             "turns": knob("turns", (0, 1) if step and all_panels > 1 else (0,), 0),

@@ -31,17 +31,25 @@ def test_other_batches_than_the_named_ones_keep_their_tall_tiles(batches: tuple[
 def test_a_record_is_replayed() -> None:
     machine = target.TABLE["x86-64-v4"]
     unit = Unit("gemm", "step", "float32", 4, 64, (64,))
-    assert best(unit, machine, {"rows": 2, "panels": 4})[1] == {"rows": 2, "panels": 4}
+    assert best(unit, machine, {"rows": 2, "panels": 4})[1] == {
+        "rows": 2,
+        "panels": 4,
+        "ahead": 0,
+        "shared": 1,
+        "turns": 0,
+    }
 
 
 def test_a_value_that_no_knob_has_is_an_error() -> None:
     machine = target.TABLE["x86-64-v4"]
-    with pytest.raises(ConfigError, match=r"knob rows has no such value[\s\S]*got: +3"):
-        best(Unit("gemm", "step", "float32", 4, 64, (64,)), machine, {"rows": 3})
+    with pytest.raises(ConfigError, match=r"knob rows has no such value[\s\S]*got: +77"):
+        best(Unit("gemm", "step", "float32", 4, 64, (64,)), machine, {"rows": 77})
 
 
 def test_the_space_is_every_choice() -> None:
     knobs = Knobs()
     templates()["gemm_cpu"].configure(Unit("gemm", "step", "float32", 4, 64, (64,)), target.TABLE["x86-64-v4"], knobs)
-    assert set(knobs.space) == {"rows", "panels"} and all(len(v) > 1 for v in knobs.space.values())
+    assert set(knobs.space) == {"rows", "panels", "ahead", "shared", "turns"} and all(
+        len(v) > 1 for v in knobs.space.values()
+    )
     assert knobs.chosen == {k: v for k, v in knobs.chosen.items() if v in knobs.space[k]}
