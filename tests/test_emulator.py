@@ -210,8 +210,8 @@ def test_large_steps_in_float32(cell: str, width: int, shape: dict[str, int], mo
     found = gemm.best
 
     def best(unit: Any, target: Any, record: Any = None) -> Any:
-        template, own = found(unit, target, {"units": shape["units"]} if unit.region == "step" else None)
-        return template, {**own, **knobs} if unit.region == "step" else own
+        template, own, _ = found(unit, target, {"units": shape["units"]} if unit.region == "step" else None)
+        return template, {**own, **knobs} if unit.region == "step" else own, "forced"
 
     monkeypatch.setattr(steps, "choose", lambda *_: [])
     monkeypatch.setattr(gemm, "best", best)
@@ -237,8 +237,8 @@ def test_large_steps(
     found = gemm.best
 
     def best(unit: Any, target: Any, record: Any = None) -> Any:
-        template, own = found(unit, target, record)
-        return template, {**own, **knobs} if unit.region == "step" else own
+        template, own, _ = found(unit, target, record)
+        return template, {**own, **knobs} if unit.region == "step" else own, "forced"
 
     monkeypatch.setattr(steps, "choose", lambda *_: [])
     monkeypatch.setattr(gemm, "best", best)

@@ -48,7 +48,7 @@ def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
     environment = {**os.environ, "TVM_RNN_SCHEDULES": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", USE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "['gemm_cpu', 'mine'] {'depth': 2}"
+    assert done.stdout.strip() == "['gemm_cpu', 'mine', 'walk_cpu'] {'depth': 2}"
 
 
 def test_a_folder_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

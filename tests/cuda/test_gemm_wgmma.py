@@ -63,7 +63,7 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
 
     def fewer(unit: Any, target: Any, record: Any = None) -> Any:
         template, knobs, _ = best(unit, target)
-        return template, {**knobs, "wide_blocks": blocks}
+        return template, {**knobs, "wide_blocks": blocks}, "forced"
 
     monkeypatch.setattr(gemm, "best", fewer)
 
