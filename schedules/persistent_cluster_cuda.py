@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from tvm_rnn.cuda.predict import able_to_run, cheapest, predict
+from tvm_rnn.cuda.predict import cheapest, distinct, predict
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.schedule import Config, Knobs, Unit, template
 from tvm_rnn.target import Target
@@ -44,15 +44,8 @@ class PersistentCluster:
 
     @staticmethod
     def every(unit: Unit, target: Target) -> Iterator[Config]:
-        """All geometries that fit; of those that only offer more room than is used, the first."""
-        seen = set()
-        for team in _teams(unit, target, Knobs()):
-            knobs = _knobs(team)
-            kept = tuple((s.registers, s.shared) for parts in team.shares.values() for s in parts)
-            key = (kept, *(value for name, value in knobs.items() if not name.endswith("_words")))
-            if key not in seen and able_to_run(team, target):
-                seen.add(key)
-                yield knobs
+        """All geometries that fit."""
+        return map(_knobs, distinct(_teams(unit, target, Knobs()), target, _knobs))
 
     @staticmethod
     def predict(unit: Any, config: Config, target: Target) -> float:

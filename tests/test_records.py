@@ -53,6 +53,7 @@ def test_exact_ones_come_first_and_of_those_the_newest() -> None:
         ({"batches": (20,)}, True),
         ({"batches": (64,)}, False),
         ({"batches": (1, 16)}, True),
+        ({"batches": (16, 64)}, False),
         ({"batches": ()}, False),
         ({"depths": (256, 256)}, False),
         ({"gates": 3}, False),

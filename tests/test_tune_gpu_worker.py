@@ -13,7 +13,8 @@ from gpu_stand_in import point, stand_in
 
 import tvm_rnn as rnn
 from tvm_rnn import gpu_worker, tune_gpu_worker
-from tvm_rnn.tune_gpu_worker import Candidates, serve
+from tvm_rnn.gpu_worker import serve
+from tvm_rnn.tune_gpu_worker import Candidates
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers
@@ -45,7 +46,7 @@ def request(folder: Path, *files: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("final", [False, True])
 def test_right_ones_are_timed_and_others_say_why(folder: Path, final: bool) -> None:
     told: list[dict[str, Any]] = []
-    rows = Candidates(told.append).rows(request(folder, "a.so", "broken.so", "other.so", "b.so", final=final))
+    rows = Candidates(told.append).measure(request(folder, "a.so", "broken.so", "other.so", "b.so", final=final))
     assert [row["file"] for row in rows] == ["a.so", "broken.so", "other.so", "b.so"]
     for row in (rows[0], rows[3]):
         assert row["us"] == 101.0 and row["error"] < 1e-5 and "reason" not in row
@@ -55,31 +56,31 @@ def test_right_ones_are_timed_and_others_say_why(folder: Path, final: bool) -> N
 
 def test_a_wrong_result_is_not_timed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune_gpu_worker, "tolerance", lambda precision, steps: 0.0)
-    (row,) = Candidates(lambda told: None).rows(request(folder, "a.so"))
+    (row,) = Candidates(lambda told: None).measure(request(folder, "a.so"))
     assert "us" not in row and row["reason"].startswith("TvmRnnError: wrong: error")
 
 
 def test_a_result_that_moves_is_not_timed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune_gpu_worker, "same_bits", lambda one, other: False)
     bench = Candidates(lambda told: None)
-    assert "us" in bench.rows(request(folder, "a.so"))[0]
-    assert "differs from run to run" in bench.rows(request(folder, "a.so", final=True))[0]["reason"]
+    assert "us" in bench.measure(request(folder, "a.so"))[0]
+    assert "differs from run to run" in bench.measure(request(folder, "a.so", final=True))[0]["reason"]
 
 
 def test_the_oracle_is_computed_once_per_point(folder: Path) -> None:
     told: list[dict[str, Any]] = []
     bench = Candidates(told.append)
     for _ in range(2):
-        bench.rows(request(folder, "a.so"))
+        bench.measure(request(folder, "a.so"))
     assert sum(t["stage"] == "computing the oracle" for t in told) == 1
 
 
 def test_it_answers_on_a_channel_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[dict[str, Any]] = []
-    serve(iter([json.dumps(request(folder, "a.so"))]), told.append)
+    serve(iter([json.dumps(request(folder, "a.so"))]), told.append, Candidates)
     assert told[-1]["rows"][0]["file"] == "a.so"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    serve(iter([]), told.append)
+    serve(iter([]), told.append, Candidates)
     assert "no NVIDIA GPU" in told[-1]["failed"]
 
 

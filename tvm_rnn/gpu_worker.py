@@ -259,10 +259,10 @@ def errors(result: Any, expected: Any) -> tuple[float, float]:
     return largest, relative
 
 
-def serve(requests: Iterator[str], tell: Tell) -> None:
+def serve(requests: Iterator[str], tell: Tell, kind: type[Bench] = Bench) -> None:
     """Answer requests until there are no more. Points' answers: {"rows": [record, ...]}; facts: {"facts": {...}}."""
     try:
-        bench = Bench(tell)
+        bench = kind(tell)
     except (ImportError, TvmRnnError) as reason:
         tell({"failed": str(reason)})
         return
@@ -271,11 +271,11 @@ def serve(requests: Iterator[str], tell: Tell) -> None:
         tell({"facts": bench.facts()} if "facts" in request else {"rows": bench.measure(request)})
 
 
-def main() -> None:
+def main(kind: type[Bench] = Bench) -> None:
     """Serve on stdin and stdout. What libraries print goes to stderr."""
     with os.fdopen(os.dup(1), "w") as channel:
         os.dup2(2, 1)
-        serve(sys.stdin, lambda answer: print(json.dumps(answer), file=channel, flush=True))
+        serve(sys.stdin, lambda answer: print(json.dumps(answer), file=channel, flush=True), kind)
 
 
 if __name__ == "__main__":

@@ -181,4 +181,5 @@ def machines(
     machine = target_of(target)
     found = for_archs(machine, (arch,) if isinstance(arch, str) and arch else tuple(arch))
     targets = tuple(replace(one, records=for_target(records, one, tell)) for one in found)
-    return replace(machine, records=for_target(records, machine)), targets
+    same = next((one for one in targets if one == machine), None)
+    return same or replace(machine, records=for_target(records, machine)), targets

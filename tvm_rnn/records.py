@@ -183,15 +183,16 @@ def _text(value: Any) -> str:
 def _distance(ours: Mapping[str, Any], theirs: Any) -> float:
     """The largest ratio between two units' sizes, as a power of two; infinite where they do not compare.
 
-    Of batches, the nearest of those that a module is made for counts: there is none where none was named.
+    Of batches, the largest that a module is made for counts: one code serves all of them, and what suits one row may
+    be slow for many. There is none where none was named.
     """
     if not isinstance(theirs, Mapping) or ours.keys() != theirs.keys():
         return float("inf")
     largest = 0.0
     for name, sizes in ours.items():
         if name == "batch":
-            ratios = [abs(log2(a / b)) for a in sizes for b in theirs[name]]
-            largest = max(largest, min(ratios, default=float("inf")))
+            ratios = [abs(log2(max(sizes) / max(theirs[name])))] if sizes and theirs[name] else [float("inf")]
+            largest = max(largest, *ratios)
         elif len(sizes) != len(theirs[name]):
             return float("inf")
         else:

@@ -7,16 +7,14 @@ process of its own for the reasons that `gpu_worker.py` gives.
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from .errors import TvmRnnError
 from .gpu_timing import Captured, Run, capture, memory_of, poison, rounds_us, run_poisoned, same_bits
-from .gpu_worker import REPEATS, Bench, Tell, errors
+from .gpu_worker import REPEATS, Bench, errors, main
 from .peers_gpu import GpuProblem, prepare_tvm_rnn
 from .suites import Point
 from .tolerance import tolerance
@@ -29,7 +27,7 @@ class Candidates(Bench):
     problem: GpuProblem
     expected: Any
 
-    def rows(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def measure(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
         """A row per file: us (of the whole sequence), spread and error, or the reason why there is none."""
         import torch
 
@@ -89,24 +87,5 @@ class Candidates(Bench):
         return captured
 
 
-def serve(requests: Iterator[str], tell: Tell) -> None:
-    """Answer requests until there are no more."""
-    try:
-        bench = Candidates(tell)
-    except (ImportError, TvmRnnError) as reason:
-        tell({"failed": str(reason)})
-        return
-    for line in requests:
-        request = json.loads(line)
-        tell({"facts": bench.facts()} if "facts" in request else {"rows": bench.rows(request)})
-
-
-def main() -> None:
-    """Serve on stdin and stdout. What libraries print goes to stderr."""
-    with os.fdopen(os.dup(1), "w") as channel:
-        os.dup2(2, 1)
-        serve(sys.stdin, lambda answer: print(json.dumps(answer), file=channel, flush=True))
-
-
 if __name__ == "__main__":
-    main()
+    main(Candidates)

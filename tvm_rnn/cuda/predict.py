@@ -10,7 +10,7 @@ package at H 256 to 1024, B 16 to 64.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -80,6 +80,17 @@ def cheapest(teams: Iterable[Team], unit: Any, target: Target) -> Team | None:
     """The team that fits and has the least predicted time for the unit's batch."""
     able = (t for t in teams if able_to_run(t, target))
     return min(able, key=lambda t: predict(t, unit.batch, target), default=None)
+
+
+def distinct(teams: Iterable[Team], target: Target, knobs: Callable[[Team], dict[str, int]]) -> Iterator[Team]:
+    """The teams that fit; of those that only offer weights more room than is used, the first. knobs: of a team."""
+    seen = set()
+    for team in teams:
+        kept = tuple((s.registers, s.shared) for parts in team.shares.values() for s in parts)
+        key = (kept, *(value for name, value in knobs(team).items() if not name.endswith("_words")))
+        if key not in seen and able_to_run(team, target):
+            seen.add(key)
+            yield team
 
 
 def able_to_run(team: Team, target: Target) -> bool:

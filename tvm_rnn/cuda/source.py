@@ -122,11 +122,13 @@ def _text_alone() -> Iterator[None]:
     """TVM compiles the text itself where its CUDA runtime is loaded, as on a machine with a GPU: twice the work, and an
     error where kernels of one text declare their shared memory differently. nvcc.py does it, kernel by kernel."""
     before = tvm.get_global_func(COMPILER, allow_missing=True)
-    tvm_ffi.register_global_func(COMPILER, lambda code, *_: "// not compiled here", override=True)
+    tvm_ffi.register_global_func(COMPILER, lambda code: b"// not compiled here", override=True)
     try:
         yield
     finally:
-        if before is not None:
+        if before is None:
+            tvm_ffi.registry.remove_global_func(COMPILER)
+        else:
             tvm_ffi.register_global_func(COMPILER, before, override=True)
 
 
