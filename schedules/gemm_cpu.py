@@ -40,14 +40,11 @@ class GemmCpu:
         # Whatever batch sizes are named: at B = 1 the loops for taller tiles cost nothing (lstm and elman, H 130 to
         # 512, within noise), and without them B = 64 took 1.5 to 2 times as long.
         tall = [r for r in ROWS if r <= rows or (r + 1) * unit.gates < target.vector_registers]
-        largest = max(unit.batches, default=0)
-        if (
-            unit.region == "step" and largest
-        ):  # none taller than the tallest batch; but what the default is, is a choice
-            tall = [r for r in tall if r <= largest or r == rows]
+        if unit.batches:  # one row at a time suits one batch size, and is slow at all others
+            tall = [r for r in tall if r > 1 and (unit.region != "step" or r <= max(unit.batches))]
         step = unit.region == "step"
         return {
-            "rows": knob("rows", tall, rows),
+            "rows": knob("rows", [rows, *tall], rows),
             "panels": knob("panels", [p for p in PANELS if p // 2 < all_panels], single),
             "ahead": knob("ahead", AHEAD, 0),
             "shared": knob("shared", (0, 1) if all_panels > 1 else (1,), 1),

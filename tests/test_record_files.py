@@ -103,11 +103,11 @@ def test_compile_uses_a_folder_and_the_manifest_says_so(tmp_path: Path) -> None:
     first, machine = Trial(Candidate()), target_of("llvm")
     rnn.compile(net, batch=4, records=first)
     unit = next(u for u in first.asked.values() if u.kind == "gemm" and u.region == "step")
-    own = replace(record(unit, rows=1), target=machine.records_name, versions={})
+    own = replace(record(unit, rows=2), target=machine.records_name, versions={})
     merge(tmp_path, [own, replace(own, versions={"tvm": "0.1"}, workload={**own.workload, "hidden": 7})])
     told: list[str] = []
     module = rnn.compile(net, batch=4, records=tmp_path, progress=told.append)
     row = next(r for r in module.manifest.templates if r["unit"].startswith("step gemm"))
-    assert row["knobs"]["rows"] == 1 and row["record"].startswith("record: lstm")
+    assert row["knobs"]["rows"] == 2 and row["record"].startswith("record: lstm")
     assert any("a record is ignored: lstm H=7" in line and "tvm 0.1" in line for line in told)
     assert isinstance(for_target(None, machine), Records) and not len(for_target(None, machine))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+import tvm_rnn as rnn
 from tvm_rnn.records import Choice, Record, Records
 from tvm_rnn.schedule import DEFAULT, Unit, best, space, templates
 from tvm_rnn.target import TABLE
@@ -78,9 +80,9 @@ def test_those_of_other_targets_and_versions_are_left_out() -> None:
 
 
 def test_best_takes_a_record_and_says_so() -> None:
-    other = next(c for c in space(templates()["gemm_cpu"], UNIT, MACHINE) if c["rows"] == 1)
+    _, other, *_ = space(templates()["gemm_cpu"], UNIT, MACHINE)
     found = best(UNIT, replace(MACHINE, records=Records([record(**other)])))
-    assert found.knobs["rows"] == 1 and found.record.startswith("record: lstm")
+    assert found.knobs == other and found.record.startswith("record: lstm")
     assert best(UNIT, MACHINE).record == DEFAULT
 
 
@@ -107,3 +109,18 @@ def test_a_record_may_say_that_the_defaults_were_best() -> None:
     near = record(replace(UNIT, width=300))
     found = best(UNIT, replace(MACHINE, records=Records([near, defaults])))
     assert found.knobs == best(UNIT, MACHINE).knobs and found.record.endswith(": defaults")
+
+
+def test_each_batch_size_gets_the_code_of_its_own_record() -> None:
+    net = rnn.RNN(rnn.cells.gru, 33, 40).init(0)
+    single, many = (Unit("gemm", "step", "float32", 3, 40, (40,), batches=(b,)) for b in (1, 16))
+    rows = Records([record(single, panels=1, turns=1), record(many, rows=5)])
+    module = rnn.compile(net, "llvm", [1, 4, 16], records=rows)
+    used = [t for t in module.manifest.templates if t["unit"].startswith("step gemm")]
+    assert sorted(t["record"].split(":")[0] for t in used) == ["default", "record", "record"]
+    rng = np.random.default_rng(0)
+    for batch in (1, 2, 3, 4, 5, 16, 17, 33):
+        x = rng.normal(size=(5, batch, 33)).astype("float32")
+        expected = rnn.reference(net)(x)[0]
+        for module.threads in (1, 2):
+            assert np.allclose(module(x)[0], expected, atol=1e-5)

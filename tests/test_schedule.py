@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tvm_rnn import ConfigError, schedule
-from tvm_rnn.schedule import Knobs, Unit, folders, templates
+from tvm_rnn.schedule import Knobs, Template, Unit, folders, replayed, space, templates
+from tvm_rnn.target import TABLE, Target
 
 OWN = """
 from tvm_rnn.schedule import template
@@ -45,10 +46,15 @@ def test_the_templates_that_ship_are_found() -> None:
 
 def test_a_folder_of_ones_own_comes_first(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(OWN)
-    environment = {**os.environ, "TVM_RNN_SCHEDULES": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "TVM_RNN_SCHEDULES": _with(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", USE], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "['gemm_cpu', 'mine', 'walk_cpu'] {'depth': 2}"
+
+
+def _with(folder: Path) -> str:
+    """That folder after those that are named already."""
+    return os.pathsep.join([*filter(None, [os.environ.get("TVM_RNN_SCHEDULES")]), str(folder)])
 
 
 def test_a_folder_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,9 +72,19 @@ def test_knobs_answer_with_the_record_or_the_default() -> None:
         Knobs({"a": 3})("a", (1, 2, 4), 2)
 
 
-def test_templates_say_what_they_take() -> None:
-    from tvm_rnn.target import TABLE
+def test_a_value_that_is_no_knob_is_replayed_where_it_is_the_same() -> None:
+    def configure(unit: Unit, target: Target, knob: Knobs) -> dict[str, int]:
+        return {"fixed": 3, "rows": knob("rows", (1, 2), 1)}
 
+    own = Template("t", ("gemm",), ("llvm",), configure, lambda sch, unit, config: None)
+    unit, machine = Unit("gemm", "step", "float32"), TABLE["x86-64-v4"]
+    assert list(space(own, unit, machine)) == [{"rows": 1}, {"rows": 2}]
+    assert replayed(own, unit, machine, Knobs({"fixed": 3, "rows": 2})) == {"fixed": 3, "rows": 2}
+    with pytest.raises(ConfigError, match="t has no knob fixed here"):
+        replayed(own, unit, machine, Knobs({"fixed": 4, "rows": 2}))
+
+
+def test_templates_say_what_they_take() -> None:
     gemm = templates()["gemm_cpu"]
     assert gemm.applies(Unit("gemm", "step", "float32"), TABLE["x86-64"])
     assert not gemm.applies(Unit("reduce", "step", "float32"), TABLE["x86-64"])

@@ -27,8 +27,8 @@ import tvm_rnn as rnn
 from tvm_rnn.tune_session import run
 net = rnn.RNN(rnn.cells.gru, 5, 33)
 result = run(net, "llvm", 4, 2, 20, records=sys.argv[1], timeout=float(sys.argv[2]), jobs=2)
-tried = [(o, c.knobs["fault"]) for o in result.outcomes for c in o.candidate.choices]
-states = {fault: (o.state, o.reason) for o, fault in tried if fault}
+faults = [(c.knobs["fault"], o) for o in result.outcomes for c in o.candidate.choices if c.knobs["fault"]]
+states = {fault: (o.state, o.reason) for fault, o in faults}
 print(json.dumps([states, result.record.as_dict(), result.record.gain]))
 """
 

@@ -37,10 +37,10 @@ def test_a_trial_notes_units_and_gives_its_own_choices() -> None:
     found = list(trial.asked.values())
     assert {(u.kind, u.region) for u in found} >= {("gemm", "step"), ("gemm", "before"), ("walk", "layer")}
     unit = next(u for u in found if (u.kind, u.region) == ("gemm", "step"))
-    own = choice_of(templates()["gemm_cpu"], unit, {"rows": 1})
+    own = choice_of(templates()["gemm_cpu"], unit, {"rows": 2})
     module = rnn.compile(net, batch=4, records=Trial(Candidate((own,))))
     rows = {r["unit"].split(" G=")[0]: r for r in module.manifest.templates}
-    assert rows["step gemm"]["knobs"]["rows"] == 1 and rows["step gemm"]["record"].startswith("record")
+    assert rows["step gemm"]["knobs"]["rows"] == 2 and rows["step gemm"]["record"].startswith("record")
     assert rows["before gemm"]["record"] == "default"
 
 

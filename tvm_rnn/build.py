@@ -387,5 +387,5 @@ def _templates(lowered: Lowered) -> list[dict[str, Any]]:
         unit = used.unit
         shape = f"G={unit.gates} N={unit.width}" + (f" K={'+'.join(map(str, unit.depths))}" if unit.depths else "")
         text = f"{unit.region} {unit.kind} {shape}"
-        rows.append({"unit": text, "template": used.template, "knobs": dict(used.knobs), "record": used.record})
+        rows.append({"unit": text, "template": used.template.name, "knobs": dict(used.knobs), "record": used.record})
     return rows

@@ -17,10 +17,10 @@ from tvm import tirx
 from . import tiles
 from .expressions import reduced_axes
 from .graph import Group, Node
-from .loops import Expr, Stmt, bind, floordiv, floormod, loop
+from .loops import Expr, Stmt, bind, floordiv, floormod, loop, when
 from .memory import int64
 from .panels import Panels
-from .schedule import Config, Template, Unit, best
+from .schedule import Chosen, Config, Template, Unit, best
 from .target import Target
 from .tiles import Places, Tile
 
@@ -34,7 +34,7 @@ class Used:
     """Which template and knobs a unit got: goes to the manifest."""
 
     unit: Unit
-    template: str
+    template: Template
     knobs: Config
     record: str  # where the knobs are from
 
@@ -48,11 +48,24 @@ class Emitter:
         self.used: list[Used] = []
 
     def group(self, group: Group, rows: Expr, places: Places) -> Stmt:
+        """The group on `rows` rows. Where records say something else for each named batch size, code for each."""
         unit = self._unit(group)
-        template, config, record = best(unit, self.target)
-        self.used.append(Used(unit, template.name, config, record))
         emit = {"gemm": self._gemm, "pointwise": self._pointwise, "reduce": self._reduce}[group.kind]
-        return emit(group, unit, rows, places, template, config)
+
+        def code(own: Unit, chosen: Chosen) -> Stmt:
+            self.used.append(Used(own, *chosen))
+            return emit(group, own, rows, places, *chosen[:2])
+
+        alone = [replace(unit, batches=(size,)) for size in self.batches]
+        found = [best(own, self.target) for own in alone]
+        if places.batch is None or all(c[:2] == found[0][:2] for c in found):
+            return code(unit, best(unit, self.target))
+        # The largest one's for all other sizes: its tiles are those that many rows need.
+        result = code(alone[-1], found[-1])
+        for own, chosen in reversed(list(zip(alone, found, strict=True))[:-1]):
+            if chosen[:2] != found[-1][:2]:
+                result = when(tirx.EQ(places.batch, int64(own.batches[0])), code(own, chosen), result)
+        return result
 
     def _unit(self, group: Group) -> Unit:
         root = group.root

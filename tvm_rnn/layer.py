@@ -271,10 +271,8 @@ class Layer:
     ) -> Places:
         products = {n: [visit.weights + int64(o) for o in offsets] for n, offsets in self.products.items()}
         buffers = {k: ctx.buffers[k] for k in ("workspace", "packed")}
-        weights, threads = self._weights, ctx.threads
-        return Places(
-            buffers, lambda n: read.get(n) or weights(n, visit), lambda n: write[n], products, threads=threads
-        )
+        places = Places(buffers, lambda n: read.get(n) or self._weights(n, visit), lambda n: write[n], products)
+        return replace(places, batch=ctx.batch, threads=ctx.threads)
 
     def _step(self, ctx: Context, visit: Visit, s: Expr) -> list[Any]:
         t, set_t = bind("t", s + visit.direction * (visit.count - int64(1) - s - s))

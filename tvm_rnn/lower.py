@@ -143,7 +143,7 @@ class Lowering:
             self.rows_per_tile,
             flops_per_row(self.layers, self.net.num_directions),
             self.emitter.used,
-            [Used(t.unit, t.chosen.template.name, *t.chosen[1:]) for t in tilings if t.unit and t.chosen],
+            [Used(t.unit, *t.chosen) for t in tilings if t.unit and t.chosen],
         )
 
     def _packs(self) -> list[dict[str, Any]]:

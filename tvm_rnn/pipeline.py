@@ -76,7 +76,7 @@ def run(net: RNN, target: Target, without: Iterable[str] = (), batches: Iterable
                 continue
             step = replace(step, enabled=False)
         if isinstance(step, TileLayersAndTime):
-            step = replace(step, batches=tuple(batches))
+            step = replace(step, batches=tuple(sorted(batches)))
         graphs = [_apply(step, g, net, target) for g in graphs]
         stages.append((step.name, Layers(tuple(graphs), tuple(of_layer))))
     return stages

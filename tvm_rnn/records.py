@@ -191,6 +191,8 @@ def _distance(ours: Mapping[str, Any], theirs: Any) -> float:
     largest = 0.0
     for name, sizes in ours.items():
         if name == "batch":
+            if not sizes and not theirs[name]:
+                continue
             ratios = [abs(log2(max(sizes) / max(theirs[name])))] if sizes and theirs[name] else [float("inf")]
             largest = max(largest, *ratios)
         elif len(sizes) != len(theirs[name]):

@@ -30,7 +30,6 @@ from .schedule import Config, Template, Unit
 
 Expr = Any
 
-
 _LOWER = (
     s_tir.transform.LowerInitBlock,
     s_tir.transform.PlanAndUpdateBufferAllocationLocation,
@@ -49,6 +48,7 @@ class Places:
     write: Callable[[Node], Sequence[Array]]
     products: Mapping[Node, Sequence[Expr]]  # a gemm -> address of each packed parameter
     copied: Mapping[Node, Array] = field(default_factory=dict)  # members that are loaded from there, not computed
+    batch: Expr | None = None  # rows of a step
     threads: Expr | None = None  # that may share the work
     odd: Expr | None = None  # 0 and 1 in turns, from step to step; None outside of steps
 

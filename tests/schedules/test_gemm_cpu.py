@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tvm_rnn import ConfigError, target
-from tvm_rnn.schedule import Knobs, Unit, best, templates
+from tvm_rnn.schedule import Knobs, Unit, best, space, templates
 
 TARGETS = tuple(target.TABLE.values())
 
@@ -31,25 +31,44 @@ def test_other_batches_than_the_named_ones_keep_their_tall_tiles(batches: tuple[
 def test_a_record_is_replayed() -> None:
     machine = target.TABLE["x86-64-v4"]
     unit = Unit("gemm", "step", "float32", 4, 64, (64,))
-    assert best(unit, machine, {"rows": 2, "panels": 4})[1] == {
-        "rows": 2,
-        "panels": 4,
-        "ahead": 0,
-        "shared": 1,
-        "turns": 0,
-    }
+    knobs = {"rows": 2, "panels": 4, "ahead": 8, "shared": 0, "turns": 1}
+    assert best(unit, machine, knobs)[1] == knobs
 
 
 def test_a_value_that_no_knob_has_is_an_error() -> None:
     machine = target.TABLE["x86-64-v4"]
-    with pytest.raises(ConfigError, match=r"knob rows has no such value[\s\S]*got: +77"):
-        best(Unit("gemm", "step", "float32", 4, 64, (64,)), machine, {"rows": 77})
+    with pytest.raises(ConfigError, match=r"knob rows has no such value[\s\S]*got: +9"):
+        best(Unit("gemm", "step", "float32", 4, 64, (64,)), machine, {"rows": 9})
 
 
 def test_the_space_is_every_choice() -> None:
     knobs = Knobs()
     templates()["gemm_cpu"].configure(Unit("gemm", "step", "float32", 4, 64, (64,)), target.TABLE["x86-64-v4"], knobs)
-    assert set(knobs.space) == {"rows", "panels", "ahead", "shared", "turns"} and all(
-        len(v) > 1 for v in knobs.space.values()
-    )
+    names = {"rows", "panels", "ahead", "shared", "turns"}
+    assert set(knobs.space) == names and all(len(v) > 1 for v in knobs.space.values())
     assert knobs.chosen == {k: v for k, v in knobs.chosen.items() if v in knobs.space[k]}
+
+
+@pytest.mark.parametrize("machine", TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("region", ["before", "step"])
+@pytest.mark.parametrize("gates", [1, 3, 4, 8, 40])
+@pytest.mark.parametrize("batch", [1, 4, 64])
+def test_no_choice_wants_more_registers_than_there_are(
+    machine: target.Target, region: str, gates: int, batch: int
+) -> None:
+    unit = Unit("gemm", region, "float32", gates, 130, (64,), batches=(batch,))
+    found = list(space(templates()["gemm_cpu"], unit, machine))
+    default = found[0]["rows"]
+    assert found[0] == best(unit, machine)[1]
+    for config in found:
+        rows = config["rows"]
+        assert rows == default or (rows + 1) * gates < machine.vector_registers
+        assert rows == default or rows > 1, "one row alone is slow at every other batch size"
+        assert rows == default or region == "before" or rows <= batch
+    assert {config["turns"] for config in found} == ({0, 1} if region == "step" else {0})
+
+
+def test_one_panel_has_nothing_to_share_or_to_turn() -> None:
+    machine = target.TABLE["x86-64-v4"]
+    found = list(space(templates()["gemm_cpu"], Unit("gemm", "step", "float32", 4, 16, (16,)), machine))
+    assert {(c["shared"], c["turns"], c["panels"]) for c in found} == {(1, 0, 1)}

@@ -39,7 +39,7 @@ class TileLayersAndTime(Pass):
         if target.kind == "cuda":  # its kernels walk time by themselves, and layers in waves
             whole = net.bidirectional or net.reverse
             return replace(graph, tiling=Tiling("layer-major" if whole else "time-major", None))
-        unit = unit_of(graph, net, self.batches)
+        unit = unit_of(graph, net, self.batches[-1:])  # there is one walk for all: that of the largest batch
         chosen = best(unit, target)
         order = "layer-major" if chosen.knobs["layers_first"] else "time-major"
         return replace(graph, tiling=Tiling(order, chosen.knobs["rows"], unit, chosen))
