@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tvm_rnn import bench_build, bench_gpu, suites
+from tvm_rnn import bench_build, bench_cpu, bench_gpu, suites, suites_cpu
 from tvm_rnn.cli import app
 from tvm_rnn.suites import Point
 
@@ -29,7 +29,7 @@ def call(*words: str, code: int = 0) -> str:
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["lstm.so", "--suite", "blog"], ["--suite", "blog"], ["--suite", "blog", "--build", "a", "--modules", "b"]],
+    [[], ["lstm.so", "--suite", "blog"], ["--suite", "blog", "--build", "a", "--modules", "b"]],
 )
 def test_wrong_usage_exits_with_2(words: list[str]) -> None:
     call(*words, code=2)
@@ -75,3 +75,13 @@ def test_measuring_prints_a_table_json_or_markdown(tmp_path: Path, monkeypatch: 
     assert json.loads(call(*words, "--json"))[1]["us_per_step"] == 1.5
     assert call(*words, "--markdown", "--plot", str(tmp_path / "p.svg")).startswith("| point |")
     assert (tmp_path / "p.svg").read_text().startswith("<svg")
+
+
+def test_a_suite_without_a_folder_runs_on_this_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(suites_cpu.SUITES, "cpu-grid", lambda: list(TINY))
+    monkeypatch.setattr(bench_cpu, "ceilings_of", lambda *sizes: {"memory_tb_s": 0.1, "float32_tflops": 0.2})
+    words = ["--suite", "cpu-grid", "--only", "lstm,b2", "--against", "numpy", "--threads", "1", "--rounds", "1"]
+    text = call(*words, "--plot", str(tmp_path / "ratios.svg"))
+    assert "lstm-h8-i4-b2-t5-fp32" in text and "x numpy (geometric mean" in text
+    assert "lstm-h8-i4-b2-t5-fp32" in (tmp_path / "ratios.svg").read_text()
+    assert "no such suite" in call("--suite", "gpu-grid", code=1)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from tvm_rnn import gpu_timing
-from tvm_rnn.gpu_timing import Captured, floor_us, poison, rounds_us, same_bits, shares, tensors
+from tvm_rnn.gpu_timing import Captured, poison, rounds_us, same_bits, tensors
 
 torch = pytest.importorskip("torch")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU")
@@ -43,21 +43,6 @@ def test_everyone_has_a_turn_in_every_round(monkeypatch: pytest.MonkeyPatch) -> 
     graphs = {name: Captured(SimpleNamespace(name=name), None) for name in "ab"}
     assert rounds_us(graphs, 2) == {"a": [400.0, 400.0], "b": [400.0, 400.0]}
     assert calls == [("a", 1), ("b", 1), *[("a", 3), ("b", 3)] * 2]  # 3 replays of 400 us make a round of 1 ms
-
-
-def test_floors_are_work_over_measured_rates() -> None:
-    found = {"memory_tb_s": 4.0, "bfloat16_tflops": 800.0}
-    facts = {"flops": 8e9, "bytes": 4e6, "precision": "bfloat16"}
-    assert floor_us(facts, found) == pytest.approx({"memory": 1.0, "arithmetic": 10.0})
-    assert floor_us({**facts, "precision": "float64"}, found).keys() == {"memory"}
-
-
-def test_shares_are_floors_over_the_time() -> None:
-    found = {"memory_tb_s": 4.0, "bfloat16_tflops": 800.0}
-    facts = {"flops": 8e9, "bytes": 4e6, "precision": "bfloat16", "us": 20.0}
-    assert shares(facts, found) == pytest.approx({"byte_share": 0.05, "flop_share": 0.5, "share": 0.5})
-    assert shares({**facts, "flops": 0.0}, found) == pytest.approx({"byte_share": 0.05, "share": 0.05})
-    assert shares({**facts, "us": None}, found) == {} and shares(facts, {}) == {}
 
 
 @pytest.mark.gpu

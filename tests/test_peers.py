@@ -43,6 +43,22 @@ def test_torch_computes_the_same(name: str) -> None:
     check(peers.prepare_torch, name, 2, True)
 
 
+@pytest.mark.peers
+@pytest.mark.parametrize("name", ["lstm", "mgu", "gru_reset_before"])
+def test_the_equations_in_torch_compute_the_same(name: str) -> None:
+    pytest.importorskip("torch")
+    prepared = check(peers.prepare_torch_loop, name, 2, True)
+    assert list(prepared.runs) == ["2 threads", "1 thread"]
+
+
+@pytest.mark.peers
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_what_torch_compiles_computes_the_same() -> None:
+    pytest.importorskip("torch")
+    check(peers.prepare_torch_compile, "mgu", 1, False)
+
+
 def test_a_projection_that_torch_refuses_is_a_reason() -> None:
     pytest.importorskip("torch")
     with pytest.raises(Unsupported, match="narrower than H"):
@@ -77,9 +93,10 @@ def test_a_cell_that_a_framework_lacks_or_a_missing_framework_is_a_reason(name: 
 
 
 def test_a_framework_that_is_not_installed_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("torch", "onnxruntime", "openvino"):
-        monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(Unsupported, match=f"{name} is not installed"):
+    for name in ("torch", "torch-loop", "torch-compile", "onnxruntime", "openvino"):
+        module = name.partition("-")[0]
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(Unsupported, match=f"{module} is not installed"):
             peers.FRAMEWORKS[name](problem_of(small("lstm")))
 
 

@@ -53,6 +53,21 @@ PRINTED = {
         "registers, 0 bytes spilled",
         'extern "C" __global__ void',
     ],
+    "05_tune_for_your_machine": [
+        "gemm_cpu: ",
+        "ways to schedule the step's product; the first is the default",
+        "leaky_gate H=96: record: minimal H=96 B=8 float32",
+        "leaky_gate H=80: nearest record: minimal",
+        "leaky_gate H=400: default",
+        "1 records",
+    ],
+    "06_write_a_schedule": [
+        "gemm_unrolled_cpu",
+        "'unroll': 2}, of {'rows': (2,",
+        "lstm_projection   H=7   B=16  largest error",
+        "for k_1 in T.unroll(4)",
+        "x the defaults",
+    ],
     "08_bring_your_model": [
         "<RNN lstm H=16, I=8 layers=2 directions=1 float32> with ['Network', ",
         "classes (4, 3) each row sums to 1: True",

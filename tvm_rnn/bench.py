@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 OURS = "tvm_rnn"
 PEERS = tuple(name for name in FRAMEWORKS if name != OURS)
+USUAL = ("torch", "onnxruntime", "openvino", "numpy")
 # Thread pools that have just worked spin for up to 20 ms (libgomp, onnxruntime) before they sleep: wait that out.
 SETTLE_SECONDS = 0.05
 THREAD_VARIABLES = (
@@ -63,6 +64,7 @@ class Row:
     ratio: float | None = None
     error: float | None = None
     reason: str = ""
+    configs: Mapping[str, float] = field(default_factory=dict)  # the median of each, us per step
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class Report:
 
 def compare(
     module: Module | str | os.PathLike[str],
-    against: Sequence[str] = PEERS,
+    against: Sequence[str] = USUAL,
     *,
     steps: int = 100,
     batch: int = 1,
@@ -133,7 +135,7 @@ def compare(
     Raises ConfigError for wrong arguments, LoadError for the file, WeightError for a module without weights, and
     TvmRnnError where the module itself fails or differs from the oracle.
     """
-    _check(against, steps=steps, batch=batch, rounds=rounds, threads=1 if threads is None else threads)
+    check(against, steps=steps, batch=batch, rounds=rounds, threads=1 if threads is None else threads)
     threads = threads or len(os.sched_getaffinity(0))
     tell = progress or (lambda text: None)
     with tempfile.TemporaryDirectory(prefix="tvm_rnn-bench-") as folder:
@@ -168,7 +170,8 @@ def compare(
     return Report((ours, *(c.row(steps, flops, ours.median_us) for c in contenders[1:])), facts)
 
 
-def _check(against: Sequence[str], **counts: int) -> None:
+def check(against: Sequence[str], **counts: int) -> None:
+    """Raises ConfigError for a peer that is none, and for a count below 1."""
     for name in against:
         if name not in PEERS:
             raise ConfigError(message("no such peer", **unknown("peer", name, PEERS)))
@@ -272,6 +275,7 @@ class Contender:
             flops / median_us * 1e-3,
             median_us / (ours_us or median_us),
             self.errors[config],
+            configs={name: statistics.median(times) / steps * 1e6 for name, times in self.seconds.items()},
         )
 
 
@@ -351,6 +355,14 @@ def _facts(
     }
 
 
+def cpu_facts(threads: int) -> dict[str, Any]:
+    """What a run is made on: device, versions, threads."""
+    from . import __version__
+
+    versions = {"python": platform.python_version(), "tvm_rnn": __version__, "numpy": np.__version__}
+    return {"device": f"{_cpu_name()}, {threads} thread{'s' * (threads > 1)}", "versions": versions, "ceilings": {}}
+
+
 def _cpu_name() -> str:
     try:
         with open("/proc/cpuinfo") as file:
@@ -360,4 +372,4 @@ def _cpu_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-__all__ = ["PEERS", "Contender", "Report", "Row", "Worker", "compare", "started"]
+__all__ = ["PEERS", "Contender", "Report", "Row", "Worker", "check", "compare", "cpu_facts", "started"]

@@ -25,7 +25,7 @@ from typing import Any
 
 from .bench_build import module_file, module_seconds
 from .errors import ConfigError, TvmRnnError, message, unknown
-from .gpu_timing import shares
+from .floors import shares
 from .suites import Point, batches
 
 # Also the names in gpu_worker.py's table, which is not imported here: it is the other process's.

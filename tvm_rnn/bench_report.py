@@ -1,8 +1,9 @@
-"""What a GPU benchmark found, for people: a table, Markdown for a README, geometric means.
+"""What a suite's benchmark found, for people: a table, Markdown for a README, geometric means.
 
-In: the records of `bench_gpu.py`. Out: a `Report`, as rich table or text; `bench_plot.py` draws it. Nothing is computed
-here that is not in the records: ratios, shares of the measured ceilings, and means of ratios. Where points differ in
-what was left out of the compilation, the one with all passes is compared with the others as if it were a framework.
+In: the records of `bench_gpu.py` or `bench_cpu.py`. Out: a `Report`, as rich table or text; `bench_plot.py` draws it.
+Nothing is computed here that is not in the records: ratios, shares of the measured ceilings, and means of ratios. Where
+points differ in what was left out of the compilation, the one with all passes is compared with the others as if it were
+a framework.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .gpu_timing import shares
+from .floors import shares
 from .suites import SHORT
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 OURS, ALL_PASSES = "tvm_rnn", "all passes"
 NETWORK = ("cell", "input", "hidden", "layers", "directions", "sizes", "steps", "batch", "precision")
 SHARES = {"byte_share": "bytes", "flop_share": "FLOPs"}
-LEFT = ("point", "config", "regime")  # columns of words
+LEFT = ("point", "config", "regime", "note")  # columns of words
 Record = Mapping[str, Any]
 
 
@@ -65,11 +66,16 @@ class Report:
         names = dict.fromkeys(name for line in self.lines for name in line.rows)
         return [name for name in names if name != OURS]
 
+    @property
+    def on_cpu(self) -> bool:
+        """There every row has ceilings of its own, and there is one regime."""
+        return any("ceilings" in line.ours for line in self.lines)
+
     def share(self, line: Line) -> tuple[float, str] | None:
         """How much of our time the slower of two floors takes, and which: "FLOPs" or "bytes"."""
         row = line.ours
         flops = (row.get("flops_per_row") or 0.0) * row.get("batch", 0) * row.get("steps", 0)
-        found = shares({**row, "flops": flops}, self.facts.get("ceilings") or {})
+        found = shares({**row, "flops": flops}, row.get("ceilings") or self.facts.get("ceilings") or {})
         kind = max((name for name in SHARES if name in found), key=lambda name: found[name], default=None)
         return None if kind is None else (found[kind], SHARES[kind])
 
@@ -95,7 +101,8 @@ class Report:
         """
         peers = [title for peer in self.peers for title in (peer, "ratio", *self._more(peer))]
         ours = ["compile s"] if any("compile s" in self._more(peer) for peer in self.peers) else []
-        return ["point", "us/step", "spread", *ours, *peers, "share", "error", "repeats", "regime"]
+        gpu = [] if self.on_cpu else ["repeats", "regime"]
+        return ["point", "us/step", "spread", *ours, *peers, "share", "error", *(gpu or ["note"])]
 
     def _more(self, peer: str) -> list[str]:
         rows = [line.rows.get(peer, {}) for line in self.lines]
@@ -117,6 +124,8 @@ class Report:
         share = self.share(line)
         texts.append("" if share is None else f"{share[0]:.0%} {share[1]}")
         texts.append(f"{ours['error']:.1e}" if "error" in ours else "")
+        if self.on_cpu:
+            return [*texts, str(ours.get("reason", ""))]
         texts.append("" if "repeats_equal" not in ours else "equal" if ours["repeats_equal"] else "DIFFER")
         return [*texts, str(ours.get("regime") or "") if "us" in ours else str(ours.get("reason", ""))]
 
@@ -130,9 +139,9 @@ class Report:
         if facts:
             versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
             lines.append(f"{facts['device']}; {versions}")
-            lines.append(
-                "ceilings: " + ", ".join(f"{n.replace('_', ' ')} {v:.3g}" for n, v in facts["ceilings"].items())
-            )
+            if facts["ceilings"]:
+                known = (f"{name.replace('_', ' ')} {value:.3g}" for name, value in facts["ceilings"].items())
+                lines.append("ceilings: " + ", ".join(known))
         lines += self._reasons()
         if self.stopped:
             lines.append(f"stopped after {self.stopped['limit']:g} s, {self.stopped['points_left']} points left")

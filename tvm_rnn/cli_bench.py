@@ -1,8 +1,8 @@
-"""`tvm-rnn bench`: a module on the CPU beside its peers, or a suite of networks on a GPU.
+"""`tvm-rnn bench`: a module on the CPU beside its peers, or a suite of networks on a CPU or a GPU.
 
-In: words from the user's shell. Out: a table, JSON, Markdown, a file of records, a picture. Three ways to use it:
-`bench MODULE`; `bench --suite NAME --build DIR` to compile, where the compiler is; `bench --suite NAME --modules DIR`
-to measure, where the GPU is (no compiler needed).
+In: words from the user's shell. Out: a table, JSON, Markdown, a file of records, a picture. Four ways to use it:
+`bench MODULE`; `bench --suite NAME` on this CPU; for a GPU `bench --suite NAME --build DIR` to compile, where the
+compiler is, and `bench --suite NAME --modules DIR` to measure, where the GPU is (no compiler needed).
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from .console import print_json, print_rich, progress
 from .errors import BuildError, ConfigError, message
 
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
-SUITE_HELP = "Measure a suite on the GPU: gpu-grid, blog, deepbench, flashrnn, zoo or ablation."
+SUITE_HELP = (
+    "Measure a suite. On this CPU: cpu-grid, fastrnns, deepbench, zoo or ablation. With --build or --modules on a GPU: "
+    "gpu-grid, blog, deepbench, flashrnn, zoo or ablation."
+)
 ONLY_HELP = "Points by words of their names: h256,b16,b64,lstm,bf16. Words of one kind are alternatives."
 
 Suite = Annotated[str | None, typer.Option("--suite", metavar="NAME", help=SUITE_HELP)]
@@ -30,8 +33,8 @@ def bench(
         str | None,
         typer.Option(
             "--against",
-            help=f"Peers, comma-separated. [{CPU_PEERS}; of a suite: torch, or any of "
-            "torch,cudnn,torch-compile,triton,flashrnn]",
+            help=f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile; of a GPU: torch, or any "
+            "of torch,cudnn,torch-compile,triton,flashrnn]",
         ),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of the sequence (T).")] = 100,
@@ -52,7 +55,7 @@ def bench(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the ratios: an .svg file.")] = None,
 ) -> None:
-    """Time a module beside its peers, or a suite of networks on a GPU: same weights, same input.
+    """Time a module beside its peers, or a suite of networks on a CPU or GPU: same weights, same input.
 
     On a CPU each framework has a process of its own, and they take turns. On a GPU everyone is a CUDA graph, and their
     replays take turns. Results are compared with float64 first: what differs is not timed.
@@ -61,14 +64,16 @@ def bench(
 
     $ tvm-rnn bench lstm.so --against torch,onnxruntime --steps 100 --batch 16 --threads 2
 
+    $ tvm-rnn bench --suite cpu-grid --only lstm,b1,b16 --threads 1
+
     $ tvm-rnn bench --suite gpu-grid --build modules --only lstm,bf16
 
     $ tvm-rnn bench --suite gpu-grid --modules modules --only lstm,bf16 --records grid.jsonl --limit 300
     """
     if (module is None) == (suite is None):
-        raise typer.BadParameter("give a MODULE to time on the CPU, or --suite to measure one on a GPU")
-    if suite is not None and (build is None) == (modules is None):
-        raise typer.BadParameter("--suite needs --build DIR to compile it, or --modules DIR to measure it")
+        raise typer.BadParameter("give a MODULE to time on the CPU, or --suite to measure many networks")
+    if suite is not None and build is not None and modules is not None:
+        raise typer.BadParameter("--build DIR compiles a suite, --modules DIR measures it: one after the other")
     if module is not None:
         sizes = {"steps": steps, "batch": batch, "threads": threads, "rounds": rounds}
         _module(module, _words(against or CPU_PEERS), as_json, sizes)
@@ -76,8 +81,9 @@ def bench(
         _build(str(suite), only, build, as_json, {"target": target, "jobs": jobs, "limit": limit or 600.0})
     else:
         shown = {"as_json": as_json, "markdown": markdown, "plot": plot}
-        options = {"against": tuple(_words(against or "torch")), "limit": limit, "rounds": rounds}
-        _suite(str(suite), only, str(modules), records, options, shown)
+        peers = tuple(_words(against or (CPU_PEERS if modules is None else "torch")))
+        options = {"against": peers, "limit": limit, "rounds": rounds, "threads": threads}
+        _suite(str(suite), only, modules, records, options, shown)
 
 
 def _words(text: str) -> list[str]:
@@ -116,17 +122,22 @@ def _build(name: str, only: str, folder: str, as_json: bool, options: dict[str, 
 
 
 def _suite(
-    name: str, only: str, modules: str, records: str | None, options: dict[str, Any], shown: dict[str, Any]
+    name: str, only: str, modules: str | None, records: str | None, options: dict[str, Any], shown: dict[str, Any]
 ) -> None:
-    from . import bench_plot, bench_report, suites
-    from .bench_gpu import Options, run
+    """On this CPU, or modules on the GPU."""
+    from . import bench_cpu, bench_gpu, bench_plot, bench_report, suites, suites_cpu
 
     if shown["plot"] and not shown["plot"].endswith(".svg"):
         raise ConfigError(message("--plot draws one kind of file", got=shown["plot"], expected="a name ending in .svg"))
-    every = suites.suite(name)
+    every = suites.suite(name, suites_cpu.SUITES if modules is None else suites.SUITES)
     points = suites.select(every, only)
     with progress(shown["as_json"]) as stage:
-        found = run(points, modules, Options(**options), records, every=every, progress=stage)
+        more: dict[str, Any] = {"records": records, "every": every, "progress": stage}
+        if modules is None:
+            found = bench_cpu.run(points, bench_cpu.Options(**options), **more)
+        else:
+            own = {name: value for name, value in options.items() if name != "threads"}
+            found = bench_gpu.run(points, modules, bench_gpu.Options(**own), **more)
     report = bench_report.report(found)
     if shown["plot"]:
         with open(shown["plot"], "w") as file:

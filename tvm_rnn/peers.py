@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from .peer_models import TORCH_CELLS, NumpyModel, Problem, Unsupported, onnx_model, torch_weights
+from .peer_models import TORCH_CELLS, NumpyModel, Problem, Unsupported, net_of, onnx_model, torch_weights
 from .runtime import load, read_container
+from .torch_model import TorchModel
 
 Run = Callable[[], Any]  # one pass over all steps; the result is y [T, B, D*H] in the framework's own form
 
@@ -86,6 +87,36 @@ def prepare_torch(problem: Problem) -> Prepared:
     return Prepared(torch.__version__, runs)
 
 
+def prepare_torch_loop(problem: Problem) -> Prepared:
+    """The cell's equations as a careful user writes them in torch: what needs no state before a loop over time."""
+    return _in_torch(problem, compiled=False)
+
+
+def prepare_torch_compile(problem: Problem) -> Prepared:
+    """The same, with torch.compile of what comes before the loop and of one step."""
+    return _in_torch(problem, compiled=True)
+
+
+def _in_torch(problem: Problem, compiled: bool) -> Prepared:
+    try:
+        import torch
+    except ImportError:
+        raise Unsupported("torch is not installed") from None
+    net = net_of(problem.manifest)
+    net.load({name: problem.weights[name] for name in net.weight_shapes})
+    inputs = [torch.from_numpy(array) for array in problem.inputs.values()]
+    wrap = partial(torch.compile, dynamic=False, fullgraph=True) if compiled else None
+    model = TorchModel(net, inputs[0].dtype, inputs[0].device, wrap)
+
+    def run(threads: int) -> Any:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        with torch.inference_mode():
+            return model(inputs)[0]
+
+    return Prepared(torch.__version__, {label: partial(run, count) for count, label in thread_counts(problem)})
+
+
 def prepare_onnxruntime(problem: Problem) -> Prepared:
     """onnxruntime on the CPU, on all threads, with and without the spinning of its pool, and on one."""
     try:
@@ -147,6 +178,8 @@ def prepare_numpy(problem: Problem) -> Prepared:
 FRAMEWORKS: dict[str, Callable[[Problem], Prepared]] = {
     "tvm_rnn": prepare_tvm_rnn,
     "torch": prepare_torch,
+    "torch-loop": prepare_torch_loop,
+    "torch-compile": prepare_torch_compile,
     "onnxruntime": prepare_onnxruntime,
     "openvino": prepare_openvino,
     "numpy": prepare_numpy,

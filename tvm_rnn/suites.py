@@ -6,7 +6,7 @@ directions, precision) at one T and B. Points of one network share one compiled 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -169,11 +169,12 @@ def tamed(net: RNN) -> RNN:
     return net.load({**net.weights, **own}) if own else net
 
 
-def suite(name: str) -> list[Point]:
-    """All points of a suite. Raises ConfigError for a name that is none."""
-    if name not in SUITES:
-        raise ConfigError(message("--suite: no such suite", **unknown("suite", name, SUITES)))
-    return SUITES[name]()
+def suite(name: str, known: Mapping[str, Callable[[], list[Point]]] | None = None) -> list[Point]:
+    """All points of a suite; known: SUITES, or those of CPUs. Raises ConfigError for a name that is none."""
+    known = SUITES if known is None else known
+    if name not in known:
+        raise ConfigError(message("--suite: no such suite", **unknown("suite", name, known)))
+    return known[name]()
 
 
 def select(points: Sequence[Point], only: str) -> list[Point]:

@@ -1,0 +1,149 @@
+"""Run a suite on this CPU: every network compiled here, and timed beside its peers by `bench.py`.
+
+In: points of a suite. Out: records, one per point and framework, written to a file as they come, in the form that
+`bench_report.py` shows: the first says what they were measured on. A point that fails has the reason.
+
+A row's ceilings are those of its own sizes: multiply-adds of as many threads, and reading as many bytes as the weights
+of its products have, which is how often they are read: once in every step. Weights that fit a cache have its rate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .bench import OURS, Row, check, compare, cpu_facts
+from .build import compile
+from .errors import TvmRnnError
+from .floors import shares
+from .suites import Point, batches, network, tamed
+
+Progress = Callable[[str], None]
+Record = dict[str, Any]
+# What a record says of its point beside the name.
+RECORDED = ("cell", "input", "hidden", "layers", "directions", "sizes", "steps", "batch", "precision", "without")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is made. threads: of everyone, None: all CPUs. limit: seconds for all of it. rounds: alternating, of
+    which the median counts, each round_seconds long for each configuration."""
+
+    against: tuple[str, ...]
+    threads: int | None = None
+    limit: float | None = None
+    rounds: int = 7
+    round_seconds: float = 0.1
+
+
+def run(
+    points: Sequence[Point],
+    options: Options,
+    records: str | os.PathLike[str] | None = None,
+    *,
+    every: Sequence[Point] = (),
+    progress: Progress | None = None,
+) -> list[Record]:
+    """Measure the points and return the records.
+
+    every: all points of the suite, which decide what a network is compiled for (default: points). records: a file of
+    lines of JSON to write. Raises ConfigError for a wrong argument.
+    """
+    threads = options.threads or len(os.sched_getaffinity(0))
+    check(options.against, threads=threads, rounds=options.rounds)
+    tell, found = progress or (lambda text: None), list[Record]()
+    sizes, started = batches(every or points), time.monotonic()
+    # Of points that differ in `without` alone, the one of which the least was left out has the peers.
+    fewest = sorted(points, key=lambda point: -len(point.without))
+    with_peers = set({replace(point, without=()): point for point in fewest}.values())
+    with contextlib.ExitStack() as stack:
+        file = None if records is None else stack.enter_context(open(records, "w"))
+
+        def write(record: Record) -> None:
+            found.append(record)
+            if file is not None:
+                print(json.dumps(record), file=file, flush=True)
+
+        write({"kind": "facts", **cpu_facts(threads)})
+        for number, point in enumerate(points):
+            if options.limit is not None and time.monotonic() - started > options.limit:
+                write({"kind": "stopped", "limit": options.limit, "points_left": len(points) - number})
+                break
+            tell(f"{number + 1} of {len(points)}: {point.name}")
+            peers = options.against if point in with_peers else ()
+            for record in _measure(point, sizes[point.network], peers, replace(options, threads=threads)):
+                write(record)
+    return found
+
+
+def _measure(point: Point, sizes: Sequence[int], peers: Sequence[str], options: Options) -> Iterator[Record]:
+    """All records of one point."""
+    facts = json.loads(json.dumps(point.as_dict()))
+    base = {"kind": "point", "point": point.name, **{name: facts[name] for name in RECORDED}}
+    try:
+        net = tamed(network(point).init(0))
+        begun = time.perf_counter()
+        module = compile(net, batch=sizes, without=point.without)
+        seconds = round(time.perf_counter() - begun, 2)
+        with tempfile.TemporaryDirectory(prefix="tvm_rnn-suite-") as folder:
+            path = os.path.join(folder, f"{point.network_name}.so")
+            module.export(path)
+            report = compare(
+                path,
+                peers,
+                steps=point.steps,
+                batch=point.batch,
+                threads=options.threads,
+                rounds=options.rounds,
+                round_seconds=options.round_seconds,
+            )
+    except TvmRnnError as reason:
+        yield {**base, "framework": OURS, "reason": " ".join(str(reason).split())}
+        return
+    weights = product_bytes(net)
+    flops = module.manifest.flops_per_row
+    known = {"flops_per_row": flops, "bytes": weights * point.steps}
+    ceilings = ceilings_of(point.precision, weights, options.threads or 1)
+    for row in report.rows:
+        own = {"compile_seconds": seconds, "ceilings": ceilings, **known} if row.name == OURS else {}
+        record = {**base, **own, **_figures(row, point.steps)}
+        everything = {**record, "flops": flops * point.batch * point.steps}
+        yield {**record, **(shares(everything, ceilings) if row.name == OURS else {})}
+
+
+def _figures(row: Row, steps: int) -> dict[str, Any]:
+    if row.median_us is None:
+        return {"framework": row.name, "reason": row.reason}
+    timing = {"us_per_step": row.median_us, "us": row.median_us * steps, "spread": row.spread, "config": row.config}
+    checked = {} if row.error is None else {"error": row.error}
+    return {"framework": row.name, "version": row.version, **timing, **checked, "configs": dict(row.configs)}
+
+
+def product_bytes(net: Any) -> int:
+    """Bytes of all matrices that products read, of every layer and direction."""
+    elements = sum(int(np.prod(shape)) for shape in net.weight_shapes.values() if len(shape) > 1)
+    return elements * int(np.dtype(net.dtype).itemsize)
+
+
+@functools.cache
+def ceilings_of(precision: str, size: int, threads: int) -> Mapping[str, float]:
+    """By the names that `floors.py` knows: what this CPU does at best with `size` bytes of weights."""
+    from . import cpu_peaks
+
+    rates = {"memory_tb_s": cpu_peaks.read_gbytes(_about(size), threads) * 1e-3}
+    return {**rates, f"{precision}_tflops": cpu_peaks.fma_gflops(precision, threads) * 1e-3}
+
+
+def _about(size: int) -> int:
+    """The size to two binary digits: one measurement serves sizes that no cache tells apart."""
+    shift = max(0, size.bit_length() - 2)
+    return max(1 << 14, size >> shift << shift)
