@@ -22,11 +22,12 @@ CHAINS = 8  # independent accumulators; 16 and 24 were no faster at H 128 to 512
 AHEAD = (0, 4, 8, 16, 32)  # vectors of all gates
 
 
-@template("gemm_cpu", kinds=("gemm",), targets=("llvm",), version=2)
+@template("gemm_cpu", kinds=("gemm",), targets=("llvm",), version=3)
 class GemmCpu:
-    """Knobs: rows (batch rows of a full tile); panels (vectors of units taken together when there is one row, and the
-    least that a thread takes); ahead (how far ahead weights are asked for, 0: not at all); shared (among threads);
-    turns (panels forwards in even steps and backwards in odd ones, for weights larger than a cache)."""
+    """Knobs: rows (batch rows of a full tile); broad (its vectors of units); panels (vectors taken together when there
+    is one row, and the least that a thread takes); ahead (how far ahead weights are asked for, 0: not at all); shared
+    (among threads); turns (panels forwards in even steps and backwards in odd ones, for weights larger than a
+    cache)."""
 
     @staticmethod
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
@@ -43,9 +44,17 @@ class GemmCpu:
         if unit.batches:  # one row at a time suits one batch size, and is slow at all others
             tall = [r for r in tall if r > 1 and (unit.region != "step" or r <= max(unit.batches))]
         step = unit.region == "step"
+        panels = knob("panels", [p for p in PANELS if p // 2 < all_panels], single)
+        taken = knob("rows", [rows, *tall], rows)
+        # A vector of weights serves `rows` rows, and a row's value `broad` vectors: where gates are few, each
+        # multiply-add would wait for a load of its own otherwise (elman, H 512, B 64: 171 GFLOP/s in place of 206).
+        most = panels if taken > 1 else 1
+        wide = [p for p in PANELS if p <= most and (taken + 1) * p * unit.gates < target.vector_registers]
+        default = max([p for p in wide if taken * p * unit.gates <= accumulators], default=1)
         return {
-            "rows": knob("rows", [rows, *tall], rows),
-            "panels": knob("panels", [p for p in PANELS if p // 2 < all_panels], single),
+            "rows": taken,
+            "broad": knob("broad", [1, *wide], default),
+            "panels": panels,
             "ahead": knob("ahead", AHEAD, 0),
             "shared": knob("shared", (0, 1) if all_panels > 1 else (1,), 1),
             "turns": knob("turns", (0, 1) if step and all_panels > 1 else (0,), 0),

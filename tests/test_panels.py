@@ -9,14 +9,14 @@ import tvm_rnn as rnn
 from tvm_rnn import emit, schedule
 from tvm_rnn.tolerance import assert_close
 
-SLOW_TILES = [pytest.param(*tile, marks=pytest.mark.slow) for tile in ((1, 1), (1, 4), (2, 2), (4, 4), (8, 8))]
-TILES = [(1, 8), (4, 1), (8, 2), *SLOW_TILES]
+FEW, MANY = (1, 8, 1), ((1, 1, 1), (1, 4, 1), (2, 2, 1), (4, 4, 1), (8, 8, 1), (2, 8, 2), (3, 2, 2))
+TILES = [FEW, (4, 1, 1), (8, 2, 1), (4, 4, 2), *(pytest.param(*tile, marks=pytest.mark.slow) for tile in MANY)]
 
 
-@pytest.mark.parametrize(("rows", "panels"), TILES)
-def test_every_tile_with_every_rest(rows: int, panels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("rows", "panels", "broad"), TILES)
+def test_every_tile_with_every_rest(rows: int, panels: int, broad: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def forced(unit: schedule.Unit, machine: rnn.Target) -> tuple[schedule.Template, schedule.Config]:
-        record = {"rows": rows, "panels": panels} if unit.kind == "gemm" else None
+        record = {"rows": rows, "panels": panels, "broad": broad} if unit.kind == "gemm" else None
         return schedule.best(unit, machine, record)
 
     monkeypatch.setattr(emit, "best", forced)

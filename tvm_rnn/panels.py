@@ -71,18 +71,25 @@ class Panels:
     def _chunk(self, c: tirx.Var) -> list[Any]:
         full, across = self.config["rows"], self.config["panels"]
         first, set_first = bind("first", c * int64(across))
-        count, set_count = bind("count", tirx.min(int64(across), int64(self.count) - first))
 
-        def whole(p: tirx.Var) -> Stmt:
-            return loop("r", floordiv(self.rows, full), lambda r: self._tile(full, 1, r * int64(full), first + p))
+        def whole(panels: Expr, broad: int) -> Stmt:
+            def tiles_of(p: tirx.Var) -> Stmt:
+                panel = first + p * int64(broad)
+                return loop("r", floordiv(self.rows, full), lambda r: self._tile(full, broad, r * int64(full), panel))
+
+            return loop("p", panels, tiles_of)
 
         heights = [h for h in (8, 4, 2, 1) if h < full]
-        left = [self._leftover(h, max(1, across // h), first, across) for h in heights]
+        broad = self.config.get("broad", 1)
+        work = [
+            whole(across // broad, broad),
+            *(self._leftover(h, max(1, across // h), first, across) for h in heights),
+        ]
         rest = self.count % across
         if rest:
-            short = [self._leftover(h, 1, first, rest) for h in heights]
-            left = [when(c < int64(self.count // across), left, short)]
-        return [set_first, set_count, loop("p", count, whole), *left]
+            short = [whole(rest, 1), *(self._leftover(h, 1, first, rest) for h in heights)]
+            work = [when(c < int64(self.count // across), work, short)]
+        return [set_first, *work]
 
     def _leftover(self, height: int, across: int, first: Expr, count: int) -> Stmt:
         """Rows that do not fill a full tile: at most one tile of each power of two."""

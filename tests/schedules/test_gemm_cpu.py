@@ -31,7 +31,7 @@ def test_other_batches_than_the_named_ones_keep_their_tall_tiles(batches: tuple[
 def test_a_record_is_replayed() -> None:
     machine = target.TABLE["x86-64-v4"]
     unit = Unit("gemm", "step", "float32", 4, 64, (64,))
-    knobs = {"rows": 2, "panels": 4, "ahead": 8, "shared": 0, "turns": 1}
+    knobs = {"rows": 2, "broad": 1, "panels": 4, "ahead": 8, "shared": 0, "turns": 1}
     assert best(unit, machine, knobs)[1] == knobs
 
 
@@ -44,8 +44,8 @@ def test_a_value_that_no_knob_has_is_an_error() -> None:
 def test_the_space_is_every_choice() -> None:
     knobs = Knobs()
     templates()["gemm_cpu"].configure(Unit("gemm", "step", "float32", 4, 64, (64,)), target.TABLE["x86-64-v4"], knobs)
-    names = {"rows", "panels", "ahead", "shared", "turns"}
-    assert set(knobs.space) == names and all(len(v) > 1 for v in knobs.space.values())
+    names = {"rows", "broad", "panels", "ahead", "shared", "turns"}
+    assert set(knobs.space) == names and all(len(v) > 1 for n, v in knobs.space.items() if n != "broad")
     assert knobs.chosen == {k: v for k, v in knobs.chosen.items() if v in knobs.space[k]}
 
 
@@ -63,6 +63,9 @@ def test_no_choice_wants_more_registers_than_there_are(
     for config in found:
         rows = config["rows"]
         assert rows == default or (rows + 1) * gates < machine.vector_registers
+        broad = config["broad"]
+        assert broad == 1 or (rows + 1) * broad * gates < machine.vector_registers
+        assert config["panels"] % broad == 0 and (rows > 1 or broad == 1)
         assert rows == default or rows > 1, "one row alone is slow at every other batch size"
         assert rows == default or region == "before" or rows <= batch
     assert {config["turns"] for config in found} == ({0, 1} if region == "step" else {0})
@@ -72,3 +75,10 @@ def test_one_panel_has_nothing_to_share_or_to_turn() -> None:
     machine = target.TABLE["x86-64-v4"]
     found = list(space(templates()["gemm_cpu"], Unit("gemm", "step", "float32", 4, 16, (16,)), machine))
     assert {(c["shared"], c["turns"], c["panels"]) for c in found} == {(1, 0, 1)}
+
+
+def test_few_gates_mean_broad_tiles() -> None:
+    machine = target.TABLE["x86-64-v4"]
+    broad = {g: best(Unit("gemm", "step", "float32", g, 256, (256,)), machine).knobs["broad"] for g in (1, 2, 3, 4)}
+    assert broad == {1: 2, 2: 1, 3: 1, 4: 1}
+    assert best(Unit("gemm", "step", "float32", 1, 16, (16,)), machine).knobs["broad"] == 1  # one panel
