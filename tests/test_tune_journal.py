@@ -43,6 +43,15 @@ def test_outcomes_come_back_as_they_were(tmp_path: Path) -> None:
     assert not any(o.valid for o in states) and math.isinf(states[0].ratio)
 
 
+def test_outcomes_of_other_machines_do_not_count(tmp_path: Path) -> None:
+    for number, where in enumerate((None, "devices a", "devices b")):
+        first = journal(tmp_path, where=where)
+        assert not first.outcomes
+        first.add(outcome(number))
+        first.close()
+    assert journal(tmp_path, where="devices a").outcomes == [outcome(1)]
+
+
 def test_of_one_candidate_the_last_outcome_counts(tmp_path: Path) -> None:
     first = journal(tmp_path)
     first.add(outcome(1, HUNG))

@@ -81,13 +81,22 @@ class Outcome:
 class Journal:
     """One workload's journal. `outcomes`: those of earlier runs of this compiler on this machine."""
 
-    def __init__(self, folder: str | os.PathLike[str], target: str, workload: Workload, fresh: bool = False) -> None:
-        """fresh: begin anew; what was measured before stays in the file, and is not read again.
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        target: str,
+        workload: Workload,
+        fresh: bool = False,
+        where: str | None = None,
+    ) -> None:
+        """fresh: begin anew; what was measured before stays in the file, and is not read again. where: the devices that
+        measure, if not this machine.
 
         Raises ConfigError where the file cannot be written.
         """
         self.path = Path(folder, HIDDEN, _file_name(target), f"{_file_name(_key(workload))}.jsonl")
-        self.about = {"target": target, "workload": workload.facts, "compiler": compiler_digest(), "machine": machine()}
+        self.about = {"target": target, "workload": workload.facts, "compiler": compiler_digest()}
+        self.about["machine"] = machine() if where is None else _digest(where)
         self.outcomes = [] if fresh else list(self._read())
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +155,11 @@ def compiler_digest() -> str:
 def machine() -> str:
     """Differs between machines, and between numbers of CPUs that one may use; says neither."""
     cpus = len(os.sched_getaffinity(0))
-    return hashlib.sha256(f"{platform.node()} {platform.machine()} {cpus}".encode()).hexdigest()[:12]
+    return _digest(f"{platform.node()} {platform.machine()} {cpus}")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _key(workload: Workload) -> str:
