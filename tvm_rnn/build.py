@@ -298,12 +298,17 @@ def _shared_object(compiler: Sequence[str], output: str, objects: Sequence[str],
 @functools.cache
 def _pool_object(compiler: tuple[str, ...]) -> bytes:
     """The thread pool, compiled once per process."""
-    includes = [f"-I{p}" for p in (tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path())]
-    source = Path(__file__).with_name("pool.c")
     with tempfile.TemporaryDirectory(prefix="tvm_rnn_") as folder:
         built = Path(folder, "pool.o")
-        _run([*compiler, "-x", "c", "-O2", "-fPIC", "-c", str(source), "-o", str(built), *includes])
+        compile_c("pool.c", built, "-c", compiler=compiler)
         return built.read_bytes()
+
+
+def compile_c(source: str, built: Path, *options: str, compiler: Sequence[str] = ()) -> None:
+    """A C file of this package, compiled to a file. Raises BuildError."""
+    includes = [f"-I{p}" for p in (tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path())]
+    path = Path(__file__).with_name(source)
+    _run([*(compiler or _compiler()), "-x", "c", "-O2", "-fPIC", *options, str(path), "-o", str(built), *includes])
 
 
 def _run(command: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""A process that builds candidates, or one that measures them: `python -m tvm_rnn.tune_worker build|measure`.
+"""A process that builds candidates, or one that measures them: `python -m tvm_rnn.tune_worker build|measure|device`.
 
 In: requests as lines of JSON on stdin from `tune_cpu.py`; the first says what all others are about. Out: replies as
 lines of JSON on stdout, and .so files. A candidate may crash or hang its process: that is why it is one of its own,
@@ -199,8 +199,12 @@ class Bench:
             found = {"y": y, **named_states(state)}
             errors = [relative_error(found[name], expected) for name, expected in self.expected.items()]
             worst = max(worst, *errors)
-        keep_apart(self.cpus)  # the first parallel loop has started the pool's threads
+        self._settle()
         return worst
+
+    def _settle(self) -> None:
+        """The first parallel loop has started the pool's threads."""
+        keep_apart(self.cpus)
 
 
 def named_states(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -214,7 +218,15 @@ def named_states(state: Mapping[str, Any]) -> dict[str, Any]:
 
 # --- the process -----------------------------------------------------------------------------------------------------
 
-ROLES = {"build": builder, "measure": measurer}
+
+def on_a_device(first: Request) -> Callable[[Request], Reply]:
+    """Measuring on another machine: see tune_rpc_worker.py."""
+    from .tune_rpc_worker import measurer
+
+    return measurer(first)
+
+
+ROLES = {"build": builder, "measure": measurer, "device": on_a_device}
 
 
 def serve(role: str, requests: Iterator[str], reply: Callable[[Reply], None]) -> None:
