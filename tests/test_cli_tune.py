@@ -39,6 +39,10 @@ def test_a_search_prints_a_table_and_draws_a_picture(tmp_path: Path) -> None:
         (["no_such", *SMALL], "no such cell"),
         (["lstm", *SMALL, "--plot", "picture.png"], "a name ending in .svg"),
         (["lstm", *SMALL, "--target", "x86-64-v3"], "tune measures on this machine"),
+        (["lstm", *SMALL, "--rpc-tracker", "127.0.0.1:9190"], "a tracker's address alone"),
+        (["lstm", *SMALL, "--device-key", "nuc"], "a device key alone"),
+        (["lstm", *SMALL, "--rpc-tracker", "here", "--device-key", "nuc"], "expected: HOST:PORT"),
+        (["lstm", *SMALL, "--rpc-tracker", "127.0.0.1:9", "--device-key", "nuc"], "the RPC tracker does not answer"),
         (["lstm", *SMALL, "--weights", "/no/such.safetensors"], "no/such.safetensors"),
     ],
 )

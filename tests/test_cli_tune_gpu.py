@@ -54,6 +54,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         (["tune", "lstm", "--input-size", "4", "--hidden-size", "4", "--suite", "zoo"], "both"),
         (["tune", "--plan", "p", "--collect", "p"], "--plan, --collect"),
         (["tune", "--suite", "none-such", "--plan", "p"], "no such suite"),
+        (["tune", "--plan", "p", "--rpc-tracker", "h:1", "--device-key", "k"], "--rpc-tracker is for CPUs"),
         (["tune", "--measure", "/no/such/folder"], "there is no plan of candidates here"),
         (["tune", "--collect", "/no/such/folder"], "there is no plan of candidates here"),
     ],

@@ -28,6 +28,7 @@ class Known:
 
     name = "a table"
     at_once = 8
+    where = None
 
     def __init__(self, cost: Callable[[dict[str, int]], Any], noise: float = 0.0, final: float = 0.0) -> None:
         self.cost, self.noise, self.final = cost, np.random.default_rng(0), final

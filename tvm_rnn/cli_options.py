@@ -31,6 +31,8 @@ Without = Annotated[list[str] | None, typer.Option("--without", metavar="PASS", 
 Weights = Annotated[str | None, typer.Option("--weights", metavar="FILE", help="Weights, as a .safetensors file.")]
 
 # Of `tune` alone.
+RpcTracker = Annotated[str | None, typer.Option("--rpc-tracker", metavar="HOST:PORT", help="Measure on its devices.")]
+DeviceKey = Annotated[str | None, typer.Option("--device-key", metavar="KEY", help="What these are called there.")]
 TunedSpec = Annotated[str | None, typer.Argument(metavar="[SPEC]", help="As for compile. Not with --suite.")]
 InputSize = Annotated[int | None, typer.Option("--input-size", min=1, help="Features of the input (axis I).")]
 Steps = Annotated[int, typer.Option("--steps", min=1, help="Steps of the sequence (T).")]

@@ -1,4 +1,4 @@
-"""`tvm-rnn tune`: find knob values for a network on this machine, live, and record what won.
+"""`tvm-rnn tune`: find knob values for a network on this machine or on others, live, and record what won.
 
 In: words from the user's shell. Out: a line in a folder of records, a table or JSON on stdout, progress on stderr, a
 picture. Exit code 130 after Ctrl-C, which ends the search: what was found is compared and recorded all the same.
@@ -17,6 +17,7 @@ from . import cli_tune_gpu
 from .cli_options import (
     Bidirectional,
     CollectFolder,
+    DeviceKey,
     Dtype,
     HiddenSize,
     InputSize,
@@ -30,6 +31,7 @@ from .cli_options import (
     Precision,
     RecordsFolder,
     Rows,
+    RpcTracker,
     Seconds,
     Size,
     Steps,
@@ -69,6 +71,8 @@ def tune(
     jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Compilations at a time. [one per CPU]")] = None,
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds that one candidate may take.")] = 30.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Forget what an earlier run measured.")] = False,
+    rpc_tracker: RpcTracker = None,
+    device_key: DeviceKey = None,
     plot: Plot = None,
     suite: Suite = None,
     only: Only = "",
@@ -81,13 +85,16 @@ def tune(
 
     Candidates are compiled, compared with float64, and timed in turns with the defaults. What wins is written to a
     folder of records that `compile` reads. On this CPU, run again to go on where a stopped run was. For a GPU that is
-    elsewhere: --plan here, --measure there, --collect here.
+    elsewhere: --plan here, --measure there, --collect here. For CPUs that are elsewhere: --rpc-tracker and --device-key
+    of TVM's own servers there, and their kind as --target.
 
     [bold]Examples[/]
 
     $ tvm-rnn tune lstm --input-size 256 --hidden-size 256 --steps 50 --batch 16 --seconds 120
 
     $ tvm-rnn tune mycell.py:mycell --input-size 8 --hidden-size 32 --batch 1 --records records --plot search.svg
+
+    $ tvm-rnn tune lstm --input-size 64 --hidden-size 256 --rpc-tracker 10.0.0.5:9190 --device-key nuc
 
     $ tvm-rnn tune --suite gpu-grid --only lstm,h512,bf16 --plan candidates
     """
@@ -101,7 +108,7 @@ def tune(
 
 
 def _here(given: dict[str, Any]) -> None:
-    """On this machine's CPU."""
+    """On this machine's CPU, or on those of a tracker's devices."""
     from .spec import build_net, find_cell, parse_sizes
     from .tune_session import run
 
@@ -115,10 +122,13 @@ def _here(given: dict[str, Any]) -> None:
     net = build_net(find_cell(given["spec"]), given["input_size"], given["hidden_size"], sizes=sizes, **shape)
     if given["weights"] is not None:
         net.load(given["weights"])
-    names = ("seconds", "patience", "precision", "records", "seed", "jobs", "timeout", "fresh")
+    names = ["seconds", "patience", "precision", "records", "seed", "jobs", "timeout", "fresh"]
+    names += ["rpc_tracker", "device_key"]
     how, trials = {name: given[name] for name in names}, given["trials"] or TRIALS
     steps, batch, seconds = given["steps"], given["batch"], given["seconds"]
     words = [f"--batch {batch} --steps {steps} --trials {trials}", *([f"--seconds {seconds:g}"] if seconds else [])]
+    if how["rpc_tracker"]:
+        words += [f"--target {given['target']} --rpc-tracker {how['rpc_tracker']} --device-key {how['device_key']}"]
     with live(given["as_json"]) as show:
         command = f"tvm-rnn tune {net.cell.name} {' '.join(words)}"
         result = run(net, given["target"], steps, batch, trials, **how, command=command, progress=show)

@@ -29,6 +29,10 @@ def wanted(given: dict[str, Any]) -> bool:
 def tune(given: dict[str, Any]) -> None:
     """What the options say. Raises ConfigError where they do not go together."""
     folders = [name for name in ("plan", "measure", "collect") if given[name] is not None]
+    for name in ("rpc_tracker", "device_key"):
+        if given[name] is not None:
+            do = "leave it out: GPUs are tuned with --plan, --measure and --collect"
+            raise ConfigError(message(f"--{name.replace('_', '-')} is for CPUs", got=repr(given[name]), do=do))
     if len(folders) > 1:
         raise ConfigError(
             message("tune does one thing at a time", got=", ".join(f"--{n}" for n in folders), do="give one")

@@ -1,4 +1,5 @@
-"""tune: search the knobs of a network's schedules for one T and B on this machine, and record what won.
+"""tune: search the knobs of a network's schedules for one T and B on this machine or on devices of its kind, and record
+what won.
 
 In: an RNN, a target, T, B, how much to try. Out: the record; files in a folder of records, which `compile` reads. What
 it takes is imported by the call: this module is loaded with the package, because the function has its name.
@@ -32,9 +33,15 @@ def tune(
     jobs: int | None = None,
     timeout: float = 30.0,
     fresh: bool = False,
+    rpc_tracker: str | None = None,
+    device_key: str | None = None,
     progress: Callable[[Status], None] | None = None,
 ) -> list[Record]:
-    """Find knob values that make a network faster than the defaults do, at T = steps and B = batch, on this machine.
+    """Find knob values that make a network faster than the defaults do, at T = steps and B = batch.
+
+    Measures on this machine's CPU; or, with rpc_tracker ("HOST:PORT") and device_key, on all devices that have that key
+    at TVM's RPC tracker, several side by side: they run `python -m tvm.exec.rpc_server` and need nothing of tvm_rnn;
+    target is then the kind of their CPUs. Every ratio is of times on one device.
 
     trials: candidates to measure at most. seconds: for all of it, about; None: as long as the trials take. patience:
     ends the search after so many trials without anything better (default: a third of trials, at least 32). records: the
@@ -46,10 +53,12 @@ def tune(
     Returns the record, in a list. Its gain is 1.0, and its knobs are the defaults', where nothing was surely faster.
     Ctrl-C ends the search, and what was found is compared and recorded as at its end; a second one ends that as well.
 
-    Raises ConfigError for a wrong argument, and where the target is not at hand; TvmRnnError where the defaults fail.
+    Raises ConfigError for a wrong argument, and where the target, the tracker or its devices are not at hand;
+    TvmRnnError where the defaults fail, and where no device is left: the journal has what was measured till then.
     """
     from .tune_session import run
 
     own = {"seconds": seconds, "patience": patience, "precision": precision, "records": records, "seed": seed}
     more = {"jobs": jobs, "timeout": timeout, "fresh": fresh, "progress": progress}
-    return [run(net, target, steps, batch, trials, **own, **more).record]
+    farm = {"rpc_tracker": rpc_tracker, "device_key": device_key}
+    return [run(net, target, steps, batch, trials, **own, **more, **farm).record]

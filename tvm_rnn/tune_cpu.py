@@ -207,6 +207,7 @@ class CpuBackend:
     """
 
     name = "this machine"
+    where: str | None = None
 
     def __init__(
         self, workload: Workload, target: Target, *, jobs: int | None = None, timeout: float = 30.0, seed: int = 0
@@ -218,6 +219,7 @@ class CpuBackend:
         self.default = self.folder / "default.so"
         self.default_seconds, self.limit = 0.0, tolerance(workload.precision, workload.steps)
         self.kept: dict[str, tuple[float, Path]] = {}  # files of the best so far, with their ratios
+        self.alone: Callable[[], contextlib.AbstractContextManager[None]] = quiet  # while a measurement runs
 
     def __enter__(self) -> CpuBackend:
         return self
@@ -238,8 +240,7 @@ class CpuBackend:
     def start(self, tell: Callable[[str], None]) -> Outcome:
         """Build and check what the others are compared with. Raises TvmRnnError where it fails."""
         tell("compiling the defaults")
-        with quiet(building=True):
-            built = self.builders.build([Candidate()])[0]
+        built = self._build([Candidate()])[0]
         if isinstance(built, Outcome):
             raise TvmRnnError(message("the defaults cannot be compiled", where=self.workload.name, got=built.reason))
         built.rename(self.default)
@@ -255,8 +256,7 @@ class CpuBackend:
             tell("computing the oracle")
             self._oracle(steps)
             tell("measuring the defaults")
-            with quiet():
-                answer = self._ask(self._about(), START_SECONDS + 60 * self.timeout)
+            answer = self._defaults()
             if "failed" in answer or steps <= FEWEST_STEPS or answer["error"] <= self.limit:
                 break
             steps = max(FEWEST_STEPS, steps // 4)  # a cell whose errors grow from step to step: shorter ones agree
@@ -277,14 +277,28 @@ class CpuBackend:
     def _about(self) -> dict[str, Any]:
         return {"default": str(self.default), "expected": str(self.folder / "expected.npz"), "limit": self.limit}
 
+    def _build(self, candidates: Sequence[Candidate]) -> list[Path | Outcome]:
+        with quiet(building=True):
+            return self.builders.build(candidates)
+
+    def _defaults(self) -> dict[str, Any]:
+        """What the measuring process says of them."""
+        try:
+            with quiet():
+                return self._ask(self._about(), START_SECONDS + 60 * self.timeout)
+        except (Ended, Late) as reason:
+            return {"failed": str(reason) or "no result"}
+
+    def _first(self) -> dict[str, Any]:
+        weights = self.folder / "weights.npz"
+        inputs = [str(self.folder / f"input_{i}.npy") for i in range(len(self.inputs))]
+        return {"inputs": inputs, "weights": str(weights) if weights.exists() else None}
+
     def _ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """One answer of the measuring process, which is started where it is not there. Raises Ended and Late where a
         candidate ended it."""
         if self.worker is None:
-            weights = self.folder / "weights.npz"
-            inputs = [str(self.folder / f"input_{i}.npy") for i in range(len(self.inputs))]
-            first = {"inputs": inputs, "weights": str(weights) if weights.exists() else None}
-            self.worker = Worker("measure", first, self.folder)
+            self.worker = Worker("measure", self._first(), self.folder)
             if "default" not in request:
                 self._ask(self._about(), START_SECONDS + 60 * self.timeout)
         worker = self.worker
@@ -300,30 +314,27 @@ class CpuBackend:
 
     def measure(self, candidates: Sequence[Candidate], best: float) -> Generator[Outcome]:
         """What becomes of candidates, in order. best: the least ratio so far."""
-        with quiet(building=True):
-            built = self.builders.build(candidates)
+        built = self._build(candidates)
         with quiet():
             for candidate, found in zip(candidates, built, strict=True):
                 if isinstance(found, Outcome):
                     yield found
                     continue
-                about = {"rounds": ROUNDS, "seconds": TRIAL_SECONDS, "give_up": best * GIVE_UP}
-                outcome = self._turns([candidate], [found], about)[0]
+                outcome = self._turns([candidate], [found], trial(best))[0]
                 self._keep(outcome, found)
                 yield outcome
 
     def compare(self, candidates: Sequence[Candidate], seconds: float) -> list[Outcome]:
         """Several candidates and the defaults in turns, for longer."""
         missing = [c for c in candidates if c.key not in self.kept]
-        with quiet(building=True):
-            made = dict(zip((c.key for c in missing), self.builders.build(missing), strict=True))
+        made = dict(zip((c.key for c in missing), self._build(missing), strict=True))
         built = [made[c.key] if c.key in made else self.kept[c.key][1] for c in candidates]
         there = [(c, path) for c, path in zip(candidates, built, strict=True) if isinstance(path, Path)]
         failed = [found for found in built if isinstance(found, Outcome)]
         if not there:
             return failed
         about = {"rounds": FINAL_ROUNDS, "seconds": seconds, "give_up": float("inf")}
-        with quiet():
+        with self.alone():
             return [*failed, *self._turns([c for c, _ in there], [path for _, path in there], about)]
 
     def _keep(self, outcome: Outcome, path: Path) -> None:
@@ -334,14 +345,20 @@ class CpuBackend:
 
     def _turns(self, candidates: Sequence[Candidate], paths: Sequence[Path], about: Mapping[str, Any]) -> list[Outcome]:
         """A crash or a hang counts for all of them: there are several only of those that were measured before."""
-        expected = (5 + 2 * int(about["rounds"])) * self.default_seconds * (1 + len(paths))
-        request = {"candidates": [str(path) for path in paths], **about}
+        request, limit = {"candidates": [str(path) for path in paths], **about}, self._limit(paths, about)
         try:
-            answer = self._ask(request, self.timeout + 4 * expected)
+            answer = self._ask(request, limit)
         except Ended as reason:
             return [Outcome(c, CRASHED, reason=str(reason)) for c in candidates]
         except Late:
-            return [Outcome(c, HUNG, reason=f"no result after {self.timeout + 4 * expected:.0f} s") for c in candidates]
+            return [Outcome(c, HUNG, reason=f"no result after {limit:.0f} s") for c in candidates]
+        return self._outcomes(candidates, answer)
+
+    def _limit(self, paths: Sequence[Path], about: Mapping[str, Any]) -> float:
+        """Seconds that a measurement may take."""
+        return self.timeout + 4 * (5 + 2 * int(about["rounds"])) * self.default_seconds * (1 + len(paths))
+
+    def _outcomes(self, candidates: Sequence[Candidate], answer: Mapping[str, Any]) -> list[Outcome]:
         if "failed" in answer:
             return [Outcome(c, CRASHED, reason=answer["failed"]) for c in candidates]
         return [self._outcome(c, found) for c, found in zip(candidates, answer["results"], strict=True)]
@@ -352,6 +369,11 @@ class CpuBackend:
             return Outcome(candidate, WRONG, reason=reason)
         ratio, own, default, spread, error, faster = (float(found[name]) for name in FIGURES)
         return Outcome(candidate, MEASURED, ratio, own, default, spread, error, faster)
+
+
+def trial(best: float) -> dict[str, Any]:
+    """How long one candidate is timed. best: the least ratio so far."""
+    return {"rounds": ROUNDS, "seconds": TRIAL_SECONDS, "give_up": best * GIVE_UP}
 
 
 def _save(path: Path, arrays: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ from .errors import ConfigError, message
 from .lower import Lowering
 from .records import Record, Records
 from .rnn import RNN
+from .rpc_tracker import tracker
 from .schedule import Unit
 from .suites import tamed
 from .target import Target, resolve
@@ -47,6 +48,10 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def where(self) -> str | None:
+        """What the journal says measurements are of; None: of this machine."""
 
     @property
     def at_once(self) -> int:
@@ -106,15 +111,20 @@ def run(net: RNN, target: str | Target, steps: int, batch: int, trials: int, **o
         value = options.get(name)
         if value is not None and not (isinstance(value, (int, float)) and value > 0):
             raise ConfigError(message(f"tune: {name}", got=repr(value), expected="a number above 0"))
+    devices = tracker(options.get("rpc_tracker"), options.get("device_key"))
     if machine.kind != "llvm":
         do = "tvm-rnn tune --plan DIR makes what that machine needs to measure"
-        raise ConfigError(message("tune measures on this machine's CPU only", got=f"target {machine.name}", do=do))
-    if machine.name != "llvm":
-        do = 'tune on a machine of that kind, with target "llvm"'
+        raise ConfigError(message("tune measures on CPUs only", got=f"target {machine.name}", do=do))
+    if machine.name != "llvm" and devices is None:
+        do = 'tune on a machine of that kind, with target "llvm"; or name the tracker of such devices: rpc_tracker'
         raise ConfigError(message("tune measures on this machine", got=f"target {machine.name}", do=do))
-    backend = CpuBackend(
-        work, machine, jobs=options.get("jobs"), timeout=options.get("timeout") or 30.0, seed=options.get("seed", 0)
-    )
+    about = {"jobs": options.get("jobs"), "timeout": options.get("timeout") or 30.0, "seed": options.get("seed", 0)}
+    if devices is None:
+        backend = CpuBackend(work, machine, **about)
+    else:
+        from .tune_rpc import RpcBackend
+
+        backend = RpcBackend(work, machine, devices, **about)
     with backend:
         return Session(work, machine, backend, trials, options).run()
 
@@ -186,7 +196,8 @@ class Session:
         parts = [part_of(unit, self.target, seed) for unit in asked(self.work, self.target)]
         self.search = Search(parts, self.budget, known(parts, self.target, records), seed)
         fresh = bool(self.options.get("fresh"))
-        with contextlib.closing(Journal(self.folder, self.target.records_name, self.work, fresh)) as journal:
+        about = (self.folder, self.target.records_name, self.work, fresh, self.backend.where)
+        with contextlib.closing(Journal(*about)) as journal:
             for outcome in journal.outcomes:
                 self._learn(outcome)
             resumed = len(self.outcomes)
@@ -277,8 +288,13 @@ class Session:
             trials=len(self.outcomes),
             versions=versions,
             date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            command=self.options.get("command") or f"rnn.tune, {len(self.outcomes)} trials",
+            command=self.options.get("command") or f"rnn.tune, {len(self.outcomes)} trials{self._devices()}",
         )
+
+    def _devices(self) -> str:
+        """As in `tune`'s arguments."""
+        given = {name: self.options.get(name) for name in ("rpc_tracker", "device_key")}
+        return "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
 
     # --- time and progress ---------------------------------------------------------------------------------------
 
