@@ -68,7 +68,7 @@ def tuned(backend: Known, folder: Path, trials: int = 60, **options: Any) -> Res
 
 
 def better(knobs: dict[str, int]) -> float:
-    return 1.0 - 0.1 * (knobs["step_turns"] == 1) - 0.05 * (knobs["step_rows"] == 2) + 0.1 * (knobs["before_ahead"] > 8)
+    return 1.0 - 0.1 * (knobs["step_turns"] == 0) - 0.05 * (knobs["step_rows"] == 2) + 0.1 * (knobs["before_ahead"] > 8)
 
 
 def test_it_finds_and_records_what_is_faster(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_it_finds_and_records_what_is_faster(tmp_path: Path) -> None:
     (again,) = read([tmp_path], host().records_name).records
     assert again == record
     knobs = {c.unit["shape"][1]: c.knobs for c in record.choices}
-    assert knobs["step"]["turns"] == 1
+    assert knobs["step"]["turns"] == 0
     assert {c.template for c in record.choices} == {"gemm_cpu", "walk_cpu"}
 
 
@@ -107,7 +107,7 @@ def test_nothing_faster_is_recorded_as_the_defaults(tmp_path: Path) -> None:
 
 def test_failures_never_win_and_are_reported(tmp_path: Path) -> None:
     def cost(knobs: dict[str, int]) -> Any:
-        if knobs["step_turns"] == 1:
+        if knobs["step_turns"] == 0:
             return {0: WRONG, 4: CRASHED, 8: HUNG}.get(knobs["before_ahead"], float("nan"))
         return 1.0 + 0.1 * (knobs["step_rows"] != 4)
 
@@ -115,7 +115,7 @@ def test_failures_never_win_and_are_reported(tmp_path: Path) -> None:
     assert result.record.gain == 1.0
     states = {o.state for o in result.outcomes if not o.valid}
     assert WRONG in states
-    assert all(c.knobs.get("turns", 0) == 0 for c in result.record.choices)
+    assert all(c.knobs.get("turns") != 0 or c.unit["shape"][1] != "step" for c in result.record.choices)
 
 
 def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_records_of_before_are_where_a_search_begins(tmp_path: Path) -> None:
     record_files.merge(tmp_path / "c", read([tmp_path / "a"], host().records_name).records)
     second = Known(better)
     assert tuned(second, tmp_path / "c", trials=5).record.gain > 1.12
-    assert {c.unit["shape"][1]: c.knobs for c in second.measured[0].choices}["step"]["turns"] == 1
+    assert {c.unit["shape"][1]: c.knobs for c in second.measured[0].choices}["step"]["turns"] == 0
     parts = [part_of(unit, host()) for unit in asked(work(), host())]
     assert known(parts, host(), read([tmp_path / "nothing"], "x")) == []
 
