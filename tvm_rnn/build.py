@@ -22,11 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import tvm
 import tvm_ffi
-from tvm import s_tir, tirx
-from tvm.s_tir.pipeline import default_s_tir_pipeline
-from tvm.tirx import compilation_pipeline
 
-from . import __version__, manifest, pipeline, record_files, runtime
+from . import __version__, manifest, pipeline, record_files, runtime, tir_pipeline
 from .dtypes import held_dtype, precision_name, stored_name
 from .errors import BuildError, ConfigError, message
 from .lower import Lowered, Lowering
@@ -39,9 +36,6 @@ from .target import Target
 if TYPE_CHECKING:
     from .runtime import Module
 
-# Register tiles and vectors of an epilogue, never state: those are in the workspace. TVM's own limit of 1 KB would send
-# every tile to a heap allocator that lives in libtvm_runtime, which a deployed module does not have.
-STACK_BYTES = 1 << 16
 Progress = Callable[[str], None]
 
 
@@ -207,54 +201,10 @@ def _dump(folder: str | os.PathLike[str], stages: list[tuple[str, str]]) -> None
 # --- code generation -------------------------------------------------------------------------------------------------
 
 
-def _keep_on_stack(alloc: Any) -> Any:
-    size = 8
-    for extent in alloc.buffer.shape:
-        if not isinstance(extent, tirx.IntImm):
-            return alloc
-        size *= int(extent)
-    if size > STACK_BYTES:
-        return alloc
-    return tirx.AllocBuffer(alloc.buffer, {"disable_lower_builtin": tirx.IntImm("int32", 1)})
-
-
-@tvm.transform.module_pass(opt_level=0)
-def _stack(mod: Any, _context: Any) -> Any:
-    functions = {
-        name: f.with_body(tvm_ffi.structural_map(f.body, (tirx.AllocBuffer, _keep_on_stack)))
-        if isinstance(f, tirx.PrimFunc)
-        else f
-        for name, f in mod.functions_items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs)
-
-
-def _tir_pipeline() -> tuple[Any, Any, Any]:
-    """The passes that loops without blocks need. TVM's default runs 40, most of them for GPUs, in twice the time."""
-    passes = [
-        s_tir.transform.StmtSimplify(),
-        tirx.transform.FlattenBuffer(),
-        tirx.transform.VectorizeLoop(True),
-        tirx.transform.UnrollLoop(),
-        tirx.transform.StmtSimplify(),
-        tirx.transform.RemoveNoOp(),
-        tirx.transform.VerifyMemory(),
-        tirx.transform.AnnotateEntryFunc(),
-        tirx.transform.SplitHostDevice(),
-        tirx.transform.MakePackedAPI(),
-    ]
-    _, _, device = default_s_tir_pipeline()
-    final = [_stack, tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
-    return tvm.ir.transform.Sequential(passes), lambda: tvm.ir.transform.Sequential(final), device
-
-
-compilation_pipeline.register_tir_pipeline("tvm_rnn_cpu", _tir_pipeline)
-
-
 def generate(module: Any, target: Target) -> Any:
     """The IRModule as TVM executable (LLVM machine code)."""
     try:
-        return tvm.compile(module, target.tvm_target, tir_pipeline="tvm_rnn_cpu")
+        return tvm.compile(module, target.tvm_target, tir_pipeline=tir_pipeline.NAME)
     except Exception as reason:  # TVM raises many classes, none of them meant for users
         text = str(reason).strip().splitlines()
         what = text[-1] if text else type(reason).__name__
