@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -62,6 +64,10 @@ def test_depends() -> None:
     c, d = make("add", a, b), make("neg", weight)
     found = depends([X, H, weight, a, b, c, d])
     assert [set(found[n]) for n in (a, b, c, d)] == [{"input"}, {"state"}, {"input", "state"}, set()]
+    total = make("total", c, rank=1)
+    scaled = make("mul", total, d)
+    found = depends([X, H, weight, a, b, c, d, total, scaled])
+    assert found[total] == found[scaled] == {"total"}
 
 
 def test_a_cell_s_graph() -> None:
@@ -80,3 +86,7 @@ def test_rewrite_maps_the_roots() -> None:
     changed = rewrite(graph, {graph.output: new}, applied=("mine",))
     assert changed.output is new and changed.results == (new, graph.results[1]) and changed.applied == ("mine",)
     assert graph.output is not new and graph.applied == ()
+    more = replace(graph, emitted=(graph.output, graph.results[1]), totals=(graph.output,))
+    assert more.roots == (*graph.roots, *more.emitted, *more.totals)
+    changed = rewrite(more, {graph.output: new})
+    assert changed.emitted == (new, graph.results[1]) and changed.totals == (new,)

@@ -7,7 +7,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, concat, einsum, show, sigmoid, softplus, split, stack, tanh
-from tvm_rnn.graph import Graph
+from tvm_rnn.graph import Node, constant
 from tvm_rnn.normalise import Builder, normalise
 from tvm_rnn.reference import Reference
 
@@ -101,6 +101,28 @@ def test_softplus_becomes_its_parts() -> None:
 
     ops = [n.op for n in normal(soft, 7).nodes()]
     assert "softplus" not in ops and {"relu", "log1p", "exp"} <= set(ops)
+
+
+def test_softplus_stays_whole_to_be_differentiated() -> None:
+    @cell(states="h")
+    def soft(x: "H", h: "H"):
+        return softplus(x + h)
+
+    graph = rnn.RNN(soft, 7, 7).layers[0].graph
+    assert "softplus" in [n.op for n in normalise(graph, expand=False).nodes()]
+
+
+def test_a_part_of_a_repeated_value_is_a_part_of_the_value() -> None:
+    builder, row = Builder(), Node("input", shape=(1, 5), name="x")
+    whole = builder.make("broadcast", row, to=(3, 5))
+    assert builder.make("broadcast", row, to=(1, 5)) is row
+    assert builder.make("index", whole, axis=-2, at=2) is builder.make("index", row, axis=-2, at=0)
+    part = builder.make("slice", whole, axis=-1, start=1, stop=4)
+    assert (part.op, part.shape, part.args[0].op, part.args[0].shape) == ("broadcast", (3, 3), "slice", (1, 3))
+
+
+def test_sums_over_steps_of_numbers_are_no_numbers() -> None:
+    assert Builder().make("total", constant(2.0), rank=0).op == "total"
 
 
 def test_constants_are_folded_and_shared() -> None:

@@ -57,7 +57,16 @@ CASES: list[Case] = [
     ("gemm", ((3, 4), (4,)), {}),
     ("gemm", ((2, 3, 4), (4,), (2, 3, 5), (5,)), {}),
     ("gemm", ((4,), (4,)), {}),
+    ("broadcast", ((2, 1, 3),), {"to": (2, 5, 3)}),
+    ("broadcast", ((1,),), {"to": (1,)}),
+    ("broadcast", ((),), {"to": ()}),
+    ("total", ((2, 3),), {"rank": 2}),
+    ("total", ((),), {"rank": 0}),
+    ("total_product", ((3,), (4,)), {"spec": "i,j->ij"}),
+    ("total_product", ((2, 3), (2,)), {"spec": "ij,i->ij"}),
+    ("total_product", ((2, 3), (4, 3)), {"spec": "ij,kj->ik"}),
 ]
+TOTALS = ("total", "total_product")
 
 
 def name(case: Case) -> str:
@@ -90,7 +99,7 @@ def test_rows_are_complete(op: ops.Op) -> None:
     """Pointwise rows have an expression and others none; every row has a gradient; arity agrees with the cases."""
     assert (op.expression is not None) == (op.kind == "pointwise")
     assert op.gradient is not None
-    assert op.kind in ("pointwise", "move", "reduce", "contract") and op.cost >= 1
+    assert op.kind in ("pointwise", "move", "reduce", "contract", "total") and op.cost >= 1
     counts = {len(shapes) for other, shapes, _ in CASES if other == op.name}
     assert counts == {op.arity} or op.arity is None
     assert f"| {op.name} | {op.kind} |" in ops.markdown()
@@ -105,19 +114,30 @@ def test_shape_rule_is_that_of_numpy(case: Case) -> None:
     everyone = range(len(shapes))
     fixed = {p for p in everyone if op == "gemm" and p % 2 == 0}  # a GEMM's weights are parameters
     for lead in ((5,), (3, 2), (1,), (0,), (4, 0)):
-        assert meaning(case, draw(case, *[() if p in fixed else lead for p in everyone])).shape == lead + shape
+        full = shape if op in TOTALS else lead + shape
+        assert meaning(case, draw(case, *[() if p in fixed else lead for p in everyone])).shape == full
         for parameter in everyone:
             leads = [() if p == parameter or p in fixed else lead for p in everyone]
             if any(leads):
-                assert meaning(case, draw(case, *leads)).shape == lead + shape
+                assert meaning(case, draw(case, *leads)).shape == full
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c[0] != "gemm"], ids=name)
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] not in ("gemm", *TOTALS)], ids=name)
 def test_a_batch_is_its_rows(case: Case) -> None:
     arrays = draw(case, *[(3,)] * len(case[1]))
     whole = meaning(case, arrays)
     for row in range(3):
         np.testing.assert_allclose(whole[row], meaning(case, [a[row] for a in arrays]), rtol=1e-15, atol=1e-15)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c[0] in TOTALS], ids=name)
+def test_a_total_is_the_sum_of_its_rows(case: Case) -> None:
+    arrays = draw(case, *[(3, 2)] * len(case[1]))
+    rows = [meaning(case, [a[place] for a in arrays]) for place in np.ndindex(3, 2)]
+    np.testing.assert_allclose(meaning(case, arrays), np.sum(rows, axis=0), rtol=1e-14, atol=1e-14)
+    fixed = [arrays[0], *[a[0, 0] for a in arrays[1:]]]  # an operand without rows counts at every one
+    rows = [meaning(case, [fixed[0][place], *fixed[1:]]) for place in np.ndindex(3, 2)]
+    np.testing.assert_allclose(meaning(case, fixed), np.sum(rows, axis=0), rtol=1e-14, atol=1e-14)
 
 
 def reduce_to(gradient: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -207,6 +227,8 @@ def test_gradient_of_einsum_refuses_an_axis_summed_alone() -> None:
         ("where", ((2,), (2,), (3,)), {}, "axis 0 has sizes 2 and 2 and 3"),
         ("reshape", ((6,),), {"rank": 1, "to": (4,)}, "6 elements cannot become"),
         ("reshape", ((4,),), {"rank": 1, "to": (-2, -2)}, "4 elements cannot become"),
+        ("broadcast", ((2, 3),), {"to": (2, 6)}, "cannot be repeated to"),
+        ("broadcast", ((2,),), {"to": (1, 2)}, "cannot be repeated to"),
         ("transpose", ((2, 3),), {"axes": (0, 0)}, "not each of the 2 axes once"),
         ("transpose", ((2, 3),), {"axes": (0,)}, "not each of the 2 axes once"),
         ("slice", ((5,),), {"axis": -1, "start": 2, "stop": 2}, "2:2 is not inside an axis of size 5"),

@@ -6,6 +6,8 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from derivatives import draw, named, oracle
+from networks import flags, network
 
 import tvm_rnn as rnn
 from tvm_rnn import ConfigError, pipeline, target
@@ -30,6 +32,32 @@ def test_every_stage_means_the_same(name: str, off: tuple[str, ...]) -> None:
         np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12, err_msg=stage)
         for key, value in state.items():
             np.testing.assert_allclose(ours[key], value, rtol=1e-12, atol=1e-12, err_msg=f"{stage}: {key}")
+
+
+QUICK = ("lstm", "gru_reset_before", "lstm_layer_norm", "mlstm", "delta_net", "augru")
+
+
+@pytest.mark.parametrize("off", OFF, ids=lambda off: "+".join(off) or "all on")
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in rnn.cells.names()]
+)
+def test_every_stage_of_training_means_the_same(name: str, off: tuple[str, ...]) -> None:
+    net = network(name, 3, 5, dtype="float64")
+    case = draw(net, 3, 2, **flags(3, 2))
+    expected = oracle(net, case)
+    for stage, layers in pipeline.run(net, V4, off, training=True)[1:]:
+        run = Reference(net, [layers.graphs[i] for i in layers.of_layer])
+        found = named(*run.gradients(case.x, case.state, case.gy, case.gstate, **case.rows))
+        for key, value in expected.items():
+            np.testing.assert_allclose(found[key], value, rtol=1e-11, atol=1e-12, err_msg=f"{stage}: {key}")
+
+
+def test_training_applies_every_pass_to_both_graphs() -> None:
+    stages = pipeline.run(rnn.RNN(rnn.cells.lstm, 3, 5), V4, ["combine_gemms"], training=True)
+    assert [name for name, _ in stages][:2] == ["trace", "differentiate"]
+    graph = stages[-1][1].graphs[0]
+    assert graph.backward is not None and graph.applied == ("differentiate", *graph.backward.applied)
+    assert graph.backward.applied == ("hoist_gemms", "fuse_pointwise", "tile_layers_and_time")
 
 
 def test_stages_are_in_order() -> None:

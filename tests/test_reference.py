@@ -31,6 +31,7 @@ NETS: dict[str, dict[str, Any]] = {
     "sizes per layer": {"cell": restless, "num_layers": 3, "bidirectional": True, "hidden_size": [4, 2, 3]},
     "slstm": {"cell": cells.slstm, "num_layers": 2},
     "augru": {"cell": cells.augru, "bidirectional": True},
+    "reverse": {"cell": restless, "num_layers": 2, "reverse": True},
 }
 
 
@@ -132,7 +133,9 @@ def test_a_reset_everywhere_forgets_the_state() -> None:
         assert_close(y[t], rnn.reference(net)(x[t : t + 1])[0][0], "float64", 1)
 
 
-@pytest.mark.parametrize("forward", [name for name, how in NETS.items() if not how.get("bidirectional")])
+@pytest.mark.parametrize(
+    "forward", [name for name, how in NETS.items() if not {"bidirectional", "reverse"} & how.keys()]
+)
 def test_step_by_step_is_the_sequence(forward: str) -> None:
     net = RNN(**{"input_size": 3, "hidden_size": 4, **NETS[forward]}).init(1)
     x, state = draw(net), some_state(net)

@@ -23,9 +23,11 @@ def net_of(name: str, **options: object) -> rnn.RNN:
     return rnn.RNN(rnn.cells.get(name), 8, 16, **options)
 
 
-def graph_stages(net: rnn.RNN, without: tuple[str, ...] = ()) -> dict[str, str]:
+def graph_stages(net: rnn.RNN, without: tuple[str, ...] = (), training: bool = False) -> dict[str, str]:
     machine = target.resolve("x86-64-v4")
-    return {name: show.layers_text(net, layers) for name, layers in pipeline.run(net, machine, without)}
+    return {
+        name: show.layers_text(net, layers) for name, layers in pipeline.run(net, machine, without, training=training)
+    }
 
 
 def compare(file: Path, text: str) -> None:
@@ -47,6 +49,14 @@ def test_every_stage_of_a_cell(name: str) -> None:
 def test_lstm_with_a_pass_switched_off(off: str) -> None:
     text = list(graph_stages(net_of("lstm"), (off,)).values())[-1]
     compare(GOLDEN / f"lstm.without_{off}.txt", text)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "mlstm"])
+def test_the_graphs_of_training(name: str) -> None:
+    stages = graph_stages(net_of(name), training=True)
+    assert tuple(stages) == ("trace", "differentiate", *pipeline.PASS_NAMES)
+    for stage in ("differentiate", "tile_layers_and_time"):
+        compare(GOLDEN / f"{name}.training.{stage}.txt", stages[stage])
 
 
 def test_layers_that_share_a_graph_are_shown_once() -> None:

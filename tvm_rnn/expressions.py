@@ -102,6 +102,8 @@ def moved(node: Node, index: Index) -> Index:
     if node.op == "slice":
         at = rank + attrs["axis"]
         return (*index[:at], index[at] + attrs["start"], *index[at + 1 :])
+    if node.op == "broadcast":
+        return fit(node.args[0].shape, index)
     if node.op == "transpose":
         return tuple(index[attrs["axes"].index(a)] for a in range(rank))
     assert node.op == "reshape", node.op

@@ -321,30 +321,32 @@ def split(x: Array, sections: int | Sequence[int], axis: int = -1) -> list[Array
     return parts
 
 
-def zeros_like(x: Array) -> Array:
-    return np.zeros(x.shape)
+def fixed(x: Array) -> bool:
+    """A constant of the equations: nothing asks for its gradient."""
+    return isinstance(x, Value) and x.node.op == "const"
 
 
-def ones_like(x: Array) -> Array:
-    return np.ones(x.shape)
+def repeat(x: Array, to: Sequence[int]) -> Array:
+    """The array repeated along its axes of size 1, as an operand of `to`'s shape would repeat it."""
+    return Value(node("broadcast", x, to=tuple(to))) if _traced(x) else np.broadcast_to(x, tuple(to))
 
 
 def pad(x: Array, axis: int, before: int, after: int) -> Array:
     """Zeros before and after along a negative axis."""
+    shape, zero = list(x.shape), np.zeros((1,) * len(x.shape))
     parts = []
-    for count, middle in ((before, False), (0, True), (after, False)):
-        if middle:
+    for count in (before, None, after):
+        if count is None:
             parts.append(x)
         elif count:
-            shape = list(x.shape)
             shape[axis] = count
-            parts.append(np.zeros(shape))
+            parts.append(repeat(lift(zero) if _traced(x) else zero, shape))
     return concat(parts, axis) if len(parts) > 1 else x
 
 
 def share_max(x: Array, top: Array, grad: Array, axis: int) -> Array:
     """The gradient of max: shared equally among the places that reach it."""
-    hit = where(x >= top, 1.0 + 0.0 * x, 0.0 * x)
+    hit = where(x == top, 1.0, 0.0)
     return hit * grad / sum(hit, axis, keepdims=True)
 
 

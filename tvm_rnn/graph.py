@@ -4,7 +4,8 @@ In: nodes from `trace.py`, rewritten by `normalise.py` and `passes/`. Out: `refe
 it, `show.py` prints it. Every stage of a graph is made of rows of `ops.py`, so every stage can be run by the oracle.
 
 Regions: `weights` (depends on parameters alone: once, when weights are loaded), `before` (once over all T), `step`
-(inside the time loop), `after` (once over all T). Shapes leave out T and B, which are implicit and leading.
+(inside the time loop), `after` (once over all T). Shapes leave out T and B, which are implicit and leading; totals, and
+what is made of them, have neither axis.
 """
 
 from __future__ import annotations
@@ -101,7 +102,13 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Graph:
-    """One layer of a cell. `results` are the new states, in the order of `states`; `output` is what the layer emits."""
+    """One layer of a cell. `results` are the new states, in the order of `states`; `output` is what the layer emits.
+
+    emitted: further values of each step that are kept for all T: what the backward graph reads again; in a backward
+    graph (kind "backward") the gradients of the inputs after the first. totals: values without T and B: in a backward
+    graph the gradients of `params`, in their order. backward: the graph of the gradients, once
+    `passes/differentiate.py` has made it.
+    """
 
     cell: str
     dtype: str
@@ -116,10 +123,14 @@ class Graph:
     groups: tuple[Group, ...] = ()
     tiling: Tiling | None = None
     applied: tuple[str, ...] = ()
+    kind: str = "forward"
+    emitted: tuple[Node, ...] = ()
+    totals: tuple[Node, ...] = ()
+    backward: Graph | None = None
 
     @property
     def roots(self) -> tuple[Node, ...]:
-        return (*self.results, self.output)
+        return (*self.results, self.output, *self.emitted, *self.totals)
 
     def nodes(self) -> list[Node]:
         """Every node that the roots need, arguments first."""
@@ -152,9 +163,13 @@ def topological(roots: Iterable[Node]) -> Iterator[Node]:
 
 
 def depends(nodes: Sequence[Node]) -> dict[Node, frozenset[str]]:
-    """For each node (arguments first) which kinds of leaves it reads: a subset of {"input", "state"}."""
+    """For each node (arguments first) which kinds of leaves it reads: a subset of {"input", "state"}; {"total"} for a
+    sum over T and B and for what is made of such sums."""
     found: dict[Node, frozenset[str]] = {}
     for node in nodes:
+        if not node.leaf and TABLE[node.op].kind == "total":
+            found[node] = frozenset({"total"})
+            continue
         own = frozenset({node.op}) if node.op in ("input", "state") else frozenset()
         found[node] = own.union(*(found[arg] for arg in node.args))
     return found
@@ -168,5 +183,7 @@ def rewrite(graph: Graph, replace: Mapping[Node, Node], **changes: Any) -> Graph
         graph,
         results=tuple(replace.get(n, n) for n in graph.results),
         output=replace.get(graph.output, graph.output),
+        emitted=tuple(replace.get(n, n) for n in graph.emitted),
+        totals=tuple(replace.get(n, n) for n in graph.totals),
         **changes,
     )

@@ -11,6 +11,7 @@ Rewrite: index(add(W @ x, b), g)  -->  add(gemm(index(W, g), x), index(b, g))
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,12 @@ from .ops import TABLE
 
 
 class Builder:
-    """Makes nodes, simplified and each only once (hash-consing)."""
+    """Makes nodes, simplified and each only once (hash-consing). expand: functions that are cheaper in parts become
+    them."""
 
-    def __init__(self) -> None:
+    def __init__(self, expand: bool = True) -> None:
         self.known: dict[Any, Node] = {}
+        self.expand = expand
 
     def make(self, op: str, *args: Node, source: str = "", **attrs: Any) -> Node:
         simpler = self._simplify(op, args, source, attrs)
@@ -42,11 +45,14 @@ class Builder:
 
     def _simplify(self, op: str, args: tuple[Node, ...], source: str, attrs: dict[str, Any]) -> Node | None:
         x = args[0] if args else None
-        if all(a.scalar is not None for a in args) and not TABLE[op].boolean and args and op != "where":
+        folds = not TABLE[op].boolean and TABLE[op].kind != "total" and op not in ("where", "broadcast")
+        if folds and args and all(a.scalar is not None for a in args):
             with np.errstate(all="ignore"):
                 return self.leaf(constant(TABLE[op].numpy(*(a.value for a in args), **attrs)))
         assert x is not None
-        if op == "softplus":  # its parts are values of their own: cheaper to compile than one deep expression
+        if (
+            op == "softplus" and self.expand
+        ):  # its parts are values of their own: cheaper to compile than one deep expression
             small = self.make("exp", self.make("neg", self.make("abs", x, source=source), source=source), source=source)
             small = self.make("log1p", small, source=source)
             return self.make("add", self.make("relu", x, source=source), small, source=source)
@@ -54,6 +60,8 @@ class Builder:
             return self._reshape(x, attrs["to"], source)
         if op == "transpose":
             return self._transpose(x, attrs["axes"], source)
+        if op == "broadcast" and x.shape == attrs["to"]:
+            return x
         if op == "slice" and (attrs["start"], attrs["stop"]) == (0, x.shape[attrs["axis"]]):
             return x
         if op in ("slice", "index"):
@@ -98,6 +106,10 @@ class Builder:
             return self._push_reshape(op, x, source, attrs)
         if x.op == "einsum":
             return self._push_einsum(op, x, source, attrs)
+        if x.op == "broadcast":
+            part = self._narrow(op, x.args[0], source, attrs)
+            to = TABLE[op].shape(x.shape, **attrs)
+            return self.make("broadcast", part, source=source, to=to)
         if x.op == "concat" and x.attrs["axis"] == axis:
             return self._push_concat(op, x, source, attrs)
         return None
@@ -153,14 +165,17 @@ class Builder:
         return None
 
 
-def normalise(graph: Graph) -> Graph:
-    """The canonical form of a traced graph (see the module's docstring)."""
-    builder = Builder()
+def normalise(graph: Graph, expand: bool = True) -> Graph:
+    """The canonical form of a traced graph (see the module's docstring), and of its backward graph where it has one.
+
+    expand=False leaves softplus whole: its parts have no gradient at 0, so it must be differentiated in one piece.
+    """
+    builder = Builder(expand)
     new: dict[Node, Node] = {}
     for node in graph.nodes():
         new[node] = builder.leaf(node) if node.leaf else _again(builder, node, new)
-    graph = rewrite(graph, new)
-    return _shared_truths(_products(graph, builder), builder)
+    graph = _shared_truths(_products(rewrite(graph, new), builder), builder)
+    return graph if graph.backward is None else replace(graph, backward=normalise(graph.backward, expand))
 
 
 def _again(builder: Builder, node: Node, new: Mapping[Node, Node]) -> Node:
@@ -170,12 +185,13 @@ def _again(builder: Builder, node: Node, new: Mapping[Node, Node]) -> Node:
 def _products(graph: Graph, builder: Builder) -> Graph:
     """einsum of a parameter with a vector that is summed whole --> gemm."""
     nodes = graph.nodes()
-    free = {n: not d for n, d in depends(nodes).items()}  # depends on parameters alone
+    leaves = depends(nodes)
+    free = {n: not d for n, d in leaves.items()}  # depends on parameters alone
     new: dict[Node, Node] = {}
     for node in nodes:
         if node.leaf:
             new[node] = node
-        elif node.op == "einsum" and free[node.args[0]] != free[node.args[1]]:
+        elif node.op == "einsum" and free[node.args[0]] != free[node.args[1]] and "total" not in leaves[node]:
             new[node] = _product(builder, node, 0 if free[node.args[0]] else 1, new)
         else:
             new[node] = _again(builder, node, new)

@@ -5,18 +5,23 @@ column, `lower.py` builds tensor expressions from the expression column, BPTT us
 add one row (and, if users should write it, its name in `functions.py`).
 
 Shapes never contain T or B: those axes are implicit and leading. All `axis` attributes are negative for that reason.
-Pointwise operands have equal rank (tracing inserts reshapes), so NumPy's broadcasting does the rest.
+Pointwise operands have equal rank (tracing inserts reshapes), so NumPy's broadcasting does the rest. Rows of kind
+`total` sum over T and B: they make what weights' gradients begin with, and cells cannot write them.
+
+Gradients are those of torch, also at ties, at NaN and at infinity: a value that is not chosen gets 0, whatever comes
+from above; equal operands of maximum share, but a constant leaves all to the other, as in clamp.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from . import scalar
+from . import gradients, scalar
 
 Shape = tuple[int, ...]
 Array = Any  # a NumPy array in the oracle, a traced Value in a gradient
@@ -41,7 +46,7 @@ class Op:
     numpy: Callable[..., Array]
     gradient: Gradient | None
     expression: Callable[..., Any] | None = None
-    kind: str = "pointwise"  # pointwise | move | reduce | contract
+    kind: str = "pointwise"  # pointwise | move | reduce | contract | total
     boolean: bool = False  # the result is a truth value
     cost: int = 1
 
@@ -96,6 +101,13 @@ def reshaped(shape: Shape, *, rank: int, to: Shape) -> Shape:
     return to
 
 
+def broadcasted(shape: Shape, *, to: Shape) -> Shape:
+    """The shape `to`, of equal rank, that an operand is repeated to along its axes of size 1."""
+    if len(shape) != len(to) or any(own not in (1, size) for own, size in zip(shape, to, strict=True)):
+        raise ValueError(f"{shape} cannot be repeated to {to}")
+    return to
+
+
 def transposed(shape: Shape, *, axes: Sequence[int]) -> Shape:
     """The shape in another order of axes, counted from 0 without T and B."""
     if sorted(axes) != list(range(len(shape))):
@@ -128,15 +140,6 @@ def _einsum(a: Array, b: Array, *, spec: str) -> Array:
     return np.einsum(f"...{left},...{right}->...{out}", a, b, optimize=True)
 
 
-def _contract_gradient(f: Any, g: Array, out: Array, args: Sequence[Array], *, spec: str) -> Sequence[Array | None]:
-    inputs, result = spec.split("->")
-    left, right = inputs.split(",")
-    for own, other in ((left, right), (right, left)):
-        if set(own) - set(other) - set(result):
-            raise ValueError(f"an axis of '{own}' is summed alone: write it as sum()")
-    return f.contract(f"{result},{right}->{left}", g, args[1]), f.contract(f"{result},{left}->{right}", g, args[0])
-
-
 def multiplied(*shapes: Shape) -> Shape:
     """The shape of a sum of weight x operand products: weights [.., K] with operands [K], all with the same rows."""
     for weight, operand in zip(shapes[::2], shapes[1::2], strict=True):
@@ -153,12 +156,17 @@ def _gemm(*args: Array) -> Array:
     return total
 
 
-def _gemm_gradient(f: Any, g: Array, out: Array, args: Sequence[Array]) -> list[Array]:
-    result: list[Array] = []
-    for weight, operand in zip(args[::2], args[1::2], strict=True):
-        rows = "abc"[: len(f.shape(weight)) - 1]
-        result += [f.contract(f"{rows},k->{rows}k", g, operand), f.contract(f"{rows},{rows}k->k", g, weight)]
-    return result
+def _total_product(a: Array, b: Array, *, spec: str) -> Array:
+    """einsum with all leading axes summed as well; an operand that lacks leading axes counts at every one."""
+    inputs, out = spec.split("->")
+    left, right = inputs.split(",")
+    ranks = (a.ndim - len(left), b.ndim - len(right))
+    lead = np.broadcast_shapes(a.shape[: ranks[0]], b.shape[: ranks[1]])
+    rows = [
+        np.broadcast_to(v, lead + v.shape[rank:]).reshape(-1, *v.shape[rank:])
+        for v, rank in zip((a, b), ranks, strict=True)
+    ]
+    return np.einsum(f"Z{left},Z{right}->{out}", *rows, optimize=True)
 
 
 def _sigmoid(x: Array) -> Array:
@@ -201,15 +209,19 @@ _SQRT_PI = float(np.sqrt(np.pi))
 _ROWS = [
     # name, NumPy, gradient, FLOPs
     _unary("neg", np.negative, lambda f, g, y, a: (-g,)),
-    _unary("abs", np.abs, lambda f, g, y, a: (g * f.sign(a[0]),)),
+    _unary(
+        "abs",
+        np.abs,
+        lambda f, g, y, a: (g * f.where(a[0] > 0.0, 1.0, f.where(a[0] < 0.0, -1.0, 0.0)),),
+    ),
     _unary("sign", np.sign, lambda f, g, y, a: (None,)),
     _unary("exp", np.exp, lambda f, g, y, a: (g * y,), 10),
     _unary("log", np.log, lambda f, g, y, a: (g / a[0],), 12),
     _unary("log1p", np.log1p, lambda f, g, y, a: (g / (1.0 + a[0]),), 20),
-    _unary("sqrt", np.sqrt, lambda f, g, y, a: (g * 0.5 / y,)),
+    _unary("sqrt", np.sqrt, lambda f, g, y, a: (g / (2.0 * y),)),
     _unary("tanh", np.tanh, lambda f, g, y, a: (g * (1.0 - y * y),), 14),
     _unary("sigmoid", _sigmoid, lambda f, g, y, a: (g * y * (1.0 - y),), 14),
-    _unary("relu", lambda x: np.maximum(x, 0), lambda f, g, y, a: (f.where(a[0] > 0.0, g, 0.0 * g),)),
+    _unary("relu", lambda x: np.maximum(x, 0), lambda f, g, y, a: (f.where(a[0] <= 0.0, 0.0, g),)),
     _unary("softplus", lambda x: np.logaddexp(x, 0), lambda f, g, y, a: (g * f.sigmoid(a[0]),), 24),
     _unary("erf", scalar.numpy_erf, lambda f, g, y, a: (g * f.exp(-(a[0] * a[0])) * (2.0 / _SQRT_PI),), 20),
     _unary("sin", np.sin, lambda f, g, y, a: (g * f.cos(a[0]),), 20),
@@ -217,13 +229,13 @@ _ROWS = [
     Op("add", 2, _same, np.add, lambda f, g, y, a: (g, g), scalar.add),
     Op("sub", 2, _same, np.subtract, lambda f, g, y, a: (g, -g), scalar.sub),
     Op("mul", 2, _same, np.multiply, lambda f, g, y, a: (g * a[1], g * a[0]), scalar.mul),
-    Op("div", 2, _same, np.divide, lambda f, g, y, a: (g / a[1], -(g * y / a[1])), scalar.div),
+    Op("div", 2, _same, np.divide, lambda f, g, y, a: (g / a[1], -g * (y / a[1])), scalar.div),
     Op(
         "power",
         2,
         _same,
         np.power,
-        lambda f, g, y, a: (g * a[1] * f.power(a[0], a[1] - 1.0), g * y * f.log(a[0])),
+        gradients.power,
         scalar.power,
         cost=30,
     ),
@@ -232,7 +244,7 @@ _ROWS = [
         2,
         _same,
         np.maximum,
-        lambda f, g, y, a: (f.where(a[0] >= a[1], g, 0.0 * g), f.where(a[0] >= a[1], 0.0 * g, g)),
+        lambda f, g, y, a: gradients.choice(f, g, a, operator.ge, operator.lt),
         scalar.maximum,
     ),
     Op(
@@ -240,7 +252,7 @@ _ROWS = [
         2,
         _same,
         np.minimum,
-        lambda f, g, y, a: (f.where(a[0] <= a[1], g, 0.0 * g), f.where(a[0] <= a[1], 0.0 * g, g)),
+        lambda f, g, y, a: gradients.choice(f, g, a, operator.le, operator.gt),
         scalar.minimum,
     ),
     *(_compare(name) for name in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")),
@@ -252,7 +264,7 @@ _ROWS = [
         3,
         _same,
         np.where,
-        lambda f, g, y, a: (None, f.where(a[0], g, 0.0 * g), f.where(a[0], 0.0 * g, g)),
+        lambda f, g, y, a: (None, f.where(a[0], g, 0.0), f.where(a[0], 0.0, g)),
         scalar.where,
     ),
     Op(
@@ -300,7 +312,7 @@ _ROWS = [
         1,
         reduced,
         lambda x, *, axis, keepdims: np.sum(x, axis=axis, keepdims=keepdims),
-        lambda f, g, y, a, *, axis, keepdims: (f.ones_like(a[0]) * (g if keepdims else f.expand(g, axis)),),
+        lambda f, g, y, a, *, axis, keepdims: (f.repeat(g if keepdims else f.expand(g, axis), f.shape(a[0])),),
         kind="reduce",
     ),
     Op(
@@ -313,9 +325,28 @@ _ROWS = [
         ),
         kind="reduce",
     ),
-    Op("einsum", 2, contracted, _einsum, _contract_gradient, kind="contract", cost=2),
+    Op(
+        "broadcast",
+        1,
+        broadcasted,
+        lambda x, *, to: np.broadcast_to(x, x.shape[: x.ndim - len(to)] + tuple(to)),
+        lambda f, g, y, a, *, to: (g,),
+        kind="move",
+    ),
+    Op("einsum", 2, contracted, _einsum, gradients.contract, kind="contract", cost=2),
     # gemm(W1, x1, W2, x2, ...) = sum of W x: parameters [(G,) N, K] times vectors [K]; normalise.py makes it of einsum.
-    Op("gemm", None, multiplied, _gemm, _gemm_gradient, kind="contract", cost=2),
+    Op("gemm", None, multiplied, _gemm, gradients.gemm, kind="contract", cost=2),
+    # Over all T and B: the sum of a value, and of products of two. `spec` is that of einsum, without T and B: with
+    # "ij,k->ijk" it is the GEMM of a weight's gradient.
+    Op(
+        "total",
+        1,
+        lambda shape, *, rank: shape,
+        lambda x, *, rank: x.sum(axis=tuple(range(x.ndim - rank))),
+        lambda f, g, y, a, *, rank: (g,),
+        kind="total",
+    ),
+    Op("total_product", 2, contracted, _total_product, gradients.contract, kind="total", cost=2),
 ]
 
 TABLE: dict[str, Op] = {op.name: op for op in _ROWS}

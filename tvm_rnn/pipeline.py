@@ -15,6 +15,7 @@ from .graph import Graph
 from .normalise import normalise
 from .passes import Pass
 from .passes.combine_gemms import CombineGemms
+from .passes.differentiate import Differentiate
 from .passes.fuse_pointwise import FusePointwise
 from .passes.hoist_gemms import HoistGemms
 from .passes.tile_layers_and_time import TileLayersAndTime
@@ -53,8 +54,11 @@ def check_names(without: Iterable[str]) -> frozenset[str]:
     return names
 
 
-def run(net: RNN, target: Target, without: Iterable[str] = (), batches: Iterable[int] = ()) -> list[tuple[str, Layers]]:
-    """All stages in order: "trace", "normalise", then each pass that was not left out.
+def run(
+    net: RNN, target: Target, without: Iterable[str] = (), batches: Iterable[int] = (), *, training: bool = False
+) -> list[tuple[str, Layers]]:
+    """All stages in order: "trace", "normalise" (for training "differentiate", which does both), then each pass that
+    was not left out. For training the graphs have backward graphs, which every pass is applied to as well.
 
     batches: sizes to be quickest at.
     fuse_pointwise and tile_layers_and_time also decide things that later stages cannot do without, so leaving them out
@@ -68,8 +72,9 @@ def run(net: RNN, target: Target, without: Iterable[str] = (), batches: Iterable
             graphs.append(layer.graph)
         of_layer.append(next(i for i, g in enumerate(graphs) if g is layer.graph))
     stages = [("trace", Layers(tuple(graphs), tuple(of_layer)))]
-    graphs = [normalise(g) for g in graphs]
-    stages.append(("normalise", Layers(tuple(graphs), tuple(of_layer))))
+    first = "differentiate" if training else "normalise"
+    graphs = [_apply(Differentiate(), g, net, target) if training else normalise(g) for g in graphs]
+    stages.append((first, Layers(tuple(graphs), tuple(of_layer))))
     for step in PASSES:
         if step.name in off:
             if not isinstance(step, (FusePointwise, TileLayersAndTime)):
@@ -88,6 +93,8 @@ def _apply(step: Pass, graph: Graph, net: RNN, target: Target) -> Graph:
     if getattr(step, "enabled", True):
         result = replace(result, applied=(*graph.applied, step.name))
     step.ensures(result)
+    if graph.backward is not None:
+        result = replace(result, backward=_apply(step, graph.backward, net, target))
     return result
 
 

@@ -1,7 +1,8 @@
-"""The oracle: any RNN in NumPy float64, from the same trace that is compiled.
+"""The oracle: any RNN in NumPy float64, from the same trace that is compiled; and its gradients.
 
-In: an `RNN` with weights (or graphs at any stage of the pipeline). Out: (y, state), called as a compiled Module is.
-Slow and plain on purpose: one interpreter of the op table, one loop over time.
+In: an `RNN` with weights (or graphs at any stage of the pipeline). Out: (y, state), called as a compiled Module is;
+from `gradients` those of inputs, state and weights. Slow and plain on purpose: one interpreter of the op table, one
+loop over time, and one back.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from .rnn import RNN, weight_name
 from .runtime_model import Plan, call, check_inputs
 
 Array = np.ndarray
+Tape = dict[int, list[Array]]  # for each step: inputs, states before it, what the graph emits
 
 
 def evaluate(nodes: Sequence[Node], values: dict[Node, Array]) -> None:
@@ -47,6 +49,7 @@ class Reference:
             net.check_weights()
         self.net = net
         self.graphs = list(graphs) if graphs is not None else [layer.graph for layer in net.layers]
+        self._differentiated: dict[int, Graph] = {}
 
     def __call__(
         self, x: Any, state: Mapping[str, Any] | None = None, *, lengths: Any = None, reset: Any = None, **inputs: Any
@@ -55,7 +58,60 @@ class Reference:
 
         Returns y [T, B, D*H] and the final state, both float64. Raises InputError for arrays that do not fit.
         """
+        arrays, states, n, mask = self._arguments(x, inputs, state, lengths, reset)
+        y, _ = self._run(self.graphs, arrays, states, n, mask)
+        return y, self._joined(states)
+
+    def gradients(
+        self,
+        x: Any,
+        state: Mapping[str, Any] | None = None,
+        gy: Any = None,
+        gstate: Mapping[str, Any] | None = None,
+        *,
+        lengths: Any = None,
+        reset: Any = None,
+        **inputs: Any,
+    ) -> tuple[Any, dict[str, Any], dict[str, Array]]:
+        """The gradients of sum(gy * y) + sum(gstate * state), where (y, state) is what a call with x, state, lengths
+        and reset returns: those of x, of the first state and of the weights, all float64.
+
+        gy: [T, B, D*H]; gstate: as the state; None: zeros. The first result is an array like x, or {input: array} where
+        the cell has several inputs; the second has the form of a state; the third is {weight: gradient}. Rows after
+        their last step get zeros, and what gy has there counts nothing. Raises InputError for arrays that do not fit.
+        """
         net = self.net
+        arrays, states, n, mask = self._arguments(x, inputs, state, lengths, reset)
+        graphs = [self._with_gradients(graph) for graph in self.graphs]
+        y, tapes = self._run(graphs, arrays, states, n, mask)
+        d_y = np.zeros_like(y) if gy is None else _floats("the gradient of y", gy)
+        if d_y.shape != y.shape:
+            raise InputError(message("the gradient of y has the wrong shape", got=d_y.shape, expected=y.shape))
+        zero = _each(net.initial_state(y.shape[1]), np.zeros_like)
+        carried = self._states(zero if gstate is None else gstate, y.shape[1], "the gradient of state")
+        d_extra = [np.zeros(array.shape) for array in arrays[1:]]
+        d_weights: dict[str, Array] = {}
+        for layer, graph in reversed(list(zip(net.layers, graphs, strict=True))):
+            d_x: Array | float = 0.0
+            for direction, d_out in enumerate(np.split(d_y, net.num_directions, axis=-1)):
+                place = (layer.index, direction)
+                own = {name: parts[layer.index][direction] for name, parts in carried.items()}
+                d_first, *d_others, totals = self._back(graph, place, tapes[place], d_out, own, n, mask)
+                d_x = d_x + d_first
+                for into, more in zip(d_extra, d_others, strict=True):
+                    into += more
+                d_weights |= {weight_name(p.name, *place): v for p, v in zip(graph.params, totals, strict=True)}
+                for name, value in own.items():
+                    carried[name][layer.index][direction] = value
+            d_y = np.asarray(d_x)
+        names = [a.name for a in net.cell.inputs]
+        d_inputs = dict(zip(names, [d_y, *d_extra], strict=True))
+        d_weights = {name: d_weights[name] for name in net.weight_shapes}
+        return (d_inputs if len(names) > 1 else d_y), self._joined(carried), d_weights
+
+    def _arguments(
+        self, x: Any, inputs: Mapping[str, Any], state: Mapping[str, Any] | None, lengths: Any, reset: Any
+    ) -> tuple[list[Array], dict[str, list[Array]], Array, Array]:
         arrays = self._inputs(x, inputs)
         steps, batch = arrays[0].shape[:2]
         n = np.full(batch, steps) if lengths is None else _rows("lengths", lengths, (batch,), "iu")
@@ -63,23 +119,37 @@ class Reference:
             expected = f"0 to {steps}, the number of steps of x"
             raise InputError(message("lengths are out of range", got=n.tolist(), expected=expected))
         mask = np.zeros((steps, batch), bool) if reset is None else _rows("reset", reset, (steps, batch), "b")
-        states = self._states(state, batch)
-        layer_input = arrays[0]
-        for layer, graph in zip(net.layers, self.graphs, strict=True):
+        return arrays, self._states(self.net.initial_state(batch) if state is None else state, batch), n, mask
+
+    def _run(
+        self, graphs: Sequence[Graph], arrays: Sequence[Array], states: dict[str, list[Array]], n: Array, mask: Array
+    ) -> tuple[Array, dict[tuple[int, int], Tape]]:
+        """All layers; `states` is changed in place. Returns y and a tape for each (layer, direction)."""
+        net, layer_input, tapes = self.net, arrays[0], {}
+        for layer, graph in zip(net.layers, graphs, strict=True):
             outputs = []
             for direction in range(net.num_directions):
+                place = (layer.index, direction)
                 own = {name: parts[layer.index][direction] for name, parts in states.items()}
-                weights = {p.name: net.weights[weight_name(p.name, layer.index, direction)] for p in graph.params}
-                y = self._layer(graph, weights, [layer_input, *arrays[1:]], own, n, mask, direction + net.reverse)
+                y, tapes[place] = self._layer(graph, place, [layer_input, *arrays[1:]], own, n, mask)
                 outputs.append(y)
                 for name, value in own.items():
                     states[name][layer.index][direction] = value
             layer_input = np.concatenate(outputs, axis=-1)
-        final = {
-            name: np.concatenate(parts) if not isinstance(net.initial_state(0)[name], list) else parts
-            for name, parts in states.items()
-        }
-        return layer_input, final
+        return layer_input, tapes
+
+    def _joined(self, states: Mapping[str, list[Array]]) -> dict[str, Any]:
+        whole = self.net.initial_state(0)
+        return {n: parts if isinstance(whole[n], list) else np.concatenate(parts) for n, parts in states.items()}
+
+    def _with_gradients(self, graph: Graph) -> Graph:
+        if graph.backward is not None:
+            return graph
+        from .passes.differentiate import differentiate
+
+        if id(graph) not in self._differentiated:
+            self._differentiated[id(graph)] = differentiate(graph)
+        return self._differentiated[id(graph)]
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
         """All of the model that the network came from, as Module.run; results of floats are float64."""
@@ -109,65 +179,128 @@ class Reference:
                 )
         return arrays
 
-    def _states(self, state: Mapping[str, Any] | None, batch: int) -> dict[str, list[Array]]:
+    def _states(self, given: Any, batch: int, what: str = "state") -> dict[str, list[Array]]:
         """Each state as one float64 array [D, B, *shape] per layer, copied."""
         initial = self.net.initial_state(batch)
-        given = initial if state is None else state
         if not isinstance(given, Mapping) or given.keys() != initial.keys():
             got = list(given) if isinstance(given, Mapping) else type(given).__name__
             do = "begin with net.initial_state(batch), or None"
-            raise InputError(message("the state is not the cell's", got=got, expected=list(initial), do=do))
+            raise InputError(
+                message(f"the {what.removeprefix('the ')} is not the cell's", got=got, expected=list(initial), do=do)
+            )
         result = {}
         for name, default in initial.items():
             wanted = [part.shape for part in default] if isinstance(default, list) else default.shape
             value = given[name]
             if isinstance(default, list) != isinstance(value, list):
                 kind, expected = type(value).__name__, f"a {type(default).__name__}"
-                raise InputError(message(f"state {name} has the wrong form", got=kind, expected=expected))
-            what = f"state {name}"
-            value = [_floats(what, part) for part in value] if isinstance(value, list) else _floats(what, value)
+                raise InputError(message(f"{what} {name} has the wrong form", got=kind, expected=expected))
+            own = f"{what} {name}"
+            value = [_floats(own, part) for part in value] if isinstance(value, list) else _floats(own, value)
             shape = [part.shape for part in value] if isinstance(value, list) else value.shape
             if shape != wanted:
-                raise InputError(message(f"state {name} has the wrong shape", got=shape, expected=wanted))
+                raise InputError(message(f"{what} {name} has the wrong shape", got=shape, expected=wanted))
             parts = value if isinstance(value, list) else np.split(value, self.net.num_layers)
             result[name] = [np.array(part, np.float64) for part in parts]
         return result
 
+    def _fixed(self, graph: Graph, place: tuple[int, int]) -> dict[Node, Array]:
+        """The values of a graph that are made of parameters alone, of one (layer, direction)."""
+        fixed = {p: self.net.weights[weight_name(p.name, *place)].astype(np.float64) for p in graph.params}
+        leaves = depends(nodes := graph.nodes())
+        evaluate([n for n in nodes if not leaves[n]], fixed)
+        return fixed
+
     def _layer(
         self,
         graph: Graph,
-        weights: Mapping[str, Array],
+        place: tuple[int, int],
         inputs: Sequence[Array],
         state: dict[str, Array],
         lengths: Array,
         reset: Array,
-        direction: int,
-    ) -> Array:
-        """One layer in one direction; `state` is changed in place. Returns y [T, B, width]."""
+    ) -> tuple[Array, Tape]:
+        """One layer in one direction; `state` is changed in place. Returns y [T, B, width] and what gradients read."""
         steps, batch = inputs[0].shape[:2]
-        nodes = graph.nodes()
-        leaves = depends(nodes)
-        fixed: dict[Node, Array] = {p: weights[p.name].astype(np.float64) for p in graph.params}
-        evaluate([n for n in nodes if not leaves[n]], fixed)
+        nodes, fixed, way = graph.nodes(), self._fixed(graph, place), place[1] + self.net.reverse
         y = np.zeros((steps, batch, graph.output.shape[0]))
-        for t in reversed(range(steps)) if direction else range(steps):
-            restart = reset[t] if not direction else (reset[t + 1] if t + 1 < steps else np.zeros(batch, bool))
-            active = t < lengths
-            known = t + direction < lengths  # flags in the padding mean nothing
+        tape: Tape = {}
+        for t in reversed(range(steps)) if way else range(steps):
+            active, restart = t < lengths, _restart(t, lengths, reset, way)
             for s in graph.states:
                 state[s.name] = state[s.name].copy()
-                state[s.name][restart & known] = self.net.cell.initial.get(s.name, 0.0)
+                state[s.name][restart] = self.net.cell.initial.get(s.name, 0.0)
             values = dict(fixed)
             values.update({node: state[node.name] for node in graph.states})
             values.update({node: inputs[i][t] for i, node in enumerate(graph.inputs)})
             evaluate(nodes, values)
+            tape[t] = [values[n] for n in (*graph.inputs, *graph.states, *graph.emitted)]
             for s, result in zip(graph.states, graph.results, strict=True):
-                new = np.broadcast_to(values[result], state[s.name].shape)
-                shape = (batch, *([1] * (new.ndim - 1)))
-                state[s.name] = np.where(active.reshape(shape), new, state[s.name])
-            out = np.broadcast_to(values[graph.output], y[t].shape)
-            y[t] = np.where(active[:, None], out, 0.0)
-        return y
+                state[s.name] = _chosen(active, _full(values[result], batch, s), state[s.name])
+            y[t] = _chosen(active, _full(values[graph.output], batch, graph.output), 0.0)
+        return y, tape
+
+    def _back(
+        self,
+        graph: Graph,
+        place: tuple[int, int],
+        tape: Tape,
+        d_y: Array,
+        carry: dict[str, Array],
+        lengths: Array,
+        reset: Array,
+    ) -> list[Any]:
+        """One layer in one direction, back over its tape; `carry`, the gradients of its states, is changed in place.
+        Returns the gradient of each input, then a list of those of the parameters."""
+        back = graph.backward
+        assert back is not None
+        steps, batch = d_y.shape[:2]
+        fixed, way = self._fixed(back, place), place[1] + self.net.reverse
+        leaves = depends(nodes := back.nodes())
+        own = [n for n in nodes if "total" not in leaves[n]]
+        totals = {n: np.zeros(n.shape) for n in nodes if not n.leaf and TABLE[n.op].kind == "total"}
+        roots = (back.output, *back.emitted)
+        results = [np.zeros((steps, batch, *root.shape)) for root in roots]
+        for t in range(steps) if way else reversed(range(steps)):
+            active, restart = t < lengths, _restart(t, lengths, reset, way)
+            values = {**fixed, **dict(zip(back.inputs, [d_y[t], *tape[t]], strict=True))}
+            values.update({node: carry[s.name] for node, s in zip(back.states, graph.states, strict=True)})
+            evaluate(own, values)
+            for node in totals:
+                rows = [_full(values[a], batch, a)[active] for a in node.args]
+                with np.errstate(all="ignore"):
+                    totals[node] += TABLE[node.op].numpy(*rows, **node.attrs)
+            for into, root in zip(results, roots, strict=True):
+                into[t] = _chosen(active, _full(values[root], batch, root), 0.0)
+            for s, result in zip(graph.states, back.results, strict=True):
+                new = _chosen(active, _full(values[result], batch, s), carry[s.name])
+                carry[s.name] = _chosen(restart, 0.0, new)
+        values = {**fixed, **totals}
+        evaluate([n for n in nodes if "total" in leaves[n]], values)
+        return [*results, [np.broadcast_to(values[n], n.shape) for n in back.totals]]
+
+
+def _restart(t: int, lengths: Array, reset: Array, direction: int) -> Array:
+    """The rows that begin again before step t is processed. Flags in the padding mean nothing."""
+    at = t + direction  # backwards, a flag at t + 1 separates t from what was just processed
+    flags: Array = reset[at] if at < len(reset) else np.zeros(len(lengths), bool)
+    rows: Array = flags & (at < lengths)
+    return rows
+
+
+def _full(value: Array, batch: int, node: Node) -> Array:
+    return np.broadcast_to(value, (batch, *node.shape))
+
+
+def _chosen(rows: Array, yes: Any, no: Any) -> Array:
+    """One or the other, row by row of the batch."""
+    rank = max(np.ndim(yes), np.ndim(no))
+    chosen: Array = np.where(rows.reshape(-1, *[1] * (rank - 1)), yes, no)
+    return chosen
+
+
+def _each(state: Mapping[str, Any], change: Any) -> dict[str, Any]:
+    return {n: [*map(change, v)] if isinstance(v, list) else change(v) for n, v in state.items()}
 
 
 def _floats(what: str, value: Any) -> Array:

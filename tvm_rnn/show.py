@@ -83,7 +83,7 @@ def graph_text(graph: Graph) -> str:
 
 def _graph(graph: Graph, where: str) -> Iterator[str]:
     sizes = " ".join(f"{k}={v}" for k, v in graph.sizes.items())
-    yield f"graph {graph.cell} forward  T=* B=* {sizes} {graph.dtype}{where}"
+    yield f"graph {graph.cell} {graph.kind}  T=* B=* {sizes} {graph.dtype}{where}"
     if graph.tiling:
         rows = "all" if graph.tiling.rows_per_tile is None else graph.tiling.rows_per_tile
         yield f"walk    {graph.tiling.order}, {rows} rows (steps x batch) per tile"
@@ -95,6 +95,14 @@ def _graph(graph: Graph, where: str) -> Iterator[str]:
     states = ", ".join(f"{s.name} = {names[r]}" for s, r in zip(graph.states, graph.results, strict=True))
     yield f"states  {states}"
     yield f"output  {graph.output_name} = {names[graph.output]}"
+    if graph.emitted:
+        yield f"emits   {', '.join(names[n] for n in graph.emitted)}"
+    if graph.totals:
+        pairs = zip(graph.params, graph.totals, strict=True)
+        yield f"totals  {', '.join(f'd_{p.name} = {names[n]}' for p, n in pairs)}"
+    if graph.backward is not None:
+        yield ""
+        yield from _graph(graph.backward, where)
 
 
 def _names(graph: Graph) -> dict[Node, str]:
@@ -106,6 +114,9 @@ def _names(graph: Graph) -> dict[Node, str]:
             names.setdefault(result, f"{state.name}'")
     if not graph.output.leaf:
         names.setdefault(graph.output, graph.output_name if graph.output_name not in taken else f"{graph.output_name}'")
+    for param, total in zip(graph.params, graph.totals, strict=False):
+        if not total.leaf:
+            names.setdefault(total, f"d_{param.name}")
     count = 0
     for node in graph.nodes():
         if node.leaf:
@@ -155,19 +166,21 @@ def _at(node: Node, text: str) -> str:
 def _regions(graph: Graph, names: dict[Node, str]) -> Iterator[str]:
     nodes = graph.nodes()
     leaves = depends(nodes)
-    for region in ("weights", "before", "step"):
+    for region in ("weights", "before", "step", "after"):
         own = [n for n in nodes if not n.leaf and _region(graph, n, leaves) == region]
         label = region
         for node in own:
-            shape = _shape(graph, node, bool(leaves[node]), region == "before")
+            rows = bool(leaves[node]) and "total" not in leaves[node]
+            shape = _shape(graph, node, rows, rows and region != "step")
             yield f"{label:<8}{names[node]}{shape} = {expression(node, names)}"
             label = ""
         if not own:
             yield f"{label:<8}-"
-    yield "after   -"
 
 
 def _region(graph: Graph, node: Node, leaves: dict[Node, frozenset[str]]) -> str:
+    if "total" in leaves[node]:
+        return "after"
     return graph.region_of(node) if leaves[node] else "weights"
 
 
@@ -178,24 +191,29 @@ def _groups(graph: Graph, names: dict[Node, str]) -> Iterator[str]:
     for node in nodes:  # views and values of parameters are written where they are read
         if not node.leaf and (is_move(node) or not leaves[node]) and node not in graph.roots:
             views[node] = expression(node, views)
-    for region in ("before", "step"):
+    for region in ("before", "step", "after"):
         own = [g for g in graph.groups if g.region == region]
         for number, group in enumerate(own):
-            label = region if region == "before" else f"step {group.phase}"
+            label = region if region != "step" else f"step {group.phase}"
             same = number and own[number - 1].phase == group.phase and own[number - 1].region == region
             yield from _group("" if same else label, graph, group, views)
-        if not own:
+        totals = [
+            n for n in nodes if region == "after" and "total" in leaves[n] and (not is_move(n) or n in graph.roots)
+        ]
+        for node in totals:
+            label = "" if own or node is not totals[0] else region
+            yield f"{label:<8}{names[node]}{_shape(graph, node, False, False)} = {expression(node, views)}"
+        if not own and not totals:
             yield f"{region:<8}-"
-    yield "after   -"
 
 
 def _group(label: str, graph: Graph, group: Group, names: dict[Node, str]) -> Iterator[str]:
-    stored = ", ".join(f"{names[n]}{_shape(graph, n, True, group.region == 'before')}" for n in group.stored)
+    stored = ", ".join(f"{names[n]}{_shape(graph, n, True, group.region != 'step')}" for n in group.stored)
     members = [n for n in group.nodes if n is not group.root]
     counts = Counter(n.op for n in members)
     summary = ", ".join(f"{c} {op}" for op, c in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
     if group.root is not None:
-        shape = _shape(graph, group.root, True, group.region == "before")
+        shape = _shape(graph, group.root, True, group.region != "step")
         yield f"{label:<8}{group.kind} {names[group.root]}{shape} = {_root(group.root, names)}"
         label = ""
     if members:

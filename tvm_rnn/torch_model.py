@@ -43,6 +43,7 @@ CALLS = {
     "power": "torch.pow({0}, {1})",
     "softplus": "torch.logaddexp({0}, torch.zeros_like({0}))",  # torch's softplus is linear beyond 20
     "reshape": "{0}.reshape(*{0}.shape[: {0}.ndim - {rank}], *{to})",
+    "broadcast": "{0}.expand(*{0}.shape[: {0}.ndim - len({to})], *{to})",
     "transpose": "transpose({0}, {axes})",
     "slice": "{0}.narrow({axis}, {start}, {stop} - {start})",
     "index": "{0}.select({axis}, {at})",

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from networks import network
 
 import tvm_rnn as rnn
 from tvm_rnn import PassError, cell, concat, mean, pipeline, tanh, target, where
 from tvm_rnn.graph import Graph, Group, depends
-from tvm_rnn.passes.fuse_pointwise import FusePointwise, bases
+from tvm_rnn.passes.fuse_pointwise import FusePointwise, bases, read_at_last
 
 V4 = target.TABLE["x86-64-v4"]
 
@@ -105,6 +106,25 @@ def test_every_operand_is_ready_when_it_is_read(name: str, off: tuple[str, ...])
     for group in graph.groups:
         assert group.nodes and all(leaves[n] or n in graph.roots for n in group.nodes)
         assert all(n in read or any(n in bases(r) for r in graph.roots) for n in group.stored)
+
+
+@pytest.mark.parametrize("name", rnn.cells.names())
+@pytest.mark.parametrize("off", [(), ("hoist_gemms",), ("combine_gemms",), ("fuse_pointwise",)], ids=str)
+def test_what_is_read_after_all_steps_is_stored(name: str, off: tuple[str, ...]) -> None:
+    net = network(name, 5, 7)
+    back = pipeline.run(net, V4, off, training=True)[-1][1].graphs[0].backward
+    assert back is not None
+    stored = {n: g.region for g in back.groups for n in g.stored}
+    for node in read_at_last(back):
+        assert node in stored
+    totals = [n for n in back.nodes() if n.op in ("total", "total_product")]
+    own = {b for n in totals for a in n.args for b in bases(a) if not b.leaf}
+    assert own <= set(read_at_last(back))
+    assert all(g.phase == 0 or g.region == "step" for g in back.groups)
+
+
+def test_a_forward_graph_reads_nothing_after_all_steps() -> None:
+    assert read_at_last(fused(rnn.cells.lstm)) == []
 
 
 def test_ensures_refuses_groups_in_the_wrong_order() -> None:

@@ -10,6 +10,7 @@ import tvm_rnn as rnn
 from tvm_rnn import PassError, cell, outer, sigmoid, tanh, target
 from tvm_rnn.graph import Graph, depends
 from tvm_rnn.normalise import normalise
+from tvm_rnn.passes.differentiate import differentiate
 from tvm_rnn.passes.hoist_gemms import HoistGemms
 
 V4 = target.TABLE["x86-64-v4"]
@@ -74,6 +75,37 @@ def test_outer_products_of_hoisted_vectors_stay_in_the_loop() -> None:
 
     graph = hoisted(memory)
     assert all(len(n.shape) < 2 for n in graph.nodes() if graph.region_of(n) == "before")
+
+
+def backward(name: str) -> Graph:
+    net = rnn.RNN(rnn.cells.get(name), 5, 7)
+    graph = HoistGemms().apply(differentiate(net.layers[0].graph), net, V4)
+    back = HoistGemms().apply(graph.backward, net, V4) if graph.backward else graph
+    HoistGemms().ensures(back)
+    return back
+
+
+def test_products_that_no_gradient_carries_on_leave_for_after() -> None:
+    back = backward("lstm")
+    assert ops(back, "step").count("gemm") == 4 and ops(back, "before") == []
+    late = ops(back, "after")
+    assert late.count("gemm") == 4 and late.count("total_product") == 8 and late.count("total") == 4
+
+
+def test_matrices_of_every_step_stay_in_the_loop() -> None:
+    """The states before each step are inputs of a backward graph, and could all be multiplied at once: with T x B
+    matrices to keep."""
+    back = backward("delta_net")
+    assert all(len(n.shape) < 2 for n in back.nodes() if back.region_of(n) == "before")
+    assert "einsum" in ops(back, "step")
+
+
+def test_ensures_refuses_a_value_of_after_in_the_loop() -> None:
+    back = backward("lstm")
+    carried = back.results[0].args[0]
+    broken = replace(back, region={**back.region, carried: "after"}, applied=("hoist_gemms",))
+    with pytest.raises(PassError, match="reads a value of `after` too early"):
+        HoistGemms().ensures(broken)
 
 
 def test_ensures_refuses_a_state_in_before() -> None:

@@ -25,6 +25,23 @@ def test_a_backward_direction_needs_the_whole_sequence_first(both: bool, order: 
     assert tiling(rnn.RNN(rnn.cells.lstm, 8, 16, 2, bidirectional=both)).order == order
 
 
+def test_a_backward_graph_goes_layer_by_layer() -> None:
+    layers = pipeline.run(rnn.RNN(rnn.cells.lstm, 512, 512, 2), V4, training=True)[-1][1]
+    back = layers.graphs[0].backward
+    assert back is not None and back.tiling is not None and back.tiling.order == "layer-major"
+    unit = back.tiling.unit
+    assert unit is not None and unit.width == 4 * 512 + 512  # four gates, d_x
+    assert back.tiling.rows_per_tile == 256  # more than fit a cache
+
+
+def test_what_goes_to_the_tape_is_in_the_tile_as_well() -> None:
+    net = rnn.RNN(rnn.cells.lstm, 512, 512, 2)
+    plain, kept = (pipeline.run(net, V4, training=t)[-1][1].graphs[0] for t in (False, True))
+    units = [graph.tiling.unit for graph in (plain, kept) if graph.tiling]
+    assert units[0] is not None and units[1] is not None
+    assert units[1].width == units[0].width + sum(n.shape[0] for n in kept.emitted) > units[0].width
+
+
 def test_switched_off_there_is_one_tile_layer_by_layer() -> None:
     net = rnn.RNN(rnn.cells.lstm, 8, 16, 2)
     assert tiling(net, without=("tile_layers_and_time",)) == Tiling("layer-major", None)

@@ -26,6 +26,11 @@ def test_the_default_fits_half_of_the_level_2_cache() -> None:
     assert best(unit(), replace(MACHINE, l2_bytes=2 * MACHINE.l2_bytes)).knobs["rows"] > rows
 
 
+@pytest.mark.parametrize(("width", "expected"), [(1024, 256), (1 << 18, 63), (1 << 20, 32)])
+def test_backward_tiles_are_tall_unless_they_would_fill_the_memory(width: int, expected: int) -> None:
+    assert best(unit(width, gates=2, region="backward"), MACHINE).knobs == {"rows": expected, "layers_first": 1}
+
+
 @pytest.mark.parametrize(
     ("gates", "region", "expected"), [(1, "layers", {0, 1}), (1, "layer", {0}), (2, "layers", {1})]
 )

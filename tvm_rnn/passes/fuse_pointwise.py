@@ -11,6 +11,7 @@ Rewrite: z = gemm(..); a = sigmoid(z[0]); b = tanh(z[1]); c = a * b   -->   one 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -39,8 +40,8 @@ class FusePointwise(Pass):
         nodes = graph.nodes()
         leaves = depends(nodes)
         groups: list[Group] = []
-        for region in ("before", "step"):
-            own = [n for n in nodes if leaves[n] and not n.leaf and graph.region_of(n) == region]
+        for region in ("before", "step", "after"):
+            own = [n for n in nodes if _is_work(n, leaves) and graph.region_of(n) == region]
             groups += _Grouping(graph, region, own, self.enabled).run()
         return replace(graph, groups=tuple(groups))
 
@@ -55,14 +56,43 @@ class FusePointwise(Pass):
                     ok = base.leaf or base in members or base in ready or not depends([*_below(base)])[base]
                     self.check(ok, f"{node.op} reads a {base.op} that no earlier group stores", graph)
             ready.update(group.stored)
-        for root in graph.roots:
+        for root in (*_finals(graph, "before"), *_finals(graph, "step")):
             self.check(root in ready or root.leaf, "a result is stored by no group", graph)
+        for node in read_at_last(graph):
+            stored = node in ready or node.leaf
+            self.check(stored, f"{node.op} is read after all steps, and stored by no group", graph)
 
 
 def _below(node: Node) -> list[Node]:
     from ..graph import topological
 
     return list(topological([node]))
+
+
+def _is_work(node: Node, leaves: Mapping[Node, frozenset[str]]) -> bool:
+    """Something to do for each row of each step."""
+    return bool(leaves[node]) and not node.leaf and "total" not in leaves[node]
+
+
+def _finals(graph: Graph, region: str) -> tuple[Node, ...]:
+    """The results that a region itself must leave in arrays, whatever they are: leaves and views are copied."""
+    if graph.kind == "backward":
+        return graph.results if region == "step" else ()
+    own = (*graph.results, graph.output) if region == "step" else ()
+    return (*own, *(n for n in graph.emitted if graph.region_of(n) == region))
+
+
+def read_at_last(graph: Graph) -> list[Node]:
+    """The values that a backward graph must store for more than a step: `after` and totals read them, or they are the
+    gradients of inputs. Among them may be states, of which the step itself has only the latest."""
+    if graph.kind != "backward":
+        return []
+    leaves = depends(nodes := graph.nodes())
+    totals = [n for n in nodes if not n.leaf and TABLE[n.op].kind == "total"]
+    ends = {b for n in (*(a for n in totals for a in n.args), graph.output, *graph.emitted) for b in bases(n)}
+    read = {b for n in nodes if graph.region_of(n) == "after" for a in n.args for b in bases(a)}
+    wanted = ends | {b for b in read if graph.region_of(b) != "after"}
+    return [n for n in nodes if n in wanted and (_is_work(n, leaves) or n.op == "state")]
 
 
 def is_move(node: Node) -> bool:
@@ -74,8 +104,9 @@ def _own_results(graph: Graph) -> Graph:
     and what reads the view must not read that array before. A join that products read is filled at its place."""
     nodes, users = graph.nodes(), graph.users()
     leaves = depends(nodes)
-    own = {n for n in graph.roots if is_move(n) and leaves[n] and users[n] and not _is_kept(n, users[n])}
-    return rewrite(graph, {n: replace(n) for n in own})
+    finals = (*_finals(graph, "before"), *_finals(graph, "step"))
+    own = {n: replace(n) for n in finals if is_move(n) and leaves[n] and users[n] and not _is_kept(n, users[n])}
+    return rewrite(graph, own, region={**graph.region, **{new: graph.region_of(n) for n, new in own.items()}})
 
 
 def _is_kept(node: Node, users: list[Node]) -> bool:
@@ -126,9 +157,9 @@ class _Grouping:
                 self._place(node)
             elif is_move(node) and _is_kept(node, self.users[node]):
                 self._copy(node)
-        for node in self._read_elsewhere() if self.region == "before" else ():
+        for node in self._read_elsewhere() if self.region != "step" or self.graph.kind == "backward" else ():
             self._need(node)
-        for root in self.graph.roots if self.region == "step" else ():
+        for root in _finals(self.graph, self.region):
             self._need(root, final=True)
         return self._finish()
 

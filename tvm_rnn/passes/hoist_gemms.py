@@ -1,20 +1,23 @@
 """Move what does not read state out of the time loop: one GEMM over all T in place of one per step.
 
 In: the normalised graph, everything in `step`. Out: nodes that depend on inputs and parameters alone, and that hang on
-a product or reduction, are in `before`; nodes that depend on parameters alone are in `weights`.
+a product or reduction, are in `before`; nodes that depend on parameters alone are in `weights`. In a backward graph,
+products that the carried gradients do not depend on, and all that is made of them, are in `after`, as are totals.
 
 Rewrite: step: z = W x_t + R h + b   -->   before: xw = W x + b (all T at once);  step: z = xw[t] + R h
+         step: dx_t = W^T dz         -->   after: dx = W^T dz (all T at once)
 
 Source: Appleyard, Kocisky & Blunsom 2016, "Optimizing Performance of Recurrent Neural Networks on GPUs", section 3.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from ..graph import Graph, Node, depends, make, rewrite
+from ..graph import Graph, Node, depends, make, rewrite, topological
 from ..ops import TABLE
 from . import Pass
 
@@ -36,9 +39,12 @@ class HoistGemms(Pass):
         nodes = graph.nodes()
         leaves = depends(nodes)
         early = {n for n in nodes if leaves[n] == {"input"} and not n.leaf}
+        if graph.kind == "backward":  # the states before each step are inputs: matrices would be kept for all steps
+            early -= _made_of_matrices(nodes, leaves)
         moved = _hanging_on_products(nodes, early)
         _sink(graph, moved)
-        return replace(graph, region={**graph.region, **dict.fromkeys(moved, "before")})
+        late = _after(graph, moved) if graph.kind == "backward" else set()
+        return replace(graph, region={**graph.region, **dict.fromkeys(moved, "before"), **dict.fromkeys(late, "after")})
 
     def ensures(self, graph: Graph) -> None:
         nodes = graph.nodes()
@@ -47,6 +53,8 @@ class HoistGemms(Pass):
             inside = graph.region_of(node) == "before"
             late = any("state" in leaves[a] for a in node.args)
             self.check(not (inside and late), f"{node.op} in `before` reads a value of `step`", graph)
+            early = graph.region_of(node) != "after" and any(graph.region_of(a) == "after" for a in node.args)
+            self.check(not early, f"{node.op} reads a value of `after` too early", graph)
 
 
 def _terms(node: Node, users: dict[Node, list[Node]], top: bool = True) -> list[Node]:
@@ -93,6 +101,27 @@ def _hanging_on_products(nodes: list[Node], early: set[Node]) -> set[Node]:
                     moved.add(n)
                     stack.extend(a for a in n.args if a in early)
     return moved
+
+
+def _after(graph: Graph, moved: set[Node]) -> set[Node]:
+    """Products that no result depends on, all that is made of them, and totals."""
+    leaves = depends(nodes := graph.nodes())
+    carried = set(topological(graph.results))
+    found: set[Node] = set()
+    for node in nodes:
+        wanted = node.op == "gemm" or any(a in found for a in node.args)
+        if "total" in leaves[node] or (wanted and node not in carried and node not in moved):
+            found.add(node)
+    return found
+
+
+def _made_of_matrices(nodes: list[Node], leaves: Mapping[Node, frozenset[str]]) -> set[Node]:
+    """Values of more than one axis that are no parameters', and what is computed from them."""
+    found: set[Node] = set()
+    for node in nodes:
+        if leaves[node] and (len(node.shape) > 1 or any(a in found for a in node.args)):
+            found.add(node)
+    return found
 
 
 def _grows(node: Node) -> bool:

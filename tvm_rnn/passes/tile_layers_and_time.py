@@ -3,7 +3,7 @@
 In: a graph with groups; a template for the walk, and records for it. Out: `graph.tiling`. A tile of T-steps goes
 through all layers while its activations and hoisted products are still in cache, and only one tile of them is ever
 stored, whatever T is. The backward direction reads a whole sequence before its first output, so networks that
-have it go layer by layer (each still in tiles).
+have it go layer by layer (each still in tiles). So do backward graphs: what they read is stored for all T in any case.
 
 Rewrite: for layer: for t in T: step   -->   for tile in T/n: for layer: for t in n: step
 
@@ -13,11 +13,13 @@ Source: the wavefront of Appleyard, Kocisky & Blunsom 2016, section 3.3, here on
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING
 
 from ..graph import Graph, Tiling
 from ..schedule import Unit, best
 from . import Pass
+from .fuse_pointwise import read_at_last
 
 if TYPE_CHECKING:
     from ..rnn import RNN
@@ -37,7 +39,7 @@ class TileLayersAndTime(Pass):
         if not self.enabled:
             return replace(graph, tiling=Tiling("layer-major", None))
         if target.kind == "cuda":  # its kernels walk time by themselves, and layers in waves
-            whole = net.bidirectional or net.reverse
+            whole = _reads_all_first(graph, net)
             return replace(graph, tiling=Tiling("layer-major" if whole else "time-major", None))
         unit = unit_of(graph, net, self.batches[-1:])  # there is one walk for all: that of the largest batch
         chosen = best(unit, target)
@@ -49,9 +51,18 @@ class TileLayersAndTime(Pass):
 
 
 def unit_of(graph: Graph, net: RNN, batches: tuple[int, ...]) -> Unit:
-    """What a template is asked about: gates: 2 where a direction reads all of a sequence before its first output, else
-    1; width: elements per row that `before` stores; depths: those of the input and of the output."""
-    hoisted = sum(n.shape[-1] if n.shape else 1 for g in graph.groups if g.region == "before" for n in g.stored)
+    """What a template is asked about. region: "layer", "layers" or "backward"; gates: 2 where a direction reads all of
+    a sequence before its first output, else 1; width: elements per row that are stored for all of a tile: what `before`
+    computes, and in graphs of training what others read at last, and what goes to the tape; depths: those of the input
+    and of the output."""
+    kept = dict.fromkeys(n for g in graph.groups if g.region == "before" for n in g.stored)
+    kept |= dict.fromkeys((*read_at_last(graph), *(graph.emitted if graph.kind == "forward" else ())))
+    width = sum(prod(n.shape) for n in kept)
     flow = (graph.inputs[0].shape[0], graph.output.shape[0])
-    region = "layers" if net.num_layers > 1 else "layer"
-    return Unit("walk", region, graph.dtype, 1 + (net.bidirectional or net.reverse), hoisted, flow, batches=batches)
+    region = "backward" if graph.kind == "backward" else "layers" if net.num_layers > 1 else "layer"
+    return Unit("walk", region, graph.dtype, 1 + _reads_all_first(graph, net), width, flow, batches=batches)
+
+
+def _reads_all_first(graph: Graph, net: RNN) -> bool:
+    """Whether a layer needs all of a sequence before it can say anything of the step that comes first."""
+    return net.bidirectional or net.reverse or graph.kind == "backward"

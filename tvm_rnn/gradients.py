@@ -1,0 +1,50 @@
+"""The gradients of the op table that take more than one line.
+
+In: `f`, the functions that gradients are written with, then the gradient from above, the op's result and arguments:
+arrays, or traced values. Out: one gradient per argument before un-broadcasting, for the gradient column of `ops.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+Array = Any
+
+
+def contract(f: Any, g: Array, out: Array, args: Sequence[Array], *, spec: str) -> Sequence[Array]:
+    """einsum: each operand gets the product of the gradient with the other. Raises ValueError for an axis that one
+    operand alone has, and that is summed."""
+    inputs, result = spec.split("->")
+    left, right = inputs.split(",")
+    for own, other in ((left, right), (right, left)):
+        if set(own) - set(other) - set(result):
+            raise ValueError(f"an axis of '{own}' is summed alone: write it as sum()")
+    return f.contract(f"{result},{right}->{left}", g, args[1]), f.contract(f"{result},{left}->{right}", g, args[0])
+
+
+def gemm(f: Any, g: Array, out: Array, args: Sequence[Array]) -> list[Array]:
+    """gemm: for each pair, the outer product for the parameter and the transposed product for the operand."""
+    result: list[Array] = []
+    for weight, operand in zip(args[::2], args[1::2], strict=True):
+        rows = "abc"[: len(f.shape(weight)) - 1]
+        result += [f.contract(f"{rows},k->{rows}k", g, operand), f.contract(f"{rows},{rows}k->k", g, weight)]
+    return result
+
+
+def choice(f: Any, g: Array, args: Sequence[Array], wins: Any, loses: Any) -> list[Array]:
+    """maximum and minimum: against a constant as clamp has it, else half each where two are equal."""
+    pairs = list(zip(args, reversed(args), strict=True))
+    if any(map(f.fixed, args)):
+        return [f.where(wins(own, other), g, 0.0) for own, other in pairs]
+    return [f.where(own == other, 0.5 * g, f.where(loses(own, other), 0.0, g)) for own, other in pairs]
+
+
+def power(f: Any, g: Array, y: Array, args: Sequence[Array]) -> Sequence[Array | None]:
+    """power: the base gets 0 where the exponent is 0, the exponent where the base is 0."""
+    base, exponent = args
+    first = f.where(exponent == 0.0, 0.0, g * exponent * f.power(base, exponent - 1.0))
+    if f.fixed(exponent):
+        return first, None
+    flat = f.logical_and(base == 0.0, exponent >= 0.0)  # where 0 * log(0) would be NaN
+    return first, f.where(flat, 0.0, g * y * f.log(base))

@@ -1,0 +1,352 @@
+"""Derive back-propagation through time: from a layer's equations a second graph, whose cell runs backwards over time.
+
+In: a graph as normalised before functions are taken apart. Out: the same graph with `emitted`, the values of each step
+that are kept for later, and with `backward`, a graph of the same kind: rows of the op table alone, so that every later
+pass, the oracle and the code generator take it as they take the forward graph. Its parts:
+
+    inputs      d_output, the gradient of this step's output; x..., the layer's inputs; h..., the states before the
+                step; what the forward graph emits
+    states      d_h...: the gradients of the states after the step, carried from the step after it in time
+    results     the gradients of the states before the step
+    output      the gradient of the first input: what the layer below reads as its d_output
+    emitted     the gradients of the other inputs
+    totals      the gradients of the parameters: sums over T and B, in region `after` with what is made of them
+
+A product's parameter gets total_product(dz, x), the contraction over T and B that weight-gradient GEMMs are. A value
+that is made of parameters alone is differentiated once, on its totals, after all steps.
+
+What is kept: of all sets of values from which pointwise work can make again what the gradients read, so that no product
+or reduction runs twice, the smallest (`cheapest_cut`); of equal ones that which leaves least to be made again. States
+before each step are kept in any case. `Differentiate(keep=...)` takes another choice.
+
+Source: Werbos 1990, "Backpropagation through time: what it does and how to do it".
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, prod
+from typing import TYPE_CHECKING, Any
+
+from .. import functions, trace
+from ..errors import PassError, message
+from ..graph import Graph, Node, constant, depends, rewrite, topological
+from ..normalise import normalise
+from ..ops import TABLE, Shape
+from ..trace import Value
+from . import Pass
+
+if TYPE_CHECKING:
+    from ..rnn import RNN
+    from ..target import Target
+
+HEAVY = ("contract", "reduce")
+Choice = Callable[[Graph, Sequence[Node]], Sequence[Node]]
+
+
+@dataclass(frozen=True)
+class Differentiate(Pass):
+    """Always applies. keep(graph, read): which values to keep for gradients that read the values `read`."""
+
+    name = "differentiate"
+    keep: Choice | None = None
+
+    def apply(self, graph: Graph, net: RNN, target: Target) -> Graph:
+        return differentiate(graph, self.keep)
+
+    def ensures(self, graph: Graph) -> None:
+        back = graph.backward
+        self.check(back is not None and len(back.totals) == len(graph.params), "a parameter has no gradient", graph)
+        self.check(back is not None and len(back.results) == len(graph.states), "a state has no gradient", graph)
+
+
+def differentiate(graph: Graph, keep: Choice | None = None) -> Graph:
+    """The graph with what its gradients read emitted, and with its backward graph.
+
+    graph: traced, or normalised with expand=False. keep: see `Differentiate`; it names pointwise values, products or
+    reductions of the graph, from which the values read can be made again.
+    """
+    graph = normalise(graph, expand=False)
+    d_output = Node("input", shape=graph.output.shape, name="d_output")
+    carried = tuple(Node("state", shape=s.shape, name=f"d_{s.name}") for s in graph.states)
+    seeds = [*zip(graph.results, carried, strict=True), (graph.output, d_output)]
+    found = gradients(graph.nodes(), seeds)
+    d_states, d_inputs, d_params = (
+        [found.get(leaf) or zeros(leaf.shape) for leaf in leaves]
+        for leaves in (graph.states, graph.inputs, graph.params)
+    )
+    read = _read([*d_states, *d_inputs, *d_params], graph)
+    kept = tuple(dict.fromkeys((keep or cheapest_cut)(graph, read)))
+    _check_kept(kept, graph)
+    states = {s: Node("input", shape=s.shape, name=s.name) for s in graph.states}
+    again = {n: Node("input", shape=n.shape, name=f"kept_{i}") for i, n in enumerate(kept)}
+    back = Graph(
+        graph.cell,
+        graph.dtype,
+        (d_output, *graph.inputs, *states.values(), *again.values()),
+        carried,
+        graph.params,
+        tuple(d_states),
+        d_inputs[0],
+        f"d_{graph.inputs[0].name}",
+        graph.sizes,
+        kind="backward",
+        emitted=tuple(d_inputs[1:]),
+        totals=tuple(d_params),
+    )
+    return normalise(replace(graph, emitted=kept, backward=_substituted(back, {**states, **again})))
+
+
+def _check_kept(kept: Sequence[Node], graph: Graph) -> None:
+    leaves = depends(nodes := graph.nodes())
+    own = {n for n in nodes if leaves[n] and not n.leaf and not n.boolean and TABLE[n.op].kind != "move"}
+    for node in kept:
+        if node not in own:
+            expected = (
+                "a number that the graph computes for each row: no leaf, view, truth value or value of parameters"
+            )
+            raise PassError(message("this value cannot be kept", where=node.source, got=node.op, expected=expected))
+
+
+def zeros(shape: Shape) -> Node:
+    """Zeros of that shape, of which one is written down."""
+    zero: Value = functions.repeat(Value(constant(0.0, len(shape))), shape)
+    return zero.node
+
+
+def _substituted(graph: Graph, replacements: Mapping[Node, Node]) -> Graph:
+    new: dict[Node, Node] = {}
+    for node in graph.nodes():
+        again = node if node.leaf else replace(node, args=tuple(new[a] for a in node.args))
+        new[node] = replacements.get(node, again)
+    return rewrite(graph, new)
+
+
+# --- gradients -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """The gradient of a part of a value: of `start` and on along a negative axis."""
+
+    value: Value
+    axis: int
+    start: int
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.value.shape[self.axis]
+
+
+@dataclass(frozen=True)
+class _Product:
+    """The gradient of an operand of a product, not yet computed: a parameter wants its total alone."""
+
+    spec: str
+    operands: tuple[Value, Value]
+
+
+_Part = Value | _Placed | _Product
+
+
+class _Functions:
+    """The functions that the gradient column is written with; parts of a value, and products, stay apart at first."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(functions, name)
+
+    @staticmethod
+    def pad(value: Value, axis: int, before: int, after: int) -> _Placed:
+        return _Placed(value, axis, before)
+
+    @staticmethod
+    def contract(spec: str, a: Value, b: Value) -> _Product:
+        return _Product(spec, (a, b))
+
+
+def gradients(nodes: Sequence[Node], seeds: Iterable[tuple[Node, Node]]) -> dict[Node, Node]:
+    """For nodes in order, arguments first: the gradient of each that a seed's node depends on; (node, its gradient from
+    above) are the seeds."""
+    leaves = depends(nodes)
+    own = _Sums({n for n in nodes if not leaves[n]}, _varying(nodes))
+    for node, seed in seeds:
+        own.give(node, Value(seed), False)
+    found: dict[Node, Node] = {}
+    for node in reversed(nodes):
+        if node not in own.parts:
+            continue
+        token = trace.LINE.set(node.source or "the gradient of a leaf")
+        try:
+            gradient = own.take(node)
+            found[node] = gradient.node
+            if node.leaf:
+                continue
+            column = TABLE[node.op].gradient
+            assert column is not None
+            given = column(_Functions(), gradient, Value(node), [Value(a) for a in node.args], **node.attrs)
+            for arg, part in zip(node.args, given, strict=True):
+                if part is not None:
+                    own.give(arg, part, node in own.free)
+        finally:
+            trace.LINE.reset(token)
+    return found
+
+
+def _varying(nodes: Sequence[Node]) -> set[Node]:
+    """What depends on a parameter, an input or a state: constants, and what is made of them, have no gradients."""
+    found: set[Node] = set()
+    for node in nodes:
+        if node.op in ("param", "input", "state") or any(a in found for a in node.args):
+            found.add(node)
+    return found
+
+
+@dataclass
+class _Sums:
+    """The gradients that a value gets from each of its users, until they are added. free: made of parameters alone."""
+
+    free: set[Node]
+    varying: set[Node]
+    parts: dict[Node, list[Value | _Placed]] = field(default_factory=dict)
+
+    def give(self, node: Node, part: _Part, total: bool) -> None:
+        """One more gradient of `node`; total: it is a sum over T and B already."""
+        if node in self.varying and not node.boolean:
+            known = _per_step(node, part) if total or node not in self.free else _over_all_steps(node, part)
+            self.parts.setdefault(node, []).append(known)
+
+    def take(self, node: Node) -> Value:
+        """The sum of what was given: first the parts that make up one array, then products, then the rest."""
+        given = self.parts.pop(node)
+        whole = [p for p in given if isinstance(p, Value)]
+        whole.sort(key=lambda v: v.node.op not in ("einsum", "total_product"))
+        terms = [*_joined([p for p in given if isinstance(p, _Placed)], node.shape), *whole]
+        total = terms[0]
+        for term in terms[1:]:
+            total = trace.apply("add", total, term)
+        return Value(trace.node("broadcast", total, to=node.shape)) if total.shape != node.shape else total
+
+
+def _per_step(node: Node, part: _Part) -> Value | _Placed:
+    if isinstance(part, _Product):
+        return trace.contract(part.spec, *part.operands)
+    return part if isinstance(part, _Placed) else _summed_to(part, node.shape)
+
+
+def _over_all_steps(node: Node, part: _Part) -> Value:
+    """The total over T and B. Of a vector's elements they are added up once, afterwards; of more axes at every step,
+    because all of what is totalled is kept for some steps."""
+    if isinstance(part, _Product):
+        return Value(trace.node("total_product", *part.operands, spec=part.spec))
+    assert isinstance(part, Value)  # who reads a part of such a value is such a value
+    value = part if part.ndim < 2 else _summed_to(part, node.shape)
+    return _summed_to(Value(trace.node("total", value, rank=value.ndim)), node.shape)
+
+
+def _summed_to(value: Value, shape: Shape) -> Value:
+    """Sums over the axes along which an operand of that shape was repeated."""
+    for axis in range(-len(shape), 0):
+        if shape[axis] == 1 and value.shape[axis] != 1:
+            value = functions.sum(value, axis, keepdims=True)
+    return value
+
+
+def _joined(parts: Sequence[_Placed], shape: Shape) -> list[Value]:
+    """Parts that do not overlap become one array, with zeros in the gaps."""
+    layers: list[list[_Placed]] = []
+    for part in sorted(parts, key=lambda p: (p.axis, p.start)):
+        fitting = (row for row in layers if row[-1].axis == part.axis and row[-1].stop <= part.start)
+        row = next(fitting, None)
+        if row is None:
+            layers.append([part])
+        else:
+            row.append(part)
+    return [_layer(row, shape) for row in layers]
+
+
+def _layer(row: Sequence[_Placed], shape: Shape) -> Value:
+    axis, at = row[0].axis, 0
+    pieces: list[Value] = []
+
+    def fill(stop: int) -> None:
+        if stop > at:
+            gap = list(shape)
+            gap[axis] = stop - at
+            pieces.append(Value(zeros(tuple(gap))))
+
+    for part in row:
+        fill(part.start)
+        own = list(shape)
+        own[axis] = part.stop - part.start
+        pieces.append(functions.repeat(part.value, own) if part.value.shape != tuple(own) else part.value)
+        at = part.stop
+    fill(shape[axis])
+    return pieces[0] if len(pieces) == 1 else functions.concat(pieces, axis)
+
+
+# --- what is kept ----------------------------------------------------------------------------------------------------
+
+
+def _read(roots: Sequence[Node], graph: Graph) -> list[Node]:
+    """The values of the forward graph that gradients read, without leaves and what is made of parameters."""
+    forward = graph.nodes()
+    leaves, inside = depends(forward), set(forward)
+    users = [n for n in topological(roots) if n not in inside]
+    found = {a for n in users for a in n.args if a in inside}
+    return [n for n in forward if n in found and not n.leaf and leaves[n]]
+
+
+def cheapest_cut(graph: Graph, read: Sequence[Node]) -> list[Node]:
+    """The fewest elements per row that must be kept so that `read` needs no product and no reduction again.
+
+    A minimal cut between what is read and the products, by augmenting paths (Edmonds & Karp 1972) over values split in
+    an entrance and an exit; of minimal cuts the one nearest to what is read.
+    """
+    nodes = graph.nodes()
+    leaves = depends(nodes)
+    late = [n for n in nodes if leaves[n] and not n.leaf]
+    room: dict[Any, dict[Any, float]] = {}
+
+    def edge(a: Any, b: Any, capacity: float) -> None:
+        room.setdefault(a, {})[b] = capacity
+        room.setdefault(b, {}).setdefault(a, 0.0)
+
+    room["read"], room["products"] = {}, {}
+    for node in read:
+        edge("read", (node, 0), inf)
+    for node in late:
+        loose = node.boolean or TABLE[node.op].kind == "move"  # made again from what it reads, never kept
+        edge((node, 0), (node, 1), inf if loose else prod(node.shape))
+        if TABLE[node.op].kind in HEAVY:
+            edge((node, 1), "products", inf)
+            continue
+        for arg in node.args:
+            if leaves[arg] and not arg.leaf:
+                edge((node, 1), (arg, 0), inf)
+    near = _reachable(room)
+    while "products" in near:
+        path = ["products"]
+        while path[-1] != "read":
+            path.append(near[path[-1]])
+        steps = list(zip(path[1:], path, strict=False))
+        flow = min(room[a][b] for a, b in steps)
+        for a, b in steps:
+            room[a][b] -= flow
+            room[b][a] += flow
+        near = _reachable(room)
+    return [n for n in late if (n, 0) in near and (n, 1) not in near]
+
+
+def _reachable(room: Mapping[Any, Mapping[Any, float]]) -> dict[Any, Any]:
+    """From "read" along edges with room left, breadth first: what each place was reached from."""
+    found: dict[Any, Any] = {"read": None}
+    queue: deque[Any] = deque(["read"])
+    while queue:
+        place = queue.popleft()
+        for other, left in room[place].items():
+            if left > 0 and other not in found:
+                found[other] = place
+                queue.append(other)
+    return found
