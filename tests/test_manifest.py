@@ -21,7 +21,15 @@ from tiny_module import H, Tiny
 
 from tvm_rnn import manifest as module
 from tvm_rnn.errors import BuildError, WeightError
-from tvm_rnn.manifest import CPU_FIELDS, FIELDS, GPU_FIELDS, serialize_weights, validate, write_container
+from tvm_rnn.manifest import (
+    CPU_FIELDS,
+    FIELDS,
+    GPU_FIELDS,
+    TRAINING_FIELDS,
+    serialize_weights,
+    validate,
+    write_container,
+)
 from tvm_rnn.runtime import read_container
 
 CODE = b"\x7fELF" + bytes(range(200))
@@ -39,12 +47,26 @@ def at(manifest: dict[str, Any], path: str) -> tuple[Any, str]:
     return value, last.removesuffix("[]")
 
 
+def training_manifest() -> dict[str, Any]:
+    """That of a module that trains; what it has for inference serves both functions."""
+    manifest = copy.deepcopy(Tiny().manifest())
+    part = {key: manifest[key] for key in ("packs", "packed_elements", "workspace", "rows_per_tile")}
+    names = [weight["name"] for weight in manifest["weights"]]
+    finish = {"function": "finish_0", "weights": [*names, "constant.2.finish.0"], "offset": 0, "gradients": names}
+    tape = {"fixed": 32, "per_row": 16, "per_sequence_row": 48}
+    backward = {**copy.deepcopy(part), "totals_elements": 64, "finishes": [finish]}
+    manifest["training"] = {"forward": copy.deepcopy(part), "backward": backward, "tape": tape}
+    return manifest
+
+
 def manifest_with(path: str) -> dict[str, Any]:
     """A good manifest that has this field."""
+    if path.startswith("training"):
+        return training_manifest()
     return copy.deepcopy(tiny_manifest() if path in {p for p, _, _ in GPU_FIELDS} else Tiny().manifest())
 
 
-PATHS = [path for path, _, _ in (*FIELDS, *CPU_FIELDS, *GPU_FIELDS)]
+PATHS = [path for path, _, _ in (*FIELDS, *CPU_FIELDS, *GPU_FIELDS, *TRAINING_FIELDS)]
 
 
 def slots(error: pytest.ExceptionInfo[Exception]) -> str:
@@ -81,6 +103,20 @@ def test_every_field_is_required(path: str) -> None:
     with pytest.raises(BuildError, match="the manifest is not valid") as error:
         validate(manifest)
     assert key in slots(error)
+
+
+def test_a_manifest_of_training() -> None:
+    """Its functions may read no other weights, and their constants are in the file."""
+    good = training_manifest()
+    validate(good)
+    weights = {weight["name"]: np.ones(weight["shape"], "f4") for weight in good["weights"]}
+    constant = {"constant.2.finish.0": np.ones(2, "f4")}
+    assert load_safetensors(serialize_weights(good, {**weights, **constant})).keys() == {*weights, *constant}
+    with pytest.raises(WeightError, match=r"constant\.2\.finish\.0"):
+        serialize_weights(good, weights)
+    good["training"]["backward"]["finishes"][0]["weights"] = ["strange"]
+    with pytest.raises(BuildError, match=r"packs 'finish_0' weights[\s\S]*strange"):
+        validate(good)
 
 
 def test_a_manifest_for_gpus() -> None:

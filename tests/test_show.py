@@ -88,6 +88,13 @@ def test_code_for_other_instruction_sets(name: str, register: str, fma: bool) ->
     assert ("vfmadd" in asm) == fma
 
 
+def test_code_stages_of_training() -> None:
+    stages = dict(pipeline.stages(rnn.RNN(rnn.cells.elman, 8, 8), "x86-64-v4", training=True))
+    for name in ("sequence", "forward_train", "backward", "backward_pack_0", "finish_0"):
+        assert f"def {name}(" in stages["tir"]
+    assert "graph elman backward" in stages["differentiate"] and "normalise" not in stages
+
+
 def test_code_stages_of_a_gpu() -> None:
     stages = dict(pipeline.stages(net_of("gru"), "nvidia-h200", precision="tf32"))
     assert tuple(stages) == (*STAGES, *show.GPU_STAGES)

@@ -53,7 +53,7 @@ def compile(
     dump: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Module:
-    """Compile an RNN, forward, for one target.
+    """Compile an RNN for one target, to run it, and with training=True to train it (CPUs only).
 
     net: with weights (then they are in the module) or without (then call `Module.load_weights`); or a Model of several,
     for CPUs. What a frontend found around a network is in the module too: `Module.run`. target: "llvm" is this
@@ -66,23 +66,24 @@ def compile(
     power of two that makes its largest value 448 at most, and rounded to e4m3; every kernel multiplies by these values,
     whatever T and B are; a row with a NaN or an infinity makes results NaN. arch: the GPUs that the file is for, as
     nvcc has them, such as ["sm_80", "sm_90a"]; kernels are compiled for each, and the runtime takes those that fit;
-    empty: the target's alone. without: names of passes to switch off. records: tuned knob values: a folder that `tune`
-    wrote, or "none"; None: those of TVM_RNN_RECORDS, else the user's own and those that ship; the manifest says what
-    came from which. dump: a folder for the text of every stage. progress: called with the name of each stage as it
-    starts, and with a line for each record that cannot be used.
+    empty: the target's alone. training: the module has `forward_train` and `backward` too: three times the work.
+    without: names of passes to switch off. records: tuned knob values: a folder that `tune` wrote, or "none"; None:
+    those of TVM_RNN_RECORDS, else the user's own and those that ship; the manifest says what came from which. dump: a
+    folder for the text of every stage. progress: called with each stage's name as it starts, and with a line for each
+    record that cannot be used.
 
     Returns a Module, which can be called if the target is this machine, and else exported. Raises ConfigError for a bad
     argument, CellError for equations that cannot be compiled, BuildError if a compiler or linker fails or is missing.
     """
-    networks = _networks(net, training)
     batches, without, tell = _batches(batch), tuple(without), progress or (lambda stage: None)
     machine, targets = record_files.machines(target, arch, records, tell)
+    networks = _networks(net, machine, training)
     tell("passes")
     precisions = [_precision(own, machine, precision) for own in networks]
     stored = [stored_name(own, machine.kind == "cuda", weights) for own in precisions]
     layers = [pipeline.run(own, machine, without, batches)[-1][1] for own in networks]
     for number, own in enumerate(networks if dump is not None else ()):
-        texts = pipeline.stages(own, machine, batches, without, precisions[number], stored[number])
+        texts = pipeline.stages(own, machine, batches, without, precisions[number], stored[number], training)
         _dump(os.path.join(dump or "", str(number) if len(networks) > 1 else ""), texts)
     folder = tempfile.mkdtemp(prefix="tvm_rnn_")
     try:
@@ -91,7 +92,7 @@ def compile(
         elif machine.kind == "cuda":
             module = _for_gpus(net, layers[0], targets, batches, without, precisions[0], stored[0], folder, tell)
         else:
-            module = _for_a_cpu(net, layers[0], machine, batches, without, folder, tell)
+            module = _for_a_cpu(net, layers[0], machine, batches, without, training, folder, tell)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -99,10 +100,12 @@ def compile(
     return module
 
 
-def _networks(net: RNN | Model, training: bool) -> list[RNN]:
+def _networks(net: RNN | Model, machine: Target, training: bool) -> list[RNN]:
     """The networks to compile, with weights that were checked."""
     if training:
-        raise ConfigError(message("training is not supported yet", got="training=True", do="compile without training"))
+        from .training import check_training
+
+        check_training(net, machine)
     networks = net.networks if isinstance(net, Model) else [net]
     for own in networks:
         if not isinstance(own, RNN):
@@ -119,18 +122,24 @@ def _for_a_cpu(
     machine: Target,
     batches: tuple[int, ...],
     without: tuple[str, ...],
+    training: bool,
     folder: str,
     tell: Progress,
 ) -> Module:
     tell("lowering")
     lowered = Lowering(net, layers, machine, batches).run()
+    facts, arrays = describe(net, lowered, machine, batches, without), blob(net, layers)
+    if training:
+        from .training import add_training
+
+        tell("lowering of training")
+        arrays |= add_training(net, lowered, facts, machine, batches, without)
     tell("code generation")
     executable = generate(lowered.module, machine)
     tell("linking")
     elf = link(executable, Path(folder), machine)
-    facts = describe(net, lowered, machine, batches, without)
     path = os.path.join(folder, f"{net.cell.name}.so")
-    manifest.write_container(elf, facts, blob(net, layers), path)
+    manifest.write_container(elf, facts, arrays, path)
     tell("loading")
     return runtime.load(path)
 
@@ -289,7 +298,7 @@ def describe(
         "workspace": lowered.workspace,
         "rows_per_tile": lowered.rows_per_tile,
         "flops_per_row": lowered.flops_per_row,
-        "templates": _templates(lowered),
+        "templates": [used.facts() for used in (*lowered.used, *lowered.walks)],
     }
 
 
@@ -334,13 +343,3 @@ def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tu
         "passes": [name for name in pipeline.PASS_NAMES if name not in without],
         "created": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
-
-
-def _templates(lowered: Lowered) -> list[dict[str, Any]]:
-    rows = []
-    for used in [*lowered.used, *lowered.walks]:
-        unit = used.unit
-        shape = f"G={unit.gates} N={unit.width}" + (f" K={'+'.join(map(str, unit.depths))}" if unit.depths else "")
-        text = f"{unit.region} {unit.kind} {shape}"
-        rows.append({"unit": text, "template": used.template.name, "knobs": dict(used.knobs), "record": used.record})
-    return rows

@@ -38,6 +38,13 @@ class Used:
     knobs: Config
     record: str  # where the knobs are from
 
+    def facts(self) -> dict[str, Any]:
+        """What a manifest says of it."""
+        unit = self.unit
+        shape = f"G={unit.gates} N={unit.width}" + (f" K={'+'.join(map(str, unit.depths))}" if unit.depths else "")
+        text = f"{unit.region} {unit.kind} {shape}"
+        return {"unit": text, "template": self.template.name, "knobs": dict(self.knobs), "record": self.record}
+
 
 class Emitter:
     """Emits groups for one target, dtype and set of named batch sizes."""

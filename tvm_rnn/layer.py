@@ -190,7 +190,7 @@ class Layer:
 
             target = replace(array, strides=array.strides or (1,))
             if node.op in ("sum", "max", "einsum"):
-                return _accumulate(node, own, inner, packed, target.address(0, index), self.graph.dtype)
+                return accumulated(node, own, inner, packed, target.address(0, index), self.graph.dtype)
             return store(packed, target.address(0, index), element(node, own, inner, self.graph.dtype))
 
         return fill(())
@@ -270,8 +270,9 @@ class Layer:
         self, ctx: Context, visit: Visit, read: Mapping[Node, Array], write: Mapping[Node, Sequence[Array]]
     ) -> Places:
         products = {n: [visit.weights + int64(o) for o in offsets] for n, offsets in self.products.items()}
-        buffers = {k: ctx.buffers[k] for k in ("workspace", "packed")}
-        places = Places(buffers, lambda n: read.get(n) or self._weights(n, visit), lambda n: write[n], products)
+        places = Places(
+            dict(ctx.buffers), lambda n: read.get(n) or self._weights(n, visit), lambda n: write[n], products
+        )
         return replace(places, batch=ctx.batch, threads=ctx.threads)
 
     def _step(self, ctx: Context, visit: Visit, s: Expr) -> list[Any]:
@@ -295,7 +296,7 @@ class Layer:
         for node, array in zip(self.graph.results, new, strict=True):
             write.setdefault(node, []).append(array)
         # What a step computes is read back from its first place; a result that is a leaf is read as that leaf.
-        stored = {n for g in self.graph.groups if g.region == "step" for n in g.stored}
+        stored = {n for g in self.graph.groups if g.region == "step" for n in g.stored if not n.leaf}
         stored -= {*read, *self.packed.names}
         read |= {n: arrays[0] for n, arrays in write.items() if n in stored}
         places = replace(self._places(ctx, visit, read, write), odd=parity)
@@ -332,7 +333,7 @@ class Layer:
         at = time + visit.direction  # backwards, a flag at t + 1 separates t from what was just processed
 
         def row(b: Expr) -> Stmt:
-            fill = [_fill(ws, a, self._first(n), b) for a, n in zip(old, self.graph.states, strict=True)]
+            fill = [fill_row(ws, a, self._first(n), b) for a, n in zip(old, self.graph.states, strict=True)]
             flagged = when(tirx.NE(load(ctx.reset, at * ctx.batch + b), tirx.const(0, "uint8")), fill)
             unfinished = when(at < load(ctx.lengths, b), flagged)
             return when(tirx.EQ(ctx.has_lengths, int64(0)), flagged, unfinished)
@@ -351,7 +352,7 @@ class Layer:
         zero = tirx.const(0.0, self.graph.dtype)
 
         def row(b: Expr) -> Stmt:
-            keep = [_keep(ws, a, n, b) for a, n in zip(old, new, strict=True)]
+            keep = [keep_row(ws, a, n, b) for a, n in zip(old, new, strict=True)]
             width = self.graph.output.shape[0]
             blank = loop("j", width, lambda j: store(ws, row0 + b * int64(stride) + j, zero))
             return when(tirx.GE(time, load(ctx.lengths, b)), [*keep, blank])
@@ -359,19 +360,19 @@ class Layer:
         return when(tirx.NE(ctx.has_lengths, int64(0)), loop("b", ctx.batch, row))
 
 
-def _fill(ws: Any, array: Array, value: Expr, b: Expr) -> Stmt:
+def fill_row(ws: Any, array: Array, value: Expr, b: Expr) -> Stmt:
     """One batch row of an array, padding included, becomes `value`."""
     at = array.base + b * int64(array.row_stride)
     return loop("j", array.row_stride, lambda j: store(ws, at + j, value))
 
 
-def _keep(ws: Any, old: Array, new: Array, b: Expr) -> Stmt:
+def keep_row(ws: Any, old: Array, new: Array, b: Expr) -> Stmt:
     """One batch row of the new state becomes that of the old one."""
     source, place = old.base + b * int64(old.row_stride), new.base + b * int64(new.row_stride)
     return loop("j", new.row_stride, lambda j: store(ws, place + j, load(ws, source + j)))
 
 
-def _accumulate(node: Node, index: Index, read: Any, packed: Any, address: Expr, dtype: str) -> Stmt:
+def accumulated(node: Node, index: Index, read: Any, packed: Any, address: Expr, dtype: str) -> Stmt:
     """A reduction over parameters, in place: packed[address] = 0 (or -inf); packed[address] += ... ."""
     axes = reduced_axes(node)
     low = tirx.const(float("-inf") if node.op == "max" else 0.0, dtype)

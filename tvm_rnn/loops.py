@@ -1,13 +1,13 @@
 """Small constructors for TVM statements: loops, bindings, conditions, copies.
 
 In: extents and bodies from `lower.py` and `emit.py`. Out: tirx statements with 64-bit indices, so that no product of
-sizes overflows.
+sizes overflows; and the functions that hold them.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import tirx
@@ -66,12 +66,24 @@ def when(condition: Expr, then: Any, otherwise: Any = None) -> Stmt:
     return tirx.IfThenElse(condition, sequence(then), None if otherwise is None else sequence(otherwise))
 
 
-def store(buffer: Any, address: Expr, value: Expr) -> Stmt:
-    return tirx.BufferStore(buffer, value, [address])
+def store(into: Any, address: Expr, value: Expr) -> Stmt:
+    return tirx.BufferStore(into, value, [address])
 
 
-def load(buffer: Any, address: Expr) -> Expr:
-    return tirx.BufferLoad(buffer, [address])
+def load(source: Any, address: Expr) -> Expr:
+    return tirx.BufferLoad(source, [address])
+
+
+def buffer(name: str, dtype: str, alignment: int = 64) -> Any:
+    """A flat argument. LLVM uses aligned moves as far as it may: users' arrays promise no more than their element
+    size."""
+    return tirx.decl_buffer((variable(f"size_{name}"),), dtype, name=name, data_alignment=alignment)
+
+
+def function(name: str, params: Sequence[Any], body: Stmt) -> Any:
+    """A PrimFunc that a module has under that name; none of its buffers overlap."""
+    func = tirx.PrimFunc(list(params), body)
+    return func.with_attr("global_symbol", name).with_attr("tirx.noalias", True)
 
 
 def floordiv(a: Expr, b: int) -> Expr:

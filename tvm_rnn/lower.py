@@ -10,9 +10,8 @@ distinct layer, and the facts that the manifest needs. Closing the loop over tim
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tvm
@@ -24,7 +23,7 @@ from .errors import PassError, message
 from .expressions import reduced_axes
 from .graph import Node, depends
 from .layer import Context, Layer, Visit
-from .loops import Expr, Stmt, bind, load, loop, sequence, store, variable
+from .loops import Expr, Stmt, bind, buffer, function, load, loop, sequence, store, variable
 from .memory import Array, Workspace, int64, row_stride, strides_of
 from .ops import TABLE
 from .pipeline import Layers
@@ -62,13 +61,16 @@ class Lowered:
 
 @dataclass
 class Lowering:
-    """Lowers one RNN. Call `run()`."""
+    """Lowers one RNN. Call `run()`. number: of the first graph, among all whose constants the module's file has."""
 
     net: RNN
     layers: Layers
     target: Target
     batches: tuple[int, ...] = ()
+    number: int = 0
     memory: Workspace = field(default_factory=Workspace)
+    layer_type: ClassVar[type[Layer]] = Layer
+    prefix: ClassVar[str] = ""  # of the names of packing functions
 
     def __post_init__(self) -> None:
         net = self.net
@@ -76,7 +78,8 @@ class Lowering:
         self.emitter = Emitter(self.target, net.dtype, self.batches)
         self.lanes, self.back = self.emitter.lanes, int64(int(net.reverse))
         initial = net.cell.initial
-        self.code = [Layer(g, initial, self.emitter, self.itemsize, i) for i, g in enumerate(self.layers.graphs)]
+        numbered = enumerate(self.layers.graphs, self.number)
+        self.code = [self.layer_type(g, initial, self.emitter, self.itemsize, i) for i, g in numbered]
         self.runs = self._runs()
         tiling = self.layers.graphs[0].tiling
         if tiling is None:
@@ -119,13 +122,16 @@ class Lowering:
         self.scratch_at = self.memory.per_row
         self.memory.per_row += max(layer.extent(layer.scratch) for layer in self.code)
         self.memory.per_tile_row += max(layer.extent(layer.hoisted) for layer in self.code)
+        self.memory.fixed += slack
+        self._plan_flow()
+
+    def _plan_flow(self) -> None:
         self.flow_at = self.memory.per_tile_row
         flow = 2 * self.stride + sum(self.extra)
         if self.time_major:
             self.memory.per_tile_row += flow
         else:
             self.memory.per_sequence_row += flow
-        self.memory.fixed += slack
 
     # --- the sequence function -----------------------------------------------------------------------------------
 
@@ -134,7 +140,6 @@ class Lowering:
         for i, layer in enumerate(self.code):
             functions[f"pack_{i}"] = self._pack(layer, f"pack_{i}")
         verify(functions["sequence"])
-        tilings = [graph.tiling for graph in self.layers.graphs if graph.tiling]
         return Lowered(
             tvm.IRModule(functions),
             self._packs(),
@@ -143,8 +148,13 @@ class Lowering:
             self.rows_per_tile,
             flops_per_row(self.layers, self.net.num_directions),
             self.emitter.used,
-            [Used(t.unit, *t.chosen) for t in tilings if t.unit and t.chosen],
+            self.walks,
         )
+
+    @property
+    def walks(self) -> list[Used]:
+        """Which template chose how each graph's layers and time are walked."""
+        return [Used(t.unit, *t.chosen) for g in self.layers.graphs if (t := g.tiling) and t.unit and t.chosen]
 
     def _packs(self) -> list[dict[str, Any]]:
         packs = []
@@ -156,16 +166,17 @@ class Lowering:
                 for d in range(self.net.num_directions):
                     at = self.packed_at[run.graph] + ((run.at + i) * self.net.num_directions + d) * layer.packed.size
                     weights = [weight_name(n, run.first + i, d) for n in names]
-                    packs.append({"function": f"pack_{run.graph}", "weights": weights + fixed, "offset": at})
+                    name = f"{self.prefix}pack_{run.graph}"
+                    packs.append({"function": name, "weights": weights + fixed, "offset": at})
         return packs
 
     def _pack(self, layer: Layer, name: str) -> Any:
         dtype, raw = self.net.dtype, {}
         for key in (*(p.name for p in layer.graph.params), *named_constants(layer.graph, layer.number)):
-            raw[key] = _flat(key.replace(".", "_"), dtype, self.itemsize)
-        packed = _flat("packed", dtype)
+            raw[key] = buffer(key.replace(".", "_"), dtype, self.itemsize)
+        packed = buffer("packed", dtype)
         offset = variable("offset")
-        return _function(name, [*raw.values(), packed, offset], layer.pack(raw, packed, offset))
+        return function(name, [*raw.values(), packed, offset], layer.pack(raw, packed, offset))
 
     def _sequence(self) -> Any:
         dtype, cell = self.net.dtype, self.net.cell
@@ -173,12 +184,12 @@ class Lowering:
         self.T, self.B, self.n = ints["T"], ints["B"], ints["n"]
 
         size = self.itemsize
-        self.x = [_flat(a.name, dtype, size) for a in cell.inputs]
-        self.y = _flat("y", dtype, size)
-        self.s_in = [_flat(f"{a.name}_in", dtype, size) for a in cell.states]
-        self.s_out = [_flat(f"{a.name}_out", dtype, size) for a in cell.states]
-        lengths, reset = _flat("lengths", "int64", 8), _flat("reset", "uint8", 1)
-        self.ws, packed = _flat("workspace", dtype), _flat("packed", dtype)
+        self.x = [buffer(a.name, dtype, size) for a in cell.inputs]
+        self.y = buffer("y", dtype, size)
+        self.s_in = [buffer(f"{a.name}_in", dtype, size) for a in cell.states]
+        self.s_out = [buffer(f"{a.name}_out", dtype, size) for a in cell.states]
+        lengths, reset = buffer("lengths", "int64", 8), buffer("reset", "uint8", 1)
+        self.ws, packed = buffer("workspace", dtype), buffer("packed", dtype)
         self.tile_rows, set_rows = bind("tile_rows", self.n * self.B)
         self.ctx = Context(
             {"workspace": self.ws, "packed": packed},
@@ -198,7 +209,7 @@ class Lowering:
         ]
         body = sequence(use[0], set_rows, self._states(True), walk, self._states(False), use[1])
         params = [*ints.values(), *self.x, self.y, *self.s_in, *self.s_out, lengths, reset, packed, self.ws]
-        return _function("sequence", params, body)
+        return function("sequence", params, body)
 
     # The workspace: values per row, then values per row of a tile, then values per row of the whole sequence.
 
@@ -310,7 +321,7 @@ class Lowering:
             return loop("l", run.count, lambda i: layer(run, i))
 
         whole = (int64(0), self.T)
-        return sequence(self._copy_in(*whole), [layers(run) for run in self.runs], self._copy_out(*whole))
+        return sequence(self._copy_in(*whole), list(map(layers, self.runs)), self._copy_out(*whole))
 
     def _visit(self, run: Run, i: Expr, d: Expr, done: Expr, start: Expr, count: Expr, row: Expr) -> Stmt:
         """Layer `run.first + i` on one tile; `row` is the tile's first step in the buffers between layers."""
@@ -330,7 +341,6 @@ class Lowering:
         for number, stride in enumerate(self.extra):
             inputs.append(named(f"input_{number + 1}", self._flow(number + 2) + row * self.B * int64(stride)))
         output = self._flow(0) + (int64(1) - odd) * size + row * self.B * int64(self.stride)
-        width = code.graph.output.shape[0]
         work = Visit(
             weights=named("weights", int64(base) + visit * int64(code.packed.size)),
             states=named("states", self._state_base(run, visit)),
@@ -338,7 +348,7 @@ class Lowering:
             hoisted=named("hoisted", self._tile_address(0)),
             inputs=inputs,
             widths=[self.stride, *self.extra],
-            output=named("output", output + d * int64(width)),
+            output=named("output", output + d * int64(code.graph.output.shape[0])),
             output_stride=self.stride,
             direction=d + self.back,
             start=start,
@@ -346,11 +356,6 @@ class Lowering:
             done=done,
         )
         return sequence(sets, code.visit(self.ctx, work))
-
-
-def _flat(name: str, dtype: str, alignment: int = 64) -> Any:
-    """A flat argument. LLVM uses aligned moves where it may: users' arrays promise no more than their elements'."""
-    return tirx.decl_buffer((variable(f"size_{name}"),), dtype, name=name, data_alignment=alignment)
 
 
 def flops_per_row(layers: Layers, directions: int) -> int:
@@ -372,11 +377,6 @@ def node_flops(node: Node) -> int:
     if node.op in ("einsum", "sum", "max"):
         return size * int(np.prod([s for _, s in reduced_axes(node)], dtype=int)) * op.cost
     return size * op.cost if op.kind == "pointwise" else 0
-
-
-def _function(name: str, params: Sequence[Any], body: Stmt) -> Any:
-    func = tirx.PrimFunc(list(params), body)
-    return func.with_attr("global_symbol", name).with_attr("tirx.noalias", True)
 
 
 def verify(func: Any) -> None:

@@ -140,6 +140,20 @@ MODEL_FIELDS: Fields = (
 )
 
 
+# What training adds: the same facts of forward_train and of backward, and what lies between them.
+TRAINING_FIELDS: Fields = (
+    *((f"training.{way}.{path}", test, text) for way in ("forward", "backward") for path, test, text in CPU_FIELDS),
+    ("training.tape.fixed", _is_size, "an integer, at least 0"),
+    ("training.tape.per_row", _is_size, "an integer, at least 0"),
+    ("training.tape.per_sequence_row", _is_size, "an integer, at least 0"),
+    ("training.backward.totals_elements", _is_size, "an integer, at least 0"),
+    ("training.backward.finishes[].function", _is_name, "a name"),
+    ("training.backward.finishes[].weights", _is_names, "a list of weight names"),
+    ("training.backward.finishes[].offset", _is_size, "an integer, at least 0"),
+    ("training.backward.finishes[].gradients", _is_names, "a list of weight names"),
+)
+
+
 def validate(manifest: Mapping[str, Any]) -> None:
     """Raise BuildError, naming the field, where the manifest is not one that this version's runtime understands."""
     number = manifest.get("format")
@@ -159,7 +173,8 @@ def _check(manifest: Mapping[str, Any], fields: Fields) -> None:
 
 def _validate_network(manifest: Mapping[str, Any]) -> None:
     """One network with its code: all of a manifest, or one of its `networks` with what all of these share."""
-    _check(manifest, (*FIELDS, *(GPU_FIELDS if "variants" in manifest else CPU_FIELDS)))
+    training = TRAINING_FIELDS if "training" in manifest else ()
+    _check(manifest, (*FIELDS, *(GPU_FIELDS if "variants" in manifest else CPU_FIELDS), *training))
     layers = manifest["num_layers"]
     for state in manifest["states"]:
         if len(state["shapes"]) != layers:
@@ -169,13 +184,20 @@ def _validate_network(manifest: Mapping[str, Any]) -> None:
         if len({*names}) != len(names):
             raise _invalid(f"{kind} names", ", ".join(names), "each name once")
     known = {weight["name"] for weight in manifest["weights"]}
-    for pack in manifest.get("packs", ()):
+    for pack in _packs(manifest):
         if not known.issuperset(name for name in pack["weights"] if not name.startswith(CONSTANT)):
             raise _invalid(f"packs {pack['function']!r} weights", ", ".join(pack["weights"]), ", ".join(sorted(known)))
     for variant in manifest.get("variants", ()):
         strange = [name for name, _ in variant["parameters"] if not name.startswith(CONSTANT) and name not in known]
         if strange:
             raise _invalid(f"variants {variant['arch']!r} parameters", strange, ", ".join(sorted(known)))
+
+
+def _packs(manifest: Mapping[str, Any]) -> list[Any]:
+    """Every call of a function that reads weights and constants."""
+    training = manifest.get("training", {"forward": {"packs": ()}, "backward": {"packs": (), "finishes": ()}})
+    back = training["backward"]
+    return [*manifest.get("packs", ()), *training["forward"]["packs"], *back["packs"], *back["finishes"]]
 
 
 def _values(value: Any, path: str, where: str) -> list[tuple[str, Any]]:
@@ -201,7 +223,7 @@ def _invalid(where: str, got: object, expected: str) -> BuildError:
 def _arrays_of(manifest: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], set[str]]:
     """The shapes of one network's weights by name, and the names of the constants that its packs or variants read."""
     shapes = {weight["name"]: tuple(weight["shape"]) for weight in manifest["weights"]}
-    read = [name for pack in manifest.get("packs", ()) for name in pack["weights"]]
+    read = [name for pack in _packs(manifest) for name in pack["weights"]]
     read += [name for variant in manifest.get("variants", ()) for name, _ in variant["parameters"]]
     return shapes, {name for name in read if name.startswith(CONSTANT)}
 

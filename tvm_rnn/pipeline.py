@@ -105,9 +105,10 @@ def stages(
     without: Iterable[str] = (),
     precision: str | None = None,
     weights: str | None = None,
+    training: bool = False,
 ) -> list[tuple[str, str]]:
     """Every stage as (name, text): the passes' graphs, then "te", "tir", "llvm" and "asm"; for GPUs "tir" (kernels),
-    "cuda" and "host" (the program that launches them)."""
+    "cuda" and "host" (the program that launches them). training: with backward graphs, and the code of training."""
     from .show import texts
 
-    return texts(net, target, tuple(batch), tuple(without), precision, weights)
+    return texts(net, target, tuple(batch), tuple(without), precision, weights, training)

@@ -227,7 +227,7 @@ def constants(graph: Graph) -> list[np.ndarray]:
     return [n.value for n in graph.nodes() if n.op == "const" and n.value is not None and n.value.size > 1]
 
 
-def named_constants(graph: Graph, number: int) -> dict[str, np.ndarray]:
+def named_constants(graph: Graph, number: int | str) -> dict[str, np.ndarray]:
     """The array constants of a network's graph `number` by the names that a module's file has them under."""
     return {f"constant.{number}.{i}": value for i, value in enumerate(constants(graph))}
 

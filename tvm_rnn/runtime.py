@@ -1,7 +1,7 @@
 """Load a compiled module and call it, with numpy and tvm_ffi only.
 
 In: a .so file (ELF, weights, manifest, footer); arrays of the CPU: numpy, torch, anything with DLPack. Out: new ones of
-that kind. Also works alone, copied beside a .so (runtime_cuda.py, runtime_model.py say what else theirs need).
+that kind. Also works alone, copied beside a .so (runtime_cuda, _model and _training say what else theirs need).
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ ALIGNMENT = 64  # generated code moves whole cache lines to and from its own buf
 SAFETENSORS = {f"{kind}{8 * size}": f"{kind.lower()}{size}" for kind in "FIU" for size in (1, 2, 4, 8)} | {"BOOL": "?"}
 # Where LLVM's name of a CPU feature is not the kernel's.
 KERNEL_NAMES = {"sse3": "pni", "lzcnt": "abm", "bmi": "bmi1", "sha": "shani", "pclmul": "pclmulqdq", "neon": "asimd"}
+OTHERS = {"networks": "Model", "variants": "Cuda", "training": "Training"}  # such as runtime_model.ModelModule
 _opened: dict[str, tuple[int, ...]] = {}
 
 
@@ -393,8 +394,7 @@ class Module:
 def load(path: str | os.PathLike[str]) -> Module:
     """The module in a file that `export` wrote. LoadError, before any of its code runs, where it is not fit."""
     opened = _open_container(path)
-    for key, name, kind in (("networks", "runtime_model", "ModelModule"), ("variants", "runtime_cuda", "CudaModule")):
-        if key in opened[2]:
-            beside = importlib.import_module(f"{__package__}.{name}" if __package__ else name)
-            return cast(Module, getattr(beside, kind)(path, opened))
-    return Module(path, opened)
+    kind = next((kind for key, kind in OTHERS.items() if key in opened[2]), "")
+    name = f"{__package__}.runtime_{kind.lower()}" if __package__ else f"runtime_{kind.lower()}"
+    made = getattr(importlib.import_module(name), f"{kind}Module") if kind else Module
+    return cast(Module, made(path, opened))

@@ -32,22 +32,30 @@ def texts(
     without: tuple[str, ...],
     precision: str | None = None,
     weights: str | None = None,
+    training: bool = False,
 ) -> list[tuple[str, str]]:
     """All stages in order as (name, text). Compiles, but neither links nor loads."""
-    from .build import generate
+    from .build import describe, generate
     from .dtypes import precision_name, stored_name
     from .expressions import te
     from .expressions import text as te_text
     from .lower import Lowering
+    from .training import add_training, check_training
 
     machine, precision = resolve(target), precision_name(net.dtype, precision)
     stored = stored_name(precision, machine.kind == "cuda", weights)
-    stages = pipeline.run(net, machine, without, batch)
+    if training:
+        check_training(net, machine)
+    stages = pipeline.run(net, machine, without, batch, training=training)
     found = [(name, layers_text(net, layers)) for name, layers in stages]
     found.append(("te", "\n\n".join(te_text(te(graph)) for graph in stages[0][1].graphs)))
     if machine.kind == "cuda":
         return [*found, *_gpu_texts(net, stages[-1][1], machine, batch, precision, stored)]
+    if training:
+        stages = pipeline.run(net, machine, without, batch)
     lowered = Lowering(net, stages[-1][1], machine, batch).run()
+    if training:
+        add_training(net, lowered, describe(net, lowered, machine, batch, without), machine, batch, without)
     executable = generate(lowered.module, machine)
     found.append(("tir", lowered.module.script()))
     found.append(("llvm", executable.mod.inspect_source("ll")))

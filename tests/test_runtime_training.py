@@ -1,0 +1,251 @@
+"""runtime_training: tapes, kinds of arrays, files, chunks of time, and what is refused.
+
+In: one compiled stack of two layers with two states. What its gradients are is in test_training.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from derivatives import Case, draw, named, oracle
+from networks import flags, network
+
+import tvm_rnn as rnn
+from tvm_rnn import InputError, WeightError, cell, runtime_training, sigmoid, tanh
+from tvm_rnn.runtime_training import TrainingModule
+from tvm_rnn.tolerance import assert_close
+
+T, B, H = 6, 3, 4
+
+
+@cell(states="h c")
+def small(x: "H", h: "H", c: "H", u: "", *, W: "H H", R: "H H"):
+    """Two states, two inputs, one product of each: little to compile."""
+    c = sigmoid(c) + tanh(W @ x + R @ h) * u
+    return tanh(c), c
+
+
+NET = network(small, H, H, num_layers=2)
+
+
+@pytest.fixture(scope="module")
+def without_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bare") / "m.so"
+    rnn.compile(rnn.RNN(small, H, H, num_layers=2), training=True).export(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def module(without_weights: Path) -> TrainingModule:
+    loaded = rnn.load(without_weights)
+    assert isinstance(loaded, TrainingModule)
+    loaded.load_weights(NET.weights)
+    return loaded
+
+
+def gradients(module: TrainingModule, case: Case) -> dict[str, Any]:
+    _, _, tape = module.forward_train(case.x, case.state, **case.rows)
+    return named(*module.backward(tape, case.gy, case.gstate))
+
+
+def test_forms_and_dtypes(module: TrainingModule) -> None:
+    case = draw(NET, T, B)
+    y, state, tape = module.forward_train(case.x, case.state)
+    gx, gstate, gweights = module.backward(tape, case.gy, case.gstate)
+    assert y.shape == (T, B, H) and list(gx) == ["x", "u"] and gx["u"].shape == (T, B)
+    assert {n: g.shape for n, g in gstate.items()} == {n: s.shape for n, s in state.items()}
+    assert {n: g.shape for n, g in gweights.items()} == NET.weight_shapes
+    assert {a.dtype for a in (y, *gx.values(), *gstate.values(), *gweights.values())} == {np.dtype("f4")}
+    assert_close((y, state), module(case.x, case.state), "float32", T)
+
+
+def test_a_tape_may_be_read_often_and_says_what_it_holds(module: TrainingModule) -> None:
+    case = draw(NET, T, B, **flags(T, B))
+    _, _, tape = module.forward_train(case.x, case.state, **case.rows)
+    sizes = module.manifest.training.tape
+    elements = sizes.fixed + B * sizes.per_row + T * B * sizes.per_sequence_row
+    assert tape.nbytes == 4 * elements and repr(tape).startswith(f"<Tape of small, {T} steps of {B} rows")
+    first, second = (named(*module.backward(tape, case.gy, case.gstate)) for _ in range(2))
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name])
+    assert_close(first, oracle(NET, case), "float32", T)
+
+
+def test_arrays_that_change_after_the_call_do_not_matter(module: TrainingModule) -> None:
+    case = draw(NET, T, B, **flags(T, B))
+    expected = oracle(NET, case)
+    _, _, tape = module.forward_train(case.x, case.state, **case.rows)
+    for array in (*case.x.values(), *case.state.values(), *case.rows.values()):
+        array[:] = 0
+    assert_close(named(*module.backward(tape, case.gy, case.gstate)), expected, "float32", T)
+
+
+def test_no_gradient_is_one_of_zeros(module: TrainingModule) -> None:
+    case = draw(NET, T, B)
+    _, _, tape = module.forward_train(case.x, case.state)
+    assert all(not g.any() for g in named(*module.backward(tape)).values())
+    zero = {n: np.zeros_like(v) for n, v in case.gstate.items()}
+    for given, same in (((case.gy, None), (case.gy, zero)), ((None, case.gstate), (0 * case.gy, case.gstate))):
+        first, second = (named(*module.backward(tape, *pair)) for pair in (given, same))
+        for name in first:
+            np.testing.assert_array_equal(first[name], second[name])
+
+
+def test_chunks_of_time_with_carried_states(module: TrainingModule) -> None:
+    """Truncated back-propagation that truncates nothing is back-propagation."""
+    case = draw(NET, T, B)
+    early, late = ({n: v[part] for n, v in case.x.items()} for part in (slice(0, 2), slice(2, T)))
+    _, middle, first = module.forward_train(early, case.state)
+    _, _, second = module.forward_train(late, middle)
+    gx_late, carried, g_late = module.backward(second, case.gy[2:], case.gstate)
+    gx_early, gstate, g_early = module.backward(first, case.gy[:2], carried)
+    gx = {n: np.concatenate([gx_early[n], gx_late[n]]) for n in gx_early}
+    found = named(gx, gstate, {n: g_early[n] + g_late[n] for n in g_early})
+    assert_close(found, oracle(NET, case), "float32", T)
+
+
+@pytest.mark.parametrize(("steps", "batch"), [(0, B), (T, 0), (0, 0)])
+def test_empty_sequences_and_batches(module: TrainingModule, steps: int, batch: int) -> None:
+    case = draw(NET, steps, batch)
+    y, state, tape = module.forward_train(case.x, case.state)
+    gx, gstate, gweights = module.backward(tape, case.gy, case.gstate)
+    assert y.shape == (steps, batch, H) and tape.nbytes == 0 and gx["x"].shape == (steps, batch, H)
+    assert all((gstate[n] == case.gstate[n]).all() and (state[n] == case.state[n]).all() for n in state)
+    assert all(not g.any() for g in gweights.values())
+
+
+def test_threads_of_the_program(module: TrainingModule) -> None:
+    """Each has a workspace of its own; one tape may be read by several at once."""
+    case = draw(NET, 40, 5)
+    expected, found = gradients(module, case), []
+    _, _, shared = module.forward_train(case.x, case.state)
+
+    def work() -> None:
+        for _ in range(10):
+            found.append(gradients(module, case))
+            found.append(named(*module.backward(shared, case.gy, case.gstate)))
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(found) == 80
+    for own in found:
+        for name, value in expected.items():
+            np.testing.assert_array_equal(own[name], value)
+
+
+def test_tensors_go_in_and_come_out(module: TrainingModule) -> None:
+    torch = pytest.importorskip("torch")
+    case = draw(NET, T, B)
+    x = {n: torch.tensor(v, requires_grad=True) for n, v in case.x.items()}
+    y, state, tape = module.forward_train(x, {n: torch.tensor(v) for n, v in case.state.items()})
+    found = module.backward(tape, torch.tensor(case.gy), {n: torch.tensor(v) for n, v in case.gstate.items()})
+    everything = [y, *state.values(), *named(*found).values()]
+    assert all(isinstance(v, torch.Tensor) for v in everything)
+    expected = gradients(module, case)
+    for name, value in named(*found).items():
+        np.testing.assert_array_equal(value.numpy(), expected[name])
+
+
+def test_a_file_keeps_what_training_needs(module: TrainingModule, tmp_path: Path) -> None:
+    module.export(tmp_path / "m.so")
+    case = draw(NET, T, B)
+    again = rnn.load(tmp_path / "m.so")
+    assert isinstance(again, TrainingModule)
+    for name, value in gradients(module, case).items():
+        np.testing.assert_array_equal(gradients(again, case)[name], value)
+
+
+def test_three_files_train_without_the_package(module: TrainingModule, tmp_path: Path) -> None:
+    module.export(tmp_path / "m.so")
+    for name in ("runtime.py", "runtime_training.py"):
+        shutil.copy(Path(runtime_training.__file__).parent / name, tmp_path)
+    case = draw(NET, T, B)
+    np.savez(tmp_path / "in.npz", gy=case.gy, **case.x)
+    program = """
+import sys; sys.modules.update(tvm_rnn=None, tvm=None, torch=None)
+import numpy as np, runtime
+given = np.load("in.npz")
+module = runtime.load("m.so")
+y, state, tape = module.forward_train((given["x"], given["u"]))
+gx, gstate, gweights = module.backward(tape, given["gy"])
+np.savez("out.npz", **gweights)
+try:
+    module.backward(None)
+except runtime.InputError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env={"PATH": ""})
+    assert done.returncode == 0, done.stderr
+    assert "this is not a tape" in done.stdout
+    _, _, tape = module.forward_train(case.x)
+    expected = module.backward(tape, case.gy)[2]
+    with np.load(tmp_path / "out.npz") as found:
+        for name in expected:
+            np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_weights_that_come_later(without_weights: Path) -> None:
+    bare: Any = rnn.load(without_weights)
+    case = draw(NET, T, B)
+    with pytest.raises(WeightError, match=r"no weights[\s\S]*load_weights first"):
+        bare.forward_train(case.x)
+    bare.load_weights(NET.weights)
+    assert_close(gradients(bare, case), oracle(NET, case), "float32", T)
+    other = {name: value * 0.5 for name, value in NET.weights.items()}
+    bare.load_weights(other)
+    half = rnn.RNN(small, H, H, num_layers=2).load(other)
+    assert_close(gradients(bare, case), oracle(half, case), "float32", T)
+
+
+def test_refused(module: TrainingModule) -> None:
+    case = draw(NET, T, B)
+    _, _, tape = module.forward_train(case.x, case.state)
+    h, c = case.gstate.values()
+    wrong: list[tuple[str, tuple[Any, ...]]] = [
+        (r"this is not a tape[\s\S]*got: +ndarray[\s\S]*call forward_train", (case.gy,)),
+        (r"the gradient of y has the wrong shape[\s\S]*\(6, 3, 3\)[\s\S]*\(6, 3, 4\)", (tape, case.gy[..., :3])),
+        (r"the gradient of y has the wrong dtype[\s\S]*float64[\s\S]*float32", (tape, case.gy.astype("f8"))),
+        (r"the gradient of y is not an array", (tape, "text")),
+        (r"gradient of the state is not the module's[\s\S]*\['h'\][\s\S]*\['h', 'c'\]", (tape, None, {"h": h})),
+        (r"gradient of the state is not the module's[\s\S]*got: +tuple", (tape, None, (h, c))),
+        (r"the gradient of state c has the wrong shape", (tape, None, {"h": h, "c": c[:1]})),
+    ]
+    for pattern, arguments in wrong:
+        with pytest.raises(InputError, match=pattern):
+            module.backward(*arguments)
+    with pytest.raises(InputError, match=r"lengths does not fit x"):
+        module.forward_train(case.x, lengths=[1])
+    with pytest.raises(InputError, match=r"state h has the wrong shape|h has the wrong shape"):
+        module.forward_train(case.x, {"h": h[:1], "c": c})
+
+
+def test_a_tape_of_another_module_or_of_other_weights(module: TrainingModule, tmp_path: Path) -> None:
+    module.export(tmp_path / "m.so")
+    other = rnn.load(tmp_path / "m.so")
+    case = draw(NET, T, B)
+    _, _, tape = other.forward_train(case.x)
+    with pytest.raises(InputError, match=r"the tape is another module's"):
+        module.backward(tape, case.gy)
+    other.load_weights(NET.weights)
+    with pytest.raises(InputError, match=r"the tape was written with other weights[\s\S]*call forward_train"):
+        other.backward(tape, case.gy)
+    alive = weakref.ref(other)
+    del other
+    gc.collect()
+    assert alive() is not None  # the tape needs it
+    del tape
+    gc.collect()
+    assert alive() is None

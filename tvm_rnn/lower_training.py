@@ -1,0 +1,80 @@
+"""What the two functions of training share: their arguments, their facts, and the end of rows.
+
+In: the RNN and its graphs of training after the passes. Out: the base of `lower_forward_train.py` and of
+`lower_backward.py`, which walk layers, directions and tiles of time as `lower.py` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import tirx
+
+from .layer import Context
+from .loops import Expr, Stmt, bind, buffer, load, loop, sequence, variable, when
+from .lower import Lowering
+from .memory import int64, strides_of
+from .tape import TapeLayout
+
+INTEGERS = ("T", "B", "n", "threads", "has_lengths", "has_reset")
+
+
+class TrainingLowering(Lowering):
+    """What both functions share."""
+
+    tape: TapeLayout
+
+    def use(self, tape: TapeLayout) -> None:
+        self.tape = tape
+
+    def _plan_flow(self) -> None:
+        """Nothing for a forward function: what layers hand on is in the tape."""
+        nodes = [n for g in self.layers.graphs for n in g.nodes()]
+        # Through a view vectors may run along any axis, and past its end by one vector.
+        self.slack = (2 + max(max(strides_of(n.shape, self.lanes)[0], default=1) for n in nodes)) * self.lanes
+        self.memory.fixed += self.slack
+        self.packed_elements += self.slack
+
+    def _arguments(self) -> dict[str, Any]:
+        """The integers, lengths, reset, and the compiler's own buffers, which code finds in `ctx`."""
+        dtype = self.net.dtype
+        found: dict[str, Any] = {n: variable(n) for n in INTEGERS}
+        found |= {"lengths": buffer("lengths", "int64", 8), "reset": buffer("reset", "uint8", 1)}
+        found |= {n: buffer(n, dtype) for n in ("packed", "tape", "totals", "workspace")}
+        self.T, self.B, self.n, self.ws = found["T"], found["B"], found["n"], found["workspace"]
+        self.steps, self.set_steps = bind("steps", self.T * self.B)
+        self.tile_rows, self.set_rows = bind("tile_rows", self.n * self.B)
+        return found
+
+    def _context(self, given: dict[str, Any], buffers: tuple[str, ...]) -> None:
+        flags = (given[n] for n in ("has_lengths", "has_reset", "lengths", "reset", "threads"))
+        self.ctx = Context({n: given[n] for n in buffers}, self.B, self.T, self.tile_rows, *flags)
+
+    def _with_threads(self, count: Expr, *body: Any) -> Stmt:
+        use = [
+            tirx.Evaluate(tirx.call_extern("int32", "tvm_rnn_pool_use", tirx.Cast("int32", number)))
+            for number in (count, int64(1))
+        ]
+        return sequence(use[0], self.set_steps, self.set_rows, body, use[1])
+
+    def _users(self, names: list[str]) -> list[Any]:
+        return [buffer(name, self.net.dtype, self.itemsize) for name in names]
+
+    def facts(self) -> dict[str, Any]:
+        """What the runtime must know to call the function."""
+        return {
+            "packs": self._packs(),
+            "packed_elements": self.packed_elements,
+            "workspace": self.memory.sizes(),
+            "rows_per_tile": self.rows_per_tile,
+        }
+
+    def _ended(self, start: Expr, count: Expr, blank: Callable[[Expr, Expr], Stmt]) -> Stmt:
+        """blank(t, b) for each row b of the steps start + t that has ended before."""
+
+        def row(t: Expr, b: Expr) -> Stmt:
+            return when(tirx.GE(start + t, load(self.ctx.lengths, b)), blank(t, b))
+
+        rows = loop("t", count, lambda t: loop("b", self.B, lambda b: row(t, b)))
+        return when(tirx.NE(self.ctx.has_lengths, int64(0)), rows)

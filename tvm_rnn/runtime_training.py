@@ -1,0 +1,190 @@
+"""Modules that train: the calls of runtime.py, and forward_train and backward.
+
+In: a .so file that was compiled for training, arrays as for every module, and gradients of results. Out: results with a
+`Tape`, and gradients of inputs, states and weights, as arrays of the kind of x. Works alone beside a .so, together with
+runtime.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+try:
+    from . import runtime
+    from .errors import InputError, WeightError
+    from .runtime import Module
+except ImportError:  # this file and runtime.py alone, beside a .so
+    runtime = importlib.import_module("runtime")
+    globals().update({n: getattr(runtime, n) for n in ("InputError", "WeightError", "Module")})
+
+
+class Weights:
+    """The weights that a module was given at one time, as its functions of training read them."""
+
+    def __init__(self, module: TrainingModule) -> None:
+        self.lock, self.inference = threading.Lock(), module._packed
+        self.packed: dict[str, Any] = {}  # by function, packed when it is first called
+        # Copies: what users can read is read-only, which DLPack refuses.
+        arrays = {**module.weights, **module._constants}
+        self.sources = {name: module._tensor(np.array(array).ravel()) for name, array in arrays.items()}
+
+    def packed_for(self, module: TrainingModule, way: str) -> Any:
+        """As the module's "forward" or "backward" function reads them."""
+        facts = module.manifest.training[way]
+        if facts.get("packed_as_inference"):
+            return self.inference
+        with self.lock:
+            if way not in self.packed:
+                packed = runtime._aligned(max(1, int(facts.packed_elements)), module._dtype)
+                packed[:] = 0
+                for pack in facts.packs:
+                    raw = (self.sources[name] for name in pack.weights)
+                    module._library.get_function(pack.function)(*raw, packed, int(pack.offset))
+                self.packed[way] = module._tensor(packed)
+            return self.packed[way]
+
+
+class Tape:
+    """What one call of `forward_train` left for `backward`: inputs, states and kept values of T steps of B rows.
+    `nbytes` is how much memory that takes; it is freed with the tape. Any number of backward calls may read it."""
+
+    def __init__(self, module: TrainingModule, given: Weights, T: int, B: int, like: Any) -> None:
+        self.module, self.given, self.T, self.B, self.like = module, given, T, B, like
+        sizes = module.manifest.training.tape
+        elements = int(sizes.fixed) + B * int(sizes.per_row) + T * B * int(sizes.per_sequence_row)
+        self.array = runtime._aligned(elements if T and B else 0, module._dtype)
+        self.has, self.rows = (0, 0), (module._no_lengths, module._no_reset)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.array.nbytes)
+
+    def __repr__(self) -> str:
+        return f"<Tape of {self.module.manifest.cell}, {self.T} steps of {self.B} rows, {self.nbytes} bytes>"
+
+
+class TrainingModule(Module):
+    """A compiled RNN that can be trained: a Module with `forward_train` and `backward`. Thread-safe as a Module is, but
+    for changes of weights between the two."""
+
+    _given: Weights | None = None
+
+    def forward_train(
+        self, x: Any, state: Any = None, *, lengths: Any = None, reset: Any = None, **inputs: Any
+    ) -> tuple[Any, dict[str, Any], Tape]:
+        """As calling the module: (y, {name: state after the last step}), and the tape that `backward` reads."""
+        arrays, (T, B), like = self._read_inputs(x, inputs, ("T", "B"))
+        counts = self._no_lengths if lengths is None else runtime._per_row("lengths", lengths, np.int64, (B,), T)
+        mask = self._no_reset
+        if reset is not None:
+            mask = runtime._per_row("reset", reset, bool, (T, B), T).ravel().view(np.uint8)
+        given = self._weights_given()
+        before = self._read_states(state, B)
+        tape = Tape(self, given, T, B, like)
+        tape.has, tape.rows = (int(lengths is not None), int(reset is not None)), (counts, mask)
+        after = [array.copy() for array in before]
+        y = np.empty((T, B, *self._output), self._dtype)
+        if T and B:
+            call = self._prepared("forward", given, T, B)
+            results = (y.ravel(), *before, *after)
+            self._library.forward_train(
+                *call[0], *tape.has, *arrays, *results, *tape.rows, call[1], tape.array, call[2]
+            )
+        return (y if like is None else like(y)), self._shape_states(after, B, like), tape
+
+    def backward(self, tape: Tape, gy: Any = None, gstate: Any = None) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        """The gradients of sum(gy * y) + sum(gstate * state) for what `forward_train` returned with that tape.
+
+        gy: [T, B, D*H], None: zeros; what it holds after a row's length counts nothing. gstate: a dict of all states,
+        None: zeros; in truncated back-propagation the gradient of the next chunk's first state. Returns the gradient of
+        x (where the cell has several inputs {input: gradient}), of the first state (a dict, as the state), and {weight:
+        gradient}, of the kind that x was. Raises InputError for a tape that is not this module's, or whose weights are
+        no longer the module's, and for arrays that do not fit."""
+        self._check_tape(tape)
+        return self._gradients(tape, gy, gstate)
+
+    def _gradients(self, tape: Tape, gy: Any, gstate: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        """What `backward` returns, for the weights that the tape was written with."""
+        T, B, like = tape.T, tape.B, tape.like
+        shape = (T, B, *self._output)
+        above = np.zeros(math.prod(shape), self._dtype) if gy is None else None
+        if above is None:
+            above = self._flat("the gradient of y", gy, shape, "[T, B, D*H], as y")
+        before = self._read_gradients(gstate, B)
+        after = [array.copy() for array in before]
+        d_x = [np.zeros((T, B, *inner), self._dtype) for _, inner in self._inputs]
+        d_weights = {name: np.zeros(inner, self._dtype) for name, inner in self._weight_shapes.items()}
+        if T and B:
+            facts = self.manifest.training.backward
+            totals = runtime._aligned(max(1, int(facts.totals_elements)), self._dtype)
+            totals[:] = 0
+            call = self._prepared("backward", tape.given, T, B)
+            results = (*before, *after, *(array.ravel() for array in d_x))
+            buffers = (call[1], tape.array, totals, call[2])
+            self._library.get_function("backward")(*call[0], *tape.has, above, *results, *tape.rows, *buffers)
+            for row in facts.finishes:
+                raw = (tape.given.sources[name] for name in row.weights)
+                filled = (d_weights[name].ravel() for name in row.gradients)
+                self._library.get_function(row.function)(*raw, totals, int(row.offset), *filled)
+        if like is not None:
+            d_x, d_weights = [*map(like, d_x)], {name: like(array) for name, array in d_weights.items()}
+        named = dict(zip((name for name, _ in self._inputs), d_x, strict=True))
+        return (named if len(named) > 1 else d_x[0]), self._shape_states(after, B, like), d_weights
+
+    def _check_tape(self, tape: Any) -> None:
+        do = "call forward_train of this module, and give backward the tape that it returns"
+        if not isinstance(tape, Tape):
+            raise runtime._error(InputError, "this is not a tape", type(tape).__name__, "a Tape", do)
+        if tape.module is not self:
+            raise runtime._error(InputError, "the tape is another module's", tape, f"a tape of {self.path!r}", do)
+        if tape.given is not self._given:
+            got = "weights that were loaded after it was written"
+            raise runtime._error(InputError, "the tape was written with other weights", got, "the same weights", do)
+
+    def _read_gradients(self, gstate: Any, B: int) -> list[np.ndarray]:
+        """Flat gradients of the last states, in the order of the states."""
+        plan = self._plan(B)
+        if gstate is None:
+            return [np.zeros(size, self._dtype) for _, _, size, _ in plan]
+        if not isinstance(gstate, Mapping) or gstate.keys() != self._states.keys():
+            got = [*gstate] if isinstance(gstate, Mapping) else type(gstate).__name__
+            do = "give all of them, as backward returns them, or None"
+            raise runtime._error(InputError, "the gradient of the state is not the module's", got, [*self._states], do)
+        result = []
+        for name, _, _, parts in plan:
+            values = [gstate[name]] if len(parts) == 1 else gstate[name]
+            what = f"the gradient of state {name}"
+            if not isinstance(values, list | tuple) or len(values) != len(parts):
+                raise runtime._error(InputError, f"{what} is not a list", type(values), f"{len(parts)} arrays by layer")
+            axes = "[L*D, B, ...]" if len(parts) == 1 else "[D, B, ...]"
+            flat = [self._flat(what, value, shape, axes) for value, (_, shape) in zip(values, parts, strict=True)]
+            result.append(np.concatenate(flat) if len(flat) > 1 else flat[0])
+        return result
+
+    def _prepared(self, way: str, given: Weights, T: int, B: int) -> tuple[tuple[int, ...], Any, Any]:
+        """Integers of a call (T, B, steps of a tile, threads), packed weights, and a workspace of this thread's."""
+        facts = self.manifest.training[way]
+        w, tile = facts.workspace, max(1, min(T, int(facts.rows_per_tile) // B))
+        elements = int(w.fixed) + B * (int(w.per_row) + tile * int(w.per_tile_row) + T * int(w.per_sequence_row))
+        held, work = getattr(self._local, "training", (-1, None))
+        if held < elements:
+            work = self._tensor(runtime._aligned(max(1, elements), self._dtype))
+            self._local.training = (elements, work)
+        threads = self._threads or (1 if self._flops * B < runtime.PARALLEL_FLOPS_PER_STEP else self.threads)
+        return (T, B, tile, threads), given.packed_for(self, way), work
+
+    def _weights_given(self) -> Weights:
+        if self._given is None:
+            got, do = [*self._weight_shapes], "load_weights first"
+            raise runtime._error(WeightError, "the module has no weights", "none", got, do)
+        return self._given
+
+    def _use_weights(self, weights: dict[str, np.ndarray]) -> None:
+        super()._use_weights(weights)
+        self._given = Weights(self)

@@ -1,0 +1,86 @@
+"""What training adds to a CPU module: its two functions, and what the manifest says of them.
+
+In: the RNN, a target, and the module of inference with its facts, from `build.py`. Out: the same with forward_train,
+backward, their packing and their facts, and the constants of their equations.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+
+from . import pipeline
+from .dtypes import held_dtype
+from .errors import ConfigError, message
+from .lower import Lowered
+from .lower_backward import Backward
+from .lower_forward_train import ForwardTrain
+from .model import Model
+from .pipeline import Layers
+from .rnn import RNN, named_constants
+from .runtime import CONSTANT
+from .tape import TapeLayout
+from .target import Target
+
+
+def check_training(net: RNN | Model, target: Target) -> None:
+    """Raises ConfigError for what cannot be trained: networks on GPUs, several of them in one file."""
+    if target.kind == "cuda":
+        do = "compile for a CPU, or without training"
+        raise ConfigError(message("modules for GPUs do not train yet", got=f"training for {target.name}", do=do))
+    if isinstance(net, Model):
+        got, do = f"training of {len(net.networks)} networks", "compile model.networks one by one"
+        raise ConfigError(message("a model of several networks does not train as a whole", got=got, do=do))
+
+
+def add_training(
+    net: RNN,
+    lowered: Lowered,
+    facts: dict[str, Any],
+    target: Target,
+    batches: tuple[int, ...],
+    without: tuple[str, ...],
+) -> dict[str, np.ndarray]:
+    """Adds functions to `lowered` and facts to `facts`. Returns the constants that the functions read, by name."""
+    layers = pipeline.run(net, target, without, batches, training=True)[-1][1]
+    count = len(layers.graphs)
+    backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
+    forward = ForwardTrain(net, layers, target, batches, number=count)
+    backward = Backward(net, backs, target, batches, number=2 * count)
+    for part in (forward, backward):
+        part.use(TapeLayout(net, layers, part.lanes))
+    known = {variable.name_hint: func for variable, func in lowered.module.functions_items()}
+    found, of_forward = forward.functions(), forward.facts()
+    if _packs_alike(lowered.packs, known, of_forward["packs"], found):
+        found = {"forward_train": found["forward_train"]}
+        facts["packed_elements"] = max(facts["packed_elements"], of_forward["packed_elements"])
+        of_forward |= {"packs": [], "packed_elements": 0, "packed_as_inference": True}
+    lowered.module = tvm.IRModule(known | found | backward.functions())
+    lowered.used += [*forward.emitter.used, *backward.emitter.used]
+    lowered.walks += [*forward.walks, *backward.walks]
+    facts["templates"] = [used.facts() for used in (*lowered.used, *lowered.walks)]
+    facts["training"] = {"forward": of_forward, "backward": backward.facts(), "tape": forward.tape.sizes()}
+    facts["entry_points"] += ["forward_train", "backward"]
+    constants: dict[str, np.ndarray] = {}
+    for code in (*forward.code, *backward.code):
+        constants |= named_constants(code.graph, code.number)
+    for code in backward.backs:
+        constants |= named_constants(code.finish.graph, code.finish.number)
+    return {name: value.astype(held_dtype(net.dtype)) for name, value in constants.items()}
+
+
+def _packs_alike(
+    packs: list[dict[str, Any]], known: dict[str, Any], ours: list[dict[str, Any]], found: dict[str, Any]
+) -> bool:
+    """Whether forward_train can use the weights as inference packs them: the same code, for the same places."""
+    for one, other in zip(packs, ours, strict=True):
+        fixed = any(name.startswith(CONSTANT) for name in one["weights"])
+        if fixed or one["weights"] != other["weights"] or one["offset"] != other["offset"]:
+            return False
+        functions = (known[one["function"]], found[other["function"]])
+        if not tvm_ffi.structural_equal(*(f.with_attr("global_symbol", "pack") for f in functions)):
+            return False
+    return True
