@@ -98,7 +98,9 @@ def test_wrong_usage_exits_with_2(words: list[str]) -> None:
         (["compile", "lstm", "-o", "x.so", *SIZES, "--weight-dtype", "float8_e4m3"], "weights are for GPUs"),
         (["show", "lstm", "--stage", "cuda", "--target", "nvidia-h200", "--weight-dtype", "int4"], "no such dtype"),
         (["show", "lstm", "--stage", "asm", "--target", "nvidia-h200"], "no such stage"),
-        (["compile", "lstm", "-o", "x.so", *SIZES, "--training"], "training is not supported yet"),
+        (["compile", "lstm", "-o", "x.so", *SIZES, "--training", "--target", "nvidia-h200"], "GPUs do not train yet"),
+        (["show", "lstm", "--stage", "normalise", "--training"], "no such stage"),
+        (["show", "lstm", "--stage", "cuda", "--training", "--target", "nvidia-h200"], "GPUs do not train yet"),
         (["compile", "lstm", "-o", "x.so", *SIZES, "--weights", "none.safetensors"], "no such weights file"),
         (["show", "lstm", "--stage", "tirr"], "did you mean 'tir'"),
         (["cells", "grru"], "did you mean 'gru'"),
@@ -240,6 +242,7 @@ def test_run_writes_nothing_when_it_fails(lstm: str, files: Paths, tmp_path: Pat
 
 def test_show_prints_one_stage_or_all() -> None:
     assert "sigmoid" in call("show", "lstm")
+    assert "graph lstm backward" in call("show", "lstm", "--stage", "differentiate", "--training")
     assert "==" not in call("show", "lstm_projection", "--stage", "combine_gemms")
     everything = json.loads(call("show", "gru", "--stage", "all", "--json", "--layers", "2"))
     names = [row["stage"] for row in everything]

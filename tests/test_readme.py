@@ -21,6 +21,7 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)
 PYTHON = [text for language, text in BLOCKS if language == "python"]
 GPU_PYTHON = [text for language, text in BLOCKS if language == "py"]
+TORCH_PYTHON = [text for language, text in BLOCKS if language == "py3"]
 GPU_COMMANDS = [line.removeprefix("$ ") for kind, text in BLOCKS if kind == "console" for line in text.splitlines()]
 COMMANDS = [line for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
 
@@ -41,8 +42,17 @@ def call(folder: Path, *words: str) -> str:
 def test_the_python_runs_in_order_and_prints_what_is_said(tmp_path: Path) -> None:
     (tmp_path / "readme.py").write_text("\n".join(PYTHON))
     said = "".join(text for language, text in BLOCKS if language == "text")
-    assert len(PYTHON) == 4 and said.count("\n") == 2
+    assert len(PYTHON) == 5 and said.count("\n") == 3
     assert call(tmp_path, "readme.py") == said
+
+
+def test_the_torch_layer_trains(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (program,) = TORCH_PYTHON
+    net = "net = rnn.RNN(rnn.cells.gru, 4, 8).init(seed=0); x = np.ones((5, 3, 4), np.float32)"
+    (tmp_path / "layer.py").write_text(f"import numpy as np, torch, tvm_rnn as rnn\n{net}\n{program}")
+    call(tmp_path, "layer.py")
+    assert (tmp_path / "gru.so").exists()
 
 
 def test_the_commands_run_in_order(tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ _HOME = {
     "to_onnx": "frontends.onnx_export",
     "to_torch_layer": "frontends.torch",
     "te": "expressions",
+    "to_torch": "torch_layer",
 }
 _MODULES = ("cells",)
 

@@ -94,7 +94,7 @@ def compile_cell(
     weights: Weights = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Random weights, the same for the same number.")] = None,
     without: Without = None,
-    training: Annotated[bool, typer.Option("--training", help="Also what training needs: not supported yet.")] = False,
+    training: Annotated[bool, typer.Option("--training", help="With gradients (CPUs only).")] = False,
     dump: Annotated[str | None, typer.Option("--dump", metavar="DIR", help="Write every stage to this folder.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -229,6 +229,7 @@ def show_stages(
     weight_dtype: WeightDtype = None,
     batch: Batch = "",
     without: Without = None,
+    training: Annotated[bool, typer.Option("--training", help="With gradients (CPUs only).")] = False,
     as_json: Json = False,
 ) -> None:
     """Print what a cell becomes on its way to machine code. Axes that got no size get a small one.
@@ -247,7 +248,7 @@ def show_stages(
 
     skipped = without or []
     code = GPU_STAGES if (machine := resolve(target)).kind == "cuda" else CODE_STAGES
-    known = ["trace", "normalise", *PASS_NAMES, *code, "all"]
+    known = ["trace", "differentiate" if training else "normalise", *PASS_NAMES, *code, "all"]
     if stage not in known:
         raise ConfigError(message("no such stage", **unknown("stage", stage, known)))
     if not is_model(spec):  # what is only looked at may have any size
@@ -261,9 +262,10 @@ def show_stages(
         if stage in (*code, "all"):
             with progress(as_json) as update:
                 update(f"compiling {own.cell.name} to look at it")
-                texts = stages(own, machine, parse_batch(batch), skipped, precision, weight_dtype)
+                texts = stages(own, machine, parse_batch(batch), skipped, precision, weight_dtype, training)
         else:  # a graph: nothing to compile
-            texts = [(name, layers_text(own, traced)) for name, traced in run(own, machine, skipped)]
+            passed = run(own, machine, skipped, training=training)
+            texts = [(name, layers_text(own, traced)) for name, traced in passed]
         found += [(first + name, text) for name, text in texts]
     wanted = [(name, text) for name, text in found if stage in (name.split()[-1], "all")]
     if not wanted:

@@ -1,0 +1,184 @@
+"""A compiled network as torch sees it: a Module with parameters, and one autograd function for all of its steps.
+
+In: an RNN, its module compiled for training, and tensors. Out: tensors with gradients; their memory is that of the
+module's own arrays. Imported only by `torch_layer.py`, because it imports torch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from . import runtime
+from .errors import ConfigError, InputError, WeightError, message
+from .frontends.torch import form_of, state_arrays
+from .frontends.torch_names import Form
+from .rnn import RNN, weight_name
+from .runtime_training import TrainingModule
+
+Tensor = Any
+
+
+@dataclass
+class Call:
+    """What one call is made of besides tensors. state: the user's, whose tensors are given apart; None: there is
+    none."""
+
+    module: TrainingModule
+    inputs: int
+    state: Any
+    rows: dict[str, Any]
+
+    def built(self, tensors: list[Tensor]) -> Any:
+        """A state of the same form, made of these tensors."""
+        if not isinstance(self.state, Mapping):
+            return self.state
+        rest = iter(tensors)
+        return {
+            n: [next(rest) for _ in v] if isinstance(v, list | tuple) else next(rest) for n, v in self.state.items()
+        }
+
+    @property
+    def dtype(self) -> Any:
+        """torch's, of the module's arrays."""
+        return getattr(torch, str(self.module.manifest.dtype))
+
+    def named(self, tensors: list[Tensor]) -> dict[str, Any]:
+        """The module's states of these tensors, in its order: a list where layers differ in shape."""
+        rest, found = iter(tensors), {}
+        for name, (_, _, shapes) in self.module._states.items():
+            found[name] = [next(rest) for _ in shapes] if len({*shapes}) > 1 else next(rest)
+        return found
+
+
+def flat(state: Any) -> list[Tensor]:
+    """The arrays of a state, or of anything like one."""
+    if not isinstance(state, Mapping):
+        return []
+    return [part for value in state.values() for part in (value if isinstance(value, list | tuple) else [value])]
+
+
+class Steps(torch.autograd.Function):
+    """All steps of a network. Arguments: a Call, then inputs, states and weights; results: y, then the last states."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Runs forward_train. Its tape is one of the saved tensors: torch frees it when backward has run."""
+        given = call.inputs + len(flat(call.state))
+        x, state = list(tensors[: call.inputs]), list(tensors[call.inputs : given])
+        y, last, tape = call.module.forward_train(x if len(x) > 1 else x[0], call.built(state), **call.rows)
+        ctx.call, ctx.tape, ctx.shapes = call, tape, [value.shape for value in flat(last)]
+        array, tape.array = tape.array, tape.array[:0]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(torch.from_numpy(array), *tensors[given:])  # weights: torch notices if they change
+        return (y, *flat(last))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_y: Tensor, *d_last: Tensor) -> tuple[Tensor | None, ...]:
+        """Runs backward on the tape."""
+        call, tape = ctx.call, copy.copy(ctx.tape)
+        tape.array = ctx.saved_tensors[0].numpy()
+        above = None
+        if any(d is not None for d in d_last):
+            pairs = zip(d_last, ctx.shapes, strict=True)
+            above = call.named([torch.zeros(s, dtype=call.dtype) if d is None else d for d, s in pairs])
+        d_x, d_first, d_weights = call.module._gradients(tape, d_y, above)
+        inputs = list(d_x.values()) if isinstance(d_x, dict) else [d_x]
+        first = flat({n: d_first[n] for n in call.state}) if isinstance(call.state, Mapping) else []
+        return (None, *inputs, *first, *d_weights.values())
+
+
+class TorchLayer(torch.nn.Module):
+    """A network that torch trains; see `tvm_rnn.to_torch`. The parameters are the net's weights under their own names,
+    or under those of torch.nn's layers."""
+
+    def __init__(self, net: RNN, module: TrainingModule, names: str) -> None:
+        super().__init__()
+        self._module = Code(module)  # first: it says why the layer cannot be pickled
+        self.net, self.form = net, form_of(net) if names == "torch" else None
+        values = net.weights if self.form is None else state_arrays(net)
+        for name, value in values.items():
+            self.register_parameter(name, torch.nn.Parameter(torch.tensor(value)))
+
+    def forward(
+        self, x: Any, state: Any = None, *, lengths: Any = None, reset: Any = None, **inputs: Any
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """All steps: (y [T, B, D*H], {name: state after the last step}). Arguments as of a compiled Module."""
+        weights = self._present()
+        module = self._module.value
+        values = module._name_inputs(x, inputs)
+        rows = {"lengths": lengths, "reset": reset}
+        tensors = [*values, *flat(state), *weights.values()]
+        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            got = ", ".join(dict.fromkeys(type(tensor).__name__ for tensor in tensors))
+            do = "torch.from_numpy(x), or layer.compiled()(x)"
+            raise InputError(message("this layer takes tensors", got=got, expected="torch.Tensor", do=do))
+        if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+            y, last = module(values if len(values) > 1 else values[0], state, **rows)
+            return y, last
+        call = Call(module, len(values), state, rows)
+        y, *last = Steps.apply(call, *tensors)
+        return y, call.named(last)
+
+    def weights(self) -> dict[str, Tensor]:
+        """The net's weights, {name: tensor}, made of the parameters: what `net.load` takes."""
+        own = dict(self.named_parameters())
+        return own if self.form is None else net_weights(self.net, self.form, own)
+
+    def _present(self) -> dict[str, Tensor]:
+        """The weights as tensors, after the module was given them if they are not what it has."""
+        found, module = self.weights(), self._module.value
+        for name, tensor in found.items():
+            array = runtime._numpy(name, tensor, WeightError)
+            if array.dtype != module.weights[name].dtype or not np.array_equal(array, module.weights[name]):
+                module.load_weights({n: t.detach() for n, t in found.items()})
+                break
+        return found
+
+    def compiled(self) -> TrainingModule:
+        """The compiled module with the present weights: to call without torch, or to export."""
+        self._present()
+        return self._module.value
+
+    def extra_repr(self) -> str:
+        return repr(self.net)[1:-1]
+
+
+class Code:
+    """The compiled module of one layer. A copy of the layer loads the same file, for weights of its own."""
+
+    def __init__(self, value: TrainingModule, origin: Code | None = None) -> None:
+        self.value, self.origin = value, origin  # the origin's file goes with the origin's module
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Code:
+        return Code(type(self.value)(self.value.path), self)
+
+    def __reduce__(self) -> NoReturn:
+        do = "save layer.state_dict(), and make the layer again with to_torch"
+        raise ConfigError(message("compiled code cannot be pickled", got="a layer of to_torch", do=do))
+
+
+def net_weights(net: RNN, form: Form, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The net's weights of tensors by torch's names, in torch's operations: gradients of the net's weights become those
+    of torch's parameters. form: of torch's layer; one without biases has zeros for them."""
+    found: dict[str, Tensor] = {}
+    for place in form.places:
+        parts = {n: own.get(form.name(n, *place)) for n in ("bias_ih", "bias_hh", "weight_hr")}
+        values = {"W": own[form.name("weight_ih", *place)], "R": own[form.name("weight_hh", *place)]}
+        first, second = parts["bias_ih"], parts["bias_hh"]
+        if first is None or second is None:
+            first = second = torch.zeros(len(values["W"]), dtype=values["W"].dtype)
+        values["b"] = first + second
+        if form.kind == "GRU":  # the reset gate comes between: the third of these does not add to the first
+            width = 2 * form.hidden_size
+            values |= {"b": torch.cat([values["b"][:width], first[width:]]), "b_R": second[width:]}
+        if parts["weight_hr"] is not None:
+            values["W_P"] = parts["weight_hr"]
+        found |= {weight_name(name, *place): value for name, value in values.items()}
+    return {name: found[name].reshape(shape) for name, shape in net.weight_shapes.items()}

@@ -1,0 +1,57 @@
+"""to_torch: an RNN as a torch.nn.Module that torch trains: parameters, autograd, optimisers, state_dict.
+
+In: an RNN with weights, and a target that can train. Out: a layer that is called as a compiled Module is; the class
+that it is of needs torch, and lives in `torch_autograd.py`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .errors import ConfigError, WeightError, message, unknown
+from .frontends.torch import form_of
+from .rnn import RNN
+
+NAMES = ("net", "torch")
+
+
+def to_torch(net: RNN, target: Any = "llvm", names: str = "net", **options: Any) -> Any:
+    """The network as a torch.nn.Module on the target, which must be one that can train: a CPU.
+
+    net: with weights, which the parameters begin with. names: of the parameters; "net": as in `net.weights`; "torch":
+    as torch.nn's LSTM, GRU and RNN have them, with their shapes and both of their biases, so that their state_dict fits
+    (only for networks that `to_torch_layer` takes). options: of `compile`, such as batch=16.
+
+    Call it as a Module: `y, state = layer(x, state, lengths=n, reset=mask)`, with x [T, B, I] and a state that is a
+    dict, all tensors of the net's dtype. What y and state depend on gets gradients; gradients of gradients raise
+    torch's error. `layer.compiled()` is the compiled Module with the present weights, to export or to call without
+    torch, and `net.load(layer.weights())` takes them back.
+
+    Raises ConfigError for a target that cannot train, for wrong names, and where torch is not installed; WeightError
+    for a net without weights.
+    """
+    if not isinstance(net, RNN):
+        raise ConfigError(message("to_torch needs an RNN", got=f"{net!r:.80}", do="rnn.to_torch(rnn.RNN(...).init())"))
+    if names not in NAMES:
+        raise ConfigError(message("to_torch: no such names of parameters", **unknown("names", str(names), NAMES)))
+    if names == "torch":
+        _check_form(net)
+    if not net.weights and net.weight_shapes:
+        raise WeightError(message("the RNN has no weights", do="call net.init(seed=0) or net.load(...) first"))
+    net.check_weights()
+    try:
+        layer = importlib.import_module(".torch_autograd", __package__).TorchLayer
+    except ImportError as reason:
+        raise ConfigError(message("to_torch needs torch", got=str(reason), do="pip install torch")) from None
+    from .build import compile
+
+    return layer(net, compile(net, target, training=True, **options), names)
+
+
+def _check_form(net: RNN) -> None:
+    try:
+        form_of(net)
+    except ConfigError as reason:
+        what, got = "to_torch: torch has no such layer, and no names for its parameters", str(reason).splitlines()[0]
+        raise ConfigError(message(what, got=got, do='leave out names="torch"')) from None
