@@ -17,6 +17,9 @@ MOST_ROWS, MOST_BYTES = 8192, 64 << 20  # of any choice, and of what its tile st
 # Backward graphs read and write the sums of weights' gradients once per tile: two LSTM layers, H = 512, B = 16, T = 96
 # on one thread of Zen 5 took 266 ms with 32 rows, 183 with 128, 157 with 256, 156 with 512.
 BACKWARD_ROWS = 256
+# The input's weights are read once per tile. LSTM, H = 1024 (16 MB), B = 16, two threads of Zen 5: 1316 us per step
+# with 32 rows, 927 with 256, 854 with 1024; with H = 512 (4 MB) all are the same.
+HEAVY = 8  # level-2 caches
 BYTES = {"float32": 4, "float64": 8}
 
 
@@ -26,10 +29,12 @@ class WalkCpu:
 
     @staticmethod
     def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
-        """Tiles that fit half of the level-2 cache, backwards BACKWARD_ROWS if that is more; time outside, layers
-        inside, where there is one direction."""
+        """Tiles that fit half of the level-2 cache, backwards BACKWARD_ROWS if that is more, MAX_ROWS where the input's
+        weights are too large for caches; time outside, layers inside, where there is one direction."""
         bytes_per_row = (unit.width + sum(unit.depths)) * BYTES[unit.dtype]
-        least = min(BACKWARD_ROWS, MOST_BYTES // bytes_per_row) if unit.region == "backward" else 0
+        heavy = unit.width * unit.depths[0] * BYTES[unit.dtype] > HEAVY * target.l2_bytes
+        least = BACKWARD_ROWS if unit.region == "backward" else MAX_ROWS if heavy else 0
+        least = min(least, MOST_BYTES // bytes_per_row)
         default = max(MIN_ROWS, least, min(MAX_ROWS, target.l2_bytes // 2 // bytes_per_row))
         most = max(default, min(MOST_ROWS, MOST_BYTES // bytes_per_row))
         # Below two steps of the largest batch all sizes are one step; what the default is, is always a choice.

@@ -55,7 +55,7 @@ def test_a_tile_fits_half_the_cache() -> None:
 
 def test_rows_stay_within_bounds() -> None:
     small = tiling(rnn.RNN(rnn.cells.elman, 1, 1)).rows_per_tile
-    large = tiling(rnn.RNN(rnn.cells.lstm, 8, 4096), replace(V4, l2_bytes=1)).rows_per_tile
+    large = tiling(rnn.RNN(rnn.cells.lstm, 8, 4096), replace(V4, l2_bytes=1 << 17)).rows_per_tile
     assert (small, large) == (MAX_ROWS, MIN_ROWS)
 
 

@@ -26,6 +26,12 @@ def test_the_default_fits_half_of_the_level_2_cache() -> None:
     assert best(unit(), replace(MACHINE, l2_bytes=2 * MACHINE.l2_bytes)).knobs["rows"] > rows
 
 
+def test_weights_too_large_for_caches_are_read_seldom() -> None:
+    wide = replace(unit(4096), depths=(1024, 1024))
+    assert best(wide, replace(MACHINE, l2_bytes=1 << 20)).knobs["rows"] == 512
+    assert best(wide, replace(MACHINE, l2_bytes=1 << 22)).knobs["rows"] == 85  # they fit eight of these
+
+
 @pytest.mark.parametrize(("width", "expected"), [(1024, 256), (1 << 18, 63), (1 << 20, 32)])
 def test_backward_tiles_are_tall_unless_they_would_fill_the_memory(width: int, expected: int) -> None:
     assert best(unit(width, gates=2, region="backward"), MACHINE).knobs == {"rows": expected, "layers_first": 1}
