@@ -48,6 +48,13 @@ def test_a_module_file_beside_numpy(lstm_file: str) -> None:
     assert {"starting numpy", "round 2 of 2"} <= set(told)
 
 
+def test_weights_in_fewer_bits_are_compared_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "m.so"
+    rnn.compile(rnn.RNN(rnn.cells.lstm, 8, 16).init(0), weights="int8").export(path)
+    ours = bench.compare(path, (), **QUICK).rows[0]
+    assert ours.error is not None and 1e-4 < ours.error < 2e-2
+
+
 @pytest.mark.peers
 def test_every_peer_that_is_installed_is_timed_and_agrees(lstm_file: str) -> None:
     report = bench.compare(lstm_file, **QUICK)

@@ -95,7 +95,7 @@ def test_wrong_usage_exits_with_2(words: list[str]) -> None:
         (["compile", "lstm", "-o", "x.so", *SIZES, "--target", "abacus"], "no such target"),
         (["compile", "lstm", "-o", "x.so", *SIZES, "--target", "nvidia-h200", "--arch", "sm_1,sm_80"], "no such arch"),
         (["compile", "lstm", "-o", "x.so", *SIZES, "--precision", "tf32"], "CPUs compute in"),
-        (["compile", "lstm", "-o", "x.so", *SIZES, "--weight-dtype", "float8_e4m3"], "weights are for GPUs"),
+        (["compile", "lstm", "-o", "x.so", *SIZES, "--weight-dtype", "float8_e4m3"], "weights are not for this target"),
         (["show", "lstm", "--stage", "cuda", "--target", "nvidia-h200", "--weight-dtype", "int4"], "no such dtype"),
         (["show", "lstm", "--stage", "asm", "--target", "nvidia-h200"], "no such stage"),
         (["compile", "lstm", "-o", "x.so", *SIZES, "--training", "--target", "nvidia-h200"], "GPUs do not train yet"),

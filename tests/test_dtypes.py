@@ -73,8 +73,13 @@ def test_dtypes_of_weights() -> None:
         assert stored_name("float16", True, name) == "" and stored_name("float32", False, None) == ""
     with pytest.raises(ConfigError, match="did you mean 'float8_e4m3'"):
         stored_name("float16", True, "float8_e5m2")
-    with pytest.raises(ConfigError, match="weights are for GPUs"):
-        stored_name("float32", False, "float8_e4m3")
+    for name in ("bfloat16", "torch.float16", "int8"):
+        assert stored_name("float32", False, name) == name.removeprefix("torch.")
+    for gpu, name in ((False, "float8_e4m3"), (True, "int8"), (True, "bfloat16")):
+        with pytest.raises(ConfigError, match="weights are not for this target"):
+            stored_name("float32", gpu, name)
     for precision in ("float32", "tf32", "float64"):
-        with pytest.raises(ConfigError, match="16-bit precision"):
+        with pytest.raises(ConfigError, match="need another precision"):
             stored_name(precision, True, "float8_e4m3")
+    with pytest.raises(ConfigError, match="dtype='float32'"):
+        stored_name("float64", False, "int8")

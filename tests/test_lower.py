@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm_ffi
 from networks import arguments, check, compiled, flags, network
-from tvm import tirx
 
 import tvm_rnn as rnn
 from tvm_rnn import PassError, pipeline, runtime, target
-from tvm_rnn.lower import Lowered, Lowering, verify
+from tvm_rnn.lower import Lowered, Lowering
 from tvm_rnn.tolerance import assert_close
 
 V4 = target.TABLE["x86-64-v4"]
@@ -40,29 +38,6 @@ def test_code_does_not_grow_with_layers(both: bool) -> None:
         script = lowered(net).module["sequence"].script()
         texts.append(re.sub(r"\d+", "N", script))
     assert texts[0] == texts[1]
-
-
-@pytest.mark.parametrize("loop", ["tile", "step"])
-def test_a_parallel_loop_over_time_is_refused(loop: str) -> None:
-    func = lowered(rnn.RNN(rnn.cells.lstm, 3, 5)).module["sequence"]
-
-    def parallel(node: tirx.For) -> tirx.For:
-        if node.loop_var.name != loop:
-            return node
-        return tirx.For(node.loop_var, node.min, node.extent, tirx.ForKind.PARALLEL, node.body)
-
-    verify(func)
-    broken = func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, parallel)))
-    with pytest.raises(PassError, match=f"loop over {loop} is not serial"):
-        verify(broken)
-
-
-def test_a_loop_over_time_inside_a_parallel_one_is_refused() -> None:
-    func = lowered(rnn.RNN(rnn.cells.lstm, 3, 5)).module["sequence"]
-    var = tirx.Var("outer", "int64")
-    body = tirx.For(var, tirx.IntImm("int64", 0), tirx.IntImm("int64", 2), tirx.ForKind.PARALLEL, func.body)
-    with pytest.raises(PassError, match="inside a parallel loop"):
-        verify(func.with_body(body))
 
 
 def test_a_graph_without_tiling_is_refused() -> None:

@@ -9,11 +9,11 @@ from networks import network
 
 import tvm_rnn as rnn
 from tvm_rnn import pipeline, target
-from tvm_rnn.lower import verify
 from tvm_rnn.lower_backward import Backward
 from tvm_rnn.lower_forward_train import ForwardTrain
 from tvm_rnn.pipeline import Layers
 from tvm_rnn.tape import TapeLayout
+from tvm_rnn.verify import verify
 
 V4 = target.TABLE["x86-64-v4"]
 

@@ -73,6 +73,8 @@ def test_a_manifest_for_gpus_names_them_and_what_kernels_take() -> None:
     for part in ("sm_80 or sm_90a", "precision", "kernels for sm_90a", "cell", "32", "8 B", "2.0 KB"):
         assert part in text
     assert "workspace" not in text and "float32; in the file" in text
+    stored = text_of(manifest_page("m.so", {**MANIFEST, "weight_dtype": "int8"}, {}, 1))
+    assert "int8; not in the file" in stored
     narrow = tiny_manifest(weight_dtype="float8_e4m3")
     assert "float8_e4m3; in the file" in text_of(manifest_page("m.so", narrow, {"w_l0": np.zeros(3, "f4")}, 57_000))
 

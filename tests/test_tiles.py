@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import tvm_ffi
 from tvm import tirx
 
@@ -12,7 +11,6 @@ from tvm_rnn.emit import Emitter
 from tvm_rnn.graph import Group
 from tvm_rnn.layer import Layer
 from tvm_rnn.lower import Lowering
-from tvm_rnn.tiles import runs_along
 
 V4 = target.TABLE["x86-64-v4"]
 
@@ -64,23 +62,6 @@ def test_tiles_touch_flat_buffers_only_through_their_parameters() -> None:
     tvm_ffi.structural_walk(func.body, (tirx.BufferStore, lambda node: stored.add(node.buffer.name)))
     flat = {n for n in stored if n in names}
     assert flat == {"workspace", "y", "C_out", "n_out", "m_out"}
-
-
-@pytest.mark.parametrize(
-    ("name", "spec", "along"),
-    [("mlstm", "ak,k->a", True), ("mlstm", "k,k->", True), ("delta_net", None, None)],
-)
-def test_vectors_run_along_the_contiguous_axis(name: str, spec: str | None, along: bool | None) -> None:
-    net = rnn.RNN(rnn.cells.get(name), 8, 32)
-    graph = pipeline.run(net, V4)[-1][1].graphs[0]
-    roots = [g.root for g in graph.groups if g.kind == "reduce" and g.root is not None]
-    assert roots
-    for root in roots:
-        if spec is None:
-            last = root.attrs["spec"].split("->")[1][-1:] if root.op == "einsum" else ""
-            assert runs_along(root) in (True, False) and (last or runs_along(root))
-        elif root.op == "einsum" and root.attrs["spec"] == spec:
-            assert runs_along(root) is along
 
 
 def test_an_emitter_records_what_it_used() -> None:

@@ -156,7 +156,7 @@ def compare(
             contenders = []
             for name in (OURS, *against):
                 tell(f"starting {name}")
-                contender = Contender(name, expected, tolerance(manifest.dtype, steps))
+                contender = Contender(name, expected, tolerance(manifest.get("weight_dtype") or manifest.dtype, steps))
                 contender.prepare(stack, folder, request)
                 contenders.append(contender)
             for number in range(rounds):

@@ -61,10 +61,11 @@ def compile(
     need not be there. batch: batch sizes to be quickest at; every batch size stays correct, as does every T. precision:
     what products are computed in; None: the network's dtype. Only float32 on GPUs has a choice: "float32" means that,
     "tf32" tensor cores with 10 bits of mantissa. float16 and bfloat16 (GPUs only) sum and keep states in float32.
-    weights: the dtype in which matrices of products are stored; None: that of the precision. "float8_e4m3" (GPUs, with
-    a 16-bit precision): twice as large a layer stays on the chip. When weights are loaded, each row is divided by a
-    power of two that makes its largest value 448 at most, and rounded to e4m3; every kernel multiplies by these values,
-    whatever T and B are; a row with a NaN or an infinity makes results NaN. arch: the GPUs that the file is for, as
+    weights: the dtype in which matrices of products are stored; None: that of the precision. CPUs, with float32:
+    "bfloat16", "float16", "int8" (`storage.py`), widened as they are read. GPUs, with a 16-bit precision:
+    "float8_e4m3": twice as large a layer stays on the chip. When weights are loaded, each row is divided by a power of
+    two that makes its largest value 448 at most, and rounded; every kernel multiplies by these values, whatever T and B
+    are; a row with a NaN or an infinity makes results NaN. arch: the GPUs that the file is for, as
     nvcc has them, such as ["sm_80", "sm_90a"]; kernels are compiled for each, and the runtime takes those that fit;
     empty: the target's alone. training: the module has `forward_train` and `backward` too: three times the work.
     without: names of passes to switch off. records: tuned knob values: a folder that `tune` wrote, or "none"; None:
@@ -80,7 +81,7 @@ def compile(
     networks = _networks(net, machine, training)
     tell("passes")
     precisions = [_precision(own, machine, precision) for own in networks]
-    stored = [stored_name(own, machine.kind == "cuda", weights) for own in precisions]
+    stored = _stored(precisions, machine, weights, training)
     layers = [pipeline.run(own, machine, without, batches)[-1][1] for own in networks]
     for number, own in enumerate(networks if dump is not None else ()):
         texts = pipeline.stages(own, machine, batches, without, precisions[number], stored[number], training)
@@ -88,11 +89,11 @@ def compile(
     folder = tempfile.mkdtemp(prefix="tvm_rnn_")
     try:
         if isinstance(net, Model):
-            module = _for_a_model(net, layers, machine, batches, without, folder, tell)
+            module = _for_a_model(net, layers, machine, batches, without, stored, folder, tell)
         elif machine.kind == "cuda":
             module = _for_gpus(net, layers[0], targets, batches, without, precisions[0], stored[0], folder, tell)
         else:
-            module = _for_a_cpu(net, layers[0], machine, batches, without, training, folder, tell)
+            module = _for_a_cpu(net, layers[0], machine, batches, without, stored[0], training, folder, tell)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -122,12 +123,13 @@ def _for_a_cpu(
     machine: Target,
     batches: tuple[int, ...],
     without: tuple[str, ...],
+    stored: str,
     training: bool,
     folder: str,
     tell: Progress,
 ) -> Module:
     tell("lowering")
-    lowered = Lowering(net, layers, machine, batches).run()
+    lowered = Lowering(net, layers, machine, batches, stored).run()
     facts, arrays = describe(net, lowered, machine, batches, without), blob(net, layers)
     if training:
         from .training import add_training
@@ -150,6 +152,7 @@ def _for_a_model(
     machine: Target,
     batches: tuple[int, ...],
     without: tuple[str, ...],
+    stored: Sequence[str],
     folder: str,
     tell: Progress,
 ) -> Module:
@@ -158,7 +161,7 @@ def _for_a_model(
     if machine.kind != "llvm":
         do = "compile model.networks one by one for it, or the whole model for a CPU"
         raise ConfigError(message("a model of several networks is for CPUs", got=machine.name, do=do))
-    path = write_model(model, layers, machine, batches, without, Path(folder), tell)
+    path = write_model(model, layers, machine, batches, without, stored, Path(folder), tell)
     tell("loading")
     return runtime.load(path)
 
@@ -188,6 +191,15 @@ def _precision(net: RNN, machine: Target, precision: str | None) -> str:
         got, do = f"{name} for target {machine.name}", "compile for a GPU, or with float32"
         raise ConfigError(message("CPUs compute in float32 and float64 only", got=got, do=do))
     return name
+
+
+def _stored(precisions: Sequence[str], machine: Target, weights: str | None, training: bool) -> list[str]:
+    """How the weights of each network are stored, "" where as its precision says."""
+    stored = [stored_name(own, machine.kind == "cuda", weights) for own in precisions]
+    if training and any(stored):
+        do = "leave weights out, and compile once more for inference"
+        raise ConfigError(message("training keeps weights in the network's dtype", got=f"weights={weights!r}", do=do))
+    return stored
 
 
 def _batches(batch: int | Sequence[int]) -> tuple[int, ...]:
@@ -299,6 +311,7 @@ def describe(
         "rows_per_tile": lowered.rows_per_tile,
         "flops_per_row": lowered.flops_per_row,
         "templates": [used.facts() for used in (*lowered.used, *lowered.walks)],
+        **({"weight_dtype": lowered.stored} if lowered.stored else {}),
     }
 
 

@@ -30,12 +30,14 @@ def write_model(
     machine: Target,
     batches: tuple[int, ...],
     without: tuple[str, ...],
+    stored: Sequence[str],
     folder: Path,
     tell: Callable[[str], None],
 ) -> str:
     """Compile every network for one CPU; returns the path of the file. Raises BuildError."""
     tell("lowering")
-    lowered = [Lowering(n, own, machine, batches).run() for n, own in zip(model.networks, layers, strict=True)]
+    every = zip(model.networks, layers, stored, strict=True)
+    lowered = [Lowering(n, own, machine, batches, kind).run() for n, own, kind in every]
     tell("code generation")
     functions = {
         _named(i, variable.name_hint): function.with_attr("global_symbol", _named(i, variable.name_hint))

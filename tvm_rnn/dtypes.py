@@ -21,8 +21,10 @@ PRECISIONS = {
     "float16": ("float16",),
     "bfloat16": ("bfloat16",),
 }
-# Dtypes in which a GPU may store the weights of products, each with the precisions that it goes with.
-STORED = {"float8_e4m3": ("float16", "bfloat16")}
+# Dtypes in which a GPU, or a CPU, may store the weights of products, each with the precisions that it goes with.
+STORED_ON_GPUS = {"float8_e4m3": ("float16", "bfloat16")}
+STORED_ON_CPUS = {"bfloat16": ("float32",), "float16": ("float32",), "int8": ("float32",)}
+STORED = (*STORED_ON_GPUS, *STORED_ON_CPUS)
 
 
 def dtype_name(dtype: Any) -> str:
@@ -82,11 +84,12 @@ def stored_name(precision: str, gpu: bool, weights: Any) -> str:
         return ""
     if name not in STORED:
         raise ConfigError(message("compile: no such dtype of weights", **unknown("dtype", str(weights), STORED)))
-    if not gpu:
-        do = "compile for a GPU, or leave weights out"
-        raise ConfigError(message(f"{name} weights are for GPUs", got="a CPU as the target", do=do))
-    if precision not in STORED[name]:
-        do = "make the RNN with dtype='bfloat16', or leave weights out"
-        expected = f"precision {' or '.join(STORED[name])}"
-        raise ConfigError(message(f"{name} weights need a 16-bit precision", got=precision, expected=expected, do=do))
+    here = STORED_ON_GPUS if gpu else STORED_ON_CPUS
+    if name not in here:
+        this, do = "a GPU" if gpu else "a CPU", f"one of {', '.join(here)}, or leave weights out"
+        raise ConfigError(message(f"{name} weights are not for this target", got=f"{this} as the target", do=do))
+    if precision not in here[name]:
+        do = f"make the RNN with dtype='{here[name][-1]}', or leave weights out"
+        expected = f"precision {' or '.join(here[name])}"
+        raise ConfigError(message(f"{name} weights need another precision", got=precision, expected=expected, do=do))
     return name

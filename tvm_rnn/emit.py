@@ -14,13 +14,14 @@ from typing import Any
 
 from tvm import tirx
 
-from . import tiles
+from . import tile_reductions, tiles
 from .expressions import reduced_axes
 from .graph import Group, Node
 from .loops import Expr, Stmt, bind, floordiv, floormod, loop, when
 from .memory import int64
 from .panels import Panels
 from .schedule import Chosen, Config, Template, Unit, best
+from .storage import Storage
 from .target import Target
 from .tiles import Places, Tile
 
@@ -49,7 +50,8 @@ class Used:
 class Emitter:
     """Emits groups for one target, dtype and set of named batch sizes."""
 
-    def __init__(self, target: Target, dtype: str, batches: tuple[int, ...]) -> None:
+    def __init__(self, target: Target, dtype: str, batches: tuple[int, ...], storage: Storage | None = None) -> None:
+        self.storage = storage
         self.target, self.dtype, self.batches = target, dtype, batches
         self.lanes = target.lanes(dtype)
         self.used: list[Used] = []
@@ -80,7 +82,8 @@ class Emitter:
         gates = shape[0] if group.kind == "gemm" and len(shape) == 2 else 1
         depths = tuple(a.shape[0] for a in root.args[1::2]) if group.kind == "gemm" and root is not None else ()
         width = shape[-1] if shape else 1
-        return Unit(group.kind, group.region, self.dtype, gates, width, depths, len(group.nodes), self.batches)
+        stored = self.storage.name if self.storage is not None and group.kind == "gemm" else ""
+        return Unit(group.kind, group.region, self.dtype, gates, width, depths, len(group.nodes), self.batches, stored)
 
     def _tile(self, group: Group, unit: Unit, places: Places, **where: Any) -> Tile:
         return Tile(group, places, unit, self.lanes, **where)
@@ -109,17 +112,17 @@ class Emitter:
     def _reduce(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
         root = group.root
         assert root is not None
-        along = tiles.runs_along(root)
+        along = tile_reductions.runs_along(root)
         work = _reduced_elements(root)
 
         def body(row: Expr, index: tuple[Expr, ...]) -> Stmt:
             if along:
                 own = self._tile(group, unit, places, row0=row, panel0=int64(0))
-                return tiles.reduction(own, template, config, index, along)
+                return tile_reductions.reduction(own, template, config, index, along)
 
             def vector(c: tirx.Var) -> Stmt:
                 own = self._tile(group, unit, places, row0=row, panel0=c)
-                return tiles.reduction(own, template, config, (*index, c), along)
+                return tile_reductions.reduction(own, template, config, (*index, c), along)
 
             return loop("c", -(-root.shape[-1] // self.lanes), vector)
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from .expressions import Index, element
 from .graph import Graph, Node, rewrite
-from .layer import accumulated
 from .loops import Expr, Stmt, load, loop, sequence, store
 from .memory import Array, int64, pad, strides_of
 from .ops import TABLE
+from .packing import accumulated
 from .passes.fuse_pointwise import FUNCTION
 from .rnn import named_constants
 from .transfer import each

@@ -7,20 +7,16 @@ same statements serve every layer and direction of equal sizes: what differs is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx
 
 from .emit import Emitter
-from .expressions import Index, element, reduced_axes, reduced_index
 from .graph import Graph, Group, Node, depends
-from .loops import Expr, Stmt, bind, load, loop, sequence, store, vector, when
-from .memory import Array, Packed, int64, pad, row_stride, strides_of
-from .ops import TABLE
-from .passes.fuse_pointwise import FUNCTION, bases
-from .rnn import named_constants
-from .scalar import let, where
+from .loops import Expr, Stmt, bind, load, loop, sequence, store, when
+from .memory import Array, int64, row_stride, strides_of
+from .packing import PackedWeights
 from .tiles import Places
 
 
@@ -66,7 +62,6 @@ class Layer:
     emitter: Emitter
     itemsize: int
     number: int = 0  # of the graph, among the network's
-    packed: Packed = field(default_factory=Packed)
 
     def __post_init__(self) -> None:
         g, self.lanes = self.graph, self.emitter.lanes
@@ -77,8 +72,8 @@ class Layer:
         self.hoisted = self._rows(n for group in g.groups if group.region == "before" for n in group.stored)
         own = [n for group in g.groups if group.region == "step" for n in group.stored]
         self.scratch = self._rows(n for n in own if n not in g.results)
-        self.products: dict[Node, list[int]] = {}
-        self.kept = self._reserve(nodes)
+        self.weights = PackedWeights(g, self.free, self.lanes, self.number, self.emitter.storage)
+        self.packed, self.products = self.weights.packed, self.weights.products
 
     def _rows(self, nodes: Any) -> dict[Node, tuple[int, int]]:
         """Offset and stride of each stored value, in elements per row."""
@@ -98,136 +93,6 @@ class Layer:
         """Elements per row of the states of one layer and direction: two copies, read and written in turn."""
         return 2 * sum(self.state_rows)
 
-    # --- weights -------------------------------------------------------------------------------------------------
-
-    def _reserve(self, nodes: Sequence[Node]) -> list[Node]:
-        """Give every product's parameter a packed place, and every other value made of parameters that is read."""
-        weights: set[Node] = set()
-        for node in nodes:
-            if node.op == "gemm":
-                gates = node.shape[0] if len(node.shape) == 2 else 1
-                panels = pad(node.shape[-1], self.lanes)
-                depths = [a.shape[0] for a in node.args[1::2]]
-                self.products[node] = [self.packed.reserve((node, i), gates * panels * d) for i, d in enumerate(depths)]
-                weights.update(node.args[::2])
-        heavy = [n for n in nodes if n in self.free and n.op in ("sum", "max", "einsum", "gemm")]
-        read = [
-            base
-            for node in nodes
-            if node not in self.free
-            for arg in node.args
-            if arg not in weights or node.op != "gemm"
-            for base in self._read(arg)
-        ]
-        read += [n for root in self.graph.roots for n in self._read(root)]
-        kept = [n for n in dict.fromkeys([*heavy, *self._steps(nodes), *read]) if n.scalar is None]
-        for node in kept:
-            self.packed.reserve(node, strides_of(node.shape, self.lanes)[1])
-        self.packed.size = pad(self.packed.size, 16)
-        return kept
-
-    def _steps(self, nodes: Sequence[Node]) -> list[Node]:
-        """Functions of parameters inside other formulas, and what these use more than once: kept as well, because
-        TVM's lowering of one expression is exponential in the depth of both."""
-        users = self.graph.users()
-
-        def formulas(node: Node) -> list[Node]:
-            """The pointwise values of parameters that read `node`, also through views."""
-            return [f for u in users[node] if u in self.free for f in ([u] if u.pointwise else formulas(u))]
-
-        found = []
-        for node in nodes:
-            if node in self.free and node.pointwise and not node.boolean:
-                count = len(formulas(node))
-                if count > 1 or (count and TABLE[node.op].cost >= FUNCTION):
-                    found.append(node)
-        return found
-
-    def _read(self, arg: Node) -> list[Node]:
-        if arg in self.free:
-            # A pointwise value of parameters is kept as such; a view of a parameter is kept as a compact copy.
-            if arg.op == "reshape" or arg.boolean:
-                return [n for a in arg.args for n in self._read(a)]
-            return [arg]
-        return [b for b in bases(arg) if b in self.free] if not arg.leaf else []
-
-    def pack(self, raw: Mapping[str, Any], packed: Any, offset: Expr) -> Stmt:
-        """The statement that fills the packed weights at `offset` from raw parameters (flat buffers by name)."""
-        names = {id(value): name for name, value in named_constants(self.graph, self.number).items()}
-        places: dict[Node, Array] = {}
-
-        def read(node: Node, index: Index) -> Expr | None:
-            if node in places:
-                return load(packed, places[node].address(0, index))
-            if node.op == "param" or (node.op == "const" and node.scalar is None):
-                name = node.name if node.op == "param" else names[id(node.value)]
-                dense: Expr = int64(0)
-                for i, size in zip(index, node.shape, strict=True):
-                    dense = dense * int64(size) + (int64(i) if isinstance(i, int) else i)
-                return load(raw[name], dense)
-            return None
-
-        parts = []
-        for node in sorted(self.kept, key=self.graph.nodes().index):
-            array = self._array("packed", node, offset + int64(self.packed.names[node]), 0)
-            parts.append(self._pack_array(node, array, packed, read))
-            places[node] = array
-        for node, offsets in self.products.items():
-            for number, at in enumerate(offsets):
-                parts.append(self._pack_product(node, number, offset + int64(at), packed, read))
-        return sequence(parts)
-
-    def _pack_array(self, node: Node, array: Array, packed: Any, read: Any) -> Stmt:
-        shape = node.shape or (1,)
-
-        def fill(index: tuple[Expr, ...]) -> Stmt:
-            if len(index) < len(shape):
-                return loop(f"i{len(index)}", shape[len(index)], lambda i: fill((*index, i)))
-            own = index if node.shape else ()
-
-            def inner(n: Node, i: Index) -> Expr | None:
-                return None if n is node and not n.leaf else read(n, i)
-
-            target = replace(array, strides=array.strides or (1,))
-            if node.op in ("sum", "max", "einsum"):
-                return accumulated(node, own, inner, packed, target.address(0, index), self.graph.dtype)
-            return store(packed, target.address(0, index), element(node, own, inner, self.graph.dtype))
-
-        return fill(())
-
-    def _pack_product(self, node: Node, number: int, base: Expr, packed: Any, read: Any) -> Stmt:
-        """[panel][k][gate][lane], zero where a panel runs past the last unit."""
-        weight = node.args[2 * number]
-        gates = node.shape[0] if len(node.shape) == 2 else 1
-        depth, lanes = weight.shape[-1], self.lanes
-        full, rest = divmod(node.shape[-1], lanes)
-        zero = tirx.const(0.0, self.graph.dtype)
-
-        def place(p: Expr, k: Expr, g: int, v: Expr) -> Expr:
-            return base + ((p * int64(depth) + k) * int64(gates) + int64(g)) * int64(lanes) + v
-
-        def row(p: Expr, k: Expr, g: int, v: Expr) -> Stmt:
-            unit = p * int64(lanes) + v
-            index = (g, unit, k) if len(node.shape) == 2 else (unit, k)
-            return store(packed, place(p, k, g, v), element(weight, index, read, self.graph.dtype))
-
-        def rows(p: Expr, g: int, count: int) -> Stmt:
-            """A vector of units at a time: left to itself LLVM shuffles 16 of them, in 4 s at H = 512."""
-            return loop("k", depth, lambda k: vector("v", count, lambda v: row(p, k, g, v)))
-
-        def blank(k: Expr, g: int, v: Expr) -> Stmt:
-            return store(packed, place(int64(full), k, g, int64(rest) + v), zero)
-
-        # No condition on the unit inside the loops: LLVM makes 4000 scatters of it at H = 130, in ten seconds.
-        def gate(g: int) -> list[Stmt]:
-            parts = [loop("p", full, lambda p: rows(p, g, lanes))] if full else []
-            if rest:
-                parts.append(rows(int64(full), g, rest))
-                parts.append(loop("k", depth, lambda k: loop("v", lanes - rest, lambda v: blank(k, g, v))))
-            return parts
-
-        return sequence([gate(g) for g in range(gates)])
-
     # --- one tile of time ----------------------------------------------------------------------------------------
 
     def _array(self, buffer: str, node: Node, base: Expr, stride: int) -> Array:
@@ -236,7 +101,7 @@ class Layer:
     def _weights(self, node: Node, visit: Visit) -> Array | None:
         if node not in self.packed.names:
             return None
-        return self._array("packed", node, visit.weights + int64(self.packed.names[node]), 0)
+        return self.weights.array(node, visit.weights)
 
     def visit(self, ctx: Context, visit: Visit) -> Stmt:
         """`before` over the tile's rows, then the steps in this direction's order."""
@@ -269,11 +134,13 @@ class Layer:
     def _places(
         self, ctx: Context, visit: Visit, read: Mapping[Node, Array], write: Mapping[Node, Sequence[Array]]
     ) -> Places:
-        products = {n: [visit.weights + int64(o) for o in offsets] for n, offsets in self.products.items()}
+        own, ratio = self.weights, int64(self.weights.ratio)
+        products = {n: [(visit.weights + int64(o)) * ratio for o in offsets] for n, offsets in own.products.items()}
+        scales = {n: [visit.weights + int64(o) for o in offsets] for n, offsets in own.scales.items()}
         places = Places(
             dict(ctx.buffers), lambda n: read.get(n) or self._weights(n, visit), lambda n: write[n], products
         )
-        return replace(places, batch=ctx.batch, threads=ctx.threads)
+        return replace(places, batch=ctx.batch, threads=ctx.threads, storage=own.storage, scales=scales)
 
     def _step(self, ctx: Context, visit: Visit, s: Expr) -> list[Any]:
         t, set_t = bind("t", s + visit.direction * (visit.count - int64(1) - s - s))
@@ -370,29 +237,3 @@ def keep_row(ws: Any, old: Array, new: Array, b: Expr) -> Stmt:
     """One batch row of the new state becomes that of the old one."""
     source, place = old.base + b * int64(old.row_stride), new.base + b * int64(new.row_stride)
     return loop("j", new.row_stride, lambda j: store(ws, place + j, load(ws, source + j)))
-
-
-def accumulated(node: Node, index: Index, read: Any, packed: Any, address: Expr, dtype: str) -> Stmt:
-    """A reduction over parameters, in place: packed[address] = 0 (or -inf); packed[address] += ... ."""
-    axes = reduced_axes(node)
-    low = tirx.const(float("-inf") if node.op == "max" else 0.0, dtype)
-
-    def body(ks: tuple[Expr, ...]) -> Stmt:
-        if len(ks) < len(axes):
-            return loop(f"k{len(ks)}", axes[len(ks)][1], lambda k: body((*ks, k)))
-        if node.op == "einsum":
-            inputs, out = node.attrs["spec"].split("->")
-            known = dict(zip(out, index, strict=True)) | {t: k for (t, _), k in zip(axes, ks, strict=True)}
-            a, b = (
-                element(arg, tuple(known[t] for t in text), read, dtype)
-                for text, arg in zip(inputs.split(","), node.args, strict=True)
-            )
-            value = a * b
-        else:
-            value = element(node.args[0], reduced_index(node, index, ks[0]), read, dtype)
-        so_far = load(packed, address)
-        if node.op == "max":
-            return store(packed, address, let(value, lambda v: where(tirx.Or(v > so_far, tirx.isnan(v)), v, so_far)))
-        return store(packed, address, so_far + value)
-
-    return sequence(store(packed, address, low), body(()))

@@ -2,7 +2,7 @@
 
 In: the RNN, its layers' graphs after the passes, a target. Out: an IRModule with `sequence` and one `pack_k` per
 distinct layer, and the facts that the manifest needs. Closing the loop over time happens here and nowhere else;
-`verify` checks it.
+`verify.py` checks it.
 
     time-major:   states in; for tile of time: inputs in; for layer: layer's tile; outputs out; states out
     layer-major:  states in; inputs in; for layer: for direction: for tile of time: layer's tile; outputs, states out
@@ -10,12 +10,12 @@ distinct layer, and the facts that the manifest needs. Closing the loop over tim
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 import tvm
-import tvm_ffi
 from tvm import tirx
 
 from .emit import Emitter, Used
@@ -28,8 +28,10 @@ from .memory import Array, Workspace, int64, row_stride, strides_of
 from .ops import TABLE
 from .pipeline import Layers
 from .rnn import RNN, named_constants, weight_name
+from .storage import STORAGES
 from .target import Target
 from .transfer import each, rows_in, rows_out
+from .verify import verify
 
 MAX_ROWS = 1 << 30  # "all of T in one tile"
 
@@ -57,6 +59,7 @@ class Lowered:
     flops_per_row: int
     used: list[Used]
     walks: list[Used]
+    stored: str = ""
 
 
 @dataclass
@@ -67,6 +70,7 @@ class Lowering:
     layers: Layers
     target: Target
     batches: tuple[int, ...] = ()
+    stored: str = ""
     number: int = 0
     memory: Workspace = field(default_factory=Workspace)
     layer_type: ClassVar[type[Layer]] = Layer
@@ -75,7 +79,7 @@ class Lowering:
     def __post_init__(self) -> None:
         net = self.net
         self.itemsize = np.dtype(net.dtype).itemsize
-        self.emitter = Emitter(self.target, net.dtype, self.batches)
+        self.emitter = Emitter(self.target, net.dtype, self.batches, STORAGES.get(self.stored))
         self.lanes, self.back = self.emitter.lanes, int64(int(net.reverse))
         initial = net.cell.initial
         numbered = enumerate(self.layers.graphs, self.number)
@@ -149,6 +153,7 @@ class Lowering:
             flops_per_row(self.layers, self.net.num_directions),
             self.emitter.used,
             self.walks,
+            self.stored,
         )
 
     @property
@@ -176,7 +181,14 @@ class Lowering:
             raw[key] = buffer(key.replace(".", "_"), dtype, self.itemsize)
         packed = buffer("packed", dtype)
         offset = variable("offset")
-        return function(name, [*raw.values(), packed, offset], layer.pack(raw, packed, offset))
+        stored = self._stored(packed)
+        body = sequence(_views(stored, packed), layer.weights.pack(raw, packed, offset, *stored))
+        return function(name, [*raw.values(), packed, offset], body)
+
+    def _stored(self, packed: Any) -> list[Any]:
+        """The packed memory as elements of the dtype in which products' parameters are stored, if that is another."""
+        kinds = [STORAGES[self.stored]] if self.stored else []
+        return [tirx.decl_buffer(packed.shape, kind.dtype, name="stored") for kind in kinds]
 
     def _sequence(self) -> Any:
         dtype, cell = self.net.dtype, self.net.cell
@@ -191,8 +203,9 @@ class Lowering:
         lengths, reset = buffer("lengths", "int64", 8), buffer("reset", "uint8", 1)
         self.ws, packed = buffer("workspace", dtype), buffer("packed", dtype)
         self.tile_rows, set_rows = bind("tile_rows", self.n * self.B)
+        stored = self._stored(packed)
         self.ctx = Context(
-            {"workspace": self.ws, "packed": packed},
+            {"workspace": self.ws, "packed": packed, **{array.name: array for array in stored}},
             self.B,
             self.T,
             self.tile_rows,
@@ -207,7 +220,8 @@ class Lowering:
             tirx.Evaluate(tirx.call_extern("int32", "tvm_rnn_pool_use", tirx.Cast("int32", count)))
             for count in (ints["threads"], int64(1))
         ]
-        body = sequence(use[0], set_rows, self._states(True), walk, self._states(False), use[1])
+        views, before, after = _views(stored, packed), self._states(True), self._states(False)
+        body = sequence(views, use[0], set_rows, before, walk, after, use[1])
         params = [*ints.values(), *self.x, self.y, *self.s_in, *self.s_out, lengths, reset, packed, self.ws]
         return function("sequence", params, body)
 
@@ -358,6 +372,11 @@ class Lowering:
         return sequence(sets, code.visit(self.ctx, work))
 
 
+def _views(buffers: Sequence[Any], memory: Any) -> list[Stmt]:
+    """Statements that make buffers views of memory."""
+    return [tirx.DeclBuffer(view, data=tirx.buffer.buffer_data(memory)) for view in buffers]
+
+
 def flops_per_row(layers: Layers, directions: int) -> int:
     """FLOPs of one step of one batch row through all layers; what parameters alone decide is not counted."""
     total = 0
@@ -377,24 +396,3 @@ def node_flops(node: Node) -> int:
     if node.op in ("einsum", "sum", "max"):
         return size * int(np.prod([s for _, s in reduced_axes(node)], dtype=int)) * op.cost
     return size * op.cost if op.kind == "pointwise" else 0
-
-
-def verify(func: Any) -> None:
-    """Raise PassError unless every loop over time ("tile", "step") is serial and outside of every parallel loop."""
-    problems: list[str] = []
-    time = ("tile", "step")
-
-    def inside(node: Any) -> None:
-        if node.loop_var.name in time:
-            problems.append(f"loop over {node.loop_var.name} inside a parallel loop")
-
-    def check(node: Any) -> None:
-        serial = node.kind == tirx.ForKind.SERIAL
-        if node.loop_var.name in time and not serial:
-            problems.append(f"loop over {node.loop_var.name} is not serial")
-        if node.kind == tirx.ForKind.PARALLEL:
-            tvm_ffi.structural_walk(node.body, (tirx.For, inside))
-
-    tvm_ffi.structural_walk(func.body, (tirx.For, check))
-    if problems:
-        raise PassError(message("the order of time is broken", got=", ".join(problems), do="leave time to lower.py"))

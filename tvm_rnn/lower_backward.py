@@ -17,12 +17,13 @@ from tvm import tirx
 from .layer import Layer, fill_row
 from .layer_backward import BackwardLayer, BackwardVisit
 from .loops import Expr, Stmt, bind, buffer, function, load, loop, sequence, store, variable, when
-from .lower import Run, verify
+from .lower import Run
 from .lower_training import INTEGERS, TrainingLowering
 from .memory import Array, int64
 from .rnn import named_constants, weight_name
 from .tape import TapeLayout
 from .transfer import rows_in
+from .verify import verify
 
 
 class Backward(TrainingLowering):

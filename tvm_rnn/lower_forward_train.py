@@ -15,11 +15,12 @@ from tvm import tirx
 from .layer import Layer, fill_row
 from .layer_training import KeepingLayer, TrainingVisit
 from .loops import Expr, Stmt, bind, function, load, loop, sequence, store, when
-from .lower import Run, verify
+from .lower import Run
 from .lower_training import INTEGERS, TrainingLowering
 from .memory import Array, int64, row_stride, strides_of
 from .tape import TapeLayout
 from .transfer import each, rows_in
+from .verify import verify
 
 
 class ForwardTrain(TrainingLowering):

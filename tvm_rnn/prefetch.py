@@ -26,7 +26,8 @@ def with_requests(tile: Tile, product: Any, ahead: int) -> Any:
 
     What it asks for past the end is the next panel's, or nobody's, which does no harm.
     """
-    root, packed = tile.group.root, tile.places.buffers["packed"]
+    root, buffers = tile.group.root, tile.places.buffers
+    packed = buffers.get("stored", buffers["packed"])
     assert root is not None
     names = {f"k_product_{i}": i for i in range(len(root.args) // 2)}
     step = max(1, CACHE_LINE * 8 // int(packed.dtype.bits))

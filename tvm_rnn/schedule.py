@@ -47,12 +47,14 @@ class Unit:
     depths: tuple[int, ...] = ()
     stages: int = 0
     batches: tuple[int, ...] = ()
+    stored: str = ""
 
     @property
     def key(self) -> dict[str, Any]:
         """What a record is found by: nearest ones share the shape, exact ones the sizes too. Nothing of it names a
         cell: one of the same products is served by the same record."""
-        shape = [self.kind, self.region, alike(self.dtype), self.gates, len(self.depths)]
+        dtype = f"{alike(self.dtype)}, weights in {self.stored}" if self.stored else alike(self.dtype)
+        shape = [self.kind, self.region, dtype, self.gates, len(self.depths)]
         sizes = {"width": [self.width], "depths": list(self.depths), "batch": list(self.batches)}
         return {"shape": shape, "sizes": sizes}
 

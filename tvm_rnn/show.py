@@ -53,7 +53,7 @@ def texts(
         return [*found, *_gpu_texts(net, stages[-1][1], machine, batch, precision, stored)]
     if training:
         stages = pipeline.run(net, machine, without, batch)
-    lowered = Lowering(net, stages[-1][1], machine, batch).run()
+    lowered = Lowering(net, stages[-1][1], machine, batch, stored).run()
     if training:
         add_training(net, lowered, describe(net, lowered, machine, batch, without), machine, batch, without)
     executable = generate(lowered.module, machine)

@@ -19,14 +19,14 @@ import tvm_ffi
 from tvm import s_tir, te, tirx
 from tvm.s_tir import Schedule
 
-from .expressions import Index, element, reduced_axes, reduced_index
+from .expressions import Index, element
 from .graph import Group, Node
 from .memory import INDEX, Array, int64, wide
 from .ops import TABLE
 from .passes.fuse_pointwise import FUNCTION, is_truth
 from .prefetch import with_requests
-from .scalar import let, where
 from .schedule import Config, Template, Unit
+from .storage import Storage
 
 Expr = Any
 
@@ -48,6 +48,8 @@ class Places:
     write: Callable[[Node], Sequence[Array]]
     products: Mapping[Node, Sequence[Expr]]  # a gemm -> address of each packed parameter
     copied: Mapping[Node, Array] = field(default_factory=dict)  # members that are loaded from there, not computed
+    storage: Storage | None = None  # of products' parameters, which are in the buffer "stored" then
+    scales: Mapping[Node, Sequence[Expr]] = field(default_factory=dict)  # a gemm -> address of each parameter's
     batch: Expr | None = None  # rows of a step
     threads: Expr | None = None  # that may share the work
     odd: Expr | None = None  # 0 and 1 in turns, from step to step; None outside of steps
@@ -106,10 +108,13 @@ class Tile:
         def body(r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
             x = element(operand, (k.var,), lambda n, i: self.load(n, r, i), self.unit.dtype)
             first = self.weight_address(base, depth, p, k.var)
-            weight = self.flat["packed"](first + tirx.Cast(INDEX, g * self.lanes + v))
-            return te.sum(x * weight, axis=k)
+            return te.sum(x * self._weight(first + tirx.Cast(INDEX, g * self.lanes + v)), axis=k)
 
         return te.compute((self.rows, self.panels, gates, self.lanes), body, name=name)
+
+    def _weight(self, address: Expr) -> Expr:
+        storage = self.places.storage
+        return self.flat["packed"](address) if storage is None else storage.decode(self.flat["stored"](address))
 
     def weight_address(self, base: Expr, depth: int, p: Expr, k: Expr) -> Expr:
         """The address of the first gate's first lane."""
@@ -127,10 +132,18 @@ class Tile:
             pair = (row + wide(r)) * int64(across) + panel + wide(p)
             place = (pair * int64(self.gates) + wide(g)) * int64(self.lanes) + wide(v)
             return self.flat["gates"](place)
-        total = self.sums[0](r, p, g, v)
-        for other in self.sums[1:]:
-            total = total + other(r, p, g, v)
+        total = self._sum(0, r, p, g, v)
+        for number in range(1, len(self.sums)):
+            total = total + self._sum(number, r, p, g, v)
         return total
+
+    def _sum(self, number: int, r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
+        """Of one parameter's product, times the scale of its row where it has one."""
+        own, root = self.sums[number](r, p, g, v), self.group.root
+        if root is None or root not in self.places.scales:
+            return own
+        place = ((self.panel0 + wide(p)) * int64(self.gates) + wide(g)) * int64(self.lanes) + wide(v)
+        return own * self.flat["packed"](self.places.scales[root][number] + place)
 
     def value(self, node: Node, r: Expr, p: Expr, v: Expr, top: bool = False) -> Expr:
         """The group's node at the tile's own element."""
@@ -270,131 +283,3 @@ def pointwise(tile: Tile, template: Template, config: Config) -> Any:
     """A tile of a pointwise group: one row, one vector along the last axis."""
     tile.values()
     return tile.statement(template, config)
-
-
-def reduction(tile: Tile, template: Template, config: Config, index: Index, along: bool) -> Any:
-    """A tile of a reduce group at the result's `index`.
-
-    along: the reduction runs along the last axis of what it reads; the tile is then one element. Otherwise the last
-    entry of `index` is replaced by the lanes of vector `panel0`.
-    """
-    root = tile.group.root
-    assert root is not None
-    axes = reduced_axes(root)
-    lanes = tile.lanes
-    last = axes[-1][1]
-    extents = [size for _, size in axes[:-1]] + [-(-last // lanes) if along else last]
-    iterators = [te.reduce_axis((0, e), name=f"k{i}") for i, e in enumerate(extents)]
-    combine, identity = _combiner(root, tile.unit.dtype)
-
-    def body(v: Expr) -> Expr:
-        ks: list[Expr] = [k.var for k in iterators]
-        own = index if along else (*index[:-1], tile.unit_of(0, v))
-        if not along:
-            return combine(_inlined(tile, root, own, ks), axis=iterators)
-        k = ks[-1] * lanes + v
-        value = _inlined(tile, root, own, [*ks[:-1], k])
-        return combine(value if last % lanes == 0 else where(k < last, value, identity), axis=iterators)
-
-    partial = te.compute((lanes,), body, name="partial")
-    tile.sums.append(partial)
-    if along:
-        v = te.reduce_axis((0, lanes), name="v")
-        total = te.compute((1,), lambda _: combine(partial(v.var), axis=[v]), name="total")
-        tile.sums.append(total)
-    for array in tile.places.write(root):
-        name = f"out_{len(tile.tensors)}"
-        if along:
-            out = te.compute((1, 1, 1), lambda r, p, v: total(0), name=name)
-            tile._emit(out, array, lambda r, p, v: index)
-        else:
-            out = te.compute((1, 1, lanes), lambda r, p, v: partial(v), name=name)
-            tile._emit(out, array, lambda r, p, v: (*index[:-1], tile.unit_of(p, v)))
-    return tile.statement(template, config)
-
-
-def runs_along(root: Node) -> bool:
-    """Whether the reduction's vectors run along the reduced axis (else along the result's last axis)."""
-    if not root.shape:
-        return True
-    if root.op != "einsum":
-        return bool(root.attrs["axis"] == -1)
-    inputs, out = root.attrs["spec"].split("->")
-    last = out[-1]
-    return not all(last not in text or text[-1] == last for text in inputs.split(","))
-
-
-def _combiner(root: Node, dtype: str) -> tuple[Any, Expr]:
-    if root.op == "max":
-        low = tirx.const(float("-inf"), dtype)
-        return te.comm_reducer(_larger, lambda _: low, name="max"), low
-    return te.sum, tirx.const(0.0, dtype)
-
-
-def _larger(a: Expr, b: Expr) -> Expr:
-    """The larger number, or NaN where there is one. TVM puts the reduced value in the place of b: once, for it may have
-    variables of its own."""
-    value = tirx.Var("value", str(b.ty))
-    return tirx.Let(value, b, where(tirx.Or(a > value, tirx.isnan(a)), a, value))
-
-
-def _inlined(tile: Tile, root: Node, index: Index, ks: Sequence[Expr]) -> Expr:
-    """What is reduced, at one element; values used twice are bound once."""
-
-    def read(n: Node, i: Index) -> Expr | None:
-        return None if n is root else tile.load(n, 0, i)
-
-    def value(n: Node, i: Index) -> Expr:
-        return _shared(n, i, read, lambda n: tile.places.read(n) is not None, tile.unit.dtype)
-
-    if root.op != "einsum":
-        return value(root.args[0], reduced_index(root, index, ks[0]))
-    inputs, out = root.attrs["spec"].split("->")
-    known = dict(zip(out, index, strict=True)) | {t: k for (t, _), k in zip(reduced_axes(root), ks, strict=True)}
-    a, b = (value(arg, tuple(known[t] for t in text)) for text, arg in zip(inputs.split(","), root.args, strict=True))
-    return a * b
-
-
-def _shared(
-    node: Node, index: Index, read: Callable[[Node, Index], Expr | None], stored: Callable[[Node], bool], dtype: str
-) -> Expr:
-    """element(), but a pointwise value that is used more than once at this very index is bound by Let."""
-    uses: dict[Node, int] = {}
-    order: list[Node] = []
-
-    def visit(n: Node) -> None:
-        uses[n] = uses.get(n, 0) + 1
-        if uses[n] == 1 and n.pointwise and not stored(n):
-            for arg in n.args:
-                if arg.shape == node.shape:
-                    visit(arg)
-            order.append(n)
-
-    visit(node)
-    twice = [n for n in order if uses[n] > 1 and not n.boolean]
-    bound: dict[Node, Expr] = {}
-
-    def lookup(n: Node, i: Index) -> Expr | None:
-        # Through a view (z * z.T) the same value is read at another index as well.
-        return bound[n] if n in bound and _is_same(i, index) else read(n, i)
-
-    def build(rest: list[Node]) -> Expr:
-        if not rest:
-            return element(node, index, lookup, dtype)
-        value = element(rest[0], index, lookup, dtype)
-
-        def body(var: Expr) -> Expr:
-            bound[rest[0]] = var
-            return build(rest[1:])
-
-        return let(value, body)
-
-    return build(twice)
-
-
-def _is_same(one: Index, other: Index) -> bool:
-    def equal(a: Expr, b: Expr) -> bool:
-        numbers = isinstance(a, int) + isinstance(b, int)
-        return bool(a.same_as(b)) if not numbers else numbers == 2 and a == b
-
-    return len(one) == len(other) and all(map(equal, one, other))

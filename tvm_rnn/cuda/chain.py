@@ -22,7 +22,7 @@ from ..expressions import Index, reduced_axes
 from ..graph import Group, Node
 from ..memory import wide
 from ..scalar_cuda import flavour
-from ..tiles import runs_along
+from ..tile_reductions import runs_along
 from .kernel import Writer, write
 from .places import Argument, Place, arithmetic
 from .rows import WARP, Job, Rows, combiner, finish_group, reduced, unravel

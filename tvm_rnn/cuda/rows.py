@@ -22,7 +22,7 @@ from ..graph import Group, Node
 from ..memory import int64, wide
 from ..ops import Shape
 from ..scalar_cuda import flavour
-from ..tiles import runs_along
+from ..tile_reductions import runs_along
 from .kernel import Kernel, Writer, write
 from .places import Argument, Place, arithmetic
 from .values import Reads, Values, sources, store
