@@ -100,9 +100,9 @@ class RNN:
         return self.layers[-1].width * self.num_directions
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{k}={v}" for k, v in self.sizes[0].items())
+        sizes = ", ".join(f"{k}={v}" for k, v in self.sizes[0].items()) or f"I={self.input_size}"
         directions = "reverse" if self.reverse else f"directions={self.num_directions}"
-        return f"<RNN {self.cell.name} {shown} layers={self.num_layers} {directions} {self.dtype}>"
+        return f"<RNN {self.cell.name} {sizes} layers={self.num_layers} {directions} {self.dtype}>"
 
     def _bind(self, hidden_size: Sizes | None, sizes: Mapping[str, Sizes]) -> list[dict[str, int]]:
         names = self.cell.size_names

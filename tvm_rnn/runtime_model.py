@@ -117,6 +117,7 @@ def _fitting(item: Mapping[str, Any], value: Any, sizes: dict[str, tuple[int, st
     if isinstance(value, list | tuple | int | float):
         with contextlib.suppress(ValueError, TypeError):  # what is ragged stays a list, and is refused below
             value = np.asarray(value, item["dtype"])
+    value = np.asarray(value) if isinstance(value, np.generic) else value  # a NumPy number is an array of no axes
     array = runtime._numpy(name, value)
     if array.dtype.newbyteorder("=") != np.dtype(item["dtype"]):
         raise runtime._error(InputError, f"{name} has the wrong dtype", array.dtype, item["dtype"], "cast it: .astype")

@@ -46,6 +46,42 @@ def node(op: str, inputs: Sequence[str], outputs: Sequence[str], name: str = "",
     return helper.make_node(op, list(inputs), list(outputs), name=name or next(filter(None, outputs)), **attributes)
 
 
+def scan_of(
+    nodes: Sequence[Any],
+    states: Mapping[str, Sequence[Any]],
+    inputs: Mapping[str, Sequence[Any]],
+    outputs: Sequence[str],
+    constants: Mapping[str, np.ndarray] | None = None,
+    opset: int = 17,
+    dtype: str = "f4",
+    inner: Mapping[str, np.ndarray] | None = None,
+    **attributes: Any,
+) -> Any:
+    """A model with a Scan. states, inputs: shapes in the body, of state h and input x there. The body makes new_h, and
+    outputs for each step; the model has h_0 and xs, and gives out h_n and ys for an output y. inner: constants of the
+    body's own."""
+    element = TYPES[np.dtype(dtype)]
+
+    def value(name: str, shape: Sequence[Any] | None) -> Any:
+        return helper.make_tensor_value_info(name, element, shape)
+
+    new = [f"new_{name}" for name in states]
+    body = helper.make_graph(
+        list(nodes),
+        "body",
+        [value(name, shape) for name, shape in (*states.items(), *inputs.items())],
+        [value(name, None) for name in (*new, *outputs)],
+        [onnx.numpy_helper.from_array(np.asarray(array), name) for name, array in (inner or {}).items()],
+    )
+    given, made = [*(f"{n}_0" for n in states), *(f"{n}s" for n in inputs)], [f"{n}_n" for n in states]
+    scan = node(
+        "Scan", given, [*made, *(f"{n}s" for n in outputs)], body=body, num_scan_inputs=len(inputs), **attributes
+    )
+    ranks = {f"{n}_0": len(s) for n, s in states.items()} | {f"{n}s": len(s) + 1 for n, s in inputs.items()}
+    declared = {name: (dtype, [None] * rank) for name, rank in ranks.items()}
+    return model_of([scan], declared, dict.fromkeys(scan.output, dtype), constants, opset)
+
+
 def weights(kind: str, directions: int, inputs: int, hidden: int, rng: Any, dtype: str = "f4") -> dict[str, Any]:
     """Random W, R, B and P."""
     rows = GATES[kind] * hidden

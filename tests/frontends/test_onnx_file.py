@@ -136,7 +136,7 @@ def test_where_a_model_comes_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "text"),
     [
-        (b"", "without a graph"),
+        (b"", "no graph"),
         (b"\xff" * 50, "not an ONNX file"),
         (struct.pack("<q", -1), "not an ONNX file"),
         (3, "a path, bytes or an onnx.ModelProto"),
@@ -147,6 +147,17 @@ def test_where_a_model_comes_from(tmp_path: Path) -> None:
 def test_what_is_no_onnx_file(source: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         read_model(source)
+
+
+def test_names_that_are_no_text() -> None:
+    """Protobuf takes them, and gives bytes in place of text: in a node, and in what a node has in it."""
+    inner = onnx.helper.make_graph([onnx.helper.make_node("Tanh", ["in"], ["out"])], "body", [], [])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Scan", ["x"], ["y"], body=inner)], "g", [], [])
+    data = onnx.helper.make_model(graph).SerializeToString()
+    read_model(data)
+    for name in (b"Tanh", b"Scan", b"out"):
+        with pytest.raises(ConfigError, match="not an ONNX file"):
+            read_model(data.replace(name, name[:-1] + b"\x80"))
 
 
 def test_files_that_are_too_large_are_not_read(tmp_path: Path) -> None:

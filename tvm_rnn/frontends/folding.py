@@ -95,18 +95,21 @@ class Steps:
 
     def _fold(self, step: Step) -> None:
         values = [None if name == "" else self.constant(name) for name in step.inputs]
+        made = self.compute(step.op, values, step.attributes)
+        self.constants.update(zip(step.outputs, made, strict=False))
+        self.made.update(step.outputs)
+
+    def compute(self, op: str, values: Sequence[Any], attributes: Mapping[str, Any]) -> list[Array]:
+        """What an operation of the table makes of arrays that are known now. Raises Unreadable."""
         try:
-            self.room -= _elements(step.op, values, step.attributes)
+            self.room -= _elements(op, values, attributes)
             if self.room < 0:
                 raise Unreadable("it makes constants that are too large for a file of this size")
             with np.errstate(all="ignore"):
-                made = OPERATIONS[step.op](values, step.attributes)
+                made = OPERATIONS[op](values, attributes)
         except (ValueError, IndexError, TypeError, KeyError, ArithmeticError, MemoryError, AttributeError) as reason:
             raise Unreadable(f"it cannot be computed: {reason}") from None
-        results = made if isinstance(made, list) else [made]
-        for name, value in zip(step.outputs, results, strict=False):
-            self.constants[name] = np.asarray(value)
-        self.made.update(step.outputs)
+        return [np.asarray(value) for value in (made if isinstance(made, list) else [made])]
 
     def is_zero(self, name: str) -> bool:
         """Whether a value is 0 everywhere, whatever the inputs: as exporters make the first state of a network."""

@@ -22,8 +22,8 @@ Array = np.ndarray
 class Recurrent:
     """A layer: its cell, sizes, and for each direction the value of each of the cell's parameters.
 
-    node: what messages call it. biases: for each direction, where they are constants, the two that our b is the sum of,
-    in our order of gates.
+    node: what messages call it. hidden_size: the cell's axis H, if it has one. biases: for each direction, where they
+    are constants, the two that our b is the sum of, in our order of gates.
     """
 
     node: str

@@ -57,7 +57,7 @@ def _network(steps: Steps, own: Sequence[Recurrent], source: Origin) -> tuple[RN
     net = RNN(
         first.cell,
         first.input_size,
-        [layer.hidden_size for layer in own],
+        [layer.hidden_size for layer in own] if "H" in first.cell.size_names else None,
         len(own),
         first.directions == 2,
         first.dtype,

@@ -1,7 +1,7 @@
 """ONNX models: from_onnx.
 
-In: an ONNX file (or bytes, or a model in memory) with RNN, LSTM or GRU nodes. Out: an `RNN`, or a `Model` where one
-network does not say it all; what is around the networks in `program`. The file is data: nothing in it is run.
+In: an ONNX file (or bytes, or a model in memory) with RNN, LSTM, GRU or Scan nodes. Out: an `RNN`, or a `Model` where
+one network does not say it all; what is around the networks in `program`. The file is data: nothing in it is run.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from .folding import Unreadable
 from .layers import Recurrent
 from .networks import build_networks
 from .onnx_file import Proto, Source, import_onnx, read_model
-from .onnx_graph import RECURRENT, GraphSteps, label
+from .onnx_graph import BODIES, RECURRENT, GraphSteps, bodies, label
 from .onnx_nodes import add_node
 from .onnx_recurrent import read_recurrent
+from .onnx_scan import read_scan
 from .stacks import Stacks
 
 OLDEST = 7  # operator set: RNN, LSTM and GRU have had their present inputs since
@@ -29,9 +30,9 @@ def from_onnx(source: Any) -> RNN | Model:
     """The recurrent network of an ONNX model, with its weights and with everything around it.
 
     source: the path of an .onnx file, its bytes, or an onnx.ModelProto. RNN, LSTM and GRU nodes with every attribute,
-    of operator set 7 on; stacks of them become the layers of one network; the operators of `runtime_ops.OPERATIONS`
-    may come before, between and after. Weights may be initializers, external data in the model's own folder,
-    constants, or inputs of the model.
+    of operator set 7 on, stacks of which become the layers of one network; Scan nodes, whose bodies become cells; the
+    operators of `runtime_ops.OPERATIONS` before, between and after. Weights may be initializers, external data in the
+    model's own folder, constants, or inputs of the model.
 
     Returns an RNN (time-major, as always; `.program` is the whole model), or a Model of several RNNs where layers
     differ in cell or direction. `rnn.compile` puts the whole model into one file: `mod.run({"X": x, ...})` has its
@@ -53,7 +54,7 @@ def from_onnx(source: Any) -> RNN | Model:
     stacks.merge()
     if not stacks.groups:
         got = ", ".join(sorted({n.op_type for n in steps.graph.node})) or "no node"
-        expected = f"a node of {', '.join(RECURRENT)} that an output needs"
+        expected = f"a node of {', '.join((*RECURRENT, *BODIES))} that an output needs"
         raise ConfigError(message("from_onnx: no recurrent node", where=found.path, got=got, expected=expected))
     return build_networks(steps, layers, stacks, Origin("onnx", "", found.path, found.sha256))
 
@@ -93,8 +94,11 @@ def _read_nodes(steps: GraphSteps, layers: list[Recurrent]) -> list[str]:
     refused: set[str] = set()  # values that are not made, so that what reads them can still be looked at
     for node in _needed(steps):
         try:
-            if node.op_type not in RECURRENT or node.domain not in ("", "ai.onnx"):
+            if node.op_type not in (*RECURRENT, *BODIES) or node.domain not in ("", "ai.onnx"):
                 add_node(steps, node)
+            elif node.op_type in BODIES:
+                if refused.isdisjoint(_read_by(node)):
+                    read_scan(steps, node, layers)
             elif refused.isdisjoint(node.input[1:4]):  # of its weights nothing is known then
                 read_recurrent(steps, node, layers)
         except Unreadable as reason:
@@ -118,5 +122,10 @@ def _needed(steps: GraphSteps) -> list[Proto]:
         at = makers.get(stack.pop())
         if at is not None and at not in found:
             found.add(at)
-            stack += steps.graph.node[at].input
+            stack += _read_by(steps.graph.node[at])
     return [steps.graph.node[i] for i in sorted(found)]
+
+
+def _read_by(node: Proto) -> list[str]:
+    """The values that a node reads, and all names that its body does: some are values of the model."""
+    return [*node.input, *(name for body in bodies(node) for own in body.node for name in own.input)]

@@ -70,10 +70,10 @@ def import_onnx() -> Any:
 def read_model(source: Any) -> Source:
     """The model in a file, in bytes or in memory. External data is not read yet. Raises ConfigError."""
     onnx = import_onnx()
+    path, digest, model, data = None, None, onnx.ModelProto(), b""
     if isinstance(source, onnx.ModelProto):
-        return Source(source)
-    path, digest = None, None
-    if isinstance(source, (str, os.PathLike)):
+        model = source
+    elif isinstance(source, (str, os.PathLike)):
         path = os.fspath(source)
         if not os.path.isfile(path):
             raise ConfigError(message("no such ONNX file", got=path, do="check the path"))
@@ -89,15 +89,27 @@ def read_model(source: Any) -> Source:
     else:
         expected = "a path, bytes or an onnx.ModelProto"
         raise ConfigError(message("from_onnx: not an ONNX model", got=f"{source!r:.80}", expected=expected))
-    model = onnx.ModelProto()
     try:
-        model.ParseFromString(data)
+        model.MergeFromString(data)
     except Exception as reason:  # protobuf has a class of its own for this, at another place in each version
         raise ConfigError(message("not an ONNX file", where=path, got=str(reason), do="export it again")) from None
     if not model.HasField("graph") or not model.opset_import:
-        got, do = f"{len(data)} bytes without a graph or without the version of its operators", "export it again"
+        got, do = "no graph, or no version of its operators", "export it again"
         raise ConfigError(message("not an ONNX file", where=path, got=got, do=do))
+    if not _is_text(model):
+        raise ConfigError(message("not an ONNX file", where=path, got="a name that is no UTF-8", do="export it again"))
     return Source(model, path, digest)
+
+
+def _is_text(found: Proto) -> bool:
+    """Whether every string of a message is one: protobuf gives those that are not UTF-8 as bytes."""
+    for kind, value in found.ListFields():
+        if kind.type not in (kind.TYPE_STRING, kind.TYPE_MESSAGE):
+            continue
+        for item in [value] if isinstance(value, str | bytes) or hasattr(value, "ListFields") else value:
+            if isinstance(item, bytes) or (kind.type == kind.TYPE_MESSAGE and not _is_text(item)):
+                return False
+    return True
 
 
 def type_name(code: int) -> str:

@@ -12,6 +12,7 @@ from .folding import Steps, Unreadable
 from .onnx_file import Array, Proto, Source, stored_elements, tensor_array, type_name
 
 RECURRENT = ("RNN", "LSTM", "GRU")
+BODIES = ("Scan",)  # nodes with one step of a recurrence in them
 
 
 def label(node: Proto) -> str:
@@ -20,12 +21,18 @@ def label(node: Proto) -> str:
     return f"{node.op_type} {name!r}"
 
 
+def bodies(node: Proto) -> list[Proto]:
+    """The graphs that a node has for attributes."""
+    return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+
+
 class GraphSteps(Steps):
     """The values of a graph, in the making."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.graph = source, source.model.graph
-        super().__init__(stored=sum(stored_elements(tensor, source) for tensor in self.graph.initializer))
+        graphs = [self.graph, *(body for node in self.graph.node for body in bodies(node))]
+        super().__init__(stored=sum(stored_elements(tensor, source) for g in graphs for tensor in g.initializer))
         self.problems: list[str] = []
         self.tensors = {t.name: t for t in self.graph.initializer}
         self.inputs = self._declared(self.graph.input)

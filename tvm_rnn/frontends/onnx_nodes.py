@@ -5,8 +5,10 @@ In: nodes that are not recurrent, from `onnx.py`. Out: steps that `runtime_ops.p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
+
+import numpy as np
 
 from ..model import Step
 from ..runtime_ops import OPERATIONS
@@ -15,8 +17,9 @@ from .onnx_file import Proto, import_onnx, tensor_array, type_name
 from .onnx_graph import GraphSteps, label
 
 # Attribute types are numbers, in the tables and in an attribute.
-FLOAT, INT, STRING, TENSOR, FLOATS, INTS, STRINGS = 1, 2, 3, 4, 6, 7, 8
-FIELDS = {FLOAT: "f", INT: "i", STRING: "s", TENSOR: "t", FLOATS: "floats", INTS: "ints", STRINGS: "strings"}
+FLOAT, INT, STRING, TENSOR, GRAPH, FLOATS, INTS, STRINGS = 1, 2, 3, 4, 5, 6, 7, 8
+FIELDS = {FLOAT: "f", INT: "i", STRING: "s", TENSOR: "t", GRAPH: "g"}
+FIELDS |= {FLOATS: "floats", INTS: "ints", STRINGS: "strings"}
 # Attributes that change no result of ours: storage for training, precision of intermediate sums, saturation of float8.
 WITHOUT_EFFECT = {"stash_type", "momentum", "ratio", "seed", "saturate", "round_mode", "output_dtype"}
 
@@ -66,37 +69,40 @@ def _value(attribute: Proto) -> Any:
 
 def add_node(steps: GraphSteps, node: Proto) -> None:
     """Add an ordinary node's step. Raises Unreadable."""
+    if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+        steps.constants[node.output[0]], steps.dtypes[node.output[0]] = constant_of(steps, node)
+        return
+    attributes = ordinary_attributes(steps, node)
+    steps.add(Step(node.op_type, tuple(node.input), tuple(node.output), attributes, label(node)))
+
+
+def ordinary_attributes(steps: GraphSteps, node: Proto, known: Container[str] = OPERATIONS.keys()) -> dict[str, Any]:
+    """The attributes, as `runtime_ops.py` wants them, of a node of a known operator. Raises Unreadable."""
     if node.domain not in ("", "ai.onnx"):
         raise Unreadable(f"operator {node.domain}.{node.op_type} is not of the standard set")
-    if node.op_type == "Constant":
-        _constant(steps, node)
-        return
-    if node.op_type not in OPERATIONS:
+    if node.op_type not in known:
         raise Unreadable(f"operator {node.op_type} is not supported")
     attributes = attributes_of(node, steps.source.opset)
     if node.op_type in REWRITES:
         attributes = REWRITES[node.op_type](steps, node, attributes)
-    attributes = {name: value for name, value in attributes.items() if name not in WITHOUT_EFFECT}
     outputs = [name for name in node.output if name]
     if node.op_type == "BatchNormalization" and len(outputs) > 1:
         raise Unreadable(f"output {outputs[1]!r} is for training")
-    steps.add(Step(node.op_type, tuple(node.input), tuple(node.output), attributes, label(node)))
+    return {name: value for name, value in attributes.items() if name not in WITHOUT_EFFECT}
 
 
-def _constant(steps: GraphSteps, node: Proto) -> None:
+def constant_of(steps: GraphSteps, node: Proto) -> tuple[Any, str]:
+    """A Constant's value, and the name of its element type. Raises Unreadable."""
     given = attributes_of(node, steps.source.opset)
     if len(given) != 1:
         raise Unreadable("it has no value, or several")
     ((name, value),) = given.items()
     if name == "value":
-        array = tensor_array(value, steps.source)
-        steps.dtypes[node.output[0]] = type_name(value.data_type)
-        steps.constants[node.output[0]] = array
-    elif name in ("value_float", "value_floats", "value_int", "value_ints"):
+        return tensor_array(value, steps.source), type_name(value.data_type)
+    if name in ("value_float", "value_floats", "value_int", "value_ints"):
         dtype = "float32" if "float" in name else "int64"
-        steps.constants[node.output[0]] = steps.constants.pop(steps.keep(value, dtype))
-    else:
-        raise Unreadable(f"constants of the form {name!r} are not supported")
+        return np.array(value, dtype), dtype
+    raise Unreadable(f"constants of the form {name!r} are not supported")
 
 
 # --- what versions and options come to -------------------------------------------------------------------------------

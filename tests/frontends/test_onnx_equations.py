@@ -1,0 +1,117 @@
+"""Every operator that the body of a Scan may have, against ONNX Runtime; and what such a body may not have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from onnx_models import node
+from onnx_scans import MORE, agrees, body, model
+
+import tvm_rnn as rnn
+from tvm_rnn.errors import ConfigError
+from tvm_rnn.frontends.onnx_equations import OTHERS, POINTWISE
+from tvm_rnn.frontends.onnx_moves import MOVES
+
+UNARY = [
+    *("Abs", "Cos", "Elu", "Erf", "Exp", "HardSigmoid", "LeakyRelu", "Log", "Neg", "Reciprocal", "Relu", "Sigmoid"),
+    *("HardSwish", "Sign", "Sin", "Softplus", "Softsign", "Sqrt", "Tanh"),
+]
+SEVERAL = {
+    "Add": [("Add", "b row")],
+    "Sub": [("Sub", "half a")],
+    "Mul": [("Mul", "a row")],
+    "Div": [("Div", "b p")],
+    "Pow": [("Pow", "p half")],
+    "Pow of values": [("Pow", "p b")],
+    "Max": [("Max", "b s row")],
+    "Min": [("Min", "b s half")],
+    "Sum": [("Sum", "b s row")],
+    "Where": [("Greater", "b half"), ("Where", "_ s b")],
+    "Less": [("Less", "b s"), ("Not", "_"), ("Cast", "_", {"to": 1})],
+    "Equal": [("Equal", "b b"), ("Where", "_ b half")],
+    "LessOrEqual": [("LessOrEqual", "row b"), ("Where", "_ s b")],
+    "GreaterOrEqual": [("GreaterOrEqual", "b half"), ("Where", "_ b half")],
+    "Clip": [("Clip", "b minus half")],
+    "Clip above": [("Clip", "b - half")],
+    "Transpose of a weight": [("Transpose", "V"), ("MatMul", "b _")],
+    "ReduceSum": [("ReduceSum", "a axis2")],
+    "ReduceMax": [("ReduceMax", "a", {"axes": [1], "keepdims": 0})],
+    "ReduceMin": [("ReduceMin", "a", {"axes": [-1], "keepdims": 0})],
+    "ReduceMean": [("ReduceMean", "a", {"axes": [1, 2]})],
+    "Softmax": [("Softmax", "a", {"axis": 1})],
+    "LogSoftmax": [("LogSoftmax", "a", {"axis": -1})],
+    "LayerNormalization": [("LayerNormalization", "b row bias3", {"epsilon": 1e-3})],
+    "LayerNormalization of two axes": [("LayerNormalization", "a gain", {"axis": 1})],
+    "MatMul": [("MatMul", "b W")],
+    "MatMul of matrices": [("MatMul", "a W")],
+    "MatMul of values": [("Transpose", "a", {"perm": [0, 2, 1]}), ("MatMul", "a _")],
+    "MatMul, weight first": [("Transpose", "a", {"perm": [0, 2, 1]}), ("MatMul", "V _")],
+    "Gemm": [("Gemm", "b W bias", {"alpha": 0.5, "beta": 2.0})],
+    "Gemm, transposed": [("Transpose", "W"), ("Gemm", "b _", {"transB": 1})],
+    "Einsum": [("Einsum", "b W", {"equation": "bi,ij->bj"})],
+    "Einsum of values": [("Einsum", "a s", {"equation": "bij,bj->bi"})],
+    "Cast": [("Cast", "b", {"to": 1})],
+}
+BODIES = {**{op: [(op, "p" if op in ("Log", "Sqrt", "Reciprocal") else "a")] for op in UNARY}, **SEVERAL}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_every_operator(name: str) -> None:
+    agrees(model(body(*BODIES[name])))
+
+
+def test_no_operator_is_without_a_test() -> None:
+    tested = {step[0] for steps in BODIES.values() for step in steps}
+    assert (POINTWISE.keys() | OTHERS.keys()) - MOVES.keys() <= tested | {"And", "Or", "Gelu"}
+
+
+def test_several_outputs_and_truth_values() -> None:
+    nodes = [
+        node("Split", ["b", "parts"], ["left", "right"], axis=1),
+        node("Split", ["a"], ["top", "rest"], axis=1),
+        node("Greater", ["left", "half"], ["big"]),
+        node("Less", ["left", "zero.f"], ["small"]),
+        node("Or", ["big", "small"], ["far"]),
+        node("Not", ["far"], ["near"]),
+        node("And", ["near", "near"], ["both"]),
+        node("Squeeze", ["top", "axis1"], ["level"]),
+        node("Where", ["both", "level", "right.sum"], ["y"]),
+    ]
+    nodes.insert(1, node("ReduceSum", ["right", "axis1"], ["right.sum"]))
+    agrees(model(nodes, inner={"zero.f": np.array(0, "f4")}))
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_gelu(approximate: str) -> None:
+    """Of operator set 20."""
+    agrees(model(body(("Gelu", "a", {"approximate": approximate})), opset=20))
+
+
+def test_versions_of_operators() -> None:
+    """Attributes in place of inputs, and softmax as it was."""
+    agrees(model(body(("Clip", "b", {"min": -0.5, "max": 0.25})), opset=9))
+    agrees(model(body(("ReduceSum", "a", {"axes": [1], "keepdims": 0})), opset=9))
+    with pytest.raises(ConfigError, match="Softmax 'y' in its body: softmax as before operator set 13"):
+        rnn.from_onnx(model(body(("Softmax", "a")), opset=11))
+
+
+REFUSED = {
+    "is the batch's, or none": [("ReduceSum", "a axis0")],
+    "over all axes": [("ReduceSum", "a")],
+    "meets a value of one step of a row": [("Add", "b V")],
+    "with the batch in different places": [("Add", "a b")],
+    "a MatMul of shapes": [("MatMul", "a b")],
+    "a Gemm that is not of rows": [("Gemm", "b W", {"transA": 1})],
+    "whose batch is not the first axis": [("Einsum", "a V", {"equation": "bij,jk->ibk"})],
+    "not supported on values of a step": [("Tile", "a wide")],
+    "operator Det is not supported": [("Det", "a")],
+    "its operands do not fit": [("MatMul", "b bias2")],
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_is_no_step_of_rows(reason: str) -> None:
+    steps = REFUSED[reason]
+    with pytest.raises(ConfigError, match=reason) as caught:
+        rnn.from_onnx(model(body(*steps), inner=MORE))
+    assert f"{steps[-1][0]} 'y' in its body" in str(caught.value) or len(steps) > 1

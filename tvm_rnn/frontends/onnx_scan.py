@@ -1,0 +1,263 @@
+"""ONNX's Scan: its body, one step of rows, as a cell of ours.
+
+In: a Scan node, from `onnx.py`. Out: a `Recurrent`, one layer, and the steps that turn ONNX's arrays into ours and
+back:
+
+    theirs: states [B, *shape], scan inputs [T, B, *shape] and scan outputs [T, B, *shape], as many as there are
+    ours:   states [1, B, *shape], x [T, B, I] and y [T, B, K]: all inputs, all outputs, side by side
+
+Where a body cannot be one step of rows, because it has no batch, all of it is one row: B = 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..model import Step
+from .folding import Unreadable
+from .layers import Recurrent, add_network
+from .onnx_file import Proto, type_name
+from .onnx_graph import GraphSteps, label
+from .onnx_lengths import COUNTERS, counts_steps
+from .onnx_nodes import attributes_of
+from .onnx_rows import MOST_ELEMENTS
+from .onnx_scan_body import ScanBody, Shape, unsupported
+
+OLDEST = 9  # operator set: before, Scan was another operator
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+FIRST = -(1 << 63)  # where a slice that runs backwards ends
+
+
+def read_scan(steps: GraphSteps, node: Proto, found: list[Recurrent], where: str = "") -> None:
+    """Add a Scan: its layer to `found`, its steps to `steps`. Raises Unreadable with all that is wrong. where: what
+    messages call it, if it is a node of another kind in the model."""
+    if steps.source.opset < OLDEST:
+        raise Unreadable(f"Scan of operator set {steps.source.opset} is not supported, that of {OLDEST} and later is")
+    scan = _Scan(steps, node, attributes_of(node, steps.source.opset), where or label(node))
+    failed: list[list[str]] = []
+    for batched in (True, False):
+        body = scan.read(batched)
+        if not body.wrong:
+            layer = Recurrent(scan.where, body.cell, body.x.shape[0], 0, bool(scan.back[0]), scan.dtype, [body.weights])
+            _Around(scan, body, layer).add(len(found))
+            found.append(layer)
+            return
+        failed.append(body.wrong)
+    # With a batch or without one: the reading that has less against it is what was meant.
+    with_batch, without = failed
+    raise Unreadable("; ".join(dict.fromkeys(with_batch if len(with_batch) <= len(without) else without)))
+
+
+class _Scan:
+    """A node and its attributes, with what they say of each other checked."""
+
+    def __init__(self, steps: GraphSteps, node: Proto, a: Mapping[str, Any], where: str) -> None:
+        self.steps, self.node, self.where = steps, node, where
+        if "body" not in a or "num_scan_inputs" not in a:
+            raise Unreadable("it has no body, or no num_scan_inputs")
+        self.body, self.scanned = a["body"], int(a["num_scan_inputs"])
+        self.states = len(node.input) - self.scanned
+        self.emitted = len(self.body.output) - self.states
+        wrong = []
+        if self.scanned < 1 or self.states < 1:
+            wrong.append(f"it has {self.states} states and {self.scanned} scan inputs, both are needed")
+        if len(self.body.input) != len(node.input) or len(self.body.output) != len(node.output) or self.emitted < 0:
+            got = f"{len(self.body.input)} inputs and {len(self.body.output)} outputs"
+            wrong.append(f"its body has {got}, it has {len(node.input)} and {len(node.output)}")
+        if "" in node.input:
+            wrong.append("an input is not given")
+        if self.body.sparse_initializer:
+            wrong.append("sparse initializers are not supported")
+        if wrong:
+            raise Unreadable("; ".join([*wrong, *unsupported(steps, self.body)]))
+        back = _listed(a, "scan_input_directions", self.scanned, wrong, (0, 1))
+        self.back_out = _listed(a, "scan_output_directions", self.emitted, wrong, (0, 1))
+        axes = _listed(a, "scan_input_axes", self.scanned, wrong)
+        self.axes_out = _listed(a, "scan_output_axes", self.emitted, wrong)
+        self.dtypes = self._dtypes(wrong)
+        self.counter = self._counter(back, wrong)
+        self.dtype = self._dtype(wrong)
+        if wrong:
+            raise Unreadable("; ".join([*wrong, *unsupported(steps, self.body)]))
+        data = [at for at in range(self.scanned) if self.states + at != self.counter]
+        self.inputs = [self.states + at for at in data]  # the scan inputs that are data, among the node's inputs
+        self.back, self.axes = [back[at] for at in data], [axes[at] for at in data]
+
+    def _dtypes(self, wrong: list[str]) -> list[str]:
+        """The element type of each of the body's inputs, by what the body or the model says."""
+        found = []
+        for info, name in zip(self.body.input, self.node.input, strict=True):
+            kind = info.type.tensor_type.elem_type
+            declared = self.steps.declared.get(name)
+            own = ""
+            try:
+                self.steps.constant(name)
+                own = type_name(kind) if kind else ""
+            except Unreadable as reason:
+                wrong.append(str(reason))
+            outer = self.steps.dtypes.get(name) or (declared.dtype if declared else "")
+            if outer and own and own != outer:
+                wrong.append(f"{name!r} is {outer}, its body has it as {own}")
+            found.append(own or outer)
+        return found
+
+    def _counter(self, back: Sequence[int], wrong: list[str]) -> int | None:
+        """The scan input that numbers the steps, by which rows end, if there is one."""
+        found = [at for at in range(self.states, len(self.dtypes)) if self.dtypes[at] in COUNTERS]
+        if wrong or len(found) != 1 or self.scanned < 2:
+            return None
+        (at,) = found
+        name, kind = self.node.input[at], self.body.input[at].type.tensor_type
+        same = len({*back}) == 1
+        if not counts_steps(self.steps, name) or len(kind.shape.dim) or not kind.HasField("shape") or not same:
+            return None
+        return at
+
+    def _dtype(self, wrong: list[str]) -> str:
+        names = [info.name for info in self.body.input]
+        found = {
+            name: dtype for at, (name, dtype) in enumerate(zip(names, self.dtypes, strict=True)) if at != self.counter
+        }
+        if wrong:
+            return ""
+        if len({*found.values()}) > 1 or next(iter(found.values())) not in DTYPES:
+            text = ", ".join(f"{name} {dtype or 'unknown'}" for name, dtype in found.items())
+            wrong.append(f"its states and scan inputs are not all of one of {', '.join(DTYPES)}: {text}")
+        return next(iter(found.values()))
+
+    def read(self, batched: bool) -> ScanBody:
+        """Its body, with or without a batch; what is wrong with it is in it."""
+        wrong: list[str] = []
+        shapes = []
+        for at in range(len(self.node.input)):
+            try:
+                shapes.append(() if at == self.counter else self._shape(at, batched))
+            except Unreadable as reason:
+                wrong.append(str(reason))
+        total = sum(math.prod(shapes[at]) for at in self.inputs) if not wrong else 0
+        if total > MOST_ELEMENTS:
+            wrong.append(f"its scan inputs have {total} elements for each row")
+        found = ScanBody(self.steps, self.body, self.where, self.dtype, batched, self.counter, wrong)
+        found.read(shapes[: self.states], [shapes[at] for at in self.inputs] if not wrong else [])
+        if not found.wrong:
+            for shape, axis in zip(found.shapes_out, self.axes_out, strict=True):
+                rank = len(shape) + 1 + batched
+                if not -rank <= axis < rank:
+                    wrong.append(f"a scan output has {rank} axes, and no axis {axis}")
+        return found
+
+    def _shape(self, at: int, batched: bool) -> Shape:
+        """The sizes in a body's input that its values have for each row. Raises Unreadable where they are not known."""
+        info, name = self.body.input[at], self.node.input[at]
+        kind = info.type.tensor_type
+        inner = None
+        if info.type.HasField("tensor_type") and kind.HasField("shape"):
+            inner = [int(d.dim_value) if d.HasField("dim_value") else None for d in kind.shape.dim]
+        outer = self._outer(name)
+        if outer is not None and at in self.inputs:
+            axis = self.axes[self.inputs.index(at)]
+            if not -len(outer) <= axis < len(outer):
+                raise Unreadable(f"scan input {name!r} of {len(outer)} axes has no axis {axis}")
+            outer.pop(axis)
+        known = inner if inner is not None else outer
+        if known is None:
+            raise Unreadable(f"the shape of {info.name!r} in its body is not known")
+        if outer is not None and len(outer) != len(known):
+            raise Unreadable(f"{name!r} has {len(outer)} axes for each step, its body {len(known)}")
+        pairs = list(zip(known, outer or known, strict=True))
+        if any(n is not None and m is not None and n != m for n, m in pairs):
+            raise Unreadable(f"{name!r} has shape {_text(outer or ())} for each step, its body {_text(known)}")
+        merged = [n if n is not None else m for n, m in pairs]
+        own = merged[1:] if batched else merged
+        if batched and not merged:
+            raise Unreadable(f"{info.name!r} in its body has no axis for the batch")
+        if any(n is None or n < 1 for n in own) or math.prod(n or 1 for n in own) > MOST_ELEMENTS:
+            sizes = "sizes other than the batch must be known" if batched else "its sizes must be known"
+            raise Unreadable(f"{info.name!r} in its body has shape {_text(merged)}: {sizes}, and have an end")
+        return tuple(n or 1 for n in own)
+
+    def _outer(self, name: str) -> list[int | None] | None:
+        value = self.steps.constant(name)
+        if value is not None:
+            return [*value.shape]
+        declared = self.steps.declared.get(name)
+        if declared is None or declared.shape is None:
+            return None
+        return [n if isinstance(n, int) else None for n in declared.shape]
+
+
+def _listed(a: Mapping[str, Any], name: str, count: int, wrong: list[str], known: Sequence[int] = ()) -> list[int]:
+    """An attribute with a number for each input or output; 0 where it is not given."""
+    values = [int(n) for n in a.get(name, ())] or [0] * count
+    if len(values) != count or (known and not {*values} <= {*known}):
+        wrong.append(f"{name} is {values}, expected {count} numbers" + " of 0 and 1" * bool(known))
+    return values
+
+
+def _text(sizes: Sequence[int | None]) -> str:
+    return f"[{', '.join('?' if n is None else str(n) for n in sizes)}]"
+
+
+class _Around:
+    """The layer's step, and the steps between the node's inputs and outputs and the layer's."""
+
+    def __init__(self, scan: _Scan, body: ScanBody, layer: Recurrent) -> None:
+        self.scan, self.body, self.layer = scan, body, layer
+        self.steps, self.node, self.batched = scan.steps, layer.node, body.batched
+
+    def add(self, number: int) -> None:
+        """Add them. number: the layer's, among the model's."""
+        scan, steps, node = self.scan, self.steps, self.node
+        ones = [0] if self.batched else [0, 1]
+        begin = []
+        for name in scan.node.input[: scan.states]:
+            zero = steps.is_zero(name)
+            begin.append("" if zero else steps.emit("Unsqueeze", [name, steps.keep(ones)], node))
+        x = [self._input(at) for at in range(len(scan.inputs))]
+        joined = x[0] if len(x) == 1 else steps.emit("Concat", x, node, axis=2)
+        y, *ends = add_network(steps, self.layer, joined, self.body.lengths, begin, number)
+        results = [steps.emit("Squeeze", [end, steps.keep(ones)], node) for end in ends]
+        at = 0
+        shapes = self.body.shapes_out
+        for k, shape in enumerate(shapes):
+            size = math.prod(shape)
+            own = y if len(shapes) == 1 else self._cut(y, at, at + size, 2)
+            results.append(self._output(own, k, shape))
+            at += size
+        for name, value in zip(scan.node.output, results, strict=True):
+            if name:
+                steps.add(Step("Identity", (value,), (name,), {}, node))
+
+    def _input(self, at: int) -> str:
+        """A scan input as [T, B, size], in the network's direction."""
+        scan, steps, node = self.scan, self.steps, self.node
+        shape, value = self.body.shapes_in[at], scan.node.input[scan.inputs[at]]
+        rank = len(shape) + 1 + self.batched
+        axis = scan.axes[at] % rank
+        if axis:
+            value = steps.emit("Transpose", [value], node, perm=[axis, *(i for i in range(rank) if i != axis)])
+        if len(shape) != 1 or not self.batched:
+            sizes = steps.keep([0, 0 if self.batched else 1, math.prod(shape)])
+            value = steps.emit("Reshape", [value, sizes], node)
+        return value if scan.back[at] == scan.back[0] else self._cut(value, -1, FIRST, 0, -1)
+
+    def _output(self, value: str, at: int, shape: Shape) -> str:
+        """A scan output, from its part of y."""
+        scan, steps, node = self.scan, self.steps, self.node
+        if scan.back_out[at] != scan.back[0]:
+            value = self._cut(value, -1, FIRST, 0, -1)
+        if len(shape) != 1 or not self.batched:
+            value = steps.emit("Reshape", [value, steps.keep([0, *([0] if self.batched else []), *shape])], node)
+        rank = len(shape) + 1 + self.batched
+        axis = scan.axes_out[at] % rank
+        if axis == 0:
+            return value
+        perm = [*range(1, rank)]
+        perm.insert(axis, 0)
+        return steps.emit("Transpose", [value], node, perm=perm)
+
+    def _cut(self, value: str, start: int, end: int, axis: int, step: int = 1) -> str:
+        keep = self.steps.keep
+        return self.steps.emit("Slice", [value, *(keep([n]) for n in (start, end, axis, step))], self.node)

@@ -1,0 +1,274 @@
+"""The body of an ONNX Scan as a cell: its nodes traced, its results in the order and form that a cell has them.
+
+In: a body and the shapes of its inputs, from `onnx_scan.py`. Out: `ScanBody`: a `Cell` and the values of its weights,
+or everything that is wrong. Arrays of floats that the body reads become parameters, and with them their values weights.
+"""
+
+from __future__ import annotations
+
+import keyword
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .. import functions as f
+from ..cell import Cell
+from ..errors import CellError
+from ..graph import Node, topological
+from ..trace import Value, lift
+from .built_cells import build_cell
+from .folding import Unreadable
+from .layers import held_dtype_of
+from .onnx_equations import KNOWN, evaluate
+from .onnx_file import Array, Proto, tensor_array, type_name
+from .onnx_graph import GraphSteps, label
+from .onnx_lengths import Ends
+from .onnx_nodes import constant_of, ordinary_attributes
+from .onnx_rows import Item
+
+Shape = tuple[int, ...]
+
+
+def unsupported(steps: GraphSteps, graph: Proto) -> list[str]:
+    """What would be refused in any case, by what nodes are called and their attributes alone."""
+    found = []
+    for node in graph.node:
+        try:
+            if node.op_type != "Constant":
+                ordinary_attributes(steps, node, KNOWN)
+        except Unreadable as reason:
+            found.append(f"{label(node)} in its body: {reason}")
+    return found
+
+
+@dataclass
+class ScanBody:
+    """A body. batched: whether its values have the batch as their first axis; else B is 1. counter: which of its inputs
+    numbers the steps, if one does. wrong: why it cannot be used."""
+
+    steps: GraphSteps
+    graph: Proto
+    where: str
+    dtype: str
+    batched: bool
+    counter: int | None
+    wrong: list[str]
+    values: dict[str, Item] = field(default_factory=dict)
+    params: dict[str, tuple[Node, str]] = field(default_factory=dict)  # by the body's name: leaf, value of the model
+    refused: set[str] = field(default_factory=set)  # values that are not made, for reasons that are in `wrong`
+    shapes_in: list[Shape] = field(default_factory=list)
+    shapes_out: list[Shape] = field(default_factory=list)
+    lengths: str = ""  # the value of the model that has the rows' lengths
+
+    cell: Cell = field(init=False)
+    weights: dict[str, str] = field(init=False)  # the value of each of the cell's parameters
+    x: Node = field(init=False)
+
+    def read(self, states: Sequence[Shape], inputs: Sequence[Shape]) -> None:
+        """Trace it and make the cell; with nothing known of its inputs, only look for what is not supported."""
+        if self.wrong:
+            self.wrong.extend(unsupported(self.steps, self.graph))
+            return
+        self.shapes_in, names = [*inputs], _Names()
+        own = [at for at in range(len(self.graph.input)) if at != self.counter]
+        infos = [self.graph.input[at] for at in own]
+        self.states = [
+            Node("state", shape=shape, name=names.new(info.name)) for info, shape in zip(infos, states, strict=False)
+        ]
+        self.x = Node("input", shape=(sum(map(math.prod, inputs)),), name=names.new("x"))
+        self.ends = self._ends()
+        try:
+            self._leaves([info.name for info in infos])
+        except Unreadable as reason:
+            self.wrong.append(str(reason))
+        self._nodes()
+        results, pieces = self._results()
+        if not self.wrong:
+            self._cell(results, pieces, names)
+
+    def _ends(self) -> Ends | None:
+        if self.counter is None:
+            return None
+        info = self.graph.input[self.counter]
+        found = Ends(info.name, type_name(info.type.tensor_type.elem_type))
+        self._set(info.name, Item(Value(found.count)))
+        return found
+
+    # --- values ------------------------------------------------------------------------------------------------------
+
+    def _leaves(self, names: Sequence[str]) -> None:
+        """The body's inputs: states, and parts of x; then its own constants."""
+        at = 0
+        for name, leaf in zip(names, self.states, strict=False):
+            self._set(name, Item(Value(leaf), self.batched))
+        for name, shape in zip(names[len(self.states) :], self.shapes_in, strict=True):
+            size = math.prod(shape)
+            part = Value(self.x)[at : at + size]
+            self._set(name, Item(part if len(shape) == 1 else f.reshape(part, shape), self.batched))
+            at += size
+        for tensor in self.graph.initializer:
+            try:
+                self._constant(tensor.name, tensor_array(tensor, self.steps.source), type_name(tensor.data_type))
+            except Unreadable as reason:
+                self._refuse([tensor.name], str(reason))
+
+    def _refuse(self, names: Sequence[str], reason: str) -> None:
+        self.wrong.append(reason)
+        self.refused.update(filter(None, names))
+
+    def _set(self, name: str, item: Item) -> None:
+        if not name or name in self.values:
+            raise Unreadable(f"value {name!r} of its body is made twice, or has no name")
+        self.values[name] = item
+
+    def _constant(self, name: str, array: Array, dtype: str, value: str = "") -> None:
+        """An array that a body reads. value: its name in the model, if it has one there."""
+        if array.dtype.kind == "f" and dtype != self.dtype:
+            raise Unreadable(f"{name!r}, which its body reads, is {dtype}, its states are {self.dtype}")
+        if array.dtype.kind != "f" or array.size < 2:
+            self._set(name, Item(array))
+            return
+        leaf = Node("param", shape=array.shape, name=name)
+        self.params[name] = (leaf, value or self.steps.keep(array, held_dtype_of(dtype)))
+        self._set(name, Item(Value(leaf)))
+
+    def _read(self, name: str) -> Item | None:
+        """A value of the body, or of the model around it."""
+        if name and name not in self.values:
+            array = self.steps.constant(name)
+            if array is None:
+                known = "depends on what the model is given" if self.steps.known(name) else "is missing, or made later"
+                raise Unreadable(f"value {name!r} {known}")
+            self._constant(name, array, self.steps.dtypes.get(name) or array.dtype.name, name)
+        return self.values[name] if name else None
+
+    # --- nodes and results -------------------------------------------------------------------------------------------
+
+    def _nodes(self) -> None:
+        for node in self.graph.node:
+            if not self.refused.isdisjoint(node.input):
+                self.refused.update(filter(None, node.output))
+                if node.op_type not in KNOWN:
+                    self.wrong.append(f"{label(node)} in its body: operator {node.op_type} is not supported")
+                continue
+            try:
+                self._node(node)
+            except Unreadable as reason:
+                self._refuse(node.output, f"{label(node)} in its body: {reason}")
+
+    def _node(self, node: Proto) -> None:
+        if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
+            array, dtype = constant_of(self.steps, node)
+            self._constant(node.output[0], array, dtype)
+            return
+        attributes = ordinary_attributes(self.steps, node, KNOWN)
+        active = self.ends.compare(self.steps, node.op_type, list(node.input)) if self.ends and self.batched else None
+        if active is not None:
+            self._set(node.output[0], active)
+            return
+        items = [self._read(name) for name in node.input]
+        moved = any(item is not None and not item.known for item in items)
+        if node.op_type == "Cast" and moved and attributes["dtype"] != held_dtype_of(self.dtype):
+            raise Unreadable(f"a cast of a value of the step to {attributes['dtype']}")
+        for name, item in zip(node.output, evaluate(self.steps, node.op_type, items, attributes), strict=False):
+            if name:
+                self._set(name, item)
+
+    def _results(self) -> tuple[list[Value], list[Value]]:
+        """The new states; and each scan output as a vector (or where there is none, the first state)."""
+        found = []
+        for at, info in enumerate(self.graph.output):
+            try:
+                if info.name not in self.refused:
+                    found.append(self._result(info.name, self.states[at] if at < len(self.states) else None))
+            except Unreadable as reason:
+                self.wrong.append(f"output {info.name!r} of its body {reason}")
+        if self.wrong:
+            return [], []
+        states, outputs = found[: len(self.states)], found[len(self.states) :]
+        self.shapes_out = [value.shape for value in outputs]
+        pieces = outputs or states[:1]
+        return states, [v if len(v.shape) == 1 else f.reshape(v, (v.size,)) for v in pieces]
+
+    def _result(self, name: str, state: Node | None) -> Value:
+        """One of them. state: what it is the new value of, None for a scan output."""
+        try:
+            item = self._read(name)
+        except Unreadable as reason:
+            raise Unreadable(f"cannot be had: {reason}") from None
+        if item is None or item.batched != self.batched:
+            raise Unreadable("does not have the batch as its first axis" if self.batched else "has no name")
+        value = lift(item.data)
+        if self.ends is not None:
+            value = self.ends.without(value, state)
+        if value.node.boolean or (state is not None and value.shape != state.shape):
+            expected = "numbers" + (f" of shape {list(state.shape)}" if state is not None else "")
+            got = "truth values" if value.node.boolean else list(value.shape)
+            raise Unreadable(f"has {got} for each row, expected {expected}")
+        return value
+
+    # --- the cell ----------------------------------------------------------------------------------------------------
+
+    def _cell(self, results: Sequence[Value], pieces: Sequence[Value], names: _Names) -> None:
+        y = f.concat(pieces) if len(pieces) > 1 else pieces[0]
+        emitted = [state.name for state, new in zip(self.states, results, strict=True) if new.node is y.node]
+        output = emitted[0] if emitted else names.new("y")
+        roots = [*(value.node for value in results), *([] if emitted else [y.node])]
+        used = {*topological(roots)}
+        if self.ends is not None:
+            self.lengths = self.ends.lengths
+            if self.ends.count in used:
+                self.wrong.append(f"its body computes with {self.ends.counter!r}, the number of the step")
+                return
+        kept = [(names.new(_plain(name)), leaf, value) for name, (leaf, value) in self.params.items() if leaf in used]
+        leaves = {leaf: leaf.name for leaf in (*self.states, self.x)} | {leaf: name for name, leaf, _ in kept}
+        self.weights = {name: value for name, _, value in kept}
+
+        def dims(kind: str) -> dict[str, str]:
+            return {name: " ".join(map(str, leaf.shape)) for leaf, name in leaves.items() if leaf.op == kind}
+
+        doc, equations = f"One step of {self.where}.", _replayed(leaves, roots, self.where)
+        try:
+            self.cell = build_cell(
+                "onnx_scan", doc, dims("input"), dims("state"), dims("param"), equations, output=output
+            )
+        except CellError as error:
+            self.wrong.append(str(error).splitlines()[0])
+
+
+def _replayed(leaves: Mapping[Node, str], roots: Sequence[Node], where: str) -> Callable[..., tuple[Any, ...]]:
+    """The traced body, as equations of a cell's own arguments."""
+
+    def equations(named: Mapping[str, Any]) -> tuple[Any, ...]:
+        made = {leaf: named[name].node for leaf, name in leaves.items()}
+        for node in topological(roots):
+            if node not in made:
+                made[node] = replace(node, args=tuple(made[arg] for arg in node.args), source=where)
+        return tuple(Value(made[root]) for root in roots)
+
+    return equations
+
+
+def _plain(name: str) -> str:
+    """A weight's name without layer and direction, as to_onnx writes them: `weight_name` adds these again."""
+    return re.sub(r"_l\d+(_reverse)?$", "", name)
+
+
+class _Names:
+    """Names for a cell's arguments."""
+
+    def __init__(self) -> None:
+        self.taken: set[str] = set()
+
+    def new(self, wanted: str) -> str:
+        """An identifier that nothing else has, as near to the wanted name as may be."""
+        name = re.sub(r"\W", "_", re.sub(r"\.\d+$", "", wanted), flags=re.ASCII).strip("_")[:40] or "value"
+        name = f"v{name}" if name[0].isdigit() or keyword.iskeyword(name) else name
+        count, found = 0, name
+        while found in self.taken:
+            count += 1
+            found = f"{name}_{count}"
+        self.taken.add(found)
+        return found
