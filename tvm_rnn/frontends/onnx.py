@@ -1,7 +1,7 @@
 """ONNX models: from_onnx.
 
-In: an ONNX file (or bytes, or a model in memory) with RNN, LSTM, GRU or Scan nodes. Out: an `RNN`, or a `Model` where
-one network does not say it all; what is around the networks in `program`. The file is data: nothing in it is run.
+In: an ONNX file (or bytes, or a model in memory) with RNN, LSTM, GRU, Scan or Loop nodes. Out: an `RNN`, or a `Model`
+where one network does not say it all; what is around the networks in `program`. The file is data: nothing in it is run.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .layers import Recurrent
 from .networks import build_networks
 from .onnx_file import Proto, Source, import_onnx, read_model
 from .onnx_graph import BODIES, RECURRENT, GraphSteps, bodies, label
+from .onnx_loop import read_loop
 from .onnx_nodes import add_node
 from .onnx_recurrent import read_recurrent
 from .onnx_scan import read_scan
@@ -30,9 +31,9 @@ def from_onnx(source: Any) -> RNN | Model:
     """The recurrent network of an ONNX model, with its weights and with everything around it.
 
     source: the path of an .onnx file, its bytes, or an onnx.ModelProto. RNN, LSTM and GRU nodes with every attribute,
-    of operator set 7 on, stacks of which become the layers of one network; Scan nodes, whose bodies become cells; the
-    operators of `runtime_ops.OPERATIONS` before, between and after. Weights may be initializers, external data in the
-    model's own folder, constants, or inputs of the model.
+    of operator set 7 on, stacks of which become the layers of one network; Scan nodes, and Loop nodes that run over
+    time, whose bodies become cells; the operators of `runtime_ops.OPERATIONS` before, between and after. Weights may be
+    initializers, external data in the model's own folder, constants, or inputs of the model.
 
     Returns an RNN (time-major, as always; `.program` is the whole model), or a Model of several RNNs where layers
     differ in cell or direction. `rnn.compile` puts the whole model into one file: `mod.run({"X": x, ...})` has its
@@ -98,7 +99,7 @@ def _read_nodes(steps: GraphSteps, layers: list[Recurrent]) -> list[str]:
                 add_node(steps, node)
             elif node.op_type in BODIES:
                 if refused.isdisjoint(_read_by(node)):
-                    read_scan(steps, node, layers)
+                    (read_scan if node.op_type == "Scan" else read_loop)(steps, node, layers)
             elif refused.isdisjoint(node.input[1:4]):  # of its weights nothing is known then
                 read_recurrent(steps, node, layers)
         except Unreadable as reason:

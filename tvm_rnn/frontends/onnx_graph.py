@@ -12,7 +12,7 @@ from .folding import Steps, Unreadable
 from .onnx_file import Array, Proto, Source, stored_elements, tensor_array, type_name
 
 RECURRENT = ("RNN", "LSTM", "GRU")
-BODIES = ("Scan",)  # nodes with one step of a recurrence in them
+BODIES = ("Scan", "Loop")  # nodes with one step of a recurrence in them
 
 
 def label(node: Proto) -> str:
