@@ -20,7 +20,12 @@ from tvm_rnn import spec
 from tvm_rnn.cli import app
 from tvm_rnn.cuda import nvcc
 from tvm_rnn.pipeline import PASS_NAMES
+from tvm_rnn.record_files import merge
+from tvm_rnn.records import Choice, Record
+from tvm_rnn.schedule import templates
+from tvm_rnn.target import resolve
 from tvm_rnn.tolerance import assert_close
+from tvm_rnn.workload import Trial
 
 SIZES = ["--input-size", "4", "--hidden-size", "8"]
 COMMANDS = ("compile", "run", "show", "inspect", "cells", "bench")
@@ -248,6 +253,19 @@ def test_show_prints_one_stage_or_all() -> None:
     names = [row["stage"] for row in everything]
     assert set(names) >= {"trace", *PASS_NAMES, "te", "tir", "llvm", "asm"} and all(r["text"] for r in everything)
     assert call("show", "gru", "--stage", "all").count("== ") >= len(set(names))
+
+
+def test_show_takes_the_records_that_compile_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Trial()
+    rnn.compile(rnn.RNN(rnn.cells.lstm, 8, 16), batch=4, records=asked)
+    walk = next(unit for unit in asked.asked.values() if unit.kind == "walk")
+    choice = Choice(walk.key, "walk_cpu", templates()["walk_cpu"].version, {"rows": 64})
+    work = {"cell": "lstm", "hidden": 16, "batch": 4, "precision": "float32"}
+    merge(tmp_path, [Record(resolve("llvm").records_name, work, (choice,), 1.0, 2.0)])
+    words = ("show", "lstm", "--stage", "tile_layers_and_time", "--batch", "4")
+    assert " 64 rows" not in call(*words)
+    monkeypatch.setenv("TVM_RNN_RECORDS", str(tmp_path))
+    assert " 64 rows" in call(*words)
 
 
 def test_show_of_a_stage_that_was_left_out() -> None:

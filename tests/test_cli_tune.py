@@ -52,3 +52,19 @@ def test_wrong_words_are_one_clear_error(words: list[str], expected: str) -> Non
 
 def test_durations_are_for_people() -> None:
     assert (duration(0.4), duration(59.2), duration(65), duration(3600)) == ("0 s", "59 s", "1:05", "60:00")
+
+
+def test_a_record_says_the_whole_command() -> None:
+    from tvm_rnn.cli_tune import _command
+
+    given = {"spec": "lstm_projection", "input_size": 8, "hidden_size": 16, "layers": 2, "bidirectional": True}
+    given |= {"dtype": "float64", "size": ["P=4"], "steps": 5, "batch": 3, "seconds": 2.5, "target": "x86-64-v3"}
+    given |= {"rpc_tracker": None, "device_key": None}
+    assert _command(given, 7) == (
+        "tvm-rnn tune lstm_projection --input-size 8 --hidden-size 16 --layers 2 --dtype float64 --steps 5 --batch 3 "
+        "--seconds 2.5 --bidirectional --size P=4 --target x86-64-v3 --trials 7"
+    )
+    plain = {**given, "layers": 1, "bidirectional": False, "dtype": "float32", "size": None, "seconds": 90.0}
+    assert _command({**plain, "target": "llvm"}, 7).endswith(
+        "--hidden-size 16 --steps 5 --batch 3 --seconds 90 --trials 7"
+    )

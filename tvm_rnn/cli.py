@@ -242,12 +242,13 @@ def show_stages(
     """
     from .cli_model import net_of
     from .pipeline import PASS_NAMES, run, stages
+    from .record_files import machines
     from .show import CODE_STAGES, GPU_STAGES, layers_text
     from .spec import is_model, parse_batch
-    from .target import resolve
 
     skipped = without or []
-    code = GPU_STAGES if (machine := resolve(target)).kind == "cuda" else CODE_STAGES
+    machine, _ = machines(target, (), None, lambda line: None)  # with the records that `compile` would use
+    code = GPU_STAGES if machine.kind == "cuda" else CODE_STAGES
     known = ["trace", "differentiate" if training else "normalise", *PASS_NAMES, *code, "all"]
     if stage not in known:
         raise ConfigError(message("no such stage", **unknown("stage", stage, known)))
@@ -264,7 +265,7 @@ def show_stages(
                 update(f"compiling {own.cell.name} to look at it")
                 texts = stages(own, machine, parse_batch(batch), skipped, precision, weight_dtype, training)
         else:  # a graph: nothing to compile
-            passed = run(own, machine, skipped, training=training)
+            passed = run(own, machine, skipped, parse_batch(batch), training=training)
             texts = [(name, layers_text(own, traced)) for name, traced in passed]
         found += [(first + name, text) for name, text in texts]
     wanted = [(name, text) for name, text in found if stage in (name.split()[-1], "all")]

@@ -125,12 +125,9 @@ def _here(given: dict[str, Any]) -> None:
     names = ["seconds", "patience", "precision", "records", "seed", "jobs", "timeout", "fresh"]
     names += ["rpc_tracker", "device_key"]
     how, trials = {name: given[name] for name in names}, given["trials"] or TRIALS
-    steps, batch, seconds = given["steps"], given["batch"], given["seconds"]
-    words = [f"--batch {batch} --steps {steps} --trials {trials}", *([f"--seconds {seconds:g}"] if seconds else [])]
-    if how["rpc_tracker"]:
-        words += [f"--target {given['target']} --rpc-tracker {how['rpc_tracker']} --device-key {how['device_key']}"]
+    steps, batch = given["steps"], given["batch"]
     with live(given["as_json"]) as show:
-        command = f"tvm-rnn tune {net.cell.name} {' '.join(words)}"
+        command = _command(given, trials)
         result = run(net, given["target"], steps, batch, trials, **how, command=command, progress=show)
     if given["plot"] is not None:
         _draw(result, given["plot"])
@@ -140,6 +137,22 @@ def _here(given: dict[str, Any]) -> None:
         report(result)
     if result.stopped == "Ctrl-C":
         raise typer.Exit(130)
+
+
+def _command(given: dict[str, Any], trials: int) -> str:
+    """What a record says it was made by: the words of this command that decide what is measured."""
+    names = ("input_size", "hidden_size", "layers", "dtype", "steps", "batch", "seconds", "rpc_tracker", "device_key")
+    usual = {"layers": 1, "dtype": "float32"}
+    words = [name for name in names if given[name] is not None and given[name] != usual.get(name)]
+    text = [f"--{name.replace('_', '-')} {_plain(given[name])}" for name in words]
+    text += ["--bidirectional"] if given["bidirectional"] else []
+    text += [f"--size {size}" for size in given["size"] or []]
+    text += [f"--target {given['target']}"] if given["target"] != "llvm" else []
+    return " ".join(["tvm-rnn tune", str(given["spec"]), *text, f"--trials {trials}"])
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _check_plot(path: str) -> None:
