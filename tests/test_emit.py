@@ -28,7 +28,7 @@ def parallel_loops(name: str, hidden: int) -> list[str]:
 
 
 def test_products_of_several_panels_are_shared_among_threads() -> None:
-    assert parallel_loops("lstm", 128) == ["chunk", "chunk"]
+    assert parallel_loops("lstm", 128) == ["chunk", "worker"]  # of a step each thread has a part, in turns
     assert parallel_loops("lstm", 16) == []
 
 

@@ -69,7 +69,10 @@ def stored_net(net: rnn.RNN, name: str, matrices: tuple[str, ...]) -> rnn.RNN:
 
 
 @pytest.mark.parametrize("name", STORED_ON_CPUS)
-@pytest.mark.parametrize(("cell", "matrices"), [("lstm", ("W", "R")), ("gru_reset_before", ("W", "R", "R_n"))])
+@pytest.mark.parametrize(
+    ("cell", "matrices"),
+    [pytest.param("lstm", ("W", "R"), marks=pytest.mark.slow), ("gru_reset_before", ("W", "R", "R_n"))],
+)
 def test_the_oracle_of_stored_weights_agrees(name: str, cell: str, matrices: tuple[str, ...]) -> None:
     net = rnn.RNN(rnn.cells.get(cell), 7, 33, 2).init(3)
     net.weights["R_l0"][0, 5] = 0.0  # a row of zeros
@@ -84,7 +87,9 @@ def test_the_oracle_of_stored_weights_agrees(name: str, cell: str, matrices: tup
 
 
 @pytest.mark.parametrize("name", STORED_ON_CPUS)
-@pytest.mark.parametrize("cell", ["lstm_projection", "lstm_layer_norm", "mlstm", "elman", "rhn"])
+@pytest.mark.parametrize(
+    "cell", ["lstm_projection", *(pytest.param(c, marks=pytest.mark.slow) for c in ("lstm_layer_norm", "mlstm", "rhn"))]
+)
 def test_other_cells_are_near_their_float32(name: str, cell: str) -> None:
     sizes: dict[str, Any] = {"P": 5} if cell == "lstm_projection" else {"depth": 2} if cell == "rhn" else {}
     net = rnn.RNN(rnn.cells.get(cell), 12, 12, **sizes).init(1)

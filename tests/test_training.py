@@ -102,6 +102,7 @@ def test_the_reverse_direction_alone(c: Any, dtype: str, monkeypatch: pytest.Mon
     assert_close(named(gx[::-1], gstate, gweights), named(*flipped), dtype, 9)
 
 
+@pytest.mark.slow
 def test_records_are_used() -> None:
     """What was tuned for inference serves training: any knobs, other ones for each named batch size."""
     net, first, batches = network("lstm", 14, 33, num_layers=2), Trial(), (1, 7)

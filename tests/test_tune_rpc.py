@@ -33,6 +33,7 @@ def farm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
         yield found
 
 
+@pytest.mark.slow
 def test_faults_are_outcomes_and_no_device_is_lost_to_them(farm: Farm, tmp_path: Path) -> None:
     faults = (planted.WRONG, planted.CRASH, planted.HANG, planted.UNBUILT)
     environment = {**os.environ, **planted.plant(tmp_path, *faults)}
@@ -81,8 +82,8 @@ def test_devices_that_are_killed_cost_no_measurement(farm: Farm, tmp_path: Path)
             farm.kill(0)
 
     with pytest.raises(rnn.TvmRnnError, match=rf"no device is left.*\n.*got:.*{KEY}.*\n.*do:.*run this again"):
-        run(NET, "llvm", 6, 4, 12, **about, progress=kill_the_other)
-    assert 8 < len(journal_of(tmp_path)) < 12
+        run(NET, "llvm", 6, 4, 60, **about, progress=kill_the_other)
+    assert 8 < len(journal_of(tmp_path)) < 60
     with pytest.raises(rnn.ConfigError, match="no server has this device key"):
         rnn.tune(NET, "llvm", 6, 4, 12, records=tmp_path, rpc_tracker=farm.tracker.name, device_key=KEY)
 

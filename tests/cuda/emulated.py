@@ -6,6 +6,7 @@ system does to unordered accesses is imitated by a random order of threads, no m
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import hashlib
@@ -39,6 +40,7 @@ from tvm_rnn.cuda.team import Team
 from tvm_rnn.cuda.weights import Weights
 from tvm_rnn.graph import Node, topological
 from tvm_rnn.reference import Reference, evaluate
+from tvm_rnn.rnn import weight_name
 from tvm_rnn.target import resolve
 
 HEADERS = sorted(HERE.glob("emulate*.h"))
@@ -239,27 +241,28 @@ class Case:
         T, first, last = self.total, self.start, self.start + self.steps
         ends = self.lengths if lengths else np.full(self.batch, T)
         flags = self.reset if reset else np.zeros((T, self.batch), bool)
-        oracle = Reference(self.net)
+        way = int(reverse)
+        oracle = Reference(copy.copy(self.net))
+        oracle.net.weights = {weight_name(n.name, 0, way): v for n, v in self.values.items() if n.op == "param"}
         state = {n.name: s.copy() for n, s in zip(self.graph.states, self.states, strict=True)}
-        given = {n.name: v for n, v in self.values.items()}
         # A flag right after the last step is the only one of other steps that counts here.
         more = min(T, last + 1) if reverse else last
         flags = flags[first:more]
         inputs = [x[first:more] for x in self.inputs]
         own = np.clip(ends - first, 0, more - first)
         if reverse and more > last:
-            y = self._backwards(oracle, given, inputs, state, own, flags)
+            y = self._backwards(oracle, inputs, state, own, flags)
         else:
-            y = oracle._layer(self.graph, given, inputs, state, own, flags, int(reverse))
+            y, _ = oracle._layer(self.graph, (0, way), inputs, state, own, flags)
         return y[: self.steps], [state[n.name] for n in self.graph.states]
 
-    def _backwards(self, oracle: Any, given: Any, inputs: Any, state: Any, own: Any, flags: Any) -> np.ndarray:
+    def _backwards(self, oracle: Any, inputs: Any, state: Any, own: Any, flags: Any) -> np.ndarray:
         """Without the step behind the last: its flag alone."""
         restart = flags[-1] & (self.steps < own)
         for name in state:
             state[name][restart] = self.net.cell.initial.get(name, 0.0)
         cut = [x[: self.steps] for x in inputs]
-        return oracle._layer(self.graph, given, cut, state, np.minimum(own, self.steps), flags[: self.steps], 1)
+        return oracle._layer(self.graph, (0, 1), cut, state, np.minimum(own, self.steps), flags[: self.steps])[0]
 
 
 @functools.cache

@@ -18,7 +18,7 @@ from tvm_rnn.cuda.wide_layout import m_tiles
 COPIES = 2  # of the loop's body: even and odd steps
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16", "tf32"])
+@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow), "tf32"])
 @pytest.mark.parametrize(("register_words", "shared_words"), [(1000, 0), (8, 1000), (8, 8), (0, 0)])
 def test_weights_come_from_anywhere(register_words: int, shared_words: int, precision: str) -> None:
     geometry = ringed(16, 16, register_words=register_words, shared_words=shared_words)
