@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import tvm_rnn as rnn
@@ -32,7 +31,7 @@ def test_a_point_becomes_a_record_of_everyone(tmp_path: Path) -> None:
     assert facts["kind"] == "facts" and "1 thread" in facts["device"] and told == ["1 of 1: lstm-h8-i4-b2-t5-fp32"]
     assert (ours["framework"], peer["framework"]) == ("tvm_rnn", "numpy")
     assert ours["us"] == pytest.approx(5 * ours["us_per_step"]) and ours["error"] < 1e-5
-    assert ours["bytes"] == 5 * 4 * (4 * 8 * (4 + 8) + 4 * 8)  # b has an axis of gates too
+    assert ours["bytes"] == 4 * 4 * 8 * (5 * 8 + 4)  # R in each of 5 steps, W once
     assert ours["byte_share"] == pytest.approx(ours["bytes"] / 0.1e6 / ours["us"])
     report = bench_report.report(found)
     assert report.on_cpu and report.lines[0].ratio("numpy") == peer["us"] / ours["us"]
@@ -78,5 +77,7 @@ def test_wrong_arguments() -> None:
 
 def test_bytes_are_those_of_matrices_in_every_layer_and_direction() -> None:
     net = rnn.RNN(rnn.cells.gru, 3, 5, 2, True)
-    shapes = [shape for shape in net.weight_shapes.values() if len(shape) > 1]
-    assert product_bytes(net) == 4 * sum(int(np.prod(shape)) for shape in shapes)
+    step, once = 4 * 2 * 2 * 3 * 5 * 5, 4 * 2 * 3 * 5 * (3 + 10)
+    assert product_bytes(net) == (step, once)
+    assert product_bytes(net, ["hoist_gemms"]) == (step + once, 0)
+    assert product_bytes(rnn.RNN(rnn.cells.sru, 4, 4))[0] == 0  # no product in its step

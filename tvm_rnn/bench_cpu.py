@@ -3,8 +3,8 @@
 In: points of a suite. Out: records, one per point and framework, written to a file as they come, in the form that
 `bench_report.py` shows: the first says what they were measured on. A point that fails has the reason.
 
-A row's ceilings are those of its own sizes: multiply-adds of as many threads, and reading as many bytes as the weights
-of its products have, which is how often they are read: once in every step. Weights that fit a cache have its rate.
+A row's ceilings are those of its own sizes: multiply-adds of as many threads, and reading as many bytes as the matrices
+have that every step reads. Those that fit a cache have its rate; the others are counted as read once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ from typing import Any
 
 import numpy as np
 
+from . import pipeline
 from .bench import OURS, Row, check, compare, cpu_facts
 from .build import compile
 from .errors import TvmRnnError
 from .floors import shares
+from .rnn import RNN
 from .suites import Point, batches, network, tamed
+from .target import host
 
 Progress = Callable[[str], None]
 Record = dict[str, Any]
@@ -109,10 +112,10 @@ def _measure(point: Point, sizes: Sequence[int], peers: Sequence[str], options: 
     except TvmRnnError as reason:
         yield {**base, "framework": OURS, "reason": " ".join(str(reason).split())}
         return
-    weights = product_bytes(net)
+    each_step, once = product_bytes(net, point.without)
     flops = module.manifest.flops_per_row
-    known = {"flops_per_row": flops, "bytes": weights * point.steps}
-    ceilings = ceilings_of(point.precision, weights, options.threads or 1)
+    known = {"flops_per_row": flops, "bytes": each_step * point.steps + once}
+    ceilings = ceilings_of(point.precision, each_step, options.threads or 1)
     for row in report.rows:
         own = {"compile_seconds": seconds, "ceilings": ceilings, **known} if row.name == OURS else {}
         record = {**base, **own, **_figures(row, point.steps)}
@@ -128,10 +131,17 @@ def _figures(row: Row, steps: int) -> dict[str, Any]:
     return {"framework": row.name, "version": row.version, **timing, **checked, "configs": dict(row.configs)}
 
 
-def product_bytes(net: Any) -> int:
-    """Bytes of all matrices that products read, of every layer and direction."""
-    elements = sum(int(np.prod(shape)) for shape in net.weight_shapes.values() if len(shape) > 1)
-    return elements * int(np.dtype(net.dtype).itemsize)
+def product_bytes(net: RNN, without: Sequence[str] = ()) -> tuple[int, int]:
+    """Bytes of the matrices of products that every step reads, and of those that are read for many steps at once: of
+    all layers and directions."""
+    layers = pipeline.run(net, host(), without)[-1][1]
+    found = {"step": 0, "before": 0}
+    for index in layers.of_layer:
+        for group in layers.graphs[index].groups:
+            if group.kind == "gemm" and group.root is not None and group.region in found:
+                found[group.region] += sum(int(np.prod(weight.shape)) for weight in group.root.args[::2])
+    itemsize = int(np.dtype(net.dtype).itemsize) * net.num_directions
+    return found["step"] * itemsize, found["before"] * itemsize
 
 
 @functools.cache
