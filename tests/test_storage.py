@@ -124,3 +124,9 @@ def test_loading_other_weights_packs_them_again(tmp_path: Any) -> None:
 def test_training_keeps_the_dtype() -> None:
     with pytest.raises(ConfigError, match="weights"):
         rnn.compile(rnn.RNN(rnn.cells.lstm, 4, 4), training=True, weights="int8")
+
+
+def test_float16_needs_a_cpu_that_converts_it() -> None:
+    net = rnn.RNN(rnn.cells.lstm, 4, 4)
+    with pytest.raises(ConfigError, match=r"float16 weights need a CPU[\s\S]*x86-64, without F16C[\s\S]*bfloat16"):
+        rnn.compile(net, "x86-64", weights="float16")

@@ -9,7 +9,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn.pipeline import PASS_NAMES
-from tvm_rnn.suites import ALL, PASSES, SHORT, SUITES, Point, batches, network, select, suite
+from tvm_rnn.suites import ALL, PASSES, SHORT, SUITES, Point, batches, beside_peers, network, select, suite
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -54,6 +54,12 @@ def test_the_zoo_is_all_of_it_and_the_ablation_all_passes() -> None:
     assert [p.cell for p in suite("zoo")] == rnn.cells.names()
     assert PASSES == PASS_NAMES
     assert [len(p.without) for p in suite("ablation")] == [4, 3, 2, 1, 0]
+
+
+def test_a_record_has_all_of_a_point_and_one_of_each_network_has_the_peers() -> None:
+    points = suite("ablation")
+    assert Point.from_dict({k: v for k, v in points[0].record.items() if k not in ("kind", "point")}) == points[0]
+    assert beside_peers(points) == {points[-1]} and beside_peers(points[:2]) == {points[1]}
 
 
 def test_tf32_is_a_way_to_multiply_float32() -> None:

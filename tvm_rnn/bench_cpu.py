@@ -27,13 +27,11 @@ from .build import compile
 from .errors import TvmRnnError
 from .floors import shares
 from .rnn import RNN
-from .suites import Point, batches, network, tamed
+from .suites import Point, batches, beside_peers, network, tamed
 from .target import host
 
 Progress = Callable[[str], None]
 Record = dict[str, Any]
-# What a record says of its point beside the name.
-RECORDED = ("cell", "input", "hidden", "layers", "directions", "sizes", "steps", "batch", "precision", "without")
 
 
 @dataclass(frozen=True)
@@ -65,9 +63,7 @@ def run(
     check(options.against, threads=threads, rounds=options.rounds)
     tell, found = progress or (lambda text: None), list[Record]()
     sizes, started = batches(every or points), time.monotonic()
-    # Of points that differ in `without` alone, the one of which the least was left out has the peers.
-    fewest = sorted(points, key=lambda point: -len(point.without))
-    with_peers = set({replace(point, without=()): point for point in fewest}.values())
+    with_peers = beside_peers(points)
     with contextlib.ExitStack() as stack:
         file = None if records is None else stack.enter_context(open(records, "w"))
 
@@ -90,8 +86,7 @@ def run(
 
 def _measure(point: Point, sizes: Sequence[int], peers: Sequence[str], options: Options) -> Iterator[Record]:
     """All records of one point."""
-    facts = json.loads(json.dumps(point.as_dict()))
-    base = {"kind": "point", "point": point.name, **{name: facts[name] for name in RECORDED}}
+    base = point.record
     try:
         net = tamed(network(point).init(0))
         begun = time.perf_counter()

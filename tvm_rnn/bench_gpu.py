@@ -20,13 +20,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from .bench_build import module_file, module_seconds
 from .errors import ConfigError, TvmRnnError, message, unknown
 from .floors import shares
-from .suites import Point, batches
+from .suites import Point, batches, beside_peers
 
 # Also the names in gpu_worker.py's table, which is not imported here: it is the other process's.
 OURS = "tvm_rnn"
@@ -36,8 +36,6 @@ PATIENCE_SECONDS = 90.0
 # A peer's configuration that has ended so many processes is not tried again: each takes seconds to start.
 MOST_ENDS = 2
 COMMAND = [sys.executable, "-m", "tvm_rnn.gpu_worker"]
-# What a record says of its point beside the name.
-RECORDED = ("cell", "input", "hidden", "layers", "directions", "sizes", "steps", "batch", "precision", "without")
 # Where torch.compile and Triton keep what they have compiled.
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 Progress = Callable[[str], None]
@@ -102,9 +100,7 @@ def run(
         raise ConfigError(message("--modules: no such folder", got=repr(os.fspath(modules)), do=do))
     modules = os.path.abspath(modules)  # the workers start in a folder of their own
     built = {network: Built.find(modules, network, sizes) for network, sizes in batches(every or points).items()}
-    # Of points that differ in `without` alone, the last one in this order has the peers.
-    fewest = sorted(points, key=lambda point: -len(point.without))
-    with_peers = set({replace(point, without=()): point for point in fewest}.values())
+    with_peers = beside_peers(points)
     tell, found = progress or (lambda text: None), list[Record]()
     with contextlib.ExitStack() as stack:
         file = None if records is None else stack.enter_context(open(records, "w"))
@@ -137,8 +133,7 @@ def _measure(this: Run, worker: Worker, point: Point, built: Built, names: Seque
     """All records of one point. What ends the process is left out of the next try, with the reason."""
     options = this.options
     skip = {blamed: f"it ended the process at {n} points before" for blamed, n in this.ended.items() if n >= MOST_ENDS}
-    facts = json.loads(json.dumps(point.as_dict()))
-    base = {"kind": "point", "point": point.name, **{name: facts[name] for name in RECORDED}}
+    base, facts = point.record, point.as_dict()
     request = {
         "point": facts,
         "module": built.file if os.path.exists(built.file) else None,

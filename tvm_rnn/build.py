@@ -196,6 +196,9 @@ def _precision(net: RNN, machine: Target, precision: str | None) -> str:
 def _stored(precisions: Sequence[str], machine: Target, weights: str | None, training: bool) -> list[str]:
     """How the weights of each network are stored, "" where as its precision says."""
     stored = [stored_name(own, machine.kind == "cuda", weights) for own in precisions]
+    if "float16" in stored and machine.machine == "x86_64" and machine.isa not in ("avx2", "avx512"):
+        got, do = f"{machine.name}, without F16C", 'weights="bfloat16", which needs no instruction of its own'
+        raise ConfigError(message("float16 weights need a CPU that converts them", got=got, do=do))
     if training and any(stored):
         do = "leave weights out, and compile once more for inference"
         raise ConfigError(message("training keeps weights in the network's dtype", got=f"weights={weights!r}", do=do))

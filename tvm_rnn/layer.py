@@ -162,13 +162,7 @@ class Layer:
             write[node] = [self._array("workspace", node, visit.scratch + ctx.batch * int64(at), stride)]
         for node, array in zip(self.graph.results, new, strict=True):
             write.setdefault(node, []).append(array)
-        # What a step computes is read back from its first place; a result that is a leaf is read as that leaf.
-        stored = {n for g in self.graph.groups if g.region == "step" for n in g.stored if not n.leaf}
-        stored -= {*read, *self.packed.names}
-        read |= {n: arrays[0] for n, arrays in write.items() if n in stored}
-        places = replace(self._places(ctx, visit, read, write), odd=parity)
-        own = [g for g in self.graph.groups if g.region == "step"]
-        groups = [self.emitter.group(g, ctx.batch, self._own(places, g)) for g in own]
+        groups = self._groups(ctx, visit, read, write, parity)
         out = (read | {n: a[0] for n, a in write.items()})[self.graph.output]
         time = visit.start + t
         row0 = visit.output + t * ctx.batch * int64(visit.output_stride)
@@ -179,6 +173,17 @@ class Layer:
             self._emit_output(ctx, out, row0, visit.output_stride),
             self._freeze(ctx, time, old, new, row0, visit.output_stride),
         ]
+
+    def _groups(
+        self, ctx: Context, visit: Visit, read: dict[Node, Array], write: Mapping[Node, Sequence[Array]], odd: Expr
+    ) -> list[Stmt]:
+        """The step's groups. What they compute is read back from its first place, which `read` gets; a result that is a
+        leaf is read as that leaf."""
+        own = [g for g in self.graph.groups if g.region == "step"]
+        stored = {n for g in own for n in g.stored if not n.leaf} - {*read, *self.packed.names}
+        read |= {n: arrays[0] for n, arrays in write.items() if n in stored}
+        places = replace(self._places(ctx, visit, read, write), odd=odd)
+        return [self.emitter.group(g, ctx.batch, self._own(places, g)) for g in own]
 
     def _own(self, places: Places, group: Group) -> Places:
         """A result that is a leaf, or that another region computes, is copied from where it is."""

@@ -143,12 +143,7 @@ class BackwardLayer(Layer):
         write |= {n: [read[n]] for n in self.last}
         for node, array in zip(self.graph.results, new, strict=True):
             write.setdefault(node, []).append(array)
-        stored = {n for g in self.graph.groups if g.region == "step" for n in g.stored if not n.leaf}
-        stored -= {*read, *self.packed.names}
-        read |= {n: arrays[0] for n, arrays in write.items() if n in stored}
-        places = replace(self._places(ctx, visit, read, write), odd=parity)
-        own = [g for g in self.graph.groups if g.region == "step"]
-        groups = [self.emitter.group(g, ctx.batch, self._own(places, g)) for g in own]
+        groups = self._groups(ctx, visit, read, write, parity)
         time = visit.start + t
         return [*sets, *copies, *groups, self._cut(ctx, visit, time, new), self._pass_on(ctx, time, old, new)]
 

@@ -92,12 +92,7 @@ class KeepingLayer(Layer):
             write.setdefault(node, []).append(self._kept(node, visit, t, ctx))
         for node, array in zip(self.graph.results, new, strict=True):
             write.setdefault(node, []).append(array)
-        stored = {n for g in self.graph.groups if g.region == "step" for n in g.stored if not n.leaf}
-        stored -= {*read, *self.packed.names}
-        read |= {n: arrays[0] for n, arrays in write.items() if n in stored}
-        places = replace(self._places(ctx, visit, read, write), odd=tirx.bitwise_and(time, int64(1)))
-        own = [g for g in self.graph.groups if g.region == "step"]
-        groups = [self.emitter.group(g, ctx.batch, self._own(places, g)) for g in own]
+        groups = self._groups(ctx, visit, read, write, tirx.bitwise_and(time, int64(1)))
         out = (read | {n: a[0] for n, a in write.items()})[self.graph.output]
         kept = [self._kept(n, visit, t, ctx) for n in dict.fromkeys(self.graph.emitted)]
         on_tape = replace(ctx, buffers={**ctx.buffers, "workspace": ctx.buffers["tape"]})

@@ -62,6 +62,18 @@ def bind(name: str, value: Expr) -> tuple[tirx.Var, Stmt]:
     return var, tirx.Bind(var, int64(value) if isinstance(value, int) else value)
 
 
+class Named:
+    """Names values, in order; `sets` are the statements that set them."""
+
+    def __init__(self) -> None:
+        self.sets: list[Stmt] = []
+
+    def __call__(self, name: str, value: Expr) -> Expr:
+        var, statement = bind(name, value)
+        self.sets.append(statement)
+        return var
+
+
 def when(condition: Expr, then: Any, otherwise: Any = None) -> Stmt:
     return tirx.IfThenElse(condition, sequence(then), None if otherwise is None else sequence(otherwise))
 

@@ -23,7 +23,7 @@ from .errors import PassError, message
 from .expressions import reduced_axes
 from .graph import Node, depends
 from .layer import Context, Layer, Visit
-from .loops import Expr, Stmt, bind, buffer, function, load, loop, sequence, store, variable
+from .loops import Expr, Named, Stmt, bind, buffer, function, load, loop, sequence, store, variable
 from .memory import Array, Workspace, int64, row_stride, strides_of
 from .ops import TABLE
 from .pipeline import Layers
@@ -337,18 +337,16 @@ class Lowering:
         whole = (int64(0), self.T)
         return sequence(self._copy_in(*whole), list(map(layers, self.runs)), self._copy_out(*whole))
 
+    def _weights_of(self, run: Run, visit: Expr) -> Expr:
+        """Where the packed weights of a run's layer and direction begin."""
+        size = self.code[run.graph].packed.size
+        return int64(self.packed_at[run.graph] + run.at * self.net.num_directions * size) + visit * int64(size)
+
     def _visit(self, run: Run, i: Expr, d: Expr, done: Expr, start: Expr, count: Expr, row: Expr) -> Stmt:
         """Layer `run.first + i` on one tile; `row` is the tile's first step in the buffers between layers."""
         code, directions = self.code[run.graph], self.net.num_directions
         visit = i * int64(directions) + d
-        sets: list[Any] = []
-
-        def named(name: str, value: Expr) -> Expr:
-            var, statement = bind(name, value)
-            sets.append(statement)
-            return var
-
-        base = self.packed_at[run.graph] + run.at * directions * code.packed.size
+        named = Named()
         odd = tirx.bitwise_and(i + int64(run.first), int64(1))
         size = self._flow(1) - self._flow(0)
         inputs = [named("input", self._flow(0) + odd * size + row * self.B * int64(self.stride))]
@@ -356,7 +354,7 @@ class Lowering:
             inputs.append(named(f"input_{number + 1}", self._flow(number + 2) + row * self.B * int64(stride)))
         output = self._flow(0) + (int64(1) - odd) * size + row * self.B * int64(self.stride)
         work = Visit(
-            weights=named("weights", int64(base) + visit * int64(code.packed.size)),
+            weights=named("weights", self._weights_of(run, visit)),
             states=named("states", self._state_base(run, visit)),
             scratch=named("scratch", self._row_address(self.scratch_at)),
             hoisted=named("hoisted", self._tile_address(0)),
@@ -369,7 +367,7 @@ class Lowering:
             count=count,
             done=done,
         )
-        return sequence(sets, code.visit(self.ctx, work))
+        return sequence(named.sets, code.visit(self.ctx, work))
 
 
 def _views(buffers: Sequence[Any], memory: Any) -> list[Stmt]:

@@ -16,12 +16,11 @@ from tvm import tirx
 
 from .layer import Layer, fill_row
 from .layer_backward import BackwardLayer, BackwardVisit
-from .loops import Expr, Stmt, bind, buffer, function, load, loop, sequence, store, variable, when
+from .loops import Expr, Named, Stmt, bind, buffer, function, load, loop, sequence, store, variable, when
 from .lower import Run
 from .lower_training import INTEGERS, TrainingLowering
 from .memory import Array, int64
 from .rnn import named_constants, weight_name
-from .tape import TapeLayout
 from .transfer import rows_in
 from .verify import verify
 
@@ -32,12 +31,6 @@ class Backward(TrainingLowering):
 
     layer_type: ClassVar[type[Layer]] = BackwardLayer
     prefix: ClassVar[str] = "backward_"
-
-    def use(self, tape: TapeLayout) -> None:
-        super().use(tape)
-        for index, code in enumerate(self.code):
-            assert isinstance(code, BackwardLayer)
-            code.tape, code.index = tape, index
 
     @property
     def backs(self) -> list[BackwardLayer]:
@@ -139,14 +132,7 @@ class Backward(TrainingLowering):
     def _visit(self, run: Run, i: Expr, d: Expr, done: Expr, start: Expr, count: Expr, row: Expr) -> Stmt:
         code, directions = self.backs[run.graph], self.net.num_directions
         visit, layer = i * int64(directions) + d, i + int64(run.first)
-        sets: list[Any] = []
-
-        def named(name: str, value: Expr) -> Expr:
-            var, statement = bind(name, value)
-            sets.append(statement)
-            return var
-
-        base = self.packed_at[run.graph] + run.at * directions * code.packed.size
+        named = Named()
         width = code.graph.inputs[0].shape[0]
         above = self._between(layer) + start * self.B * int64(self.stride) + d * int64(width)
         widths = [self.stride, self.tape.inputs[run.first][1], *(stride for _, stride in self.tape.extra)]
@@ -155,7 +141,7 @@ class Backward(TrainingLowering):
         for number, (place, stride) in enumerate(zip(kept, widths[1:], strict=True)):
             inputs.append(named(f"input_{number}", place + start * self.B * int64(stride)))
         work = BackwardVisit(
-            weights=named("weights", int64(base) + visit * int64(code.packed.size)),
+            weights=named("weights", self._weights_of(run, visit)),
             states=named("states", self._state_base(run, visit)),
             scratch=named("scratch", self._row_address(self.scratch_at)),
             hoisted=named("hoisted", self._tile_address(0)),
@@ -172,7 +158,7 @@ class Backward(TrainingLowering):
             totals=named("sums", int64(self.totals_at[run.first]) + visit * int64(code.finish.size)),
             give=self._giving(run, i, d, start),
         )
-        return sequence(sets, code.visit(self.ctx, work))
+        return sequence(named.sets, code.visit(self.ctx, work))
 
     def _giving(self, run: Run, i: Expr, d: Expr, start: Expr) -> Callable[..., Stmt]:
         """Where gradients of inputs go: the first one's to the layer below, or to the user; the others' to the user,

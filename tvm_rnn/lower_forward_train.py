@@ -14,11 +14,10 @@ from tvm import tirx
 
 from .layer import Layer, fill_row
 from .layer_training import KeepingLayer, TrainingVisit
-from .loops import Expr, Stmt, bind, function, load, loop, sequence, store, when
+from .loops import Expr, Named, Stmt, function, load, loop, sequence, store, when
 from .lower import Run
 from .lower_training import INTEGERS, TrainingLowering
 from .memory import Array, int64, row_stride, strides_of
-from .tape import TapeLayout
 from .transfer import each, rows_in
 from .verify import verify
 
@@ -29,12 +28,6 @@ class ForwardTrain(TrainingLowering):
 
     layer_type: ClassVar[type[Layer]] = KeepingLayer
     prefix: ClassVar[str] = "train_"
-
-    def use(self, tape: TapeLayout) -> None:
-        super().use(tape)
-        for index, code in enumerate(self.code):
-            assert isinstance(code, KeepingLayer)
-            code.tape, code.index = tape, index
 
     def functions(self) -> dict[str, Any]:
         """forward_train and its packing, by name."""
@@ -104,14 +97,7 @@ class ForwardTrain(TrainingLowering):
     def _visit(self, run: Run, i: Expr, d: Expr, done: Expr, start: Expr, count: Expr, row: Expr) -> Stmt:
         code, directions = self.code[run.graph], self.net.num_directions
         visit = i * int64(directions) + d
-        base = self.packed_at[run.graph] + run.at * directions * code.packed.size
-        sets: list[Any] = []
-
-        def named(name: str, value: Expr) -> Expr:
-            var, statement = bind(name, value)
-            sets.append(statement)
-            return var
-
+        named = Named()
         widths = [self.tape.inputs[run.first][1], *(stride for _, stride in self.tape.extra)]
         places = [self.tape.input(run.first, i, self.steps), *(self.steps * int64(at) for at, _ in self.tape.extra)]
         inputs = [
@@ -119,7 +105,7 @@ class ForwardTrain(TrainingLowering):
             for number, (place, stride) in enumerate(zip(places, widths, strict=True))
         ]
         work = TrainingVisit(
-            weights=named("weights", int64(base) + visit * int64(code.packed.size)),
+            weights=named("weights", self._weights_of(run, visit)),
             states=int64(0),
             scratch=named("scratch", self._row_address(self.scratch_at)),
             hoisted=named("hoisted", self._tile_address(0)),
@@ -134,7 +120,7 @@ class ForwardTrain(TrainingLowering):
             block=named("block", self.tape.visit(run.first, visit, self.steps, self.B)),
             emit=self._emission(run, i, d, start),
         )
-        return sequence(sets, code.visit(self.ctx, work))
+        return sequence(named.sets, code.visit(self.ctx, work))
 
     def _emission(self, run: Run, i: Expr, d: Expr, start: Expr) -> Callable[[Expr, Expr, Expr, Expr], Stmt]:
         """Where a layer's output goes: to the next layer's input in the tape, or to the user's y."""

@@ -12,6 +12,8 @@ from typing import Any
 from tvm import tirx
 
 from .layer import Context
+from .layer_backward import BackwardLayer
+from .layer_training import KeepingLayer
 from .loops import Expr, Stmt, bind, buffer, load, loop, sequence, variable, when
 from .lower import Lowering
 from .memory import int64, strides_of
@@ -26,7 +28,11 @@ class TrainingLowering(Lowering):
     tape: TapeLayout
 
     def use(self, tape: TapeLayout) -> None:
+        """Tell the layers where what they keep or read back lies."""
         self.tape = tape
+        for index, code in enumerate(self.code):
+            assert isinstance(code, (KeepingLayer, BackwardLayer))
+            code.tape, code.index = tape, index
 
     def _plan_flow(self) -> None:
         """Nothing for a forward function: what layers hand on is in the tape."""

@@ -6,6 +6,7 @@ directions, precision) at one T and B. Points of one network share one compiled 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -74,6 +75,12 @@ class Point:
     def as_dict(self) -> dict[str, Any]:
         """Ready for json.dumps."""
         return asdict(self)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What a benchmark's records say of the point, as JSON has it."""
+        facts: dict[str, Any] = json.loads(json.dumps(self.as_dict()))
+        return {"kind": "point", "point": self.name, **facts}
 
     @staticmethod
     def from_dict(facts: dict[str, Any]) -> Point:
@@ -224,3 +231,10 @@ def batches(points: Iterable[Point]) -> dict[Point, tuple[int, ...]]:
     for point in points:
         found.setdefault(point.network, set()).add(point.batch)
     return {network: tuple(sorted(sizes)) for network, sizes in found.items()}
+
+
+def beside_peers(points: Iterable[Point]) -> set[Point]:
+    """The points that run beside their peers: of those that differ in `without` alone, the one of which the least was
+    left out."""
+    fewest = sorted(points, key=lambda point: -len(point.without))
+    return set({replace(point, without=()): point for point in fewest}.values())

@@ -117,7 +117,7 @@ def read_file(path: str) -> Source:
     except Unreadable as reason:
         raise _unreadable(path, str(reason)) from None
     except Exception as reason:  # zlib.error, and whatever else a damaged archive makes of its reader
-        raise _unreadable(path, f"{type(reason).__name__}: {reason}") from None
+        raise _unreadable(path, f"{type(reason).__name__}: {reason}") from reason
     if not isinstance(config, Mapping):
         raise _unreadable(path, f"{CONFIG} holds a {type(config).__name__}")
     return Source(config, path, sha256_of(path), file=file)
