@@ -4,7 +4,7 @@ over.
 In: a gemm group, the number of rows, and a template's configuration, from `emit.py`. Out: a statement. A panel is one
 vector of units with all its gates. Weights of a panel stay in cache while all rows pass; threads share the panels.
 
-Rewrite: group  -->  parallel for chunk of panels: for panel: for full tile of rows: product, epilogue
+Rewrite: group  -->  parallel for chunk of panels: for "broad" panels: for full tile of rows: product, epilogue
                                                    then tiles of 4, 2 and 1 rows for the rest, across more panels
 """
 
