@@ -41,6 +41,7 @@ SAFETENSORS = {f"{kind}{8 * size}": f"{kind.lower()}{size}" for kind in "FIU" fo
 KERNEL_NAMES = {"sse3": "pni", "lzcnt": "abm", "bmi": "bmi1", "sha": "shani", "pclmul": "pclmulqdq", "neon": "asimd"}
 OTHERS = {"networks": "Model", "variants": "Cuda", "training": "Training"}  # such as runtime_model.ModelModule
 _opened: dict[str, tuple[int, ...]] = {}
+_beside = functools.cache(lambda name: importlib.import_module(f"{__package__}.{name}" if __package__ else name))
 
 
 class Manifest(dict[str, Any]):
@@ -222,7 +223,7 @@ class Module:
         self._output = (D * m.output.shape[0], *m.output.shape[1:]) if m.output.shape else (D,) * (D > 1)
         self._states = {state.name: (D, float(state.initial), [*map(tuple, state.shapes)]) for state in m.states}
         self._weight_shapes = {item.name: tuple(item.shape) for item in m.weights}
-        w = m.workspace
+        self._steps, w = D == 1 and "step" in m.entry_points, m.workspace
         self._sizes = (int(w.fixed), int(w.per_row), int(w.per_tile_row), int(w.per_sequence_row), int(m.rows_per_tile))
         self._packs, self._packed_elements, self._flops = m.packs, int(m.packed_elements), float(m.flops_per_row)
 
@@ -235,10 +236,13 @@ class Module:
         mask = self._no_reset if reset is None else _per_row("reset", reset, bool, (T, B), T).ravel().view(np.uint8)
         return self._run(arrays, state, T, (T, B), like, (lengths is not None, reset is not None), (counts, mask))
 
-    def step(self, x: Any, state: Any = None, **inputs: Any) -> Any:
-        """One step: x [B, *input] -> (y [B, H], {name: state})."""
-        if self.manifest["num_directions"] != 1 or "step" not in self.manifest["entry_points"]:
+    def step(self, x: Any, state: Any = None, *, out: Any = None, **inputs: Any) -> Any:
+        """One step: x [B, *input] -> (y [B, H], {name: state}). out: such a pair, of arrays that are written to, and
+        returned, in place of new ones; its state may be the one given: mod.step(x, state, out=(y, state))."""
+        if not self._steps:
             raise _error(InputError, "this module cannot step", "two directions or reverse", "forward", "call mod(x)")
+        if out is not None:
+            return _beside("runtime_step").step_into(self, x, state, out, inputs)
         arrays, lead, like = self._read_inputs(x, inputs, ("B",))
         return self._run(arrays, state, 1, lead, like, (0, 0), (self._no_lengths, self._no_reset))
 
@@ -250,24 +254,22 @@ class Module:
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """All of the model that this module was made from: its outputs by name, of its inputs by name."""
-        beside = importlib.import_module(f"{__package__}.runtime_model" if __package__ else "runtime_model")
-        return cast(dict[str, Any], beside.run(self, inputs))
+        return cast(dict[str, Any], _beside("runtime_model").run(self, inputs))
 
     def _run(self, arrays: Any, state: Any, T: int, lead: Any, like: Any, has: Any, rows: Any) -> Any:
         if self._packed is None:
             raise _error(WeightError, "the module has no weights", "none", [*self._weight_shapes], "load_weights first")
         before = self._read_states(state, B := lead[-1])
-        after = [array.copy() for array in before]
-        y = np.empty((*lead, *self._output), self._dtype)
+        after, y = [array.copy() for array in before], np.empty((*lead, *self._output), self._dtype)
         if T and B:
             fixed, per_row, per_tile_row, per_sequence_row, rows_per_tile = self._sizes
             tile = max(1, min(T, rows_per_tile // B))
-            threads = self._threads or (1 if self._flops * B < PARALLEL_FLOPS_PER_STEP else self.threads)
             elements = fixed + B * (per_row + tile * per_tile_row + T * per_sequence_row)
             held, work = getattr(self._local, "workspace", (-1, None))
             if held < elements:
                 work = self._tensor(_aligned(max(1, elements), self._dtype))
                 self._local.workspace = (elements, work)
+            threads = self._threads or (1 if self._flops * B < PARALLEL_FLOPS_PER_STEP else self.threads)
             self._sequence(T, B, tile, threads, *has, *arrays, y.ravel(), *before, *after, *rows, self._packed, work)
         return y if like is None else like(y), self._shape_states(after, B, like)
 
@@ -384,17 +386,15 @@ class Module:
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write this module with its present weights to a .so file, whole or not at all."""
-        try:
-            from .manifest import write_container
-        except ImportError:
-            raise _error(TvmRnnError, "runtime.py alone cannot export", "no manifest.py", "tvm_rnn installed") from None
-        write_container(self._file[: self._elf_size], self.manifest, {**self.weights, **self._constants}, path)
+        if not __package__:
+            raise _error(TvmRnnError, "runtime.py alone cannot export", "no manifest.py", "tvm_rnn installed")
+        elf, arrays = self._file[: self._elf_size], {**self.weights, **self._constants}
+        _beside("manifest").write_container(elf, self.manifest, arrays, path)
 
 
 def load(path: str | os.PathLike[str]) -> Module:
     """The module in a file that `export` wrote. LoadError, before any of its code runs, where it is not fit."""
     opened = _open_container(path)
     kind = next((kind for key, kind in OTHERS.items() if key in opened[2]), "")
-    name = f"{__package__}.runtime_{kind.lower()}" if __package__ else f"runtime_{kind.lower()}"
-    made = getattr(importlib.import_module(name), f"{kind}Module") if kind else Module
+    made = getattr(_beside(f"runtime_{kind.lower()}"), f"{kind}Module") if kind else Module
     return cast(Module, made(path, opened))

@@ -201,11 +201,14 @@ class CudaModule(Module):
         """All steps: (y [T, B, D*H], {name: state after the last step}); see Module. State arrays may be anywhere."""
         return self._enqueue(x, inputs, state, ("T", "B"), lengths, reset)
 
-    def step(self, x: Any, state: Any = None, **inputs: Any) -> Any:
-        """One step: x [B, *input] -> (y [B, H], {name: state})."""
-        if self.manifest["num_directions"] != 1 or "step" not in self.manifest["entry_points"]:
+    def step(self, x: Any, state: Any = None, *, out: Any = None, **inputs: Any) -> Any:
+        """One step: x [B, *input] -> (y [B, H], {name: state}). out: only of modules for CPUs."""
+        if not self._steps:
             do = "call mod(x) with all steps"
             raise runtime._error(InputError, "this module cannot step", "two directions or reverse", "forward", do)
+        if out is not None:
+            do = "capture the step in a CUDA graph, whose arrays stay where they are"
+            raise runtime._error(InputError, "out= is of modules for CPUs", "a module for a GPU", do=do)
         return self._enqueue(x, inputs, state, ("B",), None, None)
 
     def _enqueue(self, x: Any, named: Any, state: Any, axes: tuple[str, ...], lengths: Any, reset: Any) -> Any:
