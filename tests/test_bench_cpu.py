@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import ConfigError, bench_cpu, bench_report
+from tvm_rnn import ConfigError, bench_cpu, bench_report, suites_cpu
 from tvm_rnn.bench_cpu import Options, product_bytes, run
 from tvm_rnn.suites import PASSES, Point
 
@@ -81,3 +81,15 @@ def test_bytes_are_those_of_matrices_in_every_layer_and_direction() -> None:
     assert product_bytes(net) == (step, once)
     assert product_bytes(net, ["hoist_gemms"]) == (step + once, 0)
     assert product_bytes(rnn.RNN(rnn.cells.sru, 4, 4))[0] == 0  # no product in its step
+
+
+def test_a_stream_has_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    (point,) = (p for p in suites_cpu.SUITES["streaming"]() if p.name == "lstm-h16-b1-t1-fp32")
+    found = run([point], replace(QUICK, stream=True))
+    _, ours, peer = found
+    assert ours["config"] in ("step(out=)", "step") and ours["us"] == ours["us_per_step"]
+    for row in (ours, peer):
+        p99, p999 = row["tail_us"]
+        assert row["us_per_step"] <= p99 <= p999
+    report = bench_report.report(found)
+    assert report.header().count("p99.9") == 2 and len(report.header()) == len(report.cells(report.lines[0]))

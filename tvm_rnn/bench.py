@@ -37,6 +37,7 @@ PEERS = tuple(name for name in FRAMEWORKS if name != OURS)
 USUAL = ("torch", "onnxruntime", "openvino", "numpy")
 # Thread pools that have just worked spin for up to 20 ms (libgomp, onnxruntime) before they sleep: wait that out.
 SETTLE_SECONDS = 0.05
+TAILS = ("p99", "p99.9")
 THREAD_VARIABLES = (
     "TVM_RNN_NUM_THREADS",
     "TVM_NUM_THREADS",
@@ -65,6 +66,7 @@ class Row:
     error: float | None = None
     reason: str = ""
     configs: Mapping[str, float] = field(default_factory=dict)  # the median of each, us per step
+    tail_us: tuple[float, ...] = ()  # of a stream: the 99th and the 99.9th percentile of its calls
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,8 @@ class Report:
         table = Table(caption=self._caption(), caption_justify="left", box=None, header_style="bold", pad_edge=False)
         table.add_column("framework", no_wrap=True)
         table.add_column("configuration", min_width=12)
-        for title in ("us/step", "spread", "GFLOP/s", "ratio", "error"):
+        tails = TAILS if any(row.tail_us for row in self.rows) else ()
+        for title in ("us/step", *tails, "spread", "GFLOP/s", "ratio", "error"):
             table.add_column(title, justify="right", no_wrap=True)
         for row in self.rows:
             name = f"{row.name} {row.version}".strip()
@@ -95,7 +98,8 @@ class Report:
             ratio = "" if row.name == OURS or row.ratio is None else f"{row.ratio:.2f}"
             error = "unchecked" if row.error is None else f"{row.error:.1e}"
             spread, gflops = f"{row.spread or 0:.0%}", f"{row.gflops or 0:.1f}"
-            table.add_row(name, row.config, f"{row.median_us:.3g}", spread, gflops, ratio, error)
+            tail = [f"{value:.3g}" for value in row.tail_us] + [""] * (len(tails) - len(row.tail_us))
+            table.add_row(name, row.config, f"{row.median_us:.3g}", *tail, spread, gflops, ratio, error)
         return table
 
     def _caption(self) -> str:
@@ -124,13 +128,15 @@ def compare(
     threads: int | None = None,
     rounds: int = 7,
     round_seconds: float = 0.2,
+    stream: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
     """Time a module and the frameworks named in `against`, on inputs [steps, batch, ...] of random numbers in -1..1.
 
     threads: for each framework; None: the CPUs that this process may use. A round times every configuration for
-    `round_seconds`. progress is told what is being done. A framework that is not installed, has no such cell, fails, or
-    whose result differs from the oracle gets a row with the reason and no figures.
+    `round_seconds`. stream: one step a call, the state carried from call to call, over and over through `steps` steps;
+    figures are of one call. progress is told what is being done. A framework that is not installed, has no such cell,
+    fails, or whose result differs from the oracle gets a row with the reason and no figures.
 
     Raises ConfigError for wrong arguments, LoadError for the file, WeightError for a module without weights, and
     TvmRnnError where the module itself fails or differs from the oracle.
@@ -157,7 +163,7 @@ def compare(
             for name in (OURS, *against):
                 tell(f"starting {name}")
                 contender = Contender(name, expected, tolerance(manifest.get("weight_dtype") or manifest.dtype, steps))
-                contender.prepare(stack, folder, request)
+                contender.prepare(stack, folder, {**request, "stream": stream})
                 contenders.append(contender)
             for number in range(rounds):
                 tell(f"round {number + 1} of {rounds}")
@@ -165,9 +171,9 @@ def compare(
                     contender.time_once(round_seconds)
         load.append(os.getloadavg()[0])
         facts = _facts(path, manifest, load, steps=steps, batch=batch, threads=threads, rounds=rounds)
-    flops = manifest.flops_per_row * batch
-    ours = contenders[0].row(steps, flops, None)
-    return Report((ours, *(c.row(steps, flops, ours.median_us) for c in contenders[1:])), facts)
+    flops, each = manifest.flops_per_row * batch, 1 if stream else steps
+    ours = contenders[0].row(each, flops, None)
+    return Report((ours, *(c.row(each, flops, ours.median_us) for c in contenders[1:])), facts)
 
 
 def check(against: Sequence[str], **counts: int) -> None:
@@ -219,6 +225,7 @@ class Contender:
         self.version, self.reason = "", ""
         self.errors: dict[str, float | None] = {}
         self.seconds: dict[str, list[float]] = {}
+        self.tails: dict[str, list[list[float]]] = {}
         self.worker: Worker | None = None
 
     def prepare(self, stack: contextlib.ExitStack, folder: str, request: Mapping[str, Any]) -> None:
@@ -256,7 +263,9 @@ class Contender:
             return
         for config, found in self.seconds.items():
             time.sleep(SETTLE_SECONDS)
-            found.append(self.worker.ask({"config": config, "seconds": seconds})["seconds"])
+            answer = self.worker.ask({"config": config, "seconds": seconds})
+            found.append(answer["seconds"])
+            self.tails.setdefault(config, []).append(answer.get("tail", []))
 
     def row(self, steps: int, flops: float, ours_us: float | None) -> Row:
         """The best configuration's figures. flops: of one step. ours_us: what ratios are made with, None for ours."""
@@ -276,6 +285,7 @@ class Contender:
             median_us / (ours_us or median_us),
             self.errors[config],
             configs={name: statistics.median(times) / steps * 1e6 for name, times in self.seconds.items()},
+            tail_us=tuple(1e6 * statistics.median(values) for values in zip(*self.tails[config], strict=True)),
         )
 
 

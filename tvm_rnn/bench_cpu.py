@@ -32,18 +32,20 @@ from .target import host
 
 Progress = Callable[[str], None]
 Record = dict[str, Any]
+STREAM_STEPS = 64  # different inputs, over and over
 
 
 @dataclass(frozen=True)
 class Options:
     """How a run is made. threads: of everyone, None: all CPUs. limit: seconds for all of it. rounds: alternating, of
-    which the median counts, each round_seconds long for each configuration."""
+    which the median counts, each round_seconds long for each configuration. stream: one step a call, see `compare`."""
 
     against: tuple[str, ...]
     threads: int | None = None
     limit: float | None = None
     rounds: int = 7
     round_seconds: float = 0.1
+    stream: bool = False
 
 
 def run(
@@ -98,11 +100,12 @@ def _measure(point: Point, sizes: Sequence[int], peers: Sequence[str], options: 
             report = compare(
                 path,
                 peers,
-                steps=point.steps,
+                steps=STREAM_STEPS if options.stream else point.steps,
                 batch=point.batch,
                 threads=options.threads,
                 rounds=options.rounds,
                 round_seconds=options.round_seconds,
+                stream=options.stream,
             )
     except TvmRnnError as reason:
         yield {**base, "framework": OURS, "reason": " ".join(str(reason).split())}
@@ -123,7 +126,8 @@ def _figures(row: Row, steps: int) -> dict[str, Any]:
         return {"framework": row.name, "reason": row.reason}
     timing = {"us_per_step": row.median_us, "us": row.median_us * steps, "spread": row.spread, "config": row.config}
     checked = {} if row.error is None else {"error": row.error}
-    return {"framework": row.name, "version": row.version, **timing, **checked, "configs": dict(row.configs)}
+    tail = {"tail_us": list(row.tail_us)} if row.tail_us else {}
+    return {"framework": row.name, "version": row.version, **timing, **tail, **checked, "configs": dict(row.configs)}
 
 
 def product_bytes(net: RNN, without: Sequence[str] = ()) -> tuple[int, int]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .bench import TAILS
 from .floors import shares
 from .suites import SHORT
 
@@ -102,23 +103,29 @@ class Report:
         peers = [title for peer in self.peers for title in (peer, "ratio", *self._more(peer))]
         ours = ["compile s"] if any("compile s" in self._more(peer) for peer in self.peers) else []
         gpu = [] if self.on_cpu else ["repeats", "regime"]
-        return ["point", "us/step", "spread", *ours, *peers, "share", "error", *(gpu or ["note"])]
+        return ["point", "us/step", *self._tails(OURS), "spread", *ours, *peers, "share", "error", *(gpu or ["note"])]
+
+    def _tails(self, framework: str) -> tuple[str, ...]:
+        """Of streams: percentiles of its calls."""
+        return TAILS if any("tail_us" in line.rows.get(framework, {}) for line in self.lines) else ()
 
     def _more(self, peer: str) -> list[str]:
         rows = [line.rows.get(peer, {}) for line in self.lines]
         several = any(len(row.get("configs", {})) + len(row.get("left_out", {})) > 1 for row in rows)
         compiles = any("compile_seconds" in row for row in rows)
-        return [*(["config"] if several else []), *(["compile s"] if compiles else [])]
+        return [*self._tails(peer), *(["config"] if several else []), *(["compile s"] if compiles else [])]
 
     def cells(self, line: Line) -> list[str]:
         """One line of the table as text, in the order of `header`."""
         ours = line.ours
-        texts = [line.point, number(line.us(OURS)), f"{ours['spread']:.1%}" if "spread" in ours else ""]
+        texts = [line.point, number(line.us(OURS)), *_percentiles(ours, self._tails(OURS)).values()]
+        texts.append(f"{ours['spread']:.1%}" if "spread" in ours else "")
         if self.header()[len(texts)] == "compile s":
             texts.append(number(ours.get("compile_seconds")))
         for peer in self.peers:
             ratio, row = line.ratio(peer), line.rows.get(peer, {})
             more = {"config": str(row.get("config", "")), "compile s": number(row.get("compile_seconds"))}
+            more |= _percentiles(row, self._tails(peer))
             texts += [number(line.us(peer)), "" if ratio is None else f"{ratio:.2f}"]
             texts += [more[title] for title in self._more(peer)]
         share = self.share(line)
@@ -206,6 +213,11 @@ def _compare_passes(lines: Iterable[dict[str, Record]]) -> None:
             known = {name: whole[name] for name in ("precision", "us_per_step", "reason") if name in whole}
             for rows in group:
                 rows[ALL_PASSES] = {"framework": ALL_PASSES, **known}
+
+
+def _percentiles(row: Record, titles: Sequence[str]) -> dict[str, str]:
+    values = row.get("tail_us") or [None] * len(titles)
+    return {title: number(value) for title, value in zip(titles, values, strict=True)}
 
 
 def _points(count: int) -> str:

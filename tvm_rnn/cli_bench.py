@@ -17,12 +17,14 @@ from .errors import BuildError, ConfigError, message
 
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
 SUITE_HELP = (
-    "Measure a suite. On this CPU: cpu-grid, fastrnns, deepbench, zoo or ablation. With --build or --modules on a GPU: "
-    "gpu-grid, blog, deepbench, flashrnn, zoo or ablation."
+    "Measure a suite. On this CPU: cpu-grid, streaming, fastrnns, deepbench, zoo or ablation. With --build or "
+    "--modules on a GPU: gpu-grid, blog, deepbench, flashrnn, zoo or ablation."
 )
 ONLY_HELP = "Points by words of their names: h256,b16,b64,lstm,bf16. Words of one kind are alternatives."
 
 Suite = Annotated[str | None, typer.Option("--suite", metavar="NAME", help=SUITE_HELP)]
+STREAM_HELP = "One step a call, as a stream is served: percentiles of a call's time."
+Stream = Annotated[bool, typer.Option("--stream", help=STREAM_HELP)]
 
 
 def bench(
@@ -40,6 +42,7 @@ def bench(
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of the sequence (T).")] = 100,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Rows (B).")] = 1,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads for everyone. [all CPUs]")] = None,
+    stream: Stream = False,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Alternating rounds; their median counts.")] = 7,
     as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable results, nothing else.")] = False,
     suite: Suite = None,
@@ -75,14 +78,14 @@ def bench(
     if suite is not None and build is not None and modules is not None:
         raise typer.BadParameter("--build DIR compiles a suite, --modules DIR measures it: one after the other")
     if module is not None:
-        sizes = {"steps": steps, "batch": batch, "threads": threads, "rounds": rounds}
+        sizes = {"steps": steps, "batch": batch, "threads": threads, "rounds": rounds, "stream": stream}
         _module(module, _words(against or CPU_PEERS), as_json, sizes)
     elif build is not None:
         _build(str(suite), only, build, as_json, {"target": target, "jobs": jobs, "limit": limit or 600.0})
     else:
         shown = {"as_json": as_json, "markdown": markdown, "plot": plot}
         peers = tuple(_words(against or (CPU_PEERS if modules is None else "torch")))
-        options = {"against": peers, "limit": limit, "rounds": rounds, "threads": threads}
+        options = {"against": peers, "limit": limit, "rounds": rounds, "threads": threads, "stream": stream}
         _suite(str(suite), only, modules, records, options, shown)
 
 
@@ -134,9 +137,10 @@ def _suite(
     with progress(shown["as_json"]) as stage:
         more: dict[str, Any] = {"records": records, "every": every, "progress": stage}
         if modules is None:
+            options["stream"] = options["stream"] or name in suites_cpu.STREAMS
             found = bench_cpu.run(points, bench_cpu.Options(**options), **more)
         else:
-            own = {name: value for name, value in options.items() if name != "threads"}
+            own = {name: value for name, value in options.items() if name not in ("threads", "stream")}
             found = bench_gpu.run(points, modules, bench_gpu.Options(**own), **more)
     report = bench_report.report(found)
     if shown["plot"]:

@@ -70,6 +70,10 @@ class Problem:
         return next(iter(self.inputs.values()))
 
     @property
+    def batch(self) -> int:
+        return int(next(iter(self.inputs.values())).shape[1])
+
+    @property
     def hidden_size(self) -> int:
         """H of every layer. Raises Unsupported where layers differ."""
         sizes = {self.weight("b", layer, 0).shape[-1] for layer in range(self.manifest.num_layers)}
@@ -152,8 +156,11 @@ def torch_weights(problem: Problem) -> dict[str, Array]:
     return state_arrays(net.load({name: problem.weights[name] for name in net.weight_shapes}))
 
 
-def onnx_model(problem: Problem) -> bytes:
-    """The module as an ONNX model of fixed shapes, one node per layer: x [T, B, I] -> y [T, B, D*H]."""
+def onnx_model(problem: Problem, stream: bool = False) -> bytes:
+    """The module as an ONNX model of fixed shapes, one node per layer: x [T, B, I] -> y [T, B, D*H].
+
+    stream: of one step, x [1, B, I], with each layer's states [D, B, H] as inputs h_0, c_0, ... and outputs behind y.
+    """
     try:
         import onnx
     except ImportError:
@@ -166,23 +173,34 @@ def onnx_model(problem: Problem) -> bytes:
     options = {name: value * directions if isinstance(value, list) else value for name, value in options.items()}
     options |= {"hidden_size": hidden, "direction": "bidirectional" if directions == 2 else "forward"}
     nodes, constants, above = [], {"joined": np.array([0, 0, -1], np.int64)}, "x"
+    states = ["h", "c"] if kind == "LSTM" else ["h"]
+    carried = [f"{name}_{layer}" for layer in range(layers) for name in states] if stream else []
     for layer in range(layers):
         parts = [_onnx_weights(problem, kind, layer, direction) for direction in range(directions)]
         stacked = {f"{name}_{layer}": np.stack([part[name] for part in parts]) for name in parts[0]}
         W, R, b, *peephole = stacked
-        given = [above, W, R, b, *(["", "", "", *peephole] if peephole else [])]
-        nodes.append(onnx.helper.make_node(kind, given, [f"Y_{layer}"], **options))
+        before = ["", *(f"{name}_{layer}" for name in states)] if stream else []
+        given = [above, W, R, b, *before, *([*[""] * (3 - len(before)), *peephole] if peephole else [])]
+        made = [f"Y_{layer}", *(f"{name}_{layer}_out" for name in states if stream)]
+        nodes.append(onnx.helper.make_node(kind, given, made, **options))
         constants |= stacked
         # Y [T, D, B, H] -> [T, B, D*H]
         nodes.append(onnx.helper.make_node("Transpose", [f"Y_{layer}"], [f"y_{layer}"], perm=[0, 2, 1, 3]))
         above = "y" if layer == layers - 1 else f"x_{layer + 1}"
         nodes.append(onnx.helper.make_node("Reshape", [f"y_{layer}", "joined"], [above]))
-    real, y_shape = onnx.TensorProto.FLOAT, [*x.shape[:2], directions * hidden]
+    lead = [1, x.shape[1]] if stream else [*x.shape[:2]]
+    real, state_shape = onnx.TensorProto.FLOAT, [directions, x.shape[1], hidden]
     graph = onnx.helper.make_graph(
         nodes,
         problem.manifest.cell,
-        [onnx.helper.make_tensor_value_info("x", real, x.shape)],
-        [onnx.helper.make_tensor_value_info("y", real, y_shape)],
+        [
+            onnx.helper.make_tensor_value_info("x", real, [*lead, *x.shape[2:]]),
+            *(onnx.helper.make_tensor_value_info(name, real, state_shape) for name in carried),
+        ],
+        [
+            onnx.helper.make_tensor_value_info("y", real, [*lead, directions * hidden]),
+            *(onnx.helper.make_tensor_value_info(f"{name}_out", real, state_shape) for name in carried),
+        ],
         [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
     )
     # Opset 14 is the oldest with today's RNN, GRU and LSTM, so every runtime reads it; ir_version 8 goes with it.
@@ -214,10 +232,19 @@ class NumpyModel:
             self.layers.append([NumpyLayer(graph, net, layer.index, d) for d in range(net.num_directions)])
 
     def __call__(self, inputs: Sequence[Array]) -> Array:
-        x, *others = inputs
+        return self.run(inputs, None)[0]
+
+    def run(self, inputs: Sequence[Array], states: Sequence[Any] | None) -> tuple[Array, list[Any]]:
+        """The same from given states on; and the last ones, in the form in which they are given."""
+        (x, *others), after = inputs, list[Any]()
         for directions in self.layers:
-            x = np.concatenate([layer([x, *others]) for layer in directions], axis=-1)
-        return x
+            made = []
+            for layer in directions:
+                y, last = layer([x, *others], None if states is None else states[len(after)])
+                made.append(y)
+                after.append(last)
+            x = np.concatenate(made, axis=-1)
+        return x, after
 
 
 class NumpyLayer:
@@ -236,13 +263,14 @@ class NumpyLayer:
         read = {a for n in self.late for a in n.args} | set(graph.roots)
         self.handed = [n for n in nodes if leaves[n] == {"input"} and n in read]
 
-    def __call__(self, inputs: Sequence[Array]) -> Array:
-        """inputs: [T, B, *shape] each, in the graph's order. Returns y [T, B, width]."""
+    def __call__(self, inputs: Sequence[Array], state: Sequence[Array] | None) -> tuple[Array, Sequence[Array]]:
+        """inputs: [T, B, *shape] each, in the graph's order. Returns y [T, B, width] and the last state."""
         graph, (steps, batch) = self.graph, inputs[0].shape[:2]
         whole = {**self.fixed, **dict(zip(graph.inputs, inputs, strict=True))}
         evaluate(self.early, whole)
         initial = self.net.cell.initial
-        state = [np.full((batch, *s.shape), initial.get(s.name, 0.0), self.net.dtype) for s in graph.states]
+        first = [np.full((batch, *s.shape), initial.get(s.name, 0.0), self.net.dtype) for s in graph.states]
+        state = first if state is None else state
         y = np.empty((steps, batch, *graph.output.shape), self.net.dtype)
         for t in range(steps)[:: -1 if self.direction or self.net.reverse else 1]:
             values = {**self.fixed, **{n: whole[n][t] for n in self.handed}}
@@ -250,4 +278,4 @@ class NumpyLayer:
             evaluate(self.late, values)
             y[t] = values[graph.output]
             state = [np.broadcast_to(values[r], s.shape) for r, s in zip(graph.results, state, strict=True)]
-        return y
+        return y, state

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from . import peers_stream
 from .peer_models import TORCH_CELLS, NumpyModel, Problem, Unsupported, net_of, onnx_model, torch_weights
 from .runtime import load, read_container
 from .torch_model import TorchModel
@@ -211,18 +212,22 @@ def serve(name: str, requests: Iterator[str], reply: Callable[[dict[str, Any]], 
     """Answer requests, one line of JSON each: the first prepares, every other times one configuration."""
     request = json.loads(next(requests))
     results = {}
+    problem, stream = read_problem(request), bool(request.get("stream"))
     try:
-        prepared = FRAMEWORKS[name](read_problem(request))
+        prepared: Any = peers_stream.prepare(name, problem) if stream else FRAMEWORKS[name](problem)
     except Unsupported as reason:
         reply({"skip": str(reason)})
         return
+    steps = len(next(iter(problem.inputs.values())))
     for index, (config, run) in enumerate(prepared.runs.items()):
         results[config] = os.path.join(request["folder"], f"{name}_{index}.npy")
-        np.save(results[config], np.asarray(run()))
+        np.save(results[config], peers_stream.whole(run, steps) if stream else np.asarray(run()))
     reply({"version": prepared.version, "results": results})
     for line in requests:
         request = json.loads(line)
-        reply({"seconds": median_seconds(prepared.runs[request["config"]], request["seconds"])})
+        run, seconds = prepared.runs[request["config"]], request["seconds"]
+        timed = peers_stream.latencies(run, steps, seconds) if stream else {"seconds": median_seconds(run, seconds)}
+        reply(timed)
 
 
 def main() -> None:

@@ -50,10 +50,17 @@ def ablation() -> list[Point]:
     return [replace(n, without=PASSES[done:]) for n in networks for done in range(len(PASSES) + 1)]
 
 
+def streaming() -> list[Point]:
+    """One row, one step a call, as a device or a server of a stream calls it: LSTM and GRU from small to large."""
+    return [Point(cell, h, h, 1, 1, DTYPE) for cell in ("lstm", "gru") for h in (16, 64, 128, 256, 512, 1024)]
+
+
+STREAMS = ("streaming",)  # timed call by call
 SUITES: dict[str, Callable[[], list[Point]]] = {
     "cpu-grid": cpu_grid,
     "fastrnns": fastrnns,
     "deepbench": deepbench,
     "zoo": zoo,
     "ablation": ablation,
+    "streaming": streaming,
 }
