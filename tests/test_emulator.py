@@ -197,10 +197,10 @@ def test_a_wave_in_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("cell", "width", "shape"),
     [
-        ("lstm", 40, {"units": 5, "high": 4, "split": 2, "cluster": 2}),
-        ("lstm", 72, {"units": 2, "high": 8, "split": 4, "cluster": 1}),
+        pytest.param("lstm", 40, {"units": 5, "high": 4, "split": 2, "cluster": 2}, marks=pytest.mark.slow),
+        pytest.param("lstm", 72, {"units": 2, "high": 8, "split": 4, "cluster": 1}, marks=pytest.mark.slow),
         ("gru", 33, {"units": 4, "high": 4, "split": 2, "cluster": 4}),
-        ("lstm", 144, {"units": 1, "high": 8, "split": 4, "cluster": 2}),
+        pytest.param("lstm", 144, {"units": 1, "high": 8, "split": 4, "cluster": 2}, marks=pytest.mark.slow),
     ],
 )
 def test_large_steps_in_float32(cell: str, width: int, shape: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +224,7 @@ def test_large_steps_in_float32(cell: str, width: int, shape: dict[str, int], mo
     [
         ("lstm", "bfloat16", {"columns": 64, "cluster": 2, "kept": 50}),
         ("gru", "tf32", {"columns": 48, "cluster": 2, "overlap": 1}),
-        ("lstm", "float16", {"columns": 64, "cluster": 4, "along": 2}),
+        pytest.param("lstm", "float16", {"columns": 64, "cluster": 4, "along": 2}, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("rows", [B, pytest.param(70, marks=pytest.mark.slow)])

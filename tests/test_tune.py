@@ -90,6 +90,7 @@ def finished(folder: Path, trials: int) -> Any:
     return json.loads(printed.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_killed_twice_it_goes_on_where_it_was(tmp_path: Path) -> None:
     rng = random.Random(0)
     for _ in range(2):

@@ -56,6 +56,7 @@ def test_faults_are_outcomes_and_no_device_is_lost_to_them(farm: Farm, tmp_path:
     farm.wait_for(2)  # both have survived the crash and the hang
 
 
+@pytest.mark.slow
 def test_devices_that_are_killed_cost_no_measurement(farm: Farm, tmp_path: Path) -> None:
     """The last one of the farm: it leaves none."""
     used_before = [farm.said(number).count("candidate_") for number in range(2)]

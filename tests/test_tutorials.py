@@ -20,6 +20,7 @@ from tvm_rnn.cuda import nvcc
 from tvm_rnn.tolerance import assert_close
 
 ROOT = Path(__file__).resolve().parent.parent
+LONG = ("05_tune_for_your_machine",)
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 
 # Parts of lines that each must print; figures are left out.
@@ -96,7 +97,7 @@ def module(name: str) -> ModuleType:
     return found
 
 
-@pytest.mark.parametrize("name", PRINTED)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in PRINTED])
 def test_it_runs_and_prints_what_matters(name: str, tmp_path: Path) -> None:
     if "gpu" in name:
         try:

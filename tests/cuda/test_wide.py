@@ -19,7 +19,10 @@ COPIES = 2  # of the loop's body: even and odd steps
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow), "tf32"])
-@pytest.mark.parametrize(("register_words", "shared_words"), [(1000, 0), (8, 1000), (8, 8), (0, 0)])
+@pytest.mark.parametrize(
+    ("register_words", "shared_words"),
+    [(1000, 0), pytest.param(8, 1000, marks=pytest.mark.slow), (8, 8), pytest.param(0, 0, marks=pytest.mark.slow)],
+)
 def test_weights_come_from_anywhere(register_words: int, shared_words: int, precision: str) -> None:
     geometry = ringed(16, 16, register_words=register_words, shared_words=shared_words)
     check("lstm", 256 if precision == "bfloat16" else 128, 9, precision, geometry, steps=3)
