@@ -20,15 +20,18 @@ def weights_of(c: rnn.Cell, hidden: int, stored: str = "") -> PackedWeights:
     return PackedWeights(graph, free, 16, 0, STORAGES.get(stored))
 
 
-@pytest.mark.parametrize(("stored", "part"), [("", 1), ("bfloat16", 2), ("float16", 2), ("int8", 4)])
+PARTS = {"": 1, "bfloat16": 2, "float16": 2, "int8": 4, "int8_dynamic": 4}
+
+
+@pytest.mark.parametrize(("stored", "part"), PARTS.items())
 def test_matrices_take_the_room_of_their_storage(stored: str, part: int) -> None:
     own = weights_of(rnn.cells.lstm, 24, stored)
-    scales = 2 * 4 * 32 if stored == "int8" else 0
+    scales = {"int8": 2 * 4 * 32, "int8_dynamic": 4 * 4 * 32}.get(stored, 0)  # the latter's sums, too
     assert own.packed.size == 4 * 32 * (8 + 24) // part + scales + 4 * 32
-    assert own.ratio == part and bool(own.scales) == (stored == "int8")
+    assert own.ratio == (1 if stored == "int8_dynamic" else part) and bool(own.scales) == stored.startswith("int8")
 
 
-@pytest.mark.parametrize("stored", ["", "int8"])
+@pytest.mark.parametrize("stored", ["", "int8", "int8_dynamic"])
 def test_no_two_places_overlap(stored: str) -> None:
     own = weights_of(rnn.cells.lstm_layer_norm, 33, stored)
     places = sorted(own.packed.names.values())

@@ -62,7 +62,8 @@ def compile(
     what products are computed in; None: the network's dtype. Only float32 on GPUs has a choice: "float32" means that,
     "tf32" tensor cores with 10 bits of mantissa. float16 and bfloat16 (GPUs only) sum and keep states in float32.
     weights: the dtype in which matrices of products are stored; None: that of the precision. CPUs, with float32:
-    "bfloat16", "float16", "int8" (`storage.py`), widened as they are read. GPUs, with a 16-bit precision:
+    "bfloat16", "float16", "int8" (`storage.py`), widened as they are read; "int8_dynamic": operands of products become
+    8-bit integers too, a scale per row and step (`integer_products.py`; needs AVX-512 VNNI). GPUs, in 16 bits:
     "float8_e4m3": twice as large a layer stays on the chip. When weights are loaded, each row is divided by a power of
     two that makes its largest value 448 at most, and rounded; every kernel multiplies by these values, whatever T and B
     are; a row with a NaN or an infinity makes results NaN. arch: the GPUs that the file is for, as
@@ -199,6 +200,9 @@ def _stored(precisions: Sequence[str], machine: Target, weights: str | None, tra
     if "float16" in stored and machine.machine == "x86_64" and machine.isa not in ("avx2", "avx512"):
         got, do = f"{machine.name}, without F16C", 'weights="bfloat16", which needs no instruction of its own'
         raise ConfigError(message("float16 weights need a CPU that converts them", got=got, do=do))
+    if "int8_dynamic" in stored and not {"avx512f", "avx512vnni"} <= {*machine.features}:
+        got, do = f"{machine.name}, without AVX-512 VNNI", 'weights="int8", which needs no instruction of its own'
+        raise ConfigError(message("products of 8-bit integers need a CPU that has them", got=got, do=do))
     if training and any(stored):
         do = "leave weights out, and compile once more for inference"
         raise ConfigError(message("training keeps weights in the network's dtype", got=f"weights={weights!r}", do=do))

@@ -23,7 +23,8 @@ Dtype = Annotated[
 ]
 Precision = Annotated[str | None, typer.Option("--precision", help="What to compute in: the dtype [default], or tf32.")]
 WeightDtype = Annotated[
-    str | None, typer.Option("--weight-dtype", help="CPUs: also bfloat16, float16, int8. GPUs: also float8_e4m3.")
+    str | None,
+    typer.Option("--weight-dtype", help="CPUs: also bfloat16, float16, int8, int8_dynamic. GPUs: float8_e4m3."),
 ]
 Batch = Annotated[str, typer.Option("--batch", help="Batch sizes to be quickest at, e.g. 1,16. All sizes work.")]
 Size = Annotated[list[str] | None, typer.Option("--size", metavar="NAME=INT", help="Another axis. Repeatable.")]

@@ -23,7 +23,7 @@ PRECISIONS = {
 }
 # Dtypes in which a GPU, or a CPU, may store the weights of products, each with the precisions that it goes with.
 STORED_ON_GPUS = {"float8_e4m3": ("float16", "bfloat16")}
-STORED_ON_CPUS = {"bfloat16": ("float32",), "float16": ("float32",), "int8": ("float32",)}
+STORED_ON_CPUS = {"bfloat16": ("float32",), "float16": ("float32",), "int8": ("float32",), "int8_dynamic": ("float32",)}
 STORED = (*STORED_ON_GPUS, *STORED_ON_CPUS)
 
 

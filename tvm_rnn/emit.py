@@ -14,10 +14,10 @@ from typing import Any
 
 from tvm import tirx
 
-from . import tile_reductions, tiles
+from . import integer_products, tile_reductions, tiles
 from .expressions import reduced_axes
 from .graph import Group, Node
-from .loops import Expr, Stmt, bind, floordiv, floormod, loop, when
+from .loops import Expr, Stmt, bind, floordiv, floormod, loop, sequence, when
 from .memory import int64
 from .panels import Panels
 from .schedule import Chosen, Config, Template, Unit, best
@@ -90,7 +90,11 @@ class Emitter:
 
     def _gemm(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
         finish = best(replace(unit, kind="pointwise", gates=1, depths=()), self.target).template
-        return Panels(group, unit, rows, places, self.lanes, template, finish, config).statement()
+        work = Panels(group, unit, rows, places, self.lanes, template, finish, config).statement()
+        if self.storage is None or not self.storage.integer:
+            return work
+        many = max(self.batches, default=1)
+        return sequence(integer_products.quantise(group, rows, places, self.lanes, many), work)
 
     def _pointwise(
         self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config

@@ -14,6 +14,7 @@ from tvm import tirx
 
 from .emit import Emitter
 from .graph import Graph, Group, Node, depends
+from .integer_products import row_elements
 from .loops import Expr, Stmt, bind, load, loop, sequence, store, when
 from .memory import Array, int64, row_stride, strides_of
 from .packing import PackedWeights
@@ -74,6 +75,31 @@ class Layer:
         self.scratch = self._rows(n for n in own if n not in g.results)
         self.weights = PackedWeights(g, self.free, self.lanes, self.number, self.emitter.storage)
         self.packed, self.products = self.weights.packed, self.weights.products
+        storage = self.emitter.storage
+        integer = [group for group in g.groups if group.kind == "gemm" and storage is not None and storage.integer]
+        self.levels = {
+            region: self._levels([q for q in integer if q.region == region]) for region in ("before", "step")
+        }
+
+    def _levels(self, groups: Sequence[Group]) -> tuple[dict[Node, list[tuple[int, int]]], int]:
+        """Offset and stride of each operand's rows in integers, behind the region's values; and what all take."""
+        found: dict[Node, list[tuple[int, int]]] = {}
+        at = 0
+        for root in (group.root for group in groups if group.root is not None):
+            found[root] = []
+            for operand in root.args[1::2]:
+                stride = row_elements(operand.shape[0], self.lanes)
+                found[root].append((at, stride))
+                at += stride
+        return found, at
+
+    @property
+    def scratch_per_row(self) -> int:
+        return self.extent(self.scratch) + self.levels["step"][1]
+
+    @property
+    def hoisted_per_row(self) -> int:
+        return self.extent(self.hoisted) + self.levels["before"][1]
 
     def _rows(self, nodes: Any) -> dict[Node, tuple[int, int]]:
         """Offset and stride of each stored value, in elements per row."""
@@ -137,10 +163,24 @@ class Layer:
         own, ratio = self.weights, int64(self.weights.ratio)
         products = {n: [(visit.weights + int64(o)) * ratio for o in offsets] for n, offsets in own.products.items()}
         scales = {n: [visit.weights + int64(o) for o in offsets] for n, offsets in own.scales.items()}
+        sums = {n: [visit.weights + int64(o) for o in offsets] for n, offsets in own.sums.items()}
         places = Places(
             dict(ctx.buffers), lambda n: read.get(n) or self._weights(n, visit), lambda n: write[n], products
         )
-        return replace(places, batch=ctx.batch, threads=ctx.threads, storage=own.storage, scales=scales)
+        places = replace(places, batch=ctx.batch, threads=ctx.threads, storage=own.storage, scales=scales)
+        return replace(places, sums=sums, levels=self._levels_at(ctx, visit)) if own.sums else places
+
+    def _levels_at(self, ctx: Context, visit: Visit) -> dict[Node, list[Array]]:
+        """Where operands are in integers: one step's behind its values, the others' behind a tile's."""
+        bases = {
+            "step": (visit.scratch, ctx.batch, self.extent(self.scratch)),
+            "before": (visit.hoisted, ctx.tile_rows, self.extent(self.hoisted)),
+        }
+        return {
+            node: [Array("levels", base + rows * int64(behind + at), stride, (1,), (1,)) for at, stride in places]
+            for region, (base, rows, behind) in bases.items()
+            for node, places in self.levels[region][0].items()
+        }
 
     def _step(self, ctx: Context, visit: Visit, s: Expr) -> list[Any]:
         t, set_t = bind("t", s + visit.direction * (visit.count - int64(1) - s - s))

@@ -124,8 +124,8 @@ class Lowering:
         slack = widest + 2 * self.lanes
         self.packed_elements = packed + slack
         self.scratch_at = self.memory.per_row
-        self.memory.per_row += max(layer.extent(layer.scratch) for layer in self.code)
-        self.memory.per_tile_row += max(layer.extent(layer.hoisted) for layer in self.code)
+        self.memory.per_row += max(layer.scratch_per_row for layer in self.code)
+        self.memory.per_tile_row += max(layer.hoisted_per_row for layer in self.code)
         self.memory.fixed += slack
         self._plan_flow()
 
@@ -188,7 +188,7 @@ class Lowering:
     def _stored(self, packed: Any) -> list[Any]:
         """The packed memory as elements of the dtype in which products' parameters are stored, if that is another."""
         kinds = [STORAGES[self.stored]] if self.stored else []
-        return [tirx.decl_buffer(packed.shape, kind.dtype, name="stored") for kind in kinds]
+        return [tirx.decl_buffer(packed.shape, k.dtype, name="words" if k.integer else "stored") for k in kinds]
 
     def _sequence(self) -> Any:
         dtype, cell = self.net.dtype, self.net.cell
@@ -204,8 +204,10 @@ class Lowering:
         self.ws, packed = buffer("workspace", dtype), buffer("packed", dtype)
         self.tile_rows, set_rows = bind("tile_rows", self.n * self.B)
         stored = self._stored(packed)
+        integer = bool(self.stored) and STORAGES[self.stored].integer
+        levels = [tirx.decl_buffer(self.ws.shape, "int32", name="levels")] if integer else []
         self.ctx = Context(
-            {"workspace": self.ws, "packed": packed, **{array.name: array for array in stored}},
+            {"workspace": self.ws, "packed": packed, **{array.name: array for array in (*stored, *levels)}},
             self.B,
             self.T,
             self.tile_rows,
@@ -220,7 +222,8 @@ class Lowering:
             tirx.Evaluate(tirx.call_extern("int32", "tvm_rnn_pool_use", tirx.Cast("int32", count)))
             for count in (ints["threads"], int64(1))
         ]
-        views, before, after = _views(stored, packed), self._states(True), self._states(False)
+        views = [*_views(stored, packed), *_views(levels, self.ws)]
+        before, after = self._states(True), self._states(False)
         body = sequence(views, use[0], set_rows, before, walk, after, use[1])
         params = [*ints.values(), *self.x, self.y, *self.s_in, *self.s_out, lengths, reset, packed, self.ws]
         return function("sequence", params, body)

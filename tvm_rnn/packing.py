@@ -22,13 +22,14 @@ from .ops import TABLE
 from .passes.fuse_pointwise import FUNCTION, bases
 from .rnn import named_constants
 from .scalar import let, where
-from .storage import LARGEST, Storage
+from .storage import LARGEST, OFFSET, WORD, Storage
 
 
 class PackedWeights:
     """The packed parameters of one layer and direction.
 
     packed: places of values; products: of each product's matrices; scales: of their rows, where the storage has some;
+    sums: of their rows, times -OFFSET, where products are of integers;
     kept: values made of parameters that are computed when weights are loaded. free: nodes that depend on parameters
     alone.
     """
@@ -38,12 +39,13 @@ class PackedWeights:
         self.packed = Packed()
         self.products: dict[Node, list[int]] = {}
         self.scales: dict[Node, list[int]] = {}
+        self.sums: dict[Node, list[int]] = {}
         self.kept = self._reserve(graph.nodes())
 
     @property
     def ratio(self) -> int:
-        """Elements of a stored matrix in the room of one of the network's dtype."""
-        return 4 // self.storage.bytes if self.storage is not None else 1
+        """Elements of a stored matrix in the room of one of the network's dtype; of integers, words of four."""
+        return 1 if self.storage is None or self.storage.integer else 4 // self.storage.bytes
 
     def _reserve(self, nodes: Sequence[Node]) -> list[Node]:
         """Give every product's parameter a packed place, and every other value made of parameters that is read."""
@@ -53,10 +55,13 @@ class PackedWeights:
                 gates = node.shape[0] if len(node.shape) == 2 else 1
                 panels = pad(node.shape[-1], self.lanes)
                 rows, depths = gates * panels, [a.shape[0] for a in node.args[1::2]]
-                sizes = [-(-rows * d // self.ratio) for d in depths]
+                integer = self.storage is not None and self.storage.integer
+                sizes = [rows * -(-d // WORD) if integer else -(-rows * d // self.ratio) for d in depths]
                 self.products[node] = [self.packed.reserve((node, i), pad(s, self.lanes)) for i, s in enumerate(sizes)]
                 if self.storage is not None and self.storage.scaled:
                     self.scales[node] = [self.packed.reserve((node, i, "scale"), rows) for i in range(len(depths))]
+                if integer:
+                    self.sums[node] = [self.packed.reserve((node, i, "sum"), rows) for i in range(len(depths))]
                 weights.update(node.args[::2])
         heavy = [n for n in nodes if n in self.free and n.op in ("sum", "max", "einsum", "gemm")]
         read = [
@@ -186,7 +191,49 @@ class Matrix:
         def quantised(p: Expr, k: Expr, g: int, v: Expr) -> Expr:
             return storage.encode(self.value(p, k, g, v), load(self.packed, at(p, g, v)))
 
+        if storage.integer:
+            words = self._everywhere(stored, base, partial(self._word, quantised), zero, -(-self.depth // WORD))
+            return sequence(self._scales(at), words, self._sums(stored, offset))
         return sequence(self._scales(at), self._everywhere(stored, base, quantised, zero))
+
+    def _word(self, quantised: Any, p: Expr, w: Expr, g: int, v: Expr) -> Expr:
+        """Word w of a row: its values w, w + Q, w + 2 Q and w + 3 Q, with zeros for those that it does not have."""
+        quarter, total = -(-self.depth // WORD), None
+        for j in range(-(-self.depth // quarter)):
+            k, ends = w + int64(j * quarter), (j + 1) * quarter > self.depth
+            value = tirx.Cast("int32", quantised(p, tirx.min(k, int64(self.depth - 1)) if ends else k, g, v))
+            byte = tirx.bitwise_and(value, tirx.const(255, "int32"))
+            byte = tirx.Select(k < int64(self.depth), byte, tirx.const(0, "int32")) if ends else byte
+            own = tirx.Cast("uint32", byte) << tirx.const(8 * j, "uint32")
+            total = own if total is None else total | own
+        return tirx.reinterpret("int32", total)
+
+    def _sums(self, words: Any, offset: Expr) -> Stmt:
+        """For each row the sum of its levels, times -OFFSET."""
+        quarter, panels = -(-self.depth // WORD), -(-self.node.shape[-1] // self.lanes)
+        first = offset + int64(self.own.sums[self.node][self.number])
+
+        def row(p: Expr, g: int) -> list[Stmt]:
+            def at(v: Expr) -> Expr:
+                return first + (p * int64(self.gates) + int64(g)) * int64(self.lanes) + v
+
+            def levels(w: Expr, v: Expr) -> Expr:
+                place = self.base + ((p * int64(quarter) + w) * int64(self.gates) + int64(g)) * int64(self.lanes) + v
+                shifts = (tirx.const(8 * (3 - j), "int32") for j in range(WORD))
+                parts = [(load(words, place) << s) >> tirx.const(24, "int32") for s in shifts]
+                return parts[0] + parts[1] + parts[2] + parts[3]
+
+            def each(value: Any) -> Stmt:
+                return vector("v", self.lanes, lambda v: store(words, at(v), value(v)))
+
+            zero, factor = tirx.const(0, "int32"), tirx.const(-OFFSET, "int32")
+            return [
+                each(lambda v: zero),
+                loop("w", quarter, lambda w: each(lambda v: load(words, at(v)) + levels(w, v))),
+                each(lambda v: load(words, at(v)) * factor),
+            ]
+
+        return loop("p", panels, lambda p: [row(p, g) for g in range(self.gates)])
 
     def _scales(self, at: Any) -> Stmt:
         """Each row's largest magnitude / 127; NaN where the row has one."""
@@ -220,8 +267,8 @@ class Matrix:
         parts: list[Any] = [loop("p", full, lambda p: panel(p, self.lanes))] if full else []
         return sequence(*parts, *(panel(int64(full), rest) if rest else []))
 
-    def _everywhere(self, target: Any, base: Expr, value: Any, zero: Expr) -> Stmt:
-        depth, lanes, gates = self.depth, self.lanes, self.gates
+    def _everywhere(self, target: Any, base: Expr, value: Any, zero: Expr, depth: int | None = None) -> Stmt:
+        depth, lanes, gates = depth or self.depth, self.lanes, self.gates
         full, rest = divmod(self.node.shape[-1], lanes)
 
         def place(p: Expr, k: Expr, g: int, v: Expr) -> Expr:

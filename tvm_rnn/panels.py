@@ -15,7 +15,7 @@ from typing import Any
 
 from tvm import tirx
 
-from . import tiles
+from . import integer_products, tiles
 from .graph import Group
 from .loops import Expr, Stmt, bind, floordiv, floormod, loop, when
 from .memory import int64
@@ -128,6 +128,7 @@ class Panels:
                 Tile(self.group, local, unit, self.lanes, rows=tall, panels=broad, **place), self.finish, {}
             )
 
-        product = tiles.product(whole, self.template, self.config)
+        integer = self.places.storage is not None and self.places.storage.integer
+        product = integer_products.product(whole) if integer else tiles.product(whole, self.template, self.config)
         parts = height * across // (tall * broad)
         return [set_row, set_panel, tirx.AllocBuffer(gates), product, loop("e", parts, finish)]

@@ -1,7 +1,8 @@
 """How a CPU stores the matrices of products: in the network's dtype, or in fewer bits that are widened when read.
 
 In: the name of a dtype. Out: a `Storage`: expressions that encode a value and decode it again. Arithmetic stays in
-float32: at B = 1 a step takes as long as reading its weights does, so half the bytes are half the time.
+float32, but for int8_dynamic: at B = 1 a step takes as long as reading its weights does, so half the bytes are half the
+time.
 
 int8 is symmetric: each row of a matrix (a unit of a gate) has a float32 scale, its largest magnitude / 127, by which
 the row's sum is multiplied at its end. A NaN in a row makes its scale NaN, an infinity its sum.
@@ -18,22 +19,27 @@ from .scalar import let, where
 
 Expr = Any
 LARGEST = 127.0  # of int8, on both sides
+WORD = 4  # levels of a word: what one instruction multiplies and sums
+OFFSET = 128  # by which levels of operands are stored larger: they are unsigned bytes
+MOST_DEPTH = 1 << 16  # of a product of integers: its sums are below 2**31 then
 
 
 @dataclass(frozen=True)
 class Storage:
-    """dtype: as TVM and the packed memory have it. bytes: of one element. scaled: whether rows have scales."""
+    """dtype: as TVM and the packed memory have it. bytes: of one element. scaled: whether rows have scales. integer:
+    whether products are of integers (`integer_products.py`): operands are quantised too, as they come."""
 
     name: str
     dtype: str
     bytes: int
     scaled: bool = False
+    integer: bool = False
 
     def encode(self, value: Expr, scale: Expr | None = None) -> Expr:
         """A float32 value as it is stored: nearest, ties to even. scale: of its row."""
         if self.name == "float16":
             return tirx.Cast("float16", value)
-        if self.name == "int8":
+        if self.scaled:
             return let(
                 value / scale, lambda v: tirx.Cast("int8", tirx.Cast("int32", where(tirx.isnan(v), 0.0, _nearest(v))))
             )
@@ -66,4 +72,5 @@ STORAGES = {
     "bfloat16": Storage("bfloat16", "uint16", 2),
     "float16": Storage("float16", "float16", 2),
     "int8": Storage("int8", "int8", 1, True),
+    "int8_dynamic": Storage("int8_dynamic", "int32", 1, True, True),
 }

@@ -50,6 +50,8 @@ class Places:
     copied: Mapping[Node, Array] = field(default_factory=dict)  # members that are loaded from there, not computed
     storage: Storage | None = None  # of products' parameters, which are in the buffer "stored" then
     scales: Mapping[Node, Sequence[Expr]] = field(default_factory=dict)  # a gemm -> address of each parameter's
+    sums: Mapping[Node, Sequence[Expr]] = field(default_factory=dict)  # the same of integers: where sums begin
+    levels: Mapping[Node, Sequence[Array]] = field(default_factory=dict)  # a gemm -> its operands in integers
     batch: Expr | None = None  # rows of a step
     threads: Expr | None = None  # that may share the work
     odd: Expr | None = None  # 0 and 1 in turns, from step to step; None outside of steps

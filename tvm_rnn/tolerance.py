@@ -26,6 +26,7 @@ TABLE: dict[str, tuple[tuple[float, float], ...]] = {
     "float16": ((math.inf, 2e-3),),
     "bfloat16": ((math.inf, 1e-2),),
     "int8": ((math.inf, 2e-2),),  # of weights alone, a scale per row; arithmetic in float32
+    "int8_dynamic": ((math.inf, 2e-2),),  # of operands of products too, a scale per row and step
 }
 
 
