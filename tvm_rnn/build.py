@@ -32,6 +32,7 @@ from .pipeline import Layers
 from .records import Records
 from .rnn import RNN, named_constants
 from .target import Target
+from .weight_errors import weight_error
 
 if TYPE_CHECKING:
     from .runtime import Module
@@ -65,10 +66,9 @@ def compile(
     "bfloat16", "float16", "int8" (`storage.py`), widened as they are read; "int8_dynamic": operands of products become
     8-bit integers too, a scale per row and step (`integer_products.py`; needs AVX-512 VNNI). GPUs, in 16 bits:
     "float8_e4m3": twice as large a layer stays on the chip. When weights are loaded, each row is divided by a power of
-    two that makes its largest value 448 at most, and rounded; every kernel multiplies by these values, whatever T and B
-    are; a row with a NaN or an infinity makes results NaN. arch: the GPUs that the file is for, as
-    nvcc has them, such as ["sm_80", "sm_90a"]; kernels are compiled for each, and the runtime takes those that fit;
-    empty: the target's alone. training: the module has `forward_train` and `backward` too: three times the work.
+    two that makes its largest value 448 at most, and rounded; a row with a NaN or an infinity makes results NaN. arch:
+    the GPUs that the file is for, as nvcc has them, such as ["sm_80", "sm_90a"]; the runtime takes the kernels that
+    fit; empty: the target's alone. training: `forward_train` and `backward` too: three times the work.
     without: names of passes to switch off. records: tuned knob values: a folder that `tune` wrote, or "none"; None:
     those of TVM_RNN_RECORDS, else the user's own and those that ship; the manifest says what came from which. dump: a
     folder for the text of every stage. progress: called with each stage's name as it starts, and with a line for each
@@ -144,7 +144,11 @@ def _for_a_cpu(
     path = os.path.join(folder, f"{net.cell.name}.so")
     manifest.write_container(elf, facts, arrays, path)
     tell("loading")
-    return runtime.load(path)
+    module = runtime.load(path)
+    if stored and net.weights:
+        tell("measuring the error of stored weights")
+        module.manifest["weight_error"] = weight_error(net, module)
+    return module
 
 
 def _for_a_model(

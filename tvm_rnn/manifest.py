@@ -11,7 +11,7 @@ import math
 import os
 import secrets
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -125,6 +125,16 @@ ORIGIN_FIELDS: Fields = (
 )
 
 
+# Only of modules whose weights were there, in fewer bits, when they were compiled.
+ERROR_FIELDS: Fields = (
+    (
+        "weight_error",
+        lambda value: value is None or (_is_number(value) and value >= 0),
+        "a number from 0 on, or null",
+    ),
+)
+
+
 # Only of modules that were made from a whole model.
 MODEL_FIELDS: Fields = (
     ("model.inputs[].name", _is_name, "a name"),
@@ -159,12 +169,13 @@ def validate(manifest: Mapping[str, Any]) -> None:
     number = manifest.get("format")
     if number != MANIFEST_FORMAT:
         raise _invalid("format", number, str(MANIFEST_FORMAT))
-    _check(manifest, (*(ORIGIN_FIELDS if "origin" in manifest else ()), *(MODEL_FIELDS if "model" in manifest else ())))
+    own = {"origin": ORIGIN_FIELDS, "model": MODEL_FIELDS, "weight_error": ERROR_FIELDS}
+    _check(manifest, [field for name, fields in own.items() if name in manifest for field in fields])
     for own in manifest.get("networks", (manifest,)):
         _validate_network({**manifest, **own})
 
 
-def _check(manifest: Mapping[str, Any], fields: Fields) -> None:
+def _check(manifest: Mapping[str, Any], fields: Iterable[tuple[str, Callable[[Any], bool], str]]) -> None:
     for path, test, expected in fields:
         for where, value in _values(manifest, path, ""):
             if not test(value):

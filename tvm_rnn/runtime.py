@@ -346,11 +346,11 @@ class Module:
     def load_weights(self, weights: Mapping[str, Any] | str | os.PathLike[str]) -> None:
         """Replace all weights: a dict of arrays, or the path of a .safetensors file. All or none: WeightError."""
         if isinstance(weights, str | os.PathLike):
-            data = _map_file(path := os.fspath(weights), WeightError)
-            weights = _parse_weights(data, 0, len(data), path, WeightError)
+            weights = _parse_weights(f := _map_file(p := os.fspath(weights), WeightError), 0, len(f), p, WeightError)
         if not isinstance(weights, Mapping):
             raise _error(WeightError, "these are not weights", type(weights), "a dict of arrays, or a safetensors file")
         self._use_weights({name: np.array(_numpy(name, value, WeightError)) for name, value in weights.items()})
+        self.manifest.pop("weight_error", None)  # it was that of others
 
     def _use_weights(self, weights: dict[str, np.ndarray]) -> None:
         names = self._weight_shapes.keys()

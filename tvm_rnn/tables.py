@@ -152,6 +152,7 @@ def _facts(path: str, m: Mapping[str, Any], weights: Mapping[str, Any], file_byt
     there = has_weights(m, weights)
     brought = any(step["attributes"].get("weights") for step in m.get("model", {}).get("steps", ()))
     kind = f"{m['weight_dtype']}; " if m.get("weight_dtype") else ""
+    kind += f"error {m['weight_error']:.1e} relative to float64; " if m.get("weight_error") is not None else ""
     missing = "inputs of the model" if brought else "not in the file: give them with --weights"
     return [
         ("module", f"{path}, {size_text(file_bytes)}"),
