@@ -20,7 +20,7 @@ from tvm_rnn.cuda import nvcc
 from tvm_rnn.tolerance import assert_close
 
 ROOT = Path(__file__).resolve().parent.parent
-LONG = ("05_tune_for_your_machine",)
+LONG = ("05_tune_for_your_machine", "07_train")
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 
 # Parts of lines that each must print; figures are left out.
@@ -68,6 +68,12 @@ PRINTED = {
         "lstm_projection   H=7   B=16  largest error",
         "for k_1 in T.unroll(4)",
         "x the defaults",
+    ],
+    "07_train": [
+        "both find the same gradients",
+        "Sobel: the error is ",
+        "   512 ",
+        "frames: the error is ",
     ],
     "08_bring_your_model": [
         "<RNN lstm H=16, I=8 layers=2 directions=1 float32> with ['Network', ",
