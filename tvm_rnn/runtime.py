@@ -382,13 +382,14 @@ class Module:
         self._threads = int(count or 0)
         self._library.pool_resize(max(self._threads, self._library.pool_size()))  # it grows, for all modules
 
-    def export(self, path: str | os.PathLike[str]) -> None:
-        """Write this module with its present weights to a .so file, whole or not at all."""
+    def export(self, path: Any = None, *, bundle: Any = None, name: str | None = None) -> None:
+        """Write this module with its present weights, whole or not at all: to a .so file (path), to a folder for
+        programs without Python (bundle; its C names begin with `name`, as the folder's does at first), or to both."""
         try:
-            from .manifest import write_container
+            from .manifest import export
         except ImportError:
             raise _error(TvmRnnError, "runtime.py alone cannot export", "no manifest.py", "tvm_rnn installed") from None
-        write_container(self._file[: self._elf_size], self.manifest, {**self.weights, **self._constants}, path)
+        export(self, path, bundle, name)
 
 
 def load(path: str | os.PathLike[str]) -> Module:
@@ -396,5 +397,4 @@ def load(path: str | os.PathLike[str]) -> Module:
     opened = _open_container(path)
     kind = next((kind for key, kind in OTHERS.items() if key in opened[2]), "")
     name = f"{__package__}.runtime_{kind.lower()}" if __package__ else f"runtime_{kind.lower()}"
-    made = getattr(importlib.import_module(name), f"{kind}Module") if kind else Module
-    return cast(Module, made(path, opened))
+    return cast(Module, (getattr(importlib.import_module(name), f"{kind}Module") if kind else Module)(path, opened))
