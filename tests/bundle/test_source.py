@@ -12,7 +12,8 @@ import tvm_rnn
 from tvm_rnn import runtime
 from tvm_rnn.bundle.facts import read_facts
 from tvm_rnn.bundle.header import header_text
-from tvm_rnn.bundle.source import c_text, source_text
+from tvm_rnn.bundle.source import source_text
+from tvm_rnn.bundle.text import c_text
 
 
 def test_text_for_c(tmp_path: Path) -> None:

@@ -47,7 +47,8 @@ struct loaded {
 
 struct engine {
   struct loaded* loaded;
-  int32_t threads;
+  int32_t threads, kept_count;
+  void** kept;
   struct room {
     void *work, *states; /* states: where a call's first states are copied, so that results may take their place */
     int64_t work_elements, state_rows;
@@ -348,8 +349,18 @@ void engine_close(struct engine* handle) {
     free(handle->room[i].work);
     free(handle->room[i].states);
   }
+  engine_keep(handle, 0);
+  free(handle->kept);
   release(handle->loaded);
   free(handle);
+}
+
+void** engine_keep(struct engine* handle, int32_t count) {
+  for (int32_t i = 0; i < handle->kept_count; ++i) free(handle->kept[i]);
+  free(handle->kept);
+  handle->kept = calloc((size_t)count + 1, sizeof *handle->kept);
+  handle->kept_count = handle->kept ? count : 0;
+  return handle->kept;
 }
 
 const void* engine_array_data(const struct engine* handle, int32_t number) {

@@ -19,6 +19,8 @@ from ..errors import BuildError, ConfigError, message
 from . import examples, guide
 from .facts import Facts, c_name, read_facts
 from .header import header_text
+from .model_examples import model_example
+from .program import check_program, program_header, program_source
 from .source import source_text
 
 MARK = b"tvm_rnn_last_error"  # a function that code has if it runs without tvm_ffi
@@ -92,7 +94,9 @@ def _fill(module: Any, folder: Path, name: str) -> None:
         do = "compile it again with this version"
         raise ConfigError(message("bundle: the module is from an older tvm_rnn", got=module.path, do=do))
     facts = read_facts(data, module.manifest, name)
-    (folder / f"{name}.h").write_text(header_text(facts))
+    if "model" in facts.manifest:
+        check_program(facts)
+    (folder / f"{name}.h").write_text(header_text(facts, program_header(facts)))
     _compile(facts, folder)
     sources = _programs(facts, folder)
     (folder / "README.md").write_text(guide.readme_text(facts, sources))
@@ -101,27 +105,32 @@ def _fill(module: Any, folder: Path, name: str) -> None:
 
 def _programs(facts: Facts, folder: Path) -> Mapping[str, str]:
     """The examples' files by their programs' names, written."""
-    texts = {"example_c": ("example.c", examples.example_c), "example_cpp": ("example.cpp", examples.example_cpp)}
+    if "model" in facts.manifest:
+        texts = {"example.c": model_example(facts, False), "example.cpp": model_example(facts, True)}
+    else:
+        texts = {"example.c": examples.example_c(facts), "example.cpp": examples.example_cpp(facts)}
     if facts.networks[0].can_step:
-        texts["stream"] = ("stream.c", examples.stream_c)
-    for file, text in texts.values():
-        (folder / file).write_text(text(facts))
-    return {program: file for program, (file, _) in texts.items()}
+        texts["stream.c"] = examples.stream_c(facts)
+    for file, text in texts.items():
+        (folder / file).write_text(text)
+    return {"stream" if file == "stream.c" else file.replace(".", "_"): file for file in texts}
 
 
 def _compile(facts: Facts, folder: Path) -> None:
     """The library. The generated source is not part of the bundle: it is of no use without the engine's."""
     library = f"lib{facts.name}.so"
     made = folder / "module.c"
-    made.write_text(source_text(facts))
+    made.write_text(source_text(facts, program_source(facts)))
     here = Path(__file__).parent
     compiler, options = find_compiler(), ("-std=gnu11", "-fvisibility=hidden", f"-I{here}")
     compile_c(made, folder / "module.o", "-c", *options, f"-I{folder}", compiler=compiler)
-    (folder / "engine.o").write_bytes(object_of("bundle/engine", compiler, *options))
-    parts = [folder / "module.o", folder / "engine.o"]
+    parts = [folder / "module.o"]
+    for name in ("engine", *(("program", "operations") if "model" in facts.manifest else ())):
+        parts.append(folder / f"{name}.o")
+        parts[-1].write_bytes(object_of(f"bundle/{name}", compiler, *options))
     # now: nothing is looked up at the first call, which may be a real-time thread's. C alone: no library of C++.
     linker = ["-shared", "-s", "-Wl,-z,now", "-Wl,--as-needed", f"-Wl,-soname,{library}"]
-    run([*compiler, *linker, *map(str, parts), "-o", str(folder / library)])
+    run([*compiler, *linker, *map(str, parts), "-o", str(folder / library), "-lm"])
     for path in (made, *parts):
         path.unlink()
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from .facts import Facts
 from .header import about_lines
+from .model_examples import arguments
 
 README = """\
 # {name}
@@ -75,8 +76,8 @@ def readme_text(facts: Facts, sources: Mapping[str, str]) -> str:
         about="\n\n".join(about_lines(facts)),
         files="\n".join(f"| `{key}` | {text} |" for key, text in files.items()),
         stream=stream,
-        inputs="".join(f" {x.name}.raw" for x in network.inputs),
-        kind=network.c_type,
+        inputs=arguments(facts) if "model" in facts.manifest else "".join(f" {x.name}.raw" for x in network.inputs),
+        kind="number" if "model" in facts.manifest else network.c_type,
     )
 
 

@@ -5,12 +5,11 @@ In: `Facts`. Out: the text of one C file, which is compiled with engine.c.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from .facts import Facts, Network
 from .header import about_lines, arrays_of
+from .text import c_text, initialiser
 
 DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}  # of NumPy's kinds
 
@@ -53,28 +52,13 @@ def source_text(facts: Facts, program: str = "") -> str:
     """The C file. program: tables and functions of the model around the networks, which program.py writes."""
     about = c_text("\n".join(about_lines(facts)))
     parts = [f"/* Tables and functions of {facts.name}, made from its module. */\n"]
-    parts.append(f'#include "{facts.name}.h"\n#include "engine.h"\n')
+    parts.append(f'#include <math.h>\n\n#include "{facts.name}.h"\n#include "operations.h"\n')
     parts.append(_tables(facts))
     parts += [_network_tables(network, i) for i, network in enumerate(facts.networks)]
     parts.append(_module(facts))
     parts.append(FUNCTIONS.format(name=facts.name, about=about))
     parts += [_functions(facts, network, i) for i, network in enumerate(facts.networks)]
     return "\n".join([*parts, *[program] * bool(program)])
-
-
-def c_text(value: str) -> str:
-    """A C string, with whatever is not plain as octal bytes."""
-    return '"' + "".join(_letter(byte) for byte in value.encode()) + '"'
-
-
-def _letter(byte: int) -> str:
-    plain = 32 <= byte < 127 and chr(byte) not in '"\\?'
-    return chr(byte) if plain else f"\\{byte:03o}"
-
-
-def _listed(values: Iterable[object]) -> str:
-    """Items of an initialiser, which may not be empty in C."""
-    return ", ".join([*map(str, values), "0"])
 
 
 def _tables(facts: Facts) -> str:
@@ -91,17 +75,17 @@ def _tables(facts: Facts) -> str:
 def _network_tables(network: Network, number: int) -> str:
     parts, packs = [], []
     for i, pack in enumerate(network.packs):
-        parts.append(f"static const int32_t pack_{number}_{i}[] = {{{_listed(pack.arrays)}}};")
+        parts.append(f"static const int32_t pack_{number}_{i}[] = {{{initialiser(pack.arrays)}}};")
         packs.append(f"{{{c_text(pack.function)}, {pack.offset}, {len(pack.arrays)}, pack_{number}_{i}}}")
     names = [array.name for array in (*network.inputs, *network.states, network.output)]
     packs.append("{0, 0, 0, 0}")
     initial = [repr(float(state.initial)) for state in network.states]
     parts += [
         f"static const struct engine_pack packs_{number}[] = {{{', '.join(packs)}}};",
-        f"static const char *const names_{number}[] = {{{_listed(map(c_text, names))}}};",
-        f"static const int64_t inputs_{number}[] = {{{_listed(x.per_row for x in network.inputs)}}};",
-        f"static const int64_t states_{number}[] = {{{_listed(s.per_row for s in network.states)}}};",
-        f"static const double initial_{number}[] = {{{_listed(initial)}}};",
+        f"static const char *const names_{number}[] = {{{initialiser(map(c_text, names))}}};",
+        f"static const int64_t inputs_{number}[] = {{{initialiser(x.per_row for x in network.inputs)}}};",
+        f"static const int64_t states_{number}[] = {{{initialiser(s.per_row for s in network.states)}}};",
+        f"static const double initial_{number}[] = {{{initialiser(initial)}}};",
     ]
     return "\n".join(parts) + "\n"
 
