@@ -7,6 +7,7 @@ than 10 s or 1 GB, or died. As a program: python tests/frontends/fuzzing.py SECO
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
 import math
@@ -52,8 +53,9 @@ def sound_onnx(seed: int) -> bytes:
     return bytes(onnx_models.random_case(seed).model.SerializeToString())
 
 
-def sound_keras(seed: int) -> tuple[Any, bytes]:
-    """A config, and a weights file for it."""
+@functools.cache
+def sound_keras() -> tuple[Any, bytes]:
+    """A config, and a weights file for it; the same for every seed, so that a finding can be made again."""
     layers = keras_files.tagger()
     return keras_files.sequential(*layers), keras_files.weights_file(*layers)
 
@@ -197,7 +199,7 @@ def changed_file(kind: str, seed: int) -> bytes:
         size = int.from_bytes(data[:8], "little")
         text = json.dumps(changed_json(json.loads(data[8 : 8 + size]), rng)).encode()
         return len(text).to_bytes(8, "little") + text + data[8 + size :]
-    config, weights = sound_keras(seed)
+    config, weights = sound_keras()
     which = rng.random()
     text = json.dumps(changed_json(config, rng) if which < 0.6 else config).encode()
     weights = changed_bytes(weights, rng) if 0.5 < which < 0.9 else weights
