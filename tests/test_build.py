@@ -106,22 +106,6 @@ def test_no_compiler_to_link_with(monkeypatch: pytest.MonkeyPatch) -> None:
         rnn.compile(NET)
 
 
-def test_the_compiler_may_be_several_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    wrapper = tmp_path / "wrapper"
-    wrapper.write_text(f'#!/bin/sh\necho "$1" >> {log}\nexec "$@"\n')
-    wrapper.chmod(0o755)
-    monkeypatch.setenv("CXX", f"{wrapper} g++")
-    assert rnn.compile(NET).init_state(1)
-    assert set(log.read_text().split()) == {"g++"}
-
-
-def test_a_compiler_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "false")
-    with pytest.raises(BuildError, match="the C compiler failed"):
-        rnn.compile(NET)
-
-
 def test_another_machine_can_be_shown_but_not_linked() -> None:
     other = "aarch64" if target.host().machine == "x86_64" else "x86-64-v3"
     with pytest.raises(BuildError, match=r"cannot link for another machine[\s\S]*show --stage asm"):

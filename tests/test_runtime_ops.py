@@ -24,6 +24,7 @@ def arrays_of(values: Any) -> list[Any]:
 
 def program_of(model: Any) -> Program:
     """The model's nodes as steps. Raises Unreadable for what is not supported."""
+    from tvm_rnn.frontends.folding import Unreadable
     from tvm_rnn.frontends.onnx_file import Source
     from tvm_rnn.frontends.onnx_graph import GraphSteps
     from tvm_rnn.frontends.onnx_nodes import add_node

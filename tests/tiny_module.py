@@ -1,4 +1,4 @@
-"""A module without the compiler: tiny_cell.c and pool.c compiled by gcc, wrapped as a container.
+"""A module without the compiler: tiny_cell.c, pool.c and ffi.c compiled by gcc, wrapped as a container.
 
 In: the form of the module (layers, directions, dtype, extra input and state). Out: its file, manifest and weights, and
 a NumPy version of the same cell to compare with. Used by the tests of runtime.py, manifest.py and pool.c.
@@ -123,7 +123,7 @@ def compile_elf(sources: list[Path], *options: str) -> bytes:
 def elf(tiny: Tiny) -> bytes:
     import tvm_rnn
 
-    pool = Path(tvm_rnn.__file__).with_name("pool.c")
+    linked = [Path(tvm_rnn.__file__).with_name(name) for name in ("pool.c", "ffi.c")]
     real = {"float32": "float", "float64": "double"}[tiny.dtype]
     sizes = [f"-DLAYERS={tiny.layers}", f"-DDIRECTIONS={tiny.directions}", f"-DEXTRA={int(tiny.extra)}", f"-DH={H}"]
-    return compile_elf([HERE / "tiny_cell.c", pool], f"-DREAL={real}", *sizes)
+    return compile_elf([HERE / "tiny_cell.c", *linked], f"-DREAL={real}", *sizes)

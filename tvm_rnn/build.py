@@ -10,9 +10,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import shlex
 import shutil
-import subprocess
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import tvm
 import tvm_ffi
 
-from . import __version__, manifest, pipeline, record_files, runtime, tir_pipeline
+from . import __version__, c_compiler, manifest, pipeline, record_files, runtime, tir_pipeline
 from .dtypes import held_dtype, precision_name, stored_name
 from .errors import BuildError, ConfigError, message
 from .lower import Lowered, Lowering
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from .runtime import Module
 
 Progress = Callable[[str], None]
+LINKED = ("pool", "ffi")  # the C files that every module for a CPU has in it
 
 
 def compile(
@@ -245,16 +244,18 @@ def generate(module: Any, target: Target) -> Any:
 
 
 def link(executable: Any, folder: Path, target: Target) -> bytes:
-    """The code and the thread pool as one shared object. Raises BuildError."""
-    compiler = _compiler()
+    """The code, the thread pool and what stands in for tvm_ffi as one shared object. Raises BuildError."""
+    compiler = c_compiler.find_compiler()
     if target.machine != platform.machine():
         here, there = platform.machine(), target.machine
         do = "compile on that machine; `tvm-rnn show --stage asm` works for every target"
         raise BuildError(message("cannot link for another machine", got=f"{there} on {here}", expected=here, do=do))
-    pool, linked = folder / "pool.o", folder / "code.so"
-    pool.write_bytes(_pool_object(compiler))
+    linked, addons = folder / "code.so", []
+    for name in LINKED:
+        addons.append(str(folder / f"{name}.o"))
+        Path(addons[-1]).write_bytes(c_compiler.object_of(name, compiler))
     try:
-        executable.export_library(str(linked), fcompile=functools.partial(_shared_object, compiler), addons=[str(pool)])
+        executable.export_library(str(linked), fcompile=functools.partial(_shared_object, compiler), addons=addons)
     except (RuntimeError, OSError) as reason:
         raise BuildError(
             message("linking failed", got=str(reason).strip()[-400:], do=f"check {compiler[0]}")
@@ -262,41 +263,9 @@ def link(executable: Any, folder: Path, target: Target) -> bytes:
     return linked.read_bytes()
 
 
-def _compiler() -> tuple[str, ...]:
-    """The words of the command that compiles and links: $CXX may have several, such as "ccache g++"."""
-    commands = [tuple(shlex.split(c)) for c in (os.environ.get("CXX", ""), "g++", "clang++", "c++")]
-    for command in commands:
-        if command and shutil.which(command[0]):
-            return command
-    got = "none of $CXX, g++, clang++, c++"
-    raise BuildError(message("no C++ compiler to link with", got=got, do="install g++"))
-
-
 def _shared_object(compiler: Sequence[str], output: str, objects: Sequence[str], **options: Any) -> None:
     """What TVM calls to link. options: TVM's own, of which a compiler named by us wants none."""
-    _run([*compiler, "-shared", "-fPIC", "-o", output, *objects])
-
-
-@functools.cache
-def _pool_object(compiler: tuple[str, ...]) -> bytes:
-    """The thread pool, compiled once per process."""
-    with tempfile.TemporaryDirectory(prefix="tvm_rnn_") as folder:
-        built = Path(folder, "pool.o")
-        compile_c("pool.c", built, "-c", compiler=compiler)
-        return built.read_bytes()
-
-
-def compile_c(source: str, built: Path, *options: str, compiler: Sequence[str] = ()) -> None:
-    """A C file of this package, compiled to a file. Raises BuildError."""
-    includes = [f"-I{p}" for p in (tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path())]
-    path = Path(__file__).with_name(source)
-    _run([*(compiler or _compiler()), "-x", "c", "-O2", "-fPIC", *options, str(path), "-o", str(built), *includes])
-
-
-def _run(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise BuildError(message("the C compiler failed", got=done.stderr.strip()[-400:], do=f"check {command[0]}"))
+    c_compiler.run([*compiler, "-shared", "-fPIC", "-o", output, *objects])
 
 
 # --- manifest --------------------------------------------------------------------------------------------------------

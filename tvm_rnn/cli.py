@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +19,7 @@ from .cli_bench import bench
 from .cli_options import (
     Batch,
     Bidirectional,
+    Bundle,
     Dtype,
     HiddenSize,
     InputSize,
@@ -79,7 +79,8 @@ def _options(
 @app.command("compile")
 def compile_cell(
     spec: Spec,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="The .so file to write.")],
+    output: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="The .so file to write.")] = None,
+    bundle: Bundle = None,
     input_size: InputSize = None,
     hidden_size: HiddenSize = None,
     layers: Layers = 1,
@@ -101,7 +102,7 @@ def compile_cell(
     """Compile a cell over time, or a network of another framework, to a shared object.
 
     Without --weights and --seed the file of a cell holds no weights: give them to it when it is run. A .onnx file says
-    its own sizes and weights, and is compiled whole.
+    its own sizes and weights, and is compiled whole. Give --output, --bundle or both.
 
     [bold]Examples[/]
 
@@ -109,18 +110,18 @@ def compile_cell(
 
     $ tvm-rnn compile mycell.py:mycell -o my.so --input-size 8 --hidden-size 32 --size P=16 --seed 0 --dump stages
 
-    $ tvm-rnn compile model.onnx -o model.so
+    $ tvm-rnn compile model.onnx -o model.so --bundle model_for_c
     """
     if weights is not None and seed is not None:
         raise typer.BadParameter("give --weights or --seed, not both")
-    from .cli_model import net_of
+    from .cli_model import check_outputs, net_of, report_compiled
     from .spec import is_model, parse_batch
 
     if input_size is None and not is_model(spec):
         raise typer.BadParameter("--input-size is needed for a cell")
-    folder = os.path.dirname(os.path.abspath(output))
-    if not os.path.isdir(folder):  # said now, not after the compilation
-        raise ConfigError(message("--output: no such folder", got=repr(folder), do="make it first"))
+    if bundle is not None and weights is None and seed is None and not is_model(spec):
+        raise typer.BadParameter("--bundle needs weights: give --weights or --seed")
+    check_outputs(output, bundle)
     started = time.perf_counter()
     with progress(as_json) as stage:
         stage("tracing")
@@ -132,30 +133,10 @@ def compile_cell(
         archs = [word.strip() for word in arch.split(",") if word.strip()]
         how: dict[str, Any] = {"precision": precision, "weights": weight_dtype, "without": without or (), "dump": dump}
         module = compile(net, target, parse_batch(batch), training, arch=archs, **how, progress=stage)
-        stage(f"writing {output}")
-        module.export(output)
+        stage(f"writing {output or bundle}")
+        module.export(output, bundle=bundle)
     seconds = time.perf_counter() - started
-    _report_compiled(output, module.manifest, seconds, as_json, bool(net.weights))
-
-
-def _report_compiled(output: str, manifest: Mapping[str, Any], seconds: float, as_json: bool, filled: bool) -> None:
-    file_bytes = os.path.getsize(output)
-    if as_json:
-        print_json({"output": output, "bytes": file_bytes, "seconds": round(seconds, 3), "manifest": manifest})
-        return
-    from .tables import size_text
-
-    target = manifest["target"]
-    machine = f"{target['machine']} {target['mcpu']}".strip()
-    if "variants" in manifest:
-        machine = f"{', '.join(v['arch'] for v in manifest['variants'])} in {manifest['precision']}"
-    own = " and ".join(part["cell"] for part in manifest.get("networks", (manifest,)))
-    print(f"wrote {output}: {own} for {machine}, {size_text(file_bytes)}, {seconds:.1f} s")
-    if "model" in manifest:
-        given = " ".join(f"--input {item['name']}=FILE.npy" for item in manifest["model"]["inputs"])
-        print(f"next: tvm-rnn run {output} {given} --output results.npz")
-        return
-    print(f"next: tvm-rnn run {output} --input x.npy --output y.npy" + ("" if filled else " --weights w.safetensors"))
+    report_compiled({"output": output, "bundle": bundle}, module.manifest, seconds, as_json, bool(net.weights))
 
 
 @app.command("run")

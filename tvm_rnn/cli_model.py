@@ -6,13 +6,16 @@ In: words and options from `cli.py`. Out: an `RNN` or a `Model`; a whole model's
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from .arrays import npy_writer, npz_writer, read_npy, write_whole
+from .console import print_json
 from .errors import ConfigError, InputError, message, unknown
 from .model import Model
 from .rnn import RNN
 from .spec import build_net, find_cell, is_model, parse_sizes, read_model
+from .tables import size_text
 
 
 def net_of(
@@ -40,6 +43,52 @@ def net_of(
     elif more.get("seed") is not None:
         net.init(more["seed"])
     return net
+
+
+def check_outputs(output: str | None, bundle: str | None) -> None:
+    """Whether what `compile` writes has a place: said before the compilation. Raises ConfigError."""
+    if output is None and bundle is None:
+        do = "-o FILE, --bundle DIR, or both"
+        raise ConfigError(message("compile: nothing to write", got="neither --output nor --bundle", do=do))
+    for option, path in (("--output", output), ("--bundle", bundle)):
+        folder = os.path.dirname(os.path.abspath(path or ""))
+        if not os.path.isdir(folder):
+            raise ConfigError(message(f"{option}: no such folder", got=repr(folder), do="make it first"))
+    if bundle is not None:
+        from .bundle import check_place
+
+        check_place(bundle)
+
+
+def report_compiled(
+    written: Mapping[str, str | None], manifest: Mapping[str, Any], seconds: float, as_json: bool, filled: bool
+) -> None:
+    """What `compile` says when it is done. written: the paths of "output" and "bundle", None for what was not."""
+    output, bundle = written["output"], written["bundle"]
+    file_bytes = 0 if output is None else os.path.getsize(output)
+    library_bytes = 0 if bundle is None else sum(entry.stat().st_size for entry in os.scandir(bundle))
+    if as_json:
+        facts = {"output": output, "bytes": file_bytes} | ({} if bundle is None else {"bundle": bundle})
+        facts |= {} if bundle is None else {"bundle_bytes": library_bytes}
+        print_json({**facts, "seconds": round(seconds, 3), "manifest": manifest})
+        return
+    target = manifest["target"]
+    machine = f"{target['machine']} {target['mcpu']}".strip()
+    if "variants" in manifest:
+        machine = f"{', '.join(v['arch'] for v in manifest['variants'])} in {manifest['precision']}"
+    own = " and ".join(part["cell"] for part in manifest.get("networks", (manifest,)))
+    for path, count in ((output, file_bytes), (bundle, library_bytes)):
+        if path is not None:
+            print(f"wrote {path}: {own} for {machine}, {size_text(count)}, {seconds:.1f} s")
+    if output is None:
+        print(f"next: read {os.path.join(bundle or '', 'README.md')}")
+    elif "model" in manifest:
+        given = " ".join(f"--input {item['name']}=FILE.npy" for item in manifest["model"]["inputs"])
+        print(f"next: tvm-rnn run {output} {given} --output results.npz")
+    else:
+        print(
+            f"next: tvm-rnn run {output} --input x.npy --output y.npy" + ("" if filled else " --weights w.safetensors")
+        )
 
 
 def run_model(loaded: Any, words: list[str], output: str, options: list[str]) -> None:

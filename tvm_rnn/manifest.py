@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from .dtypes import DTYPES, PRECISIONS, STORED, held_dtype
-from .errors import BuildError, WeightError, message
+from .errors import BuildError, ConfigError, WeightError, message
 from .model import NETWORK
 from .runtime import ALIGNMENT, CONSTANT, CONTAINER_VERSION, FOOTER, MAGIC, MANIFEST_FORMAT
 from .runtime_ops import OPERATIONS
@@ -268,6 +268,20 @@ def serialize_weights(manifest: Mapping[str, Any], weights: Mapping[str, np.ndar
 
     # Not ascontiguousarray, which makes a weight without dimensions one of shape (1,).
     return save({name: np.array(array, dtypes.get(name, array.dtype), order="C") for name, array in weights.items()})
+
+
+def export(module: Any, path: Any, bundle: Any, name: str | None) -> None:
+    """What `Module.export` does. Raises ConfigError where it is not told what to write, and what the writers raise."""
+    if path is None and bundle is None:
+        do = 'mod.export("m.so"), or mod.export(bundle="folder")'
+        raise ConfigError(message("export: nothing to write", got="neither a path nor a bundle", do=do))
+    if bundle is not None:
+        from .bundle import write_bundle
+
+        write_bundle(module, bundle, name)
+    if path is not None:
+        arrays = {**module.weights, **module._constants}
+        write_container(module._file[: module._elf_size], module.manifest, arrays, path)
 
 
 def write_container(

@@ -56,6 +56,9 @@ static int busy, started = 1;          /* a launch is under way; threads that ex
 static int size_limit, prepared;       /* 0: not decided yet; the fork handler is registered */
 static struct { Body body; void* data; TVMParallelGroupEnv env; } job;
 static __thread int thread_limit = 1, inside; /* `inside`: this thread runs a task, a nested launch is serial */
+/* Some call has asked for more than one thread. Until then no thread-local variable is touched: a thread's first look at
+   one may take memory, which a real-time thread must not. */
+static int threaded;
 
 static inline void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -190,7 +193,10 @@ static int own_resize(int threads) {
   return own_size();
 }
 
-static int own_use(int threads) { return thread_limit = clamp(threads); }
+static int own_use(int threads) {
+  if (threads > 1) __atomic_store_n(&threaded, 1, __ATOMIC_RELAXED);
+  return __atomic_load_n(&threaded, __ATOMIC_RELAXED) ? (thread_limit = clamp(threads)) : 1;
+}
 
 static int launch_parallel(Body body, void* data, int num_task, int threads) {
   job.body = body;
@@ -229,8 +235,8 @@ static int launch_parallel(Body body, void* data, int num_task, int threads) {
 }
 
 static int own_launch(Body body, void* data, int asked) {
-  int num_task = asked, threads = own_size();
-  if (threads > thread_limit) threads = thread_limit;
+  int num_task = asked, threads = __atomic_load_n(&threaded, __ATOMIC_RELAXED) ? own_size() : 1;
+  if (threads > 1 && threads > thread_limit) threads = thread_limit;
   if (num_task <= 0) num_task = threads;
   if (threads > num_task) threads = num_task;
   /* A second user thread runs its loop by itself: waiting for the pool would be slower, and could deadlock. */

@@ -384,12 +384,12 @@ class Module:
         self._threads = int(count or 0)
         self._library.pool_resize(max(self._threads, self._library.pool_size()))  # it grows, for all modules
 
-    def export(self, path: str | os.PathLike[str]) -> None:
-        """Write this module with its present weights to a .so file, whole or not at all."""
+    def export(self, path: Any = None, *, bundle: Any = None, name: str | None = None) -> None:
+        """Write this module with its present weights, whole or not at all: to a .so file (path), to a folder for
+        programs without Python (bundle; its C names begin with `name`, as the folder's does at first), or to both."""
         if not __package__:
             raise _error(TvmRnnError, "runtime.py alone cannot export", "no manifest.py", "tvm_rnn installed")
-        elf, arrays = self._file[: self._elf_size], {**self.weights, **self._constants}
-        _beside("manifest").write_container(elf, self.manifest, arrays, path)
+        _beside("manifest").export(self, path, bundle, name)
 
 
 def load(path: str | os.PathLike[str]) -> Module:

@@ -200,6 +200,7 @@ class ModelModule(runtime.Module):
             network = runtime.Module(path, (self.path, self._file, manifest, mine, self._elf_size))
             network._sequence = network._library.get_function(own.sequence)
             self.networks.append(network)
+            self._constants |= {f"{i}.{name}": value for name, value in network._constants.items()}  # export's too
         self._gather()
 
     def _gather(self) -> None:
@@ -244,17 +245,6 @@ class ModelModule(runtime.Module):
     def threads(self, count: int | None) -> None:
         for network in self.networks:
             network.threads = count
-
-    def export(self, path: Any) -> None:
-        """Write this model with its present weights to a .so file, whole or not at all."""
-        try:
-            from .manifest import write_container
-        except ImportError:
-            what = "runtime_model.py alone cannot export"
-            raise runtime._error(InputError.__bases__[0], what, "no manifest.py", "tvm_rnn installed") from None
-        own = [{**net.weights, **net._constants} for net in self.networks]
-        arrays = {f"{i}.{name}": value for i, mine in enumerate(own) for name, value in mine.items()}
-        write_container(self._file[: self._elf_size], self.manifest, {**arrays, **self._constants}, path)
 
 
 __all__ = ["ModelModule", "Plan", "call", "check_inputs", "run"]

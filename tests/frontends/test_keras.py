@@ -37,7 +37,7 @@ def filled(layer: Any) -> Any:
 
 def results(layer: Any, *given: Any) -> list[np.ndarray]:
     found = layer(list(given) if len(given) > 1 else given[0])
-    return [keras.ops.convert_to_numpy(v) for v in (found if isinstance(found, (list, tuple)) else [found])]
+    return [keras.ops.convert_to_numpy(v) for v in keras.tree.flatten(found)]  # states of stacked cells are nested
 
 
 def agrees(layer: Any, folder: Path | None = None, **feeds: Any) -> Any:
@@ -214,3 +214,53 @@ def test_what_is_refused() -> None:
     y = L.GRU(4, return_sequences=True)(L.Masking()(x))
     with pytest.raises(ConfigError, match="values with masks are merged"):
         rnn.from_keras(keras.Model(x, L.Multiply()([y, y])))
+
+
+def random_layer(seed: int) -> tuple[Any, np.random.Generator]:
+    """A recurrent layer of Keras with any of its options, perhaps in both directions or of stacked cells."""
+    rng = np.random.default_rng(seed)
+
+    def coin(chance: float = 0.5) -> bool:
+        return bool(rng.random() < chance)
+
+    def cell(kind: str) -> dict[str, Any]:
+        found: dict[str, Any] = {"units": int(rng.integers(1, 7)), "use_bias": coin(0.8)}
+        found["activation"] = str(rng.choice(["tanh", "relu", "sigmoid", "softsign", "linear"]))
+        if kind != "SimpleRNN":
+            found["recurrent_activation"] = str(rng.choice(["sigmoid", "hard_sigmoid", "tanh"]))
+        return found | ({"reset_after": coin()} if kind == "GRU" else {})
+
+    kind = str(rng.choice(["SimpleRNN", "LSTM", "GRU"]))
+    more = {"return_sequences": coin(), "return_state": coin(0.4), "go_backwards": coin(0.3)}
+    which = int(rng.integers(4))
+    if which == 0:
+        cells = [
+            getattr(L, f"{own}Cell")(**cell(own))
+            for own in rng.choice(["SimpleRNN", "LSTM", "GRU"], int(rng.integers(1, 4)))
+        ]
+        return L.RNN(cells, **more), rng
+    layer = getattr(L, kind)(**cell(kind), **{**more, "go_backwards": more["go_backwards"] and which != 1})
+    if which == 1:
+        return L.Bidirectional(layer, merge_mode=str(rng.choice(["concat", "sum", "mul", "ave"]))), rng
+    return layer, rng
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
+def test_two_hundred_random_layers(part: int, tmp_path: Path) -> None:
+    """As layers, and alone in models that are saved to files; some with masks. One in 20 compiled as well."""
+    for seed in range(50 * part, 50 * part + 50):
+        layer, rng = random_layer(seed)
+        x = rng.normal(size=(int(rng.integers(1, 4)), int(rng.integers(1, 8)), WIDTH)).astype("f4")
+        if seed % 3:
+            layer.build((None, None, WIDTH))
+            (name,) = (item.name for item in rnn.from_keras(filled(layer)).program.inputs[:1])
+            net = agrees(layer, None, **{name: x})
+        else:
+            given = keras.Input((None, WIDTH), name="x")
+            masked = L.Masking()(given) if rng.random() < 0.5 else given
+            net = agrees(keras.Model(given, layer(masked)), tmp_path, x=x)
+        if seed % 20 == 0:
+            feeds = {net.program.inputs[0].name: x}
+            expected = rnn.reference(net).run(feeds)
+            assert_close(rnn.compile(net).run(feeds), expected, "float32", x.shape[1])

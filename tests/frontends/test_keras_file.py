@@ -229,3 +229,14 @@ def test_a_file_that_was_cut_short(tmp_path: Path, step: int) -> None:
     for end in range(0, len(data), len(data) // step):
         (tmp_path / "cut.keras").write_bytes(data[:end])
         said(tmp_path / "cut.keras")
+
+
+def test_addresses_beyond_any_file(tmp_path: Path) -> None:
+    """Found by fuzzing: HDF5 asks for bytes at a place that is no number of C, which is an OverflowError in Python."""
+    numbers = np.frombuffer(WEIGHTS[: len(WEIGHTS) // 8 * 8], "<u8")
+    places = [int(i) for i in np.flatnonzero((numbers >= 512) & (numbers < len(WEIGHTS)))]
+    assert len(places) > 20
+    for place in places:
+        changed = numbers.copy()
+        changed[place] = (1 << 64) - 4
+        survives(write(tmp_path / "m.keras", CONFIG, changed.tobytes() + WEIGHTS[8 * len(numbers) :]))

@@ -81,6 +81,8 @@ def test_masks_begin_and_go_on() -> None:
     found, mask = applied("Masking", {"mask_value": 7.0}, inputs=(x,))
     assert mask.tolist() == [[True, True, False], [True, False, False]] and mask.dtype == bool
     assert not found[0, 2].any() and (found[0, 0] == x[0, 0]).all()
+    other, _ = applied("NotEqual", {}, inputs=(x, np.array(7.0)))
+    assert applied("Any", {"axis": -1}, inputs=(other.astype("f8"),))[0].tolist() == mask.tolist()
     words = np.array([[1, 2, 0]])
     found, mask = applied("Embedding", {"mask_zero": True}, W, inputs=(words,))
     assert mask.tolist() == [[True, True, False]] and (found[0, 0] == W[1]).all()
@@ -103,6 +105,8 @@ def test_masks_begin_and_go_on() -> None:
         ("Reshape", {"target_shape": ["a"]}, (), "target_shape is"),
         ("RepeatVector", {"n": 0}, (), "n is 0"),
         ("ReLU", {"max_value": 6.0}, (), "slope, threshold or limit"),
+        ("Any", {"axis": [1]}, (), "one axis that goes"),
+        ("Any", {"axis": 1, "keepdims": True}, (), "one axis that goes"),
         ("Softmax", {"axis": [1]}, (), "axis"),
         ("Concatenate", {"axis": None}, (), "axis"),
     ],

@@ -210,3 +210,49 @@ def test_cells_that_torch_lacks() -> None:
 def test_torch_has_no_reverse_direction_alone() -> None:
     with pytest.raises(ConfigError, match="reverse direction alone"):
         rnn.to_torch_layer(rnn.RNN(rnn.cells.lstm, 3, 4, reverse=True).init())
+
+
+def random_layer(seed: int) -> Any:
+    """A layer or cell of torch.nn with any of its options and sizes, of any dtype that NumPy can compute with."""
+    rng = np.random.default_rng(seed)
+    kind = str(rng.choice(["RNN", "LSTM", "GRU", "RNNCell", "LSTMCell", "GRUCell"]))
+    width, hidden = int(rng.integers(1, 9)), int(rng.integers(2, 10))
+    options: dict[str, Any] = {"bias": bool(rng.random() < 0.7), "dtype": getattr(torch, str(rng.choice(DTYPES)))}
+    if kind.startswith("RNN"):
+        options["nonlinearity"] = str(rng.choice(["tanh", "relu"]))
+    if not kind.endswith("Cell"):
+        options |= {"num_layers": int(rng.integers(1, 4)), "bidirectional": bool(rng.random() < 0.4)}
+        options |= {"batch_first": bool(rng.random() < 0.5)}
+        options |= {"dropout": 0.3} if options["num_layers"] > 1 and rng.random() < 0.3 else {}
+    if kind == "LSTM" and rng.random() < 0.4:
+        options["proj_size"] = int(rng.integers(1, hidden))
+    torch.manual_seed(seed)
+    return getattr(torch.nn, kind)(width, hidden, **options).eval()
+
+
+DTYPES = ["float32", "float64"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(10))
+def test_five_hundred_random_layers(part: int, tmp_path: Path) -> None:
+    """Forwards by the oracle, one in 25 compiled as well; back with the same bits, also by way of a file."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    for seed in range(50 * part, 50 * part + 50):
+        layer = random_layer(seed)
+        net = rnn.from_torch(layer)
+        T, B = 1 + seed % 9, 1 + seed % 4
+        x = np.random.default_rng(seed).normal(size=(T, B, layer.input_size)).astype(net.dtype)
+        y, ends = torch_runs(layer, x)
+        for run in (rnn.reference(net), *([rnn.compile(net)] if seed % 25 == 0 else [])):
+            found, state = run(x)
+            assert_close(found, y, net.dtype, T, str(layer))
+            assert_close(list(state.values()), ends, net.dtype, T, str(layer))
+        own = layer.state_dict()
+        assert_same_bits(rnn.state_dict(net), own)
+        assert_same_bits(rnn.to_torch_layer(net).state_dict(), own)
+        safetensors.save_file(own, tmp_path / "w.safetensors")
+        kind, nonlinearity = type(layer).__name__.removesuffix("Cell"), getattr(layer, "nonlinearity", "tanh")
+        read = rnn.from_torch(tmp_path / "w.safetensors", kind, nonlinearity=nonlinearity)
+        assert read.cell.name == net.cell.name
+        assert_same_bits(dict(sorted(rnn.state_dict(read).items())), dict(sorted(own.items())))

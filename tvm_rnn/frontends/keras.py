@@ -197,8 +197,15 @@ def _is_layer(entry: Config) -> bool:
 
 
 def _flat(given: Any) -> list[Any]:
-    """One reference ["name", 0, 0], or a list of them, as a list."""
-    return [given] if given and isinstance(given[0], str) else list(given)
+    """One reference ["name", 0, 0], or lists of them in lists (states of stacked cells are so), as a list."""
+    found, stack = [], [given]
+    while stack:  # without recursion: a file may be nested as deep as it likes
+        each = stack.pop()
+        if isinstance(each, list) and not (each and isinstance(each[0], str)):
+            stack += reversed(each)
+        else:
+            found.append(each)
+    return found
 
 
 def _history(reference: Any) -> tuple[str, int, int]:

@@ -32,6 +32,17 @@ CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 MOST_CONFIG_BYTES = 64 << 20
 # Keras stores files uncompressed; a zip may say of a few bytes that they are many.
 FREE_BYTES, MOST_RATIO = 64 << 20, 100
+# HDF5 has an error for every damage; an address that is no number of C is an OverflowError.
+DAMAGE = (
+    RuntimeError,
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    MemoryError,
+    OverflowError,
+)
 
 
 @dataclass
@@ -51,8 +62,8 @@ class Source:
             return [np.asarray(a) for a in self.arrays.get(name, ())]
         try:
             return [a for path in paths_of(layer) for a in _variables(self.file, f"layers/{group}/{path}vars")]
-        except (RuntimeError, OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError) as reason:
-            raise Unreadable(f"its arrays cannot be read: {reason}") from None  # HDF5 has an error for every damage
+        except DAMAGE as reason:
+            raise Unreadable(f"its arrays cannot be read: {reason}") from None
 
 
 def snake_case(name: str) -> str:

@@ -215,6 +215,16 @@ def _not_equal(model: Model, part: Part, inputs: Sequence[Value]) -> list[Value]
     return [Value(model.emit(part, "Not", model.emit(part, "Equal", inputs[0].name, inputs[1].name)))]
 
 
+def _any(model: Model, part: Part, inputs: Sequence[Value]) -> list[Value]:
+    """An operation that functional models have for the mask of a Masking layer."""
+    axis, keep = part.config.get("axis"), part.config.get("keepdims", False)
+    if len(inputs) != 1 or not isinstance(axis, int) or isinstance(axis, bool) or keep is not False:
+        raise Unreadable(f"any over axis {axis!r} with keepdims {keep!r}: one axis that goes is supported")
+    counts = model.emit(part, "Cast", inputs[0].name, dtype=model.dtype)
+    found = model.emit(part, "ReduceMax", counts, axes=[axis], keepdims=0)
+    return [Value(model.emit(part, "Cast", found, dtype="bool"))]
+
+
 STEPWISE = {
     "Dense",
     "Activation",
@@ -256,4 +266,5 @@ HANDLERS: dict[str, Handler] = {
     "GlobalAveragePooling1D": _pooled("ReduceMean"),
     "GlobalMaxPooling1D": _pooled("ReduceMax"),
     "NotEqual": _not_equal,
+    "Any": _any,
 }

@@ -1,0 +1,60 @@
+"""What a bundle says of a module: names that C takes, sizes, places in the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_module import H, Tiny
+
+from tvm_rnn import runtime
+from tvm_rnn.bundle.facts import MOST_ARRAYS, c_name, listed, read_facts, unique
+from tvm_rnn.errors import ConfigError
+
+
+def test_names_of_arrays_are_names_of_c() -> None:
+    assert unique(["x", "h", "c"]) == ["x", "h", "c"]
+    assert unique(["y", "int", "batch", "x.0", "λ", "2a"]) == ["y_", "int_", "batch_", "x_0", "v_", "v2a"]
+    assert unique(["h", "H", "h_"]) == ["h", "H_", "h__"]  # their macros differ too
+    assert unique(["gru"], bundle="gru") == ["gru_"]
+
+
+def test_names_of_bundles() -> None:
+    assert c_name("lstm_2") == "lstm_2"
+    for name in ("2", "a-b", "while", "_x", "ä"):
+        with pytest.raises(ConfigError, match="not a name in C"):
+            c_name(name)
+
+
+def test_sizes_and_places(tmp_path: Path) -> None:
+    tiny = Tiny(layers=2, extra=True)
+    path = tiny.write(tmp_path / "m.so")
+    data, manifest = path.read_bytes(), runtime.read_container(path)[0]
+    facts = read_facts(data, manifest, "tiny")
+    (network,) = facts.networks
+    assert [(a.name, a.per_row, a.initial) for a in network.states] == [("h", 2 * H, 0.5), ("m", 5, 0.0)]
+    assert [(a.name, a.per_row, a.layout) for a in network.inputs] == [("x", H, f"[batch][{H}]"), ("a", 1, "[batch]")]
+    assert network.can_step and network.c_type == "float" and network.workspace == (7, 3, 5, 2)
+    assert [pack.arrays for pack in network.packs] == [(facts.number[name],) for name in tiny.names]
+    start = data.index(b'{"') - 8  # the weights' header begins
+    for array in facts.arrays:
+        at = start + 8 + facts.header_bytes + array.offset
+        np.testing.assert_array_equal(np.frombuffer(data, "f4", H, at), tiny.weights()[array.name])
+    assert data[: facts.code_bytes].startswith(b"\x7fELF")
+
+
+def test_too_many_arrays(tmp_path: Path) -> None:
+    inputs = [{"name": f"x{i}", "shape": [1]} for i in range(MOST_ARRAYS)]
+    path = Tiny().write(tmp_path / "m.so", inputs=inputs)
+    with pytest.raises(ConfigError, match="too many arrays"):
+        read_facts(path.read_bytes(), runtime.read_container(path)[0], "tiny")
+
+
+def test_words() -> None:
+    assert [listed(names) for names in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == [
+        "nothing",
+        "a",
+        "a and b",
+        "a, b and c",
+    ]

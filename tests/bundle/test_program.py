@@ -1,0 +1,193 @@
+"""Whole models in bundles: classifiers and taggers with heads, several networks, inputs that do not fit."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from programs import build, run
+from test_engine import BAD_ARGUMENT, OK, Library
+
+import tvm_rnn as rnn
+from tvm_rnn.bundle.encoding import DTYPES
+from tvm_rnn.errors import ConfigError
+
+RNG = np.random.default_rng(0)
+NAMES = {code: name for name, code in DTYPES.items()}
+
+
+class Array(ctypes.Structure):
+    """NAME_array of the header."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("shape", ctypes.c_int64 * 8),
+        ("rank", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+    ]
+
+
+def array_of(value: np.ndarray) -> Array:
+    return Array(value.ctypes.data, (ctypes.c_int64 * 8)(*value.shape), value.ndim, DTYPES[value.dtype.name])
+
+
+def numpy_of(array: Array) -> np.ndarray:
+    shape, dtype = tuple(array.shape)[: array.rank], np.dtype(NAMES[array.dtype])
+    data = ctypes.string_at(array.data, int(np.prod(shape, dtype=int)) * dtype.itemsize)
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def ran(library: Library, inputs: list[np.ndarray], outputs: int) -> list[np.ndarray]:
+    given, made = (Array * len(inputs))(*map(array_of, inputs)), (Array * outputs)()
+    assert library.of("run", given, made) == OK, library.error
+    return [numpy_of(array) for array in made]
+
+
+def node(op: str, inputs: str, outputs: str, **attributes: Any) -> Any:
+    words = ["" if word == "-" else word for word in inputs.split()]
+    return onnx.helper.make_node(op, words, outputs.split(), name=outputs.split()[0], **attributes)
+
+
+def tagger(cells: tuple[str, ...] = ("GRU", "RNN")) -> Any:
+    """Embedded words through networks that differ, and a softmax over each step; lengths and a first state."""
+    nodes, constants, x = [node("Gather", "E words", "e")], {"E": RNG.normal(size=(9, 3)).astype("f4")}, "e"
+    for i, kind in enumerate(cells):
+        rows, width = {"GRU": 12, "RNN": 4}[kind], 3 if i == 0 else 4
+        for name, columns in (("W", width), ("R", 4)):
+            constants[f"{name}{i}"] = RNG.uniform(-0.5, 0.5, (1, rows, columns)).astype("f4")
+        first = "h0" if i == 0 else "-"
+        nodes.append(node(kind, f"{x} W{i} R{i} - n {first}", f"y{i} k{i}", hidden_size=4))
+        nodes += [node("Squeeze", f"y{i} one", f"s{i}"), node("Tanh", f"s{i}", f"t{i}")]
+        x = f"t{i}"
+    constants |= {"V": RNG.normal(size=(4, 2)).astype("f4"), "one": np.array([1])}
+    nodes += [
+        node("MatMul", f"{x} V", "z"),
+        node("Softmax", "z", "p", axis=-1),
+        node("ArgMax", "z", "tag", axis=-1, keepdims=0),
+    ]
+    info = onnx.helper.make_tensor_value_info
+    inputs = [info("words", 7, ["T", "B"]), info("n", 6, ["B"]), info("h0", 1, [1, "B", 4])]
+    outputs = [info("p", 1, None), info("tag", 7, None), info("h0_last", 1, None)]
+    nodes.append(node("Identity", "h0", "h0_last"))
+    values = [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()]
+    graph = onnx.helper.make_graph(nodes, "g", inputs, outputs, values)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A model of two networks, compiled, and its bundle."""
+    folder = tmp_path_factory.mktemp("two")
+    onnx.save(tagger(), folder / "m.onnx")
+    module = rnn.compile(rnn.from_onnx(folder / "m.onnx"))
+    module.export(bundle=folder / "two")
+    return module, folder / "two"
+
+
+def feeds(T: int, B: int) -> dict[str, np.ndarray]:
+    n = RNG.integers(0, T + 1, B).astype("i4")
+    return {"words": RNG.integers(0, 9, (T, B)), "n": n, "h0": RNG.normal(size=(1, B, 4)).astype("f4")}
+
+
+@pytest.mark.parametrize("sizes", [(5, 3), (1, 1), (0, 2), (3, 0), (64, 2)], ids=str)
+def test_a_model_of_two_networks(two: tuple[Any, Path], sizes: tuple[int, int]) -> None:
+    module, bundle = two
+    given = feeds(*sizes)
+    expected = module.run(given)
+    found = ran(Library(bundle), list(given.values()), 3)
+    for value, wanted in zip(found, expected.values(), strict=True):
+        assert value.shape == wanted.shape and value.dtype == wanted.dtype
+        np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_its_networks_can_be_called_alone(two: tuple[Any, Path]) -> None:
+    module, bundle = two
+    x, h = RNG.normal(size=(4, 1, 3)).astype("f4"), np.empty((1, 1, 4), "f4")
+    library, y = Library(bundle), np.empty((4, 1, 4), "f4")
+    assert library.of("n0_init_state", 1, h) == OK
+    for t in range(4):
+        assert library.of("n0_step", 1, x[t].copy(), h, y[t]) == OK, library.error
+    np.testing.assert_allclose(y, module.networks[0](x)[0], rtol=1e-6, atol=1e-7)
+
+
+def test_examples_of_a_model(two: tuple[Any, Path], tmp_path: Path) -> None:
+    module, bundle = two
+    given, words = feeds(5, 2), []
+    for name, value in given.items():
+        value.tofile(tmp_path / name)
+        words += [tmp_path / name, "x".join(map(str, value.shape))]
+    expected = module.run(given)
+    for source in ("example.c", "example.cpp"):
+        program = build(bundle / source, tmp_path / "program", bundle)
+        lines = run(program, bundle, *words).decode().splitlines()
+        at = lines.index("p 5x2x2")
+        assert lines[at + 11] == "tag 5x2" and lines[at + 17] == "h0_last 1x2x4"
+        printed = np.array([line.split() for line in lines[at + 1 : at + 11]], "f8").reshape(5, 2, 2)
+        np.testing.assert_allclose(printed, expected["p"], rtol=1e-5, atol=1e-6)
+        assert b"shape" in run(program, bundle, *words[:1], "9x9", *words[2:], code=1) or source == "example.c"
+    program = build(bundle / "example.c", tmp_path / "program", bundle)
+    assert b"two_run: p50 " in run(program, bundle, "--time", 50, *words)
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"words": np.zeros((5, 3), "i4")}, "words has dtype 1, not 2"),
+    ({"words": np.zeros(5, "i8")}, "words has 1 axes, not 2"),
+    ({"n": np.zeros(4, "i4")}, "n has size 4 along axis 0, words has 3 there"),
+    ({"h0": np.zeros((2, 3, 4), "f4")}, "h0 has size 2 along axis 0, not 1"),
+    ({"words": np.full((5, 3), 9)}, "Gather 'e': index 9 of 9"),
+    ({"n": np.full(3, 6, "i4")}, "'y0'.*: lengths: 6 for row 0, not 0 to 5"),
+]
+
+
+@pytest.mark.parametrize(("changes", "text"), WRONG, ids=[text[:24] for _, text in WRONG])
+def test_inputs_that_do_not_fit(two: tuple[Any, Path], changes: dict[str, Any], text: str) -> None:
+    import re
+
+    library, given = Library(two[1]), {**feeds(5, 3), **changes}
+    arrays = (Array * 3)(*map(array_of, given.values()))
+    assert library.of("run", arrays, (Array * 3)()) == BAD_ARGUMENT
+    assert re.search(text, library.error), library.error
+
+
+def test_arrays_that_are_none(two: tuple[Any, Path]) -> None:
+    library, given = Library(two[1]), feeds(5, 3)
+    for change in ({"data": None}, {"rank": -1}, {"rank": 99}, {"shape": (ctypes.c_int64 * 8)(5, -3)}):
+        arrays = (Array * 3)(*map(array_of, given.values()))
+        for name, value in change.items():
+            setattr(arrays[0], name, value)
+        assert library.of("run", arrays, (Array * 3)()) == BAD_ARGUMENT, change
+    assert library.of("run", None, None) == BAD_ARGUMENT
+    assert library("run", None, None, None) == BAD_ARGUMENT and "no handle" in library.error
+
+
+def test_what_a_bundle_cannot_do_is_said_all_at_once(tmp_path: Path) -> None:
+    model = tagger(("RNN",))
+    model.graph.node.extend([node("Cast", "z", "z16", to=10), node("Cast", "z", "u", to=2)])
+    for name, code in (("z16", 10), ("u", 2)):
+        model.graph.output.append(onnx.helper.make_tensor_value_info(name, code, None))
+    module = rnn.compile(rnn.from_onnx(model))
+    with pytest.raises(ConfigError, match=r"Cast 'z16': dtype float16\n[\s\S]*Cast 'u': dtype uint8") as caught:
+        module.export(bundle=tmp_path / "b")
+    assert "'z16': float16" in str(caught.value) and not (tmp_path / "b").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_random_nodes(seed: int, tmp_path: Path) -> None:
+    """Models of one node with any attributes, as ONNX Runtime computes them."""
+    from onnx_models import random_case
+
+    from tvm_rnn.tolerance import assert_close
+
+    case = random_case(seed)
+    module = rnn.compile(rnn.from_onnx(case.model))
+    module.export(bundle=tmp_path / "node")
+    feeds = [case.feeds[item.name] for item in module.manifest.model.inputs]
+    names = [item.name for item in module.manifest.model.outputs]
+    found = ran(Library(tmp_path / "node"), feeds, len(names))
+    expected = case.expected()
+    assert_close(found, [expected[name] for name in names], "float32", case.steps, str(case.attributes))

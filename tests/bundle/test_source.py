@@ -1,0 +1,37 @@
+"""The generated source: text for C whatever is in it, and tables that no compiler has a word to say about."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from programs import STRICT
+from tiny_module import Tiny
+
+import tvm_rnn
+from tvm_rnn import runtime
+from tvm_rnn.bundle.facts import read_facts
+from tvm_rnn.bundle.header import header_text
+from tvm_rnn.bundle.source import source_text
+from tvm_rnn.bundle.text import c_text
+
+
+def test_text_for_c(tmp_path: Path) -> None:
+    text = 'a"b\\c??/d\n\té\x01' + "9"
+    source = tmp_path / "main.c"
+    source.write_text(f"#include <stdio.h>\nint main(void) {{ fputs({c_text(text)}, stdout); return 0; }}\n")
+    subprocess.run(["gcc", *STRICT, "-std=c99", source, "-o", tmp_path / "main"], check=True)
+    assert subprocess.run([tmp_path / "main"], capture_output=True, check=True).stdout == text.encode()
+
+
+def test_the_tables_compile_without_a_warning(tmp_path: Path) -> None:
+    for number, tiny in enumerate((Tiny(), Tiny(2, 1, "float64", True), Tiny(directions=2))):
+        path = tiny.write(tmp_path / f"{number}.so", target={**tiny.manifest()["target"], "features": ["avx", "sse3"]})
+        facts = read_facts(path.read_bytes(), runtime.read_container(path)[0], "tiny")
+        (tmp_path / "tiny.h").write_text(header_text(facts))
+        (tmp_path / "module.c").write_text(source_text(facts))
+        include = [f"-I{tmp_path}", f"-I{Path(tvm_rnn.__file__).parent / 'bundle'}"]
+        words = ["gcc", *STRICT, "-std=gnu11", "-c", *include, tmp_path / "module.c", "-o", tmp_path / "module.o"]
+        subprocess.run(words, check=True)
+        text = source_text(facts)
+        assert '{"sse3", "pni"}' in text and ('{"sequence", 64,' in text) == (tiny.dtype == "float64")

@@ -1,0 +1,85 @@
+/* What a bundle's generated source says of its module, and the engine that loads and calls it.
+
+   In: tables of constants, written by source.py from a module's manifest. Out: functions on handles, which the generated
+   functions of the bundle's header call. Everything here is hidden in the library; nothing throws, nothing exits. */
+#ifndef TVM_RNN_BUNDLE_ENGINE_H
+#define TVM_RNN_BUNDLE_ENGINE_H
+#include <stdint.h>
+
+enum { ENGINE_OK = 0, ENGINE_BAD_ARGUMENT = 1, ENGINE_BAD_FILE = 2, ENGINE_NO_MEMORY = 3, ENGINE_FAILED = 4 };
+enum { ENGINE_MOST_ARRAYS = 64 }; /* inputs and states of a network; source.py refuses more */
+
+/* An array in the module's file. offset: from the end of the weights' header. */
+struct engine_array {
+  int64_t offset, elements;
+  uint8_t code, bits; /* as DLPack has them */
+};
+
+/* One call of a function that lays weights out as the code reads them. */
+struct engine_pack {
+  const char* function;
+  int64_t offset;
+  int32_t count;
+  const int32_t* arrays; /* numbers in engine_module.arrays */
+};
+
+/* One recurrent network of the module. per_row: elements of one row (of one step, of inputs and outputs). */
+struct engine_network {
+  const char* sequence;
+  uint8_t bits; /* of a float: 32 or 64 */
+  uint8_t can_step;
+  int32_t inputs, states, packs;
+  const char* const* names; /* of inputs, states, y: for messages */
+  const int64_t* input_per_row;
+  const int64_t* state_per_row;
+  const double* initial;
+  int64_t output_per_row, packed_elements;
+  int64_t fixed, per_row, per_tile_row, per_sequence_row, rows_per_tile; /* of the workspace */
+  const struct engine_pack* pack;
+};
+
+/* A feature of the CPU by its two names in /proc/cpuinfo, either of which may be there; the second may be null. */
+struct engine_feature {
+  const char *name, *other;
+};
+
+struct engine_module {
+  const char *file, *machine; /* the module's file beside the library; what uname says of the machine */
+  int64_t code_bytes, header_bytes;
+  uint32_t code_crc, header_crc;
+  int32_t networks, arrays, features;
+  const struct engine_network* network;
+  const struct engine_array* array;
+  const struct engine_feature* feature;
+};
+
+struct engine; /* a handle: one thread at a time; the loaded code and weights are shared */
+
+/* What a call of a network is given. lengths, reset: null where there are none. */
+struct engine_call {
+  int64_t steps, batch;
+  const void* const* inputs;
+  void* const* states;
+  void* y;
+  const int64_t* lengths;
+  const uint8_t* reset;
+};
+
+int32_t engine_open(const struct engine_module* module, const char* path, struct engine** out);
+int32_t engine_share(struct engine* from, struct engine** out);
+void engine_close(struct engine* handle);
+int32_t engine_reserve(struct engine* handle, int32_t network, int64_t steps, int64_t batch);
+int32_t engine_threads(struct engine* handle, int32_t threads);
+int32_t engine_init_state(struct engine* handle, int32_t network, int64_t batch, void* const* states);
+int32_t engine_step(struct engine* handle, int32_t network, const struct engine_call* call);
+int32_t engine_sequence(struct engine* handle, int32_t network, const struct engine_call* call);
+const char* engine_error(void);
+
+/* For program.c: the bytes of an array of the file; places for so many pieces of memory that the handle frees with its
+   next ones, null where there is no memory; a message for engine_error, whose code is given back; one size times another,
+   or -1 where that is no size. */
+void** engine_keep(struct engine* handle, int32_t count);
+const void* engine_array_data(const struct engine* handle, int32_t number);
+int32_t engine_fail(int32_t code, const char* format, ...) __attribute__((format(printf, 2, 3)));
+int64_t engine_times(int64_t a, int64_t b);
+#endif

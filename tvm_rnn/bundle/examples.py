@@ -1,0 +1,325 @@
+"""Programs that use a bundle: in C and C++ over a file of raw floats, and in C a step at a time as a stream.
+
+In: `Facts`. Out: texts of example.c, example.cpp and stream.c, for the module's first network.
+"""
+
+from __future__ import annotations
+
+from .facts import Facts, Network
+
+EXAMPLE_C = """\
+/* Run {name} over raw {kind} numbers, [steps][batch][...] in C order, and print the last step.
+
+     example_c [--batch B] [--output y.raw] [--time N]{files}
+
+   --time N: also time N calls of {timed}, and print p50, p99 and p99.9. */
+#define _POSIX_C_SOURCE 200809L
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "{name}.h"
+
+#define CHECK(call)                                                     \\
+  do {{                                                                  \\
+    if ((call) != {macro}_OK) {{                                          \\
+      fprintf(stderr, "%s: %s\\n", #call, {name}_error());                \\
+      exit(1);                                                          \\
+    }}                                                                   \\
+  }} while (0)
+
+static void *memory(int64_t bytes) {{
+  void *found = calloc(1, bytes > 0 ? (size_t)bytes : 1);
+  if (!found) {{
+    fprintf(stderr, "no memory\\n");
+    exit(1);
+  }}
+  return found;
+}}
+
+/* All of a file; *count: how many numbers it has. */
+static {kind} *read_file(const char *path, int64_t *count) {{
+  FILE *file = fopen(path, "rb");
+  long bytes = -1;
+  if (file && !fseek(file, 0, SEEK_END)) bytes = ftell(file);
+  if (bytes < 0 || bytes % (long)sizeof({kind}) || fseek(file, 0, SEEK_SET)) {{
+    fprintf(stderr, "%s: not a file of {kind} numbers\\n", path);
+    exit(1);
+  }}
+  {kind} *data = memory(bytes);
+  *count = bytes / (long)sizeof({kind});
+  if (fread(data, sizeof({kind}), (size_t)*count, file) != (size_t)*count) exit(1);
+  fclose(file);
+  return data;
+}}
+
+static int compare(const void *a, const void *b) {{
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}}
+
+static void print_times(double *us, int64_t count) {{
+  qsort(us, (size_t)count, sizeof *us, compare);
+  printf("{timed}: p50 %.2f us, p99 %.2f us, p99.9 %.2f us (%lld calls)\\n", us[count / 2], us[count * 99 / 100],
+         us[count * 999 / 1000], (long long)count);
+}}
+
+static double now_us(void) {{
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec * 1e6 + (double)t.tv_nsec / 1e3;
+}}
+
+int main(int argc, char **argv) {{
+  int64_t batch = 1, timed = 0, steps = -1;
+  const char *output = 0, *files[{inputs}] = {{0}};
+  int given = 0;
+  for (int i = 1; i < argc; ++i) {{
+    if (!strcmp(argv[i], "--batch") && i + 1 < argc) batch = atoll(argv[++i]);
+    else if (!strcmp(argv[i], "--time") && i + 1 < argc) timed = atoll(argv[++i]);
+    else if (!strcmp(argv[i], "--output") && i + 1 < argc) output = argv[++i];
+    else if (given < {inputs} && argv[i][0] != '-') files[given++] = argv[i];
+    else given = {inputs} + 1;
+  }}
+  if (given != {inputs} || batch < 1) {{
+    fprintf(stderr, "usage: %s [--batch B] [--output y.raw] [--time N]{files}\\n", argv[0]);
+    return 2;
+  }}
+
+  {name} *handle;
+  CHECK({name}_open(NULL, &handle));
+  printf("%s\\n", {name}_about());
+{read}
+{states}
+  {kind} *y = memory(steps * batch * {macro_n}_Y_PER_ROW * (int64_t)sizeof *y);
+  CHECK({network}_init_state(handle, batch{state_names}));
+  CHECK({network}_sequence(handle, steps, batch{input_names}{state_names}, y, NULL, NULL));
+
+  for (int64_t i = 0; steps && i < batch * {macro_n}_Y_PER_ROW; ++i)
+    printf("%.9g%c", (double)y[(steps - 1) * batch * {macro_n}_Y_PER_ROW + i],
+           (i + 1) % {macro_n}_Y_PER_ROW ? ' ' : '\\n');
+  if (output) {{
+    FILE *file = fopen(output, "wb");
+    size_t count = (size_t)(steps * batch * {macro_n}_Y_PER_ROW);
+    if (!file || fwrite(y, sizeof *y, count, file) != count || fclose(file)) {{
+      fprintf(stderr, "cannot write %s\\n", output);
+      return 1;
+    }}
+  }}
+  if (timed > 0 && steps > 0) {{
+    double *us = memory(timed * (int64_t)sizeof *us);
+    CHECK({network}_reserve(handle, {reserved}, batch));
+    for (int64_t i = 0; i < timed; ++i) {{
+      double start = now_us();
+      CHECK({call});
+      us[i] = now_us() - start;
+    }}
+    print_times(us, timed);
+    free(us);
+  }}
+{free}
+  free(y);
+  {name}_close(handle);
+  return 0;
+}}
+"""
+
+EXAMPLE_CPP = """\
+// Run {name} over raw {kind} numbers, [steps][batch][...] in C order, and print the last step.
+//
+//   example_cpp [--batch B]{files}
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "{name}.h"
+
+static void check(int32_t status) {{
+  if (status != {macro}_OK) throw std::runtime_error({name}_error());
+}}
+
+static std::vector<{kind}> read_file(const std::string &path) {{
+  std::ifstream file(path, std::ios::binary);
+  std::vector<char> bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (!file || bytes.size() % sizeof({kind})) throw std::runtime_error(path + ": not a file of {kind} numbers");
+  const {kind} *first = reinterpret_cast<const {kind} *>(bytes.data());
+  return std::vector<{kind}>(first, first + bytes.size() / sizeof({kind}));
+}}
+
+static int run(int argc, char **argv) {{
+  int64_t batch = 1;
+  std::vector<std::string> files;
+  for (int i = 1; i < argc; ++i) {{
+    if (std::string(argv[i]) == "--batch" && i + 1 < argc) batch = std::atoll(argv[++i]);
+    else files.push_back(argv[i]);
+  }}
+  if (files.size() != {inputs} || batch < 1) throw std::runtime_error("usage: example_cpp [--batch B]{files}");
+
+  {name} *opened = nullptr;
+  check({name}_open(nullptr, &opened));
+  std::unique_ptr<{name}, void (*)({name} *)> handle(opened, {name}_close);
+{read}
+{states}
+  std::vector<{kind}> y(steps * batch * {macro_n}_Y_PER_ROW);
+  check({network}_init_state(handle.get(), batch{state_names}));
+  check({network}_sequence(handle.get(), steps, batch{input_names}{state_names}, y.data(), nullptr, nullptr));
+  std::cout.precision(9);
+  for (std::size_t i = y.size() - (steps ? batch * {macro_n}_Y_PER_ROW : 0), n = 1; i < y.size(); ++i, ++n)
+    std::cout << y[i] << (n % {macro_n}_Y_PER_ROW ? ' ' : '\\n');
+  return 0;
+}}
+
+int main(int argc, char **argv) {{
+  try {{
+    return run(argc, argv);
+  }} catch (const std::exception &error) {{
+    std::cerr << error.what() << '\\n';
+    return 1;
+  }}
+}}
+"""
+
+STREAM_C = """\
+/* {name} as a stream, in the style of an audio callback: whatever comes on stdin, step after step, goes to stdout.
+
+     stream < x.raw > y.raw      numbers are {kind}; a step is {input_text}
+
+   `process` is what a real-time thread may call: it takes no memory and no lock, and starts no thread. */
+#include <stdio.h>
+
+#include "{name}.h"
+
+/* All that a voice needs, made before it sounds. */
+struct voice {{
+  {name} *handle;
+{fields}
+}};
+
+static int32_t begin(struct voice *v) {{
+  int32_t status = {name}_open(NULL, &v->handle); /* takes the memory of one step of one row */
+  return status ? status : {network}_init_state(v->handle, 1{state_names});
+}}
+
+static int32_t process(struct voice *v{parameters}, {kind} *y) {{
+  return {network}_step(v->handle, 1{input_names}{state_names}, y);
+}}
+
+int main(void) {{
+  static struct voice v;
+  static {kind} in[{input_sum}], out[{macro_n}_Y_PER_ROW];
+  if (begin(&v)) {{
+    fprintf(stderr, "%s\\n", {name}_error());
+    return 1;
+  }}
+  while (fread(in, sizeof in, 1, stdin) == 1) {{
+    if (process(&v{process_inputs}, out)) {{
+      fprintf(stderr, "%s\\n", {name}_error());
+      return 1;
+    }}
+    fwrite(out, sizeof out, 1, stdout);
+  }}
+  {name}_close(v.handle);
+  return 0;
+}}
+"""
+
+
+def example_c(facts: Facts) -> str:
+    """The C program, with --time."""
+    n = facts.networks[0]
+    pieces = _pieces(facts, n)
+    states = "".join(f", {s.name}" for s in n.states)
+    inputs = "".join(f", {x.name}" for x in n.inputs)
+    entry, size = ("step", "") if n.can_step else ("sequence", "1, ")
+    rest = "" if n.can_step else ", NULL, NULL"
+    read = []
+    for i, x in enumerate(n.inputs):
+        size_name = f"{n.macro}_{x.name.upper()}_PER_ROW"
+        read.append(f"  int64_t count_{i};\n  {n.c_type} *{x.name} = read_file(files[{i}], &count_{i});")
+        read.append(_steps(i, x.per_row, size_name, "return 1;"))
+    return EXAMPLE_C.format(
+        **pieces,
+        timed=f"{n.name}_{entry}, one step",
+        reserved="1",
+        call=f"{n.name}_{entry}(handle, {size}batch{inputs}{states}, y{rest})",
+        read="\n".join(read),
+        states="\n".join(
+            f"  {n.c_type} *{s.name} = memory(batch * {n.macro}_{s.name.upper()}_PER_ROW * (int64_t)sizeof *{s.name});"
+            for s in n.states
+        ),
+        state_names=states,
+        input_names=inputs,
+        free="\n".join(f"  free({a.name});" for a in (*n.inputs, *n.states)),
+    )
+
+
+def _steps(i: int, per_row: int, size_name: str, failed: str) -> str:
+    """Lines that find out how many steps an input has, and compare."""
+    if not per_row:
+        return "  if (steps < 0) steps = 0;"
+    return (
+        f"  if (count_{i} % (batch * {size_name}) || (steps >= 0 && count_{i} != steps * batch * {size_name})) {{\n"
+        f'    fprintf(stderr, "%s does not hold [steps][%lld][%d] numbers\\n", files[{i}], (long long)batch,\n'
+        f"            {size_name});\n"
+        f"    {failed}\n  }}\n  steps = count_{i} / (batch * {size_name});"
+    )
+
+
+def example_cpp(facts: Facts) -> str:
+    """The C++ program."""
+    n = facts.networks[0]
+    read = []
+    for i, x in enumerate(n.inputs):
+        read.append(f"  const std::vector<{n.c_type}> {x.name} = read_file(files[{i}]);")
+        size = f"batch * {n.macro}_{x.name.upper()}_PER_ROW"
+        if i == 0:
+            read.append(f"  const int64_t steps = static_cast<int64_t>({x.name}.size()) / ({size});")
+        read.append(f"  if (static_cast<int64_t>({x.name}.size()) != steps * {size})")
+        read.append(f'    throw std::runtime_error(files[{i}] + " does not fit the batch size, or the other files");')
+    states = "\n".join(
+        f"  std::vector<{n.c_type}> {s.name}(batch * {n.macro}_{s.name.upper()}_PER_ROW);" for s in n.states
+    )
+    return EXAMPLE_CPP.format(
+        **_pieces(facts, n),
+        read="\n".join(read),
+        states=states,
+        state_names="".join(f", {s.name}.data()" for s in n.states),
+        input_names="".join(f", {x.name}.data()" for x in n.inputs),
+    )
+
+
+def stream_c(facts: Facts) -> str:
+    """The C program that steps. Only for networks that can."""
+    n = facts.networks[0]
+    macros = [f"{n.macro}_{x.name.upper()}_PER_ROW" for x in n.inputs]
+    at = ["in" + "".join(f" + {m}" for m in macros[:i]) for i in range(len(macros))]
+    fields = "\n".join(f"  {n.c_type} {s.name}[{n.macro}_{s.name.upper()}_PER_ROW];" for s in n.states)
+    return STREAM_C.format(
+        **_pieces(facts, n),
+        fields=fields,
+        parameters="".join(f", const {n.c_type} *{x.name}" for x in n.inputs),
+        state_names="".join(f", v->{s.name}" for s in n.states),
+        input_names="".join(f", {x.name}" for x in n.inputs),
+        input_sum=" + ".join(macros),
+        process_inputs="".join(f", {place}" for place in at),
+        input_text=" and then ".join(f"{x.per_row} of {x.name}" for x in n.inputs),
+    )
+
+
+def _pieces(facts: Facts, n: Network) -> dict[str, object]:
+    return {
+        "name": facts.name,
+        "macro": facts.name.upper(),
+        "network": n.name,
+        "macro_n": n.macro,
+        "kind": n.c_type,
+        "inputs": len(n.inputs),
+        "files": "".join(f" {x.name}.raw" for x in n.inputs),
+    }

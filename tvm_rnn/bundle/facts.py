@@ -1,0 +1,222 @@
+"""What a bundle's C texts say of a module: its networks with C names, and where the arrays of its file lie.
+
+In: a module's file as `Module.export` writes it. Out: `Facts`, for header.py, source.py, examples.py and guide.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import runtime
+from ..errors import ConfigError, message
+
+MOST_ARRAYS = 64  # inputs and states of one network: ENGINE_MOST_ARRAYS of engine.h
+C_TYPES = {"float32": "float", "float64": "double"}
+# Words that are no names in C or C++, and names that the functions' own parameters have.
+TAKEN = set(
+    re.findall(
+        r"\w+",
+        """
+        alignas alignof and asm auto bitand bitor bool break case catch char class compl const constexpr
+        continue default delete do double else enum explicit export extern false float for friend goto if
+        inline int long mutable namespace new noexcept not nullptr operator or private protected public
+        register reinterpret_cast restrict return short signed sizeof static struct switch template this
+        throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor
+        model handle steps batch y lengths reset NULL main errno
+        """,
+    )
+)
+HEADER_WORDS = 8  # safetensors: the size of its header in bytes, as 8 bytes
+
+
+@dataclass(frozen=True)
+class Array:
+    """An input or a state. name: in C; per_row: elements of one row, for an input of one step."""
+
+    name: str
+    per_row: int
+    layout: str
+    initial: float = 0.0
+
+
+@dataclass(frozen=True)
+class Pack:
+    """One call that lays weights out. arrays: their numbers in `Facts.arrays`."""
+
+    function: str
+    offset: int
+    arrays: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Network:
+    """One recurrent network of a module."""
+
+    name: str  # what its functions' names begin with
+    title: str
+    dtype: str
+    inputs: tuple[Array, ...]
+    states: tuple[Array, ...]
+    output: Array
+    can_step: bool
+    sequence: str
+    packs: tuple[Pack, ...]
+    packed_elements: int
+    workspace: tuple[int, int, int, int]  # fixed, per row, per tile row, per row of the sequence
+    rows_per_tile: int
+    batches: tuple[int, ...]
+
+    @property
+    def c_type(self) -> str:
+        """float or double."""
+        return C_TYPES[self.dtype]
+
+    @property
+    def macro(self) -> str:
+        """What its macros begin with."""
+        return self.name.upper()
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An array in the file. offset: in bytes, from the end of the weights' header."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that is said of a module. name: of the bundle, a C identifier."""
+
+    name: str
+    networks: tuple[Network, ...]
+    arrays: tuple[Stored, ...]
+    manifest: Mapping[str, Any]
+    code_bytes: int
+    code_crc: int
+    header_bytes: int
+    header_crc: int
+    features: tuple[tuple[str, str | None], ...]
+
+    @property
+    def number(self) -> dict[str, int]:
+        """The numbers of the arrays."""
+        return {array.name: i for i, array in enumerate(self.arrays)}
+
+
+def c_name(text: str, what: str = "bundle") -> str:
+    """The text, if it can begin names in C. Raises ConfigError."""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text) or text in TAKEN:
+        do = "letters, digits and _ that begin with a letter, and no word of C"
+        raise ConfigError(message(f"{what}: not a name in C", got=repr(text), expected=do, do="give another: name=..."))
+    return text
+
+
+def unique(names: Iterable[str], bundle: str = "") -> list[str]:
+    """Names of C for names of a cell, which also differ in capitals: what is taken gets an underscore."""
+    found: list[str] = []
+    for name in names:
+        word = re.sub(r"\W", "_", name, flags=re.A)
+        word = f"v{word}" if not word[:1].isalpha() else word
+        while word in TAKEN or word == bundle or word.upper() in map(str.upper, found):
+            word += "_"
+        found.append(word)
+    return found
+
+
+def read_facts(data: bytes, manifest: Mapping[str, Any], name: str) -> Facts:
+    """The facts of a module's file. data: its bytes. Raises ConfigError for a module that cannot be bundled."""
+    _, _, _, code_bytes, start, size, _ = runtime.FOOTER.unpack(data[-runtime.FOOTER.size :])
+    header_bytes = int.from_bytes(data[start : start + HEADER_WORDS], "little") if size else 0
+    header = data[start + HEADER_WORDS : start + HEADER_WORDS + header_bytes]
+    entries = json.loads(header) if size else {}
+    entries.pop("__metadata__", None)
+    arrays = tuple(
+        Stored(n, np.dtype(runtime.SAFETENSORS[e["dtype"]]).name, tuple(e["shape"]), e["data_offsets"][0])
+        for n, e in entries.items()
+    )
+    number = {array.name: i for i, array in enumerate(arrays)}
+    several = manifest.get("networks")
+    parts = [({**manifest, **own}, f"{i}.") for i, own in enumerate(several)] if several else [(manifest, "")]
+    networks = [
+        _network(own, f"{name}_n{i}" if several else name, number, first) for i, (own, first) in enumerate(parts)
+    ]
+    code = zlib.crc32(data[:code_bytes])
+    features = tuple((word, runtime.KERNEL_NAMES.get(word)) for word in map(_plain, manifest["target"]["features"]))
+    return Facts(name, tuple(networks), arrays, manifest, code_bytes, code, header_bytes, zlib.crc32(header), features)
+
+
+def _plain(feature: str) -> str:
+    """A feature's name as /proc/cpuinfo has most of them."""
+    return re.sub(r"[_.-]", "", feature)
+
+
+def _network(m: Mapping[str, Any], name: str, number: Mapping[str, int], first: str) -> Network:
+    directions, layers = int(m["num_directions"]), int(m["num_layers"])
+    words = unique([*(item["name"] for item in m["inputs"]), *(state["name"] for state in m["states"])], name)
+    if len(words) > MOST_ARRAYS:
+        got, expected = f"{len(words)} inputs and states", f"at most {MOST_ARRAYS}"
+        raise ConfigError(message("bundle: a network with too many arrays", got=got, expected=expected))
+    inputs = [
+        Array(word, math.prod(item["shape"]), _axes("batch", *item["shape"]))
+        for word, item in zip(words, m["inputs"], strict=False)
+    ]
+    states = [
+        _state(word, state, directions, layers) for word, state in zip(words[len(inputs) :], m["states"], strict=True)
+    ]
+    width = [directions * n if i == 0 else n for i, n in enumerate(m["output"]["shape"] or [1])]
+    both = "both directions" if directions == 2 else "backwards" if m.get("reverse") else "forwards"
+    w = m["workspace"]
+    return Network(
+        name,
+        f"{m['cell']}, {layers} layer{'s' * (layers > 1)}, {both}, {m['dtype']}",
+        m["dtype"],
+        tuple(inputs),
+        tuple(states),
+        Array("y", math.prod(width), _axes("batch", *width)),
+        directions == 1 and "step" in m["entry_points"],
+        m.get("sequence", "sequence"),
+        tuple(_packs(m, number, first)),
+        int(m["packed_elements"]),
+        (int(w["fixed"]), int(w["per_row"]), int(w["per_tile_row"]), int(w["per_sequence_row"])),
+        int(m["rows_per_tile"]),
+        tuple(m["batch"]),
+    )
+
+
+def _packs(m: Mapping[str, Any], number: Mapping[str, int], first: str) -> list[Pack]:
+    missing = [n for pack in m["packs"] for n in pack["weights"] if first + n not in number]
+    if missing:
+        do = "compile with weights, or load_weights before: a bundle has them in it"
+        raise ConfigError(message("bundle: the module has no weights", got=f"no {missing[0]}", do=do))
+    return [Pack(p["function"], int(p["offset"]), tuple(number[first + n] for n in p["weights"])) for p in m["packs"]]
+
+
+def _state(word: str, state: Mapping[str, Any], directions: int, layers: int) -> Array:
+    shapes = [tuple(shape) for shape in state["shapes"]]
+    per_row = directions * sum(map(math.prod, shapes))
+    if len({*shapes}) == 1:
+        layout = _axes(directions * layers, "batch", *shapes[0])
+    else:  # one after the other
+        layout = " then ".join(_axes(directions, "batch", *shape) for shape in shapes)
+    return Array(word, per_row, layout, float(state["initial"]))
+
+
+def _axes(*sizes: object) -> str:
+    return "".join(f"[{size}]" for size in sizes)
+
+
+def listed(names: Sequence[str], last: str = "and") -> str:
+    """Names for a sentence: "x, h and c"."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}" if names else "nothing"

@@ -1,0 +1,149 @@
+"""A bundle's folder: its texts written, its library compiled, all of it in place at once.
+
+In: a Module for a CPU with weights, from `Module.export`. Out: a folder, whole or not at all: it is made under another
+name beside its place and renamed when it is complete.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import runtime
+from ..c_compiler import compile_c, find_compiler, object_of, run
+from ..errors import BuildError, ConfigError, message
+from . import examples, guide
+from .facts import Facts, c_name, read_facts
+from .header import header_text
+from .model_examples import model_example
+from .program import check_program, program_header, program_source
+from .source import source_text
+
+MARK = b"tvm_rnn_last_error"  # a function that code has if it runs without tvm_ffi
+
+
+def write_bundle(module: Any, path: str | os.PathLike[str], name: str | None = None) -> None:
+    """Write a folder for programs without Python: the module, a library with a C API of its own, header, examples.
+
+    module: for a CPU, with weights. name: what the API's names begin with; None: the folder's name. A folder that is
+    there already is replaced if it is empty or a bundle. Raises ConfigError (name; GPUs; no weights; a folder with
+    something else in it) and BuildError (no compiler; cannot write).
+    """
+    manifest = module.manifest
+    if manifest["target"]["kind"] != "llvm":
+        do = "compile it for a CPU"
+        raise ConfigError(message("bundle: only modules for CPUs", got=manifest["target"]["name"], do=do))
+    folder, own = check_place(path, name)
+    work = os.path.join(os.path.dirname(folder), f".{os.path.basename(folder)}.{secrets.token_hex(6)}.tmp")
+    try:
+        os.mkdir(work)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    try:
+        _fill(module, Path(work), own)
+        _put(work, folder)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def check_place(path: str | os.PathLike[str], name: str | None = None) -> tuple[str, str]:
+    """The folder and the name of a bundle, if it may be written there. Raises ConfigError."""
+    folder = os.path.abspath(os.fspath(path))
+    own = c_name(name if name is not None else _plain_name(os.path.basename(folder)))
+    _check_free(folder, own)
+    return folder, own
+
+
+def _unwritable(folder: str, error: OSError) -> BuildError:
+    do = "give a folder in an existing one that you may write to"
+    return BuildError(message(f"cannot write the bundle {folder!r}", got=error.strerror or str(error), do=do))
+
+
+def _plain_name(text: str) -> str:
+    """The folder's name, if its dashes and dots were underscores."""
+    return text.replace("-", "_").replace(".", "_")
+
+
+def _names(name: str) -> set[str]:
+    """All files that a bundle may have."""
+    own = {f"{name}.h", f"{name}.so", f"lib{name}.so"}
+    return own | {"README.md", "CMakeLists.txt", "example.c", "example.cpp", "stream.c"}
+
+
+def _check_free(folder: str, name: str) -> None:
+    if not os.path.lexists(folder):
+        return
+    found = set(os.listdir(folder)) if os.path.isdir(folder) and not os.path.islink(folder) else None
+    if found is None or found - _names(name):
+        got = "it is no folder" if found is None else f"{sorted(found - _names(name))[0]!r} is in it"
+        do = "give another folder, or remove it first"
+        raise ConfigError(message(f"bundle: {folder!r} is not a bundle of this name", got=got, do=do))
+
+
+def _fill(module: Any, folder: Path, name: str) -> None:
+    place = folder / f"{name}.so"
+    module.export(place)
+    data = place.read_bytes()
+    if MARK not in data[: runtime.FOOTER.unpack(data[-runtime.FOOTER.size :])[3]]:
+        do = "compile it again with this version"
+        raise ConfigError(message("bundle: the module is from an older tvm_rnn", got=module.path, do=do))
+    facts = read_facts(data, module.manifest, name)
+    if "model" in facts.manifest:
+        check_program(facts)
+    (folder / f"{name}.h").write_text(header_text(facts, program_header(facts)))
+    _compile(facts, folder)
+    sources = _programs(facts, folder)
+    (folder / "README.md").write_text(guide.readme_text(facts, sources))
+    (folder / "CMakeLists.txt").write_text(guide.cmake_text(facts, sources))
+
+
+def _programs(facts: Facts, folder: Path) -> Mapping[str, str]:
+    """The examples' files by their programs' names, written."""
+    if "model" in facts.manifest:
+        texts = {"example.c": model_example(facts, False), "example.cpp": model_example(facts, True)}
+    else:
+        texts = {"example.c": examples.example_c(facts), "example.cpp": examples.example_cpp(facts)}
+    if facts.networks[0].can_step:
+        texts["stream.c"] = examples.stream_c(facts)
+    for file, text in texts.items():
+        (folder / file).write_text(text)
+    return {"stream" if file == "stream.c" else file.replace(".", "_"): file for file in texts}
+
+
+def _compile(facts: Facts, folder: Path) -> None:
+    """The library. The generated source is not part of the bundle: it is of no use without the engine's."""
+    library = f"lib{facts.name}.so"
+    made = folder / "module.c"
+    made.write_text(source_text(facts, program_source(facts)))
+    here = Path(__file__).parent
+    compiler, options = find_compiler(), ("-std=gnu11", "-fvisibility=hidden", f"-I{here}")
+    compile_c(made, folder / "module.o", "-c", *options, f"-I{folder}", compiler=compiler)
+    parts = [folder / "module.o"]
+    for name in ("engine", *(("program", "operations") if "model" in facts.manifest else ())):
+        parts.append(folder / f"{name}.o")
+        parts[-1].write_bytes(object_of(f"bundle/{name}", compiler, *options))
+    # now: nothing is looked up at the first call, which may be a real-time thread's. C alone: no library of C++.
+    linker = ["-shared", "-s", "-Wl,-z,now", "-Wl,--as-needed", f"-Wl,-soname,{library}"]
+    run([*compiler, *linker, *map(str, parts), "-o", str(folder / library), "-lm"])
+    for path in (made, *parts):
+        path.unlink()
+
+
+def _put(work: str, folder: str) -> None:
+    """The complete folder in its place; one that was there goes only after that."""
+    old = f"{work}.old"
+    if os.path.isdir(folder):
+        os.rename(folder, old)
+    try:
+        os.rename(work, folder)
+    except OSError:
+        if os.path.isdir(old):
+            os.rename(old, folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,175 @@
+"""The C header of one module: shapes, sizes, every function with what it takes.
+
+In: `Facts`. Out: the text of NAME.h: C99, fit for C++ and for what reads C headers (bindgen, cgo).
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from ..tables import origin_text
+from .facts import Facts, Network, listed
+
+ABOUT = """\
+/* {name}.h: {title}.
+
+{lines}
+
+   Time is the first axis: arrays are dense, in C order, of the type given. States are read and overwritten by every
+   call. A call gives back {macro}_OK (0) or what went wrong; {name}_error() is the message, of the calling thread's
+   last failure. Nothing throws, nothing exits; no array is read before its sizes and pointers were looked at.
+
+   A handle is for one thread at a time; {name}_share gives others that use the same code and weights.
+   {name}_open, _share, _reserve and _close take memory or give it back, and so does a sequence that is larger than all
+   before. {steps}
+
+   Written by tvm_rnn {version}; made again, not edited. */
+"""
+
+ERRORS = (
+    ("OK", 0, "done"),
+    (
+        "BAD_ARGUMENT",
+        1,
+        "an impossible size or length or number of threads, a null pointer, arrays that overlap",
+    ),
+    ("BAD_FILE", 2, "the module's file is missing, damaged, another one, or for another CPU"),
+    ("NO_MEMORY", 3, "there is not enough memory"),
+    ("FAILED", 4, "the compiled code said that it failed"),
+)
+
+OPEN = """\
+/* Open the module: read its file, look whether it is whole and fits this library and this CPU, lay out its weights.
+   path: NULL is {name}.so in the folder where lib{name}.so lies; another file may have other weights of this network.
+   On failure *handle is NULL. */
+{macro}_API int32_t {name}_open(const char *path, {name} **handle);
+
+/* Another handle on the same code and weights, for another thread. Close both, in any order. */
+{macro}_API int32_t {name}_share({name} *handle, {name} **other);
+
+/* Give everything back. NULL is no mistake. */
+{macro}_API void {name}_close({name} *handle);
+
+/* The message of the calling thread's last failure; valid until its next one. Never NULL. */
+{macro}_API const char *{name}_error(void);
+
+/* What this module is: cell, sizes, target, and the file that it was made from if there is one. */
+{macro}_API const char *{name}_about(void);
+
+/* How many threads a call may use, 0 to 256. 0, as at first, and 1: the calling thread alone. */
+{macro}_API int32_t {name}_set_threads({name} *handle, int32_t threads);
+"""
+
+RESERVE = """\
+/* Take the memory of calls of up to so many steps and rows now: none of them takes any later. {name}_open has reserved
+   one step of one row. */
+{macro}_API int32_t {network}_reserve({name} *handle, int64_t steps, int64_t batch);
+
+/* The state before the first step: {initial}. */
+{macro}_API int32_t {network}_init_state({name} *handle, int64_t batch{states});
+"""
+
+STEP = """\
+/* One step of `batch` rows. The same as {network}_sequence of one step.
+   Takes no memory and no lock, makes no system call and starts no thread (with 0 threads): fit for a real-time thread.
+   More rows than were reserved are {macro}_BAD_ARGUMENT. */
+{macro}_API int32_t {network}_step({name} *handle, int64_t batch,
+    {arrays});
+"""
+
+SEQUENCE = """\
+/* All steps of `batch` rows. 0 steps or 0 rows change nothing.
+   lengths: NULL, or [batch] numbers of 0 to steps: a row stops after so many steps, its y is 0 from there.
+   reset: NULL, or [steps][batch] of 0 or 1: where it is 1 a row starts this step from the initial state.
+   Takes memory where more steps or rows are asked for than ever before, unless they were reserved. */
+{macro}_API int32_t {network}_sequence({name} *handle, int64_t steps, int64_t batch,
+    {arrays},
+    const int64_t *lengths, const uint8_t *reset);
+"""
+
+
+def header_text(facts: Facts, program: str = "") -> str:
+    """NAME.h. program: what it says of the model around the networks, which program.py writes."""
+    macro, guard = facts.name.upper(), f"{facts.name.upper()}_H_"
+    parts = [_about(facts), f"#ifndef {guard}\n#define {guard}\n\n#include <stddef.h>\n#include <stdint.h>\n"]
+    parts.append('#ifdef __cplusplus\nextern "C" {\n#endif\n')
+    parts.append(f'#if defined(__GNUC__)\n#define {macro}_API __attribute__((visibility("default")))\n#else')
+    parts.append(f"#define {macro}_API\n#endif\n")
+    width = max(len(n) for n, _, _ in ERRORS)
+    commas = [","] * (len(ERRORS) - 1) + [""]
+    every = zip(ERRORS, commas, strict=True)
+    rows = "\n".join(f"  {macro}_{n:<{width}} = {code}{comma} /* {text} */" for (n, code, text), comma in every)
+    parts.append(f"enum {{\n{rows}\n}};\n")
+    parts.append(f"/* A handle. */\ntypedef struct {facts.name} {facts.name};\n")
+    parts.append(OPEN.format(name=facts.name, macro=macro))
+    parts += [_network(facts, network) for network in facts.networks]
+    parts += [program] * bool(program)
+    parts.append(f"#ifdef __cplusplus\n}}\n#endif\n\n#endif /* {guard} */\n")
+    return "\n".join(parts)
+
+
+def _about(facts: Facts) -> str:
+    steps = [n for n in facts.networks if n.can_step]
+    said = f"{listed([f'{n.name}_step' for n in steps])} never does." if steps else "Only whole sequences: no steps."
+    return ABOUT.format(
+        name=facts.name,
+        macro=facts.name.upper(),
+        title=title_of(facts),
+        lines="\n".join(f"   {line}" for text in about_lines(facts)[1:] for line in textwrap.wrap(text, 115)),
+        steps=said,
+        version=facts.manifest["versions"]["tvm_rnn"],
+    )
+
+
+def title_of(facts: Facts) -> str:
+    """The module in a few words."""
+    return "; ".join(network.title for network in facts.networks)
+
+
+def about_lines(facts: Facts) -> list[str]:
+    """What `NAME_about` says."""
+    m, target = facts.manifest, facts.manifest["target"]
+    lines = [title_of(facts)]
+    if "origin" in m:
+        lines.append(f"Made from: {origin_text(m['origin'])}.")
+    needs = ", ".join(target["features"])
+    lines.append(f"For: {target['machine']} {target['mcpu']}".rstrip() + (f" ({needs})." if needs else "."))
+    versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
+    lines.append(f"Made by: {versions}, {m['created']}.")
+    return [line.replace("*/", "* /") for line in lines]
+
+
+def arrays_of(network: Network) -> list[str]:
+    """The parameters of a call that are arrays of floats."""
+    kind = network.c_type
+    states = [f"{kind} *{state.name}" for state in network.states]
+    return [*(f"const {kind} *{x.name}" for x in network.inputs), *states, f"{kind} *y"]
+
+
+def _network(facts: Facts, network: Network) -> str:
+    names = {"name": facts.name, "network": network.name, "macro": facts.name.upper()}
+    initial = listed([f"{s.name} = {s.initial:g}" for s in network.states])
+    states = "".join(f", {network.c_type} *{state.name}" for state in network.states)
+    arrays = ", ".join(arrays_of(network))
+    parts = [_sizes(network), RESERVE.format(**names, initial=initial, states=states)]
+    parts += [STEP.format(**names, arrays=arrays)] * network.can_step
+    return "\n".join([*parts, SEQUENCE.format(**names, arrays=arrays)])
+
+
+def _sizes(network: Network) -> str:
+    """The table of arrays, as a comment and as macros."""
+    rows = [(x.name, f"[steps]{x.layout}", "read") for x in network.inputs]
+    rows += [(s.name, s.layout, "read and overwritten") for s in network.states]
+    rows.append(("y", f"[steps]{network.output.layout}", "written"))
+    wide = [max(len(row[i]) for row in rows) for i in (0, 1)]
+    table = "\n".join(f"     {n:<{wide[0]}}  {network.c_type} {layout:<{wide[1]}}  {how}" for n, layout, how in rows)
+    batches = listed(list(map(str, network.batches)))
+    made = f"Made for batches of {batches}; any other is right too." if network.batches else ""
+    text = f"/* {network.title}. {made}".rstrip() + f"\n\n{table}\n\n   A step has no [steps]. Elements of one row:"
+    return f"{text} */\n" + _macros(network)
+
+
+def _macros(network: Network) -> str:
+    sizes: Sequence[tuple[str, int]] = [(a.name, a.per_row) for a in (*network.inputs, *network.states, network.output)]
+    return "".join(f"#define {network.macro}_{name.upper()}_PER_ROW {size}\n" for name, size in sizes)

@@ -1,0 +1,82 @@
+/* What is around a model's networks: operations on arrays of any shape, and a model's steps in order.
+
+   In: tables of steps, written by program.py from a module's manifest. Out: the model's outputs. The operations are those
+   of runtime_ops.py, one by one; operations.c has them, program.c runs them. */
+#ifndef TVM_RNN_BUNDLE_OPERATIONS_H
+#define TVM_RNN_BUNDLE_OPERATIONS_H
+#include "engine.h"
+
+enum { MOST_AXES = 8, MOST_VALUES = 64 }; /* axes of an array; inputs or outputs of a step */
+enum { IS_BOOL, IS_INT32, IS_INT64, IS_FLOAT32, IS_FLOAT64 };
+
+/* An array, dense and in C order. */
+struct value {
+  void* data;
+  int64_t shape[MOST_AXES], count;
+  int32_t rank;
+  uint8_t dtype, owned, there;
+};
+
+/* One step at work: values (null: an input that is not given), and its attributes in an order of its own. */
+struct work {
+  const struct value* in[MOST_VALUES];
+  struct value* out[MOST_VALUES];
+  int32_t ins, outs, int_count;
+  const int64_t* ints;
+  const double* floats;
+};
+typedef int32_t (*Operation)(struct work*);
+
+struct program_step {
+  Operation operation; /* null: a network, whose number is ints[0] */
+  const char* node;
+  int32_t ins, outs, int_count, drops;
+  const int32_t *in, *out, *drop; /* numbers of values, -1: none; drop: those that have served */
+  const int64_t* ints;
+  const double* floats;
+};
+
+/* An array that a caller gives or gets. As NAME_array in the header. */
+struct program_array {
+  void* data;
+  int64_t shape[MOST_AXES];
+  int32_t rank, dtype;
+};
+
+struct program_declared {
+  const char* name;
+  int32_t value, dtype, rank; /* rank: -1 for any */
+  const int64_t* shape;       /* -1: any size; -2, -3, ...: a size that is the same wherever it is named */
+};
+
+struct program_constant {
+  int32_t value, array, dtype, rank;
+  const int64_t* shape;
+};
+
+struct program {
+  int32_t values, steps, inputs, outputs, constants;
+  const struct program_step* step;
+  const struct program_declared *input, *output;
+  const struct program_constant* constant;
+};
+
+int32_t program_run(struct engine* handle, const struct engine_module* module, const struct program* program,
+                    const struct program_array* inputs, struct program_array* outputs);
+
+int64_t value_size(int dtype);
+int32_t value_make(struct value* value, int dtype, int rank, const int64_t* shape);
+void value_free(struct value* value);
+int64_t value_int(const struct value* value, int64_t at);
+
+#define OPERATION(name) int32_t name(struct work* w);
+OPERATION(op_identity) OPERATION(op_dropout) OPERATION(op_transpose) OPERATION(op_concat) OPERATION(op_tile)
+OPERATION(op_size) OPERATION(op_cast) OPERATION(op_reshape) OPERATION(op_flatten) OPERATION(op_squeeze)
+OPERATION(op_unsqueeze) OPERATION(op_expand) OPERATION(op_slice) OPERATION(op_split) OPERATION(op_shape)
+OPERATION(op_constant_of_shape) OPERATION(op_range) OPERATION(op_pad) OPERATION(op_gather)
+OPERATION(op_reverse_sequence) OPERATION(op_unary) OPERATION(op_binary) OPERATION(op_fold) OPERATION(op_where)
+OPERATION(op_clip) OPERATION(op_matmul) OPERATION(op_gemm) OPERATION(op_softmax) OPERATION(op_reduce)
+OPERATION(op_extremum) OPERATION(op_batch_normalization) OPERATION(op_layer_normalization)
+OPERATION(op_lengths_of_mask) OPERATION(op_hold_last)
+#undef OPERATION
+#endif

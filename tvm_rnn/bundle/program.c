@@ -1,0 +1,209 @@
+/* Run a model's steps: operations of operations.c and networks of engine.c, in order.
+
+   In: tables of steps and a caller's arrays. Out: the model's outputs, in memory of the handle, until its next run. C11
+   with GNU extensions. */
+#include "operations.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Sizes that have a name, as seen so far. */
+struct sizes {
+  int64_t size[MOST_VALUES];
+  const char* of[MOST_VALUES];
+};
+
+static int32_t take_input(const struct program_declared* d, const struct program_array* given, struct sizes* sizes,
+                          struct value* value) {
+  int64_t count = 1;
+  if (given->dtype != d->dtype)
+    return engine_fail(ENGINE_BAD_ARGUMENT, "%s has dtype %d, not %d", d->name, (int)given->dtype, (int)d->dtype);
+  if (given->rank < 0 || given->rank > MOST_AXES || (d->rank >= 0 && given->rank != d->rank))
+    return engine_fail(ENGINE_BAD_ARGUMENT, "%s has %d axes, not %d", d->name, (int)given->rank, (int)d->rank);
+  for (int i = 0; i < given->rank; ++i) {
+    int64_t own = given->shape[i], wanted = d->rank < 0 ? -1 : d->shape[i];
+    if (wanted >= 0 && own != wanted)
+      return engine_fail(ENGINE_BAD_ARGUMENT, "%s has size %lld along axis %d, not %lld", d->name, (long long)own, i,
+                         (long long)wanted);
+    int64_t* known = wanted < -1 ? &sizes->size[-2 - wanted] : 0;
+    if (known && *known >= 0 && *known != own)
+      return engine_fail(ENGINE_BAD_ARGUMENT, "%s has size %lld along axis %d, %s has %lld there", d->name,
+                         (long long)own, i, sizes->of[-2 - wanted], (long long)*known);
+    if (known) *known = own, sizes->of[-2 - wanted] = d->name;
+    count = engine_times(count, own);
+    value->shape[i] = own;
+  }
+  if (count < 0 || engine_times(count, 8) < 0) return engine_fail(ENGINE_BAD_ARGUMENT, "%s has an impossible size", d->name);
+  if (count && !given->data) return engine_fail(ENGINE_BAD_ARGUMENT, "%s is null", d->name);
+  if ((uintptr_t)given->data % (uintptr_t)value_size(d->dtype))
+    return engine_fail(ENGINE_BAD_ARGUMENT, "%s is not aligned to its elements", d->name);
+  value->data = given->data;
+  value->count = count;
+  value->rank = given->rank;
+  value->dtype = (uint8_t)d->dtype;
+  value->there = 1;
+  return ENGINE_OK;
+}
+
+/* --- networks --- */
+
+static int32_t check_float(const struct engine_network* n, const char* name, const struct value* v, int64_t count) {
+  int dtype = n->bits == 32 ? IS_FLOAT32 : IS_FLOAT64;
+  if (v->dtype == dtype && v->count == count) return ENGINE_OK;
+  return engine_fail(ENGINE_BAD_ARGUMENT, "%s does not fit x: %lld elements, not %lld", name, (long long)v->count,
+                     (long long)count);
+}
+
+/* The states of a call, each whole: the layers' parts one after the other, first values where no part is given. */
+static int32_t join_states(struct engine* handle, int32_t number, const struct engine_network* n, const struct work* w,
+                           const int64_t* parts, int32_t layers, int64_t batch, struct value* states, void** pointers) {
+  int dtype = n->bits == 32 ? IS_FLOAT32 : IS_FLOAT64;
+  for (int32_t s = 0; s < n->states; ++s) {
+    int64_t shape[1] = {engine_times(batch, n->state_per_row[s])};
+    int32_t status = value_make(&states[s], dtype, 1, shape);
+    if (status) return status;
+    pointers[s] = states[s].data;
+  }
+  int32_t status = engine_init_state(handle, number, batch, pointers);
+  for (int32_t s = 0; !status && s < n->states; ++s) {
+    int64_t at = 0;
+    for (int32_t l = 0; !status && l < layers; ++l) {
+      int64_t own = parts[s * layers + l] * batch;
+      const struct value* given = 2 + s * layers + l < w->ins ? w->in[2 + s * layers + l] : 0;
+      if (given) {
+        status = check_float(n, n->names[n->inputs + s], given, own);
+        if (!status)
+          memcpy((char*)states[s].data + at * value_size(dtype), given->data, (size_t)(own * value_size(dtype)));
+      }
+      at += own;
+    }
+  }
+  return status;
+}
+
+/* y and each layer's part of each state. shapes: rank and sizes of y's and of each part's axes; in parts -1 is the batch. */
+static int32_t give_outputs(const struct work* w, const struct engine_network* n, const struct value* states,
+                            const int64_t* parts, int32_t layers, int64_t batch, const int64_t* shapes) {
+  int dtype = n->bits == 32 ? IS_FLOAT32 : IS_FLOAT64;
+  for (int32_t s = 0, out = 1; s < n->states; ++s) {
+    int64_t at = 0;
+    for (int32_t l = 0; l < layers; ++l, ++out) {
+      int64_t sizes[MOST_AXES], own = parts[s * layers + l] * batch;
+      int rank = (int)*shapes++;
+      for (int i = 0; i < rank; ++i, ++shapes) sizes[i] = *shapes < 0 ? batch : *shapes;
+      if (out < w->outs && w->out[out]) {
+        int32_t status = value_make(w->out[out], dtype, rank, sizes);
+        if (status) return status;
+        memcpy(w->out[out]->data, (char*)states[s].data + at * value_size(dtype), (size_t)(own * value_size(dtype)));
+      }
+      at += own;
+    }
+  }
+  return ENGINE_OK;
+}
+
+/* ints: the network's number, layers, elements of each part of a row, y's axes behind [T, B], then the parts' shapes. */
+static int32_t run_network(struct engine* handle, const struct engine_module* module, const struct work* w) {
+  int32_t number = (int32_t)w->ints[0], layers = (int32_t)w->ints[1];
+  const struct engine_network* n = &module->network[number];
+  const int64_t *parts = w->ints + 2, *shapes = parts + (int64_t)n->states * layers;
+  const struct value *x = w->in[0], *lengths = w->ins > 1 ? w->in[1] : 0;
+  int dtype = n->bits == 32 ? IS_FLOAT32 : IS_FLOAT64;
+  if (!x || x->rank < 2 || w->outs < 1 || n->inputs != 1)
+    return engine_fail(ENGINE_BAD_ARGUMENT, "the network's input is missing, or has fewer than 2 axes");
+  int64_t T = x->shape[0], B = x->shape[1], sizes[MOST_AXES] = {T, B}, *counts = 0;
+  int32_t status = check_float(n, n->names[0], x, engine_times(engine_times(T, B), n->input_per_row[0]));
+  if (!status && x->count && x->count / (T * B) != n->input_per_row[0])
+    status = engine_fail(ENGINE_BAD_ARGUMENT, "%s has other features", n->names[0]);
+  if (status) return status;
+  int rank = 2 + (int)*shapes++;
+  for (int i = 2; i < rank; ++i) sizes[i] = *shapes++;
+  struct value states[ENGINE_MOST_ARRAYS], y = {0};
+  void* pointers[ENGINE_MOST_ARRAYS];
+  memset(states, 0, sizeof states);
+  status = join_states(handle, number, n, w, parts, layers, B, states, pointers);
+  if (!status) status = value_make(&y, dtype, rank, sizes);
+  if (!status && lengths) {
+    counts = malloc(sizeof *counts * (size_t)(B + 1));
+    if (!counts) status = engine_fail(ENGINE_NO_MEMORY, "no memory for lengths");
+    else if (lengths->count != B) status = engine_fail(ENGINE_BAD_ARGUMENT, "lengths: %lld for %lld rows", (long long)lengths->count, (long long)B);
+    for (int64_t b = 0; !status && b < B; ++b) counts[b] = value_int(lengths, b);
+  }
+  if (!status) {
+    const void* const inputs[] = {x->data};
+    const struct engine_call call = {T, B, inputs, pointers, y.data, counts, 0};
+    status = engine_sequence(handle, number, &call);
+  }
+  if (!status) status = give_outputs(w, n, states, parts, layers, B, shapes);
+  free(counts);
+  for (int32_t s = 0; s < n->states; ++s) value_free(&states[s]);
+  if (status || !w->out[0]) value_free(&y);
+  else *w->out[0] = y;
+  return status;
+}
+
+/* --- steps --- */
+
+static int32_t run_step(struct engine* handle, const struct engine_module* module, const struct program_step* step,
+                        struct value* values) {
+  struct work w = {.ins = step->ins, .outs = step->outs, .int_count = step->int_count, .ints = step->ints,
+                   .floats = step->floats};
+  for (int32_t i = 0; i < step->ins; ++i)
+    w.in[i] = step->in[i] >= 0 && values[step->in[i]].there ? &values[step->in[i]] : 0;
+  for (int32_t i = 0; i < step->outs; ++i) w.out[i] = step->out[i] >= 0 ? &values[step->out[i]] : 0;
+  struct value unused = {0};
+  if (step->outs && !w.out[0]) w.out[0] = &unused;
+  int32_t status = step->operation ? step->operation(&w) : run_network(handle, module, &w);
+  value_free(&unused);
+  for (int32_t i = 0; i < step->drops; ++i) value_free(&values[step->drop[i]]);
+  if (!status) return ENGINE_OK;
+  char said[512];
+  strncpy(said, engine_error(), sizeof said - 1);
+  said[sizeof said - 1] = 0;
+  return engine_fail(status, "%s: %s", step->node, said);
+}
+
+static int32_t give(struct engine* handle, const struct program* p, struct value* values, struct program_array* outputs) {
+  void** kept = engine_keep(handle, p->outputs);
+  if (!kept) return engine_fail(ENGINE_NO_MEMORY, "no memory for outputs");
+  for (int32_t i = 0; i < p->outputs; ++i) {
+    const struct program_declared* d = &p->output[i];
+    struct value *found = &values[d->value], copy = {0};
+    if (!found->there) return engine_fail(ENGINE_FAILED, "output %s was not made", d->name);
+    int32_t status = value_make(&copy, found->dtype, found->rank, found->shape); /* an output may be an input, or twice */
+    if (status) return status;
+    memcpy(copy.data, found->data, (size_t)(copy.count * value_size(copy.dtype)));
+    kept[i] = copy.data;
+    outputs[i].data = copy.data;
+    outputs[i].rank = copy.rank;
+    outputs[i].dtype = copy.dtype;
+    memcpy(outputs[i].shape, copy.shape, sizeof copy.shape);
+  }
+  return ENGINE_OK;
+}
+
+int32_t program_run(struct engine* handle, const struct engine_module* module, const struct program* p,
+                    const struct program_array* inputs, struct program_array* outputs) {
+  if (!handle) return engine_fail(ENGINE_BAD_ARGUMENT, "run: no handle");
+  if ((!inputs && p->inputs) || !outputs) return engine_fail(ENGINE_BAD_ARGUMENT, "run: no arrays");
+  struct value* values = calloc((size_t)p->values + 1, sizeof *values);
+  if (!values) return engine_fail(ENGINE_NO_MEMORY, "no memory for values");
+  struct sizes sizes;
+  memset(&sizes, 0, sizeof sizes);
+  for (int i = 0; i < MOST_VALUES; ++i) sizes.size[i] = -1;
+  int32_t status = ENGINE_OK;
+  for (int32_t i = 0; i < p->constants; ++i) {
+    const struct program_constant* c = &p->constant[i];
+    struct value* v = &values[c->value];
+    *v = (struct value){(void*)engine_array_data(handle, c->array), {0}, module->array[c->array].elements, c->rank,
+                        (uint8_t)c->dtype, 0, 1};
+    memcpy(v->shape, c->shape, (size_t)c->rank * sizeof *c->shape);
+  }
+  for (int32_t i = 0; !status && i < p->inputs; ++i)
+    status = take_input(&p->input[i], &inputs[i], &sizes, &values[p->input[i].value]);
+  for (int32_t i = 0; !status && i < p->steps; ++i) status = run_step(handle, module, &p->step[i], values);
+  if (!status) status = give(handle, p, values, outputs);
+  for (int32_t i = 0; i < p->values; ++i) value_free(&values[i]);
+  free(values);
+  return status;
+}

@@ -1,0 +1,128 @@
+"""The generated C source of a bundle's library: tables for engine.c, and the functions that the header declares.
+
+In: `Facts`. Out: the text of one C file, which is compiled with engine.c.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .facts import Facts, Network
+from .header import about_lines, arrays_of
+from .text import c_text, initialiser
+
+DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}  # of NumPy's kinds
+
+FUNCTIONS = """\
+struct {name} {{ int unused; }}; /* a handle is a struct engine */
+#define HANDLE ((struct engine *)handle)
+
+int32_t {name}_open(const char *path, {name} **handle) {{
+  return engine_open(&module, path, (struct engine **)handle);
+}}
+int32_t {name}_share({name} *handle, {name} **other) {{ return engine_share(HANDLE, (struct engine **)other); }}
+void {name}_close({name} *handle) {{ engine_close(HANDLE); }}
+const char *{name}_error(void) {{ return engine_error(); }}
+const char *{name}_about(void) {{ return {about}; }}
+int32_t {name}_set_threads({name} *handle, int32_t threads) {{ return engine_threads(HANDLE, threads); }}
+"""
+
+NETWORK = """\
+int32_t {network}_reserve({name} *handle, int64_t steps, int64_t batch) {{
+  return engine_reserve(HANDLE, {number}, steps, batch);
+}}
+
+int32_t {network}_init_state({name} *handle, int64_t batch{state_parameters}) {{
+  void *const states[] = {{{states}0}};
+  return engine_init_state(HANDLE, {number}, batch, states);
+}}
+"""
+
+CALL = """\
+int32_t {network}_{entry}({name} *handle, {sizes}int64_t batch, {arrays}{more}) {{
+  const void *const inputs[] = {{{inputs}0}};
+  void *const states[] = {{{states}0}};
+  const struct engine_call call = {{{steps}, batch, inputs, states, y, {rows}}};
+  return engine_{entry}(HANDLE, {number}, &call);
+}}
+"""
+
+
+def source_text(facts: Facts, program: str = "") -> str:
+    """The C file. program: tables and functions of the model around the networks, which program.py writes."""
+    about = c_text("\n".join(about_lines(facts)))
+    parts = [f"/* Tables and functions of {facts.name}, made from its module. */\n"]
+    parts.append(f'#include <math.h>\n\n#include "{facts.name}.h"\n#include "operations.h"\n')
+    parts.append(_tables(facts))
+    parts += [_network_tables(network, i) for i, network in enumerate(facts.networks)]
+    parts.append(_module(facts))
+    parts.append(FUNCTIONS.format(name=facts.name, about=about))
+    parts += [_functions(facts, network, i) for i, network in enumerate(facts.networks)]
+    return "\n".join([*parts, *[program] * bool(program)])
+
+
+def _tables(facts: Facts) -> str:
+    rows = []
+    for array in facts.arrays:
+        dtype = np.dtype(array.dtype)
+        elements = int(np.prod(array.shape, dtype=np.int64))
+        rows.append(f"  {{{array.offset}, {elements}, {DLPACK_CODES[dtype.kind]}, {8 * dtype.itemsize}}},")
+    features = [f"{{{c_text(a)}, {c_text(b) if b else '0'}}}" for a, b in facts.features]
+    text = "static const struct engine_array arrays[] = {\n" + "\n".join([*rows, "  {0, 0, 0, 0}"]) + "\n};\n"
+    return text + f"static const struct engine_feature features[] = {{{', '.join([*features, '{0, 0}'])}}};\n"
+
+
+def _network_tables(network: Network, number: int) -> str:
+    parts, packs = [], []
+    for i, pack in enumerate(network.packs):
+        parts.append(f"static const int32_t pack_{number}_{i}[] = {{{initialiser(pack.arrays)}}};")
+        packs.append(f"{{{c_text(pack.function)}, {pack.offset}, {len(pack.arrays)}, pack_{number}_{i}}}")
+    names = [array.name for array in (*network.inputs, *network.states, network.output)]
+    packs.append("{0, 0, 0, 0}")
+    initial = [repr(float(state.initial)) for state in network.states]
+    parts += [
+        f"static const struct engine_pack packs_{number}[] = {{{', '.join(packs)}}};",
+        f"static const char *const names_{number}[] = {{{initialiser(map(c_text, names))}}};",
+        f"static const int64_t inputs_{number}[] = {{{initialiser(x.per_row for x in network.inputs)}}};",
+        f"static const int64_t states_{number}[] = {{{initialiser(s.per_row for s in network.states)}}};",
+        f"static const double initial_{number}[] = {{{initialiser(initial)}}};",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _module(facts: Facts) -> str:
+    rows = []
+    for i, n in enumerate(facts.networks):
+        counts = f"{len(n.inputs)}, {len(n.states)}, {len(n.packs)}"
+        sizes = ", ".join(map(str, (n.output.per_row, n.packed_elements, *n.workspace, n.rows_per_tile)))
+        head = f"{c_text(n.sequence)}, {8 * np.dtype(n.dtype).itemsize}, {int(n.can_step)}, {counts}"
+        rows.append(f"  {{{head}, names_{i}, inputs_{i}, states_{i}, initial_{i}, {sizes}, packs_{i}}},")
+    counts = f"{len(facts.networks)}, {len(facts.arrays)}, {len(facts.features)}"
+    return "\n".join(
+        [
+            "static const struct engine_network networks[] = {",
+            *rows,
+            "};",
+            "static const struct engine_module module = {",
+            f"  {c_text(f'{facts.name}.so')}, {c_text(facts.manifest['target']['machine'])},",
+            f"  {facts.code_bytes}, {facts.header_bytes}, {facts.code_crc}u, {facts.header_crc}u,",
+            f"  {counts}, networks, arrays, features",
+            "};\n",
+        ]
+    )
+
+
+def _functions(facts: Facts, network: Network, number: int) -> str:
+    names = {"name": facts.name, "network": network.name, "number": number}
+    states = "".join(f"{state.name}, " for state in network.states)
+    inputs = "".join(f"{x.name}, " for x in network.inputs)
+    parameters = "".join(f", {network.c_type} *{state.name}" for state in network.states)
+    own = {**names, "states": states, "inputs": inputs, "arrays": ", ".join(arrays_of(network))}
+    parts = [NETWORK.format(**names, states=states, state_parameters=parameters)]
+    if network.can_step:
+        parts.append(CALL.format(**own, entry="step", sizes="", more="", steps="1", rows="0, 0"))
+    more = ", const int64_t *lengths, const uint8_t *reset"
+    parts.append(
+        CALL.format(**own, entry="sequence", sizes="int64_t steps, ", more=more, steps="steps", rows="lengths, reset")
+    )
+    return "\n".join(parts)
