@@ -260,7 +260,7 @@ def generate(module: Any, target: Target) -> Any:
 
 def link(executable: Any, folder: Path, target: Target) -> bytes:
     """The code and the thread pool as one shared object. Raises BuildError."""
-    compiler = _compiler()
+    compiler = cxx()
     if target.machine != platform.machine():
         here, there = platform.machine(), target.machine
         do = "compile on that machine; `tvm-rnn show --stage asm` works for every target"
@@ -276,7 +276,7 @@ def link(executable: Any, folder: Path, target: Target) -> bytes:
     return linked.read_bytes()
 
 
-def _compiler() -> tuple[str, ...]:
+def cxx() -> tuple[str, ...]:
     """The words of the command that compiles and links: $CXX may have several, such as "ccache g++"."""
     commands = [tuple(shlex.split(c)) for c in (os.environ.get("CXX", ""), "g++", "clang++", "c++")]
     for command in commands:
@@ -304,7 +304,7 @@ def compile_c(source: str, built: Path, *options: str, compiler: Sequence[str] =
     """A C file of this package, compiled to a file. Raises BuildError."""
     includes = [f"-I{p}" for p in (tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path())]
     path = Path(__file__).with_name(source)
-    _run([*(compiler or _compiler()), "-x", "c", "-O2", "-fPIC", *options, str(path), "-o", str(built), *includes])
+    _run([*(compiler or cxx()), "-x", "c", "-O2", "-fPIC", *options, str(path), "-o", str(built), *includes])
 
 
 def _run(command: list[str]) -> None:

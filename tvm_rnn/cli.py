@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from . import __version__
 from .cli_bench import bench
-from .cli_explain import explain
+from .cli_explain import doctor, explain
 from .cli_options import (
     Batch,
     Bidirectional,
@@ -331,6 +331,7 @@ def list_cells(
 
 
 app.command("explain")(explain)
+app.command("doctor")(doctor)
 app.command("bench")(bench)
 app.command("tune")(tune)
 app.add_typer(records, name="records")

@@ -82,3 +82,25 @@ def explain(
         print_json(found.facts)
     else:
         print_rich(page(found.facts))
+
+
+def doctor(as_json: Json = False) -> None:
+    """Say what is installed, which targets work here and why others do not. For bug reports.
+
+    Exits with 0 where a cell can be compiled for this CPU and run, else with 1.
+
+    [bold]Example[/]
+
+    $ tvm-rnn doctor --json | jq .problems
+    """
+    from .doctor import examine
+    from .doctor import page as doctor_page
+
+    with progress(as_json) as stage:
+        found = examine(stage)
+    if as_json:
+        print_json(found)
+    else:
+        print_rich(doctor_page(found))
+    if not found["works"]:
+        raise typer.Exit(1)
