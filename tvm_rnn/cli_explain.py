@@ -5,7 +5,9 @@ In: words from the user's shell. Out: text by rich, or JSON; doctor's exit code 
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -25,8 +27,16 @@ from .cli_options import (
 )
 from .console import print_json, print_rich, progress
 
+if TYPE_CHECKING:
+    from .explain import Explanation
+
 Explained = Annotated[str, typer.Argument(metavar="SPEC|MODULE", help="A cell, a network, or a .so file.")]
 Steps = Annotated[int, typer.Option("--steps", min=1, help="Steps (T) of the work that is counted.")]
+Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write it as one page, with pictures.")]
+Ablation = Annotated[
+    str | None, typer.Option("--ablation", metavar="FILE", help="For the page: records of `bench --suite ablation`.")
+]
+History = Annotated[str | None, typer.Option("--journal", metavar="FILE", help="For the page: a journal of `tune`.")]
 Measure = Annotated[bool, typer.Option("--measure", help="Compile it too: a GPU's registers; on CPUs, time it here.")]
 
 
@@ -46,6 +56,9 @@ def explain(
     training: Annotated[bool, typer.Option("--training", help="With gradients (CPUs only).")] = False,
     without: Without = None,
     measure: Measure = False,
+    html: Html = None,
+    ablation: Ablation = None,
+    journal: History = None,
     as_json: Json = False,
 ) -> None:
     """Say what each pass did and why not more, who runs the steps and why nothing faster, and how far from the floor.
@@ -59,6 +72,8 @@ def explain(
     $ tvm-rnn explain gru --target nvidia-h200 --dtype bfloat16 --input-size 2048 --hidden-size 2048 --batch 16
 
     $ tvm-rnn explain lstm.so
+
+    $ tvm-rnn explain lstm --layers 3 --batch 16 --html lstm.html
     """
     from .cli_model import net_of
     from .explain import explain as explained
@@ -78,10 +93,21 @@ def explain(
             shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
             net = net_of(spec, input_size, hidden_size, size, shape, {"fill": 4})
             found = explained(net, target, batch=parse_batch(batch), **own)
+        if html is not None:
+            stage(f"writing {html}")
+            _write_page(found, html, ablation, journal)
     if as_json:
         print_json(found.facts)
     else:
         print_rich(page(found.facts))
+
+
+def _write_page(found: Explanation, path: str, ablation: str | None, journal: str | None) -> None:
+    from .report.sources import ablation_rows, gains
+
+    command = shlex.join(["tvm-rnn", *sys.argv[1:]])
+    times, trials = ablation_rows(ablation) if ablation else (), gains(journal) if journal else ()
+    found.write_html(path, command=command, ablation=times, history=trials)
 
 
 def doctor(as_json: Json = False) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .decisions import Decision, recording
@@ -19,12 +19,30 @@ from .model import Model
 from .rnn import RNN
 
 if TYPE_CHECKING:
+    from .pipeline import Layers
     from .records import Records
     from .runtime import Module
     from .target import Target
 
 STEPS, BATCH = 100, 1  # of the workload whose time is estimated, where the caller names none
 CLOSING = ("regime", "wave")  # stages after the passes
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A network that was explained, for pictures of it. stages: its graphs after each pass."""
+
+    net: RNN
+    machine: Target
+    stages: list[tuple[str, Layers]]
+    options: Mapping[str, Any]
+
+    def code(self) -> list[tuple[str, str]]:
+        """Tensor expressions and generated code, as (stage, text)."""
+        from .show import CODE_STAGES, GPU_STAGES, texts
+
+        known = GPU_STAGES if self.machine.kind == "cuda" else CODE_STAGES
+        return [(name, words) for name, words in texts(self.net, self.machine, **self.options) if name in known]
 
 
 @dataclass(frozen=True)
@@ -38,10 +56,11 @@ class Explanation:
         templates: schedules with knobs and where they are from; kernels: registers, shared memory, occupancy (GPUs)
         work: per batch size FLOPs, bytes, the floor, the share of it, predicted and measured time
         memory: bytes of weights, packed weights and workspace; training: the tape
-    command: what prints this.
+    looked: the networks themselves, where they were at hand.
     """
 
     facts: Mapping[str, Any]
+    looked: tuple[Looked, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         from .explain_text import text
@@ -49,6 +68,31 @@ class Explanation:
         return text(self.facts)
 
     __repr__ = __str__
+
+    def write_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        command: str = "",
+        ablation: Sequence[Mapping[str, Any]] = (),
+        history: Sequence[float | None] = (),
+    ) -> None:
+        """One self-contained page: what `str()` says, and of a network its equations, graphs, layers over time,
+        roofline and generated code. Needs the extra "report".
+
+        command: what the page says that it was made by. ablation: rows with `without` (words) and `us` (microseconds
+        per step). history: of tuning, the speed over the defaults by trial, None where a trial failed. Raises
+        ConfigError where what it needs is not installed, InputError where the file cannot be written.
+        """
+        from .arrays import write_whole
+        from .report.page import page
+
+        whole = page(self.facts, self.looked, command, ablation, history).encode()
+
+        def write(file: Any) -> None:
+            file.write(whole)
+
+        write_whole({os.fspath(path): write})
 
 
 def explain(
@@ -76,10 +120,11 @@ def explain(
     from .build import batch_sizes
 
     sizes, without = batch_sizes(batch), tuple(without)
-    machine, module = None, None
+    machine, module, looked = None, None, list[Looked]()
     if isinstance(net_or_module, RNN | Model):
         own: dict[str, Any] = {"precision": precision, "weights": weights, "without": without, "records": records}
-        manifest, machine = _decided(net_or_module, target, sizes, training, own)
+        manifest, looked = _decided(net_or_module, target, sizes, training, own)
+        machine = looked[0].machine
         if measure:
             from .build import compile
 
@@ -95,7 +140,7 @@ def explain(
         net = nets[number] if number < len(nets) else None
         timed = module if measure and "networks" not in manifest else None
         networks.append(_network({**shared, **facts}, machine, net, steps, timed))
-    return Explanation({"networks": networks, "versions": dict(manifest["versions"])})
+    return Explanation({"networks": networks, "versions": dict(manifest["versions"])}, tuple(looked))
 
 
 def _read(source: Any, options: bool) -> tuple[dict[str, Any], Any]:
@@ -115,8 +160,8 @@ def _read(source: Any, options: bool) -> tuple[dict[str, Any], Any]:
 
 def _decided(
     net: RNN | Model, target: str | Target, batches: tuple[int, ...], training: bool, own: Mapping[str, Any]
-) -> tuple[dict[str, Any], Target]:
-    """What the manifest would be, all but what generated code adds to it."""
+) -> tuple[dict[str, Any], list[Looked]]:
+    """What the manifest would be, all but what generated code adds to it, and the networks."""
     from . import pipeline, record_files
     from .build import describe, networks_of, precision_of, stored_as
     from .lower import Lowering
@@ -126,10 +171,11 @@ def _decided(
     networks = networks_of(net, machine, training)
     precisions = [precision_of(one, machine, own["precision"]) for one in networks]
     stored = stored_as(precisions, machine, own["weights"], training)
-    found = []
+    found, looked = [], []
     for one, precision, kind in zip(networks, precisions, stored, strict=True):
         with recording():
-            layers = pipeline.run(one, machine, own["without"], batches)[-1][1]
+            stages = pipeline.run(one, machine, own["without"], batches)
+            layers = stages[-1][1]
             if machine.kind == "cuda":
                 from .cuda import artifact, plan
 
@@ -143,7 +189,10 @@ def _decided(
                 if training:
                     add_training(one, lowered, facts, machine, batches, own["without"])
         found.append(facts)
-    return (found[0] if len(found) == 1 else {**found[0], "networks": found}), machine
+        options = {"batch": batches, "without": own["without"], "precision": own["precision"]}
+        options |= {"weights": own["weights"], "training": training}
+        looked.append(Looked(one, machine, stages, options))
+    return (found[0] if len(found) == 1 else {**found[0], "networks": found}), looked
 
 
 def _network(

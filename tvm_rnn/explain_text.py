@@ -64,7 +64,8 @@ def _bullet(mark: str, words: str, style: str = "") -> RenderableType:
     return Padding(line, (0, 0, 0, 2))
 
 
-def _subject(row: Mapping[str, Any], graphs: Sequence[Sequence[int]]) -> str:
+def subject_text(row: Mapping[str, Any], graphs: Sequence[Sequence[int]]) -> str:
+    """What a decision is about, in brackets: layers (of graphs[number]), training, batch size, template."""
     own, words = row.get("subject", {}), list[str]()
     if len(graphs) > 1 and "graph" in own:
         layers = graphs[own["graph"]]
@@ -83,7 +84,7 @@ def _pass(
     yield from _title(name)
     for kind, mark, style in (("did", "+", "green"), ("did_not", "-", "yellow")):
         for row in rows[kind]:
-            yield _bullet(mark, f"{row['what']}{_subject(row, graphs)}: {row.get('why', '')}".rstrip(": "), style)
+            yield _bullet(mark, f"{row['what']}{subject_text(row, graphs)}: {row.get('why', '')}".rstrip(": "), style)
     if not any(rows.values()):
         yield _bullet("+", "see the phases" if name == "fuse_pointwise" else "nothing to say")
 
@@ -109,7 +110,7 @@ def _regimes(
         yield _bullet("+", "step by step: one launch per group of operations and step", "green")
     for row in sorted(rows, key=lambda row: not row["done"]):
         mark, style = ("+", "green") if row["done"] else ("-", "yellow")
-        yield _bullet(mark, f"{row['what']}{_subject(row, graphs)}: {row.get('why', '')}", style)
+        yield _bullet(mark, f"{row['what']}{subject_text(row, graphs)}: {row.get('why', '')}", style)
         chip = row.get("facts", {})
         if "weights_in_registers_bytes" in chip:
             near, far = (size_text(chip[f"weights_in_{place}_bytes"]) for place in ("registers", "shared"))

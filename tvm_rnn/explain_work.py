@@ -75,7 +75,30 @@ def _counted(manifest: Mapping[str, Any], decisions: Sequence[Decision], batch: 
         "flops": manifest["flops_per_row"] * batch * steps,
         "bytes": row * size * batch * steps + own * stored + again,
         "step_bytes": 0 if kept else each,
+        "kernels": _groups(decisions, manifest, batch, steps, kept, (size, stored)),
     }
+
+
+def _groups(
+    decisions: Sequence[Decision],
+    manifest: Mapping[str, Any],
+    batch: int,
+    steps: int,
+    kept: bool,
+    sizes: tuple[int, int],
+) -> list[dict[str, Any]]:
+    """FLOPs and bytes of each group over the whole sequence: what it reads and stores for each row and step, and its
+    matrices once, or in every step where they do not stay on the chip."""
+    layers = {d.subject.get("graph", 0): len(d.facts["layers"]) for d in decisions if "layers" in d.facts}
+    found = []
+    for d in decisions:
+        if d.stage == "fuse_pointwise" and d.done and "flops" in d.facts and "training" not in d.subject:
+            times = layers.get(d.subject.get("graph", 0), 1) * manifest["num_directions"]
+            again = steps if d.facts["region"] == "step" and not kept else 1
+            moved = d.facts["moved_elements"] * sizes[0] * batch * steps
+            moved += d.facts.get("weight_elements", 0) * sizes[1] * again
+            found.append({"name": d.what, "flops": d.facts["flops"] * batch * steps * times, "bytes": moved * times})
+    return found
 
 
 def _step_elements(manifest: Mapping[str, Any], decisions: Sequence[Decision]) -> int:

@@ -94,7 +94,7 @@ def _graph(graph: Graph, where: str) -> Iterator[str]:
     if graph.tiling:
         rows = "all" if graph.tiling.rows_per_tile is None else graph.tiling.rows_per_tile
         yield f"walk    {graph.tiling.order}, {rows} rows (steps x batch) per tile"
-    names = _names(graph)
+    names = value_names(graph)
     if graph.groups:
         yield from _groups(graph, names)
     else:
@@ -112,7 +112,7 @@ def _graph(graph: Graph, where: str) -> Iterator[str]:
         yield from _graph(graph.backward, where)
 
 
-def _names(graph: Graph) -> dict[Node, str]:
+def value_names(graph: Graph) -> dict[Node, str]:
     """Short names: leaves keep theirs, new states get a prime, the rest are numbered in order."""
     names: dict[Node, str] = {}
     taken = {s.name for s in graph.states}

@@ -345,6 +345,15 @@ def _tell(group: Group, graph: Graph) -> None:
     stored = joined(names.get(n) or in_words(n) for n in group.stored) or "nothing"
     why = f"{inside} pointwise operations in it; stored: {stored}"
     facts = {"region": group.region, "phase": group.phase, "kind": group.kind, "pointwise": inside}
+    from ..lower import node_flops  # which needs TVM: only where somebody listens
+
+    members = set(group.nodes)
+    read = {
+        b for n in group.nodes for a in n.args for b in bases(a) if b not in members and b.op not in ("param", "const")
+    }
+    own = [n for n in read if n.leaf or depends([*_below(n)])[n]]
+    facts |= {"flops": sum(node_flops(n) for n in group.nodes if not n.leaf)}
+    facts |= {"moved_elements": sum(prod(n.shape) for n in (*own, *group.stored))}
     if group.kind == "gemm" and group.root is not None:
         facts |= {"weight_elements": sum(prod(w.shape) for w in group.root.args[::2])}
     tell(True, what, why, **facts, stored=len(group.stored))
