@@ -14,11 +14,15 @@ TORCH := torch==2.13.0
 
 TEST_SETUP := $(VENV)/.installed-test $(if $(filter 1,$(PEERS)),$(VENV)/.installed-peers)
 
+# The test files of the names of changed files.
+CHANGED := git status --porcelain --untracked-files=all | sed -n 's|^...\(.* -> \)*.*/\(test_\)*\([a-z0-9_]*\)\.py$$|\3|p' \
+	| sort -u | while read name; do find tests -name "test_$$name.py"; done | grep -v test_house_rules
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint format bench clean distclean
+.PHONY: help demo test test-all fast lint format golden docs docs-serve hooks doctor bench clean distclean
 
 help: ## List these targets
 	@echo "usage: make TARGET"
@@ -33,6 +37,13 @@ test: $(TEST_SETUP) ## Run the tests but the slow ones
 test-all: $(TEST_SETUP) ## Run every test; with PEERS=1 also those that need torch or openvino
 	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 $(TESTS)
 
+fast: $(TEST_SETUP) ## Run the tests of what git says is changed, and the house rules
+	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 -m "not slow" tests/test_house_rules.py $$($(CHANGED))
+
+golden: $(TEST_SETUP) ## Rewrite the golden texts of the passes; read the difference
+	TVM_RNN_UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/test_show.py
+	git --no-pager diff --stat tests/golden
+
 lint: $(VENV)/.installed-test ## Check style and types (ruff, mypy)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -41,6 +52,20 @@ lint: $(VENV)/.installed-test ## Check style and types (ruff, mypy)
 format: $(VENV)/.installed-test ## Rewrite the sources in the house style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.installed-docs ## Build the documentation (build/docs/html/index.html); every link is checked
+	$(BIN)/python tutorials/site/generate.py build/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -f build/docs/mkdocs.yml
+
+docs-serve: docs ## Show the documentation in a browser
+	$(BIN)/python -m http.server --directory build/docs/html 8000
+
+hooks: $(VENV)/.installed-test ## Check style, types and house rules before each commit
+	$(BIN)/python -m pip install --quiet 'pre-commit>=3.7'
+	$(BIN)/pre-commit install
+
+doctor: $(VENV)/.installed-test ## Say what is installed and which targets work here
+	$(BIN)/tvm-rnn doctor
 
 bench: $(VENV)/.installed-peers ## Time a cell beside torch, onnxruntime, openvino and NumPy (installs them)
 	mkdir -p build

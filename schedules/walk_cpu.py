@@ -9,6 +9,7 @@ Rewrite: for layer: for t in T: step   -->   for tile in T/n: for layer: for t i
 
 from tvm.s_tir import Schedule
 
+from tvm_rnn.decisions import tell
 from tvm_rnn.schedule import Config, Knobs, Unit, template
 from tvm_rnn.target import Target
 
@@ -36,6 +37,14 @@ class WalkCpu:
         least = BACKWARD_ROWS if unit.region == "backward" else MAX_ROWS if heavy else 0
         least = min(least, MOST_BYTES // bytes_per_row)
         default = max(MIN_ROWS, least, min(MAX_ROWS, target.l2_bytes // 2 // bytes_per_row))
+        cache, size = target.l2_bytes // 2, f"a row is {bytes_per_row} bytes"
+        why = f"half of the level-2 cache, {cache} bytes, holds {cache // bytes_per_row} rows: {size}"
+        if default == least:
+            what = "weights larger than caches" if heavy else "sums of gradients"
+            why = f"{what} are read once per tile, so {least} at least; {size}"
+        elif default == MIN_ROWS:
+            why = f"{why}; {MIN_ROWS} is the least: below, products run short of rows"
+        tell(True, f"by default {default} rows per tile", why, bytes_per_row=bytes_per_row, cache_bytes=cache)
         most = max(default, min(MOST_ROWS, MOST_BYTES // bytes_per_row))
         # Below two steps of the largest batch all sizes are one step; what the default is, is always a choice.
         sizes = [r for r in (1 << i for i in range(14)) if max(16, 2 * max(unit.batches, default=1)) <= r <= most]

@@ -15,6 +15,7 @@ import importlib
 from typing import Any
 
 from .cell import Cell, cell  # now, not lazily: a function named like its file must replace the file as an attribute
+from .explain import explain
 from .reference import reference
 from .tune import tune
 
@@ -90,6 +91,7 @@ _HOME = {
     "load": "runtime",
     "Target": "target",
     "compile": "build",
+    "Explanation": "explain",
     "Record": "records",
     "from_keras": "frontends.keras",
     "from_onnx": "frontends.onnx",
@@ -102,7 +104,7 @@ _HOME = {
 }
 _MODULES = ("cells",)
 
-__all__ = ["Cell", "cell", "reference", "tune", *_HOME, *_MODULES]
+__all__ = ["Cell", "cell", "explain", "reference", "tune", *_HOME, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:

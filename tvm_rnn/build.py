@@ -22,6 +22,7 @@ import tvm
 import tvm_ffi
 
 from . import __version__, c_compiler, manifest, pipeline, record_files, runtime, tir_pipeline
+from .decisions import about, heard, recording
 from .dtypes import held_dtype, precision_name, stored_name
 from .errors import BuildError, ConfigError, message
 from .lower import Lowered, Lowering
@@ -76,16 +77,35 @@ def compile(
     Returns a Module, which can be called if the target is this machine, and else exported. Raises ConfigError for a bad
     argument, CellError for equations that cannot be compiled, BuildError if a compiler or linker fails or is missing.
     """
-    batches, without, tell = _batches(batch), tuple(without), progress or (lambda stage: None)
+    batches, without, tell = batch_sizes(batch), tuple(without), progress or (lambda stage: None)
     machine, targets = record_files.machines(target, arch, records, tell)
-    networks = _networks(net, machine, training)
+    networks = networks_of(net, machine, training)
     tell("passes")
-    precisions = [_precision(own, machine, precision) for own in networks]
-    stored = _stored(precisions, machine, weights, training)
-    layers = [pipeline.run(own, machine, without, batches)[-1][1] for own in networks]
+    precisions = [precision_of(own, machine, precision) for own in networks]
+    stored = stored_as(precisions, machine, weights, training)
     for number, own in enumerate(networks if dump is not None else ()):
         texts = pipeline.stages(own, machine, batches, without, precisions[number], stored[number], training)
         _dump(os.path.join(dump or "", str(number) if len(networks) > 1 else ""), texts)
+    with recording(not machine.records.lean):
+        return _compiled(net, networks, machine, targets, batches, without, precisions, stored, training, tell)
+
+
+def _compiled(
+    net: RNN | Model,
+    networks: Sequence[RNN],
+    machine: Target,
+    targets: tuple[Target, ...],
+    batches: tuple[int, ...],
+    without: tuple[str, ...],
+    precisions: Sequence[str],
+    stored: Sequence[str],
+    training: bool,
+    tell: Progress,
+) -> Module:
+    layers = []
+    for number, own in enumerate(networks):
+        with about("", **({"network": number} if len(networks) > 1 else {})):
+            layers.append(pipeline.run(own, machine, without, batches)[-1][1])
     folder = tempfile.mkdtemp(prefix="tvm_rnn_")
     try:
         if isinstance(net, Model):
@@ -101,7 +121,7 @@ def compile(
     return module
 
 
-def _networks(net: RNN | Model, machine: Target, training: bool) -> list[RNN]:
+def networks_of(net: RNN | Model, machine: Target, training: bool) -> list[RNN]:
     """The networks to compile, with weights that were checked."""
     if training:
         from .training import check_training
@@ -189,7 +209,8 @@ def _for_gpus(
     return CudaModule(path, anywhere=True)
 
 
-def _precision(net: RNN, machine: Target, precision: str | None) -> str:
+def precision_of(net: RNN, machine: Target, precision: str | None) -> str:
+    """What a network is computed in on a target. Raises ConfigError."""
     name = precision_name(net.dtype, precision)
     if machine.kind != "cuda" and name not in ("float32", "float64"):
         got, do = f"{name} for target {machine.name}", "compile for a GPU, or with float32"
@@ -197,7 +218,7 @@ def _precision(net: RNN, machine: Target, precision: str | None) -> str:
     return name
 
 
-def _stored(precisions: Sequence[str], machine: Target, weights: str | None, training: bool) -> list[str]:
+def stored_as(precisions: Sequence[str], machine: Target, weights: str | None, training: bool) -> list[str]:
     """How the weights of each network are stored, "" where as its precision says."""
     stored = [stored_name(own, machine.kind == "cuda", weights) for own in precisions]
     if "float16" in stored and machine.machine == "x86_64" and machine.isa not in ("avx2", "avx512"):
@@ -212,7 +233,8 @@ def _stored(precisions: Sequence[str], machine: Target, weights: str | None, tra
     return stored
 
 
-def _batches(batch: int | Sequence[int]) -> tuple[int, ...]:
+def batch_sizes(batch: int | Sequence[int]) -> tuple[int, ...]:
+    """The batch sizes that were named, in order. Raises ConfigError."""
     sizes = tuple(batch) if isinstance(batch, Iterable) else (batch,)
     for size in sizes:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
@@ -334,5 +356,6 @@ def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tu
         ],
         "batch": list(batches),
         "passes": [name for name in pipeline.PASS_NAMES if name not in without],
+        "decisions": heard(),
         "created": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }

@@ -69,4 +69,5 @@ def _own(facts: dict[str, Any], lowered: Lowered, number: int) -> dict[str, Any]
     """What the manifest says of one network, with its functions by the names that they have in the file."""
     packs = [{**pack, "function": _named(number, pack["function"])} for pack in lowered.packs]
     own = {name: value for name, value in facts.items() if name not in SHARED}
-    return {**own, "packs": packs, "sequence": _named(number, "sequence")}
+    decisions = [d for d in facts["decisions"] if d["subject"].get("network", number) == number]
+    return {**own, "packs": packs, "decisions": decisions, "sequence": _named(number, "sequence")}

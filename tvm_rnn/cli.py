@@ -1,4 +1,4 @@
-"""The command line: `tvm-rnn compile`, `run`, `show`, `inspect`, `cells`, `bench`, `tune` and `records`.
+"""The command line: `tvm-rnn compile`, `run`, `show`, `explain`, `inspect`, `cells`, `bench`, `tune` and more.
 
 In: words and files from the user's shell. Out: files and text; exit code 0, 1 with one message on stderr (the text of
 a TvmRnnError), 2 for wrong usage, 130 for Ctrl-C. Commands import what they need: help and lists stay quick.
@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from . import __version__
 from .cli_bench import bench
+from .cli_explain import doctor, explain
 from .cli_options import (
     Batch,
     Bidirectional,
@@ -310,6 +311,8 @@ def list_cells(
         print_rich(cells_table(found) if name is None else cell_page(found[0]))
 
 
+app.command("explain")(explain)
+app.command("doctor")(doctor)
 app.command("bench")(bench)
 app.command("tune")(tune)
 app.add_typer(records, name="records")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from .decisions import about, tell
 from .errors import ConfigError, message, unknown
 from .graph import Graph
 from .normalise import normalise
@@ -72,19 +73,33 @@ def run(
             graphs.append(layer.graph)
         of_layer.append(next(i for i, g in enumerate(graphs) if g is layer.graph))
     stages = [("trace", Layers(tuple(graphs), tuple(of_layer)))]
+    for number in range(len(graphs)):
+        own = [layer for layer, index in enumerate(of_layer) if index == number]
+        with about("trace", graph=number):
+            tell(True, f"layer{'s' * (len(own) > 1)} {', '.join(map(str, own))}", "one graph", layers=own)
     first = "differentiate" if training else "normalise"
-    graphs = [_apply(Differentiate(), g, net, target) if training else normalise(g) for g in graphs]
+    graphs = _applied(Differentiate(), graphs, net, target) if training else [normalise(g) for g in graphs]
     stages.append((first, Layers(tuple(graphs), tuple(of_layer))))
     for step in PASSES:
         if step.name in off:
+            with about(step.name):
+                tell(False, "the whole pass", "left out by name")
             if not isinstance(step, (FusePointwise, TileLayersAndTime)):
                 continue
             step = replace(step, enabled=False)
         if isinstance(step, TileLayersAndTime):
             step = replace(step, batches=tuple(sorted(batches)))
-        graphs = [_apply(step, g, net, target) for g in graphs]
+        graphs = _applied(step, graphs, net, target)
         stages.append((step.name, Layers(tuple(graphs), tuple(of_layer))))
     return stages
+
+
+def _applied(step: Pass, graphs: Sequence[Graph], net: RNN, target: Target) -> list[Graph]:
+    found = []
+    for number, graph in enumerate(graphs):
+        with about(step.name, graph=number):
+            found.append(_apply(step, graph, net, target))
+    return found
 
 
 def _apply(step: Pass, graph: Graph, net: RNN, target: Target) -> Graph:
@@ -94,7 +109,8 @@ def _apply(step: Pass, graph: Graph, net: RNN, target: Target) -> Graph:
         result = replace(result, applied=(*graph.applied, step.name))
     step.ensures(result)
     if graph.backward is not None:
-        result = replace(result, backward=_apply(step, graph.backward, net, target))
+        with about("", kind="backward"):
+            result = replace(result, backward=_apply(step, graph.backward, net, target))
     return result
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from . import pipeline
 from .graph import Graph, Group, Node, depends
+from .node_text import expression, leaf_text
 from .passes.fuse_pointwise import is_move
 from .target import Target, resolve
 
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from .pipeline import Layers
     from .rnn import RNN
 
-SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
-COMPARISONS = {"less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=", "equal": "==", "not_equal": "!="}
 CODE_STAGES = ("te", "tir", "llvm", "asm")
 GPU_STAGES = ("te", "tir", "cuda", "host")
 
@@ -95,7 +94,7 @@ def _graph(graph: Graph, where: str) -> Iterator[str]:
     if graph.tiling:
         rows = "all" if graph.tiling.rows_per_tile is None else graph.tiling.rows_per_tile
         yield f"walk    {graph.tiling.order}, {rows} rows (steps x batch) per tile"
-    names = _names(graph)
+    names = value_names(graph)
     if graph.groups:
         yield from _groups(graph, names)
     else:
@@ -113,7 +112,7 @@ def _graph(graph: Graph, where: str) -> Iterator[str]:
         yield from _graph(graph.backward, where)
 
 
-def _names(graph: Graph) -> dict[Node, str]:
+def value_names(graph: Graph) -> dict[Node, str]:
     """Short names: leaves keep theirs, new states get a prime, the rest are numbered in order."""
     names: dict[Node, str] = {}
     taken = {s.name for s in graph.states}
@@ -128,8 +127,7 @@ def _names(graph: Graph) -> dict[Node, str]:
     count = 0
     for node in graph.nodes():
         if node.leaf:
-            scalar = node.scalar
-            names[node] = node.name or (f"{scalar:g}" if scalar is not None else f"constant{list(node.shape)}")
+            names[node] = leaf_text(node)
         elif node not in names:
             names[node] = f"v{count}"
             count += 1
@@ -139,36 +137,6 @@ def _names(graph: Graph) -> dict[Node, str]:
 def _shape(graph: Graph, node: Node, batched: bool, time: bool) -> str:
     axes = [*(["T"] if time else []), *(["B"] if batched else []), *map(str, node.shape)]
     return f"[{','.join(axes)}]"
-
-
-def expression(node: Node, names: dict[Node, str]) -> str:
-    """One op over the names of its arguments."""
-    args = [names[a] for a in node.args]
-    attrs = node.attrs
-    if node.op in SYMBOLS:
-        return f"{args[0]} {SYMBOLS[node.op]} {args[1]}"
-    if node.op in COMPARISONS:
-        return f"{args[0]} {COMPARISONS[node.op]} {args[1]}"
-    if node.op == "index":
-        return f"{args[0]}[{_at(node, str(attrs['at']))}]"
-    if node.op == "slice":
-        return f"{args[0]}[{_at(node, _range(node))}]"
-    if node.op == "reshape":
-        return f"reshape({args[0]}, {list(attrs['to'])})"
-    if node.op == "einsum":
-        return f"einsum({attrs['spec']!r}, {', '.join(args)})"
-    extra = [f"{k}={v}" for k, v in attrs.items() if k not in ("rank",)]
-    return f"{node.op}({', '.join([*args, *extra])})"
-
-
-def _range(node: Node) -> str:
-    return f"{node.attrs['start']}:{node.attrs['stop']}"
-
-
-def _at(node: Node, text: str) -> str:
-    rank = len(node.args[0].shape)
-    place = rank + node.attrs["axis"]
-    return ",".join([":"] * place + [text] + [":"] * (rank - place - 1))
 
 
 def _regions(graph: Graph, names: dict[Node, str]) -> Iterator[str]:

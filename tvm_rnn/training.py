@@ -13,6 +13,7 @@ import tvm
 import tvm_ffi
 
 from . import pipeline
+from .decisions import about, heard
 from .dtypes import held_dtype
 from .errors import ConfigError, message
 from .lower import Lowered
@@ -45,7 +46,9 @@ def add_training(
     without: tuple[str, ...],
 ) -> dict[str, np.ndarray]:
     """Adds functions to `lowered` and facts to `facts`. Returns the constants that the functions read, by name."""
-    layers = pipeline.run(net, target, without, batches, training=True)[-1][1]
+    with about("", training=True):
+        layers = pipeline.run(net, target, without, batches, training=True)[-1][1]
+    facts["decisions"] = heard()
     count = len(layers.graphs)
     backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
     forward = ForwardTrain(net, layers, target, batches, number=count)

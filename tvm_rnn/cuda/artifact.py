@@ -72,7 +72,7 @@ def describe(
                 "target": target.name,
                 "packed_bytes": program.packed_bytes,
                 "parameters": [list(row) for row in program.parameters],
-                "kernels": taken.get(target.arch, []),
+                "kernels": [_with_threads(row, program) for row in taken.get(target.arch, [])],
                 "templates": facts.pop("templates", []),
                 **facts,
             }
@@ -87,3 +87,11 @@ def describe(
         "templates": variants[0]["templates"],
         "variants": variants,
     }
+
+
+def _with_threads(row: dict[str, Any], program: Program) -> dict[str, Any]:
+    """What the compiler says that a kernel takes, and with what it is launched."""
+    kernel = program.kernels.get(row["kernel"])
+    if kernel is None:
+        return row
+    return {**row, "threads": kernel.threads, "cluster": kernel.cluster, "dynamic_shared_bytes": kernel.shared_bytes}

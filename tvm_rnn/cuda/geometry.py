@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
+from ..decisions import about, listening, recording, tell
 from ..errors import ConfigError
 from ..schedule import DEFAULT, Knobs, Template, Unit, alike, replayed, stale, templates
 from ..target import Target
@@ -78,7 +79,7 @@ def geometry(
     """
     unit = unit_of(step, precision, batch, layers, stored)
     able = {t.name: t for t in templates().values() if t.applies(unit, target)}
-    best, near, note = None, list[Geometry](), DEFAULT
+    best, near, every, note = None, list[Geometry](), list[Geometry](), DEFAULT
     for found in target.records.find(unit):
         if found.choice.template == DEFAULT:
             if not found.distance:
@@ -87,22 +88,38 @@ def geometry(
             continue
         if found.choice.template in (STEP_BY_STEP, LAYER_BY_LAYER):
             if not found.distance:
+                tell(False, "persistent kernels", f"measured to be slower than {found.choice.template} ({found.note})")
                 return Geometry(0.0, found.choice.template, None, found.note)
             continue
         if stale(found.choice, able):
             continue
-        team = _team(able[found.choice.template], unit, target, Knobs(found.choice.knobs))
+        with recording(listen=False):  # why a record does not fit is no reason of this unit's
+            team = _team(able[found.choice.template], unit, target, Knobs(found.choice.knobs))
         if team is not None and able_to_run(team, target):
             near.append(Geometry(predict(team, batch, target), found.choice.template, team, found.note))
             if not found.distance:
                 return near[-1]
     for template in able.values():
-        team = _team(template, unit, target, Knobs())
+        with about("", template=template.name):
+            team = _team(template, unit, target, Knobs())
         if team is not None:
             own = Geometry(predict(team, batch, target), template.name, team, note)
+            every.append(own)
             best = own if best is None or own.us < best.us else best
     allowed = [n for n in near if best is None or n.us <= MODEL_ERROR * best.us]
-    return allowed[0] if allowed else best
+    taken = allowed[0] if allowed else best
+    if listening():
+        _tell([*near, *every], taken)
+    return taken
+
+
+def _tell(every: list[Geometry], taken: Geometry | None) -> None:
+    """What the model says of the best geometry of each template, and of records' that were not taken."""
+    for other in every:
+        if taken is not None and other is not taken:
+            better = "measured" if taken.record != DEFAULT else "predicted"
+            why = f"{other.us:.2f} us per step predicted; {taken.template} ({better} better) takes {taken.us:.2f}"
+            tell(False, other.template, why, predicted_us=round(other.us, 3))
 
 
 def _team(template: Template, unit: RecurrentUnit, target: Target, knobs: Knobs) -> Team | None:

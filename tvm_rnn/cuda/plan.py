@@ -22,6 +22,7 @@ from functools import partial
 from math import prod
 from typing import Any
 
+from ..decisions import about, tell
 from ..lower import flops_per_row
 from ..pipeline import PASS_NAMES, Layers
 from ..rnn import RNN
@@ -102,12 +103,15 @@ class Plan:
     def _wave(self) -> Wave | None:
         """All layers at once, where the products of inputs may be part of the step and no pass was left out."""
         if not all(set(PASS_NAMES) <= set(graph.applied) for graph in self.layers.graphs):
+            with about("wave"):
+                tell(False, "layers in a wave", "a pass was left out by name, which a wave's layers would have")
             return None  # a wave's layers run all passes: what was left out would be back
         alone = [
             sum(self.code[index].predicted_us(batch) for index in self.layers.of_layer)
             for batch in self.batches or EXPECTED_BATCHES
         ]
-        found = wave(self.net, self.target, self.precision, self.batches, alone, self.stored)
+        with about("wave"):
+            found = wave(self.net, self.target, self.precision, self.batches, alone, self.stored)
         if found is not None:
             found.reserve(self.program)
         return found

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from ..decisions import listening, tell
 from ..target import Target
 from .phases import Phase
 from .team import Team
@@ -78,8 +79,55 @@ def resident_teams(team: Team, target: Target) -> int:
 
 def cheapest(teams: Iterable[Team], unit: Any, target: Target) -> Team | None:
     """The team that fits and has the least predicted time for the unit's batch."""
+    if listening():
+        teams = list(teams)
     able = (t for t in teams if able_to_run(t, target))
-    return min(able, key=lambda t: predict(t, unit.batch, target), default=None)
+    best = min(able, key=lambda t: predict(t, unit.batch, target), default=None)
+    if best is None and listening():
+        _tell(list(teams), target)
+    return best
+
+
+def _tell(teams: list[Team], target: Target) -> None:
+    """Why no geometry fits: what the nearest one lacks."""
+    if not teams:
+        tell(False, "a geometry", "the template has none for this precision and these sizes")
+        return
+    lack = min((lacking(team, target) for team in teams), key=lambda found: found.missing_bytes)
+    why = f"of {len(teams)} geometries none fits; the nearest: {lack.reason}"
+    tell(False, "a geometry", why, missing_bytes=lack.missing_bytes, needed_bytes=lack.needed_bytes)
+
+
+@dataclass(frozen=True)
+class Lack:
+    """What a team that does not fit has too little of. Bytes are those of one block."""
+
+    reason: str
+    missing_bytes: int
+    needed_bytes: int
+
+
+def lacking(team: Team, target: Target) -> Lack:
+    """By how much a team that is not `able_to_run` misses it."""
+    where = f"{team.ctas} blocks of {team.threads} threads, {team.rows} rows"
+    if team.threads > 1024:
+        return Lack(f"{where}: 1024 threads are the most", 1 << 40, 0)
+    if not resident_teams(team, target):
+        return Lack(f"{where}: this GPU runs {target.sms} blocks at once", 1 << 40, 0)
+    blocks = [(p, team.depth_blocks(o.source) // team.k_parts) for p in team.step.phases for o in p.operands]
+    held = sum(s.registers + s.shared for parts in team.shares.values() for s in parts)
+    lanes, words = team.k_parts * team.part_lanes * 4, sum(team.block_words(p) * n for p, n in blocks)
+    streamed = sum(s.streamed * team.block_words(p) for p, parts in team.shares.items() for s in parts)
+    if streamed or not held:
+        why = f"{where}: a block's weights are {words * lanes} bytes, {streamed * lanes} more than it may keep"
+        return Lack(why, streamed * lanes, words * lanes)
+    most = min(255, (1 << 16) // team.threads // 8 * 8)
+    over, shared = team.registers() - most, team.shared_bytes - target.shared_bytes
+    if over > 0 and over * 4 * team.threads > shared:
+        why = f"{where}: about {team.registers()} registers per thread, {most} are the most"
+        return Lack(why, over * 4 * team.threads + max(0, shared), words * lanes)
+    why = f"{where}: {team.shared_bytes} bytes of shared memory, {shared} more than a block may have"
+    return Lack(why, max(0, shared), team.shared_bytes)
 
 
 def distinct(teams: Iterable[Team], target: Target, knobs: Callable[[Team], dict[str, int]]) -> Iterator[Team]:

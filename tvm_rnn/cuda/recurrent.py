@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ..decisions import about, listening, tell
 from ..graph import Node
 from ..schedule import DEFAULT
 from ..target import Target
@@ -18,7 +19,7 @@ from . import persistent
 from .cell_reads import hoisted, params
 from .exchange import COUNTER_WORDS
 from .gemm_layout import Pack
-from .geometry import geometry
+from .geometry import Geometry, geometry
 from .inputs import given
 from .kernel import Kernel
 from .layout import Layout
@@ -220,29 +221,70 @@ def choose(
     if scans:
         return list(scans)
     if precision not in (*MMA, "float32") or target.arch != "sm_90a":
+        wanted = f"{target.arch} is not sm_90a" if target.arch != "sm_90a" else f"there are none in {precision}"
+        tell(False, "persistent kernels", wanted)
         return []
     try:
         step = step_of(layout)
-    except NotPersistent:
+    except NotPersistent as reason:
+        tell(False, "persistent kernels", str(reason))
+        _tell_rest(layout, [], precision, batches or EXPECTED_BATCHES, target)
         return []
     found: list[Persistent] = []
     bounded = False
     for batch in sorted(set(batches or EXPECTED_BATCHES), reverse=True):
-        best = geometry(step, target, precision, batch, stored=layout.weights.stored)
+        with about("", batch=batch):
+            best = geometry(step, target, precision, batch, stored=layout.weights.stored)
         if best is None:
             continue  # a smaller batch's geometry takes such a batch in slices
         us, template, team, record = best
         if team is None:
             bounded = True  # step by step for this batch: no smaller one's geometry reaches it
             continue
-        if found and found[-1].team == team:
-            continue
         most = batch if found or bounded else _reach(layout, team, batch, target, best.recorded)
-        if most == 0:
+        if listening():
+            with about("", batch=batch):
+                _tell(layout, best, batch, most, target)
+        if most == 0 or (found and found[-1].team == team):
             continue
         name = f"persistent_{layout.weights.number}_d{layout.directions}_b{batch}"
         found.append(Persistent(layout, team, template, name, most, resident_teams(team, target), us, initial, record))
+    _tell_rest(layout, found, precision, batches or EXPECTED_BATCHES, target)
     return list(reversed(found))
+
+
+def _tell(layout: Layout, best: Geometry, batch: int, most: int | None, target: Target) -> None:
+    """The regime of one batch size, beside what step by step would take, and what it keeps on the chip."""
+    us, template, team, record = best
+    assert team is not None
+    other = predict_steps(layout, team.precision, batch, target)
+    facts = {"predicted_us": round(us, 3), "step_by_step_us": round(other, 3)}
+    if most == 0:
+        tell(False, template, f"{us:.2f} us per step predicted, one launch per step {other:.2f}", **facts)
+        return
+    kept = {"registers": 0, "shared": 0}
+    for phase, parts in team.shares.items():
+        for share in parts:
+            each = team.block_words(phase) * team.k_parts * team.part_lanes * 4 * team.ctas
+            kept["registers"] += share.registers * each
+            kept["shared"] += share.shared * each
+    chip = {"blocks": team.ctas, "rows": team.rows, "threads": team.threads, "shared_bytes": team.shared_bytes}
+    chip |= {"registers_estimated": team.registers(), **{f"weights_in_{k}_bytes": v for k, v in kept.items()}}
+    reach = "any B" if most is None else f"B up to {most}"
+    why = f"{us:.2f} us per step predicted, one launch per step {other:.2f}; {reach}; by {record}"
+    tell(True, template, why, **facts, **chip)
+
+
+def _tell_rest(
+    layout: Layout, found: Sequence[Persistent], precision: str, batches: Sequence[int], target: Target
+) -> None:
+    """The batch sizes that no persistent kernel runs."""
+    for batch in sorted(set(batches)) if listening() else ():
+        if not any(regime.most is None or batch <= regime.most for regime in found):
+            us = predict_steps(layout, precision, batch, target)
+            with about("", batch=batch):
+                facts = {"predicted_us": round(us, 3), "step_by_step_us": round(us, 3)}
+                tell(True, "step by step", f"{us:.2f} us per step predicted, one launch per group and step", **facts)
 
 
 def _reach(layout: Layout, team: Team, batch: int, target: Target, recorded: bool) -> int | None:

@@ -17,6 +17,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from ..decisions import tell
 from ..expressions import Index, element
 from ..graph import Node
 from ..scalar_cuda import flavour
@@ -249,11 +250,13 @@ def scan(layout: Layout, target: Target, batches: Sequence[int], initial: Mappin
     hoisted = set(layout.hoisted_nodes)
     try:
         step = phases(layout.graph, lambda n: layout.weights.place(n) is not None, lambda n: n in hoisted, False)
-    except NotPersistent:
+    except NotPersistent as reason:
+        tell(False, "scan_cuda", str(reason))
         return []
     reads = len({key for found in step.reads for key in found})
     width = step.phases[0].width
     unit = Unit("scan", "step", layout.precision, width=width, stages=reads, batches=tuple(batches))
     template, knobs, record = best(unit, target)
+    tell(True, "scan_cuda", "the step has no product: all of T in one launch, a thread per row and unit")
     name = f"scan_{layout.weights.number}_d{layout.directions}"
     return [Scan(layout, step, name, template.name, knobs, initial, record)]

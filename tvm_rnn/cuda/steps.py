@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+from ..decisions import about
 from ..graph import Graph, Group, Node
 from ..target import Target as Machine
 from .chain import chain_kernel, chains
@@ -96,7 +97,8 @@ class Layer:
             self.groups.append((groups, work))
             for pack in getattr(work, "packs", ()):
                 self.weights.want(pack)
-        self.regimes = choose(self.layout, self.machine, self.precision, self.batches, self.initial)
+        with about("regime", graph=self.number):
+            self.regimes = choose(self.layout, self.machine, self.precision, self.batches, self.initial)
         for pack in (pack for regime in self.regimes for pack in regime.packs):
             self.weights.want(pack)
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
+from ..decisions import about, recording, tell
 from ..pipeline import run as run_passes
 from ..rnn import RNN, constants
 from ..target import Target
@@ -170,17 +171,24 @@ def wave(
     dtype of products' parameters, where it is not the precision's.
     """
     if net.num_directions > 1 or net.reverse or net.num_layers < 2 or precision not in MMA or target.arch != "sm_90a":
+        tell(False, "layers in a wave", _no_wave(net, target, precision))
         return None
-    layers = run_passes(net, target, ("hoist_gemms",))[-1][1]  # products of inputs are part of the step
+    with recording(listen=False):  # the passes of this attempt are not those of the network
+        layers = run_passes(net, target, ("hoist_gemms",))[-1][1]  # products of inputs are part of the step
     try:
         members = [_member(net, graph, n, precision, stored) for n, graph in enumerate(layers.graphs)]
-    except NotPersistent:
+    except NotPersistent as reason:
+        tell(False, "layers in a wave", str(reason))
         return None
     found: list[tuple[int, Geometry]] = []
     for batch, other in sorted(zip(batches or EXPECTED_BATCHES, alone, strict=True), reverse=True):
-        best = _best(members, len(layers.of_layer), target, precision, batch)
-        if best is None or best.team is None or not (best.recorded or best.us < GAIN * other):
-            continue
+        with about("", batch=batch):
+            best = _best(members, len(layers.of_layer), target, precision, batch)
+            if best is None or best.team is None or not (best.recorded or best.us < GAIN * other):
+                _tell(best, other)
+                continue
+            why = f"{best.us:.2f} us per step of all layers predicted, one by one {other:.2f}; by {best.record}"
+            tell(True, "layers in a wave", why, predicted_us=round(best.us, 3), one_by_one_us=round(other, 3))
         if not found or found[-1][1].team != best.team:
             found.append((batch, best))
     if not found:
@@ -191,6 +199,21 @@ def wave(
         result.regimes.append([_regime(m, best, most, net, target) for m in members])
         result.limits.append(_limit(result.regimes[-1][0].team, len(layers.of_layer), most, target))
     return result
+
+
+def _no_wave(net: RNN, target: Target, precision: str) -> str:
+    if net.num_layers < 2:
+        return "there is one layer"
+    if net.num_directions > 1 or net.reverse:
+        return "a direction that goes backwards needs all of a sequence before its first output"
+    return f"waves are for tensor cores of sm_90a, not for {precision} on {target.arch}"
+
+
+def _tell(best: Geometry | None, other: float) -> None:
+    if best is not None:
+        why = f"{best.us:.2f} us per step of all layers predicted; one after the other {other:.2f}"
+        why += f", of which streams save up to a factor of {GAIN:g}"
+        tell(False, "layers in a wave", why, predicted_us=round(best.us, 3), one_by_one_us=round(other, 3))
 
 
 def _member(net: RNN, graph: Any, number: int, precision: str, stored: str) -> Member:
@@ -222,9 +245,18 @@ def _best(members: Sequence[Member], layers: int, target: Target, precision: str
     part = replace(target, sms=target.sms // layers)
     stored = members[-1].layout.weights.stored
     found = geometry(members[-1].step, part, precision, batch, layers, stored)
-    if found is None or found.team is None or ceil(batch / found.team.rows) > resident_teams(found.team, part):
+    if found is None or found.team is None:
         return None
-    return found if _able(members, found.team, target) else None
+    teams, most = ceil(batch / found.team.rows), resident_teams(found.team, part)
+    if teams > most:
+        own = f"{teams} teams of {found.team.ctas} blocks with {found.team.rows} rows each"
+        why = f"{own}; of each layer's {part.sms} multiprocessors {most} run at once"
+        tell(False, "layers in a wave", f"the batch takes {why}")
+        return None
+    if not _able(members, found.team, target):
+        tell(False, "layers in a wave", "in this geometry a layer cannot follow another one")
+        return None
+    return found
 
 
 def _limit(team: Team, layers: int, most: int | None, target: Target) -> int:

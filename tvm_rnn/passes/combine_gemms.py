@@ -9,10 +9,13 @@ Rewrite: gemm(W_i, x), gemm(W_f, x), ...   -->   z[G, N] = gemm(stack(W_i, W_f, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ..graph import Graph, Node, rewrite
+from ..decisions import tell
+from ..graph import Graph, Node, rewrite, topological
+from ..node_text import in_words, joined
 from ..normalise import Builder
 from . import Pass
 
@@ -55,13 +58,28 @@ def _merge_sums(graph: Graph) -> Graph:
         new[node] = _with_args(node, new)
         if new[node] is not node:
             region[new[node]] = graph.region_of(node)
-        if node.op != "add" or any(new[a].op != "gemm" or len(users[a]) > 1 or a in roots for a in node.args):
+        if node.op != "add" or any(new[a].op != "gemm" for a in node.args):
             continue
-        if len({(graph.region_of(a), a.shape) for a in (*node.args, node)}) > 1:
+        if why := _kept_apart(graph, node, users, roots):
+            tell(False, f"the sum {in_words(node)}", why)
             continue
         new[node] = builder.make("gemm", *(w for a in node.args for w in new[a].args), source=node.source)
         region[new[node]] = graph.region_of(node)
+        tell(True, f"the sum {in_words(node)}", "one product over both operands")
     return rewrite(graph, new, region=region)
+
+
+def _kept_apart(graph: Graph, node: Node, users: Mapping[Node, list[Node]], roots: set[Node]) -> str:
+    """Why a sum of two products cannot be one product; empty where it can."""
+    shared = [a for a in node.args if len(users[a]) > 1 or a in roots]
+    if shared:
+        return f"{in_words(shared[0])} is also read on its own"
+    regions = [graph.region_of(a) for a in (*node.args, node)]
+    if len({*regions}) > 1:
+        return f"the products run at different times: {' and '.join(dict.fromkeys(regions))}"
+    if len({a.shape for a in (*node.args, node)}) > 1:
+        return f"the products have different shapes: {' and '.join(str(list(a.shape)) for a in node.args)}"
+    return ""
 
 
 def _stack(graph: Graph) -> Graph:
@@ -73,6 +91,7 @@ def _stack(graph: Graph) -> Graph:
     new: dict[Node, Node] = {}
     region = dict(graph.region)
     leader = {n: family for family in families.values() if len(family) > 1 for n in family}
+    _tell(families)
     for node in graph.nodes():
         if node not in leader:
             new[node] = _with_args(node, new)
@@ -91,3 +110,34 @@ def _stack(graph: Graph) -> Graph:
         new[node] = builder.make("index", combined, axis=-2, at=family.index(node))
         region[combined] = region[new[node]] = graph.region_of(node)
     return rewrite(graph, new, region=region)
+
+
+def _tell(families: Mapping[tuple[object, ...], list[Node]]) -> None:
+    """Which products became one, and what keeps the others apart."""
+    every = [(key[0], family) for key, family in families.items()]
+    if not every:
+        tell(False, "the products", "there are none of a vector")
+    for region, family in every:
+        operands, width = family[0].args[1::2], family[0].shape[0]
+        what = joined(in_words(n) for n in family)
+        if len(family) > 1:
+            read = " and ".join(in_words(x) for x in operands)
+            why = f"{len(family)} products of {read}: one of {len(family)} gates"
+            tell(True, what, why, region=region, gates=len(family), width=width)
+            continue
+        others = [other for where, other in every if where == region and other is not family]
+        reasons = [_difference(family, other) for other in others]
+        why = "; ".join(reasons) if reasons else f"the only product of region `{region}`"
+        tell(False, what, why, region=region, width=width)
+
+
+def _difference(family: Sequence[Node], other: Sequence[Node]) -> str:
+    """What keeps the products of two families of one region from being one."""
+    mine, theirs = (own[0].args[1::2] for own in (family, other))
+    if mine == theirs:
+        return f"{family[0].shape[0]} units, {in_words(other[0])} has {other[0].shape[0]}"
+    for later, earlier in ((family, other), (other, family)):
+        if {*earlier} & {*topological(later[0].args[1::2])}:
+            return f"{in_words(later[0])} needs the result of {in_words(earlier[0])}: another level"
+    read = [" and ".join(in_words(x) for x in operands) for operands in (mine, theirs)]
+    return f"reads {read[0]}, {in_words(other[0])} reads {read[1]}"

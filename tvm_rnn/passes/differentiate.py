@@ -31,8 +31,10 @@ from math import inf, prod
 from typing import TYPE_CHECKING, Any
 
 from .. import functions, trace
+from ..decisions import listening, tell
 from ..errors import PassError, message
 from ..graph import Graph, Node, constant, depends, rewrite, topological
+from ..node_text import in_words
 from ..normalise import normalise
 from ..ops import TABLE, Shape
 from ..trace import Value
@@ -80,6 +82,8 @@ def differentiate(graph: Graph, keep: Choice | None = None) -> Graph:
     read = _read([*d_states, *d_inputs, *d_params], graph)
     kept = tuple(dict.fromkeys((keep or cheapest_cut)(graph, read)))
     _check_kept(kept, graph)
+    if listening():
+        _tell(graph, read, kept)
     states = {s: Node("input", shape=s.shape, name=s.name) for s in graph.states}
     again = {n: Node("input", shape=n.shape, name=f"kept_{i}") for i, n in enumerate(kept)}
     back = Graph(
@@ -97,6 +101,22 @@ def differentiate(graph: Graph, keep: Choice | None = None) -> Graph:
         totals=tuple(d_params),
     )
     return normalise(replace(graph, emitted=kept, backward=_substituted(back, {**states, **again})))
+
+
+def _tell(graph: Graph, read: Sequence[Node], kept: Sequence[Node]) -> None:
+    for state in graph.states:
+        tell(True, f"keep state {state.name} before each step", "gradients begin from it", elements=prod(state.shape))
+    for node in kept:
+        why = "gradients read it, or what they read is made of it again without a product"
+        tell(True, f"keep {in_words(node)}", why, elements=prod(node.shape))
+    for node in read:
+        if node not in kept and not node.boolean and TABLE[node.op].kind != "move":
+            tell(
+                False,
+                f"keep {in_words(node)}",
+                "made again from what is kept, by pointwise work",
+                elements=prod(node.shape),
+            )
 
 
 def _check_kept(kept: Sequence[Node], graph: Graph) -> None:

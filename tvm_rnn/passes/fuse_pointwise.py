@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import TYPE_CHECKING
 
+from ..decisions import listening, tell
 from ..graph import Graph, Group, Node, depends, rewrite
+from ..node_text import in_words, joined
 from ..ops import TABLE, Shape
 from . import Pass
 
@@ -185,6 +188,11 @@ class _Grouping:
             depth = max(found.get(u, 0) for u in users) + (len(users) > 1) + 3 * (TABLE[node.op].cost >= FUNCTION)
             if depth <= DEEPEST_INLINED:
                 found[node] = depth
+            else:
+                why = (
+                    f"inside the reduction it would be {depth} deep, and {DEEPEST_INLINED} is the most: stored instead"
+                )
+                tell(False, in_words(node), why)
         return set(found)
 
     def _free(self, node: Node) -> bool:
@@ -261,28 +269,35 @@ class _Grouping:
         return self.drafts[index]
 
     def _join(self, node: Node, latest: int) -> int | None:
+        reasons: dict[str, None] = {}
         for index in range(max(latest, 0), len(self.drafts)):
             draft = self.drafts[index]
-            if draft.kind == "reduce" or draft.space != node.shape:
-                continue
-            if index > latest or self._aligned(node, index):
+            if draft.kind == "reduce":
+                reasons["a reduction has no epilogue"] = None
+            elif draft.space != node.shape:
+                reasons[f"a value of {list(node.shape)} after a group of {list(draft.space)}"] = None
+            elif index > latest or (misread := self._misread(node, index)) is None:
                 return index
+            elif listening():
+                reasons[f"reads {in_words(misread)} at another element"] = None
+        if reasons:
+            tell(False, in_words(node), "; ".join(reasons), region=self.region)
         return None
 
-    def _aligned(self, node: Node, index: int) -> bool:
-        """Every operand that group `index` computes is read at the node's own element."""
+    def _misread(self, node: Node, index: int) -> Node | None:
+        """An operand that group `index` computes and that is not read at the node's own element."""
         draft = self.drafts[index]
         for arg in node.args:
             if is_truth(arg) and arg.shape == node.shape:
-                if not self._aligned(arg, index):
-                    return False
+                if (misread := self._misread(arg, index)) is not None:
+                    return misread
                 continue
             gate = arg.op == "index" and arg.args[0] is draft.root and arg.attrs["axis"] == -2
             if gate or self.home.get(arg) == index:
                 continue
             if any(self.home.get(b) == index for b in self._through(arg)):
-                return False
-        return True
+                return arg
+        return None
 
     def _open(self, kind: str, space: Shape, root: Node | None) -> int:
         self.drafts.append(_Draft(kind, space, root, [root] if root is not None else []))
@@ -312,7 +327,33 @@ class _Grouping:
                 phase += 1
             keep = [n for n in draft.nodes if n in wanted or n in self.results or n in outside]
             groups.append(Group(draft.kind, self.region, phase, draft.root, tuple(draft.nodes), tuple(keep)))
+            if listening():
+                _tell(groups[-1], self.graph)
         return groups
 
     def _copies(self, draft: _Draft) -> list[Node]:
         return [n for n in draft.nodes if is_move(n) or n.leaf]
+
+
+def _tell(group: Group, graph: Graph) -> None:
+    """One group: what it computes in one go, and what of it becomes an array."""
+    inside = sum(n is not group.root and (n.pointwise or n.leaf) for n in group.nodes)
+    root = f"{group.kind} {in_words(group.root)}" if group.root is not None else "pointwise"
+    what = f"{group.region}{f' {group.phase}' if group.region == 'step' else ''}: {root}"
+    names = {result: f"the new {state.name}" for state, result in zip(graph.states, graph.results, strict=True)}
+    names = {graph.output: "the output", **names}
+    stored = joined(names.get(n) or in_words(n) for n in group.stored) or "nothing"
+    why = f"{inside} pointwise operations in it; stored: {stored}"
+    facts = {"region": group.region, "phase": group.phase, "kind": group.kind, "pointwise": inside}
+    from ..lower import node_flops  # which needs TVM: only where somebody listens
+
+    members = set(group.nodes)
+    read = {
+        b for n in group.nodes for a in n.args for b in bases(a) if b not in members and b.op not in ("param", "const")
+    }
+    own = [n for n in read if n.leaf or depends([*_below(n)])[n]]
+    facts |= {"flops": sum(node_flops(n) for n in group.nodes if not n.leaf)}
+    facts |= {"moved_elements": sum(prod(n.shape) for n in (*own, *group.stored))}
+    if group.kind == "gemm" and group.root is not None:
+        facts |= {"weight_elements": sum(prod(w.shape) for w in group.root.args[::2])}
+    tell(True, what, why, **facts, stored=len(group.stored))

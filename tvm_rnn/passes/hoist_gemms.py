@@ -17,7 +17,9 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
+from ..decisions import listening, tell
 from ..graph import Graph, Node, depends, make, rewrite, topological
+from ..node_text import in_words, states_of
 from ..ops import TABLE
 from . import Pass
 
@@ -39,11 +41,15 @@ class HoistGemms(Pass):
         nodes = graph.nodes()
         leaves = depends(nodes)
         early = {n for n in nodes if leaves[n] == {"input"} and not n.leaf}
+        large: set[Node] = set()
         if graph.kind == "backward":  # the states before each step are inputs: matrices would be kept for all steps
-            early -= _made_of_matrices(nodes, leaves)
+            large = _made_of_matrices(nodes, leaves) & early
+        early -= large
         moved = _hanging_on_products(nodes, early)
-        _sink(graph, moved)
+        sunk = _sink(graph, moved)
         late = _after(graph, moved) if graph.kind == "backward" else set()
+        if listening():
+            _tell(nodes, leaves, _Found(moved, late, early, large, sunk))
         return replace(graph, region={**graph.region, **dict.fromkeys(moved, "before"), **dict.fromkeys(late, "after")})
 
     def ensures(self, graph: Graph) -> None:
@@ -129,8 +135,10 @@ def _grows(node: Node) -> bool:
     return prod(node.shape) > sum(prod(a.shape) for a in node.args)
 
 
-def _sink(graph: Graph, moved: set[Node]) -> None:
-    """Give back to the loop cheap nodes whose operands must be kept for the loop anyway: less memory, no more work."""
+def _sink(graph: Graph, moved: set[Node]) -> dict[Node, str]:
+    """Give back to the loop cheap nodes whose operands must be kept for the loop anyway: less memory, no more work.
+    Returns them with the reason."""
+    given: dict[Node, str] = {}
     users = graph.users()
     roots = set(graph.roots)
     for node in reversed(graph.nodes()):
@@ -140,5 +148,51 @@ def _sink(graph: Graph, moved: set[Node]) -> None:
         kept = [a for a in operands if any(u not in moved for u in users[a]) or a in roots]
         if operands and len(kept) == len(operands):
             moved.discard(node)
+            given[node] = "cheap, and what it reads is kept for the loop anyway: less memory, no more work"
         elif TABLE[node.op].kind == "move" and len(operands) == 1:
-            moved.discard(node)  # a view of one stored value costs nothing where it is read
+            moved.discard(node)
+            given[node] = "a view of one stored value costs nothing where it is read"
+    return given
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the pass found out, for the reasons: values that moved out, to the front or to the back; values that no
+    state is needed for; of these the ones that are too large to keep; those that were given back, with the reason."""
+
+    moved: set[Node]
+    late: set[Node]
+    early: set[Node]
+    large: set[Node]
+    sunk: Mapping[Node, str]
+
+
+def _tell(nodes: list[Node], leaves: Mapping[Node, frozenset[str]], found: _Found) -> None:
+    """What became of every product and reduction, and of what hangs on them."""
+    heavy = [n for n in nodes if not n.leaf and TABLE[n.op].kind in HEAVY and leaves[n]]
+    for node in heavy:
+        facts = {"elements": prod(node.shape)}
+        if node in found.moved:
+            tell(True, in_words(node), "reads no state: one product over all T before the loop", **facts)
+        elif node in found.late:
+            tell(
+                True,
+                in_words(node),
+                "no gradient that is carried reads it: one product over all T after the loop",
+                **facts,
+            )
+        elif node in found.large:
+            tell(False, in_words(node), "made of a matrix of each step, which would be kept for all of T", **facts)
+        else:
+            tell(False, in_words(node), f"reads {' and '.join(states_of(node))}, known only within the loop", **facts)
+    if not heavy:
+        tell(False, "the step", "it has no product and no reduction")
+    for node, reason in found.sunk.items():
+        tell(False, in_words(node), reason)
+    for node in found.early - found.moved - found.large - found.sunk.keys():
+        if any(a in found.moved for a in node.args) and _grows(node):
+            wide, narrow = prod(node.shape), sum(prod(a.shape) for a in node.args)
+            why = f"an outer product: {wide} elements to keep per step and row in place of {narrow}"
+            tell(False, in_words(node), why, elements=wide)
+        elif node.pointwise and not any(a in found.sunk for a in node.args):
+            tell(False, in_words(node), "hangs on no product: computed where it is read, and not kept for all of T")

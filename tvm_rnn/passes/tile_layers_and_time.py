@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
+from ..decisions import tell
 from ..graph import Graph, Tiling
-from ..schedule import Unit, best
+from ..schedule import Chosen, Unit, best
 from . import Pass
 from .fuse_pointwise import read_at_last
 
@@ -40,10 +41,13 @@ class TileLayersAndTime(Pass):
             return replace(graph, tiling=Tiling("layer-major", None))
         if target.kind == "cuda":  # its kernels walk time by themselves, and layers in waves
             whole = _reads_all_first(graph, net)
+            why = "each layer needs all of a sequence before the next one begins" if whole else ""
+            tell(not whole, "layers side by side in time", why or "kernels walk time by themselves; see the regimes")
             return replace(graph, tiling=Tiling("layer-major" if whole else "time-major", None))
         unit = unit_of(graph, net, self.batches[-1:])  # there is one walk for all: that of the largest batch
         chosen = best(unit, target)
         order = "layer-major" if chosen.knobs["layers_first"] else "time-major"
+        _tell(graph, net, chosen)
         return replace(graph, tiling=Tiling(order, chosen.knobs["rows"], unit, chosen))
 
     def ensures(self, graph: Graph) -> None:
@@ -61,6 +65,21 @@ def unit_of(graph: Graph, net: RNN, batches: tuple[int, ...]) -> Unit:
     flow = (graph.inputs[0].shape[0], graph.output.shape[0])
     region = "backward" if graph.kind == "backward" else "layers" if net.num_layers > 1 else "layer"
     return Unit("walk", region, graph.dtype, 1 + _reads_all_first(graph, net), width, flow, batches=batches)
+
+
+def _tell(graph: Graph, net: RNN, chosen: Chosen) -> None:
+    rows = chosen.knobs["rows"]
+    why = f"by {chosen.template.name}, {chosen.record}"
+    tell(True, f"tiles of {rows} rows (steps x batch)", why, rows=rows)
+    if _reads_all_first(graph, net):
+        both = "the backward pass" if graph.kind == "backward" else "a direction that goes backwards"
+        tell(False, "a tile through all layers", f"{both} reads a whole sequence before its first output")
+    elif chosen.knobs["layers_first"]:
+        tell(False, "a tile through all layers", why)
+    elif net.num_layers == 1:
+        tell(False, "a tile through all layers", "there is one layer")
+    else:
+        tell(True, f"a tile through all {net.num_layers} layers", "time outside, layers inside")
 
 
 def _reads_all_first(graph: Graph, net: RNN) -> bool:

@@ -1,0 +1,31 @@
+"""`tvm-rnn explain` and `tvm-rnn doctor`: words in, text or JSON out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from networks import compiled
+from test_cli import call
+
+
+def test_a_cell_is_explained() -> None:
+    page = call("explain", "gru", "--target", "x86-64-v4", "--batch", "4")
+    assert page.startswith("gru: 1 layer, float32, for x86-64-v4, made for B = 4")
+    assert "R @ h: reads h" in page
+
+
+def test_facts_for_machines() -> None:
+    words = ("--target", "x86-64-v4", "--dtype", "float64", "--hidden-size", "64", "--steps", "7", "--json")
+    (found,) = json.loads(call("explain", "lstm", *words))["networks"]
+    assert found["precision"] == "float64" and found["work"][0]["steps"] == 7 and found["phases"]
+
+
+def test_a_module_is_explained_by_its_file(tmp_path: Path) -> None:
+    compiled("gru", 4, 8)[1].export(tmp_path / "gru.so")
+    assert "W @ x: reads no state" in call("explain", str(tmp_path / "gru.so"))
+    assert "a module says itself" in call("explain", str(tmp_path / "gru.so"), "--without", "hoist_gemms", code=1)
+
+
+def test_a_pass_that_there_is_not() -> None:
+    assert "no such pass" in call("explain", "gru", "--without", "nonsense", code=1)

@@ -1,0 +1,36 @@
+"""The page of text: everything that the facts have, in words."""
+
+from __future__ import annotations
+
+import tvm_rnn as rnn
+from tvm_rnn import explain
+from tvm_rnn.explain_text import text
+from tvm_rnn.pipeline import PASS_NAMES
+
+
+def test_a_network_for_a_gpu() -> None:
+    page = str(explain(rnn.RNN(rnn.cells.lstm, 64, 64, dtype="bfloat16"), "nvidia-h200", batch=16))
+    for title in (*PASS_NAMES, "who runs the steps", "schedules", "work of T = 100 steps", "memory"):
+        assert f"\n{title}" in page
+    assert "+ persistent_cluster_cuda (B = 16): " in page and "- scan_cuda: " in page
+    assert "weights: 32.8 KB in registers, 0 B in shared memory" in page
+    assert "data sheet of nvidia-h200" in page
+
+
+def test_kernels_of_a_compiled_module() -> None:
+    facts = explain(rnn.RNN(rnn.cells.gru, 8, 8), "x86-64-v4").facts
+    kernel = {"kernel": "persistent_0", "registers": 222, "spill_bytes": 0, "shared_bytes": 0, "threads": 128}
+    full = {**kernel, "dynamic_shared_bytes": 15632, "blocks_per_sm": 2, "occupancy": 0.125, "limited_by": "registers"}
+    own = {**facts["networks"][0], "kernels": [full, {**kernel, "kernel": "g0_pack2"}]}
+    page = text({"networks": [own]})
+    assert "persistent_0  222" in page and "12%" in page and "g0_pack2" not in page
+
+
+def test_layers_with_graphs_of_their_own_are_named() -> None:
+    page = text(explain(rnn.RNN(rnn.cells.gru, 8, 16, 3), "x86-64-v4").facts)
+    assert "W @ x (layers 1, 2): " in page and "[layers 0]" in page
+
+
+def test_training_has_a_tape() -> None:
+    page = str(explain(rnn.RNN(rnn.cells.elman, 8, 8), "x86-64-v4", training=True))
+    assert "tape between forward_train and backward: " in page and "(training)" in page

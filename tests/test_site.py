@@ -1,0 +1,147 @@
+"""The documentation: its code runs and prints what it says, its pages are made from the sources, its links hold."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn.ops import TABLE
+
+ROOT = Path(__file__).resolve().parent.parent
+SITE = ROOT / "tutorials" / "site"
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+WRITTEN = sorted([*SITE.glob("*.md"), *SITE.glob("pages/**/*.md")])
+LONG = ("deploy", "import", "train", "tune")  # more than a few seconds each
+# One process for all pages: to import TVM takes longer than most pages do.
+RUNNER = """
+import contextlib, io, json, os, runpy
+from tvm_rnn.cli import app
+home = os.getcwd()
+for name, words in json.load(open("pages.json")):
+    out = io.StringIO()
+    os.chdir(os.path.join(home, name))
+    with contextlib.redirect_stdout(out):
+        runpy.run_path("page.py", run_name="page")
+        for line in words:
+            app(line, standalone_mode=False)
+    open("said.txt", "w").write(out.getvalue())
+"""
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return [text for kind, text in BLOCK.findall(path.read_text()) if kind == language]
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": paths, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def site() -> ModuleType:
+    for needed in ("grandalf", "vl_convert"):
+        pytest.importorskip(needed)
+    spec = importlib.util.spec_from_file_location("generate", SITE / "generate.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_code_of_every_page_runs_and_prints_what_is_said(tmp_path: Path, long: bool) -> None:
+    pages, expected = [], {}
+    for path in (path for path in WRITTEN if (path.stem in LONG) == long):
+        python, shell = blocks(path, "python"), blocks(path, "bash")
+        if python or shell:
+            name = path.stem
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "page.py").write_text("\n".join(python))
+            commands = [shlex.split(line) for text in shell for line in text.splitlines()]
+            assert all(words[0] == "tvm-rnn" for words in commands)
+            pages.append((name, [words[1:] for words in commands]))
+            expected[name] = "".join(blocks(path, "text"))
+    assert len(pages) == len(LONG) if long else len(pages) >= 4
+    (tmp_path / "pages.json").write_text(json.dumps(pages))
+    done = run(tmp_path, "-c", RUNNER)
+    assert done.returncode == 0, done.stderr
+    for name, text in expected.items():
+        said = (tmp_path / name / "said.txt").read_text()
+        for line in text.splitlines():
+            assert line in [part.rstrip() for part in said.splitlines()], (name, said)
+
+
+def test_commands_that_are_only_shown_exist() -> None:
+    from tvm_rnn.cli import app
+
+    known = {c.name for c in app.registered_commands} | {g.name for g in app.registered_groups}
+    makefile = (ROOT / "Makefile").read_text()
+    for path in (*WRITTEN, ROOT / ".github" / "CONTRIBUTING.md"):
+        for line in (line for text in blocks(path, "console") for line in text.splitlines()):
+            words = line.removeprefix("$ ").split()
+            if words[0] == "tvm-rnn":
+                assert words[1] in known, line
+            elif words[0] == "make":
+                assert re.search(rf"^{words[1]}:", makefile, re.M), line
+
+
+def test_files_that_are_named_exist() -> None:
+    for path in (*WRITTEN, ROOT / ".github" / "CONTRIBUTING.md"):
+        for name in re.findall(r"`((?:tvm_rnn|schedules|tests|tutorials)/[\w/.]+)`", path.read_text()):
+            assert (ROOT / name).exists(), (path.name, name)
+
+
+def test_the_reference_of_the_language_is_the_op_table(site: ModuleType) -> None:
+    page = site.language()
+    for op in TABLE.values():
+        assert f"| `{op.name}` |" in page
+    for name in ("einsum", "softmax", "where", "layer_norm"):
+        assert f"| `{name}` |" in page
+
+
+@pytest.mark.parametrize("name", ["lstm", "mlstm"])
+def test_a_cell_has_a_page(site: ModuleType, name: str) -> None:
+    page = site.zoo(name)
+    assert page.startswith(f"# {name}\n") and "<math" in page and '<svg class="graph"' in page
+    assert rnn.cells.get(name).doc.split("\n")[0] in page and "## Speed" in page
+    assert ("us per step" in page) == (name == "lstm")
+
+
+def test_every_stage_has_a_page_that_ends_in_a_file(site: ModuleType) -> None:
+    found = list(site.stages())
+    assert len(found) > 15
+    for _, _, text in found:
+        file = re.search(r"Open `([\w/.]+)`\.\n$", text)
+        assert file and (ROOT / file[1]).is_file()
+
+
+def test_tutorials_become_pages(site: ModuleType) -> None:
+    page = site.tutorial(ROOT / "tutorials" / "01_compile_an_lstm.py")
+    assert page.startswith("# 1. ") and "```python\n" in page and "# %%" not in page
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_every_link_holds(tmp_path: Path, site: ModuleType) -> None:
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("material")
+    site.generate(tmp_path / "docs")
+    done = run(tmp_path, "-m", "mkdocs", "build", "--strict", "-f", str(tmp_path / "docs" / "mkdocs.yml"))
+    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
+    html = tmp_path / "docs" / "html"
+    pages = {path.relative_to(html).as_posix(): path.read_text() for path in html.rglob("*.html")}
+    assert {"index.html", "language.html", "numerics.html", "zoo/lstm.html", "how/cell.html"} <= pages.keys()
+    for name, text in pages.items():
+        assert not re.search(r'(?:src|href)="https?://(?!squidfunk|www\.w3)[^"]*\.(?:js|css|woff2?)"', text), name
+        for link in re.findall(r'href="([^"#:]+\.html)(?:#[^"]*)?"', text) if name != "404.html" else ():
+            assert ((html / name).parent / link).resolve().is_file(), (name, link)

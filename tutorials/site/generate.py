@@ -1,0 +1,210 @@
+"""The pages of the documentation site: those written by hand, and those made from the sources they speak of.
+
+In: `pages/` beside this file, the op table, the zoo, module docstrings, tutorials, README.md. Out: a folder that mkdocs
+builds: `python tutorials/site/generate.py build/docs && mkdocs build -f build/docs/mkdocs.yml`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import tvm_rnn as rnn
+from tvm_rnn import functions, pipeline
+from tvm_rnn.ops import TABLE
+from tvm_rnn.record_files import read
+from tvm_rnn.report.drawing import draw
+from tvm_rnn.report.equations import equations, math
+from tvm_rnn.show import graph_text
+from tvm_rnn.tables import cell_facts
+from tvm_rnn.target import resolve
+from tvm_rnn.tolerance import TABLE as TOLERANCES
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+SIZES = {"H": 16, "P": 4, "depth": 2}  # of the networks that pages show
+# Sections of README.md that are pages here.
+SECTIONS = {
+    "python": "The Python interface",
+    "commands": "The command line",
+    "gpus": "On a GPU",
+    "tuning": "Tuning",
+    "training": "Training",
+    "frameworks": "From PyTorch, ONNX and Keras",
+    "speed": "Speed",
+    "limits": "Limits",
+}
+KINDS = {
+    "pointwise": "Element by element",
+    "move": "Views: no arithmetic, no memory",
+    "reduce": "Over one axis",
+    "contract": "Products",
+    "total": "Sums over T and B, which gradients of weights are made of; cells cannot write them",
+}
+Nav = list[tuple[str, str]]
+
+
+def readme(title: str) -> str:
+    """One section of README.md, with its links as this site has them."""
+    text = (ROOT / "README.md").read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]
+    text = re.sub(r"\]\(tutorials/(\w+)\.py\)", r"](../tutorials/\1.md)", text)
+    text = re.sub(r"\[([^]]*)\]\((?:tvm_rnn/cells|CHANGELOG\.md|LICENSE)\)", r"`\1`", text)
+    return f"# {title}\n{text}"
+
+
+def tutorial(path: Path) -> str:
+    """A percent-format Python file as Markdown."""
+    parts = re.split(r"^# %%(.*)$", path.read_text(), flags=re.M)
+    found = []
+    for kind, body in zip(parts[1::2], parts[2::2], strict=True):
+        body = body.strip("\n")
+        if "[markdown]" in kind:
+            found.append("\n".join(line.removeprefix("#").removeprefix(" ") for line in body.splitlines()))
+        elif body:
+            found.append(f"```python\n{body}\n```")
+    text = re.sub(r"\]\((\d\d_\w+)\.py\)", r"](\1.md)", "\n\n".join(found))
+    return f"{text}\n\nThis page is the file `tutorials/{path.name}`: run it, change it.\n"
+
+
+def language() -> str:
+    """The functions of the cell language, and the op table behind them."""
+    lines = ["# The cell language", "", (HERE / "language.md").read_text(), "## Functions", ""]
+    lines += ["All of them are names of `tvm_rnn`; most have NumPy's meaning. `axis` counts from the end.", ""]
+    lines += ["| function | what it is |", "|---|---|"]
+    for name in sorted(set(rnn.__all__) & set(vars(functions))):
+        words = (getattr(functions, name).__doc__ or "").split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
+        lines.append(f"| `{name}` | {' '.join(words.split())} |")
+    lines += ["", "## Operations", ""]
+    lines += [
+        "What functions are made of: one row of `tvm_rnn/ops.py` each, with its shape rule, its meaning in NumPy, its"
+    ]
+    lines += ["expression in TVM and its gradient. A cell that is made of these can be compiled and trained.", ""]
+    for kind, title in KINDS.items():
+        lines += [f"### {title}", "", "| operation | operands | gradient | FLOPs per element |", "|---|---|---|---|"]
+        for op in (op for op in TABLE.values() if op.kind == kind):
+            arity = "any" if op.arity is None else op.arity
+            lines.append(f"| `{op.name}` | {arity} | {'yes' if op.gradient else 'no'} | {op.cost} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def zoo(name: str) -> str:
+    """One cell: its documentation, equations, graph, arguments, source and measured figures."""
+    cell = rnn.cells.get(name)
+    facts = cell_facts(cell)
+    sizes = {axis: size for axis, size in SIZES.items() if axis in cell.size_names}
+    net = rnn.RNN(cell, 8 if "I" in cell.size_names else sizes.get("H", 8), **sizes)
+    stages = pipeline.run(net, resolve("x86-64-v4"))
+    trace, last = stages[0][1].graphs[0], stages[-1][1].graphs[0]
+    first, _, rest = cell.doc.partition("\n")
+    lines = [f"# {name}", "", first, "", *([f"```text\n{rest.strip()}\n```", ""] if rest.strip() else [])]
+    lines += ["## Equations", "", *(f"<div>{math(row)}</div>\n" for _, row in equations(trace))]
+    lines += ["## Arguments", "", "| | name | dims |", "|---|---|---|"]
+    for kind in ("inputs", "states", "weights"):
+        lines += [f"| {kind[:-1]} | `{n}` | `[{', '.join(dims)}]` |" for n, dims in facts[kind].items()]
+    home = Path(cell.function.__code__.co_filename).name
+    lines += ["", f"The layer emits `{facts['output']}`. Written in `tvm_rnn/cells/{home}`."]
+    lines += ["", "## What becomes of it", "", f'<div class="wide">{draw(last, f"{name} after all passes")}</div>', ""]
+    lines += [f"```text\n{graph_text(last)}\n```", "", "## Speed", "", *_speed(name)]
+    return "\n".join(lines) + "\n"
+
+
+def _speed(name: str) -> Iterator[str]:
+    """What ships of measurements of a cell: records of tuning."""
+    rows = []
+    for target in ("nvidia-h200", "znver5"):
+        for record in read([ROOT / "schedules" / "records"], target).records:
+            if record.workload["cell"] == name and record.workload.get("steps"):
+                us = record.median_us / record.workload["steps"]
+                when = record.date[:10]
+                rows.append(f"| {target} | {record.name} | {record.workload['steps']} | {us:.3g} | {when} |")
+    if rows:
+        yield "By `tvm-rnn tune`, all layers with their products of inputs; see [benchmarks](../benchmarks.md):\n"
+        yield "| target | network | T | us per step | on |\n|---|---|---|---|---|"
+        yield "\n".join(sorted(rows))
+    else:
+        yield "No measurement of this cell ships. On your machine:\n"
+    yield f"\n```console\n$ tvm-rnn bench --suite zoo --only {name}\n$ tvm-rnn explain {name} --batch 16\n```"
+
+
+def stages() -> Iterator[tuple[str, str, str]]:
+    """One page per row of the README's table of stages: (name, file name, text)."""
+    table = (ROOT / "README.md").read_text().split("\n## How it works\n")[1].split("\n## ")[0]
+    shown = dict(pipeline.run(rnn.RNN(rnn.cells.lstm, 8, 16), resolve("x86-64-v4")))
+    for name, what, file in re.findall(r"^\| ([\w ]+) \| (.*?) \| `([\w/.]+)`.*\|$", table, re.M):
+        doc = ast.get_docstring(ast.parse((ROOT / file).read_text())) or ""
+        head, _, rest = doc.partition("\n\n")
+        lines = [f"# {name}", "", what[0].upper() + what[1:] + ".", "", " ".join(head.split()), ""]
+        lines += [f"```text\n{rest}\n```", ""] if rest else []
+        if name in shown:
+            lines += [f"An LSTM after this stage (`tvm-rnn show lstm --stage {name}`):", ""]
+            lines += [f"```text\n{graph_text(shown[name].graphs[0])}\n```", ""]
+        lines += [f"Open `{file}`."]
+        yield name, re.sub(r"\W+", "_", name.lower()), "\n".join(lines) + "\n"
+
+
+def numerics() -> str:
+    """The tolerances, by dtype and steps."""
+    lines = [
+        (HERE / "numerics.md").read_text(),
+        "| dtype | up to T | largest relative error allowed |",
+        "|---|---|---|",
+    ]
+    for dtype, rows in TOLERANCES.items():
+        lines += [f"| `{dtype}` | {'any' if most == float('inf') else most} | {limit:g} |" for most, limit in rows]
+    return "\n".join(lines) + "\n"
+
+
+def navigation(parts: Sequence[tuple[str, Nav]]) -> str:
+    """The end of mkdocs.yml."""
+    lines = ["nav:"]
+    for title, pages in parts:
+        lines.append(f"  - {title}:")
+        lines += [f"    - {name}: {path}" for name, path in pages]
+    return "\n".join(lines) + "\n"
+
+
+def generate(folder: Path) -> None:
+    """Write the pages and mkdocs.yml to an empty or missing folder, or one that this wrote before."""
+    shutil.rmtree(folder, ignore_errors=True)
+    pages = folder / "pages"
+    shutil.copytree(HERE / "pages", pages)
+
+    def write(path: str, text: str) -> str:
+        (pages / path).parent.mkdir(parents=True, exist_ok=True)
+        (pages / path).write_text(text)
+        return path
+
+    lessons: Nav = []
+    for path in sorted((ROOT / "tutorials").glob("[0-9]*.py")):
+        text = tutorial(path)
+        lessons.append((text.split("\n")[0].removeprefix("# "), write(f"tutorials/{path.stem}.md", text)))
+    reference: Nav = [("The cell language", write("language.md", language()))]
+    reference += [(title, write(f"reference/{name}.md", readme(title))) for name, title in SECTIONS.items()]
+    reference += [("Numerics", write("numerics.md", numerics())), ("Benchmarks", "benchmarks.md")]
+    cells: Nav = [(name, write(f"zoo/{name}.md", zoo(name))) for name in rnn.cells.names()]
+    works: Nav = [(name, write(f"how/{file}.md", text)) for name, file, text in stages()]
+    write("contributing/index.md", (ROOT / ".github" / "CONTRIBUTING.md").read_text())
+    nav = navigation(
+        [
+            ("Start", [("Start here", "index.md"), *lessons]),
+            ("How to", [(_title(path), f"howto/{path.name}") for path in sorted((HERE / "pages/howto").glob("*.md"))]),
+            ("Reference", reference),
+            ("The zoo", cells),
+            ("How it works", works),
+            ("Contributing", [("Contributing", "contributing/index.md"), ("A first day", "contributing/newcomer.md")]),
+        ]
+    )
+    (folder / "mkdocs.yml").write_text((HERE / "mkdocs.yml").read_text() + nav)
+
+
+def _title(path: Path) -> str:
+    return path.read_text().split("\n")[0].removeprefix("# ")
+
+
+if __name__ == "__main__":
+    generate(Path(sys.argv[1]))

@@ -1,0 +1,288 @@
+"""explain: what a compilation did and why not otherwise, how its steps run, and how far that is from a floor.
+
+In: an RNN, a Model or a module, and a target, from users. Out: an `Explanation`: facts for --json, text by
+`explain_text.py`. Reasons are those that passes, templates and the choice of a regime told while they decided
+(`decisions.py`); of a module they are in its manifest, so that nothing is decided twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .decisions import Decision, recording
+from .errors import ConfigError, message
+from .explain_work import occupancies, work
+from .model import Model
+from .rnn import RNN
+
+if TYPE_CHECKING:
+    from .pipeline import Layers
+    from .records import Records
+    from .runtime import Module
+    from .target import Target
+
+STEPS, BATCH = 100, 1  # of the workload whose time is estimated, where the caller names none
+CLOSING = ("regime", "wave")  # stages after the passes
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A network that was explained, for pictures of it. stages: its graphs after each pass."""
+
+    net: RNN
+    machine: Target
+    stages: list[tuple[str, Layers]]
+    options: Mapping[str, Any]
+
+    def code(self) -> list[tuple[str, str]]:
+        """Tensor expressions and generated code, as (stage, text)."""
+        from .show import CODE_STAGES, GPU_STAGES, texts
+
+        known = GPU_STAGES if self.machine.kind == "cuda" else CODE_STAGES
+        return [(name, words) for name, words in texts(self.net, self.machine, **self.options) if name in known]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `explain` found. `str()` is a page of text; `facts` is ready for json.dumps:
+
+    networks: one entry for each, with
+        cell, layers, directions, dtype, precision, weights (how they are stored), target, made_for (batch sizes)
+        passes: {pass: {"did": [...], "did_not": [...]}}, each with what, why and figures; in order
+        phases: what runs in one go, per graph; regimes: who runs the steps, and who does not and why
+        templates: schedules with knobs and where they are from; kernels: registers, shared memory, occupancy (GPUs)
+        work: per batch size FLOPs, bytes, the floor, the share of it, predicted and measured time
+        memory: bytes of weights, packed weights and workspace; training: the tape
+    looked: the networks themselves, where they were at hand.
+    """
+
+    facts: Mapping[str, Any]
+    looked: tuple[Looked, ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        from .explain_text import text
+
+        return text(self.facts)
+
+    __repr__ = __str__
+
+    def write_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        command: str = "",
+        ablation: Sequence[Mapping[str, Any]] = (),
+        history: Sequence[float | None] = (),
+    ) -> None:
+        """One self-contained page: what `str()` says, and of a network its equations, graphs, layers over time,
+        roofline and generated code. Needs the extra "report".
+
+        command: what the page says that it was made by. ablation: rows with `without` (words) and `us` (microseconds
+        per step). history: of tuning, the speed over the defaults by trial, None where a trial failed. Raises
+        ConfigError where what it needs is not installed, InputError where the file cannot be written.
+        """
+        from .arrays import write_whole
+        from .report.page import page
+
+        whole = page(self.facts, self.looked, command, ablation, history).encode()
+
+        def write(file: Any) -> None:
+            file.write(whole)
+
+        write_whole({os.fspath(path): write})
+
+
+def explain(
+    net_or_module: RNN | Model | Module | str | os.PathLike[str],
+    target: str | Target = "llvm",
+    *,
+    batch: int | Sequence[int] = (),
+    steps: int = STEPS,
+    precision: str | None = None,
+    weights: str | None = None,
+    training: bool = False,
+    without: Iterable[str] = (),
+    records: Records | str | os.PathLike[str] | None = None,
+    measure: bool = False,
+) -> Explanation:
+    """What was combined, moved, fused and tiled, why not more, who runs the steps, and how far that is from a floor.
+
+    net_or_module: an RNN or a Model, which is taken through all passes and, for GPUs, the choice of regimes, without
+    generating code; or a Module or the path of one, whose manifest says it. target, batch, precision, weights,
+    training, without, records: as for `compile`, and not for a module. steps: T of the workload that is counted.
+    measure: a network is compiled, which tells a GPU's registers, and where this machine can run it, timed.
+
+    Returns an Explanation. Raises ConfigError, CellError or BuildError as `compile` does, LoadError for a bad file.
+    """
+    from .build import batch_sizes
+
+    sizes, without = batch_sizes(batch), tuple(without)
+    machine, module, looked = None, None, list[Looked]()
+    if isinstance(net_or_module, RNN | Model):
+        own: dict[str, Any] = {"precision": precision, "weights": weights, "without": without, "records": records}
+        manifest, looked = _decided(net_or_module, target, sizes, training, own)
+        machine = looked[0].machine
+        if measure:
+            from .build import compile
+
+            module = compile(net_or_module, target, sizes, training, **own)
+            manifest = dict(module.manifest)
+    else:
+        manifest, module = _read(net_or_module, bool(sizes or without or precision or weights or training))
+    nets: Sequence[RNN] = getattr(net_or_module, "networks", [])
+    nets = [net_or_module] if isinstance(net_or_module, RNN) else nets
+    shared = {name: value for name, value in manifest.items() if name != "networks"}
+    networks = []
+    for number, facts in enumerate(manifest.get("networks", (manifest,))):
+        net = nets[number] if number < len(nets) else None
+        timed = module if measure and "networks" not in manifest else None
+        networks.append(_network({**shared, **facts}, machine, net, steps, timed))
+    return Explanation({"networks": networks, "versions": dict(manifest["versions"])}, tuple(looked))
+
+
+def _read(source: Any, options: bool) -> tuple[dict[str, Any], Any]:
+    """The manifest of a module or of a file, and the module where there is one."""
+    if options:
+        do = "leave them out, or explain the network it was made from"
+        raise ConfigError(message("a module says itself how it was compiled", got="options of compile", do=do))
+    if isinstance(source, str | os.PathLike):
+        from .runtime import read_container
+
+        return dict(read_container(source)[0]), None
+    if not isinstance(getattr(source, "manifest", None), Mapping):
+        expected = "an RNN, a Model, a Module or the path of one"
+        raise ConfigError(message("explain: this cannot be explained", got=f"{source!r:.80}", expected=expected))
+    return dict(source.manifest), source
+
+
+def _decided(
+    net: RNN | Model, target: str | Target, batches: tuple[int, ...], training: bool, own: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Looked]]:
+    """What the manifest would be, all but what generated code adds to it, and the networks."""
+    from . import pipeline, record_files
+    from .build import describe, networks_of, precision_of, stored_as
+    from .lower import Lowering
+    from .training import add_training
+
+    machine, _ = record_files.machines(target, (), own["records"], lambda line: None)
+    networks = networks_of(net, machine, training)
+    precisions = [precision_of(one, machine, own["precision"]) for one in networks]
+    stored = stored_as(precisions, machine, own["weights"], training)
+    found, looked = [], []
+    for one, precision, kind in zip(networks, precisions, stored, strict=True):
+        with recording():
+            stages = pipeline.run(one, machine, own["without"], batches)
+            layers = stages[-1][1]
+            if machine.kind == "cuda":
+                from .cuda import artifact, plan
+
+                programs = [plan.plan(one, layers, machine, batches, precision, kind)]
+                facts = artifact.describe(
+                    one, layers, programs, (machine,), batches, own["without"], precision, {}, kind
+                )
+            else:
+                lowered = Lowering(one, layers, machine, batches, kind).run()
+                facts = describe(one, lowered, machine, batches, own["without"])
+                if training:
+                    add_training(one, lowered, facts, machine, batches, own["without"])
+        found.append(facts)
+        options = {"batch": batches, "without": own["without"], "precision": own["precision"]}
+        options |= {"weights": own["weights"], "training": training}
+        looked.append(Looked(one, machine, stages, options))
+    return (found[0] if len(found) == 1 else {**found[0], "networks": found}), looked
+
+
+def _network(
+    manifest: Mapping[str, Any], machine: Target | None, net: RNN | None, steps: int, module: Any
+) -> dict[str, Any]:
+    """Everything about one network."""
+    decisions = [Decision.from_dict({"subject": {}, "facts": {}, **d}) for d in manifest.get("decisions", ())]
+    decisions = [d for d in decisions if d.stage != "trace" or "training" not in d.subject]
+    variants = manifest.get("variants", ())
+    target = {**manifest["target"], "archs": [v["arch"] for v in variants]}
+    return {
+        "cell": manifest["cell"],
+        "layers": manifest["num_layers"],
+        "directions": manifest["num_directions"],
+        "dtype": manifest["dtype"],
+        "precision": manifest.get("precision", manifest["dtype"]),
+        "weights": manifest.get("weight_dtype") or manifest.get("precision", manifest["dtype"]),
+        "target": target,
+        "made_for": list(manifest["batch"]),
+        "graphs": [list(d.facts["layers"]) for d in decisions if d.stage == "trace"],
+        "passes": _passes(decisions, manifest["passes"]),
+        "phases": _phases(decisions),
+        "regimes": [d.as_dict() for d in decisions if d.stage in CLOSING],
+        "templates": list(manifest["templates"]),
+        "kernels": occupancies(variants, machine),
+        "work": work(manifest, decisions, machine, net, steps, module),
+        "memory": _memory(manifest),
+        **({"training": _training(manifest, decisions, steps)} if "training" in manifest else {}),
+        "told": bool(decisions),
+    }
+
+
+def _passes(decisions: Sequence[Decision], names: Sequence[str]) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """By pass what it did and what it did not do; of graphs of training only what inference does not say."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    known = [d.stage for d in decisions if d.stage not in ("trace", *CLOSING)]
+    for name in dict.fromkeys((*known, *names)):
+        rows = [d for d in decisions if d.stage == name]
+        plain = {(d.what, d.why) for d in rows if "training" not in d.subject}
+        rows = [d for d in rows if "training" not in d.subject or (d.what, d.why) not in plain]
+        did = [d.as_dict() for d in rows if d.done and not _is_phase(d)]
+        found[name] = {"did": did, "did_not": [d.as_dict() for d in rows if not d.done]}
+    return found
+
+
+def _is_phase(decision: Decision) -> bool:
+    return decision.stage == "fuse_pointwise" and decision.done
+
+
+def _phases(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
+    """The groups of inference, per graph, in order."""
+    rows = [d for d in decisions if _is_phase(d) and "training" not in d.subject]
+    return [{"graph": d.subject.get("graph", 0), "runs": d.what, "with": d.why, **d.facts} for d in rows]
+
+
+def _memory(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Bytes that stay for all calls, and for CPUs elements of the workspace by what they grow with."""
+    from .dtypes import ITEM_BYTES
+
+    elements = sum(_product(item["shape"]) for item in manifest["weights"])
+    found: dict[str, Any] = {"weight_bytes": elements * ITEM_BYTES[manifest["dtype"]], "parameters": elements}
+    if "variants" in manifest:
+        found["packed_bytes"] = manifest["variants"][0]["packed_bytes"]
+    else:
+        size = ITEM_BYTES[manifest["dtype"]]
+        found["packed_bytes"] = manifest["packed_elements"] * size
+        found["workspace_bytes"] = {name: count * size for name, count in manifest["workspace"].items()}
+        found["rows_per_tile"] = manifest["rows_per_tile"]
+    return found
+
+
+def _training(manifest: Mapping[str, Any], decisions: Sequence[Decision], steps: int) -> dict[str, Any]:
+    """What the tape holds: bytes by what they grow with, and for T = steps. kept_elements: values per step and row of
+    all graphs; pass `differentiate` says which, and why not others."""
+    from .dtypes import ITEM_BYTES
+
+    size, tape = ITEM_BYTES[manifest["dtype"]], manifest["training"]["tape"]
+    rows = max(manifest["batch"], default=BATCH)
+    whole = tape["fixed"] + tape["per_row"] * rows + tape["per_sequence_row"] * steps * rows
+    return {
+        "tape_bytes": {name: count * size for name, count in tape.items()},
+        "steps": steps,
+        "batch": rows,
+        "bytes": whole * size,
+        "kept_elements": sum(d.facts["elements"] for d in decisions if d.stage == "differentiate" and d.done),
+    }
+
+
+def _product(shape: Iterable[int]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total

@@ -1,0 +1,194 @@
+"""An explanation for people: one page of text, by rich.
+
+In: the facts of an `Explanation`. Out: renderables for the command line, and the same as plain text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
+from .tables import plain_table, size_text
+
+WIDTH = 120
+MOST_KNOBS = 12  # of a template, in words
+HOSTS = ("load", "save", "pack", "keep", "restart", "freeze")  # kernels around the work, left out of the page
+
+
+def text(facts: Mapping[str, Any]) -> str:
+    """The page as plain text."""
+    console = Console(width=WIDTH, no_color=True, highlight=False)
+    with console.capture() as capture:
+        console.print(page(facts))
+    return capture.get().rstrip()
+
+
+def page(facts: Mapping[str, Any]) -> RenderableType:
+    """Everything about every network."""
+    parts: list[RenderableType] = []
+    for network in facts["networks"]:
+        parts += [*_network(network), ""]
+    return Group(*parts)
+
+
+def _network(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
+    layers = f"{facts['layers']} layer{'s' * (facts['layers'] > 1)}"
+    where = ", ".join(facts["target"]["archs"]) or facts["target"]["mcpu"]
+    made = f", made for B = {', '.join(map(str, facts['made_for']))}" if facts["made_for"] else ""
+    weights = f", weights in {facts['weights']}" if facts["weights"] != facts["precision"] else ""
+    yield Text(f"{facts['cell']}: {layers}, {facts['precision']}{weights}, for {where}{made}", "bold")
+    if not facts["told"]:
+        yield Text("this module's file does not say what was decided: compile it again")
+    for name, rows in facts["passes"].items():
+        yield from _pass(name, rows, facts["graphs"])
+    yield from _phases(facts["phases"], facts["graphs"])
+    yield from _regimes(facts["regimes"], facts["target"], facts["graphs"])
+    yield from _templates(facts["templates"])
+    yield from _kernels(facts["kernels"])
+    yield from _work(facts["work"])
+    yield from _memory(facts)
+
+
+def _title(words: str) -> Iterator[RenderableType]:
+    yield ""
+    yield Text(words, "bold")
+
+
+def _bullet(mark: str, words: str, style: str = "") -> RenderableType:
+    line = Text(f"{mark} ", style)
+    line.append(words, "")
+    return Padding(line, (0, 0, 0, 2))
+
+
+def subject_text(row: Mapping[str, Any], graphs: Sequence[Sequence[int]]) -> str:
+    """What a decision is about, in brackets: layers (of graphs[number]), training, batch size, template."""
+    own, words = row.get("subject", {}), list[str]()
+    if len(graphs) > 1 and "graph" in own:
+        layers = graphs[own["graph"]]
+        words.append(f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}")
+    words += ["in a wave"] if row.get("stage") == "wave" and row["what"] != "layers in a wave" else []
+    words += ["training"] if "training" in own and "kind" not in own else []
+    words += [str(own["kind"])] if "kind" in own else []
+    words += [f"B = {own['batch']}"] if "batch" in own else []
+    words += [str(own["template"])] if "template" in own else []
+    return f" ({'; '.join(words)})" if words else ""
+
+
+def _pass(
+    name: str, rows: Mapping[str, Sequence[Mapping[str, Any]]], graphs: Sequence[Sequence[int]]
+) -> Iterator[RenderableType]:
+    yield from _title(name)
+    for kind, mark, style in (("did", "+", "green"), ("did_not", "-", "yellow")):
+        for row in rows[kind]:
+            yield _bullet(mark, f"{row['what']}{subject_text(row, graphs)}: {row.get('why', '')}".rstrip(": "), style)
+    if not any(rows.values()):
+        yield _bullet("+", "see the phases" if name == "fuse_pointwise" else "nothing to say")
+
+
+def _phases(rows: Sequence[Mapping[str, Any]], graphs: Sequence[Sequence[int]]) -> Iterator[RenderableType]:
+    if not rows:
+        return
+    phases = len({(row["graph"], row["phase"]) for row in rows if row["region"] == "step" and row["graph"] == 0})
+    yield from _title(f"what runs in one go ({phases} phase{'s' * (phases > 1)} in a step)")
+    for row in rows:
+        own = graphs[row["graph"]] if row["graph"] < len(graphs) else []
+        where = f" [layers {', '.join(map(str, own))}]" if len(graphs) > 1 else ""
+        yield _bullet("+", f"{row['runs']}{where}; {row['with']}")
+
+
+def _regimes(
+    rows: Sequence[Mapping[str, Any]], target: Mapping[str, Any], graphs: Sequence[Sequence[int]]
+) -> Iterator[RenderableType]:
+    if not target["archs"]:
+        return
+    yield from _title("who runs the steps")
+    if not any(row["done"] for row in rows):
+        yield _bullet("+", "step by step: one launch per group of operations and step", "green")
+    for row in sorted(rows, key=lambda row: not row["done"]):
+        mark, style = ("+", "green") if row["done"] else ("-", "yellow")
+        yield _bullet(mark, f"{row['what']}{subject_text(row, graphs)}: {row.get('why', '')}", style)
+        chip = row.get("facts", {})
+        if "weights_in_registers_bytes" in chip:
+            near, far = (size_text(chip[f"weights_in_{place}_bytes"]) for place in ("registers", "shared"))
+            words = f"{chip['blocks']} blocks of {chip['threads']} threads for {chip['rows']} rows; weights: {near} in"
+            words += f" registers, {far} in shared memory; a block has {size_text(chip['shared_bytes'])} of that, "
+            yield Padding(Text(words + f"a thread about {chip['registers_estimated']} registers"), (0, 0, 0, 6))
+
+
+def _templates(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+    yield from _title("schedules")
+    table = plain_table("unit", "template", "from", "knobs")
+    counts: dict[tuple[str, str, str, str], int] = {}
+    for row in rows:
+        own = row.get("knobs", {})
+        knobs = ", ".join(f"{k}={v}" for k, v in own.items())
+        knobs = knobs if len(own) <= MOST_KNOBS else f"{len(own)} of them: `tvm-rnn inspect` or --json"
+        key = (str(row["unit"]), str(row["template"]), str(row.get("record", "")), knobs)
+        counts[key] = counts.get(key, 0) + 1
+    for (unit, *rest), count in counts.items():
+        table.add_row(Text(f"{count} x {unit}" if count > 1 else unit), *map(Text, rest))
+    yield Padding(table, (0, 0, 0, 2))
+
+
+def _kernels(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+    if not rows:
+        return
+    yield from _title("kernels")
+    table = plain_table("kernel", "registers", "spilled", "shared", "threads", "blocks per SM", "occupancy", "limit")
+    for row in rows:
+        if any(word in row["kernel"].split("_")[-1] or row["kernel"].startswith(word) for word in HOSTS):
+            continue
+        shared = size_text(row["shared_bytes"] + row.get("dynamic_shared_bytes", 0))
+        full = f"{row['occupancy']:.0%}" if "occupancy" in row else ""
+        more = (str(row.get("threads", "")), str(row.get("blocks_per_sm", "")), full, row.get("limited_by", ""))
+        table.add_row(Text(row["kernel"]), str(row["registers"]), size_text(row["spill_bytes"]), shared, *more)
+    yield Padding(table, (0, 0, 0, 2))
+
+
+def _work(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+    yield from _title(f"work of T = {rows[0]['steps']} steps")
+    table = plain_table(
+        "B", "MFLOP", "moved", "read per step", "floor, us", "bound by", "predicted", "measured", "share"
+    )
+    for row in rows:
+        floors = row.get("floor_us", {})
+        worst = max(floors, key=lambda name: floors[name], default="")
+        share = f"{row['share']:.0%}" + ("" if "measured_us" in row else " predicted") if "share" in row else ""
+        table.add_row(
+            str(row["batch"]),
+            f"{row['flops'] / 1e6:.4g}",
+            size_text(int(row["bytes"])),
+            size_text(int(row["step_bytes"])) if row["step_bytes"] else "",
+            f"{floors[worst]:.4g}" if worst else "",
+            worst,
+            f"{row['predicted_us']:.4g} us" if "predicted_us" in row else "",
+            f"{row['measured_us']:.4g} us" if "measured_us" in row else "",
+            share,
+        )
+    yield Padding(table, (0, 0, 0, 2))
+    for name, title in (("ceilings_from", "floor"), ("measured_by", "measured")):
+        for note in dict.fromkeys(row[name] for row in rows if row.get(name)):
+            yield Padding(Text(f"{title}: {note}", "dim"), (0, 0, 0, 2))
+
+
+def _memory(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
+    yield from _title("memory")
+    memory = facts["memory"]
+    words = f"weights {size_text(memory['weight_bytes'])} ({memory['parameters']} numbers)"
+    yield _bullet("+", f"{words}; packed for products: {size_text(memory['packed_bytes'])}, in {facts['weights']}")
+    if "workspace_bytes" in memory:
+        grows = {"fixed": "", "per_row": " B", "per_tile_row": " n B", "per_sequence_row": " T B"}
+        sizes = memory["workspace_bytes"]
+        text = " + ".join(f"{sizes[name]}{factor}" for name, factor in grows.items() if sizes.get(name))
+        yield _bullet("+", f"workspace: {text} bytes, with n B at most {memory['rows_per_tile']}, and n at least 1")
+    if "training" in facts:
+        own = facts["training"]
+        size = size_text(own["bytes"])
+        yield _bullet(
+            "+", f"tape between forward_train and backward: {size} for T = {own['steps']}, B = {own['batch']}"
+        )
+        yield _bullet("+", f"of that {own['kept_elements']} numbers per step and row are kept by differentiate, above")

@@ -1,0 +1,141 @@
+"""A cell's equations as MathML, which browsers set as mathematics without any library.
+
+In: a graph as traced. Out: rows (name, MathML): values that are read several times have names of their own; everything
+else is written where it is read. States are those of step t - 1, new states those of step t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+
+from ..graph import Graph, Node
+from ..node_text import COMPARISONS, leaf_text
+from ..ops import TABLE
+
+SIGNS = {"add": "+", "sub": "&minus;", "mul": "&#8857;"}
+FUNCTIONS = {"sigmoid": "&sigma;", "abs": "abs", "log": "ln"}
+RELATIONS = {"less_equal": "≤", "greater_equal": "≥", "equal": "=", "not_equal": "≠"}
+LOOSE, TIGHT = 1, 2  # how strongly an expression holds together: a sum, a product; more: one symbol
+
+
+def equations(graph: Graph) -> list[tuple[str, str]]:
+    """(name, MathML of "name = ...") in order."""
+    users = graph.users()
+    wanted = {r: s.name for s, r in zip(graph.states, graph.results, strict=True)}
+    wanted.setdefault(graph.output, graph.output_name)
+    names: dict[Node, str] = {}
+    rows: list[tuple[str, str]] = []
+    for node in graph.nodes():
+        if node.leaf:
+            continue
+        final = wanted.get(node)
+        shared = len(users[node]) > 1 and not _is_view(node)
+        if final is None and not shared:
+            continue
+        label = _state(final) if final is not None else f"<msub><mi>z</mi><mn>{len(rows) + 1}</mn></msub>"
+        rows.append((final or f"z{len(rows) + 1}", f"{label}<mo>=</mo>{_written(node, names)[0]}"))
+        names[node] = label
+    for state, result in zip(graph.states, graph.results, strict=True):
+        if result.leaf:
+            rows.append((state.name, f"{_state(state.name)}<mo>=</mo>{_leaf(result)}"))
+    return rows
+
+
+def math(row: str) -> str:
+    """One row as an element for a page."""
+    return f'<math xmlns="http://www.w3.org/1998/Math/MathML" display="block"><mrow>{row}</mrow></math>'
+
+
+def _state(name: str, before: bool = False) -> str:
+    """A state, an input or the output, of this step or of the one before."""
+    when = "<mi>t</mi><mo>&minus;</mo><mn>1</mn>" if before else "<mi>t</mi>"
+    return f"<msub><mi>{escape(name)}</mi><mrow>{when}</mrow></msub>"
+
+
+def _is_view(node: Node) -> bool:
+    return TABLE[node.op].kind == "move" and node.op != "concat"
+
+
+def _leaf(node: Node) -> str:
+    text = leaf_text(node)
+    if node.op == "const":
+        return f"<mn>{escape(text)}</mn>"
+    if node.op in ("state", "input"):
+        return _state(text, node.op == "state")
+    first, _, rest = text.partition("_")
+    own = f"<mi>{escape(first)}</mi>"
+    return f"<msub>{own}<mi>{escape(rest)}</mi></msub>" if rest else own
+
+
+def _written(node: Node, names: Mapping[Node, str]) -> tuple[str, int]:
+    """MathML of a value, and how strongly it holds together."""
+    if node in names:
+        return names[node], 9
+    if node.leaf:
+        return _leaf(node), 9
+    args = [_written(arg, names) for arg in node.args]
+    if node.op in SIGNS:
+        own = TIGHT if node.op == "mul" else LOOSE
+        right = own + (node.op == "sub")
+        return f"{_held(args[0], own)}<mo>{SIGNS[node.op]}</mo>{_held(args[1], right)}", own
+    if node.op == "div":
+        return f"<mfrac><mrow>{args[0][0]}</mrow><mrow>{args[1][0]}</mrow></mfrac>", 9
+    if node.op in ("einsum", "gemm"):
+        return _product(node, args)
+    if node.op in COMPARISONS:
+        sign = RELATIONS.get(node.op, escape(COMPARISONS[node.op]))
+        return f"{args[0][0]}<mo>{sign}</mo>{args[1][0]}", LOOSE
+    return _function(node, args)
+
+
+def _function(node: Node, args: list[tuple[str, int]]) -> tuple[str, int]:
+    """Functions, views and reductions."""
+    first = args[0]
+    if node.op == "neg":
+        return f"<mo>&minus;</mo>{_held(first, TIGHT)}", LOOSE
+    if node.op == "exp":
+        return f"<msup><mi>e</mi><mrow>{first[0]}</mrow></msup>", 9
+    if node.op == "sqrt":
+        return f"<msqrt><mrow>{first[0]}</mrow></msqrt>", 9
+    if node.op == "index":
+        return f"{_held(first, 9)}<mo>[</mo><mn>{node.attrs['at']}</mn><mo>]</mo>", 9
+    if node.op == "slice":
+        window = f"{node.attrs['start']}:{node.attrs['stop']}"
+        return f"{_held(first, 9)}<mo>[</mo><mtext>{window}</mtext><mo>]</mo>", 9
+    if node.op in ("reshape", "broadcast"):
+        return first
+    if node.op == "transpose":
+        return f"<msup><mrow>{_held(first, 9)}</mrow><mi>&#8868;</mi></msup>", 9
+    if node.op == "sum":
+        return f"<mo>∑</mo>{_held(first, TIGHT)}", TIGHT
+    if node.op == "where":
+        rows = ((args[1][0], "if", args[0][0]), (args[2][0], "else", ""))
+        cells = "".join(
+            f"<mtr><mtd>{value}</mtd><mtd><mtext>{word} </mtext>{test}</mtd></mtr>" for value, word, test in rows
+        )
+        return f"<mo>{{</mo><mtable>{cells}</mtable>", LOOSE
+    name = FUNCTIONS.get(node.op) or escape(node.op)
+    inside = "<mo>,</mo>".join(text for text, _ in args)
+    return f"<mi>{name}</mi><mo>&ApplyFunction;</mo><mo>(</mo>{inside}<mo>)</mo>", 9
+
+
+def _product(node: Node, args: list[tuple[str, int]]) -> tuple[str, int]:
+    """W x where it is one; any other contraction with its indices below."""
+    if node.op == "gemm":
+        pairs = zip(args[::2], args[1::2], strict=True)
+        return "<mo>+</mo>".join(f"{_held(w, 9)}<mo>&InvisibleTimes;</mo>{_held(x, 9)}" for w, x in pairs), TIGHT
+    inputs, out = node.attrs["spec"].split("->")
+    left, right = inputs.split(",")
+    one = len(right) == 1 and left.endswith(right) and out == left[:-1]
+    if one:
+        return f"{_held(args[0], 9)}<mo>&InvisibleTimes;</mo>{_held(args[1], 9)}", TIGHT
+    pairs = zip(args, (left, right), strict=True)
+    parts = [f"<msub><mrow>{_held(own, 9)}</mrow><mi>{letters}</mi></msub>" for own, letters in pairs]
+    return "<mo>&InvisibleTimes;</mo>".join(parts), TIGHT
+
+
+def _held(written: tuple[str, int], least: int) -> str:
+    """In parentheses where it holds together less than it must."""
+    text, own = written
+    return text if own >= least else f"<mo>(</mo>{text}<mo>)</mo>"
