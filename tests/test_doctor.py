@@ -11,7 +11,7 @@ from rich.console import Console
 from test_cli import call
 
 import tvm_rnn as rnn
-from tvm_rnn import c_compiler, doctor, target
+from tvm_rnn import build, c_compiler, doctor, target
 from tvm_rnn.cuda import nvcc
 from tvm_rnn.errors import BuildError, message
 from tvm_rnn.target import names
