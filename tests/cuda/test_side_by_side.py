@@ -1,0 +1,20 @@
+"""Tiles of a warp that are handed over together: one staging, all loads, all stores, then y."""
+
+from __future__ import annotations
+
+from persistent_layers import layout_of, step, text_of
+from test_staged import staged
+
+from tvm_rnn.cuda import persistent
+from tvm_rnn.cuda.team import Team
+from tvm_rnn.cuda.wide_layout import stage_tiles
+
+
+def test_all_tiles_are_staged_before_the_first_is_handed_over() -> None:
+    team = Team(step("elman", 64), "bfloat16", **staged(2, 24))
+    assert stage_tiles(team) == 3 and team.stage_words == 4 * 3 * 32
+    text = text_of(persistent.kernel("k", team, layout_of("elman", 64)))
+    body = text[text.index("for (int") :]  # the loop over time, of two steps
+    first, last = body.index("st_vec_relaxed_gpu_global_v4"), body.rindex("st_vec_global_v4")
+    assert body[:first].count("ld_vec_shared_v4_b32(") >= 3  # every tile is loaded before one is stored
+    assert body[:last].count("st_vec_relaxed_gpu_global_v4") >= 2 * 3 and first < body.index("st_vec_global_v4")
