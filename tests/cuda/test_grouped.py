@@ -17,7 +17,8 @@ from tvm_rnn.cuda.team import Team
 COPIES = 2  # of the loop's body: even and odd steps
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow), "tf32"])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "tf32"])
 @pytest.mark.parametrize("register_words", [1000, 16, 0])
 def test_weights_are_near_or_in_registers(register_words: int, precision: str) -> None:
     check("lstm", 64, 9, precision, staged(2, 16, warps_k=2, register_words=register_words), steps=3)
@@ -36,10 +37,15 @@ def test_every_tile_is_multiplied_once(register_words: int, kinds: str) -> None:
 @pytest.mark.parametrize(
     ("name", "hidden", "geometry"),
     [
-        ("gru", 128, staged(4, 8, warps_k=4)),  # fewer tiles of rows than parts of K
-        ("gru_reset_before", 64, staged(2, 24)),  # two products; no parts meet
         ("elman", 64, staged(2, 24, warps_k=2)),
-        ("lstm", 128, staged(2, 16, warps_k=2)),  # two blocks of units per warp
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                ("gru", 128, staged(4, 8, warps_k=4)),  # fewer tiles of rows than parts of K
+                ("gru_reset_before", 64, staged(2, 24)),  # two products; no parts meet
+                ("lstm", 128, staged(2, 16, warps_k=2)),  # two blocks of units per warp
+            )
+        ),
     ],
 )
 def test_cells_and_geometries(name: str, hidden: int, geometry: dict[str, Any], seed: int) -> None:

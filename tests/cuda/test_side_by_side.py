@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from persistent_layers import layout_of, step, text_of
 from test_staged import staged
 
@@ -13,8 +15,9 @@ from tvm_rnn.cuda.wide_layout import stage_tiles
 def test_all_tiles_are_staged_before_the_first_is_handed_over() -> None:
     team = Team(step("elman", 64), "bfloat16", **staged(2, 24))
     assert stage_tiles(team) == 3 and team.stage_words == 4 * 3 * 32
-    text = text_of(persistent.kernel("k", team, layout_of("elman", 64)))
-    body = text[text.index("for (int") :]  # the loop over time, of two steps
-    first, last = body.index("st_vec_relaxed_gpu_global_v4"), body.rindex("st_vec_global_v4")
-    assert body[:first].count("ld_vec_shared_v4_b32(") >= 3  # every tile is loaded before one is stored
-    assert body[:last].count("st_vec_relaxed_gpu_global_v4") >= 2 * 3 and first < body.index("st_vec_global_v4")
+    text = text_of(persistent.kernel("k", team, layout_of("elman", 64, "bfloat16")))
+    steps = text[text.index("wgmma") :]
+    loads, hands = "ld_vec_shared_v4_b32(", "st_vec_relaxed_gpu_global_v4_b32("
+    first = steps.index(hands)
+    assert steps[:first].count(loads) == 3  # every tile is loaded before one is stored
+    assert steps.index("st_vec_global_v4_b32(") > [m.end() for m in re.finditer(re.escape(hands), steps)][2]

@@ -31,7 +31,7 @@ def test_whole_warpgroups_of_a_polled_grid() -> None:
 def test_every_source_has_a_place() -> None:
     _, layout = layer("gru_reset_before", 64, "bfloat16", 72)
     made = Team(step_of(layout), "bfloat16", "grid", 2, 16, **{**STAGED, "register_words": 32})
-    places = sorted((made.staged_at(n), made.input_words(n)) for n in made.staged_sources)
+    places = sorted((staged_layout.place(made, n), made.input_words(n)) for n in staged_layout.sources(made))
     assert len(places) == 3  # x, h and r h
     assert places[0][0] == made.weight_words and made.weight_words > 0
     assert [at for at, _ in places[1:]] == [at + size for at, size in places[:-1]]

@@ -10,6 +10,7 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as I
 
+from . import staged_layout
 from .cell_reads import CellReads
 from .copies import Copies
 from .exchange import Cluster, Grid
@@ -37,7 +38,7 @@ def lay_out(body: Any) -> None:
         body.product = Wide(k, team, ids, arena, body.exchange)
         return
     if team.staged:
-        partial_at = team.weight_words + team.staged_words
+        partial_at = team.weight_words + staged_layout.words(team)
         stage_at = partial_at + team.partial_words
         body.exchange = Staged(k, team, ids, arena, stage_at, body)
         body.operands, body.inputs, body.copies = Operands(body), StagedInputs(body), Copies(body, 0)

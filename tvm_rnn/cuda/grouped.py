@@ -21,6 +21,7 @@ from .phases import Phase
 from .product import weights
 from .ring import uint32
 from .staged import Operands
+from . import staged_layout
 from .team import BLOCK_WORDS, LANES, Share
 from .wide import STEPS, Wide
 
@@ -58,7 +59,7 @@ class Grouped(Wide):
         tiles = team.m_tiles(phase)
         acc = k.local(tiles * team.rows // 2)
         shares = sorted(team.shares[phase], key=lambda share: not share.operand.given)
-        base, asked, coming = operands.fresh(self.base), set[Share](), phase is not body.last
+        base, asked, coming = k.fresh(self.base), set[Share](), phase is not body.last
         self._near(phase, base, self.part)
         for number, share in enumerate(shares):
             if not share.operand.given:
@@ -92,7 +93,7 @@ class Grouped(Wide):
     def _operand(self, base: Expr, share: Share) -> Expr:
         """The low word of the descriptor of this part's first block of K."""
         team = self.team
-        block = self.part * (share.kblocks * team.rows * BLOCK_WORDS) + team.staged_at(share.operand.source)
+        block = self.part * (share.kblocks * team.rows * BLOCK_WORDS) + staged_layout.place(team, share.operand.source)
         return self.k.keep(base // uint32(16) + tirx.Cast("uint32", block // 4) + uint32(1 << 16))
 
     def _block(self, share: Share, kblock: int, tiles: int, low: Expr, acc: Any, add: int) -> None:

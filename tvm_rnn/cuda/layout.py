@@ -127,7 +127,8 @@ class Layout:
         vector = prod(node.shape) > 1 and "step" in self.read_by.get(node, ())
         operand = node in self.operands["before"] | self.operands["step"]
         # Of all of T, what products make is the largest thing that is written: as it would be for the step.
-        vector = vector or (node.shape[-1:] > (1,) and node is self.home[node].root and self.home[node].kind == "gemm")
+        home = self.home.get(node)
+        vector = vector or (node.shape[-1:] > (1,) and home is not None and home.kind == "gemm" and home.root is node)
         return self._padded(node, self.storage if vector or operand else self.arithmetic)
 
     @cached_property

@@ -67,9 +67,7 @@ def kernel(name: str, team: Team, layout: Layout, initial: Mapping[str, float] |
     """The kernel of a team. Its teams are counted by the scalar "teams"; blocks of a grid must all be resident.
     initial: what states are after a reset, for a kernel that knows lengths and resets; None for one that does not."""
     if team.polled and not team.pollable:
-        raise ValueError("a polled team needs products alone, whose operands fill whole blocks of K")
-    if team.staged and not team.pollable:
-        raise ValueError("staged operands need a polled grid of whole warpgroups, whose operands fill whole blocks of K")
+        raise ValueError("a polled team needs products alone, of whole blocks of K; staged, whole warpgroups as well")
     if team.ring and not able(team):
         raise ValueError("a ring has two stages at least, whole warpgroups, a counter in L2, no inputs and no codes")
     masked = initial is not None

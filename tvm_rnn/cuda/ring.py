@@ -67,19 +67,13 @@ class Ring:
             k.do(I.ptx["mapa.shared::cluster.u32"](found[0], self.base, to))
             self.peer = self.start_peer = found[0]
 
-    def fresh(self, value: Expr) -> Expr:
-        """The same value, of which the compiler does not know that it is: it would compute all addresses of a step
-        before the loop over time, and keep them in registers that weights need."""
-        everyone = uint32(0xFFFFFFFF)
-        return self.k.keep(tirx.call_extern(str(value.ty), "__shfl_xor_sync", everyone, value, 0, 32))
-
     def refresh(self) -> None:
         """At the start of a product."""
-        k, base = self.k, self.fresh(self.start_base)
-        self.base, self.part = base, self.fresh(self.start_part)
+        k, base = self.k, self.k.fresh(self.start_base)
+        self.base, self.part = base, self.k.fresh(self.start_part)
         barriers = tirx.Cast("uint32", self.part * (16 * self.team.ring)) + uint32(self.places.barriers)
         self.barriers = k.keep(base + barriers)
-        self.peer = k.keep(self.fresh(self.start_peer) + barriers) if self.team.together > 1 else self.barriers
+        self.peer = k.keep(self.k.fresh(self.start_peer) + barriers) if self.team.together > 1 else self.barriers
         stages = self.part * (self.team.ring * part_bytes(self.team)) + self.places.ring
         self.stages = k.keep(base + tirx.Cast("uint32", stages))
 

@@ -78,15 +78,9 @@ class Operands:
         self.body, self.k, self.team = body, body.k, body.team
         self.pieces: Any = None
 
-    def fresh(self, value: Expr) -> Expr:
-        """The same value, of which the compiler does not know that it is: else it would compute the addresses of a
-        step before the loop over time, and keep them in registers that weights need."""
-        everyone = tirx.const(0xFFFFFFFF, "uint32")
-        return self.k.keep(tirx.call_extern(str(value.ty), "__shfl_xor_sync", everyone, value, 0, 32))
-
     def _mine(self) -> Expr:
         """This thread's number in its warpgroup, which brings its own part of K."""
-        return self.fresh(tirx.floormod(self.body.ids.thread, THREADS))
+        return self.k.fresh(tirx.floormod(self.body.ids.thread, THREADS))
 
     def meet(self) -> None:
         """A barrier of the warpgroup."""
@@ -126,7 +120,7 @@ class Operands:
             if turn:
                 self.ask(share, turn)
             until_there(k, self.pieces, len(self.held), self.load)
-            at = self.team.staged_at(share.operand.source) + body.ids.warp_k * (total * 4)
+            at = staged_layout.place(self.team, share.operand.source) + body.ids.warp_k * (total * 4)
             at = k.keep(at + self._mine() * 4)
             for number, n in enumerate(self.held):
                 with self.placed(total, n):
@@ -184,7 +178,7 @@ class StagedInputs(Inputs):
     def _word(self, node: Node, n: int) -> Expr:
         """Where a piece lies in shared memory."""
         row, block, piece = self._coordinates(node, n)
-        return self.team.staged_at(node) + (block * self.team.rows + row) * BLOCK_WORDS + swizzled(row, piece) * 4
+        return staged_layout.place(self.team, node) + (block * self.team.rows + row) * BLOCK_WORDS + swizzled(row, piece) * 4
 
     def _copy(self, number: int, node: Node, n: int) -> None:
         """Begin to copy a piece. Rows past the batch, and what lies past a row's end, are 0."""

@@ -62,8 +62,9 @@ class Team:
     copied: 1 where a grid's operands come to shared memory by asynchronous copies (`copies.py`) in place of registers
     `ahead`. ring: stages of a ring in shared memory that operands of wgmma come through (`wide_layout`); warps_u,
     warps_n and warps_k then say how warps share cells, warpgroups share K; 0: lanes load for mma.sync. together: blocks
-    that fetch operands for each other. staged: 1 where a polled grid lays operands, inputs too, down in shared memory once
-    for all warps, and warpgroups multiply them (`staged.py`); warps_k then counts warpgroups. stored: the dtype of weights (`fp8.py`) where it is not `storage`.
+    that fetch operands for each other. staged: 1 where a polled grid lays operands, inputs too, down in shared memory,
+    once for all warps, and warpgroups multiply them (`staged.py`); warps_k then counts warpgroups. stored: the dtype of
+    weights (`fp8.py`) where it is not `storage`.
     """
 
     step: Step
@@ -234,21 +235,6 @@ class Team:
         return self.copied * self.warps * (inputs + others) * self.tiles * LANES * 4
 
     @property
-    def staged_sources(self) -> tuple[Node, ...]:
-        """What products read, each with a place of its own in shared memory where operands are staged."""
-        every = [s.operand.source for parts in self.shares.values() for s in parts] if self.staged else []
-        return tuple(dict.fromkeys(every))
-
-    def staged_at(self, source: Node) -> int:
-        """Where a staged operand lies, in words: behind the weights, which want to be aligned."""
-        before = self.staged_sources[: self.staged_sources.index(source)]
-        return self.weight_words + sum(self.input_words(n) for n in before)
-
-    @property
-    def staged_words(self) -> int:
-        return sum(self.input_words(n) for n in self.staged_sources)
-
-    @property
     def input_registers(self) -> int:
         """A thread of a cluster holds its pieces of a step for one step."""
         pieces = [ceil(self.input_words(n) // 4 / self.threads) for n in self.step.given]
@@ -321,8 +307,8 @@ class Team:
         if self.warps_k == 1:
             return 0
         most = max((self.m_tiles(p) for p in self.step.phases if p.kind == "gemm"), default=0)
-        if self.staged:  # a tile's sums, of all parts but the one that adds them up, in turns with two places
-            return 2 * self.warps_u * (self.warps_k - 1) * most * self.tiles * LANES * 4
+        if self.staged:
+            return staged_layout.partial_words(self, most)
         # Without a counter no barrier of the block lies between two steps: they take turns with two places.
         return self.warps * most * self.pass_tiles * LANES * 4 * (1 + self.polled)
 
@@ -349,25 +335,14 @@ class Team:
         operands = self.exchange_words if self.exchange == "cluster" else 0
         barriers = 16 * (len(self.published) + 1)  # two mbarriers per value, and for reductions
         own = (self.partial_words, self.stage_words, self.inputs_words, self.copy_words, self.fetch_words)
-        own = (*own, self.staged_words)
-        return 4 * (operands + sum(own) + self.weight_words) + max(256, barriers)
+        return 4 * (operands + sum(own) + self.weight_words + staged_layout.words(self)) + max(256, barriers)
 
     # --- registers -------------------------------------------------------------------------------------------------
 
     @property
     def pollable(self) -> bool:
-        """Whether values may be handed over without a counter: every word of an operand is written in every step, and
-        all of it is asked for at once. Where a part came later, it was missing again, and a counter was quicker: LSTM
-        1024 bf16, B = 64, in two passes 5.2 us polled against 4.5; GRU 2048, B = 16, 5.0 against 3.9 (H200)."""
-        whole = all(self.ctas * self.units(n.shape[0]) == self.depth_blocks(n) * self.block_k for n in self.published)
-        most = max((s.kblocks for parts in self.shares.values() for s in parts), default=0)
-        if self.staged:
-            return whole and staged_layout.able(self)
-        phases_ok = all(p.kind == "gemm" for p in self.step.phases) and not self.step.given and not self.copied
-        at_once = self.passes == 1 and most * self.tiles * 4 <= 64
-        barriers = self.warps_k == 1 or 2 * self.warps_u * self.warps_n < 16  # two for each group of warps that sums
-        possible = self.exchange == "grid" and self.precision != "float32"
-        return possible and whole and phases_ok and at_once and barriers
+        """Whether values may be handed over without a counter."""
+        return staged_layout.pollable(self)
 
     def registers(self) -> int:
         """An estimate per thread, used to discard what would spill."""
