@@ -152,6 +152,7 @@ def mul(a: Expr, b: Expr) -> Expr:
     return a * b
 
 
+@_row
 def div(a: Expr, b: Expr) -> Expr:
     return neg(_minus_zero(a) / b) if _is_zero(a) else _tir().Div(a, b)
 
@@ -241,6 +242,7 @@ def sign(x: Expr) -> Expr:
     return let(x, body)
 
 
+@_row
 def sqrt(x: Expr) -> Expr:
     return _tir().sqrt(x)
 

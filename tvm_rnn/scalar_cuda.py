@@ -20,6 +20,7 @@ from . import scalar
 
 Expr = Any
 SMALL = 0.2  # below, tanh is its series: 1 - 2 / (1 + e) would lose what x has to the left of 1
+LARGE = 2.0**64
 TANH_SERIES = (-17.0 / 315.0, 2.0 / 15.0, -1.0 / 3.0)  # of x**7, x**5, x**3
 
 
@@ -61,6 +62,31 @@ def tanh(x: Expr) -> Expr:
         return scalar.where(near, scalar.let(x * x, lambda square: series(x, square)), _tanh_rough(x))
 
     return scalar.let(x, both)
+
+
+def _div_rough(a: Expr, b: Expr) -> Expr:
+    """a / b to 2 ulp; both are scaled where b is so large that the hardware would call its reciprocal 0."""
+    if scalar._dtype(b) != "float32":
+        return scalar._tir().Div(a, b)
+
+    def divide(b: Expr) -> Expr:
+        large = scalar.less(scalar.const(LARGE, b), abs(b))
+        scale = scalar.where(large, scalar.const(1.0 / LARGE, b), scalar.const(1.0, b))
+        return scalar.let(scale, lambda scale: _call("float32", "__fdividef", a * scale, b * scale))
+
+    return scalar.let(b, divide)
+
+
+def _sqrt_rough(x: Expr) -> Expr:
+    """The square root to 3 ulp."""
+    if scalar._dtype(x) != "float32":
+        return scalar._tir().sqrt(x)
+
+    def root(x: Expr) -> Expr:
+        ends = scalar.where(scalar.less(x, scalar.const(float("inf"), x)), x * _call("float32", "rsqrtf", x), x)
+        return scalar.where(scalar.less(scalar.const(0.0, x), abs(x)), ends, x)
+
+    return scalar.let(x, root)
 
 
 def abs(x: Expr) -> Expr:
@@ -106,6 +132,8 @@ FORMS: Mapping[str, Callable[..., Expr]] = {
 FORMS_16_BIT: Mapping[str, Callable[..., Expr]] = {
     **FORMS,
     "tanh": _tanh_rough,
+    "div": _div_rough,
+    "sqrt": _sqrt_rough,
     "exp": lambda x: _call("float32", "__expf", x) if scalar._dtype(x) == "float32" else scalar._call("exp", x),
 }
 

@@ -10,13 +10,16 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as I
 
+from . import staged_layout
 from .cell_reads import CellReads
 from .copies import Copies
 from .exchange import Cluster, Grid
+from .grouped import Grouped
 from .inputs import Inputs
 from .polled import Polled
 from .product import Product
 from .ring import Ringed
+from .staged import Operands, Staged, StagedInputs
 from .wide import Wide
 from .wide_layout import places
 
@@ -26,13 +29,21 @@ ALIGNMENT, RING_ALIGNMENT = 128, 1024  # swizzled tiles want the second
 def lay_out(body: Any) -> None:
     """Allocate shared memory and construct its users."""
     team, k, ids = body.team, body.k, body.ids
-    align = RING_ALIGNMENT if team.ring else ALIGNMENT
+    align = RING_ALIGNMENT if team.ring or team.staged else ALIGNMENT
     arena = body.arena = I.alloc_buffer((team.shared_bytes // 4,), "uint32", scope="shared.dyn", align=align)
     if team.ring:
         body.exchange = Ringed(k, team, ids, arena, places(team).stage // 4)
         # A ring has none of theirs in shared memory.
         body.inputs, body.copies, body.reads = Inputs(body, 0), Copies(body, 0), CellReads(body, 0)
         body.product = Wide(k, team, ids, arena, body.exchange)
+        return
+    if team.staged:
+        partial_at = team.weight_words + staged_layout.words(team)
+        stage_at = partial_at + team.partial_words
+        body.exchange = Staged(k, team, ids, arena, stage_at, body)
+        body.operands, body.inputs, body.copies = Operands(body), StagedInputs(body), Copies(body, 0)
+        body.reads = CellReads(body, stage_at + team.stage_words)
+        body.product = Grouped(body, partial_at)
         return
     partial_at = team.exchange_words if team.exchange == "cluster" else 0
     stage_at = partial_at + team.partial_words

@@ -77,6 +77,12 @@ class Writer:
         self.store(register, value, 0)
         return register[0]
 
+    def fresh(self, value: Expr) -> Expr:
+        """The same value, of which the compiler does not know that it is: it would compute all addresses of a step
+        before the loop over time, and keep them in registers that weights need. For whole warps."""
+        everyone = tirx.const(0xFFFFFFFF, "uint32")
+        return self.keep(tirx.call_extern(str(value.ty), "__shfl_xor_sync", everyone, value, 0, 32))
+
     def local(self, count: int, dtype: str = "float32") -> Any:
         """Registers. Index them with Python integers only, or they go to memory."""
         return I.alloc_local((count,), dtype)

@@ -126,6 +126,9 @@ class Layout:
     def hoisted(self, node: Node) -> Place:
         vector = prod(node.shape) > 1 and "step" in self.read_by.get(node, ())
         operand = node in self.operands["before"] | self.operands["step"]
+        # Of all of T, what products make is the largest thing that is written: as it would be for the step.
+        home = self.home.get(node)
+        vector = vector or (node.shape[-1:] > (1,) and home is not None and home.kind == "gemm" and home.root is node)
         return self._padded(node, self.storage if vector or operand else self.arithmetic)
 
     @cached_property

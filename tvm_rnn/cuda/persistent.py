@@ -67,7 +67,7 @@ def kernel(name: str, team: Team, layout: Layout, initial: Mapping[str, float] |
     """The kernel of a team. Its teams are counted by the scalar "teams"; blocks of a grid must all be resident.
     initial: what states are after a reset, for a kernel that knows lengths and resets; None for one that does not."""
     if team.polled and not team.pollable:
-        raise ValueError("a polled team needs products alone, whose operands fill whole blocks of K")
+        raise ValueError("a polled team needs products alone, of whole blocks of K; staged, whole warpgroups as well")
     if team.ring and not able(team):
         raise ValueError("a ring has two stages at least, whole warpgroups, a counter in L2, no inputs and no codes")
     masked = initial is not None
@@ -98,6 +98,7 @@ class Body:
     copies: Any
     exchange: Any
     inputs: Any
+    operands: Any
     product: Any
     reads: Any
 
@@ -154,6 +155,8 @@ class Body:
             warp_n=tirx.floormod(tirx.floordiv(warp, team.warps_k), team.warps_n),
             warp_u=tirx.floordiv(warp, team.warps_k * team.warps_n),
         )
+        if team.staged:  # a warpgroup has all units, and a part of K
+            self.ids.warp_k, self.ids.warp_u = tirx.floordiv(warp, team.warps_u), tirx.floormod(warp, team.warps_u)
         self.rows = k.local(team.own_tiles, "int32")
         for j in range(team.own_tiles):
             row = k["row0"] + group * team.rows + self._tile(j) * 8 + self.ids.q * 2

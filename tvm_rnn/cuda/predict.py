@@ -41,6 +41,7 @@ RATES = {
     "grid": Rates(1.45, 0.0, 55.0, 0.77, 0.18, 0.087),
     "polled": Rates(0.95, 0.0, 55.0, 0.77, 0.18, 0.087),
     "ring": Rates(1.0, 0.0, 34.0, 0.8, 0.15, 0.03),
+    "staged": Rates(1.2, 0.0, 34.0, 0.8, 0.15, 0.03),
 }
 CLOCK_MHZ = 1900.0
 MMA_CYCLES = 6.5  # m16n8k16 on one quarter of a multiprocessor; m16n8k8 of tf32 the same
@@ -66,6 +67,8 @@ LIGHT_US = 0.04  # of a phase without a product
 # of them copies do not hide, and what filling stages again costs.
 RING_US, RING_COPY, RING_CYCLES, RING_COLUMNS, RING_NEAR, RING_SHOWN = 1.1, 50.0, 4.0, 36, 1.35, 0.3
 RING_REFILL = 1.1, 1.4  # of large stages, of small ones
+# Cycles of a product of 64 rows, at least and where its weights are in shared memory, times; of 16 bytes laid down.
+STAGED_LEAST, STAGED_NEAR, STAGED_PIECE = 16.0, 1.55, 0.1
 # Clusters that can be resident on the 132 multiprocessors of an H200 with one block on each.
 RESIDENT_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 
@@ -165,15 +168,15 @@ def predict(team: Team, batch: int, target: Target) -> float:
     rounds = ceil(teams / max(1, resident_teams(team, target)))
     us = rounds * sum(_phase(team, number) for number in range(len(team.step.phases)))
     us += PASS_US * (team.passes - 1) if team.exchange == "grid" else 0.0
-    if team.polled:
+    if team.polled and not team.staged:
         us += POLLING_US * (min(teams, resident_teams(team, target)) - 1)
     # Grids whose estimate comes near 255 registers spill some of them.
-    crowded = max(0, team.registers() - CROWDED) if team.exchange == "grid" and not team.ring else 0
+    crowded = max(0, team.registers() - CROWDED) if team.exchange == "grid" and not (team.ring or team.staged) else 0
     return us * (1 + CROWDED_PART * crowded)
 
 
 def _rates(team: Team) -> Rates:
-    return RATES["ring" if team.ring else "polled" if team.polled else team.exchange]
+    return RATES["ring" if team.ring else "staged" if team.staged else "polled" if team.polled else team.exchange]
 
 
 def _phase(team: Team, number: int) -> float:
@@ -206,10 +209,23 @@ def _ring_product(team: Team, phase: Phase) -> float:
     return RING_US + (copied / RING_COPY + RING_SHOWN * products) * again / CLOCK_MHZ
 
 
+def _staged_product(team: Team, phase: Phase) -> float:
+    """Of all warpgroups: instructions take turns on the tensor cores."""
+    cycles = 0.0
+    for share in team.shares[phase]:
+        each = max(STAGED_LEAST, team.rows / 2)
+        near = STAGED_NEAR * (share.kblocks - share.registers)
+        cycles += 2 * team.m_tiles(phase) * team.k_parts * each * (share.registers + near)
+    pieces = sum(team.rows * team.depth_blocks(s.operand.source) * 4 for s in team.shares[phase])
+    return (cycles + STAGED_PIECE * pieces) / CLOCK_MHZ
+
+
 def _product(team: Team, number: int) -> float:
     phase = team.step.phases[number]
     if team.ring:
         return _ring_product(team, phase)
+    if team.staged:
+        return _staged_product(team, phase)
     m_tiles, rates = team.m_tiles(phase), _rates(team)
     us = 0.0
     for share in team.shares[phase]:

@@ -80,7 +80,7 @@ class Persistent:
         phase, share = weights(team)[number]
         node = share.operand.weight
         shape = (team.ctas, team.warps_u, team.warps_k, share.kblocks, team.blocks(phase.width))
-        ring = (team.k_parts, share.registers) if team.ring else ()
+        ring = (team.k_parts, share.registers, team.staged) if team.ring or team.staged else ()
 
         def index(at: Expr) -> tuple[tuple[Expr, ...], Expr]:
             return team.weight_index(phase, share, at)
@@ -118,6 +118,10 @@ class Persistent:
         """Of what a grid exchanges with counters."""
         return f"{self._teams} * {self.team.exchange_words * 4}" if self.team.exchange == "grid" else 0
 
+    def values_in(self, steps: Expr) -> Expr:
+        """Of what all teams of a wave exchange in so many steps."""
+        return f"{self._teams} * {self._place_bytes(steps)}" if self.team.polled else self.value_bytes
+
     @property
     def zero_bytes(self) -> Expr:
         return self.counter_bytes if self.team.exchange == "grid" and not self.team.polled else 0
@@ -137,7 +141,7 @@ class Persistent:
             name: getattr(team, name)
             for name in (
                 *("ctas", "rows", "warps_u", "warps_n", "warps_k", "register_words", "shared_words", "ahead"),
-                *("passes", "polled", "copied", "ring", "together"),
+                *("passes", "polled", "copied", "ring", "together", "staged"),
             )
             if name != "shared_words" or team.exchange == "grid"  # a cluster keeps all that is left there
         }

@@ -13,17 +13,16 @@ Source: Hopper's asynchronous copies and barriers: PTX ISA 8.5, "cp.async.bulk",
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from .exchange import Grid, _all
 from .kernel import Writer
 from .phases import Phase
+from .side_by_side import SideBySide
 from .team import BLOCK_WORDS, LANES, Share, Team
-from .wide_layout import TILE_BYTES, Chunk, chunks, m_tiles, part_bytes, places, stage_tiles, swizzled, uses
+from .wide_layout import TILE_BYTES, Chunk, chunks, m_tiles, part_bytes, places, swizzled, uses
 
 Expr = Any
 BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -33,7 +32,7 @@ def uint32(value: int) -> Expr:
     return tirx.const(value, "uint32")
 
 
-class Ringed(Grid):
+class Ringed(SideBySide):
     """A grid's exchange whose operands lie as wgmma reads them."""
 
     due: Expr | None = None  # events that the next product's operands wait for
@@ -42,53 +41,13 @@ class Ringed(Grid):
         """Until every block of the team has published `events` times."""
         self._spin("counter", events)
 
-    def prepare(self) -> None:
-        super().prepare()
-        self.staged: list[tuple[Any, ...]] = []  # what a warp has laid down and not handed over
-
     def word(self, node: Any, slot: Expr, kblock: Expr, row: Expr, piece: Expr) -> Expr:
         return super().word(node, slot, kblock, row, swizzled(row, piece))
 
-    # Tiles are staged side by side and handed over together: one after the other, each would cost a way to shared
-    # memory and back. y follows when the exchange is under way.
-
-    def _place(self, number: int) -> Expr:
-        """Of a warp's number-th tile, in elements."""
-        return (self.ids.warp * stage_tiles(self.team) + number) * 64
-
-    def stage(self, node: Any, block: int, j: int, e: int, value: Expr) -> None:
-        at = self._place(len(self.staged)) + (self.ids.q * 2 + e) * 8 + self.ids.g
-        self.k.store(self.view, value, at)
-
-    def tile(self, node: Any, slot: int, block: int, j: int, when: Expr | None, y: Any) -> None:
-        self.staged.append((node, slot, block, j, when, y))
-
     def arrive(self) -> None:
-        k, lane, chunks, found = self.k, self.ids.lane, 8 * self.pieces, self.staged
-        words = [self.k.local(4, "uint32") for _ in found]
-        if found:
-            k.do(I.cuda.warp_sync())
-        for number, (_, _, _, j, _, _) in enumerate(found):
-            with self._owned(j):
-                at = self.stage_at + tirx.floordiv(self._place(number) * self.team.itemsize, 4) + self.chunk * 4
-                four = [words[number][z] for z in range(4)]
-                k.do(I.ptx["ld.shared.v4.b32"](*four, self.arena.ptr_to([at])))
-        for (node, slot, block, j, when, _), four in zip(found, words, strict=True):
-            only = [lane < chunks] if chunks < LANES else []
-            with self._owned(j), k.when(_all(([] if when is None else [when]) + only)):
-                self.hand(node, slot, self.addresses[(node, block, j)], [four[z] for z in range(4)])
+        words = self.hand_over()
         super().arrive()
-        for (node, _, block, j, _, y), four in zip(found, words, strict=True):
-            if y is not None:
-                unit = self.ids.rank * self.team.units(node.shape[0])
-                unit = unit + (self.ids.warp_u * self.team.blocks(node.shape[0]) + block) * 8
-                with self._owned(j), k.when(lane < 8):
-                    y(self._tile(j) * 8 + lane, unit, [four[z] for z in range(4)])
-        self.staged = []
-
-    def _owned(self, j: int) -> Any:
-        owned = self.team.owned(j, self.ids.warp_k)
-        return nullcontext() if owned is None else self.k.when(owned)
+        self.write_y(words)
 
 
 class Ring:
@@ -108,19 +67,13 @@ class Ring:
             k.do(I.ptx["mapa.shared::cluster.u32"](found[0], self.base, to))
             self.peer = self.start_peer = found[0]
 
-    def fresh(self, value: Expr) -> Expr:
-        """The same value, of which the compiler does not know that it is: it would compute all addresses of a step
-        before the loop over time, and keep them in registers that weights need."""
-        everyone = uint32(0xFFFFFFFF)
-        return self.k.keep(tirx.call_extern(str(value.ty), "__shfl_xor_sync", everyone, value, 0, 32))
-
     def refresh(self) -> None:
         """At the start of a product."""
-        k, base = self.k, self.fresh(self.start_base)
-        self.base, self.part = base, self.fresh(self.start_part)
+        k, base = self.k, self.k.fresh(self.start_base)
+        self.base, self.part = base, self.k.fresh(self.start_part)
         barriers = tirx.Cast("uint32", self.part * (16 * self.team.ring)) + uint32(self.places.barriers)
         self.barriers = k.keep(base + barriers)
-        self.peer = k.keep(self.fresh(self.start_peer) + barriers) if self.team.together > 1 else self.barriers
+        self.peer = k.keep(self.k.fresh(self.start_peer) + barriers) if self.team.together > 1 else self.barriers
         stages = self.part * (self.team.ring * part_bytes(self.team)) + self.places.ring
         self.stages = k.keep(base + tirx.Cast("uint32", stages))
 

@@ -19,7 +19,7 @@ from math import ceil
 from typing import Any
 
 from ..graph import Node
-from . import fp8, lane_layout, wide_layout
+from . import fp8, lane_layout, staged_layout, wide_layout
 from .phases import Operand, Phase, Step
 
 Expr = Any
@@ -62,7 +62,9 @@ class Team:
     copied: 1 where a grid's operands come to shared memory by asynchronous copies (`copies.py`) in place of registers
     `ahead`. ring: stages of a ring in shared memory that operands of wgmma come through (`wide_layout`); warps_u,
     warps_n and warps_k then say how warps share cells, warpgroups share K; 0: lanes load for mma.sync. together: blocks
-    that fetch operands for each other. stored: the dtype of weights (`fp8.py`) where it is not `storage`.
+    that fetch operands for each other. staged: 1 where a polled grid lays operands, inputs too, down in shared memory,
+    once for all warps, and warpgroups multiply them (`staged.py`); warps_k then counts warpgroups. stored: the dtype of
+    weights (`fp8.py`) where it is not `storage`.
     """
 
     step: Step
@@ -81,6 +83,7 @@ class Team:
     copied: int = 0
     ring: int = 0
     together: int = 1
+    staged: int = 0
     stored: str = ""
 
     @property
@@ -243,7 +246,7 @@ class Team:
         in each quarter of a multiprocessor."""
         found = {}
         for phase in self.step.phases:
-            if self.precision == "float32":
+            if self.precision == "float32" or self.staged:
                 found[phase] = 1
                 continue
             under_way = self.m_tiles(phase) * self.pass_tiles * max(1, self.warps // 4)
@@ -304,6 +307,8 @@ class Team:
         if self.warps_k == 1:
             return 0
         most = max((self.m_tiles(p) for p in self.step.phases if p.kind == "gemm"), default=0)
+        if self.staged:
+            return staged_layout.partial_words(self, most)
         # Without a counter no barrier of the block lies between two steps: they take turns with two places.
         return self.warps * most * self.pass_tiles * LANES * 4 * (1 + self.polled)
 
@@ -315,7 +320,7 @@ class Team:
     def stage_words(self) -> int:
         if self.exchange == "cluster":  # for even and odd steps: slow warps may still send what the last step staged
             return 2 * sum(self.stage_size(n) for n in self.published)
-        return self.warps * (wide_layout.stage_tiles(self) if self.ring else 1) * 64 * self.itemsize // 4
+        return self.warps * (wide_layout.stage_tiles(self) if self.ring or self.staged else 1) * 64 * self.itemsize // 4
 
     @property
     def weight_words(self) -> int:
@@ -330,22 +335,14 @@ class Team:
         operands = self.exchange_words if self.exchange == "cluster" else 0
         barriers = 16 * (len(self.published) + 1)  # two mbarriers per value, and for reductions
         own = (self.partial_words, self.stage_words, self.inputs_words, self.copy_words, self.fetch_words)
-        return 4 * (operands + sum(own) + self.weight_words) + max(256, barriers)
+        return 4 * (operands + sum(own) + self.weight_words + staged_layout.words(self)) + max(256, barriers)
 
     # --- registers -------------------------------------------------------------------------------------------------
 
     @property
     def pollable(self) -> bool:
-        """Whether values may be handed over without a counter: every word of an operand is written in every step, and
-        all of it is asked for at once. Where a part came later, it was missing again, and a counter was quicker: LSTM
-        1024 bf16, B = 64, in two passes 5.2 us polled against 4.5; GRU 2048, B = 16, 5.0 against 3.9 (H200)."""
-        whole = all(self.ctas * self.units(n.shape[0]) == self.depth_blocks(n) * self.block_k for n in self.published)
-        most = max((s.kblocks for parts in self.shares.values() for s in parts), default=0)
-        phases_ok = all(p.kind == "gemm" for p in self.step.phases) and not self.step.given and not self.copied
-        at_once = self.passes == 1 and most * self.tiles * 4 <= 64
-        barriers = self.warps_k == 1 or 2 * self.warps_u * self.warps_n < 16  # two for each group of warps that sums
-        possible = self.exchange == "grid" and self.precision != "float32"
-        return possible and whole and phases_ok and at_once and barriers
+        """Whether values may be handed over without a counter."""
+        return staged_layout.pollable(self)
 
     def registers(self) -> int:
         """An estimate per thread, used to discard what would spill."""
@@ -362,7 +359,9 @@ class Team:
         if self.precision == "float32":  # sums of 8 rows per half tile, and some operands
             most = max(self.m_tiles(p) for p in self.step.phases)
             total += self.pass_tiles * (most * 16 + 24) - max(work, default=0)
-        if self.ring:
+        if self.staged:
+            total += staged_layout.registers(self) - max(work, default=0)
+        elif self.ring:
             total += max(wide_layout.m_tiles(self, p) for p in self.shares) * self.rows // 2 - max(work, default=0) + 16
         elif any(s.registers < s.kblocks for parts in self.shares.values() for s in parts):
             total += max(self.block_words(p) for p in self.step.phases)  # fragments on their way
@@ -386,7 +385,7 @@ class Team:
 
     def weight_index(self, phase: Phase, share: Share, at: Expr) -> tuple[tuple[Expr, ...], Expr]:
         """Position in the packed weights -> (index into the weight node, valid)."""
-        layout: Any = wide_layout if self.ring else lane_layout
+        layout: Any = wide_layout if self.ring or self.staged else lane_layout
         found: tuple[tuple[Expr, ...], Expr] = layout.weight_index(self, phase, share, at)
         return found
 

@@ -72,7 +72,8 @@ class Wave:
         self.handed = program.buffer("handed", f"{layers - 1} * {self.size}", output.dtype)
         work = [regimes[0] for regimes in self.regimes]
         self.counters = program.buffer("counters", f"{on} ? {layers} * {_most([r.counter_bytes for r in work])} : 0")
-        self.exchange = program.buffer("exchange", f"{on} ? {layers} * {_most([r.value_bytes for r in work])} : 0")
+        values = _most([r.values_in(self.steps) for r in work])
+        self.exchange = program.buffer("exchange", f"{on} ? {layers} * {values} : 0")
         for layer, index in enumerate(self.of_layer):
             weights = self.members[index].layout.weights
             for regimes in self.regimes:
@@ -113,10 +114,12 @@ class Wave:
         count: str,
         states: Sequence[Sequence[tuple[Pointer, Pointer]]],
     ) -> None:
-        program, layers = host.program, len(self.of_layer)
-        if regimes[0].team.exchange == "grid":
+        program, layers, team = host.program, len(self.of_layer), regimes[0].team
+        if team.polled:
+            host.memset(self.exchange, f"{layers} * {regimes[0].values_in(count)}", 0xFF)
+        elif team.exchange == "grid":
             host.memset(self.counters, f"{layers} * {regimes[0].counter_bytes}")
-        elif layers > 1:
+        if layers > 1 and (team.exchange == "cluster" or team.polled):
             place = self.members[0].layout.output
             each = f"{count} * B * {place.row_stride * ITEM_BYTES[place.dtype]}"
             host.memset(self.handed, f"{layers - 1} * {each}", 0xFF)
@@ -136,7 +139,7 @@ class Wave:
             stride = layout.output.row_stride
             output = program.output.at(f"{done} * B * {stride}") if last else self._between(count, layer)
             counters = self.counters.skip(f"{layer} * {regime.counter_bytes}")
-            values = self.exchange.skip(f"{layer} * {regime.value_bytes}")
+            values = self.exchange.skip(f"{layer} * {regime.values_in(count)}")
             where = Where(layout, done, count, False, inputs, {}, self.places[layer], old, new, output, values)
             regime.follow(host, where, counters, below if layer else None)
             below = counters
@@ -235,7 +238,9 @@ def _able(members: Sequence[Member], team: Team, target: Target) -> bool:
     for member in members:
         own = replace(team, step=member.step)
         whole = member.layout.output.row_stride % 8 == 0 and member.layout.graph.output.shape[0] % 8 == 0
-        if not able_to_run(own, target) or own.polled or (own.exchange == "cluster" and not whole):
+        if not able_to_run(own, target) or (own.polled and not own.staged):
+            return False
+        if not whole and (own.exchange == "cluster" or own.staged):
             return False
     return True
 
@@ -270,6 +275,5 @@ def _regime(member: Member, best: Geometry, most: int | None, net: RNN, target: 
     weights = member.layout.weights
     name = f"wave_{weights.number}_{own.exchange}{own.ctas}x{own.rows}" + (f"_b{most}" if most else "")
     us = predict(own, own.rows, target)
-    template = f"persistent_{own.exchange}_cuda"
     resident = resident_teams(own, target)
-    return Persistent(member.layout, own, template, name, most, resident, us, net.cell.initial, best.record)
+    return Persistent(member.layout, own, best.template, name, most, resident, us, net.cell.initial, best.record)

@@ -51,18 +51,8 @@ class Wide:
         self.names = {share: f"weight_{number}" for number, (_, share) in enumerate(weights(team))}
         self.ring = Ring(k, team, ids, arena, exchange, self.names)
         self.places = self.ring.places
-        self.part = self.ring.part
-        self.registers: dict[Share, Any] = {}
-        self.shared: dict[Share, int] = {}
-        at = self.places.weights
-        for phase, share in weights(team):
-            if share.registers:
-                self.registers[share] = self._load(phase, share)
-            if share.shared:
-                each = share.shared * m_tiles(team, phase) * TILE_BYTES
-                self._fill(phase, share, at, each)
-                self.shared[share] = at
-                at += each * team.k_parts
+        self.part, self.base = self.ring.part, self.ring.base
+        self._place_weights(self.places.weights)
         self.ring.start()
 
     @property
@@ -74,6 +64,19 @@ class Wide:
         self.ring.par = par
 
     # --- weights -----------------------------------------------------------------------------------------------------
+
+    def _place_weights(self, at: int) -> None:
+        """Fragments to registers; tiles to shared memory, from byte `at` on."""
+        self.registers: dict[Share, Any] = {}
+        self.shared: dict[Share, int] = {}
+        for phase, share in weights(self.team):
+            if share.registers:
+                self.registers[share] = self._load(phase, share)
+            if share.shared:
+                each = share.shared * m_tiles(self.team, phase) * TILE_BYTES
+                self._fill(phase, share, at, each)
+                self.shared[share] = at
+                at += each * self.team.k_parts
 
     def _word(self, share: Share, word: Expr) -> Expr:
         """Address of a word of the block's packed weights."""
@@ -104,14 +107,16 @@ class Wide:
                 piece = i * team.threads + ids.thread
                 with k.when(piece < pieces):
                     k.do(I.ptx["ld.global.nc.v4.b32"](*four, self._word(share, first + piece * 4)))
-                    target = self.ring.base + tirx.Cast("uint32", piece * 16) + uint32(at + part * each)
+                    target = self.base + tirx.Cast("uint32", piece * 16) + uint32(at + part * each)
                     k.do(I.ptx["st.shared.v4.b32"](target, *four))
 
     def _descriptors(self, phase: Phase) -> None:
         """The low words of matrix descriptors: of this part of stage 0, and of each share's weights near."""
-        team = self.team
-        part, low = self.ring.part, self.k.keep(self.ring.base // uint32(16) + uint32(1 << 16))
+        self._near(phase, self.ring.base, self.ring.part)
         self.operands = self.k.keep(self.ring.stages // uint32(16) + uint32(1 << 16))
+
+    def _near(self, phase: Phase, base: Expr, part: Expr) -> None:
+        team, low = self.team, self.k.keep(base // uint32(16) + uint32(1 << 16))
         self.near: dict[Share, Expr] = {}
         for share in team.shares[phase]:
             if share.shared:
@@ -125,13 +130,15 @@ class Wide:
 
     def _weights(self, chunk: Chunk, kblock: int, tile: int, tiles: int, step: int) -> list[Expr]:
         """The A operand of one instruction: four registers, or a descriptor."""
-        share = chunk.share
-        if kblock < share.registers:
-            first = ((kblock * tiles + tile) * STEPS + step) * 4
-            return [self.registers[share][first + z] for z in range(4)]
         if chunk.streamed:
             at = self._stage(chunk) + self.team.rows * ROW_BYTES + tile * TILE_BYTES + step * 32
             return [self._descriptor(self.operands, at)]
+        return self._resident(chunk.share, kblock, tile, tiles, step)
+
+    def _resident(self, share: Share, kblock: int, tile: int, tiles: int, step: int) -> list[Expr]:
+        if kblock < share.registers:
+            first = ((kblock * tiles + tile) * STEPS + step) * 4
+            return [self.registers[share][first + z] for z in range(4)]
         at = ((kblock - share.registers) * tiles + tile) * TILE_BYTES + step * 32
         return [self._descriptor(self.near[share], at)]
 
@@ -175,20 +182,23 @@ class Wide:
         return self._sum(phase, tiles, acc)
 
     def _multiply(self, chunk: Chunk, tiles: int, acc: Any, first: bool) -> None:
-        team, each = self.team, self.team.rows // 2
-        deep, kinds, transposed = INPUTS[team.precision]
-        name = f"wgmma.mma_async.sync.aligned.m64n{team.rows}{deep}.f32.{kinds}"
         for kblock in range(chunk.first, chunk.first + chunk.count):
             for step in range(STEPS):
-                at = self._stage(chunk) + (kblock - chunk.first) * team.rows * ROW_BYTES + step * 32
+                at = self._stage(chunk) + (kblock - chunk.first) * self.team.rows * ROW_BYTES + step * 32
                 b = self._descriptor(self.operands, at)
+                add = not (first and kblock == chunk.first and not step)
                 for tile in range(tiles):
-                    add = I.ptx.pred(tirx.const(0 if first and kblock == chunk.first and not step else 1, "int32"))
-                    a = self._weights(chunk, kblock, tile, tiles, step)
-                    d = [acc[tile * each + z] for z in range(each)]
-                    # Each of A and B that comes from shared memory could be transposed.
-                    more = [0] * (transposed * (1 + (len(a) == 1)))
-                    self.k.do(I.ptx[name](*d, *a, b, add, 1, 1, *more))
+                    self._instruction(acc, tile, self._weights(chunk, kblock, tile, tiles, step), b, add)
+
+    def _instruction(self, acc: Any, tile: int, a: list[Expr], b: Expr, add: bool) -> None:
+        """One wgmma: 64 rows and all columns, a step of K."""
+        each = self.team.rows // 2
+        deep, kinds, transposed = INPUTS[self.team.precision]
+        name = f"wgmma.mma_async.sync.aligned.m64n{self.team.rows}{deep}.f32.{kinds}"
+        d = [acc[tile * each + z] for z in range(each)]
+        # Each of A and B that comes from shared memory could be transposed.
+        more = [0] * (transposed * (1 + (len(a) == 1)))
+        self.k.do(I.ptx[name](*d, *a, b, I.ptx.pred(tirx.const(int(add), "int32")), 1, 1, *more))
 
     def _sum(self, phase: Phase, tiles: int, acc: Any) -> list[Expr]:
         """Sums of the parts of K, by the lanes that have the cells."""

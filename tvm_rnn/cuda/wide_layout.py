@@ -175,12 +175,16 @@ def weight_index(team: Any, phase: Any, share: Any, at: Expr) -> tuple[tuple[Exp
         kept = kblock < share.registers
         line, k = tirx.Select(kept, line, row), tirx.Select(kept, k, flat)
     k = (part * share.kblocks + kblock) * team.block_k + k
-    row = tile * TILE_ROWS + line
-    halves, half = len(team.halves(phase)), row // 8
-    warp_u, half = half // halves, half % halves
+    halves = len(team.halves(phase))
+    if team.staged:  # each warp's lanes have all gates of their units, as with mma.sync
+        warp_u, half = line // 16, tile * 2 + line % 16 // 8
+        row = line
+    else:
+        row = tile * TILE_ROWS + line
+        warp_u, half = row // 8 // halves, row // 8 % halves
     block, gate = half // phase.gates, half % phase.gates
     unit = cta * team.units(phase.width) + (warp_u * team.blocks(phase.width) + block) * 8 + row % 8
-    inside = tirx.And(warp_u < team.warps_u, tirx.And(unit < phase.width, k < share.operand.depth))
+    inside = tirx.And(tirx.And(warp_u < team.warps_u, block < team.blocks(phase.width)), tirx.And(unit < phase.width, k < share.operand.depth))
     if len(share.operand.weight.shape) == 3:
         return (gate, unit, k), inside
     return (gate * phase.width + unit, k), inside
