@@ -137,3 +137,30 @@ def test_names_of_inputs() -> None:
     assert name_inputs(["a.npy", "n=b.npy"], ["x", "n"]) == {"x": "a.npy", "n": "b.npy"}
     with pytest.raises(InputError, match="given twice"):
         name_inputs(["a.npy", "x=b.npy"], ["x", "n"])
+
+
+def test_a_bundle_from_the_command_line(folder: Path, tmp_path: Path) -> None:
+    done = call("compile", folder / "m.onnx", "--bundle", tmp_path / "own")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "own" / "own.h").exists() and "next: read" in done.output and "README.md" in done.output
+    found = call("inspect", tmp_path / "own" / "own.so").output
+    assert "RNN 'rnn'" in found and f"{folder / 'm.onnx'}, sha256 " in found
+    sizes = ("--input-size", 3, "--hidden-size", 4)
+    done = call("compile", "elman", *sizes, "--seed", 0, "-o", tmp_path / "e.so", "--bundle", tmp_path / "e", "--json")
+    facts = json.loads(done.stdout)
+    assert facts["bundle"] == str(tmp_path / "e") and facts["bundle_bytes"] > facts["bytes"] > 0
+    assert facts["output"] == str(tmp_path / "e.so")
+
+
+def test_bundles_that_cannot_be(folder: Path, tmp_path: Path) -> None:
+    sizes = ("--input-size", 3, "--hidden-size", 4)
+    for words, code, text in (
+        (["elman", *sizes, "--bundle", tmp_path / "b"], 2, "--bundle needs weights"),
+        (["elman", *sizes, "--seed", 0], 1, "nothing to write"),
+        (["elman", *sizes, "--seed", 0, "--bundle", tmp_path / "none" / "b"], 1, "--bundle: no such folder"),
+        (["elman", *sizes, "--seed", 0, "--bundle", tmp_path / "2b"], 1, "not a name in C"),
+        (["elman", *sizes, "--seed", 0, "--bundle", folder], 1, "is not a bundle"),
+    ):
+        done = call("compile", *words)
+        assert done.exit_code == code and text in done.output, done.output
+    assert list(tmp_path.iterdir()) == []

@@ -70,6 +70,20 @@ def test_the_commands_run_in_order(tmp_path: Path) -> None:
     assert (tmp_path / "y.npy").exists()
 
 
+def test_the_program_in_c_is_one(tmp_path: Path) -> None:
+    """With what it leaves to the reader: where inputs come from, and what an error does."""
+    (program,) = [text for language, text in BLOCKS if language == "c"]
+    include, body = program.split("\n\n", 1)
+    own = "static int n; static int next(float *x) { x[0] = 1; return n++ < 3; }"
+    own += "\nstatic void stop(const char *error) { puts(error); }"
+    whole = f'#include <stdio.h>\n{include}\n{own}\nint main(void) {{\n{body}printf("%d\\n", n);\nreturn 0;\n}}\n'
+    (tmp_path / "main.c").write_text(whole)
+    rnn.compile(rnn.RNN(rnn.cells.lstm, 4, 8).init(seed=0)).export(bundle=tmp_path / "lstm")
+    here = ["-I", "lstm", "-L", "lstm", "-llstm", "-Wl,-rpath,$ORIGIN/lstm", "-Wall", "-Werror"]
+    subprocess.run(["gcc", "-std=c99", "main.c", "-o", "main", *here], cwd=tmp_path, check=True)
+    assert subprocess.run([tmp_path / "main"], capture_output=True, check=True).stdout == b"4\n"
+
+
 def test_the_gpu_section_compiles(tmp_path: Path) -> None:
     """Without a GPU: its Python up to the call, then its commands."""
     try:

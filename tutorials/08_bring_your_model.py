@@ -2,12 +2,13 @@
 # # 8. Bring your model
 #
 # In this tutorial you will take layers and whole models of PyTorch, ONNX and Keras, compile each into one file, run it
-# by the model's own names, see what is said of a model that is not supported, and write a cell of your own as ONNX.
-# Parts whose framework is not installed are skipped.
+# by the model's own names, see what is said of a model that is not supported, write a cell of your own as ONNX, and
+# deploy a model where Python is not. Parts whose framework is not installed are skipped.
 
 # %%
 import importlib.util
 import os
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -154,7 +155,55 @@ if installed("keras", "torch"):
     print("tags", tags.shape)
 
 # %% [markdown]
+# ## Deploy it without Python
+#
+# `export(bundle=...)` writes a folder for programs in C, C++, Rust, Go: the module, a library with an API of the
+# model's own, its header, and examples. Nothing else is needed where it runs: no Python, no TVM, no tvm_ffi.
+
+# %%
+net = rnn.RNN(rnn.cells.lstm, 8, 16).init(seed=0)
+mod = rnn.compile(net, batch=1)
+mod.export(bundle=folder / "lstm")
+for path in sorted((folder / "lstm").iterdir()):
+    print(f"{path.name:16} {path.stat().st_size:7} bytes")
+
+# %% [markdown]
+# The header says what the model's arrays are, and which functions there are. This is how one step is called:
+
+# %%
+header = (folder / "lstm" / "lstm.h").read_text()
+print(header[header.index("/* lstm, 1 layer") : header.index("/* Take the memory")])
+print(header[header.index("/* One step of") : header.index("/* All steps")])
+
+# %% [markdown]
+# `stream.c` reads numbers from its input, takes a step, writes the result: its function `process` is what a real-time
+# thread may call. It is built with a C compiler alone, and runs with an empty environment.
+
+# %%
+lines = (folder / "lstm" / "README.md").read_text()
+build = next(line for line in lines.splitlines() if line.startswith("cc -O2 stream.c"))
+print(build)
+subprocess.run(build, shell=True, cwd=folder / "lstm", check=True)
+sound = np.random.default_rng(1).normal(size=(200, 1, 8)).astype(np.float32)
+done = subprocess.run([folder / "lstm" / "stream"], input=sound.tobytes(), capture_output=True, check=True, env={})
+y, _ = mod(sound)
+streamed = np.frombuffer(done.stdout, np.float32).reshape(y.shape)
+print("steps in C:", len(streamed), "the same as here:", bool(np.allclose(streamed, y, rtol=1e-5, atol=1e-6)))
+
+# %% [markdown]
+# `example.c` takes whole sequences from files, and times steps: here its median and its tail. A model that came from a
+# file has `lstm_run` in place of this, with the file's own inputs and outputs, heads included.
+
+# %%
+build = next(line for line in lines.splitlines() if line.startswith("cc -O2 example.c"))
+subprocess.run(build, shell=True, cwd=folder / "lstm", check=True)
+sound.tofile(folder / "sound.raw")
+words = [folder / "lstm" / "example_c", "--time", "2000", folder / "sound.raw"]
+print(subprocess.run(words, capture_output=True, check=True, env={}, text=True).stdout.splitlines()[-1])
+
+# %% [markdown]
 # ## What to read next
 #
 # `tvm_rnn/frontends/onnx_recurrent.py` says how ONNX's layouts and gates become ours, `tvm_rnn/runtime_ops.py` which
-# operators may stand around a network. `02_write_a_cell.py` is for cells that no framework has.
+# operators may stand around a network, `tvm_rnn/bundle/engine.c` what a bundle's library does. `02_write_a_cell.py` is
+# for cells that no framework has.
