@@ -128,6 +128,7 @@ inline void tvm_builtin_ptx_ld_vec_relaxed_gpu_global_v2_b32(W& a, W& b, const v
 }
 inline void tvm_builtin_ptx_ld_vec_global_v2_f32(float& a, float& b, const void* p) { emu::get(GLOBAL(p, 8), a, b); }
 inline void tvm_builtin_ptx_ld_vec_global_v4_f32(float& a, float& b, float& c, float& d, const void* p) { emu::get(GLOBAL(p, 16), a, b, c, d); }
+inline void tvm_builtin_ptx_ld_shared_f32(float& a, W p) { emu::get(emu::at(p, 4), a); }
 inline void tvm_builtin_ptx_ld_vec_shared_v2_f32(float& a, float& b, W p) { emu::get(emu::at(p, 8), a, b); }
 inline void tvm_builtin_ptx_ld_vec_shared_v2_f64(double& a, double& b, W p) { emu::get(emu::at(p, 16), a, b); }
 inline void tvm_builtin_ptx_ld_vec_shared_v4_b32(W& a, W& b, W& c, W& d, W p) { emu::get(emu::at(p, 16), a, b, c, d); }
@@ -139,6 +140,10 @@ inline void tvm_builtin_ptx_ldmatrix_sync_aligned_m8n8_x2_shared_b16(W& a, W& b,
 inline void tvm_builtin_ptx_ldmatrix_sync_aligned_m8n8_x4_shared_b16(W& a, W& b, W& c, W& d, W p) {
   emu::Matrices own{{&a, &b, &c, &d}, p, 4};
   emu::ldmatrix(own);
+}
+inline void tvm_builtin_ptx_ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(W& a, W& b, W& c, W& d, W p) {
+  emu::Matrices own{{&a, &b, &c, &d}, p, 4};
+  emu::ldmatrix_trans(own);
 }
 inline void tvm_builtin_ptx_mapa_u32_shared__cluster_u32(W& d, W address, W rank) { d = (address & 0xFFFFFF) | (rank + 1) << 24; }
 inline void tvm_builtin_ptx_mbarrier_init_init_shared_b64(W p, W count) { emu::barrier(p) = {long(count), long(count), 0, 0}; }

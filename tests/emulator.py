@@ -39,7 +39,8 @@ def compile(net: RNN, **options: Any) -> Any:
     with tempfile.TemporaryDirectory() as folder:
 
         def tools() -> nvcc.Toolchain:
-            objects = [emulated(sources[-1], Path(folder), fake.include), str(fake.static)]
+            every = Source(tuple(shard for own in sources for shard in own.shards), "", "")
+            objects = [emulated(every, Path(folder), fake.include), str(fake.static)]
             joined = Path(folder, "gpu.o")
             subprocess.run(["ld", "-r", "-o", str(joined), *objects], check=True)
             return replace(fake, static=str(joined))

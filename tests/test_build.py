@@ -84,8 +84,8 @@ def test_batch_sizes_are_checked(batch: object, shown: str) -> None:
 def test_arguments_of_the_wrong_kind() -> None:
     with pytest.raises(ConfigError, match="compile needs an RNN"):
         rnn.compile(rnn.cells.lstm)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="modules for GPUs do not train yet"):
-        rnn.compile(NET, "nvidia-h200", training=True)
+    with pytest.raises(ConfigError, match="training keeps weights in the network's dtype"):
+        rnn.compile(NET, training=True, weights="bfloat16")
     with pytest.raises(ConfigError, match=r"no such target[\s\S]*did you mean 'x86-64-v4'"):
         rnn.compile(NET, "x86-64-v5")
     with pytest.raises(ConfigError, match="no such pass"):

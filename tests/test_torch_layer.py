@@ -156,8 +156,6 @@ def test_refused(layer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             rnn.to_torch(other, names="torch")
     with pytest.raises(WeightError, match=r"no weights[\s\S]*net.init"):
         rnn.to_torch(rnn.RNN(cells.lstm, X, H))
-    with pytest.raises(ConfigError, match="modules for GPUs do not train yet"):
-        rnn.to_torch(net, "nvidia-h200")
     with pytest.raises(ConfigError, match=r"cannot be pickled[\s\S]*state_dict"):
         torch.save(layer, io.BytesIO())
     with pytest.raises(InputError, match=r"takes tensors[\s\S]*got: +ndarray"):

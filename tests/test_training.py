@@ -227,11 +227,6 @@ def test_what_the_manifest_says() -> None:
     assert [row.gradients[0] for row in module.manifest.training.backward.finishes][:2] == ["W_l0", "W_l0_reverse"]
 
 
-def test_gpus_do_not_train_yet() -> None:
-    with pytest.raises(ConfigError, match=r"modules for GPUs do not train yet[\s\S]*nvidia-h200"):
-        rnn.compile(network("lstm", 3, 5), "nvidia-h200", training=True)
-
-
 # With one unit these divide a number by its own length, or subtract it from its own mean: the derivative is a small
 # difference of large numbers, of which float32 keeps few digits.
 ILL_WITH_ONE_UNIT = ("delta_net", "gated_delta_net", "lstm_layer_norm")

@@ -54,7 +54,7 @@ def compile(
     dump: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Module:
-    """Compile an RNN for one target, to run it, and with training=True to train it (CPUs only).
+    """Compile an RNN for one target, to run it, and with training=True to train it.
 
     net: with weights (then they are in the module) or without (then call `Module.load_weights`); or a Model of several,
     for CPUs. What a frontend found around a network is in the module too: `Module.run`. target: "llvm" is this
@@ -111,7 +111,8 @@ def _compiled(
         if isinstance(net, Model):
             module = _for_a_model(net, layers, machine, batches, without, stored, folder, tell)
         elif machine.kind == "cuda":
-            module = _for_gpus(net, layers[0], targets, batches, without, precisions[0], stored[0], folder, tell)
+            how = (batches, without, precisions[0], stored[0], training)
+            module = _for_gpus(net, layers[0], targets, *how, folder, tell)
         else:
             module = _for_a_cpu(net, layers[0], machine, batches, without, stored[0], training, folder, tell)
     except BaseException:
@@ -198,15 +199,17 @@ def _for_gpus(
     without: tuple[str, ...],
     precision: str,
     stored: str,
+    training: bool,
     folder: str,
     tell: Progress,
 ) -> Module:
     from .cuda.artifact import write_module
     from .runtime_cuda import CudaModule
+    from .runtime_cuda_training import CudaTrainingModule
 
-    path = write_module(net, layers, targets, batches, without, precision, Path(folder), tell, stored)
+    path = write_module(net, layers, targets, batches, without, precision, Path(folder), tell, stored, training)
     tell("loading")
-    return CudaModule(path, anywhere=True)
+    return CudaTrainingModule(path, anywhere=True) if training else CudaModule(path, anywhere=True)
 
 
 def precision_of(net: RNN, machine: Target, precision: str | None) -> str:

@@ -96,7 +96,7 @@ def compile_cell(
     weights: Weights = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Random weights, the same for the same number.")] = None,
     without: Without = None,
-    training: Annotated[bool, typer.Option("--training", help="With gradients (CPUs only).")] = False,
+    training: Annotated[bool, typer.Option("--training", help="With gradients.")] = False,
     dump: Annotated[str | None, typer.Option("--dump", metavar="DIR", help="Write every stage to this folder.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -211,7 +211,7 @@ def show_stages(
     weight_dtype: WeightDtype = None,
     batch: Batch = "",
     without: Without = None,
-    training: Annotated[bool, typer.Option("--training", help="With gradients (CPUs only).")] = False,
+    training: Annotated[bool, typer.Option("--training", help="With gradients.")] = False,
     as_json: Json = False,
 ) -> None:
     """Print what a cell becomes on its way to machine code. Axes that got no size get a small one.

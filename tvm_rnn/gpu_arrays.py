@@ -148,6 +148,11 @@ class TorchArrays:
     def workspace(self, size: int) -> Any:
         return self.torch.empty(size, dtype=self.torch.uint8, device=self.place)
 
+    lasting = workspace
+
+    def typed(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return self.torch.empty(shape, dtype=getattr(self.torch, dtype), device=self.place)
+
     def join(self, arrays: list[Any]) -> Any:
         return self.torch.cat([array.reshape(-1) for array in arrays])
 
@@ -177,6 +182,12 @@ class TorchArrays:
 
     def copy(self, array: Any) -> Any:
         return array.clone()
+
+    def again(self, array: Any) -> Any:
+        return array
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        return self.torch.zeros(shape, dtype=getattr(self.torch, dtype), device=self.place)
 
     def result(self, array: Any, shape: tuple[int, ...]) -> Any:
         array = array if array.shape == shape else array.view(shape)
@@ -218,6 +229,12 @@ class CupyArrays:
         with self.cupy.cuda.Device(self.number):
             return self.cupy.empty(size, np.uint8)
 
+    lasting = workspace
+
+    def typed(self, shape: tuple[int, ...], dtype: str) -> Any:
+        with self.cupy.cuda.Device(self.number):
+            return self.cupy.empty(shape, dtype)
+
     def join(self, arrays: list[Any]) -> Any:
         return self.cupy.concatenate([array.ravel() for array in arrays])
 
@@ -241,6 +258,13 @@ class CupyArrays:
 
     def copy(self, array: Any) -> Any:
         return array.copy()
+
+    def again(self, array: Any) -> Any:
+        return array
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+        with self.cupy.cuda.Device(self.number):
+            return self.cupy.zeros(shape, dtype)
 
     def result(self, array: Any, shape: tuple[int, ...]) -> Any:
         array = array.reshape(shape)
@@ -309,6 +333,15 @@ class HostArrays:
     def workspace(self, size: int) -> int:
         return self._memory(size)
 
+    def lasting(self, size: int) -> Block:
+        """Memory that other calls do not use."""
+        return Block(self.library, self.number, size)
+
+    def typed(self, shape: tuple[int, ...], dtype: str) -> Piece:
+        """For results in a dtype that is not the network's."""
+        array = np.empty(shape, dtype)
+        return Piece(array, dtype, self._memory(array.nbytes))
+
     def join(self, pieces: list[Piece]) -> Piece:
         return Piece(np.concatenate([piece.array.ravel() for piece in pieces]), self.kind)
 
@@ -331,8 +364,15 @@ class HostArrays:
     def adopt_rows(self, value: np.ndarray) -> Piece:
         return Piece(np.ascontiguousarray(value), str(value.dtype))
 
+    def again(self, piece: Piece) -> Piece:
+        """The piece for another call: its place is that of one call."""
+        return Piece(piece.array, piece.dtype)
+
     def copy(self, piece: Piece) -> Piece:
-        return Piece(piece.array.copy(), self.kind)
+        return Piece(piece.array.copy(), piece.dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Piece:
+        return Piece(np.zeros(shape, dtype), dtype)
 
     def flat(self, piece: Piece) -> np.ndarray:
         """The values, from the GPU if they have been there."""
@@ -345,11 +385,12 @@ class HostArrays:
         values = (self.flat(array) if isinstance(array, Piece) else array).reshape(shape)
         dtype = getattr(self.x, "dtype", None)
         torch = sys.modules.get("torch")
+        as_given = self.item == values.dtype  # else: gradients of weights
         if torch is not None and isinstance(self.x, torch.Tensor):
-            if self.kind == "bfloat16":
+            if as_given and self.kind == "bfloat16":
                 return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
             return torch.from_numpy(values)
-        if self.kind == "bfloat16":
+        if as_given and self.kind == "bfloat16":
             return values.view(dtype) if getattr(dtype, "name", "") == "bfloat16" else widen(values)
         return values if isinstance(self.x, np.ndarray) else _from_dlpack(type(self.x))(values)
 
@@ -360,6 +401,8 @@ class HostArrays:
 
 class Block:
     """Memory on a GPU that is freed when nobody has it any more."""
+
+    dtype = "uint8"
 
     def __init__(self, library: Library, number: int, size: int) -> None:
         self.size = size

@@ -101,6 +101,7 @@ CPU_FIELDS: Fields = (
     ("workspace.per_sequence_row", _is_size, "an integer, at least 0"),
     ("rows_per_tile", lambda value: _is_size(value) and value > 0, "an integer, at least 1"),
 )
+GPU_WAYS = ("forward_train", "backward")
 # One variant per GPU arch. parameters: (name, dtype) of the weights and constants that its packing reads, in order.
 GPU_FIELDS: Fields = (
     ("precision", lambda value: any(value in names for names in PRECISIONS.values()), "a precision"),
@@ -112,6 +113,17 @@ GPU_FIELDS: Fields = (
     ("variants[].parameters[]", _is_pair, "a name and a dtype"),
     ("variants[].kernels[].kernel", _is_name, "a name"),
     ("variants[].templates", lambda value: isinstance(value, list | tuple), "a list"),
+)
+
+
+# What training adds on GPUs: two programs more of each variant, and what lies between them. tape: of each array [bytes
+# of a row, steps beyond T].
+GPU_TRAINING_FIELDS: Fields = (
+    *((f"variants[].{way}.packed_bytes", _is_size, "an integer, at least 0") for way in GPU_WAYS),
+    *((f"variants[].{way}.parameters[]", _is_pair, "a name and a dtype") for way in GPU_WAYS),
+    *((f"variants[].{way}.kernels[].kernel", _is_name, "a name") for way in GPU_WAYS),
+    ("tape[]", lambda value: len(value) == 2 and all(map(_is_size, value)), "bytes of a row, and steps beyond T"),
+    ("gradients", _is_names, "a list of weight names"),
 )
 
 
@@ -184,7 +196,7 @@ def _check(manifest: Mapping[str, Any], fields: Iterable[tuple[str, Callable[[An
 
 def _validate_network(manifest: Mapping[str, Any]) -> None:
     """One network with its code: all of a manifest, or one of its `networks` with what all of these share."""
-    training = TRAINING_FIELDS if "training" in manifest else ()
+    training = TRAINING_FIELDS if "training" in manifest else GPU_TRAINING_FIELDS if "tape" in manifest else ()
     _check(manifest, (*FIELDS, *(GPU_FIELDS if "variants" in manifest else CPU_FIELDS), *training))
     layers = manifest["num_layers"]
     for state in manifest["states"]:
@@ -199,7 +211,7 @@ def _validate_network(manifest: Mapping[str, Any]) -> None:
         if not known.issuperset(name for name in pack["weights"] if not name.startswith(CONSTANT)):
             raise _invalid(f"packs {pack['function']!r} weights", ", ".join(pack["weights"]), ", ".join(sorted(known)))
     for variant in manifest.get("variants", ()):
-        strange = [name for name, _ in variant["parameters"] if not name.startswith(CONSTANT) and name not in known]
+        strange = [name for name in _read_by(variant) if not name.startswith(CONSTANT) and name not in known]
         if strange:
             raise _invalid(f"variants {variant['arch']!r} parameters", strange, ", ".join(sorted(known)))
 
@@ -209,6 +221,12 @@ def _packs(manifest: Mapping[str, Any]) -> list[Any]:
     training = manifest.get("training", {"forward": {"packs": ()}, "backward": {"packs": (), "finishes": ()}})
     back = training["backward"]
     return [*manifest.get("packs", ()), *training["forward"]["packs"], *back["packs"], *back["finishes"]]
+
+
+def _read_by(variant: Mapping[str, Any]) -> list[str]:
+    """The weights and constants that the programs of one GPU arch read."""
+    programs = [variant, *(variant[way] for way in GPU_WAYS if way in variant)]
+    return [name for program in programs for name, _ in program["parameters"]]
 
 
 def _values(value: Any, path: str, where: str) -> list[tuple[str, Any]]:
@@ -235,7 +253,7 @@ def _arrays_of(manifest: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]],
     """The shapes of one network's weights by name, and the names of the constants that its packs or variants read."""
     shapes = {weight["name"]: tuple(weight["shape"]) for weight in manifest["weights"]}
     read = [name for pack in _packs(manifest) for name in pack["weights"]]
-    read += [name for variant in manifest.get("variants", ()) for name, _ in variant["parameters"]]
+    read += [name for variant in manifest.get("variants", ()) for name in _read_by(variant)]
     return shapes, {name for name in read if name.startswith(CONSTANT)}
 
 

@@ -39,7 +39,7 @@ ALIGNMENT = 64  # generated code moves whole cache lines to and from its own buf
 SAFETENSORS = {f"{kind}{8 * size}": f"{kind.lower()}{size}" for kind in "FIU" for size in (1, 2, 4, 8)} | {"BOOL": "?"}
 # Where LLVM's name of a CPU feature is not the kernel's.
 KERNEL_NAMES = {"sse3": "pni", "lzcnt": "abm", "bmi": "bmi1", "sha": "shani", "pclmul": "pclmulqdq", "neon": "asimd"}
-OTHERS = {"networks": "Model", "variants": "Cuda", "training": "Training"}  # such as runtime_model.ModelModule
+OTHERS = {"networks": "Model", "tape": "Cuda_Training", "variants": "Cuda", "training": "Training"}
 _opened: dict[str, tuple[int, ...]] = {}
 _beside = functools.cache(lambda name: importlib.import_module(f"{__package__}.{name}" if __package__ else name))
 
@@ -396,5 +396,5 @@ def load(path: str | os.PathLike[str]) -> Module:
     """The module in a file that `export` wrote. LoadError, before any of its code runs, where it is not fit."""
     opened = _open_container(path)
     kind = next((kind for key, kind in OTHERS.items() if key in opened[2]), "")
-    made = getattr(_beside(f"runtime_{kind.lower()}"), f"{kind}Module") if kind else Module
+    made = getattr(_beside(f"runtime_{kind.lower()}"), f"{kind.replace('_', '')}Module") if kind else Module
     return cast(Module, made(path, opened))

@@ -74,14 +74,18 @@ class Device:
 
     def pack(self, sources: Mapping[str, np.ndarray]) -> None:
         """Write the weights in the kernels' order, after all work that may still read the old ones."""
-        stream, raw = gpu_arrays.PER_THREAD_STREAM, list[int]()
         self.functions["settle"](self.number)
+        self.pack_as(self.functions["pack"], self.variant, self.packed, sources)
+
+    def pack_as(self, pack: Any, facts: Any, packed: int, sources: Mapping[str, np.ndarray]) -> None:
+        """Write the weights to `packed` in the order of one program, which wants them as `facts` says."""
+        stream, raw = gpu_arrays.PER_THREAD_STREAM, list[int]()
         try:
-            for name, dtype in self.variant.parameters:
+            for name, dtype in facts.parameters:
                 array = np.ascontiguousarray(sources[name], dtype)
                 raw.append(int(self.functions["allocate"](self.number, array.nbytes)))
                 self.functions["transfer"](self.number, stream, raw[-1], array.ctypes.data, array.nbytes)
-            self.functions["pack"](self.number, stream, self.packed, *raw)
+            pack(self.number, stream, packed, *raw)
             self.functions["finish"](self.number, stream, 0)
         finally:
             for address in raw:
@@ -125,6 +129,8 @@ class CudaModule(Module):
 
     device: the GPU for arrays of the CPU. watchdog_seconds: if set (or TVM_RNN_WATCHDOG_SECONDS is), each call that is
     not being captured waits for its end, and raises DeviceError where that takes longer."""
+
+    device_type = Device
 
     def __init__(self, path: str | os.PathLike[str], opened: Any = None, anywhere: bool = False) -> None:
         """anywhere: also where no GPU fits: the module can then be exported, not called."""
@@ -211,7 +217,9 @@ class CudaModule(Module):
             raise runtime._error(InputError, "out= is of modules for CPUs", "a module for a GPU", do=do)
         return self._enqueue(x, inputs, state, ("B",), None, None)
 
-    def _enqueue(self, x: Any, named: Any, state: Any, axes: tuple[str, ...], lengths: Any, reset: Any) -> Any:
+    def _enqueue(
+        self, x: Any, named: Any, state: Any, axes: tuple[str, ...], lengths: Any, reset: Any, run: Any = None
+    ) -> Any:
         values = self._name_inputs(x, named) if named or len(self._inputs) > 1 or not hasattr(x, "shape") else [x]
         if not self.weights and self._weight_shapes:
             got, do = [*self._weight_shapes], "load_weights first"
@@ -225,7 +233,7 @@ class CudaModule(Module):
         try:
             device = self._devices.get(arrays.number) or self._open_device(arrays)
             arrays.use(device.functions)
-            return self._run_on(device, arrays, values, state, axes, lengths, reset)
+            return (run or self._run_on)(device, arrays, values, state, axes, lengths, reset)
         except RuntimeError as error:
             raise runtime._error(DeviceError, "the GPU could not run this", error) from error
 
@@ -235,14 +243,15 @@ class CudaModule(Module):
                 count = self._library.get_function(f"devices_{self._first}")()
                 if not 0 <= arrays.number < count:
                     raise _wrong_gpu(self, f"GPU {arrays.number} of {count}")
-                device = Device(self, arrays.number, arrays.stream())
+                device = self.device_type(self, arrays.number, arrays.stream())
                 device.pack({**self.weights, **self._constants})
                 self._devices[arrays.number] = device
             return self._devices[arrays.number]
 
-    def _run_on(
-        self, device: Device, arrays: Any, values: Any, state: Any, axes: tuple[str, ...], lengths: Any, reset: Any
-    ) -> Any:
+    def _given(
+        self, arrays: Any, values: Any, axes: tuple[str, ...], lengths: Any, reset: Any
+    ) -> tuple[list[Any], tuple[int, ...], tuple[int, int], list[Any]]:
+        """Inputs on the GPU, their leading axes, T and B, and lengths and resets (None where there are none)."""
         (name, shape), *others = self._inputs
         first = self._take(arrays, name, values[0], None, "")
         lead, given = tuple(first.shape[: len(axes)]), tuple(first.shape[len(axes) :])
@@ -252,11 +261,18 @@ class CudaModule(Module):
             raise runtime._error(InputError, what, tuple(first.shape), expected, do)
         text = f"[{', '.join(axes)}, ...], as in {name}"
         more = [self._take(arrays, n, v, (*lead, *s), text) for (n, s), v in zip(others, values[1:], strict=True)]
-        (T, B), stream = ((1, *lead) if len(lead) == 1 else lead), arrays.stream()
+        T, B = (1, *lead) if len(lead) == 1 else lead
         rows = [
             None if value is None else self._rows(arrays, what, value, dtype, size, T)
             for what, value, dtype, size in (("lengths", lengths, np.int64, (B,)), ("reset", reset, bool, (T, B)))
         ]
+        return [first, *more], lead, (T, B), rows
+
+    def _run_on(
+        self, device: Device, arrays: Any, values: Any, state: Any, axes: tuple[str, ...], lengths: Any, reset: Any
+    ) -> Any:
+        given, lead, (T, B), rows = self._given(arrays, values, axes, lengths, reset)
+        stream = arrays.stream()
         before, y = self._before(device, arrays, state, B, stream), arrays.empty((*lead, *self._output))
         if not T or not B:
             plan = self._plan(B)
@@ -265,7 +281,7 @@ class CudaModule(Module):
             return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B)
         after = [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
         # In the order of sequence's arguments, but for the packed weights, which come fourth.
-        held = [y, *rows, arrays.workspace(device.workspace(T, B, stream)), first, *more, *before, *after]
+        held = [y, *rows, arrays.workspace(device.workspace(T, B, stream)), *given, *before, *after]
         at = [0 if a is None else a if type(a) is int else arrays.address(a) for a in held]
         has = [row is not None for row in rows]
         device.functions["sequence"](device.number, stream, T, B, *has, *at[:3], device.packed, *at[3:])

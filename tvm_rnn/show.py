@@ -7,7 +7,7 @@ Names in the text are stable: they depend on the equations alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from . import pipeline
@@ -17,6 +17,7 @@ from .passes.fuse_pointwise import is_move
 from .target import Target, resolve
 
 if TYPE_CHECKING:
+    from .cuda.program import Program
     from .pipeline import Layers
     from .rnn import RNN
 
@@ -49,7 +50,12 @@ def texts(
     found = [(name, layers_text(net, layers)) for name, layers in stages]
     found.append(("te", "\n\n".join(te_text(te(graph)) for graph in stages[0][1].graphs)))
     if machine.kind == "cuda":
-        return [*found, *_gpu_texts(net, stages[-1][1], machine, batch, precision, stored)]
+        from .cuda import plan, train
+
+        layers = pipeline.run(net, machine, without, batch)[-1][1] if training else stages[-1][1]
+        programs = [plan.plan(net, layers, machine, batch, precision, stored)]
+        programs += train.plan(net, machine, batch, without, precision).programs if training else ()
+        return [*found, *_gpu_texts(programs, machine)]
     if training:
         stages = pipeline.run(net, machine, without, batch)
     lowered = Lowering(net, stages[-1][1], machine, batch, stored).run()
@@ -62,15 +68,13 @@ def texts(
     return found
 
 
-def _gpu_texts(
-    net: RNN, layers: Layers, machine: Target, batch: tuple[int, ...], precision: str, stored: str
-) -> list[tuple[str, str]]:
-    from .cuda import plan, source
+def _gpu_texts(programs: Sequence[Program], machine: Target) -> list[tuple[str, str]]:
+    from .cuda import source
 
-    program = plan.plan(net, layers, machine, batch, precision, stored)
-    written = source.generate(program, machine)
-    kernels = "\n\n".join(kernel.func.script() for kernel in program.kernels.values())
-    return [("tir", kernels), ("cuda", "\n".join(written.shards)), ("host", source.statements(program))]
+    shards = [shard for program in programs for shard in source.generate(program, machine).shards]
+    kernels = "\n\n".join(kernel.func.script() for program in programs for kernel in program.kernels.values())
+    hosts = "\n\n".join(map(source.statements, programs))
+    return [("tir", kernels), ("cuda", "\n".join(shards)), ("host", hosts)]
 
 
 def layers_text(net: RNN, layers: Layers) -> str:

@@ -1,4 +1,4 @@
-"""What training adds to a CPU module: its two functions, and what the manifest says of them.
+"""What training adds to a CPU module: its two functions, and what the manifest says of them. (cuda/train.py: GPUs.)
 
 In: the RNN, a target, and the module of inference with its facts, from `build.py`. Out: the same with forward_train,
 backward, their packing and their facts, and the constants of their equations.
@@ -28,10 +28,7 @@ from .target import Target
 
 
 def check_training(net: RNN | Model, target: Target) -> None:
-    """Raises ConfigError for what cannot be trained: networks on GPUs, several of them in one file."""
-    if target.kind == "cuda":
-        do = "compile for a CPU, or without training"
-        raise ConfigError(message("modules for GPUs do not train yet", got=f"training for {target.name}", do=do))
+    """Raises ConfigError for what cannot be trained: several networks in one file."""
     if isinstance(net, Model):
         got, do = f"training of {len(net.networks)} networks", "compile model.networks one by one"
         raise ConfigError(message("a model of several networks does not train as a whole", got=got, do=do))

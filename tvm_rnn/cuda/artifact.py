@@ -17,7 +17,7 @@ from ..errors import BuildError, message
 from ..pipeline import Layers
 from ..rnn import RNN
 from ..target import Target
-from . import nvcc, plan, source
+from . import nvcc, plan, source, train
 from .places import storage
 from .program import Program
 
@@ -34,19 +34,27 @@ def write_module(
     folder: Path,
     tell: Callable[[str], None],
     stored: str = "",
+    training: bool = False,
 ) -> str:
     """Compile for every target, each of another arch; returns the path of the module's file. Raises BuildError."""
     tell("planning")
     programs = [plan.plan(net, layers, target, batches, precision, stored) for target in targets]
+    trained = [train.plan(net, target, batches, without, precision) for target in targets if training]
     tell("code generation")
-    sources = [source.generate(program, target) for program, target in zip(programs, targets, strict=True)]
+    pairs = [*zip(programs, targets, strict=True)]
+    pairs += [(own, t) for found, t in zip(trained, targets, strict=False) for own in found.programs]
+    sources = [source.generate(program, target) for program, target in pairs]
     tell("compiling kernels")
     elf, taken, compiler = nvcc.build(sources, folder, precision not in EXACT)
     tell("writing")
     facts = describe(net, layers, programs, targets, batches, without, precision, taken, stored)
     facts["versions"]["cuda"] = compiler
+    arrays = blob(net, layers)
+    if trained:
+        train.describe(facts, trained, taken)
+        arrays |= trained[0].constants()
     path = os.path.join(folder, f"{net.cell.name}.so")
-    manifest.write_container(elf, facts, blob(net, layers), path)
+    manifest.write_container(elf, facts, arrays, path)
     return path
 
 

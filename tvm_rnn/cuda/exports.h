@@ -24,12 +24,13 @@ inline void return_int(TVMFFIAny* result, int64_t value) {
 inline cudaStream_t as_stream(const TVMFFIAny& value) { return reinterpret_cast<cudaStream_t>(value.v_int64); }
 inline char* as_pointer(const TVMFFIAny& value) { return reinterpret_cast<char*>(value.v_int64); }
 
-// The kernels' handles from the embedded cubins; once per process, and tried again where it failed.
+// The kernels' handles from the embedded cubins; once per process and program, and tried again where it failed.
 inline int load_kernels(const char* const* cubins, const int* cubin_of, const Kernel* const* kernels,
                         const char* const* symbols, int count) {
   static std::mutex guard;
-  static bool done = false;
+  static std::unordered_map<const void*, bool> loaded;
   std::lock_guard<std::mutex> lock(guard);
+  bool& done = loaded[kernels];
   if (done) return 0;
   std::unordered_map<int, cudaLibrary_t> libraries;
   for (int i = 0; i < count; ++i) {

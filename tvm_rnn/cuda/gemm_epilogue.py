@@ -17,9 +17,9 @@ from tvm.script.ir_builder import tirx as I
 from ..expressions import Index, element
 from ..graph import Group, Node
 from .gemm_layout import SIZES
-from .gemm_operands import linear
+from .gemm_operands import Operand, linear
 from .kernel import Writer
-from .places import Place
+from .places import Place, arithmetic
 
 Expr = Any
 Accumulator = Callable[[int, int], Expr]  # (gate, unit of the span) -> register
@@ -224,3 +224,21 @@ def unpacked(registers: Any, u: int, dtype: str) -> Expr:
         return tirx.reinterpret("float32", high)
     half = word >> tirx.const(16, "uint32") if u % 2 else word & tirx.const(0xFFFF, "uint32")
     return tirx.Cast("float32", tirx.reinterpret("float16", tirx.Cast("uint16", half)))
+
+
+def store_chunk(w: Any, target: Expr, operand: Operand, row: Expr, valid: Expr, first: Expr, compute: str) -> None:
+    """16 bytes of a row from element `first` on into shared memory, in the dtype of products, read one by one; zeros
+    where there are none."""
+    dtype, count = arithmetic(compute), 16 // SIZES[compute]
+    values = []
+    for i in range(count):
+        k = w.bind(tirx.Cast("int64", first) + i)
+        at = tirx.Select(k < operand.depth, k, tirx.const(0, "int64"))
+        value = operand.value(w[operand.name], row, at, dtype)
+        values.append(w.bind(tirx.Select(tirx.And(valid, k < operand.depth), value, tirx.const(0.0, dtype))))
+    if count == 8:
+        words = w.local(4, "uint32")
+        pack(w, words, values, compute)
+        w.do(I.ptx["st.shared.v4.b32"](target, *[words[i] for i in range(4)]))
+    else:
+        w.do(I.ptx["st.shared.v4.f32" if count == 4 else "st.shared.v2.f64"](target, *values))

@@ -61,10 +61,11 @@ def linear(node: Node, index: Index) -> Expr:
 
 def operands(root: Node, places: Callable[[Node], Place | None]) -> list[Operand]:
     """The operands of a gemm node."""
-    return [_operand(node, number, places) for number, node in enumerate(root.args[1::2])]
+    return [operand_of(node, number, places) for number, node in enumerate(root.args[1::2])]
 
 
-def _operand(node: Node, number: int, places: Callable[[Node], Place | None]) -> Operand:
+def operand_of(node: Node, number: int, places: Callable[[Node], Place | None]) -> Operand:
+    """A vector as the number-th operand of a product. Raises ValueError where it is made of several stored values."""
     depth = node.shape[0]
     seen: list[tuple[Node, Expr]] = []
     marker = tirx.Var("marker", "float32")

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
-from tvm.script.ir_builder import tirx as I
 
 from ..scalar_cuda import flavour
-from .gemm_epilogue import Epilogue, pack
-from .gemm_layout import SIZES, Fragments, Lanes
+from .gemm_epilogue import Epilogue, store_chunk
+from .gemm_layout import Fragments, Lanes
 from .gemm_operands import Operand
 from .kernel import Writer
 
@@ -76,20 +75,7 @@ class Problem:
 
     def store_chunk(self, w: Writer, target: Expr, operand: Operand, row: Expr, valid: Expr, first: Expr) -> None:
         """16 bytes of a row from element `first` on into shared memory, read one by one; zeros where there are none."""
-        buffer, dtype, count = w[operand.name], self.arithmetic, 16 // SIZES[self.compute]
-        values = []
-        for i in range(count):
-            k = w.bind(tirx.Cast("int64", first) + i)
-            at = tirx.Select(k < operand.depth, k, int64(0))
-            value = operand.value(buffer, row, at, dtype)
-            zero = tirx.const(0.0, dtype)
-            values.append(w.bind(tirx.Select(tirx.And(valid, k < operand.depth), value, zero)))
-        if count == 8:
-            words = w.local(4, "uint32")
-            pack(w, words, values, self.compute)
-            w.do(I.ptx["st.shared.v4.b32"](target, *[words[i] for i in range(4)]))
-        else:
-            w.do(I.ptx["st.shared.v4.f32" if count == 4 else "st.shared.v2.f64"](target, *values))
+        store_chunk(w, target, operand, row, valid, first, self.compute)
 
     def finish_fragments(self, w: Writer, row: Expr, tile: tuple[Expr, int], lane: Expr, acc: Any) -> None:
         """The epilogue of 16 rows from `row` on and of all columns of tile = (number, columns)."""

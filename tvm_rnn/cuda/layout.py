@@ -8,12 +8,13 @@ In: a graph with groups, a precision. Out: `Layout`: how kernels read each node,
     states                 two copies, read and written in turn, in the dtype of arithmetic; of those that products
                            read also two in the storage dtype ("shadows"), if that is another
     step values            one copy; in the storage dtype where a product reads them
+    kept values            what training reads later: rows for all steps, vectors in the storage dtype
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd, prod
 
@@ -29,7 +30,7 @@ ROW_BYTES = 16  # rows that products read begin at multiples of this, as their f
 @dataclass(frozen=True)
 class Target:
     """Where a stored value goes. kind: "hoisted", "step" (number 0 or, a storage copy, 1), "state" and "shadow" (of
-    state `number`), "output"."""
+    state `number`), "kept" (number among `Layout.kept`), "output"."""
 
     kind: str
     place: Place
@@ -38,13 +39,16 @@ class Target:
 
 @dataclass(frozen=True)
 class Layout:
-    """All places of one layer."""
+    """All places of one layer. kept: values of the step (or a state, as it is before the step) that have rows for all
+    steps. given: how inputs lie that are not as the user has x."""
 
     graph: Graph
     precision: str
     weights: Weights
     dtype: str  # of x and y
     directions: int = 1
+    kept: tuple[Node, ...] = ()
+    given: Mapping[int, Place] = field(default_factory=dict)
 
     @property
     def arithmetic(self) -> str:
@@ -71,7 +75,7 @@ class Layout:
     @cached_property
     def operands(self) -> dict[str, set[Node]]:
         """What products read, by region."""
-        found: dict[str, set[Node]] = {"before": set(), "step": set()}
+        found: dict[str, set[Node]] = {"before": set(), "step": set(), "after": set()}
         for group in self.graph.groups:
             if group.kind == "gemm" and group.root is not None:
                 found[group.region].update(sources(group.root.args[1::2], self.stored))
@@ -105,6 +109,8 @@ class Layout:
     # --- places ----------------------------------------------------------------------------------------------------
 
     def input(self, number: int) -> Place:
+        if number in self.given:
+            return self.given[number]
         return Place(self.dtype, prod(self.graph.inputs[number].shape), ITEM_BYTES[self.dtype])
 
     def state(self, number: int) -> Place:
@@ -123,9 +129,29 @@ class Layout:
         width = self.graph.output.shape[0]
         return Place(self.dtype, width * self.directions, gcd(16, width * ITEM_BYTES[self.dtype]))
 
+    @cached_property
+    def emits(self) -> bool:
+        """Whether the output is a value of the step; a backward graph's is one of `after`, or of no group at all."""
+        return self.graph.kind == "forward"
+
+    @cached_property
+    def written_last(self) -> bool:
+        """Whether a group of `after` writes the output straight to where it goes."""
+        home = self.home.get(self.graph.output)
+        return not self.emits and home is not None and home.region == "after" and home.kind == "gemm"
+
+    def kept_place(self, node: Node) -> Place:
+        """Rows of a kept value: 16-bit where products are, but for what is one number per row."""
+        return self._padded(node, self.storage if prod(node.shape) > 1 else self.arithmetic)
+
+    def kept_number(self, node: Node) -> int | None:
+        return next((i for i, other in enumerate(self.kept) if other is node), None)
+
     def hoisted(self, node: Node) -> Place:
+        if self.kept_number(node) is not None:
+            return self.kept_place(node)
         vector = prod(node.shape) > 1 and "step" in self.read_by.get(node, ())
-        operand = node in self.operands["before"] | self.operands["step"]
+        operand = any(node in read for read in self.operands.values())
         # Of all of T, what products make is the largest thing that is written: as it would be for the step.
         home = self.home.get(node)
         vector = vector or (node.shape[-1:] > (1,) and home is not None and home.kind == "gemm" and home.root is node)
@@ -133,7 +159,9 @@ class Layout:
 
     @cached_property
     def hoisted_nodes(self) -> list[Node]:
-        return [n for n, group in self.home.items() if group.region == "before"]
+        rows = {"before"} if self.emits else {"before", "after"}
+        own = [n for n, group in self.home.items() if group.region in rows and self.kept_number(n) is None]
+        return [n for n in own if not (n is self.graph.output and self.written_last)]
 
     @cached_property
     def step_nodes(self) -> dict[Node, list[Place]]:
@@ -146,9 +174,10 @@ class Layout:
             operand = node in self.operands["step"]
             states = [i for i, r in enumerate(self.graph.results) if r is node]
             copies = []
-            if node in self.read_by and not states and not operand:
+            if "step" in self.read_by.get(node, ()) and not states and not operand:
                 copies.append(self._padded(node, self.arithmetic))
-            if operand and not any(self._serves(i) for i in states):
+            kept = self.kept_number(node) is not None and self.kept_place(node).dtype == self.storage
+            if operand and not kept and not any(self._serves(i) for i in states):
                 copies.append(self._padded(node, self.storage))
             if copies:
                 found[node] = copies
@@ -160,8 +189,10 @@ class Layout:
 
     def targets(self, node: Node, region: str) -> Sequence[Target]:
         """Where a group of that region writes a node that it stores."""
-        if region == "before":
-            return [Target("hoisted", self.hoisted(node))]
+        kept = [Target("kept", self.kept_place(node), i) for i, other in enumerate(self.kept) if other is node]
+        if region != "step":
+            last = region == "after" and node is self.graph.output and self.written_last
+            return [Target("output", self.output)] if last else kept or [Target("hoisted", self.hoisted(node))]
         found = []
         for number, result in enumerate(self.graph.results):
             if result is node:
@@ -169,13 +200,16 @@ class Layout:
                 shadow = self.shadow(number)
                 found += [Target("shadow", shadow, number)] if shadow is not None else []
         found += [Target("step", place, i) for i, place in enumerate(self.step_nodes.get(node, []))]
-        if node is self.graph.output:
+        if node is self.graph.output and self.emits:
             found.append(Target("output", self.output))
-        return found
+        return [*found, *kept]
 
-    def source(self, node: Node, product: bool = False) -> Target | None:
+    def source(self, node: Node, product: bool = False, region: str = "step") -> Target | None:
         """Where a node is read from: kind "input", "old" or "old shadow" (a state), "weights", or a target's. None: it
         is computed where it is needed."""
+        number = self.kept_number(node) if region == "after" else None
+        if number is not None:
+            return Target("kept", self.kept_place(node), number)
         if node.op == "input":
             number = self.graph.inputs.index(node)
             return Target("input", self.input(number), number)

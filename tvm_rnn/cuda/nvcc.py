@@ -237,24 +237,24 @@ def build(sources: Sequence[Source], folder: Path, fast: bool) -> tuple[bytes, d
     common = [compiler, "-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-w", *(f"-I{path}" for path in includes)]
 
     def host(source: Source) -> str:
-        text = folder / f"{source.arch}.cc"
+        text = folder / f"{source.name}.cc"
         text.write_text(source.host)
         _run([*common, "-c", str(text), "-o", str(text.with_suffix(".o"))])
         return str(text.with_suffix(".o"))
 
-    shards = [(source.arch, i, code) for source in sources for i, code in enumerate(source.shards)]
+    shards = [(source, i, code) for source in sources for i, code in enumerate(source.shards)]
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         cubins = [
-            pool.submit(compile_cubin, code, arch, folder / f"{cubin_symbol(arch, i)}.cubin", fast, tools)
-            for arch, i, code in shards
+            pool.submit(compile_cubin, code, own.arch, folder / f"{cubin_symbol(own.name, i)}.cubin", fast, tools)
+            for own, i, code in shards
         ]
         objects = [future.result() for future in [pool.submit(host, source) for source in sources]]
         remarks = [future.result() for future in cubins]
-    taken: dict[str, list[dict[str, Any]]] = {source.arch: [] for source in sources}
-    for (arch, _, _), words in zip(shards, remarks, strict=True):
-        taken[arch] += resources(words)
+    taken: dict[str, list[dict[str, Any]]] = {source.name: [] for source in sources}
+    for (own, _, _), words in zip(shards, remarks, strict=True):
+        taken[own.name] += resources(words)
     assembled = folder / "cubins.s"
-    blobs = [CUBIN.format(symbol=cubin_symbol(arch, i)) for arch, i, _ in shards]
+    blobs = [CUBIN.format(symbol=cubin_symbol(own.name, i)) for own, i, _ in shards]
     assembled.write_text("".join(blobs) + NO_STACK_CODE)
     _run([compiler, "-c", str(assembled), f"-Wa,-I,{folder}", "-o", str(assembled.with_suffix(".o"))])
     linked, ffi = folder / "code.so", Path(tvm_ffi.libinfo.find_libtvm_ffi()).parent

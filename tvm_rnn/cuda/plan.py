@@ -23,6 +23,7 @@ from math import prod
 from typing import Any
 
 from ..decisions import about, tell
+from ..graph import Graph
 from ..lower import flops_per_row
 from ..pipeline import PASS_NAMES, Layers
 from ..rnn import RNN
@@ -67,10 +68,16 @@ class Plan:
         self.program = Program(dtype=net.dtype)
         self.directions = net.num_directions
         self.whole = self.directions > 1 or net.reverse  # each layer over all of T before the next one
+        self.code = [self._layer(graph, i) for i, graph in enumerate(self.layers.graphs)]
+
+    def _layer(self, graph: Graph, number: int) -> Layer:
+        """The code of the layers that share a graph."""
+        net = self.net
         common = (net.dtype, self.target, net.cell.initial, self.batches, self.directions, self.stored)
-        self.code = [Layer(graph, i, self.precision, *common) for i, graph in enumerate(self.layers.graphs)]
+        return Layer(graph, number, self.precision, *common)
 
     def run(self) -> Program:
+        """The program of inference."""
         program, host = self.program, self.program.sequence
         self._tile_sizes()
         self.visits = self._visits()
@@ -262,6 +269,10 @@ class Plan:
             done = host.let("done", f"{i} * {self.steps}")
             yield i, done, host.let("count", f"min({self.steps}, T - {done})")
 
+    def _kept(self, visit: Visit, row: Expr) -> list[Pointer]:
+        """Where the rows of what is kept begin: inference keeps nothing."""
+        return []
+
     def _visit(self, host: Host, visit: Visit, tile: tuple[str, str, str], start: Expr) -> None:
         code, program = visit.code, self.program
         number, done, count = tile
@@ -278,7 +289,8 @@ class Plan:
             output = program.output.at(f"{row} * {stride}")
         # Step by step the states change copies at every step, a regime changes them once per tile.
         parity = f"({code.regime} >= 0 ? {number} : {done}) & 1" if code.regimes else f"{done} & 1"
-        work = Tile(at, output.at(visit.direction * width), start, count, self._back(visit), parity)
+        kept = self._kept(visit, row)
+        work = Tile(at, output.at(visit.direction * width), start, count, self._back(visit), parity, kept)
         code.before(host, visit.buffers, work)
         code.recurrence(host, visit.buffers, work)
 

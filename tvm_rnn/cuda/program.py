@@ -177,6 +177,7 @@ class Program:
     """
 
     dtype: str = "float32"
+    suffix: str = ""  # of the functions' names, after the arch
     kernels: dict[str, Kernel] = field(default_factory=dict)
     parameters: list[tuple[str, str]] = field(default_factory=list)  # (name, dtype) of raw weights that pack reads
     inputs: int = 1
@@ -184,6 +185,7 @@ class Program:
     packed_bytes: int = 0
     layout: list[str] = field(default_factory=list)  # statements that compute offsets, shared by all functions
     facts: dict[str, Any] = field(default_factory=dict)  # for the manifest: templates, flops_per_row, what plan adds
+    flags: str = "reset"  # C++ expression: where the steps find their reset flags
 
     def __post_init__(self) -> None:
         self._names: dict[str, int] = {}
@@ -276,7 +278,7 @@ class Program:
     @property
     def reset(self) -> Pointer:
         """[T, B] uint8, 0 or 1; any valid address where has_reset is false."""
-        return Pointer("reset", "uint8")
+        return Pointer(self.flags, "uint8")
 
     def resident(self, kernel: Kernel) -> str:
         """Expression: how many blocks of the kernel can be on this GPU at once, with nothing else on it; 0: none."""

@@ -221,6 +221,8 @@ def choose(
 ) -> list[Regime]:
     """The regimes of one layer, in the order in which they are to be tried: by rising batch size. initial: what states
     are after a reset, by name, where it is not 0."""
+    if layout.kept or not layout.emits:
+        return []
     scans = scan(layout, target, batches or EXPECTED_BATCHES, initial)
     if scans:
         return list(scans)

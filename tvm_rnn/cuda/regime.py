@@ -39,6 +39,7 @@ class Where:
     output: Pointer
     work: Pointer  # the regime's own memory, `work_bytes` of it
     lean: bool = False  # there are never lengths or resets
+    kept: Sequence[Pointer] = ()  # rows of what training reads later, as layout.kept_place says
 
 
 class Regime(Protocol):

@@ -65,18 +65,25 @@ class Source:
     shards: tuple[str, ...]
     host: str
     arch: str
+    suffix: str = ""
+
+    @property
+    def name(self) -> str:
+        """What its functions' names end with."""
+        return self.arch + self.suffix
 
 
 def generate(program: Program, target: Target) -> Source:
     """Compile the kernels with TVM and write the host program. Raises BuildError."""
-    symbols = {name: f"{name}_{target.arch}" for name in program.kernels}
+    ending = target.arch + program.suffix
+    symbols = {name: f"{name}_{ending}" for name in program.kernels}
     functions = {
         symbols[name]: kernel.func.with_attr("global_symbol", symbols[name]) for name, kernel in program.kernels.items()
     }
     device, wrappers = compile_kernels(functions, target) if functions else ("", "")
     device = unrestricted(device, {symbols[name] for name, kernel in program.kernels.items() if kernel.shares})
     shards = split_kernels(device, os.cpu_count() or 1)
-    return Source(shards, _host_text(program, symbols, shards, wrappers, target.arch), target.arch)
+    return Source(shards, _host_text(program, symbols, shards, wrappers, ending), target.arch, program.suffix)
 
 
 def unrestricted(device: str, names: set[str]) -> str:

@@ -142,16 +142,16 @@ class StateKernels:
     @cached_property
     def _freeze(self) -> Kernel:
         old, new = self._copies("old", "old_shadow"), self._copies("state", "shadow")
-        width = self.layout.graph.output.shape[0]
+        width = self.layout.graph.output.shape[0] if self.layout.emits else 0
 
         def body(writer: Writer, row: Expr, j: Expr) -> Iterator[Any]:
             with writer.when(writer["time"] >= writer["lengths"][row]):
                 for (pointer, place, number), source in zip(new, old, strict=True):
                     yield pointer, lambda s=source: writer[s[0]][address(s[1], row, j)], place, self._sizes[number]
-                zero = tirx.const(0.0, self.layout.output.dtype)
-                yield "output", zero, self.layout.output, width
+                if width:
+                    yield "output", tirx.const(0.0, self.layout.output.dtype), self.layout.output, width
 
-        more = [("output", self.layout.output.dtype), ("lengths", "int64")]
+        more = [("output", self.layout.output.dtype), ("lengths", "int64")][0 if width else 1 :]
         return self._kernel("freeze", [*old, *new], more, [("time", "int64")], body, extra=width)
 
     def restart(self, host: Host, step: Step) -> None:
@@ -168,5 +168,48 @@ class StateKernels:
         time = f"{tile.start} + {step.t}"
         with host.when("has_lengths"):
             pointers = [*step.old, *step.old_shadows.values(), *step.new, *step.new_shadows.values()]
-            output = tile.output.at(f"{step.t} * B * {place.row_stride}")
-            host.launch(self._freeze, [*pointers, output, host.program.lengths], ["B", time])
+            pointers += [tile.output.at(f"{step.t} * B * {place.row_stride}")] if self.layout.emits else []
+            host.launch(self._freeze, [*pointers, host.program.lengths], ["B", time])
+
+    @cached_property
+    def _cut(self) -> Kernel:
+        copies = self._copies("state", "shadow")[: len(self._sizes)]
+
+        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[Any]:
+            counts = tirx.Or(
+                tirx.EQ(writer["has_lengths"], tirx.const(0, "int32")), writer["lengths"][row] > tirx.const(0, "int64")
+            )
+            with writer.when(tirx.And(tirx.NE(writer["reset"][row], tirx.const(0, "uint8")), counts)):
+                for pointer, place, number in copies:
+                    yield pointer, tirx.const(0.0, place.dtype), place, self._sizes[number]
+
+        more = [("reset", "uint8"), ("lengths", "int64")]
+        return self._kernel("cut", copies, more, [("has_lengths", "int32")], body)
+
+    def cut(self, host: Host, states: list[Pointer], reset: Pointer) -> None:
+        """Rows that have a flag in `reset` [B], and a step at all, get zeros."""
+        host.launch(self._cut, [*states, reset, host.program.lengths], ["B", "has_lengths ? 1 : 0"])
+
+    @cached_property
+    def _kept(self) -> list[tuple[int, int]]:
+        """(number among the kept values, number of the state) of states that are read after all steps."""
+        states, kept = self.layout.graph.states, enumerate(self.layout.kept)
+        return [(i, states.index(node)) for i, node in kept if node.op == "state"]
+
+    @cached_property
+    def _keep(self) -> Kernel:
+        moves = []
+        for number, state in self._kept:
+            place = self.layout.kept_place(self.layout.kept[number])
+            source, target = Pointer("", self.layout.state(state).dtype), Pointer("", place.dtype)
+            moves.append(Move(source, target, self._sizes[state], place))
+        return _mover(f"{self.name}_keep", moves)
+
+    def keep(self, host: Host, step: Step) -> None:
+        """States that are read after all steps, as they are before this one."""
+        pointers = []
+        for number, state in self._kept:
+            stride = self.layout.kept_place(self.layout.kept[number]).row_stride
+            pointers += [step.old[state], step.tile.kept[number].at(f"{step.t} * B * {stride}")]
+        if pointers:
+            host.launch(self._keep, pointers, ["B"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -56,6 +56,7 @@ class Tile:
     count: Expr  # its steps
     reverse: bool
     parity: Expr  # which copy of the states holds the values before it: 0 or 1
+    kept: list[Pointer] = field(default_factory=list)  # rows of what training reads later
 
 
 @dataclass
@@ -83,6 +84,8 @@ class Layer:
     batches: tuple[int, ...] = ()
     directions: int = 1
     stored: str = ""  # the dtype of products' parameters, where it is not the precision's
+    kept: tuple[Node, ...] = ()  # what has rows for all steps
+    given: Mapping[int, Place] = field(default_factory=dict)  # how inputs lie that are not as the user has x
     groups: list[tuple[list[Group], Any]] = field(default_factory=list)  # what one launch does, in order
     regimes: list[Regime] = field(default_factory=list)
     reserved: dict[tuple[str, str], tuple[Pointer, str]] = field(default_factory=dict)
@@ -90,7 +93,8 @@ class Layer:
 
     def __post_init__(self) -> None:
         self.weights = Weights(self.graph, self.number, self.precision, self.stored)
-        self.layout = Layout(self.graph, self.precision, self.weights, self.dtype, self.directions)
+        common = (self.dtype, self.directions, self.kept, self.given)
+        self.layout = Layout(self.graph, self.precision, self.weights, *common)
         for number, groups in enumerate(chains(self.graph.groups)):
             kind = groups[0].kind if len(groups) == 1 else "rows"
             work = self._kernel(f"g{self.number}_{groups[0].region}{number}_{kind}", groups)
@@ -113,7 +117,7 @@ class Layer:
             return [t.place for t in layout.targets(node, group.region)] if layout.writer(node, group) else []
 
         def reads(group: Group, node: Node) -> Place | None:
-            found = None if layout.home.get(node) is group else layout.source(node)
+            found = None if layout.home.get(node) is group else layout.source(node, False, group.region)
             return None if found is None else found.place
 
         first = groups[0]
@@ -125,7 +129,7 @@ class Layer:
         if first.kind == "gemm":
 
             def operands(node: Node) -> Place | None:
-                found = layout.source(node, True)
+                found = layout.source(node, True, first.region)
                 return None if found is None else found.place
 
             return gemm(name, first, target=self.machine, operands=operands, batches=self.batches, **own)
@@ -216,14 +220,29 @@ class Layer:
 
     def before(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         """The hoisted groups, over all rows of the tile."""
-        rows = f"({tile.count} * B)"
+        self._launch(host, "before", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile))
+
+    def after(self, host: Host, buffers: Buffers, tile: Tile) -> None:
+        """The groups that follow all steps, over all rows of the tile."""
+        self._launch(host, "after", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile))
+
+    def rows_of(self, buffers: Buffers, tile: Tile) -> Callable[[Target, Node], Pointer]:
+        """Where the tile's rows of a value begin."""
 
         def find(target: Target, node: Node) -> Pointer:
-            if target.kind == "input":
-                return tile.inputs[target.number]
-            return buffers.weights[node] if target.kind == "weights" else buffers.hoisted[node]
+            if target.kind in ("input", "kept"):
+                return (tile.inputs if target.kind == "input" else tile.kept)[target.number]
+            if target.kind == "output":
+                return tile.output
+            return buffers.weights[node] if target.kind == "weights" else self.hoisted_at(buffers, tile)[node]
 
-        self._launch(host, "before", rows, buffers, find)
+        return find
+
+    def hoisted_at(self, buffers: Buffers, tile: Tile) -> dict[Node, Pointer]:
+        """The tile's rows of values that were computed before the steps; some of them are kept."""
+        kept = zip(self.layout.kept, tile.kept, strict=True)
+        early = {n: place for n, place in kept if n in self.layout.home and self.layout.home[n].region == "before"}
+        return {**buffers.hoisted, **early}
 
     def recurrence(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         """The steps of the tile: by the regime that applies, else step by step."""
@@ -233,9 +252,12 @@ class Layer:
                 host.memset(work, regime.zero_bytes)
                 pairs = [_picked(host, parity, pair) for pair in buffers.states]
                 before, after = [old for old, _ in pairs], [new for _, new in pairs]
-                common = (tile.inputs, buffers.hoisted, buffers.weights, before, after, tile.output, work)
-                lean = self.machine.records.lean
-                regime.launch(host, Where(self.layout, tile.start, tile.count, tile.reverse, *common, lean=lean))
+                hoisted = self.hoisted_at(buffers, tile)
+                given = (tile.inputs, hoisted, buffers.weights)
+                where = Where(
+                    self.layout, tile.start, tile.count, tile.reverse, *given, before, after, tile.output, work
+                )
+                regime.launch(host, replace(where, lean=self.machine.records.lean, kept=tile.kept))
         if self.regimes and self.machine.records.lean:
             return  # what is measured runs by a regime
         with host.when(f"{self.regime} < 0") if self.regimes else nullcontext():
@@ -252,6 +274,7 @@ class Layer:
             old_shadows, new_shadows = ({n: pair[i] for n, pair in shadows.items()} for i in (0, 1))
             step = Step(tile, t, old, new, old_shadows, new_shadows)
             self.states.restart(host, step)
+            self.states.keep(host, step)
             self._launch(host, "step", "B", buffers, self._finder(buffers, step))
             self.states.freeze(host, step)
 
@@ -267,6 +290,8 @@ class Layer:
                 return tile.output.at(row)
             if kind == "hoisted":
                 return buffers.hoisted[node].at(row)
+            if kind == "kept":
+                return tile.kept[number].at(row)
             if kind == "step":
                 return buffers.step[node][number]
             if kind == "weights":
@@ -294,7 +319,7 @@ class Layer:
                     return buffers.weights[work.packs[a.number].key]
                 if a.role == "write":
                     return find(self.layout.targets(a.node, region)[a.number], a.node)
-                target = self.layout.source(a.node, a.role == "operand")
+                target = self.layout.source(a.node, a.role == "operand", region)
                 assert target is not None
                 return find(target, a.node)
 

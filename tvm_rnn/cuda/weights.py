@@ -39,7 +39,7 @@ class Weights:
     not the precision's."""
 
     graph: Graph
-    number: int
+    number: int | str  # also in the kernels' names
     precision: str
     stored: str = ""
     kept: list[Node] = field(default_factory=list)

@@ -1,0 +1,35 @@
+"""From sums to gradients of parameters: one kernel for each, that joins gates, or computes what they are of."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+from emulated import run
+from training_plans import trained
+
+from tvm_rnn.cuda.finish import FinishKernels
+
+
+def finish_of(cell: str, **options: object) -> FinishKernels:
+    return trained(cell, **options)[1].backward.backs[0].finish
+
+
+def test_gates_are_joined() -> None:
+    finish = finish_of("lstm")
+    assert list(finish.kernels) == [("gradient", 0), ("gradient", 1), ("gradient", 2)]
+    made, rng = finish.kernels["gradient", 1], np.random.default_rng(0)
+    arrays = {}
+    for argument in made.arguments:
+        size = prod(argument.node.shape)
+        arrays[argument.name] = rng.normal(size=size).astype("f4") if argument.role == "read" else np.empty(size, "f4")
+    run(made.kernel, arrays, {"rows": 1}, -(-4 * 64 // 128))
+    parts = [arrays[a.name] for a in made.arguments if a.role == "read"]
+    np.testing.assert_array_equal(arrays[made.arguments[-1].name], np.concatenate(parts))
+
+
+def test_what_is_made_of_parameters_is_differentiated_once() -> None:
+    """antisymmetric: the product's weight is R - R^T - gamma I."""
+    finish = finish_of("antisymmetric")
+    names = [kernel.kernel.name for kernel in finish.kernels.values()]
+    assert len(names) == len(set(names)) and len(finish.graph.totals) == len(finish.graph.params)

@@ -1,0 +1,78 @@
+"""Sums over all rows: which share a launch, and those that are no product of two rows, emulated."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+import pytest
+from emulated import run
+
+from tvm_rnn.cuda.places import Place
+from tvm_rnn.cuda.program import Program
+from tvm_rnn.cuda.totals import COLUMNS, Totals
+from tvm_rnn.graph import Node, make
+
+
+def leaf(name: str, *shape: int) -> Node:
+    return Node("input", shape=shape, name=name)
+
+
+def totals(*nodes: Node) -> Totals:
+    def reads(node: Node) -> Place | None:
+        return Place("float32", prod(node.shape)) if node.leaf and node.scalar is None else None
+
+    return Totals("t", nodes, "float32", reads, reads)
+
+
+X, H, A, B, C = leaf("x", 8), leaf("h", 16), leaf("a", 16), leaf("b", 16), leaf("c", 2, 3)
+
+
+def product(a: Node, b: Node, spec: str = "a,k->ak") -> Node:
+    return make("total_product", a, b, spec=spec)
+
+
+def test_products_with_one_operand_share_a_launch() -> None:
+    """An LSTM: gates times x, gates times h, and the gates' own sums."""
+    found = totals(product(A, X), product(A, H), product(B, X), product(B, H), make("total", A, rank=1),
+                   make("total", B, rank=1))  # fmt: skip
+    assert [len(work.nodes) for work in found.work] == [2, 2, 2]
+    assert [work.size for work in found.work] == [2 * 16 * 8, 2 * 16 * 16, 2 * 16]
+    program = Program()
+    found.reserve(program, "T * B")
+    places = found.places(program)
+    assert len({place.text for place in places.values()}) == 6
+    host = program.sequence
+    found.run(host, lambda node, product: program.input(0), "T * B", places, "tile > 0")
+    assert sum("RUN(call" in line for line in host.lines) == 6  # each launch, and its parts added up
+
+
+@pytest.mark.parametrize(
+    ("node", "expected"),
+    [
+        (make("total", make("mul", A, B), rank=1), lambda a, b, c: (a * b).sum(0)),
+        (product(C, A, "gk,a->gka"), lambda a, b, c: np.einsum("rgk,ra->gka", c, a)),
+        pytest.param(
+            product(C, C, "gk,hk->gh"), lambda a, b, c: np.einsum("rgk,rhk->gh", c, c), marks=pytest.mark.slow
+        ),
+    ],
+    ids=["pointwise", "outer", "inner"],
+)
+def test_sums_by_column(node: Node, expected: object) -> None:
+    rng, rows, parts = np.random.default_rng(0), 37, 2
+    found = totals(node).work[0]
+    values = {n: rng.normal(size=(rows, *n.shape)).astype("f4") for n in (A, B, C)}
+    arrays = {argument.name: values[argument.node] for argument in found.arguments}
+    arrays["sums"] = np.full((parts, *node.shape), np.nan, "f4")
+    run(found.kernel, arrays, {"rows": rows, "parts": parts}, parts * -(-prod(node.shape) // COLUMNS))
+    assert callable(expected)
+    np.testing.assert_allclose(arrays["sums"].sum(0), expected(*values.values()), rtol=1e-4, atol=1e-4)
+
+
+def test_parts_are_added_to_what_is_there() -> None:
+    fold = totals(make("total", A, rank=1)).fold
+    assert fold is not None
+    sums, into = np.arange(48, dtype="f4").reshape(3, 16), np.full(16, 1000, "f4")
+    for add, expected in ((1, 1000), (0, 0)):
+        run(fold, {"sums": sums, "totals": into}, {"size": 16, "parts": 3, "add": add}, 1)
+        np.testing.assert_array_equal(into, sums.sum(0) + expected)

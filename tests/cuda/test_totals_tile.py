@@ -1,0 +1,80 @@
+"""The GEMM of weight gradients, emulated: sums over rows in parts, of operands that lie in every way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from compiled_kernels import text_of
+from emulated import decoded, encoded, run
+
+from tvm_rnn.cuda.gemm_operands import Operand
+from tvm_rnn.cuda.places import Place, storage
+from tvm_rnn.cuda.totals_tile import THREADS, TotalsTile, tile_for, tiles_of, totals_kernel
+from tvm_rnn.graph import Node
+
+LIMITS = {"bfloat16": 1e-6, "float16": 1e-6, "tf32": 1e-3, "float32": 1e-6, "float64": 1e-14}
+
+
+def operand(name: str, depth: int, stride: int, dtype: str, offset: int | None = 0) -> Operand:
+    node = Node("state", shape=(depth,), name=name)
+    return Operand(node, node, Place(dtype, stride), depth, offset, name)
+
+
+def sums(tile: TotalsTile, lefts: Sequence[Operand], right: Operand, rows: int, parts: int) -> tuple[np.ndarray, ...]:
+    """What the kernel makes of random rows, added up over parts, and what it should be. What is in no row is NaN."""
+    rng, dtype = np.random.default_rng(0), "float64" if tile.precision == "float64" else "float32"
+    arrays, values = {}, {}
+    for one in (*lefts, right):
+        offset = one.offset or 0
+        whole = np.full((rows + 1, one.place.row_stride), np.nan)
+        whole[:rows, offset : offset + one.depth] = rng.normal(size=(rows, one.depth))
+        arrays[one.name] = encoded(whole, one.place.dtype)
+        values[one.name] = decoded(arrays[one.name], one.place.dtype)[:rows, offset : offset + one.depth]
+    arrays["sums"] = np.full((parts, len(lefts), lefts[0].depth, right.depth), np.nan, dtype)
+    blocks = parts * len(lefts) * tiles_of(tile, lefts[0].depth, right.depth)
+    run(totals_kernel("totals", tile, lefts, right), arrays, {"rows": rows, "parts": parts}, blocks)
+    return arrays["sums"].sum(0), np.stack([values[one.name].T @ values[right.name] for one in lefts])
+
+
+@pytest.mark.parametrize(
+    ("precision", "rows", "parts"),
+    [
+        ("bfloat16", 75, 2),
+        ("float32", 37, 2),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("float16", 33, 1), ("tf32", 37, 3))),
+        pytest.param("float64", 20, 4, marks=pytest.mark.slow),
+    ],
+)
+def test_sums_over_rows(precision: str, rows: int, parts: int) -> None:
+    """More than a tile of one operand, less of the other; one left operand inside of longer rows."""
+    dtype, tile = storage(precision), tile_for(precision, 72, 20)
+    assert tile.high * tile.wide >= 64 * 64
+    lefts = [operand("a0", 72, 72, dtype), operand("a1", 72, 160, dtype, 80)]
+    found, expected = sums(tile, lefts, operand("b", 20, 32, dtype), rows, parts)
+    assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize("precision", [pytest.param(p, marks=pytest.mark.slow) for p in ("bfloat16", "float32")])
+def test_rows_that_are_not_made_of_16_bytes(precision: str) -> None:
+    """Read one by one; and values kept in float32 are rounded."""
+    dtype = storage(precision)
+    lefts = [operand("a0", 9, 9, dtype)]
+    found, expected = sums(tile_for(precision, 9, 7), lefts, operand("b", 7, 7, dtype), 21, 1)
+    assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
+
+
+def test_tiles_fit_shared_memory_and_the_result() -> None:
+    for precision in LIMITS:
+        tile = tile_for(precision, 1024, 512)
+        assert tile.shared_bytes < 227 * 1024 and tile.high * tile.wide % THREADS == 0
+        small = tile_for(precision, 20, 20)
+        assert (small.high, small.wide) == (64, 64) and tiles_of(small, 65, 64) == 2
+
+
+def test_both_operands_are_turned_on_the_way_to_tensor_cores() -> None:
+    kernel = totals_kernel("t", tile_for("bfloat16", 64, 64), [operand("a0", 64, 64, "bfloat16")],
+                           operand("b", 64, 64, "bfloat16"))  # fmt: skip
+    text = text_of(kernel)
+    assert "ldmatrix_sync_aligned_m8n8_x4_trans" in text and "atomic" not in text

@@ -1,0 +1,81 @@
+"""After all steps, on the GPU: the sums of one layer and direction become the gradients of its parameters.
+
+In: a backward graph, its sums over T and B, and where they are. Out: `FinishKernels`: a kernel for each value on the
+way and for each parameter's gradient, which is dense and in the dtype that weights are given in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ..finish import Finish
+from ..graph import Graph, Group, Node
+from ..ops import TABLE
+from .places import Place, arithmetic
+from .program import Host, Pointer, Program
+from .rows import Rows, rows_kernel
+from .weights import Weights
+
+
+@dataclass
+class FinishKernels:
+    """Of all layers that share a backward graph. number: of its constants, also in the kernels' names."""
+
+    whole: Graph
+    sums: Sequence[Node]
+    number: str
+    precision: str
+
+    def __post_init__(self) -> None:
+        self.finish = Finish(self.whole, self.sums, 1, self.number)
+        self.graph = self.finish.graph
+        self.weights = Weights(self.graph, self.number, self.precision)
+        self.kernels: dict[Any, Rows] = {}
+        known: set[Node] = {*self.finish.inner}
+        for i, node in enumerate(self.finish.kept):
+            self.kernels[node] = self._kernel(f"g{self.number}_value{i}", node, known, arithmetic(self.precision))
+            known.add(node)
+        for i, node in enumerate(self.graph.totals):
+            name = f"g{self.number}_gradient{i}"
+            self.kernels[("gradient", i)] = self._kernel(name, node, known, self.weights.raw_dtype, copy=True)
+
+    def _kernel(self, name: str, node: Node, known: set[Node], dtype: str, copy: bool = False) -> Rows:
+        ready = set(known)
+
+        def reads(other: Node) -> Place | None:
+            if other in ready:
+                return Place(arithmetic(self.precision), 0)
+            return self.weights.place(other)
+
+        there = reads(node) is not None
+        heavy = not node.leaf and not there and TABLE[node.op].kind in ("reduce", "contract")
+        group = Group("reduce" if heavy else "pointwise", "after", 0, node if heavy else None, (node,), (node,))
+        elsewhere = frozenset([node] if there else [])
+        places = [Place(dtype, 0)]
+        return rows_kernel(
+            name, group, precision=self.precision, reads=reads, writes=lambda n: places, elsewhere=elsewhere
+        )
+
+    def reserve(self, program: Program) -> None:
+        """Memory for values on the way, which all layers use in turn."""
+        dtype = arithmetic(self.precision)
+        self.values = {n: program.buffer("value", prod(n.shape), dtype) for n in self.finish.kept}
+
+    def run(
+        self, host: Host, sums: Mapping[Node, Pointer], weights: Mapping[Any, Pointer], gradients: Sequence[Pointer]
+    ) -> None:
+        """Fill `gradients`, in the order of the parameters."""
+        places = {leaf: sums[node] for leaf, node in self.finish.inner.items()} | dict(self.values)
+        for key, made in self.kernels.items():
+            target = places[key] if isinstance(key, Node) else gradients[key[1]]
+            pointers = []
+            for argument in made.arguments:
+                node = argument.node
+                if argument.role == "write":
+                    pointers.append(target)
+                else:
+                    pointers.append(places[node] if node in places else weights[node])
+            host.launch(made.kernel, pointers, [1])

@@ -1,0 +1,304 @@
+"""backward on the GPU: from a tape and the gradients of y and of the last states to all other gradients.
+
+In: the plan of forward_train, and its backward graphs after the passes. Out: a `Program` whose `sequence` takes, in
+place of inputs, the gradient of y, the tape, and where the gradients of inputs and of weights go; its states are the
+gradients of the states, last ones in and first ones out.
+
+    for layer from the last: for direction: for tile, against the direction's order:
+        before groups; steps; blank rows that have ended; after groups; sums over rows; gradients of inputs
+    then, of the sums, the gradients of weights
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import gcd, prod
+
+from ..graph import Graph, Node
+from ..layer_backward import is_total
+from ..passes.fuse_pointwise import read_at_last
+from ..rnn import weight_name
+from .finish import FinishKernels
+from .give import Giver
+from .kernel import Kernel
+from .layout import Layout
+from .places import Place
+from .plan import HOISTED_BYTES, Plan, Visit
+from .plan_forward_train import Blank, ForwardTrain, blank_kernel
+from .program import ITEM_BYTES, Expr, Host, Pointer, Program
+from .states import move
+from .steps import Layer, Tile
+from .tape import states_read
+from .totals import Totals
+
+
+@dataclass
+class BackwardCode:
+    """What all layers share that have one graph."""
+
+    layer: Layer
+    totals: Totals
+    finish: FinishKernels
+    givers: list[Giver]
+    early: list[Node]  # values from before the steps that sums read: rows that have ended must be 0
+
+    def bytes_per_row(self) -> int:
+        """Of what has rows for a whole tile."""
+        layout = self.layer.layout
+        own = sum(p.row_stride * ITEM_BYTES[p.dtype] for p in map(layout.kept_place, layout.kept))
+        return self.layer.bytes_per_row + own
+
+
+@dataclass
+class BackwardPlan(Plan):
+    """Call `run()`."""
+
+    forward: ForwardTrain | None = None
+    number: int = 0
+    backs: list[BackwardCode] = field(default_factory=list)
+    blanks: dict[str, Kernel] = field(default_factory=dict)
+
+    def _layer(self, graph: Graph, number: int) -> Layer:
+        """The layer's code; what follows its steps goes to `backs`."""
+        assert self.forward is not None
+        sums = [n for n in graph.nodes() if is_total(n)]
+        last = read_at_last(graph)
+        stored = {n: g.region for g in graph.groups for n in g.stored if not n.leaf}
+        kept = tuple(n for n in last if n.op == "state" or stored.get(n) == "step")
+        operands = tuple(a for n in sums for a in n.args)
+        rows = replace(graph, totals=(), emitted=(*graph.emitted, *operands))
+        zeros: dict[str, float] = {}
+        common = (self.net.dtype, self.target, zeros, self.batches, 1, "")
+        given = self._given(self.forward.code[number].layout)
+        layer = Layer(rows, self.number + number, self.precision, *common, kept=kept, given=given)
+        name = f"g{layer.number}"
+        layout = layer.layout
+
+        def reads(node: Node) -> Place | None:
+            found = layout.source(node, False, "after")
+            return None if found is None else found.place
+
+        def operand(node: Node) -> Place | None:
+            found = layout.source(node, True, "after")
+            return None if found is None else found.place
+
+        totals = Totals(name, sums, self.precision, reads, operand)
+        finish = FinishKernels(graph, sums, f"{layer.number}_finish", self.precision)
+        direct = layout.written_last and self.directions == 1
+        roots = [*([] if direct else [graph.output]), *graph.emitted]
+        givers = [Giver(f"{name}_give{i}", n, self.precision, reads, self.net.dtype) for i, n in enumerate(roots)]
+        early = [n for n in last if stored.get(n) == "before"]
+        self.backs.append(BackwardCode(layer, totals, finish, givers, early))
+        return layer
+
+    def _given(self, layout: Layout) -> dict[int, Place]:
+        """How the inputs of a backward graph lie: the gradient of the output, x, states and kept values."""
+        graph, dtype = layout.graph, self.net.dtype
+        width = graph.output.shape[0]
+        found = {0: Place(dtype, width * self.directions, gcd(16, width * ITEM_BYTES[dtype]))}
+        first, emitted = 1 + len(graph.inputs), len(graph.emitted)
+        for at, number in enumerate(states_read(graph)):
+            found[first + number] = layout.kept_place(layout.kept[emitted + at])
+        for number, node in enumerate(graph.emitted):
+            found[first + len(graph.states) + number] = layout.kept_place(node)
+        return found
+
+    def run(self) -> Program:
+        """The program."""
+        assert self.forward is not None
+        program, host = self.program, self.program.sequence
+        self.together, self.lanes, self.wave = None, 1, "0"
+        self.gradient = program.input(0)
+        self.tape = self.forward.tape
+        self.places = self.tape.pointers(program, program.input(1))
+        self._outputs()
+        per_row = max(1, *(back.bytes_per_row() for back in self.backs))
+        self.steps = program.let("tile_steps", f"min<int64_t>(T, max<int64_t>(1, {HOISTED_BYTES // per_row} / B))")
+        self.visits = self._visits()
+        self._reserve()
+        moves = [v.code.states.load(v.buffers, [before for before, _ in v.user]) for v in self.visits]
+        move(host, "load", [m for own in moves for m in own])
+        self._prepare(host)
+        self._walk(host)
+        moves = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
+        move(host, "save", [m for own in moves for m in own])
+        for visit in self.visits:
+            back = self.backs[self.layers.of_layer[visit.layer]]
+            key = visit.layer, visit.direction
+            if back.layer.graph.params:
+                back.finish.run(host, self.sums[key], self.finish_weights[key], self.weight_gradients[key])
+        program.facts["templates"] = list(self._facts())
+        return program
+
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    def _outputs(self) -> None:
+        """Where gradients go: of each input, then of each weight of each layer and direction."""
+        program, at = self.program, 2
+        self.input_gradients = []
+        for _ in self.net.layers[0].graph.inputs:
+            self.input_gradients.append(program.input(at))
+            at += 1
+        self.weight_gradients: dict[tuple[int, int], list[Pointer]] = {}
+        self.gradient_names: list[str] = []
+        dtype = "float64" if self.precision == "float64" else "float32"
+        for layer, index in enumerate(self.layers.of_layer):
+            for direction in range(self.directions):
+                names = [weight_name(p.name, layer, direction) for p in self.layers.graphs[index].params]
+                own = [program.input(at + i).cast(dtype) for i in range(len(names))]
+                self.weight_gradients[layer, direction] = own
+                self.gradient_names += names
+                at += len(names)
+
+    def _between(self) -> None:
+        """The gradients that layers hand to the one below, written and read in turn; the last layer's is the user's,
+        but where rows end before T."""
+        widths = [layer.width * self.directions for layer in self.net.layers]
+        count = 2 if len(widths) > 1 else 1
+        self.between = [
+            [self.program.buffer("between", f"T * B * {max(widths)}", self.net.dtype)] for _ in range(count)
+        ]
+
+    def _handed(self, host: Host, layer: int, tile: str, row: Expr, stride: int) -> Pointer:
+        """The gradient of that layer's output, from a row on."""
+        own = self.between[(self.net.num_layers - 1 - layer) % 2][0]
+        if layer == self.net.num_layers - 1:
+            own = Pointer(f"(has_lengths ? {own.text} : {self.gradient.text})", own.dtype)
+        return own.at(f"{row} * {stride}")
+
+    def _reserve(self) -> None:
+        program, rows = self.program, f"{self.steps} * B"
+        self.flags = program.buffer("flags", "T * B")
+        program.flags = self.flags.text
+        self.kept_rows: list[list[Pointer]] = []
+        self.last_rows: list[Pointer] = []
+        for back in self.backs:
+            layout = back.layer.layout
+            places = [layout.kept_place(n) for n in layout.kept]
+            self.kept_rows.append([program.buffer("kept", f"{rows} * {p.row_stride}", p.dtype) for p in places])
+            direct = layout.written_last and self.directions == 1
+            size = 0 if direct or not layout.written_last else layout.output.row_stride
+            self.last_rows.append(program.buffer("last", f"{rows} * {size}", self.net.dtype))
+            back.totals.reserve(program, rows)
+            back.finish.reserve(program)
+        self.sums, self.finish_weights = {}, {}
+        for visit in self.visits:
+            back, key = self.backs[self.layers.of_layer[visit.layer]], (visit.layer, visit.direction)
+            self.sums[key] = back.totals.places(program)
+            self.finish_weights[key] = back.finish.weights.pack(program, *key)
+
+    # --- statements ------------------------------------------------------------------------------------------------
+
+    def _back(self, visit: Visit) -> bool:
+        """Against the order of the forward steps."""
+        return not super()._back(visit)
+
+    def _prepare(self, host: Host) -> None:
+        """Ended rows of the gradient of y count nothing. The first flag separates no two steps; it is for `_cut`."""
+        width = self.net.output_size
+        with host.when("has_lengths"):
+            own, size = self.between[0][0], ITEM_BYTES[self.net.dtype]
+            host.copy(own, self.gradient, f"T * B * {width * size}")
+            self._blank(host, "gradient", [Blank(own, Place(self.net.dtype, width), width)], "0", "T")
+        with host.when("has_reset"):
+            host.copy(self.flags, Pointer("reset"), "T * B")
+            host.memset(self.flags, "B")
+
+    def _blank(self, host: Host, name: str, arrays: list[Blank], start: Expr, count: Expr) -> None:
+        """Rows of the steps from `start` on that have ended."""
+        if not arrays:
+            return
+        kernel = self.blanks.setdefault(name, blank_kernel(f"blank_{name}", arrays, 0))
+        scalars = [f"{count} * B", "B", "T", "1", "0", start]
+        pointers = [*(a.pointer for a in arrays), self.program.lengths, self.program.reset]
+        host.launch(kernel, pointers, scalars)
+
+    def _walk(self, host: Host) -> None:
+        for layer in reversed(range(self.net.num_layers)):
+            for visit in self.visits[layer * self.directions : (layer + 1) * self.directions]:
+                with self._tiles(host) as (tile, done, count):
+                    start = host.let("start", f"T - {done} - {count}") if self._back(visit) else done
+                    self._visit(host, visit, (tile, done, count), start)
+                self._cut(host, visit)
+
+    def _cut(self, host: Host, visit: Visit) -> None:
+        """No gradient goes to the first state of a row whose first step began again."""
+        if not self._back(visit):
+            return
+        with host.when("has_reset"):
+            last = self._last(host, visit)
+            visit.code.states.cut(host, last, Pointer("reset", "uint8"))
+
+    def _tile(self, visit: Visit, number: str, done: str, start: Expr, count: Expr) -> Tile:
+        index = self.layers.of_layer[visit.layer]
+        layout = self.backs[index].layer.layout
+        forward = self.forward
+        assert forward is not None
+        source = forward.code[index].layout
+        graph, row = source.graph, f"{start} * B"
+        width, inputs = graph.output.shape[0], [self.tape.inputs[visit.layer], *self.tape.extra]
+        above = self._handed(self.program.sequence, visit.layer, number, row, layout.input(0).row_stride)
+        found = [above.at(visit.direction * width)]
+        for i, at in enumerate(inputs, 1):
+            found.append(self.places[at].at(f"{row} * {layout.input(i).row_stride}"))
+        kept = self.tape.visits[visit.layer, visit.direction]
+        emitted, side = len(graph.emitted), int(not self._back(visit))
+        read = states_read(graph)
+        for state in range(len(graph.states)):
+            if state not in read:
+                found.append(found[0])  # nobody reads it
+                continue
+            place = layout.input(1 + len(inputs) + state)
+            pointer = self.places[kept[emitted + read.index(state)]]
+            found.append(pointer.at(f"({row} + {side} * B) * {place.row_stride}"))
+        for i in range(emitted):
+            place = layout.input(1 + len(inputs) + len(graph.states) + i)
+            found.append(self.places[kept[i]].at(f"{row} * {place.row_stride}"))
+        code = visit.code
+        parity = f"({code.regime} >= 0 ? {number} : {done}) & 1" if code.regimes else f"{done} & 1"
+        back, output = self._back(visit), self._below(visit, start)
+        return Tile(found, output, start, count, back, parity, self.kept_rows[index])
+
+    def _below(self, visit: Visit, start: Expr) -> Pointer:
+        """Where the tile's gradient of the layer's first input goes, or is until directions are added up."""
+        index = self.layers.of_layer[visit.layer]
+        layout = self.backs[index].layer.layout
+        if layout.written_last and self.directions > 1:
+            return self.last_rows[index]
+        return self._destination(visit, 0, start)
+
+    def _destination(self, visit: Visit, number: int, start: Expr) -> Pointer:
+        """Rows of the gradient of an input, from step `start` on."""
+        size = prod(self.net.layers[visit.layer].graph.inputs[number].shape)
+        if number or not visit.layer:
+            return self.input_gradients[number].at(f"{start} * B * {size}")
+        return self.between[(self.net.num_layers - visit.layer) % 2][0].at(f"{start} * B * {size}")
+
+    def _visit(self, host: Host, visit: Visit, tile: tuple[str, str, str], start: Expr) -> None:
+        number, done, count = tile
+        index = self.layers.of_layer[visit.layer]
+        back, code = self.backs[index], visit.code
+        work = self._tile(visit, number, done, start, count)
+        code.before(host, visit.buffers, work)
+        code.recurrence(host, visit.buffers, work)
+        layout, find = code.layout, code.rows_of(visit.buffers, work)
+        with host.when("has_lengths"):
+            arrays = [
+                Blank(p, layout.kept_place(n), prod(n.shape)) for n, p in zip(layout.kept, work.kept, strict=True)
+            ]
+            arrays += [Blank(visit.buffers.hoisted[n], layout.hoisted(n), prod(n.shape)) for n in back.early]
+            self._blank(host, f"rows{index}", arrays, start, count)
+        code.after(host, visit.buffers, work)
+
+        def place(node: Node, product: bool) -> Pointer:
+            target = layout.source(node, product, "after")
+            assert target is not None
+            return find(target, node)
+
+        back.totals.run(host, place, f"{count} * B", self.sums[visit.layer, visit.direction], f"{number} > 0")
+        direct = layout.written_last and self.directions == 1
+        first = visit.layer == self.net.num_layers - 1 and not visit.direction
+        for at, giver in enumerate(back.givers):
+            gradient = at + direct
+            add = not first if gradient else bool(visit.direction)
+            giver.run(host, place, self._destination(visit, gradient, start), (start, count), add)

@@ -1,0 +1,204 @@
+"""forward_train on the GPU: the program of inference that leaves a tape as it goes.
+
+In: an RNN and its graphs of training after the passes. Out: a `Program` whose `sequence` has one more input after the
+user's, the tape. The walk is that of `plan.py`; layers hand on their outputs in the tape.
+
+    states in, also to the tape; for tile: for layer: hoisted groups, steps; states out; blank what rows' ends left
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from ..graph import Graph
+from ..memory import int64, wide
+from .kernel import Kernel, Writer, write
+from .places import Place, address
+from .plan import Plan, Visit
+from .program import ITEM_BYTES, Expr, Host, Pointer, Program
+from .rows import THREADS, elements
+from .states import Move, move
+from .steps import Layer
+from .tape import Tape, kept_nodes, states_read
+
+MOST_ARRAYS = 32  # of one launch
+
+
+@dataclass
+class Blank:
+    """An array with a row for every step and batch row. initial: None, or what a state is after a reset. first: for
+    steps that go back in time, the state [B, size] that a row's last step begins with, dense."""
+
+    pointer: Pointer
+    place: Place
+    size: int
+    initial: float | None = None
+    first: Pointer | None = None
+
+
+@dataclass
+class ForwardTrain(Plan):
+    """Call `run()`; then `tape` says what is where. number: of the first graph, among those whose constants the file
+    has."""
+
+    number: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.tape = Tape(self.net, self.code, self.layers.of_layer)
+
+    def _layer(self, graph: Graph, number: int) -> Layer:
+        net = self.net
+        common = (net.dtype, self.target, net.cell.initial, self.batches, self.directions, self.stored)
+        return Layer(graph, self.number + number, self.precision, *common, kept=kept_nodes(graph))
+
+    def run(self) -> Program:
+        """The program."""
+        program, host, inputs = self.program, self.program.sequence, len(self.net.layers[0].graph.inputs)
+        self.together = None
+        self.places = self.tape.pointers(program, program.input(inputs))
+        self._tile_sizes()
+        self.visits = self._visits()
+        move(host, "load", [m for v in self.visits for m in self._load(v)])
+        self._copy_inputs(host)
+        self._layers(host)
+        moves = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
+        move(host, "save", [m for own in moves for m in own])
+        self._tidy(host)
+        program.facts["templates"] = list(self._facts())
+        return program
+
+    # --- what is kept ----------------------------------------------------------------------------------------------
+
+    def _side(self, visit: Visit) -> int:
+        """Where the state before step t is: entry t, or t + 1."""
+        return int(self._back(visit))
+
+    def _arrays(self, visit: Visit) -> Iterator[tuple[Pointer, Place, int, int | None]]:
+        """(array, its place, elements of a row, number of the state or None) of all that a visit keeps."""
+        layout, read = visit.code.layout, states_read(visit.code.graph)
+        for i, at in enumerate(self.tape.visits[visit.layer, visit.direction]):
+            node, first = layout.kept[i], i - len(layout.graph.emitted)
+            state = None if first < 0 else read[first]
+            yield self.places[at], layout.kept_place(node), prod(node.shape), state
+
+    def _load(self, visit: Visit) -> list[Move]:
+        """The user's states to where the steps read them, and to the entry before the first step."""
+        before = [given for given, _ in visit.user]
+        moves = visit.code.states.load(visit.buffers, before)
+        for pointer, place, size, state in self._arrays(visit):
+            if state is not None:
+                entry = f"T * B * {place.row_stride}" if self._back(visit) else 0
+                moves.append(Move(before[state], pointer.at(entry), size, place))
+        return moves
+
+    def _kept(self, visit: Visit, row: Expr) -> list[Pointer]:
+        """From the tile's first step on: values of the step, and states after it."""
+        found = []
+        for pointer, place, _, state in self._arrays(visit):
+            entry = 0 if state is None or self._side(visit) else f"B * {place.row_stride}"
+            found.append(pointer.at(entry).at(f"{row} * {place.row_stride}"))
+        return found
+
+    def _between(self) -> None:
+        """Layers hand on what the tape keeps."""
+
+    def _handed(self, host: Host, layer: int, tile: str, row: Expr, stride: int) -> Pointer:
+        return self.places[self.tape.inputs[layer + 1]].at(f"{row} * {stride}")
+
+    def _user_inputs(self) -> list[tuple[Pointer, Pointer, int]]:
+        """(the user's, the tape's, elements of a row) of every input."""
+        found = []
+        for n, (node, at) in enumerate(
+            zip(self.net.layers[0].graph.inputs, (self.tape.inputs[0], *self.tape.extra), strict=True)
+        ):
+            found.append((self.program.input(n), self.places[at], prod(node.shape)))
+        return found
+
+    def _copy_inputs(self, host: Host) -> None:
+        for given, own, size in self._user_inputs():
+            host.copy(own, given, f"T * B * {size} * {ITEM_BYTES[self.net.dtype]}")
+
+    def _tidy(self, host: Host) -> None:
+        """Weight gradients sum over all rows, and 0 times NaN is NaN: rows after their end become 0. Where a step began
+        again, the state before it is the initial one."""
+        with host.when("has_lengths || has_reset"):
+            arrays = [Blank(own, Place(self.net.dtype, size), size) for _, own, size in self._user_inputs()]
+            self._blank(host, "inputs", 0, arrays)
+            for number, visit in enumerate(self.visits):
+                names = [s.name for s in visit.code.graph.states]
+                found = []
+                for pointer, place, size, state in self._arrays(visit):
+                    entry = f"B * {place.row_stride}" if state is not None and self._side(visit) else 0
+                    initial = None if state is None else self.net.cell.initial.get(names[state], 0.0)
+                    first = visit.user[state][0] if state is not None and self._side(visit) else None
+                    found.append(Blank(pointer.at(entry), place, size, initial, first))
+                self._blank(host, f"visit{number}", self._side(visit), found)
+
+    def _blank(self, host: Host, name: str, side: int, arrays: list[Blank]) -> None:
+        for first in range(0, len(arrays), MOST_ARRAYS):
+            part = arrays[first : first + MOST_ARRAYS]
+            kernel = blank_kernel(f"blank_{name}_{first}", part, side)
+            more = [self.program.lengths, self.program.reset]
+            flags = ["has_lengths ? 1 : 0", "has_reset ? 1 : 0"]
+            firsts = [a.first for a in part if a.first is not None]
+            host.launch(kernel, [*(a.pointer for a in part), *firsts, *more], ["T * B", "B", "T", *flags, 0])
+
+
+def blank_kernel(name: str, arrays: list[Blank], side: int) -> Kernel:
+    """Rows after their end become 0, states before a step that began again the initial ones. side: 1 where the steps
+    went back in time, and a flag at t + 1 separates step t from the one before it."""
+
+    def body(w: Writer) -> None:
+        row, j, inside = elements(w, max(a.size for a in arrays))
+        with w.when(inside):
+            t, b = w.keep(w["start"] + tirx.truncdiv(row, w["batch"])), w.keep(tirx.truncmod(row, w["batch"]))
+            end = w.local(1, "int64")
+            w.store(end, w["steps"], 0)
+            with w.when(tirx.NE(w["has_lengths"], tirx.const(0, "int32"))):
+                w.store(end, w["lengths"][b], 0)
+            again = w.local(1, "int32")
+            w.store(again, tirx.const(0, "int32"), 0)
+            at = w.keep(t + int64(side))
+            known = tirx.And(at < w["steps"], at < end[0])
+            with w.when(tirx.And(tirx.NE(w["has_reset"], tirx.const(0, "int32")), known)):
+                w.store(again, tirx.Cast("int32", w["reset"][at * w["batch"] + b]), 0)
+            for n, array in enumerate(arrays):
+                if array.first is not None:
+                    with w.when(tirx.And(tirx.And(t + 1 >= end[0], t < end[0]), j < array.size)):
+                        value = w[f"first{n}"][b * array.size + wide(j)]
+                        same = array.first.dtype == array.place.dtype
+                        value = value if same else tirx.Cast(array.place.dtype, value)
+                        w.store(w[f"a{n}"], value, address(array.place, row, j))
+                _blank_one(w, f"a{n}", array, (row, j), t >= end[0], tirx.NE(again[0], tirx.const(0, "int32")))
+
+    pointers: list[Any] = [(f"a{n}", a.place.dtype) for n, a in enumerate(arrays)]
+    pointers += [(f"first{n}", a.first.dtype) for n, a in enumerate(arrays) if a.first is not None]
+    pointers += [("lengths", "int64"), ("reset", "uint8")]
+    scalars = [("rows", "int64"), ("batch", "int64"), ("steps", "int64"), ("has_lengths", "int32")]
+    scalars += [("has_reset", "int32"), ("start", "int64")]
+    return write(name, pointers, scalars, body, threads=THREADS)
+
+
+def _blank_one(w: Writer, name: str, array: Blank, at: tuple[Any, Any], ended: Any, again: Any) -> None:
+    place = address(array.place, *at)
+    with w.when(at[1] < array.size):
+        if array.initial is not None:
+            with w.when(again):
+                w.store(w[name], _literal(array.initial, array.place.dtype), place)
+        with w.when(ended):
+            w.store(w[name], tirx.const(0.0, array.place.dtype), place)
+
+
+def _literal(value: float, dtype: str) -> Any:
+    """A number as a constant. What float16 cannot hold is infinite there, which TVM refuses to write."""
+    if dtype != "float16":
+        return tirx.const(value, dtype)
+    with np.errstate(over="ignore"):
+        return tirx.reinterpret(dtype, tirx.const(int(np.float16(value).view(np.uint16)), "uint16"))

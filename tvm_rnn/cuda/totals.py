@@ -1,0 +1,236 @@
+"""Sums over all rows of a tile of time, on the GPU: gradients of weights, biases and peepholes.
+
+In: a backward graph's nodes that sum over T and B, and where their operands lie. Out: `Totals`: kernels that write sums
+of parts of the rows, a kernel that adds the parts up in order, and the statements that launch them. Every number is
+added up in an order that sizes alone decide: results are the same bit for bit.
+
+Products of two rows are GEMMs over all rows (`totals_tile.py`), those with one right operand and one shape in one
+launch; all else is summed column by column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from ..graph import Node
+from ..memory import int64, wide
+from ..scalar_cuda import flavour
+from .gemm_layout import ceil_div
+from .gemm_operands import Operand
+from .gemm_operands import operand_of as resolve
+from .kernel import Kernel, Writer, write
+from .places import Argument, Place, arithmetic
+from .program import Host, Pointer, Program
+from .rows import unravel
+from .totals_tile import TotalsTile, tile_for, tiles_of, totals_kernel
+from .values import Values, sources
+
+Expr = Any
+Reads = Callable[[Node], Place | None]
+Find = Callable[[Node, bool], Pointer]
+COLUMNS, LINES = 32, 8  # threads of a block that sums columns: along elements, and along rows
+LEAST_ROWS = 256  # of a part: fewer, and adding the parts up takes longer than the sums
+
+
+@dataclass
+class Work:
+    """Sums of one launch, of one shape. arguments: what the kernel's pointers stand for, but for the last."""
+
+    nodes: tuple[Node, ...]
+    kernel: Kernel
+    arguments: tuple[Argument, ...]
+    size: int  # elements of all sums
+    blocks: int  # of one part of the rows
+
+
+@dataclass
+class Totals:
+    """All sums of one backward graph. reads: how a stored value is read, by rows or (True) by products."""
+
+    name: str
+    nodes: Sequence[Node]
+    precision: str
+    reads: Reads
+    operand_places: Reads
+    work: list[Work] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.dtype = arithmetic(self.precision)
+        products: dict[Any, list[tuple[Node, Operand, Operand]]] = {}
+        columns: dict[Any, list[Node]] = {}
+        for node in self.nodes:
+            found = self._product(node)
+            if found is None:
+                key = (node.shape, node.op == "total" or node)
+                columns.setdefault(key, []).append(node)
+            else:
+                left, right = found
+                products.setdefault((node.shape, right.base, right.offset, right.node), []).append((node, left, right))
+        for group in products.values():
+            self._add_products(group)
+        for nodes in columns.values():
+            for first in range(0, len(nodes), 8):
+                self._add_columns(nodes[first : first + 8])
+        self.fold = self._fold() if self.work else None
+
+    # --- kernels ---------------------------------------------------------------------------------------------------
+
+    def _product(self, node: Node) -> tuple[Operand, Operand] | None:
+        """Both operands, where the sum is one of products of two rows."""
+        if node.op != "total_product" or not all(len(a.shape) == 1 for a in node.args):
+            return None
+        inputs, out = node.attrs["spec"].split("->")
+        if inputs.replace(",", "") != out:
+            return None
+        try:
+            found = [resolve(a, n, self.operand_places) for n, a in enumerate(node.args)]
+        except ValueError:  # made of several values: not an array
+            return None
+        return found[0], found[1]
+
+    def _add_products(self, group: Sequence[tuple[Node, Operand, Operand]]) -> None:
+        nodes, right = tuple(node for node, _, _ in group), group[0][2]
+        lefts = [_named(left, f"a{i}") for i, (_, left, _) in enumerate(group)]
+        height, width = nodes[0].shape
+        tile: TotalsTile = tile_for(self.precision, height, width)
+        kernel = totals_kernel(f"{self.name}_totals{len(self.work)}", tile, lefts, right)
+        found = [Argument(o.name, "operand", o.base) for o in (*lefts, right)]
+        blocks = len(nodes) * tiles_of(tile, height, width)
+        self.work.append(Work(nodes, kernel, tuple(found), len(nodes) * height * width, blocks))
+
+    def _add_columns(self, nodes: Sequence[Node]) -> None:
+        size = prod(nodes[0].shape)
+        read = sources([a for n in nodes for a in n.args], lambda n: self.reads(n) is not None)
+        read = [n for n in read if self.reads(n) is not None]
+        found = [Argument(f"r{i}", "read", n) for i, n in enumerate(read)]
+        pointers = [(a.name, place.dtype) for a in found if (place := self.reads(a.node)) is not None]
+        kernel = write(
+            f"{self.name}_totals{len(self.work)}",
+            [*pointers, ("sums", self.dtype)],
+            [("rows", "int64"), ("parts", "int64")],
+            lambda w: self._column_sums(w, nodes, found),
+            threads=COLUMNS * LINES,
+        )
+        self.work.append(Work(tuple(nodes), kernel, tuple(found), len(nodes) * size, ceil_div(size, COLUMNS)))
+
+    def _column_sums(self, w: Writer, nodes: Sequence[Node], found: Sequence[Argument]) -> None:
+        """A thread for an element and every 8th row of a part; the 8 sums are added up in order."""
+        shape, size = nodes[0].shape, prod(nodes[0].shape)
+        across = ceil_div(size, COLUMNS)
+        cta, thread = I.cta_id([tirx.Cast("int32", w["parts"] * across)]), I.thread_id([COLUMNS * LINES])
+        part, column = wide(w.keep(tirx.truncdiv(cta, across))), w.keep(tirx.truncmod(thread, COLUMNS))
+        j = w.keep(tirx.truncmod(cta, across) * COLUMNS + column)
+        line = w.keep(tirx.truncdiv(thread, COLUMNS))
+        each = w.keep(tirx.truncdiv(w["rows"] + w["parts"] - 1, w["parts"]))
+        first = w.keep(part * each + wide(line))
+        last = w.keep(tirx.min(w["rows"], part * each + each))
+        turns = w.keep(tirx.Cast("int32", tirx.truncdiv(each + (LINES - 1), int64(LINES))))
+        sums = w.local(len(nodes), self.dtype)
+        shared = I.alloc_buffer((LINES * COLUMNS,), self.dtype, scope="shared")
+        for n in range(len(nodes)):
+            w.store(sums, tirx.const(0.0, self.dtype), n)
+        with flavour(self.precision), w.loop(turns) as turn:
+            row = w.keep(first + wide(turn) * LINES)
+            with w.when(tirx.And(row < last, j < size)):
+                values = Values(w, self.precision, row, self.reads, {a.node: a.name for a in found})
+                for n, node in enumerate(nodes):
+                    self._add(w, values, node, unravel(w, j, shape), sums, n)
+        for n in range(len(nodes)):
+            w.do(I.cuda.cta_sync())
+            w.store(shared, sums[n], thread)
+            w.do(I.cuda.cta_sync())
+            with w.when(tirx.And(tirx.EQ(line, 0), j < size)):
+                total = w.local(1, self.dtype)
+                w.store(total, shared[column], 0)
+                for other in range(1, LINES):
+                    w.store(total, total[0] + shared[other * COLUMNS + column], 0)
+                w.store(w["sums"], total[0], (part * len(nodes) + n) * size + wide(j))
+
+    def _add(self, w: Writer, values: Values, node: Node, index: Any, sums: Any, n: int) -> None:
+        """One row's part of an element."""
+        if node.op == "total":
+            w.store(sums, sums[n] + values.at(node.args[0], tuple(index)), n)
+            return
+        inputs, out = node.attrs["spec"].split("->")
+        known, sizes = dict(zip(out, index, strict=True)), dict[str, int]()
+        for text, operand in zip(inputs.split(","), node.args, strict=True):
+            sizes |= dict(zip(text, operand.shape, strict=True))
+        inner = [t for t in sizes if t not in out]
+        with w.loop(prod(sizes[t] for t in inner)) as k:
+            place = known | dict(zip(inner, unravel(w, k, tuple(sizes[t] for t in inner)), strict=True))
+            own = values.inner()
+            a, b = (
+                own.at(operand, tuple(place[t] for t in text))
+                for text, operand in zip(inputs.split(","), node.args, strict=True)
+            )
+            w.store(sums, sums[n] + a * b, n)
+
+    def _fold(self) -> Kernel:
+        """totals[i] = (what is there, if `add`) + the parts' sums, in order."""
+
+        def body(w: Writer) -> None:
+            block, thread = (
+                I.cta_id([tirx.Cast("int32", tirx.truncdiv(w["size"] + 127, int64(128)))]),
+                I.thread_id([128]),
+            )
+            at = w.keep(wide(block) * int64(128) + wide(thread))
+            with w.when(at < w["size"]):
+                total = w.local(1, self.dtype)
+                w.store(total, tirx.const(0.0, self.dtype), 0)
+                with w.when(tirx.NE(w["add"], tirx.const(0, "int32"))):
+                    w.store(total, w["totals"][at], 0)
+                with w.loop(tirx.Cast("int32", w["parts"])) as part:
+                    w.store(total, total[0] + w["sums"][wide(part) * w["size"] + at], 0)
+                w.store(w["totals"], total[0], at)
+
+        pointers = [("sums", self.dtype), ("totals", self.dtype)]
+        scalars = [("size", "int64"), ("parts", "int64"), ("add", "int32")]
+        return write(f"{self.name}_fold", pointers, scalars, body, threads=128)
+
+    # --- memory and statements -------------------------------------------------------------------------------------
+
+    def reserve(self, program: Program, rows: str) -> None:
+        """Memory for the parts' sums, for so many rows at most; into how many parts they are cut."""
+        self.parts = []
+        for work in self.work:
+            most = f"max<int64_t>(1, 2 * sms / {work.blocks})"
+            parts = f"max<int64_t>(1, min<int64_t>({most}, ({rows}) / {LEAST_ROWS}))"
+            self.parts.append(program.let("parts", parts))
+        self.sums = program.buffer("sums", self._most(), self.dtype)
+
+    def _most(self) -> str:
+        most = "int64_t(1)"
+        for parts, work in zip(self.parts, self.work, strict=True):
+            most = f"max<int64_t>({most}, {parts} * {work.size})"
+        return most
+
+    def places(self, program: Program) -> dict[Node, Pointer]:
+        """Memory for the sums of one layer and direction, each dense."""
+        found: dict[Node, Pointer] = {}
+        for work in self.work:
+            both = program.buffer("totals", work.size, self.dtype)
+            for n, node in enumerate(work.nodes):
+                found[node] = both.at(n * work.size // len(work.nodes))
+        return found
+
+    def run(self, host: Host, find: Find, rows: str, totals: dict[Node, Pointer], add: str) -> None:
+        """Add the sums over `rows` rows. find: where rows of a value begin. add: whether something is there already."""
+        if self.fold is None:
+            return
+        for work, parts in zip(self.work, self.parts, strict=True):
+            pointers = [find(a.node, a.role == "operand") for a in work.arguments]
+            host.launch(work.kernel, [*pointers, self.sums], [rows, parts])
+            host.launch(self.fold, [self.sums, totals[work.nodes[0]]], [work.size, parts, f"({add}) ? 1 : 0"])
+
+
+def _named(operand: Operand, name: str) -> Operand:
+    return Operand(operand.node, operand.base, operand.place, operand.depth, operand.offset, name)
+
+
+__all__ = ["Totals", "Work"]

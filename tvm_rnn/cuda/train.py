@@ -1,0 +1,72 @@
+"""What training adds to a module for GPUs: two host programs more for each arch, and what the manifest says of them.
+
+In: an RNN and a target, from artifact.py. Out: `Trained`: the programs of forward_train and backward, facts, and the
+constants that their equations read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .. import pipeline
+from ..dtypes import held_dtype
+from ..pipeline import Layers
+from ..rnn import RNN, named_constants
+from ..target import Target
+from .plan_backward import BackwardPlan
+from .plan_forward_train import ForwardTrain
+from .program import Program
+
+WAYS = ("forward_train", "backward")
+
+
+@dataclass
+class Trained:
+    """Both plans of one network for one arch, and their programs, in the order of WAYS."""
+
+    net: RNN
+    forward: ForwardTrain
+    backward: BackwardPlan
+    programs: tuple[Program, ...]
+
+    def constants(self) -> dict[str, np.ndarray]:
+        """The array constants that packing reads, by name."""
+        found: dict[str, np.ndarray] = {}
+        for code in (*self.forward.code, *self.backward.code):
+            found |= named_constants(code.graph, code.number)
+        for back in self.backward.backs:
+            found |= named_constants(back.finish.graph, back.finish.number)
+        used = {name for program in self.programs for name, _ in program.parameters}
+        return {name: value.astype(held_dtype(self.net.dtype)) for name, value in found.items() if name in used}
+
+
+def plan(net: RNN, target: Target, batches: tuple[int, ...], without: tuple[str, ...], precision: str) -> Trained:
+    """Both programs of training for one target."""
+    layers = pipeline.run(net, target, without, batches, training=True)[-1][1]
+    count = len(layers.graphs)
+    backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
+    forward = ForwardTrain(net, layers, target, batches, precision, number=count)
+    backward = BackwardPlan(net, backs, target, batches, precision, forward=forward, number=2 * count)
+    programs = (forward.run(), backward.run())
+    for program, way in zip(programs, WAYS, strict=True):
+        program.suffix = f"_{way}"
+    return Trained(net, forward, backward, programs)
+
+
+def describe(facts: dict[str, Any], trained: Sequence[Trained], taken: dict[str, list[dict[str, Any]]]) -> None:
+    """Add to the manifest's facts: of each variant its two programs, the tape, and the order of gradients."""
+    for variant, own in zip(facts["variants"], trained, strict=True):
+        for way, program in zip(WAYS, own.programs, strict=True):
+            variant[way] = {
+                "packed_bytes": program.packed_bytes,
+                "parameters": [list(row) for row in program.parameters],
+                "kernels": taken.get(f"{variant['arch']}_{way}", []),
+                "templates": program.facts.get("templates", []),
+            }
+    facts["tape"] = trained[0].forward.tape.sizes()
+    facts["gradients"] = trained[0].backward.gradient_names
+    facts["entry_points"] += [*WAYS]

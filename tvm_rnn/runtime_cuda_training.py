@@ -1,0 +1,228 @@
+"""Modules for GPUs that train: the calls of runtime_cuda.py, and forward_train and backward.
+
+In: a .so file that was compiled for training for GPUs, arrays as for every such module, and gradients of results. Out:
+results with a `CudaTape`, and gradients of inputs, states and weights, of the kind and at the place of x. Works alone
+beside a .so, together with runtime.py, runtime_cuda.py and gpu_arrays.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+try:
+    from . import gpu_arrays, runtime
+    from .errors import DeviceError, InputError
+    from .runtime_cuda import CudaModule, Device
+except ImportError:  # this file and those that it names alone, beside a .so
+    globals().update({name: importlib.import_module(name) for name in ("gpu_arrays", "runtime")})
+    globals().update({n: getattr(importlib.import_module("runtime_cuda"), n) for n in ("CudaModule", "Device")})
+    globals().update({n: getattr(importlib.import_module("runtime_cuda"), n) for n in ("DeviceError", "InputError")})
+
+WAYS = ("forward_train", "backward")
+ALIGNMENT = 256  # of every array of the tape
+
+
+class Part:
+    """One of the two programs on one GPU: its functions, and the weights in its kernels' order."""
+
+    def __init__(self, device: TrainingDevice, module: CudaModule, way: str, stream: int) -> None:
+        self.facts, self.device, self.stale = device.variant[way], device, True
+        names = ("load", "pack", "workspace", "sequence")
+        library, arch = module._library, device.variant.arch
+        self.functions = {n: library.get_function(f"{n}_{arch}_{way}") for n in names}
+        self.functions["load"](device.number, stream)
+        self.packed = device.allocate(module, int(self.facts.packed_bytes))
+
+    def workspace(self, T: int, B: int, stream: int) -> int:
+        """Bytes that a call needs."""
+        return int(self.functions["workspace"](self.device.number, stream, T, B))
+
+
+class TrainingDevice(Device):
+    """One GPU with one module on it, which may train there."""
+
+    def __init__(self, module: CudaModule, number: int, stream: int) -> None:
+        super().__init__(module, number, stream)
+        self.parts = {way: Part(self, module, way, stream) for way in WAYS}
+
+    def pack(self, sources: Mapping[str, np.ndarray]) -> None:
+        """The weights of calls at once, those of training when it next begins."""
+        super().pack(sources)
+        for part in self.parts.values():
+            part.stale = True
+
+    def prepare(self, sources: Mapping[str, np.ndarray], stream: int) -> None:
+        """Weights in the order of both programs."""
+        if not any(part.stale for part in self.parts.values()):
+            return
+        if self.functions["capturing"](self.number, stream):
+            got, do = "weights that were loaded meanwhile", "call forward_train once, then capture"
+            raise runtime._error(DeviceError, "the module cannot be captured into a graph yet", got, do=do)
+        self.functions["settle"](self.number)
+        for part in self.parts.values():
+            if part.stale:
+                self.pack_as(part.functions["pack"], part.facts, part.packed, sources)
+                part.stale = False
+
+    def pack_there(self, stream: int, addresses: Mapping[str, int]) -> None:
+        """Weights that are on the GPU, dense, in the dtype that they are kept in; enqueued on the stream."""
+        programs = [(self.functions["pack"], self.variant, self.packed)]
+        programs += [(part.functions["pack"], part.facts, part.packed) for part in self.parts.values()]
+        for pack, facts, packed in programs:
+            pack(self.number, stream, packed, *(addresses[name] for name, _ in facts.parameters))
+        for part in self.parts.values():
+            part.stale = False
+
+
+class CudaTape:
+    """What one call of `forward_train` left for `backward`, in memory of its own on the GPU, which is freed with it.
+    `nbytes`: how much. Any number of backward calls may read it."""
+
+    def __init__(self, module: CudaTrainingModule, arrays: Any, x: Any, T: int, B: int, weights: Any) -> None:
+        self.module, self.T, self.B, self.like, self.weights = module, T, B, x, weights
+        self.nbytes = sum(-(-(T + more) * B * row // ALIGNMENT) * ALIGNMENT for row, more in module.manifest["tape"])
+        self.array = arrays.lasting(max(self.nbytes, ALIGNMENT))
+        self.rows: Sequence[Any] = (None, None)
+
+    def __repr__(self) -> str:
+        return f"<CudaTape of {self.module.manifest.cell}, {self.T} steps of {self.B} rows, {self.nbytes} bytes>"
+
+
+class CudaTrainingModule(CudaModule):
+    """A compiled RNN that can be trained on a GPU: a CudaModule with `forward_train` and `backward`, which only enqueue
+    work, too, and can be captured in a CUDA graph after a first call outside."""
+
+    device_type = TrainingDevice
+
+    def forward_train(
+        self, x: Any, state: Any = None, *, lengths: Any = None, reset: Any = None, **inputs: Any
+    ) -> tuple[Any, dict[str, Any], CudaTape]:
+        """As calling the module: (y, {name: state after the last step}), and the tape that `backward` reads."""
+        found: tuple[Any, dict[str, Any], CudaTape]
+        found = self._enqueue(x, inputs, state, ("T", "B"), lengths, reset, self._forward_on)
+        return found
+
+    def _forward_on(
+        self, device: Any, arrays: Any, values: Any, state: Any, axes: tuple[str, ...], lengths: Any, reset: Any
+    ) -> Any:
+        given, lead, (T, B), rows = self._given(arrays, values, axes, lengths, reset)
+        stream, part = arrays.stream(), device.parts["forward_train"]
+        device.prepare({**self.weights, **self._constants}, stream)
+        before, y = self._before(device, arrays, state, B, stream), arrays.empty((*lead, *self._output))
+        tape = CudaTape(self, arrays, values[0], T, B, self.weights)
+        tape.rows = [self._lasting(arrays, device, row) for row in rows]
+        if not T or not B:
+            pairs = zip(self._plan(B), before, strict=True)
+            after = [arrays.full(p[2], p[1]) if type(b) is int else arrays.copy(b) for p, b in pairs]
+            return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B), tape
+        after = [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
+        work = arrays.workspace(part.workspace(T, B, stream))
+        held = [y, *rows, work, *given, tape.array, *before, *after]
+        self._call(part, arrays, (T, B), rows, held)
+        return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B), tape
+
+    @staticmethod
+    def _lasting(arrays: Any, device: Any, row: Any) -> Any:
+        """lengths or resets for as long as the tape: a caller's tensor may change before backward."""
+        return None if row is None else arrays.copy(row)
+
+    def _call(self, part: Part, arrays: Any, sizes: tuple[int, int], rows: Sequence[Any], held: Sequence[Any]) -> None:
+        """sequence's arguments are in this order, but for the packed weights, which come fourth."""
+        device, stream = part.device, arrays.stream()
+        at = [0 if a is None else a if type(a) is int else arrays.address(a) for a in held]
+        has = [row is not None for row in rows]
+        part.functions["sequence"](device.number, stream, *sizes, *has, *at[:3], part.packed, *at[3:])
+        if self.watchdog_seconds and not device.functions["capturing"](device.number, stream):
+            device.functions["finish"](device.number, stream, max(1, int(1000 * self.watchdog_seconds)))
+
+    def backward(
+        self, tape: CudaTape, gy: Any = None, gstate: Any = None
+    ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        """The gradients of sum(gy * y) + sum(gstate * state) for what `forward_train` returned with that tape.
+
+        gy: [T, B, D*H], None: zeros; what it holds after a row's length counts nothing. gstate: a dict of all states,
+        None: zeros; in truncated back-propagation the gradient of the next chunk's first state. Returns the gradient of
+        x (where the cell has several inputs {input: gradient}), of the first state (a dict, as the state), both in the
+        network's dtype, and {weight: gradient}, float32 for 16-bit networks, of the kind that x was. Raises InputError
+        for a tape that is not this module's, or whose weights are no longer the module's, and for arrays that do not
+        fit."""
+        self._check_tape(tape)
+        return self._gradients(tape, gy, gstate)
+
+    def _gradients(self, tape: CudaTape, gy: Any, gstate: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+        """What `backward` returns, for the weights that the tape was written with."""
+        try:
+            arrays = gpu_arrays.kind_of(tape.like, self)
+            device: Any = self._devices.get(arrays.number) or self._open_device(arrays)
+            arrays.use(device.functions)
+            found: tuple[Any, dict[str, Any], dict[str, Any]]
+            found = self._backward_on(device, arrays, tape, gy, gstate)
+            return found
+        except RuntimeError as error:
+            raise runtime._error(DeviceError, "the GPU could not run this", error) from error
+
+    def _backward_on(self, device: Any, arrays: Any, tape: CudaTape, gy: Any, gstate: Any) -> Any:
+        T, B, stream = tape.T, tape.B, arrays.stream()
+        shape, part = (T, B, *self._output), device.parts["backward"]
+        if gy is None:
+            above = arrays.full(math.prod(shape), 0.0)
+        else:
+            above = self._take(arrays, "the gradient of y", gy, shape, "[T, B, D*H], as y")
+        before = self._gradients_of_states(arrays, gstate, B)
+        kind = "float64" if self._kind == "float64" else "float32"
+        if not T or not B:
+            return self._nothing(arrays, before, kind, T, B)
+        d_x = [arrays.empty((T, B, *inner)) for _, inner in self._inputs]
+        d_weights = [arrays.typed(self._weight_shapes[name], kind) for name in self.manifest["gradients"]]
+        after = [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
+        work = arrays.workspace(part.workspace(T, B, stream))
+        rows = [None if row is None else arrays.again(row) for row in tape.rows]
+        held = [None, *rows, work, above, tape.array, *d_x, *d_weights, *before, *after]
+        self._call(part, arrays, (T, B), rows, held)
+        return self._results(arrays, d_x, after, d_weights, T, B)
+
+    def _results(self, arrays: Any, d_x: Any, after: Any, d_weights: Any, T: int, B: int) -> Any:
+        """Gradients as the caller gets them."""
+        pairs = zip(self._inputs, d_x, strict=True)
+        named = {name: arrays.result(array, (T, B, *inner)) for (name, inner), array in pairs}
+        made = zip(self.manifest["gradients"], d_weights, strict=True)
+        found = {name: arrays.result(array, self._weight_shapes[name]) for name, array in made}
+        weights = {name: found[name] for name in self._weight_shapes}
+        return (named if len(named) > 1 else named[self._inputs[0][0]]), self._shaped(arrays, after, B), weights
+
+    def _nothing(self, arrays: Any, before: Any, kind: str, T: int, B: int) -> Any:
+        """No step, no row: the states' gradients go through."""
+        d_x = [arrays.empty((T, B, *inner)) for _, inner in self._inputs]
+        d_weights = []
+        for name in self.manifest["gradients"]:
+            d_weights.append(arrays.zeros(self._weight_shapes[name], kind))
+        return self._results(arrays, d_x, [arrays.copy(value) for value in before], d_weights, T, B)
+
+    def _gradients_of_states(self, arrays: Any, gstate: Any, B: int) -> list[Any]:
+        """Flat gradients of the last states, in the order of the states."""
+        if gstate is None:
+            return [arrays.full(size, 0.0) for _, _, size, _ in self._plan(B)]
+        if not isinstance(gstate, Mapping) or gstate.keys() != self._states.keys():
+            got = [*gstate] if isinstance(gstate, Mapping) else type(gstate).__name__
+            do = "give all of them, as backward returns them, or None"
+            raise runtime._error(InputError, "the gradient of the state is not the module's", got, [*self._states], do)
+        found: list[Any] = self._before(None, arrays, gstate, B, arrays.stream())  # type: ignore[arg-type]
+        return found
+
+    def _check_tape(self, tape: Any) -> None:
+        do = "call forward_train of this module, and give backward the tape that it returns"
+        if not isinstance(tape, CudaTape):
+            raise runtime._error(InputError, "this is not a tape", type(tape).__name__, "a CudaTape", do)
+        if tape.module is not self:
+            raise runtime._error(InputError, "the tape is another module's", tape, f"a tape of {self.path!r}", do)
+        if tape.weights is not self.weights:
+            got = "weights that were loaded after it was written"
+            raise runtime._error(InputError, "the tape was written with other weights", got, "the same weights", do)
+
+
+__all__ = ["CudaTape", "CudaTrainingModule", "TrainingDevice"]
