@@ -22,7 +22,7 @@ from random_equations import Equations, equations
 from test_reference import restless
 
 import tvm_rnn as rnn
-from tvm_rnn import ConfigError, cell, cells, einsum, exp, pipeline, softmax, sum, tanh
+from tvm_rnn import cell, cells, einsum, exp, pipeline, softmax, sum, tanh
 from tvm_rnn.build import describe
 from tvm_rnn.lower import Lowering
 from tvm_rnn.runtime_training import TrainingModule

@@ -23,6 +23,7 @@ from .arena import lay_out
 from .cell_reads import hoisted, params, place_of
 from .epilogue import Epilogue
 from .inputs import given
+from .keeping import Keeping, stores
 from .kernel import Kernel, Writer, write
 from .layout import Layout
 from .masks import POINTERS as MASK_POINTERS
@@ -58,6 +59,7 @@ def pointers(team: Team, layout: Layout, masked: bool = False) -> list[tuple[str
     found += [(f"old_{n}", "float32") for n in range(len(step.graph.states))]
     found += [(f"new_{n}", "float32") for n in range(len(step.graph.states))]
     found += [("y", layout.output.dtype)]
+    found += [(f"kept_{n}", place.dtype) for n, place in stores(layout)]
     if team.exchange == "grid":
         found += [("exchange", "uint32"), ("counter", "uint32"), ("below", "uint32")]
     return [*found, *(MASK_POINTERS if masked else ())]
@@ -105,6 +107,7 @@ class Body:
     def __init__(self, k: Writer, team: Team, layout: Layout, initial: Mapping[str, float] | None) -> None:
         self.k, self.team, self.layout, self.step, self.initial = k, team, layout, team.step, initial
         self.masks: Masks | None = None
+        self.keeping = Keeping(self)
         self.held: dict[tuple[Any, ...], Expr] = {}
         self.par, self.t = 0, tirx.const(0, "int32")
         reading = [p for p in self.step.phases if any(o.given for o in p.operands)]
@@ -280,6 +283,7 @@ class Body:
             self.masks.begin(t)
         self._arm()
         self.reads.fetch.begin(t)
+        self.keeping.before()
         for phase in self.step.phases:
             self.phase = phase
             gates: list[Expr] = []
@@ -296,6 +300,7 @@ class Body:
                 Reduction(self, phase).emit()
             else:
                 Epilogue(self, phase, gates).emit()
+            self.keeping.phase(phase)
         self.copies.ask_inputs()
         for state in self.step.graph.states:
             width, result = self.step.domain[state], self.step.result(state)

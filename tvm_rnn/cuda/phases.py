@@ -124,9 +124,10 @@ def place(node: Node, index: Index, width: int) -> tuple[int, bool]:
 def phases(graph: Graph, kept: Callable[[Node], bool], hoisted: Callable[[Node], bool], products: bool = True) -> Step:
     """The step of a graph. kept, hoisted: whether a node is an array made of parameters, or one of all T. products:
     there must be some; or there must be none, and nothing but pointwise work. Raises NotPersistent."""
-    if any(len(s.shape) != 1 for s in graph.states) or len(graph.output.shape) != 1:
+    emitted = (graph.output,) if graph.kind == "forward" else ()  # a backward graph's output is no value of the step
+    if any(len(n.shape) != 1 for n in (*graph.states, *emitted)):
         raise NotPersistent("a state is not a vector")
-    if any(n.shape[0] == 1 for n in (*graph.states, graph.output)):
+    if any(n.shape[0] == 1 for n in (*graph.states, *emitted)):
         raise NotPersistent("a state of one unit is no row of units")
     drafts = [_phase(graph, g) for g in graph.groups if g.region == "step"]
     if products and not any(p.kind == "gemm" for p in drafts):
@@ -143,7 +144,7 @@ def phases(graph: Graph, kept: Callable[[Node], bool], hoisted: Callable[[Node],
         if result not in domain or result.op == "state":
             raise NotPersistent("a new state is computed outside of the step")
         domain[state] = domain[result]
-    if graph.output not in domain or graph.output.op == "state":
+    if any(node not in domain or node.op == "state" for node in emitted):
         raise NotPersistent("the output is computed outside of the step")
     wanted = {o.source for p in drafts for o in p.operands if not o.given}
     carried = {step.result(s) for s in graph.states if s in wanted}

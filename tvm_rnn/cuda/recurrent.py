@@ -21,6 +21,7 @@ from .exchange import COUNTER_WORDS
 from .gemm_layout import Pack
 from .geometry import Geometry, geometry
 from .inputs import given
+from .keeping import check_kept, stores
 from .kernel import Kernel
 from .layout import Layout
 from .masks import resettable
@@ -200,7 +201,8 @@ class Persistent:
         pointers += [where.weights[node] for node in params(self.team)]
         pointers += [read(node) for node in hoisted(self.team)]
         pointers += [where.inputs[number] for number in self._inputs]
-        pointers += [*where.before, *where.after, where.output, *extra]
+        kept = [where.kept[number] for number, _ in stores(self.layout)]
+        pointers += [*where.before, *where.after, where.output, *kept, *extra]
         scalars = [where.count, -1 if where.reverse else 1, "B", row0, teams, int(follows)]
         return pointers, scalars
 
@@ -209,6 +211,7 @@ def step_of(layout: Layout) -> Step:
     """The phases of a layer. Raises NotPersistent."""
     hoisted = set(layout.hoisted_nodes)
     step = phases(layout.graph, lambda node: layout.weights.place(node) is not None, lambda node: node in hoisted)
+    check_kept(step, layout)
     for node in step.given:
         place = layout.input(layout.graph.inputs.index(node))
         if place.dtype != layout.storage or place.row_stride * ITEM_BYTES[place.dtype] % 16:
@@ -221,9 +224,7 @@ def choose(
 ) -> list[Regime]:
     """The regimes of one layer, in the order in which they are to be tried: by rising batch size. initial: what states
     are after a reset, by name, where it is not 0."""
-    if layout.kept or not layout.emits:
-        return []
-    scans = scan(layout, target, batches or EXPECTED_BATCHES, initial)
+    scans = [] if layout.kept else scan(layout, target, batches or EXPECTED_BATCHES, initial)
     if scans:
         return list(scans)
     if precision not in (*MMA, "float32") or target.arch != "sm_90a":
