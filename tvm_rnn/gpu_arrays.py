@@ -183,9 +183,6 @@ class TorchArrays:
     def copy(self, array: Any) -> Any:
         return array.clone()
 
-    def again(self, array: Any) -> Any:
-        return array
-
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
         return self.torch.zeros(shape, dtype=getattr(self.torch, dtype), device=self.place)
 
@@ -258,9 +255,6 @@ class CupyArrays:
 
     def copy(self, array: Any) -> Any:
         return array.copy()
-
-    def again(self, array: Any) -> Any:
-        return array
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
         with self.cupy.cuda.Device(self.number):
@@ -364,10 +358,6 @@ class HostArrays:
     def adopt_rows(self, value: np.ndarray) -> Piece:
         return Piece(np.ascontiguousarray(value), str(value.dtype))
 
-    def again(self, piece: Piece) -> Piece:
-        """The piece for another call: its place is that of one call."""
-        return Piece(piece.array, piece.dtype)
-
     def copy(self, piece: Piece) -> Piece:
         return Piece(piece.array.copy(), piece.dtype)
 
@@ -401,8 +391,6 @@ class HostArrays:
 
 class Block:
     """Memory on a GPU that is freed when nobody has it any more."""
-
-    dtype = "uint8"
 
     def __init__(self, library: Library, number: int, size: int) -> None:
         self.size = size

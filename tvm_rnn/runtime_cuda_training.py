@@ -48,11 +48,15 @@ class TrainingDevice(Device):
 
     def __init__(self, module: CudaModule, number: int, stream: int) -> None:
         super().__init__(module, number, stream)
+        self._constants: dict[str, int] | None = None
+        self.used: dict[str, Any] = {}  # addresses of the caller's tensors that were packed last, by program
+        self.held: dict[str, Any] = {}  # and these
         self.parts = {way: Part(self, module, way, stream) for way in WAYS}
 
     def pack(self, sources: Mapping[str, np.ndarray]) -> None:
         """The weights of calls at once, those of training when it next begins."""
         super().pack(sources)
+        self.used, self.held = {}, {}
         for part in self.parts.values():
             part.stale = True
 
@@ -69,14 +73,28 @@ class TrainingDevice(Device):
                 self.pack_as(part.functions["pack"], part.facts, part.packed, sources)
                 part.stale = False
 
-    def pack_there(self, stream: int, addresses: Mapping[str, int]) -> None:
+    def constants(self, module: CudaModule) -> dict[str, int]:
+        """The addresses of the equations' constants."""
+        if self._constants is None:
+            self._constants = {}
+            kind = np.float64 if module._kind == "float64" else np.float32
+            for name, value in module._constants.items():
+                array = np.ascontiguousarray(value, kind)
+                address = self.allocate(module, array.nbytes)
+                stream = gpu_arrays.PER_THREAD_STREAM
+                self.functions["transfer"](self.number, stream, address, array.ctypes.data, array.nbytes)
+                self._constants[name] = address
+        return self._constants
+
+    def pack_there(self, stream: int, addresses: Mapping[str, int], ways: Sequence[str]) -> None:
         """Weights that are on the GPU, dense, in the dtype that they are kept in; enqueued on the stream."""
-        programs = [(self.functions["pack"], self.variant, self.packed)]
-        programs += [(part.functions["pack"], part.facts, part.packed) for part in self.parts.values()]
-        for pack, facts, packed in programs:
+        programs = {"sequence": (self.functions["pack"], self.variant, self.packed)}
+        programs |= {way: (part.functions["pack"], part.facts, part.packed) for way, part in self.parts.items()}
+        for way in ways:
+            pack, facts, packed = programs[way]
             pack(self.number, stream, packed, *(addresses[name] for name, _ in facts.parameters))
-        for part in self.parts.values():
-            part.stale = False
+            if way in self.parts:
+                self.parts[way].stale = False
 
 
 class CudaTape:
@@ -99,6 +117,21 @@ class CudaTrainingModule(CudaModule):
 
     device_type = TrainingDevice
 
+    def use_there(self, weights: Mapping[str, Any], ways: Sequence[str], known: bool = False) -> None:
+        """Use torch tensors as weights from here on, on their GPU's current stream: all of them, on one GPU, dense and
+        in float32 (float64 for float64). ways: for "sequence" (plain calls), "forward_train", "backward". known: these
+        tensors may have been given before, and not changed since. Nothing is copied to the CPU: `weights` stays as it
+        was. Where a CUDA graph is captured, this is part of it."""
+        arrays = gpu_arrays.kind_of(next(iter(weights.values())), self)
+        device: Any = self._devices.get(arrays.number) or self._open_device(arrays)
+        stream = arrays.stream()
+        which = {name: arrays.address(tensor) for name, tensor in weights.items()}
+        if known and all(device.used.get(way) == which for way in ways):
+            return
+        device.pack_there(stream, {**which, **device.constants(self)}, ways)
+        device.held = {**device.held, **dict.fromkeys(ways, weights)}  # nobody else gets their memory meanwhile
+        device.used = {**device.used, **dict.fromkeys(ways, which)}
+
     def forward_train(
         self, x: Any, state: Any = None, *, lengths: Any = None, reset: Any = None, **inputs: Any
     ) -> tuple[Any, dict[str, Any], CudaTape]:
@@ -115,7 +148,7 @@ class CudaTrainingModule(CudaModule):
         device.prepare({**self.weights, **self._constants}, stream)
         before, y = self._before(device, arrays, state, B, stream), arrays.empty((*lead, *self._output))
         tape = CudaTape(self, arrays, values[0], T, B, self.weights)
-        tape.rows = [self._lasting(arrays, device, row) for row in rows]
+        tape.rows = [self._lasting(arrays, row) for row in rows]
         if not T or not B:
             pairs = zip(self._plan(B), before, strict=True)
             after = [arrays.full(p[2], p[1]) if type(b) is int else arrays.copy(b) for p, b in pairs]
@@ -127,7 +160,7 @@ class CudaTrainingModule(CudaModule):
         return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B), tape
 
     @staticmethod
-    def _lasting(arrays: Any, device: Any, row: Any) -> Any:
+    def _lasting(arrays: Any, row: Any) -> Any:
         """lengths or resets for as long as the tape: a caller's tensor may change before backward."""
         return None if row is None else arrays.copy(row)
 
@@ -181,7 +214,7 @@ class CudaTrainingModule(CudaModule):
         d_weights = [arrays.typed(self._weight_shapes[name], kind) for name in self.manifest["gradients"]]
         after = [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
         work = arrays.workspace(part.workspace(T, B, stream))
-        rows = [None if row is None else arrays.again(row) for row in tape.rows]
+        rows = [self._lasting(arrays, row) for row in tape.rows]
         held = [None, *rows, work, above, tape.array, *d_x, *d_weights, *before, *after]
         self._call(part, arrays, (T, B), rows, held)
         return self._results(arrays, d_x, after, d_weights, T, B)

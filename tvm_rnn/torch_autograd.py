@@ -19,7 +19,6 @@ from .errors import ConfigError, InputError, WeightError, message
 from .frontends.torch import form_of, state_arrays
 from .frontends.torch_names import Form
 from .rnn import RNN, weight_name
-from .runtime_training import TrainingModule
 
 Tensor = Any
 
@@ -29,10 +28,17 @@ class Call:
     """What one call is made of besides tensors. state: the user's, whose tensors are given apart; None: there is
     none."""
 
-    module: TrainingModule
+    module: Any  # TrainingModule or CudaTrainingModule
     inputs: int
     state: Any
     rows: dict[str, Any]
+    names: tuple[str, ...] = ()  # of weights that are on the GPU; else the module has them already
+
+    def use_weights(self, tensors: Any, ways: tuple[str, ...], known: bool) -> None:
+        """Give the module the weights of this call, where they are on the GPU. known: unless it has them still."""
+        if self.names:
+            weights = {name: tensor.detach() for name, tensor in zip(self.names, tensors, strict=True)}
+            self.module.use_there(weights, ways, known)
 
     def built(self, tensors: list[Tensor]) -> Any:
         """A state of the same form, made of these tensors."""
@@ -71,11 +77,16 @@ class Steps(torch.autograd.Function):
         """Runs forward_train. Its tape is one of the saved tensors: torch frees it when backward has run."""
         given = call.inputs + len(flat(call.state))
         x, state = list(tensors[: call.inputs]), list(tensors[call.inputs : given])
+        call.use_weights(tensors[given:], ("forward_train", "backward"), False)
         y, last, tape = call.module.forward_train(x if len(x) > 1 else x[0], call.built(state), **call.rows)
         ctx.call, ctx.tape, ctx.shapes = call, tape, [value.shape for value in flat(last)]
-        array, tape.array = tape.array, tape.array[:0]
+        ctx.numpy = isinstance(tape.array, np.ndarray)
+        array = torch.from_numpy(tape.array) if ctx.numpy else tape.array
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(torch.from_numpy(array), *tensors[given:])  # weights: torch notices if they change
+        ctx.held = isinstance(array, torch.Tensor)  # else memory of the module's own, for tensors of the CPU
+        tape.array = None if ctx.held else tape.array
+        kept = [array] if ctx.held else []
+        ctx.save_for_backward(*kept, *tensors[given:])  # weights: torch notices if they change
         return (y, *flat(last))
 
     @staticmethod
@@ -83,7 +94,9 @@ class Steps(torch.autograd.Function):
     def backward(ctx: Any, d_y: Tensor, *d_last: Tensor) -> tuple[Tensor | None, ...]:
         """Runs backward on the tape."""
         call, tape = ctx.call, copy.copy(ctx.tape)
-        tape.array = ctx.saved_tensors[0].numpy()
+        if ctx.held:
+            tape.array = ctx.saved_tensors[0].numpy() if ctx.numpy else ctx.saved_tensors[0]
+        call.use_weights(ctx.saved_tensors[int(ctx.held) :], ("backward",), True)
         above = None
         if any(d is not None for d in d_last):
             pairs = zip(d_last, ctx.shapes, strict=True)
@@ -98,31 +111,38 @@ class TorchLayer(torch.nn.Module):
     """A network that torch trains; see `tvm_rnn.to_torch`. The parameters are the net's weights under their own names,
     or under those of torch.nn's layers."""
 
-    def __init__(self, net: RNN, module: TrainingModule, names: str) -> None:
+    def __init__(self, net: RNN, module: Any, names: str) -> None:
         super().__init__()
         self._module = Code(module)  # first: it says why the layer cannot be pickled
         self.net, self.form = net, form_of(net) if names == "torch" else None
         values = net.weights if self.form is None else state_arrays(net)
+        home = f"cuda:{module.device}" if hasattr(module, "device") and torch.cuda.is_available() else "cpu"
         for name, value in values.items():
-            self.register_parameter(name, torch.nn.Parameter(torch.tensor(value)))
+            self.register_parameter(name, torch.nn.Parameter(torch.tensor(value, device=home)))
 
     def forward(
         self, x: Any, state: Any = None, *, lengths: Any = None, reset: Any = None, **inputs: Any
     ) -> tuple[Tensor, dict[str, Any]]:
         """All steps: (y [T, B, D*H], {name: state after the last step}). Arguments as of a compiled Module."""
-        weights = self._present()
         module = self._module.value
+        there = getattr(x, "is_cuda", False) and hasattr(module, "use_there")
+        weights = self._moved(x.device) if there else self._present()
         values = module._name_inputs(x, inputs)
         rows = {"lengths": lengths, "reset": reset}
+        if there and torch.is_autocast_enabled("cuda"):
+            kind = getattr(torch, str(module.manifest.dtype))
+            values, state = [value.to(kind) for value in values], cast(state, kind)
         tensors = [*values, *flat(state), *weights.values()]
         if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
             got = ", ".join(dict.fromkeys(type(tensor).__name__ for tensor in tensors))
             do = "torch.from_numpy(x), or layer.compiled()(x)"
             raise InputError(message("this layer takes tensors", got=got, expected="torch.Tensor", do=do))
         if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+            if there:
+                module.use_there({name: tensor.detach() for name, tensor in weights.items()}, ("sequence",))
             y, last = module(values if len(values) > 1 else values[0], state, **rows)
             return y, last
-        call = Call(module, len(values), state, rows)
+        call = Call(module, len(values), state, rows, tuple(weights) if there else ())
         y, *last = Steps.apply(call, *tensors)
         return y, call.named(last)
 
@@ -130,6 +150,11 @@ class TorchLayer(torch.nn.Module):
         """The net's weights, {name: tensor}, made of the parameters: what `net.load` takes."""
         own = dict(self.named_parameters())
         return own if self.form is None else net_weights(self.net, self.form, own)
+
+    def _moved(self, device: Any) -> dict[str, Tensor]:
+        """The weights on a GPU, dense, in the dtype that the module reads: for 16-bit networks float32."""
+        kind = torch.float64 if str(self._module.value.manifest.dtype) == "float64" else torch.float32
+        return {name: tensor.to(device, kind).contiguous() for name, tensor in self.weights().items()}
 
     def _present(self) -> dict[str, Tensor]:
         """The weights as tensors, after the module was given them if they are not what it has."""
@@ -141,7 +166,7 @@ class TorchLayer(torch.nn.Module):
                 break
         return found
 
-    def compiled(self) -> TrainingModule:
+    def compiled(self) -> Any:
         """The compiled module with the present weights: to call without torch, or to export."""
         self._present()
         return self._module.value
@@ -150,10 +175,17 @@ class TorchLayer(torch.nn.Module):
         return repr(self.net)[1:-1]
 
 
+def cast(state: Any, kind: Any) -> Any:
+    """A state's tensors in a dtype."""
+    if not isinstance(state, Mapping):
+        return state
+    return {n: [p.to(kind) for p in v] if isinstance(v, list | tuple) else v.to(kind) for n, v in state.items()}
+
+
 class Code:
     """The compiled module of one layer. A copy of the layer loads the same file, for weights of its own."""
 
-    def __init__(self, value: TrainingModule, origin: Code | None = None) -> None:
+    def __init__(self, value: Any, origin: Code | None = None) -> None:
         self.value, self.origin = value, origin  # the origin's file goes with the origin's module
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Code:

@@ -48,8 +48,7 @@ SCALARS = (
 
 
 def pointers(team: Team, layout: Layout, masked: bool = False) -> list[tuple[str, str]]:
-    """The kernel's pointers: weights and their scales, parameters, hoisted values and inputs, states, y, and what a
-    grid exchanges."""
+    """Pointers: weights, scales, parameters, hoisted values and inputs, states, y, kept values, a grid's exchange."""
     step = team.step
     found = [(f"weight_{n}", "uint32" if team.stored else team.storage) for n in range(len(weights(team)))]
     found += [(name, "float32") for name in scale_names(team).values()]

@@ -250,7 +250,7 @@ def _with_reads(step: Step, kept: Callable[[Node], bool], hoisted: Callable[[Nod
             if node in known:
                 if step.domain[node] not in (phase.width, 1):
                     raise NotPersistent("a phase reads a value of other units")
-                return _zero(graph, place(node, index, step.domain[node]))
+                return _unknown(graph, place(node, index, step.domain[node]))
             if node.scalar is not None:
                 return None
             if kept(node):
@@ -259,7 +259,7 @@ def _with_reads(step: Step, kept: Callable[[Node], bool], hoisted: Callable[[Nod
                 found[(node, _slot(node, index, phase.width))] = None
             else:
                 return None
-            return _zero(graph, None)
+            return _unknown(graph, None)
 
         try:
             if phase.kind == "gemm" and phase.root is not None:
@@ -290,7 +290,8 @@ def _slot(node: Node, index: Index, width: int) -> int:
     return number if moving else ~number
 
 
-def _zero(graph: Graph, _where: object) -> object:
+def _unknown(graph: Graph, _where: object) -> object:
+    """A value that nobody knows: what is folded of a constant may be a division by 0."""
     from tvm import tirx
 
-    return tirx.const(0.0, graph.dtype)
+    return tirx.Var("value", graph.dtype)
