@@ -17,6 +17,8 @@ from networks import flags, network
 from test_reference import restless
 
 import tvm_rnn as rnn
+from tvm_rnn.cuda import recurrent, steps
+from tvm_rnn.cuda.team import Team
 from tvm_rnn.errors import InputError
 from tvm_rnn.runtime_cuda_training import CudaTrainingModule
 
@@ -90,8 +92,8 @@ def test_gradients_and_what_a_tape_is_for() -> None:
     with pytest.raises(InputError, match="other weights"):
         module.backward(tape)
     check(net, module, "float64", 1, 1)
-    for steps, batch in ((0, 2), (3, 0)):
-        empty = draw(net, steps, batch)
+    for size in ((0, 2), (3, 0)):
+        empty = draw(net, *size)
         found = gradients(net, module, empty)[2]
         assert found.keys() == oracle(net, empty).keys() and not np.any(found["W_l0"])
         np.testing.assert_array_equal(found["state h 0"], empty.gstate["h"])
@@ -143,3 +145,32 @@ def test_runtime_files_alone(tmp_path: Path) -> None:
         "assert m.backward(tape, y)[2]['W_l0'].shape == (4, 4)\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, env={"FAKE_GPUS": "90"})
+
+
+def forced(monkeypatch: pytest.MonkeyPatch, **knobs: Any) -> None:
+    """Every layer's steps, in both passes, run in teams of that geometry."""
+
+    def choose(layout: Any, target: Any, precision: str, batches: Any, initial: Any) -> list[recurrent.Persistent]:
+        team = Team(recurrent.step_of(layout), precision, **knobs)
+        name = f"persistent_{layout.weights.number}"
+        return [recurrent.Persistent(layout, team, "forced", name, None, 2, 0.0, initial)]
+
+    monkeypatch.setattr(steps, "choose", choose)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("cell", "precision", "knobs"),
+    [
+        ("gru", "bfloat16", {"exchange": "grid", "ctas": 2, "rows": 16, "warps_k": 2, "register_words": 160}),
+        ("lstm", "tf32", {"exchange": "grid", "ctas": 3, "rows": 8, "warps_u": 2, "warps_k": 2, "shared_words": 999}),
+        ("lstm", "float16", {"exchange": "cluster", "ctas": 2, "rows": 16, "warps_n": 2, "shared_words": 9999}),
+        ("gru", "float32", {"exchange": "cluster", "ctas": 2, "rows": 8, "warps_k": 2, "shared_words": 9999}),
+    ],
+)
+def test_persistent_geometries(cell: str, precision: str, knobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    forced(monkeypatch, **knobs)
+    net = network(cell, 32, 32, dtype="float32" if precision == "tf32" else precision)
+    module = emulator.compile(net, training=True, precision=precision if precision == "tf32" else None)
+    assert [row["template"] for row in module.manifest.variants[0]["backward"]["templates"]][0] == "forced"
+    check(net, module, precision, batch=11)

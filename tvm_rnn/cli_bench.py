@@ -57,6 +57,10 @@ def bench(
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the ratios: an .svg file.")] = None,
+    training: Annotated[
+        bool,
+        typer.Option("--training", help="Time forward and backward passes of MODULE, on CPU or GPU, and torch's."),
+    ] = False,
 ) -> None:
     """Time a module beside its peers, or a suite of networks on a CPU or GPU: same weights, same input.
 
@@ -67,19 +71,24 @@ def bench(
 
     $ tvm-rnn bench lstm.so --against torch,onnxruntime --steps 100 --batch 16 --threads 2
 
+    $ tvm-rnn bench lstm.so --training --steps 100 --batch 16
+
     $ tvm-rnn bench --suite cpu-grid --only lstm,b1,b16 --threads 1
 
     $ tvm-rnn bench --suite gpu-grid --build modules --only lstm,bf16
 
     $ tvm-rnn bench --suite gpu-grid --modules modules --only lstm,bf16 --records grid.jsonl --limit 300
     """
+    if training and (suite is not None or against is not None or stream):
+        raise typer.BadParameter("--training times one MODULE, beside torch")
     if (module is None) == (suite is None):
         raise typer.BadParameter("give a MODULE to time on the CPU, or --suite to measure many networks")
     if suite is not None and build is not None and modules is not None:
         raise typer.BadParameter("--build DIR compiles a suite, --modules DIR measures it: one after the other")
     if module is not None:
-        sizes = {"steps": steps, "batch": batch, "threads": threads, "rounds": rounds, "stream": stream}
-        _module(module, _words(against or CPU_PEERS), as_json, sizes)
+        sizes = {"steps": steps, "batch": batch, "threads": threads, "rounds": rounds}
+        sizes |= {} if training else {"stream": stream}
+        _module(module, None if training else _words(against or CPU_PEERS), as_json, sizes)
     elif build is not None:
         _build(str(suite), only, build, as_json, {"target": target, "jobs": jobs, "limit": limit or 600.0})
     else:
@@ -93,11 +102,16 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _module(module: str, peers: list[str], as_json: bool, sizes: dict[str, Any]) -> None:
+def _module(module: str, peers: list[str] | None, as_json: bool, sizes: dict[str, Any]) -> None:
+    """peers: None where forward and backward passes are timed."""
     from .bench import compare
+    from .bench_training import compare_training
 
     with progress(as_json) as stage:
-        report = compare(module, peers, progress=stage, **sizes)
+        if peers is None:
+            report = compare_training(module, progress=stage, **sizes)
+        else:
+            report = compare(module, peers, progress=stage, **sizes)
     if as_json:
         print_json(report.as_dict())
     else:

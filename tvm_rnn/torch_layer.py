@@ -1,6 +1,6 @@
 """to_torch: an RNN as a torch.nn.Module that torch trains: parameters, autograd, optimisers, state_dict.
 
-In: an RNN with weights, and a target that can train. Out: a layer that is called as a compiled Module is; the class
+In: an RNN with weights, and a target. Out: a layer that is called as a compiled Module is; the class
 that it is of needs torch, and lives in `torch_autograd.py`.
 """
 
@@ -17,7 +17,7 @@ NAMES = ("net", "torch")
 
 
 def to_torch(net: RNN, target: Any = "llvm", names: str = "net", **options: Any) -> Any:
-    """The network as a torch.nn.Module on the target, which must be one that can train: a CPU.
+    """The network as a torch.nn.Module on the target: a CPU, or a GPU, where its parameters are then.
 
     net: with weights, which the parameters begin with. names: of the parameters; "net": as in `net.weights`; "torch":
     as torch.nn's LSTM, GRU and RNN have them, with their shapes and both of their biases, so that their state_dict fits
@@ -28,8 +28,10 @@ def to_torch(net: RNN, target: Any = "llvm", names: str = "net", **options: Any)
     torch's error. `layer.compiled()` is the compiled Module with the present weights, to export or to call without
     torch, and `net.load(layer.weights())` takes them back.
 
-    Raises ConfigError for a target that cannot train, for wrong names, and where torch is not installed; WeightError
-    for a net without weights.
+    On a GPU its tensors are used where they are, on the current stream; of a 16-bit network the parameters are float32,
+    and under torch.autocast x is cast to the network's dtype.
+
+    Raises ConfigError for wrong names, and where torch is not installed; WeightError for a net without weights.
     """
     if not isinstance(net, RNN):
         raise ConfigError(message("to_torch needs an RNN", got=f"{net!r:.80}", do="rnn.to_torch(rnn.RNN(...).init())"))

@@ -26,6 +26,20 @@ def _early(layout: Layout, node: Node) -> bool:
     return node in layout.home and layout.home[node].region == "before"
 
 
+def pairs(place: Place, width: int) -> bool:
+    """Whether values are stored two at a time, as words."""
+    return place.dtype in ("bfloat16", "float16") and width % 2 == 0
+
+
+def pointers(step: Step, layout: Layout) -> list[tuple[str, str]]:
+    """The kernel's pointers to kept values, with dtypes."""
+    found = []
+    for number, place in stores(layout):
+        width = step.domain[layout.kept[number]]
+        found.append((f"kept_{number}", "uint32" if width > 1 and pairs(place, width) else place.dtype))
+    return found
+
+
 def stores(layout: Layout) -> list[tuple[int, Place]]:
     """(number among the kept values, place) of those that the kernel writes, in the order of its pointers."""
     kept = enumerate(layout.kept)
@@ -81,7 +95,7 @@ class Keeping:
                         values = [self._value(node, number, block, j, e) for e in range(2)]
                         if width == 1:
                             self._single(name, place, values, j)
-                        elif self._pairs(place, width):
+                        elif pairs(place, width):
                             self._pair(name, place, values, (number, block, j))
                         else:
                             self._each(name, place, values, (number, block, j))
@@ -112,9 +126,6 @@ class Keeping:
         """Units of the value behind a pointer."""
         return int(next(self.step.domain[node] for own, node, _ in self.own if own == name))
 
-    def _pairs(self, place: Place, width: int) -> bool:
-        return place.dtype != "float32" and width % 2 == 0
-
     def _pair(self, name: str, place: Place, values: list[Expr], of: tuple[int, int, int]) -> None:
         """Lanes of even units store two units of the first row, those of odd units of the second."""
         (number, block, j), body, k = of, self.body, self.k
@@ -132,4 +143,4 @@ class Keeping:
         inside = body._row(j, 0) + e < k["batch"]
         with k.when(tirx.And(inside, unit < width)):
             at = self._at(place, j, e, number * width + unit)
-            k.do(I.ptx["st.global.b32"](k[name].ptr_to([at]), word[0]))
+            k.store(k[name], word[0], tirx.truncdiv(at, tirx.const(2, "int64")))

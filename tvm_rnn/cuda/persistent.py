@@ -19,11 +19,11 @@ from tvm.script.ir_builder import tirx as I
 
 from ..graph import Node
 from ..scalar_cuda import flavour
+from . import keeping
 from .arena import lay_out
 from .cell_reads import hoisted, params, place_of
 from .epilogue import Epilogue
 from .inputs import given
-from .keeping import Keeping, stores
 from .kernel import Kernel, Writer, write
 from .layout import Layout
 from .masks import POINTERS as MASK_POINTERS
@@ -58,7 +58,7 @@ def pointers(team: Team, layout: Layout, masked: bool = False) -> list[tuple[str
     found += [(f"old_{n}", "float32") for n in range(len(step.graph.states))]
     found += [(f"new_{n}", "float32") for n in range(len(step.graph.states))]
     found += [("y", layout.output.dtype)]
-    found += [(f"kept_{n}", place.dtype) for n, place in stores(layout)]
+    found += keeping.pointers(step, layout)
     if team.exchange == "grid":
         found += [("exchange", "uint32"), ("counter", "uint32"), ("below", "uint32")]
     return [*found, *(MASK_POINTERS if masked else ())]
@@ -106,7 +106,7 @@ class Body:
     def __init__(self, k: Writer, team: Team, layout: Layout, initial: Mapping[str, float] | None) -> None:
         self.k, self.team, self.layout, self.step, self.initial = k, team, layout, team.step, initial
         self.masks: Masks | None = None
-        self.keeping = Keeping(self)
+        self.keeping = keeping.Keeping(self)
         self.held: dict[tuple[Any, ...], Expr] = {}
         self.par, self.t = 0, tirx.const(0, "int32")
         reading = [p for p in self.step.phases if any(o.given for o in p.operands)]
