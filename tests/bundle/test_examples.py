@@ -12,7 +12,7 @@ from tiny_module import H, Tiny
 from tvm_rnn import runtime
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_several_inputs_and_states(dtype: str, tmp_path: Path) -> None:
     bundle = tiny_bundle(tmp_path, Tiny(2, 1, dtype, True))
     rng = np.random.default_rng(0)

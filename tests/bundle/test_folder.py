@@ -34,6 +34,7 @@ def agrees(module: Any, bundle: Path, folder: Path, steps: int = 7, batch: int =
         np.testing.assert_allclose(printed, expected[-1].reshape(batch, -1), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_examples_of_a_compiled_module(tmp_path: Path) -> None:
     net = rnn.RNN(rnn.cells.gru, 3, 10, bidirectional=True, dtype="float64").init(seed=1)
     module = rnn.compile(net)
@@ -96,6 +97,7 @@ def test_the_lines_of_the_readme_build_it(lstm_bundle: Path, tmp_path: Path) -> 
     assert {"example_c", "example_cpp", "stream"} <= {path.name for path in (tmp_path / "copy").iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake")
 def test_cmake_builds_it(tmp_path: Path) -> None:
     bundle, x = tiny_bundle(tmp_path, Tiny()), np.ones((3, 1, 5), "f4")
