@@ -53,7 +53,7 @@ def explain(
     weight_dtype: WeightDtype = None,
     batch: Batch = "",
     steps: Steps = 100,
-    training: Annotated[bool, typer.Option("--training", help="With gradients (CPUs only).")] = False,
+    training: Annotated[bool, typer.Option("--training", help="With gradients.")] = False,
     without: Without = None,
     measure: Measure = False,
     html: Html = None,

@@ -177,12 +177,15 @@ def _decided(
             stages = pipeline.run(one, machine, own["without"], batches)
             layers = stages[-1][1]
             if machine.kind == "cuda":
-                from .cuda import artifact, plan
+                from .cuda import artifact, plan, train
 
                 programs = [plan.plan(one, layers, machine, batches, precision, kind)]
+                trained = [train.plan(one, machine, batches, own["without"], precision)] if training else []
                 facts = artifact.describe(
                     one, layers, programs, (machine,), batches, own["without"], precision, {}, kind
                 )
+                if trained:
+                    train.describe(facts, trained, {})
             else:
                 lowered = Lowering(one, layers, machine, batches, kind).run()
                 facts = describe(one, lowered, machine, batches, own["without"])
@@ -220,7 +223,7 @@ def _network(
         "kernels": occupancies(variants, machine),
         "work": work(manifest, decisions, machine, net, steps, module),
         "memory": _memory(manifest),
-        **({"training": _training(manifest, decisions, steps)} if "training" in manifest else {}),
+        **({"training": _training(manifest, decisions, steps)} if {"training", "tape"} & manifest.keys() else {}),
         "told": bool(decisions),
     }
 
@@ -269,7 +272,12 @@ def _training(manifest: Mapping[str, Any], decisions: Sequence[Decision], steps:
     all graphs; pass `differentiate` says which, and why not others."""
     from .dtypes import ITEM_BYTES
 
-    size, tape = ITEM_BYTES[manifest["dtype"]], manifest["training"]["tape"]
+    if "tape" in manifest:  # of a GPU: for each array bytes per row of a step, and steps beyond T
+        arrays = manifest["tape"]
+        size, tape = 1, {"fixed": 0, "per_row": sum(row * more for row, more in arrays)}
+        tape["per_sequence_row"] = sum(row for row, _ in arrays)
+    else:
+        size, tape = ITEM_BYTES[manifest["dtype"]], manifest["training"]["tape"]
     rows = max(manifest["batch"], default=BATCH)
     whole = tape["fixed"] + tape["per_row"] * rows + tape["per_sequence_row"] * steps * rows
     return {

@@ -67,7 +67,7 @@ def _bullet(mark: str, words: str, style: str = "") -> RenderableType:
 def subject_text(row: Mapping[str, Any], graphs: Sequence[Sequence[int]]) -> str:
     """What a decision is about, in brackets: layers (of graphs[number]), training, batch size, template."""
     own, words = row.get("subject", {}), list[str]()
-    if len(graphs) > 1 and "graph" in own:
+    if len(graphs) > 1 and own.get("graph", len(graphs)) < len(graphs):  # those of training have numbers beyond
         layers = graphs[own["graph"]]
         words.append(f"layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}")
     words += ["in a wave"] if row.get("stage") == "wave" and row["what"] != "layers in a wave" else []

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import pipeline
+from ..decisions import about
 from ..dtypes import held_dtype
 from ..pipeline import Layers
 from ..rnn import RNN, named_constants
@@ -46,6 +47,11 @@ class Trained:
 
 def plan(net: RNN, target: Target, batches: tuple[int, ...], without: tuple[str, ...], precision: str) -> Trained:
     """Both programs of training for one target."""
+    with about("", training=True):
+        return _plan(net, target, batches, without, precision)
+
+
+def _plan(net: RNN, target: Target, batches: tuple[int, ...], without: tuple[str, ...], precision: str) -> Trained:
     layers = pipeline.run(net, target, without, batches, training=True)[-1][1]
     count = len(layers.graphs)
     backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
