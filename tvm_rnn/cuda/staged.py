@@ -78,7 +78,7 @@ class Operands:
         self.body, self.k, self.team = body, body.k, body.team
         self.pieces: Any = None
 
-    def mine(self) -> Expr:
+    def _mine(self) -> Expr:
         """This thread's number in its warpgroup, which brings its own part of K."""
         return self.k.fresh(tirx.floormod(self.body.ids.thread, THREADS))
 
@@ -95,7 +95,7 @@ class Operands:
         total = staged_layout.part_pieces(self.team, share.kblocks)
         each = staged_layout.held(total)
         first = body.exchange.own_place(node, slot) + body.ids.warp_k * (total * 4)
-        first = k.keep(first + self.mine() * 4)
+        first = k.keep(first + self._mine() * 4)
         if turn == 0:
             self.pieces = k.local(4 * each, "uint32")
         self.held = [n for n in range(turn * each, (turn + 1) * each) if n * THREADS < total]
@@ -121,7 +121,7 @@ class Operands:
                 self.ask(share, turn)
             until_there(k, self.pieces, len(self.held), self.load)
             at = staged_layout.place(self.team, share.operand.source) + body.ids.warp_k * (total * 4)
-            at = k.keep(at + self.mine() * 4)
+            at = k.keep(at + self._mine() * 4)
             for number, n in enumerate(self.held):
                 with self.placed(total, n):
                     target = body.arena.ptr_to([at + n * THREADS * 4])
@@ -146,7 +146,6 @@ class StagedInputs(Inputs):
         k = self.k
         if not self.used:
             return
-        k.do(I.ptx.griddepcontrol.launch_dependents())
         self.begin(tirx.const(0, "int32"))
         self.finish(tirx.const(0, "int32"))
         k.do(I.cuda.cta_sync())
@@ -167,59 +166,42 @@ class StagedInputs(Inputs):
         depth: int = self.team.depth_blocks(node) // self.team.k_parts
         return depth
 
-    def _find(self) -> None:
-        """Where this thread's first piece of each input is: eight neighbours have two rows of a block of K."""
-        k, team = self.k, self.team
-        mine = self.body.operands.mine()
-        self.first: list[tuple[Expr, Expr, Expr, Expr]] = []  # row, block of K, and where row 0 of it begins, in words
-        for node in given(team):
-            depth, rest = self._depth(node), tirx.floordiv(mine, 8)
-            row = k.keep(tirx.floordiv(rest, depth) * 2 + tirx.floordiv(tirx.floormod(mine, 8), 4))
-            block = k.keep(self.body.ids.warp_k * depth + tirx.floormod(rest, depth))
-            word = k.keep(block * (team.rows * BLOCK_WORDS) + staged_layout.place(team, node))
-            self.first.append((row, block, word, k.keep(tirx.floormod(mine, 4))))
+    def _coordinates(self, node: Node, n: int) -> tuple[Expr, Expr, Expr]:
+        """(row, block of K, piece) of a thread's n-th piece: eight neighbours have two rows of a block."""
+        flat, depth = self.mine + n * THREADS, self._depth(node)
+        rest = tirx.floordiv(flat, 8)
+        row = tirx.floordiv(rest, depth) * 2 + tirx.floordiv(tirx.floormod(flat, 8), 4)
+        block = self.body.ids.warp_k * depth + tirx.floormod(rest, depth)
+        return row, block, tirx.floormod(flat, 4)
 
-    def _coordinates(self, number: int, n: int) -> tuple[Expr, Expr, Expr]:
-        """(row, block of K, the word in shared memory) of a thread's n-th piece."""
-        row, block, word, piece = self.first[number]
-        depth, team = self._depth(given(self.team)[number]), self.team
-        pairs = THREADS // 8 * n  # of rows, in one block of K
-        if pairs % depth:
-            mine = self.body.operands.mine()
-            rest = tirx.floordiv(mine, 8) + pairs
-            row = tirx.floordiv(rest, depth) * 2 + tirx.floordiv(tirx.floormod(mine, 8), 4)
-            block = self.body.ids.warp_k * depth + tirx.floormod(rest, depth)
-            word = block * (team.rows * BLOCK_WORDS) + staged_layout.place(team, given(team)[number])
-        else:
-            row = row + pairs // depth * 2
-        return row, block, word + row * BLOCK_WORDS + swizzled(row, piece) * 4
+    def _word(self, node: Node, n: int) -> Expr:
+        """Where a piece lies in shared memory."""
+        row, block, piece = self._coordinates(node, n)
+        return staged_layout.place(self.team, node) + (block * self.team.rows + row) * BLOCK_WORDS + swizzled(row, piece) * 4
 
     def _bring(self, number: int, node: Node, n: int) -> None:
         """Begin to copy a piece. Rows past the batch, and what lies past a row's end, are 0."""
         k, team, body = self.k, self.team, self.body
-        row, block, word = self._coordinates(number, n)
-        element = block * team.block_k + self.first[number][3] * (16 // team.itemsize)
-        inside = row < self.left
+        row, block, piece = self._coordinates(node, n)
+        element = block * team.block_k + piece * (16 // team.itemsize)
+        within = k.keep(k["row0"] + body.ids.team * team.rows + row)
+        inside = within < k["batch"]
         if team.depth_blocks(node) * team.block_k != node.shape[0]:
             inside = tirx.And(inside, element < node.shape[0])
-        place = tirx.Select(inside, row * node.shape[0] + element, tirx.const(0, "int32"))
+        place = tirx.Cast("int64", within) * node.shape[0] + element
+        place = tirx.Select(inside, self.time[number] + place, tirx.const(0, "int64"))
         size = tirx.Select(inside, tirx.const(16, "uint32"), tirx.const(0, "uint32"))
-        target = body.product.base + tirx.Cast("uint32", word * 4)
-        source = k[f"x_{number}"].ptr_to([self.origin[number] + place])
+        target = body.product.base + tirx.Cast("uint32", self._word(node, n) * 4)
         with body.operands.placed(staged_layout.part_pieces(team, self._depth(node)), n):
-            k.do(I.ptx["cp.async.cg.shared.global"](target, source, 16, size))
+            k.do(I.ptx["cp.async.cg.shared.global"](target, k[f"x_{number}"].ptr_to([place]), 16, size))
 
     def begin(self, t: Expr) -> None:
         """Begin to copy step t's inputs. Nobody in the warpgroup reads others any more."""
         k = self.k
         if not self.used:
             return
-        self._find()
-        # Of the team's rows: how many there are, and where the first one is.
-        row = k["row0"] + self.body.ids.team * self.team.rows
-        self.left = k.keep(k["batch"] - row)
-        row = tirx.Cast("int64", tirx.Min(row, k["batch"] - 1))
-        self.origin = [k.keep((self.body._time(t) + row) * node.shape[0]) for node in given(self.team)]
+        self.mine = self.body.operands._mine()
+        self.time = [k.keep(self.body._time(t) * node.shape[0]) for node in given(self.team)]
         with k.when(t < k["steps"]):
             for number, node, n in self._every():
                 self._bring(number, node, n)
@@ -235,24 +217,23 @@ class StagedInputs(Inputs):
             missing = k.local(1, "uint32")
             k.store(missing, poison, 0)
             with I.While(tirx.EQ(missing[0], poison)):
-                found = [self._worst(number, node, n) for number, node, n in self._every()]
+                found = [self._worst(node, n) for _, node, n in self._every()]
+                for (number, node, n), value in zip(self._every(), found, strict=True):
+                    with k.when(tirx.EQ(value, poison)):
+                        self._bring(number, node, n)
+                k.do(I.ptx["cp.async.commit_group"]())
+                k.do(I.ptx["cp.async.wait_group"](0))
                 k.store(missing, largest(found), 0)
-                with k.when(tirx.EQ(missing[0], poison)):
-                    for (number, node, n), value in zip(self._every(), found, strict=True):
-                        with k.when(tirx.EQ(value, poison)):
-                            self._bring(number, node, n)
-                    k.do(I.ptx["cp.async.commit_group"]())
-                    k.do(I.ptx["cp.async.wait_group"](0))
         k.do(I.cuda.warp_sync())
         if self.team.precision == "tf32":
             with k.when(t < k["steps"]):
                 self._round()
         k.do(I.ptx.fence.proxy.async_.shared__cta())
 
-    def _place_of(self, number: int, n: int) -> Expr:
-        return self.body.arena.ptr_to([self._coordinates(number, n)[2]])
+    def _load(self, node: Node, n: int, words: list[Expr]) -> None:
+        self.k.do(I.ptx["ld.shared.v4.b32"](*words, self.body.arena.ptr_to([self._word(node, n)])))
 
-    def _worst(self, number: int, node: Node, n: int) -> Expr:
+    def _worst(self, node: Node, n: int) -> Expr:
         """Poison, where a word of a piece is."""
         four = self.k.local(4, "uint32")
         words = [four[z] for z in range(4)]
@@ -262,14 +243,15 @@ class StagedInputs(Inputs):
             for z in range(1, 4):
                 self.k.store(four, four[0], z)
         with self.body.operands.placed(total, n):
-            self.k.do(I.ptx["ld.shared.v4.b32"](*words, self._place_of(number, n)))
+            self._load(node, n, words)
         return self.k.keep(largest(words))
 
     def _round(self) -> None:
-        for number, node, n in self._every():
+        for _, node, n in self._every():
             four = self.k.local(4, "uint32")
             words = [four[z] for z in range(4)]
             with self.body.operands.placed(staged_layout.part_pieces(self.team, self._depth(node)), n):
-                self.k.do(I.ptx["ld.shared.v4.b32"](*words, self._place_of(number, n)))
+                self._load(node, n, words)
                 round_inputs(self.k, self.team, words)
-                self.k.do(I.ptx["st.shared.v4.b32"](self._place_of(number, n), *words))
+                place = self.body.arena.ptr_to([self._word(node, n)])
+                self.k.do(I.ptx["st.shared.v4.b32"](place, *words))
