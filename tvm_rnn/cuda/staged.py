@@ -177,7 +177,8 @@ class StagedInputs(Inputs):
     def _word(self, node: Node, n: int) -> Expr:
         """Where a piece lies in shared memory."""
         row, block, piece = self._coordinates(node, n)
-        return staged_layout.place(self.team, node) + (block * self.team.rows + row) * BLOCK_WORDS + swizzled(row, piece) * 4
+        within = (block * self.team.rows + row) * BLOCK_WORDS + swizzled(row, piece) * 4
+        return within + staged_layout.place(self.team, node)
 
     def _bring(self, number: int, node: Node, n: int) -> None:
         """Begin to copy a piece. Rows past the batch, and what lies past a row's end, are 0."""
