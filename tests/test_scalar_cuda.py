@@ -37,6 +37,11 @@ VALUES = np.array(
 )
 
 
+def divided(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """As the GPU does it: 0 where b is very large, not only where it is infinite."""
+    return np.where(np.isfinite(b) & (np.abs(b) > 2.0**126), np.float32(0) * a, np.divide(a, b))
+
+
 def interpret(expression: Any, values: dict[str, np.ndarray]) -> np.ndarray:
     """A TVM expression on NumPy arrays."""
     kind = type(expression).__name__
@@ -59,7 +64,8 @@ def interpret(expression: Any, values: dict[str, np.ndarray]) -> np.ndarray:
             "fabsf": np.abs,
             "fabs": np.abs,
             "tanh": np.tanh,
-            "__fdividef": np.divide,
+            "__fdividef": divided,
+            "rsqrtf": lambda x: np.float32(1) / np.sqrt(x),
             "__int_as_float": lambda bits: np.int32(bits).view(np.float32),
             "__longlong_as_double": lambda bits: np.int64(bits).view(np.float64),
         }
@@ -106,6 +112,23 @@ def test_tanh_is_relatively_right_where_it_is_small() -> None:
     exact = np.tanh(x.astype(np.float64))
     assert np.max(np.abs(evaluated("tanh", "float32", x) / exact - 1)) < 1e-6
     assert np.max(np.abs(evaluated("tanh", "float16", x) - exact)) < 2e-7
+
+
+def test_division_in_16_bits_also_by_what_is_very_large() -> None:
+    values = np.concatenate([VALUES, np.array([3e38, -1e38, 1e25, 2e-38], np.float32)])
+    a, b = (m.ravel() for m in np.meshgrid(values, values))
+    with np.errstate(all="ignore"):
+        expected = a / b
+    np.testing.assert_allclose(evaluated("div", "bfloat16", a, b), expected, rtol=1e-6, atol=1e-37)
+    assert evaluated("div", "float32", a, b).tobytes() == expected.tobytes()
+
+
+def test_roots_in_16_bits_also_at_their_ends() -> None:
+    values = np.concatenate([VALUES, np.array([3e38, 1e25, 2e-38], np.float32)])
+    with np.errstate(all="ignore"):
+        expected = np.sqrt(values)
+    np.testing.assert_allclose(evaluated("sqrt", "float16", values), expected, rtol=1e-6)
+    assert np.signbit(evaluated("sqrt", "float16", np.float32([-0.0])))[0]
 
 
 @pytest.mark.parametrize("name", ["maximum", "minimum"])

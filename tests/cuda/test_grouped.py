@@ -1,4 +1,4 @@
-"""Products of warpgroups with staged operands: parts of K, weights near and in registers, several products of a step."""
+"""Products of warpgroups with staged operands: parts of K, weights near and in registers, several in a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""persistent_staged_cuda: geometries of waves that fit, records, and kernels that nvcc compiles almost without spills."""
+"""persistent_staged_cuda: geometries of waves that fit, records, and kernels that nvcc compiles with few spills."""
 
 from __future__ import annotations
 

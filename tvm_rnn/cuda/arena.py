@@ -42,6 +42,7 @@ def lay_out(body: Any) -> None:
         stage_at = partial_at + team.partial_words
         body.exchange = Staged(k, team, ids, arena, stage_at, body)
         body.operands, body.inputs, body.copies = Operands(body), StagedInputs(body), Copies(body, 0)
+        body.inputs.announce()
         body.reads = CellReads(body, stage_at + team.stage_words)
         body.product = Grouped(body, partial_at)
         return
@@ -57,5 +58,6 @@ def lay_out(body: Any) -> None:
         grid = Grid(k, team, ids, arena, stage_at)
         body.exchange = Polled(k, team, ids, arena, stage_at, body) if team.polled else grid
     body.inputs, body.copies = Inputs(body, inputs_at), Copies(body, copies_at)
+    body.inputs.announce()
     body.reads = CellReads(body, fetch_at)
     body.product = Product(k, team, ids, arena, weights_at, partial_at, body.copies)

@@ -45,12 +45,16 @@ class Inputs:
     def used(self) -> bool:
         return bool(given(self.team))
 
+    def announce(self) -> None:
+        """First of all: the next layer may come as soon as all of this one is there, and load its weights meanwhile."""
+        if self.used:
+            self.k.do(I.ptx.griddepcontrol.launch_dependents())
+
     def prepare(self) -> None:
         """Where this thread's pieces come from and go to; the first steps are asked for."""
         k, team = self.k, self.team
         if not self.used:
             return
-        k.do(I.ptx.griddepcontrol.launch_dependents())  # the next layer may come as soon as this one is there
         if team.exchange == "grid":
             self.body.exchange.follow(self.events(tirx.const(0, "int32")))
             return

@@ -32,6 +32,7 @@ from .masks import Masks
 from .phases import Phase
 from .product import scale_names, weights
 from .reduction import Reduction
+from .staged_layout import warp_place
 from .start import fill_cluster, fill_grid
 from .team import LANES, Share, Team
 from .wide_layout import able
@@ -153,12 +154,8 @@ class Body:
             lane=tirx.floormod(thread, LANES),
             g=tirx.floordiv(tirx.floormod(thread, LANES), 4),
             q=tirx.floormod(thread, 4),
-            warp_k=tirx.floormod(warp, team.warps_k),
-            warp_n=tirx.floormod(tirx.floordiv(warp, team.warps_k), team.warps_n),
-            warp_u=tirx.floordiv(warp, team.warps_k * team.warps_n),
+            **warp_place(team, warp),
         )
-        if team.staged:  # a warpgroup has all units, and a part of K
-            self.ids.warp_k, self.ids.warp_u = tirx.floordiv(warp, team.warps_u), tirx.floormod(warp, team.warps_u)
         self.rows = k.local(team.own_tiles, "int32")
         for j in range(team.own_tiles):
             row = k["row0"] + group * team.rows + self._tile(j) * 8 + self.ids.q * 2

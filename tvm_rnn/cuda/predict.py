@@ -41,7 +41,7 @@ RATES = {
     "grid": Rates(1.45, 0.0, 55.0, 0.77, 0.18, 0.087),
     "polled": Rates(0.95, 0.0, 55.0, 0.77, 0.18, 0.087),
     "ring": Rates(1.0, 0.0, 34.0, 0.8, 0.15, 0.03),
-    "staged": Rates(1.2, 0.0, 34.0, 0.8, 0.15, 0.03),
+    "staged": Rates(2.1, 0.0, 34.0, 0.8, 0.15, 0.03),
 }
 CLOCK_MHZ = 1900.0
 MMA_CYCLES = 6.5  # m16n8k16 on one quarter of a multiprocessor; m16n8k8 of tf32 the same

@@ -146,7 +146,6 @@ class StagedInputs(Inputs):
         k = self.k
         if not self.used:
             return
-        k.do(I.ptx.griddepcontrol.launch_dependents())
         self.begin(tirx.const(0, "int32"))
         self.finish(tirx.const(0, "int32"))
         k.do(I.cuda.cta_sync())
@@ -178,9 +177,10 @@ class StagedInputs(Inputs):
     def _word(self, node: Node, n: int) -> Expr:
         """Where a piece lies in shared memory."""
         row, block, piece = self._coordinates(node, n)
-        return staged_layout.place(self.team, node) + (block * self.team.rows + row) * BLOCK_WORDS + swizzled(row, piece) * 4
+        within = (block * self.team.rows + row) * BLOCK_WORDS + swizzled(row, piece) * 4
+        return within + staged_layout.place(self.team, node)
 
-    def _copy(self, number: int, node: Node, n: int) -> None:
+    def _bring(self, number: int, node: Node, n: int) -> None:
         """Begin to copy a piece. Rows past the batch, and what lies past a row's end, are 0."""
         k, team, body = self.k, self.team, self.body
         row, block, piece = self._coordinates(node, n)
@@ -205,7 +205,7 @@ class StagedInputs(Inputs):
         self.time = [k.keep(self.body._time(t) * node.shape[0]) for node in given(self.team)]
         with k.when(t < k["steps"]):
             for number, node, n in self._every():
-                self._copy(number, node, n)
+                self._bring(number, node, n)
         k.do(I.ptx["cp.async.commit_group"]())
 
     def finish(self, t: Expr) -> None:
@@ -221,7 +221,7 @@ class StagedInputs(Inputs):
                 found = [self._worst(node, n) for _, node, n in self._every()]
                 for (number, node, n), value in zip(self._every(), found, strict=True):
                     with k.when(tirx.EQ(value, poison)):
-                        self._copy(number, node, n)
+                        self._bring(number, node, n)
                 k.do(I.ptx["cp.async.commit_group"]())
                 k.do(I.ptx["cp.async.wait_group"](0))
                 k.store(missing, largest(found), 0)

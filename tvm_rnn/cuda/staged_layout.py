@@ -10,6 +10,8 @@ from __future__ import annotations
 from math import ceil
 from typing import Any
 
+from tvm import tirx
+
 WARPGROUP = 4  # warps
 HELD = 8  # pieces of 16 bytes that a thread holds at a time between memory and shared memory
 
@@ -34,6 +36,16 @@ def _whole_warpgroups(team: Any) -> bool:
     """Each with all the block's units and a part of K."""
     plain = not (team.stored or team.ring) and team.together == 1 and team.polled == 1
     return bool(plain and team.warps_u == WARPGROUP and team.warps_n == 1 and team.rows <= 256)
+
+
+def warp_place(team: Any, warp: Any) -> dict[str, Any]:
+    """Which part of K, rows and units a warp has."""
+    if team.staged:  # a warpgroup has all units, and a part of K
+        k, n, u = tirx.floordiv(warp, team.warps_u), tirx.const(0, "int32"), tirx.floormod(warp, team.warps_u)
+    else:
+        n = tirx.floormod(tirx.floordiv(warp, team.warps_k), team.warps_n)
+        k, u = tirx.floormod(warp, team.warps_k), tirx.floordiv(warp, team.warps_k * team.warps_n)
+    return {"warp_k": k, "warp_n": n, "warp_u": u}
 
 
 def sources(team: Any) -> tuple[Any, ...]:

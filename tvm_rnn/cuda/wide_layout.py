@@ -184,7 +184,8 @@ def weight_index(team: Any, phase: Any, share: Any, at: Expr) -> tuple[tuple[Exp
         warp_u, half = row // 8 // halves, row // 8 % halves
     block, gate = half // phase.gates, half % phase.gates
     unit = cta * team.units(phase.width) + (warp_u * team.blocks(phase.width) + block) * 8 + row % 8
-    inside = tirx.And(tirx.And(warp_u < team.warps_u, block < team.blocks(phase.width)), tirx.And(unit < phase.width, k < share.operand.depth))
+    inside = tirx.And(warp_u < team.warps_u, block < team.blocks(phase.width))
+    inside = tirx.And(inside, tirx.And(unit < phase.width, k < share.operand.depth))
     if len(share.operand.weight.shape) == 3:
         return (gate, unit, k), inside
     return (gate * phase.width + unit, k), inside
