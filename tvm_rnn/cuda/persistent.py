@@ -295,10 +295,7 @@ class Body:
                 else:
                     gates = self.product.emit(phase, self._loader(), self._ready)
                 self._stash(phase)
-            if phase.kind == "reduce":
-                Reduction(self, phase).emit()
-            else:
-                Epilogue(self, phase, gates).emit()
+            (Reduction(self, phase) if phase.kind == "reduce" else Epilogue(self, phase, gates)).emit()
             self.keeping.phase(phase)
         self.copies.ask_inputs()
         for state in self.step.graph.states:
