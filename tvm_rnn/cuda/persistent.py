@@ -58,7 +58,7 @@ def pointers(team: Team, layout: Layout, masked: bool = False) -> list[tuple[str
     found += [(f"old_{n}", "float32") for n in range(len(step.graph.states))]
     found += [(f"new_{n}", "float32") for n in range(len(step.graph.states))]
     found += [("y", layout.output.dtype)]
-    found += keeping.pointers(step, layout)
+    found += keeping.pointers(layout)
     if team.exchange == "grid":
         found += [("exchange", "uint32"), ("counter", "uint32"), ("below", "uint32")]
     return [*found, *(MASK_POINTERS if masked else ())]

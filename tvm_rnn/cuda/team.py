@@ -197,8 +197,7 @@ class Team:
     def fetches(self, phase: Phase, node: Node, slot: int) -> bool:
         """Whether a hoisted value's component is copied to shared memory early, 8 units at a time (`fetch.py`). A ring
         needs that memory."""
-        whole = node.op != "input" or node in self.step.whole
-        return not self.ring and whole and slot >= 0 and phase.width % 8 == 0
+        return not self.ring and node.op != "input" and slot >= 0 and phase.width % 8 == 0
 
     @property
     def fetching(self) -> int:
