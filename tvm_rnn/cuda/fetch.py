@@ -97,8 +97,10 @@ class Fetch:
         return k.keep(row * self._stride(node) + unit[0] + piece)
 
     def _stride(self, node: Node) -> int:
-        stride: int = self.body.layout.hoisted(node).row_stride
-        return stride
+        layout = self.body.layout
+        inputs = layout.graph.inputs
+        place = layout.input(inputs.index(node)) if node.op == "input" else layout.hoisted(node)
+        return int(place.row_stride)
 
     def _words(self) -> int:
         """Of one step of one warp."""

@@ -17,11 +17,11 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from . import staged_layout
 from .phases import Phase
 from .product import weights
 from .ring import uint32
 from .staged import Operands
-from . import staged_layout
 from .team import BLOCK_WORDS, LANES, Share
 from .wide import STEPS, Wide
 

@@ -70,6 +70,7 @@ class Step:
     reads: tuple[tuple[tuple[Node, int], ...], ...]
     params: tuple[tuple[Node, int], ...]
     domain: dict[Node, int] = field(default_factory=dict)  # width of each value that units own; 1: a row scalar
+    whole: frozenset[Node] = frozenset()  # inputs whose rows are made of 16-byte pieces, in the storage dtype
 
     def result(self, state: Node) -> Node:
         return self.graph.results[self.graph.states.index(state)]

@@ -7,7 +7,7 @@ sizes, none where the layer can only run step by step. `geometry.py` says in whi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -58,7 +58,9 @@ class Persistent:
     def applies(self) -> str:
         able = [] if resettable(self.team.step) else ["!has_reset"]
         able += [f"B <= {self.most}"] if self.most is not None else []
-        able += [f"reinterpret_cast<uintptr_t>(input[{n}]) % 16 == 0" for n in self._inputs]
+        # Of what the caller gives: a backward graph reads the gradient of y, all else is on the tape.
+        users = [*self._inputs, *([0] if 0 in self.layout.given and self.team.exchange == "grid" else [])]
+        able += [f"reinterpret_cast<uintptr_t>(input[{n}]) % 16 == 0" for n in users]
         return " && ".join(able) or "true"
 
     @property
@@ -216,7 +218,13 @@ def step_of(layout: Layout) -> Step:
         place = layout.input(layout.graph.inputs.index(node))
         if place.dtype != layout.storage or place.row_stride * ITEM_BYTES[place.dtype] % 16:
             raise NotPersistent("a product reads an input whose rows are not made of 16-byte pieces")
-    return step
+    return replace(step, whole=frozenset(_whole(layout)))
+
+
+def _whole(layout: Layout) -> list[Node]:
+    """The inputs, not a user's x, whose rows are made of 16-byte pieces of the storage dtype."""
+    found = [(n, place) for n, place in layout.given.items() if place.dtype == layout.storage and place.align % 16 == 0]
+    return [layout.graph.inputs[n] for n, p in found if p.row_stride * ITEM_BYTES[p.dtype] % 16 == 0]
 
 
 def choose(
