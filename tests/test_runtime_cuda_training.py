@@ -172,5 +172,5 @@ def test_persistent_geometries(cell: str, precision: str, knobs: Any, monkeypatc
     forced(monkeypatch, **knobs)
     net = network(cell, 32, 32, dtype="float32" if precision == "tf32" else precision)
     module = emulator.compile(net, training=True, precision=precision if precision == "tf32" else None)
-    assert [row["template"] for row in module.manifest.variants[0]["backward"]["templates"]][0] == "forced"
+    assert module.manifest.variants[0]["backward"]["templates"][0]["template"] == "forced"
     check(net, module, precision, batch=11)

@@ -87,7 +87,8 @@ class _OnCpu:
     """Both in this process."""
 
     def __init__(self, path: str, net: RNN, threads: int) -> None:
-        self.net, self.module, self.threads, self.reason = net, load(path), threads, ""
+        self.net, self.threads, self.reason = net, threads, ""
+        self.module: Any = load(path)
         self._set_threads()
 
     def _set_threads(self) -> None:
@@ -104,7 +105,7 @@ class _OnCpu:
         """The largest relative error of a gradient."""
         x, gy = self._arrays(steps, batch)
         _, _, tape = self._forward(x)
-        found = self.module.backward(tape, gy)  # type: ignore[attr-defined]
+        found = self.module.backward(tape, gy)
         exact = [plain(value) for value in x], plain(gy)
         names = [a.name for a in self.net.cell.inputs]
         expected = reference(self.net).gradients(dict(zip(names, exact[0], strict=True)), None, exact[1], None)
@@ -117,11 +118,11 @@ class _OnCpu:
         return x, self.given(rng.uniform(-1, 1, (steps, batch, self.net.output_size)))
 
     def _forward(self, x: list[Any]) -> Any:
-        return self.module.forward_train(x[0] if len(x) == 1 else tuple(x))  # type: ignore[attr-defined]
+        return self.module.forward_train(x[0] if len(x) == 1 else tuple(x))
 
     def _ours(self, x: list[Any], gy: Any) -> Any:
         _, _, tape = self._forward(x)
-        return self.module.backward(tape, gy)  # type: ignore[attr-defined]
+        return self.module.backward(tape, gy)
 
     def _torch(self, x: list[Any], gy: Any) -> Run | None:
         """The same by torch.nn; None, and `reason`, where it has no such layer."""

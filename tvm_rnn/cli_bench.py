@@ -20,6 +20,11 @@ SUITE_HELP = (
     "Measure a suite. On this CPU: cpu-grid, streaming, fastrnns, deepbench, zoo or ablation. With --build or "
     "--modules on a GPU: gpu-grid, blog, deepbench, flashrnn, zoo or ablation."
 )
+PEERS_HELP = (
+    f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile; of a GPU: torch, or any of "
+    "torch,cudnn,torch-compile,triton,flashrnn]"
+)
+TRAINING_HELP = "Time forward and backward passes of MODULE, on CPU or GPU, and torch's."
 ONLY_HELP = "Points by words of their names: h256,b16,b64,lstm,bf16. Words of one kind are alternatives."
 
 Suite = Annotated[str | None, typer.Option("--suite", metavar="NAME", help=SUITE_HELP)]
@@ -31,14 +36,7 @@ def bench(
     module: Annotated[
         str | None, typer.Argument(metavar="[MODULE]", help="A .so file of `compile`, for a CPU.")
     ] = None,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            "--against",
-            help=f"Peers, comma-separated. [{CPU_PEERS}; also torch-loop, torch-compile; of a GPU: torch, or any "
-            "of torch,cudnn,torch-compile,triton,flashrnn]",
-        ),
-    ] = None,
+    against: Annotated[str | None, typer.Option("--against", help=PEERS_HELP)] = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of the sequence (T).")] = 100,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Rows (B).")] = 1,
     threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads for everyone. [all CPUs]")] = None,
@@ -57,10 +55,7 @@ def bench(
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
     plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the ratios: an .svg file.")] = None,
-    training: Annotated[
-        bool,
-        typer.Option("--training", help="Time forward and backward passes of MODULE, on CPU or GPU, and torch's."),
-    ] = False,
+    training: Annotated[bool, typer.Option("--training", help=TRAINING_HELP)] = False,
 ) -> None:
     """Time a module beside its peers, or a suite of networks on a CPU or GPU: same weights, same input.
 

@@ -244,8 +244,8 @@ class CudaTrainingModule(CudaModule):
             got = [*gstate] if isinstance(gstate, Mapping) else type(gstate).__name__
             do = "give all of them, as backward returns them, or None"
             raise runtime._error(InputError, "the gradient of the state is not the module's", got, [*self._states], do)
-        found: list[Any] = self._before(None, arrays, gstate, B, arrays.stream())  # type: ignore[arg-type]
-        return found
+        device: Any = None  # whose initial states are not wanted
+        return self._before(device, arrays, gstate, B, arrays.stream())
 
     def _check_tape(self, tape: Any) -> None:
         do = "call forward_train of this module, and give backward the tape that it returns"

@@ -31,16 +31,16 @@ def test_a_backward_step_is_one_more_graph_with_phases(cell: str, phases: int) -
 @pytest.mark.parametrize("backward", [False, True])
 def test_values_of_16_bits_are_stored_in_pairs(backward: bool) -> None:
     found = regime("lstm", backward)
-    pointers = dict(keeping.pointers(found.team.step, found.layout))
-    assert len(pointers) == (4 if backward else 6) and set(pointers.values()) == {"uint32"}
+    pointers = dict(keeping.pointers(found.layout))
+    assert len(pointers) == (4 if backward else 6) and set(pointers.values()) == {"bfloat16"}
     made = kernel("k", found.team, found.layout)
     assert [name for name, _ in made.pointers if name.startswith("kept_")] == list(pointers)
 
 
 def test_numbers_of_a_row_stay_in_float32() -> None:
     found = regime("lstm_layer_norm", False)
-    kinds = {dtype for _, dtype in keeping.pointers(found.team.step, found.layout)}
-    assert kinds == {"uint32", "float32"}  # the statistics of layer normalisation are numbers of rows
+    kinds = {dtype for _, dtype in keeping.pointers(found.layout)}
+    assert kinds == {"bfloat16", "float32"}  # the statistics of layer normalisation are numbers of rows
 
 
 def test_what_units_do_not_have_cannot_be_kept() -> None:

@@ -34,8 +34,8 @@ def product(a: Node, b: Node, spec: str = "a,k->ak") -> Node:
 
 def test_products_with_one_operand_share_a_launch() -> None:
     """An LSTM: gates times x, gates times h, and the gates' own sums."""
-    found = totals(product(A, X), product(A, H), product(B, X), product(B, H), make("total", A, rank=1),
-                   make("total", B, rank=1))  # fmt: skip
+    sums = [make("total", gate, rank=1) for gate in (A, B)]
+    found = totals(product(A, X), product(A, H), product(B, X), product(B, H), *sums)
     assert [len(work.nodes) for work in found.work] == [2, 2, 2]
     assert [work.size for work in found.work] == [2 * 16 * 8, 2 * 16 * 16, 2 * 16]
     program = Program()

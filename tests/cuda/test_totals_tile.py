@@ -74,7 +74,7 @@ def test_tiles_fit_shared_memory_and_the_result() -> None:
 
 
 def test_both_operands_are_turned_on_the_way_to_tensor_cores() -> None:
-    kernel = totals_kernel("t", tile_for("bfloat16", 64, 64), [operand("a0", 64, 64, "bfloat16")],
-                           operand("b", 64, 64, "bfloat16"))  # fmt: skip
+    left, right = (operand(name, 64, 64, "bfloat16") for name in ("a0", "b"))
+    kernel = totals_kernel("t", tile_for("bfloat16", 64, 64), [left], right)
     text = text_of(kernel)
     assert "ldmatrix_sync_aligned_m8n8_x4_trans" in text and "atomic" not in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from training_plans import trained
 
 from tvm_rnn.cuda.source import generate
@@ -20,12 +22,12 @@ def test_programs_have_names_of_their_own() -> None:
 
 def test_what_the_manifest_says() -> None:
     net, plans = trained("lstm")
-    facts = {"variants": [{"arch": "sm_90a"}], "entry_points": ["sequence"]}
+    facts: dict[str, Any] = {"variants": [{"arch": "sm_90a"}], "entry_points": ["sequence"]}
     describe(facts, [plans], {"sm_90a_backward": [{"kernel": "k"}]})
     assert facts["entry_points"] == ["sequence", *WAYS]
-    assert facts["variants"][0]["backward"]["kernels"] == [{"kernel": "k"}]  # type: ignore[index]
+    assert facts["variants"][0]["backward"]["kernels"] == [{"kernel": "k"}]
     assert sorted(facts["gradients"]) == sorted(net.weight_shapes)
-    read = [name for name, _ in facts["variants"][0]["forward_train"]["parameters"]]  # type: ignore[index]
+    read = [name for name, _ in facts["variants"][0]["forward_train"]["parameters"]]
     assert sorted(read) == sorted(net.weight_shapes)
 
 

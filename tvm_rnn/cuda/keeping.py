@@ -31,13 +31,9 @@ def pairs(place: Place, width: int) -> bool:
     return place.dtype in ("bfloat16", "float16") and width % 2 == 0
 
 
-def pointers(step: Step, layout: Layout) -> list[tuple[str, str]]:
+def pointers(layout: Layout) -> list[tuple[str, str]]:
     """The kernel's pointers to kept values, with dtypes."""
-    found = []
-    for number, place in stores(layout):
-        width = step.domain[layout.kept[number]]
-        found.append((f"kept_{number}", "uint32" if width > 1 and pairs(place, width) else place.dtype))
-    return found
+    return [(f"kept_{number}", place.dtype) for number, place in stores(layout)]
 
 
 def stores(layout: Layout) -> list[tuple[int, Place]]:
@@ -143,4 +139,4 @@ class Keeping:
         inside = body._row(j, 0) + e < k["batch"]
         with k.when(tirx.And(inside, unit < width)):
             at = self._at(place, j, e, number * width + unit)
-            k.store(k[name], word[0], tirx.truncdiv(at, tirx.const(2, "int64")))
+            k.do(I.ptx["st.global.b32"](k[name].ptr_to([at]), word[0]))

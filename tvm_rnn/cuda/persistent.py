@@ -59,7 +59,7 @@ def pointers(team: Team, layout: Layout, masked: bool = False) -> list[tuple[str
     found += [(f"old_{n}", "float32") for n in range(len(step.graph.states))]
     found += [(f"new_{n}", "float32") for n in range(len(step.graph.states))]
     found += [("y", layout.output.dtype)]
-    found += keeping.pointers(step, layout)
+    found += keeping.pointers(layout)
     if team.exchange == "grid":
         found += [("exchange", "uint32"), ("counter", "uint32"), ("below", "uint32")]
     return [*found, *(MASK_POINTERS if masked else ())]
@@ -292,10 +292,7 @@ class Body:
                 else:
                     gates = self.product.emit(phase, self._loader(), self._ready)
                 self._stash(phase)
-            if phase.kind == "reduce":
-                Reduction(self, phase).emit()
-            else:
-                Epilogue(self, phase, gates).emit()
+            (Reduction(self, phase) if phase.kind == "reduce" else Epilogue(self, phase, gates)).emit()
             self.keeping.phase(phase)
         self.copies.ask_inputs()
         for state in self.step.graph.states:

@@ -22,7 +22,6 @@ from .gemm_layout import Pack
 from .geometry import Geometry, geometry
 from .inputs import given
 from .keeping import check_kept, stores
-from .keeping import pointers as kept_pointers
 from .kernel import Kernel
 from .layout import Layout
 from .masks import resettable
@@ -60,7 +59,7 @@ class Persistent:
         able = [] if resettable(self.team.step) else ["!has_reset"]
         able += [f"B <= {self.most}"] if self.most is not None else []
         # Of what the caller gives: a backward graph reads the gradient of y, all else is on the tape.
-        users = [*self._inputs, *([0] if 0 in self.layout.given else [])]
+        users = [*self._inputs, *([0] if 0 in self.layout.given and self.team.exchange == "grid" else [])]
         able += [f"reinterpret_cast<uintptr_t>(input[{n}]) % 16 == 0" for n in users]
         return " && ".join(able) or "true"
 
@@ -204,8 +203,7 @@ class Persistent:
         pointers += [where.weights[node] for node in params(self.team)]
         pointers += [read(node) for node in hoisted(self.team)]
         pointers += [where.inputs[number] for number in self._inputs]
-        dtypes = [dtype for _, dtype in kept_pointers(self.team.step, self.layout)]
-        kept = [where.kept[n].cast(t) for (n, _), t in zip(stores(self.layout), dtypes, strict=True)]
+        kept = [where.kept[number] for number, _ in stores(self.layout)]
         pointers += [*where.before, *where.after, where.output, *kept, *extra]
         scalars = [where.count, -1 if where.reverse else 1, "B", row0, teams, int(follows)]
         return pointers, scalars
@@ -220,17 +218,13 @@ def step_of(layout: Layout) -> Step:
         place = layout.input(layout.graph.inputs.index(node))
         if place.dtype != layout.storage or place.row_stride * ITEM_BYTES[place.dtype] % 16:
             raise NotPersistent("a product reads an input whose rows are not made of 16-byte pieces")
-    return replace(step, whole=frozenset(layout.graph.inputs[number] for number in _whole(layout)))
+    return replace(step, whole=frozenset(_whole(layout)))
 
 
-def _whole(layout: Layout) -> list[int]:
-    """Numbers of the inputs, not a user's x, whose rows are made of 16-byte pieces of the storage dtype."""
-    found = layout.given.items()
-    return [
-        n
-        for n, p in found
-        if p.dtype == layout.storage and p.align % 16 == p.row_stride * ITEM_BYTES[p.dtype] % 16 == 0
-    ]
+def _whole(layout: Layout) -> list[Node]:
+    """The inputs, not a user's x, whose rows are made of 16-byte pieces of the storage dtype."""
+    found = [(n, place) for n, place in layout.given.items() if place.dtype == layout.storage and place.align % 16 == 0]
+    return [layout.graph.inputs[n] for n, p in found if p.row_stride * ITEM_BYTES[p.dtype] % 16 == 0]
 
 
 def choose(

@@ -1,0 +1,91 @@
+"""Training on a real GPU: gradients against the oracle, the same bits again, CUDA graphs, and torch's optimisers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from derivatives import draw, named, oracle
+from gpu_modules import gpu_module
+from networks import flags, network
+
+import tvm_rnn as rnn
+
+pytestmark = pytest.mark.gpu
+torch = pytest.importorskip("torch")
+T, B = 24, 20
+# Relative error in the Euclidean norm.
+LIMITS = {"bfloat16": 2e-2, "float16": 4e-3, "tf32": 2e-3, "float32": 1e-5, "float64": 1e-12}
+CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
+    "lstm_bf16": ("lstm", 256, "bfloat16", {"num_layers": 2}),
+    "lstm_tf32": ("lstm", 128, "tf32", {}),
+    "gru_fp16": ("gru", 64, "float16", {"bidirectional": True}),
+    "gru_large": ("gru_reset_before", 1024, "bfloat16", {}),
+    "norm_fp32": ("lstm_layer_norm", 40, "float32", {}),
+    "matrices": ("mlstm", 12, "float64", {}),
+}
+
+
+def there(value: Any, kind: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: there(part, kind) for name, part in value.items()}
+    if isinstance(value, list):
+        return [there(part, kind) for part in value]
+    return torch.as_tensor(np.asarray(value, np.float64), device="cuda").to(kind)
+
+
+def poison() -> None:
+    """What torch's allocator gives next is NaN."""
+    blocks = [torch.full((1 << size,), float("nan"), device="cuda") for size in range(6, 25) for _ in range(4)]
+    del blocks
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_the_oracle_s_every_time(name: str, ragged: bool) -> None:
+    cell, width, precision, options = CASES[name]
+    net = network(cell, width, width, dtype="float32" if precision == "tf32" else precision, **options)
+    mod = gpu_module(f"training_{name}", net, training=True, precision=precision if precision == "tf32" else None)
+    kind, rows = getattr(torch, net.dtype), flags(T, B) if ragged else {}
+    case = draw(net, T, B, **rows)
+    x, state = there(next(iter(case.x.values())), kind), there(case.state, kind)
+    gy, gstate, last = there(case.gy, kind), there(case.gstate, kind), None
+    for _ in range(20):
+        poison()
+        _, _, tape = mod.forward_train(x, state, **rows)
+        poison()
+        found = named(*mod.backward(tape, gy, gstate))
+        assert last is None or all(torch.equal(found[key], last[key]) for key in found)
+        last = {key: value.clone() for key, value in found.items()}
+    assert last is not None
+    for key, expected in oracle(net, case).items():
+        difference = np.linalg.norm(last[key].double().cpu().numpy() - expected)
+        assert difference < LIMITS[precision] * max(float(np.linalg.norm(expected)), 1e-30), key
+
+
+def test_both_passes_in_a_graph() -> None:
+    net = network("lstm", 64, 64, dtype="bfloat16")
+    mod = gpu_module("training_graph", net, training=True)
+    x, gy = (torch.randn(10, 8, 64, device="cuda").bfloat16() for _ in range(2))
+    expected = mod.backward(mod.forward_train(x)[2], gy)[2]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = mod.backward(mod.forward_train(x)[2], gy)[2]
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_network_on_a_gpu_is_a_layer_of_torch() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs an NVIDIA GPU")
+    net = rnn.RNN(rnn.cells.gru, 16, 24).init(0)
+    layer = rnn.to_torch(net, "cuda", names="torch")
+    peer = torch.nn.GRU(16, 24).cuda()
+    peer.load_state_dict(layer.state_dict())
+    x = torch.randn(7, 3, 16, device="cuda")
+    for own in (layer, peer):
+        own(x)[0].square().sum().backward()
+    for ours, theirs in zip(layer.parameters(), peer.parameters(), strict=True):
+        assert ours.grad.is_cuda and float((ours.grad - theirs.grad).norm()) < 1e-3 * float(theirs.grad.norm())
