@@ -131,6 +131,7 @@ inline void tvm_builtin_ptx_ld_vec_global_v4_f32(float& a, float& b, float& c, f
 inline void tvm_builtin_ptx_ld_shared_f32(float& a, W p) { emu::get(emu::at(p, 4), a); }
 inline void tvm_builtin_ptx_ld_vec_shared_v2_f32(float& a, float& b, W p) { emu::get(emu::at(p, 8), a, b); }
 inline void tvm_builtin_ptx_ld_vec_shared_v2_f64(double& a, double& b, W p) { emu::get(emu::at(p, 16), a, b); }
+inline void tvm_builtin_ptx_ld_vec_shared_v2_b32(W& a, W& b, W p) { emu::get(emu::at(p, 8), a, b); }
 inline void tvm_builtin_ptx_ld_vec_shared_v4_b32(W& a, W& b, W& c, W& d, W p) { emu::get(emu::at(p, 16), a, b, c, d); }
 inline void tvm_builtin_ptx_ld_vec_shared_v4_f32(float& a, float& b, float& c, float& d, W p) { emu::get(emu::at(p, 16), a, b, c, d); }
 inline void tvm_builtin_ptx_ldmatrix_sync_aligned_m8n8_x2_shared_b16(W& a, W& b, W p) {

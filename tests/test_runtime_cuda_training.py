@@ -166,6 +166,8 @@ def forced(monkeypatch: pytest.MonkeyPatch, **knobs: Any) -> None:
         ("lstm", "tf32", {"exchange": "grid", "ctas": 3, "rows": 8, "warps_u": 2, "warps_k": 2, "shared_words": 999}),
         ("lstm", "float16", {"exchange": "cluster", "ctas": 2, "rows": 16, "warps_n": 2, "shared_words": 9999}),
         ("gru", "float32", {"exchange": "cluster", "ctas": 2, "rows": 8, "warps_k": 2, "shared_words": 9999}),
+        # Several phases read one input, which a grid copies early.
+        ("gru_reset_before", "bfloat16", {"exchange": "grid", "ctas": 2, "rows": 16, "register_words": 160}),
     ],
 )
 def test_persistent_geometries(cell: str, precision: str, knobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,9 @@ class Fetch:
         for phase, node, slot in fetched(self.team):
             for block in range(self.team.blocks(phase.width)):
                 self.order += [(phase, node, slot, block, j) for j in range(self.team.own_tiles)]
+        # A value's pieces follow each other, also where several phases read it.
+        known = list(dict.fromkeys(entry[1] for entry in self.order))
+        self.order.sort(key=lambda entry: known.index(entry[1]))
         self.each = 8 * self.team.itemsize // 16  # pieces of a row
 
     def prepare(self) -> None:

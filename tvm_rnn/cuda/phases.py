@@ -157,6 +157,8 @@ def phases(graph: Graph, kept: Callable[[Node], bool], hoisted: Callable[[Node],
     ]
     if not {n for n in wanted if n.op != "state"} | carried <= {n for p in drafts for n in p.published}:
         raise NotPersistent("a product reads a value that no phase hands over")
+    if any(n.shape != (p.width,) for p in drafts for n in p.published):
+        raise NotPersistent("a product reads a value of which a unit has several numbers")
     return _with_reads(replace(step, phases=tuple(drafts), domain=domain), kept, hoisted)
 
 
