@@ -31,6 +31,8 @@ def test_a_module_beside_torch(path: Path) -> None:
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)["rows"]
     assert [row["name"] for row in rows] == ["tvm_rnn", "torch"]
+    printed = CliRunner().invoke(app, words[:-1])
+    assert printed.exit_code == 0 and "T 5, B 3" in printed.stdout and "torch" in printed.stdout
     assert rows[0]["error"] < 1e-5 and rows[1]["ratio"] == pytest.approx(rows[1]["median_us"] / rows[0]["median_us"])
 
 

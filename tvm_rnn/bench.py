@@ -170,7 +170,7 @@ def compare(
                 for contender in contenders:
                     contender.time_once(round_seconds)
         load.append(os.getloadavg()[0])
-        facts = _facts(path, manifest, load, steps=steps, batch=batch, threads=threads, rounds=rounds)
+        facts = run_facts(path, manifest, load, steps=steps, batch=batch, threads=threads, rounds=rounds)
     flops, each = manifest.flops_per_row * batch, 1 if stream else steps
     ours = contenders[0].row(each, flops, None)
     return Report((ours, *(c.row(each, flops, ours.median_us) for c in contenders[1:])), facts)
@@ -343,9 +343,10 @@ def started(name: str, folder: str, threads: int) -> Iterator[Worker]:
             process.kill()  # it holds nothing that would need a farewell
 
 
-def _facts(
+def run_facts(
     path: str, manifest: Manifest, load: Sequence[float], *, steps: int, batch: int, threads: int, rounds: int
 ) -> dict[str, Any]:
+    """What a Report of one module is made on: its caption needs all of it."""
     return {
         "module": os.path.basename(path),
         "cell": manifest.cell,
@@ -382,4 +383,4 @@ def _cpu_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-__all__ = ["PEERS", "Contender", "Report", "Row", "Worker", "check", "compare", "cpu_facts", "started"]
+__all__ = ["PEERS", "Contender", "Report", "Row", "Worker", "check", "compare", "cpu_facts", "run_facts", "started"]

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from .bench import OURS, SETTLE_SECONDS, Report, Row, cpu_facts
+from .bench import OURS, SETTLE_SECONDS, Report, Row, run_facts
 from .errors import ConfigError, WeightError, message
 from .peer_models import Unsupported, net_of
 from .reference import reference
@@ -65,14 +65,16 @@ def compare_training(
     if not error <= limit:
         raise ConfigError(message("the gradients differ from the oracle", got=f"{error:.1e}", expected=f"<= {limit}"))
     tell("measuring")
+    busy = [os.getloadavg()[0]]
     found = bench.measure(steps, batch, rounds)
     flops = 3 * float(manifest.flops_per_row) * batch
     ours = statistics.median(found[OURS]) / steps
     rows = [_row(OURS, found[OURS], steps, flops, None, error)]
     rows += [_row("torch", found["torch"], steps, flops, ours, None)] if "torch" in found else []
     rows += [Row("torch", reason=bench.reason)] if bench.reason else []
-    facts = {"module": path, "cell": manifest.cell, "steps": steps, "batch": batch, "threads": threads}
-    return Report(tuple(rows), {**facts, "rounds": rounds, **bench.facts()})
+    busy.append(os.getloadavg()[0])
+    facts = run_facts(path, manifest, busy, steps=steps, batch=batch, threads=threads, rounds=rounds)
+    return Report(tuple(rows), bench.facts(facts))
 
 
 def _row(name: str, times: list[float], steps: int, flops: float, ours: float | None, error: float | None) -> Row:
@@ -94,8 +96,9 @@ class _OnCpu:
     def _set_threads(self) -> None:
         self.module.threads = self.threads
 
-    def facts(self) -> dict[str, Any]:
-        return cpu_facts(self.threads)
+    def facts(self, found: dict[str, Any]) -> dict[str, Any]:
+        """With what is known of the device."""
+        return found
 
     def given(self, value: np.ndarray) -> Any:
         """An array as the module takes it."""
@@ -187,8 +190,9 @@ class _OnGpu(_OnCpu):
         tf32 = self.module.manifest["precision"] == "tf32"
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
 
-    def facts(self) -> dict[str, Any]:
-        return {"gpu": self.torch.cuda.get_device_name(), "torch": self.torch.__version__}
+    def facts(self, found: dict[str, Any]) -> dict[str, Any]:
+        versions = {**found["versions"], "torch": self.torch.__version__}
+        return {**found, "cpu": self.torch.cuda.get_device_name(), "versions": versions}
 
     def given(self, value: np.ndarray) -> Any:
         return self.torch.as_tensor(value, device="cuda").to(getattr(self.torch, self.net.dtype))
