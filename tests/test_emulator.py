@@ -95,7 +95,11 @@ GEOMETRIES = {
 }
 
 
-@pytest.mark.parametrize("name", GEOMETRIES)
+# One in a cluster and one in a grid always; the others with the slow tests.
+USUAL = ("grid, two passes", "cluster, rows shared, weights in shared memory")
+
+
+@pytest.mark.parametrize("name", [n if n in USUAL else pytest.param(n, marks=pytest.mark.slow) for n in GEOMETRIES])
 def test_a_persistent_geometry_is_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (cell, width, dtype, precision), knobs = GEOMETRIES[name]
     forced(monkeypatch, name.split()[0].strip(","), **knobs)

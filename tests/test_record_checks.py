@@ -57,6 +57,7 @@ def test_networks_of_records_are_those_of_the_zoo() -> None:
         network({**FINE.workload, "cell": "mine"})
 
 
+@pytest.mark.slow
 def test_a_record_is_measured_again_where_it_was_made(tmp_path: Path) -> None:
     with pytest.raises(TvmRnnError, match="a record for another machine"):
         measured_again(FINE)

@@ -119,6 +119,7 @@ def test_killed_at_twenty_moments_it_loses_nothing(tmp_path: Path) -> None:
     assert read([tmp_path], host().records_name).records
 
 
+@pytest.mark.slow
 def test_two_at_once_write_to_one_folder(tmp_path: Path) -> None:
     both = [started(tmp_path, 3) for _ in range(2)]
     for process in both:

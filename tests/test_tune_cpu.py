@@ -60,6 +60,7 @@ def test_every_fault_is_an_outcome_and_none_wins(tmp_path: Path) -> None:
     assert record["trials"] == 4
 
 
+@pytest.mark.slow
 def test_what_is_faster_than_a_slow_default_wins(tmp_path: Path) -> None:
     states, record, gain = tuned(tmp_path, planted.LAST, planted.WRONG, default=planted.SLOW)
     assert gain > 2 and states[str(planted.WRONG)][0] == "wrong"

@@ -63,6 +63,7 @@ def test_no_family_takes_all_places() -> None:
     assert len(shortlist(every, 99)) == len(every)
 
 
+@pytest.mark.slow
 def test_a_choice_that_does_not_fit_is_no_candidate(tmp_path: Path) -> None:
     unit = asked_units(workload_of(SMALL), GPU)[-1]
     one = tune_plan.Planned(SMALL, Candidate((Choice(unit.key, "persistent_cluster_cuda", 1, {"ctas": 3}),)))

@@ -21,7 +21,9 @@ GEOMETRIES = [
 ]
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize(
+    "geometry", [GEOMETRIES[0], *(pytest.param(g, marks=pytest.mark.slow) for g in GEOMETRIES[1:])]
+)
 def test_operands_are_copied(geometry: dict[str, Any]) -> None:
     for cell, precision in (("lstm", "bfloat16"), ("gru_reset_before", "tf32"), ("lstm_layer_norm", "float16")):
         case = Case(cell, 40, 11, 4, precision)

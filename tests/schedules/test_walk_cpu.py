@@ -45,7 +45,14 @@ def test_layers_go_first_where_that_is_allowed(gates: int, region: str, expected
     assert {config["layers_first"] for config in found} == expected and len(found) > len(expected)
 
 
-@pytest.mark.parametrize(("bidirectional", "reverse"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("bidirectional", "reverse"),
+    [
+        pytest.param(False, False, marks=pytest.mark.slow),
+        (True, False),
+        pytest.param(False, True, marks=pytest.mark.slow),
+    ],
+)
 def test_every_walk_computes_the_same(bidirectional: bool, reverse: bool) -> None:
     net = rnn.RNN(rnn.cells.lstm, 5, 7, 2, bidirectional, reverse=reverse).init(1)
     x = np.random.default_rng(0).standard_normal((40, 3, 5)).astype("float32")
