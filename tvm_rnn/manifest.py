@@ -162,6 +162,14 @@ MODEL_FIELDS: Fields = (
 )
 
 
+# Only of modules that train, of networks with regularisers. weights: of each that is dropped its name, the name of its
+# mask, layer, direction, and the probability of being kept.
+MASK_FIELDS: Fields = (
+    ("masks.streams", _is_names, "a list of names"),
+    ("masks.weights[]", lambda value: len(value) == 5 and 0 < value[4] < 1, "a weight, a mask, its place, a number"),
+)
+
+
 # What training adds: the same facts of forward_train and of backward, and what lies between them.
 TRAINING_FIELDS: Fields = (
     *((f"training.{way}.{path}", test, text) for way in ("forward", "backward") for path, test, text in CPU_FIELDS),
@@ -181,7 +189,7 @@ def validate(manifest: Mapping[str, Any]) -> None:
     number = manifest.get("format")
     if number != MANIFEST_FORMAT:
         raise _invalid("format", number, str(MANIFEST_FORMAT))
-    own = {"origin": ORIGIN_FIELDS, "model": MODEL_FIELDS, "weight_error": ERROR_FIELDS}
+    own = {"origin": ORIGIN_FIELDS, "model": MODEL_FIELDS, "weight_error": ERROR_FIELDS, "masks": MASK_FIELDS}
     _check(manifest, [field for name, fields in own.items() if name in manifest for field in fields])
     for own in manifest.get("networks", (manifest,)):
         _validate_network({**manifest, **own})
