@@ -6,10 +6,6 @@ In: one compiled network with every regulariser, in float64. Several processes t
 from __future__ import annotations
 
 import copy
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -117,45 +113,17 @@ def test_layers_of_torch_have_dropout_alone() -> None:
         rnn.to_torch_layer(network("gru", 3, 4, zoneout=0.1))
 
 
-# --- several processes ----------------------------------------------------------------------------------------------
-
-
-def free_port() -> int:
-    with socket.socket() as own:
-        own.bind(("127.0.0.1", 0))
-        return int(own.getsockname()[1])
-
-
 @pytest.mark.parametrize("regularised", [False, True], ids=["plain", "regularised"])
 def test_data_parallel_training_over_gloo(regularised: bool, tmp_path: Path) -> None:
     """Two processes with half of the rows each: their parameters after some steps of SGD are, bit for bit, each
     other's, and those of one process with all rows; with masks those of one process that runs both halves."""
     if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
         pytest.skip("this torch has no torch.distributed with gloo")
-    net = NET if regularised else PLAIN
-    program = Path(__file__).parent / "train_parallel.py"
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
-    root = str(Path(rnn.__file__).parent.parent)
-    workers = [
-        subprocess.Popen(
-            [sys.executable, str(program), "gloo", str(tmp_path), str(int(regularised))],
-            env={**os.environ, **address, "RANK": str(rank), "PYTHONPATH": root},
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]
-    try:
-        for worker in workers:
-            _, errors = worker.communicate(timeout=240)
-            assert worker.returncode == 0, errors.decode()[-2000:]
-    finally:
-        for worker in workers:
-            worker.kill()
-    from train_parallel import alone
+    from train_parallel import WORK, alone, spawn
 
-    expected = alone(net, regularised, "cpu", 2)
-    found = [torch.load(tmp_path / f"parameters_{rank}.pt") for rank in range(2)]
+    first, expected = WORK["gloo"].net(regularised).weights, alone("gloo", regularised, 2)
+    found = spawn("gloo", tmp_path, regularised)
     for name, value in expected.items():
         assert torch.equal(found[0][name], found[1][name])
         assert_close(found[0][name].numpy(), value.numpy(), "float64", T, name)
-        assert not torch.equal(value, torch.tensor(net.weights[name]))
+        assert not torch.equal(value, torch.tensor(first[name]))

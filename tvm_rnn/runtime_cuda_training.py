@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,7 @@ class CudaTape:
         self.nbytes = sum(-(-(T + more) * B * row // ALIGNMENT) * ALIGNMENT for row, more in module.manifest["tape"])
         self.array = arrays.lasting(max(self.nbytes, ALIGNMENT))
         self.rows: Sequence[Any] = (None, None)
+        self.masks: tuple[Any, ...] = ()  # what they are made of: the seed, where it is on the GPU, the first step
 
     def __repr__(self) -> str:
         return f"<CudaTape of {self.module.manifest.cell}, {self.T} steps of {self.B} rows, {self.nbytes} bytes>"
@@ -133,29 +135,66 @@ class CudaTrainingModule(CudaModule):
         device.used = {**device.used, **dict.fromkeys(ways, which)}
 
     def forward_train(
-        self, x: Any, state: Any = None, *, lengths: Any = None, reset: Any = None, **inputs: Any
+        self,
+        x: Any,
+        state: Any = None,
+        *,
+        lengths: Any = None,
+        reset: Any = None,
+        seed: Any = None,
+        first_step: int = 0,
+        **inputs: Any,
     ) -> tuple[Any, dict[str, Any], CudaTape]:
-        """As calling the module: (y, {name: state after the last step}), and the tape that `backward` reads."""
+        """As calling the module: (y, {name: state after the last step}), and the tape that `backward` reads.
+
+        seed: an integer of 64 bits, of which all masks are made; or an array of one int64 on the GPU of x, which a CUDA
+        graph reads anew at each replay. A network without regularisers needs none. first_step: the number of x's first
+        step in a longer sequence, whose chunks then have the masks of the whole."""
         found: tuple[Any, dict[str, Any], CudaTape]
-        found = self._enqueue(x, inputs, state, ("T", "B"), lengths, reset, self._forward_on)
+        run = partial(self._forward_on, drawn=(seed, first_step))
+        found = self._enqueue(x, inputs, state, ("T", "B"), lengths, reset, run)
         return found
 
+    def _drawn(self, arrays: Any, seed: Any, first_step: Any) -> tuple[Any, ...]:
+        """The last inputs of both programs, where the network has masks of rows."""
+        if "masks" not in self.manifest:
+            return ()
+        there = gpu_arrays.gpu_of(seed) is not None
+        if there:
+            seed_at = arrays.copy(arrays.adopt_rows(seed))
+            if arrays.dtype(seed_at) != "int64" or math.prod(seed_at.shape) != 1:
+                got = f"{arrays.dtype(seed_at)} of shape {tuple(seed_at.shape)}"
+                raise runtime._error(InputError, "the seed is wrong", got, "one int64")
+        error = partial(runtime._error, InputError)
+        random = runtime._beside("runtime_random")
+        number, first = random.checked(self.manifest, 0 if there else seed, first_step, error)
+        signed = number - (1 << 64) if number >> 63 else number
+        return (signed, seed_at if there else 0, first) if self.manifest["masks"]["streams"] else ()
+
     def _forward_on(
-        self, device: Any, arrays: Any, values: Any, state: Any, axes: tuple[str, ...], lengths: Any, reset: Any
+        self,
+        device: Any,
+        arrays: Any,
+        values: Any,
+        state: Any,
+        axes: tuple[str, ...],
+        lengths: Any,
+        reset: Any,
+        drawn: tuple[Any, Any],
     ) -> Any:
         given, lead, (T, B), rows = self._given(arrays, values, axes, lengths, reset)
         stream, part = arrays.stream(), device.parts["forward_train"]
         device.prepare({**self.weights, **self._constants}, stream)
         before, y = self._before(device, arrays, state, B, stream), arrays.empty((*lead, *self._output))
         tape = CudaTape(self, arrays, values[0], T, B, self.weights)
-        tape.rows = [self._lasting(arrays, row) for row in rows]
+        tape.rows, tape.masks = [self._lasting(arrays, row) for row in rows], self._drawn(arrays, *drawn)
         if not T or not B:
             pairs = zip(self._plan(B), before, strict=True)
             after = [arrays.full(p[2], p[1]) if type(b) is int else arrays.copy(b) for p, b in pairs]
             return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B), tape
         after = [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
         work = arrays.workspace(part.workspace(T, B, stream))
-        held = [y, *rows, work, *given, tape.array, *before, *after]
+        held = [y, *rows, work, *given, tape.array, *tape.masks, *before, *after]
         self._call(part, arrays, (T, B), rows, held)
         return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B), tape
 
@@ -215,7 +254,7 @@ class CudaTrainingModule(CudaModule):
         after = [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
         work = arrays.workspace(part.workspace(T, B, stream))
         rows = [self._lasting(arrays, row) for row in tape.rows]
-        held = [None, *rows, work, above, tape.array, *d_x, *d_weights, *before, *after]
+        held = [None, *rows, work, above, tape.array, *d_x, *d_weights, *tape.masks, *before, *after]
         self._call(part, arrays, (T, B), rows, held)
         return self._results(arrays, d_x, after, d_weights, T, B)
 

@@ -88,10 +88,22 @@ def mask(words: tuple[int, int], keep: float, rows: int, units: int, step: int) 
     return result
 
 
+def checked(manifest: Any, seed: Any, first_step: Any, error: Callable[..., Exception]) -> tuple[int, int]:
+    """The seed, from 0 to below 2**64, and the first step of a call of a network with masks. error(what, got, expected,
+    do): what is raised where they are not integers, or where there is no seed."""
+    if seed is None:
+        do = "give one that differs from call to call: forward_train(x, seed=step)"
+        raise error("training with regularisers needs a seed", dict(manifest["regularisers"]), "an integer", do)
+    for what, value, low, high in (("the seed", seed, -(1 << 63), 1 << 64), ("first_step", first_step, 0, 1 << 62)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value < high:
+            raise error(f"{what} is wrong", repr(value), f"an integer from {low} to {high - 1}")
+    return int(seed) % (1 << 64), int(first_step)
+
+
 def keys(seed: int, names: list[str], layers: int, directions: int) -> np.ndarray:
     """The key words of all masks, [layers, directions, names, 2], uint32."""
     every = [[[key(seed, n, layer, d) for n in names] for d in range(directions)] for layer in range(layers)]
     return np.array(every, np.uint32).reshape(layers, directions, len(names), 2)
 
 
-__all__ = ["ONCE", "SHARED", "key", "keys", "mask", "name_word", "rounds", "threefry", "threshold"]
+__all__ = ["ONCE", "SHARED", "checked", "key", "keys", "mask", "name_word", "rounds", "threefry", "threshold"]

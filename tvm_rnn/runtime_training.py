@@ -11,6 +11,7 @@ import importlib
 import math
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,8 @@ class Drawn:
 
     def __init__(self, module: TrainingModule, seed: Any, first_step: Any) -> None:
         masks, m = module.manifest["masks"], module.manifest
-        self.module, self.seed = module, check_number("the seed", seed, -(1 << 63), 1 << 64) % (1 << 64)
-        first = check_number("first_step", first_step, 0, 1 << 62)
-        self.random = runtime._beside("runtime_random")
+        self.module, self.random = module, runtime._beside("runtime_random")
+        self.seed, first = self.random.checked(m, seed, first_step, partial(runtime._error, InputError))
         keys = self.random.keys(self.seed, [*masks.streams], int(m.num_layers), int(m.num_directions))
         self.arguments = (first, keys.ravel()) if masks.streams else ()
 
@@ -72,13 +72,6 @@ class Drawn:
         limit, drop = self.random.threshold(keep), self.module._library.get_function("weight_drop")
         drop(array.size, *words, limit, 1.0 / keep, array.ravel(), result.ravel())
         return result
-
-
-def check_number(what: str, value: Any, low: int, high: int) -> int:
-    """An integer in low <= value < high. Raises InputError."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value < high:
-        raise runtime._error(InputError, f"{what} is wrong", repr(value), f"an integer from {low} to {high - 1}")
-    return int(value)
 
 
 class Tape:
@@ -229,13 +222,7 @@ class TrainingModule(Module):
 
     def _drawn(self, seed: Any, first_step: Any) -> Drawn | None:
         """The masks of a call, where the network has any."""
-        if "masks" not in self.manifest:
-            return None
-        if seed is None:
-            do = "give one that differs from call to call: forward_train(x, seed=step)"
-            got = self.manifest.regularisers
-            raise runtime._error(InputError, "training with regularisers needs a seed", got, "an integer", do)
-        return Drawn(self, seed, first_step)
+        return Drawn(self, seed, first_step) if "masks" in self.manifest else None
 
     def _weights_given(self) -> Weights:
         if self._given is None:

@@ -70,7 +70,9 @@ class BackwardPlan(Plan):
         zeros: dict[str, float] = {}
         common = (self.net.dtype, self.target, zeros, self.batches, 1, "")
         given = self._given(self.forward.code[number].layout)
-        layer = Layer(rows, self.number + number, self.precision, *common, kept=kept, given=given)
+        masks = tuple(self.net.regularisers.streams)
+        own = {"kept": kept, "given": given, "streams": masks}
+        layer = Layer(rows, self.number + number, self.precision, *common, **own)
         name = f"g{layer.number}"
         layout = layer.layout
 
@@ -111,7 +113,7 @@ class BackwardPlan(Plan):
         self.gradient = program.input(0)
         self.tape = self.forward.tape
         self.places = self.tape.pointers(program, program.input(1))
-        self._outputs()
+        self._draw(self._outputs())
         per_row = max(1, *(back.bytes_per_row() for back in self.backs))
         self.steps = program.let("tile_steps", f"min<int64_t>(T, max<int64_t>(1, {HOISTED_BYTES // per_row} / B))")
         self.visits = self._visits()
@@ -132,8 +134,9 @@ class BackwardPlan(Plan):
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
-    def _outputs(self) -> None:
-        """Where gradients go: of each input, then of each weight of each layer and direction."""
+    def _outputs(self) -> int:
+        """Where gradients go: of each input, then of each weight of each layer and direction. Returns the number of the
+        input after them."""
         program, at = self.program, 2
         self.input_gradients = []
         for _ in self.net.layers[0].graph.inputs:
@@ -149,6 +152,7 @@ class BackwardPlan(Plan):
                 self.weight_gradients[layer, direction] = own
                 self.gradient_names += names
                 at += len(names)
+        return at
 
     def _between(self) -> None:
         """The gradients that layers hand to the one below, written and read in turn; the last layer's is the user's,
