@@ -55,7 +55,7 @@ class Explanation:
         phases: what runs in one go, per graph; regimes: who runs the steps, and who does not and why
         templates: schedules with knobs and where they are from; kernels: registers, shared memory, occupancy (GPUs)
         work: per batch size FLOPs, bytes, the floor, the share of it, predicted and measured time
-        memory: bytes of weights, packed weights and workspace; training: the tape
+        memory: bytes of weights, packed weights and workspace; training: the tape; regularisers, where there are any
     looked: the networks themselves, where they were at hand.
     """
 
@@ -224,6 +224,7 @@ def _network(
         "work": work(manifest, decisions, machine, net, steps, module),
         "memory": _memory(manifest),
         **({"training": _training(manifest, decisions, steps)} if {"training", "tape"} & manifest.keys() else {}),
+        **({"regularisers": manifest["regularisers"]} if "regularisers" in manifest else {}),
         "told": bool(decisions),
     }
 

@@ -187,6 +187,9 @@ def _tell(nodes: list[Node], leaves: Mapping[Node, frozenset[str]], found: _Foun
             tell(False, in_words(node), "made of a matrix of each step, which would be kept for all of T", **facts)
         else:
             tell(False, in_words(node), f"reads {' and '.join(states_of(node))}, known only within the loop", **facts)
+    for node in (n for n in nodes if n.random):
+        why = "made of counters for all rows of a tile at once, and again where gradients read it"
+        tell(True, in_words(node), why, elements=prod(node.shape))
     if not heavy:
         tell(False, "the step", "it has no product and no reduction")
     for node, reason in found.sunk.items():
