@@ -18,11 +18,12 @@ from test_runtime_cuda_training import LIMITS, cast, error
 import tvm_rnn as rnn
 from tvm_rnn.errors import InputError
 
-EVERYTHING: dict[str, Any] = {"dropout": 0.4, "recurrent_dropout": 0.3, "zoneout": 0.2}
+EVERYTHING: dict[str, Any] = {"dropout": 0.4, "recurrent_dropout": 0.3, "zoneout": 0.2, "weight_drop": 0.35}
 CASES: dict[str, tuple[str, int, dict[str, Any]]] = {
     "elman-float64": ("elman", 4, {"dtype": "float64", "num_layers": 2, "bidirectional": True, **EVERYTHING}),
     "lstm-bfloat16": ("lstm", 16, {"dtype": "bfloat16", "num_layers": 2, **EVERYTHING}),
     "gru-float32": ("gru", 9, {"dtype": "float32", "reverse": True, "zoneout": 0.3, "recurrent_dropout": 0.5}),
+    "weights-float32": ("gru_reset_before", 7, {"dtype": "float32", "bidirectional": True, "weight_drop": 0.5}),
     "matrices-float32": ("mlstm", 5, {"dtype": "float32", "zoneout": 0.3}),
 }
 

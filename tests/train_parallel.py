@@ -44,8 +44,7 @@ class Work:
 
     def net(self, regularised: bool) -> rnn.RNN:
         """The network."""
-        options = {n: p for n, p in OPTIONS.items() if self.backend == "gloo" or n != "weight_drop"}
-        own = options if regularised else {}
+        own = OPTIONS if regularised else {}
         return network("lstm", self.inputs, self.hidden, num_layers=2, dtype=self.dtype, **own)
 
     def device(self, rank: int) -> str:

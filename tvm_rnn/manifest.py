@@ -21,6 +21,7 @@ from .errors import BuildError, ConfigError, WeightError, message
 from .model import NETWORK
 from .runtime import ALIGNMENT, CONSTANT, CONTAINER_VERSION, FOOTER, MAGIC, MANIFEST_FORMAT
 from .runtime_ops import OPERATIONS
+from .runtime_random import RAW
 
 MODEL_CONSTANT = f"{CONSTANT}model."
 
@@ -234,7 +235,7 @@ def _packs(manifest: Mapping[str, Any]) -> list[Any]:
 def _read_by(variant: Mapping[str, Any]) -> list[str]:
     """The weights and constants that the programs of one GPU arch read."""
     programs = [variant, *(variant[way] for way in GPU_WAYS if way in variant)]
-    return [name for program in programs for name, _ in program["parameters"]]
+    return [name for program in programs for name, _ in program["parameters"] if not name.startswith(RAW)]
 
 
 def _values(value: Any, path: str, where: str) -> list[tuple[str, Any]]:

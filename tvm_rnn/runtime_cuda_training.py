@@ -2,7 +2,8 @@
 
 In: a .so file that was compiled for training for GPUs, arrays as for every such module, and gradients of results. Out:
 results with a `CudaTape`, and gradients of inputs, states and weights, of the kind and at the place of x. Works alone
-beside a .so, together with runtime.py, runtime_cuda.py and gpu_arrays.py.
+beside a .so, together with runtime.py, runtime_cuda.py and gpu_arrays.py, and of networks with regularisers
+runtime_random.py.
 """
 
 from __future__ import annotations
@@ -52,18 +53,21 @@ class TrainingDevice(Device):
         self._constants: dict[str, int] | None = None
         self.used: dict[str, Any] = {}  # addresses of the caller's tensors that were packed last, by program
         self.held: dict[str, Any] = {}  # and these
+        self.drops = bool(module.manifest.get("masks", {}).get("weights"))  # then weights are packed in every call
+        self._own: dict[str, int] = {}  # addresses of the module's own weights, for such calls
+        self._fresh = False
         self.parts = {way: Part(self, module, way, stream) for way in WAYS}
 
     def pack(self, sources: Mapping[str, np.ndarray]) -> None:
         """The weights of calls at once, those of training when it next begins."""
         super().pack(sources)
-        self.used, self.held = {}, {}
+        self.used, self.held, self._fresh = {}, {}, False
         for part in self.parts.values():
             part.stale = True
 
     def prepare(self, sources: Mapping[str, np.ndarray], stream: int) -> None:
         """Weights in the order of both programs."""
-        if not any(part.stale for part in self.parts.values()):
+        if self.drops or not any(part.stale for part in self.parts.values()):
             return
         if self.functions["capturing"](self.number, stream):
             got, do = "weights that were loaded meanwhile", "call forward_train once, then capture"
@@ -91,11 +95,29 @@ class TrainingDevice(Device):
         """Weights that are on the GPU, dense, in the dtype that they are kept in; enqueued on the stream."""
         programs = {"sequence": (self.functions["pack"], self.variant, self.packed)}
         programs |= {way: (part.functions["pack"], part.facts, part.packed) for way, part in self.parts.items()}
-        for way in ways:
+        for way in ways if not self.drops else [way for way in ways if way not in self.parts]:
             pack, facts, packed = programs[way]
             pack(self.number, stream, packed, *(addresses[name] for name, _ in facts.parameters))
             if way in self.parts:
                 self.parts[way].stale = False
+
+    def pack_drawn(self, module: CudaModule, way: str, stream: int, masks: Sequence[Any], seed_at: int) -> None:
+        """The weights of one call, where some of their elements are dropped; enqueued on the stream."""
+        part, there = self.parts[way], self.used.get(way)
+        known = {**(there or self._given(module)), **self.constants(module), "masks.seed": masks[0]}
+        known["masks.seed_at"] = seed_at
+        part.functions["pack"](self.number, stream, part.packed, *(known[name] for name, _ in part.facts.parameters))
+
+    def _given(self, module: CudaModule) -> dict[str, int]:
+        """The addresses of the weights that the module was given, dense."""
+        kind, per_thread = np.float64 if module._kind == "float64" else np.float32, gpu_arrays.PER_THREAD_STREAM
+        for name, value in module.weights.items() if not self._fresh else ():
+            array = np.ascontiguousarray(value, kind)
+            if name not in self._own:
+                self._own[name] = self.allocate(module, array.nbytes)
+            self.functions["transfer"](self.number, per_thread, self._own[name], array.ctypes.data, array.nbytes)
+        self._fresh = True
+        return self._own
 
 
 class CudaTape:
@@ -156,7 +178,7 @@ class CudaTrainingModule(CudaModule):
         return found
 
     def _drawn(self, arrays: Any, seed: Any, first_step: Any) -> tuple[Any, ...]:
-        """The last inputs of both programs, where the network has masks of rows."""
+        """The last inputs of both programs, where the network has regularisers."""
         if "masks" not in self.manifest:
             return ()
         there = gpu_arrays.gpu_of(seed) is not None
@@ -169,7 +191,7 @@ class CudaTrainingModule(CudaModule):
         random = runtime._beside("runtime_random")
         number, first = random.checked(self.manifest, 0 if there else seed, first_step, error)
         signed = number - (1 << 64) if number >> 63 else number
-        return (signed, seed_at if there else 0, first) if self.manifest["masks"]["streams"] else ()
+        return signed, seed_at if there else 0, first
 
     def _forward_on(
         self,
@@ -195,8 +217,17 @@ class CudaTrainingModule(CudaModule):
         after = [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
         work = arrays.workspace(part.workspace(T, B, stream))
         held = [y, *rows, work, *given, tape.array, *tape.masks, *before, *after]
+        self._drop(device, arrays, "forward_train", tape)
         self._call(part, arrays, (T, B), rows, held)
         return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B), tape
+
+    @staticmethod
+    def _drop(device: TrainingDevice, arrays: Any, way: str, tape: CudaTape) -> None:
+        """Pack this call's weights, where they are dropped."""
+        if device.drops and tape.masks:
+            at = tape.masks[1]
+            address = at if type(at) is int else arrays.address(at)
+            device.pack_drawn(tape.module, way, arrays.stream(), tape.masks, address)
 
     @staticmethod
     def _lasting(arrays: Any, row: Any) -> Any:
@@ -255,6 +286,7 @@ class CudaTrainingModule(CudaModule):
         work = arrays.workspace(part.workspace(T, B, stream))
         rows = [self._lasting(arrays, row) for row in tape.rows]
         held = [None, *rows, work, above, tape.array, *d_x, *d_weights, *tape.masks, *before, *after]
+        self._drop(device, arrays, "backward", tape)
         self._call(part, arrays, (T, B), rows, held)
         return self._results(arrays, d_x, after, d_weights, T, B)
 

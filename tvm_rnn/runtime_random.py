@@ -30,6 +30,7 @@ GROUPS = 5  # of four rounds, each followed by the injection of key words
 WORDS = 1 << 32
 SHARED = "dropout"  # the name of the mask that both directions of a layer share
 ONCE = "weight_drop."  # how names of masks of weights begin
+RAW = "masks."  # how names begin of what GPU programs take among raw weights, and is none
 
 Word = Any  # arrays of uint32, or whatever `step` and `inject` of `rounds` make of them
 
@@ -106,4 +107,4 @@ def keys(seed: int, names: list[str], layers: int, directions: int) -> np.ndarra
     return np.array(every, np.uint32).reshape(layers, directions, len(names), 2)
 
 
-__all__ = ["ONCE", "SHARED", "checked", "key", "keys", "mask", "name_word", "rounds", "threefry", "threshold"]
+__all__ = ["ONCE", "RAW", "SHARED", "checked", "key", "keys", "mask", "name_word", "rounds", "threefry", "threshold"]

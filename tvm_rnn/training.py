@@ -28,10 +28,7 @@ from .target import Target
 
 
 def check_training(net: RNN | Model, target: Target) -> None:
-    """Raises ConfigError for what cannot be trained: several networks in one file, on GPUs weight drop."""
-    if isinstance(net, RNN) and net.regularisers.weight_drop and target.kind == "cuda":
-        got, do = f"weight_drop={dict(net.regularisers.weight_drop)}", "leave it out, or train on a CPU"
-        raise ConfigError(message("weight drop is for CPUs", got=got, do=do))
+    """Raises ConfigError for what cannot be trained: several networks in one file."""
     if isinstance(net, Model):
         got, do = f"training of {len(net.networks)} networks", "compile model.networks one by one"
         raise ConfigError(message("a model of several networks does not train as a whole", got=got, do=do))

@@ -57,7 +57,9 @@ class Draws:
         self.keys = program.buffer("keys", 2 * layers * directions * len(streams), WORD)
 
     def prepare(self, host: Host) -> None:
-        """Make the keys."""
+        """Make the keys, if there are masks of rows."""
+        if not self.streams:
+            return
         kernel = keys_kernel(self.streams, self.layers, self.directions)
         there = Pointer(f"({self.seed_at.text} ? {self.seed_at.text} : {self.keys.text})", "int64")
         host.launch(kernel, [self.keys, there], [self.seed, f"{self.seed_at.text} ? 1 : 0"])

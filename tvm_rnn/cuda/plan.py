@@ -29,6 +29,7 @@ from ..pipeline import PASS_NAMES, Layers
 from ..rnn import RNN
 from ..target import Target
 from .draws import Draws
+from .dropped import Dropped
 from .program import Expr, Host, Pointer, Program
 from .recurrent import EXPECTED_BATCHES
 from .states import move
@@ -101,10 +102,13 @@ class Plan:
         return program
 
     def _draw(self, number: int) -> None:
-        """Keys of masks, where there are any: from inputs number `number` and on."""
-        if streams := self.net.regularisers.streams:
-            self.draws = Draws(self.program, number, streams, self.net.num_layers, self.directions)
+        """Keys of masks, and what drops weights, where there are any: of inputs number `number` and on."""
+        own = self.net.regularisers
+        if own:
+            self.draws = Draws(self.program, number, own.streams, self.net.num_layers, self.directions)
             self.draws.prepare(self.program.sequence)
+        if own.weight_drop:
+            self.program.dropped = Dropped(own.weight_drop)
 
     def _facts(self) -> Iterator[dict[str, Any]]:
         """Rows for the manifest's templates: in the order in which they are tried, each with the layers it is for."""

@@ -11,6 +11,7 @@ gradients of the states, last ones in and first ones out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
@@ -129,8 +130,16 @@ class BackwardPlan(Plan):
             key = visit.layer, visit.direction
             if back.layer.graph.params:
                 back.finish.run(host, self.sums[key], self.finish_weights[key], self.weight_gradients[key])
+                self._drop(host, back.layer.graph.params, key)
         program.facts["templates"] = list(self._facts())
         return program
+
+    def _drop(self, host: Host, params: Sequence[Node], key: tuple[int, int]) -> None:
+        """Weight drop, in the gradients of what was dropped."""
+        dropped = self.program.dropped
+        for param, gradient in zip(params, self.weight_gradients[key], strict=True):
+            if dropped is not None and self.draws is not None and param.name in dropped.own:
+                dropped.gradient(host, self.draws, param, key, gradient)
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
