@@ -52,7 +52,7 @@ struct Warp {
   void* slots[32];
 };
 struct Copy { uint32_t to, size; const void* from; };
-struct Product { std::vector<float*> d; int lane, deep; bool bf16, add; const char* memory; uint64_t a, b; std::vector<uint32_t> fragment; };
+struct Product { std::vector<float*> d; int lane, deep; bool bf16, add; const char* memory; uint64_t a, b; std::vector<uint32_t> fragment; bool turned_a, turned_b; };
 struct Named { int arrived = 0; uint64_t generation = 0; };
 struct Barrier { long pending = 0, count = 0, bytes = 0; uint64_t phase = 0; };
 struct Block {
