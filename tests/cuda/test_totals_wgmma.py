@@ -40,6 +40,17 @@ def test_sums_over_rows(precision: str, height: int, width: int, rows: int, part
     assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
 
 
+def test_rows_of_4_byte_pieces() -> None:
+    """Some of each: rows of 132 bytes, rows of 148 of which 4 are before them, and rows of 144."""
+    lefts = [operand("a0", 66, 66, "bfloat16"), operand("a1", 66, 74, "bfloat16", 2)]
+    for right in (operand("b", 70, 72, "bfloat16"), operand("b", 70, 70, "bfloat16")):
+        tile = wgmma_tile_for("bfloat16", lefts, right, "sm_90a")
+        assert tile is not None
+        kernel = wgmma_totals_kernel("totals", tile, lefts, right)
+        found, expected = sums(kernel, 2 * tiles_of(tile, 66, 70), lefts, right, 70, 1)
+        assert np.linalg.norm(found - expected) < 1e-6 * np.linalg.norm(expected)
+
+
 def test_it_is_for_large_results_of_16_bit_rows_on_hopper() -> None:
     left, right = operand("a0", 512, 512, "bfloat16"), operand("b", 512, 512, "bfloat16")
     tile = wgmma_tile_for("bfloat16", [left], right, "sm_90a")
@@ -48,7 +59,7 @@ def test_it_is_for_large_results_of_16_bit_rows_on_hopper() -> None:
     assert wgmma_tile_for("tf32", [left], right, "sm_90a") is None
     assert wgmma_tile_for("bfloat16", [operand("a0", 33, 40, "bfloat16")], right, "sm_90a") is None
     assert wgmma_tile_for("bfloat16", [left], operand("b", 33, 40, "bfloat16"), "sm_90a") is None
-    odd = operand("b", 250, 250, "bfloat16")  # rows of 500 bytes
+    odd = operand("b", 251, 251, "bfloat16")
     assert wgmma_tile_for("bfloat16", [left], odd, "sm_90a") is None
 
 

@@ -1,7 +1,7 @@
 """The GEMM of a weight's gradient by wgmma, for Hopper: sums over all rows of products of two rows' 16-bit elements.
 
-In: operands that lie as rows of 16-byte pieces, as many of the left ones as share a right one. Out: a `Kernel` with the
-arguments and results of that in `totals_tile.py`. Rows are what K is in other products; wgmma takes 16-bit operands
+In: operands that lie as rows of pieces of 16 or 4 bytes, as many of the left ones as share a right one. Out: a `Kernel`
+with the arguments and results of that in `totals_tile.py`. Rows are what K is in other products; wgmma takes 16-bit operands
 along either axis, so rows are copied as they lie, 64 elements of 64 rows at a time, swizzled: 16 bytes at chunk c of
 row r are at c ^ r % 8. One warpgroup copies, the others multiply 64 lines of the result each.
 
@@ -23,7 +23,7 @@ from ..scalar_cuda import flavour
 from .gemm_layout import CHUNKS, ROW_BYTES, ceil_div
 from .gemm_operands import Operand
 from .gemm_problem import keep, uint32
-from .gemm_ring import COPY, Stages
+from .gemm_ring import Stages, copy_chunk
 from .gemm_wgmma import INPUTS, LAG
 from .kernel import Kernel, Writer, write
 
@@ -71,7 +71,7 @@ def wgmma_tile_for(precision: str, lefts: Sequence[Operand], right: Operand, arc
     """The tile with which blocks read least; None where operands, sizes or the GPU do not suit."""
     if arch != "sm_90a" or precision not in ("float16", "bfloat16"):
         return None
-    if not all(one.rows_of(precision) for one in (*lefts, right)):
+    if not all(one.piece(precision) for one in (*lefts, right)):
         return None
     if lefts[0].depth < LEAST or right.depth < LEAST:
         return None
@@ -181,7 +181,7 @@ class _Totals(Stages):
                 further = tirx.const(i * step * operand.place.row_stride, "int64")
                 source = place + tirx.Select(here, further, tirx.const(0, "int64"))
                 into = target + uint32(square * SQUARE_BYTES + i * step * ROW_BYTES)
-                w.do(I.ptx[COPY](into, w[operand.name].ptr_to([source]), 16, size))
+                copy_chunk(w, operand, self.tile.precision, into, source, size)
 
     def _announce(self, pending: int, slot: Expr) -> None:
         """The copies of a stage are done, and visible to wgmma."""
