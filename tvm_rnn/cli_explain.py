@@ -71,14 +71,12 @@ def explain(
 
     $ tvm-rnn explain gru --target nvidia-h200 --dtype bfloat16 --input-size 2048 --hidden-size 2048 --batch 16
 
-    $ tvm-rnn explain lstm.so
-
     $ tvm-rnn explain lstm --layers 3 --batch 16 --html lstm.html
     """
-    from .cli_model import net_of
+    from .cli_model import looked_at
     from .explain import explain as explained
     from .explain_text import page
-    from .spec import is_model, parse_batch
+    from .spec import find_cell, parse_batch
 
     own: dict[str, Any] = {"steps": steps, "measure": measure}
     own |= {"precision": precision, "weights": weight_dtype, "training": training, "without": without or ()}
@@ -87,11 +85,8 @@ def explain(
         if spec.endswith(".so"):
             found = explained(spec, batch=parse_batch(batch), **own)
         else:
-            if not is_model(spec):  # what is only looked at may have any size
-                input_size = input_size or 8
-                hidden_size = None if any(word.startswith("H=") for word in size or []) else hidden_size or 16
             shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
-            net = net_of(spec, input_size, hidden_size, size, shape, {"fill": 4})
+            net = looked_at(spec, input_size, hidden_size, size, shape)
             found = explained(net, target, batch=parse_batch(batch), **own)
         if html is not None:
             stage(f"writing {html}")

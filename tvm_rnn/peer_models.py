@@ -7,7 +7,7 @@ In: a `Problem`: a module's manifest and weights, and the inputs of a run. Out: 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,6 +154,32 @@ def torch_weights(problem: Problem) -> dict[str, Array]:
     """The weights by torch.nn's names and in its shapes; the gate order is the same."""
     net = net_of(problem.manifest)
     return state_arrays(net.load({name: problem.weights[name] for name in net.weight_shapes}))
+
+
+def openvino_requests(problem: Problem, stream: bool = False) -> tuple[str, Callable[[int, bool], Any]]:
+    """OpenVINO's version, and what makes an infer request on the CPU for latency of a number of threads, pinned or not.
+
+    In float32: where the CPU has bfloat16 its own choice would be that.
+    """
+    try:
+        import openvino as ov
+    except ImportError:
+        raise Unsupported("openvino is not installed") from None
+    if problem.manifest.cell == "lstm_peephole":
+        raise Unsupported("its LSTM has no peepholes")
+    core = ov.Core()
+    model = core.read_model(onnx_model(problem, stream))
+
+    def request(threads: int, pinned: bool) -> Any:
+        options = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_NUM_THREADS": threads,
+            "ENABLE_CPU_PINNING": pinned,
+        }
+        return core.compile_model(model, "CPU", options).create_infer_request()
+
+    return ov.__version__.split("-")[0], request
 
 
 def onnx_model(problem: Problem, stream: bool = False) -> bytes:
