@@ -166,8 +166,10 @@ def _decided(
     from .build import describe, networks_of, precision_of, stored_as
     from .lower import Lowering
     from .training import add_training
+    from .widen import widened
 
     machine, _ = record_files.machines(target, (), own["records"], lambda line: None)
+    net = widened(net, own["precision"])
     networks = networks_of(net, machine, training)
     precisions = [precision_of(one, machine, own["precision"]) for one in networks]
     stored = stored_as(precisions, machine, own["weights"], training)
