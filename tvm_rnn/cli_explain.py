@@ -37,6 +37,9 @@ Ablation = Annotated[
     str | None, typer.Option("--ablation", metavar="FILE", help="For the page: records of `bench --suite ablation`.")
 ]
 History = Annotated[str | None, typer.Option("--journal", metavar="FILE", help="For the page: a journal of `tune`.")]
+OwnCell = Annotated[
+    str | None, typer.Option("--cell", metavar="SPEC", help="Of a module: its cell, for pictures, if not the zoo's.")
+]
 Measure = Annotated[bool, typer.Option("--measure", help="Compile it too: a GPU's registers; on CPUs, time it here.")]
 
 
@@ -56,6 +59,7 @@ def explain(
     training: Annotated[bool, typer.Option("--training", help="With gradients.")] = False,
     without: Without = None,
     measure: Measure = False,
+    cell: OwnCell = None,
     html: Html = None,
     ablation: Ablation = None,
     journal: History = None,
@@ -63,7 +67,8 @@ def explain(
 ) -> None:
     """Say what each pass did and why not more, who runs the steps and why nothing faster, and how far from the floor.
 
-    Axes that got no size get a small one. A module (.so) says it of itself.
+    Axes that got no size get a small one. A module (.so) says it of itself; its page has pictures too, drawn from the
+    zoo's cell of its name or from --cell, if that has the equations that were compiled.
 
     [bold]Examples[/]
 
@@ -80,6 +85,9 @@ def explain(
 
     own: dict[str, Any] = {"steps": steps, "measure": measure}
     own |= {"precision": precision, "weights": weight_dtype, "training": training, "without": without or ()}
+    if cell is not None and not spec.endswith(".so"):
+        raise typer.BadParameter("--cell is for modules: SPEC is the cell")
+    own["cell"] = None if cell is None else find_cell(cell)
     with progress(as_json) as stage:
         stage("looking at what is decided")
         if spec.endswith(".so"):

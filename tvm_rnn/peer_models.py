@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import cells
+from .cell import Cell
 from .errors import TvmRnnError
 from .frontends.torch import state_arrays
 from .graph import Graph, Node, depends
@@ -23,6 +24,7 @@ from .passes.hoist_gemms import HoistGemms
 from .reference import evaluate
 from .rnn import RNN, weight_name
 from .runtime import Manifest
+from .show import equations_digest
 from .target import TABLE
 
 Array = np.ndarray
@@ -106,17 +108,17 @@ class Problem:
         return known[self.manifest.cell]
 
 
-def net_of(manifest: Manifest) -> RNN:
-    """The RNN, without weights, that a module was compiled from, for a cell of the zoo.
+def net_of(manifest: Manifest, cell: Cell | None = None) -> RNN:
+    """The RNN, without weights, that a module was compiled from. cell: its cell; None: the zoo's of that name.
 
-    Raises Unsupported where the zoo has no such cell, or where its cell of that name has other states or weights.
+    Raises Unsupported where the zoo has no such cell, or where the cell has other states, weights or equations.
     """
-    cell = cells.ZOO.get(manifest.cell)
+    cell = cell or cells.ZOO.get(manifest.cell)
     reason = f"{manifest.cell} is not a cell of the zoo: only its own module knows its equations"
     if cell is None:
         raise Unsupported(reason)
     shapes = {w.name: tuple(w.shape) for w in manifest.weights}
-    layers = [_axis_sizes(manifest, shapes, layer) for layer in range(manifest.num_layers)]
+    layers = [_axis_sizes(cell, manifest, shapes, layer) for layer in range(manifest.num_layers)]
     try:
         net = RNN(
             cell,
@@ -132,12 +134,13 @@ def net_of(manifest: Manifest) -> RNN:
     shapes = {name: shape for name, shape in shapes.items() if "." not in name}  # those are constants, not parameters
     if net.weight_shapes != shapes or [s.name for s in cell.states] != [s.name for s in manifest.states]:
         raise Unsupported(reason)
+    if manifest.get("equations", "") not in ("", equations_digest(net)):
+        raise Unsupported(reason)
     return net
 
 
-def _axis_sizes(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]], layer: int) -> dict[str, int]:
+def _axis_sizes(cell: Cell, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]], layer: int) -> dict[str, int]:
     """The size of each axis of the cell, read off the shapes of one layer's states and weights."""
-    cell = cells.ZOO[manifest.cell]
     known = {s.name: s.shapes[layer] for s in manifest.states}
     known |= {p.name: shapes.get(weight_name(p.name, layer, 0), ()) for p in cell.params}
     known |= {i.name: i.shape for i in manifest.inputs[1:]}

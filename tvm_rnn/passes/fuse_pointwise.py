@@ -343,7 +343,8 @@ def _tell(group: Group, graph: Graph) -> None:
     names = {result: f"the new {state.name}" for state, result in zip(graph.states, graph.results, strict=True)}
     names = {graph.output: "the output", **names}
     stored = joined(names.get(n) or in_words(n) for n in group.stored) or "nothing"
-    why = f"{inside} pointwise operations in it; stored: {stored}"
+    words = f"{inside} pointwise operation{'s' * (inside != 1)}" if inside else "nothing else"
+    why = f"{words} in it; stored: {stored}"
     facts = {"region": group.region, "phase": group.phase, "kind": group.kind, "pointwise": inside}
     from ..lower import node_flops  # which needs TVM: only where somebody listens
 
