@@ -119,8 +119,8 @@ def explain(
     net_or_module: an RNN or a Model, which is taken through all passes and, for GPUs, the choice of regimes, without
     generating code; or a Module or the path of one, whose manifest says it. target, batch, precision, weights,
     training, without, records: as for `compile`, and not for a module. steps: T of the workload that is counted.
-    measure: a network is compiled, which tells a GPU's registers, and where this machine can run it, timed. cell: of a
-    module, whose file has no equations: the cell that it was made from, for pictures, where the zoo does not have it.
+    measure: a network is compiled, which tells a GPU's registers; and what is for this CPU is timed. cell: of a module,
+    whose file has no equations: the cell that it was made from, for pictures, where the zoo does not have it.
 
     Returns an Explanation. Raises ConfigError, CellError or BuildError as `compile` does, LoadError for a bad file.
     """
@@ -138,7 +138,7 @@ def explain(
             module = compile(net_or_module, target, sizes, training, **own)
             manifest = dict(module.manifest)
     else:
-        manifest, module = _read(net_or_module, bool(sizes or without or precision or weights or training))
+        manifest, module = _read(net_or_module, bool(sizes or without or precision or weights or training), measure)
     nets: Sequence[RNN] = getattr(net_or_module, "networks", [])
     nets = [net_or_module] if isinstance(net_or_module, RNN) else nets
     shared = {name: value for name, value in manifest.items() if name != "networks"}
@@ -165,15 +165,16 @@ def _remade(manifest: Mapping[str, Any], cell: Cell | None) -> tuple[Looked | No
         return None, str(reason)
 
 
-def _read(source: Any, options: bool) -> tuple[dict[str, Any], Any]:
-    """The manifest of a module or of a file, and the module where there is one."""
+def _read(source: Any, options: bool, measure: bool) -> tuple[dict[str, Any], Any]:
+    """The manifest of a module or of a file, and the module where there is one, or one is to be measured."""
     if options:
         do = "leave them out, or explain the network it was made from"
         raise ConfigError(message("a module says itself how it was compiled", got="options of compile", do=do))
     if isinstance(source, str | os.PathLike):
-        from .runtime import read_container
+        from .runtime import load, read_container
 
-        return dict(read_container(source)[0]), None
+        manifest = dict(read_container(source)[0])
+        return manifest, load(source) if measure and manifest["target"]["kind"] == "llvm" else None
     if not isinstance(getattr(source, "manifest", None), Mapping):
         expected = "an RNN, a Model, a Module or the path of one"
         raise ConfigError(message("explain: this cannot be explained", got=f"{source!r:.80}", expected=expected))

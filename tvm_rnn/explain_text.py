@@ -96,12 +96,17 @@ def _phases(rows: Sequence[Mapping[str, Any]], graphs: Sequence[Sequence[int]]) 
     phases = len({(row["graph"], row["phase"]) for row in rows if row["region"] == "step" and row["graph"] == 0})
     yield from _title(f"what runs in one go ({phases} phase{'s' * (phases > 1)} in a step)")
     for row in rows:
-        own = graphs[row["graph"]] if row["graph"] < len(graphs) else []
-        where = f" [layers {', '.join(map(str, own))}]" if len(graphs) > 1 else ""
-        yield _bullet("+", f"{row['runs']}{where}; {row['with']}")
+        yield _bullet("+", phase_text(row, graphs))
 
 
-def _on_cpu(work: Sequence[Mapping[str, Any]]) -> str:
+def phase_text(row: Mapping[str, Any], graphs: Sequence[Sequence[int]]) -> str:
+    """One group of what runs in one go, and of which layers where they differ."""
+    own = graphs[row["graph"]] if row["graph"] < len(graphs) else []
+    where = f" [layer{'s' * (len(own) > 1)} {', '.join(map(str, own))}]" if len(graphs) > 1 else ""
+    return f"{row['runs']}{where}; {row['with']}"
+
+
+def cpu_text(work: Sequence[Mapping[str, Any]]) -> str:
     """A CPU's only regime, and what limits it: nothing is kept on the chip but by caches."""
     words, read = "one call for all of T: the loop over steps is in the compiled code", work[0]["step_bytes"]
     if not read:
@@ -121,7 +126,7 @@ def _regimes(
 ) -> Iterator[RenderableType]:
     yield from _title("who runs the steps")
     if not target["archs"]:
-        yield _bullet("+", _on_cpu(work), "green")
+        yield _bullet("+", cpu_text(work), "green")
         return
     if not any(row["done"] for row in rows):
         yield _bullet("+", "step by step: one launch per group of operations and step", "green")
@@ -194,7 +199,7 @@ def _work(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
         if words := in_turn_text(row):
             yield Padding(Text(words, "dim"), (0, 0, 0, 2))
     if all(row["ceilings"] and not row.get("measured_us") and not row.get("predicted_us") for row in rows):
-        words = "share: no time is known yet; --measure compiles it and times it on this CPU"
+        words = "share: no time is known yet; --measure times it on this CPU"
         yield Padding(Text(words, "dim"), (0, 0, 0, 2))
 
 

@@ -96,6 +96,7 @@ def test_every_part_is_there(report: Path, structure: Structure) -> None:
         assert f'id="{at}"' in text
     stages = [attrs["data-name"] for tag, attrs in structure.found if attrs.get("class") == "stage"]
     assert stages == ["trace", "normalise", *PASS_NAMES]
+    assert "Who runs the steps" in text and "one call for all of T" in text and "[layers 1, 2]" in text
     assert "&lt;fuse&gt;" in text and "a &amp; b" in text and "<fuse>" not in text
     assert "prefers-reduced-motion" in text and "prefers-color-scheme: dark" in text
     assert "<math" in text and "R @ h (layer 0): reads h" in text and "vfmadd" in text

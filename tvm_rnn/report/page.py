@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..explain_text import in_turn_text, percent, subject_text, text
+from ..explain_text import cpu_text, in_turn_text, percent, phase_text, subject_text, text
 from . import charts
 from .drawing import draw
 from .equations import equations, math
@@ -110,9 +110,11 @@ def _decided(own: Mapping[str, Any]) -> Iterator[str]:
         if any(rows.values()):
             yield f"<h3>{escape(name)}</h3>{_told(rows['did'], rows['did_not'], own['graphs'])}"
     if own["phases"]:
-        items = "".join(f'<li class="did">{escape(row["runs"])}; {escape(row["with"])}</li>' for row in own["phases"])
+        items = "".join(f'<li class="did">{escape(phase_text(row, own["graphs"]))}</li>' for row in own["phases"])
         yield f'<h3>What runs in one go</h3><ul class="told">{items}</ul>'
-    if own["regimes"]:
+    if not own["target"]["archs"]:
+        yield f'<h3>Who runs the steps</h3><ul class="told"><li class="did">{escape(cpu_text(own["work"]))}</li></ul>'
+    elif own["regimes"]:
         did, rest = ([row for row in own["regimes"] if row["done"] == done] for done in (True, False))
         yield f"<h3>Who runs the steps</h3>{_told(did, rest, own['graphs'])}"
     if own["kernels"]:
@@ -171,7 +173,7 @@ def _time(own: Mapping[str, Any], at: str) -> Iterator[str]:
     wave = any(d["done"] and d["stage"] == "wave" for d in own["regimes"])
     tiles = own["passes"].get("tile_layers_and_time", {"did": [], "did_not": []})
     rows = next((d["facts"]["rows"] for d in tiles["did"] if "rows" in d.get("facts", {})), 0)
-    each = max(1, rows // row["batch"]) if rows else 1 if wave else row["steps"]
+    each = min(max(1, rows // row["batch"]), row["steps"]) if rows else 1 if wave else row["steps"]
     count = -(-row["steps"] // each)
     through = wave or any("through all" in d["what"] or "side by side" in d["what"] for d in tiles["did"])
     order = "wave" if wave else "time-major" if through else "layer-major"
