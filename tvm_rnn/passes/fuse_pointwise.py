@@ -273,7 +273,7 @@ class _Grouping:
         for index in range(max(latest, 0), len(self.drafts)):
             draft = self.drafts[index]
             if draft.kind == "reduce":
-                reasons["a reduction is stored before anything reads it"] = None
+                reasons["a reduction has no epilogue"] = None
             elif draft.space != node.shape:
                 reasons[f"its shape is {list(node.shape)}, of the group that it reads {list(draft.space)}"] = None
             elif index > latest or (misread := self._misread(node, index)) is None:
