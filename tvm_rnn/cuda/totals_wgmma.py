@@ -2,8 +2,8 @@
 
 In: operands that lie as rows of pieces of 16 or 4 bytes, as many of the left ones as share a right one. Out: a `Kernel`
 with the arguments and results of that in `totals_tile.py`. Rows are what K is in other products; wgmma takes 16-bit
-operands along either axis, so rows are copied as they lie, 64 elements of 64 rows at a time, swizzled: 16 bytes at chunk
-c of row r are at c ^ r % 8. One warpgroup copies, the others multiply 64 lines of the result each.
+operands along either axis, so rows are copied as they lie, 64 elements of 64 rows at a time, swizzled: 16 bytes at
+chunk c of row r are at c ^ r % 8. One warpgroup copies, the others multiply 64 lines of the result each.
 
 What L2 hands to all blocks is the limit: 12,800 rows of 10,240 and 2,560 elements in bf16 took 1.61 ms on an H200 with
 tiles of 128 x 256, which ask L2 for 4.9 TB/s. A third warpgroup would leave too few registers for 256 columns.
