@@ -222,11 +222,11 @@ def show_stages(
 
     $ tvm-rnn show mycell.py:mycell --stage asm --hidden-size 256 --input-size 64 --without hoist_gemms
     """
-    from .cli_model import net_of
+    from .cli_model import looked_at
     from .pipeline import PASS_NAMES, run, stages
     from .record_files import machines
     from .show import CODE_STAGES, GPU_STAGES, layers_text
-    from .spec import is_model, parse_batch
+    from .spec import parse_batch
 
     skipped = without or []
     machine, _ = machines(target, (), None, lambda line: None)  # with the records that `compile` would use
@@ -234,11 +234,8 @@ def show_stages(
     known = ["trace", "differentiate" if training else "normalise", *PASS_NAMES, *code, "all"]
     if stage not in known:
         raise ConfigError(message("no such stage", **unknown("stage", stage, known)))
-    if not is_model(spec):  # what is only looked at may have any size
-        input_size = input_size or 8
-        hidden_size = None if any(word.startswith("H=") for word in size or []) else hidden_size or 16
     shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
-    net = net_of(spec, input_size, hidden_size, size, shape, {"fill": 4})
+    net = looked_at(spec, input_size, hidden_size, size, shape)
     found = []
     for number, own in enumerate(nets := getattr(net, "networks", [net])):
         first = f"{number} " if len(nets) > 1 else ""

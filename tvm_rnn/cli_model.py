@@ -45,6 +45,16 @@ def net_of(
     return net
 
 
+def looked_at(
+    spec: str, width: int | None, hidden: int | None, size: list[str] | None, shape: dict[str, Any]
+) -> RNN | Model:
+    """As `net_of`, for what is only looked at: axes that got no size get a small one."""
+    if not is_model(spec):
+        width = width or 8
+        hidden = None if any(word.startswith("H=") for word in size or []) else hidden or 16
+    return net_of(spec, width, hidden, size, shape, {"fill": 4})
+
+
 def check_outputs(output: str | None, bundle: str | None) -> None:
     """Whether what `compile` writes has a place: said before the compilation. Raises ConfigError."""
     if output is None and bundle is None:
