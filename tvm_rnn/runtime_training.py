@@ -2,7 +2,7 @@
 
 In: a .so file that was compiled for training, arrays as for every module, and gradients of results. Out: results with a
 `Tape`, and gradients of inputs, states and weights, as arrays of the kind of x. Works alone beside a .so, together with
-runtime.py.
+runtime.py, and of networks with regularisers runtime_random.py.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import math
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,17 @@ except ImportError:  # this file and runtime.py alone, beside a .so
 
 
 class Weights:
-    """The weights that a module was given at one time, as its functions of training read them."""
+    """The weights that a module was given at one time, as its functions of training read them. drawn: those of one
+    call, in which elements of `whole` are dropped."""
 
-    def __init__(self, module: TrainingModule) -> None:
-        self.lock, self.inference = threading.Lock(), module._packed
+    def __init__(self, module: TrainingModule, whole: Weights | None = None, drawn: Drawn | None = None) -> None:
+        self.lock, self.inference, self.whole = threading.Lock(), module._packed, whole or self
         self.packed: dict[str, Any] = {}  # by function, packed when it is first called
         # Copies: what users can read is read-only, which DLPack refuses.
-        arrays = {**module.weights, **module._constants}
-        self.sources = {name: module._tensor(np.array(array).ravel()) for name, array in arrays.items()}
+        arrays = {name: np.array(array) for name, array in {**module.weights, **module._constants}.items()}
+        if drawn is not None:
+            arrays |= {row[0]: drawn.dropped(row, arrays[row[0]]) for row in module.manifest["masks"].weights}
+        self.sources = {name: module._tensor(array.ravel()) for name, array in arrays.items()}
 
     def packed_for(self, module: TrainingModule, way: str) -> Any:
         """As the module's "forward" or "backward" function reads them."""
@@ -50,6 +54,26 @@ class Weights:
             return self.packed[way]
 
 
+class Drawn:
+    """The masks of one call: of which seed they are made, and from which step of the whole sequence on."""
+
+    def __init__(self, module: TrainingModule, seed: Any, first_step: Any) -> None:
+        masks, m = module.manifest["masks"], module.manifest
+        self.module, self.random = module, runtime._beside("runtime_random")
+        self.seed, first = self.random.checked(m, seed, first_step, partial(runtime._error, InputError))
+        keys = self.random.keys(self.seed, [*masks.streams], int(m.num_layers), int(m.num_directions))
+        self.arguments = (first, keys.ravel()) if masks.streams else ()
+
+    def dropped(self, row: Any, array: np.ndarray) -> np.ndarray:
+        """A weight, or its gradient, with some of its elements 0 and the others scaled. row: of the manifest."""
+        _, stream, layer, direction, keep = row
+        words = self.random.key(self.seed, stream, int(layer), int(direction))
+        result = np.empty_like(array)
+        limit, drop = self.random.threshold(keep), self.module._library.get_function("weight_drop")
+        drop(array.size, *words, limit, 1.0 / keep, array.ravel(), result.ravel())
+        return result
+
+
 class Tape:
     """What one call of `forward_train` left for `backward`: inputs, states and kept values of T steps of B rows.
     `nbytes` is how much memory that takes; it is freed with the tape. Any number of backward calls may read it."""
@@ -60,6 +84,7 @@ class Tape:
         elements = int(sizes.fixed) + B * int(sizes.per_row) + T * B * int(sizes.per_sequence_row)
         self.array = runtime._aligned(elements if T and B else 0, module._dtype)
         self.has, self.rows = (0, 0), (module._no_lengths, module._no_reset)
+        self.drawn: Drawn | None = None  # from which backward makes the masks again
 
     @property
     def nbytes(self) -> int:
@@ -76,26 +101,39 @@ class TrainingModule(Module):
     _given: Weights | None = None
 
     def forward_train(
-        self, x: Any, state: Any = None, *, lengths: Any = None, reset: Any = None, **inputs: Any
+        self,
+        x: Any,
+        state: Any = None,
+        *,
+        lengths: Any = None,
+        reset: Any = None,
+        seed: int | None = None,
+        first_step: int = 0,
+        **inputs: Any,
     ) -> tuple[Any, dict[str, Any], Tape]:
-        """As calling the module: (y, {name: state after the last step}), and the tape that `backward` reads."""
+        """As calling the module: (y, {name: state after the last step}), and the tape that `backward` reads.
+
+        seed: an integer of 64 bits, of which all masks are made; a network without regularisers needs none. first_step:
+        the number of x's first step in a longer sequence, whose chunks then have the masks of the whole."""
         arrays, (T, B), like = self._read_inputs(x, inputs, ("T", "B"))
         counts = self._no_lengths if lengths is None else runtime._per_row("lengths", lengths, np.int64, (B,), T)
         mask = self._no_reset
         if reset is not None:
             mask = runtime._per_row("reset", reset, bool, (T, B), T).ravel().view(np.uint8)
-        given = self._weights_given()
+        given, drawn = self._weights_given(), self._drawn(seed, first_step)
+        if drawn is not None and self.manifest["masks"].weights:
+            given = Weights(self, given, drawn)
         before = self._read_states(state, B)
         tape = Tape(self, given, T, B, like)
         tape.has, tape.rows = (int(lengths is not None), int(reset is not None)), (counts, mask)
+        tape.drawn = drawn
         after = [array.copy() for array in before]
         y = np.empty((T, B, *self._output), self._dtype)
         if T and B:
             call = self._prepared("forward", given, T, B)
             results = (y.ravel(), *before, *after)
-            self._library.forward_train(
-                *call[0], *tape.has, *arrays, *results, *tape.rows, call[1], tape.array, call[2]
-            )
+            own = (*tape.rows, call[1], tape.array, call[2], *(() if drawn is None else drawn.arguments))
+            self._library.forward_train(*call[0], *tape.has, *arrays, *results, *own)
         return (y if like is None else like(y)), self._shape_states(after, B, like), tape
 
     def backward(self, tape: Tape, gy: Any = None, gstate: Any = None) -> tuple[Any, dict[str, Any], dict[str, Any]]:
@@ -126,12 +164,15 @@ class TrainingModule(Module):
             totals[:] = 0
             call = self._prepared("backward", tape.given, T, B)
             results = (*before, *after, *(array.ravel() for array in d_x))
-            buffers = (call[1], tape.array, totals, call[2])
+            buffers = (call[1], tape.array, totals, call[2], *(() if tape.drawn is None else tape.drawn.arguments))
             self._library.get_function("backward")(*call[0], *tape.has, above, *results, *tape.rows, *buffers)
             for row in facts.finishes:
                 raw = (tape.given.sources[name] for name in row.weights)
                 filled = (d_weights[name].ravel() for name in row.gradients)
                 self._library.get_function(row.function)(*raw, totals, int(row.offset), *filled)
+            if tape.drawn is not None:
+                for row in self.manifest["masks"].weights:
+                    d_weights[row[0]] = tape.drawn.dropped(row, d_weights[row[0]])
         if like is not None:
             d_x, d_weights = [*map(like, d_x)], {name: like(array) for name, array in d_weights.items()}
         named = dict(zip((name for name, _ in self._inputs), d_x, strict=True))
@@ -143,7 +184,7 @@ class TrainingModule(Module):
             raise runtime._error(InputError, "this is not a tape", type(tape).__name__, "a Tape", do)
         if tape.module is not self:
             raise runtime._error(InputError, "the tape is another module's", tape, f"a tape of {self.path!r}", do)
-        if tape.given is not self._given:
+        if tape.given.whole is not self._given:
             got = "weights that were loaded after it was written"
             raise runtime._error(InputError, "the tape was written with other weights", got, "the same weights", do)
 
@@ -178,6 +219,10 @@ class TrainingModule(Module):
             self._local.training = (elements, work)
         threads = self._threads or (1 if self._flops * B < runtime.PARALLEL_FLOPS_PER_STEP else self.threads)
         return (T, B, tile, threads), given.packed_for(self, way), work
+
+    def _drawn(self, seed: Any, first_step: Any) -> Drawn | None:
+        """The masks of a call, where the network has any."""
+        return Drawn(self, seed, first_step) if "masks" in self.manifest else None
 
     def _weights_given(self) -> Weights:
         if self._given is None:
