@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -142,8 +143,8 @@ class _Words:
         parts: list[Any] = [tirx.AllocBuffer(buffer) for buffer in x]
 
         def each(body: Callable[[Expr], Stmt]) -> None:
-            for n in range(self.together):
-                parts.append(vector("v", self.lanes, lambda v, n=n: body(v + int64(n * self.lanes))))
+            for first in range(0, self.together * self.lanes, self.lanes):
+                parts.append(vector("v", self.lanes, partial(lambda at, v: body(v + int64(at)), first)))
 
         def step(r: int) -> None:
             def turned(at: Expr) -> Expr:

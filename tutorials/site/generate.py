@@ -44,6 +44,7 @@ KINDS = {
     "reduce": "Over one axis",
     "contract": "Products",
     "total": "Sums over T and B, which gradients of weights are made of; cells cannot write them",
+    "random": "Masks of regularisers, made of counters; options of an RNN write them",
 }
 Nav = list[tuple[str, str]]
 

@@ -21,7 +21,7 @@ from ..memory import int64, wide
 from ..rnn import weight_name
 from .draws import WORD, Draws, threefry
 from .kernel import Kernel, Writer, write
-from .program import Host, Pointer, Program
+from .program import Expr, Host, Pointer, Program
 from .rows import THREADS
 
 SEED, SEED_AT = (runtime_random.RAW + name for name in ("seed", "seed_at"))
@@ -58,7 +58,7 @@ class Dropped:
         if (dtype, p) not in self.kernels:
             self.kernels[dtype, p] = drop_kernel(f"drop{len(self.kernels)}", dtype, 1.0 - p)
         word = runtime_random.name_word(runtime_random.ONCE + node.name)
-        numbers = [prod(node.shape), *seed, word, 2 * place[0] + place[1]]
+        numbers: list[Expr] = [prod(node.shape), *seed, word, 2 * place[0] + place[1]]
         host.launch(self.kernels[dtype, p], pointers, numbers)
 
 

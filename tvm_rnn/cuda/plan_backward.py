@@ -71,9 +71,8 @@ class BackwardPlan(Plan):
         zeros: dict[str, float] = {}
         common = (self.net.dtype, self.target, zeros, self.batches, 1, "")
         given = self._given(self.forward.code[number].layout)
-        masks = tuple(self.net.regularisers.streams)
-        own = {"kept": kept, "given": given, "streams": masks}
-        layer = Layer(rows, self.number + number, self.precision, *common, **own)
+        own, masks = self.number + number, tuple(self.net.regularisers.streams)
+        layer = Layer(rows, own, self.precision, *common, kept=kept, given=given, streams=masks)
         name = f"g{layer.number}"
         layout = layer.layout
 
