@@ -126,6 +126,8 @@ inline void tvm_builtin_ptx_ld_vec_relaxed_gpu_global_v2_b32(W& a, W& b, const v
   emu::yield();
   emu::get(GLOBAL(p, 8), a, b);
 }
+inline void tvm_builtin_ptx_ld_vec_global_v2_b32(W& a, W& b, const void* p) { emu::get(GLOBAL(p, 8), a, b); }
+inline void tvm_builtin_ptx_ld_vec_global_v4_b32(W& a, W& b, W& c, W& d, const void* p) { emu::get(GLOBAL(p, 16), a, b, c, d); }
 inline void tvm_builtin_ptx_ld_vec_global_v2_f32(float& a, float& b, const void* p) { emu::get(GLOBAL(p, 8), a, b); }
 inline void tvm_builtin_ptx_ld_vec_global_v4_f32(float& a, float& b, float& c, float& d, const void* p) { emu::get(GLOBAL(p, 16), a, b, c, d); }
 inline void tvm_builtin_ptx_ld_shared_f32(float& a, W p) { emu::get(emu::at(p, 4), a); }

@@ -180,7 +180,7 @@ def _decided(
                 from .cuda import artifact, plan, train
 
                 programs = [plan.plan(one, layers, machine, batches, precision, kind)]
-                trained = [train.plan(one, machine, batches, own["without"], precision)] if training else []
+                trained = [train.plan(one, machine, batches, own["without"], precision, training)] if training else []
                 facts = artifact.describe(
                     one, layers, programs, (machine,), batches, own["without"], precision, {}, kind
                 )
@@ -190,7 +190,7 @@ def _decided(
                 lowered = Lowering(one, layers, machine, batches, kind).run()
                 facts = describe(one, lowered, machine, batches, own["without"])
                 if training:
-                    add_training(one, lowered, facts, machine, batches, own["without"])
+                    add_training(one, lowered, facts, machine, batches, own["without"], training)
         found.append(facts)
         options = {"batch": batches, "without": own["without"], "precision": own["precision"]}
         options |= {"weights": own["weights"], "training": training}

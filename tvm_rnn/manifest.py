@@ -176,12 +176,20 @@ TRAINING_FIELDS: Fields = (
 )
 
 
+# What a plan of training's memory must know; files of earlier versions have none of it.
+MEMORY_FIELDS: Fields = (
+    ("memory.keep", _is_name, "a name of what is kept"),
+    ("memory.forward_flops_per_row", _is_size, "an integer, at least 0"),
+    ("memory.backward_flops_per_row", _is_size, "an integer, at least 0"),
+)
+
+
 def validate(manifest: Mapping[str, Any]) -> None:
     """Raise BuildError, naming the field, where the manifest is not one that this version's runtime understands."""
     number = manifest.get("format")
     if number != MANIFEST_FORMAT:
         raise _invalid("format", number, str(MANIFEST_FORMAT))
-    own = {"origin": ORIGIN_FIELDS, "model": MODEL_FIELDS, "weight_error": ERROR_FIELDS}
+    own = {"origin": ORIGIN_FIELDS, "model": MODEL_FIELDS, "weight_error": ERROR_FIELDS, "memory": MEMORY_FIELDS}
     _check(manifest, [field for name, fields in own.items() if name in manifest for field in fields])
     for own in manifest.get("networks", (manifest,)):
         _validate_network({**manifest, **own})
