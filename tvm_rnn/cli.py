@@ -25,6 +25,7 @@ from .cli_options import (
     HiddenSize,
     InputSize,
     Json,
+    Keep,
     Layers,
     ModuleFile,
     Precision,
@@ -97,6 +98,7 @@ def compile_cell(
     seed: Annotated[int | None, typer.Option("--seed", help="Random weights, the same for the same number.")] = None,
     without: Without = None,
     training: Annotated[bool, typer.Option("--training", help="With gradients.")] = False,
+    keep: Keep = None,
     dump: Annotated[str | None, typer.Option("--dump", metavar="DIR", help="Write every stage to this folder.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -133,6 +135,7 @@ def compile_cell(
 
         archs = [word.strip() for word in arch.split(",") if word.strip()]
         how: dict[str, Any] = {"precision": precision, "weights": weight_dtype, "without": without or (), "dump": dump}
+        how["keep"] = keep
         module = compile(net, target, parse_batch(batch), training, arch=archs, **how, progress=stage)
         stage(f"writing {output or bundle}")
         module.export(output, bundle=bundle)

@@ -18,7 +18,9 @@ from .cli_options import (
     HiddenSize,
     InputSize,
     Json,
+    Keep,
     Layers,
+    MaxBytes,
     Precision,
     Size,
     Target,
@@ -54,6 +56,8 @@ def explain(
     batch: Batch = "",
     steps: Steps = 100,
     training: Annotated[bool, typer.Option("--training", help="With gradients.")] = False,
+    keep: Keep = None,
+    max_bytes: MaxBytes = "",
     without: Without = None,
     measure: Measure = False,
     html: Html = None,
@@ -73,15 +77,18 @@ def explain(
 
     $ tvm-rnn explain lstm.so
 
+    $ tvm-rnn explain lstm --training --steps 1000 --batch 32 --max-bytes 200M
+
     $ tvm-rnn explain lstm --layers 3 --batch 16 --html lstm.html
     """
     from .cli_model import net_of
     from .explain import explain as explained
     from .explain_text import page
-    from .spec import is_model, parse_batch
+    from .spec import is_model, parse_batch, parse_bytes
 
     own: dict[str, Any] = {"steps": steps, "measure": measure}
     own |= {"precision": precision, "weights": weight_dtype, "training": training, "without": without or ()}
+    own |= {"keep": keep, "max_bytes": parse_bytes(max_bytes)}
     with progress(as_json) as stage:
         stage("looking at what is decided")
         if spec.endswith(".so"):

@@ -104,6 +104,8 @@ def explain(
     precision: str | None = None,
     weights: str | None = None,
     training: bool = False,
+    keep: str | None = None,
+    max_bytes: int | None = None,
     without: Iterable[str] = (),
     records: Records | str | os.PathLike[str] | None = None,
     measure: bool = False,
@@ -112,24 +114,25 @@ def explain(
 
     net_or_module: an RNN or a Model, which is taken through all passes and, for GPUs, the choice of regimes, without
     generating code; or a Module or the path of one, whose manifest says it. target, batch, precision, weights,
-    training, without, records: as for `compile`, and not for a module. steps: T of the workload that is counted.
+    training, keep, without, records: as for `compile`, and not for a module; without keep memory is planned for every
+    choice of it. steps: T of the workload that is counted. max_bytes: of training, the budget to plan memory for.
     measure: a network is compiled, which tells a GPU's registers, and where this machine can run it, timed.
 
     Returns an Explanation. Raises ConfigError, CellError or BuildError as `compile` does, LoadError for a bad file.
     """
-    from .build import batch_sizes
+    from .build import batch_sizes, kept_as
 
-    sizes, without = batch_sizes(batch), tuple(without)
+    sizes, without, kept = batch_sizes(batch), tuple(without), kept_as(training, keep)
     machine, module, looked = None, None, list[Looked]()
     if isinstance(net_or_module, RNN | Model):
         own: dict[str, Any] = {"precision": precision, "weights": weights, "without": without, "records": records}
-        manifest, looked = _decided(net_or_module, target, sizes, training, own)
+        manifest, looked = _decided(net_or_module, target, sizes, kept, own)
         machine = looked[0].machine
         if measure:
             from .build import compile
 
-            module = compile(net_or_module, target, sizes, training, **own)
-            manifest = dict(module.manifest)
+            module = compile(net_or_module, target, sizes, training, keep=keep, **own)
+            manifest = {**module.manifest, **{name: manifest[name] for name in ("working",) if name in manifest}}
     else:
         manifest, module = _read(net_or_module, bool(sizes or without or precision or weights or training))
     nets: Sequence[RNN] = getattr(net_or_module, "networks", [])
@@ -140,6 +143,10 @@ def explain(
         net = nets[number] if number < len(nets) else None
         timed = module if measure and "networks" not in manifest else None
         networks.append(_network({**shared, **facts}, machine, net, steps, timed))
+        if "training" in networks[-1]:
+            whole = net if keep is None and isinstance(net_or_module, RNN) else None
+            plans = _plans({**shared, **facts}, whole, looked, module, steps, max_bytes)
+            networks[-1]["training"] |= {} if plans is None else {"plans": plans}
     return Explanation({"networks": networks, "versions": dict(manifest["versions"])}, tuple(looked))
 
 
@@ -159,7 +166,7 @@ def _read(source: Any, options: bool) -> tuple[dict[str, Any], Any]:
 
 
 def _decided(
-    net: RNN | Model, target: str | Target, batches: tuple[int, ...], training: bool, own: Mapping[str, Any]
+    net: RNN | Model, target: str | Target, batches: tuple[int, ...], training: bool | str, own: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Looked]]:
     """What the manifest would be, all but what generated code adds to it, and the networks."""
     from . import pipeline, record_files
@@ -186,6 +193,7 @@ def _decided(
                 )
                 if trained:
                     train.describe(facts, trained, {})
+                    facts["working"] = train.working(trained[0], machine)
             else:
                 lowered = Lowering(one, layers, machine, batches, kind).run()
                 facts = describe(one, lowered, machine, batches, own["without"])
@@ -287,6 +295,34 @@ def _training(manifest: Mapping[str, Any], decisions: Sequence[Decision], steps:
         "bytes": whole * size,
         "kept_elements": sum(d.facts["elements"] for d in decisions if d.stage == "differentiate" and d.done),
     }
+
+
+def _plans(
+    manifest: Mapping[str, Any],
+    net: RNN | None,
+    looked: Sequence[Looked],
+    module: Any,
+    steps: int,
+    max_bytes: int | None,
+) -> dict[str, Any] | None:
+    """The plans of memory (`memory_plan.py`): of a network for every choice of what a tape keeps, of a module for its
+    own; None: of a module for GPUs that is not on one."""
+    from .memory_plan import facts_of, plans_of, sizes_of
+    from .passes.differentiate import KEEP
+    from .runtime_memory import check_budget
+
+    budget, rows = check_budget(max_bytes), max(manifest["batch"], default=BATCH)
+    own = str(manifest.get("memory", {}).get("keep", "values"))
+    if "tape" in manifest and "working" not in manifest:
+        if not getattr(module, "_devices", None):
+            return None
+        return plans_of({own: module.memory_sizes(steps, rows)}, budget).facts()
+    sizes = {own: sizes_of(manifest, steps, rows)}
+    if net is not None:
+        seen, named = looked[0], str(manifest.get("precision", net.dtype))
+        how = (net, seen.machine, tuple(manifest["batch"]), seen.options["without"], named)
+        sizes |= {kind: sizes_of(facts_of(*how, kind), steps, rows) for kind in KEEP if kind != own}
+    return plans_of(sizes, budget).facts()
 
 
 def _product(shape: Iterable[int]) -> int:

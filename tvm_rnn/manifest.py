@@ -181,6 +181,7 @@ MEMORY_FIELDS: Fields = (
     ("memory.keep", _is_name, "a name of what is kept"),
     ("memory.forward_flops_per_row", _is_size, "an integer, at least 0"),
     ("memory.backward_flops_per_row", _is_size, "an integer, at least 0"),
+    ("memory.again_flops_per_row", _is_size, "an integer, at least 0"),
 )
 
 

@@ -7,13 +7,13 @@ manifest of a module, which has one choice.
 What counts: everything that forward_train and backward allocate together, from the first call until the second has
 returned, besides what they return: the tape (inputs of all layers, states before each step, kept values), states
 between segments, the working memory of the hungrier of both, sums over steps. Weights, packed for products, are the
-module's and stay. What counts as time: FLOPs of both calls; of two choices that differ in them the loop's count fully,
-those of products outside of it, which a GPU does at a higher rate, as OUTSIDE says.
+module's and stay. What counts as time: on CPUs FLOPs of both calls; on GPUs that of a step, in which products outside
+of the loop count less, and what each start of a program takes (`runtime_cuda_segments.times`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from .records import Records
     from .rnn import RNN
     from .target import Target
-
-MEGABYTE = 1e6
 
 
 @dataclass(frozen=True)
@@ -98,17 +96,14 @@ def plan_memory(
     check_training(net, machine)
     kinds = [keep] if keep else [*KEEP]
     named = precision_name(net.dtype, precision)
-    found = {kind: facts_of(net, machine, (batch,), tuple(without), named, kind) for kind in kinds}
-    return plans_of(found, steps, batch, max_bytes)
-
-
-def plans_of(
-    manifests: Mapping[str, Mapping[str, Any]], steps: int, batch: int, max_bytes: int | None = None
-) -> MemoryPlans:
-    """Of what manifests say of training, by what they keep. Those of GPUs have "working": bytes of a program's working
-    memory, by its name and (steps, batch)."""
     budget = check_budget(max_bytes)
-    sizes = {keep: _sizes(manifest, steps, batch) for keep, manifest in manifests.items()}
+    found = {kind: facts_of(net, machine, (batch,), tuple(without), named, kind) for kind in kinds}
+    return plans_of({kind: sizes_of(facts, steps, batch) for kind, facts in found.items()}, budget)
+
+
+def plans_of(sizes: Mapping[str, Sizes], budget: int | None) -> MemoryPlans:
+    """Of what calls take, by what their tapes keep."""
+    steps, batch = next((own.steps, own.batch) for own in sizes.values())
     unit = min(own.forward + own.backward for own in sizes.values())
     rows = [_timed(keep, own, plan, unit) for keep, own in sizes.items() for plan in table(own)]
     best = [row for row in rows if not any(_better(other, row) for other in rows)]
@@ -136,7 +131,9 @@ def _timed(keep: str, sizes: Sizes, plan: MemoryPlan, unit: float) -> Choice:
     return Choice(keep, replace(plan, time=plan.time * own / unit if unit else plan.time))
 
 
-def _sizes(manifest: Mapping[str, Any], steps: int, batch: int) -> Sizes:
+def sizes_of(manifest: Mapping[str, Any], steps: int, batch: int) -> Sizes:
+    """What calls take of a module that has this manifest. That of one for GPUs has "working": bytes of a program's
+    working memory, by its name, for (steps, batch)."""
     if "tape" not in manifest:
         return sizes_on_cpu(manifest, steps, batch)
     working = manifest["working"]
@@ -173,6 +170,4 @@ def _on_a_gpu(
     return found | {"working": train.working(trained, machine)}
 
 
-Working = Callable[[int, int], int]
-
-__all__ = ["Choice", "MemoryPlans", "plan_memory", "plans_of"]
+__all__ = ["Choice", "MemoryPlans", "facts_of", "plan_memory", "plans_of", "sizes_of"]

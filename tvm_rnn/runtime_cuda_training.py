@@ -161,9 +161,8 @@ class CudaTrainingModule(CudaModule):
     ) -> tuple[Any, dict[str, Any], CudaTape]:
         """As calling the module: (y, {name: state after the last step}), and the tape that `backward` reads.
 
-        max_bytes: for this call; None: the module's own. Where all steps do not fit, backward reads x and the state
-        once more, which must not change until then. Raises InputError, with the smallest number possible, where no plan
-        fits."""
+        max_bytes: for this call; None: the module's own. Where all steps do not fit, backward reads x once more, which
+        must not change until then. Raises InputError, with the smallest number possible, where no plan fits."""
         found: tuple[Any, dict[str, Any], CudaTape]
         run = functools.partial(self._forward_on, max_bytes=max_bytes)
         found = self._enqueue(x, inputs, state, ("T", "B"), lengths, reset, run)

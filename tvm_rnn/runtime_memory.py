@@ -37,7 +37,8 @@ MEGABYTE = 1e6
 class Sizes:
     """Of a call with `steps` steps of `batch` rows. Bytes: tape(s) and work(s, again) of s steps; again: y too, of
     steps that run a second time; of all rows' states once; of what does not depend on the plan; and of what the caller
-    gets (y, states and gradients). forward, backward: FLOPs of one step. whole: "", or why all steps must be on the
+    gets (y, states and gradients). Time, in any unit: of one step forward and backward, and start, what a program takes
+    however few its steps are. whole: "", or why all steps must be on the
     tape at once."""
 
     steps: int
@@ -49,6 +50,7 @@ class Sizes:
     results: int
     forward: float
     backward: float
+    start: float = 0.0
     whole: str = ""
 
 
@@ -135,8 +137,9 @@ def plan_of(sizes: Sizes, segment: int) -> MemoryPlan:
     # A state before each part and the last one, which is the caller's, and gradients of states before and after a part.
     states = sizes.states * (parts + 2 if parts > 1 else 2)
     total = sizes.tape(segment) + sizes.work(segment, parts > 1) + states + sizes.fixed
-    once = max(1.0, sizes.forward + sizes.backward)
-    time = 1.0 + sizes.forward * (T - segment) / (once * max(T, 1))
+    once = max(1e-30, (sizes.forward + sizes.backward) * max(T, 1) + 2 * sizes.start)
+    # Every part but one runs forward twice, and backward once.
+    time = 1.0 + (sizes.forward * (T - segment) + sizes.start * 3 * (parts - 1)) / once
     return MemoryPlan(T, sizes.batch, segment, total, sizes.results, time)
 
 

@@ -39,7 +39,7 @@ def sizes_of(manifest: Any, T: int, B: int, reset: bool = False) -> Sizes:
     totals = int(facts["backward"]["totals_elements"]) if T and B else 0
 
     def tape(steps: int) -> int:
-        return item * int(tape_elements(manifest, steps, B))
+        return int(item * tape_elements(manifest, steps, B))
 
     def work(steps: int, again: bool) -> int:
         forward, backward = (work_elements(manifest, way, steps, B) for way in ("forward", "backward"))
@@ -49,8 +49,7 @@ def sizes_of(manifest: Any, T: int, B: int, reset: bool = False) -> Sizes:
     states = item * B * state_elements(manifest)
     results = item * (T * B * (output + input_elements(manifest)) + weight_elements(manifest)) + 2 * states
     flops = [B * float(memory.get(f"{way}_flops_per_row", rate)) for way, rate in (("forward", 1), ("backward", 2))]
-    whole = why_whole(manifest, reset)
-    return Sizes(T, B, tape, work, states, item * totals, results, flops[0], flops[1], whole)
+    return Sizes(T, B, tape, work, states, item * totals, results, flops[0], flops[1], whole=why_whole(manifest, reset))
 
 
 class SegmentedTape(Tape):
@@ -98,7 +97,7 @@ def part(array: np.ndarray, start: int, count: int, steps: int) -> np.ndarray:
 
 def forward(tape: SegmentedTape, before: Flat, y: np.ndarray) -> Flat:
     """All parts, y [T B ...] flat. Returns the states after the last."""
-    state = before
+    state = [array.copy() for array in before]  # the caller's may change
     for number, (start, count) in enumerate(tape.spans):
         tape.before.append(state)
         state = tape.write(number, part(y, start, count, tape.T))

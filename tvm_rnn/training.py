@@ -82,9 +82,7 @@ def planned(
     return {"training": own, "memory": memory_facts(net, layers, training)}
 
 
-def _lowerings(
-    net: RNN, layers: Layers, target: Target, batches: tuple[int, ...]
-) -> tuple[ForwardTrain, Backward]:
+def _lowerings(net: RNN, layers: Layers, target: Target, batches: tuple[int, ...]) -> tuple[ForwardTrain, Backward]:
     count = len(layers.graphs)
     backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
     forward = ForwardTrain(net, layers, target, batches, number=count)
@@ -95,22 +93,26 @@ def _lowerings(
 
 
 def memory_facts(net: RNN, layers: Layers, training: bool | str) -> dict[str, Any]:
-    """What a plan of memory must know of a module, on any target: what its tape keeps, and FLOPs per row and step."""
+    """What a plan of memory must know of a module, on any target: what its tape keeps, and FLOPs per row and step.
+    again: those of backward's that are before its steps, for the most part products of forward once more."""
     forward = sum(_flops(layers.graphs[i]) for i in layers.of_layer)
     backward = sum(_flops(graph) for i in layers.of_layer if (graph := layers.graphs[i].backward) is not None)
+    again = sum(_flops(graph, "before") for i in layers.of_layer if (graph := layers.graphs[i].backward) is not None)
     return {
         "keep": "values" if training is True else training,
         "forward_flops_per_row": forward * net.num_directions,
         "backward_flops_per_row": backward * net.num_directions,
+        "again_flops_per_row": again * net.num_directions,
     }
 
 
-def _flops(graph: Graph) -> int:
-    """Operations for one row of one step, with its part of the sums over rows; what follows these sums is not."""
+def _flops(graph: Graph, region: str = "") -> int:
+    """Operations for one row of one step, with its part of the sums over rows; what follows these sums is not. region:
+    of that one alone."""
     nodes = graph.nodes()
     leaves, total = depends(nodes), 0
     for node in nodes:
-        if node.leaf:
+        if node.leaf or (region and graph.region_of(node) != region):
             continue
         if TABLE[node.op].kind == "total":
             total += int(np.prod(node.shape, dtype=int)) * (2 if node.op == "total_product" else 1)

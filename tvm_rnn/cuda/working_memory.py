@@ -36,7 +36,7 @@ def working_memory(program: Program, sms: int) -> Callable[[int, int], int]:
         "    most, at = 0, 0",
         "    def reserve(count):",
         "        nonlocal most, at",
-        "        place, at = at, at + -(-count // ALIGNMENT) * ALIGNMENT",
+        "        place, at = at, at + -(-max(count, 0) // ALIGNMENT) * ALIGNMENT",
         "        most = max(most, at)",
         "        return place",
     ]
