@@ -13,7 +13,8 @@ from test_runtime_cuda_training import LIMITS, cast, error, gradients
 
 import tvm_rnn as rnn
 from tvm_rnn import InputError, gpu_arrays
-from tvm_rnn.runtime_cuda_segments import CudaSegmentedTape, add, clipped, fresh, sizes_of, tape_bytes, times
+from tvm_rnn.runtime_cuda_segments import CudaSegmentedTape, add, clipped, fresh, sizes_of, times
+from tvm_rnn.runtime_cuda_training import tape_bytes
 from tvm_rnn.runtime_memory import plan_of, smallest
 
 CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
@@ -78,7 +79,7 @@ def test_budgets_of_a_module() -> None:
     module.max_bytes = least.bytes
     y, _, tape = module.forward_train(case.x["x"], case.state)
     assert isinstance(tape, CudaSegmentedTape) and module.max_bytes == least.bytes
-    assert tape.nbytes < tape_bytes(module.manifest, 40, 5)
+    assert tape.nbytes < tape_bytes(module.manifest, 40, 5, False)
     none, zeros = (named(*module.backward(tape, gy, case.gstate)) for gy in (None, 0 * case.gy))
     assert all(np.array_equal(none[name], zeros[name]) for name in none)
     with pytest.raises(InputError, match=rf"no plan for 40 steps[\s\S]*at least {least.bytes}"):
@@ -97,11 +98,12 @@ def test_what_a_call_takes() -> None:
         "output": {"shape": [3]},
         "states": [{"shapes": [[3], [3]]}],
         "weights": [{"shape": [4, 3]}],
-        "tape": [[10, 0], [6, 1]],
+        "tape": [[10, 0], [6, 1], [8, 0, 1]],
         "memory": {"forward_flops_per_row": 10, "backward_flops_per_row": 20},
     }
     found = sizes_of(manifest, 100, 7, False, lambda way, own: {"forward_train": 50, "backward": 70}[way] * own)
-    assert found.tape(20) == tape_bytes(manifest, 20, 7) == 1536 + 1024 and found.tape(0) == 0
+    assert found.tape(20) == tape_bytes(manifest, 20, 7, False) == 1536 + 1024 and found.tape(0) == 0
+    assert sizes_of(manifest, 100, 7, True, int).tape(20) == tape_bytes(manifest, 20, 7, True) == 1536 + 1024 + 1280
     assert found.work(20, False) == 1400 and found.work(20, True) == 1400 + 2 * 20 * 7 * 3 + 4 * 12
     assert found.states == 2 * 7 * 6 and found.results == 2 * 700 * 8 + 48 + 2 * found.states
     assert found.start > 0 and not found.whole

@@ -133,10 +133,9 @@ def compile_cell(
         stage("loading the compiler")
         from .build import compile
 
-        archs = [word.strip() for word in arch.split(",") if word.strip()]
         how: dict[str, Any] = {"precision": precision, "weights": weight_dtype, "without": without or (), "dump": dump}
-        how["keep"] = keep
-        module = compile(net, target, parse_batch(batch), training, arch=archs, **how, progress=stage)
+        how |= {"keep": keep, "arch": [word.strip() for word in arch.split(",") if word.strip()]}
+        module = compile(net, target, parse_batch(batch), training, **how, progress=stage)
         stage(f"writing {output or bundle}")
         module.export(output, bundle=bundle)
     seconds = time.perf_counter() - started

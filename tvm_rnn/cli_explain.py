@@ -81,10 +81,9 @@ def explain(
 
     $ tvm-rnn explain lstm --layers 3 --batch 16 --html lstm.html
     """
-    from .cli_model import net_of
     from .explain import explain as explained
     from .explain_text import page
-    from .spec import is_model, parse_batch, parse_bytes
+    from .spec import parse_batch, parse_bytes
 
     own: dict[str, Any] = {"steps": steps, "measure": measure}
     own |= {"precision": precision, "weights": weight_dtype, "training": training, "without": without or ()}
@@ -94,11 +93,8 @@ def explain(
         if spec.endswith(".so"):
             found = explained(spec, batch=parse_batch(batch), **own)
         else:
-            if not is_model(spec):  # what is only looked at may have any size
-                input_size = input_size or 8
-                hidden_size = None if any(word.startswith("H=") for word in size or []) else hidden_size or 16
             shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
-            net = net_of(spec, input_size, hidden_size, size, shape, {"fill": 4})
+            net = _net(spec, input_size, hidden_size, size, shape)
             found = explained(net, target, batch=parse_batch(batch), **own)
         if html is not None:
             stage(f"writing {html}")
@@ -107,6 +103,19 @@ def explain(
         print_json(found.facts)
     else:
         print_rich(page(found.facts))
+
+
+def _net(
+    spec: str, input_size: int | None, hidden_size: int | None, size: list[str] | None, shape: dict[str, Any]
+) -> Any:
+    """What is only looked at may have any size."""
+    from .cli_model import net_of
+    from .spec import is_model
+
+    if not is_model(spec):
+        input_size = input_size or 8
+        hidden_size = None if any(word.startswith("H=") for word in size or []) else hidden_size or 16
+    return net_of(spec, input_size, hidden_size, size, shape, {"fill": 4})
 
 
 def _write_page(found: Explanation, path: str, ablation: str | None, journal: str | None) -> None:

@@ -281,7 +281,7 @@ def _training(manifest: Mapping[str, Any], decisions: Sequence[Decision], steps:
     from .dtypes import ITEM_BYTES
 
     if "tape" in manifest:  # of a GPU: for each array bytes per row of a step, and steps beyond T
-        arrays = manifest["tape"]
+        arrays = [part[:2] for part in manifest["tape"] if len(part) == 2]
         size, tape = 1, {"fixed": 0, "per_row": sum(row * more for row, more in arrays)}
         tape["per_sequence_row"] = sum(row for row, _ in arrays)
     else:

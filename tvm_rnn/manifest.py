@@ -122,7 +122,7 @@ GPU_TRAINING_FIELDS: Fields = (
     *((f"variants[].{way}.packed_bytes", _is_size, "an integer, at least 0") for way in GPU_WAYS),
     *((f"variants[].{way}.parameters[]", _is_pair, "a name and a dtype") for way in GPU_WAYS),
     *((f"variants[].{way}.kernels[].kernel", _is_name, "a name") for way in GPU_WAYS),
-    ("tape[]", lambda value: len(value) == 2 and all(map(_is_size, value)), "bytes of a row, and steps beyond T"),
+    ("tape[]", lambda value: 2 <= len(value) <= 3 and all(map(_is_size, value)), "bytes of a row, and steps beyond T"),
     ("gradients", _is_names, "a list of weight names"),
 )
 

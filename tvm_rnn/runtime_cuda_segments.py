@@ -18,7 +18,7 @@ import numpy as np
 
 try:
     from . import gpu_arrays
-    from .runtime_cuda_training import ALIGNMENT, CudaTape, CudaTrainingModule
+    from .runtime_cuda_training import CudaTape, CudaTrainingModule, tape_bytes
     from .runtime_memory import (
         MemoryPlan,
         Sizes,
@@ -42,14 +42,16 @@ FLOPS_PER_US = {"bfloat16": 80e6, "float16": 80e6, "tf32": 40e6, "float32": 15e6
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def sizes_of(manifest: Any, T: int, B: int, reset: bool, workspace: Callable[[str, int], int]) -> Sizes:
-    """What calls of T steps of B rows take, of the module that has this manifest. reset: with resets. workspace(way,
-    steps): bytes of working memory of one of its programs."""
+def sizes_of(
+    manifest: Any, T: int, B: int, reset: bool, workspace: Callable[[str, int], int], lengths: bool = False
+) -> Sizes:
+    """What calls of T steps of B rows take, of the module that has this manifest. reset, lengths: with them.
+    workspace(way, steps): bytes of working memory of one of its programs."""
     item, output = ITEM_BYTES[manifest["dtype"]], row_elements(manifest)
     weights = max(4, item) * weight_elements(manifest)
 
     def tape(steps: int) -> int:
-        return tape_bytes(manifest, steps, B)
+        return tape_bytes(manifest, steps, B, reset or lengths) if steps and B else 0
 
     def work(steps: int, again: bool) -> int:
         if not steps or not B:
@@ -77,20 +79,21 @@ def times(manifest: Any, batch: int) -> tuple[float, float, float]:
     return step * share, step * (1 - share) * (usual + OUTSIDE * again) / max(usual, 1.0), START_US * visits
 
 
-def tape_bytes(manifest: Any, steps: int, batch: int) -> int:
-    """Of the tape of so many steps."""
-    rows = manifest["tape"] if steps and batch else ()
-    return sum(-(-(steps + more) * batch * row // ALIGNMENT) * ALIGNMENT for row, more in rows)
-
-
 class CudaSegmentedTape(CudaTape):
     """What one call of `forward_train` left for `backward` where its plan has several parts: the states before each,
     the inputs themselves, which must not change until then, and the values of one part at a time."""
 
     def __init__(
-        self, module: CudaTrainingModule, arrays: Any, x: Any, plan: MemoryPlan, weights: Any, inputs: Sequence[Any]
+        self,
+        module: CudaTrainingModule,
+        arrays: Any,
+        x: Any,
+        plan: MemoryPlan,
+        weights: Any,
+        inputs: Sequence[Any],
+        flagged: bool,
     ) -> None:
-        super().__init__(module, arrays, x, plan.steps, plan.batch, weights, plan.segment)
+        super().__init__(module, arrays, x, plan.steps, plan.batch, weights, flagged, plan.segment)
         self.plan, self.inputs = plan, inputs
         spans = plan.spans
         self.spans = spans[::-1] if module.manifest.get("reverse", False) else spans  # in the order in which they run

@@ -99,6 +99,12 @@ class TrainingDevice(Device):
                 self.parts[way].stale = False
 
 
+def tape_bytes(manifest: Any, steps: int, batch: int, flagged: bool) -> int:
+    """Of the tape of so many steps. flagged: of a call with lengths or resets, which has arrays of its own."""
+    rows = [(steps + more) * batch * row for row, more, *only in manifest["tape"] if flagged or not only]
+    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in rows)
+
+
 class CudaTape:
     """What one call of `forward_train` left for `backward`, in memory of its own on the GPU, which is freed with it.
     `nbytes`: how much. Any number of backward calls may read it."""
@@ -111,12 +117,13 @@ class CudaTape:
         T: int,
         B: int,
         weights: Any,
+        flagged: bool,
         steps: int | None = None,
     ) -> None:
-        """steps: that it has room for, where these are not all."""
+        """flagged: there are lengths or resets. steps: that it has room for, where these are not all."""
         held = T if steps is None else steps
         self.module, self.T, self.B, self.like, self.weights = module, T, B, x, weights
-        self.nbytes = sum(-(-(held + more) * B * row // ALIGNMENT) * ALIGNMENT for row, more in module.manifest["tape"])
+        self.nbytes = tape_bytes(module.manifest, held, B, flagged)
         self.array = arrays.lasting(max(self.nbytes, ALIGNMENT))
         self.rows: Sequence[Any] = (None, None)
 
@@ -181,14 +188,15 @@ class CudaTrainingModule(CudaModule):
     ) -> Any:
         given, lead, (T, B), rows = self._given(arrays, values, axes, lengths, reset)
         stream, part = arrays.stream(), device.parts["forward_train"]
-        plan = self._planned(device, T, B, max_bytes, reset is not None)
+        flagged = lengths is not None or reset is not None
+        plan = self._planned(device, T, B, max_bytes, reset is not None, lengths is not None)
         device.prepare({**self.weights, **self._constants}, stream)
         before, y = self._before(device, arrays, state, B, stream), arrays.empty((*lead, *self._output))
         if plan is not None and plan.again:
             segments = runtime._beside("runtime_cuda_segments")
-            tape = segments.CudaSegmentedTape(self, arrays, values[0], plan, self.weights, given)
+            tape = segments.CudaSegmentedTape(self, arrays, values[0], plan, self.weights, given, flagged)
         else:
-            tape = CudaTape(self, arrays, values[0], T, B, self.weights)
+            tape = CudaTape(self, arrays, values[0], T, B, self.weights, flagged)
         tape.rows = [self._lasting(arrays, row) for row in rows]
         if not T or not B:
             pairs = zip(self._plan(B), before, strict=True)
@@ -308,31 +316,36 @@ class CudaTrainingModule(CudaModule):
     def max_bytes(self, count: int | None) -> None:
         self._max_bytes = runtime._beside("runtime_memory").check_budget(count)
 
-    def memory_sizes(self, steps: int, batch: int, reset: bool = False) -> Any:
-        """What calls of T steps of B rows take on the GPU of this module, as `runtime_memory.Sizes`."""
+    def memory_sizes(self, steps: int, batch: int, reset: bool = False, lengths: bool = False) -> Any:
+        """What calls of T steps of B rows take on the GPU of this module, as `runtime_memory.Sizes`. reset, lengths:
+        with them."""
         arrays = gpu_arrays.HostArrays(self, None)
-        return self._sizes_on(self._devices.get(arrays.number) or self._open_device(arrays), steps, batch, reset)
+        return self._sizes_on(
+            self._devices.get(arrays.number) or self._open_device(arrays), steps, batch, reset, lengths
+        )
 
-    def plan_memory(self, steps: int, batch: int, max_bytes: int | None = None, *, reset: bool = False) -> Any:
+    def plan_memory(
+        self, steps: int, batch: int, max_bytes: int | None = None, *, reset: bool = False, lengths: bool = False
+    ) -> Any:
         """How forward_train and backward would use at most that many bytes (None: the module's own max_bytes) for T
         steps of B rows: a `MemoryPlan`, which says its `bytes` and the `time` it takes relative to no limit. reset:
-        with resets. Raises InputError, with the smallest number possible, where no plan fits."""
+        and lengths: with them. Raises InputError, with the smallest number possible, where no plan fits."""
         memory = runtime._beside("runtime_memory")
         budget = self._max_bytes if max_bytes is None else memory.check_budget(max_bytes)
-        return memory.fastest(self.memory_sizes(steps, batch, reset), budget)
+        return memory.fastest(self.memory_sizes(steps, batch, reset, lengths), budget)
 
-    def _sizes_on(self, device: Any, T: int, B: int, reset: bool) -> Any:
+    def _sizes_on(self, device: Any, T: int, B: int, reset: bool, lengths: bool) -> Any:
         def workspace(way: str, steps: int) -> int:
             return int(device.parts[way].workspace(steps, B, gpu_arrays.PER_THREAD_STREAM))
 
-        return runtime._beside("runtime_cuda_segments").sizes_of(self.manifest, T, B, reset, workspace)
+        return runtime._beside("runtime_cuda_segments").sizes_of(self.manifest, T, B, reset, workspace, lengths)
 
-    def _planned(self, device: Any, T: int, B: int, max_bytes: int | None, reset: bool) -> Any:
+    def _planned(self, device: Any, T: int, B: int, max_bytes: int | None, reset: bool, lengths: bool) -> Any:
         if (max_bytes is None and self._max_bytes is None) or not T or not B:
             return None
         memory = runtime._beside("runtime_memory")
         budget = self._max_bytes if max_bytes is None else memory.check_budget(max_bytes)
-        return memory.fastest(self._sizes_on(device, T, B, reset), budget)
+        return memory.fastest(self._sizes_on(device, T, B, reset, lengths), budget)
 
     def _check_tape(self, tape: Any) -> None:
         do = "call forward_train of this module, and give backward the tape that it returns"

@@ -247,14 +247,16 @@ class TrainingModule(Module):
     def max_bytes(self, count: int | None) -> None:
         self._max_bytes = runtime._beside("runtime_memory").check_budget(count)
 
-    def memory_sizes(self, steps: int, batch: int, reset: bool = False) -> Any:
-        """What calls of T steps of B rows take, as `runtime_memory.Sizes`. reset: with resets."""
+    def memory_sizes(self, steps: int, batch: int, reset: bool = False, lengths: bool = False) -> Any:
+        """What calls of T steps of B rows take, as `runtime_memory.Sizes`. reset, lengths: with them."""
         return runtime._beside("runtime_segments").sizes_of(self.manifest, steps, batch, reset)
 
-    def plan_memory(self, steps: int, batch: int, max_bytes: int | None = None, *, reset: bool = False) -> Any:
+    def plan_memory(
+        self, steps: int, batch: int, max_bytes: int | None = None, *, reset: bool = False, lengths: bool = False
+    ) -> Any:
         """How forward_train and backward would use at most that many bytes (None: the module's own max_bytes) for T
         steps of B rows: a `MemoryPlan`, which says its `bytes` and the `time` it takes relative to no limit. reset:
-        with resets. Raises InputError, with the smallest number possible, where no plan fits."""
+        and lengths: with them. Raises InputError, with the smallest number possible, where no plan fits."""
         memory = runtime._beside("runtime_memory")
         budget = self._max_bytes if max_bytes is None else memory.check_budget(max_bytes)
         return memory.fastest(self.memory_sizes(steps, batch, reset), budget)
