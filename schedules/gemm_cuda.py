@@ -18,7 +18,8 @@ from tvm_rnn.target import Target
 
 TENSOR = ("float16", "bfloat16", "tf32")
 # Clusters of so many blocks with a multiprocessor for each, of 132: they lie within a group of at most 18.
-CLUSTERS = {1: 132, 2: 66, 4: 30}
+CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15}
+LEAST_STAGES, GAIN = 4, 0.8  # of a ring; of what is read, below which a larger cluster was quicker
 SHARE_ACROSS = 8  # threads along units
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
@@ -125,11 +126,9 @@ def _share(unit: Unit, target: Target, block: int, knob: Knobs) -> Config:
     and 19.7 at B = 1 and 16 by those for 16 rows); bf16 12.7 against 28.4 at B = 64. K over one block or four instead
     of two: 30.1 or 38.9 us against 29.2 (tf32, B = 64).
     """
-    cluster = knob("share_cluster", tuple(CLUSTERS), 2)
+    cluster = knob("share_cluster", tuple(CLUSTERS), _sharing(unit, target, block))
+    each, along = _columns(unit, target, block, cluster, knob)
     blocks = -(-unit.width * unit.gates // block)
-    each = -(-blocks // (CLUSTERS[cluster] * target.sms // CLUSTERS[1]))  # of a cluster
-    along = knob("share_along", (1, 2), 1 + (each * block > 256))
-    each = -(-each // along) * along
     large = target.arch == "sm_90a" and sum(unit.depths) >= 1536 and each * block // along <= 256
     large = large and unit.region == "step" and -(-blocks // each) * cluster >= 0.75 * target.sms
     return {
@@ -142,6 +141,37 @@ def _share(unit: Unit, target: Target, block: int, knob: Knobs) -> Config:
         "share_overlap": knob("share_overlap", (0, 1, 2), 2),
         "share_bytes": target.shared_bytes,
     }
+
+
+def _columns(unit: Unit, target: Target, block: int, cluster: int, knob: Knobs | None = None) -> tuple[int, int]:
+    """(blocks of columns of a cluster, warpgroups along them)."""
+    blocks = -(-unit.width * unit.gates // block)
+    each = -(-blocks // (CLUSTERS[cluster] * target.sms // CLUSTERS[1]))
+    along = 1 + (each * block > 256)
+    along = along if knob is None else knob("share_along", (1, 2), along)
+    return -(-each // along) * along, along
+
+
+def _sharing(unit: Unit, target: Target, block: int) -> int:
+    """Blocks of a cluster: two, but where rows are so long that to read them once per cluster is most of what all
+    read, as of a backward step's.
+
+    Measured on an H200, B = 64, a backward step with 2, 4 and 8: LSTM 2560 bf16 29.4, 17.9, 15.4 us, tf32 55.9, 32.2,
+    28.7; layer-norm LSTM 512 bf16 6.4, 3.5, 3.5.
+    """
+    blocks = -(-unit.width * unit.gates // block)
+    best, least = 2, 0.0
+    for cluster in (2, 4, 8):
+        each, along = _columns(unit, target, block, cluster)
+        clusters = -(-blocks // each)
+        stages = target.shared_bytes // ((64 + each * block) * 128 + 16)
+        busy = clusters * cluster / target.sms
+        if each * block // along > 256 or stages < LEAST_STAGES or busy < 0.75:
+            continue
+        read = (64 * clusters + unit.width * unit.gates) / busy
+        if not least or read < GAIN * least:
+            best, least = cluster, read
+    return best
 
 
 def _kept(unit: Unit, target: Target) -> int:
@@ -240,8 +270,8 @@ def _share_lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
         high = 8 if slots <= 8 else 4
         split = 256 // (SHARE_ACROSS * 64 // high)
         slowly = {4: 1.4, 8: 1.0}.get(slots, 1.1)  # loads from shared memory per product
-        for cluster, resident in CLUSTERS.items():
-            blocks = -(-unit.width // (SHARE_ACROSS * units)) * cluster
+        for cluster in (1, 2, 4):
+            resident, blocks = CLUSTERS[cluster], -(-unit.width // (SHARE_ACROSS * units)) * cluster
             waves = -(-blocks // (resident * target.sms // CLUSTERS[1] * cluster))
             deep = -(-sum(unit.depths) // (32 * cluster * split)) * split  # K tiles, as the slowest group has them
             found.append((waves * (0.6 * slots / 8 * deep * slowly + 2), units, high, split, cluster))
@@ -255,7 +285,7 @@ def _share_lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
         "share_from": knob("share_from", (0, 8, 16, 32), 32),
         "share_high": knob("share_high", (4, 8), high),
         "share_split": knob("share_split", (1, 2, 4), split),
-        "share_cluster": knob("share_cluster", tuple(CLUSTERS), cluster),
+        "share_cluster": knob("share_cluster", (1, 2, 4), cluster),
         "share_stages": knob(
             "share_stages", range(4, 17), min(16, target.shared_bytes // (128 * (64 + SHARE_ACROSS * slots) + 16))
         ),

@@ -8,13 +8,13 @@ Rewrite: for t: gemm; pointwise  -->  one kernel; units over the blocks of a clu
 Source: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip", ICML.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from tvm_rnn.cuda.predict import cheapest, distinct, predict
+from tvm_rnn.cuda.persistent_template import PersistentTemplate, allowed, width_of
 from tvm_rnn.cuda.team import Team
-from tvm_rnn.schedule import Config, Knobs, Unit, template
+from tvm_rnn.schedule import template
 from tvm_rnn.target import Target
 
 CTAS = (1, 2, 4, 8, 16)
@@ -29,63 +29,36 @@ CHOICES: dict[str, tuple[int, ...]] = {
 
 
 @template("persistent_cluster_cuda", kinds=("recurrent",), targets=("cuda",))
-class PersistentCluster:
+class PersistentCluster(PersistentTemplate):
     """Knobs: ctas (blocks of a cluster), rows (batch rows of a cluster), warps_u, warps_n, warps_k (how a block's
     warps share units, rows and K), register_words (weights per thread in registers; the rest is in shared memory),
     ahead, passes."""
 
-    @staticmethod
-    def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
-        """The geometry with the least predicted time; {} where nothing fits."""
-        best = cheapest(_teams(unit, target, knob), unit, target)
-        if best is None:
-            return {}
-        return {name: knob(name, CHOICES[name], value) for name, value in _knobs(best).items()}
+    choices = CHOICES
 
     @staticmethod
-    def every(unit: Unit, target: Target) -> Iterator[Config]:
-        """All geometries that fit."""
-        return map(_knobs, distinct(_teams(unit, target, Knobs()), target, _knobs))
+    def team(unit: Any, **knobs: int) -> Team:
+        """All that registers do not keep is in shared memory."""
+        return Team(unit.step, unit.precision, "cluster", stored=unit.stored, shared_words=1 << 20, **knobs)
 
-    @staticmethod
-    def predict(unit: Any, config: Config, target: Target) -> float:
-        """Microseconds per step."""
-        return predict(_team(unit, **config), unit.batch, target)
-
-    @staticmethod
-    def schedule(sch: Any, unit: Unit, config: Config) -> Team:
-        """The team of a configuration."""
-        return _team(unit, **config)
-
-
-def _knobs(team: Team) -> Config:
-    return {name: int(getattr(team, name)) for name in CHOICES}
-
-
-def _team(unit: Any, **knobs: int) -> Team:
-    return Team(unit.step, unit.precision, "cluster", stored=unit.stored, shared_words=1 << 20, **knobs)
-
-
-def _teams(unit: Any, target: Target, knob: Knobs) -> Iterator[Team]:
-    """Every geometry that the record, if there is one, allows."""
-
-    def choices(name: str, every: tuple[int, ...]) -> tuple[int, ...]:
-        return (knob.record[name],) if name in knob.record else every
-
-    width = max(s.shape[0] for s in unit.step.graph.states)
-    for ctas in choices("ctas", CTAS):
-        for rows in choices("rows", ROWS):
+    @classmethod
+    def teams(cls, unit: Any, target: Target, record: Mapping[str, int]) -> Iterator[Team]:
+        """Blocks, rows and warps that all have something to do."""
+        for ctas, rows in product(allowed(record, "ctas", CTAS), allowed(record, "rows", ROWS)):
             if rows > 8 and rows >= unit.batch + 8:
                 continue
-            for warps_u in choices("warps_u", WARPS_U):
-                if ctas * warps_u * 8 >= width + ctas * 8 and (ctas, warps_u) != (1, 1):
-                    continue  # blocks or warps without units
-                for warps_n, warps_k in product(choices("warps_n", WARPS_N), choices("warps_k", WARPS_K)):
-                    if rows % (8 * warps_n) or warps_u * warps_n * warps_k > 16:
-                        continue
-                    for words in choices("register_words", REGISTER_WORDS):
-                        shape = {"warps_u": warps_u, "warps_n": warps_n, "warps_k": warps_k}
-                        tiles = rows // (8 * warps_n)
-                        # In float32 a lane sums all rows of a tile: one tile at a time.
-                        more = {"ahead": 7 if tiles == 1 else 2, "passes": tiles if unit.precision == "float32" else 1}
-                        yield _team(unit, ctas=ctas, rows=rows, register_words=words, **shape, **more)
+            for shape in _shapes(ctas, rows, width_of(unit), record):
+                tiles = rows // (8 * shape["warps_n"])
+                # In float32 a lane sums all rows of a tile: one tile at a time.
+                more = {"ahead": 7 if tiles == 1 else 2, "passes": tiles if unit.precision == "float32" else 1}
+                for words in allowed(record, "register_words", REGISTER_WORDS):
+                    yield cls.team(unit, ctas=ctas, rows=rows, register_words=words, **shape, **more)
+
+
+def _shapes(ctas: int, rows: int, width: int, record: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    for warps_u in allowed(record, "warps_u", WARPS_U):
+        if ctas * warps_u * 8 >= width + ctas * 8 and (ctas, warps_u) != (1, 1):
+            continue  # blocks or warps without units
+        for warps_n, warps_k in product(allowed(record, "warps_n", WARPS_N), allowed(record, "warps_k", WARPS_K)):
+            if rows % (8 * warps_n) == 0 and warps_u * warps_n * warps_k <= 16:
+                yield {"warps_u": warps_u, "warps_n": warps_n, "warps_k": warps_k}

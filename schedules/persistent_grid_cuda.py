@@ -8,18 +8,18 @@ Rewrite: for t: gemm; pointwise  -->  one kernel; units over all multiprocessors
 Source: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip", ICML.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from tvm_rnn.cuda.predict import cheapest, distinct, predict
+from tvm_rnn.cuda.persistent_template import MOST_ROWS, PersistentTemplate, allowed, rows_per_team, width_of
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.cuda.wide_layout import MANY_ROWS, m_tiles
-from tvm_rnn.schedule import Config, Knobs, Unit, template
+from tvm_rnn.schedule import template
 from tvm_rnn.target import Target
 
 BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8)  # of 8 units, per CTA
-ROWS = tuple(range(8, 136, 8))
+ROWS = tuple(range(8, MOST_ROWS + 1, 8))
 WARPS_U, WARPS_N, WARPS_K = (1, 2, 3, 4), (1, 2, 4), (1, 2, 4, 8)
 TIMED_WARPS_U = (1, 2, 4)  # with weights in 16 bits; three share the 24 units of a block of H = 2560 and 3072 in 8
 REGISTER_WORDS = (0, 32, 64, 96, 112, 128, 160)
@@ -30,91 +30,60 @@ RINGS = (0, 2, 3, 4, 5, 6, 8)
 # Small stages, all that a step needs or many; few large ones. With many rows there is room for two of these.
 TIMED_RINGS, TIMED_WITH_MANY_ROWS = (4, 8, 3), (2,)
 RING_REGISTER_WORDS = (64, 96, 112, 128)
+# Words of weights per thread in registers, and in shared memory.
+TIMED_WORDS = ((160, 0), (128, 0), (128, 64), (128, 128), (96, 96), (64, 0), (96, 192), (64, 64), (64, 128))
 CHOICES: dict[str, tuple[int, ...]] = {
     **{"rows": ROWS, "warps_u": WARPS_U, "warps_n": WARPS_N, "warps_k": WARPS_K, "register_words": REGISTER_WORDS},
     **{"shared_words": SHARED_WORDS, "ahead": AHEAD, "passes": PASSES, "polled": (0, 1), "copied": (0, 1)},
     **{"ring": RINGS, "together": (1, 2)},
 }
+Make = Callable[..., Team]
 
 
 @template("persistent_grid_cuda", kinds=("recurrent",), targets=("cuda",))
-class PersistentGrid:
+class PersistentGrid(PersistentTemplate):
     """Knobs: ctas (blocks of a team), rows (batch rows of a team), warps_u, warps_n, warps_k (how a block's warps share
     units, rows and K), register_words and shared_words (weights per thread kept there), ahead (K blocks asked for
     before use), passes (in which the rows are multiplied), copied (operands come by asynchronous copies), polled
     (values are handed over without a counter), ring (stages of a ring that operands of wgmma come through; 0: none),
     together (blocks that fetch operands for each other; only if a record says so: it was slower)."""
 
-    @staticmethod
-    def configure(unit: Unit, target: Target, knob: Knobs) -> Config:
-        """The geometry with the least predicted time; {} where nothing fits."""
-        best = cheapest(_teams(unit, target, knob), unit, target)
-        if best is None:
-            return {}
-        ctas = {"ctas": knob("ctas", range(1, target.sms + 1), best.ctas)}
-        return ctas | {
-            name: knob(name, CHOICES[name], value) for name, value in _knobs(best).items() if name not in ctas
-        }
+    choices = CHOICES
 
     @staticmethod
-    def every(unit: Unit, target: Target) -> Iterator[Config]:
-        """All geometries that fit."""
-        return map(_knobs, distinct(_teams(unit, target, Knobs()), target, _knobs))
+    def team(unit: Any, **knobs: int) -> Team:
+        """What neither registers nor shared memory keep is streamed."""
+        return Team(unit.step, unit.precision, "grid", stored=unit.stored, **knobs)
 
-    @staticmethod
-    def predict(unit: Any, config: Config, target: Target) -> float:
-        """Microseconds per step."""
-        return predict(_team(unit, **config), unit.batch, target)
-
-    @staticmethod
-    def schedule(sch: Any, unit: Unit, config: Config) -> Team:
-        """The team of a configuration."""
-        return _team(unit, **config)
-
-
-def _knobs(team: Team) -> Config:
-    return {name: int(getattr(team, name)) for name in ("ctas", *CHOICES)}
+    @classmethod
+    def teams(cls, unit: Any, target: Target, record: Mapping[str, int]) -> Iterator[Team]:
+        """Through a ring, then without one."""
+        if unit.precision == "float32":
+            return  # every lane would read all rows from L2
+        fixed = {name: value for name, value in record.items() if name in ("ctas", *CHOICES)}
+        plain = not unit.step.given and not unit.stored  # a ring has no weights for inputs, and none in 8 bits
+        if fixed.get("ring", 1) and not fixed.get("polled") and not fixed.get("copied") and plain:
+            yield from _ringed(cls.team, unit, target, fixed)
+        if not fixed.get("ring"):
+            yield from _direct(cls.team, unit, target, fixed)
 
 
-def _team(unit: Any, **knobs: int) -> Team:
-    return Team(unit.step, unit.precision, "grid", stored=unit.stored, **knobs)
-
-
-def _teams(unit: Any, target: Target, knob: Knobs) -> Iterator[Team]:
-    """Every geometry that the record, if there is one, allows."""
-    if unit.precision == "float32":
-        return  # every lane would read all rows from L2
-    fixed = {name: value for name, value in knob.record.items() if name in ("ctas", *CHOICES)}
-    width = max(s.shape[0] for s in unit.step.graph.states)
-    plain = not unit.step.given and not unit.stored  # a ring has no weights for inputs, and none in 8 bits
-    if fixed.get("ring", 1) and not fixed.get("polled") and not fixed.get("copied") and plain:
-        yield from _ringed(unit, target, fixed, width)
-    if fixed.get("ring"):
-        return
-    for ctas in [fixed["ctas"]] if "ctas" in fixed else sorted({-(-width // (8 * n)) for n in BLOCKS}):
+def _direct(make: Make, unit: Any, target: Target, fixed: Mapping[str, int]) -> Iterator[Team]:
+    """Every warp reads its operands itself."""
+    width = width_of(unit)
+    for ctas in allowed(fixed, "ctas", sorted({-(-width // (8 * n)) for n in BLOCKS})):
         if ctas > target.sms:
             continue
-        for rows in [fixed["rows"]] if "rows" in fixed else _rows(unit.batch, target.sms // ctas):
+        for rows in allowed(fixed, "rows", rows_per_team(unit.batch, target.sms // ctas)):
             for shape in _shapes(rows, -(-width // (8 * ctas)), WARPS_U if unit.stored else TIMED_WARPS_U):
-                for words, near in (
-                    (160, 0),
-                    (128, 0),
-                    (128, 64),
-                    (128, 128),
-                    (96, 96),
-                    (64, 0),
-                    (96, 192),
-                    (64, 64),
-                    (64, 128),
-                ):
+                for words, near in TIMED_WORDS:
+                    knobs = {"ctas": ctas, "rows": rows, **shape, "register_words": words, "shared_words": near}
                     if unit.step.given:
-                        knobs = {"ctas": ctas, "rows": rows, **shape, "register_words": words, "shared_words": near}
-                        yield _team(unit, **{**knobs, "ahead": 1, "copied": 1, **fixed})
+                        yield make(unit, **{**knobs, "ahead": 1, "copied": 1, **fixed})
                     for ahead in AHEAD[1:] if unit.step.given else AHEAD:  # two operands: no time to wait for each
-                        knobs = {"ctas": ctas, "rows": rows, **shape, "register_words": words, "shared_words": near}
                         for passes in PASSES:
                             if rows // (8 * shape["warps_n"]) % passes == 0:
-                                team = _team(unit, **{**knobs, "ahead": ahead, "passes": passes, "polled": 0, **fixed})
+                                team = make(unit, **{**knobs, "ahead": ahead, "passes": passes, "polled": 0, **fixed})
                                 yield from _exchanges(team, fixed)
 
 
@@ -127,30 +96,25 @@ def _exchanges(team: Team, fixed: Mapping[str, int]) -> Iterator[Team]:
         yield polled
 
 
-def _ringed(unit: Any, target: Target, fixed: Any, width: int) -> Iterator[Team]:
+def _ringed(make: Make, unit: Any, target: Target, fixed: Mapping[str, int]) -> Iterator[Team]:
     """Eight warps, which share cells; what registers do not keep lies in shared memory."""
-    for ctas in [fixed["ctas"]] if "ctas" in fixed else sorted({-(-width // (8 * n)) for n in BLOCKS}):
+    width = width_of(unit)
+    for ctas in allowed(fixed, "ctas", sorted({-(-width // (8 * n)) for n in BLOCKS})):
         if ctas > target.sms:
             continue
         blocks = -(-width // (8 * ctas))
         warps_u = next(n for n in (4, 2, 1) if blocks % n == 0)
-        slices = sorted({*_rows(unit.batch, target.sms // ctas), min(64, -(-unit.batch // 8) * 8)})  # or in rounds
-        for rows in [fixed["rows"]] if "rows" in fixed else slices:
+        slices = {*rows_per_team(unit.batch, target.sms // ctas), min(64, -(-unit.batch // 8) * 8)}  # or in rounds
+        for rows in allowed(fixed, "rows", sorted(slices)):
             rings = TIMED_WITH_MANY_ROWS if rows > MANY_ROWS else TIMED_RINGS
-            for ring in [fixed["ring"]] if "ring" in fixed else rings:
+            for ring in allowed(fixed, "ring", rings):
                 for words in RING_REGISTER_WORDS:
                     knobs = {"ctas": ctas, "rows": rows, "warps_u": warps_u, "warps_k": 8 // warps_u, "ring": ring}
-                    most = _team(unit, **{**knobs, "register_words": words, "shared_words": 1 << 20, **fixed})
+                    most = make(unit, **{**knobs, "register_words": words, "shared_words": 1 << 20, **fixed})
                     near = sum(s.shared * most.block_words(p) for p, parts in most.shares.items() for s in parts)
                     # More than one tile of 64 gates per block has not been timed.
                     if near in SHARED_WORDS and max(m_tiles(most, p) for p in most.shares) == 1:
-                        yield _team(unit, **{**knobs, "register_words": words, "shared_words": near, **fixed})
-
-
-def _rows(batch: int, most: int) -> list[int]:
-    """Rows per team when the batch is one slice, two, ... as many as can be resident."""
-    tiles = -(-batch // 8)
-    return sorted({min(ROWS[-1], -(-tiles // slices) * 8) for slices in range(1, max(1, most) + 1)})
+                        yield make(unit, **{**knobs, "register_words": words, "shared_words": near, **fixed})
 
 
 def _shapes(rows: int, blocks: int, across: tuple[int, ...]) -> Iterator[dict[str, int]]:

@@ -51,8 +51,8 @@ struct Warp {
   uint64_t generation = 0;
   void* slots[32];
 };
-struct Copy { uint32_t to, size; const void* from; };
-struct Product { std::vector<float*> d; int lane, deep; bool bf16, add; const char* memory; uint64_t a, b; std::vector<uint32_t> fragment; };
+struct Copy { uint32_t to, size; const void* from; uint32_t whole; };
+struct Product { std::vector<float*> d; int lane, deep; bool bf16, add; const char* memory; uint64_t a, b; std::vector<uint32_t> fragment; bool turned_a, turned_b; };
 struct Named { int arrived = 0; uint64_t generation = 0; };
 struct Barrier { long pending = 0, count = 0, bytes = 0; uint64_t phase = 0; };
 struct Block {
@@ -307,13 +307,13 @@ template <class Item, class Act> void finish(std::deque<std::vector<Item>>& grou
 }
 inline void wait_copies(size_t n) {
   finish(now->copy_groups, n, [](const Copy& copy) {
-    std::memset(at(copy.to, 16), 0, 16);
-    std::memcpy(at(copy.to, 16), copy.from, copy.size);
+    std::memset(at(copy.to, copy.whole), 0, copy.whole);
+    std::memcpy(at(copy.to, copy.whole), copy.from, copy.size);
   });
 }
-inline void copy(uint32_t to, const void* from, uint32_t size) {
-  at(to, 16);
-  now->copies.push_back({to, size, size ? aligned(from, 16) : from});
+inline void copy(uint32_t to, const void* from, uint32_t size, uint32_t whole = 16) {
+  at(to, whole);
+  now->copies.push_back({to, size, size ? aligned(from, whole) : from, whole});
 }
 inline void commit_copies() {
   now->copy_groups.push_back(std::move(now->copies)), now->copies.clear();

@@ -56,7 +56,8 @@ inline void ldmatrix_trans(Matrices& own) {  // each lane: a column's two rows
 
 // --- wgmma: operands are read at any time before the wait for it ends ---------------------------------------------------
 // One thread's part of D += A B: 2 rows and a quarter of the columns. Bits 4 to 6 of an address ^= bits 7 to 9 where rows
-// have 128 bytes; bits 4 and 5 ^= bits 7 and 8 where they have 64.
+// have 128 bytes; bits 4 and 5 ^= bits 7 and 8 where they have 64. Turned operands lie along rows or columns of D: 64 of
+// them in 128 bytes, then the next k; squares of 64 are `lead` apart, 8 k `stride` (PTX ISA, "strides", MN-major).
 __attribute__((optimize("O2"))) inline void multiply(const Product& p) {
   const int size = p.deep == 8 ? 4 : 2, count = int(p.d.size());
   const auto number = [&](uint32_t word) {
@@ -67,11 +68,13 @@ __attribute__((optimize("O2"))) inline void multiply(const Product& p) {
     word = size == 4 ? word & 0xFFFFE000u : word << 16;
     return std::memcpy(&value, &word, 4), value;
   };
-  const auto load = [&](uint64_t descriptor, int row, float* into) {
+  const auto load = [&](uint64_t descriptor, int row, float* into, bool turned) {
     const int pitch = descriptor >> 62 == 1 ? 128 : 64;
+    const uint32_t lead = 16 * (descriptor >> 16 & 0x3FFF), stride = 16 * (descriptor >> 32 & 0x3FFF);
     for (int k = 0; k < p.deep; ++k) {
       uint32_t from = uint32_t(descriptor & 0x3FFF) << 4, word = 0;
-      from += uint32_t(row / 8 * 16 * (descriptor >> 32 & 0x3FFF)) + row % 8 * pitch + k * size;
+      from += turned ? row / 64 * lead + row % 64 * size + k / 8 * stride + k % 8 * pitch
+                     : row / 8 * stride + row % 8 * pitch + k * size;
       std::memcpy(&word, p.memory + (from ^ (from >> 7 & (pitch == 128 ? 7 : 3)) << 4), size);
       into[k] = number(word);
     }
@@ -79,14 +82,14 @@ __attribute__((optimize("O2"))) inline void multiply(const Product& p) {
   float a[2][16], b[16];
   const int row = p.lane / 32 * 16 + p.lane % 32 / 4, per = 4 / size;
   for (int high = 0; high < 2; ++high) {
-    if (p.fragment.empty()) load(p.a, row + 8 * high, a[high]);
+    if (p.fragment.empty()) load(p.a, row + 8 * high, a[high], p.turned_a);
     else
       for (int k = 0; k < p.deep; ++k)
         a[high][k] = number(p.fragment[k % (4 * per) / per * 4 + k / (4 * per) * 2 + high] >> 16 * (k % per));
   }
   for (int i = 0; i < count; i += 4)
     for (int odd = 0; odd < 2; ++odd) {
-      load(p.b, i * 2 + p.lane % 4 * 2 + odd, b);
+      load(p.b, i * 2 + p.lane % 4 * 2 + odd, b, p.turned_b);
       for (int high = 0; high < 2; ++high) {
         float sum = p.add ? *p.d[i + 2 * high + odd] : 0;
         for (int k = 0; k < p.deep; ++k) sum += a[high][k] * b[k];
@@ -98,12 +101,13 @@ inline uint64_t descriptor(uint32_t address, uint64_t lead, uint64_t stride, int
   if (swizzle != 3 && swizzle != 2) fail("wgmma: only swizzles of 128 and 64 bytes are emulated");
   return (address & 0x3FFFF) >> 4 | lead << 16 | stride << 32 | (swizzle == 3 ? 1ull : 2ull) << 62;
 }
-inline void wgmma(std::vector<float*> d, const char* kind, uint64_t a, uint64_t b, bool add, std::vector<uint32_t> fragment = {}) {
+inline void wgmma(std::vector<float*> d, const char* kind, uint64_t a, uint64_t b, bool add, std::vector<uint32_t> fragment = {},
+                  bool turned_a = false, bool turned_b = false) {
   if (a >> 62 == 0 || a >> 62 == 3 || b >> 62 == 0 || b >> 62 == 3) fail("wgmma: a descriptor of another swizzle");
   const bool wide = !std::strcmp(kind, "tf32");
   const char* memory = now->block->arena.get();
   now->products.push_back(
-      {std::move(d), now->tid.x % 128, wide ? 8 : 16, !std::strcmp(kind, "bf16"), add, memory, a, b, std::move(fragment)});
+      {std::move(d), now->tid.x % 128, wide ? 8 : 16, !std::strcmp(kind, "bf16"), add, memory, a, b, std::move(fragment), turned_a, turned_b});
 }
 // A from registers: a row's numbers are in four lanes.
 struct Fragment { uint32_t a[4]; std::vector<uint32_t> all; };

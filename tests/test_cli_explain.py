@@ -38,3 +38,14 @@ def test_memory_of_training_is_planned() -> None:
 
 def test_a_pass_that_there_is_not() -> None:
     assert "no such pass" in call("explain", "gru", "--without", "nonsense", code=1)
+
+
+def test_a_modules_cell_can_be_named(tmp_path: Path) -> None:
+    compiled("gru", 4, 8)[1].export(tmp_path / "gru.so")
+    module = str(tmp_path / "gru.so")
+    assert "not_drawn" not in json.loads(call("explain", module, "--cell", "gru", "--json"))["networks"][0]
+    assert (
+        "not this module's"
+        in json.loads(call("explain", module, "--cell", "lstm", "--json"))["networks"][0]["not_drawn"]
+    )
+    assert "--cell is for modules" in call("explain", "gru", "--cell", "gru", code=2)

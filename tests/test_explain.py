@@ -60,7 +60,7 @@ def test_products_of_other_widths_and_other_operands_stay_apart() -> None:
 def test_what_cannot_be_fused_and_why() -> None:
     why = reasons(facts(zoo("lstm_layer_norm")), "fuse_pointwise")
     assert "a reduction has no epilogue" in why.values()
-    assert any(reason.startswith("a value of [16] after a group of [1]") for reason in why.values())
+    assert any(reason.startswith("its shape is [16], of the group that it reads [1]") for reason in why.values())
 
 
 def test_a_cell_without_products_has_nothing_to_move() -> None:
@@ -199,6 +199,12 @@ def test_a_time_is_measured_where_that_was_asked_for() -> None:
     (row,) = facts(zoo("elman", 8), measure=True, steps=4)["work"]
     assert row["measured_us"] > 0 and row["measured_by"] == "this run, one thread"
     assert 0 < row["share"] < 1.5
+
+
+def test_a_modules_file_is_timed_too(tmp_path: Path) -> None:
+    compiled("gru", 4, 8)[1].export(tmp_path / "gru.so")
+    (row,) = facts(str(tmp_path / "gru.so"), measure=True, steps=4)["work"]
+    assert row["measured_us"] > 0 and "share" in row
 
 
 def test_what_cannot_be_explained_is_an_error() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tvm_rnn as rnn
 from tvm_rnn import explain
-from tvm_rnn.explain_text import plans_text, text
+from tvm_rnn.explain_text import percent, plans_text, text
 from tvm_rnn.pipeline import PASS_NAMES
 
 
@@ -15,6 +15,24 @@ def test_a_network_for_a_gpu() -> None:
     assert "+ persistent_cluster_cuda (B = 16): " in page and "- scan_cuda: " in page
     assert "weights: 32.8 KB in registers, 0 B in shared memory" in page
     assert "data sheet of nvidia-h200" in page
+    assert "B = 16: steps take turns, and their blocks wait for each other 1 time in each: " in " ".join(page.split())
+
+
+def test_a_network_for_a_cpu() -> None:
+    page = " ".join(str(explain(rnn.RNN(rnn.cells.lstm, 64, 64), "x86-64-v4")).split())
+    assert (
+        "+ one call for all of T: " in page and "65.5 KB of weights, all of which a core's level-2 cache holds" in page
+    )
+    facts = explain(rnn.RNN(rnn.cells.lstm, 64, 1024), "x86-64-v4").facts
+    assert "16.8 MB of weights, all but " in " ".join(text(facts).split())
+    own = facts["networks"][0]
+    row = {**own["work"][0], "ceilings": {"memory_tb_s": 1.0}}
+    assert "--measure times it" in text({"networks": [{**own, "work": [row]}]})
+    assert "--measure" not in text({"networks": [{**own, "work": [{**row, "measured_us": 5.0}]}]})
+
+
+def test_what_is_small_is_not_nothing() -> None:
+    assert [percent(part) for part in (0.0, 0.001, 0.5)] == ["0%", "< 1%", "50%"]
 
 
 def test_kernels_of_a_compiled_module() -> None:
@@ -28,7 +46,7 @@ def test_kernels_of_a_compiled_module() -> None:
 
 def test_layers_with_graphs_of_their_own_are_named() -> None:
     page = text(explain(rnn.RNN(rnn.cells.gru, 8, 16, 3), "x86-64-v4").facts)
-    assert "W @ x (layers 1, 2): " in page and "[layers 0]" in page
+    assert "W @ x (layers 1, 2): " in page and "[layer 0]" in page and "[layers 1, 2]" in page
 
 
 def test_training_has_a_tape() -> None:

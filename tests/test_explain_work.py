@@ -59,6 +59,21 @@ def test_a_record_of_the_same_network_is_a_measurement() -> None:
     assert "measured_us" not in row(net, machine, batch=8, records=machine.records)
 
 
+def test_exchanges_follow_each_other() -> None:
+    """A GRU whose reset gate comes first exchanges twice in a step; what that takes is no more than all of it."""
+    found = {}
+    for name, count in (("lstm", 1), ("gru_reset_before", 2)):
+        own = row(
+            rnn.RNN(rnn.cells.get(name), 64, 64, 2, dtype="bfloat16"), H200, batch=4, without=["tile_layers_and_time"]
+        )
+        assert own["exchanges"] == 2 * count
+        assert 0 < own["in_turn_us"] < own["predicted_us"]
+        found[name] = own["in_turn_us"]
+    assert found["gru_reset_before"] == pytest.approx(2 * found["lstm"])
+    assert "exchanges" not in row(rnn.RNN(rnn.cells.indrnn, 64, 64), H200, batch=4)
+    assert "exchanges" not in row(rnn.RNN(rnn.cells.lstm, 8, 8), "x86-64-v4", batch=4)
+
+
 @pytest.mark.parametrize(
     ("taken", "expected"),
     [

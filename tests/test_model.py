@@ -37,12 +37,15 @@ def test_facts_are_json_and_a_valid_part_of_a_manifest() -> None:
             validate(Tiny().manifest(model={**facts, "steps": [wrong]}))
 
 
-def test_in_float64() -> None:
-    wide = PROGRAM.in_float64()
+def test_in_other_dtypes() -> None:
+    wide = PROGRAM.in_dtype("float64")
     assert [d.dtype for d in wide.inputs] == ["float64", "int32"] and wide.outputs[0].dtype == "float64"
     assert wide.steps[0].attributes["dtype"] == "float64" and wide.steps[1:] == STEPS[1:]
     assert wide.constants["w"].dtype == np.float64 and wide.constants["n"].dtype == np.int64
     assert PROGRAM.steps[0].attributes["dtype"] == "float32"
+    assert PROGRAM.dtypes == {"float16", "float32", "int32", "int64"}
+    single = PROGRAM.in_dtype("float32")
+    assert single.dtypes == {"float32", "int32", "int64"} and single.steps == STEPS
 
 
 def test_weights_that_are_values() -> None:

@@ -139,7 +139,9 @@ def test_files_and_links_exist() -> None:
     files = set(re.findall(r"`((?:tvm_rnn|schedules|tests|tutorials)/[\w/.]*)`", README))
     assert len(links) >= 5 and len(files) >= 10
     for path in links | files:
-        assert (ROOT / path).exists(), path
+        file, _, at = path.partition("#")
+        assert (ROOT / file).exists(), path
+        assert not at or f"# {at.replace('-', ' ')}\n" in (ROOT / file).read_text().lower(), path
 
 
 def test_every_pass_is_explained() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tvm_rnn as rnn
@@ -109,3 +110,19 @@ def test_weights_in_8_bits_on_a_gpu() -> None:
 
 def test_code_for_another_machine_is_shown() -> None:
     assert "fmla" in dict(pipeline.stages(net_of("lstm"), "aarch64"))["asm"]
+
+
+def test_a_digest_knows_equations_by_what_they_compute() -> None:
+    def digest(size: int = 4, factor: float = 0.5, array: tuple[float, ...] = (1.0, 2.0, 3.0)) -> str:
+        @rnn.cell(states="h")
+        def own(x: "I", h: "H", *, W: "H I"):
+            return rnn.tanh(W @ x) * factor + h * np.array(array, "f4")
+
+        return show.equations_digest(rnn.RNN(own, size, 3))
+
+    assert digest() == digest() and len(digest()) == 64
+    assert len({digest(), digest(5), digest(factor=0.25), digest(array=(1.0, 2.0, 4.0)), digest(factor=0.5000001)}) == 5
+    sizes = {"P": 4, "H": 5}
+    assert show.equations_digest(rnn.RNN(rnn.cells.lstm_projection, 3, **sizes)) == show.equations_digest(
+        rnn.RNN(rnn.cells.lstm_projection, 3, 5, P=4)
+    )

@@ -31,8 +31,10 @@ from .passes.differentiate import choice
 from .pipeline import Layers
 from .records import Records
 from .rnn import RNN, named_constants
+from .show import equations_digest
 from .target import Target
 from .weight_errors import weight_error
+from .widen import widened
 
 if TYPE_CHECKING:
     from .runtime import Module
@@ -62,8 +64,9 @@ def compile(
     for CPUs. What a frontend found around a network is in the module too: `Module.run`. target: "llvm" is this
     machine's CPU, "cuda" its GPU; see `tvm_rnn.target.names()` for others: a GPU that is named, such as "nvidia-h200",
     need not be there. batch: batch sizes to be quickest at; every batch size stays correct, as does every T. precision:
-    what products are computed in; None: the network's dtype. Only float32 on GPUs has a choice: "float32" means that,
-    "tf32" tensor cores with 10 bits of mantissa. float16 and bfloat16 (GPUs only) sum and keep states in float32.
+    what products are computed in; None: the network's dtype. On GPUs float32 has a choice: "float32" means that, "tf32"
+    tensor cores with 10 bits of mantissa. float16 and bfloat16 (GPUs only) sum and keep states in float32; "float32"
+    makes a network of 16 bits one of float32, with the same weights: so it runs on CPUs; x, y and states are float32.
     weights: the dtype in which matrices of products are stored; None: that of the precision. CPUs, with float32:
     "bfloat16", "float16", "int8" (`storage.py`), widened as they are read; "int8_dynamic": operands of products become
     8-bit integers too, a scale per row and step (`integer_products.py`; needs AVX-512 VNNI). GPUs, in 16 bits:
@@ -83,6 +86,7 @@ def compile(
     """
     batches, without, tell = batch_sizes(batch), tuple(without), progress or (lambda stage: None)
     machine, targets = record_files.machines(target, arch, records, tell)
+    net = widened(net, precision)
     networks = networks_of(net, machine, training)
     tell("passes")
     precisions = [precision_of(own, machine, precision) for own in networks]
@@ -232,7 +236,7 @@ def precision_of(net: RNN, machine: Target, precision: str | None) -> str:
     """What a network is computed in on a target. Raises ConfigError."""
     name = precision_name(net.dtype, precision)
     if machine.kind != "cuda" and name not in ("float32", "float64"):
-        got, do = f"{name} for target {machine.name}", "compile for a GPU, or with float32"
+        got, do = f"{name} for target {machine.name}", "compile for a GPU, or with precision='float32'"
         raise ConfigError(message("CPUs compute in float32 and float64 only", got=got, do=do))
     return name
 
@@ -345,6 +349,7 @@ def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tu
         **({} if net.origin is None else {"origin": net.origin.facts()}),
         **({} if net.program is None else {"model": net.program.facts()}),
         "cell": net.cell.name,
+        "equations": equations_digest(net),
         "dtype": net.dtype,
         "num_layers": net.num_layers,
         "num_directions": net.num_directions,

@@ -122,9 +122,7 @@ def compile_cell(
 
     if input_size is None and not is_model(spec):
         raise typer.BadParameter("--input-size is needed for a cell")
-    if bundle is not None and weights is None and seed is None and not is_model(spec):
-        raise typer.BadParameter("--bundle needs weights: give --weights or --seed")
-    check_outputs(output, bundle)
+    check_outputs(output, bundle, weights is not None or seed is not None or is_model(spec))
     started = time.perf_counter()
     with progress(as_json) as stage:
         stage("tracing")
@@ -133,9 +131,9 @@ def compile_cell(
         stage("loading the compiler")
         from .build import compile
 
-        how: dict[str, Any] = {"precision": precision, "weights": weight_dtype, "without": without or (), "dump": dump}
-        how |= {"keep": keep, "arch": [word.strip() for word in arch.split(",") if word.strip()]}
-        module = compile(net, target, parse_batch(batch), training, **how, progress=stage)
+        on = [word.strip() for word in arch.split(",") if word.strip()]
+        how: dict[str, Any] = {"weights": weight_dtype, "without": without or (), "dump": dump, "keep": keep}
+        module = compile(net, target, parse_batch(batch), training, precision=precision, arch=on, **how, progress=stage)
         stage(f"writing {output or bundle}")
         module.export(output, bundle=bundle)
     seconds = time.perf_counter() - started
@@ -224,11 +222,11 @@ def show_stages(
 
     $ tvm-rnn show mycell.py:mycell --stage asm --hidden-size 256 --input-size 64 --without hoist_gemms
     """
-    from .cli_model import net_of
+    from .cli_model import looked_at
     from .pipeline import PASS_NAMES, run, stages
     from .record_files import machines
     from .show import CODE_STAGES, GPU_STAGES, layers_text
-    from .spec import is_model, parse_batch
+    from .spec import parse_batch
 
     skipped = without or []
     machine, _ = machines(target, (), None, lambda line: None)  # with the records that `compile` would use
@@ -236,11 +234,8 @@ def show_stages(
     known = ["trace", "differentiate" if training else "normalise", *PASS_NAMES, *code, "all"]
     if stage not in known:
         raise ConfigError(message("no such stage", **unknown("stage", stage, known)))
-    if not is_model(spec):  # what is only looked at may have any size
-        input_size = input_size or 8
-        hidden_size = None if any(word.startswith("H=") for word in size or []) else hidden_size or 16
     shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
-    net = net_of(spec, input_size, hidden_size, size, shape, {"fill": 4})
+    net = looked_at(spec, input_size, hidden_size, size, shape)
     found = []
     for number, own in enumerate(nets := getattr(net, "networks", [net])):
         first = f"{number} " if len(nets) > 1 else ""

@@ -39,6 +39,9 @@ Ablation = Annotated[
     str | None, typer.Option("--ablation", metavar="FILE", help="For the page: records of `bench --suite ablation`.")
 ]
 History = Annotated[str | None, typer.Option("--journal", metavar="FILE", help="For the page: a journal of `tune`.")]
+OwnCell = Annotated[
+    str | None, typer.Option("--cell", metavar="SPEC", help="Of a module: its cell, for pictures, if not the zoo's.")
+]
 Measure = Annotated[bool, typer.Option("--measure", help="Compile it too: a GPU's registers; on CPUs, time it here.")]
 
 
@@ -60,6 +63,7 @@ def explain(
     max_bytes: MaxBytes = "",
     without: Without = None,
     measure: Measure = False,
+    cell: OwnCell = None,
     html: Html = None,
     ablation: Ablation = None,
     journal: History = None,
@@ -67,7 +71,8 @@ def explain(
 ) -> None:
     """Say what each pass did and why not more, who runs the steps and why nothing faster, and how far from the floor.
 
-    Axes that got no size get a small one. A module (.so) says it of itself.
+    Axes that got no size get a small one. A module (.so) says it of itself; its page has pictures too, drawn from the
+    zoo's cell of its name or from --cell, if that has the equations that were compiled.
 
     [bold]Examples[/]
 
@@ -75,26 +80,23 @@ def explain(
 
     $ tvm-rnn explain gru --target nvidia-h200 --dtype bfloat16 --input-size 2048 --hidden-size 2048 --batch 16
 
-    $ tvm-rnn explain lstm.so
-
-    $ tvm-rnn explain lstm --training --steps 1000 --batch 32 --max-bytes 200M
-
     $ tvm-rnn explain lstm --layers 3 --batch 16 --html lstm.html
     """
+    from .cli_model import looked_at
     from .explain import explain as explained
     from .explain_text import page
     from .spec import parse_batch, parse_bytes
 
     own: dict[str, Any] = {"steps": steps, "measure": measure}
     own |= {"precision": precision, "weights": weight_dtype, "training": training, "without": without or ()}
-    own |= {"keep": keep, "max_bytes": parse_bytes(max_bytes)}
+    own |= {"keep": keep, "max_bytes": parse_bytes(max_bytes), "cell": _own_cell(cell, spec)}
     with progress(as_json) as stage:
         stage("looking at what is decided")
         if spec.endswith(".so"):
             found = explained(spec, batch=parse_batch(batch), **own)
         else:
             shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
-            net = _net(spec, input_size, hidden_size, size, shape)
+            net = looked_at(spec, input_size, hidden_size, size, shape)
             found = explained(net, target, batch=parse_batch(batch), **own)
         if html is not None:
             stage(f"writing {html}")
@@ -105,17 +107,13 @@ def explain(
         print_rich(page(found.facts))
 
 
-def _net(
-    spec: str, input_size: int | None, hidden_size: int | None, size: list[str] | None, shape: dict[str, Any]
-) -> Any:
-    """What is only looked at may have any size."""
-    from .cli_model import net_of
-    from .spec import is_model
+def _own_cell(cell: str | None, spec: str) -> Any:
+    """The cell that a module is said to be made from."""
+    from .spec import find_cell
 
-    if not is_model(spec):
-        input_size = input_size or 8
-        hidden_size = None if any(word.startswith("H=") for word in size or []) else hidden_size or 16
-    return net_of(spec, input_size, hidden_size, size, shape, {"fill": 4})
+    if cell is not None and not spec.endswith(".so"):
+        raise typer.BadParameter("--cell is for modules: SPEC is the cell")
+    return None if cell is None else find_cell(cell)
 
 
 def _write_page(found: Explanation, path: str, ablation: str | None, journal: str | None) -> None:

@@ -21,7 +21,9 @@ Bidirectional = Annotated[bool, typer.Option("--bidirectional", help="Run each l
 Dtype = Annotated[
     str | None, typer.Option("--dtype", help="float32 [default], float64; for GPUs also float16, bfloat16.")
 ]
-Precision = Annotated[str | None, typer.Option("--precision", help="What to compute in: the dtype [default], or tf32.")]
+Precision = Annotated[
+    str | None, typer.Option("--precision", help="What to compute in: the dtype [default], tf32, float32.")
+]
 WeightDtype = Annotated[
     str | None,
     typer.Option("--weight-dtype", help="CPUs: also bfloat16, float16, int8, int8_dynamic. GPUs: float8_e4m3."),

@@ -31,7 +31,7 @@ OPTIONAL = {
     "torch": "from_torch, to_torch, arrays on GPUs, bench --against torch",
     "onnx": "from_onnx, to_onnx",
     "h5py": "from_keras of .h5 and .keras files",
-    "keras": "from_keras of a layer, bench --against keras",
+    "keras": "from_keras of a layer",
     "onnxruntime": "bench --against onnxruntime",
     "openvino": "bench --against openvino",
     "cloudpickle": "tune --rpc-tracker: on the machines that it measures on",

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from .cell import Cell
 from .decisions import Decision, recording
 from .errors import ConfigError, message
 from .explain_work import occupancies, work
@@ -30,15 +31,18 @@ CLOSING = ("regime", "wave")  # stages after the passes
 
 @dataclass(frozen=True)
 class Looked:
-    """A network that was explained, for pictures of it. stages: its graphs after each pass."""
+    """A network that was explained, for pictures of it. stages: its graphs after each pass. options: of `compile`; None
+    for a module's network, which has its code in its file."""
 
     net: RNN
     machine: Target
     stages: list[tuple[str, Layers]]
-    options: Mapping[str, Any]
+    options: Mapping[str, Any] | None
 
     def code(self) -> list[tuple[str, str]]:
-        """Tensor expressions and generated code, as (stage, text)."""
+        """Tensor expressions and generated code, as (stage, text); nothing of a module's."""
+        if self.options is None:
+            return []
         from .show import CODE_STAGES, GPU_STAGES, texts
 
         known = GPU_STAGES if self.machine.kind == "cuda" else CODE_STAGES
@@ -56,11 +60,12 @@ class Explanation:
         templates: schedules with knobs and where they are from; kernels: registers, shared memory, occupancy (GPUs)
         work: per batch size FLOPs, bytes, the floor, the share of it, predicted and measured time
         memory: bytes of weights, packed weights and workspace; training: the tape
-    looked: the networks themselves, where they were at hand.
+        not_drawn: of a module, why its page has no pictures of equations and graphs, where it has none
+    looked: the networks themselves, None where one is not at hand.
     """
 
     facts: Mapping[str, Any]
-    looked: tuple[Looked, ...] = field(default=(), repr=False)
+    looked: tuple[Looked | None, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         from .explain_text import text
@@ -109,6 +114,7 @@ def explain(
     without: Iterable[str] = (),
     records: Records | str | os.PathLike[str] | None = None,
     measure: bool = False,
+    cell: Cell | None = None,
 ) -> Explanation:
     """What was combined, moved, fused and tiled, why not more, who runs the steps, and how far that is from a floor.
 
@@ -116,49 +122,65 @@ def explain(
     generating code; or a Module or the path of one, whose manifest says it. target, batch, precision, weights,
     training, keep, without, records: as for `compile`, and not for a module; without keep memory is planned for every
     choice of it. steps: T of the workload that is counted. max_bytes: of training, the budget to plan memory for.
-    measure: a network is compiled, which tells a GPU's registers, and where this machine can run it, timed.
+    measure: a network is compiled, which tells a GPU's registers; and what is for this CPU is timed. cell: of a module,
+    whose file has no equations: the cell that it was made from, for pictures, where the zoo does not have it.
 
     Returns an Explanation. Raises ConfigError, CellError or BuildError as `compile` does, LoadError for a bad file.
     """
     from .build import batch_sizes, kept_as
 
     sizes, without, kept = batch_sizes(batch), tuple(without), kept_as(training, keep)
-    machine, module, looked = None, None, list[Looked]()
+    machine, module, looked = None, None, list[Looked | None]()
     if isinstance(net_or_module, RNN | Model):
         own: dict[str, Any] = {"precision": precision, "weights": weights, "without": without, "records": records}
-        manifest, looked = _decided(net_or_module, target, sizes, kept, own)
-        machine = looked[0].machine
+        manifest, found = _decided(net_or_module, target, sizes, kept, own)
+        machine, looked = found[0].machine, [*found]
         if measure:
             from .build import compile
 
             module = compile(net_or_module, target, sizes, training, keep=keep, **own)
             manifest = {**module.manifest, **{name: manifest[name] for name in ("working",) if name in manifest}}
     else:
-        manifest, module = _read(net_or_module, bool(sizes or without or precision or weights or training))
+        manifest, module = _read(net_or_module, bool(sizes or without or precision or weights or training), measure)
     nets: Sequence[RNN] = getattr(net_or_module, "networks", [])
     nets = [net_or_module] if isinstance(net_or_module, RNN) else nets
     shared = {name: value for name, value in manifest.items() if name != "networks"}
     networks = []
     for number, facts in enumerate(manifest.get("networks", (manifest,))):
-        net = nets[number] if number < len(nets) else None
+        net, own_machine, reason = nets[number] if number < len(nets) else None, machine, ""
+        if net is None:
+            drawn, reason = _remade({**shared, **facts}, cell)
+            looked.append(drawn)
+            net, own_machine = (None, None) if drawn is None else (drawn.net, drawn.machine)
         timed = module if measure and "networks" not in manifest else None
-        networks.append(_network({**shared, **facts}, machine, net, steps, timed))
+        networks.append(_network({**shared, **facts}, own_machine, net, steps, timed))
+        networks[-1] |= {"not_drawn": reason} if reason else {}
         if "training" in networks[-1]:
-            whole = net if keep is None and isinstance(net_or_module, RNN) else None
-            plans = _plans({**shared, **facts}, whole, looked, module, steps, max_bytes)
-            networks[-1]["training"] |= {} if plans is None else {"plans": plans}
+            seen = looked[0] if keep is None and isinstance(net_or_module, RNN) else None
+            networks[-1]["training"] |= _plans({**shared, **facts}, seen, module, steps, max_bytes)
     return Explanation({"networks": networks, "versions": dict(manifest["versions"])}, tuple(looked))
 
 
-def _read(source: Any, options: bool) -> tuple[dict[str, Any], Any]:
-    """The manifest of a module or of a file, and the module where there is one."""
+def _remade(manifest: Mapping[str, Any], cell: Cell | None) -> tuple[Looked | None, str]:
+    """A module's network for pictures; or None, and why."""
+    from .explain_module import NotDrawn, remade
+
+    try:
+        return Looked(*remade(manifest, cell), None), ""
+    except NotDrawn as reason:
+        return None, str(reason)
+
+
+def _read(source: Any, options: bool, measure: bool) -> tuple[dict[str, Any], Any]:
+    """The manifest of a module or of a file, and the module where there is one, or one is to be measured."""
     if options:
         do = "leave them out, or explain the network it was made from"
         raise ConfigError(message("a module says itself how it was compiled", got="options of compile", do=do))
     if isinstance(source, str | os.PathLike):
-        from .runtime import read_container
+        from .runtime import load, read_container
 
-        return dict(read_container(source)[0]), None
+        manifest = dict(read_container(source)[0])
+        return manifest, load(source) if measure and manifest["target"]["kind"] == "llvm" else None
     if not isinstance(getattr(source, "manifest", None), Mapping):
         expected = "an RNN, a Model, a Module or the path of one"
         raise ConfigError(message("explain: this cannot be explained", got=f"{source!r:.80}", expected=expected))
@@ -173,8 +195,10 @@ def _decided(
     from .build import describe, networks_of, precision_of, stored_as
     from .lower import Lowering
     from .training import add_training
+    from .widen import widened
 
     machine, _ = record_files.machines(target, (), own["records"], lambda line: None)
+    net = widened(net, own["precision"])
     networks = networks_of(net, machine, training)
     precisions = [precision_of(one, machine, own["precision"]) for one in networks]
     stored = stored_as(precisions, machine, own["weights"], training)
@@ -298,31 +322,27 @@ def _training(manifest: Mapping[str, Any], decisions: Sequence[Decision], steps:
 
 
 def _plans(
-    manifest: Mapping[str, Any],
-    net: RNN | None,
-    looked: Sequence[Looked],
-    module: Any,
-    steps: int,
-    max_bytes: int | None,
-) -> dict[str, Any] | None:
+    manifest: Mapping[str, Any], seen: Looked | None, module: Any, steps: int, max_bytes: int | None
+) -> dict[str, Any]:
     """The plans of memory (`memory_plan.py`): of a network for every choice of what a tape keeps, of a module for its
-    own; None: of a module for GPUs that is not on one."""
+    own; none of a module for GPUs that is not on one."""
     from .memory_plan import facts_of, plans_of, sizes_of
     from .passes.differentiate import KEEP
     from .runtime_memory import check_budget
 
     budget, rows = check_budget(max_bytes), max(manifest["batch"], default=BATCH)
     own = str(manifest.get("memory", {}).get("keep", "values"))
-    if "tape" in manifest and "working" not in manifest:
-        if not getattr(module, "_devices", None):
-            return None
-        return plans_of({own: module.memory_sizes(steps, rows)}, budget).facts()
-    sizes = {own: sizes_of(manifest, steps, rows)}
-    if net is not None:
-        seen, named = looked[0], str(manifest.get("precision", net.dtype))
-        how = (net, seen.machine, tuple(manifest["batch"]), seen.options["without"], named)
+    if "tape" not in manifest or "working" in manifest:
+        sizes = {own: sizes_of(manifest, steps, rows)}
+    elif getattr(module, "_devices", None):
+        sizes = {own: module.memory_sizes(steps, rows)}
+    else:
+        return {}
+    if seen is not None and seen.options is not None:
+        named = str(manifest.get("precision", seen.net.dtype))
+        how = (seen.net, seen.machine, tuple(manifest["batch"]), seen.options["without"], named)
         sizes |= {kind: sizes_of(facts_of(*how, kind), steps, rows) for kind in KEEP if kind != own}
-    return plans_of(sizes, budget).facts()
+    return {"plans": plans_of(sizes, budget).facts()}
 
 
 def _product(shape: Iterable[int]) -> int:

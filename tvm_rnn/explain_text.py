@@ -46,7 +46,7 @@ def _network(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
     for name, rows in facts["passes"].items():
         yield from _pass(name, rows, facts["graphs"])
     yield from _phases(facts["phases"], facts["graphs"])
-    yield from _regimes(facts["regimes"], facts["target"], facts["graphs"])
+    yield from _regimes(facts["regimes"], facts["target"], facts["graphs"], facts["work"])
     yield from _templates(facts["templates"])
     yield from _kernels(facts["kernels"])
     yield from _work(facts["work"])
@@ -86,7 +86,8 @@ def _pass(
         for row in rows[kind]:
             yield _bullet(mark, f"{row['what']}{subject_text(row, graphs)}: {row.get('why', '')}".rstrip(": "), style)
     if not any(rows.values()):
-        yield _bullet("+", "see the phases" if name == "fuse_pointwise" else "nothing to say")
+        nothing = "all pointwise work is in a group with a product or a reduction: see what runs in one go"
+        yield _bullet("+", nothing if name == "fuse_pointwise" else "nothing to say")
 
 
 def _phases(rows: Sequence[Mapping[str, Any]], graphs: Sequence[Sequence[int]]) -> Iterator[RenderableType]:
@@ -95,17 +96,38 @@ def _phases(rows: Sequence[Mapping[str, Any]], graphs: Sequence[Sequence[int]]) 
     phases = len({(row["graph"], row["phase"]) for row in rows if row["region"] == "step" and row["graph"] == 0})
     yield from _title(f"what runs in one go ({phases} phase{'s' * (phases > 1)} in a step)")
     for row in rows:
-        own = graphs[row["graph"]] if row["graph"] < len(graphs) else []
-        where = f" [layers {', '.join(map(str, own))}]" if len(graphs) > 1 else ""
-        yield _bullet("+", f"{row['runs']}{where}; {row['with']}")
+        yield _bullet("+", phase_text(row, graphs))
+
+
+def phase_text(row: Mapping[str, Any], graphs: Sequence[Sequence[int]]) -> str:
+    """One group of what runs in one go, and of which layers where they differ."""
+    own = graphs[row["graph"]] if row["graph"] < len(graphs) else []
+    where = f" [layer{'s' * (len(own) > 1)} {', '.join(map(str, own))}]" if len(graphs) > 1 else ""
+    return f"{row['runs']}{where}; {row['with']}"
+
+
+def cpu_text(work: Sequence[Mapping[str, Any]]) -> str:
+    """A CPU's only regime, and what limits it: nothing is kept on the chip but by caches."""
+    words, read = "one call for all of T: the loop over steps is in the compiled code", work[0]["step_bytes"]
+    if not read:
+        return f"{words}; a step reads no matrices"
+    cache, own = work[0].get("l2_bytes", 0), f"every step reads {size_text(int(read))} of weights"
+    if not cache:
+        return f"{words}; {own}"
+    more = "all" if read <= cache else f"all but {size_text(int(read) - cache)}"
+    return f"{words}; {own}, {more} of which a core's level-2 cache holds ({size_text(cache)})"
 
 
 def _regimes(
-    rows: Sequence[Mapping[str, Any]], target: Mapping[str, Any], graphs: Sequence[Sequence[int]]
+    rows: Sequence[Mapping[str, Any]],
+    target: Mapping[str, Any],
+    graphs: Sequence[Sequence[int]],
+    work: Sequence[Mapping[str, Any]],
 ) -> Iterator[RenderableType]:
-    if not target["archs"]:
-        return
     yield from _title("who runs the steps")
+    if not target["archs"]:
+        yield _bullet("+", cpu_text(work), "green")
+        return
     if not any(row["done"] for row in rows):
         yield _bullet("+", "step by step: one launch per group of operations and step", "green")
     for row in sorted(rows, key=lambda row: not row["done"]):
@@ -157,7 +179,7 @@ def _work(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     for row in rows:
         floors = row.get("floor_us", {})
         worst = max(floors, key=lambda name: floors[name], default="")
-        share = f"{row['share']:.0%}" + ("" if "measured_us" in row else " predicted") if "share" in row else ""
+        share = percent(row["share"]) + ("" if "measured_us" in row else " predicted") if "share" in row else ""
         table.add_row(
             str(row["batch"]),
             f"{row['flops'] / 1e6:.4g}",
@@ -173,6 +195,31 @@ def _work(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     for name, title in (("ceilings_from", "floor"), ("measured_by", "measured")):
         for note in dict.fromkeys(row[name] for row in rows if row.get(name)):
             yield Padding(Text(f"{title}: {note}", "dim"), (0, 0, 0, 2))
+    for row in rows:
+        if words := in_turn_text(row):
+            yield Padding(Text(words, "dim"), (0, 0, 0, 2))
+    if all(row["ceilings"] and not row.get("measured_us") and not row.get("predicted_us") for row in rows):
+        words = "share: no time is known yet; --measure times it on this CPU"
+        yield Padding(Text(words, "dim"), (0, 0, 0, 2))
+
+
+def percent(part: float) -> str:
+    """A share; one that would round to nothing says so."""
+    return "< 1%" if 0 < part < 0.01 else f"{part:.0%}"
+
+
+def in_turn_text(row: Mapping[str, Any]) -> str:
+    """Why steps that follow each other are far from a floor of bytes and arithmetic: how long their blocks wait for
+    each other's values; "" where they do not."""
+    if not row.get("exchanges"):
+        return ""
+    us, count = row["in_turn_us"], row["exchanges"]
+    words = (
+        f"B = {row['batch']}: steps take turns, and their blocks wait for each other {count} time{'s' * (count > 1)}"
+    )
+    words += f" in each: {us / row['steps']:.2f} us of a step at least, {us:.4g} us of all"
+    timed = row.get("measured_us") or row.get("predicted_us")
+    return f"{words}, {percent(us / timed)} of the time {'measured' if 'measured_us' in row else 'predicted'}"
 
 
 def _memory(facts: Mapping[str, Any]) -> Iterator[RenderableType]:

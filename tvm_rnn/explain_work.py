@@ -41,7 +41,8 @@ def work(
 
     flops, bytes (inputs, outputs and weights, each moved once), step_bytes (matrices of products that every step
     reads, where they do not stay on the chip); floor_us for each reason, by `ceilings`, and where they are from;
-    predicted_us by the model behind regimes; measured_us, by a record or measured now; share of the floor.
+    predicted_us by the model behind regimes; measured_us, by a record or measured now; share of the floor. Where blocks
+    of a GPU exchange values in every step: exchanges of one step, and in_turn_us, what all of them take at least.
     """
     found = []
     for batch in manifest["batch"] or (1,):
@@ -50,6 +51,8 @@ def work(
         predicted = _predicted(manifest, decisions, batch)
         if predicted:
             row["predicted_us"] = predicted * steps
+        row |= _in_turn(manifest, decisions, batch, steps)
+        row |= {"l2_bytes": machine.l2_bytes} if machine is not None and machine.kind == "llvm" else {}
         row |= _measured(manifest, machine, net, module, batch, steps)
         if row["ceilings"]:
             row["floor_us"] = floor_us(row, row["ceilings"])
@@ -145,6 +148,20 @@ def _predicted(manifest: Mapping[str, Any], decisions: Sequence[Decision], batch
             return None
         total += own[0] * len(layer.facts["layers"]) * manifest["num_directions"]
     return total or None
+
+
+def _in_turn(manifest: Mapping[str, Any], decisions: Sequence[Decision], batch: int, steps: int) -> dict[str, Any]:
+    """The exchanges that follow each other: those of the layers' steps, which take turns but in a wave."""
+    done = [d for d in decisions if d.done and d.stage in ("regime", "wave") and d.subject.get("batch") == batch]
+    if any(d.stage == "wave" for d in done) or not any("exchange_us" in d.facts for d in done):
+        return {}
+    layers = {d.subject.get("graph", 0): len(d.facts["layers"]) for d in decisions if "layers" in d.facts}
+    ways = int(manifest["num_directions"])
+    own = [(ways * layers.get(d.subject.get("graph", 0), 1), d.facts) for d in done if "exchange_us" in d.facts]
+    return {
+        "exchanges": sum(count * facts["exchanges"] for count, facts in own),
+        "in_turn_us": sum(count * facts["exchange_us"] for count, facts in own) * steps,
+    }
 
 
 def _measured(

@@ -21,7 +21,6 @@ from .ops import TABLE, Shape
 if TYPE_CHECKING:
     from .schedule import Chosen, Unit
 
-REGIONS = ("weights", "before", "step", "after")
 LEAVES = ("input", "state", "param", "const")
 
 

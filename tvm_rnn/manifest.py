@@ -147,6 +147,10 @@ ERROR_FIELDS: Fields = (
 )
 
 
+# Not of modules from before there was one.
+EQUATIONS_FIELDS: Fields = (("equations", _is_name, "a digest"),)
+
+
 # Only of modules that were made from a whole model.
 MODEL_FIELDS: Fields = (
     ("model.inputs[].name", _is_name, "a name"),
@@ -207,6 +211,7 @@ def _validate_network(manifest: Mapping[str, Any]) -> None:
     """One network with its code: all of a manifest, or one of its `networks` with what all of these share."""
     training = TRAINING_FIELDS if "training" in manifest else GPU_TRAINING_FIELDS if "tape" in manifest else ()
     _check(manifest, (*FIELDS, *(GPU_FIELDS if "variants" in manifest else CPU_FIELDS), *training))
+    _check(manifest, EQUATIONS_FIELDS if "equations" in manifest else ())
     layers = manifest["num_layers"]
     for state in manifest["states"]:
         if len(state["shapes"]) != layers:

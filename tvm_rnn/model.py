@@ -83,9 +83,16 @@ class Program:
         """The constants by the names that a module's file has them under."""
         return {f"constant.model.{i}": value for i, value in enumerate(self.constants.values())}
 
-    def in_float64(self) -> Program:
-        """The same program on float64 arrays, for the oracle."""
-        wide = {"float16": "float64", "float32": "float64"}
+    @property
+    def dtypes(self) -> set[str]:
+        """Those of inputs, outputs and constants, and those that values are cast to."""
+        found = {d.dtype for d in (*self.inputs, *self.outputs)} | {v.dtype.name for v in self.constants.values()}
+        return found | {str(s.attributes["dtype"]) for s in self.steps if "dtype" in s.attributes}
+
+    def in_dtype(self, dtype: str) -> Program:
+        """The same program on wider floats: "float64", as for the oracle, or "float32" in place of float16."""
+        floats = ("float16", "float32", "float64")
+        wide = dict.fromkeys(floats[: floats.index(dtype)], dtype)
 
         def step(s: Step) -> Step:
             dtype = s.attributes.get("dtype")
@@ -94,7 +101,7 @@ class Program:
         def declared(d: Declared) -> Declared:
             return replace(d, dtype=wide.get(d.dtype, d.dtype))
 
-        constants = {n: v.astype(np.float64) if v.dtype.kind == "f" else v for n, v in self.constants.items()}
+        constants = {n: v.astype(wide.get(v.dtype.name, v.dtype)) for n, v in self.constants.items()}
         inputs, outputs = tuple(map(declared, self.inputs)), tuple(map(declared, self.outputs))
         return Program(inputs, outputs, tuple(map(step, self.steps)), constants)
 

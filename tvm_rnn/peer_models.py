@@ -7,13 +7,14 @@ In: a `Problem`: a module's manifest and weights, and the inputs of a run. Out: 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from . import cells
+from .cell import Cell
 from .errors import TvmRnnError
 from .frontends.torch import state_arrays
 from .graph import Graph, Node, depends
@@ -23,6 +24,7 @@ from .passes.hoist_gemms import HoistGemms
 from .reference import evaluate
 from .rnn import RNN, weight_name
 from .runtime import Manifest
+from .show import equations_digest
 from .target import TABLE
 
 Array = np.ndarray
@@ -106,17 +108,17 @@ class Problem:
         return known[self.manifest.cell]
 
 
-def net_of(manifest: Manifest) -> RNN:
-    """The RNN, without weights, that a module was compiled from, for a cell of the zoo.
+def net_of(manifest: Manifest, cell: Cell | None = None) -> RNN:
+    """The RNN, without weights, that a module was compiled from. cell: its cell; None: the zoo's of that name.
 
-    Raises Unsupported where the zoo has no such cell, or where its cell of that name has other states or weights.
+    Raises Unsupported where the zoo has no such cell, or where the cell has other states, weights or equations.
     """
-    cell = cells.ZOO.get(manifest.cell)
+    cell = cell or cells.ZOO.get(manifest.cell)
     reason = f"{manifest.cell} is not a cell of the zoo: only its own module knows its equations"
     if cell is None:
         raise Unsupported(reason)
     shapes = {w.name: tuple(w.shape) for w in manifest.weights}
-    layers = [_axis_sizes(manifest, shapes, layer) for layer in range(manifest.num_layers)]
+    layers = [_axis_sizes(cell, manifest, shapes, layer) for layer in range(manifest.num_layers)]
     try:
         net = RNN(
             cell,
@@ -132,12 +134,13 @@ def net_of(manifest: Manifest) -> RNN:
     shapes = {name: shape for name, shape in shapes.items() if "." not in name}  # those are constants, not parameters
     if net.weight_shapes != shapes or [s.name for s in cell.states] != [s.name for s in manifest.states]:
         raise Unsupported(reason)
+    if manifest.get("equations", "") not in ("", equations_digest(net)):
+        raise Unsupported(reason)
     return net
 
 
-def _axis_sizes(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]], layer: int) -> dict[str, int]:
+def _axis_sizes(cell: Cell, manifest: Manifest, shapes: Mapping[str, tuple[int, ...]], layer: int) -> dict[str, int]:
     """The size of each axis of the cell, read off the shapes of one layer's states and weights."""
-    cell = cells.ZOO[manifest.cell]
     known = {s.name: s.shapes[layer] for s in manifest.states}
     known |= {p.name: shapes.get(weight_name(p.name, layer, 0), ()) for p in cell.params}
     known |= {i.name: i.shape for i in manifest.inputs[1:]}
@@ -154,6 +157,32 @@ def torch_weights(problem: Problem) -> dict[str, Array]:
     """The weights by torch.nn's names and in its shapes; the gate order is the same."""
     net = net_of(problem.manifest)
     return state_arrays(net.load({name: problem.weights[name] for name in net.weight_shapes}))
+
+
+def openvino_requests(problem: Problem, stream: bool = False) -> tuple[str, Callable[[int, bool], Any]]:
+    """OpenVINO's version, and what makes an infer request on the CPU for latency of a number of threads, pinned or not.
+
+    In float32: where the CPU has bfloat16 its own choice would be that.
+    """
+    try:
+        import openvino as ov
+    except ImportError:
+        raise Unsupported("openvino is not installed") from None
+    if problem.manifest.cell == "lstm_peephole":
+        raise Unsupported("its LSTM has no peepholes")
+    core = ov.Core()
+    model = core.read_model(onnx_model(problem, stream))
+
+    def request(threads: int, pinned: bool) -> Any:
+        options = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "f32",
+            "INFERENCE_NUM_THREADS": threads,
+            "ENABLE_CPU_PINNING": pinned,
+        }
+        return core.compile_model(model, "CPU", options).create_infer_request()
+
+    return ov.__version__.split("-")[0], request
 
 
 def onnx_model(problem: Problem, stream: bool = False) -> bytes:

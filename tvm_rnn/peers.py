@@ -20,7 +20,16 @@ from typing import Any
 import numpy as np
 
 from . import peers_stream
-from .peer_models import TORCH_CELLS, NumpyModel, Problem, Unsupported, net_of, onnx_model, torch_weights
+from .peer_models import (
+    TORCH_CELLS,
+    NumpyModel,
+    Problem,
+    Unsupported,
+    net_of,
+    onnx_model,
+    openvino_requests,
+    torch_weights,
+)
 from .runtime import load, read_container
 from .torch_model import TorchModel
 
@@ -141,33 +150,18 @@ def prepare_onnxruntime(problem: Problem) -> Prepared:
 
 
 def prepare_openvino(problem: Problem) -> Prepared:
-    """OpenVINO on the CPU for latency, on all threads, pinned and not, and on one.
-
-    In float32: where the CPU has bfloat16 its own choice would be that.
-    """
-    try:
-        import openvino as ov
-    except ImportError:
-        raise Unsupported("openvino is not installed") from None
-    if problem.manifest.cell == "lstm_peephole":
-        raise Unsupported("its LSTM has no peepholes")
-    core = ov.Core()
-    model, x = core.read_model(onnx_model(problem)), problem.x
+    """OpenVINO on all threads, pinned and not, and on one."""
+    version, request_of = openvino_requests(problem)
+    x = problem.x
 
     def run(threads: int, pinned: bool) -> Run:
-        options = {
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "f32",
-            "INFERENCE_NUM_THREADS": threads,
-            "ENABLE_CPU_PINNING": pinned,
-        }
-        request = core.compile_model(model, "CPU", options).create_infer_request()
+        request = request_of(threads, pinned)
         return lambda: request.infer([x], share_inputs=True, share_outputs=True)[0]
 
     runs = {label: run(count, True) for count, label in thread_counts(problem)}
     if problem.threads > 1:
         runs[f"{problem.threads} threads, not pinned"] = run(problem.threads, False)
-    return Prepared(ov.__version__.split("-")[0], runs)
+    return Prepared(version, runs)
 
 
 def prepare_numpy(problem: Problem) -> Prepared:

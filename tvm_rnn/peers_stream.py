@@ -13,7 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from .peer_models import TORCH_CELLS, NumpyModel, Problem, Unsupported, net_of, onnx_model, torch_weights
+from .peer_models import (
+    TORCH_CELLS,
+    NumpyModel,
+    Problem,
+    Unsupported,
+    net_of,
+    onnx_model,
+    openvino_requests,
+    torch_weights,
+)
 from .runtime import load
 
 Step = Callable[[int], Any]
@@ -179,25 +188,15 @@ def _ort_bound(ort: Any, session: Any, problem: Problem) -> Step:
 
 def stream_openvino(problem: Problem) -> Streams:
     """OpenVINO on a model of one step, in its memory and ours, on one thread, and on all."""
-    try:
-        import openvino as ov
-    except ImportError:
-        raise Unsupported("openvino is not installed") from None
-    if problem.manifest.cell == "lstm_peephole":
-        raise Unsupported("its LSTM has no peepholes")
-    core, x = ov.Core(), problem.x
-    model = core.read_model(onnx_model(problem, stream=True))
+    version, request_of = openvino_requests(problem, stream=True)
+    import openvino as ov
+
+    x = problem.x
 
     def run(threads: int) -> Step:
-        options = {
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "f32",
-            "INFERENCE_NUM_THREADS": threads,
-            "ENABLE_CPU_PINNING": True,
-        }
-        request = core.compile_model(model, "CPU", options).create_infer_request()
-        given, *states = (np.zeros(tuple(port.shape), x.dtype) for port in model.inputs)
-        y, *after = (np.zeros(tuple(port.shape), x.dtype) for port in model.outputs)
+        request = request_of(threads, True)
+        given, *states = (np.zeros(tuple(port.shape), x.dtype) for port in request.model_inputs)
+        y, *after = (np.zeros(tuple(port.shape), x.dtype) for port in request.model_outputs)
         for index, array in enumerate((given, *states)):
             request.set_input_tensor(index, ov.Tensor(array, shared_memory=True))
         for index, array in enumerate((y, *after)):
@@ -213,7 +212,7 @@ def stream_openvino(problem: Problem) -> Streams:
         return step
 
     counts = dict.fromkeys((1, problem.threads))
-    return Streams(ov.__version__.split("-")[0], {f"{n} thread{'s' * (n > 1)}": run(n) for n in counts})
+    return Streams(version, {f"{n} thread{'s' * (n > 1)}": run(n) for n in counts})
 
 
 def stream_numpy(problem: Problem) -> Streams:

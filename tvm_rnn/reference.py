@@ -357,7 +357,7 @@ def run_program(program: Program | None, networks: Sequence[RNN], inputs: Mappin
     if program is None:
         do = "call it as a module: reference(net)(x)"
         raise InputError(message("this network has no model around it", do=do))
-    wide, oracles = program.in_float64(), [_Oracle(net) for net in networks]
+    wide, oracles = program.in_dtype("float64"), [_Oracle(net) for net in networks]
     plan = Plan(wide.facts(), wide.arrays())
     real = {d.name for d in wide.inputs if d.dtype == "float64"}
     given = {name: _floats(f"input {name}", value) if name in real else value for name, value in inputs.items()}

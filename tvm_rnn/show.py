@@ -6,6 +6,7 @@ Names in the text are stable: they depend on the equations alone.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -41,7 +42,9 @@ def texts(
     from .expressions import text as te_text
     from .lower import Lowering
     from .training import add_training, check_training
+    from .widen import widened
 
+    net = widened(net, precision)
     machine, precision = resolve(target), precision_name(net.dtype, precision)
     stored = stored_name(precision, machine.kind == "cuda", weights)
     if training:
@@ -86,6 +89,18 @@ def layers_text(net: RNN, layers: Layers) -> str:
         where = "" if net.num_layers == 1 else f"  layers {','.join(map(str, own))}"
         parts.append("\n".join(_graph(graph, where)))
     return "\n\n".join(parts)
+
+
+def equations_digest(net: RNN) -> str:
+    """SHA-256 of every layer's equations as traced, with the arrays in them: what a manifest knows them by."""
+    distinct = {id(layer.graph): layer.graph for layer in net.layers}.values()
+    found = hashlib.sha256()
+    for graph in distinct:
+        found.update(f"{sorted(graph.sizes.items())} {graph.dtype}{graph_text(graph).partition(chr(10))[2]}".encode())
+        for node in graph.nodes():
+            if node.op == "const" and node.value is not None:
+                found.update(node.value.tobytes())
+    return found.hexdigest()
 
 
 def graph_text(graph: Graph) -> str:

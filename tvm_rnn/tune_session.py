@@ -34,6 +34,7 @@ from .target import Target, resolve
 from .tune_cpu import CpuBackend
 from .tune_journal import Journal, Outcome
 from .tune_search import Part, Search, part_of
+from .widen import widened
 from .workload import Candidate, Trial, Workload, units
 
 FINALISTS = 4
@@ -134,9 +135,12 @@ def workload(net: RNN, target: Target, steps: int, batch: int, precision: str | 
     if not isinstance(net, RNN):
         raise ConfigError(message("tune needs an RNN", got=f"{net!r:.80}", do="rnn.tune(rnn.RNN(cell, I, H))"))
     check(steps=steps, batch=batch)
+    net = widened(net, precision)
     name = precision_name(net.dtype, precision)
     if target.kind != "cuda" and name not in ("float32", "float64"):
-        raise ConfigError(message("CPUs compute in float32 and float64 only", got=name, do="name a GPU, or float32"))
+        raise ConfigError(
+            message("CPUs compute in float32 and float64 only", got=name, do="name a GPU, or precision='float32'")
+        )
     if not net.weights:
         net = copy.copy(net)
         net.weights = {}

@@ -185,7 +185,6 @@ def test_what_has_no_form() -> None:
         step("ConstantOfShape", dtype="uint8"),
         step("Pad", mode="wrap"),
         step("Unknown"),
-        step("Network", weights=["a"]),
         {**step("Add"), "inputs": ["x"] * 65},
     ):
         with pytest.raises(Impossible):

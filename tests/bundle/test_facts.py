@@ -58,3 +58,10 @@ def test_words() -> None:
         "a and b",
         "a, b and c",
     ]
+
+
+def test_names_that_the_programs_use_themselves() -> None:
+    for name in ("free", "memory", "time", "i"):
+        with pytest.raises(ConfigError, match="not a name in C"):
+            c_name(name)
+    assert unique(["i", "free", "h"]) == ["i_", "free_", "h"]

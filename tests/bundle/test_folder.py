@@ -45,6 +45,14 @@ def test_examples_of_a_compiled_module(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in (tmp_path / "both").iterdir()) < EMPTY_LSTM_BYTES
 
 
+@pytest.mark.slow
+def test_states_that_are_called_as_variables_of_the_programs_are(tmp_path: Path) -> None:
+    module = rnn.compile(rnn.RNN(rnn.cells.lstm_fgr, 3, 4).init(seed=1))  # its states: h c i f o
+    module.export(bundle=tmp_path / "fgr")
+    agrees(module, tmp_path / "fgr", tmp_path)
+    build(tmp_path / "fgr" / "stream.c", tmp_path / "stream", tmp_path / "fgr")
+
+
 @pytest.fixture(scope="module")
 def lstm(tmp_path_factory: pytest.TempPathFactory) -> Any:
     net = rnn.RNN(rnn.cells.lstm, 5, 20).init(seed=2)

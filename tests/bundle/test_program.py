@@ -15,6 +15,8 @@ from test_engine import BAD_ARGUMENT, OK, Library
 import tvm_rnn as rnn
 from tvm_rnn.bundle.encoding import DTYPES
 from tvm_rnn.errors import ConfigError
+from tvm_rnn.model import NETWORK, Declared, Program, Step
+from tvm_rnn.tolerance import assert_close
 
 RNG = np.random.default_rng(0)
 NAMES = {code: name for name, code in DTYPES.items()}
@@ -173,7 +175,85 @@ def test_what_a_bundle_cannot_do_is_said_all_at_once(tmp_path: Path) -> None:
     module = rnn.compile(rnn.from_onnx(model))
     with pytest.raises(ConfigError, match=r"Cast 'z16': dtype float16\n[\s\S]*Cast 'u': dtype uint8") as caught:
         module.export(bundle=tmp_path / "b")
-    assert "'z16': float16" in str(caught.value) and not (tmp_path / "b").exists()
+    assert "'z16': float16" in str(caught.value) and 'precision="float32"' in str(caught.value)
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.fixture(scope="module")
+def weightless(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A model whose network's weights are its inputs, compiled, and its bundle: there are no weights in its file."""
+    net, names = rnn.RNN(rnn.cells.lstm, 3, 7, bidirectional=True), list(GIVEN)
+    inputs = (Declared("X", "float32", ("T", "B", 3)), Declared("n", "int64", ("B",)))
+    inputs += tuple(Declared(name, "float32", None) for name in GIVEN)  # whose shapes only the network knows
+    step = Step(NETWORK, ("X", "n", "", "", *names), ("Y", "h", "c"), {"network": 0, "weights": names}, "LSTM")
+    outputs = tuple(Declared(name, "float32", None) for name in ("Y", "c"))
+    net.program = Program(inputs, outputs, (step,), {})
+    module, folder = rnn.compile(net), tmp_path_factory.mktemp("weightless") / "bare"
+    module.export(bundle=folder)
+    return module, folder
+
+
+GIVEN = rnn.RNN(rnn.cells.lstm, 3, 7, bidirectional=True).weight_shapes
+
+
+def test_weights_that_are_inputs(weightless: tuple[Any, Path]) -> None:
+    """Each run has its own; another handle on the same code is not disturbed."""
+    module, bundle = weightless
+    library, x, n = Library(bundle), RNG.normal(size=(5, 2, 3)).astype("f4"), np.array([5, 2])
+    other = Library(bundle)
+    assert library("share", library.handle, ctypes.byref(other.handle)) == OK
+    for seed, own in ((1, library), (2, other), (3, library), (2, other)):
+        weights = rnn.RNN(rnn.cells.lstm, 3, 7, bidirectional=True).init(seed).weights
+        given = {"X": x, "n": n, **weights}
+        found, expected = ran(own, list(given.values()), 2), module.run(given)
+        for value, wanted in zip(found, expected.values(), strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
+    header = (bundle / "bare.h").read_text()
+    assert "only bare_run has them" in header and "bare_sequence" not in header and "bare_step" not in header
+    assert not (bundle / "stream.c").exists()
+
+
+def test_weights_of_another_shape(weightless: tuple[Any, Path]) -> None:
+    _, bundle = weightless
+    library, weights = Library(bundle), {name: np.zeros(shape, "f4") for name, shape in GIVEN.items()}
+    last = list(weights)[-1]
+    arrays = [np.zeros((2, 1, 3), "f4"), np.array([2]), *weights.values()]
+    assert library.of("run", (Array * len(arrays))(*map(array_of, arrays)), (Array * 2)()) == OK, library.error
+    for wrong in (weights[last].reshape(-1, 1), weights[last][:-1].copy(), weights[last].astype("f8")):
+        arrays[-1] = wrong
+        assert library.of("run", (Array * len(arrays))(*map(array_of, arrays)), (Array * 2)()) == BAD_ARGUMENT
+        assert "weight 5 of the network" in library.error or f"{last} has dtype 4, not 3" in library.error
+
+
+def test_examples_of_a_model_without_weights(weightless: tuple[Any, Path], tmp_path: Path) -> None:
+    module, bundle = weightless
+    weights = rnn.RNN(rnn.cells.lstm, 3, 7, bidirectional=True).init(5).weights
+    given, words = {"X": RNG.normal(size=(4, 1, 3)).astype("f4"), "n": np.array([4]), **weights}, []
+    for name, value in given.items():
+        value.tofile(tmp_path / name)
+        words += [tmp_path / name, "x".join(map(str, value.shape))]
+    lines = run(build(bundle / "example.c", tmp_path / "program", bundle), bundle, *words).decode().splitlines()
+    at = lines.index("Y 4x1x14")
+    printed = np.array([line.split() for line in lines[at + 1 : at + 5]], "f8")
+    np.testing.assert_allclose(printed, module.run(given)["Y"][:, 0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_of_16_bits_in_float32(tmp_path: Path) -> None:
+    """Where the model says float16, the bundle takes and gives floats."""
+    net = rnn.RNN(rnn.cells.gru, 3, 7, dtype="float16").init(seed=2)
+    steps = (
+        Step("Mul", ("X", "k"), ("x",), {}, "scale"),
+        Step(NETWORK, ("x", "", ""), ("y", "h"), {"network": 0}, "GRU"),
+        Step("Cast", ("y",), ("Y",), {"dtype": "float16"}, "out"),
+    )
+    inputs, k = (Declared("X", "float16", ("T", "B", 3)),), np.array([0.5, 1, 2], "f2")
+    net.program = Program(inputs, (Declared("Y", "float16", None),), steps, {"k": k})
+    module = rnn.compile(net, precision="float32")
+    module.export(bundle=tmp_path / "half")
+    x = RNG.normal(size=(6, 2, 3)).astype("f2").astype("f4")
+    (found,) = ran(Library(tmp_path / "half"), [x], 1)
+    assert_close(found, rnn.reference(net).run({"X": x})["Y"], "float32", 6)
+    assert "X: float32 [T][B][3]" in (tmp_path / "half" / "half.h").read_text()
 
 
 @pytest.mark.slow
@@ -182,8 +262,6 @@ def test_random_nodes(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Models of one node with any attributes, as ONNX Runtime computes them."""
     monkeypatch.syspath_prepend(Path(__file__).parent.parent / "frontends")  # what the frontends' tests share
     from onnx_models import random_case
-
-    from tvm_rnn.tolerance import assert_close
 
     case = random_case(seed)
     module = rnn.compile(rnn.from_onnx(case.model))

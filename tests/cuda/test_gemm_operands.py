@@ -34,11 +34,14 @@ def test_a_slice_and_a_row_have_an_offset() -> None:
     ]
 
 
-@pytest.mark.parametrize(("stride", "start", "fits"), [(32, 8, True), (32, 4, False), (36, 8, False)])
-def test_rows_need_alignment(stride: int, start: int, fits: bool) -> None:
+@pytest.mark.parametrize(
+    ("stride", "start", "piece"), [(32, 8, 16), (32, 4, 4), (36, 8, 4), (34, 2, 4), (32, 3, 0), (33, 8, 0)]
+)
+def test_rows_need_alignment(stride: int, start: int, piece: int) -> None:
     view = make("slice", leaf(32), axis=-1, start=start, stop=start + 16)
     (found,) = operands(product(view), lambda n: Place("float16", stride) if n.leaf else None)
-    assert found.rows_of("float16") == fits
+    assert found.piece("float16") == piece and found.rows_of("float16") == (piece == 16)
+    assert found.piece("bfloat16") == 0
 
 
 def test_a_column_is_not_straight() -> None:

@@ -52,6 +52,12 @@ def test_no_kernel_for_rows_that_are_not_aligned() -> None:
     assert names == ["kernel_many"]
 
 
+def test_rows_of_4_byte_pieces_are_copied_piece_by_piece() -> None:
+    variant = wide("bfloat16", 4, 256, 34)
+    assert variant.condition == "rows >= 512 && ((uintptr_t)x0 & 3) == 0"
+    assert "cp_async_ca_src_size_async_ca_shared_global_4" in text_of(variant.kernel)
+
+
 @pytest.mark.parametrize("columns", [64, 128, 192, 256])
 def test_the_ring_fits(columns: int) -> None:
     assert WgmmaTile(columns, 4).shared_bytes <= 227 << 10
@@ -107,7 +113,12 @@ def test_one_tile_of_k_and_several_items_per_block(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("size", "precision", "gates", "depths", "blocks"),
-    [("mid", "float16", 4, (40, 200), 2), ("wide", "tf32", 1, (72,), 4)],
+    [
+        ("mid", "float16", 4, (40, 200), 2),
+        ("wide", "tf32", 1, (72,), 4),
+        ("wide", "bfloat16", 1, (66,), 4),
+        ("many", "bfloat16", 1, (34,), 4),
+    ],
 )
 def test_results(
     size: str, precision: str, gates: int, depths: tuple[int, ...], blocks: int, monkeypatch: pytest.MonkeyPatch

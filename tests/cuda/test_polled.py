@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import emulated
 import pytest
 from emulated import Case, persistent_error
 from persistent_layers import layout_of, step, text_of
@@ -14,15 +12,6 @@ from test_persistent import grid
 from tvm_rnn.cuda import persistent, polled
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.tolerance import tolerance
-
-
-@pytest.fixture
-def short_turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Six places: a few steps use each several times."""
-    emulated.persistent_kernel.cache_clear()
-    monkeypatch.setattr(polled, "TURN", 2)
-    yield
-    emulated.persistent_kernel.cache_clear()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from persistent_layers import GPU, best_team, step, unit_of
 
-from tvm_rnn.cuda.predict import RESIDENT_CLUSTERS, able_to_run, cheapest, predict, resident_teams
+from tvm_rnn.cuda.predict import RESIDENT_CLUSTERS, able_to_run, cheapest, exchange_us, predict, resident_teams
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.target import resolve
 
@@ -29,6 +29,13 @@ def rising(values: list[float]) -> bool:
 def test_more_rows_never_take_less_time(exchange: str) -> None:
     times = [predict(team(exchange=exchange), batch, GPU) for batch in BATCHES]
     assert rising(times) and times[-1] > times[0] > 0
+
+
+def test_exchanges_are_part_of_a_step() -> None:
+    for exchange in ("cluster", "grid"):
+        once, twice = team(exchange=exchange), team("gru_reset_before", exchange=exchange)
+        assert 0 < exchange_us(once) < predict(once, 8, GPU)
+        assert exchange_us(twice) == pytest.approx(2 * exchange_us(once))
 
 
 def test_teams_that_do_not_fit_at_once_take_turns() -> None:

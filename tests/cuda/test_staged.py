@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import emulated
 import pytest
 from emulated import Case, persistent_error
 from persistent_layers import layout_of, step, text_of
 from test_persistent import grid
 from test_staged_layout import STAGED
 
-from tvm_rnn.cuda import persistent, polled
+from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.tolerance import tolerance
 
 
 def staged(ctas: int, rows: int, **knobs: Any) -> dict[str, Any]:
     return grid(ctas, rows, **{**STAGED, "register_words": 32, **knobs})
-
-
-@pytest.fixture
-def short_turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Six places: a few steps use each several times."""
-    emulated.persistent_kernel.cache_clear()
-    monkeypatch.setattr(polled, "TURN", 2)
-    yield
-    emulated.persistent_kernel.cache_clear()
 
 
 @pytest.mark.parametrize(

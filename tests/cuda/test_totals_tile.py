@@ -2,40 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 from compiled_kernels import text_of
-from emulated import decoded, encoded, run
+from row_products import LIMITS, operand, sums
 
-from tvm_rnn.cuda.gemm_operands import Operand
-from tvm_rnn.cuda.places import Place, storage
-from tvm_rnn.cuda.totals_tile import THREADS, TotalsTile, tile_for, tiles_of, totals_kernel
-from tvm_rnn.graph import Node
-
-LIMITS = {"bfloat16": 1e-6, "float16": 1e-6, "tf32": 1e-3, "float32": 1e-6, "float64": 1e-14}
-
-
-def operand(name: str, depth: int, stride: int, dtype: str, offset: int | None = 0) -> Operand:
-    node = Node("state", shape=(depth,), name=name)
-    return Operand(node, node, Place(dtype, stride), depth, offset, name)
-
-
-def sums(tile: TotalsTile, lefts: Sequence[Operand], right: Operand, rows: int, parts: int) -> tuple[np.ndarray, ...]:
-    """What the kernel makes of random rows, added up over parts, and what it should be. What is in no row is NaN."""
-    rng, dtype = np.random.default_rng(0), "float64" if tile.precision == "float64" else "float32"
-    arrays, values = {}, {}
-    for one in (*lefts, right):
-        offset = one.offset or 0
-        whole = np.full((rows + 1, one.place.row_stride), np.nan)
-        whole[:rows, offset : offset + one.depth] = rng.normal(size=(rows, one.depth))
-        arrays[one.name] = encoded(whole, one.place.dtype)
-        values[one.name] = decoded(arrays[one.name], one.place.dtype)[:rows, offset : offset + one.depth]
-    arrays["sums"] = np.full((parts, len(lefts), lefts[0].depth, right.depth), np.nan, dtype)
-    blocks = parts * len(lefts) * tiles_of(tile, lefts[0].depth, right.depth)
-    run(totals_kernel("totals", tile, lefts, right), arrays, {"rows": rows, "parts": parts}, blocks)
-    return arrays["sums"].sum(0), np.stack([values[one.name].T @ values[right.name] for one in lefts])
+from tvm_rnn.cuda.places import storage
+from tvm_rnn.cuda.totals_tile import THREADS, tile_for, tiles_of, totals_kernel
 
 
 @pytest.mark.parametrize(
@@ -52,7 +25,9 @@ def test_sums_over_rows(precision: str, rows: int, parts: int) -> None:
     dtype, tile = storage(precision), tile_for(precision, 72, 20)
     assert tile.high * tile.wide >= 64 * 64
     lefts = [operand("a0", 72, 72, dtype), operand("a1", 72, 160, dtype, 80)]
-    found, expected = sums(tile, lefts, operand("b", 20, 32, dtype), rows, parts)
+    right, wide = operand("b", 20, 32, dtype), "float64" if precision == "float64" else "float32"
+    kernel = totals_kernel("totals", tile, lefts, right)
+    found, expected = sums(kernel, 2 * tiles_of(tile, 72, 20), lefts, right, rows, parts, wide)
     assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
 
 
@@ -61,7 +36,8 @@ def test_rows_that_are_not_made_of_16_bytes(precision: str) -> None:
     """Read one by one; and values kept in float32 are rounded."""
     dtype = storage(precision)
     lefts = [operand("a0", 9, 9, dtype)]
-    found, expected = sums(tile_for(precision, 9, 7), lefts, operand("b", 7, 7, dtype), 21, 1)
+    right, tile = operand("b", 7, 7, dtype), tile_for(precision, 9, 7)
+    found, expected = sums(totals_kernel("totals", tile, lefts, right), tiles_of(tile, 9, 7), lefts, right, 21, 1)
     assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
 
 

@@ -96,6 +96,7 @@ def test_every_part_is_there(report: Path, structure: Structure) -> None:
         assert f'id="{at}"' in text
     stages = [attrs["data-name"] for tag, attrs in structure.found if attrs.get("class") == "stage"]
     assert stages == ["trace", "normalise", *PASS_NAMES]
+    assert "Who runs the steps" in text and "one call for all of T" in text and "[layers 1, 2]" in text
     assert "&lt;fuse&gt;" in text and "a &amp; b" in text and "<fuse>" not in text
     assert "prefers-reduced-motion" in text and "prefers-color-scheme: dark" in text
     assert "<math" in text and "R @ h (layer 0): reads h" in text and "vfmadd" in text
@@ -107,8 +108,24 @@ def test_a_module_has_a_page_of_what_its_file_says(tmp_path: Path) -> None:
     compiled("gru", 4, 8)[1].export(tmp_path / "gru.so")
     call("explain", str(tmp_path / "gru.so"), "--html", str(tmp_path / "gru.html"))
     text = (tmp_path / "gru.html").read_text()
-    assert "What was decided" in text and 'id="equations"' not in text
+    of_net = tmp_path / "net.html"
+    explain(rnn.RNN(rnn.cells.gru, 4, 8)).write_html(of_net)
+    for part in ("<math.*?</math>", "<summary>As text</summary><pre>.*?</pre>", "<title>gru after .*?</title>"):
+        assert re.findall(part, text, re.S) == re.findall(part, of_net.read_text(), re.S) != []
+    assert "tvm-rnn show gru --stage all" in text and "vfmadd" not in text
     assert not Structure(text).faults
+
+
+def test_a_module_of_a_cell_that_is_not_here_says_why_it_has_no_pictures(tmp_path: Path) -> None:
+    @rnn.cell(states="h")
+    def mine(x: "I", h: "H", *, W: "H I", R: "H H"):
+        return rnn.tanh(W @ x + R @ h)
+
+    rnn.compile(rnn.RNN(mine, 3, 5)).export(tmp_path / "m.so")
+    call("explain", str(tmp_path / "m.so"), "--html", str(tmp_path / "m.html"))
+    text = (tmp_path / "m.html").read_text()
+    assert "No equations and graphs" in text and "--cell FILE.py:FUNCTION" in text and "<math" not in text
+    assert "What was decided" in text and not Structure(text).faults
 
 
 @pytest.fixture(scope="module")

@@ -233,8 +233,6 @@ def encode(step: Mapping[str, Any], networks: Sequence[Mapping[str, Any]]) -> En
         if step["op"] not in ENCODERS:
             raise Impossible("the operation has no form in C")
         return ENCODERS[step["op"]](a)
-    if a.get("weights"):
-        raise Impossible("a network whose weights are values")
     number = int(a["network"])
     m = networks[number]
     directions, layers = int(m["num_directions"]), int(m["num_layers"])
@@ -243,4 +241,11 @@ def encode(step: Mapping[str, Any], networks: Sequence[Mapping[str, Any]]) -> En
     y = (directions * first, *rest) if m["output"]["shape"] else (directions,) * (directions > 1)
     parts = [directions * math.prod(shape) for shape in shapes]
     tails = [(2 + len(shape), directions, -1, *shape) for shape in shapes]
-    return Encoded("", (number, layers, *parts, len(y), *y, *(n for tail in tails for n in tail)))
+    return Encoded("", (number, layers, *parts, len(y), *y, *(n for tail in tails for n in tail), *_weights(a, m)))
+
+
+def _weights(a: Attributes, m: Mapping[str, Any]) -> tuple[int, ...]:
+    """Of weights that are values: how many, and the rank and sizes of each."""
+    names = a.get("weights", ())
+    shapes = {item["name"]: item["shape"] for item in m["weights"]}
+    return (len(names), *(n for name in names for n in (len(shapes[name]), *shapes[name]))) if names else ()

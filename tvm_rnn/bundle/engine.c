@@ -51,6 +51,7 @@ struct engine {
   void** kept;
   struct room {
     void *work, *states; /* states: where a call's first states are copied, so that results may take their place */
+    void* packed;        /* weights that were given to this handle; null where they are the file's */
     int64_t work_elements, state_rows;
   } room[];
 };
@@ -119,11 +120,13 @@ static int32_t check_file(struct loaded* own, const char* path) {
     return engine_fail(ENGINE_BAD_FILE, "%s is another module than the one this library was made for: bundle it again",
                        path);
   uint64_t header = size < 8 ? 0 : number(file + start, 8);
+  if (!size && !m->header_bytes) return ENGINE_OK; /* all weights are a model's inputs */
   if (size < 8 || header > size - 8 || (int64_t)header != m->header_bytes ||
       crc_of(0, file + start + 8, header) != m->header_crc)
     return engine_fail(ENGINE_BAD_FILE, "%s has other weights than this library was made for, or none", path);
   own->data = file + start + 8 + header;
   for (int32_t i = 0; i < m->arrays; ++i) {
+    if (m->array[i].offset < 0) continue;
     uint64_t bytes = (uint64_t)m->array[i].elements * m->array[i].bits / 8, offset = (uint64_t)m->array[i].offset;
     if (offset > size - 8 - header || bytes > size - 8 - header - offset)
       return engine_fail(ENGINE_BAD_FILE, "%s is damaged: array %d lies beyond its end", path, (int)i);
@@ -229,9 +232,10 @@ static void* aligned(int64_t elements, int64_t bytes) {
   return memory;
 }
 
-static int32_t pack_weights(struct loaded* own, int32_t number) {
+/* Lay weights out as the code reads them, into *place. given: those that are not in the file. */
+static int32_t pack_weights(struct loaded* own, int32_t number, const void* const* given, void** place) {
   const struct engine_network* n = &own->module->network[number];
-  void* packed = own->network[number].packed = aligned(n->packed_elements, n->bits / 8);
+  void* packed = *place = *place ? *place : aligned(n->packed_elements, n->bits / 8);
   if (!packed) return engine_fail(ENGINE_NO_MEMORY, "no memory for the weights");
   for (int32_t p = 0; p < n->packs; ++p) {
     const struct engine_pack* pack = &n->pack[p];
@@ -244,7 +248,8 @@ static int32_t pack_weights(struct loaded* own, int32_t number) {
     else {
       for (int32_t i = 0; i < pack->count; ++i) {
         const struct engine_array* a = &own->module->array[pack->arrays[i]];
-        flat(&tensors[i], &arguments[i], own->data + a->offset, &a->elements, a->code, a->bits);
+        const void* data = a->offset < 0 ? given[-1 - a->offset] : own->data + a->offset;
+        flat(&tensors[i], &arguments[i], data, &a->elements, a->code, a->bits);
       }
       flat(&tensors[pack->count], &arguments[pack->count], packed, &n->packed_elements, kDLFloat, n->bits);
       integer(&arguments[pack->count + 1], pack->offset);
@@ -270,8 +275,8 @@ static int32_t load_code(struct loaded* own, const char* path) {
   int32_t status = called(own, install(0, 0, 0, &result));
   for (int32_t i = 0; !status && i < own->module->networks; ++i) {
     own->network[i].sequence = (Function)symbol(own, "__tvm_ffi_", own->module->network[i].sequence);
-    status = own->network[i].sequence ? pack_weights(own, i)
-                                      : engine_fail(ENGINE_BAD_FILE, "%s has no sequence function", path);
+    if (!own->network[i].sequence) status = engine_fail(ENGINE_BAD_FILE, "%s has no sequence function", path);
+    else if (!own->module->network[i].given) status = pack_weights(own, i, 0, &own->network[i].packed);
   }
   return status;
 }
@@ -348,6 +353,7 @@ void engine_close(struct engine* handle) {
   for (int32_t i = 0; i < handle->loaded->module->networks; ++i) {
     free(handle->room[i].work);
     free(handle->room[i].states);
+    free(handle->room[i].packed);
   }
   engine_keep(handle, 0);
   free(handle->kept);
@@ -361,6 +367,10 @@ void** engine_keep(struct engine* handle, int32_t count) {
   handle->kept = calloc((size_t)count + 1, sizeof *handle->kept);
   handle->kept_count = handle->kept ? count : 0;
   return handle->kept;
+}
+
+int32_t engine_weights(struct engine* handle, int32_t network, const void* const* given) {
+  return pack_weights(handle->loaded, network, given, &handle->room[network].packed);
 }
 
 const void* engine_array_data(const struct engine* handle, int32_t number) {
@@ -539,7 +549,7 @@ static int32_t run(struct engine* handle, int32_t network, const struct engine_c
   for (int32_t i = 0; i < n->states; ++i) ARRAY(call->states[i], B * n->state_per_row[i], kDLFloat, n->bits);
   ARRAY(call->lengths ? call->lengths : &none_length, call->lengths ? B : 1, kDLInt, 64);
   ARRAY(call->reset ? call->reset : &none_reset, call->reset ? rows : 1, kDLUInt, 8);
-  ARRAY(handle->loaded->network[network].packed, n->packed_elements, kDLFloat, n->bits);
+  ARRAY(room->packed ? room->packed : handle->loaded->network[network].packed, n->packed_elements, kDLFloat, n->bits);
   ARRAY(room->work, workspace(n, tile * B, T, B), kDLFloat, n->bits);
   return called(handle->loaded, handle->loaded->network[network].sequence(0, arguments, at, &result));
 }

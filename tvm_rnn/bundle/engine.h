@@ -9,7 +9,8 @@
 enum { ENGINE_OK = 0, ENGINE_BAD_ARGUMENT = 1, ENGINE_BAD_FILE = 2, ENGINE_NO_MEMORY = 3, ENGINE_FAILED = 4 };
 enum { ENGINE_MOST_ARRAYS = 64 }; /* inputs and states of a network; source.py refuses more */
 
-/* An array in the module's file. offset: from the end of the weights' header. */
+/* An array in the module's file. offset: from the end of the weights' header; below 0: not in the file but a weight that
+   a model gives at every run, number -1 - offset of its network's. */
 struct engine_array {
   int64_t offset, elements;
   uint8_t code, bits; /* as DLPack has them */
@@ -27,7 +28,7 @@ struct engine_pack {
 struct engine_network {
   const char* sequence;
   uint8_t bits; /* of a float: 32 or 64 */
-  uint8_t can_step;
+  uint8_t can_step, given; /* given: its weights are not in the file, see engine_weights */
   int32_t inputs, states, packs;
   const char* const* names; /* of inputs, states, y: for messages */
   const int64_t* input_per_row;
@@ -74,6 +75,10 @@ int32_t engine_init_state(struct engine* handle, int32_t network, int64_t batch,
 int32_t engine_step(struct engine* handle, int32_t network, const struct engine_call* call);
 int32_t engine_sequence(struct engine* handle, int32_t network, const struct engine_call* call);
 const char* engine_error(void);
+
+/* For program.c: lay out the weights of a network that has none in the file, for this handle until the next ones; given:
+   in the order of their numbers. */
+int32_t engine_weights(struct engine* handle, int32_t network, const void* const* given);
 
 /* For program.c: the bytes of an array of the file; places for so many pieces of memory that the handle frees with its
    next ones, null where there is no memory; a message for engine_error, whose code is given back; one size times another,

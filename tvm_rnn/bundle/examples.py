@@ -125,6 +125,17 @@ int main(int argc, char **argv) {{
 }}
 """
 
+CPP_MAIN = """\
+int main(int argc, char **argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception &error) {
+    std::cerr << error.what() << '\\n';
+    return 1;
+  }
+}
+"""
+
 EXAMPLE_CPP = """\
 // Run {name} over raw {kind} numbers, [steps][batch][...] in C order, and print the last step.
 //
@@ -174,15 +185,6 @@ static int run(int argc, char **argv) {{
   for (std::size_t i = y.size() - (steps ? batch * {macro_n}_Y_PER_ROW : 0), n = 1; i < y.size(); ++i, ++n)
     std::cout << y[i] << (n % {macro_n}_Y_PER_ROW ? ' ' : '\\n');
   return 0;
-}}
-
-int main(int argc, char **argv) {{
-  try {{
-    return run(argc, argv);
-  }} catch (const std::exception &error) {{
-    std::cerr << error.what() << '\\n';
-    return 1;
-  }}
 }}
 """
 
@@ -286,13 +288,14 @@ def example_cpp(facts: Facts) -> str:
     states = "\n".join(
         f"  std::vector<{n.c_type}> {s.name}(batch * {n.macro}_{s.name.upper()}_PER_ROW);" for s in n.states
     )
-    return EXAMPLE_CPP.format(
+    program = EXAMPLE_CPP.format(
         **_pieces(facts, n),
         read="\n".join(read),
         states=states,
         state_names="".join(f", {s.name}.data()" for s in n.states),
         input_names="".join(f", {x.name}.data()" for x in n.inputs),
     )
+    return program + CPP_MAIN
 
 
 def stream_c(facts: Facts) -> str:

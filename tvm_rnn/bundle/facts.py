@@ -17,10 +17,12 @@ import numpy as np
 
 from .. import runtime
 from ..errors import ConfigError, message
+from .encoding import NETWORK
 
 MOST_ARRAYS = 64  # inputs and states of one network: ENGINE_MOST_ARRAYS of engine.h
 C_TYPES = {"float32": "float", "float64": "double"}
-# Words that are no names in C or C++, and names that the functions' own parameters have.
+# Words that are no names in C or C++; names that the functions' own parameters have; and what the example programs use:
+# functions of the C library, functions and variables of their own.
 TAKEN = set(
     re.findall(
         r"\w+",
@@ -30,7 +32,10 @@ TAKEN = set(
         inline int long mutable namespace new noexcept not nullptr operator or private protected public
         register reinterpret_cast restrict return short signed sizeof static struct switch template this
         throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor
-        model handle steps batch y lengths reset NULL main errno
+        model handle steps batch y lengths reset NULL main errno stdin stdout stderr std
+        abort atoll calloc clock_gettime exit fclose fopen fprintf fread free fseek ftell fwrite malloc memcpy memset
+        printf qsort signal strcmp time argc argv begin check compare count files found given i in memory now_us out
+        output print_times process read_file run size start status timed us v
         """,
     )
 )
@@ -73,6 +78,7 @@ class Network:
     workspace: tuple[int, int, int, int]  # fixed, per row, per tile row, per row of the sequence
     rows_per_tile: int
     batches: tuple[int, ...]
+    given: bool = False  # its weights are inputs of the model
 
     @property
     def c_type(self) -> str:
@@ -87,7 +93,8 @@ class Network:
 
 @dataclass(frozen=True)
 class Stored:
-    """An array in the file. offset: in bytes, from the end of the weights' header."""
+    """An array in the file. offset: in bytes, from the end of the weights' header; below 0: not in the file but a
+    weight that is a value of the model, number -1 - offset of its network's."""
 
     name: str
     dtype: str
@@ -146,11 +153,16 @@ def read_facts(data: bytes, manifest: Mapping[str, Any], name: str) -> Facts:
         Stored(n, np.dtype(runtime.SAFETENSORS[e["dtype"]]).name, tuple(e["shape"]), e["data_offsets"][0])
         for n, e in entries.items()
     )
-    number = {array.name: i for i, array in enumerate(arrays)}
     several = manifest.get("networks")
     parts = [({**manifest, **own}, f"{i}.") for i, own in enumerate(several)] if several else [(manifest, "")]
+    values = [_weights_as_values(manifest, i) for i in range(len(parts))]
+    for (own, first), names in zip(parts, values, strict=True):
+        shapes = {item["name"]: tuple(item["shape"]) for item in own["weights"]}
+        arrays += tuple(Stored(first + n, own["dtype"], shapes[n], -1 - i) for i, n in enumerate(names))
+    number = {array.name: i for i, array in enumerate(arrays)}
     networks = [
-        _network(own, f"{name}_n{i}" if several else name, number, first) for i, (own, first) in enumerate(parts)
+        _network(own, f"{name}_n{i}" if several else name, number, first, bool(values[i]))
+        for i, (own, first) in enumerate(parts)
     ]
     code = zlib.crc32(data[:code_bytes])
     features = tuple((word, runtime.KERNEL_NAMES.get(word)) for word in map(_plain, manifest["target"]["features"]))
@@ -162,7 +174,15 @@ def _plain(feature: str) -> str:
     return re.sub(r"[_.-]", "", feature)
 
 
-def _network(m: Mapping[str, Any], name: str, number: Mapping[str, int], first: str) -> Network:
+def _weights_as_values(manifest: Mapping[str, Any], network: int) -> list[str]:
+    """The weights of a network that the model around it gives it, in the order of the step's inputs."""
+    for step in manifest.get("model", {}).get("steps", ()):
+        if step["op"] == NETWORK and int(step["attributes"]["network"]) == network:
+            return list(step["attributes"].get("weights", ()))
+    return []
+
+
+def _network(m: Mapping[str, Any], name: str, number: Mapping[str, int], first: str, given: bool) -> Network:
     directions, layers = int(m["num_directions"]), int(m["num_layers"])
     words = unique([*(item["name"] for item in m["inputs"]), *(state["name"] for state in m["states"])], name)
     if len(words) > MOST_ARRAYS:
@@ -185,13 +205,14 @@ def _network(m: Mapping[str, Any], name: str, number: Mapping[str, int], first: 
         tuple(inputs),
         tuple(states),
         Array("y", math.prod(width), _axes("batch", *width)),
-        directions == 1 and "step" in m["entry_points"],
+        directions == 1 and "step" in m["entry_points"] and not given,
         m.get("sequence", "sequence"),
         tuple(_packs(m, number, first)),
         int(m["packed_elements"]),
         (int(w["fixed"]), int(w["per_row"]), int(w["per_tile_row"]), int(w["per_sequence_row"])),
         int(m["rows_per_tile"]),
         tuple(m["batch"]),
+        given,
     )
 
 

@@ -149,6 +149,8 @@ def arrays_of(network: Network) -> list[str]:
 
 def _network(facts: Facts, network: Network) -> str:
     names = {"name": facts.name, "network": network.name, "macro": facts.name.upper()}
+    if network.given:
+        return f"/* {network.title}. Its weights are values of the model: only {facts.name}_run has them. */\n"
     initial = listed([f"{s.name} = {s.initial:g}" for s in network.states])
     states = "".join(f", {network.c_type} *{state.name}" for state in network.states)
     arrays = ", ".join(arrays_of(network))

@@ -6,6 +6,7 @@ In: `Facts` of a module that has a model around its networks. Out: texts of exam
 from __future__ import annotations
 
 from .encoding import DTYPES
+from .examples import CPP_MAIN
 from .facts import Facts
 from .text import c_text
 
@@ -201,15 +202,6 @@ static int run(int argc, char **argv) {{
   for (int i = 0; i < {macro}_OUTPUTS; ++i) print_output(names[i], outputs[i]);
   return 0;
 }}
-
-int main(int argc, char **argv) {{
-  try {{
-    return run(argc, argv);
-  }} catch (const std::exception &error) {{
-    std::cerr << error.what() << '\\n';
-    return 1;
-  }}
-}}
 """
 
 
@@ -217,7 +209,7 @@ def model_example(facts: Facts, cpp: bool) -> str:
     """The program in C, or in C++."""
     model = facts.manifest["model"]
     names = {kind: ", ".join(c_text(item["name"]) for item in model[kind]) for kind in ("inputs", "outputs")}
-    return (CPP if cpp else C).format(
+    program = (CPP if cpp else C).format(
         name=facts.name,
         macro=facts.name.upper(),
         usage=arguments(facts),
@@ -225,6 +217,7 @@ def model_example(facts: Facts, cpp: bool) -> str:
         output_names=names["outputs"],
         input_dtypes=", ".join(str(DTYPES[item["dtype"]]) for item in model["inputs"]),
     )
+    return program + CPP_MAIN * cpp
 
 
 def arguments(facts: Facts) -> str:

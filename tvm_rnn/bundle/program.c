@@ -54,9 +54,11 @@ static int32_t check_float(const struct engine_network* n, const char* name, con
                      (long long)count);
 }
 
-/* The states of a call, each whole: the layers' parts one after the other, first values where no part is given. */
+/* The states of a call, each whole: the layers' parts one after the other, first values where no part is given. ins: of
+   the step's inputs those before its weights. */
 static int32_t join_states(struct engine* handle, int32_t number, const struct engine_network* n, const struct work* w,
-                           const int64_t* parts, int32_t layers, int64_t batch, struct value* states, void** pointers) {
+                           int32_t ins, const int64_t* parts, int32_t layers, int64_t batch, struct value* states,
+                           void** pointers) {
   int dtype = n->bits == 32 ? IS_FLOAT32 : IS_FLOAT64;
   for (int32_t s = 0; s < n->states; ++s) {
     int64_t shape[1] = {engine_times(batch, n->state_per_row[s])};
@@ -69,7 +71,7 @@ static int32_t join_states(struct engine* handle, int32_t number, const struct e
     int64_t at = 0;
     for (int32_t l = 0; !status && l < layers; ++l) {
       int64_t own = parts[s * layers + l] * batch;
-      const struct value* given = 2 + s * layers + l < w->ins ? w->in[2 + s * layers + l] : 0;
+      const struct value* given = 2 + s * layers + l < ins ? w->in[2 + s * layers + l] : 0;
       if (given) {
         status = check_float(n, n->names[n->inputs + s], given, own);
         if (!status)
@@ -102,7 +104,25 @@ static int32_t give_outputs(const struct work* w, const struct engine_network* n
   return ENGINE_OK;
 }
 
-/* ints: the network's number, layers, elements of each part of a row, y's axes behind [T, B], then the parts' shapes. */
+/* The network's own copy of weights that are values. shapes: how many, then of each its rank and sizes. */
+static int32_t take_weights(struct engine* handle, int32_t number, const struct engine_network* n, const struct work* w,
+                            const int64_t* shapes) {
+  const void* given[MOST_VALUES];
+  int dtype = n->bits == 32 ? IS_FLOAT32 : IS_FLOAT64;
+  int32_t count = (int32_t)*shapes++;
+  for (int32_t i = 0; i < count; ++i) {
+    const struct value* v = w->in[w->ins - count + i];
+    int rank = (int)*shapes++, same = v && v->dtype == dtype && v->rank == rank;
+    for (int axis = 0; axis < rank; ++axis) same = same && v->shape[axis] == shapes[axis];
+    if (!same) return engine_fail(ENGINE_BAD_ARGUMENT, "weight %d of the network is missing, or of another shape", (int)i);
+    given[i] = v->data;
+    shapes += rank;
+  }
+  return engine_weights(handle, number, given);
+}
+
+/* ints: the network's number, layers, elements of each part of a row, y's axes behind [T, B], then the parts' shapes, and
+   where weights are values theirs. */
 static int32_t run_network(struct engine* handle, const struct engine_module* module, const struct work* w) {
   int32_t number = (int32_t)w->ints[0], layers = (int32_t)w->ints[1];
   const struct engine_network* n = &module->network[number];
@@ -118,10 +138,14 @@ static int32_t run_network(struct engine* handle, const struct engine_module* mo
   if (status) return status;
   int rank = 2 + (int)*shapes++;
   for (int i = 2; i < rank; ++i) sizes[i] = *shapes++;
+  const int64_t* weights = shapes;
+  for (int32_t i = 0; i < n->states * layers; ++i) weights += 1 + *weights;
+  if (n->given) status = take_weights(handle, number, n, w, weights);
+  if (status) return status;
   struct value states[ENGINE_MOST_ARRAYS], y = {0};
   void* pointers[ENGINE_MOST_ARRAYS];
   memset(states, 0, sizeof states);
-  status = join_states(handle, number, n, w, parts, layers, B, states, pointers);
+  status = join_states(handle, number, n, w, w->ins - (n->given ? (int32_t)*weights : 0), parts, layers, B, states, pointers);
   if (!status) status = value_make(&y, dtype, rank, sizes);
   if (!status && lengths) {
     counts = malloc(sizeof *counts * (size_t)(B + 1));

@@ -58,6 +58,8 @@ def check_program(facts: Facts) -> None:
     if problems:
         expected = f"arrays of {listed(list(DTYPES))} of at most {MOST_AXES} axes"
         do = "export a .so, for Python; or bundle the network alone, without what is around it"
+        half = any("float16" in text for text in problems)
+        do = 'compile with precision="float32": what is float16 becomes float32' if half else do
         got = "\n            ".join(dict.fromkeys(problems))
         raise ConfigError(message("bundle: a model that cannot run without Python", got=got, expected=expected, do=do))
 

@@ -57,7 +57,7 @@ def source_text(facts: Facts, program: str = "") -> str:
     parts += [_network_tables(network, i) for i, network in enumerate(facts.networks)]
     parts.append(_module(facts))
     parts.append(FUNCTIONS.format(name=facts.name, about=about))
-    parts += [_functions(facts, network, i) for i, network in enumerate(facts.networks)]
+    parts += [_functions(facts, network, i) for i, network in enumerate(facts.networks) if not network.given]
     return "\n".join([*parts, *[program] * bool(program)])
 
 
@@ -95,7 +95,7 @@ def _module(facts: Facts) -> str:
     for i, n in enumerate(facts.networks):
         counts = f"{len(n.inputs)}, {len(n.states)}, {len(n.packs)}"
         sizes = ", ".join(map(str, (n.output.per_row, n.packed_elements, *n.workspace, n.rows_per_tile)))
-        head = f"{c_text(n.sequence)}, {8 * np.dtype(n.dtype).itemsize}, {int(n.can_step)}, {counts}"
+        head = f"{c_text(n.sequence)}, {8 * np.dtype(n.dtype).itemsize}, {int(n.can_step)}, {int(n.given)}, {counts}"
         rows.append(f"  {{{head}, names_{i}, inputs_{i}, states_{i}, initial_{i}, {sizes}, packs_{i}}},")
     counts = f"{len(facts.networks)}, {len(facts.arrays)}, {len(facts.features)}"
     return "\n".join(

@@ -127,7 +127,7 @@ def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]
     found = _shared(name, problem, knobs)
     if knobs["few"]:
         found.append(Variant(_kernel(f"{name}_few", problem, knobs, "few"), f"rows <= {knobs['few']}"))
-    if knobs.get("wide_columns") and all(o.rows_of(problem.compute) for o in problem.operands):
+    if knobs.get("wide_columns") and all(o.piece(problem.compute) for o in problem.operands):
         tile = WgmmaTile(*(knobs[f"wide_{k}"] for k in ("columns", "stages", "cluster", "blocks")))
         aligned = _aligned(problem)
         if knobs["mid"] > knobs["wide"]:
@@ -139,7 +139,7 @@ def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]
 
 
 def _aligned(problem: Problem) -> str:
-    return "".join(f" && ((uintptr_t){o.name} & 15) == 0" for o in problem.operands)
+    return "".join(f" && ((uintptr_t){o.name} & {o.piece(problem.compute) - 1}) == 0" for o in problem.operands)
 
 
 def _shared(name: str, problem: Problem, knobs: Config) -> list[Variant]:

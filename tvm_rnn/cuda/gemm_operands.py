@@ -1,7 +1,7 @@
 """The left operands of a GEMM: how element (row, k) of each is found, and copied to shared memory.
 
 In: a gemm node and where the values below its operands live. Out: `Operand`s. An operand that lies in memory as rows of
-consecutive elements is copied by the hardware, 16 bytes at a time; any other view or dtype is read element by element.
+consecutive elements is copied by the hardware, 16 or 4 bytes at a time; any other view or dtype is read one by one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .gemm_layout import SIZES
 from .places import Place
 
 Expr = Any
+PIECES = (16, 4)
 
 
 @dataclass(frozen=True)
@@ -34,10 +35,15 @@ class Operand:
 
     def rows_of(self, dtype: str) -> bool:
         """Whether rows are consecutive elements of that dtype, 16 bytes aligned if the pointer is."""
+        return self.piece(dtype) == 16
+
+    def piece(self, dtype: str) -> int:
+        """Bytes that the hardware copies at a time where rows are consecutive elements of that dtype: what every row
+        begins at a multiple of if the pointer is one, 16 or 4. 0: there is no such copy."""
         if self.offset is None or self.place.dtype != dtype:
-            return False
-        size = SIZES[dtype]
-        return self.place.row_stride * size % 16 == 0 and self.offset * size % 16 == 0
+            return 0
+        starts = self.place.row_stride * SIZES[dtype], self.offset * SIZES[dtype]
+        return next((size for size in PIECES if not any(start % size for start in starts)), 0)
 
     def value(self, buffer: Expr, row: Expr, k: Expr, dtype: str) -> Expr:
         """Element (row, k), loaded and converted."""

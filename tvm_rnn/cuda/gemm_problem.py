@@ -67,11 +67,11 @@ class Problem:
         return f"w{number}"
 
     def aligned(self, w: Writer, operand: Operand) -> Expr:
-        """Whether the pointer of an operand is a multiple of 16 bytes."""
+        """Whether the pointer of an operand is a multiple of what is copied at a time."""
         # Not tirx.reinterpret: a pass that TVM runs for GPUs before sm_90 takes no pointer there.
         pointer = w[operand.name].ptr_to([0])
         address = tirx.call_pure_extern("uint64", "reinterpret_cast<uint64_t>", pointer)
-        return (address & tirx.const(15, "uint64")) == tirx.const(0, "uint64")
+        return (address & tirx.const(max(1, operand.piece(self.compute)) - 1, "uint64")) == tirx.const(0, "uint64")
 
     def store_chunk(self, w: Writer, target: Expr, operand: Operand, row: Expr, valid: Expr, first: Expr) -> None:
         """16 bytes of a row from element `first` on into shared memory, read one by one; zeros where there are none."""

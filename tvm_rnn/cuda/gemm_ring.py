@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +16,26 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from .gemm_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
+from .gemm_operands import Operand
 from .gemm_problem import Problem, int64, keep, uint32
 from .kernel import Kernel, Writer, write
 
 Expr = Any
-COPY = "cp.async.cg.shared.global"
+COPY, COPY_PIECE = "cp.async.cg.shared.global", "cp.async.ca.shared.global"  # of 16 bytes, of fewer
 DEPENDENT = "tirx.use_programtic_dependent_launch"  # as TVM spells it
+
+
+def copy_chunk(w: Writer, operand: Operand, dtype: str, target: Expr, at: Expr, size: Expr) -> None:
+    """Start the copy of 16 bytes of an operand, from element `at` on, to shared memory: `size` bytes, then zeros."""
+    piece = operand.piece(dtype)
+    if piece == 16:
+        w.do(I.ptx[COPY](target, w[operand.name].ptr_to([at]), 16, size))
+        return
+    left = keep(w, tirx.Cast("int32", size))
+    for first in range(0, 16, piece):
+        part = tirx.Cast("uint32", tirx.max(tirx.min(left - first, piece), 0))
+        source = w[operand.name].ptr_to([at + first // SIZES[dtype]])
+        w.do(I.ptx[COPY_PIECE](target + uint32(first), source, piece, part))
 
 
 @dataclass(frozen=True)
@@ -205,7 +220,7 @@ class Ring(ABC):
         if not rows:
             return
         operand = self.problem.operands[number]
-        if operand.rows_of(self.problem.compute):
+        if operand.piece(self.problem.compute):
             with I.If(self.aligned[number]):
                 with I.Then():
                     self._copy(number, stage, k)
@@ -226,13 +241,10 @@ class Ring(ABC):
         at = self.row * operand.place.row_stride + tirx.Cast("int64", first) + operand.offset
         for i in range(self.copies):
             size = tirx.Cast("uint32", tirx.Select(self.left > i * self.apart, inside, 0))
-            source = w[operand.name].ptr_to([at + i * self.apart * operand.place.row_stride])
-            copy = I.ptx[COPY](stage + self._into(i), source, 16, size)
-            if (i + 1) * tile.threads <= tile.rows * CHUNKS:
-                w.do(copy)
-            else:
-                with w.when(self.line + i * self.apart < tile.rows):
-                    w.do(copy)
+            source = at + i * self.apart * operand.place.row_stride
+            every = (i + 1) * tile.threads <= tile.rows * CHUNKS
+            with nullcontext() if every else w.when(self.line + i * self.apart < tile.rows):
+                copy_chunk(w, operand, self.problem.compute, stage + self._into(i), source, size)
 
     def _gather(self, number: int, stage: Expr, k: Expr) -> None:
         """The same element by element: a loop, because it is long and rarely taken."""

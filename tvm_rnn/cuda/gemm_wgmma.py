@@ -1,7 +1,7 @@
 """GEMM by wgmma, for Hopper: large products of 16-bit or tf32 operands.
 
 In: a `Problem` and a tile. Out: a persistent `Kernel`. One warpgroup copies: the rows of x by cp.async (any row stride
-that is a multiple of 16 bytes, zeros beyond the last row), the packed weights by bulk copies, of which each block of a
+that is a multiple of 4 bytes, zeros beyond the last row), the packed weights by bulk copies, of which each block of a
 cluster fetches its part for all. Two warpgroups multiply 64 rows each and run the epilogue while the ring fills again.
 """
 
@@ -15,7 +15,7 @@ from tvm.script.ir_builder import tirx as I
 
 from .gemm_layout import CHUNKS, ROW_BYTES, SIZES, Fragments, ceil_div
 from .gemm_problem import Problem, int64, keep, uint32
-from .gemm_ring import COPY, Stages
+from .gemm_ring import Stages, copy_chunk
 from .kernel import Kernel, Writer, write
 
 Expr = Any
@@ -51,7 +51,7 @@ class WgmmaTile:
 
 
 def wgmma_kernel(name: str, problem: Problem, tile: WgmmaTile) -> Kernel:
-    """A kernel for 16-byte aligned operands."""
+    """A kernel for operands that the hardware copies."""
     layout = problem.fragments
     assert tile.columns % layout.block == 0 and layout.columns % tile.columns == 0 and tile.columns <= 256
     assert tile.stages > LAG + 1 and tile.columns % (8 * tile.cluster) == 0
@@ -203,8 +203,8 @@ class _Wgmma(Stages):
         for i in range(ROWS * CHUNKS // 128):
             high = i * (128 // CHUNKS)
             size = tirx.Cast("uint32", tirx.Select(left > high, reach, 0))
-            source = w[operand.name].ptr_to([at + high * operand.place.row_stride])
-            w.do(I.ptx[COPY](target + uint32(high * ROW_BYTES), source, 16, size))
+            source = at + high * operand.place.row_stride
+            copy_chunk(w, operand, layout.dtype, target + uint32(high * ROW_BYTES), source, size)
 
     # --- multiplying -----------------------------------------------------------------------------------------------
 

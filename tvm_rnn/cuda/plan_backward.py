@@ -82,7 +82,7 @@ class BackwardPlan(Plan):
             found = layout.source(node, True, "after")
             return None if found is None else found.place
 
-        totals = Totals(name, sums, self.precision, reads, operand)
+        totals = Totals(name, sums, self.precision, reads, operand, self.target.arch)
         finish = FinishKernels(graph, sums, f"{layer.number}_finish", self.precision)
         direct = layout.written_last and self.directions == 1
         roots = [*([] if direct else [graph.output]), *graph.emitted]

@@ -94,7 +94,7 @@ def cheapest(teams: Iterable[Team], unit: Any, target: Target) -> Team | None:
 def _tell(teams: list[Team], target: Target) -> None:
     """Why no geometry fits: what the nearest one lacks."""
     if not teams:
-        tell(False, "a geometry", "the template has none for this precision and these sizes")
+        tell(False, "a geometry", "the schedule has none for this precision, these sizes and so many layers")
         return
     lack = min((lacking(team, target) for team in teams), key=lambda found: found.missing_bytes)
     why = f"of {len(teams)} geometries none fits; the nearest: {lack.reason}"
@@ -179,13 +179,19 @@ def _rates(team: Team) -> Rates:
     return RATES["ring" if team.ring else "staged" if team.staged else "polled" if team.polled else team.exchange]
 
 
+def exchange_us(team: Team) -> float:
+    """What a step takes at least because its blocks wait for each other's values, one exchange after the other, us."""
+    rates = _rates(team)
+    return len(team.events) * (rates.exchange + rates.per_cta * team.ctas)
+
+
 def _phase(team: Team, number: int) -> float:
     phase = team.step.phases[number]
     cluster = team.exchange == "cluster"
     us = 0.0
     rates = _rates(team)
     if phase in team.events:
-        us += rates.exchange + rates.per_cta * team.ctas
+        us += exchange_us(team) / len(team.events)
     if phase.kind == "gemm":
         us += _product(team, number)
     cells = team.blocks(phase.width) * team.own_tiles * 2

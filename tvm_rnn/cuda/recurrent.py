@@ -27,7 +27,7 @@ from .layout import Layout
 from .masks import resettable
 from .phases import NotPersistent, Step, phases
 from .polled import places as place_count
-from .predict import predict, resident_teams
+from .predict import exchange_us, predict, resident_teams
 from .predict_steps import predict_steps
 from .product import weights
 from .program import ITEM_BYTES, Expr, Host, Pointer
@@ -150,7 +150,7 @@ class Persistent:
         }
         rows = f"B <= {self.most}" if self.most is not None else "any B"
         return {
-            "unit": f"step, all of T, {len(team.step.phases)} phases, {rows}",
+            "unit": f"step, all of T in one kernel, {rows}",
             "template": self.template,
             "knobs": knobs,
             "record": self.record,
@@ -283,7 +283,13 @@ def _tell(layout: Layout, best: Geometry, batch: int, most: int | None, target: 
             each = team.block_words(phase) * team.k_parts * team.part_lanes * 4 * team.ctas
             kept["registers"] += share.registers * each
             kept["shared"] += share.shared * each
-    chip = {"blocks": team.ctas, "rows": team.rows, "threads": team.threads, "shared_bytes": team.shared_bytes}
+    chip: dict[str, float] = {
+        "blocks": team.ctas,
+        "rows": team.rows,
+        "threads": team.threads,
+        "shared_bytes": team.shared_bytes,
+    }
+    chip |= {"exchanges": len(team.events), "exchange_us": round(exchange_us(team), 3)}
     chip |= {"registers_estimated": team.registers(), **{f"weights_in_{k}_bytes": v for k, v in kept.items()}}
     reach = "any B" if most is None else f"B up to {most}"
     why = f"{us:.2f} us per step predicted, one launch per step {other:.2f}; {reach}; by {record}"

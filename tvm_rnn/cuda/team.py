@@ -30,7 +30,6 @@ MMA = {
     "tf32": "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
 }
 LANES = 32
-PIECE_WORDS = 4  # a 16-byte load
 BLOCK_WORDS = 16  # 64 bytes of K
 FETCH_STEPS = 4  # places for hoisted values: copies begin three steps early
 

@@ -28,13 +28,15 @@ from .kernel import Kernel, Writer, write
 from .places import Argument, Place, arithmetic
 from .program import Host, Pointer, Program
 from .rows import unravel
-from .totals_tile import TotalsTile, tile_for, tiles_of, totals_kernel
+from .totals_tile import tile_for, tiles_of, totals_kernel
+from .totals_wgmma import wgmma_tile_for, wgmma_totals_kernel
 from .values import Values, sources
 
 Expr = Any
 Reads = Callable[[Node], Place | None]
 Find = Callable[[Node, bool], Pointer]
 COLUMNS, LINES = 32, 8  # threads of a block that sums columns: along elements, and along rows
+COLUMN_BLOCKS = 8  # of these on a multiprocessor: they wait for memory
 LEAST_ROWS = 256  # of a part: fewer, and adding the parts up takes longer than the sums
 
 
@@ -47,17 +49,19 @@ class Work:
     arguments: tuple[Argument, ...]
     size: int  # elements of all sums
     blocks: int  # of one part of the rows
+    resident: int = 2  # blocks on a multiprocessor at once
 
 
 @dataclass
 class Totals:
-    """All sums of one backward graph. reads: how a stored value is read, by rows or (True) by products."""
+    """All sums of one backward graph. reads: how a stored value is read; operand_places: the same by products."""
 
     name: str
     nodes: Sequence[Node]
     precision: str
     reads: Reads
     operand_places: Reads
+    arch: str = ""
     work: list[Work] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -98,11 +102,16 @@ class Totals:
         nodes, right = tuple(node for node, _, _ in group), group[0][2]
         lefts = [_named(left, f"a{i}") for i, (_, left, _) in enumerate(group)]
         height, width = nodes[0].shape
-        tile: TotalsTile = tile_for(self.precision, height, width)
-        kernel = totals_kernel(f"{self.name}_totals{len(self.work)}", tile, lefts, right)
+        name, fast = f"{self.name}_totals{len(self.work)}", wgmma_tile_for(self.precision, lefts, right, self.arch)
+        if fast is not None:
+            tile: Any = fast
+            kernel, resident = wgmma_totals_kernel(name, fast, lefts, right), fast.resident
+        else:
+            tile = tile_for(self.precision, height, width)
+            kernel, resident = totals_kernel(name, tile, lefts, right), 2
         found = [Argument(o.name, "operand", o.base) for o in (*lefts, right)]
         blocks = len(nodes) * tiles_of(tile, height, width)
-        self.work.append(Work(nodes, kernel, tuple(found), len(nodes) * height * width, blocks))
+        self.work.append(Work(nodes, kernel, tuple(found), len(nodes) * height * width, blocks, resident))
 
     def _add_columns(self, nodes: Sequence[Node]) -> None:
         size = prod(nodes[0].shape)
@@ -117,7 +126,9 @@ class Totals:
             lambda w: self._column_sums(w, nodes, found),
             threads=COLUMNS * LINES,
         )
-        self.work.append(Work(tuple(nodes), kernel, tuple(found), len(nodes) * size, ceil_div(size, COLUMNS)))
+        self.work.append(
+            Work(tuple(nodes), kernel, tuple(found), len(nodes) * size, ceil_div(size, COLUMNS), COLUMN_BLOCKS)
+        )
 
     def _column_sums(self, w: Writer, nodes: Sequence[Node], found: Sequence[Argument]) -> None:
         """A thread for an element and every 8th row of a part; the 8 sums are added up in order."""
@@ -199,7 +210,7 @@ class Totals:
         """Memory for the parts' sums, for so many rows at most; into how many parts they are cut."""
         self.parts = []
         for work in self.work:
-            most = f"max<int64_t>(1, 2 * sms / {work.blocks})"
+            most = f"max<int64_t>(1, {work.resident} * sms / {work.blocks})"
             parts = f"max<int64_t>(1, min<int64_t>({most}, ({rows}) / {LEAST_ROWS}))"
             self.parts.append(program.let("parts", parts))
         self.sums = program.buffer("sums", self._most(), self.dtype)
@@ -225,8 +236,11 @@ class Totals:
             return
         for work, parts in zip(self.work, self.parts, strict=True):
             pointers = [find(a.node, a.role == "operand") for a in work.arguments]
-            host.launch(work.kernel, [*pointers, self.sums], [rows, parts])
-            host.launch(self.fold, [self.sums, totals[work.nodes[0]]], [work.size, parts, f"({add}) ? 1 : 0"])
+            into, folded = totals[work.nodes[0]], f"{parts} > 1 || ({add})"
+            sums = Pointer(f"({folded} ? {self.sums.text} : {into.text})", self.dtype)
+            host.launch(work.kernel, [*pointers, sums], [rows, parts])
+            with host.when(folded):
+                host.launch(self.fold, [self.sums, into], [work.size, parts, f"({add}) ? 1 : 0"])
 
 
 def _named(operand: Operand, name: str) -> Operand:

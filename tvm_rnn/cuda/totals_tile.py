@@ -79,7 +79,8 @@ def tile_for(precision: str, height: int, width: int) -> TotalsTile:
     return TotalsTile(precision, min(most, 64 if height <= 64 else 128), min(most, 64 if width <= 64 else 128))
 
 
-def tiles_of(tile: TotalsTile, height: int, width: int) -> int:
+def tiles_of(tile: Any, height: int, width: int) -> int:
+    """Blocks of a result; tile: with its `high` and `wide`."""
     return ceil_div(height, tile.high) * ceil_div(width, tile.wide)
 
 

@@ -21,6 +21,7 @@ Array = np.ndarray
 Proto = Any  # a message of the onnx package, which is an optional dependency
 
 MOST_BYTES = (1 << 31) - 1  # protobuf's own limit
+MOST_AXES = 32  # of an array in NumPy 1; 64 in NumPy 2
 # ONNX's number of an element type: NumPy's name, and the field that holds elements where they are not raw bytes.
 TYPES = {
     1: ("float32", "float_data"),
@@ -124,7 +125,7 @@ def tensor_array(tensor: Proto, source: Source) -> Array:
     name, dims = type_name(tensor.data_type), [int(d) for d in tensor.dims]
     stored = np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
     count = math.prod(dims)
-    if min(dims, default=0) < 0:
+    if min(dims, default=0) < 0 or len(dims) > MOST_AXES:
         raise Unreadable(f"tensor {tensor.name!r} has shape {dims}")
     if tensor.data_location == 1:
         flat = _external(tensor, stored, count, source)

@@ -275,7 +275,7 @@ class _Grouping:
             if draft.kind == "reduce":
                 reasons["a reduction has no epilogue"] = None
             elif draft.space != node.shape:
-                reasons[f"a value of {list(node.shape)} after a group of {list(draft.space)}"] = None
+                reasons[f"its shape is {list(node.shape)}, of the group that it reads {list(draft.space)}"] = None
             elif index > latest or (misread := self._misread(node, index)) is None:
                 return index
             elif listening():
@@ -343,7 +343,8 @@ def _tell(group: Group, graph: Graph) -> None:
     names = {result: f"the new {state.name}" for state, result in zip(graph.states, graph.results, strict=True)}
     names = {graph.output: "the output", **names}
     stored = joined(names.get(n) or in_words(n) for n in group.stored) or "nothing"
-    why = f"{inside} pointwise operations in it; stored: {stored}"
+    words = f"{inside} pointwise operation{'s' * (inside != 1)}" if inside else "nothing else"
+    why = f"{words} in it; stored: {stored}"
     facts = {"region": group.region, "phase": group.phase, "kind": group.kind, "pointwise": inside}
     from ..lower import node_flops  # which needs TVM: only where somebody listens
 

@@ -167,20 +167,20 @@ class _Found:
     sunk: Mapping[Node, str]
 
 
+def _kind(node: Node) -> str:
+    return "product" if TABLE[node.op].kind == "contract" else "reduction"
+
+
 def _tell(nodes: list[Node], leaves: Mapping[Node, frozenset[str]], found: _Found) -> None:
     """What became of every product and reduction, and of what hangs on them."""
     heavy = [n for n in nodes if not n.leaf and TABLE[n.op].kind in HEAVY and leaves[n]]
     for node in heavy:
         facts = {"elements": prod(node.shape)}
         if node in found.moved:
-            tell(True, in_words(node), "reads no state: one product over all T before the loop", **facts)
+            tell(True, in_words(node), f"reads no state: one {_kind(node)} over all T before the loop", **facts)
         elif node in found.late:
-            tell(
-                True,
-                in_words(node),
-                "no gradient that is carried reads it: one product over all T after the loop",
-                **facts,
-            )
+            why = f"no gradient that is carried reads it: one {_kind(node)} over all T after the loop"
+            tell(True, in_words(node), why, **facts)
         elif node in found.large:
             tell(False, in_words(node), "made of a matrix of each step, which would be kept for all of T", **facts)
         else:

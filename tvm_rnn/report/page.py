@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..explain_text import subject_text, text
+from ..explain_text import cpu_text, in_turn_text, percent, phase_text, subject_text, text
 from . import charts
 from .drawing import draw
 from .equations import equations, math
@@ -26,16 +26,16 @@ TILES = 24  # at most, in the picture of layers and time
 
 def page(
     facts: Mapping[str, Any],
-    looked: Sequence[Looked] = (),
+    looked: Sequence[Looked | None] = (),
     command: str = "",
     ablation: Sequence[Mapping[str, Any]] = (),
     history: Sequence[float | None] = (),
 ) -> str:
-    """The whole page. looked: the networks themselves, for equations, graphs and code (a module's file has none of
-    these). ablation: without, us. history: speed over the defaults by trial."""
+    """The whole page. looked: the networks themselves, for equations, graphs and code; None where one is not at hand.
+    ablation: without, us. history: speed over the defaults by trial."""
     networks = facts["networks"]
     title = " and ".join(f"{own['cell']} for {_where(own)}" for own in networks)
-    body = [f"<h1>{escape(title)}</h1>", _contents(bool(looked), bool(ablation), bool(history))]
+    body = [f"<h1>{escape(title)}</h1>", _contents(bool(looked and looked[0]), bool(ablation), bool(history))]
     for number, own in enumerate(networks):
         net = looked[number] if number < len(looked) else None
         body += _network(own, net, number)
@@ -47,7 +47,7 @@ def page(
     if history:
         body += [_h2("tuning", "Tuning"), _chart(charts.history(history), "speed over the defaults by trial")]
     for number, net in enumerate(looked):
-        body += _code(net, number)
+        body += _code(net, number) if net is not None else ()
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     body += [_h2("made", "How this page was made"), f"<pre>{escape(command)}</pre>" if command else ""]
     body += [f'<p class="soft">{escape(versions)}. Charts by Vega-Lite, layout of graphs by grandalf.</p>']
@@ -95,6 +95,9 @@ def _network(own: Mapping[str, Any], net: Looked | None, number: int) -> Iterato
             yield f'<p class="soft">{words}</p>'
         yield _h2(f"graph{more}", "The graph before and after each pass")
         yield _graphs(net, f"stages{number}")
+    elif "not_drawn" in own:
+        yield _h2(f"graph{more}", "No equations and graphs")
+        yield f"<p>{escape(own['not_drawn'])}.</p>"
     yield _h2(f"time{more}", "Layers and time")
     yield from _time(own, f"turns{number}")
     yield _h2(f"work{more}", "Work, and the least time for it")
@@ -107,9 +110,11 @@ def _decided(own: Mapping[str, Any]) -> Iterator[str]:
         if any(rows.values()):
             yield f"<h3>{escape(name)}</h3>{_told(rows['did'], rows['did_not'], own['graphs'])}"
     if own["phases"]:
-        items = "".join(f'<li class="did">{escape(row["runs"])}; {escape(row["with"])}</li>' for row in own["phases"])
+        items = "".join(f'<li class="did">{escape(phase_text(row, own["graphs"]))}</li>' for row in own["phases"])
         yield f'<h3>What runs in one go</h3><ul class="told">{items}</ul>'
-    if own["regimes"]:
+    if not own["target"]["archs"]:
+        yield f'<h3>Who runs the steps</h3><ul class="told"><li class="did">{escape(cpu_text(own["work"]))}</li></ul>'
+    elif own["regimes"]:
         did, rest = ([row for row in own["regimes"] if row["done"] == done] for done in (True, False))
         yield f"<h3>Who runs the steps</h3>{_told(did, rest, own['graphs'])}"
     if own["kernels"]:
@@ -168,7 +173,7 @@ def _time(own: Mapping[str, Any], at: str) -> Iterator[str]:
     wave = any(d["done"] and d["stage"] == "wave" for d in own["regimes"])
     tiles = own["passes"].get("tile_layers_and_time", {"did": [], "did_not": []})
     rows = next((d["facts"]["rows"] for d in tiles["did"] if "rows" in d.get("facts", {})), 0)
-    each = max(1, rows // row["batch"]) if rows else 1 if wave else row["steps"]
+    each = min(max(1, rows // row["batch"]), row["steps"]) if rows else 1 if wave else row["steps"]
     count = -(-row["steps"] // each)
     through = wave or any("through all" in d["what"] or "side by side" in d["what"] for d in tiles["did"])
     order = "wave" if wave else "time-major" if through else "layer-major"
@@ -198,13 +203,21 @@ def _work(own: Mapping[str, Any]) -> Iterator[str]:
         yield f"<h3>B = {row['batch']}</h3>"
         yield _chart(charts.roofline(row["kernels"], roof, measured), f"roofline, B = {row['batch']}")
         source = "measured" if "measured_us" in row else "predicted"
-        share = f" All of it, {source}: {row['share']:.0%} of the roof." if "share" in row else ""
-        yield f'<p class="soft">Ceilings: {escape(row["ceilings_from"])}.{share}</p>'
+        share = f" All of it, {source}: {escape(percent(row['share']))} of the roof." if "share" in row else ""
+        turns = f" {escape(in_turn_text(row))}." if row.get("exchanges") else ""
+        yield f'<p class="soft">Ceilings: {escape(row["ceilings_from"])}.{share}{turns}</p>'
 
 
 def _code(net: Looked, number: int) -> Iterator[str]:
     at = f"code{number}" if number else "code"
     yield _h2(at, "Generated code")
+    if net.options is None:
+        show = f"tvm-rnn show {net.net.cell.name} --stage all"
+        words = (
+            f"A module has machine code alone. {show}, with its sizes and --target, prints what this version writes."
+        )
+        yield f"<p>{escape(words)}</p>"
+        return
     yield f'<p><label>Search <input class="search" type="search" data-of="{at}-folds"></label> '
     yield f'<span id="{at}-folds-found" role="status"></span></p><div id="{at}-folds">'
     for name, words in net.code():
