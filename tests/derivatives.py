@@ -22,13 +22,15 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Case:
-    """Arguments x, state and rows (lengths, reset); gy and gstate, the gradients of y and of the final state."""
+    """Arguments x, state and rows (lengths, reset); gy and gstate, the gradients of y and of the final state. training:
+    seed and first_step, where regularisers act."""
 
     x: dict[str, Any]
     state: dict[str, Any]
     gy: np.ndarray
     gstate: dict[str, Any]
     rows: dict[str, Any] = field(default_factory=dict)
+    training: dict[str, int] = field(default_factory=dict)
 
 
 def each(value: Any, change: Any) -> Any:
@@ -57,7 +59,7 @@ def named(gx: Any, gstate: dict[str, Any], gweights: Arrays) -> Arrays:
 
 
 def oracle(net: rnn.RNN, case: Case) -> Arrays:
-    return named(*rnn.reference(net).gradients(case.x, case.state, case.gy, case.gstate, **case.rows))
+    return named(*rnn.reference(net, **case.training).gradients(case.x, case.state, case.gy, case.gstate, **case.rows))
 
 
 # --- central differences ---------------------------------------------------------------------------------------------
@@ -65,7 +67,7 @@ def oracle(net: rnn.RNN, case: Case) -> Arrays:
 
 def loss(net: rnn.RNN, case: Case) -> float:
     """What `gradients` differentiates."""
-    y, state = rnn.reference(net)(case.x, case.state, **case.rows)
+    y, state = rnn.reference(net, **case.training)(case.x, case.state, **case.rows)
     total = np.sum(case.gy * y)
     for name, value in state.items():
         pairs = zip(value, case.gstate[name], strict=True)
@@ -95,7 +97,7 @@ def moved(net: rnn.RNN, case: Case, name: str, by: np.ndarray) -> tuple[rnn.RNN,
             value = value + by
         return net, replace(case, state={**case.state, key: value})
     sizes = {axis: [layer.sizes[axis] for layer in net.layers] for axis in net.sizes[0] if axis != "I"}
-    ways = {"bidirectional": net.bidirectional, "reverse": net.reverse}
+    ways = {"bidirectional": net.bidirectional, "reverse": net.reverse, **net.regularisers.facts()}
     other = rnn.RNN(net.cell, net.input_size, None, net.num_layers, dtype=net.dtype, **ways, **sizes)
     return other.load({**net.weights, name: net.weights[name] + by}), case
 

@@ -122,6 +122,15 @@ def test_training_has_plans_of_memory() -> None:
         explain(net, "x86-64-v4", training=True, steps=50, batch=4, max_bytes=1000)
 
 
+def test_regularisers_are_named_and_their_masks_not_kept() -> None:
+    net = zoo("lstm", zoneout={"h": 0.1, "c": 0.05})
+    own = facts(net, "x86-64-v4", training=True)
+    assert own["regularisers"] == {"zoneout": {"h": 0.1, "c": 0.05}}
+    assert "mask zoneout.c" in reasons(own, "hoist_gemms", "did")
+    assert "keep mask zoneout.c" in reasons(own, "differentiate")
+    assert "in training zoneout h 0.1, c 0.05" in str(explain(net, "x86-64-v4", training=True))
+
+
 def test_training_on_a_gpu_has_a_tape_and_regimes_of_its_own() -> None:
     found = facts(zoo("elman", 64, 2, dtype="float16"), GPU, batch=16, training=True, steps=10)
     own = found["training"]

@@ -23,6 +23,7 @@ COMPARE = ["less", "less_equal", "greater", "greater_equal", "equal", "not_equal
 POSITIVE = {"log", "log1p", "sqrt", "power"}  # drawn above 0.2
 TRUTHS = {"logical_and": {0, 1}, "logical_or": {0, 1}, "logical_not": {0}, "where": {0}}
 
+ROWS = [op for op in TABLE.values() if op.kind != "random"]
 CASES: list[Case] = [
     *((op, (shape,), {}) for op in UNARY for shape in ((), (3,), (2, 5))),
     *((op, shapes, {}) for op in BINARY for shapes in (((3,), (3,)), ((4, 1), (1, 3)), ((2, 3), (1, 3)), ((), ()))),
@@ -91,10 +92,24 @@ def meaning(case: Case, arrays: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def test_every_row_has_a_case() -> None:
-    assert {op for op, _, _ in CASES} == set(TABLE)
+    assert {op for op, _, _ in CASES} == {op.name for op in ROWS}
 
 
-@pytest.mark.parametrize("op", TABLE.values(), ids=lambda op: op.name)
+def test_masks_have_a_shape_and_no_argument() -> None:
+    op = TABLE["mask"]
+    how = {"stream": "zoneout.h", "keep": 0.25, "every": "step", "to": (2, 3)}
+    assert op.kind == "random" and op.arity == 0 and op.gradient is None and op.shape(**how) == (2, 3)
+    found = op.numpy((1, 2), 5, 7, **how)
+    assert found.shape == (5, 2, 3) and {*np.unique(found)} == {0.0, 1.0}
+    for step in (0, 7):
+        same = op.numpy((1, 2), 5, step, **{**how, "every": "sequence"})
+        np.testing.assert_array_equal(same, op.numpy((1, 2), 5, 0, **how))
+    for wrong in ({"keep": 0.0}, {"keep": 1.0}, {"every": "row"}):
+        with pytest.raises(ValueError, match="a mask of"):
+            op.shape(**{**how, **wrong})
+
+
+@pytest.mark.parametrize("op", ROWS, ids=lambda op: op.name)
 def test_rows_are_complete(op: ops.Op) -> None:
     """Pointwise rows have an expression and others none; every row has a gradient; arity agrees with the cases."""
     assert (op.expression is not None) == (op.kind == "pointwise")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_rnn import InputError
-from tvm_rnn.runtime_memory import MemoryPlan, Sizes, check_budget, fastest, plan_of, smallest, table
+from tvm_rnn.runtime_memory import MemoryPlan, Sizes, check_budget, fastest, plan_of, smallest, table, why_whole
 
 
 def sizes(steps: int, tape: int = 700, states: int = 200, fixed: int = 5000, tile: int = 7, **more: Any) -> Sizes:
@@ -84,6 +84,14 @@ def test_one_tape_where_time_cannot_be_cut() -> None:
     assert smallest(own) == plan_of(own, 100) and table(own) == [plan_of(own, 100)]
     with pytest.raises(InputError, match=r"no plan[\s\S]*of a reason"):
         fastest(own, plan_of(own, 100).bytes - 1)
+
+
+def test_networks_that_need_one_tape() -> None:
+    one = {"num_directions": 1}
+    assert why_whole(one, True) == "" == why_whole({**one, "reverse": True}, False)
+    assert "both of its directions" in why_whole({"num_directions": 2}, False)
+    assert "goes back in time" in why_whole({**one, "reverse": True}, True)
+    assert "masks of its regularisers" in why_whole({**one, "masks": {}}, False)
 
 
 def test_nothing_to_do() -> None:

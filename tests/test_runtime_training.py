@@ -197,6 +197,29 @@ except runtime.InputError as error:
             np.testing.assert_array_equal(found[name], expected[name])
 
 
+@pytest.mark.slow
+def test_four_files_train_with_regularisers(tmp_path: Path) -> None:
+    net = network(small, H, H, num_layers=2, dropout=0.5, zoneout=0.2, weight_drop=0.3)
+    module = rnn.compile(net, training=True)
+    module.export(tmp_path / "m.so")
+    for name in ("runtime.py", "runtime_training.py", "runtime_random.py"):
+        shutil.copy(Path(runtime_training.__file__).parent / name, tmp_path)
+    case = draw(net, T, B)
+    np.savez(tmp_path / "in.npz", **case.x)
+    program = """
+import sys; sys.modules.update(tvm_rnn=None, tvm=None, torch=None)
+import numpy as np, runtime
+given = np.load("in.npz")
+y, state, tape = runtime.load("m.so").forward_train((given["x"], given["u"]), seed=4)
+np.save("y.npy", y)
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env={"PATH": ""})
+    assert done.returncode == 0, done.stderr
+    expected = rnn.reference(net, seed=4)(case.x)[0]
+    assert_close(np.load(tmp_path / "y.npy"), expected, "float32", T)
+
+
 def test_weights_that_come_later(without_weights: Path) -> None:
     bare: Any = rnn.load(without_weights)
     case = draw(NET, T, B)

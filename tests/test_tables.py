@@ -12,7 +12,15 @@ from fake_gpu import tiny_manifest
 from rich.console import Console, RenderableType
 
 from tvm_rnn import cells
-from tvm_rnn.tables import cell_facts, cell_page, cells_table, has_weights, manifest_page, size_text
+from tvm_rnn.tables import (
+    cell_facts,
+    cell_page,
+    cells_table,
+    has_weights,
+    manifest_page,
+    regularisers_text,
+    size_text,
+)
 
 MANIFEST: dict[str, Any] = {
     "format": 1,
@@ -89,3 +97,8 @@ def test_constants_of_the_equations_are_no_weights() -> None:
 )
 def test_bytes_for_people(count: int, text: str) -> None:
     assert size_text(count) == text
+
+
+def test_regularisers_in_words() -> None:
+    own = {"dropout": 0.2, "recurrent_dropout": {"h": 0.25}, "zoneout": {"h": 0.1, "c": 0.05}}
+    assert regularisers_text(own) == "dropout 0.2; recurrent dropout h 0.25; zoneout h 0.1, c 0.05"

@@ -372,6 +372,7 @@ def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tu
             "features": list(target.features),
         },
         **({"reverse": True} if net.reverse else {}),
+        **({"regularisers": net.regularisers.facts()} if net.regularisers else {}),
         "entry_points": [
             "sequence",
             *([] if net.reverse else ["step"]),

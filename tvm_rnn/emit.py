@@ -14,7 +14,7 @@ from typing import Any
 
 from tvm import tirx
 
-from . import integer_products, tile_reductions, tiles
+from . import integer_products, masks, tile_reductions, tiles
 from .expressions import reduced_axes
 from .graph import Group, Node
 from .loops import Expr, Stmt, bind, floordiv, floormod, loop, sequence, when
@@ -58,6 +58,8 @@ class Emitter:
 
     def group(self, group: Group, rows: Expr, places: Places) -> Stmt:
         """The group on `rows` rows. Where records say something else for each named batch size, code for each."""
+        if group.kind == "random":
+            return self._random(group, rows, places)
         unit = self._unit(group)
         emit = {"gemm": self._gemm, "pointwise": self._pointwise, "reduce": self._reduce}[group.kind]
 
@@ -112,6 +114,12 @@ class Emitter:
             return loop("c", vectors, vector)
 
         return self._rows(rows, outer, vectors * self.lanes, body)
+
+    def _random(self, group: Group, rows: Expr, places: Places) -> Stmt:
+        assert places.draw is not None
+        pairs = [(node, array) for node in group.stored for array in places.write(node)]
+        common = (rows, places.draw, self.lanes, self.dtype)
+        return sequence([masks.fill(node, array, places.buffers[array.buffer], *common) for node, array in pairs])
 
     def _reduce(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
         root = group.root

@@ -59,7 +59,7 @@ class Explanation:
         phases: what runs in one go, per graph; regimes: who runs the steps, and who does not and why
         templates: schedules with knobs and where they are from; kernels: registers, shared memory, occupancy (GPUs)
         work: per batch size FLOPs, bytes, the floor, the share of it, predicted and measured time
-        memory: bytes of weights, packed weights and workspace; training: the tape
+        memory: bytes of weights, packed weights and workspace; training: the tape; regularisers, where there are any
         not_drawn: of a module, why its page has no pictures of equations and graphs, where it has none
     looked: the networks themselves, None where one is not at hand.
     """
@@ -256,6 +256,7 @@ def _network(
         "work": work(manifest, decisions, machine, net, steps, module),
         "memory": _memory(manifest),
         **({"training": _training(manifest, decisions, steps)} if {"training", "tape"} & manifest.keys() else {}),
+        **({"regularisers": manifest["regularisers"]} if "regularisers" in manifest else {}),
         "told": bool(decisions),
     }
 

@@ -12,7 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from .tables import plain_table, size_text
+from .tables import plain_table, regularisers_text, size_text
 
 WIDTH = 120
 MOST_KNOBS = 12  # of a template, in words
@@ -41,6 +41,8 @@ def _network(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
     made = f", made for B = {', '.join(map(str, facts['made_for']))}" if facts["made_for"] else ""
     weights = f", weights in {facts['weights']}" if facts["weights"] != facts["precision"] else ""
     yield Text(f"{facts['cell']}: {layers}, {facts['precision']}{weights}, for {where}{made}", "bold")
+    if "regularisers" in facts:
+        yield Text(f"in training {regularisers_text(facts['regularisers'])}")
     if not facts["told"]:
         yield Text("this module's file does not say what was decided: compile it again")
     for name, rows in facts["passes"].items():

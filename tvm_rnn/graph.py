@@ -48,6 +48,11 @@ class Node:
         return not self.leaf and TABLE[self.op].kind == "pointwise"
 
     @property
+    def random(self) -> bool:
+        """A mask: it reads nothing, and is made again wherever it is needed."""
+        return not self.leaf and TABLE[self.op].kind == "random"
+
+    @property
     def boolean(self) -> bool:
         """A truth value: a comparison's result, also after it was reshaped, indexed or joined."""
         if self.leaf:
@@ -77,7 +82,7 @@ def constant(value: Any, rank: int = 0) -> Node:
 class Group:
     """Nodes that run as one unit of work: at most one GEMM or reduction, and the pointwise nodes fused to it.
 
-    kind: "gemm" (root: the GEMM), "reduce" (root: sum, max or einsum), "pointwise" (no root).
+    kind: "gemm" (root: the GEMM), "reduce" (root: sum, max or einsum), "pointwise" and "random" (no root).
     stored: the nodes that other groups, regions or the next step read. phase counts from 1 inside `step`.
     """
 
@@ -143,7 +148,7 @@ class Graph:
         return found
 
     def region_of(self, node: Node) -> str:
-        return self.region.get(node, "step")
+        return self.region.get(node, "before" if node.random else "step")
 
 
 def topological(roots: Iterable[Node]) -> Iterator[Node]:
@@ -162,14 +167,14 @@ def topological(roots: Iterable[Node]) -> Iterator[Node]:
 
 
 def depends(nodes: Sequence[Node]) -> dict[Node, frozenset[str]]:
-    """For each node (arguments first) which kinds of leaves it reads: a subset of {"input", "state"}; {"total"} for a
-    sum over T and B and for what is made of such sums."""
+    """For each node (arguments first) which kinds of leaves it reads: a subset of {"input", "state"}, where a mask is
+    as an input; {"total"} for a sum over T and B and for what is made of such sums."""
     found: dict[Node, frozenset[str]] = {}
     for node in nodes:
         if not node.leaf and TABLE[node.op].kind == "total":
             found[node] = frozenset({"total"})
             continue
-        own = frozenset({node.op}) if node.op in ("input", "state") else frozenset()
+        own = frozenset({node.op}) if node.op in ("input", "state") else frozenset({"input"} if node.random else ())
         found[node] = own.union(*(found[arg] for arg in node.args))
     return found
 

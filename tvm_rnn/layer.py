@@ -16,6 +16,7 @@ from .emit import Emitter
 from .graph import Graph, Group, Node, depends
 from .integer_products import row_elements
 from .loops import Expr, Stmt, bind, load, loop, sequence, store, when
+from .masks import Draw
 from .memory import Array, int64, row_stride, strides_of
 from .packing import PackedWeights
 from .tiles import Places
@@ -34,6 +35,9 @@ class Context:
     lengths: Any
     reset: Any
     threads: Expr | None = None  # that may share the work
+    keys: Any = None  # of masks, where there are any
+    streams: Sequence[str] = ()  # their names, in the order of keys
+    first_step: Expr | None = None  # the number of step 0 in its whole sequence
 
 
 @dataclass
@@ -52,6 +56,7 @@ class Visit:
     start: Expr  # first step of the tile
     count: Expr  # steps in the tile
     done: Expr  # steps of this layer and direction before this tile
+    keys: Expr = 0  # address of this layer's and direction's words in the keys of masks
 
 
 @dataclass
@@ -168,6 +173,9 @@ class Layer:
             dict(ctx.buffers), lambda n: read.get(n) or self._weights(n, visit), lambda n: write[n], products
         )
         places = replace(places, batch=ctx.batch, threads=ctx.threads, storage=own.storage, scales=scales)
+        if ctx.keys is not None:
+            draw = Draw(ctx.keys, visit.keys, ctx.streams, ctx.first_step + visit.start, ctx.batch)
+            places = replace(places, draw=draw)
         return replace(places, sums=sums, levels=self._levels_at(ctx, visit)) if own.sums else places
 
     def _levels_at(self, ctx: Context, visit: Visit) -> dict[Node, list[Array]]:

@@ -27,7 +27,8 @@ from .verify import verify
 
 class Backward(TrainingLowering):
     """backward(T, B, n, threads, has_lengths, has_reset, gy, gradients of states in..., out..., of inputs..., lengths,
-    reset, packed, tape, totals, workspace). Gradients of inputs and totals are added to: they come as zeros."""
+    reset, packed, tape, totals, workspace), and of masks first_step, keys. Gradients of inputs and totals are added to:
+    they come as zeros."""
 
     layer_type: ClassVar[type[Layer]] = BackwardLayer
     prefix: ClassVar[str] = "backward_"
@@ -91,6 +92,7 @@ class Backward(TrainingLowering):
         walk = [self._layers(run) for run in reversed(self.runs)]
         body = self._with_threads(given["threads"], self._states(True), self._gy_in(), walk, self._states(False))
         own = [given[n] for n in ("lengths", "reset", "packed", "tape", "totals", "workspace")]
+        own += self._of_masks(given)
         params = [*(given[n] for n in INTEGERS), self.gy, *self.s_in, *self.s_out, *self.gx, *own]
         return function("backward", params, body)
 
@@ -157,6 +159,7 @@ class Backward(TrainingLowering):
             side=d + self.back,
             totals=named("sums", int64(self.totals_at[run.first]) + visit * int64(code.finish.size)),
             give=self._giving(run, i, d, start),
+            keys=self._keys_of(run, visit),
         )
         return sequence(named.sets, code.visit(self.ctx, work))
 

@@ -17,6 +17,7 @@ from .layer_training import KeepingLayer, TrainingVisit
 from .loops import Expr, Named, Stmt, function, load, loop, sequence, store, when
 from .lower import Run
 from .lower_training import INTEGERS, TrainingLowering
+from .masks import drop_function
 from .memory import Array, int64, row_stride, strides_of
 from .transfer import each, rows_in
 from .verify import verify
@@ -24,16 +25,18 @@ from .verify import verify
 
 class ForwardTrain(TrainingLowering):
     """forward_train(T, B, n, threads, has_lengths, has_reset, x..., y, states in..., states out..., lengths, reset,
-    packed, tape, workspace)."""
+    packed, tape, workspace), and of masks first_step, keys."""
 
     layer_type: ClassVar[type[Layer]] = KeepingLayer
     prefix: ClassVar[str] = "train_"
 
     def functions(self) -> dict[str, Any]:
-        """forward_train and its packing, by name."""
+        """forward_train, its packing, and what drops weights, by name."""
         packs = {f"{self.prefix}pack_{i}": layer for i, layer in enumerate(self.code)}
         found = {"forward_train": self._forward_train()}
         verify(found["forward_train"])
+        if self.net.regularisers.weight_drop:
+            found["weight_drop"] = drop_function(self.lanes, self.net.dtype, self.itemsize)
         return found | {name: self._pack(layer, name) for name, layer in packs.items()}
 
     def _forward_train(self) -> Any:
@@ -44,7 +47,7 @@ class ForwardTrain(TrainingLowering):
         walk = self._time_major() if self.time_major else self._layer_major()
         body = self._with_threads(given["threads"], self._states(True), walk, self._states(False))
         own = [given[n] for n in ("lengths", "reset", "packed", "tape", "workspace")]
-        params = [*(given[n] for n in INTEGERS), *self.x, self.y, *self.s_in, *self.s_out, *own]
+        params = [*(given[n] for n in INTEGERS), *self.x, self.y, *self.s_in, *self.s_out, *own, *self._of_masks(given)]
         return function("forward_train", params, body)
 
     def _state(self, run: Run, number: int, user: Any, start: int, into: bool) -> Stmt:
@@ -119,6 +122,7 @@ class ForwardTrain(TrainingLowering):
             done=done,
             block=named("block", self.tape.visit(run.first, visit, self.steps, self.B)),
             emit=self._emission(run, i, d, start),
+            keys=self._keys_of(run, visit),
         )
         return sequence(named.sets, code.visit(self.ctx, work))
 

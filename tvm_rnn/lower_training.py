@@ -15,7 +15,7 @@ from .layer import Context
 from .layer_backward import BackwardLayer
 from .layer_training import KeepingLayer
 from .loops import Expr, Stmt, bind, buffer, load, loop, sequence, variable, when
-from .lower import Lowering
+from .lower import Lowering, Run
 from .memory import int64, strides_of
 from .tape import TapeLayout
 
@@ -48,6 +48,7 @@ class TrainingLowering(Lowering):
         found: dict[str, Any] = {n: variable(n) for n in INTEGERS}
         found |= {"lengths": buffer("lengths", "int64", 8), "reset": buffer("reset", "uint8", 1)}
         found |= {n: buffer(n, dtype) for n in ("packed", "tape", "totals", "workspace")}
+        found |= {"first_step": variable("first_step"), "keys": buffer("keys", "uint32", 4)}
         self.T, self.B, self.n, self.ws = found["T"], found["B"], found["n"], found["workspace"]
         self.steps, self.set_steps = bind("steps", self.T * self.B)
         self.tile_rows, self.set_rows = bind("tile_rows", self.n * self.B)
@@ -56,6 +57,23 @@ class TrainingLowering(Lowering):
     def _context(self, given: dict[str, Any], buffers: tuple[str, ...]) -> None:
         flags = (given[n] for n in ("has_lengths", "has_reset", "lengths", "reset", "threads"))
         self.ctx = Context({n: given[n] for n in buffers}, self.B, self.T, self.tile_rows, *flags)
+        if self.streams:
+            self.ctx.keys, self.ctx.streams, self.ctx.first_step = given["keys"], self.streams, given["first_step"]
+
+    @property
+    def streams(self) -> list[str]:
+        """The names of masks. Where there are any, both functions have two arguments more."""
+        return self.net.regularisers.streams
+
+    def _of_masks(self, given: dict[str, Any]) -> list[Any]:
+        """These arguments, the last ones: the number of the first step in its whole sequence, and the keys [L, D,
+        masks, 2]."""
+        return [given["first_step"], given["keys"]] if self.streams else []
+
+    def _keys_of(self, run: Run, visit: Expr) -> Expr:
+        """Where the keys of a run's layer and direction begin."""
+        first = run.first * self.net.num_directions
+        return (int64(first) + visit) * int64(2 * len(self.streams))
 
     def _with_threads(self, count: Expr, *body: Any) -> Stmt:
         use = [

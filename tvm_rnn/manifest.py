@@ -21,6 +21,7 @@ from .errors import BuildError, ConfigError, WeightError, message
 from .model import NETWORK
 from .runtime import ALIGNMENT, CONSTANT, CONTAINER_VERSION, FOOTER, MAGIC, MANIFEST_FORMAT
 from .runtime_ops import OPERATIONS
+from .runtime_random import RAW
 
 MODEL_CONSTANT = f"{CONSTANT}model."
 
@@ -166,6 +167,14 @@ MODEL_FIELDS: Fields = (
 )
 
 
+# Only of modules that train, of networks with regularisers. weights: of each that is dropped its name, the name of its
+# mask, layer, direction, and the probability of being kept.
+MASK_FIELDS: Fields = (
+    ("masks.streams", _is_names, "a list of names"),
+    ("masks.weights[]", lambda value: len(value) == 5 and 0 < value[4] < 1, "a weight, a mask, its place, a number"),
+)
+
+
 # What training adds: the same facts of forward_train and of backward, and what lies between them.
 TRAINING_FIELDS: Fields = (
     *((f"training.{way}.{path}", test, text) for way in ("forward", "backward") for path, test, text in CPU_FIELDS),
@@ -194,7 +203,8 @@ def validate(manifest: Mapping[str, Any]) -> None:
     number = manifest.get("format")
     if number != MANIFEST_FORMAT:
         raise _invalid("format", number, str(MANIFEST_FORMAT))
-    own = {"origin": ORIGIN_FIELDS, "model": MODEL_FIELDS, "weight_error": ERROR_FIELDS, "memory": MEMORY_FIELDS}
+    own = {"origin": ORIGIN_FIELDS, "model": MODEL_FIELDS, "weight_error": ERROR_FIELDS}
+    own |= {"masks": MASK_FIELDS, "memory": MEMORY_FIELDS}
     _check(manifest, [field for name, fields in own.items() if name in manifest for field in fields])
     for own in manifest.get("networks", (manifest,)):
         _validate_network({**manifest, **own})
@@ -240,7 +250,7 @@ def _packs(manifest: Mapping[str, Any]) -> list[Any]:
 def _read_by(variant: Mapping[str, Any]) -> list[str]:
     """The weights and constants that the programs of one GPU arch read."""
     programs = [variant, *(variant[way] for way in GPU_WAYS if way in variant)]
-    return [name for program in programs for name, _ in program["parameters"]]
+    return [name for program in programs for name, _ in program["parameters"] if not name.startswith(RAW)]
 
 
 def _values(value: Any, path: str, where: str) -> list[tuple[str, Any]]:

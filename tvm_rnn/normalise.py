@@ -49,7 +49,8 @@ class Builder:
         if folds and args and all(a.scalar is not None for a in args):
             with np.errstate(all="ignore"):
                 return self.leaf(constant(TABLE[op].numpy(*(a.value for a in args), **attrs)))
-        assert x is not None
+        if x is None:  # a mask
+            return None
         if (
             op == "softplus" and self.expand
         ):  # its parts are values of their own: cheaper to compile than one deep expression

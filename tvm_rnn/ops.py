@@ -6,7 +6,8 @@ add one row (and, if users should write it, its name in `functions.py`).
 
 Shapes never contain T or B: those axes are implicit and leading. All `axis` attributes are negative for that reason.
 Pointwise operands have equal rank (tracing inserts reshapes), so NumPy's broadcasting does the rest. Rows of kind
-`total` sum over T and B: they make what weights' gradients begin with, and cells cannot write them.
+`total` sum over T and B: they make what weights' gradients begin with, and cells cannot write them. The row of kind
+`random` is a mask, made of counters (`runtime_random.py`); `regularise.py` writes it.
 
 Gradients are those of torch, also at ties, at NaN and at infinity: a value that is not chosen gets 0, whatever comes
 from above; equal operands of maximum share, but a constant leaves all to the other, as in clamp.
@@ -21,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from . import gradients, scalar
+from . import gradients, runtime_random, scalar
 
 Shape = tuple[int, ...]
 Array = Any  # a NumPy array in the oracle, a traced Value in a gradient
@@ -46,7 +47,7 @@ class Op:
     numpy: Callable[..., Array]
     gradient: Gradient | None
     expression: Callable[..., Any] | None = None
-    kind: str = "pointwise"  # pointwise | move | reduce | contract | total
+    kind: str = "pointwise"  # pointwise | move | reduce | contract | total | random
     boolean: bool = False  # the result is a truth value
     cost: int = 1
 
@@ -167,6 +168,20 @@ def _total_product(a: Array, b: Array, *, spec: str) -> Array:
         for v, rank in zip((a, b), ranks, strict=True)
     ]
     return np.einsum(f"Z{left},Z{right}->{out}", *rows, optimize=True)
+
+
+def masked(*, stream: str, keep: float, every: str, to: Shape) -> Shape:
+    """The shape of a mask. every: "step", or "sequence": the same at all steps."""
+    if not 0.0 < keep < 1.0 or every not in ("step", "sequence"):
+        raise ValueError(f"a mask of {keep} for each {every}")
+    return to
+
+
+def _mask(words: tuple[int, int], rows: int, step: int, *, stream: str, keep: float, every: str, to: Shape) -> Array:
+    """Of one step; words: the key of the stream (`runtime_random.key`)."""
+    size = int(np.prod(to, dtype=int))
+    own = runtime_random.mask(words, keep, rows, size, step if every == "step" else 0)
+    return own.reshape(rows, *to)
 
 
 def _sigmoid(x: Array) -> Array:
@@ -347,6 +362,8 @@ _ROWS = [
         kind="total",
     ),
     Op("total_product", 2, contracted, _total_product, gradients.contract, kind="total", cost=2),
+    # 1.0 with the probability `keep`, else 0.0, for each row and unit; no argument, so no gradient.
+    Op("mask", 0, masked, _mask, None, kind="random"),
 ]
 
 TABLE: dict[str, Op] = {op.name: op for op in _ROWS}

@@ -104,6 +104,8 @@ class Problem:
             raise Unsupported(f"it has no cell {self.manifest.cell}")
         if self.manifest.get("reverse"):
             raise Unsupported("its layers run forward, or in both directions")
+        if "zoneout" in self.manifest.get("regularisers", {}):
+            raise Unsupported("it has no zoneout")
         net_of(self.manifest)  # a user's cell may be called lstm as well
         return known[self.manifest.cell]
 
@@ -119,6 +121,8 @@ def net_of(manifest: Manifest, cell: Cell | None = None) -> RNN:
         raise Unsupported(reason)
     shapes = {w.name: tuple(w.shape) for w in manifest.weights}
     layers = [_axis_sizes(cell, manifest, shapes, layer) for layer in range(manifest.num_layers)]
+    options: dict[str, Any] = {name: [sizes.get(name, 0) for sizes in layers] for name in layers[0]}
+    options |= manifest.get("regularisers", {})
     try:
         net = RNN(
             cell,
@@ -127,7 +131,7 @@ def net_of(manifest: Manifest, cell: Cell | None = None) -> RNN:
             bidirectional=manifest.num_directions == 2,
             dtype=manifest.dtype,
             reverse=bool(manifest.get("reverse")),
-            **{name: [sizes.get(name, 0) for sizes in layers] for name in layers[0]},
+            **options,
         )
     except TvmRnnError:
         raise Unsupported(reason) from None

@@ -59,7 +59,8 @@ def run(
     net: RNN, target: Target, without: Iterable[str] = (), batches: Iterable[int] = (), *, training: bool | str = False
 ) -> list[tuple[str, Layers]]:
     """All stages in order: "trace", "normalise" (for training "differentiate", which does both), then each pass that
-    was not left out. For training the graphs have backward graphs, which every pass is applied to as well.
+    was not left out. For training the graphs have regularisers' masks, and backward graphs, which every pass is applied
+    to as well.
 
     training: what it keeps, by name ("values", "states"); True: "values".
     batches: sizes to be quickest at.
@@ -70,14 +71,15 @@ def run(
     graphs: list[Graph] = []
     of_layer = []
     for layer in net.layers:
-        if not any(layer.graph is g for g in graphs):
-            graphs.append(layer.graph)
-        of_layer.append(next(i for i, g in enumerate(graphs) if g is layer.graph))
+        own = layer.training if training else layer.graph
+        if not any(own is g for g in graphs):
+            graphs.append(own)
+        of_layer.append(next(i for i, g in enumerate(graphs) if g is own))
     stages = [("trace", Layers(tuple(graphs), tuple(of_layer)))]
     for number in range(len(graphs)):
-        own = [layer for layer, index in enumerate(of_layer) if index == number]
+        where = [layer for layer, index in enumerate(of_layer) if index == number]
         with about("trace", graph=number):
-            tell(True, f"layer{'s' * (len(own) > 1)} {', '.join(map(str, own))}", "one graph", layers=own)
+            tell(True, f"layer{'s' * (len(where) > 1)} {', '.join(map(str, where))}", "one graph", layers=where)
     first = "differentiate" if training else "normalise"
     if training:
         graphs = _applied(Differentiate(choice(training)), graphs, net, target)

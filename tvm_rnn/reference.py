@@ -13,6 +13,7 @@ from typing import Any, overload
 
 import numpy as np
 
+from .draws import Draws
 from .errors import InputError, WeightError, message
 from .graph import Graph, Node, depends
 from .model import Model, Program
@@ -39,17 +40,24 @@ def evaluate(nodes: Sequence[Node], values: dict[Node, Array]) -> None:
 
 
 class Reference:
-    """The oracle of one RNN. Call it as a Module: `y, state = reference(x, state, lengths=n, reset=mask)`."""
+    """The oracle of one RNN. Call it as a Module: `y, state = reference(x, state, lengths=n, reset=mask)`.
 
-    def __init__(self, net: RNN, graphs: Sequence[Graph] | None = None) -> None:
+    graphs: the layers' at any stage. draws: it is the network in training, where regularisers act with these masks."""
+
+    def __init__(self, net: RNN, graphs: Sequence[Graph] | None = None, draws: Draws | None = None) -> None:
         brought = net.program is not None and net.program.brings_weights
         if not net.weights and net.weight_shapes and not brought:
             raise WeightError(message("the RNN has no weights", do="call net.init(seed=0) or net.load(...) first"))
         if net.weights:
             net.check_weights()
         self.net = net
-        self.graphs = list(graphs) if graphs is not None else [layer.graph for layer in net.layers]
+        own = [layer.graph if draws is None else layer.training for layer in net.layers]
+        self.graphs = own if graphs is None else list(graphs)
         self._differentiated: dict[int, Graph] = {}
+        self.draws, self.dropped = draws, None if draws is None else draws.weights(net)
+
+    def _masks(self, nodes: Sequence[Node], place: tuple[int, int], batch: int, t: int) -> dict[Node, Array]:
+        return {} if self.draws is None else self.draws.masks(nodes, place, batch, t)
 
     def __call__(
         self, x: Any, state: Mapping[str, Any] | None = None, *, lengths: Any = None, reset: Any = None, **inputs: Any
@@ -106,7 +114,8 @@ class Reference:
             d_y = np.asarray(d_x)
         names = [a.name for a in net.cell.inputs]
         d_inputs = dict(zip(names, [d_y, *d_extra], strict=True))
-        d_weights = {name: d_weights[name] for name in net.weight_shapes}
+        factors = {} if self.draws is None else self.draws.factors(net)
+        d_weights = {name: d_weights[name] * factors.get(name, 1.0) for name in net.weight_shapes}
         return (d_inputs if len(names) > 1 else d_y), self._joined(carried), d_weights
 
     def _arguments(
@@ -206,7 +215,8 @@ class Reference:
 
     def _fixed(self, graph: Graph, place: tuple[int, int]) -> dict[Node, Array]:
         """The values of a graph that are made of parameters alone, of one (layer, direction)."""
-        fixed = {p: self.net.weights[weight_name(p.name, *place)].astype(np.float64) for p in graph.params}
+        weights = self.net.weights if self.dropped is None else self.dropped
+        fixed = {p: weights[weight_name(p.name, *place)].astype(np.float64) for p in graph.params}
         leaves = depends(nodes := graph.nodes())
         evaluate([n for n in nodes if not leaves[n]], fixed)
         return fixed
@@ -233,6 +243,7 @@ class Reference:
             values = dict(fixed)
             values.update({node: state[node.name] for node in graph.states})
             values.update({node: inputs[i][t] for i, node in enumerate(graph.inputs)})
+            values |= self._masks(nodes, place, batch, t)
             evaluate(nodes, values)
             tape[t] = [values[n] for n in (*graph.inputs, *graph.states, *graph.emitted)]
             for s, result in zip(graph.states, graph.results, strict=True):
@@ -265,6 +276,7 @@ class Reference:
             active, restart = t < lengths, _restart(t, lengths, reset, way)
             values = {**fixed, **dict(zip(back.inputs, [d_y[t], *tape[t]], strict=True))}
             values.update({node: carry[s.name] for node, s in zip(back.states, graph.states, strict=True)})
+            values |= self._masks(nodes, place, batch, t)
             evaluate(own, values)
             for node in totals:
                 rows = [_full(values[a], batch, a)[active] for a in node.args]
@@ -366,12 +378,17 @@ def run_program(program: Program | None, networks: Sequence[RNN], inputs: Mappin
 
 
 @overload
-def reference(net: RNN) -> Reference: ...
+def reference(net: RNN, seed: int | None = None, first_step: int = 0) -> Reference: ...
 @overload
 def reference(net: Model) -> ModelReference: ...
-def reference(net: RNN | Model) -> Reference | ModelReference:
+def reference(net: RNN | Model, seed: int | None = None, first_step: int = 0) -> Reference | ModelReference:
     """The NumPy float64 oracle of `net`, with the call signature of a compiled Module; of a Model, with its `run`.
+
+    seed: the network in training, as `forward_train(..., seed=seed, first_step=first_step)` runs it: with the masks of
+    its regularisers. None: in inference.
 
     Source: the op table's NumPy column (`ops.py`), run step by step.
     """
-    return ModelReference(net) if isinstance(net, Model) else Reference(net)
+    if isinstance(net, Model):
+        return ModelReference(net)
+    return Reference(net, draws=None if seed is None else Draws(seed, first_step))

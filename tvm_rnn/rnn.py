@@ -21,6 +21,7 @@ from .graph import Graph, constant
 from .model import Program
 from .ops import Shape
 from .origin import Origin
+from .regularise import OPTIONS, Probability, regularisers
 from .tensor_files import open_safetensors
 
 Sizes = int | Sequence[int]
@@ -28,11 +29,13 @@ Sizes = int | Sequence[int]
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: its index, the sizes of its axes, and its graph (shared by layers of equal sizes)."""
+    """One layer: its index, the sizes of its axes, and its graphs (shared by layers of equal sizes): that of inference,
+    and that of training, which is another one where there are regularisers."""
 
     index: int
     sizes: Mapping[str, int]
     graph: Graph
+    training: Graph
 
     @property
     def width(self) -> int:
@@ -49,6 +52,13 @@ class RNN:
     of the 16-bit dtypes are float32 arrays whose values 16 bits can hold. reverse: one direction that begins at
     each row's last step and ends at step 0; such a network cannot be called step by step.
 
+    Regularisers, probabilities from 0 to below 1, act in training (`forward_train`, `to_torch(net).train()`); masks
+    depend on seed, layer, direction, step, row and unit alone, and are never stored (`regularise.py`). dropout: of what
+    layers hand to the next one. recurrent_dropout: of a state where a parameter multiplies it, the same units at all
+    steps of a sequence. zoneout: how likely a unit of a state keeps its value; in inference the expectation.
+    weight_drop: of the elements of parameters that multiply states, once per call. The last three: a number, or
+    {name of a state or parameter: number}.
+
     Raises ConfigError for a bad argument, CellError for equations that do not fit these sizes.
     """
 
@@ -62,6 +72,10 @@ class RNN:
         dtype: str = "float32",
         *,
         reverse: bool = False,
+        dropout: float = 0.0,
+        recurrent_dropout: Probability = None,
+        zoneout: Probability = None,
+        weight_drop: Probability = None,
         **sizes: Sizes,
     ) -> None:
         if not isinstance(cell, Cell):
@@ -81,7 +95,9 @@ class RNN:
                 message("RNN: both directions include the reverse one", got="both", do="give one of them")
             )
         self.sizes = self._bind(hidden_size, sizes)
-        self.layers = self._trace()
+        layers, options = self._trace(), (dropout, recurrent_dropout, zoneout, weight_drop)
+        self.regularisers = regularisers(layers[0].graph, self.num_layers, *options)
+        self.layers = self.regularisers.applied(layers)
         self.weights: dict[str, np.ndarray] = {}
         self.origin: Origin | None = None  # the layer of another framework that this one was
         self.program: Program | None = None  # the whole model that it was part of, this network included
@@ -102,14 +118,15 @@ class RNN:
     def __repr__(self) -> str:
         sizes = ", ".join(f"{k}={v}" for k, v in self.sizes[0].items()) or f"I={self.input_size}"
         directions = "reverse" if self.reverse else f"directions={self.num_directions}"
-        return f"<RNN {self.cell.name} {sizes} layers={self.num_layers} {directions} {self.dtype}>"
+        drops = f" {self.regularisers}" if self.regularisers else ""
+        return f"<RNN {self.cell.name} {sizes} layers={self.num_layers} {directions} {self.dtype}{drops}>"
 
     def _bind(self, hidden_size: Sizes | None, sizes: Mapping[str, Sizes]) -> list[dict[str, int]]:
         names = self.cell.size_names
         given: dict[str, Sizes] = dict(sizes) if hidden_size is None else {"H": hidden_size, **sizes}
         for name in given:
             if name not in names:
-                known = (*names, "hidden_size", "num_layers", "bidirectional", "dtype", "reverse")
+                known = (*names, "hidden_size", "num_layers", "bidirectional", "dtype", "reverse", *OPTIONS)
                 what = f"RNN: cell {self.cell.name} has no axis {name!r}, and RNN no such argument"
                 raise ConfigError(message(what, **unknown("axis", name, known)))
         layers = []
@@ -137,7 +154,7 @@ class RNN:
             if key not in cache:
                 cache[key] = self.cell.trace(bound, held_dtype(self.dtype))
             graph = cache[key]
-            layers.append(Layer(index, bound, graph))
+            layers.append(Layer(index, bound, graph, graph))
             self._check_inputs(layers, width)
             width = graph.output.shape[0] * self.num_directions
         return tuple(layers)

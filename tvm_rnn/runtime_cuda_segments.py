@@ -65,6 +65,15 @@ def sizes_of(
     return Sizes(T, B, tape, work, states, 0, results, *times(manifest, B), whole=why_whole(manifest, reset))
 
 
+def sizes_on(module: Any, device: Any, T: int, B: int, reset: bool, lengths: bool) -> Sizes:
+    """What calls take on a GPU that the module is on."""
+
+    def workspace(way: str, steps: int) -> int:
+        return int(device.parts[way].workspace(steps, B, gpu_arrays.PER_THREAD_STREAM))
+
+    return sizes_of(module.manifest, T, B, reset, workspace, lengths)
+
+
 def times(manifest: Any, batch: int) -> tuple[float, float, float]:
     """Microseconds of a step forward and backward, and of a program's start: a rough model of an H200."""
     memory, visits = manifest.get("memory", {}), int(manifest["num_layers"]) * int(manifest["num_directions"])

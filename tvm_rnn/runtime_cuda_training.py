@@ -2,16 +2,16 @@
 
 In: a .so file that was compiled for training for GPUs, arrays as for every such module, and gradients of results. Out:
 results with a `CudaTape`, and gradients of inputs, states and weights, of the kind and at the place of x. Works alone
-beside a .so, together with runtime.py, runtime_cuda.py and gpu_arrays.py; with max_bytes also with runtime_memory.py
-and runtime_cuda_segments.py.
+beside a .so, together with runtime.py, runtime_cuda.py and gpu_arrays.py, and of networks with regularisers
+runtime_random.py; with max_bytes also with runtime_memory.py and runtime_cuda_segments.py.
 """
 
 from __future__ import annotations
 
-import functools
 import importlib
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,18 +53,21 @@ class TrainingDevice(Device):
         self._constants: dict[str, int] | None = None
         self.used: dict[str, Any] = {}  # addresses of the caller's tensors that were packed last, by program
         self.held: dict[str, Any] = {}  # and these
+        self.drops = bool(module.manifest.get("masks", {}).get("weights"))  # then weights are packed in every call
+        self._own: dict[str, int] = {}  # addresses of the module's own weights, for such calls
+        self._fresh = False
         self.parts = {way: Part(self, module, way, stream) for way in WAYS}
 
     def pack(self, sources: Mapping[str, np.ndarray]) -> None:
         """The weights of calls at once, those of training when it next begins."""
         super().pack(sources)
-        self.used, self.held = {}, {}
+        self.used, self.held, self._fresh = {}, {}, False
         for part in self.parts.values():
             part.stale = True
 
     def prepare(self, sources: Mapping[str, np.ndarray], stream: int) -> None:
         """Weights in the order of both programs."""
-        if not any(part.stale for part in self.parts.values()):
+        if self.drops or not any(part.stale for part in self.parts.values()):
             return
         if self.functions["capturing"](self.number, stream):
             got, do = "weights that were loaded meanwhile", "call forward_train once, then capture"
@@ -92,11 +95,29 @@ class TrainingDevice(Device):
         """Weights that are on the GPU, dense, in the dtype that they are kept in; enqueued on the stream."""
         programs = {"sequence": (self.functions["pack"], self.variant, self.packed)}
         programs |= {way: (part.functions["pack"], part.facts, part.packed) for way, part in self.parts.items()}
-        for way in ways:
+        for way in ways if not self.drops else [way for way in ways if way not in self.parts]:
             pack, facts, packed = programs[way]
             pack(self.number, stream, packed, *(addresses[name] for name, _ in facts.parameters))
             if way in self.parts:
                 self.parts[way].stale = False
+
+    def pack_drawn(self, module: CudaModule, way: str, stream: int, masks: Sequence[Any], seed_at: int) -> None:
+        """The weights of one call, where some of their elements are dropped; enqueued on the stream."""
+        part, there = self.parts[way], self.used.get(way)
+        known = {**(there or self._given(module)), **self.constants(module), "masks.seed": masks[0]}
+        known["masks.seed_at"] = seed_at
+        part.functions["pack"](self.number, stream, part.packed, *(known[name] for name, _ in part.facts.parameters))
+
+    def _given(self, module: CudaModule) -> dict[str, int]:
+        """The addresses of the weights that the module was given, dense."""
+        kind, per_thread = np.float64 if module._kind == "float64" else np.float32, gpu_arrays.PER_THREAD_STREAM
+        for name, value in module.weights.items() if not self._fresh else ():
+            array = np.ascontiguousarray(value, kind)
+            if name not in self._own:
+                self._own[name] = self.allocate(module, array.nbytes)
+            self.functions["transfer"](self.number, per_thread, self._own[name], array.ctypes.data, array.nbytes)
+        self._fresh = True
+        return self._own
 
 
 def tape_bytes(manifest: Any, steps: int, batch: int, flagged: bool) -> int:
@@ -110,15 +131,7 @@ class CudaTape:
     `nbytes`: how much. Any number of backward calls may read it."""
 
     def __init__(
-        self,
-        module: CudaTrainingModule,
-        arrays: Any,
-        x: Any,
-        T: int,
-        B: int,
-        weights: Any,
-        flagged: bool,
-        steps: int | None = None,
+        self, module: Any, arrays: Any, x: Any, T: int, B: int, weights: Any, flagged: bool, steps: int | None = None
     ) -> None:
         """flagged: there are lengths or resets. steps: that it has room for, where these are not all."""
         held = T if steps is None else steps
@@ -126,6 +139,7 @@ class CudaTape:
         self.nbytes = tape_bytes(module.manifest, held, B, flagged)
         self.array = arrays.lasting(max(self.nbytes, ALIGNMENT))
         self.rows: Sequence[Any] = (None, None)
+        self.masks: tuple[Any, ...] = ()  # what they are made of: the seed, where it is on the GPU, the first step
 
     def __repr__(self) -> str:
         return f"<CudaTape of {self.module.manifest.cell}, {self.T} steps of {self.B} rows, {self.nbytes} bytes>"
@@ -164,16 +178,38 @@ class CudaTrainingModule(CudaModule):
         lengths: Any = None,
         reset: Any = None,
         max_bytes: int | None = None,
+        seed: Any = None,
+        first_step: int = 0,
         **inputs: Any,
     ) -> tuple[Any, dict[str, Any], CudaTape]:
         """As calling the module: (y, {name: state after the last step}), and the tape that `backward` reads.
 
+        seed: an integer of 64 bits, of which all masks are made; or an array of one int64 on the GPU of x, which a CUDA
+        graph reads anew at each replay. A network without regularisers needs none. first_step: the number of x's first
+        step in a longer sequence, whose chunks then have the masks of the whole.
+
         max_bytes: for this call; None: the module's own. Where all steps do not fit, backward reads x once more, which
         must not change until then. Raises InputError, with the smallest number possible, where no plan fits."""
         found: tuple[Any, dict[str, Any], CudaTape]
-        run = functools.partial(self._forward_on, max_bytes=max_bytes)
+        run = partial(self._forward_on, drawn=(seed, first_step), max_bytes=max_bytes)
         found = self._enqueue(x, inputs, state, ("T", "B"), lengths, reset, run)
         return found
+
+    def _drawn(self, arrays: Any, seed: Any, first_step: Any) -> tuple[Any, ...]:
+        """The last inputs of both programs, where the network has regularisers."""
+        if "masks" not in self.manifest:
+            return ()
+        there = gpu_arrays.gpu_of(seed) is not None
+        if there:
+            seed_at = arrays.copy(arrays.adopt_rows(seed))
+            if arrays.dtype(seed_at) != "int64" or math.prod(seed_at.shape) != 1:
+                got = f"{arrays.dtype(seed_at)} of shape {tuple(seed_at.shape)}"
+                raise runtime._error(InputError, "the seed is wrong", got, "one int64")
+        error = partial(runtime._error, InputError)
+        random = runtime._beside("runtime_random")
+        number, first = random.checked(self.manifest, 0 if there else seed, first_step, error)
+        signed = number - (1 << 64) if number >> 63 else number
+        return signed, seed_at if there else 0, first
 
     def _forward_on(
         self,
@@ -184,6 +220,7 @@ class CudaTrainingModule(CudaModule):
         axes: tuple[str, ...],
         lengths: Any,
         reset: Any,
+        drawn: tuple[Any, Any],
         max_bytes: int | None = None,
     ) -> Any:
         given, lead, (T, B), rows = self._given(arrays, values, axes, lengths, reset)
@@ -197,7 +234,7 @@ class CudaTrainingModule(CudaModule):
             tape = segments.CudaSegmentedTape(self, arrays, values[0], plan, self.weights, given, flagged)
         else:
             tape = CudaTape(self, arrays, values[0], T, B, self.weights, flagged)
-        tape.rows = [self._lasting(arrays, row) for row in rows]
+        tape.rows, tape.masks = [self._lasting(arrays, row) for row in rows], self._drawn(arrays, *drawn)
         if not T or not B:
             pairs = zip(self._plan(B), before, strict=True)
             after = [arrays.full(p[2], p[1]) if type(b) is int else arrays.copy(b) for p, b in pairs]
@@ -207,9 +244,18 @@ class CudaTrainingModule(CudaModule):
             segments.forward(device, arrays, tape, before, y, after)
         else:
             work = arrays.workspace(part.workspace(T, B, stream))
-            held = [y, *rows, work, *given, tape.array, *before, *after]
+            held = [y, *rows, work, *given, tape.array, *tape.masks, *before, *after]
+            self._drop(device, arrays, "forward_train", tape)
             self._call(part, arrays, (T, B), rows, held)
         return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B), tape
+
+    @staticmethod
+    def _drop(device: TrainingDevice, arrays: Any, way: str, tape: CudaTape) -> None:
+        """Pack this call's weights, where they are dropped."""
+        if device.drops and tape.masks:
+            at = tape.masks[1]
+            address = at if type(at) is int else arrays.address(at)
+            device.pack_drawn(tape.module, way, arrays.stream(), tape.masks, address)
 
     @staticmethod
     def _lasting(arrays: Any, row: Any) -> Any:
@@ -274,7 +320,8 @@ class CudaTrainingModule(CudaModule):
         after = [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
         work = arrays.workspace(part.workspace(T, B, stream))
         rows = [self._lasting(arrays, row) for row in tape.rows]
-        held = [None, *rows, work, above, tape.array, *d_x, *d_weights, *before, *after]
+        held = [None, *rows, work, above, tape.array, *d_x, *d_weights, *tape.masks, *before, *after]
+        self._drop(device, arrays, "backward", tape)
         self._call(part, arrays, (T, B), rows, held)
         return self._results(arrays, d_x, after, d_weights, T, B)
 
@@ -306,8 +353,6 @@ class CudaTrainingModule(CudaModule):
         device: Any = None  # whose initial states are not wanted
         return self._before(device, arrays, gstate, B, arrays.stream())
 
-    # --- memory ----------------------------------------------------------------------------------------------------
-
     @property
     def max_bytes(self) -> int | None:
         return self._max_bytes
@@ -317,8 +362,7 @@ class CudaTrainingModule(CudaModule):
         self._max_bytes = runtime._beside("runtime_memory").check_budget(count)
 
     def memory_sizes(self, steps: int, batch: int, reset: bool = False, lengths: bool = False) -> Any:
-        """What calls of T steps of B rows take on the GPU of this module, as `runtime_memory.Sizes`. reset, lengths:
-        with them."""
+        """What calls of T steps of B rows take, as `runtime_memory.Sizes`. reset, lengths: with them."""
         arrays = gpu_arrays.HostArrays(self, None)
         return self._sizes_on(
             self._devices.get(arrays.number) or self._open_device(arrays), steps, batch, reset, lengths
@@ -330,22 +374,17 @@ class CudaTrainingModule(CudaModule):
         """How forward_train and backward would use at most that many bytes (None: the module's own max_bytes) for T
         steps of B rows: a `MemoryPlan`, which says its `bytes` and the `time` it takes relative to no limit. reset:
         and lengths: with them. Raises InputError, with the smallest number possible, where no plan fits."""
-        memory = runtime._beside("runtime_memory")
-        budget = self._max_bytes if max_bytes is None else memory.check_budget(max_bytes)
-        return memory.fastest(self.memory_sizes(steps, batch, reset, lengths), budget)
+        sizes = self.memory_sizes(steps, batch, reset, lengths)
+        return runtime._beside("runtime_memory").within(sizes, max_bytes, self._max_bytes)
 
     def _sizes_on(self, device: Any, T: int, B: int, reset: bool, lengths: bool) -> Any:
-        def workspace(way: str, steps: int) -> int:
-            return int(device.parts[way].workspace(steps, B, gpu_arrays.PER_THREAD_STREAM))
-
-        return runtime._beside("runtime_cuda_segments").sizes_of(self.manifest, T, B, reset, workspace, lengths)
+        return runtime._beside("runtime_cuda_segments").sizes_on(self, device, T, B, reset, lengths)
 
     def _planned(self, device: Any, T: int, B: int, max_bytes: int | None, reset: bool, lengths: bool) -> Any:
         if (max_bytes is None and self._max_bytes is None) or not T or not B:
             return None
-        memory = runtime._beside("runtime_memory")
-        budget = self._max_bytes if max_bytes is None else memory.check_budget(max_bytes)
-        return memory.fastest(self._sizes_on(device, T, B, reset, lengths), budget)
+        sizes = self._sizes_on(device, T, B, reset, lengths)
+        return runtime._beside("runtime_memory").within(sizes, max_bytes, self._max_bytes)
 
     def _check_tape(self, tape: Any) -> None:
         do = "call forward_train of this module, and give backward the tape that it returns"

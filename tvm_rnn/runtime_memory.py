@@ -58,6 +58,8 @@ def why_whole(manifest: Any, reset: bool) -> str:
     """Why time cannot be gone through in parts; "": it can."""
     if int(manifest["num_directions"]) > 1:
         return "the layer above a bidirectional one reads both of its directions, which begin at both ends"
+    if "masks" in manifest:
+        return "the masks of its regularisers are counted from the first step of a call"
     if reset and manifest.get("reverse", False):
         return "a network that goes back in time begins again at a flag of the part after"
     return ""
@@ -178,6 +180,11 @@ def fastest(sizes: Sizes, max_bytes: int | None) -> MemoryPlan:
             return plan_of(sizes, _longest_that_fits(sizes, shortest, longest, max_bytes))
         longest = shortest
     return least
+
+
+def within(sizes: Sizes, max_bytes: Any, own: int | None) -> MemoryPlan:
+    """The fastest plan within a call's max_bytes, or where that is None within the module's own."""
+    return fastest(sizes, own if max_bytes is None else check_budget(max_bytes))
 
 
 def _longest_that_fits(sizes: Sizes, low: int, high: int, max_bytes: int) -> int:

@@ -2,7 +2,8 @@
 
 In: a .so file that was compiled for training, arrays as for every module, and gradients of results. Out: results with a
 `Tape`, and gradients of inputs, states and weights, as arrays of the kind of x. Works alone beside a .so, together with
-runtime.py; with max_bytes also with runtime_memory.py and runtime_segments.py.
+runtime.py, and of networks with regularisers runtime_random.py; with max_bytes also with runtime_memory.py and
+runtime_segments.py.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import importlib
 import math
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,14 +27,17 @@ except ImportError:  # this file and runtime.py alone, beside a .so
 
 
 class Weights:
-    """The weights that a module was given at one time, as its functions of training read them."""
+    """The weights that a module was given at one time, as its functions of training read them. drawn: those of one
+    call, in which elements of `whole` are dropped."""
 
-    def __init__(self, module: TrainingModule) -> None:
-        self.lock, self.inference = threading.Lock(), module._packed
+    def __init__(self, module: TrainingModule, whole: Weights | None = None, drawn: Drawn | None = None) -> None:
+        self.lock, self.inference, self.whole = threading.Lock(), module._packed, whole or self
         self.packed: dict[str, Any] = {}  # by function, packed when it is first called
         # Copies: what users can read is read-only, which DLPack refuses.
-        arrays = {**module.weights, **module._constants}
-        self.sources = {name: module._tensor(np.array(array).ravel()) for name, array in arrays.items()}
+        arrays = {name: np.array(array) for name, array in {**module.weights, **module._constants}.items()}
+        if drawn is not None:
+            arrays |= {row[0]: drawn.dropped(row, arrays[row[0]]) for row in module.manifest["masks"].weights}
+        self.sources = {name: module._tensor(array.ravel()) for name, array in arrays.items()}
 
     def packed_for(self, module: TrainingModule, way: str) -> Any:
         """As the module's "forward" or "backward" function reads them."""
@@ -50,6 +55,26 @@ class Weights:
             return self.packed[way]
 
 
+class Drawn:
+    """The masks of one call: of which seed they are made, and from which step of the whole sequence on."""
+
+    def __init__(self, module: TrainingModule, seed: Any, first_step: Any) -> None:
+        masks, m = module.manifest["masks"], module.manifest
+        self.module, self.random = module, runtime._beside("runtime_random")
+        self.seed, first = self.random.checked(m, seed, first_step, partial(runtime._error, InputError))
+        keys = self.random.keys(self.seed, [*masks.streams], int(m.num_layers), int(m.num_directions))
+        self.arguments = (first, keys.ravel()) if masks.streams else ()
+
+    def dropped(self, row: Any, array: np.ndarray) -> np.ndarray:
+        """A weight, or its gradient, with some of its elements 0 and the others scaled. row: of the manifest."""
+        _, stream, layer, direction, keep = row
+        words = self.random.key(self.seed, stream, int(layer), int(direction))
+        result = np.empty_like(array)
+        limit, drop = self.random.threshold(keep), self.module._library.get_function("weight_drop")
+        drop(array.size, *words, limit, 1.0 / keep, array.ravel(), result.ravel())
+        return result
+
+
 class Tape:
     """What one call of `forward_train` left for `backward`: inputs, states and kept values of T steps of B rows.
     `nbytes` is how much memory that takes; it is freed with the tape. Any number of backward calls may read it."""
@@ -61,6 +86,7 @@ class Tape:
         self.module, self.given, self.T, self.B, self.like = module, given, T, B, like
         self.array = runtime._aligned(tape_elements(module.manifest, T if steps is None else steps, B), module._dtype)
         self.has, self.rows = (0, 0), (module._no_lengths, module._no_reset)
+        self.drawn: Drawn | None = None  # from which backward makes the masks again
 
     @property
     def nbytes(self) -> int:
@@ -106,9 +132,14 @@ class TrainingModule(Module):
         lengths: Any = None,
         reset: Any = None,
         max_bytes: int | None = None,
+        seed: int | None = None,
+        first_step: int = 0,
         **inputs: Any,
     ) -> tuple[Any, dict[str, Any], Tape]:
         """As calling the module: (y, {name: state after the last step}), and the tape that `backward` reads.
+
+        seed: an integer of 64 bits, of which all masks are made; a network without regularisers needs none. first_step:
+        the number of x's first step in a longer sequence, whose chunks then have the masks of the whole.
 
         max_bytes: for this call; None: the module's own. Where all steps do not fit, backward reads x once more, which
         must not change until then. Raises InputError, with the smallest number possible, where no plan fits."""
@@ -117,7 +148,9 @@ class TrainingModule(Module):
         mask = self._no_reset
         if reset is not None:
             mask = runtime._per_row("reset", reset, bool, (T, B), T).ravel().view(np.uint8)
-        given = self._weights_given()
+        given, drawn = self._weights_given(), self._drawn(seed, first_step)
+        if drawn is not None and self.manifest["masks"].weights:
+            given = Weights(self, given, drawn)
         before, has = self._read_states(state, B), (int(lengths is not None), int(reset is not None))
         plan = self._planned(T, B, max_bytes, bool(has[1]))
         y = np.empty((T, B, *self._output), self._dtype)
@@ -127,7 +160,7 @@ class TrainingModule(Module):
             after = segments.forward(tape, before, y.ravel())
         else:
             tape = Tape(self, given, T, B, like)
-            tape.has, tape.rows = has, (counts, mask)
+            tape.has, tape.rows, tape.drawn = has, (counts, mask), drawn
             after = [array.copy() for array in before]
             if T and B:
                 self._forward(tape, T, arrays, y.ravel(), before, after, tape.rows)
@@ -167,6 +200,9 @@ class TrainingModule(Module):
                 raw = (tape.given.sources[name] for name in row.weights)
                 filled = (d_weights[name].ravel() for name in row.gradients)
                 self._library.get_function(row.function)(*raw, totals, int(row.offset), *filled)
+            if tape.drawn is not None:
+                for row in self.manifest["masks"].weights:
+                    d_weights[row[0]] = tape.drawn.dropped(row, d_weights[row[0]])
         else:
             after = [array.copy() for array in before]
         if like is not None:
@@ -180,7 +216,7 @@ class TrainingModule(Module):
             raise runtime._error(InputError, "this is not a tape", type(tape).__name__, "a Tape", do)
         if tape.module is not self:
             raise runtime._error(InputError, "the tape is another module's", tape, f"a tape of {self.path!r}", do)
-        if tape.given is not self._given:
+        if tape.given.whole is not self._given:
             got = "weights that were loaded after it was written"
             raise runtime._error(InputError, "the tape was written with other weights", got, "the same weights", do)
 
@@ -213,7 +249,8 @@ class TrainingModule(Module):
         work = self._workspace(elements + own)
         y = work[elements : elements + own] if y is None else y
         call = self._prepared("forward", tape.given, T, B)
-        self._library.forward_train(*call[0], *tape.has, *inputs, y, *before, *after, *rows, call[1], tape.array, work)
+        buffers = (call[1], tape.array, work, *(() if tape.drawn is None else tape.drawn.arguments))
+        self._library.forward_train(*call[0], *tape.has, *inputs, y, *before, *after, *rows, *buffers)
 
     def _backward(
         self, tape: Tape, T: int, above: Any, before: Any, after: Any, d_x: Any, rows: Any, totals: Any
@@ -221,7 +258,7 @@ class TrainingModule(Module):
         """backward of T steps, all arrays flat."""
         work = self._workspace(work_elements(self.manifest, "backward", T, tape.B))
         call = self._prepared("backward", tape.given, T, tape.B)
-        buffers = (call[1], tape.array, totals, work)
+        buffers = (call[1], tape.array, totals, work, *(() if tape.drawn is None else tape.drawn.arguments))
         self._library.get_function("backward")(*call[0], *tape.has, above, *before, *after, *d_x, *rows, *buffers)
 
     def _workspace(self, elements: int) -> np.ndarray:
@@ -264,6 +301,10 @@ class TrainingModule(Module):
     def _planned(self, T: int, B: int, max_bytes: int | None, reset: bool) -> Any:
         limited = max_bytes is not None or self._max_bytes is not None
         return self.plan_memory(T, B, max_bytes, reset=reset) if limited and T and B else None
+
+    def _drawn(self, seed: Any, first_step: Any) -> Drawn | None:
+        """The masks of a call, where the network has any."""
+        return Drawn(self, seed, first_step) if "masks" in self.manifest else None
 
     def _weights_given(self) -> Weights:
         if self._given is None:

@@ -164,6 +164,7 @@ def _facts(path: str, m: Mapping[str, Any], weights: Mapping[str, Any], file_byt
         ("entry points", ", ".join(m["entry_points"])),
         ("target", f"{target['name']}: {target['machine']} {target['mcpu']}".rstrip()),
         ("needs", " or ".join(v["arch"] for v in variants) or ", ".join(target["features"]) or "no particular CPU"),
+        *([("in training", regularisers_text(m["regularisers"]))] if "regularisers" in m else []),
         ("passes", ", ".join(m["passes"]) or "none"),
         *(fact for own in networks if not variants for fact in _cpu_facts(own)),
         ("work", f"{sum(own['flops_per_row'] for own in networks) / 1e6:.4g} MFLOP per step and row"),
@@ -186,6 +187,15 @@ def origin_text(origin: Mapping[str, Any]) -> str:
     if origin["file"] is not None:
         parts.append(f"{origin['file']}, sha256 {origin['sha256']}")
     return ", ".join(parts)
+
+
+def regularisers_text(own: Mapping[str, Any]) -> str:
+    """The regularisers of a network, each with its probabilities."""
+    words = []
+    for name, value in own.items():
+        pairs = ", ".join(f"{n} {p:g}" for n, p in value.items()) if isinstance(value, Mapping) else f"{value:g}"
+        words.append(f"{name.replace('_', ' ')} {pairs}")
+    return "; ".join(words)
 
 
 def _cpu_facts(m: Mapping[str, Any]) -> list[tuple[str, str]]:

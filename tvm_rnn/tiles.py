@@ -21,6 +21,7 @@ from tvm.s_tir import Schedule
 
 from .expressions import Index, element
 from .graph import Group, Node
+from .masks import Draw
 from .memory import INDEX, Array, int64, wide
 from .ops import TABLE
 from .passes.fuse_pointwise import FUNCTION, is_truth
@@ -55,6 +56,7 @@ class Places:
     batch: Expr | None = None  # rows of a step
     threads: Expr | None = None  # that may share the work
     odd: Expr | None = None  # 0 and 1 in turns, from step to step; None outside of steps
+    draw: Draw | None = None  # what masks are made of
 
 
 @dataclass

@@ -97,11 +97,12 @@ class Steps(torch.autograd.Function):
     def backward(ctx: Any, d_y: Tensor, *d_last: Tensor) -> tuple[Tensor | None, ...]:
         """Runs backward on the tape."""
         call, tape = ctx.call, copy.copy(ctx.tape)
+        saved = ctx.saved_tensors  # asked once: torch's checkpoints allow no more
         if ctx.held:
-            tape.array = ctx.saved_tensors[0].numpy() if ctx.numpy else ctx.saved_tensors[0]
+            tape.array = saved[0].numpy() if ctx.numpy else saved[0]
         # Forward runs again where the plan has several parts.
         ways = ("forward_train", "backward") if hasattr(tape, "plan") else ("backward",)
-        call.use_weights(ctx.saved_tensors[ctx.weights :], ways, True)
+        call.use_weights(saved[ctx.weights :], ways, True)
         above = None
         if any(d is not None for d in d_last):
             pairs = zip(d_last, ctx.shapes, strict=True)
@@ -110,6 +111,25 @@ class Steps(torch.autograd.Function):
         inputs = list(d_x.values()) if isinstance(d_x, dict) else [d_x]
         first = flat({n: d_first[n] for n in call.state}) if isinstance(call.state, Mapping) else []
         return (None, *inputs, *first, *d_weights.values())
+
+
+class Inference(torch.autograd.Function):
+    """All steps of a network with regularisers in eval mode: the compiled code has gradients of training alone."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Runs the module."""
+        given = call.inputs + len(flat(call.state))
+        x, state = list(tensors[: call.inputs]), list(tensors[call.inputs : given])
+        call.use_weights(tensors[given:], ("sequence",), False)
+        y, last = call.module(x if len(x) > 1 else x[0], call.built(state), **call.rows)
+        return (y, *flat(last))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
+        """Raises ConfigError."""
+        what, do = "a network with regularisers has gradients in training mode", "call layer.train()"
+        raise ConfigError(message(what, got="results of eval mode", do=do))
 
 
 class TorchLayer(torch.nn.Module):
@@ -126,9 +146,18 @@ class TorchLayer(torch.nn.Module):
             self.register_parameter(name, torch.nn.Parameter(torch.tensor(value, device=home)))
 
     def forward(
-        self, x: Any, state: Any = None, *, lengths: Any = None, reset: Any = None, **inputs: Any
+        self,
+        x: Any,
+        state: Any = None,
+        *,
+        lengths: Any = None,
+        reset: Any = None,
+        seed: int | None = None,
+        first_step: int = 0,
+        **inputs: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """All steps: (y [T, B, D*H], {name: state after the last step}). Arguments as of a compiled Module."""
+        """All steps: (y [T, B, D*H], {name: state after the last step}). Arguments as of a compiled Module's call, and
+        of its `forward_train`: in training mode regularisers act, with a seed of torch's generator if none is given."""
         module = self._module.value
         there = getattr(x, "is_cuda", False) and hasattr(module, "use_there")
         weights = self._moved(x.device) if there else self._present()
@@ -142,13 +171,18 @@ class TorchLayer(torch.nn.Module):
             got = ", ".join(dict.fromkeys(type(tensor).__name__ for tensor in tensors))
             do = "torch.from_numpy(x), or layer.compiled()(x)"
             raise InputError(message("this layer takes tensors", got=got, expected="torch.Tensor", do=do))
-        if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
+        dropping = self.training and bool(self.net.regularisers)
+        if dropping:
+            rows |= {"seed": drawn_seed() if seed is None else seed, "first_step": first_step}
+        gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        if not gradients and not dropping:
             if there:
                 module.use_there({name: tensor.detach() for name, tensor in weights.items()}, ("sequence",))
             y, last = module(values if len(values) > 1 else values[0], state, **rows)
             return y, last
         call = Call(module, len(values), state, rows, tuple(weights) if there else ())
-        y, *last = Steps.apply(call, *tensors)
+        steps = Steps if dropping or not self.net.regularisers else Inference
+        y, *last = steps.apply(call, *tensors)
         return y, call.named(last)
 
     def weights(self) -> dict[str, Tensor]:
@@ -195,6 +229,11 @@ def cast(state: Any, kind: Any) -> Any:
     if not isinstance(state, Mapping):
         return state
     return {n: [p.to(kind) for p in v] if isinstance(v, list | tuple) else v.to(kind) for n, v in state.items()}
+
+
+def drawn_seed() -> int:
+    """A seed from torch's generator of the CPU, which torch.manual_seed sets."""
+    return int(torch.randint((1 << 63) - 1, (1,)))
 
 
 class Code:

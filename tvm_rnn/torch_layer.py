@@ -30,6 +30,10 @@ def to_torch(net: RNN, target: Any = "llvm", names: str = "net", max_bytes: int 
     torch's error. `layer.compiled()` is the compiled Module with the present weights, to export or to call without
     torch, and `net.load(layer.weights())` takes them back.
 
+    A net's regularisers act in training mode (`layer.train()`, as at first) with a new seed from torch's generator in
+    each call, so that torch.manual_seed gives the same bits again; `layer(x, seed=n, first_step=t)` gives it. In eval
+    mode the layer is inference, whose results of a net with regularisers have no gradients.
+
     On a GPU its tensors are used where they are, on the current stream; of a 16-bit network the parameters are float32,
     and under torch.autocast x is cast to the network's dtype.
 

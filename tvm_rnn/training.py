@@ -53,8 +53,9 @@ def add_training(
     forward, backward = _lowerings(net, layers, target, batches)
     known = {variable.name_hint: func for variable, func in lowered.module.functions_items()}
     found, of_forward = forward.functions(), forward.facts()
-    if _packs_alike(lowered.packs, known, of_forward["packs"], found):
-        found = {"forward_train": found["forward_train"]}
+    dropped = bool(net.regularisers.weight_drop)  # what a call packs is not what inference does
+    if not dropped and _packs_alike(lowered.packs, known, of_forward["packs"], found):
+        found = {name: func for name, func in found.items() if not name.startswith(forward.prefix)}
         facts["packed_elements"] = max(facts["packed_elements"], of_forward["packed_elements"])
         of_forward |= {"packs": [], "packed_elements": 0, "packed_as_inference": True}
     lowered.module = tvm.IRModule(known | found | backward.functions())
@@ -63,6 +64,8 @@ def add_training(
     facts["templates"] = [used.facts() for used in (*lowered.used, *lowered.walks)]
     facts["training"] = {"forward": of_forward, "backward": backward.facts(), "tape": forward.tape.sizes()}
     facts["memory"] = memory_facts(net, layers, training)
+    if net.regularisers:
+        facts["masks"] = net.regularisers.masks(net.layers, net.num_directions)
     facts["entry_points"] += ["forward_train", "backward"]
     constants: dict[str, np.ndarray] = {}
     for code in (*forward.code, *backward.code):

@@ -29,6 +29,7 @@ from .rows import WARP, Job, Rows, combiner, finish_group, reduced, unravel
 from .values import Values
 
 Expr = Any
+JOINED = ("pointwise", "reduce")  # kinds of groups
 MOST_WORK = 1 << 14  # elements of a group per row: beyond, one block per row leaves too much of the GPU idle
 MOST_THREADS, ELEMENTS_PER_THREAD = 1024, 4
 
@@ -44,9 +45,9 @@ def chains(groups: Sequence[Group]) -> list[list[Group]]:
     """The groups in order, consecutive ones of one region together where one kernel may run them."""
     found: list[list[Group]] = []
     for group in groups:
-        small = group.kind != "gemm" and work_of(group) <= MOST_WORK
+        small = group.kind in JOINED and work_of(group) <= MOST_WORK
         last = found[-1] if found else []
-        joins = last and last[-1].kind != "gemm" and work_of(last[-1]) <= MOST_WORK
+        joins = last and last[-1].kind in JOINED and work_of(last[-1]) <= MOST_WORK
         if small and joins and last[-1].region == group.region:
             last.append(group)
         else:

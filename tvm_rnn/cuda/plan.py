@@ -28,6 +28,8 @@ from ..lower import flops_per_row
 from ..pipeline import PASS_NAMES, Layers
 from ..rnn import RNN
 from ..target import Target
+from .draws import Draws
+from .dropped import Dropped
 from .program import Expr, Host, Pointer, Program
 from .recurrent import EXPECTED_BATCHES
 from .states import move
@@ -62,6 +64,7 @@ class Plan:
     precision: str
     stored: str = ""
     program: Program = field(init=False)
+    draws: Draws | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         net = self.net
@@ -97,6 +100,15 @@ class Plan:
         program.facts["templates"] = list(self._facts())
         program.facts["flops_per_row"] = flops_per_row(self.layers, self.directions)
         return program
+
+    def _draw(self, number: int) -> None:
+        """Keys of masks, and what drops weights, where there are any: of inputs number `number` and on."""
+        own = self.net.regularisers
+        if own:
+            self.draws = Draws(self.program, number, own.streams, self.net.num_layers, self.directions)
+            self.draws.prepare(self.program.sequence)
+        if own.weight_drop:
+            self.program.dropped = Dropped(own.weight_drop)
 
     def _facts(self) -> Iterator[dict[str, Any]]:
         """Rows for the manifest's templates: in the order in which they are tried, each with the layers it is for."""
@@ -168,7 +180,8 @@ class Plan:
                 copies = (f"{self.wave} ? {lanes} : 1", f"{self.wave} ? {lane} : 0") if lanes > 1 else (1, 0)
                 work = code.work_buffers(program, f"{self.steps} * B", *copies)
                 weights = code.weights.pack(program, layer, direction)
-                buffers = Buffers(weights, *states[layer, direction], work[0], work[1], work[2])
+                draw = None if self.draws is None else self.draws.of(layer, direction)
+                buffers = Buffers(weights, *states[layer, direction], work[0], work[1], work[2], draw)
                 visits.append(Visit(code, layer, direction, buffers, self._user(layer, direction)))
         return visits
 

@@ -11,6 +11,7 @@ gradients of the states, last ones in and first ones out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd, prod
 
@@ -70,7 +71,9 @@ class BackwardPlan(Plan):
         zeros: dict[str, float] = {}
         common = (self.net.dtype, self.target, zeros, self.batches, 1, "")
         given = self._given(self.forward.code[number].layout)
-        layer = Layer(rows, self.number + number, self.precision, *common, kept=kept, given=given)
+        masks = tuple(self.net.regularisers.streams)
+        own = {"kept": kept, "given": given, "streams": masks}
+        layer = Layer(rows, self.number + number, self.precision, *common, **own)
         name = f"g{layer.number}"
         layout = layer.layout
 
@@ -111,7 +114,7 @@ class BackwardPlan(Plan):
         self.gradient = program.input(0)
         self.tape = self.forward.tape
         self.places = self.tape.pointers(program, program.input(1))
-        self._outputs()
+        self._draw(self._outputs())
         per_row = max(1, *(back.bytes_per_row() for back in self.backs))
         self.steps = program.let("tile_steps", f"min<int64_t>(T, max<int64_t>(1, {HOISTED_BYTES // per_row} / B))")
         self.visits = self._visits()
@@ -127,13 +130,22 @@ class BackwardPlan(Plan):
             key = visit.layer, visit.direction
             if back.layer.graph.params:
                 back.finish.run(host, self.sums[key], self.finish_weights[key], self.weight_gradients[key])
+                self._drop(host, back.layer.graph.params, key)
         program.facts["templates"] = list(self._facts())
         return program
 
+    def _drop(self, host: Host, params: Sequence[Node], key: tuple[int, int]) -> None:
+        """Weight drop, in the gradients of what was dropped."""
+        dropped = self.program.dropped
+        for param, gradient in zip(params, self.weight_gradients[key], strict=True):
+            if dropped is not None and self.draws is not None and param.name in dropped.own:
+                dropped.gradient(host, self.draws, param, key, gradient)
+
     # --- memory ----------------------------------------------------------------------------------------------------
 
-    def _outputs(self) -> None:
-        """Where gradients go: of each input, then of each weight of each layer and direction."""
+    def _outputs(self) -> int:
+        """Where gradients go: of each input, then of each weight of each layer and direction. Returns the number of the
+        input after them."""
         program, at = self.program, 2
         self.input_gradients = []
         for _ in self.net.layers[0].graph.inputs:
@@ -149,6 +161,7 @@ class BackwardPlan(Plan):
                 self.weight_gradients[layer, direction] = own
                 self.gradient_names += names
                 at += len(names)
+        return at
 
     def _between(self) -> None:
         """The gradients that layers hand to the one below, written and read in turn; the last layer's is the user's,

@@ -1,7 +1,8 @@
 """forward_train on the GPU: the program of inference that leaves a tape as it goes.
 
 In: an RNN and its graphs of training after the passes. Out: a `Program` whose `sequence` has one more input after the
-user's, the tape. The walk is that of `plan.py`; layers hand on their outputs in the tape.
+user's, the tape, and for masks three (`draws.py`). The walk is that of `plan.py`; layers hand on their outputs in the
+tape.
 
     states in, also to the tape; for tile: for layer: hoisted groups, steps; states out; blank what rows' ends left
 """
@@ -56,13 +57,15 @@ class ForwardTrain(Plan):
     def _layer(self, graph: Graph, number: int) -> Layer:
         net = self.net
         common = (net.dtype, self.target, net.cell.initial, self.batches, self.directions, self.stored)
-        return Layer(graph, self.number + number, self.precision, *common, kept=kept_nodes(graph))
+        masks = tuple(net.regularisers.streams)
+        return Layer(graph, self.number + number, self.precision, *common, kept=kept_nodes(graph), streams=masks)
 
     def run(self) -> Program:
         """The program."""
         program, host, inputs = self.program, self.program.sequence, len(self.net.layers[0].graph.inputs)
         self.together = None
         self.places = self.tape.pointers(program, program.input(inputs))
+        self._draw(inputs + 1)
         self._tile_sizes()
         self.visits = self._visits()
         move(host, "load", [m for v in self.visits for m in self._load(v)])

@@ -15,10 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import BuildError, message
 from .kernel import Kernel
+
+if TYPE_CHECKING:
+    from .dropped import Dropped
 
 Expr = str | int
 ALIGNMENT = 256  # of every buffer; also what cudaMalloc gives
@@ -186,6 +189,7 @@ class Program:
     layout: list[str] = field(default_factory=list)  # statements that compute offsets, shared by all functions
     facts: dict[str, Any] = field(default_factory=dict)  # for the manifest: templates, flops_per_row, what plan adds
     flags: str = "reset"  # C++ expression: where the steps find their reset flags
+    dropped: Dropped | None = None  # parameters that are dropped in each call
 
     def __post_init__(self) -> None:
         self._names: dict[str, int] = {}

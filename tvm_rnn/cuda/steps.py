@@ -17,6 +17,7 @@ from ..decisions import about
 from ..graph import Graph, Group, Node
 from ..target import Target as Machine
 from .chain import chain_kernel, chains
+from .draws import Draw, MaskRows, mask_kernel
 from .gemm import gemm
 from .layout import Layout, Target
 from .places import Argument, Place
@@ -44,6 +45,7 @@ class Buffers:
     hoisted: dict[Node, Pointer]
     step: dict[Node, list[Pointer]]
     regimes: list[Pointer]  # each regime's own memory
+    draw: Draw | None = None  # what masks are made of
 
 
 @dataclass
@@ -86,6 +88,7 @@ class Layer:
     stored: str = ""  # the dtype of products' parameters, where it is not the precision's
     kept: tuple[Node, ...] = ()  # what has rows for all steps
     given: Mapping[int, Place] = field(default_factory=dict)  # how inputs lie that are not as the user has x
+    streams: tuple[str, ...] = ()  # the names of masks, in the order of their keys
     groups: list[tuple[list[Group], Any]] = field(default_factory=list)  # what one launch does, in order
     regimes: list[Regime] = field(default_factory=list)
     reserved: dict[tuple[str, str], tuple[Pointer, str]] = field(default_factory=dict)
@@ -126,6 +129,8 @@ class Layer:
             "writes": partial(writes, first),
             "precision": self.precision,
         }
+        if first.kind == "random":
+            return mask_kernel(name, first.nodes[0], partial(writes, first), self.streams)
         if first.kind == "gemm":
 
             def operands(node: Node) -> Place | None:
@@ -220,7 +225,7 @@ class Layer:
 
     def before(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         """The hoisted groups, over all rows of the tile."""
-        self._launch(host, "before", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile))
+        self._launch(host, "before", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile), tile.start)
 
     def after(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         """The groups that follow all steps, over all rows of the tile."""
@@ -308,7 +313,13 @@ class Layer:
         return find
 
     def _launch(
-        self, host: Host, region: str, rows: Expr, buffers: Buffers, find: Callable[[Target, Node], Pointer]
+        self,
+        host: Host,
+        region: str,
+        rows: Expr,
+        buffers: Buffers,
+        find: Callable[[Target, Node], Pointer],
+        start: Expr = 0,
     ) -> None:
         for groups, work in self.groups:
             if groups[0].region != region:
@@ -324,6 +335,11 @@ class Layer:
                 return find(target, a.node)
 
             pointers = [pointer(a) for a in work.arguments]
+            if isinstance(work, MaskRows):
+                assert buffers.draw is not None
+                keys, first = buffers.draw.keys.at(work.at), f"{buffers.draw.first} + {start}"
+                host.launch(work.kernel, [*pointers, keys], [rows, "B", first])
+                continue
             if not hasattr(work, "variants"):
                 host.launch(work.kernel, pointers, [rows])
                 continue

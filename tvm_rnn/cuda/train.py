@@ -97,6 +97,9 @@ def describe(facts: dict[str, Any], trained: Sequence[Trained], taken: dict[str,
                 "kernels": taken.get(f"{variant['arch']}_{way}", []),
                 "templates": program.facts.get("templates", []),
             }
+    net = trained[0].net
+    if net.regularisers:
+        facts["masks"] = net.regularisers.masks(net.layers, net.num_directions)
     facts["tape"] = trained[0].forward.tape.sizes()
     facts["gradients"] = trained[0].backward.gradient_names
     facts["memory"] = memory_facts(trained[0].net, trained[0].layers, trained[0].training)

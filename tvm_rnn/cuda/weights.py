@@ -215,6 +215,8 @@ class Weights:
         def source(node: Any) -> Pointer:
             if not isinstance(node, Node):
                 return places[node]
+            if node.op == "param" and program.dropped is not None and node.name in program.dropped.own:
+                return program.dropped.weight(program, node, layer, direction, self.raw_dtype)
             if node.op == "param":
                 return program.raw(weight_name(node.name, layer, direction), self.raw_dtype)
             return program.raw(names[id(node.value)], self.raw_dtype) if node.op == "const" else places[node]

@@ -107,7 +107,8 @@ class _Writer:
 
     def model(self) -> Any:
         """The ModelProto."""
-        form = form_of(self.net.cell)
+        # The standard's operators have no zoneout, whose expectation is part of the steps.
+        form = None if self.net.regularisers.zoneout else form_of(self.net.cell)
         above = self.x[0]
         for layer in self.net.layers:
             above = self._standard(form, layer, above) if form is not None else self._scans(layer, above)

@@ -285,8 +285,13 @@ def state_dict(net: RNN) -> dict[str, Tensor]:
 def to_torch_layer(net: RNN) -> Any:
     """The layer of torch.nn with this network's weights: an RNN, LSTM or GRU, or the cell that it was made from.
 
-    In eval mode, on the CPU, with batch_first as the layer that the network came from. Raises as `state_dict` does.
+    In eval mode, on the CPU, with batch_first as the layer that the network came from, and its dropout between layers.
+    Raises as `state_dict` does, and ConfigError for regularisers that torch.nn does not have.
     """
+    own = net.regularisers.facts() if isinstance(net, RNN) else {}
+    if strange := [name for name in own if name != "dropout"]:
+        do = "make the network without them"
+        raise ConfigError(message("torch.nn's layers have no such regularisers", got=", ".join(strange), do=do))
     torch, values, form = _import_torch(), state_dict(net), form_of(net)
     options: dict[str, Any] = {"bias": form.bias, "dtype": getattr(torch, net.dtype)}
     if form.kind == "RNN":
@@ -296,7 +301,7 @@ def to_torch_layer(net: RNN) -> Any:
     else:
         if form.proj_size:
             options["proj_size"] = form.proj_size
-        options |= {"num_layers": form.num_layers, "bidirectional": form.bidirectional}
+        options |= {"num_layers": form.num_layers, "bidirectional": form.bidirectional, **own}
         options["batch_first"] = net.origin is not None and net.origin.batch_first
         layer = getattr(torch.nn, form.kind)(form.input_size, form.hidden_size, **options)
     layer.load_state_dict(values)

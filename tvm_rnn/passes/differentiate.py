@@ -17,9 +17,10 @@ that is made of parameters alone is differentiated once, on its totals, after al
 
 What is kept: of all sets of values from which pointwise work can make again what the gradients read, so that no product
 or reduction runs twice, the smallest (`cheapest_cut`); of equal ones that which leaves least to be made again. States
-before each step are kept in any case. With "states" they are all that is kept: what gradients read is made again of
-them and of inputs, products too. As all states are known before the backward steps begin, these products leave the
-loop (`hoist_gemms.py`). `Differentiate(keep=...)` takes any other choice.
+before each step are kept in any case, masks never: the backward graph makes them again, of the same counters. With
+"states" states are all that is kept: what gradients read is made again of them and of inputs, products too. As all
+states are known before the backward steps begin, these products leave the loop (`hoist_gemms.py`).
+`Differentiate(keep=...)` takes any other choice.
 
 Source: Werbos 1990, "Backpropagation through time: what it does and how to do it".
 """
@@ -118,6 +119,8 @@ def _tell(graph: Graph, read: Sequence[Node], kept: Sequence[Node]) -> None:
         tell(True, f"keep state {state.name} before each step", "gradients begin from it", elements=prod(state.shape))
     pointwise = {*cheapest_cut(graph, read)} <= {*kept}
     again = "what is kept, by pointwise work" if pointwise else "states and inputs, products too"
+    for node in (n for n in graph.nodes() if n.random):
+        tell(False, f"keep {in_words(node)}", "made again from its counters", elements=prod(node.shape))
     for node in kept:
         why = "gradients read it, or what they read is made of it again without a product"
         tell(True, f"keep {in_words(node)}", why, elements=prod(node.shape))
@@ -317,12 +320,12 @@ def _layer(row: Sequence[_Placed], shape: Shape) -> Value:
 
 
 def _read(roots: Sequence[Node], graph: Graph) -> list[Node]:
-    """The values of the forward graph that gradients read, without leaves and what is made of parameters."""
+    """The values of the forward graph that gradients read, without leaves, masks and what is made of parameters."""
     forward = graph.nodes()
     leaves, inside = depends(forward), set(forward)
     users = [n for n in topological(roots) if n not in inside]
     found = {a for n in users for a in n.args if a in inside}
-    return [n for n in forward if n in found and not n.leaf and leaves[n]]
+    return [n for n in forward if n in found and not n.leaf and not n.random and leaves[n]]
 
 
 def cheapest_cut(graph: Graph, read: Sequence[Node]) -> list[Node]:

@@ -158,7 +158,7 @@ class _Grouping:
                 self.drafts[index].nodes[:0] = self._inlined_below(node)
             elif node.pointwise and not is_truth(node) and node not in self.inlined and not self._free(node):
                 self._place(node)
-            elif is_move(node) and _is_kept(node, self.users[node]):
+            elif node.random or (is_move(node) and _is_kept(node, self.users[node])):
                 self._copy(node)
         for node in self._read_elsewhere() if self.region != "step" or self.graph.kind == "backward" else ():
             self._need(node)
@@ -272,8 +272,8 @@ class _Grouping:
         reasons: dict[str, None] = {}
         for index in range(max(latest, 0), len(self.drafts)):
             draft = self.drafts[index]
-            if draft.kind == "reduce":
-                reasons["a reduction has no epilogue"] = None
+            if draft.kind in ("reduce", "random"):
+                reasons[f"a {'reduction' if draft.kind == 'reduce' else 'mask'} has no epilogue"] = None
             elif draft.space != node.shape:
                 reasons[f"its shape is {list(node.shape)}, of the group that it reads {list(draft.space)}"] = None
             elif index > latest or (misread := self._misread(node, index)) is None:
@@ -306,11 +306,11 @@ class _Grouping:
         return len(self.drafts) - 1
 
     def _copy(self, node: Node) -> None:
-        """An array made by copying a view, a leaf, or a value of another region."""
+        """An array made by copying a view, a leaf, or a value of another region; or a mask."""
         for base in bases(node):
             if base in self.inside and base not in self.home:
                 self._need(base)
-        self._open("pointwise", node.shape, None)
+        self._open("random" if node.random else "pointwise", node.shape, None)
         self.home[node] = len(self.drafts) - 1
         self.drafts[-1].nodes.append(node)
 

@@ -1,8 +1,9 @@
 """Move what does not read state out of the time loop: one GEMM over all T in place of one per step.
 
 In: the normalised graph, everything in `step`. Out: nodes that depend on inputs and parameters alone, and that hang on
-a product or reduction, are in `before`; nodes that depend on parameters alone are in `weights`. In a backward graph,
-products that the carried gradients do not depend on, and all that is made of them, are in `after`, as are totals.
+a product or reduction, are in `before`, as are masks; nodes that depend on parameters alone are in `weights`. In a
+backward graph, products that the carried gradients do not depend on, and all that is made of them, are in `after`, as
+are totals.
 
 Rewrite: step: z = W x_t + R h + b   -->   before: xw = W x + b (all T at once);  step: z = xw[t] + R h
          step: dx_t = W^T dz         -->   after: dx = W^T dz (all T at once)
@@ -47,6 +48,7 @@ class HoistGemms(Pass):
         early -= large
         moved = _hanging_on_products(nodes, early)
         sunk = _sink(graph, moved)
+        moved |= {n for n in nodes if n.random}  # made for all rows of a tile at once
         late = _after(graph, moved) if graph.kind == "backward" else set()
         if listening():
             _tell(nodes, leaves, _Found(moved, late, early, large, sunk))
@@ -185,6 +187,9 @@ def _tell(nodes: list[Node], leaves: Mapping[Node, frozenset[str]], found: _Foun
             tell(False, in_words(node), "made of a matrix of each step, which would be kept for all of T", **facts)
         else:
             tell(False, in_words(node), f"reads {' and '.join(states_of(node))}, known only within the loop", **facts)
+    for node in (n for n in nodes if n.random):
+        why = "made of counters for all rows of a tile at once, and again where gradients read it"
+        tell(True, in_words(node), why, elements=prod(node.shape))
     if not heavy:
         tell(False, "the step", "it has no product and no reduction")
     for node, reason in found.sunk.items():

@@ -1,0 +1,146 @@
+"""Masks on GPUs: a kernel that makes the keys of a call, and one that fills the rows of a tile of time.
+
+In: mask nodes and where their rows go; of each call a seed, which may be on the GPU, and the number of its first step.
+Out: kernels, and `Draws`, which launches the first of them. What words are made of stands in `runtime_random.py`, which
+has the order of the work for this file as well. Masks are hoisted values: each is filled by one launch per tile before
+its steps, in both directions of time, and read from the workspace by whatever runs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from .. import runtime_random
+from ..graph import Node
+from ..memory import int64, wide
+from .kernel import Kernel, Writer, write
+from .places import Argument, Place, address
+from .program import Expr, Host, Pointer, Program
+from .rows import THREADS, elements
+
+WORD = "uint32"
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What the masks of one layer and direction are made of. keys: two words for each stream; first: the number of the
+    call's first step in its whole sequence."""
+
+    keys: Pointer
+    first: Expr
+
+
+@dataclass(frozen=True)
+class MaskRows:
+    """The kernel of a mask. at: of its words among a layer's and direction's. Its scalars are rows, batch, start."""
+
+    kernel: Kernel
+    arguments: tuple[Argument, ...]
+    at: int
+
+
+class Draws:
+    """The keys of all layers and directions of one program, which has three inputs more from number `number` on: the
+    seed, an address of it on the GPU or 0, and the number of the first step. These are no addresses but the last."""
+
+    def __init__(self, program: Program, number: int, streams: Sequence[str], layers: int, directions: int) -> None:
+        self.streams, self.layers, self.directions = tuple(streams), layers, directions
+        texts = [program.input(number + i).text for i in range(3)]
+        self.seed, self.first = (f"reinterpret_cast<int64_t>({texts[i]})" for i in (0, 2))
+        self.seed_at = Pointer(texts[1], "int64")
+        self.keys = program.buffer("keys", 2 * layers * directions * len(streams), WORD)
+
+    def prepare(self, host: Host) -> None:
+        """Make the keys, if there are masks of rows."""
+        if not self.streams:
+            return
+        kernel = keys_kernel(self.streams, self.layers, self.directions)
+        there = Pointer(f"({self.seed_at.text} ? {self.seed_at.text} : {self.keys.text})", "int64")
+        host.launch(kernel, [self.keys, there], [self.seed, f"{self.seed_at.text} ? 1 : 0"])
+
+    def of(self, layer: int, direction: int) -> Draw:
+        """Those of one layer and direction."""
+        visit = layer * self.directions + direction
+        return Draw(self.keys.at(2 * visit * len(self.streams)), self.first)
+
+
+def threefry(w: Writer, key: Sequence[Expr], first: Expr, second: Expr) -> tuple[Expr, Expr]:
+    """The two words of a counter, in registers."""
+    parity = tirx.const(runtime_random.PARITY, WORD)
+    words = [*key, w.keep(tirx.bitwise_xor(tirx.bitwise_xor(key[0], key[1]), parity))]
+    x = w.local(2, WORD)
+    w.store(x, first + words[0], 0)
+    w.store(x, second + words[1], 1)
+
+    def step(r: int) -> None:
+        w.store(x, x[0] + x[1], 0)
+        turned = tirx.bitwise_or(x[1] << tirx.const(r, WORD), x[1] >> tirx.const(32 - r, WORD))
+        w.store(x, tirx.bitwise_xor(turned, x[0]), 1)
+
+    def inject(i: int, j: int, number: int) -> None:
+        w.store(x, x[0] + words[i], 0)
+        w.store(x, x[1] + (words[j] + tirx.const(number, WORD)), 1)
+
+    runtime_random.rounds(step, inject)
+    return x[0], x[1]
+
+
+def keys_kernel(streams: Sequence[str], layers: int, directions: int) -> Kernel:
+    """Words [layers, directions, streams, 2] of a seed, which is `number` or `there`: one thread for each two."""
+    count = layers * directions * len(streams)
+
+    def body(w: Writer) -> None:
+        block, thread = I.cta_id([-(-count // THREADS)]), I.thread_id([THREADS])
+        item = w.keep(block * THREADS + thread)
+        seed = w.local(1, "int64")
+        w.store(seed, w["number"], 0)
+        with w.when(tirx.NE(w["there"], tirx.const(0, "int32"))):
+            w.store(seed, w["seed_at"][int64(0)], 0)
+        with w.when(item < count):
+            visit, stream = tirx.truncdiv(item, len(streams)), w.keep(tirx.truncmod(item, len(streams)))
+            visit = w.keep(visit)
+            name, place = w.local(1, WORD), w.local(1, "int32")
+            w.store(place, visit if directions == 2 else visit * 2, 0)
+            for number, text in enumerate(streams):
+                with w.when(tirx.EQ(stream, number)):
+                    w.store(name, tirx.const(runtime_random.name_word(text), WORD), 0)
+                    if text == runtime_random.SHARED and directions == 2:
+                        w.store(place, visit - tirx.truncmod(visit, 2), 0)
+            key = [w.keep(tirx.Cast(WORD, part)) for part in (seed[0], seed[0] >> int64(32))]
+            found = threefry(w, key, name[0], tirx.Cast(WORD, place[0]))
+            for i in range(2):
+                w.store(w["keys"], found[i], wide(item) * 2 + i)
+
+    pointers, scalars = [("keys", WORD), ("seed_at", "int64")], [("number", "int64"), ("there", "int32")]
+    return write("mask_keys", pointers, scalars, body, threads=THREADS)
+
+
+def mask_kernel(name: str, node: Node, writes: Callable[[Node], Sequence[Place]], streams: Sequence[str]) -> MaskRows:
+    """The kernel that fills the rows of a mask, one thread for each element."""
+    places, units = writes(node), prod(node.shape)
+    limit = tirx.const(runtime_random.threshold(node.attrs["keep"]), WORD)
+
+    def body(w: Writer) -> None:
+        row, j, inside = elements(w, units)
+        with w.when(inside):
+            unit = w.keep(tirx.Cast(WORD, tirx.truncmod(row, w["batch"]) * int64(units) + wide(j)))
+            step = tirx.const(0, WORD)
+            if node.attrs["every"] == "step":
+                step = w.keep(tirx.Cast(WORD, w["start"] + tirx.truncdiv(row, w["batch"])))
+            key = [w.keep(w["keys"][int64(i)]) for i in range(2)]
+            word, _ = threefry(w, key, unit, step)
+            for i, place in enumerate(places):
+                one, zero = (tirx.const(value, place.dtype) for value in (1.0, 0.0))
+                w.store(w[f"w{i}"], tirx.Select(word < limit, one, zero), address(place, row, j))
+
+    pointers: list[Any] = [(f"w{i}", place.dtype) for i, place in enumerate(places)]
+    scalars = [("rows", "int64"), ("batch", "int64"), ("start", "int64")]
+    kernel = write(name, [*pointers, ("keys", WORD)], scalars, body, threads=THREADS)
+    arguments = tuple(Argument(f"w{i}", "write", node, i) for i in range(len(places)))
+    return MaskRows(kernel, arguments, 2 * list(streams).index(node.attrs["stream"]))
