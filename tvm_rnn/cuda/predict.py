@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 from ..decisions import listening, tell
@@ -62,6 +62,10 @@ INPUT_SHARED_PART = 0.5  # of its weights' way from shared memory, which is in t
 PARTIAL_US = 0.03  # per warp that sums are collected from
 ROWS_US, CELLS_US = 0.12, 0.1  # each 8 rows of a cluster beyond the first; each 256 cells of a block beyond the first
 LIGHT_US = 0.04  # of a phase without a product
+# Of each further vector that a cluster's blocks hand to each other, as a backward step does with the gradients of all
+# gates: per 1000 bytes of it that a block receives. LSTM, bf16, blocks x rows, measured and as this predicts: 512 16 x
+# 16 5.5, 5.3 us; 256 16 x 16 2.8, 2.8; 8 x 16 2.7, 3.1; 8 x 8 1.9, 1.8; 16 x 8 1.5, 1.7; 4 x 8 2.35, 2.35.
+HANDED_US = 0.06
 # A ring: what it costs beside the exchange, bytes per cycle that bulk copies bring into a multiprocessor, cycles of a
 # product of 64 rows and 8 columns (at least as for RING_COLUMNS), more where its weights are in shared memory; how much
 # of them copies do not hide, and what filling stages again costs.
@@ -199,6 +203,8 @@ def _phase(team: Team, number: int) -> float:
     us += rates.each * cells * len(phase.nodes) / 10 * ceil(team.warps / 4) / 2
     if cluster:
         us += ROWS_US * (team.rows / 8 - 1) + CELLS_US * max(0.0, team.units(phase.width) * team.rows / 256 - 1)
+        handed = sum(prod(node.shape) for node in phase.published)
+        us += HANDED_US * max(0, handed - phase.width) * team.rows * team.itemsize / 1000
     return us
 
 
