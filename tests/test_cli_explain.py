@@ -27,6 +27,15 @@ def test_a_module_is_explained_by_its_file(tmp_path: Path) -> None:
     assert "a module says itself" in call("explain", str(tmp_path / "gru.so"), "--without", "hoist_gemms", code=1)
 
 
+def test_memory_of_training_is_planned() -> None:
+    words = ("--target", "x86-64-v4", "--training", "--steps", "50", "--batch", "4")
+    page = call("explain", "elman", *words, "--max-bytes", "1G")
+    assert "plans of training's memory for T = 50, B = 4" in page and "> max_bytes = 1000000000: chosen" in page
+    assert "no plan for 50 steps" in call("explain", "elman", *words, "--max-bytes", "1k", code=1)
+    assert "no such choice" in call("explain", "elman", *words, "--keep", "all", code=1)
+    assert "only training keeps anything" in call("explain", "elman", "--keep", "states", code=1)
+
+
 def test_a_pass_that_there_is_not() -> None:
     assert "no such pass" in call("explain", "gru", "--without", "nonsense", code=1)
 

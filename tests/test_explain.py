@@ -11,7 +11,7 @@ import pytest
 from networks import compiled
 
 import tvm_rnn as rnn
-from tvm_rnn import cell, explain, sigmoid, tanh
+from tvm_rnn import InputError, cell, explain, sigmoid, tanh
 from tvm_rnn.pipeline import PASS_NAMES
 
 GPU = "nvidia-h200"
@@ -106,6 +106,22 @@ def test_training_says_what_the_tape_keeps() -> None:
     assert any("backward" in row["subject"].get("kind", "") for row in found["passes"]["hoist_gemms"]["did"])
 
 
+def test_training_has_plans_of_memory() -> None:
+    """The table is of all choices of what a tape keeps; a module's is of its own, and says the same of it."""
+    net = zoo("lstm", 24)
+    found = facts(net, "x86-64-v4", training=True, steps=50, batch=4)["training"]["plans"]
+    assert (found["steps"], found["batch"], found["max_bytes"]) == (50, 4, None)
+    assert found["chosen"] == found["table"][0] and found["chosen"]["segments"] == 1
+    assert found["chosen"]["bytes"] > found["table"][-1]["bytes"] and found["table"][-1]["relative_time"] > 1.2
+    budget = found["chosen"]["bytes"] // 2
+    own = facts(net, "x86-64-v4", training=True, steps=50, batch=4, max_bytes=budget)["training"]["plans"]
+    assert own["chosen"]["bytes"] <= budget and own["chosen"]["steps_again"] > 0 and own["table"] == found["table"]
+    states = facts(net, "x86-64-v4", training=True, keep="states", steps=50, batch=4)["training"]
+    assert {row["keep"] for row in states["plans"]["table"]} == {"states"}
+    with pytest.raises(InputError, match=r"no plan for 50 steps of 4 rows[\s\S]*at least \d+"):
+        explain(net, "x86-64-v4", training=True, steps=50, batch=4, max_bytes=1000)
+
+
 def test_regularisers_are_named_and_their_masks_not_kept() -> None:
     net = zoo("lstm", zoneout={"h": 0.1, "c": 0.05})
     own = facts(net, "x86-64-v4", training=True)
@@ -123,6 +139,8 @@ def test_training_on_a_gpu_has_a_tape_and_regimes_of_its_own() -> None:
     assert sizes["per_sequence_row"] >= 2 * 64 * 2  # each layer's state, in 16 bits at least
     assert "keep state h before each step" in reasons(found, "differentiate", "did")
     assert any(row["subject"].get("training") for row in found["regimes"])
+    plans = own["plans"]
+    assert plans["chosen"]["bytes"] > own["bytes"] and plans["chosen"]["keep"] in ("values", "states")
     assert "(training" in str(explain(zoo("elman", 64, 2, dtype="float16"), GPU, batch=16, training=True))
 
 

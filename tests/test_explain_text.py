@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tvm_rnn as rnn
 from tvm_rnn import explain
-from tvm_rnn.explain_text import percent, text
+from tvm_rnn.explain_text import percent, plans_text, text
 from tvm_rnn.pipeline import PASS_NAMES
 
 
@@ -52,3 +52,13 @@ def test_layers_with_graphs_of_their_own_are_named() -> None:
 def test_training_has_a_tape() -> None:
     page = str(explain(rnn.RNN(rnn.cells.elman, 8, 8), "x86-64-v4", training=True))
     assert "tape between forward_train and backward: " in page and "(training)" in page
+    assert "plans of training's memory for T = 100, B = 1" in page and "> no limit: chosen" in page
+
+
+def test_a_table_of_plans_marks_the_one_that_is_chosen() -> None:
+    row = {"keep": "values", "segment_steps": 9, "segments": 1, "steps_again": 0, "relative_time": 1.0}
+    rows = [{**row, "bytes": 2000, "peak_bytes": 2500}, {**row, "bytes": 900, "peak_bytes": 1400, "steps_again": 3}]
+    page = plans_text({"steps": 9, "batch": 2, "max_bytes": 1000, "table": rows, "chosen": rows[1]})
+    assert "T = 9, B = 2" in page and "max_bytes = 1000" in page
+    (line,) = [line for line in page.splitlines() if line.startswith("  >  values")]
+    assert "33%" in line and "900 B" in line and "1.4 KB" in line

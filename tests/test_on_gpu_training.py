@@ -11,6 +11,7 @@ from gpu_modules import gpu_module
 from networks import flags, network
 
 import tvm_rnn as rnn
+from tvm_rnn.runtime_memory import table
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
@@ -75,6 +76,40 @@ def test_both_passes_in_a_graph() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("keep", ["values", "states"])
+def test_a_budget_of_memory(keep: str) -> None:
+    """Gradients under every plan, peaks as predicted, and a graph that has all parts of both passes."""
+    net = network("lstm", 64, 64, num_layers=2, dtype="bfloat16")
+    mod = gpu_module(f"training_budget_{keep}", net, training=True, keep=keep)
+    case = draw(net, 300, 32)
+    x, gy = (there(v, torch.bfloat16) for v in (case.x["x"], case.gy))
+    expected: dict[str, Any] | None = None
+
+    def run() -> dict[str, Any]:
+        return dict(mod.backward(mod.forward_train(x)[2], gy)[2])
+
+    for plan in table(mod.memory_sizes(300, 32)):
+        mod.max_bytes = plan.bytes
+        run()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        found = run()
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+        assert peak == pytest.approx(plan.peak_bytes, rel=0.05)
+        expected = found if expected is None else expected
+        for name, value in expected.items():
+            assert (found[name] - value).norm() < LIMITS["bfloat16"] * value.norm(), (plan, name)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = run()
+        graph.replay()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert all(torch.equal(captured[name], found[name]) for name in found)
 
 
 def test_a_network_on_a_gpu_is_a_layer_of_torch() -> None:

@@ -10,7 +10,7 @@ import pytest
 import tvm_rnn as rnn
 from tvm_rnn import cells
 from tvm_rnn.errors import CellError, ConfigError
-from tvm_rnn.spec import build_net, find_cell, is_model, parse_batch, parse_sizes, read_model
+from tvm_rnn.spec import build_net, find_cell, is_model, parse_batch, parse_bytes, parse_sizes, read_model
 
 SOURCE = """
 from tvm_rnn import cell, tanh
@@ -90,6 +90,20 @@ def test_batches() -> None:
     for text in ("0", "a", "1,", "1.5"):
         with pytest.raises(ConfigError, match="--batch"):
             parse_batch(text)
+
+
+def test_numbers_of_bytes() -> None:
+    assert [parse_bytes(text) for text in ("", "1500", "2k", "1.5M", "2G", "1T")] == [
+        None,
+        1500,
+        2000,
+        1_500_000,
+        2_000_000_000,
+        1_000_000_000_000,
+    ]
+    for text in ("many", "1X", "1.5", "M"):
+        with pytest.raises(ConfigError, match="no number of bytes"):
+            parse_bytes(text)
 
 
 def test_a_net_with_sizes_given_and_filled() -> None:

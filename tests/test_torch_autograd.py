@@ -17,6 +17,7 @@ from networks import flags, network
 
 import tvm_rnn as rnn
 from tvm_rnn import InputError, WeightError, cell, sigmoid, tanh
+from tvm_rnn.runtime_memory import smallest
 from tvm_rnn.tolerance import assert_close
 
 torch = pytest.importorskip("torch")
@@ -67,6 +68,28 @@ def test_gradients_reach_inputs_states_and_parameters(layer: Any) -> None:
     loss.backward()
     found = {n: v.grad for n, v in named(x, state, dict(layer.named_parameters())).items()}
     assert_close(found, oracle(NET, case), "float64", T)
+
+
+def test_gradients_within_a_budget_of_memory(layer: Any) -> None:
+    """Time in parts: x is read once more, and torch notices if it has changed; a copy has the budget too."""
+    module: Any = layer.compiled()
+    case = draw(NET, 30, B, **flags(30, B))
+    layer.max_bytes = smallest(module.memory_sizes(30, B)).bytes
+    again = copy.deepcopy(layer)
+    assert again.max_bytes == layer.max_bytes == module.max_bytes
+    expected = rnn.reference(NET).gradients(case.x, case.state, case.gy, None, **case.rows)
+    for own in (layer, again):
+        x, state = tensors(case.x, True), tensors(case.state)
+        own(x, state, **case.rows)[0].backward(torch.tensor(case.gy))
+        found = {n: v.grad for n, v in {**x, **dict(own.named_parameters())}.items()}
+        assert_close(found, {**expected[0], **expected[2]}, "float64", 30)
+    x = tensors(case.x)
+    y, _ = layer(x, tensors(case.state))
+    x["x"].mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+    layer.max_bytes = None
+    layer(x, tensors(case.state))[0].sum().backward()
 
 
 def test_torchs_own_check_of_gradients(layer: Any) -> None:

@@ -89,6 +89,7 @@ _HOME = {
     "RNN": "rnn",
     "Module": "runtime",
     "load": "runtime",
+    "plan_memory": "memory_plan",
     "Target": "target",
     "compile": "build",
     "Explanation": "explain",

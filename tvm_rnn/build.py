@@ -27,6 +27,7 @@ from .dtypes import held_dtype, precision_name, stored_name
 from .errors import BuildError, ConfigError, message
 from .lower import Lowered, Lowering
 from .model import Model
+from .passes.differentiate import choice
 from .pipeline import Layers
 from .records import Records
 from .rnn import RNN, named_constants
@@ -48,6 +49,7 @@ def compile(
     batch: int | Sequence[int] = (),
     training: bool = False,
     *,
+    keep: str | None = None,
     precision: str | None = None,
     weights: str | None = None,
     arch: str | Sequence[str] = (),
@@ -71,7 +73,9 @@ def compile(
     "float8_e4m3": twice as large a layer stays on the chip. When weights are loaded, each row is divided by a power of
     two that makes its largest value 448 at most, and rounded; a row with a NaN or an infinity makes results NaN. arch:
     the GPUs that the file is for, as nvcc has them, such as ["sm_80", "sm_90a"]; the runtime takes the kernels that
-    fit; empty: the target's alone. training: `forward_train` and `backward` too: three times the work.
+    fit; empty: the target's alone. training: `forward_train` and `backward` too: three times the work. keep: what
+    forward_train leaves for backward besides inputs and states; "values": as much as saves every product, "states":
+    nothing, the products run again, in less memory; None: "values" (`Module.plan_memory` and how-to "train" say more).
     without: names of passes to switch off. records: tuned knob values: a folder that `tune` wrote, or "none"; None:
     those of TVM_RNN_RECORDS, else the user's own and those that ship; the manifest says what came from which. dump: a
     folder for the text of every stage. progress: called with each stage's name as it starts, and with a line for each
@@ -87,11 +91,12 @@ def compile(
     tell("passes")
     precisions = [precision_of(own, machine, precision) for own in networks]
     stored = stored_as(precisions, machine, weights, training)
+    kept = kept_as(training, keep)
     for number, own in enumerate(networks if dump is not None else ()):
-        texts = pipeline.stages(own, machine, batches, without, precisions[number], stored[number], training)
+        texts = pipeline.stages(own, machine, batches, without, precisions[number], stored[number], kept)
         _dump(os.path.join(dump or "", str(number) if len(networks) > 1 else ""), texts)
     with recording(not machine.records.lean):
-        return _compiled(net, networks, machine, targets, batches, without, precisions, stored, training, tell)
+        return _compiled(net, networks, machine, targets, batches, without, precisions, stored, kept, tell)
 
 
 def _compiled(
@@ -103,7 +108,7 @@ def _compiled(
     without: tuple[str, ...],
     precisions: Sequence[str],
     stored: Sequence[str],
-    training: bool,
+    training: bool | str,
     tell: Progress,
 ) -> Module:
     layers = []
@@ -126,7 +131,18 @@ def _compiled(
     return module
 
 
-def networks_of(net: RNN | Model, machine: Target, training: bool) -> list[RNN]:
+def kept_as(training: bool, keep: str | None) -> bool | str:
+    """Whether to train, and where that is said what is kept. Raises ConfigError."""
+    if keep is None:
+        return training
+    if not training:
+        got, do = f"keep={keep!r}", "give training=True, or leave keep out"
+        raise ConfigError(message("only training keeps anything", got=got, do=do))
+    choice(keep)
+    return keep
+
+
+def networks_of(net: RNN | Model, machine: Target, training: bool | str) -> list[RNN]:
     """The networks to compile, with weights that were checked."""
     if training:
         from .training import check_training
@@ -149,7 +165,7 @@ def _for_a_cpu(
     batches: tuple[int, ...],
     without: tuple[str, ...],
     stored: str,
-    training: bool,
+    training: bool | str,
     folder: str,
     tell: Progress,
 ) -> Module:
@@ -160,7 +176,7 @@ def _for_a_cpu(
         from .training import add_training
 
         tell("lowering of training")
-        arrays |= add_training(net, lowered, facts, machine, batches, without)
+        arrays |= add_training(net, lowered, facts, machine, batches, without, training)
     tell("code generation")
     executable = generate(lowered.module, machine)
     tell("linking")
@@ -203,7 +219,7 @@ def _for_gpus(
     without: tuple[str, ...],
     precision: str,
     stored: str,
-    training: bool,
+    training: bool | str,
     folder: str,
     tell: Progress,
 ) -> Module:
@@ -225,7 +241,7 @@ def precision_of(net: RNN, machine: Target, precision: str | None) -> str:
     return name
 
 
-def stored_as(precisions: Sequence[str], machine: Target, weights: str | None, training: bool) -> list[str]:
+def stored_as(precisions: Sequence[str], machine: Target, weights: str | None, training: bool | str) -> list[str]:
     """How the weights of each network are stored, "" where as its precision says."""
     stored = [stored_name(own, machine.kind == "cuda", weights) for own in precisions]
     if "float16" in stored and machine.machine == "x86_64" and machine.isa not in ("avx2", "avx512"):

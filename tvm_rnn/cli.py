@@ -25,6 +25,7 @@ from .cli_options import (
     HiddenSize,
     InputSize,
     Json,
+    Keep,
     Layers,
     ModuleFile,
     Precision,
@@ -97,6 +98,7 @@ def compile_cell(
     seed: Annotated[int | None, typer.Option("--seed", help="Random weights, the same for the same number.")] = None,
     without: Without = None,
     training: Annotated[bool, typer.Option("--training", help="With gradients.")] = False,
+    keep: Keep = None,
     dump: Annotated[str | None, typer.Option("--dump", metavar="DIR", help="Write every stage to this folder.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -120,9 +122,7 @@ def compile_cell(
 
     if input_size is None and not is_model(spec):
         raise typer.BadParameter("--input-size is needed for a cell")
-    if bundle is not None and weights is None and seed is None and not is_model(spec):
-        raise typer.BadParameter("--bundle needs weights: give --weights or --seed")
-    check_outputs(output, bundle)
+    check_outputs(output, bundle, weights is not None or seed is not None or is_model(spec))
     started = time.perf_counter()
     with progress(as_json) as stage:
         stage("tracing")
@@ -131,9 +131,9 @@ def compile_cell(
         stage("loading the compiler")
         from .build import compile
 
-        archs = [word.strip() for word in arch.split(",") if word.strip()]
-        how: dict[str, Any] = {"precision": precision, "weights": weight_dtype, "without": without or (), "dump": dump}
-        module = compile(net, target, parse_batch(batch), training, arch=archs, **how, progress=stage)
+        on = [word.strip() for word in arch.split(",") if word.strip()]
+        how: dict[str, Any] = {"weights": weight_dtype, "without": without or (), "dump": dump, "keep": keep}
+        module = compile(net, target, parse_batch(batch), training, precision=precision, arch=on, **how, progress=stage)
         stage(f"writing {output or bundle}")
         module.export(output, bundle=bundle)
     seconds = time.perf_counter() - started

@@ -18,7 +18,9 @@ from .cli_options import (
     HiddenSize,
     InputSize,
     Json,
+    Keep,
     Layers,
+    MaxBytes,
     Precision,
     Size,
     Target,
@@ -57,6 +59,8 @@ def explain(
     batch: Batch = "",
     steps: Steps = 100,
     training: Annotated[bool, typer.Option("--training", help="With gradients.")] = False,
+    keep: Keep = None,
+    max_bytes: MaxBytes = "",
     without: Without = None,
     measure: Measure = False,
     cell: OwnCell = None,
@@ -81,13 +85,11 @@ def explain(
     from .cli_model import looked_at
     from .explain import explain as explained
     from .explain_text import page
-    from .spec import find_cell, parse_batch
+    from .spec import parse_batch, parse_bytes
 
     own: dict[str, Any] = {"steps": steps, "measure": measure}
     own |= {"precision": precision, "weights": weight_dtype, "training": training, "without": without or ()}
-    if cell is not None and not spec.endswith(".so"):
-        raise typer.BadParameter("--cell is for modules: SPEC is the cell")
-    own["cell"] = None if cell is None else find_cell(cell)
+    own |= {"keep": keep, "max_bytes": parse_bytes(max_bytes), "cell": _own_cell(cell, spec)}
     with progress(as_json) as stage:
         stage("looking at what is decided")
         if spec.endswith(".so"):
@@ -103,6 +105,15 @@ def explain(
         print_json(found.facts)
     else:
         print_rich(page(found.facts))
+
+
+def _own_cell(cell: str | None, spec: str) -> Any:
+    """The cell that a module is said to be made from."""
+    from .spec import find_cell
+
+    if cell is not None and not spec.endswith(".so"):
+        raise typer.BadParameter("--cell is for modules: SPEC is the cell")
+    return None if cell is None else find_cell(cell)
 
 
 def _write_page(found: Explanation, path: str, ablation: str | None, journal: str | None) -> None:

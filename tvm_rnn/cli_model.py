@@ -9,6 +9,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import typer
+
 from .arrays import npy_writer, npz_writer, read_npy, write_whole
 from .console import print_json
 from .errors import ConfigError, InputError, message, unknown
@@ -55,8 +57,11 @@ def looked_at(
     return net_of(spec, width, hidden, size, shape, {"fill": 4})
 
 
-def check_outputs(output: str | None, bundle: str | None) -> None:
-    """Whether what `compile` writes has a place: said before the compilation. Raises ConfigError."""
+def check_outputs(output: str | None, bundle: str | None, weights: bool) -> None:
+    """Whether what `compile` writes has a place, and a bundle weights: said before the compilation. Raises ConfigError,
+    and BadParameter where there are none."""
+    if bundle is not None and not weights:
+        raise typer.BadParameter("--bundle needs weights: give --weights or --seed")
     if output is None and bundle is None:
         do = "-o FILE, --bundle DIR, or both"
         raise ConfigError(message("compile: nothing to write", got="neither --output nor --bundle", do=do))

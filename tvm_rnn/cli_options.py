@@ -29,6 +29,10 @@ WeightDtype = Annotated[
     typer.Option("--weight-dtype", help="CPUs: also bfloat16, float16, int8, int8_dynamic. GPUs: float8_e4m3."),
 ]
 Batch = Annotated[str, typer.Option("--batch", help="Batch sizes to be quickest at, e.g. 1,16. All sizes work.")]
+Keep = Annotated[
+    str | None, typer.Option("--keep", metavar="WHAT", help="Of training: what tapes keep, values [default] or states.")
+]
+MaxBytes = Annotated[str, typer.Option("--max-bytes", metavar="BYTES", help="Of training: plan for so many, e.g. 2G.")]
 Bundle = Annotated[
     str | None, typer.Option("--bundle", metavar="DIR", help="A folder to write for programs without Python (CPUs).")
 ]

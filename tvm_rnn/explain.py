@@ -109,6 +109,8 @@ def explain(
     precision: str | None = None,
     weights: str | None = None,
     training: bool = False,
+    keep: str | None = None,
+    max_bytes: int | None = None,
     without: Iterable[str] = (),
     records: Records | str | os.PathLike[str] | None = None,
     measure: bool = False,
@@ -118,25 +120,26 @@ def explain(
 
     net_or_module: an RNN or a Model, which is taken through all passes and, for GPUs, the choice of regimes, without
     generating code; or a Module or the path of one, whose manifest says it. target, batch, precision, weights,
-    training, without, records: as for `compile`, and not for a module. steps: T of the workload that is counted.
+    training, keep, without, records: as for `compile`, and not for a module; without keep memory is planned for every
+    choice of it. steps: T of the workload that is counted. max_bytes: of training, the budget to plan memory for.
     measure: a network is compiled, which tells a GPU's registers; and what is for this CPU is timed. cell: of a module,
     whose file has no equations: the cell that it was made from, for pictures, where the zoo does not have it.
 
     Returns an Explanation. Raises ConfigError, CellError or BuildError as `compile` does, LoadError for a bad file.
     """
-    from .build import batch_sizes
+    from .build import batch_sizes, kept_as
 
-    sizes, without = batch_sizes(batch), tuple(without)
+    sizes, without, kept = batch_sizes(batch), tuple(without), kept_as(training, keep)
     machine, module, looked = None, None, list[Looked | None]()
     if isinstance(net_or_module, RNN | Model):
         own: dict[str, Any] = {"precision": precision, "weights": weights, "without": without, "records": records}
-        manifest, found = _decided(net_or_module, target, sizes, training, own)
+        manifest, found = _decided(net_or_module, target, sizes, kept, own)
         machine, looked = found[0].machine, [*found]
         if measure:
             from .build import compile
 
-            module = compile(net_or_module, target, sizes, training, **own)
-            manifest = dict(module.manifest)
+            module = compile(net_or_module, target, sizes, training, keep=keep, **own)
+            manifest = {**module.manifest, **{name: manifest[name] for name in ("working",) if name in manifest}}
     else:
         manifest, module = _read(net_or_module, bool(sizes or without or precision or weights or training), measure)
     nets: Sequence[RNN] = getattr(net_or_module, "networks", [])
@@ -152,6 +155,9 @@ def explain(
         timed = module if measure and "networks" not in manifest else None
         networks.append(_network({**shared, **facts}, own_machine, net, steps, timed))
         networks[-1] |= {"not_drawn": reason} if reason else {}
+        if "training" in networks[-1]:
+            seen = looked[0] if keep is None and isinstance(net_or_module, RNN) else None
+            networks[-1]["training"] |= _plans({**shared, **facts}, seen, module, steps, max_bytes)
     return Explanation({"networks": networks, "versions": dict(manifest["versions"])}, tuple(looked))
 
 
@@ -182,7 +188,7 @@ def _read(source: Any, options: bool, measure: bool) -> tuple[dict[str, Any], An
 
 
 def _decided(
-    net: RNN | Model, target: str | Target, batches: tuple[int, ...], training: bool, own: Mapping[str, Any]
+    net: RNN | Model, target: str | Target, batches: tuple[int, ...], training: bool | str, own: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Looked]]:
     """What the manifest would be, all but what generated code adds to it, and the networks."""
     from . import pipeline, record_files
@@ -205,17 +211,18 @@ def _decided(
                 from .cuda import artifact, plan, train
 
                 programs = [plan.plan(one, layers, machine, batches, precision, kind)]
-                trained = [train.plan(one, machine, batches, own["without"], precision)] if training else []
+                trained = [train.plan(one, machine, batches, own["without"], precision, training)] if training else []
                 facts = artifact.describe(
                     one, layers, programs, (machine,), batches, own["without"], precision, {}, kind
                 )
                 if trained:
                     train.describe(facts, trained, {})
+                    facts["working"] = train.working(trained[0], machine)
             else:
                 lowered = Lowering(one, layers, machine, batches, kind).run()
                 facts = describe(one, lowered, machine, batches, own["without"])
                 if training:
-                    add_training(one, lowered, facts, machine, batches, own["without"])
+                    add_training(one, lowered, facts, machine, batches, own["without"], training)
         found.append(facts)
         options = {"batch": batches, "without": own["without"], "precision": own["precision"]}
         options |= {"weights": own["weights"], "training": training}
@@ -299,7 +306,7 @@ def _training(manifest: Mapping[str, Any], decisions: Sequence[Decision], steps:
     from .dtypes import ITEM_BYTES
 
     if "tape" in manifest:  # of a GPU: for each array bytes per row of a step, and steps beyond T
-        arrays = manifest["tape"]
+        arrays = [part[:2] for part in manifest["tape"] if len(part) == 2]
         size, tape = 1, {"fixed": 0, "per_row": sum(row * more for row, more in arrays)}
         tape["per_sequence_row"] = sum(row for row, _ in arrays)
     else:
@@ -313,6 +320,30 @@ def _training(manifest: Mapping[str, Any], decisions: Sequence[Decision], steps:
         "bytes": whole * size,
         "kept_elements": sum(d.facts["elements"] for d in decisions if d.stage == "differentiate" and d.done),
     }
+
+
+def _plans(
+    manifest: Mapping[str, Any], seen: Looked | None, module: Any, steps: int, max_bytes: int | None
+) -> dict[str, Any]:
+    """The plans of memory (`memory_plan.py`): of a network for every choice of what a tape keeps, of a module for its
+    own; none of a module for GPUs that is not on one."""
+    from .memory_plan import facts_of, plans_of, sizes_of
+    from .passes.differentiate import KEEP
+    from .runtime_memory import check_budget
+
+    budget, rows = check_budget(max_bytes), max(manifest["batch"], default=BATCH)
+    own = str(manifest.get("memory", {}).get("keep", "values"))
+    if "tape" not in manifest or "working" in manifest:
+        sizes = {own: sizes_of(manifest, steps, rows)}
+    elif getattr(module, "_devices", None):
+        sizes = {own: module.memory_sizes(steps, rows)}
+    else:
+        return {}
+    if seen is not None and seen.options is not None:
+        named = str(manifest.get("precision", seen.net.dtype))
+        how = (seen.net, seen.machine, tuple(manifest["batch"]), seen.options["without"], named)
+        sizes |= {kind: sizes_of(facts_of(*how, kind), steps, rows) for kind in KEEP if kind != own}
+    return {"plans": plans_of(sizes, budget).facts()}
 
 
 def _product(shape: Iterable[int]) -> int:

@@ -241,3 +241,29 @@ def _memory(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
             "+", f"tape between forward_train and backward: {size} for T = {own['steps']}, B = {own['batch']}"
         )
         yield _bullet("+", f"of that {own['kept_elements']} numbers per step and row are kept by differentiate, above")
+        if "plans" in own:
+            yield from _plans(own["plans"])
+
+
+def plans_text(facts: Mapping[str, Any]) -> str:
+    """Plans of memory (`memory_plan.py`) as plain text."""
+    console = Console(width=WIDTH, no_color=True, highlight=False)
+    with console.capture() as capture:
+        console.print(Group(*_plans(facts)))
+    return capture.get().strip("\n")
+
+
+def _plans(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
+    yield from _title(f"plans of training's memory for T = {facts['steps']}, B = {facts['batch']}")
+    table = plain_table("", "keep", "steps on tape", "parts", "again", "bytes", "with results", "time")
+    rows = [*facts["table"], *([facts["chosen"]] if facts["chosen"] not in facts["table"] else [])]
+    for row in sorted(rows, key=lambda row: -row["bytes"]):
+        chosen = row == facts["chosen"]
+        again = f"{row['steps_again'] / max(1, facts['steps']):.0%}"
+        sizes = (size_text(row["bytes"]), size_text(row["peak_bytes"]))
+        steps = (str(row["segment_steps"]), str(row["segments"]), again)
+        table.add_row(">" if chosen else "", row["keep"], *steps, *sizes, f"x {row['relative_time']:.3g}")
+    yield Padding(table, (0, 0, 0, 2))
+    budget = "no limit" if facts["max_bytes"] is None else f"max_bytes = {facts['max_bytes']}"
+    words = "chosen; bytes: besides what the calls return; again: steps that run forward twice"
+    yield Padding(Text(f"> {budget}: {words}", "dim"), (0, 0, 0, 2))

@@ -39,9 +39,9 @@ class Backward(TrainingLowering):
         return [code for code in self.code if isinstance(code, BackwardLayer)]
 
     def _plan_flow(self) -> None:
-        """Two buffers in turn for the gradients between layers, and where each layer's sums begin."""
+        """Two buffers in turn for gradients between layers (one for one layer), and where each layer's sums begin."""
         super()._plan_flow()
-        self.memory.per_sequence_row += 2 * self.stride
+        self.memory.per_sequence_row += min(2, self.net.num_layers) * self.stride
         self.totals_at, self.totals_elements = [], 0
         for index in self.layers.of_layer:
             self.totals_at.append(self.totals_elements)

@@ -123,7 +123,7 @@ GPU_TRAINING_FIELDS: Fields = (
     *((f"variants[].{way}.packed_bytes", _is_size, "an integer, at least 0") for way in GPU_WAYS),
     *((f"variants[].{way}.parameters[]", _is_pair, "a name and a dtype") for way in GPU_WAYS),
     *((f"variants[].{way}.kernels[].kernel", _is_name, "a name") for way in GPU_WAYS),
-    ("tape[]", lambda value: len(value) == 2 and all(map(_is_size, value)), "bytes of a row, and steps beyond T"),
+    ("tape[]", lambda value: 2 <= len(value) <= 3 and all(map(_is_size, value)), "bytes of a row, and steps beyond T"),
     ("gradients", _is_names, "a list of weight names"),
 )
 
@@ -189,12 +189,22 @@ TRAINING_FIELDS: Fields = (
 )
 
 
+# What a plan of training's memory must know; files of earlier versions have none of it.
+MEMORY_FIELDS: Fields = (
+    ("memory.keep", _is_name, "a name of what is kept"),
+    ("memory.forward_flops_per_row", _is_size, "an integer, at least 0"),
+    ("memory.backward_flops_per_row", _is_size, "an integer, at least 0"),
+    ("memory.again_flops_per_row", _is_size, "an integer, at least 0"),
+)
+
+
 def validate(manifest: Mapping[str, Any]) -> None:
     """Raise BuildError, naming the field, where the manifest is not one that this version's runtime understands."""
     number = manifest.get("format")
     if number != MANIFEST_FORMAT:
         raise _invalid("format", number, str(MANIFEST_FORMAT))
-    own = {"origin": ORIGIN_FIELDS, "model": MODEL_FIELDS, "weight_error": ERROR_FIELDS, "masks": MASK_FIELDS}
+    own = {"origin": ORIGIN_FIELDS, "model": MODEL_FIELDS, "weight_error": ERROR_FIELDS}
+    own |= {"masks": MASK_FIELDS, "memory": MEMORY_FIELDS}
     _check(manifest, [field for name, fields in own.items() if name in manifest for field in fields])
     for own in manifest.get("networks", (manifest,)):
         _validate_network({**manifest, **own})

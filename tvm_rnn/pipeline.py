@@ -16,7 +16,7 @@ from .graph import Graph
 from .normalise import normalise
 from .passes import Pass
 from .passes.combine_gemms import CombineGemms
-from .passes.differentiate import Differentiate
+from .passes.differentiate import Differentiate, choice
 from .passes.fuse_pointwise import FusePointwise
 from .passes.hoist_gemms import HoistGemms
 from .passes.tile_layers_and_time import TileLayersAndTime
@@ -56,12 +56,13 @@ def check_names(without: Iterable[str]) -> frozenset[str]:
 
 
 def run(
-    net: RNN, target: Target, without: Iterable[str] = (), batches: Iterable[int] = (), *, training: bool = False
+    net: RNN, target: Target, without: Iterable[str] = (), batches: Iterable[int] = (), *, training: bool | str = False
 ) -> list[tuple[str, Layers]]:
     """All stages in order: "trace", "normalise" (for training "differentiate", which does both), then each pass that
     was not left out. For training the graphs have regularisers' masks, and backward graphs, which every pass is applied
     to as well.
 
+    training: what it keeps, by name ("values", "states"); True: "values".
     batches: sizes to be quickest at.
     fuse_pointwise and tile_layers_and_time also decide things that later stages cannot do without, so leaving them out
     means running them in their plain form: one group per node; all of T in one tile, layer by layer.
@@ -80,7 +81,10 @@ def run(
         with about("trace", graph=number):
             tell(True, f"layer{'s' * (len(where) > 1)} {', '.join(map(str, where))}", "one graph", layers=where)
     first = "differentiate" if training else "normalise"
-    graphs = _applied(Differentiate(), graphs, net, target) if training else [normalise(g) for g in graphs]
+    if training:
+        graphs = _applied(Differentiate(choice(training)), graphs, net, target)
+    else:
+        graphs = [normalise(g) for g in graphs]
     stages.append((first, Layers(tuple(graphs), tuple(of_layer))))
     for step in PASSES:
         if step.name in off:
@@ -123,7 +127,7 @@ def stages(
     without: Iterable[str] = (),
     precision: str | None = None,
     weights: str | None = None,
-    training: bool = False,
+    training: bool | str = False,
 ) -> list[tuple[str, str]]:
     """Every stage as (name, text): the passes' graphs, then "te", "tir", "llvm" and "asm"; for GPUs "tir" (kernels),
     "cuda" and "host" (the program that launches them). training: with backward graphs, and the code of training."""

@@ -3,7 +3,7 @@
 In: a .so file that was compiled for training for GPUs, arrays as for every such module, and gradients of results. Out:
 results with a `CudaTape`, and gradients of inputs, states and weights, of the kind and at the place of x. Works alone
 beside a .so, together with runtime.py, runtime_cuda.py and gpu_arrays.py, and of networks with regularisers
-runtime_random.py.
+runtime_random.py; with max_bytes also with runtime_memory.py and runtime_cuda_segments.py.
 """
 
 from __future__ import annotations
@@ -120,13 +120,23 @@ class TrainingDevice(Device):
         return self._own
 
 
+def tape_bytes(manifest: Any, steps: int, batch: int, flagged: bool) -> int:
+    """Of the tape of so many steps. flagged: of a call with lengths or resets, which has arrays of its own."""
+    rows = [(steps + more) * batch * row for row, more, *only in manifest["tape"] if flagged or not only]
+    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in rows)
+
+
 class CudaTape:
     """What one call of `forward_train` left for `backward`, in memory of its own on the GPU, which is freed with it.
     `nbytes`: how much. Any number of backward calls may read it."""
 
-    def __init__(self, module: CudaTrainingModule, arrays: Any, x: Any, T: int, B: int, weights: Any) -> None:
+    def __init__(
+        self, module: Any, arrays: Any, x: Any, T: int, B: int, weights: Any, flagged: bool, steps: int | None = None
+    ) -> None:
+        """flagged: there are lengths or resets. steps: that it has room for, where these are not all."""
+        held = T if steps is None else steps
         self.module, self.T, self.B, self.like, self.weights = module, T, B, x, weights
-        self.nbytes = sum(-(-(T + more) * B * row // ALIGNMENT) * ALIGNMENT for row, more in module.manifest["tape"])
+        self.nbytes = tape_bytes(module.manifest, held, B, flagged)
         self.array = arrays.lasting(max(self.nbytes, ALIGNMENT))
         self.rows: Sequence[Any] = (None, None)
         self.masks: tuple[Any, ...] = ()  # what they are made of: the seed, where it is on the GPU, the first step
@@ -137,9 +147,13 @@ class CudaTape:
 
 class CudaTrainingModule(CudaModule):
     """A compiled RNN that can be trained on a GPU: a CudaModule with `forward_train` and `backward`, which only enqueue
-    work, too, and can be captured in a CUDA graph after a first call outside."""
+    work, too, and can be captured in a CUDA graph after a first call outside.
+
+    max_bytes: how much memory forward_train and backward may take together besides what they return; None: all they
+    want, which is quickest. Calls for which it is too little for one tape go through time in parts (`plan_memory`)."""
 
     device_type = TrainingDevice
+    _max_bytes: int | None = None
 
     def use_there(self, weights: Mapping[str, Any], ways: Sequence[str], known: bool = False) -> None:
         """Use torch tensors as weights from here on, on their GPU's current stream: all of them, on one GPU, dense and
@@ -163,6 +177,7 @@ class CudaTrainingModule(CudaModule):
         *,
         lengths: Any = None,
         reset: Any = None,
+        max_bytes: int | None = None,
         seed: Any = None,
         first_step: int = 0,
         **inputs: Any,
@@ -171,9 +186,12 @@ class CudaTrainingModule(CudaModule):
 
         seed: an integer of 64 bits, of which all masks are made; or an array of one int64 on the GPU of x, which a CUDA
         graph reads anew at each replay. A network without regularisers needs none. first_step: the number of x's first
-        step in a longer sequence, whose chunks then have the masks of the whole."""
+        step in a longer sequence, whose chunks then have the masks of the whole.
+
+        max_bytes: for this call; None: the module's own. Where all steps do not fit, backward reads x once more, which
+        must not change until then. Raises InputError, with the smallest number possible, where no plan fits."""
         found: tuple[Any, dict[str, Any], CudaTape]
-        run = partial(self._forward_on, drawn=(seed, first_step))
+        run = partial(self._forward_on, drawn=(seed, first_step), max_bytes=max_bytes)
         found = self._enqueue(x, inputs, state, ("T", "B"), lengths, reset, run)
         return found
 
@@ -203,22 +221,32 @@ class CudaTrainingModule(CudaModule):
         lengths: Any,
         reset: Any,
         drawn: tuple[Any, Any],
+        max_bytes: int | None = None,
     ) -> Any:
         given, lead, (T, B), rows = self._given(arrays, values, axes, lengths, reset)
         stream, part = arrays.stream(), device.parts["forward_train"]
+        flagged = lengths is not None or reset is not None
+        plan = self._planned(device, T, B, max_bytes, reset is not None, lengths is not None)
         device.prepare({**self.weights, **self._constants}, stream)
         before, y = self._before(device, arrays, state, B, stream), arrays.empty((*lead, *self._output))
-        tape = CudaTape(self, arrays, values[0], T, B, self.weights)
+        if plan is not None and plan.again:
+            segments = runtime._beside("runtime_cuda_segments")
+            tape = segments.CudaSegmentedTape(self, arrays, values[0], plan, self.weights, given, flagged)
+        else:
+            tape = CudaTape(self, arrays, values[0], T, B, self.weights, flagged)
         tape.rows, tape.masks = [self._lasting(arrays, row) for row in rows], self._drawn(arrays, *drawn)
         if not T or not B:
             pairs = zip(self._plan(B), before, strict=True)
             after = [arrays.full(p[2], p[1]) if type(b) is int else arrays.copy(b) for p, b in pairs]
             return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B), tape
         after = [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
-        work = arrays.workspace(part.workspace(T, B, stream))
-        held = [y, *rows, work, *given, tape.array, *tape.masks, *before, *after]
-        self._drop(device, arrays, "forward_train", tape)
-        self._call(part, arrays, (T, B), rows, held)
+        if hasattr(tape, "plan"):
+            segments.forward(device, arrays, tape, before, y, after)
+        else:
+            work = arrays.workspace(part.workspace(T, B, stream))
+            held = [y, *rows, work, *given, tape.array, *tape.masks, *before, *after]
+            self._drop(device, arrays, "forward_train", tape)
+            self._call(part, arrays, (T, B), rows, held)
         return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B), tape
 
     @staticmethod
@@ -272,16 +300,23 @@ class CudaTrainingModule(CudaModule):
     def _backward_on(self, device: Any, arrays: Any, tape: CudaTape, gy: Any, gstate: Any) -> Any:
         T, B, stream = tape.T, tape.B, arrays.stream()
         shape, part = (T, B, *self._output), device.parts["backward"]
-        if gy is None:
-            above = arrays.full(math.prod(shape), 0.0)
-        else:
+        above = None
+        if gy is not None:
             above = self._take(arrays, "the gradient of y", gy, shape, "[T, B, D*H], as y")
+        elif not hasattr(tape, "plan"):
+            above = arrays.full(math.prod(shape), 0.0)
         before = self._gradients_of_states(arrays, gstate, B)
         kind = "float64" if self._kind == "float64" else "float32"
         if not T or not B:
             return self._nothing(arrays, before, kind, T, B)
         d_x = [arrays.empty((T, B, *inner)) for _, inner in self._inputs]
-        d_weights = [arrays.typed(self._weight_shapes[name], kind) for name in self.manifest["gradients"]]
+        shapes = [self._weight_shapes[name] for name in self.manifest["gradients"]]
+        if hasattr(tape, "plan"):
+            d_weights = [arrays.zeros(inner, kind) for inner in shapes]
+            segments = runtime._beside("runtime_cuda_segments")
+            after = segments.backward(device, arrays, tape, above, before, d_x, d_weights, kind)
+            return self._results(arrays, d_x, after, d_weights, T, B)
+        d_weights = [arrays.typed(inner, kind) for inner in shapes]
         after = [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
         work = arrays.workspace(part.workspace(T, B, stream))
         rows = [self._lasting(arrays, row) for row in tape.rows]
@@ -317,6 +352,39 @@ class CudaTrainingModule(CudaModule):
             raise runtime._error(InputError, "the gradient of the state is not the module's", got, [*self._states], do)
         device: Any = None  # whose initial states are not wanted
         return self._before(device, arrays, gstate, B, arrays.stream())
+
+    @property
+    def max_bytes(self) -> int | None:
+        return self._max_bytes
+
+    @max_bytes.setter
+    def max_bytes(self, count: int | None) -> None:
+        self._max_bytes = runtime._beside("runtime_memory").check_budget(count)
+
+    def memory_sizes(self, steps: int, batch: int, reset: bool = False, lengths: bool = False) -> Any:
+        """What calls of T steps of B rows take, as `runtime_memory.Sizes`. reset, lengths: with them."""
+        arrays = gpu_arrays.HostArrays(self, None)
+        return self._sizes_on(
+            self._devices.get(arrays.number) or self._open_device(arrays), steps, batch, reset, lengths
+        )
+
+    def plan_memory(
+        self, steps: int, batch: int, max_bytes: int | None = None, *, reset: bool = False, lengths: bool = False
+    ) -> Any:
+        """How forward_train and backward would use at most that many bytes (None: the module's own max_bytes) for T
+        steps of B rows: a `MemoryPlan`, which says its `bytes` and the `time` it takes relative to no limit. reset:
+        and lengths: with them. Raises InputError, with the smallest number possible, where no plan fits."""
+        sizes = self.memory_sizes(steps, batch, reset, lengths)
+        return runtime._beside("runtime_memory").within(sizes, max_bytes, self._max_bytes)
+
+    def _sizes_on(self, device: Any, T: int, B: int, reset: bool, lengths: bool) -> Any:
+        return runtime._beside("runtime_cuda_segments").sizes_on(self, device, T, B, reset, lengths)
+
+    def _planned(self, device: Any, T: int, B: int, max_bytes: int | None, reset: bool, lengths: bool) -> Any:
+        if (max_bytes is None and self._max_bytes is None) or not T or not B:
+            return None
+        sizes = self._sizes_on(device, T, B, reset, lengths)
+        return runtime._beside("runtime_memory").within(sizes, max_bytes, self._max_bytes)
 
     def _check_tape(self, tape: Any) -> None:
         do = "call forward_train of this module, and give backward the tape that it returns"

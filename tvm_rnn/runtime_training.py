@@ -2,7 +2,8 @@
 
 In: a .so file that was compiled for training, arrays as for every module, and gradients of results. Out: results with a
 `Tape`, and gradients of inputs, states and weights, as arrays of the kind of x. Works alone beside a .so, together with
-runtime.py, and of networks with regularisers runtime_random.py.
+runtime.py, and of networks with regularisers runtime_random.py; with max_bytes also with runtime_memory.py and
+runtime_segments.py.
 """
 
 from __future__ import annotations
@@ -78,11 +79,12 @@ class Tape:
     """What one call of `forward_train` left for `backward`: inputs, states and kept values of T steps of B rows.
     `nbytes` is how much memory that takes; it is freed with the tape. Any number of backward calls may read it."""
 
-    def __init__(self, module: TrainingModule, given: Weights, T: int, B: int, like: Any) -> None:
+    def __init__(
+        self, module: TrainingModule, given: Weights, T: int, B: int, like: Any, steps: int | None = None
+    ) -> None:
+        """steps: that it has room for, where these are not all."""
         self.module, self.given, self.T, self.B, self.like = module, given, T, B, like
-        sizes = module.manifest.training.tape
-        elements = int(sizes.fixed) + B * int(sizes.per_row) + T * B * int(sizes.per_sequence_row)
-        self.array = runtime._aligned(elements if T and B else 0, module._dtype)
+        self.array = runtime._aligned(tape_elements(module.manifest, T if steps is None else steps, B), module._dtype)
         self.has, self.rows = (0, 0), (module._no_lengths, module._no_reset)
         self.drawn: Drawn | None = None  # from which backward makes the masks again
 
@@ -94,11 +96,33 @@ class Tape:
         return f"<Tape of {self.module.manifest.cell}, {self.T} steps of {self.B} rows, {self.nbytes} bytes>"
 
 
+def tape_elements(manifest: Any, T: int, B: int) -> int:
+    """Of the tape of T steps of B rows."""
+    sizes = manifest["training"]["tape"]
+    return int(sizes["fixed"]) + B * (int(sizes["per_row"]) + T * int(sizes["per_sequence_row"])) if T and B else 0
+
+
+def work_elements(manifest: Any, way: str, T: int, B: int) -> int:
+    """Of the workspace of "forward" or "backward"."""
+    w, tile = manifest["training"][way]["workspace"], tile_steps(manifest, way, T, B)
+    per_row = int(w["per_row"]) + tile * int(w["per_tile_row"]) + T * int(w["per_sequence_row"])
+    return int(w["fixed"]) + B * per_row
+
+
+def tile_steps(manifest: Any, way: str, T: int, B: int) -> int:
+    """How many steps are computed at a time before and after the loop."""
+    return max(1, min(T, int(manifest["training"][way]["rows_per_tile"]) // max(1, B)))
+
+
 class TrainingModule(Module):
     """A compiled RNN that can be trained: a Module with `forward_train` and `backward`. Thread-safe as a Module is, but
-    for changes of weights between the two."""
+    for changes of weights between the two.
+
+    max_bytes: how much memory forward_train and backward may take together besides what they return; None: all they
+    want, which is quickest. Calls for which it is too little for one tape go through time in parts (`plan_memory`)."""
 
     _given: Weights | None = None
+    _max_bytes: int | None = None
 
     def forward_train(
         self,
@@ -107,6 +131,7 @@ class TrainingModule(Module):
         *,
         lengths: Any = None,
         reset: Any = None,
+        max_bytes: int | None = None,
         seed: int | None = None,
         first_step: int = 0,
         **inputs: Any,
@@ -114,7 +139,10 @@ class TrainingModule(Module):
         """As calling the module: (y, {name: state after the last step}), and the tape that `backward` reads.
 
         seed: an integer of 64 bits, of which all masks are made; a network without regularisers needs none. first_step:
-        the number of x's first step in a longer sequence, whose chunks then have the masks of the whole."""
+        the number of x's first step in a longer sequence, whose chunks then have the masks of the whole.
+
+        max_bytes: for this call; None: the module's own. Where all steps do not fit, backward reads x once more, which
+        must not change until then. Raises InputError, with the smallest number possible, where no plan fits."""
         arrays, (T, B), like = self._read_inputs(x, inputs, ("T", "B"))
         counts = self._no_lengths if lengths is None else runtime._per_row("lengths", lengths, np.int64, (B,), T)
         mask = self._no_reset
@@ -123,17 +151,19 @@ class TrainingModule(Module):
         given, drawn = self._weights_given(), self._drawn(seed, first_step)
         if drawn is not None and self.manifest["masks"].weights:
             given = Weights(self, given, drawn)
-        before = self._read_states(state, B)
-        tape = Tape(self, given, T, B, like)
-        tape.has, tape.rows = (int(lengths is not None), int(reset is not None)), (counts, mask)
-        tape.drawn = drawn
-        after = [array.copy() for array in before]
+        before, has = self._read_states(state, B), (int(lengths is not None), int(reset is not None))
+        plan = self._planned(T, B, max_bytes, bool(has[1]))
         y = np.empty((T, B, *self._output), self._dtype)
-        if T and B:
-            call = self._prepared("forward", given, T, B)
-            results = (y.ravel(), *before, *after)
-            own = (*tape.rows, call[1], tape.array, call[2], *(() if drawn is None else drawn.arguments))
-            self._library.forward_train(*call[0], *tape.has, *arrays, *results, *own)
+        if plan is not None and plan.again:
+            segments = runtime._beside("runtime_segments")
+            tape = segments.SegmentedTape(self, given, plan, like, arrays, has, (counts, mask))
+            after = segments.forward(tape, before, y.ravel())
+        else:
+            tape = Tape(self, given, T, B, like)
+            tape.has, tape.rows, tape.drawn = has, (counts, mask), drawn
+            after = [array.copy() for array in before]
+            if T and B:
+                self._forward(tape, T, arrays, y.ravel(), before, after, tape.rows)
         return (y if like is None else like(y)), self._shape_states(after, B, like), tape
 
     def backward(self, tape: Tape, gy: Any = None, gstate: Any = None) -> tuple[Any, dict[str, Any], dict[str, Any]]:
@@ -150,22 +180,22 @@ class TrainingModule(Module):
     def _gradients(self, tape: Tape, gy: Any, gstate: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
         """What `backward` returns, for the weights that the tape was written with."""
         T, B, like = tape.T, tape.B, tape.like
-        shape = (T, B, *self._output)
-        above = np.zeros(math.prod(shape), self._dtype) if gy is None else None
-        if above is None:
-            above = self._flat("the gradient of y", gy, shape, "[T, B, D*H], as y")
+        shape, parts = (T, B, *self._output), hasattr(tape, "plan")
+        above = None if gy is None else self._flat("the gradient of y", gy, shape, "[T, B, D*H], as y")
         before = self._read_gradients(gstate, B)
-        after = [array.copy() for array in before]
         d_x = [np.zeros((T, B, *inner), self._dtype) for _, inner in self._inputs]
         d_weights = {name: np.zeros(inner, self._dtype) for name, inner in self._weight_shapes.items()}
         if T and B:
             facts = self.manifest.training.backward
             totals = runtime._aligned(max(1, int(facts.totals_elements)), self._dtype)
             totals[:] = 0
-            call = self._prepared("backward", tape.given, T, B)
-            results = (*before, *after, *(array.ravel() for array in d_x))
-            buffers = (call[1], tape.array, totals, call[2], *(() if tape.drawn is None else tape.drawn.arguments))
-            self._library.get_function("backward")(*call[0], *tape.has, above, *results, *tape.rows, *buffers)
+            flat = [array.ravel() for array in d_x]
+            if parts:
+                after = runtime._beside("runtime_segments").backward(tape, above, before, flat, totals)
+            else:
+                above = np.zeros(math.prod(shape), self._dtype) if above is None else above
+                after = [array.copy() for array in before]
+                self._backward(tape, T, above, before, after, flat, tape.rows, totals)
             for row in facts.finishes:
                 raw = (tape.given.sources[name] for name in row.weights)
                 filled = (d_weights[name].ravel() for name in row.gradients)
@@ -173,6 +203,8 @@ class TrainingModule(Module):
             if tape.drawn is not None:
                 for row in self.manifest["masks"].weights:
                     d_weights[row[0]] = tape.drawn.dropped(row, d_weights[row[0]])
+        else:
+            after = [array.copy() for array in before]
         if like is not None:
             d_x, d_weights = [*map(like, d_x)], {name: like(array) for name, array in d_weights.items()}
         named = dict(zip((name for name, _ in self._inputs), d_x, strict=True))
@@ -208,17 +240,67 @@ class TrainingModule(Module):
             result.append(np.concatenate(flat) if len(flat) > 1 else flat[0])
         return result
 
-    def _prepared(self, way: str, given: Weights, T: int, B: int) -> tuple[tuple[int, ...], Any, Any]:
-        """Integers of a call (T, B, steps of a tile, threads), packed weights, and a workspace of this thread's."""
-        facts = self.manifest.training[way]
-        w, tile = facts.workspace, max(1, min(T, int(facts.rows_per_tile) // B))
-        elements = int(w.fixed) + B * (int(w.per_row) + tile * int(w.per_tile_row) + T * int(w.per_sequence_row))
-        held, work = getattr(self._local, "training", (-1, None))
-        if held < elements:
-            work = self._tensor(runtime._aligned(max(1, elements), self._dtype))
-            self._local.training = (elements, work)
+    # --- one call of compiled code, and what it needs --------------------------------------------------------------
+
+    def _forward(self, tape: Tape, T: int, inputs: Any, y: Any, before: Any, after: Any, rows: Any) -> None:
+        """forward_train of T steps, all arrays flat. y: None: it is not wanted."""
+        B, elements = tape.B, work_elements(self.manifest, "forward", T, tape.B)
+        own = T * B * math.prod(self._output) if y is None else 0
+        work = self._workspace(elements + own)
+        y = work[elements : elements + own] if y is None else y
+        call = self._prepared("forward", tape.given, T, B)
+        buffers = (call[1], tape.array, work, *(() if tape.drawn is None else tape.drawn.arguments))
+        self._library.forward_train(*call[0], *tape.has, *inputs, y, *before, *after, *rows, *buffers)
+
+    def _backward(
+        self, tape: Tape, T: int, above: Any, before: Any, after: Any, d_x: Any, rows: Any, totals: Any
+    ) -> None:
+        """backward of T steps, all arrays flat."""
+        work = self._workspace(work_elements(self.manifest, "backward", T, tape.B))
+        call = self._prepared("backward", tape.given, T, tape.B)
+        buffers = (call[1], tape.array, totals, work, *(() if tape.drawn is None else tape.drawn.arguments))
+        self._library.get_function("backward")(*call[0], *tape.has, above, *before, *after, *d_x, *rows, *buffers)
+
+    def _workspace(self, elements: int) -> np.ndarray:
+        """Of this thread; the old one goes before a larger one comes."""
+        work = getattr(self._local, "training", None)
+        if work is None or work.size < elements:
+            self._local.training = work = None
+            self._local.training = work = runtime._aligned(max(1, elements), self._dtype)
+        return work
+
+    def _prepared(self, way: str, given: Weights, T: int, B: int) -> tuple[tuple[int, ...], Any]:
+        """Integers of a call (T, B, steps of a tile, threads), and packed weights."""
         threads = self._threads or (1 if self._flops * B < runtime.PARALLEL_FLOPS_PER_STEP else self.threads)
-        return (T, B, tile, threads), given.packed_for(self, way), work
+        return (T, B, tile_steps(self.manifest, way, T, B), threads), given.packed_for(self, way)
+
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    @property
+    def max_bytes(self) -> int | None:
+        return self._max_bytes
+
+    @max_bytes.setter
+    def max_bytes(self, count: int | None) -> None:
+        self._max_bytes = runtime._beside("runtime_memory").check_budget(count)
+
+    def memory_sizes(self, steps: int, batch: int, reset: bool = False, lengths: bool = False) -> Any:
+        """What calls of T steps of B rows take, as `runtime_memory.Sizes`. reset, lengths: with them."""
+        return runtime._beside("runtime_segments").sizes_of(self.manifest, steps, batch, reset)
+
+    def plan_memory(
+        self, steps: int, batch: int, max_bytes: int | None = None, *, reset: bool = False, lengths: bool = False
+    ) -> Any:
+        """How forward_train and backward would use at most that many bytes (None: the module's own max_bytes) for T
+        steps of B rows: a `MemoryPlan`, which says its `bytes` and the `time` it takes relative to no limit. reset:
+        and lengths: with them. Raises InputError, with the smallest number possible, where no plan fits."""
+        memory = runtime._beside("runtime_memory")
+        budget = self._max_bytes if max_bytes is None else memory.check_budget(max_bytes)
+        return memory.fastest(self.memory_sizes(steps, batch, reset), budget)
+
+    def _planned(self, T: int, B: int, max_bytes: int | None, reset: bool) -> Any:
+        limited = max_bytes is not None or self._max_bytes is not None
+        return self.plan_memory(T, B, max_bytes, reset=reset) if limited and T and B else None
 
     def _drawn(self, seed: Any, first_step: Any) -> Drawn | None:
         """The masks of a call, where the network has any."""

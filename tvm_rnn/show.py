@@ -33,7 +33,7 @@ def texts(
     without: tuple[str, ...],
     precision: str | None = None,
     weights: str | None = None,
-    training: bool = False,
+    training: bool | str = False,
 ) -> list[tuple[str, str]]:
     """All stages in order as (name, text). Compiles, but neither links nor loads."""
     from .build import describe, generate
@@ -57,13 +57,14 @@ def texts(
 
         layers = pipeline.run(net, machine, without, batch)[-1][1] if training else stages[-1][1]
         programs = [plan.plan(net, layers, machine, batch, precision, stored)]
-        programs += train.plan(net, machine, batch, without, precision).programs if training else ()
+        programs += train.plan(net, machine, batch, without, precision, training).programs if training else ()
         return [*found, *_gpu_texts(programs, machine)]
     if training:
         stages = pipeline.run(net, machine, without, batch)
     lowered = Lowering(net, stages[-1][1], machine, batch, stored).run()
     if training:
-        add_training(net, lowered, describe(net, lowered, machine, batch, without), machine, batch, without)
+        facts = describe(net, lowered, machine, batch, without)
+        add_training(net, lowered, facts, machine, batch, without, training)
     executable = generate(lowered.module, machine)
     found.append(("tir", lowered.module.script()))
     found.append(("llvm", executable.mod.inspect_source("ll")))

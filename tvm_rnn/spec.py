@@ -120,6 +120,17 @@ def parse_numbers(text: str) -> list[int]:
     return [int(part) for part in parts] if all(part.isdecimal() and int(part) > 0 for part in parts) else []
 
 
+def parse_bytes(text: str) -> int | None:
+    """A number of bytes, which may end in k, M, G or T (1000s); "": None. Raises ConfigError."""
+    text = text.strip()
+    units = {"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+    try:
+        return int(float(text[:-1]) * units[text[-1]]) if text[-1:] in units else int(text) if text else None
+    except ValueError:
+        expected = "a number, such as 500000000 or 500M"
+        raise ConfigError(message("this is no number of bytes", got=repr(text), expected=expected)) from None
+
+
 def parse_batch(text: str) -> list[int]:
     """The batch sizes of "1,16"; none of "". Raises ConfigError for anything else."""
     values = parse_numbers(text)

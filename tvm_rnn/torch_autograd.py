@@ -86,7 +86,10 @@ class Steps(torch.autograd.Function):
         ctx.held = isinstance(array, torch.Tensor)  # else memory of the module's own, for tensors of the CPU
         tape.array = None if ctx.held else tape.array
         kept = [array] if ctx.held else []
-        ctx.save_for_backward(*kept, *tensors[given:])  # weights: torch notices if they change
+        # Of a plan with several parts backward reads x once more.
+        again = x if hasattr(tape, "plan") else []
+        ctx.weights = len(kept) + len(again)
+        ctx.save_for_backward(*kept, *again, *tensors[given:])  # torch notices if x or weights change
         return (y, *flat(last))
 
     @staticmethod
@@ -97,7 +100,9 @@ class Steps(torch.autograd.Function):
         saved = ctx.saved_tensors  # asked once: torch's checkpoints allow no more
         if ctx.held:
             tape.array = saved[0].numpy() if ctx.numpy else saved[0]
-        call.use_weights(saved[int(ctx.held) :], ("backward",), True)
+        # Forward runs again where the plan has several parts.
+        ways = ("forward_train", "backward") if hasattr(tape, "plan") else ("backward",)
+        call.use_weights(saved[ctx.weights :], ways, True)
         above = None
         if any(d is not None for d in d_last):
             pairs = zip(d_last, ctx.shapes, strict=True)
@@ -200,6 +205,16 @@ class TorchLayer(torch.nn.Module):
                 break
         return found
 
+    @property
+    def max_bytes(self) -> int | None:
+        """Of the compiled module: how much memory a step of training may take besides its results."""
+        found: int | None = self._module.value.max_bytes
+        return found
+
+    @max_bytes.setter
+    def max_bytes(self, count: int | None) -> None:
+        self._module.value.max_bytes = count
+
     def compiled(self) -> Any:
         """The compiled module with the present weights: to call without torch, or to export."""
         self._present()
@@ -228,7 +243,9 @@ class Code:
         self.value, self.origin = value, origin  # the origin's file goes with the origin's module
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Code:
-        return Code(type(self.value)(self.value.path), self)
+        copied = Code(type(self.value)(self.value.path), self)
+        copied.value.max_bytes = self.value.max_bytes
+        return copied
 
     def __reduce__(self) -> NoReturn:
         do = "save layer.state_dict(), and make the layer again with to_torch"

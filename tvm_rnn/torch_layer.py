@@ -16,12 +16,14 @@ from .rnn import RNN
 NAMES = ("net", "torch")
 
 
-def to_torch(net: RNN, target: Any = "llvm", names: str = "net", **options: Any) -> Any:
+def to_torch(net: RNN, target: Any = "llvm", names: str = "net", max_bytes: int | None = None, **options: Any) -> Any:
     """The network as a torch.nn.Module on the target: a CPU, or a GPU, where its parameters are then.
 
     net: with weights, which the parameters begin with. names: of the parameters; "net": as in `net.weights`; "torch":
     as torch.nn's LSTM, GRU and RNN have them, with their shapes and both of their biases, so that their state_dict fits
-    (only for networks that `to_torch_layer` takes). options: of `compile`, such as batch=16.
+    (only for networks that `to_torch_layer` takes). max_bytes: how much memory a training step may take besides what it
+    returns, as `TrainingModule.max_bytes`; also to be set later, `layer.max_bytes`. options: of `compile`, such as
+    batch=16 or keep="states".
 
     Call it as a Module: `y, state = layer(x, state, lengths=n, reset=mask)`, with x [T, B, I] and a state that is a
     dict, all tensors of the net's dtype. What y and state depend on gets gradients; gradients of gradients raise
@@ -52,7 +54,9 @@ def to_torch(net: RNN, target: Any = "llvm", names: str = "net", **options: Any)
         raise ConfigError(message("to_torch needs torch", got=str(reason), do="pip install torch")) from None
     from .build import compile
 
-    return layer(net, compile(net, target, training=True, **options), names)
+    module: Any = compile(net, target, training=True, **options)
+    module.max_bytes = max_bytes
+    return layer(net, module, names)
 
 
 def _check_form(net: RNN) -> None:

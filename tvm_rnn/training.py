@@ -16,10 +16,12 @@ from . import pipeline
 from .decisions import about, heard
 from .dtypes import held_dtype
 from .errors import ConfigError, message
-from .lower import Lowered
+from .graph import Graph, depends
+from .lower import Lowered, node_flops
 from .lower_backward import Backward
 from .lower_forward_train import ForwardTrain
 from .model import Model
+from .ops import TABLE
 from .pipeline import Layers
 from .rnn import RNN, named_constants
 from .runtime import CONSTANT
@@ -41,17 +43,14 @@ def add_training(
     target: Target,
     batches: tuple[int, ...],
     without: tuple[str, ...],
+    training: bool | str = True,
 ) -> dict[str, np.ndarray]:
-    """Adds functions to `lowered` and facts to `facts`. Returns the constants that the functions read, by name."""
+    """Adds functions to `lowered` and facts to `facts`. training: what is kept, by name; True: "values". Returns the
+    constants that the functions read, by name."""
     with about("", training=True):
-        layers = pipeline.run(net, target, without, batches, training=True)[-1][1]
+        layers = pipeline.run(net, target, without, batches, training=training)[-1][1]
     facts["decisions"] = heard()
-    count = len(layers.graphs)
-    backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
-    forward = ForwardTrain(net, layers, target, batches, number=count)
-    backward = Backward(net, backs, target, batches, number=2 * count)
-    for part in (forward, backward):
-        part.use(TapeLayout(net, layers, part.lanes))
+    forward, backward = _lowerings(net, layers, target, batches)
     known = {variable.name_hint: func for variable, func in lowered.module.functions_items()}
     found, of_forward = forward.functions(), forward.facts()
     dropped = bool(net.regularisers.weight_drop)  # what a call packs is not what inference does
@@ -64,6 +63,7 @@ def add_training(
     lowered.walks += [*forward.walks, *backward.walks]
     facts["templates"] = [used.facts() for used in (*lowered.used, *lowered.walks)]
     facts["training"] = {"forward": of_forward, "backward": backward.facts(), "tape": forward.tape.sizes()}
+    facts["memory"] = memory_facts(net, layers, training)
     if net.regularisers:
         facts["masks"] = net.regularisers.masks(net.layers, net.num_directions)
     facts["entry_points"] += ["forward_train", "backward"]
@@ -73,6 +73,55 @@ def add_training(
     for code in backward.backs:
         constants |= named_constants(code.finish.graph, code.finish.number)
     return {name: value.astype(held_dtype(net.dtype)) for name, value in constants.items()}
+
+
+def planned(
+    net: RNN, target: Target, batches: tuple[int, ...], without: tuple[str, ...], training: bool | str
+) -> dict[str, Any]:
+    """What the manifest says of the memory of training, without the functions."""
+    layers = pipeline.run(net, target, without, batches, training=training)[-1][1]
+    forward, backward = _lowerings(net, layers, target, batches)
+    own = {"forward": forward.facts(), "backward": backward.facts(), "tape": forward.tape.sizes()}
+    return {"training": own, "memory": memory_facts(net, layers, training)}
+
+
+def _lowerings(net: RNN, layers: Layers, target: Target, batches: tuple[int, ...]) -> tuple[ForwardTrain, Backward]:
+    count = len(layers.graphs)
+    backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
+    forward = ForwardTrain(net, layers, target, batches, number=count)
+    backward = Backward(net, backs, target, batches, number=2 * count)
+    for part in (forward, backward):
+        part.use(TapeLayout(net, layers, part.lanes))
+    return forward, backward
+
+
+def memory_facts(net: RNN, layers: Layers, training: bool | str) -> dict[str, Any]:
+    """What a plan of memory must know of a module, on any target: what its tape keeps, and FLOPs per row and step.
+    again: those of backward's that are before its steps, for the most part products of forward once more."""
+    forward = sum(_flops(layers.graphs[i]) for i in layers.of_layer)
+    backward = sum(_flops(graph) for i in layers.of_layer if (graph := layers.graphs[i].backward) is not None)
+    again = sum(_flops(graph, "before") for i in layers.of_layer if (graph := layers.graphs[i].backward) is not None)
+    return {
+        "keep": "values" if training is True else training,
+        "forward_flops_per_row": forward * net.num_directions,
+        "backward_flops_per_row": backward * net.num_directions,
+        "again_flops_per_row": again * net.num_directions,
+    }
+
+
+def _flops(graph: Graph, region: str = "") -> int:
+    """Operations for one row of one step, with its part of the sums over rows; what follows these sums is not. region:
+    of that one alone."""
+    nodes = graph.nodes()
+    leaves, total = depends(nodes), 0
+    for node in nodes:
+        if node.leaf or (region and graph.region_of(node) != region):
+            continue
+        if TABLE[node.op].kind == "total":
+            total += int(np.prod(node.shape, dtype=int)) * (2 if node.op == "total_product" else 1)
+        elif leaves[node] and "total" not in leaves[node]:
+            total += node_flops(node)
+    return total
 
 
 def _packs_alike(

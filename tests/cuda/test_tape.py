@@ -15,8 +15,20 @@ def test_an_lstm_keeps_its_gates_and_both_states() -> None:
     assert kept_nodes(graph) == layout.kept and len(layout.kept) == 4 + 2
     assert {layout.kept_place(n).dtype for n in layout.kept} == {"bfloat16"}
     sizes = plans.forward.tape.sizes()
-    # Of 2 layers x and the lower one's output, and of each: four gates for T steps, two states for T + 1.
-    assert sizes == [[16, 0]] * 2 + ([[16, 0]] * 4 + [[16, 1]] * 2) * 2
+    # x, and of each layer: four gates for T steps, two states for T + 1. What the upper one reads is the lower one's
+    # state, but in calls with lengths or resets.
+    assert sizes == [[16, 0], *([[16, 0]] * 4 + [[16, 1]] * 2) * 2, [16, 0, 1]]
+    program = Program()
+    found = plans.forward.tape.pointers(program, Pointer("input[1]"))
+    own, state = found[plans.forward.tape.inputs[1]], found[plans.forward.tape.visits[0, 0][4]]
+    assert own.text.startswith("(has_lengths || has_reset ? ") and state.text in own.text
+
+
+def test_outputs_that_are_no_state_or_lie_otherwise_are_kept_apart() -> None:
+    for options in ({"width": 7}, {"bidirectional": True}):
+        _, plans = trained("lstm", precision="bfloat16", num_layers=2, **options)
+        assert not plans.forward.tape.shared and not any(part.flagged for part in plans.forward.tape.parts)
+        assert len(plans.forward.tape.inputs) == 2
 
 
 def test_states_that_no_gradient_reads_are_not_kept() -> None:

@@ -11,16 +11,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import test_odd_equations as odd
-from derivatives import assert_slopes, draw, oracle
+from derivatives import assert_slopes, draw, named, oracle
 from hypothesis import HealthCheck, given, settings
 from networks import flags, network
 from random_equations import Equations, equations
 
 import tvm_rnn as rnn
-from tvm_rnn import PassError, cell, cells, exp, maximum, outer, pipeline, sigmoid, softplus, tanh, target
+from tvm_rnn import ConfigError, PassError, cell, cells, exp, maximum, outer, pipeline, sigmoid, softplus, tanh, target
 from tvm_rnn.graph import Graph, Node
 from tvm_rnn.normalise import normalise
-from tvm_rnn.passes.differentiate import Differentiate, cheapest_cut, differentiate
+from tvm_rnn.passes.differentiate import Differentiate, cheapest_cut, choice, differentiate
 from tvm_rnn.reference import Reference
 from tvm_rnn.tolerance import assert_close
 
@@ -103,6 +103,32 @@ def test_data_gradients_leave_the_loop() -> None:
     assert back is not None
     assert [g.kind for g in back.groups if g.region == "after"] == ["gemm"]
     assert [g.kind for g in back.groups if g.region == "step"] == ["pointwise", "gemm"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_states_alone_are_enough(name: str) -> None:
+    """All that gradients read is made again of them, and its products leave the loop with those of matrices aside."""
+    net = network(name, 4, 4, dtype="float64")
+    expected = oracle(net, case := draw(net, 5, 3, **flags(5, 3)))
+    layers = pipeline.run(net, V4, training="states")[-1][1]
+    (graph,) = layers.graphs
+    assert not graph.emitted and graph.backward is not None
+    found = Reference(net, layers.graphs).gradients(case.x, case.state, case.gy, case.gstate, **case.rows)
+    for key, value in named(*found).items():
+        np.testing.assert_allclose(value, expected[key], rtol=1e-9, atol=1e-11)
+
+
+def test_products_that_run_again_leave_the_loop() -> None:
+    back = pipeline.run(network("lstm", 5, 7), V4, training="states")[-1][1].graphs[0].backward
+    assert back is not None
+    assert [g.kind for g in back.groups if g.region == "before"] == ["gemm"]
+    assert [g.kind for g in back.groups if g.region == "step"] == ["pointwise", "gemm"]
+
+
+def test_choices_by_name() -> None:
+    assert choice(True) is choice("values") is cheapest_cut
+    with pytest.raises(ConfigError, match=r"no such choice[\s\S]*states, values[\s\S]*'states'"):
+        choice("state")
 
 
 def test_what_parameters_make_is_differentiated_once() -> None:

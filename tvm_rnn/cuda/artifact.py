@@ -34,12 +34,12 @@ def write_module(
     folder: Path,
     tell: Callable[[str], None],
     stored: str = "",
-    training: bool = False,
+    training: bool | str = False,
 ) -> str:
     """Compile for every target, each of another arch; returns the path of the module's file. Raises BuildError."""
     tell("planning")
     programs = [plan.plan(net, layers, target, batches, precision, stored) for target in targets]
-    trained = [train.plan(net, target, batches, without, precision) for target in targets if training]
+    trained = [train.plan(net, target, batches, without, precision, training) for target in targets if training]
     tell("code generation")
     pairs = [*zip(programs, targets, strict=True)]
     pairs += [(own, t) for found, t in zip(trained, targets, strict=False) for own in found.programs]

@@ -7,6 +7,10 @@ programs compute them, and its size for the manifest. Each array is [T, B, row],
     kept       for each layer and direction what its graph emits
     states     for each layer and direction the states that the backward graph reads, T+1 times: entry t is the state
                before step t, after step t + 1 in the direction that goes backwards it is the reverse
+
+Where a layer's output is a state that is kept, the layer above finds its inputs there: they are not kept twice. Calls
+with lengths or resets write both, in a longer tape: there an output that ended is 0, and a state that began again is
+the initial one.
 """
 
 from __future__ import annotations
@@ -37,11 +41,13 @@ def kept_nodes(graph: Graph) -> tuple[Node, ...]:
 
 @dataclass(frozen=True)
 class Part:
-    """One array: its rows per step and batch row, and of one more step; bytes of a row."""
+    """One array: its rows per step and batch row, and of one more step; bytes of a row. flagged: it is there in calls
+    with lengths or resets alone."""
 
     more: int  # 1: T + 1 entries
     row_bytes: int
     dtype: str
+    flagged: bool = False
 
 
 @dataclass
@@ -52,26 +58,49 @@ class Tape:
     codes: list[Layer]
     of_layer: tuple[int, ...]
     parts: list[Part] = field(default_factory=list)
+    inputs: list[int] = field(default_factory=list)  # by layer
+    extra: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.inputs: list[int] = []  # by layer
-        self.extra: list[int] = []
         self.visits: dict[tuple[int, int], list[int]] = {}  # by layer and direction: of each kept value
-        for layer, index in enumerate(self.of_layer):
-            node = self.codes[index].graph.inputs[0]
-            self.inputs.append(self._add(self.input_place(node), 0))
-            for more in self.codes[index].graph.inputs[1:] if layer == 0 else ():
-                self.extra.append(self._add(self.input_place(more), 0))
+        self.shared: dict[int, tuple[int, Place]] = {}  # inputs that are a state of the layer below: where, and how
+        first = self.codes[self.of_layer[0]].graph
+        own = [layer for layer in range(len(self.of_layer)) if not layer or self._state_below(layer) is None]
+        places = {layer: self._add(self.input_place(self._input(layer)), 0) for layer in own}
+        self.extra = [self._add(self.input_place(node), 0) for node in first.inputs[1:]]
         for layer, index in enumerate(self.of_layer):
             code = self.codes[index]
             emitted = len(code.graph.emitted)
             for direction in range(self.net.num_directions):
                 kept = enumerate(code.layout.kept)
-                places = [self._add(code.layout.kept_place(n), int(i >= emitted)) for i, n in kept]
-                self.visits[layer, direction] = places
+                kept_at = [self._add(code.layout.kept_place(n), int(i >= emitted)) for i, n in kept]
+                self.visits[layer, direction] = kept_at
+        for layer in range(len(self.of_layer)):
+            state = None if layer in places else self._state_below(layer)
+            if state is not None:  # last, so that others are where they are with and without it
+                place = self.input_place(self._input(layer))
+                places[layer] = self._add(place, 0, flagged=True)
+                self.shared[places[layer]] = self.visits[layer - 1, 0][state], place
+        self.inputs = [places[layer] for layer in range(len(self.of_layer))]
 
-    def _add(self, place: Place, more: int) -> int:
-        self.parts.append(Part(more, place.row_stride * ITEM_BYTES[place.dtype], place.dtype))
+    def _input(self, layer: int) -> Node:
+        return self.codes[self.of_layer[layer]].graph.inputs[0]
+
+    def _state_below(self, layer: int) -> int | None:
+        """Among what the layer below keeps: the state that is its output, where it lies as this layer's inputs do."""
+        code = self.codes[self.of_layer[layer - 1]]
+        place = self.input_place(self._input(layer))
+        if self.net.num_directions > 1 or place.row_stride * ITEM_BYTES[place.dtype] % 16:
+            return None
+        for number, node in enumerate(code.layout.kept):
+            same = code.layout.kept_place(node)
+            alike = (same.dtype, same.row_stride) == (place.dtype, place.row_stride)
+            if number >= len(code.graph.emitted) and node is code.graph.output and alike:
+                return number
+        return None
+
+    def _add(self, place: Place, more: int, flagged: bool = False) -> int:
+        self.parts.append(Part(more, place.row_stride * ITEM_BYTES[place.dtype], place.dtype, flagged))
         return len(self.parts) - 1
 
     def input_place(self, node: Node) -> Place:
@@ -85,8 +114,13 @@ class Tape:
             found.append(Pointer(f"({base.text} + {at})", part.dtype))
             size = f"(T + {part.more}) * B * {part.row_bytes}" if part.more else f"T * B * {part.row_bytes}"
             at = program.let("tape", f"{at} + ({size} + {ALIGNMENT - 1}) / {ALIGNMENT} * {ALIGNMENT}")
+        for own, (state, place) in self.shared.items():
+            after = found[state].at(0 if self.net.reverse else f"B * {place.row_stride}")
+            text = f"(has_lengths || has_reset ? {found[own].text} : {after.text})"
+            found[own] = Pointer(text, found[own].dtype)
         return found
 
     def sizes(self) -> list[list[int]]:
-        """[bytes per row of a step, further steps] of every array, each rounded up to 256 bytes."""
-        return [[part.row_bytes, part.more] for part in self.parts]
+        """[bytes per row of a step, further steps] of every array, each rounded up to 256 bytes; with a third number,
+        1, those of calls with lengths or resets alone."""
+        return [[part.row_bytes, part.more, *([1] if part.flagged else [])] for part in self.parts]

@@ -6,7 +6,7 @@ constants that their equations read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,11 @@ from ..dtypes import held_dtype
 from ..pipeline import Layers
 from ..rnn import RNN, named_constants
 from ..target import Target
+from ..training import memory_facts
 from .plan_backward import BackwardPlan
 from .plan_forward_train import ForwardTrain
 from .program import Program
+from .working_memory import working_memory
 
 WAYS = ("forward_train", "backward")
 
@@ -33,6 +35,8 @@ class Trained:
     forward: ForwardTrain
     backward: BackwardPlan
     programs: tuple[Program, ...]
+    layers: Layers  # with backward graphs
+    training: bool | str  # what is kept
 
     def constants(self) -> dict[str, np.ndarray]:
         """The array constants that packing reads, by name."""
@@ -45,14 +49,28 @@ class Trained:
         return {name: value.astype(held_dtype(self.net.dtype)) for name, value in found.items() if name in used}
 
 
-def plan(net: RNN, target: Target, batches: tuple[int, ...], without: tuple[str, ...], precision: str) -> Trained:
-    """Both programs of training for one target."""
+def plan(
+    net: RNN,
+    target: Target,
+    batches: tuple[int, ...],
+    without: tuple[str, ...],
+    precision: str,
+    training: bool | str = True,
+) -> Trained:
+    """Both programs of training for one target. training: what is kept, by name; True: "values"."""
     with about("", training=True):
-        return _plan(net, target, batches, without, precision)
+        return _plan(net, target, batches, without, precision, training)
 
 
-def _plan(net: RNN, target: Target, batches: tuple[int, ...], without: tuple[str, ...], precision: str) -> Trained:
-    layers = pipeline.run(net, target, without, batches, training=True)[-1][1]
+def _plan(
+    net: RNN,
+    target: Target,
+    batches: tuple[int, ...],
+    without: tuple[str, ...],
+    precision: str,
+    training: bool | str,
+) -> Trained:
+    layers = pipeline.run(net, target, without, batches, training=training)[-1][1]
     count = len(layers.graphs)
     backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
     forward = ForwardTrain(net, layers, target, batches, precision, number=count)
@@ -60,7 +78,13 @@ def _plan(net: RNN, target: Target, batches: tuple[int, ...], without: tuple[str
     programs = (forward.run(), backward.run())
     for program, way in zip(programs, WAYS, strict=True):
         program.suffix = f"_{way}"
-    return Trained(net, forward, backward, programs)
+    return Trained(net, forward, backward, programs, layers, training)
+
+
+def working(trained: Trained, target: Target) -> dict[str, Callable[[int, int], int]]:
+    """By program: bytes of its working memory for T steps of B rows, on that GPU."""
+    pairs = zip(WAYS, trained.programs, strict=True)
+    return {way: working_memory(program, target.sms) for way, program in pairs}
 
 
 def describe(facts: dict[str, Any], trained: Sequence[Trained], taken: dict[str, list[dict[str, Any]]]) -> None:
@@ -78,4 +102,5 @@ def describe(facts: dict[str, Any], trained: Sequence[Trained], taken: dict[str,
         facts["masks"] = net.regularisers.masks(net.layers, net.num_directions)
     facts["tape"] = trained[0].forward.tape.sizes()
     facts["gradients"] = trained[0].backward.gradient_names
+    facts["memory"] = memory_facts(trained[0].net, trained[0].layers, trained[0].training)
     facts["entry_points"] += [*WAYS]

@@ -17,8 +17,10 @@ that is made of parameters alone is differentiated once, on its totals, after al
 
 What is kept: of all sets of values from which pointwise work can make again what the gradients read, so that no product
 or reduction runs twice, the smallest (`cheapest_cut`); of equal ones that which leaves least to be made again. States
-before each step are kept in any case, masks never: the backward graph makes them again, of the same counters.
-`Differentiate(keep=...)` takes another choice.
+before each step are kept in any case, masks never: the backward graph makes them again, of the same counters. With
+"states" states are all that is kept: what gradients read is made again of them and of inputs, products too. As all
+states are known before the backward steps begin, these products leave the loop (`hoist_gemms.py`).
+`Differentiate(keep=...)` takes any other choice.
 
 Source: Werbos 1990, "Backpropagation through time: what it does and how to do it".
 """
@@ -33,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import functions, trace
 from ..decisions import listening, tell
-from ..errors import PassError, message
+from ..errors import ConfigError, PassError, message, unknown
 from ..graph import Graph, Node, constant, depends, rewrite, topological
 from ..node_text import in_words
 from ..normalise import normalise
@@ -104,9 +106,19 @@ def differentiate(graph: Graph, keep: Choice | None = None) -> Graph:
     return normalise(replace(graph, emitted=kept, backward=_substituted(back, {**states, **again})))
 
 
+def choice(training: bool | str) -> Choice:
+    """What to keep, by name; True: "values". Raises ConfigError for a name that is none."""
+    name = "values" if training is True else str(training)
+    if name not in KEEP:
+        raise ConfigError(message("no such choice of what training keeps", **unknown("choice", name, KEEP)))
+    return KEEP[name]
+
+
 def _tell(graph: Graph, read: Sequence[Node], kept: Sequence[Node]) -> None:
     for state in graph.states:
         tell(True, f"keep state {state.name} before each step", "gradients begin from it", elements=prod(state.shape))
+    pointwise = {*cheapest_cut(graph, read)} <= {*kept}
+    again = "what is kept, by pointwise work" if pointwise else "states and inputs, products too"
     for node in (n for n in graph.nodes() if n.random):
         tell(False, f"keep {in_words(node)}", "made again from its counters", elements=prod(node.shape))
     for node in kept:
@@ -114,12 +126,7 @@ def _tell(graph: Graph, read: Sequence[Node], kept: Sequence[Node]) -> None:
         tell(True, f"keep {in_words(node)}", why, elements=prod(node.shape))
     for node in read:
         if node not in kept and not node.boolean and TABLE[node.op].kind != "move":
-            tell(
-                False,
-                f"keep {in_words(node)}",
-                "made again from what is kept, by pointwise work",
-                elements=prod(node.shape),
-            )
+            tell(False, f"keep {in_words(node)}", f"made again from {again}", elements=prod(node.shape))
 
 
 def _check_kept(kept: Sequence[Node], graph: Graph) -> None:
@@ -373,3 +380,11 @@ def _reachable(room: Mapping[Any, Mapping[Any, float]]) -> dict[Any, Any]:
                 found[other] = place
                 queue.append(other)
     return found
+
+
+def states_alone(graph: Graph, read: Sequence[Node]) -> list[Node]:
+    """Nothing: the states before each step and the inputs are kept in any case."""
+    return []
+
+
+KEEP: dict[str, Choice] = {"values": cheapest_cut, "states": states_alone}

@@ -1,0 +1,138 @@
+"""runtime_cuda_segments: gradients under every plan, by the real kernels and host programs, run by emulator.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import emulator
+import numpy as np
+import pytest
+from derivatives import draw, named, oracle
+from networks import flags, network
+from test_runtime_cuda_training import LIMITS, cast, error, gradients
+
+import tvm_rnn as rnn
+from tvm_rnn import InputError, gpu_arrays
+from tvm_rnn.runtime_cuda_segments import CudaSegmentedTape, add, clipped, fresh, sizes_of, times
+from tvm_rnn.runtime_cuda_training import tape_bytes
+from tvm_rnn.runtime_memory import plan_of, smallest
+
+CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
+    "lstm-bfloat16": ("lstm", 16, "states", {"dtype": "bfloat16", "num_layers": 2}),
+    "gru-float64": ("gru", 7, "values", {"dtype": "float64"}),
+    "back-float16": ("gru_reset_before", 7, "states", {"dtype": "float16", "reverse": True}),
+    "matrices-float32": ("mlstm", 9, "states", {"dtype": "float32"}),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_GPUS", "90")
+
+
+def check(net: rnn.RNN, module: Any, steps: int, batch: int, monkeypatch: pytest.MonkeyPatch, **rows: Any) -> None:
+    """Parts of one, of several and of all steps, each twice from one tape."""
+    case = draw(net, steps, batch, **rows)
+    wanted, (expected, last) = oracle(net, case), rnn.reference(net)(case.x, case.state, **rows)
+    limit = LIMITS[net.dtype]
+    for segment in (1, 3, steps - 1):
+        monkeypatch.setattr(module, "_planned", lambda device, T, B, *more, s=segment: plan_of(sizes(module, T, B), s))
+        y, state, found = gradients(net, module, case)
+        assert error(y, expected) < limit
+        assert all(error(state[name], value) < limit for name, value in last.items())
+        for name, value in wanted.items():
+            assert error(found[name], value) < limit, (segment, name)
+        _, _, tape = module.forward_train(cast(case.x["x"], net.dtype), cast(case.state, net.dtype), **rows)
+        assert isinstance(tape, CudaSegmentedTape) and f"{steps} steps of {batch} rows" in repr(tape)
+        given = cast(case.gy, net.dtype), cast(case.gstate, net.dtype)
+        first, second = (named(*module.backward(tape, *given)) for _ in range(2))
+        assert all(np.array_equal(first[name], second[name]) for name in first)
+    monkeypatch.undo()
+
+
+def sizes(module: Any, steps: int, batch: int) -> Any:
+    return sizes_of(module.manifest, steps, batch, False, lambda way, own: 1000)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_in_parts_are_the_oracle_s(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cell, width, keep, options = CASES[name]
+    net = network(cell, width, width, **options)
+    module = emulator.compile(net, training=True, keep=keep)
+    assert module.manifest["memory"]["keep"] == keep
+    monkeypatch.setenv("FAKE_GPUS", "90")
+    check(net, module, 8, 3, monkeypatch)
+    monkeypatch.setenv("FAKE_GPUS", "90")
+    rows = {"lengths": np.array([8, 0, 5])} if options.get("reverse") else flags(8, 3)
+    check(net, module, 8, 3, monkeypatch, **rows)
+
+
+@pytest.mark.slow
+def test_budgets_of_a_module() -> None:
+    net = network("gru", 7, 7)
+    module = emulator.compile(net, training=True)
+    case = draw(net, 40, 5)
+    whole = module.plan_memory(40, 5)
+    least = smallest(module.memory_sizes(40, 5))
+    assert whole.again == 0 and least.bytes < whole.bytes
+    module.max_bytes = least.bytes
+    y, _, tape = module.forward_train(case.x["x"], case.state)
+    assert isinstance(tape, CudaSegmentedTape) and module.max_bytes == least.bytes
+    assert tape.nbytes < tape_bytes(module.manifest, 40, 5, False)
+    none, zeros = (named(*module.backward(tape, gy, case.gstate)) for gy in (None, 0 * case.gy))
+    assert all(np.array_equal(none[name], zeros[name]) for name in none)
+    with pytest.raises(InputError, match=rf"no plan for 40 steps[\s\S]*at least {least.bytes}"):
+        module.forward_train(case.x["x"], case.state, max_bytes=least.bytes - 1)
+    assert not isinstance(module.forward_train(case.x["x"], max_bytes=whole.bytes)[2], CudaSegmentedTape)
+    assert error(y, rnn.reference(net)(case.x["x"], case.state)[0]) < LIMITS["float32"]
+
+
+def test_what_a_call_takes() -> None:
+    """The tape's arrays are rounded up, the working memory is the hungrier program's, and results are apart."""
+    manifest: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "num_directions": 1,
+        "num_layers": 1,
+        "inputs": [{"shape": [5]}],
+        "output": {"shape": [3]},
+        "states": [{"shapes": [[3], [3]]}],
+        "weights": [{"shape": [4, 3]}],
+        "tape": [[10, 0], [6, 1], [8, 0, 1]],
+        "memory": {"forward_flops_per_row": 10, "backward_flops_per_row": 20},
+    }
+    found = sizes_of(manifest, 100, 7, False, lambda way, own: {"forward_train": 50, "backward": 70}[way] * own)
+    assert found.tape(20) == tape_bytes(manifest, 20, 7, False) == 1536 + 1024 and found.tape(0) == 0
+    assert sizes_of(manifest, 100, 7, True, int).tape(20) == tape_bytes(manifest, 20, 7, True) == 1536 + 1024 + 1280
+    assert found.work(20, False) == 1400 and found.work(20, True) == 1400 + 2 * 20 * 7 * 3 + 4 * 12
+    assert found.states == 2 * 7 * 6 and found.results == 2 * 700 * 8 + 48 + 2 * found.states
+    assert found.start > 0 and not found.whole
+    assert "both of its directions" in sizes_of({**manifest, "num_directions": 2}, 100, 7, False, int).whole
+
+
+def test_times_are_those_that_were_measured() -> None:
+    """forward_train and backward of LSTMs in bfloat16 on an H200: milliseconds of whole plans and of several parts."""
+    lstm = {"forward_flops_per_row": 1_069_568, "backward_flops_per_row": 2_108_416}
+    small: dict[str, Any] = {"dtype": "bfloat16", "num_layers": 1, "num_directions": 1, "memory": lstm}
+    forward, backward, start = times(small, 32)
+    assert 1000 * (forward + backward) / 1e3 == pytest.approx(2.85, rel=0.1)
+    for again, parts, measured in ((594, 3, 3.696), (848, 7, 4.461), (987, 77, 11.90)):
+        found = 1000 * (forward + backward) + again * forward + 3 * (parts - 1) * start
+        assert found / 1e3 == pytest.approx(measured, rel=0.15)
+    states = {**lstm, "backward_flops_per_row": 3_172_352, "again_flops_per_row": 1_063_936}
+    _, longer, _ = times({**small, "memory": states}, 32)
+    assert (forward + longer) / (forward + backward) == pytest.approx(3.2225 / 2.8494, rel=0.05)
+
+
+def test_arrays_of_the_cpu_are_sent_again() -> None:
+    piece = gpu_arrays.Piece(np.array([5, 0, 9]), "int64", 4096)
+    assert fresh(piece).address == 0 and fresh(piece).array is piece.array
+    assert clipped(piece, 2, 4).array.tolist() == [3, 0, 4]
+    assert clipped(np.array([5, 0, 9]), 2, 4).tolist() == [3, 0, 4] and fresh("other") == "other"
+    total, part = (gpu_arrays.Piece(np.ones((2, 2), "f4"), "float32") for _ in range(2))
+
+    class Arrays:
+        flat = staticmethod(lambda own: own.array.reshape(-1))
+
+    add(Arrays(), [total], [part])
+    assert (total.array == 2).all()

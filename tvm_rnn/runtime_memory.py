@@ -1,0 +1,223 @@
+"""Plans for the memory of training: how many steps a tape holds at a time, and so how much of forward runs twice.
+
+In: what a module's calls take, as functions of their steps. Out: a `MemoryPlan`: the fastest that fits a number of
+bytes, the smallest there is, or a table of those worth having. Works alone beside a .so, together with runtime.py.
+
+A plan is one number, `segment`: the tape has room for so many of the T steps. Where these are all, forward_train writes
+everything, and backward reads it. Else forward_train goes through ceil(T / segment) parts of the time, the first of
+which is the short one, and writes each over the part before; what stays is the states between parts, and the tape of
+the last one. backward goes from the last part to the first. The last is on the tape still; every other part runs
+forward once more, from the states that were kept, before its backward. So `T - segment` steps run forward twice,
+however many parts there are: of two plans that fit, that with the longer segment is the faster. Parts cost a state of
+all rows each; that is why a very short segment takes more again, and what the smallest budget is.
+
+Source: Griewank & Walther 2000, "Algorithm 799: Revolve", of which this is the form with one level.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+try:
+    from . import runtime
+    from .errors import InputError
+except ImportError:  # this file and runtime.py alone, beside a .so
+    runtime = importlib.import_module("runtime")
+    globals()["InputError"] = vars(runtime)["InputError"]
+
+SHARES = (0.75, 0.5, 0.375, 0.25, 0.125, 0.0625, 0.03125)  # of the bytes of all steps, in a table
+MEGABYTE = 1e6
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a call with `steps` steps of `batch` rows. Bytes: tape(s) and work(s, again) of s steps; again: y too, of
+    steps that run a second time; of all rows' states once; of what does not depend on the plan; and of what the caller
+    gets (y, states and gradients). Time, in any unit: of one step forward and backward, and start, what a program takes
+    however few its steps are. whole: "", or why all steps must be on the
+    tape at once."""
+
+    steps: int
+    batch: int
+    tape: Callable[[int], int]
+    work: Callable[[int, bool], int]
+    states: int
+    fixed: int
+    results: int
+    forward: float
+    backward: float
+    start: float = 0.0
+    whole: str = ""
+
+
+def why_whole(manifest: Any, reset: bool) -> str:
+    """Why time cannot be gone through in parts; "": it can."""
+    if int(manifest["num_directions"]) > 1:
+        return "the layer above a bidirectional one reads both of its directions, which begin at both ends"
+    if "masks" in manifest:
+        return "the masks of its regularisers are counted from the first step of a call"
+    if reset and manifest.get("reverse", False):
+        return "a network that goes back in time begins again at a flag of the part after"
+    return ""
+
+
+def row_elements(manifest: Any) -> int:
+    """Of y, for one row of one step."""
+    return int(manifest["num_directions"]) * int(math.prod(manifest["output"]["shape"]))
+
+
+def input_elements(manifest: Any) -> int:
+    """Of all inputs, for one row of one step."""
+    return int(sum(math.prod(item["shape"]) for item in manifest["inputs"]))
+
+
+def state_elements(manifest: Any) -> int:
+    """Of all states, for one row."""
+    own = sum(math.prod(shape) for item in manifest["states"] for shape in item["shapes"])
+    return int(manifest["num_directions"]) * int(own)
+
+
+def weight_elements(manifest: Any) -> int:
+    """Of all weights."""
+    return int(sum(math.prod(item["shape"]) for item in manifest["weights"]))
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """How forward_train and backward share memory. steps, batch: T and B. segment: steps that the tape has room for.
+    bytes: predicted, of all that the two calls take besides what they return: the tape, states between parts, working
+    memory and sums. result_bytes: of what they return. time: predicted, relative to all steps on one tape."""
+
+    steps: int
+    batch: int
+    segment: int
+    bytes: int
+    result_bytes: int
+    time: float
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that the two calls take, with what they return."""
+        return self.bytes + self.result_bytes
+
+    @property
+    def spans(self) -> list[tuple[int, int]]:
+        """(first step, steps) of each part, in order of time."""
+        count = -(-self.steps // self.segment) if self.segment else 0
+        ends = [self.steps - self.segment * i for i in reversed(range(count))]
+        return [(max(0, end - self.segment), end - max(0, end - self.segment)) for end in ends]
+
+    @property
+    def again(self) -> int:
+        """Steps that run forward a second time."""
+        return self.steps - self.segment
+
+    def __str__(self) -> str:
+        parts = len(self.spans)
+        words = f"{self.bytes / MEGABYTE:.4g} MB for {self.steps} steps of {self.batch} rows: "
+        if parts < 2:
+            return words + "all steps on one tape"
+        return (
+            words + f"{parts} parts of {self.segment} steps, {self.again} steps forward twice, time x {self.time:.3g}"
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """Ready for json.dumps."""
+        parts = {"segment_steps": self.segment, "segments": len(self.spans), "steps_again": self.again}
+        sizes = {"bytes": self.bytes, "result_bytes": self.result_bytes, "peak_bytes": self.peak_bytes}
+        return {**parts, **sizes, "relative_time": self.time}
+
+
+def plan_of(sizes: Sizes, segment: int) -> MemoryPlan:
+    """The plan with tapes of that many steps, of 1 to T."""
+    T = sizes.steps
+    parts = -(-T // segment) if segment else 1
+    # A state before each part and the last one, which is the caller's, and gradients of states before and after a part.
+    states = sizes.states * (parts + 2 if parts > 1 else 2)
+    total = sizes.tape(segment) + sizes.work(segment, parts > 1) + states + sizes.fixed
+    once = max(1e-30, (sizes.forward + sizes.backward) * max(T, 1) + 2 * sizes.start)
+    # Every part but one runs forward twice, and backward once.
+    time = 1.0 + (sizes.forward * (T - segment) + sizes.start * 3 * (parts - 1)) / once
+    return MemoryPlan(T, sizes.batch, segment, total, sizes.results, time)
+
+
+def smallest(sizes: Sizes) -> MemoryPlan:
+    """The plan that takes least."""
+    T = sizes.steps
+    if sizes.whole or T < 2:
+        return plan_of(sizes, T)
+    # Of all segments that make the same number of parts the shortest is the smallest.
+    return min((plan_of(sizes, s) for s in _shortest(T)), key=lambda plan: (plan.bytes, plan.time))
+
+
+def _shortest(T: int) -> list[int]:
+    """The shortest segment of every possible number of parts."""
+    found, parts = [], 1
+    while True:
+        segment = -(-T // parts)
+        found.append(segment)
+        if segment == 1:
+            return found
+        parts = max(parts + 1, -(-T // (segment - 1)))  # the next number with a shorter one
+
+
+def fastest(sizes: Sizes, max_bytes: int | None) -> MemoryPlan:
+    """The fastest plan within that many bytes; None: all steps on one tape. Raises InputError where none fits."""
+    T = sizes.steps
+    whole = plan_of(sizes, T)
+    if max_bytes is None or whole.bytes <= max_bytes:
+        return whole
+    least = smallest(sizes)
+    if least.bytes > max_bytes:
+        raise _too_small(sizes, least, max_bytes)
+    longest = T
+    for shortest in _shortest(T)[1:]:
+        if plan_of(sizes, shortest).bytes <= max_bytes:
+            return plan_of(sizes, _longest_that_fits(sizes, shortest, longest, max_bytes))
+        longest = shortest
+    return least
+
+
+def within(sizes: Sizes, max_bytes: Any, own: int | None) -> MemoryPlan:
+    """The fastest plan within a call's max_bytes, or where that is None within the module's own."""
+    return fastest(sizes, own if max_bytes is None else check_budget(max_bytes))
+
+
+def _longest_that_fits(sizes: Sizes, low: int, high: int, max_bytes: int) -> int:
+    """Between a segment that fits and one that does not."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        if plan_of(sizes, middle).bytes <= max_bytes:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def table(sizes: Sizes) -> list[MemoryPlan]:
+    """Plans none of which is both larger and slower than another, from the fastest to the smallest."""
+    whole, least = plan_of(sizes, sizes.steps), smallest(sizes)
+    budgets = [int(share * whole.bytes) for share in SHARES]
+    plans = [whole, *(fastest(sizes, budget) for budget in budgets if budget > least.bytes), least]
+    return list(dict.fromkeys(plans))
+
+
+def _too_small(sizes: Sizes, least: MemoryPlan, max_bytes: int) -> Exception:
+    what = f"no plan for {sizes.steps} steps of {sizes.batch} rows fits max_bytes"
+    do = "give so many, fewer steps (truncated back-propagation) or rows, or compile with another keep"
+    if sizes.whole:
+        do += f"; all steps are on the tape at once, because {sizes.whole}"
+    return runtime._error(InputError, what, f"max_bytes={max_bytes}", f"at least {least.bytes}", do)
+
+
+def check_budget(max_bytes: Any) -> int | None:
+    """A number of bytes, or None. Raises InputError."""
+    if max_bytes is None:
+        return None
+    if isinstance(max_bytes, bool) or not hasattr(max_bytes, "__index__") or int(max_bytes) < 0:
+        raise runtime._error(InputError, "max_bytes is wrong", repr(max_bytes), "a number of bytes, or None")
+    return int(max_bytes)
