@@ -27,9 +27,7 @@ HERE = Path(__file__).parent
 FLAGS = ["-std=c++17", "-fPIC", "-w", "-fno-strict-aliasing", "-fvisibility=hidden", "-fno-gnu-unique"]
 HELPER = re.compile(r"^__forceinline__ __device__ (.*?)(tvm_builtin_\w+)(\([^)]*\)) \{", re.MULTILINE)
 # A from shared memory or registers, no operand negated or transposed.
-WGMMA = re.compile(
-    r"tvm_builtin_ptx_wgmma_(\w+)_(ss|rs)_mma_async_sync_aligned_m64n\d+k\d+_f32_\1_\1_1_1(?:_([01])_([01]))?"
-)
+WGMMA = re.compile(r"tvm_builtin_ptx_wgmma_(\w+)_(ss|rs)_mma_async_sync_aligned_m64n\d+k\d+_f32_\1_\1_1_1((?:_[01])*)")
 DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
 FIXED = re.compile(r"__shared__ (?:alignas\(\d+\) )?([\w ]+?) (\w+)\[(\d+)\];")
 
@@ -94,7 +92,8 @@ def translated(shard: str) -> str:
         elif found := WGMMA.fullmatch(name):
             d = ", ".join(f"&{word}" for word in re.findall(r"__d\d+", parameters))
             product, a = ("wgmma", "__a_desc") if found[2] == "ss" else ("wgmma_registers", "{__a0, __a1, __a2, __a3}")
-            turned = f", {{}}, {found[3]}, {found[4]}" if "1" in (found[3], found[4]) else ""
+            which = found[3].split("_")[1:]  # whether a (from shared memory) and b are turned
+            turned = f", {{}}, {', '.join(which)}" if "1" in which else ""
             call = f'emu::{product}({{{d}}}, "{found[1]}", {a}, __b_desc, __scale_d{turned})'
             kept.append(f"inline {kind}{name}{parameters} {{ {call}; }}")
     body = body.replace('extern "C" ', "")

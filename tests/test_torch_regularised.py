@@ -95,6 +95,7 @@ def test_checkpoints_make_the_same_masks_again(layer: Any) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
+@pytest.mark.slow
 def test_a_copy_and_a_network_without_regularisers(layer: Any) -> None:
     x = x_of(draw(NET, T, B))
     twin = copy.deepcopy(layer)
@@ -113,7 +114,9 @@ def test_layers_of_torch_have_dropout_alone() -> None:
         rnn.to_torch_layer(network("gru", 3, 4, zoneout=0.1))
 
 
-@pytest.mark.parametrize("regularised", [False, True], ids=["plain", "regularised"])
+@pytest.mark.parametrize(
+    "regularised", [pytest.param(False, marks=pytest.mark.slow, id="plain"), pytest.param(True, id="regularised")]
+)
 def test_data_parallel_training_over_gloo(regularised: bool, tmp_path: Path) -> None:
     """Two processes with half of the rows each: their parameters after some steps of SGD are, bit for bit, each
     other's, and those of one process with all rows; with masks those of one process that runs both halves."""

@@ -26,6 +26,8 @@ CASES: dict[str, tuple[str, int, int, dict[str, Any]]] = {
     "gru": ("gru", 33, 33, {"num_layers": 2, **EVERYTHING}),
     "matrices": ("mlstm", 5, 5, {"dtype": "float64", "zoneout": 0.3}),
 }
+# Both directions of three layers take long to compile.
+QUICK = [pytest.param(n, marks=pytest.mark.slow if n == "lstm" else []) for n in CASES]
 
 
 @functools.cache
@@ -49,7 +51,7 @@ def check(
     assert_close(found, oracle(net, case), net.dtype, max(steps, 1))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", QUICK)
 def test_training_is_the_oracles(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, module = trained(name)
     guarded = poison(monkeypatch)
@@ -76,7 +78,7 @@ def test_many_shapes(hidden: int, reverse: bool) -> None:
         check(net, module, steps, batch, seed=steps, **flags(steps, batch))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", QUICK)
 def test_the_same_seed_gives_the_same_bits(name: str) -> None:
     """On one thread and on several, and from a second backward of one tape; another seed gives others."""
     net, module = trained(name)
