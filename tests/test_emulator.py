@@ -95,8 +95,8 @@ GEOMETRIES = {
 }
 
 
-# One in a cluster and one in a grid always; the others with the slow tests.
-USUAL = ("grid, two passes", "cluster, rows shared, weights in shared memory")
+# One always; the others with the slow tests.
+USUAL = ("cluster, rows shared, weights in shared memory",)
 
 
 @pytest.mark.parametrize("name", [n if n in USUAL else pytest.param(n, marks=pytest.mark.slow) for n in GEOMETRIES])
@@ -107,7 +107,9 @@ def test_a_persistent_geometry_is_right(name: str, monkeypatch: pytest.MonkeyPat
     check(net, emulator.compile(net, batch=[B], precision=precision), precision or dtype)
 
 
-@pytest.mark.parametrize(("cell", "dtype"), [("gru", "float32"), ("lstm", "float64")])
+@pytest.mark.parametrize(
+    ("cell", "dtype"), [pytest.param("gru", "float32", marks=pytest.mark.slow), ("lstm", "float64")]
+)
 def test_step_by_step_with_equal_sizes(cell: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Input and recurrent weights of one shape: once they shared a packed buffer."""
     monkeypatch.setattr(steps, "choose", lambda *_: [])
@@ -115,6 +117,7 @@ def test_step_by_step_with_equal_sizes(cell: str, dtype: str, monkeypatch: pytes
     check(net, emulator.compile(net, batch=[3]), dtype, rows=3)
 
 
+@pytest.mark.slow
 def test_weights_in_8_bits() -> None:
     """Made of what the user gives: in the file, later, and where a row is not finite. Without lengths and resets the
     layers run as a wave, with them each has all steps in one launch."""
@@ -133,6 +136,7 @@ def test_weights_in_8_bits() -> None:
     assert np.flatnonzero(np.isnan(np.asarray(y[0], np.float32)).any(0)).tolist() == [3]
 
 
+@pytest.mark.slow
 def test_weights_in_8_bits_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that read 16-bit weights multiply by the same numbers."""
     monkeypatch.setattr(steps, "choose", lambda *_: [])
@@ -186,6 +190,7 @@ def test_passes_that_are_left_out_change_no_result(done: int) -> None:
     check(net, mod, "bfloat16")
 
 
+@pytest.mark.slow
 def test_a_wave_in_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     def best(step: Any, *_: Any) -> Geometry:
         team = Team(step, "bfloat16", "grid", 2, 16, warps_u=1, warps_k=2, register_words=64, shared_words=192, ahead=1)
@@ -227,7 +232,7 @@ def test_large_steps_in_float32(cell: str, width: int, shape: dict[str, int], mo
     ("cell", "precision", "shape"),
     [
         ("lstm", "bfloat16", {"columns": 64, "cluster": 2, "kept": 50}),
-        ("gru", "tf32", {"columns": 48, "cluster": 2, "overlap": 1}),
+        pytest.param("gru", "tf32", {"columns": 48, "cluster": 2, "overlap": 1}, marks=pytest.mark.slow),
         pytest.param("lstm", "float16", {"columns": 64, "cluster": 4, "along": 2}, marks=pytest.mark.slow),
     ],
 )

@@ -63,6 +63,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @examples(15, same=True)
 @given(**CASES)
 def test_compiled_equations(**case: Any) -> None:

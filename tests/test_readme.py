@@ -84,6 +84,7 @@ def test_the_program_in_c_is_one(tmp_path: Path) -> None:
     assert subprocess.run([tmp_path / "main"], capture_output=True, check=True).stdout == b"4\n"
 
 
+@pytest.mark.slow
 def test_the_gpu_section_compiles(tmp_path: Path) -> None:
     """Without a GPU: its Python up to the call, then its commands."""
     try:

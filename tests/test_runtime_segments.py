@@ -131,7 +131,7 @@ def test_the_first_state_may_change_and_x_is_read_again() -> None:
     assert_close(named(*module.backward(tape, case.gy, case.gstate)), expected, net.dtype, 24)
 
 
-@pytest.mark.parametrize("name", ["lstm", "matrix"])
+@pytest.mark.parametrize("name", ["lstm", pytest.param("matrix", marks=pytest.mark.slow)])
 def test_the_predicted_peak_is_what_is_measured(name: str) -> None:
     """All that both calls take, with what they return, within 5 %."""
     net, module = trained(name)

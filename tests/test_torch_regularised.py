@@ -114,9 +114,8 @@ def test_layers_of_torch_have_dropout_alone() -> None:
         rnn.to_torch_layer(network("gru", 3, 4, zoneout=0.1))
 
 
-@pytest.mark.parametrize(
-    "regularised", [pytest.param(False, marks=pytest.mark.slow, id="plain"), pytest.param(True, id="regularised")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("regularised", [False, True], ids=["plain", "regularised"])
 def test_data_parallel_training_over_gloo(regularised: bool, tmp_path: Path) -> None:
     """Two processes with half of the rows each: their parameters after some steps of SGD are, bit for bit, each
     other's, and those of one process with all rows; with masks those of one process that runs both halves."""

@@ -89,7 +89,13 @@ def test_states_that_begin_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     sweep(net, module, monkeypatch)
 
 
-@pytest.mark.parametrize(("c", "dtype"), [(restless, "float64"), ("lstm", "float32")], ids=["restless", "lstm"])
+@pytest.mark.parametrize(
+    ("c", "dtype"),
+    [
+        pytest.param(restless, "float64", marks=pytest.mark.slow, id="restless"),
+        pytest.param("lstm", "float32", id="lstm"),
+    ],
+)
 def test_the_reverse_direction_alone(c: Any, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """From each row's last step to step 0, over tiles of time and layers; as a forward network on flipped steps."""
     net, module = trained(c, 7, 7, num_layers=2, reverse=True, dtype=dtype)

@@ -114,6 +114,7 @@ def test_chunks_of_a_sequence_have_its_masks() -> None:
     assert_close(parts, named(gx, gstate, gweights), "float32", 11)
 
 
+@pytest.mark.slow
 def test_the_tape_has_no_masks() -> None:
     _, module = trained("gru")
     plain = network("gru", 33, 33, num_layers=2)

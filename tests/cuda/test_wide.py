@@ -18,7 +18,9 @@ from tvm_rnn.cuda.wide_layout import m_tiles
 COPIES = 2  # of the loop's body: even and odd steps
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow), "tf32"])
+@pytest.mark.parametrize(
+    "precision", ["bfloat16", *(pytest.param(p, marks=pytest.mark.slow) for p in ("float16", "tf32"))]
+)
 @pytest.mark.parametrize(
     ("register_words", "shared_words"),
     [(1000, 0), pytest.param(8, 1000, marks=pytest.mark.slow), (8, 8), pytest.param(0, 0, marks=pytest.mark.slow)],
