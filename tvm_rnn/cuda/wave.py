@@ -198,9 +198,9 @@ def wave(
     for batch, other, more in sorted(zip(batches or EXPECTED_BATCHES, alone, beside, strict=True), reverse=True):
         with about("", batch=batch):
             best = _best(members, len(layers.of_layer), target, precision, batch)
-            most = GAIN * other if precision != "float32" else _most_us(members, layers.of_layer, batch, other, more)
-            if best is None or best.team is None or not (best.recorded or best.us < most):
-                _tell(best, other, most)
+            allowed = GAIN * other if precision != "float32" else _most_us(members, layers.of_layer, batch, other, more)
+            if best is None or best.team is None or not (best.recorded or best.us < allowed):
+                _tell(best, other, allowed)
                 continue
             why = f"{best.us:.2f} us per step of all layers predicted, one by one {other:.2f}; by {best.record}"
             tell(True, "layers in a wave", why, predicted_us=round(best.us, 3), one_by_one_us=round(other, 3))
