@@ -40,7 +40,7 @@ def test_products_with_one_operand_share_a_launch() -> None:
     assert [work.size for work in found.work] == [2 * 16 * 8, 2 * 16 * 16, 2 * 16]
     program = Program()
     found.reserve(program, "T * B")
-    places = found.places(program)
+    places = found.places(program, {})
     assert len({place.text for place in places.values()}) == 6
     host = program.sequence
     found.run(host, lambda node, product: program.input(0), "T * B", places, "tile > 0")
