@@ -85,7 +85,8 @@ def packed_tile_for(
     if not all(one.piece(storage(precision)) for one in (*lefts, right)):
         return None
     height, width, count = lefts[0].depth, right.depth, len(lefts)
-    flops, moved = 2 * count * height * width, 2 * (count * height + width) * (4 if precision == "tf32" else 2)
+    # Left operands are put in order once for two products as a rule: with inputs, and with states.
+    flops, moved = 2 * count * height * width, (count * height + 2 * width) * (4 if precision == "tf32" else 2)
     if flops / PACKED_RATE[precision] + moved / MEMORY_RATE > flops / PLAIN_RATE[precision]:
         return None
 
