@@ -61,6 +61,15 @@ def test_strict_float32_has_waves_of_its_own(cell: str) -> None:
     assert 4 * regime.team.ctas * -(-64 // regime.team.rows) <= GPU.sms
 
 
+def test_few_rows_are_left_to_layers_side_by_side() -> None:
+    plan = planned("lstm", 512, (1, 16, 64), "float32", num_layers=4)
+    assert plan.together is not None and plan.together.floors == [1, 0]
+    sizes = text(plan) + "\n".join(line.strip() for line in plan.program.layout)
+    assert "T >= 4 && B > 1 && B <= 16 ? 0 : T >= 4 && B <= 64 ? 1 : -1" in sizes
+    few, many = [row for row in plan.program.facts["templates"] if "in a wave" in row["unit"]]
+    assert few["least_batch"] == 2 and few["unit"].endswith("B > 1") and "least_batch" not in many
+
+
 @pytest.mark.parametrize(
     ("cell", "hidden", "how"),
     [

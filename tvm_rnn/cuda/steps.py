@@ -21,6 +21,7 @@ from .draws import Draw, MaskRows, mask_kernel
 from .gemm import gemm
 from .layout import Layout, Target
 from .places import Argument, Place
+from .predict import predict
 from .predict_steps import predict_steps
 from .program import ITEM_BYTES, Expr, Host, Pointer, Program
 from .recurrent import Persistent, choose
@@ -204,8 +205,11 @@ class Layer:
     def predicted_us(self, batch: int) -> float:
         """Of one step, where a persistent regime runs it; else what a step of several launches takes at least."""
         fitting = [r for r in self.regimes if r.most is None or batch <= r.most]
-        if not fitting and self.precision == "float32":  # products alone take longer than that
-            return max(STEP_US, predict_steps(self.layout, self.precision, batch, self.machine))
+        if self.precision == "float32":  # products alone take longer than that
+            if not fitting:
+                return max(STEP_US, predict_steps(self.layout, self.precision, batch, self.machine))
+            if isinstance(fitting[0], Persistent):  # also in rounds, which other batch sizes may need
+                return predict(fitting[0].team, batch, self.machine)
         return next((float(r.fact.get("predicted_us", STEP_US)) for r in fitting), STEP_US)
 
     def beside(self, batch: int) -> int:

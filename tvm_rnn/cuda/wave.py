@@ -60,6 +60,7 @@ class Wave:
     members: list[Member]
     regimes: list[list[Persistent]]  # per wave: one per member
     limits: list[int]  # per wave: the largest B
+    floors: list[int]  # per wave: the largest B that layers one by one are left to; 0: none
     places: list[dict[Any, Pointer]] = field(default_factory=list)  # per layer: packed weights
 
     # --- memory ----------------------------------------------------------------------------------------------------
@@ -67,7 +68,9 @@ class Wave:
     def reserve(self, program: Program) -> None:
         """Sizes, memory, and the weights of every layer."""
         layers = len(self.of_layer)
-        cases = "".join(f"T >= {LEAST_STEPS} && B <= {limit} ? {n} : " for n, limit in enumerate(self.limits))
+        cases = ""
+        for number, (floor, limit) in enumerate(zip(self.floors, self.limits, strict=True)):
+            cases += f"T >= {LEAST_STEPS} && {f'B > {floor} && ' if floor else ''}B <= {limit} ? {number} : "
         self.fits = program.let("wave_fits", f"{cases}-1")
         output = self.members[0].layout.output
         row = output.row_stride * ITEM_BYTES[output.dtype] * max(1, layers - 1)
@@ -156,10 +159,11 @@ class Wave:
     def facts(self) -> list[dict[str, Any]]:
         """Rows for the manifest's templates."""
         found = []
-        for regimes, limit in zip(self.regimes, self.limits, strict=True):
+        for regimes, floor, limit in zip(self.regimes, self.floors, self.limits, strict=True):
             fact = replace(regimes[0], most=limit).fact
             unit = f"{len(self.of_layer)} layers in a wave, {fact['unit']}, T >= {LEAST_STEPS}"
-            found.append({**fact, "unit": unit, "least_steps": LEAST_STEPS})
+            least = {"unit": f"{unit}, B > {floor}", "least_batch": floor + 1} if floor else {"unit": unit}
+            found.append({**fact, **least, "least_steps": LEAST_STEPS})
         return found
 
 
@@ -195,20 +199,23 @@ def wave(
         tell(False, "layers in a wave", str(reason))
         return None
     found: list[tuple[int, Geometry]] = []
+    floors: dict[int, int] = {}  # by the number in `found`: the next smaller batch, where that has no wave
     for batch, other, more in sorted(zip(batches or EXPECTED_BATCHES, alone, beside, strict=True), reverse=True):
         with about("", batch=batch):
             best = _best(members, len(layers.of_layer), target, precision, batch)
             allowed = GAIN * other if precision != "float32" else _most_us(members, layers.of_layer, batch, other, more)
             if best is None or best.team is None or not (best.recorded or best.us < allowed):
                 _tell(best, other, allowed)
+                if found:
+                    floors.setdefault(len(found) - 1, batch)
                 continue
             why = f"{best.us:.2f} us per step of all layers predicted, one by one {other:.2f}; by {best.record}"
             tell(True, "layers in a wave", why, predicted_us=round(best.us, 3), one_by_one_us=round(other, 3))
-        if not found or found[-1][1].team != best.team:
+        if not found or len(found) - 1 in floors or found[-1][1].team != best.team:
             found.append((batch, best))
     if not found:
         return None
-    result = Wave(net, layers.of_layer, members, [], [])
+    result = Wave(net, layers.of_layer, members, [], [], [floors.get(n, 0) for n in reversed(range(len(found)))])
     for number, (batch, best) in enumerate(reversed(found)):
         most = batch if number + 1 < len(found) else None
         result.regimes.append([_regime(m, best, most, net, target) for m in members])
