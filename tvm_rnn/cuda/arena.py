@@ -10,10 +10,12 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as I
 
-from . import staged_layout
+from . import fma_layout, staged_layout
 from .cell_reads import CellReads
 from .copies import Copies
 from .exchange import Cluster, Grid
+from .fma_product import FmaProduct
+from .fma_ring import FmaInputs
 from .grouped import Grouped
 from .inputs import Inputs
 from .polled import Polled
@@ -45,6 +47,16 @@ def lay_out(body: Any) -> None:
         body.inputs.announce()
         body.reads = CellReads(body, stage_at + team.stage_words)
         body.product = Grouped(body, partial_at)
+        return
+    if team.fma:
+        weights_at = fma_layout.ring_words(team)
+        partial_at = weights_at + team.weight_words
+        stage_at = partial_at + team.partial_words
+        body.exchange = Staged(k, team, ids, arena, stage_at, body)
+        body.inputs, body.copies = FmaInputs(body, 0), Copies(body, 0)
+        body.inputs.announce()
+        body.reads = CellReads(body, stage_at + team.stage_words)
+        body.product = FmaProduct(body, 0, weights_at, partial_at)
         return
     partial_at = team.exchange_words if team.exchange == "cluster" else 0
     stage_at = partial_at + team.partial_words

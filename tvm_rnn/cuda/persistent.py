@@ -69,7 +69,7 @@ def kernel(name: str, team: Team, layout: Layout, initial: Mapping[str, float] |
     """The kernel of a team. Its teams are counted by the scalar "teams"; blocks of a grid must all be resident.
     initial: what states are after a reset, for a kernel that knows lengths and resets; None for one that does not."""
     if team.polled and not team.pollable:
-        raise ValueError("a polled team needs products alone, of whole blocks of K; staged, whole warpgroups as well")
+        raise ValueError("polled teams have products alone, of whole K blocks; staged: warpgroups; fma: float32")
     if team.ring and not able(team):
         raise ValueError("a ring has two stages at least, whole warpgroups, a counter in L2, no inputs and no codes")
     masked = initial is not None

@@ -83,7 +83,8 @@ class Persistent:
         phase, share = weights(team)[number]
         node = share.operand.weight
         shape = (team.ctas, team.warps_u, team.warps_k, share.kblocks, team.blocks(phase.width))
-        ring = (team.k_parts, share.registers, team.staged) if team.ring or team.staged else ()
+        other = team.ring or team.staged or team.fma
+        ring = (team.k_parts, share.registers, team.staged, bool(team.fma)) if other else ()
 
         def index(at: Expr) -> tuple[tuple[Expr, ...], Expr]:
             return team.weight_index(phase, share, at)
@@ -144,7 +145,7 @@ class Persistent:
             name: getattr(team, name)
             for name in (
                 *("ctas", "rows", "warps_u", "warps_n", "warps_k", "register_words", "shared_words", "ahead"),
-                *("passes", "polled", "copied", "ring", "together", "staged"),
+                *("passes", "polled", "copied", "ring", "together", "staged", "fma"),
             )
             if name != "shared_words" or team.exchange == "grid"  # a cluster keeps all that is left there
         }
