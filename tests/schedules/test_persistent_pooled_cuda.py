@@ -95,7 +95,8 @@ def test_a_record_is_replayed() -> None:
 )
 def test_kernels_hardly_spill(name: str, hidden: int, batch: int, precision: str, tmp_path: Path) -> None:
     team = chosen(name, hidden, batch, precision)
-    kernel = persistent.kernel("k", team, layout_of(name, hidden, precision))
-    assert kernel.resident and kernel.cluster == team.together
-    registers, spilled = registers_and_spills(kernel, tmp_path)
-    assert spilled <= MOST_SPILLED and 0 < registers <= 65536 // team.threads
+    for initial in (None, {}):
+        kernel = persistent.kernel("k", team, layout_of(name, hidden, precision), initial)
+        assert kernel.resident and kernel.cluster == team.together
+        registers, spilled = registers_and_spills(kernel, tmp_path)
+        assert spilled <= MOST_SPILLED and 0 < registers <= 65536 // team.threads

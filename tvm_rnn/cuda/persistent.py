@@ -283,8 +283,9 @@ class Body:
                 if self.team.ring:
                     for share in self.team.shares[phase]:
                         self._ready(share)
-                    between = self.reads.now(t) if phase is self.step.phases[0] else []
-                    gates = self.product.emit(phase, self._source, between)
+                    first = phase is self.step.phases[0]
+                    reads = [self.reads.now(t, fetch=far) if first else [] for far in (False, True)]
+                    gates = self.product.emit(phase, self._source, *reads)
                 else:
                     gates = self.product.emit(phase, self._loader(), self._ready)
                 self._stash(phase)

@@ -99,11 +99,16 @@ class PooledProduct:
     # --- the product -------------------------------------------------------------------------------------------------
 
     def emit(
-        self, phase: Phase, source: Callable[[Share], Expr], between: Sequence[Callable[[], None]] = ()
+        self,
+        phase: Phase,
+        source: Callable[[Share], Expr],
+        loads: Sequence[Callable[[], None]] = (),
+        fetches: Sequence[Callable[[], None]] = (),
     ) -> list[Expr]:
         """All gates of this lane's cells: own[(m tile * own_tiles + j) * 4 + half * 2 + e], two halves (`Team.halves`)
-        to an m tile. source(share): the first word of its operand in the exchange. between: statements to be written
-        while products are under way."""
+        to an m tile. source(share): the first word of its operand in the exchange. loads: what cells read comes while
+        the cluster's blocks wait for each other: until then products need the registers. fetches: its way into L2,
+        while all blocks do."""
         k, ring, team = self.k, self.ring, self.team
         lag = LAG if team.ring > LAG + 1 else 1
         if not separated(team, phase):
@@ -111,6 +116,8 @@ class PooledProduct:
         acc = k.local(team.group_tiles(phase) * team.rows // 2)
         ring.refresh()
         ring.begin(phase, source)
+        for fetch in fetches:
+            fetch()
         every = ring.chunks[phase]
         for number, chunk in enumerate(every):
             ring.wait(chunk)
@@ -122,14 +129,14 @@ class PooledProduct:
                 k.do(I.ptx.wgmma.wait_group.sync.aligned(lag))
                 ring.release(every[number - lag])
                 ring.refill(phase, number - lag, source)
-            for piece in between[len(between) * number // len(every) : len(between) * (number + 1) // len(every)]:
-                piece()
         k.do(I.ptx.wgmma.wait_group.sync.aligned(0))
         for chunk in every[-lag:]:
             ring.release(chunk)
         if not team.apart:
             ring.meet()  # nobody in the cluster reads the ring any more
         self._give(phase, acc)
+        for load in loads:
+            load()
         ring.meet()
         found = self._take(phase)
         if not team.apart:

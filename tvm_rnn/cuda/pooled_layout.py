@@ -119,7 +119,8 @@ class Pooled(Team):
         return places(self).end
 
     def registers(self) -> int:
-        """An estimate per thread: weights, sums, values that cells read, states, addresses."""
+        """An estimate per thread: weights, sums, what cells read, states, addresses. Kernels that know lengths and
+        resets, too, then hardly spill."""
         total = sum(s.registers * self.block_words(p) for p, parts in self.shares.items() for s in parts)
         total += max(self.group_tiles(p) for p in self.shares) * self.rows // 2
         for number, phase in enumerate(self.step.phases):
