@@ -19,6 +19,8 @@ from ..decisions import listening, tell
 from ..target import Target
 from . import fma_layout
 from .phases import Phase
+from .pooled_layout import Pooled
+from .predict_pooled import pooled_product
 from .team import Team
 from .wide_layout import FEW_STAGES, chunks, m_tiles
 
@@ -87,7 +89,8 @@ RESIDENT_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 def resident_teams(team: Team, target: Target) -> int:
     """Teams that run at the same time, one block per multiprocessor."""
     if team.exchange == "grid":
-        return target.sms // team.ctas
+        together = RESIDENT_CLUSTERS.get(team.together, 0) * team.together * target.sms // 132
+        return together // team.ctas
     return RESIDENT_CLUSTERS.get(team.ctas, 0) * target.sms // 132
 
 
@@ -132,7 +135,7 @@ def lacking(team: Team, target: Target) -> Lack:
     held = sum(s.registers + s.shared for parts in team.shares.values() for s in parts)
     lanes, words = team.k_parts * team.part_lanes * 4, sum(team.block_words(p) * n for p, n in blocks)
     streamed = sum(s.streamed * team.block_words(p) for p, parts in team.shares.items() for s in parts)
-    if (streamed or not held) and not team.fma:
+    if (streamed or not held) and not team.fma and not isinstance(team, Pooled):
         why = f"{where}: a block's weights are {words * lanes} bytes, {streamed * lanes} more than it may keep"
         return Lack(why, streamed * lanes, words * lanes)
     most = min(255, (1 << 16) // team.threads // 8 * 8)
@@ -161,7 +164,8 @@ def able_to_run(team: Team, target: Target) -> bool:
     products take longer than that."""
     if team.threads > 1024 or not resident_teams(team, target) or not _holds(team):
         return False
-    if any(s.streamed for parts in team.shares.values() for s in parts) and not team.fma:
+    streams = team.fma or isinstance(team, Pooled)
+    if any(s.streamed for parts in team.shares.values() for s in parts) and not streams:
         return False
     return team.fits(shared_bytes=target.shared_bytes)
 
@@ -262,6 +266,8 @@ def _fma_product(team: Team, phase: Phase) -> float:
 
 def _product(team: Team, number: int) -> float:
     phase = team.step.phases[number]
+    if isinstance(team, Pooled):
+        return pooled_product(team, phase, CLOCK_MHZ)
     if team.ring:
         return _ring_product(team, phase)
     if team.staged:
