@@ -26,6 +26,7 @@ from .cli_options import (
     Target,
     WeightDtype,
     Without,
+    regularised,
 )
 from .console import print_json, print_rich, progress
 
@@ -45,6 +46,7 @@ OwnCell = Annotated[
 Measure = Annotated[bool, typer.Option("--measure", help="Compile it too: a GPU's registers; on CPUs, time it here.")]
 
 
+@regularised
 def explain(
     spec: Explained,
     input_size: InputSize = None,
@@ -61,6 +63,7 @@ def explain(
     training: Annotated[bool, typer.Option("--training", help="With gradients.")] = False,
     keep: Keep = None,
     max_bytes: MaxBytes = "",
+    regularisers: Any = None,
     without: Without = None,
     measure: Measure = False,
     cell: OwnCell = None,
@@ -95,7 +98,7 @@ def explain(
         if spec.endswith(".so"):
             found = explained(spec, batch=parse_batch(batch), **own)
         else:
-            shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
+            shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype, "regularisers": regularisers}
             net = looked_at(spec, input_size, hidden_size, size, shape)
             found = explained(net, target, batch=parse_batch(batch), **own)
         if html is not None:

@@ -118,6 +118,7 @@ class Body:
         self._identify()
         lay_out(self)
         self.reads.load_params()
+        self.reads.words.prepare()
         self.masks = None if self.initial is None else Masks(self, self.initial)
         self._load_states()
         self.exchange.prepare()
@@ -279,6 +280,7 @@ class Body:
             self.masks.begin(t)
         self._arm()
         self.reads.fetch.begin(t)
+        self.reads.words.begin(t)
         self.keeping.before()
         for phase in self.step.phases:
             self.phase = phase

@@ -195,11 +195,11 @@ class Team:
 
     def fetches(self, phase: Phase, node: Node, slot: int) -> bool:
         """Whether a hoisted value's component is copied to shared memory early, 8 units at a time (`fetch.py`). A ring
-        needs that memory."""
+        needs that memory, masks are words."""
         # Inputs: on an H200 6.6 us in place of 7.2 in a grid (GRU 1024 backwards, B = 32), 2.15 in place of 1.84 in
         # clusters (LSTM 256).
         whole = node.op != "input" or (self.exchange == "grid" and node in self.step.whole)
-        return not self.ring and whole and slot >= 0 and phase.width % 8 == 0
+        return not self.ring and whole and slot >= 0 and phase.width % 8 == 0 and not node.random
 
     @property
     def fetching(self) -> int:
@@ -369,12 +369,9 @@ class Team:
             total += max(self.block_words(p) for p in self.step.phases)  # fragments on their way
         for number, phase in enumerate(self.step.phases):
             cells = self.blocks(phase.width) * self.own_tiles * 2
-            early = (
-                len(self.step.reads[number])
-                if self.ring
-                else sum(self.fetches(phase, node, slot) for node, slot in self.step.reads[number])
-            )
-            total += (2 * len(self.step.reads[number]) - early) * cells
+            reads = self.step.reads[number]
+            early = [self.ring or node.random or self.fetches(phase, node, slot) for node, slot in reads]
+            total += (2 * len(reads) - sum(map(bool, early))) * cells
         for state in self.step.graph.states:
             total += self.blocks(state.shape[0]) * self.own_tiles * 2
         return total + 30

@@ -1,0 +1,123 @@
+"""What the cells of a persistent kernel read of masks: words of 32 steps in registers, a bit of them in each step.
+
+In: the kernel's state (`persistent.Body`), and masks as words (`draws.py`). Out: registers, and values of 0 and 1. A
+lane loads the words of its own units and batch rows, once in 32 steps, at the end of the step before: the loads are on
+their way while the next product is. A mask for whole sequences is loaded once, and is a number in a register.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import prod
+from typing import Any
+
+from tvm import tirx
+
+from ..expressions import Index, element
+from ..graph import Node
+from .draws import BITS, WORD
+from .phases import components, place
+
+Expr = Any
+Key = tuple[Node, int, int, int, int, int]  # mask, component, units of the phase, block, own tile, row of two
+
+
+class MaskWords:
+    """The words of one kernel. numbers: of each mask's pointer."""
+
+    def __init__(self, body: Any, numbers: Mapping[Node, int]) -> None:
+        self.body, self.k, self.step, self.numbers = body, body.k, body.step, numbers
+        self.words: dict[Key, tuple[Any, int]] = {}
+        self.shift: Expr = tirx.const(0, "int32")
+
+    def prepare(self) -> None:
+        """Registers, and what the first step reads."""
+        found: dict[Key, None] = {}
+        for phase, reads in zip(self.step.phases, self.step.reads, strict=True):
+            for node, slot in reads:
+                if node.random:
+                    found |= {(node, slot, phase.width, *cell): None for cell in self.body._cells(phase.width)}
+        for whole in (True, False):
+            own = [key for key in found if _whole(key[0]) == whole]
+            registers = self.k.local(max(1, len(own)), "float32" if whole else WORD)
+            self.words |= {key: (registers, at) for at, key in enumerate(own)}
+            if own:
+                self._load(own, tirx.const(0, "int32"))
+
+    def begin(self, t: Expr) -> None:
+        """Step t begins: which bit is its own."""
+        if any(not _whole(key[0]) for key in self.words):
+            self.shift = self.k.keep(tirx.bitwise_and(self.body._local(t), BITS - 1))
+
+    def after(self, t: Expr) -> None:
+        """Step t - 1 ends: where step t begins another word, load it."""
+        own = [key for key in self.words if not _whole(key[0])]
+        if not own:
+            return
+        k = self.k
+        first = tirx.Select(k["direction"] < 0, tirx.const(BITS - 1, "int32"), tirx.const(0, "int32"))
+        turns = tirx.EQ(tirx.bitwise_and(self.body._local(t), BITS - 1), first)
+        with k.when(tirx.And(t < k["steps"], turns)):
+            self._load(own, t)
+
+    def _load(self, own: list[Key], t: Expr) -> None:
+        k, body = self.k, self.body
+        group = k.keep(tirx.Cast("int64", self.body._local(t) >> (BITS.bit_length() - 1)) * k["batch"])
+        for node, slot, width, block, j, e in own:
+            registers, at = self.words[node, slot, width, block, j, e]
+            row = tirx.Cast("int64", body._row(j, e))
+            row = row if _whole(node) else group + row
+            unit: Expr = ~slot if slot < 0 else slot * width + body._unit(width, block)
+            k.store(registers, tirx.const(0, registers.dtype), at)
+            with body._own_tile(j), k.when(body._inside(width if slot >= 0 else 1, block, j, e)):
+                word = self.word(node, row, unit)
+                k.store(registers, self.number(word) if _whole(node) else word, at)
+
+    def word(self, node: Node, row: Expr, unit: Expr) -> Expr:
+        """A word in memory."""
+        return self.k[f"read_{self.numbers[node]}"][row * prod(node.shape) + tirx.Cast("int64", unit)]
+
+    def number(self, word: Expr) -> Expr:
+        """The lowest bit as a number."""
+        one, zero = (tirx.const(value, "float32") for value in (1.0, 0.0))
+        return tirx.Select(tirx.NE(tirx.bitwise_and(word, tirx.const(1, WORD)), tirx.const(0, WORD)), one, zero)
+
+    def handed(self, state: Node, value: Expr, block: int, j: int, e: int) -> Expr:
+        """What products read of a state's value in one cell."""
+        width = self.step.domain[state]
+        return self._shown(state, value, lambda node, slot: self.value(node, slot, width, block, j, e))
+
+    def handed_at(self, state: Node, value: Expr, row: Expr, unit: Expr) -> Expr:
+        """The same in any batch row and unit."""
+        width = self.step.domain[state]
+
+        def number(node: Node, slot: int) -> Expr:
+            return self.number(self.word(node, tirx.Cast("int64", row), ~slot if slot < 0 else slot * width + unit))
+
+        return self._shown(state, value, number)
+
+    def _shown(self, state: Node, value: Expr, mask: Callable[[Node, int], Expr]) -> Expr:
+        node = self.step.shown.get(state)
+        if node is None:
+            return value
+        width, own = self.step.domain[state], self.k.keep(value)
+
+        def read(inner: Node, index: Index) -> Expr | None:
+            if inner is state:
+                return own
+            if not inner.random:
+                return None
+            number, moving = place(inner, index, width)
+            return mask(inner, number if moving else ~number)
+
+        _, index = next(components(node, width))
+        return element(node, index, read, "float32")
+
+    def value(self, *key: Any) -> Expr:
+        """The mask of one cell in this step."""
+        registers, at = self.words[key]
+        return registers[at] if _whole(key[0]) else self.number(registers[at] >> tirx.Cast(WORD, self.shift))
+
+
+def _whole(node: Node) -> bool:
+    return bool(node.attrs["every"] == "sequence")
