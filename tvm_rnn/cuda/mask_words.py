@@ -1,8 +1,8 @@
 """What the cells of a persistent kernel read of masks: words of 32 steps in registers, a bit of them in each step.
 
 In: the kernel's state (`persistent.Body`), and masks as words (`draws.py`). Out: registers, and values of 0 and 1. A
-lane loads the words of its own units and batch rows, once in 32 steps, at the end of the step before: the loads are on
-their way while the next product is. A mask for whole sequences is loaded once, and is a number in a register.
+lane loads the words of its own units and batch rows, once in 32 steps. A mask for whole sequences is loaded once, and
+is a number in a register.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class MaskWords:
 
     def _load(self, own: list[Key], t: Expr) -> None:
         k, body = self.k, self.body
+        # 0, which the compiler cannot know: what is made of a word here is waited for here, and not in every step.
+        none = k.keep(tirx.Cast(WORD, k["direction"] * k["direction"] - 1))
         group = k.keep(tirx.Cast("int64", self.body._local(t) >> (BITS.bit_length() - 1)) * k["batch"])
         for node, slot, width, block, j, e in own:
             registers, at = self.words[node, slot, width, block, j, e]
@@ -70,7 +72,7 @@ class MaskWords:
             unit: Expr = ~slot if slot < 0 else slot * width + body._unit(width, block)
             k.store(registers, tirx.const(0, registers.dtype), at)
             with body._own_tile(j), k.when(body._inside(width if slot >= 0 else 1, block, j, e)):
-                word = self.word(node, row, unit)
+                word = tirx.bitwise_xor(self.word(node, row, unit), none)
                 k.store(registers, self.number(word) if _whole(node) else word, at)
 
     def word(self, node: Node, row: Expr, unit: Expr) -> Expr:

@@ -296,6 +296,7 @@ class Body:
                 self._stash(phase)
             (Reduction(self, phase) if phase.kind == "reduce" else Epilogue(self, phase, gates)).emit()
             self.keeping.phase(phase)
+            self.reads.phase(phase, par, t)
         self.copies.ask_inputs()
         for state in self.step.graph.states:
             width, result = self.step.domain[state], self.step.result(state)
