@@ -16,6 +16,7 @@ from tvm_rnn.spec import (
     is_model,
     parse_batch,
     parse_bytes,
+    parse_names,
     parse_probabilities,
     parse_sizes,
     read_model,
@@ -113,6 +114,10 @@ def test_numbers_of_bytes() -> None:
     for text in ("many", "1X", "1.5", "M"):
         with pytest.raises(ConfigError, match="no number of bytes"):
             parse_bytes(text)
+
+
+def test_names() -> None:
+    assert parse_names("sm_80, sm_90a,") == ["sm_80", "sm_90a"] and parse_names(" ") == []
 
 
 def test_probabilities() -> None:

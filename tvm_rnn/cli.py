@@ -120,15 +120,15 @@ def compile_cell(
 
     $ tvm-rnn compile model.onnx -o model.so --bundle model_for_c
     """
+    from .cli_model import check_outputs, net_of, report_compiled
+    from .spec import is_model, parse_batch, parse_bytes, parse_names
+
     if weights is not None and seed is not None:
         raise typer.BadParameter("give --weights or --seed, not both")
-    from .cli_model import check_outputs, net_of, report_compiled
-    from .spec import is_model, parse_batch, parse_bytes
-
     if input_size is None and not is_model(spec):
         raise typer.BadParameter("--input-size is needed for a cell")
     check_outputs(output, bundle, weights is not None or seed is not None or is_model(spec))
-    started = time.perf_counter()
+    started, written = time.perf_counter(), {"output": output, "bundle": bundle}
     with progress(as_json) as stage:
         stage("tracing")
         shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype, "regularisers": regularisers}
@@ -136,14 +136,12 @@ def compile_cell(
         stage("loading the compiler")
         from .build import compile
 
-        on = [word.strip() for word in arch.split(",") if word.strip()]
-        how: dict[str, Any] = {"weights": weight_dtype, "without": without or (), "dump": dump, "keep": keep}
-        how["max_bytes"] = parse_bytes(max_bytes)
-        module = compile(net, target, parse_batch(batch), training, precision=precision, arch=on, **how, progress=stage)
+        how: dict[str, Any] = {"weights": weight_dtype, "without": without or (), "dump": dump, "progress": stage}
+        how |= {"keep": keep, "max_bytes": parse_bytes(max_bytes), "precision": precision}
+        module = compile(net, target, parse_batch(batch), training, arch=parse_names(arch), **how)
         stage(f"writing {output or bundle}")
         module.export(output, bundle=bundle)
-    seconds = time.perf_counter() - started
-    report_compiled({"output": output, "bundle": bundle}, module.manifest, seconds, as_json, bool(net.weights))
+    report_compiled(written, module.manifest, time.perf_counter() - started, as_json, bool(net.weights))
 
 
 @app.command("run")

@@ -101,6 +101,6 @@ def regularised(command: Callable[..., None]) -> Callable[..., None]:
     kept = []
     for parameter in own.parameters.values():
         kept += added if parameter.name == "regularisers" else [parameter.replace(kind=keyword)]
-    run.__signature__ = own.replace(parameters=kept)  # type: ignore[attr-defined]
+    run.__dict__["__signature__"] = own.replace(parameters=kept)
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in kept}
     return run

@@ -146,6 +146,11 @@ def parse_probabilities(option: str, text: str) -> float | dict[str, float]:
     raise ConfigError(message(option, got=repr(text), expected="a probability, such as 0.1, or NAME=P,NAME=P"))
 
 
+def parse_names(text: str) -> list[str]:
+    """The names of "sm_80, sm_90a"; none of ""."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def parse_batch(text: str) -> list[int]:
     """The batch sizes of "1,16"; none of "". Raises ConfigError for anything else."""
     values = parse_numbers(text)

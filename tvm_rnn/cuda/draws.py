@@ -33,6 +33,7 @@ from .rows import THREADS, elements
 Expr = Any
 WORD = "uint32"
 BITS = 32  # steps of a word
+TOGETHER = 4  # of these, drawn at a time: on an H200 27 us for 8 million draws, one by one 29
 
 
 @dataclass(frozen=True)
@@ -240,10 +241,11 @@ def words_kernel(name: str, node: Node) -> Kernel:
             else:
                 last = w.keep(tirx.Cast(WORD, w["start"] + tirx.truncdiv(row, w["batch"]) * BITS + (BITS - 1)))
                 w.store(bits, tirx.const(0, WORD), 0)
-                with w.loop(BITS) as i:  # backwards, so that the first step's bit is shifted in last
-                    word, _ = threefry(w, key, unit, last - tirx.Cast(WORD, i))
-                    own = tirx.Select(word < _limit(node), tirx.const(1, WORD), tirx.const(0, WORD))
-                    w.store(bits, bits[0] + bits[0] + own, 0)
+                with w.loop(BITS // TOGETHER) as i:  # backwards, so that the first step's bit is shifted in last
+                    for n in range(TOGETHER):
+                        word, _ = threefry(w, key, unit, last - tirx.Cast(WORD, i * TOGETHER + n))
+                        own = tirx.Select(word < _limit(node), tirx.const(1, WORD), tirx.const(0, WORD))
+                        w.store(bits, bits[0] + bits[0] + own, 0)
             w.store(w["words"], bits[0], row * int64(units) + wide(j))
 
     scalars = [("rows", "int64"), ("batch", "int64"), ("start", "int64")]

@@ -7,11 +7,13 @@ is a number in a register.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
 from tvm import tirx
+from tvm.script.ir_builder import tirx as I
 
 from ..expressions import Index, element
 from ..graph import Node
@@ -61,19 +63,41 @@ class MaskWords:
             self._load(own, t)
 
     def _load(self, own: list[Key], t: Expr) -> None:
+        """All of them at once, then what is made of them, then their successors' way into L2."""
         k, body = self.k, self.body
         # 0, which the compiler cannot know: what is made of a word here is waited for here, and not in every step.
         none = k.keep(tirx.Cast(WORD, k["direction"] * k["direction"] - 1))
-        group = k.keep(tirx.Cast("int64", self.body._local(t) >> (BITS.bit_length() - 1)) * k["batch"])
-        for node, slot, width, block, j, e in own:
-            registers, at = self.words[node, slot, width, block, j, e]
-            row = tirx.Cast("int64", body._row(j, e))
-            row = row if _whole(node) else group + row
-            unit: Expr = ~slot if slot < 0 else slot * width + body._unit(width, block)
-            k.store(registers, tirx.const(0, registers.dtype), at)
-            with body._own_tile(j), k.when(body._inside(width if slot >= 0 else 1, block, j, e)):
-                word = tirx.bitwise_xor(self.word(node, row, unit), none)
-                k.store(registers, self.number(word) if _whole(node) else word, at)
+        group = k.keep(tirx.Cast("int64", body._local(t) >> (BITS.bit_length() - 1)) * k["batch"])
+        loaded = k.local(len(own), WORD)
+        for n, (node, *cell) in enumerate(own):
+            k.store(loaded, tirx.const(0, WORD), n)
+            with self._cell(*cell):
+                k.store(loaded, self.word(node, *self._at(group, node, *cell)), n)
+        for n, key in enumerate(own):
+            registers, at = self.words[key]
+            word = tirx.bitwise_xor(loaded[n], none)
+            k.store(registers, self.number(word) if _whole(key[0]) else word, at)
+        with k.when(t + BITS < k["steps"]):
+            later = k.keep(group + k["direction"] * k["batch"])
+            for node, *cell in (key for key in own if not _whole(key[0])):
+                with self._cell(*cell):
+                    pointer = self._pointer(node, *self._at(later, node, *cell))
+                    k.do(I.ptx["prefetch.global.L2"](pointer))
+
+    @contextmanager
+    def _cell(self, slot: int, width: int, block: int, j: int, e: int) -> Iterator[None]:
+        """For lanes that have that cell."""
+        with self.body._own_tile(j), self.k.when(self.body._inside(width if slot >= 0 else 1, block, j, e)):
+            yield
+
+    def _at(self, group: Expr, node: Node, slot: int, width: int, block: int, j: int, e: int) -> tuple[Expr, Expr]:
+        """Row and unit of a cell's word."""
+        row = tirx.Cast("int64", self.body._row(j, e))
+        unit: Expr = ~slot if slot < 0 else slot * width + self.body._unit(width, block)
+        return row if _whole(node) else group + row, unit
+
+    def _pointer(self, node: Node, row: Expr, unit: Expr) -> Expr:
+        return self.k[f"read_{self.numbers[node]}"].ptr_to([row * prod(node.shape) + tirx.Cast("int64", unit)])
 
     def word(self, node: Node, row: Expr, unit: Expr) -> Expr:
         """A word in memory."""
