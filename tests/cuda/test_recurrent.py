@@ -45,8 +45,14 @@ def check_ranges(found: list[Any], largest: int = max(EXPECTED_BATCHES)) -> None
 
 
 @pytest.mark.parametrize("precision", PRECISIONS[:3])
-@pytest.mark.parametrize("hidden", [256, 512, 1024])
-@pytest.mark.parametrize("name", ["lstm", "gru"])
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [
+        pytest.param(name, hidden, marks=() if (name, hidden) in (("lstm", 512), ("gru", 1024)) else pytest.mark.slow)
+        for name in ("lstm", "gru")
+        for hidden in (256, 512, 1024)
+    ],
+)
 def test_lstm_and_gru_stay_on_the_chip(name: str, hidden: int, precision: str) -> None:
     found = regimes(name, hidden, precision)
     assert found and all(isinstance(regime, Persistent) for regime in found)
