@@ -121,6 +121,7 @@ def test_a_state_times_a_mask_is_shown_only_where_nobody_else_reads_it() -> None
         return len(found.shown), len(found.phases)
 
     assert shown(rnn.cells.elman, recurrent_dropout=0.5) == (1, 1)
-    assert shown(rnn.cells.gru_reset_before, recurrent_dropout=0.5) == (1, 2)
+    assert shown(rnn.cells.gru, recurrent_dropout=0.5) == (1, 1)
+    assert shown(rnn.cells.gru_reset_before, recurrent_dropout=0.5)[0] == 0
     assert shown(rnn.cells.elman, zoneout=0.5) == (0, 1)
-    assert shown(both, recurrent_dropout=0.5)[0] in (0, 1)
+    assert shown(both, recurrent_dropout=0.5)[0] == 0

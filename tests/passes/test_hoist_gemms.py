@@ -132,3 +132,17 @@ def test_what_sums_read_of_inputs_with_masks_is_made_before_the_steps() -> None:
             if any(a.random for a in arg.args) and arg.op == "mul" and arg not in masked:
                 assert graph.region_of(arg) == graph.region_of(node)
     assert sum(n.random for n in nodes) == 4
+
+
+def test_what_sums_and_the_steps_both_read_stays_in_the_steps() -> None:
+    """h * mask is a factor of itself: sums read it and its square, which is not made before what it is made of."""
+
+    @cell(states="h")
+    def twice(x: "I", h: "H", *, W: "H I", R: "H H", S: "H H"):
+        return tanh(W @ x + R @ h + S @ (h * sigmoid(h)))
+
+    net = rnn.RNN(twice, 5, 7, recurrent_dropout=0.3)
+    graph = differentiate(normalise(net.layers[0].training)).backward
+    assert graph is not None
+    HoistGemms().ensures(HoistGemms().apply(graph, net, V4))
+    rnn.compile(net.init(0), training=True)

@@ -168,16 +168,16 @@ def _show(graph: Graph, drafts: list[Phase]) -> tuple[list[Phase], dict[Node, No
     place of the state: no phase has to, at the start of a step, while everybody waits."""
     users, roots = graph.users(), {*graph.roots}
     products = {p.root for p in drafts if p.kind == "gemm"}
-    read = {o.source for p in drafts for o in p.operands}
+    read = dict.fromkeys(o.source for p in drafts for o in p.operands)
     shown: dict[Node, Node] = {}
     for node in read:
         leaves = [n for n in topological([node]) if n.leaf or n.random]
         states = [n for n in leaves if n.op == "state"]
         fixed = all(n.attrs["every"] == "sequence" if n.random else n.scalar is not None or n in states for n in leaves)
         alone = node not in roots and all(u in products for u in users[node])
-        if node.pointwise and fixed and alone and len(states) == 1 and states[0].shape == node.shape:
-            if states[0] in read or states[0] in shown:
-                continue
+        masked = node.pointwise and fixed and any(n.random for n in leaves)
+        same = len(states) == 1 and states[0].shape == node.shape
+        if masked and alone and same and sum(states[0] in topological([n]) for n in read) == 1:
             shown[states[0]] = node
     gone: set[Node] = set(shown.values())
     for node in reversed(graph.nodes()):

@@ -50,7 +50,7 @@ class HoistGemms(Pass):
         sunk = _sink(graph, moved)
         moved |= {n for n in nodes if n.random}  # made for all rows of a tile at once
         late = _after(graph, moved) if graph.kind == "backward" else set()
-        masked = _masked_operands(graph, early, moved | late)
+        masked = _masked_operands(graph, early, moved) if graph.kind == "backward" else set[Node]()
         moved |= masked
         if listening():
             _tell(nodes, leaves, _Found(moved, late, early, large, sunk))
@@ -128,16 +128,20 @@ def _after(graph: Graph, moved: set[Node]) -> set[Node]:
     return found
 
 
-def _masked_operands(graph: Graph, early: set[Node], placed: set[Node]) -> set[Node]:
+def _masked_operands(graph: Graph, early: set[Node], moved: set[Node]) -> set[Node]:
     """What is made of masks, and read by sums over all rows alone: x * mask and h * mask. One pass over all rows costs
     less than a mask, an input and an array to write in every step."""
-    nodes, users, roots = graph.nodes(), graph.users(), {*graph.results, graph.output, *graph.emitted}
-    masked = _masked(nodes)
-    found: set[Node] = set()
-    for node in nodes:
-        own = node in masked and node in early and node not in placed and node not in roots and node.pointwise
-        if own and users[node] and all(not u.leaf and TABLE[u.op].kind == "total" for u in users[node]):
-            found.add(node)
+    nodes, users, roots = graph.nodes(), graph.users(), {*graph.roots}
+    masked, multiples = _masked(nodes), _multiples(nodes)
+    found = {n for n in masked if n.pointwise and n in early and n not in moved and n not in roots and users[n]}
+    found -= multiples
+
+    def fits(node: Node) -> bool:
+        read = all(u in found or (not u.leaf and TABLE[u.op].kind == "total") for u in users[node])
+        return read and all(a.leaf or a in moved or a in multiples or a in found for a in node.args)
+
+    while wrong := {n for n in found if not fits(n)}:
+        found -= wrong
     return found
 
 
@@ -150,14 +154,20 @@ def _masked(nodes: list[Node]) -> set[Node]:
     return found
 
 
+def _multiples(nodes: list[Node]) -> set[Node]:
+    """What is computed from masks and numbers alone."""
+    found: set[Node] = set()
+    for node in nodes:
+        constant = all(a in found or a.random or a.scalar is not None for a in node.args)
+        if node.pointwise and constant and any(a.random or a in found for a in node.args):
+            found.add(node)
+    return found
+
+
 def _with_own_masks(graph: Graph) -> Graph:
     """A multiple of a mask, which many regions read, becomes a node of each: else it would be stored for all rows."""
     nodes = graph.nodes()
-    multiples: set[Node] = set()
-    for node in nodes:
-        constant = all(a in multiples or a.random or a.scalar is not None for a in node.args)
-        if node.pointwise and constant and any(a.random or a in multiples for a in node.args):
-            multiples.add(node)
+    multiples = _multiples(nodes)
     new: dict[Node, Node] = {}
     copies: dict[tuple[Node, str], Node] = {}
     regions: dict[Node, str] = {}
