@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -153,7 +153,10 @@ class CudaTrainingModule(CudaModule):
     want, which is quickest. Calls for which it is too little for one tape go through time in parts (`plan_memory`)."""
 
     device_type = TrainingDevice
-    _max_bytes: int | None = None
+
+    @cached_property
+    def _max_bytes(self) -> Any:
+        return self.manifest.get("memory", {}).get("max_bytes")
 
     def use_there(self, weights: Mapping[str, Any], ways: Sequence[str], known: bool = False) -> None:
         """Use torch tensors as weights from here on, on their GPU's current stream: all of them, on one GPU, dense and
@@ -190,9 +193,8 @@ class CudaTrainingModule(CudaModule):
 
         max_bytes: for this call; None: the module's own. Where all steps do not fit, backward reads x once more, which
         must not change until then. Raises InputError, with the smallest number possible, where no plan fits."""
-        found: tuple[Any, dict[str, Any], CudaTape]
         run = partial(self._forward_on, drawn=(seed, first_step), max_bytes=max_bytes)
-        found = self._enqueue(x, inputs, state, ("T", "B"), lengths, reset, run)
+        found: tuple[Any, dict[str, Any], CudaTape] = self._enqueue(x, inputs, state, ("T", "B"), lengths, reset, run)
         return found
 
     def _drawn(self, arrays: Any, seed: Any, first_step: Any) -> tuple[Any, ...]:
@@ -205,8 +207,7 @@ class CudaTrainingModule(CudaModule):
             if arrays.dtype(seed_at) != "int64" or math.prod(seed_at.shape) != 1:
                 got = f"{arrays.dtype(seed_at)} of shape {tuple(seed_at.shape)}"
                 raise runtime._error(InputError, "the seed is wrong", got, "one int64")
-        error = partial(runtime._error, InputError)
-        random = runtime._beside("runtime_random")
+        random, error = runtime._beside("runtime_random"), partial(runtime._error, InputError)
         number, first = random.checked(self.manifest, 0 if there else seed, first_step, error)
         signed = number - (1 << 64) if number >> 63 else number
         return signed, seed_at if there else 0, first
@@ -354,7 +355,7 @@ class CudaTrainingModule(CudaModule):
         return self._before(device, arrays, gstate, B, arrays.stream())
 
     @property
-    def max_bytes(self) -> int | None:
+    def max_bytes(self) -> Any:
         return self._max_bytes
 
     @max_bytes.setter
@@ -364,9 +365,8 @@ class CudaTrainingModule(CudaModule):
     def memory_sizes(self, steps: int, batch: int, reset: bool = False, lengths: bool = False) -> Any:
         """What calls of T steps of B rows take, as `runtime_memory.Sizes`. reset, lengths: with them."""
         arrays = gpu_arrays.HostArrays(self, None)
-        return self._sizes_on(
-            self._devices.get(arrays.number) or self._open_device(arrays), steps, batch, reset, lengths
-        )
+        device: Any = self._devices.get(arrays.number) or self._open_device(arrays)
+        return self._sizes_on(device, steps, batch, reset, lengths)
 
     def plan_memory(
         self, steps: int, batch: int, max_bytes: int | None = None, *, reset: bool = False, lengths: bool = False

@@ -12,7 +12,7 @@ import importlib
 import math
 import threading
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -122,7 +122,11 @@ class TrainingModule(Module):
     want, which is quickest. Calls for which it is too little for one tape go through time in parts (`plan_memory`)."""
 
     _given: Weights | None = None
-    _max_bytes: int | None = None
+
+    @cached_property
+    def _max_bytes(self) -> int | None:
+        found: int | None = self.manifest.get("memory", {}).get("max_bytes")
+        return found
 
     def forward_train(
         self,

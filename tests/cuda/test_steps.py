@@ -44,10 +44,11 @@ def test_copies_of_one_buffer_do_not_overlap() -> None:
     layer, program = layer_of("lstm"), Program("float32")
     first = layer.work_buffers(program, "64 * B", 2, 0)
     second = layer.work_buffers(program, "64 * B", 2, 1)
-    assert first[0].keys() == second[0].keys()
-    assert not {p.text for p in first[0].values()} & {p.text for p in second[0].values()}
+    one, other = first["hoisted"], second["hoisted"]
+    assert one.keys() == other.keys() and not first["words"]
+    assert not {p.text for p in one.values()} & {p.text for p in other.values()}
     reserved = [line for line in program.layout if "reserve" in line]
-    assert len(reserved) == len(first[0]) + sum(map(len, first[1].values()))
+    assert len(reserved) == len(one) + sum(map(len, first["step"].values()))
 
 
 def test_predicted_times_of_layers_without_a_regime() -> None:

@@ -152,6 +152,7 @@ class Layout:
             return self.kept_place(node)
         vector = prod(node.shape) > 1 and "step" in self.read_by.get(node, ())
         operand = any(node in read for read in self.operands.values())
+        operand = operand or (self.graph.kind == "backward" and node in self.graph.emitted)  # sums read it
         # Of all of T, what products make is the largest thing that is written: as it would be for the step.
         home = self.home.get(node)
         vector = vector or (node.shape[-1:] > (1,) and home is not None and home.kind == "gemm" and home.root is node)

@@ -182,7 +182,7 @@ class Plan:
                 work = code.work_buffers(program, f"{self.steps} * B", *copies)
                 weights = code.weights.pack(program, layer, direction)
                 draw = None if self.draws is None else self.draws.of(layer, direction)
-                buffers = Buffers(weights, *states[layer, direction], work[0], work[1], work[2], draw)
+                buffers = Buffers(weights, *states[layer, direction], **work, draw=draw)
                 visits.append(Visit(code, layer, direction, buffers, self._user(layer, direction)))
         return visits
 

@@ -56,6 +56,10 @@ class Persistent:
     record: str = DEFAULT  # where the geometry is from
 
     @property
+    def words(self) -> Sequence[Node]:
+        return [node for node in hoisted(self.team) if node.random]
+
+    @property
     def applies(self) -> str:
         able = [] if resettable(self.team.step) else ["!has_reset"]
         able += [f"B <= {self.most}"] if self.most is not None else []
@@ -200,7 +204,7 @@ class Persistent:
         def read(node: Node) -> Any:
             if node.op == "input":
                 return where.inputs[self.layout.graph.inputs.index(node)]
-            return where.hoisted[node]
+            return where.words[node] if node.random else where.hoisted[node]
 
         pointers = [where.weights[pack.key] for pack in self.packs]
         pointers += [where.weights[scales_of(pack.node)] for pack in self.packs if pack.coded]

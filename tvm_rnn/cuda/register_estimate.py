@@ -36,12 +36,9 @@ def registers(team: Any) -> int:
         total += max(team.block_words(p) for p in team.step.phases)  # fragments on their way
     for number, phase in enumerate(team.step.phases):
         cells = team.blocks(phase.width) * team.own_tiles * 2
-        early = (
-            len(team.step.reads[number])
-            if team.ring
-            else sum(team.fetches(phase, node, slot) for node, slot in team.step.reads[number])
-        )
-        total += (2 * len(team.step.reads[number]) - early) * cells
+        reads = team.step.reads[number]
+        early = [team.ring or node.random or team.fetches(phase, node, slot) for node, slot in reads]
+        total += (2 * len(reads) - sum(map(bool, early))) * cells
     for state in team.step.graph.states:
         total += team.blocks(state.shape[0]) * team.own_tiles * 2
     return int(total + 30)

@@ -41,6 +41,7 @@ def fill_cluster(body: Any) -> None:
                 value = k[f"old_{n}"][tirx.Cast("int64", batch_row) * width + unit]
                 if body.masks is not None:
                     value = _restarted(body, state, batch_row, value)
+                value = body.reads.words.handed_at(state, value, batch_row, unit)
                 k.store(view, convert(body, value), _element(team, node, row, unit))
 
 
@@ -81,7 +82,8 @@ def fill_grid(body: Any) -> None:
                 for block in range(team.blocks(width)):
                     for e in range(2):
                         registers, at = body.states[(state, block, j, e)]
-                        body.exchange.stage(node, block, j, e, convert(body, registers[at]))
+                        value = body.reads.words.handed(state, registers[at], block, j, e)
+                        body.exchange.stage(node, block, j, e, convert(body, value))
                     body.exchange.tile(node, 0, block, j, None, None)
     for node in team.published if not team.fma else ():  # whose copies do not reach what nobody writes
         used = -(-team.ctas * team.units(node.shape[0]) // team.block_k)

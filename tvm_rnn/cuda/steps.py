@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from math import prod
 from typing import Any
 
 from ..decisions import about
 from ..graph import Graph, Group, Node
 from ..target import Target as Machine
 from .chain import chain_kernel, chains
-from .draws import Draw, MaskRows, mask_kernel
+from .draws import BITS, WORD, Draw, MaskRows, mask_kernel
 from .gemm import gemm
 from .layout import Layout, Target
 from .places import Argument, Place
@@ -28,6 +29,7 @@ from .recurrent import Persistent, choose
 from .regime import Regime, Where
 from .rows import rows_kernel
 from .states import StateKernels
+from .values import sources
 from .weights import Weights
 
 STEP_US = 6.0  # a product and a row kernel, each with a launch
@@ -48,6 +50,7 @@ class Buffers:
     step: dict[Node, list[Pointer]]
     regimes: list[Pointer]  # each regime's own memory
     draw: Draw | None = None  # what masks are made of
+    words: dict[Node, Pointer] = field(default_factory=dict)  # masks as persistent kernels read them
 
 
 @dataclass
@@ -167,9 +170,9 @@ class Layer:
         shadows = {i: pair(f"{self.graph.states[i].name}_shadow", p) for i, p in found.items() if p is not None}
         return states, shadows
 
-    def work_buffers(self, program: Program, rows: Expr, copies: Expr, copy: Expr) -> tuple[Any, Any, list[Pointer]]:
-        """Hoisted values for `rows` rows, the values of one step, and what the regimes ask for: of `copies` copies of
-        each, number `copy`."""
+    def work_buffers(self, program: Program, rows: Expr, copies: Expr, copy: Expr) -> dict[str, Any]:
+        """Fields of Buffers: hoisted values for `rows` rows, the values of one step, what the regimes ask for, masks as
+        words: of `copies` copies of each, number `copy`."""
 
         def reserve(name: str, count: Expr, dtype: str) -> Pointer:
             if (name, dtype) not in self.reserved:
@@ -184,7 +187,22 @@ class Layer:
             hoisted[node] = reserve(f"hoisted{i}", f"{rows} * {place.row_stride}", place.dtype)
         for i, (node, places) in enumerate(self.layout.step_nodes.items()):
             step[node] = [reserve(f"step{i}", f"B * {p.row_stride}", p.dtype) for p in places]
-        return hoisted, step, [reserve(f"regime{i}", r.work_bytes, "uint8") for i, r in enumerate(self.regimes)]
+        regimes = [reserve(f"regime{i}", r.work_bytes, "uint8") for i, r in enumerate(self.regimes)]
+        words = {}
+        for i, node in enumerate(self.worded):  # at least a word of each element of a batch row for every 32 steps
+            words[node] = reserve(f"words{i}", f"({rows} / {BITS} + B) * {prod(node.shape)}", WORD)
+        return {"hoisted": hoisted, "step": step, "regimes": regimes, "words": words}
+
+    @cached_property
+    def worded(self) -> list[Node]:
+        """The masks that regimes read as words."""
+        return list(dict.fromkeys(node for regime in self.regimes for node in regime.words))
+
+    def _in_rows(self, mask: Node) -> bool:
+        """Whether anybody but the steps reads a mask."""
+        graph, stored = self.graph, self.layout.stored
+        last = sources([*graph.emitted, graph.output], stored) if graph.kind == "backward" else []
+        return bool(self.layout.read_by.get(mask, set()) - {"step"}) or mask in last
 
     def choose_regime(self, host: Host) -> None:
         """Decide, in each call, which regime runs the steps."""
@@ -237,7 +255,8 @@ class Layer:
 
     def before(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         """The hoisted groups, over all rows of the tile."""
-        self._launch(host, "before", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile), tile.start)
+        steps = (tile.count, tile.start)
+        self._launch(host, "before", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile), steps)
 
     def after(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         """The groups that follow all steps, over all rows of the tile."""
@@ -274,7 +293,8 @@ class Layer:
                 where = Where(
                     self.layout, tile.start, tile.count, tile.reverse, *given, before, after, tile.output, work
                 )
-                regime.launch(host, replace(where, lean=self.machine.records.lean, kept=tile.kept))
+                where = replace(where, lean=self.machine.records.lean, kept=tile.kept, words=buffers.words)
+                regime.launch(host, where)
         if self.regimes and self.machine.records.lean:
             return  # what is measured runs by a regime
         with host.when(f"{self.regime} < 0") if self.regimes else nullcontext():
@@ -331,7 +351,7 @@ class Layer:
         rows: Expr,
         buffers: Buffers,
         find: Callable[[Target, Node], Pointer],
-        start: Expr = 0,
+        steps: tuple[Expr, Expr] = (1, 0),
     ) -> None:
         for groups, work in self.groups:
             if groups[0].region != region:
@@ -348,9 +368,10 @@ class Layer:
 
             pointers = [pointer(a) for a in work.arguments]
             if isinstance(work, MaskRows):
+                mask = work.arguments[0].node
                 assert buffers.draw is not None
-                keys, first = buffers.draw.keys.at(work.at), f"{buffers.draw.first} + {start}"
-                host.launch(work.kernel, [*pointers, keys], [rows, "B", first])
+                when = {True: "true", False: f"{self.regime} < 0"}[mask not in buffers.words or self._in_rows(mask)]
+                work.draw(host, pointers, buffers.words.get(mask), buffers.draw, steps, (when, f"{self.regime} >= 0"))
                 continue
             if not hasattr(work, "variants"):
                 host.launch(work.kernel, pointers, [rows])

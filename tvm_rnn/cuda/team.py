@@ -199,11 +199,11 @@ class Team:
 
     def fetches(self, phase: Phase, node: Node, slot: int) -> bool:
         """Whether a hoisted value's component is copied to shared memory early, 8 units at a time (`fetch.py`). A ring
-        needs that memory."""
+        needs that memory, masks are words."""
         # Inputs: on an H200 6.6 us in place of 7.2 in a grid (GRU 1024 backwards, B = 32), 2.15 in place of 1.84 in
         # clusters (LSTM 256).
         whole = node.op != "input" or (self.exchange == "grid" and node in self.step.whole)
-        return not self.ring and whole and slot >= 0 and phase.width % 8 == 0
+        return not self.ring and whole and slot >= 0 and phase.width % 8 == 0 and not node.random
 
     @property
     def fetching(self) -> int:
