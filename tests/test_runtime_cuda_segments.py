@@ -13,8 +13,8 @@ from test_runtime_cuda_training import LIMITS, cast, error, gradients
 
 import tvm_rnn as rnn
 from tvm_rnn import InputError, gpu_arrays
-from tvm_rnn.runtime_cuda_segments import CudaSegmentedTape, add, clipped, fresh, sizes_of, times
-from tvm_rnn.runtime_cuda_training import tape_bytes
+from tvm_rnn.runtime_cuda_segments import CudaSegmentedTape, add, clipped, sizes_of, times
+from tvm_rnn.runtime_cuda_tape import fresh, tape_bytes
 from tvm_rnn.runtime_memory import plan_of, smallest
 
 CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {

@@ -18,7 +18,8 @@ import numpy as np
 
 try:
     from . import gpu_arrays
-    from .runtime_cuda_training import CudaTape, CudaTrainingModule, tape_bytes
+    from .runtime_cuda_tape import CudaTape, fresh, tape_bytes
+    from .runtime_cuda_training import CudaTrainingModule
     from .runtime_memory import (
         MemoryPlan,
         Sizes,
@@ -30,7 +31,7 @@ try:
     )
 except ImportError:  # this file and those that it names alone, beside a .so
     gpu_arrays = importlib.import_module("gpu_arrays")
-    for _home in ("runtime_cuda_training", "runtime_memory"):
+    for _home in ("runtime_cuda_tape", "runtime_cuda_training", "runtime_memory"):
         globals().update(vars(importlib.import_module(_home)))
 
 # Of the model of time, measured on an H200 with forward_train and backward of LSTMs in bfloat16 (1 layer of 256 with
@@ -102,8 +103,8 @@ class CudaSegmentedTape(CudaTape):
         inputs: Sequence[Any],
         flagged: bool,
     ) -> None:
-        super().__init__(module, arrays, x, plan.steps, plan.batch, weights, flagged, plan.segment)
-        self.plan, self.inputs = plan, inputs
+        super().__init__(module, arrays, x, (plan.steps, plan.batch), weights, inputs, flagged, plan.segment)
+        self.plan = plan
         spans = plan.spans
         self.spans = spans[::-1] if module.manifest.get("reverse", False) else spans  # in the order in which they run
         self.before: list[list[Any]] = []
@@ -152,17 +153,13 @@ class Parts:
 
     def backward(self, number: int, above: Any, d_x: Any, d_weights: Any, before: Any, after: Any) -> None:
         """backward of a part that is on the tape."""
-        _, rows = self.given(number)
+        inputs, rows = self.given(number)
         sizes = (self.tape.spans[number][1], self.tape.B)
         part = self.device.parts["backward"]
         d_x = [self.at(array, number, size) for array, size in zip(d_x, self.tape.row_bytes, strict=True)]
-        held = [None, *rows, self.work, above, self.tape.array, *d_x, *d_weights, *before, *after]
+        inputs = inputs if self.module.manifest.get("reads_inputs", False) else []
+        held = [None, *rows, self.work, above, self.tape.array, *inputs, *d_x, *d_weights, *before, *after]
         self.module._call(part, self.arrays, sizes, rows, held)
-
-
-def fresh(array: Any) -> Any:
-    """An array of the CPU, to be sent to the GPU by this call; others as they are."""
-    return gpu_arrays.Piece(array.array, array.dtype) if isinstance(array, gpu_arrays.Piece) else array
 
 
 def clipped(lengths: Any, start: int, count: int) -> Any:

@@ -15,11 +15,13 @@ def test_an_lstm_keeps_its_gates_and_both_states() -> None:
     assert kept_nodes(graph) == layout.kept and len(layout.kept) == 4 + 2
     assert {layout.kept_place(n).dtype for n in layout.kept} == {"bfloat16"}
     sizes = plans.forward.tape.sizes()
-    # x, and of each layer: four gates for T steps, two states for T + 1. What the upper one reads is the lower one's
-    # state, but in calls with lengths or resets.
-    assert sizes == [[16, 0], *([[16, 0]] * 4 + [[16, 1]] * 2) * 2, [16, 0, 1]]
+    # Of each layer: four gates for T steps, two states for T + 1. What the upper one reads is the lower one's state,
+    # and x is the caller's, but in calls with lengths or resets.
+    assert sizes == [*([[16, 0]] * 4 + [[16, 1]] * 2) * 2, [16, 0, 1], [16, 0, 1]]
     program = Program()
-    found = plans.forward.tape.pointers(program, Pointer("input[1]"))
+    found = plans.forward.tape.pointers(program, Pointer("input[1]"), 0)
+    x = found[plans.forward.tape.inputs[0]]
+    assert x.text.startswith("(has_lengths || has_reset ? ") and x.text.endswith(" : input[0])")
     own, state = found[plans.forward.tape.inputs[1]], found[plans.forward.tape.visits[0, 0][4]]
     assert own.text.startswith("(has_lengths || has_reset ? ") and state.text in own.text
 
@@ -27,7 +29,8 @@ def test_an_lstm_keeps_its_gates_and_both_states() -> None:
 def test_outputs_that_are_no_state_or_lie_otherwise_are_kept_apart() -> None:
     for options in ({"width": 7}, {"bidirectional": True}):
         _, plans = trained("lstm", precision="bfloat16", num_layers=2, **options)
-        assert not plans.forward.tape.shared and not any(part.flagged for part in plans.forward.tape.parts)
+        tape = plans.forward.tape
+        assert not tape.shared and [i for i, part in enumerate(tape.parts) if part.flagged] == tape.users
         assert len(plans.forward.tape.inputs) == 2
 
 
@@ -41,7 +44,7 @@ def test_states_that_no_gradient_reads_are_not_kept() -> None:
 def test_addresses_follow_each_other_and_are_aligned() -> None:
     _, plans = trained("gru", bidirectional=True)
     program = Program()
-    found = plans.forward.tape.pointers(program, Pointer("input[1]"))
+    found = plans.forward.tape.pointers(program, Pointer("input[1]"), 0)
     assert len(found) == len(plans.forward.tape.parts) == 1 + 2 * 5
     assert all("/ 256 * 256" in line for line in program.layout)
     assert len({pointer.text for pointer in found}) == len(found)

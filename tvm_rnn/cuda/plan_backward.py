@@ -1,8 +1,8 @@
 """backward on the GPU: from a tape and the gradients of y and of the last states to all other gradients.
 
 In: the plan of forward_train, and its backward graphs after the passes. Out: a `Program` whose `sequence` takes, in
-place of inputs, the gradient of y, the tape, and where the gradients of inputs and of weights go; its states are the
-gradients of the states, last ones in and first ones out.
+place of inputs, the gradient of y, the tape, the inputs, and where the gradients of inputs and of weights go; its
+states are the gradients of the states, last ones in and first ones out.
 
     for layer from the last: for direction: for tile, against the direction's order:
         before groups; steps; blank rows that have ended; after groups; sums over rows; gradients of inputs
@@ -112,7 +112,7 @@ class BackwardPlan(Plan):
         self.together, self.lanes, self.wave = None, 1, "0"
         self.gradient = program.input(0)
         self.tape = self.forward.tape
-        self.places = self.tape.pointers(program, program.input(1))
+        self.places = self.tape.pointers(program, program.input(1), 2)
         self._draw(self._outputs())
         per_row = max(1, *(back.bytes_per_row() for back in self.backs))
         self.steps = program.let("tile_steps", f"min<int64_t>(T, max<int64_t>(1, {HOISTED_BYTES // per_row} / B))")
@@ -145,7 +145,7 @@ class BackwardPlan(Plan):
     def _outputs(self) -> int:
         """Where gradients go: of each input, then of each weight of each layer and direction. Returns the number of the
         input after them."""
-        program, at = self.program, 2
+        program, at = self.program, 2 + len(self.net.layers[0].graph.inputs)
         self.input_gradients = []
         for _ in self.net.layers[0].graph.inputs:
             self.input_gradients.append(program.input(at))

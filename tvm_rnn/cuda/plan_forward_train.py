@@ -4,7 +4,8 @@ In: an RNN and its graphs of training after the passes. Out: a `Program` whose `
 user's, the tape, and for masks three (`draws.py`). The walk is that of `plan.py`; layers hand on their outputs in the
 tape.
 
-    states in, also to the tape; for tile: for layer: hoisted groups, steps; states out; blank what rows' ends left
+    states in, also to the tape; inputs to the tape, where rows end or begin again; for tile: for layer: hoisted groups,
+    steps; states out; blank what rows' ends left
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class ForwardTrain(Plan):
         """The program."""
         program, host, inputs = self.program, self.program.sequence, len(self.net.layers[0].graph.inputs)
         self.together = None
-        self.places = self.tape.pointers(program, program.input(inputs))
+        self.places = self.tape.pointers(program, program.input(inputs), 0)
         self._draw(inputs + 1)
         self._tile_sizes()
         self.visits = self._visits()
@@ -118,15 +119,15 @@ class ForwardTrain(Plan):
     def _user_inputs(self) -> list[tuple[Pointer, Pointer, int]]:
         """(the user's, the tape's, elements of a row) of every input."""
         found = []
-        for n, (node, at) in enumerate(
-            zip(self.net.layers[0].graph.inputs, (self.tape.inputs[0], *self.tape.extra), strict=True)
-        ):
+        for n, (node, at) in enumerate(zip(self.net.layers[0].graph.inputs, self.tape.users, strict=True)):
             found.append((self.program.input(n), self.places[at], prod(node.shape)))
         return found
 
     def _copy_inputs(self, host: Host) -> None:
-        for given, own, size in self._user_inputs():
-            host.copy(own, given, f"T * B * {size} * {ITEM_BYTES[self.net.dtype]}")
+        """The caller's arrays are read where they are, but where some of their rows must become 0."""
+        with host.when("has_lengths || has_reset"):
+            for given, own, size in self._user_inputs():
+                host.copy(own, given, f"T * B * {size} * {ITEM_BYTES[self.net.dtype]}")
 
     def _tidy(self, host: Host) -> None:
         """Weight gradients sum over all rows, and 0 times NaN is NaN: rows after their end become 0. Where a step began

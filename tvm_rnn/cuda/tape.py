@@ -3,14 +3,15 @@
 In: the layers of the forward graphs of training, with what they keep. Out: `Tape`: pointers to its arrays, as both host
 programs compute them, and its size for the manifest. Each array is [T, B, row], in order of time:
 
-    inputs     the first layer's, then what each layer above reads: the outputs of the one below, in the dtype of x
+    inputs     what each layer above the first reads: the outputs of the one below, in the dtype of x
     kept       for each layer and direction what its graph emits
     states     for each layer and direction the states that the backward graph reads, T+1 times: entry t is the state
                before step t, after step t + 1 in the direction that goes backwards it is the reverse
 
-Where a layer's output is a state that is kept, the layer above finds its inputs there: they are not kept twice. Calls
-with lengths or resets write both, in a longer tape: there an output that ended is 0, and a state that began again is
-the initial one.
+The first layer's inputs are the caller's own arrays, which both programs read where they are. Where a layer's output is
+a state that is kept, the layer above finds its inputs there: they are not kept twice. Calls with lengths or resets
+write all of them, in a longer tape: there an input or output that ended is 0, and a state that began again is the
+initial one.
 """
 
 from __future__ import annotations
@@ -64,10 +65,8 @@ class Tape:
     def __post_init__(self) -> None:
         self.visits: dict[tuple[int, int], list[int]] = {}  # by layer and direction: of each kept value
         self.shared: dict[int, tuple[int, Place]] = {}  # inputs that are a state of the layer below: where, and how
-        first = self.codes[self.of_layer[0]].graph
-        own = [layer for layer in range(len(self.of_layer)) if not layer or self._state_below(layer) is None]
+        own = [layer for layer in range(1, len(self.of_layer)) if self._state_below(layer) is None]
         places = {layer: self._add(self.input_place(self._input(layer)), 0) for layer in own}
-        self.extra = [self._add(self.input_place(node), 0) for node in first.inputs[1:]]
         for layer, index in enumerate(self.of_layer):
             code = self.codes[index]
             emitted = len(code.graph.emitted)
@@ -75,12 +74,16 @@ class Tape:
                 kept = enumerate(code.layout.kept)
                 kept_at = [self._add(code.layout.kept_place(n), int(i >= emitted)) for i, n in kept]
                 self.visits[layer, direction] = kept_at
-        for layer in range(len(self.of_layer)):
+        # Those of flagged calls come last, so that others are where they are with and without them.
+        for layer in range(1, len(self.of_layer)):
             state = None if layer in places else self._state_below(layer)
-            if state is not None:  # last, so that others are where they are with and without it
+            if state is not None:
                 place = self.input_place(self._input(layer))
                 places[layer] = self._add(place, 0, flagged=True)
                 self.shared[places[layer]] = self.visits[layer - 1, 0][state], place
+        users = self.codes[self.of_layer[0]].graph.inputs
+        self.users = [self._add(self.input_place(node), 0, flagged=True) for node in users]
+        places[0], self.extra = self.users[0], self.users[1:]
         self.inputs = [places[layer] for layer in range(len(self.of_layer))]
 
     def _input(self, layer: int) -> Node:
@@ -107,8 +110,9 @@ class Tape:
         """Rows of an input on the tape: dense."""
         return Place(self.net.dtype, prod(node.shape), 16)
 
-    def pointers(self, program: Program, base: Pointer) -> list[Pointer]:
-        """Each array, in a program whose tape begins at `base`."""
+    def pointers(self, program: Program, base: Pointer, given: int) -> list[Pointer]:
+        """Each array, in a program whose tape begins at `base`, and which has the caller's inputs from its own input
+        number `given` on."""
         found, at = [], "int64_t(0)"
         for part in self.parts:
             found.append(Pointer(f"({base.text} + {at})", part.dtype))
@@ -117,6 +121,9 @@ class Tape:
         for own, (state, place) in self.shared.items():
             after = found[state].at(0 if self.net.reverse else f"B * {place.row_stride}")
             text = f"(has_lengths || has_reset ? {found[own].text} : {after.text})"
+            found[own] = Pointer(text, found[own].dtype)
+        for number, own in enumerate(self.users):
+            text = f"(has_lengths || has_reset ? {found[own].text} : {program.input(given + number).text})"
             found[own] = Pointer(text, found[own].dtype)
         return found
 
