@@ -151,7 +151,7 @@ def facts_of(
     from .decisions import recording
 
     with recording(False):
-        facts = common_facts(net, machine, batches, without) | ({"masks": {}} if net.regularisers else {})
+        facts = common_facts(net, machine, batches, without)
         if machine.kind == "cuda":
             return facts | _on_a_gpu(net, machine, batches, without, precision, keep)
         from .training import planned
