@@ -49,7 +49,7 @@ def gradients(net: rnn.RNN, module: Any, case: Case) -> tuple[Any, Any, dict[str
     """y, the last states, and all gradients."""
     x = cast(case.x, net.dtype)
     given = x if len(x) > 1 else next(iter(x.values()))
-    y, state, tape = module.forward_train(given, cast(case.state, net.dtype), **case.rows)
+    y, state, tape = module.forward_train(given, cast(case.state, net.dtype), **case.rows, **case.training)
     return y, state, named(*module.backward(tape, cast(case.gy, net.dtype), cast(case.gstate, net.dtype)))
 
 

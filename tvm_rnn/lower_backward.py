@@ -27,8 +27,8 @@ from .verify import verify
 
 class Backward(TrainingLowering):
     """backward(T, B, n, threads, has_lengths, has_reset, gy, gradients of states in..., out..., of inputs..., lengths,
-    reset, packed, tape, totals, workspace), and of masks first_step, keys; with two directions whole, first, visit after
-    the other integers. Gradients of inputs and totals are added to: they come as zeros."""
+    reset, packed, tape, totals, workspace), and of masks first_step, keys; with two directions whole, first, visit
+    after the other integers. Gradients of inputs and totals are added to: they come as zeros."""
 
     layer_type: ClassVar[type[Layer]] = BackwardLayer
     prefix: ClassVar[str] = "backward_"

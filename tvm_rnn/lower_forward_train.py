@@ -47,8 +47,8 @@ class ForwardTrain(TrainingLowering):
         self._context(given, ("workspace", "packed", "tape"))
         walk = self._time_major() if self.time_major else self._layer_major()
         body = self._with_threads(given["threads"], self._states(True), walk, self._states(False))
-        own = [given[n] for n in ("lengths", "reset", "packed", "tape", "workspace")]
-        params = [*(given[n] for n in self.integers), *self.x, self.y, *self.s_in, *self.s_out, *own, *self._of_masks(given)]
+        own = [given[n] for n in ("lengths", "reset", "packed", "tape", "workspace")] + self._of_masks(given)
+        params = [*(given[n] for n in self.integers), *self.x, self.y, *self.s_in, *self.s_out, *own]
         return function("forward_train", params, body)
 
     def _state(self, run: Run, number: int, user: Any, start: int, into: bool) -> Stmt:

@@ -56,8 +56,9 @@ class TrainingLowering(Lowering):
         self.T, self.B, self.n, self.ws = found["T"], found["B"], found["n"], found["workspace"]
         self.steps, self.set_steps = bind("steps", self.T * self.B)
         self.tile_rows, self.set_rows = bind("tile_rows", self.n * self.B)
-        self.whole, self.set_whole = (self.steps, None) if not self.in_parts else bind("all", found["whole"] * self.B)
-        self.first, self.visit = (found["first"], found["visit"]) if self.in_parts else (int64(0), None)
+        one: tuple[Expr, Stmt] = (self.steps, None)
+        self.whole, self.set_whole = bind("all", found["whole"] * self.B) if self.in_parts else one
+        self.first, self.visit = found["first"], found["visit"]  # of calls for a part
         return found
 
     @property

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 try:
     from . import gpu_arrays, runtime
@@ -24,10 +24,49 @@ ALIGNMENT = 256  # of every array of the tape
 COPIED = 16  # bytes that kernels copy at a time, of arrays whose addresses are multiples of it
 
 
-def tape_bytes(manifest: Any, steps: int, batch: int, flagged: bool) -> int:
-    """Of the tape of so many steps. flagged: of a call with lengths or resets, which has arrays of its own."""
-    rows = [(steps + more) * batch * row for row, more, *only in manifest["tape"] if flagged or not only]
-    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in rows)
+class Part(NamedTuple):
+    """Steps of a call's time, from step `start` on, of `whole` in all. visit: -1: of all layers and directions; else of
+    that one, by its number."""
+
+    start: int
+    steps: int
+    whole: int
+    visit: int = -1
+
+    @property
+    def border(self) -> int:
+        """1: steps follow; 2: steps come before; 3: both."""
+        return int(self.start + self.steps < self.whole) + 2 * int(self.start > 0)
+
+
+def numbers(manifest: Any, part: Part) -> list[int]:
+    """What programs are given besides, of modules whose time is gone through in parts in a way of their own."""
+    if "parts" not in manifest:
+        return []
+    if part.visit < 0:  # a call like others, of arrays for its own steps
+        return [part.steps, 0, -1, part.border]
+    return [part.whole, part.start, part.visit, part.border]
+
+
+def by_visit(manifest: Any) -> bool:
+    """Whether the module's programs take one layer and direction at a time."""
+    return str(manifest.get("parts", {}).get("by", "")) == "visits"
+
+
+def rounded(size: int) -> int:
+    """Bytes of an array, up to where the next one may begin."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def tape_bytes(manifest: Any, steps: int, batch: int, flagged: bool, whole: int = 0) -> int:
+    """Of the tape of so many steps. flagged: of a call with lengths or resets, which has arrays of its own. whole:
+    steps of all of the time, where these are of a part: what layers hand to the next has room for all."""
+    lasting = int(manifest["parts"]["whole_arrays"]) if by_visit(manifest) else 0
+    total = 0
+    for number, (row, more, *only) in enumerate(manifest["tape"]):
+        if flagged or not only:
+            total += rounded(((max(steps, whole) if number < lasting else steps) + more) * batch * row)
+    return total
 
 
 def readable(arrays: Any, given: Sequence[Any]) -> list[Any]:
@@ -63,7 +102,7 @@ class CudaTape:
         all."""
         T, B = sizes
         self.module, self.T, self.B, self.like, self.weights = module, T, B, x, weights
-        self.nbytes = tape_bytes(module.manifest, T if steps is None else steps, B, flagged)
+        self.nbytes = tape_bytes(module.manifest, T if steps is None else steps, B, flagged, T)
         self.array = arrays.lasting(max(self.nbytes, ALIGNMENT))
         whole = flagged and steps is None
         self.inputs: list[Any] = [None] * len(inputs) if whole else list(inputs)
@@ -95,4 +134,4 @@ def check_tape(module: Any, tape: Any) -> None:
         raise runtime._error(InputError, "backward reads x, which was changed", "a new version of x", "the same x", do)
 
 
-__all__ = ["ALIGNMENT", "CudaTape", "check_tape", "fresh", "readable", "tape_bytes"]
+__all__ = ["CudaTape", "Part", "by_visit", "check_tape", "fresh", "numbers", "readable", "rounded", "tape_bytes"]

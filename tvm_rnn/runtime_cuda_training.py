@@ -20,18 +20,18 @@ try:
     from . import gpu_arrays, runtime
     from .errors import DeviceError, InputError
     from .runtime_cuda import CudaModule, Device
-    from .runtime_cuda_tape import CudaTape, check_tape, readable
+    from .runtime_cuda_tape import CudaTape, Part, by_visit, check_tape, numbers, readable
 except ImportError:  # this file and those that it names alone, beside a .so
     globals().update({name: importlib.import_module(name) for name in ("gpu_arrays", "runtime")})
     globals().update({n: getattr(importlib.import_module("runtime_cuda"), n) for n in ("CudaModule", "Device")})
     globals().update({n: getattr(importlib.import_module("runtime_cuda"), n) for n in ("DeviceError", "InputError")})
     _tape = importlib.import_module("runtime_cuda_tape")
-    globals().update({n: getattr(_tape, n) for n in ("CudaTape", "check_tape", "readable")})
+    globals().update(vars(_tape))
 
 WAYS = ("forward_train", "backward")
 
 
-class Part:
+class Way:
     """One of the two programs on one GPU: its functions, and the weights in its kernels' order."""
 
     def __init__(self, device: TrainingDevice, module: CudaModule, way: str, stream: int) -> None:
@@ -58,7 +58,7 @@ class TrainingDevice(Device):
         self.drops = bool(module.manifest.get("masks", {}).get("weights"))  # then weights are packed in every call
         self._own: dict[str, int] = {}  # addresses of the module's own weights, for such calls
         self._fresh = False
-        self.parts = {way: Part(self, module, way, stream) for way in WAYS}
+        self.parts = {way: Way(self, module, way, stream) for way in WAYS}
 
     def pack(self, sources: Mapping[str, np.ndarray]) -> None:
         """The weights of calls at once, those of training when it next begins."""
@@ -220,10 +220,12 @@ class CudaTrainingModule(CudaModule):
             return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B), tape
         after = [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
         if hasattr(tape, "plan"):
+            self._drop(device, arrays, "forward_train", tape)
             segments.forward(device, arrays, tape, before, y, after)
         else:
             work = arrays.workspace(part.workspace(T, B, stream))
-            held = [y, *rows, work, *given, tape.array, *tape.masks, *before, *after]
+            more = numbers(self.manifest, Part(0, T, T))
+            held = [y, *rows, work, *given, tape.array, *tape.masks, *more, *before, *after]
             self._drop(device, arrays, "forward_train", tape)
             self._call(part, arrays, (T, B), rows, held)
         return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B), tape
@@ -241,7 +243,7 @@ class CudaTrainingModule(CudaModule):
         """lengths or resets for as long as the tape: a caller's tensor may change before backward."""
         return None if row is None else arrays.copy(row)
 
-    def _call(self, part: Part, arrays: Any, sizes: tuple[int, int], rows: Sequence[Any], held: Sequence[Any]) -> None:
+    def _call(self, part: Way, arrays: Any, sizes: tuple[int, int], rows: Sequence[Any], held: Sequence[Any]) -> None:
         """sequence's arguments are in this order, but for the packed weights, which come fourth."""
         device, stream = part.device, arrays.stream()
         at = [0 if a is None else a if type(a) is int else arrays.address(a) for a in held]
@@ -293,13 +295,16 @@ class CudaTrainingModule(CudaModule):
         if hasattr(tape, "plan"):
             d_weights = [arrays.zeros(inner, kind) for inner in shapes]
             segments = runtime._beside("runtime_cuda_segments")
+            for way in WAYS:
+                self._drop(device, arrays, way, tape)
             after = segments.backward(device, arrays, tape, above, before, d_x, d_weights, kind)
             return self._results(arrays, d_x, after, d_weights, T, B)
         d_weights = [arrays.typed(inner, kind) for inner in shapes]
         after = [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
         work = arrays.workspace(part.workspace(T, B, stream))
         rows = [self._lasting(arrays, row) for row in tape.rows]
-        held = [None, *rows, work, above, tape.array, *tape.given, *d_x, *d_weights, *tape.masks, *before, *after]
+        more = [*tape.masks, *numbers(self.manifest, Part(0, T, T)), *([0] if by_visit(self.manifest) else [])]
+        held = [None, *rows, work, above, tape.array, *tape.given, *d_x, *d_weights, *more, *before, *after]
         self._drop(device, arrays, "backward", tape)
         self._call(part, arrays, (T, B), rows, held)
         return self._results(arrays, d_x, after, d_weights, T, B)

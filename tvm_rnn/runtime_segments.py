@@ -55,7 +55,7 @@ def sizes_of(manifest: Any, T: int, B: int) -> Sizes:
             return 0
         forward = work_elements(manifest, "forward", steps, B) + (steps * B * output if again else 0)
         if again and alone:  # what layers hand down lasts while others run forward again, and one border more
-            return int(item * (forward + work_elements(manifest, "backward", steps, B, T))) + states
+            return int(item * (forward + work_elements(manifest, "backward", steps, B, T)) + states)
         return int(item * max(forward, work_elements(manifest, "backward", steps, B)))
 
     results = item * (T * B * (output + input_elements(manifest)) + weight_elements(manifest)) + 2 * states

@@ -312,7 +312,7 @@ class TrainingModule(Module):
         """Integers of a call, and packed weights."""
         B, T = tape.B, part.steps
         threads = self._threads or (1 if self._flops * B < runtime.PARALLEL_FLOPS_PER_STEP else self.threads)
-        numbers = (T, B, tile_steps(self.manifest, way, part.tiled, B), threads, *tape.has)
+        numbers: tuple[int, ...] = (T, B, tile_steps(self.manifest, way, part.tiled, B), threads, *tape.has)
         if by_visit(self.manifest):
             numbers += (T, 0, -1) if part.visit < 0 else (tape.T, part.start, part.visit)
         return numbers, tape.given.packed_for(self, way)

@@ -12,7 +12,7 @@ import numpy as np
 import tvm
 import tvm_ffi
 
-from . import pipeline
+from . import kept, pipeline
 from .decisions import about, heard
 from .dtypes import held_dtype
 from .errors import ConfigError, message
@@ -47,6 +47,7 @@ def add_training(
 ) -> dict[str, np.ndarray]:
     """Adds functions to `lowered` and facts to `facts`. training: what is kept, by name; True: "values". Returns the
     constants that the functions read, by name."""
+    kept.check(training, net.dtype, target.kind)
     with about("", training=True):
         layers = pipeline.run(net, target, without, batches, training=training)[-1][1]
     facts["decisions"] = heard()

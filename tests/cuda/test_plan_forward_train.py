@@ -22,7 +22,7 @@ def blanked(side: int) -> tuple[np.ndarray, np.ndarray]:
     place, first = Place("float32", SIZE), Pointer("first", "float32") if side else None
     kernel = blank_kernel("k", [Blank(Pointer("a"), place, SIZE), Blank(Pointer("b"), place, SIZE, 7.0, first)], side)
     arrays = {"a0": values, "a1": states, "first1": np.full((B, SIZE), 9, "f4"), "lengths": LENGTHS, "reset": RESET}
-    scalars = {"rows": T * B, "batch": B, "steps": T, "has_lengths": 1, "has_reset": 1, "start": 0}
+    scalars = {"rows": T * B, "batch": B, "steps": T, "has_lengths": 1, "has_reset": 1, "start": 0, "after": 0}
     run(kernel, arrays, scalars, -(-T * B // (128 // SIZE)))
     assert (values == values[..., :1]).all() and (states == states[..., :1]).all()
     return values[..., 0], states[..., 0]

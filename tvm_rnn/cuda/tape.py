@@ -20,7 +20,9 @@ from dataclasses import dataclass, field
 from math import prod
 
 from ..graph import Graph, Node
+from ..ops import TABLE
 from ..rnn import RNN
+from .parts import Parts
 from .places import Place
 from .program import ALIGNMENT, ITEM_BYTES, Pointer, Program
 from .steps import Layer
@@ -40,15 +42,38 @@ def kept_nodes(graph: Graph) -> tuple[Node, ...]:
     return (*graph.emitted, *(graph.results[number] for number in states_read(graph)))
 
 
+def narrowed(graph: Graph, dtype: str) -> dict[Node, str]:
+    """Of what a forward layer keeps, what may lie in that dtype, where one is named: vectors that no product of the
+    backward graph reads."""
+    back = graph.backward
+    assert back is not None
+    first = 1 + len(graph.inputs)
+    after = first + len(graph.states)
+    pairs = [*zip(graph.emitted, back.inputs[after:], strict=True)]
+    pairs += [(graph.results[n], back.inputs[first + n]) for n in states_read(graph)]
+    operands = set[Node]()
+    made = [n for n in back.nodes() if not n.leaf]
+    todo = [a for n in made if TABLE[n.op].kind in ("contract", "total") for a in n.args]
+    while todo:
+        node = todo.pop()
+        if node.leaf:
+            operands.add(node)
+        elif TABLE[node.op].kind == "move":
+            todo += node.args
+    wide = {node for node, leaf in pairs if leaf in operands or prod(node.shape) == 1}
+    return {node: dtype for node, _ in pairs if dtype and node not in wide}
+
+
 @dataclass(frozen=True)
 class Part:
     """One array: its rows per step and batch row, and of one more step; bytes of a row. flagged: it is there in calls
-    with lengths or resets alone."""
+    with lengths or resets alone. whole: where time is gone through in parts, it has room for all of it."""
 
     more: int  # 1: T + 1 entries
     row_bytes: int
     dtype: str
     flagged: bool = False
+    whole: bool = False
 
 
 @dataclass
@@ -66,7 +91,8 @@ class Tape:
         self.visits: dict[tuple[int, int], list[int]] = {}  # by layer and direction: of each kept value
         self.shared: dict[int, tuple[int, Place]] = {}  # inputs that are a state of the layer below: where, and how
         own = [layer for layer in range(1, len(self.of_layer)) if self._state_below(layer) is None]
-        places = {layer: self._add(self.input_place(self._input(layer)), 0) for layer in own}
+        whole = self.net.num_directions > 1  # then what layers hand on comes first
+        places = {layer: self._add(self.input_place(self._input(layer)), 0, whole=whole) for layer in own}
         for layer, index in enumerate(self.of_layer):
             code = self.codes[index]
             emitted = len(code.graph.emitted)
@@ -102,22 +128,25 @@ class Tape:
                 return number
         return None
 
-    def _add(self, place: Place, more: int, flagged: bool = False) -> int:
-        self.parts.append(Part(more, place.row_stride * ITEM_BYTES[place.dtype], place.dtype, flagged))
+    def _add(self, place: Place, more: int, flagged: bool = False, whole: bool = False) -> int:
+        self.parts.append(Part(more, place.row_stride * ITEM_BYTES[place.dtype], place.dtype, flagged, whole))
         return len(self.parts) - 1
 
     def input_place(self, node: Node) -> Place:
         """Rows of an input on the tape: dense."""
         return Place(self.net.dtype, prod(node.shape), 16)
 
-    def pointers(self, program: Program, base: Pointer, given: int) -> list[Pointer]:
-        """Each array, in a program whose tape begins at `base`, and which has the caller's inputs from its own input
-        number `given` on."""
+    def pointers(self, program: Program, base: Pointer, given: int, of: Parts) -> list[Pointer]:
+        """Each array from the call's first step on, in a program whose tape begins at `base`, and which has the
+        caller's inputs from its own input number `given` on. of: what the call is for."""
+        let = program.sequence.let if of.given else program.let
         found, at = [], "int64_t(0)"
         for part in self.parts:
-            found.append(Pointer(f"({base.text} + {at})", part.dtype))
-            size = f"(T + {part.more}) * B * {part.row_bytes}" if part.more else f"T * B * {part.row_bytes}"
-            at = program.let("tape", f"{at} + ({size} + {ALIGNMENT - 1}) / {ALIGNMENT} * {ALIGNMENT}")
+            shift = f" + {of.first} * B * {part.row_bytes}" if part.whole else ""
+            found.append(Pointer(f"({base.text} + {at}{shift})", part.dtype))
+            steps = of.whole if part.whole else "T"
+            size = f"({steps} + {part.more}) * B * {part.row_bytes}" if part.more else f"{steps} * B * {part.row_bytes}"
+            at = let("tape", f"{at} + ({size} + {ALIGNMENT - 1}) / {ALIGNMENT} * {ALIGNMENT}")
         for own, (state, place) in self.shared.items():
             after = found[state].at(0 if self.net.reverse else f"B * {place.row_stride}")
             text = f"(has_lengths || has_reset ? {found[own].text} : {after.text})"
