@@ -48,6 +48,7 @@ def add_training(
     """Adds functions to `lowered` and facts to `facts`. training: what is kept, by name; True: "values". Returns the
     constants that the functions read, by name."""
     kept.check(training, net.dtype, target.kind)
+    training = kept.chosen(training, net, target, batches)
     with about("", training=True):
         layers = pipeline.run(net, target, without, batches, training=training)[-1][1]
     facts["decisions"] = heard()
@@ -80,6 +81,7 @@ def planned(
     net: RNN, target: Target, batches: tuple[int, ...], without: tuple[str, ...], training: bool | str
 ) -> dict[str, Any]:
     """What the manifest says of the memory of training, without the functions."""
+    training = kept.chosen(training, net, target, batches)
     layers = pipeline.run(net, target, without, batches, training=training)[-1][1]
     forward, backward = _lowerings(net, layers, target, batches)
     own = {"forward": forward.facts(), "backward": backward.facts(), "tape": forward.tape.sizes()}

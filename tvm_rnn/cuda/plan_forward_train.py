@@ -11,6 +11,7 @@ user's, the tape, and for masks three (`draws.py`), for parts of the time four (
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -138,16 +139,25 @@ class ForwardTrain(Plan):
 
     def _copy_inputs(self, host: Host) -> None:
         """The caller's arrays are read where they are, but where some of their rows must become 0."""
-        with host.when("has_lengths || has_reset"), self.parts.of_layer(host, 0):
+        with host.when("has_lengths || has_reset"), self._when_read(host):
             for given, own, size in self._user_inputs():
                 host.copy(own, given, f"T * B * {size} * {ITEM_BYTES[self.net.dtype]}")
+
+    @contextmanager
+    def _when_read(self, host: Host) -> Iterator[None]:
+        """In calls for those who read the inputs: the first layer reads x, every one what comes beside it."""
+        if len(self.tape.users) > 1:
+            yield
+        else:
+            with self.parts.of_layer(host, 0):
+                yield
 
     def _tidy(self, host: Host) -> None:
         """Weight gradients sum over all rows, and 0 times NaN is NaN: rows after their end become 0. Where a step began
         again, the state before it is the initial one."""
         with host.when("has_lengths || has_reset"):
             arrays = [Blank(own, Place(self.net.dtype, size), size) for _, own, size in self._user_inputs()]
-            with self.parts.of_layer(host, 0):
+            with self._when_read(host):
                 self._blank(host, "inputs", 0, arrays)
             for number, visit in enumerate(self.visits):
                 names = [s.name for s in visit.code.graph.states]

@@ -57,7 +57,7 @@ def plan(
     precision: str,
     training: bool | str = True,
 ) -> Trained:
-    """Both programs of training for one target. training: what is kept, by name; True: "values"."""
+    """Both programs of training for one target. training: what is kept, by name; True: "auto"."""
     with about("", training=True):
         return _plan(net, target, batches, without, precision, training)
 
@@ -71,6 +71,7 @@ def _plan(
     training: bool | str,
 ) -> Trained:
     kept.check(training, net.dtype, target.kind)
+    training = kept.chosen(training, net, target, batches)
     layers = pipeline.run(net, target, without, batches, training=training)[-1][1]
     count, narrow = len(layers.graphs), kept.split(training)[1]
     backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
