@@ -1,7 +1,8 @@
 """Tiles of reductions: a partial result per lane, and what is reduced computed on the way.
 
 In: a tile of a reduce group. Out: its scheduled statement, as for other tiles (`tiles.py`). Blocks are named "partial"
-(one result per lane), "total" (of all lanes, where the reduction runs along them) and "out_i".
+(one result per lane), "half_n" (of n lanes, where the reduction runs along them: half of the lanes and the other half,
+down to one) and "out_i".
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ def reduction(tile: Tile, template: Template, config: Config, index: Index, alon
 
     partial = te.compute((lanes,), body, name="partial")
     tile.sums.append(partial)
-    if along:
-        v = te.reduce_axis((0, lanes), name="v")
-        total = te.compute((1,), lambda _: combine(partial(v.var), axis=[v]), name="total")
-        tile.sums.append(total)
+    total = partial
+    while along and lanes > 1:
+        total, lanes = _halved(root, total, lanes)
+        tile.halves.append(total)
     for array in tile.places.write(root):
         name = f"out_{len(tile.tensors)}"
         if along:
@@ -57,6 +58,18 @@ def reduction(tile: Tile, template: Template, config: Config, index: Index, alon
             out = te.compute((1, 1, lanes), lambda r, p, v: partial(v), name=name)
             tile._emit(out, array, lambda r, p, v: (*index[:-1], tile.unit_of(p, v)))
     return tile.statement(template, config)
+
+
+def _halved(root: Node, wide: Any, lanes: int) -> tuple[Any, int]:
+    """Results of so many lanes, put together two by two: for 16 lanes four vector operations in place of 15 of one
+    number each, which wait for each other."""
+    half = lanes // 2
+
+    def both(v: Expr) -> Expr:
+        one, other = wide(v), wide(v + half)
+        return _larger(one, other) if root.op == "max" else one + other
+
+    return te.compute((half,), both, name=f"half_{half}"), half
 
 
 def runs_along(root: Node) -> bool:

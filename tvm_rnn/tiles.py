@@ -77,6 +77,7 @@ class Tile:
     outputs: dict[Any, list[Array]] = field(default_factory=dict)
     tensors: list[Any] = field(default_factory=list)
     sums: list[Any] = field(default_factory=list)
+    halves: list[Any] = field(default_factory=list)  # of the lanes of a sum
 
     def __post_init__(self) -> None:
         self.flat = {
@@ -221,9 +222,9 @@ class Tile:
         sizes = [t.shape[0] for t in self.flat.values()]
         free = [v for v in free if not any(v.same_as(n) for n in sizes)]
         sch = Schedule(te.create_prim_func([*self.flat.values(), *free, *self.tensors]))
-        for stage in (*self.sums, *self.stages.values()):
+        for stage in (*self.sums, *self.halves, *self.stages.values()):
             sch.set_scope(stage.op.name, 0, "local")
-        for tensor in (*self.stages.values(), *self.tensors):
+        for tensor in (*self.halves, *self.stages.values(), *self.tensors):
             self._vectorize(sch, tensor.op.name)
         template.schedule(sch, self.unit, config)
         mod = tvm.ir.transform.Sequential([p() for p in _LOWER])(sch.mod)

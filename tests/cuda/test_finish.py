@@ -33,3 +33,18 @@ def test_what_is_made_of_parameters_is_differentiated_once() -> None:
     finish = finish_of("antisymmetric")
     names = [kernel.kernel.name for kernel in finish.kernels.values()]
     assert len(names) == len(set(names)) and len(finish.graph.totals) == len(finish.graph.params)
+
+
+def test_gradients_that_are_sums_as_they_lie() -> None:
+    """An LSTM's gates, in the order of its parameters; not what is computed of sums."""
+    finish = finish_of("lstm")
+    assert sorted(finish.joined().values()) == [0, 1, 2]
+    for nodes, number in finish.joined().items():
+        assert (len(nodes), *nodes[0].shape) == finish.graph.totals[number].shape
+    assert 1 not in finish_of("antisymmetric").joined().values()
+
+
+def test_they_are_made_there_and_not_copied() -> None:
+    plan = trained("lstm")[1].backward
+    assert not [line for line in plan.program.sequence.lines if "finish_gradient" in line]
+    assert [line for line in trained("antisymmetric")[1].backward.program.sequence.lines if "finish_gradient" in line]

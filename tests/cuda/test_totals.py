@@ -11,6 +11,7 @@ from emulated import run
 from tvm_rnn.cuda.places import Place
 from tvm_rnn.cuda.program import Program
 from tvm_rnn.cuda.totals import COLUMNS, Totals
+from tvm_rnn.cuda.working_memory import working_memory
 from tvm_rnn.graph import Node, make
 
 
@@ -40,11 +41,43 @@ def test_products_with_one_operand_share_a_launch() -> None:
     assert [work.size for work in found.work] == [2 * 16 * 8, 2 * 16 * 16, 2 * 16]
     program = Program()
     found.reserve(program, "T * B")
-    places = found.places(program)
+    places = found.places(program, {})
     assert len({place.text for place in places.values()}) == 6
     host = program.sequence
     found.run(host, lambda node, product: program.input(0), "T * B", places, "tile > 0")
     assert sum("RUN(call" in line for line in host.lines) == 6  # each launch, and its parts added up
+
+
+def test_operands_of_large_products_are_put_in_order_once() -> None:
+    """Both gates once for both products, x and h each; in buffers that the products take in turn."""
+    x, h, a, b = (leaf(name, size) for name, size in (("x", 700), ("h", 1024), ("a", 1024), ("b", 1024)))
+
+    def reads(node: Node) -> Place | None:
+        return Place("float32", prod(node.shape)) if node.leaf else None
+
+    sums = [product(gate, other) for other in (x, h) for gate in (a, b)]
+    found = Totals("t", sums, "tf32", reads, reads, "sm_90a")
+    assert [len(work.packed) for work in found.work] == [2, 2]
+    program = Program()
+    found.reserve(program, "T * B")
+    places = found.places(program, {})
+    found.run(program.sequence, lambda node, product: program.input(0), "T * B", places, "tile > 0")
+    launched = [line.split("kernels::")[1].split(",")[0] for line in program.sequence.lines if "kernels::" in line]
+    order = ["t_ordered0", "t_ordered1", "t_ordered2", "t_totals0", "t_fold", "t_ordered3", "t_totals1", "t_fold"]
+    assert launched == order
+    # 32 rows by 64 columns are a square; 16 of a gate, 16 of h at most.
+    bytes_of = working_memory(program, 132)
+    assert bytes_of(64, 1) - bytes_of(32, 1) >= (2 * 16 + 16) * 8192
+
+
+def test_sums_may_have_a_place_already() -> None:
+    """Those of one launch, in its order, and no others."""
+    found = totals(product(A, X), product(B, X), make("total", A, rank=1))
+    program = Program()
+    given = program.input(1).cast("float32")
+    places = found.places(program, {found.work[0].nodes: given, found.work[0].nodes[:1]: program.input(2)})
+    first, second, third = places.values()
+    assert first.text == given.text and second.text.startswith(f"({given.text}") and "work" in third.text
 
 
 @pytest.mark.parametrize(

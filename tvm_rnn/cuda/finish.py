@@ -59,6 +59,16 @@ class FinishKernels:
             name, group, precision=self.precision, reads=reads, writes=lambda n: places, elsewhere=elsewhere
         )
 
+    def joined(self) -> dict[tuple[Node, ...], int]:
+        """Gradients that are sums one after the other, as they lie: which sums, and the gradient's number."""
+        found: dict[tuple[Node, ...], int] = {}
+        for number, node in enumerate(self.graph.totals):
+            if node.op == "concat" and len(node.shape) + node.attrs["axis"] == 0:
+                parts = [_same_order(a) for a in node.args]
+                if len({*parts}) == len(parts) and all(a in self.finish.inner for a in parts):
+                    found[tuple(self.finish.inner[a] for a in parts)] = number
+        return found
+
     def reserve(self, program: Program) -> None:
         """Memory for values on the way, which all layers use in turn."""
         dtype = arithmetic(self.precision)
@@ -67,9 +77,12 @@ class FinishKernels:
     def run(
         self, host: Host, sums: Mapping[Node, Pointer], weights: Mapping[Any, Pointer], gradients: Sequence[Pointer]
     ) -> None:
-        """Fill `gradients`, in the order of the parameters."""
+        """Fill `gradients`, in the order of the parameters. Where sums were made in a gradient, it is there already."""
         places = {leaf: sums[node] for leaf, node in self.finish.inner.items()} | dict(self.values)
+        there = {number for nodes, number in self.joined().items() if sums[nodes[0]].text == gradients[number].text}
         for key, made in self.kernels.items():
+            if not isinstance(key, Node) and key[1] in there:
+                continue
             target = places[key] if isinstance(key, Node) else gradients[key[1]]
             pointers = []
             for argument in made.arguments:
@@ -79,3 +92,10 @@ class FinishKernels:
                 else:
                     pointers.append(places[node] if node in places else weights[node])
             host.launch(made.kernel, pointers, [1])
+
+
+def _same_order(node: Node) -> Node:
+    """What a node is a reshape of, or itself."""
+    while node.op == "reshape":
+        node = node.args[0]
+    return node

@@ -84,7 +84,7 @@ class BackwardPlan(Plan):
             found = layout.source(node, True, "after")
             return None if found is None else found.place
 
-        totals = Totals(name, sums, self.precision, reads, operand, self.target.arch)
+        totals = Totals(name, sums, self.precision, reads, operand, self.target.arch, self.target.sms)
         finish = FinishKernels(graph, sums, f"{layer.number}_finish", self.precision)
         direct = layout.written_last and self.directions == 1
         roots = [*([] if direct else [graph.output]), *graph.emitted]
@@ -211,7 +211,9 @@ class BackwardPlan(Plan):
         self.sums, self.finish_weights = {}, {}
         for visit in self.visits:
             back, key = self.backs[self.layers.of_layer[visit.layer]], (visit.layer, visit.direction)
-            self.sums[key] = back.totals.places(program)
+            gradients = self.weight_gradients[key]
+            ready = {nodes: gradients[number] for nodes, number in back.finish.joined().items()}
+            self.sums[key] = back.totals.places(program, ready)
             self.finish_weights[key] = back.finish.weights.pack(program, *key)
 
     # --- statements ------------------------------------------------------------------------------------------------

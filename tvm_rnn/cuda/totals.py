@@ -4,13 +4,14 @@ In: a backward graph's nodes that sum over T and B, and where their operands lie
 of parts of the rows, a kernel that adds the parts up in order, and the statements that launch them. Every number is
 added up in an order that sizes alone decide: results are the same bit for bit.
 
-Products of two rows are GEMMs over all rows (`totals_tile.py`), those with one right operand and one shape in one
-launch; all else is summed column by column.
+Products of two rows are GEMMs over all rows (`totals_tile.py`, `totals_wgmma.py`), those with one right operand and one
+shape in one launch; of large ones the operands are put in order first (`totals_packed.py`). All else is summed column
+by column.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -25,9 +26,11 @@ from .gemm_layout import ceil_div
 from .gemm_operands import Operand
 from .gemm_operands import operand_of as resolve
 from .kernel import Kernel, Writer, write
-from .places import Argument, Place, arithmetic
+from .places import Argument, Place, arithmetic, storage
 from .program import Host, Pointer, Program
 from .rows import unravel
+from .totals_pack import SQUARE_BYTES, pack_kernel, rows_of_stage, squares
+from .totals_packed import packed_tile_for, packed_totals_kernel
 from .totals_tile import tile_for, tiles_of, totals_kernel
 from .totals_wgmma import wgmma_tile_for, wgmma_totals_kernel
 from .values import Values, sources
@@ -37,7 +40,22 @@ Reads = Callable[[Node], Place | None]
 Find = Callable[[Node, bool], Pointer]
 COLUMNS, LINES = 32, 8  # threads of a block that sums columns: along elements, and along rows
 COLUMN_BLOCKS = 8  # of these on a multiprocessor: they wait for memory
+TILE_SQUARES = 4  # as wide as tiles are
 LEAST_ROWS = 256  # of a part: fewer, and adding the parts up takes longer than the sums
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One side of a product, put in order. operands: of the arguments from number `first` on; kernels: for each."""
+
+    key: Any
+    first: int
+    operands: tuple[Operand, ...]
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def stage_squares(self) -> int:
+        return len(self.operands) * squares(self.operands[0].depth)
 
 
 @dataclass
@@ -50,6 +68,7 @@ class Work:
     size: int  # elements of all sums
     blocks: int  # of one part of the rows
     resident: int = 2  # blocks on a multiprocessor at once
+    packed: tuple[Packed, ...] = ()  # its operands, where it reads them out of buffers in another order
 
 
 @dataclass
@@ -62,10 +81,12 @@ class Totals:
     reads: Reads
     operand_places: Reads
     arch: str = ""
+    sms: int = 132
     work: list[Work] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.dtype = arithmetic(self.precision)
+        self.packers: dict[Any, Kernel] = {}
         products: dict[Any, list[tuple[Node, Operand, Operand]]] = {}
         columns: dict[Any, list[Node]] = {}
         for node in self.nodes:
@@ -102,16 +123,37 @@ class Totals:
         nodes, right = tuple(node for node, _, _ in group), group[0][2]
         lefts = [_named(left, f"a{i}") for i, (_, left, _) in enumerate(group)]
         height, width = nodes[0].shape
-        name, fast = f"{self.name}_totals{len(self.work)}", wgmma_tile_for(self.precision, lefts, right, self.arch)
+        found = [Argument(o.name, "operand", o.base) for o in (*lefts, right)]
+        name, size = f"{self.name}_totals{len(self.work)}", len(nodes) * height * width
+        packed = packed_tile_for(self.precision, lefts, right, self.arch, self.sms)
+        if packed is not None:
+            kernel = packed_totals_kernel(name, packed, len(lefts), height, width)
+            sides = self._packed(0, lefts), self._packed(len(lefts), [right])
+            blocks = packed.blocks(len(lefts), height, width)
+            self.work.append(Work(nodes, kernel, tuple(found), size, blocks, packed.resident, sides))
+            return
+        fast = wgmma_tile_for(self.precision, lefts, right, self.arch)
         if fast is not None:
             tile: Any = fast
             kernel, resident = wgmma_totals_kernel(name, fast, lefts, right), fast.resident
         else:
             tile = tile_for(self.precision, height, width)
             kernel, resident = totals_kernel(name, tile, lefts, right), 2
-        found = [Argument(o.name, "operand", o.base) for o in (*lefts, right)]
         blocks = len(nodes) * tiles_of(tile, height, width)
-        self.work.append(Work(nodes, kernel, tuple(found), len(nodes) * height * width, blocks, resident))
+        self.work.append(Work(nodes, kernel, tuple(found), size, blocks, resident))
+
+    def _packed(self, first: int, operands: Sequence[Operand]) -> Packed:
+        """Operands of one side. Kernels are shared by all that have the same operand at the same place."""
+        key, kernels = tuple((o.base, o.offset, o.depth) for o in operands), list[Kernel]()
+        each = squares(operands[0].depth)
+        for n, one in enumerate(operands):
+            mark = (key[n], len(operands), n)
+            if mark not in self.packers:
+                name, own = f"{self.name}_ordered{len(self.packers)}", _named(one, "operand")
+                facts = {"stage_squares": len(operands) * each, "first": n * each}
+                self.packers[mark] = pack_kernel(name, own, self.precision, **facts)
+            kernels.append(self.packers[mark])
+        return Packed(key, first, tuple(operands), tuple(kernels))
 
     def _add_columns(self, nodes: Sequence[Node]) -> None:
         size = prod(nodes[0].shape)
@@ -214,6 +256,14 @@ class Totals:
             parts = f"max<int64_t>(1, min<int64_t>({most}, ({rows}) / {LEAST_ROWS}))"
             self.parts.append(program.let("parts", parts))
         self.sums = program.buffer("sums", self._most(), self.dtype)
+        self.sides = [self._side(program, rows, side) for side in range(2)]
+
+    def _side(self, program: Program, rows: str, side: int) -> Pointer:
+        """Memory for the left or right operands of a product in their other order; one product's at a time."""
+        most = max((work.packed[side].stage_squares for work in self.work if work.packed), default=0)
+        deep, beyond = rows_of_stage(self.precision), 2 * TILE_SQUARES  # what tiles read beside the last squares
+        size = f"(({rows}) + {deep - 1}) / {deep} * {most * SQUARE_BYTES} + {beyond * SQUARE_BYTES}" if most else "0"
+        return program.buffer("packed", size).cast(storage(self.precision))
 
     def _most(self) -> str:
         most = "int64_t(1)"
@@ -221,11 +271,12 @@ class Totals:
             most = f"max<int64_t>({most}, {parts} * {work.size})"
         return most
 
-    def places(self, program: Program) -> dict[Node, Pointer]:
-        """Memory for the sums of one layer and direction, each dense."""
+    def places(self, program: Program, ready: Mapping[tuple[Node, ...], Pointer]) -> dict[Node, Pointer]:
+        """Memory for the sums of one layer and direction, each dense. ready: memory that is there, for these sums in
+        this order."""
         found: dict[Node, Pointer] = {}
         for work in self.work:
-            both = program.buffer("totals", work.size, self.dtype)
+            both = ready.get(work.nodes) or program.buffer("totals", work.size, self.dtype)
             for n, node in enumerate(work.nodes):
                 found[node] = both.at(n * work.size // len(work.nodes))
         return found
@@ -234,8 +285,16 @@ class Totals:
         """Add the sums over `rows` rows. find: where rows of a value begin. add: whether something is there already."""
         if self.fold is None:
             return
+        packed: list[Any] = [None, None]
         for work, parts in zip(self.work, self.parts, strict=True):
             pointers = [find(a.node, a.role == "operand") for a in work.arguments]
+            for number, side in enumerate(work.packed):
+                if packed[number] != side.key:
+                    for source, kernel in zip(pointers[side.first :], side.kernels, strict=False):
+                        host.launch(kernel, [source, self.sides[number]], [rows])
+                packed[number] = side.key
+            if work.packed:
+                pointers = self.sides
             into, folded = totals[work.nodes[0]], f"{parts} > 1 || ({add})"
             sums = Pointer(f"({folded} ? {self.sums.text} : {into.text})", self.dtype)
             host.launch(work.kernel, [*pointers, sums], [rows, parts])
@@ -247,4 +306,4 @@ def _named(operand: Operand, name: str) -> Operand:
     return Operand(operand.node, operand.base, operand.place, operand.depth, operand.offset, name)
 
 
-__all__ = ["Totals", "Work"]
+__all__ = ["Packed", "Totals", "Work"]
