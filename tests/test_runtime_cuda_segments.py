@@ -15,7 +15,7 @@ import tvm_rnn as rnn
 from tvm_rnn import InputError, gpu_arrays
 from tvm_rnn.runtime_cuda_segments import CudaSegmentedTape, add, clipped, sizes_of, times
 from tvm_rnn.runtime_cuda_tape import fresh, tape_bytes
-from tvm_rnn.runtime_memory import plan_of, smallest
+from tvm_rnn.runtime_memory import Sizes, plan_of, smallest
 
 EVERY: dict[str, Any] = {"dropout": 0.4, "recurrent_dropout": 0.3, "zoneout": 0.2, "weight_drop": 0.35}
 CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
@@ -138,6 +138,15 @@ def test_times_are_those_that_were_measured() -> None:
     states = {**lstm, "backward_flops_per_row": 3_172_352, "again_flops_per_row": 1_063_936}
     _, longer, _ = times({**small, "memory": states}, 32)
     assert (forward + longer) / (forward + backward) == pytest.approx(3.2225 / 2.8494, rel=0.05)
+
+
+def test_times_of_two_directions_are_those_that_were_measured() -> None:
+    """2 layers of LSTM 256 in both directions, bfloat16, B = 32, T = 500, on an H200: all at once, in 2, 4, 8 parts."""
+    facts = {"forward_flops_per_row": 5_000_000, "backward_flops_per_row": 10_000_000}
+    both: dict[str, Any] = {"dtype": "bfloat16", "num_layers": 2, "num_directions": 2, "memory": facts}
+    own = Sizes(500, 32, lambda steps: 0, lambda steps, again: 0, 0, 0, 0, *times(both, 32), by_visit=True, serial=2.0)
+    for segment, measured in ((500, 5.006), (269, 8.631), (127, 9.499), (67, 11.164)):
+        assert plan_of(own, segment).time == pytest.approx(measured / 5.006, rel=0.05)
 
 
 def test_arrays_of_the_cpu_are_sent_again() -> None:

@@ -166,7 +166,10 @@ def _on_a_gpu(
     from .training import memory_facts
 
     trained = train.plan(net, machine, batches, without, precision, keep)
-    found: dict[str, Any] = {"tape": trained.forward.tape.sizes(), "memory": memory_facts(net, trained.layers, keep)}
+    found: dict[str, Any] = {
+        "tape": trained.forward.tape.sizes(),
+        "memory": memory_facts(net, trained.layers, trained.training),
+    }
     return found | {"working": train.working(trained, machine)}
 
 

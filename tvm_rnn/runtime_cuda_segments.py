@@ -65,8 +65,8 @@ def sizes_of(
 
     states = item * B * state_elements(manifest)
     results = item * T * B * (output + input_elements(manifest)) + weights + 2 * states
-    whole = why_whole(manifest, alone)
-    return Sizes(T, B, tape, work, states, 0, results, *times(manifest, B), by_visit=alone, whole=whole)
+    own: dict[str, Any] = {"by_visit": alone, "serial": manifest["num_directions"], "whole": why_whole(manifest, alone)}
+    return Sizes(T, B, tape, work, states, 0, results, *times(manifest, B), **own)
 
 
 def handed_bytes(manifest: Any, T: int, B: int) -> int:
@@ -87,7 +87,8 @@ def sizes_on(module: Any, device: Any, T: int, B: int, reset: bool, lengths: boo
 
 
 def times(manifest: Any, batch: int) -> tuple[float, float, float]:
-    """Microseconds of a step forward and backward, and of a program's start: a rough model of an H200."""
+    """Microseconds of a step forward and backward, and of a program's start: a rough model of an H200. Two directions
+    go forward at the same time."""
     memory, visits = manifest.get("memory", {}), int(manifest["num_layers"]) * int(manifest["num_directions"])
     forward, backward, again = (
         batch * float(memory.get(f"{name}_flops_per_row", rate))
@@ -97,7 +98,8 @@ def times(manifest: Any, batch: int) -> tuple[float, float, float]:
     rate = FLOPS_PER_US.get(str(manifest.get("precision", manifest["dtype"])), FLOPS_PER_US["float32"])
     step = max(STEP_US * visits, (forward + usual) / rate)
     share = forward / max(forward + usual, 1.0)
-    return step * share, step * (1 - share) * (usual + OUTSIDE * again) / max(usual, 1.0), START_US * visits
+    forward_us = step * share / int(manifest["num_directions"])
+    return forward_us, step * (1 - share) * (usual + OUTSIDE * again) / max(usual, 1.0), START_US * visits
 
 
 class CudaSegmentedTape(CudaTape):

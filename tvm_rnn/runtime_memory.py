@@ -43,8 +43,9 @@ class Sizes:
     """Of a call with `steps` steps of `batch` rows. Bytes: tape(s) and work(s, again) of s steps; again: y too, of
     steps that run a second time; of all rows' states once; of what does not depend on the plan; and of what the caller
     gets (y, states and gradients). Time, in any unit: of one step forward and backward, and start, what a program takes
-    however few its steps are. by_visit: each layer and direction goes through time for itself. whole: "", or why all
-    steps must be on the tape at once."""
+    however few its steps are. by_visit: each layer and direction goes through time for itself; serial: how many times
+    as long forward then takes as where both directions run at the same time. whole: "", or why all steps must be on
+    the tape at once."""
 
     steps: int
     batch: int
@@ -57,6 +58,7 @@ class Sizes:
     backward: float
     start: float = 0.0
     by_visit: bool = False
+    serial: float = 1.0
     whole: str = ""
 
 
@@ -146,7 +148,7 @@ def plan_of(sizes: Sizes, segment: int) -> MemoryPlan:
     total = sizes.tape(segment) + sizes.work(segment, parts > 1) + states + sizes.fixed
     once = max(1e-30, (sizes.forward + sizes.backward) * max(T, 1) + 2 * sizes.start)
     # Every part but one runs forward twice, and backward once; where layers go for themselves, that one too.
-    again = T if sizes.by_visit and parts > 1 else T - segment
+    again = T * (2 * sizes.serial - 1) if sizes.by_visit and parts > 1 else T - segment
     time = 1.0 + (sizes.forward * again + sizes.start * 3 * (parts - 1)) / once
     return MemoryPlan(T, sizes.batch, segment, total, sizes.results, time, sizes.by_visit)
 

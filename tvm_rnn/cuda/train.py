@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import kept, pipeline
-from ..decisions import about
+from ..decisions import about, forget, recording, told
 from ..dtypes import held_dtype
 from ..pipeline import Layers
 from ..rnn import RNN, named_constants
@@ -25,6 +25,7 @@ from .program import ITEM_BYTES, Program
 from .working_memory import working_memory
 
 WAYS = ("forward_train", "backward")
+PERSISTENT = "sm_90a"  # which has persistent kernels
 
 
 @dataclass
@@ -57,9 +58,25 @@ def plan(
     precision: str,
     training: bool | str = True,
 ) -> Trained:
-    """Both programs of training for one target. training: what is kept, by name; True: "auto"."""
+    """Both programs of training for one target. training: what is kept, by name; True: "auto", which is "values" in any
+    case where steps that read values have a persistent kernel, and those with "states" none."""
+    how, before = (net, target, batches, without, precision), told()
     with about("", training=True):
-        return _plan(net, target, batches, without, precision, training)
+        found = _plan(*how, training)
+        own = found.training == "states" != training
+        if not own or target.arch != PERSISTENT or _persistent(found):
+            return found
+        with recording(False):
+            better = _persistent(_plan(*how, "values"))
+        if better:
+            forget(before)
+            found = _plan(*how, "values")
+        return found
+
+
+def _persistent(trained: Trained) -> bool:
+    """Whether all steps of backward may run in one kernel."""
+    return all(code.regimes for code in trained.backward.code)
 
 
 def _plan(
