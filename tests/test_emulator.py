@@ -14,6 +14,7 @@ import tvm_rnn as rnn
 from tvm_rnn import pipeline
 from tvm_rnn.cuda import gemm, recurrent, steps, wave
 from tvm_rnn.cuda.geometry import Geometry
+from tvm_rnn.cuda.pooled_layout import Pooled
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.model import NETWORK, Declared, Program, Step
 
@@ -61,7 +62,7 @@ def forced(monkeypatch: pytest.MonkeyPatch, exchange: str, **knobs: int) -> None
     """Every layer runs in a team of that geometry."""
 
     def choose(layout: Any, target: Any, precision: str, batches: Any, initial: Any) -> list[recurrent.Persistent]:
-        team = Team(recurrent.step_of(layout), precision, exchange, **knobs)
+        team = (Pooled if "pace" in knobs else Team)(recurrent.step_of(layout), precision, exchange, **knobs)
         return [recurrent.Persistent(layout, team, "forced", "forced", None, 2, 0.0, initial)]
 
     monkeypatch.setattr(steps, "choose", choose)
@@ -83,6 +84,10 @@ GEOMETRIES = {
     "grid, a ring, in tf32": (
         ("gru_reset_before", 40, "float32", "tf32"),
         {"ctas": 3, "rows": 16, "warps_u": 2, "warps_k": 4, "register_words": 16, "shared_words": 8, "ring": 3},
+    ),
+    "grid, clusters share K": (
+        ("lstm", 64, "float32", "tf32"),
+        {"ctas": 8, "rows": 32, "warps_k": 4, "register_words": 8, "ring": 3, "together": 2, "pace": 1},
     ),
     "grid, two passes": (
         ("gru", 64, "float16", None),
@@ -201,6 +206,21 @@ def test_a_wave_in_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     mod = emulator.compile(net, batch=[B])
     assert any("layers in a wave" in row["unit"] for row in mod.manifest.templates)
     check(net, mod, "bfloat16")
+
+
+@pytest.mark.parametrize("cell", ["lstm", pytest.param("gru_reset_before", marks=pytest.mark.slow)])
+def test_a_wave_in_strict_float32(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units that only fill up a block, blocks of K that end early, a slice of rows past the batch."""
+
+    def best(step: Any, *_: Any) -> Geometry:
+        team = Team(step, "float32", "grid", 2, 8, warps_k=2, register_words=0, polled=1, fma=2)
+        return Geometry(0.5, "persistent_fma_cuda", team, "forced")
+
+    monkeypatch.setattr(wave, "geometry", best)
+    net = network(cell, 12, "float32", inputs=20, num_layers=3)
+    mod = emulator.compile(net, batch=[B])
+    assert any("3 layers in a wave" in row["unit"] for row in mod.manifest.templates)
+    check(net, mod, "float32")
 
 
 @pytest.mark.parametrize(

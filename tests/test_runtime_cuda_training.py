@@ -18,6 +18,7 @@ from test_reference import restless
 
 import tvm_rnn as rnn
 from tvm_rnn.cuda import recurrent, steps
+from tvm_rnn.cuda.pooled_layout import Pooled
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.errors import InputError
 from tvm_rnn.runtime_cuda_tape import tape_bytes
@@ -171,11 +172,14 @@ def forced(monkeypatch: pytest.MonkeyPatch, **knobs: Any) -> None:
     """Every layer's steps, in both passes, run in teams of that geometry."""
 
     def choose(layout: Any, target: Any, precision: str, batches: Any, initial: Any) -> list[recurrent.Persistent]:
-        team = Team(recurrent.step_of(layout), precision, **knobs)
+        team = (Pooled if "pace" in knobs else Team)(recurrent.step_of(layout), precision, **knobs)
         name = f"persistent_{layout.weights.number}"
         return [recurrent.Persistent(layout, team, "forced", name, None, 2, 0.0, initial)]
 
     monkeypatch.setattr(steps, "choose", choose)
+
+
+POOLED = {"exchange": "grid", "ctas": 4, "rows": 32, "warps_k": 4, "ring": 3, "together": 2, "pace": 1}
 
 
 @pytest.mark.slow
@@ -186,6 +190,9 @@ def forced(monkeypatch: pytest.MonkeyPatch, **knobs: Any) -> None:
         ("lstm", "tf32", {"exchange": "grid", "ctas": 3, "rows": 8, "warps_u": 2, "warps_k": 2, "shared_words": 999}),
         ("lstm", "float16", {"exchange": "cluster", "ctas": 2, "rows": 16, "warps_n": 2, "shared_words": 9999}),
         ("gru", "float32", {"exchange": "cluster", "ctas": 2, "rows": 8, "warps_k": 2, "shared_words": 9999}),
+        # Clusters share K; in the backward pass sums of two products, one after the other.
+        ("gru_reset_before", "bfloat16", {**POOLED, "apart": 0}),
+        ("lstm", "bfloat16", POOLED),
         # Several phases read one input, which a grid copies early.
         ("gru_reset_before", "bfloat16", {"exchange": "grid", "ctas": 2, "rows": 16, "register_words": 160}),
     ],

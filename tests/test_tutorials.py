@@ -20,7 +20,7 @@ from tvm_rnn.cuda import nvcc
 from tvm_rnn.tolerance import assert_close
 
 ROOT = Path(__file__).resolve().parent.parent
-LONG = ("03_watch_the_passes", "05_tune_for_your_machine", "06_write_a_schedule", "07_train")
+LONG = ("03_watch_the_passes", "04_compile_for_a_gpu", "05_tune_for_your_machine", "06_write_a_schedule", "07_train")
 TUTORIALS = sorted((ROOT / "tutorials").glob("[0-9]*.py"))
 
 # Parts of lines that each must print; figures are left out.

@@ -32,6 +32,7 @@ from tvm_rnn.cuda.cell_reads import hoisted, params, place_of
 from tvm_rnn.cuda.exchange import COUNTER_WORDS
 from tvm_rnn.cuda.kernel import Kernel
 from tvm_rnn.cuda.layout import Layout
+from tvm_rnn.cuda.pooled_layout import Pooled
 from tvm_rnn.cuda.product import weights
 from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.scan import Scan, scan
@@ -89,7 +90,8 @@ def layer(cell: str, hidden: int, precision: str, inputs: int = 0, apart: bool =
 def persistent_kernel(of: tuple[Any, ...], geometry: tuple[tuple[str, Any], ...], masked: bool) -> tuple[Team, Kernel]:
     """A team and its kernel, for a layer."""
     net, layout = layer(*of)
-    team = Team(step_of(layout), layout.precision, **dict(geometry))
+    make = Pooled if "pace" in dict(geometry) else Team
+    team = make(step_of(layout), layout.precision, **dict(geometry))
     return team, persistent.kernel("k", team, layout, net.cell.initial if masked else None)
 
 

@@ -27,8 +27,18 @@ def test_with_weights_in_8_bits_warps_without_cells_copy_nothing() -> None:
     assert Team(step("lstm", 64), "bfloat16", **cluster(2, 32, warps_k=4), stored="float8_e4m3").fetching == 4
 
 
-@pytest.mark.parametrize("steps", [1, 2, 7])
-@pytest.mark.parametrize("geometry", [cluster(2, 16, warps_k=2), grid(3, 16, warps_k=2), grid(2, 16, warps_n=2)])
+GEOMETRIES = [cluster(2, 16, warps_k=2), grid(3, 16, warps_k=2), grid(2, 16, warps_n=2)]
+USUAL = ((0, 1), (0, 7), (1, 2), (2, 7))  # the others with the slow tests
+
+
+@pytest.mark.parametrize(
+    ("geometry", "steps"),
+    [
+        pytest.param(geometry, steps, marks=() if (number, steps) in USUAL else pytest.mark.slow)
+        for number, geometry in enumerate(GEOMETRIES)
+        for steps in (1, 2, 7)
+    ],
+)
 def test_any_number_of_steps(geometry: dict[str, object], steps: int) -> None:
     for cell, precision in (("gru_reset_before", "bfloat16"), ("lstm", "tf32")):
         case = Case(cell, 40, 11, steps, precision)

@@ -19,8 +19,18 @@ def grid(ctas: int, rows: int, **knobs: int) -> dict[str, Any]:
     return plain_grid(ctas, rows, copied=ctas % 2, **knobs)
 
 
-@pytest.mark.parametrize("follows", [False, True])
-@pytest.mark.parametrize("geometry", [cluster(2, 8), cluster(2, 16, warps_k=2), grid(3, 8, warps_k=2), grid(2, 16)])
+GEOMETRIES = [cluster(2, 8), cluster(2, 16, warps_k=2), grid(3, 8, warps_k=2), grid(2, 16)]
+USUAL = ((0, True), (2, False))  # the others with the slow tests
+
+
+@pytest.mark.parametrize(
+    ("geometry", "follows"),
+    [
+        pytest.param(geometry, follows, marks=() if (number, follows) in USUAL else pytest.mark.slow)
+        for number, geometry in enumerate(GEOMETRIES)
+        for follows in (False, True)
+    ],
+)
 def test_inputs_are_multiplied_in_the_step(geometry: dict[str, Any], follows: bool) -> None:
     for cell, precision, inputs in (("lstm", "bfloat16", 40), ("gru", "tf32", 20)):
         case = Case(cell, 32, 11, 5, precision, inputs=inputs)

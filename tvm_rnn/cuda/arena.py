@@ -1,7 +1,7 @@
 """The shared memory of a persistent kernel: in which order its users lie there.
 
 In: the kernel's state (`persistent.Body`), which knows who each thread is. Out: `body.arena` and those who use it:
-exchange, inputs, reads of cells, product. Weights are loaded.
+exchange, inputs, reads of cells, product. Weights are loaded. Before: `check` refuses teams that have no kernel.
 """
 
 from __future__ import annotations
@@ -10,20 +10,34 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as I
 
-from . import staged_layout
+from . import fma_layout, pooled_layout, staged_layout, wide_layout
 from .cell_reads import CellReads
 from .copies import Copies
 from .exchange import Cluster, Grid
+from .fma_product import FmaProduct
+from .fma_ring import FmaInputs
 from .grouped import Grouped
 from .inputs import Inputs
 from .polled import Polled
+from .pooled import PooledProduct
+from .pooled_layout import Pooled
 from .product import Product
 from .ring import Ringed
 from .staged import Operands, Staged, StagedInputs
 from .wide import Wide
-from .wide_layout import places
 
 ALIGNMENT, RING_ALIGNMENT = 128, 1024  # swizzled tiles want the second
+
+
+def check(team: Any) -> None:
+    """Raises ValueError where no kernel can be written for a team."""
+    if team.polled and not team.pollable:
+        raise ValueError("polled teams have products alone, of whole K blocks; staged: warpgroups; fma: float32")
+    if isinstance(team, Pooled):
+        if not pooled_layout.able(team):
+            raise ValueError("clusters share K by a ring, whole warpgroups and equal rows, without inputs and codes")
+    elif team.ring and not wide_layout.able(team):
+        raise ValueError("a ring has two stages at least, whole warpgroups, a counter in L2, no inputs and no codes")
 
 
 def lay_out(body: Any) -> None:
@@ -32,10 +46,12 @@ def lay_out(body: Any) -> None:
     align = RING_ALIGNMENT if team.ring or team.staged else ALIGNMENT
     arena = body.arena = I.alloc_buffer((team.shared_bytes // 4,), "uint32", scope="shared.dyn", align=align)
     if team.ring:
-        body.exchange = Ringed(k, team, ids, arena, places(team).stage // 4)
+        pooled = isinstance(team, Pooled)
+        layout: Any = pooled_layout if pooled else wide_layout
+        body.exchange = Ringed(k, team, ids, arena, layout.places(team).stage // 4)
         # A ring has none of theirs in shared memory.
         body.inputs, body.copies, body.reads = Inputs(body, 0), Copies(body, 0), CellReads(body, 0)
-        body.product = Wide(k, team, ids, arena, body.exchange)
+        body.product = (PooledProduct if pooled else Wide)(k, team, ids, arena, body.exchange)
         return
     if team.staged:
         partial_at = team.weight_words + staged_layout.words(team)
@@ -45,6 +61,16 @@ def lay_out(body: Any) -> None:
         body.inputs.announce()
         body.reads = CellReads(body, stage_at + team.stage_words)
         body.product = Grouped(body, partial_at)
+        return
+    if team.fma:
+        weights_at = fma_layout.ring_words(team)
+        partial_at = weights_at + team.weight_words
+        stage_at = partial_at + team.partial_words
+        body.exchange = Staged(k, team, ids, arena, stage_at, body)
+        body.inputs, body.copies = FmaInputs(body, 0), Copies(body, 0)
+        body.inputs.announce()
+        body.reads = CellReads(body, stage_at + team.stage_words)
+        body.product = FmaProduct(body, 0, weights_at, partial_at)
         return
     partial_at = team.exchange_words if team.exchange == "cluster" else 0
     stage_at = partial_at + team.partial_words

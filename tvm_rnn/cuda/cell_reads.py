@@ -96,13 +96,11 @@ class CellReads:
         if not self.late:
             self.ask(par % self.ahead, t + self.ahead)
 
-    def now(self, t: Expr) -> list[Callable[[], None]]:
-        """Loads of what step t reads, row by row, then their successors' way into L2."""
-        if not self.late:
-            return []
+    def now(self, t: Expr, *, fetch: bool) -> list[Callable[[], None]]:
+        """Loads of what step t reads, row by row; or their successors' way into L2."""
         rows = dict.fromkeys((phase, node, j, e) for phase, node, _, _, j, e in self.coming[0])
-        loads = [partial(self._row, t, *row, fetch=False) for row in rows]
-        return [*loads, *(partial(self._row, t + FETCH_AHEAD, *row, fetch=True) for row in rows)]
+        at = t + FETCH_AHEAD if fetch else t
+        return [partial(self._row, at, *row, fetch=fetch) for row in rows] if self.late else []
 
     def _row(self, t: Expr, phase: Phase, node: Node, j: int, e: int, *, fetch: bool) -> None:
         """Of one batch row, from one address: loads lie at constant distances from it."""

@@ -20,7 +20,7 @@ from tvm.script.ir_builder import tirx as I
 from ..graph import Node
 from ..scalar_cuda import flavour
 from . import keeping
-from .arena import lay_out
+from .arena import check, lay_out
 from .cell_reads import hoisted, params, place_of
 from .epilogue import Epilogue
 from .inputs import given
@@ -35,7 +35,6 @@ from .reduction import Reduction
 from .staged_layout import warp_place
 from .start import fill_cluster, fill_grid
 from .team import LANES, Share, Team
-from .wide_layout import able
 
 Expr = Any
 SCALARS = (
@@ -68,10 +67,7 @@ def pointers(team: Team, layout: Layout, masked: bool = False) -> list[tuple[str
 def kernel(name: str, team: Team, layout: Layout, initial: Mapping[str, float] | None = None) -> Kernel:
     """The kernel of a team. Its teams are counted by the scalar "teams"; blocks of a grid must all be resident.
     initial: what states are after a reset, for a kernel that knows lengths and resets; None for one that does not."""
-    if team.polled and not team.pollable:
-        raise ValueError("a polled team needs products alone, of whole blocks of K; staged, whole warpgroups as well")
-    if team.ring and not able(team):
-        raise ValueError("a ring has two stages at least, whole warpgroups, a counter in L2, no inputs and no codes")
+    check(team)
     masked = initial is not None
     attributes = {"tirx.kernel_launch_params": ["tirx.use_cooperative_launch"]} if team.exchange == "grid" else {}
     with flavour(team.precision):
@@ -287,8 +283,9 @@ class Body:
                 if self.team.ring:
                     for share in self.team.shares[phase]:
                         self._ready(share)
-                    between = self.reads.now(t) if phase is self.step.phases[0] else []
-                    gates = self.product.emit(phase, self._source, between)
+                    first = phase is self.step.phases[0]
+                    reads = [self.reads.now(t, fetch=far) if first else [] for far in (False, True)]
+                    gates = self.product.emit(phase, self._source, *reads)
                 else:
                     gates = self.product.emit(phase, self._loader(), self._ready)
                 self._stash(phase)

@@ -145,8 +145,9 @@ class Plan:
             sum(self.code[index].predicted_us(batch) for index in self.layers.of_layer)
             for batch in self.batches or EXPECTED_BATCHES
         ]
+        beside = [min(code.beside(batch) for code in self.code) for batch in self.batches or EXPECTED_BATCHES]
         with about("wave"):
-            found = wave(self.net, self.target, self.precision, self.batches, alone, self.stored)
+            found = wave(self.net, self.target, self.precision, self.batches, alone, beside, self.stored)
         if found is not None:
             found.reserve(self.program)
         return found

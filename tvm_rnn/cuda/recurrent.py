@@ -27,6 +27,7 @@ from .layout import Layout
 from .masks import resettable
 from .phases import NotPersistent, Step, phases
 from .polled import places as place_count
+from .pooled_layout import Pooled
 from .predict import exchange_us, predict, resident_teams
 from .predict_steps import predict_steps
 from .product import weights
@@ -83,7 +84,9 @@ class Persistent:
         phase, share = weights(team)[number]
         node = share.operand.weight
         shape = (team.ctas, team.warps_u, team.warps_k, share.kblocks, team.blocks(phase.width))
-        ring = (team.k_parts, share.registers, team.staged) if team.ring or team.staged else ()
+        other = team.ring or team.staged or team.fma
+        ring = (team.k_parts, share.registers, team.staged, bool(team.fma)) if other else ()
+        ring = (*ring, team.warpgroups) if isinstance(team, Pooled) else ring
 
         def index(at: Expr) -> tuple[tuple[Expr, ...], Expr]:
             return team.weight_index(phase, share, at)
@@ -144,9 +147,10 @@ class Persistent:
             name: getattr(team, name)
             for name in (
                 *("ctas", "rows", "warps_u", "warps_n", "warps_k", "register_words", "shared_words", "ahead"),
-                *("passes", "polled", "copied", "ring", "together", "staged"),
+                *("passes", "polled", "copied", "ring", "together", "staged", "fma", "pace", "apart"),
             )
-            if name != "shared_words" or team.exchange == "grid"  # a cluster keeps all that is left there
+            if hasattr(team, name)
+            and (name != "shared_words" or team.exchange == "grid")  # a cluster keeps all that is left there
         }
         rows = f"B <= {self.most}" if self.most is not None else "any B"
         return {

@@ -21,8 +21,10 @@ from .draws import Draw, MaskRows, mask_kernel
 from .gemm import gemm
 from .layout import Layout, Target
 from .places import Argument, Place
+from .predict import predict
+from .predict_steps import predict_steps
 from .program import ITEM_BYTES, Expr, Host, Pointer, Program
-from .recurrent import choose
+from .recurrent import Persistent, choose
 from .regime import Regime, Where
 from .rows import rows_kernel
 from .states import StateKernels
@@ -204,7 +206,17 @@ class Layer:
     def predicted_us(self, batch: int) -> float:
         """Of one step, where a persistent regime runs it; else what a step of several launches takes at least."""
         fitting = [r for r in self.regimes if r.most is None or batch <= r.most]
+        if self.precision == "float32":  # products alone take longer than that
+            if not fitting:
+                return max(STEP_US, predict_steps(self.layout, self.precision, batch, self.machine))
+            if isinstance(fitting[0], Persistent):  # also in rounds, which other batch sizes may need
+                return predict(fitting[0].team, batch, self.machine)
         return next((float(r.fact.get("predicted_us", STEP_US)) for r in fitting), STEP_US)
+
+    def beside(self, batch: int) -> int:
+        """How many layers like this one have room on the GPU at the same time."""
+        regime = next((r for r in self.regimes if r.most is None or batch <= r.most), None)
+        return max(1, regime.resident // -(-batch // regime.team.rows)) if isinstance(regime, Persistent) else 1
 
     def facts(self) -> list[dict[str, Any]]:
         """Rows for the manifest: what runs, by which template."""

@@ -148,11 +148,16 @@ class Wide:
     # --- the product -------------------------------------------------------------------------------------------------
 
     def emit(
-        self, phase: Phase, source: Callable[[Share], Expr], between: Sequence[Callable[[], None]] = ()
+        self,
+        phase: Phase,
+        source: Callable[[Share], Expr],
+        loads: Sequence[Callable[[], None]] = (),
+        fetches: Sequence[Callable[[], None]] = (),
     ) -> list[Expr]:
         """All gates of this lane's cells: own[(m tile * own_tiles + j) * 4 + half * 2 + e], two halves (`Team.halves`)
-        to an m tile. source(share): the first word of its operand in the exchange. between: statements to be written
-        while products are under way."""
+        to an m tile. source(share): the first word of its operand in the exchange. loads, fetches: statements to be
+        written while products are under way: what cells read, and its way into L2."""
+        between = [*loads, *fetches]
         k, ring, tiles = self.k, self.ring, m_tiles(self.team, phase)
         apart, before = self.places.apart, separated(self.team, phase)
         lag = 2 if self.team.ring > LAG + 1 else 1
