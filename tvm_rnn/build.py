@@ -75,7 +75,8 @@ def compile(
     two that makes its largest value 448 at most, and rounded; a row with a NaN or an infinity makes results NaN. arch:
     the GPUs that the file is for, as nvcc has them, such as ["sm_80", "sm_90a"]; the runtime takes the kernels that
     fit; empty: the target's alone. training: `forward_train` and `backward` too: three times the work. keep: what
-    forward_train leaves for backward besides inputs and states; "values": as much as saves every product, "states":
+    forward_train leaves for backward besides inputs and states, of float32 on GPUs with ":bfloat16" behind in half of
+    the bytes (`kept.py`: all that no product reads); "values": as much as saves every product, "states":
     nothing, the products run again, in less memory; None: "values" (`Module.plan_memory` and how-to "train" say more).
     max_bytes: what `max_bytes` of a module for training is at first, here and wherever it is loaded; whether a call
     fits it depends on T and B, so that forward_train says it.

@@ -34,7 +34,7 @@ WeightDtype = Annotated[
 ]
 Batch = Annotated[str, typer.Option("--batch", help="Batch sizes to be quickest at, e.g. 1,16. All sizes work.")]
 Keep = Annotated[
-    str | None, typer.Option("--keep", metavar="WHAT", help="Of training: what tapes keep, values [default] or states.")
+    str | None, typer.Option("--keep", metavar="WHAT", help="Of training: what tapes keep, values, states[:bfloat16].")
 ]
 MaxBytes = Annotated[str, typer.Option("--max-bytes", metavar="BYTES", help="Of training: plan for so many, e.g. 2G.")]
 Dropout = Annotated[str, typer.Option("--dropout", metavar="P", help="Of training: drop what layers hand on: 0.2.")]

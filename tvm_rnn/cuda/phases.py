@@ -14,6 +14,7 @@ from typing import Any
 
 from ..expressions import Index, Lane, NotAligned, element
 from ..graph import Graph, Group, Node, topological
+from ..ops import TABLE
 from ..passes.fuse_pointwise import is_move
 
 
@@ -293,6 +294,8 @@ def _with_reads(step: Step, kept: Callable[[Node], bool], hoisted: Callable[[Nod
                 params[(node, _slot(node, index, phase.width))] = None
             elif node.op == "input" or hoisted(node):
                 found[(node, _slot(node, index, phase.width))] = None
+            elif TABLE[node.op].kind in ("contract", "reduce"):
+                raise NotPersistent("a phase reads a product that is neither its own nor in memory")
             else:
                 return None
             return _unknown(graph, None)

@@ -94,6 +94,7 @@ class Layer:
     kept: tuple[Node, ...] = ()  # what has rows for all steps
     given: Mapping[int, Place] = field(default_factory=dict)  # how inputs lie that are not as the user has x
     streams: tuple[str, ...] = ()  # the names of masks, in the order of their keys
+    narrow: Mapping[Node, str] = field(default_factory=dict)  # dtypes of kept values that are not the storage dtype
     groups: list[tuple[list[Group], Any]] = field(default_factory=list)  # what one launch does, in order
     regimes: list[Regime] = field(default_factory=list)
     reserved: dict[tuple[str, str], tuple[Pointer, str]] = field(default_factory=dict)
@@ -101,7 +102,7 @@ class Layer:
 
     def __post_init__(self) -> None:
         self.weights = Weights(self.graph, self.number, self.precision, self.stored)
-        common = (self.dtype, self.directions, self.kept, self.given)
+        common = (self.dtype, self.directions, self.kept, self.given, self.narrow)
         self.layout = Layout(self.graph, self.precision, self.weights, *common)
         for number, groups in enumerate(chains(self.graph.groups)):
             kind = groups[0].kind if len(groups) == 1 else "rows"
