@@ -77,9 +77,9 @@ def test_array_constants_travel_with_the_module(tmp_path: Path) -> None:
     ("batch", "shown"),
     [(0, "0"), ([1, -2], "-2"), ([True], "True"), ("8", "'8'"), ([1.5], "1.5"), (1.5, "1.5"), (None, "None")],
 )
-def test_batch_sizes_are_checked(batch: object, shown: str) -> None:
+def test_batch_sizes_are_checked(batch: Any, shown: str) -> None:
     with pytest.raises(ConfigError, match=rf"compile: batch[\s\S]*{shown}"):
-        rnn.compile(NET, batch=batch)  # type: ignore[arg-type]
+        rnn.compile(NET, batch=batch)
 
 
 def test_arguments_of_the_wrong_kind() -> None:

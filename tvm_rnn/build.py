@@ -78,8 +78,7 @@ def compile(
     forward_train leaves for backward besides inputs and states, of float32 on GPUs with ":bfloat16" behind in half of
     the bytes (`kept.py`: all that no product reads); "values": as much as saves every product, "states":
     nothing, the products run again, in less memory; None: "values" (`Module.plan_memory` and how-to "train" say more).
-    max_bytes: what `max_bytes` of a module for training is at first, here and wherever it is loaded; whether a call
-    fits it depends on T and B, so that forward_train says it.
+    max_bytes: of a module for training, its `max_bytes` at first; whether a call fits it is forward_train's to say.
     without: names of passes to switch off. records: tuned knob values: a folder that `tune` wrote, or "none"; None:
     those of TVM_RNN_RECORDS, else the user's own and those that ship; the manifest says what came from which. dump: a
     folder for the text of every stage. progress: called with each stage's name as it starts, and with a line for each

@@ -189,9 +189,8 @@ class Layer:
         for i, (node, places) in enumerate(self.layout.step_nodes.items()):
             step[node] = [reserve(f"step{i}", f"B * {p.row_stride}", p.dtype) for p in places]
         regimes = [reserve(f"regime{i}", r.work_bytes, "uint8") for i, r in enumerate(self.regimes)]
-        words = {}
-        for i, node in enumerate(self.worded):  # at least a word of each element of a batch row for every 32 steps
-            words[node] = reserve(f"words{i}", f"({rows} / {BITS} + B) * {prod(node.shape)}", WORD)
+        least = f"({rows} / {BITS} + B)"  # a word of each element of a batch row for every 32 steps
+        words = {n: reserve(f"words{i}", f"{least} * {prod(n.shape)}", WORD) for i, n in enumerate(self.worded)}
         return {"hoisted": hoisted, "step": step, "regimes": regimes, "words": words}
 
     @cached_property
@@ -201,9 +200,8 @@ class Layer:
 
     def _in_rows(self, mask: Node) -> bool:
         """Whether anybody but the steps reads a mask."""
-        graph, stored = self.graph, self.layout.stored
-        last = sources([*graph.emitted, graph.output], stored) if graph.kind == "backward" else []
-        return bool(self.layout.read_by.get(mask, set()) - {"step"}) or mask in last
+        last = [] if self.layout.emits else [*self.graph.emitted, self.graph.output]
+        return bool(self.layout.read_by.get(mask, set()) - {"step"}) or mask in sources(last, self.layout.stored)
 
     def choose_regime(self, host: Host) -> None:
         """Decide, in each call, which regime runs the steps."""
@@ -289,13 +287,11 @@ class Layer:
                 host.memset(work, regime.zero_bytes)
                 pairs = [_picked(host, parity, pair) for pair in buffers.states]
                 before, after = [old for old, _ in pairs], [new for _, new in pairs]
-                hoisted = self.hoisted_at(buffers, tile)
-                given = (tile.inputs, hoisted, buffers.weights)
-                where = Where(
-                    self.layout, tile.start, tile.count, tile.reverse, *given, before, after, tile.output, work
-                )
-                where = replace(where, lean=self.machine.records.lean, kept=tile.kept, words=buffers.words)
-                regime.launch(host, where)
+                given = (tile.inputs, self.hoisted_at(buffers, tile), buffers.weights)
+                span = (tile.start, tile.count, tile.reverse)
+                where = Where(self.layout, *span, *given, before, after, tile.output, work)
+                lean = self.machine.records.lean
+                regime.launch(host, replace(where, lean=lean, kept=tile.kept, words=buffers.words))
         if self.regimes and self.machine.records.lean:
             return  # what is measured runs by a regime
         with host.when(f"{self.regime} < 0") if self.regimes else nullcontext():
@@ -368,16 +364,15 @@ class Layer:
                 return find(target, a.node)
 
             pointers = [pointer(a) for a in work.arguments]
-            if isinstance(work, MaskRows):
+            if isinstance(work, MaskRows) and buffers.draw is not None:
                 mask = work.arguments[0].node
-                assert buffers.draw is not None
-                when = {True: "true", False: f"{self.regime} < 0"}[mask not in buffers.words or self._in_rows(mask)]
-                work.draw(host, pointers, buffers.words.get(mask), buffers.draw, steps, (when, f"{self.regime} >= 0"))
-                continue
-            if not hasattr(work, "variants"):
+                rows_too = "true" if mask not in buffers.words or self._in_rows(mask) else f"{self.regime} < 0"
+                when = rows_too, f"{self.regime} >= 0"
+                work.draw(host, pointers, buffers.words.get(mask), buffers.draw, steps, when)
+            elif not hasattr(work, "variants"):
                 host.launch(work.kernel, pointers, [rows])
-                continue
-            launch_variant(host, work, pointers, rows)
+            else:
+                launch_variant(host, work, pointers, rows)
 
 
 def _picked(host: Host, parity: str, pair: tuple[Pointer, Pointer]) -> tuple[Pointer, Pointer]:
