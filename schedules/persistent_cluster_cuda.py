@@ -44,6 +44,8 @@ class PersistentCluster(PersistentTemplate):
     @classmethod
     def teams(cls, unit: Any, target: Target, record: Mapping[str, int]) -> Iterator[Team]:
         """Blocks, rows and warps that all have something to do."""
+        if unit.precision == "float32" and unit.layers > 1:
+            return  # a lane would read every row of two operands
         for ctas, rows in product(allowed(record, "ctas", CTAS), allowed(record, "rows", ROWS)):
             if rows > 8 and rows >= unit.batch + 8:
                 continue

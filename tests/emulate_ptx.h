@@ -68,7 +68,8 @@ inline void tvm_builtin_ptx_cp_async_cg_async_cg_shared_global_16(W to, const vo
 inline void tvm_builtin_ptx_cp_async_cg_src_size_async_cg_shared_global_16(W to, const void* from, W size) { emu::copy(to, from, size); }
 inline void tvm_builtin_ptx_cp_async_ca_src_size_async_ca_shared_global_4(W to, const void* from, W size) { emu::copy(to, from, size, 4); }
 inline void tvm_builtin_ptx_cp_async_commit_group_async_commit_group() { emu::commit_copies(); }
-#define WAIT(n) inline void tvm_builtin_ptx_cp_async_wait_group_async_wait_group_##n() { emu::wait_copies(n); }
+// Copies may be repeated until another thread has stored.
+#define WAIT(n) inline void tvm_builtin_ptx_cp_async_wait_group_async_wait_group_##n() { emu::wait_copies(n), emu::yield(); }
 WAIT(0) WAIT(1) WAIT(2) WAIT(3) WAIT(4) WAIT(5) WAIT(6) WAIT(7) WAIT(8)
 #define BULK tvm_builtin_ptx_cp_async_bulk_g2s_cluster_async_bulk_shared__cluster_global_mbarrier__complete_tx__bytes
 inline void BULK(W to, const void* from, W size, W barrier) { emu::bulk(to, from, size, barrier); }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,6 +87,12 @@ def test_arguments_of_the_wrong_kind() -> None:
         rnn.compile(rnn.cells.lstm)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="training keeps weights in the network's dtype"):
         rnn.compile(NET, training=True, weights="bfloat16")
+    with pytest.raises(ConfigError, match=r"only training keeps anything[\s\S]*max_bytes=9[\s\S]*leave max_bytes out"):
+        rnn.compile(NET, max_bytes=9)
+    wrong: Any
+    for wrong in (-1, 1.5, True, "2G"):
+        with pytest.raises(ConfigError, match=r"max_bytes is wrong[\s\S]*a number of bytes, or None"):
+            rnn.compile(NET, training=True, max_bytes=wrong)
     with pytest.raises(ConfigError, match=r"no such target[\s\S]*did you mean 'x86-64-v4'"):
         rnn.compile(NET, "x86-64-v5")
     with pytest.raises(ConfigError, match="no such pass"):

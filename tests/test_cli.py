@@ -169,6 +169,17 @@ def test_compile_says_what_it_wrote(files: Paths, tmp_path: Path) -> None:
     assert any("trace" in name for name in os.listdir(dump))
 
 
+def test_compile_for_training_with_regularisers_and_a_budget(tmp_path: Path) -> None:
+    path = str(tmp_path / "trained.so")
+    how = ["--training", "--layers", "2", "--dropout", "0.25", "--zoneout", "h=0.1,c=0.05", "--max-bytes", "20k"]
+    call("compile", "lstm", "-o", path, *SIZES, "--seed", "3", *how)
+    manifest = json.loads(call("inspect", path, "--json"))["manifest"]
+    assert manifest["regularisers"] == {"dropout": 0.25, "zoneout": {"h": 0.1, "c": 0.05}}
+    assert manifest["memory"]["max_bytes"] == 20_000 == rnn.load(path).max_bytes
+    text = call("inspect", path)
+    assert "dropout 0.25; zoneout h 0.1, c 0.05" in text and "20" in text[text.index("budget") :]
+
+
 def test_compile_for_a_gpu(files: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = toolchain()
     monkeypatch.setattr(nvcc, "find", lambda: tools)
@@ -264,6 +275,11 @@ def test_show_takes_the_records_that_compile_would(tmp_path: Path, monkeypatch: 
     assert " 64 rows" not in call(*words)
     monkeypatch.setenv("TVM_RNN_RECORDS", str(tmp_path))
     assert " 64 rows" in call(*words)
+
+
+def test_show_has_masks() -> None:
+    text = call("show", "lstm", "--training", "--recurrent-dropout", "0.2", "--stage", "hoist_gemms")
+    assert "mask" in text and "mask" not in call("show", "lstm", "--training", "--stage", "hoist_gemms")
 
 
 def test_show_of_a_stage_that_was_left_out() -> None:

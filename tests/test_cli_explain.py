@@ -49,3 +49,9 @@ def test_a_modules_cell_can_be_named(tmp_path: Path) -> None:
         in json.loads(call("explain", module, "--cell", "lstm", "--json"))["networks"][0]["not_drawn"]
     )
     assert "--cell is for modules" in call("explain", "gru", "--cell", "gru", code=2)
+
+
+def test_regularisers_are_explained() -> None:
+    text = call("explain", "lstm", "--training", "--zoneout", "0.1", "--weight-drop", "R=0.5")
+    assert "in training zoneout h 0.1, c 0.1; weight drop R 0.5" in text
+    assert "no such state" in call("explain", "lstm", "--recurrent-dropout", "d=0.1", code=1)

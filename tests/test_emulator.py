@@ -208,6 +208,21 @@ def test_a_wave_in_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     check(net, mod, "bfloat16")
 
 
+@pytest.mark.parametrize("cell", ["lstm", pytest.param("gru_reset_before", marks=pytest.mark.slow)])
+def test_a_wave_in_strict_float32(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units that only fill up a block, blocks of K that end early, a slice of rows past the batch."""
+
+    def best(step: Any, *_: Any) -> Geometry:
+        team = Team(step, "float32", "grid", 2, 8, warps_k=2, register_words=0, polled=1, fma=2)
+        return Geometry(0.5, "persistent_fma_cuda", team, "forced")
+
+    monkeypatch.setattr(wave, "geometry", best)
+    net = network(cell, 12, "float32", inputs=20, num_layers=3)
+    mod = emulator.compile(net, batch=[B])
+    assert any("3 layers in a wave" in row["unit"] for row in mod.manifest.templates)
+    check(net, mod, "float32")
+
+
 @pytest.mark.parametrize(
     ("cell", "width", "shape"),
     [

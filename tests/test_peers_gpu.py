@@ -156,7 +156,10 @@ def test_a_package_that_cannot_be_imported_is_absent(
 
 WHOLE = {"unit": "step, all of T", "template": "cluster", "most": 16, "phases": 1, "layers": [0]}
 TEMPLATES = [
-    {"unit": "2 layers in a wave, step, all of T", "template": "grid", "most": 64, "least_steps": 4, "layers": [0, 1]},
+    {
+        **{"unit": "2 layers in a wave, step, all of T", "template": "grid", "layers": [0, 1]},
+        **{"least_batch": 3, "most": 64, "least_steps": 4},
+    },
     WHOLE,
     {**WHOLE, "template": "grid", "most": None, "phases": 2},
     {"unit": "before gemm", "template": "gemm", "layers": [0]},
@@ -173,6 +176,7 @@ TEMPLATES = [
     [
         (64, 4, "a wave of grid"),
         (16, 3, "cluster"),
+        (2, 4, "cluster"),
         (17, 3, "grid, 2 phases; step by step: gemm, rows"),
         (65, 100, "grid, 2 phases; step by step: gemm, rows"),
     ],

@@ -13,15 +13,21 @@ from test_runtime_cuda_training import LIMITS, cast, error, gradients
 
 import tvm_rnn as rnn
 from tvm_rnn import InputError, gpu_arrays
-from tvm_rnn.runtime_cuda_segments import CudaSegmentedTape, add, clipped, fresh, sizes_of, times
-from tvm_rnn.runtime_cuda_training import tape_bytes
-from tvm_rnn.runtime_memory import plan_of, smallest
+from tvm_rnn.runtime_cuda_segments import CudaSegmentedTape, add, clipped, sizes_of, times
+from tvm_rnn.runtime_cuda_tape import fresh, tape_bytes
+from tvm_rnn.runtime_memory import Sizes, plan_of, smallest
 
+EVERY: dict[str, Any] = {"dropout": 0.4, "recurrent_dropout": 0.3, "zoneout": 0.2, "weight_drop": 0.35}
 CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
     "lstm-bfloat16": ("lstm", 16, "states", {"dtype": "bfloat16", "num_layers": 2}),
     "gru-float64": ("gru", 7, "values", {"dtype": "float64"}),
     "back-float16": ("gru_reset_before", 7, "states", {"dtype": "float16", "reverse": True}),
     "matrices-float32": ("mlstm", 9, "states", {"dtype": "float32"}),
+    "both-bfloat16": ("lstm", 16, "values", {"dtype": "bfloat16", "num_layers": 2, "bidirectional": True}),
+    "both-float32": ("gru_reset_before", 7, "states", {"dtype": "float32", "bidirectional": True}),
+    "masks-float32": ("lstm", 7, "values", {"dtype": "float32", "num_layers": 2, **EVERY}),
+    "both-masks-float32": ("gru", 5, "values", {"dtype": "float32", "bidirectional": True, "num_layers": 2, **EVERY}),
+    "inputs-float32": ("augru", 9, "values", {"dtype": "float32", "num_layers": 2, "bidirectional": True}),
 }
 
 
@@ -33,7 +39,10 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 def check(net: rnn.RNN, module: Any, steps: int, batch: int, monkeypatch: pytest.MonkeyPatch, **rows: Any) -> None:
     """Parts of one, of several and of all steps, each twice from one tape."""
     case = draw(net, steps, batch, **rows)
-    wanted, (expected, last) = oracle(net, case), rnn.reference(net)(case.x, case.state, **rows)
+    if net.regularisers:
+        case.training.update(seed=7, first_step=3)
+    wanted = oracle(net, case)
+    expected, last = rnn.reference(net, **case.training)(case.x, case.state, **rows)
     limit = LIMITS[net.dtype]
     for segment in (1, 3, steps - 1):
         monkeypatch.setattr(module, "_planned", lambda device, T, B, *more, s=segment: plan_of(sizes(module, T, B), s))
@@ -42,7 +51,8 @@ def check(net: rnn.RNN, module: Any, steps: int, batch: int, monkeypatch: pytest
         assert all(error(state[name], value) < limit for name, value in last.items())
         for name, value in wanted.items():
             assert error(found[name], value) < limit, (segment, name)
-        _, _, tape = module.forward_train(cast(case.x["x"], net.dtype), cast(case.state, net.dtype), **rows)
+        x = cast(case.x if len(case.x) > 1 else case.x["x"], net.dtype)
+        _, _, tape = module.forward_train(x, cast(case.state, net.dtype), **rows, **case.training)
         assert isinstance(tape, CudaSegmentedTape) and f"{steps} steps of {batch} rows" in repr(tape)
         given = cast(case.gy, net.dtype), cast(case.gstate, net.dtype)
         first, second = (named(*module.backward(tape, *given)) for _ in range(2))
@@ -64,8 +74,9 @@ def test_gradients_in_parts_are_the_oracle_s(name: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("FAKE_GPUS", "90")
     check(net, module, 8, 3, monkeypatch)
     monkeypatch.setenv("FAKE_GPUS", "90")
-    rows = {"lengths": np.array([8, 0, 5])} if options.get("reverse") else flags(8, 3)
-    check(net, module, 8, 3, monkeypatch, **rows)
+    check(net, module, 8, 3, monkeypatch, **flags(8, 3))
+    monkeypatch.setenv("FAKE_GPUS", "90")
+    check(net, module, 8, 3, monkeypatch, reset=np.random.default_rng(1).random((8, 3)) < 0.4)
 
 
 @pytest.mark.slow
@@ -107,7 +118,12 @@ def test_what_a_call_takes() -> None:
     assert found.work(20, False) == 1400 and found.work(20, True) == 1400 + 2 * 20 * 7 * 3 + 4 * 12
     assert found.states == 2 * 7 * 6 and found.results == 2 * 700 * 8 + 48 + 2 * found.states
     assert found.start > 0 and not found.whole
-    assert "both of its directions" in sizes_of({**manifest, "num_directions": 2}, 100, 7, False, int).whole
+    both = {**manifest, "num_directions": 2}
+    assert "compile it again" in sizes_of(both, 100, 7, False, int).whole
+    both["parts"] = {"by": "visits", "whole_arrays": 1, "handed_bytes": 12}
+    alone = sizes_of(both, 100, 7, False, lambda way, own: {"forward_train": 50, "backward": 70}[way] * own)
+    assert alone.by_visit and not alone.whole and alone.tape(20) == 7168 + 1024  # what layers hand on: of all steps
+    assert alone.work(20, True) - alone.work(20, False) == 2 * 20 * 7 * 6 + 4 * 12 + 8448
 
 
 def test_times_are_those_that_were_measured() -> None:
@@ -122,6 +138,15 @@ def test_times_are_those_that_were_measured() -> None:
     states = {**lstm, "backward_flops_per_row": 3_172_352, "again_flops_per_row": 1_063_936}
     _, longer, _ = times({**small, "memory": states}, 32)
     assert (forward + longer) / (forward + backward) == pytest.approx(3.2225 / 2.8494, rel=0.05)
+
+
+def test_times_of_two_directions_are_those_that_were_measured() -> None:
+    """2 layers of LSTM 256 in both directions, bfloat16, B = 32, T = 500, on an H200: all at once, in 2, 4, 8 parts."""
+    facts = {"forward_flops_per_row": 5_000_000, "backward_flops_per_row": 10_000_000}
+    both: dict[str, Any] = {"dtype": "bfloat16", "num_layers": 2, "num_directions": 2, "memory": facts}
+    own = Sizes(500, 32, lambda steps: 0, lambda steps, again: 0, 0, 0, 0, *times(both, 32), by_visit=True, serial=2.0)
+    for segment, measured in ((500, 5.006), (269, 8.631), (127, 9.499), (67, 11.164)):
+        assert plan_of(own, segment).time == pytest.approx(measured / 5.006, rel=0.05)
 
 
 def test_arrays_of_the_cpu_are_sent_again() -> None:

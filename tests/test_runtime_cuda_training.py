@@ -21,6 +21,7 @@ from tvm_rnn.cuda import recurrent, steps
 from tvm_rnn.cuda.pooled_layout import Pooled
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.errors import InputError
+from tvm_rnn.runtime_cuda_tape import tape_bytes
 from tvm_rnn.runtime_cuda_training import CudaTrainingModule
 
 EXACT = {"bfloat16": ml_dtypes.bfloat16}
@@ -50,7 +51,7 @@ def gradients(net: rnn.RNN, module: Any, case: Case) -> tuple[Any, Any, dict[str
     """y, the last states, and all gradients."""
     x = cast(case.x, net.dtype)
     given = x if len(x) > 1 else next(iter(x.values()))
-    y, state, tape = module.forward_train(given, cast(case.state, net.dtype), **case.rows)
+    y, state, tape = module.forward_train(given, cast(case.state, net.dtype), **case.rows, **case.training)
     return y, state, named(*module.backward(tape, cast(case.gy, net.dtype), cast(case.gstate, net.dtype)))
 
 
@@ -125,6 +126,25 @@ def test_gradients_are_the_oracle_s(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["lstm-values", "gru-states"])
+def test_narrow_tapes(name: str) -> None:
+    """Results of forward are those of other tapes, bit for bit; gradients are off by what gates were rounded."""
+    cell, keep = name.split("-")
+    net = network(cell, 7, 8, dtype="float32")
+    whole, narrow = (emulator.compile(net, training=True, keep=kind) for kind in (keep, f"{keep}:bfloat16"))
+    assert narrow.manifest["memory"]["keep"] == f"{keep}:bfloat16"
+    for rows in ({}, flags(9, 3)):
+        case = draw(net, 9, 3, **rows)
+        (y, state, found), (same, ends, _) = (gradients(net, module, case) for module in (narrow, whole))
+        np.testing.assert_array_equal(y, same)
+        assert all(np.array_equal(value, ends[key]) for key, value in state.items())
+        for key, value in oracle(net, case).items():
+            assert error(found[key], value) < LIMITS["bfloat16"] / 4, key
+    first, second = (tape_bytes(module.manifest, 400, 3, False) for module in (narrow, whole))
+    assert first < 0.7 * second if cell == "lstm" else first == second  # whose only state products read
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", rnn.cells.names())
 def test_gradients_of_every_cell(cell: str) -> None:
     net = network(cell, 7, 7, dtype="float32")
@@ -137,7 +157,7 @@ def test_runtime_files_alone(tmp_path: Path) -> None:
     net = network("elman", 4, 4)
     emulator.compile(net, training=True).export(tmp_path / "m.so")
     package = Path(rnn.__file__).parent
-    for name in ("runtime", "runtime_cuda", "runtime_cuda_training", "gpu_arrays"):
+    for name in ("runtime", "runtime_cuda", "runtime_cuda_tape", "runtime_cuda_training", "gpu_arrays"):
         shutil.copy(package / f"{name}.py", tmp_path)
     code = (
         "import numpy as np, runtime\n"

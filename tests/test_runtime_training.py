@@ -220,6 +220,26 @@ np.save("y.npy", y)
     assert_close(np.load(tmp_path / "y.npy"), expected, "float32", T)
 
 
+def test_a_budget_from_the_beginning(tmp_path: Path) -> None:
+    net = network("elman", 3, 5)
+    free: Any = rnn.compile(net, training=True)
+    whole = free.plan_memory(40, 2).bytes
+    assert free.max_bytes is None
+    made: Any = rnn.compile(net, training=True, max_bytes=whole // 2)
+    made.export(tmp_path / "m.so")
+    loaded: Any = rnn.load(tmp_path / "m.so")
+    for module in (made, loaded):
+        assert module.max_bytes == whole // 2 >= module.plan_memory(40, 2).bytes
+    case = draw(net, 40, 2)
+    tapes = [module.forward_train(case.x, case.state)[2] for module in (free, loaded)]
+    assert tapes[1].nbytes < tapes[0].nbytes
+    assert_close(gradients(loaded, case), oracle(net, case), "float32", 40)
+    with pytest.raises(InputError, match=rf"no plan for 4000 steps of 30 rows[\s\S]*max_bytes={whole // 2}"):
+        loaded.forward_train(draw(net, 4000, 30).x)
+    loaded.max_bytes = None
+    assert loaded.forward_train(case.x, case.state)[2].nbytes == tapes[0].nbytes
+
+
 def test_weights_that_come_later(without_weights: Path) -> None:
     bare: Any = rnn.load(without_weights)
     case = draw(NET, T, B)

@@ -10,7 +10,17 @@ import pytest
 import tvm_rnn as rnn
 from tvm_rnn import cells
 from tvm_rnn.errors import CellError, ConfigError
-from tvm_rnn.spec import build_net, find_cell, is_model, parse_batch, parse_bytes, parse_sizes, read_model
+from tvm_rnn.spec import (
+    build_net,
+    find_cell,
+    is_model,
+    parse_batch,
+    parse_bytes,
+    parse_names,
+    parse_probabilities,
+    parse_sizes,
+    read_model,
+)
 
 SOURCE = """
 from tvm_rnn import cell, tanh
@@ -104,6 +114,25 @@ def test_numbers_of_bytes() -> None:
     for text in ("many", "1X", "1.5", "M"):
         with pytest.raises(ConfigError, match="no number of bytes"):
             parse_bytes(text)
+
+
+def test_names() -> None:
+    assert parse_names("sm_80, sm_90a,") == ["sm_80", "sm_90a"] and parse_names(" ") == []
+
+
+def test_probabilities() -> None:
+    assert parse_probabilities("--dropout", "0.2") == 0.2 == parse_probabilities("--dropout", " .2")
+    assert parse_probabilities("--zoneout", "h=0.1, c=0.05") == {"h": 0.1, "c": 0.05}
+    for text in ("", "much", "h=", "h=0.1,c", "0.1,0.2", "h=0.1,h=0.2", "=0.1,0.2"):
+        with pytest.raises(ConfigError, match=r"--zoneout[\s\S]*a probability, such as 0.1, or NAME=P,NAME=P"):
+            parse_probabilities("--zoneout", text)
+
+
+def test_a_net_with_regularisers() -> None:
+    net = build_net(cells.get("lstm"), 8, 16, layers=2, regularisers={"dropout": 0.2, "zoneout": {"c": 0.05}})
+    assert net.regularisers.facts() == {"dropout": 0.2, "zoneout": {"c": 0.05}}
+    with pytest.raises(ConfigError, match="no such state"):
+        build_net(cells.get("lstm"), 8, 16, regularisers={"zoneout": {"d": 0.05}})
 
 
 def test_a_net_with_sizes_given_and_filled() -> None:

@@ -99,6 +99,12 @@ def test_bytes_for_people(count: int, text: str) -> None:
     assert size_text(count) == text
 
 
+def test_a_budget_of_training_is_told() -> None:
+    own = {**MANIFEST, "memory": {"max_bytes": 2_000_000}}
+    assert "2000000 bytes for training" in text_of(manifest_page("m.so", own, {}, 1))
+    assert "budget" not in text_of(manifest_page("m.so", MANIFEST, {}, 1))
+
+
 def test_regularisers_in_words() -> None:
     own = {"dropout": 0.2, "recurrent_dropout": {"h": 0.25}, "zoneout": {"h": 0.1, "c": 0.05}}
     assert regularisers_text(own) == "dropout 0.2; recurrent dropout h 0.25; zoneout h 0.1, c 0.05"

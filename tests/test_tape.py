@@ -41,7 +41,7 @@ def places(layout: TapeLayout) -> list[tuple[int, int]]:
         found.append((at, T * B * layout.inputs[layer][1]))
         graph = layout.layers.of_layer[layer]
         for d in range(layout.net.num_directions):
-            block = layout.visit(layer, int64(d), steps, batch)
+            block = layout.visit(layer, int64(d), steps, batch, steps)
             for i in range(len(layout.layers.graphs[graph].states)):
                 first = layout.state(graph, i, block, int64(0), steps, batch)
                 last = layout.state(graph, i, block, int64(T), steps, batch)
@@ -70,8 +70,20 @@ def test_layers_that_share_a_graph_follow_each_other() -> None:
     for offset in range(3):
         apart = number(layout.input(1, int64(offset), steps)), number(layout.input(1 + offset, int64(0), steps))
         assert apart[0] == apart[1]
-        visits = layout.visit(1, int64(2 * offset), steps, batch), layout.visit(1 + offset, int64(0), steps, batch)
+        visits = [layout.visit(*at, steps, batch, steps) for at in ((1, int64(2 * offset)), (1 + offset, int64(0)))]
         assert number(visits[0]) == number(visits[1])
+
+
+def test_inputs_are_there_for_all_steps_and_visits_for_a_part() -> None:
+    layout = layout_of("lstm", num_layers=2, bidirectional=True)
+    inputs, rest = layout.sizes()["inputs_per_row"], layout.per_sequence_row - layout.inputs_per_row
+    assert inputs == sum(stride for _, stride in layout.inputs) and "inputs_per_row" not in layout_of("lstm").sizes()
+    whole, part, batch = int64(10 * T * B), int64(T * B), int64(B)
+    assert number(layout.input(1, int64(0), whole)) == 10 * T * B * layout.inputs[0][1]
+    first, last = (layout.visit(1, int64(d), part, batch, whole) for d in (0, 1))
+    assert number(layout.visit(0, int64(0), part, batch, whole)) == 10 * T * B * inputs
+    assert 10 * T * B * inputs < number(first) < number(last)
+    assert number(last) < 10 * T * B * inputs + T * B * rest + B * layout.per_row
 
 
 def test_a_tape_holds_gates_states_and_inputs_and_no_more() -> None:

@@ -50,6 +50,7 @@ def compile(
     training: bool = False,
     *,
     keep: str | None = None,
+    max_bytes: int | None = None,
     precision: str | None = None,
     weights: str | None = None,
     arch: str | Sequence[str] = (),
@@ -74,8 +75,11 @@ def compile(
     two that makes its largest value 448 at most, and rounded; a row with a NaN or an infinity makes results NaN. arch:
     the GPUs that the file is for, as nvcc has them, such as ["sm_80", "sm_90a"]; the runtime takes the kernels that
     fit; empty: the target's alone. training: `forward_train` and `backward` too: three times the work. keep: what
-    forward_train leaves for backward besides inputs and states; "values": as much as saves every product, "states":
+    forward_train leaves for backward besides inputs and states, of float32 on GPUs with ":bfloat16" behind in half of
+    the bytes (`kept.py`: all that no product reads); "values": as much as saves every product, "states":
     nothing, the products run again, in less memory; None: "values" (`Module.plan_memory` and how-to "train" say more).
+    max_bytes: what `max_bytes` of a module for training is at first, here and wherever it is loaded; whether a call
+    fits it depends on T and B, so that forward_train says it.
     without: names of passes to switch off. records: tuned knob values: a folder that `tune` wrote, or "none"; None:
     those of TVM_RNN_RECORDS, else the user's own and those that ship; the manifest says what came from which. dump: a
     folder for the text of every stage. progress: called with each stage's name as it starts, and with a line for each
@@ -91,12 +95,12 @@ def compile(
     tell("passes")
     precisions = [precision_of(own, machine, precision) for own in networks]
     stored = stored_as(precisions, machine, weights, training)
-    kept = kept_as(training, keep)
+    kept = kept_as(training, keep, max_bytes)
     for number, own in enumerate(networks if dump is not None else ()):
         texts = pipeline.stages(own, machine, batches, without, precisions[number], stored[number], kept)
         _dump(os.path.join(dump or "", str(number) if len(networks) > 1 else ""), texts)
     with recording(not machine.records.lean):
-        return _compiled(net, networks, machine, targets, batches, without, precisions, stored, kept, tell)
+        return _compiled(net, networks, machine, targets, batches, without, precisions, stored, kept, max_bytes, tell)
 
 
 def _compiled(
@@ -109,6 +113,7 @@ def _compiled(
     precisions: Sequence[str],
     stored: Sequence[str],
     training: bool | str,
+    max_bytes: int | None,
     tell: Progress,
 ) -> Module:
     layers = []
@@ -120,10 +125,11 @@ def _compiled(
         if isinstance(net, Model):
             module = _for_a_model(net, layers, machine, batches, without, stored, folder, tell)
         elif machine.kind == "cuda":
-            how = (batches, without, precisions[0], stored[0], training)
+            how = (batches, without, precisions[0], stored[0], training, max_bytes)
             module = _for_gpus(net, layers[0], targets, *how, folder, tell)
         else:
-            module = _for_a_cpu(net, layers[0], machine, batches, without, stored[0], training, folder, tell)
+            what = (batches, without, stored[0], training, max_bytes)
+            module = _for_a_cpu(net, layers[0], machine, *what, folder, tell)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -131,13 +137,18 @@ def _compiled(
     return module
 
 
-def kept_as(training: bool, keep: str | None) -> bool | str:
-    """Whether to train, and where that is said what is kept. Raises ConfigError."""
+def kept_as(training: bool, keep: str | None, max_bytes: int | None = None) -> bool | str:
+    """Whether to train, and where that is said what is kept, for a budget that is a number. Raises ConfigError."""
+    given = {name: value for name, value in (("keep", keep), ("max_bytes", max_bytes)) if value is not None}
+    if given and not training:
+        got = ", ".join(f"{name}={value!r}" for name, value in given.items())
+        do = f"give training=True, or leave {' and '.join(given)} out"
+        raise ConfigError(message("only training keeps anything", got=got, do=do))
+    if max_bytes is not None and (isinstance(max_bytes, bool) or not isinstance(max_bytes, int) or max_bytes < 0):
+        expected = "a number of bytes, or None"
+        raise ConfigError(message("compile: max_bytes is wrong", got=repr(max_bytes), expected=expected))
     if keep is None:
         return training
-    if not training:
-        got, do = f"keep={keep!r}", "give training=True, or leave keep out"
-        raise ConfigError(message("only training keeps anything", got=got, do=do))
     choice(keep)
     return keep
 
@@ -166,6 +177,7 @@ def _for_a_cpu(
     without: tuple[str, ...],
     stored: str,
     training: bool | str,
+    max_bytes: int | None,
     folder: str,
     tell: Progress,
 ) -> Module:
@@ -177,6 +189,7 @@ def _for_a_cpu(
 
         tell("lowering of training")
         arrays |= add_training(net, lowered, facts, machine, batches, without, training)
+        facts["memory"] |= {} if max_bytes is None else {"max_bytes": max_bytes}
     tell("code generation")
     executable = generate(lowered.module, machine)
     tell("linking")
@@ -220,6 +233,7 @@ def _for_gpus(
     precision: str,
     stored: str,
     training: bool | str,
+    max_bytes: int | None,
     folder: str,
     tell: Progress,
 ) -> Module:
@@ -227,7 +241,8 @@ def _for_gpus(
     from .runtime_cuda import CudaModule
     from .runtime_cuda_training import CudaTrainingModule
 
-    path = write_module(net, layers, targets, batches, without, precision, Path(folder), tell, stored, training)
+    how = (batches, without, precision, Path(folder), tell, stored, training, max_bytes)
+    path = write_module(net, layers, targets, *how)
     tell("loading")
     return CudaTrainingModule(path, anywhere=True) if training else CudaModule(path, anywhere=True)
 

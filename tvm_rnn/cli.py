@@ -27,6 +27,7 @@ from .cli_options import (
     Json,
     Keep,
     Layers,
+    MaxBytes,
     ModuleFile,
     Precision,
     Size,
@@ -35,6 +36,7 @@ from .cli_options import (
     WeightDtype,
     Weights,
     Without,
+    regularised,
 )
 from .cli_records import app as records
 from .cli_tune import tune
@@ -79,6 +81,7 @@ def _options(
 
 
 @app.command("compile")
+@regularised
 def compile_cell(
     spec: Spec,
     output: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="The .so file to write.")] = None,
@@ -99,6 +102,8 @@ def compile_cell(
     without: Without = None,
     training: Annotated[bool, typer.Option("--training", help="With gradients.")] = False,
     keep: Keep = None,
+    max_bytes: MaxBytes = "",
+    regularisers: Any = None,
     dump: Annotated[str | None, typer.Option("--dump", metavar="DIR", help="Write every stage to this folder.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -115,29 +120,28 @@ def compile_cell(
 
     $ tvm-rnn compile model.onnx -o model.so --bundle model_for_c
     """
+    from .cli_model import check_outputs, net_of, report_compiled
+    from .spec import is_model, parse_batch, parse_bytes, parse_names
+
     if weights is not None and seed is not None:
         raise typer.BadParameter("give --weights or --seed, not both")
-    from .cli_model import check_outputs, net_of, report_compiled
-    from .spec import is_model, parse_batch
-
     if input_size is None and not is_model(spec):
         raise typer.BadParameter("--input-size is needed for a cell")
     check_outputs(output, bundle, weights is not None or seed is not None or is_model(spec))
-    started = time.perf_counter()
+    started, written = time.perf_counter(), {"output": output, "bundle": bundle}
     with progress(as_json) as stage:
         stage("tracing")
-        shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
+        shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype, "regularisers": regularisers}
         net = net_of(spec, input_size, hidden_size, size, shape, {"weights": weights, "seed": seed})
         stage("loading the compiler")
         from .build import compile
 
-        on = [word.strip() for word in arch.split(",") if word.strip()]
-        how: dict[str, Any] = {"weights": weight_dtype, "without": without or (), "dump": dump, "keep": keep}
-        module = compile(net, target, parse_batch(batch), training, precision=precision, arch=on, **how, progress=stage)
+        how: dict[str, Any] = {"weights": weight_dtype, "without": without or (), "dump": dump, "progress": stage}
+        how |= {"keep": keep, "max_bytes": parse_bytes(max_bytes), "precision": precision}
+        module = compile(net, target, parse_batch(batch), training, arch=parse_names(arch), **how)
         stage(f"writing {output or bundle}")
         module.export(output, bundle=bundle)
-    seconds = time.perf_counter() - started
-    report_compiled({"output": output, "bundle": bundle}, module.manifest, seconds, as_json, bool(net.weights))
+    report_compiled(written, module.manifest, time.perf_counter() - started, as_json, bool(net.weights))
 
 
 @app.command("run")
@@ -195,6 +199,7 @@ def run_module(
 
 
 @app.command("show")
+@regularised
 def show_stages(
     spec: Spec,
     stage: Annotated[
@@ -212,6 +217,7 @@ def show_stages(
     batch: Batch = "",
     without: Without = None,
     training: Annotated[bool, typer.Option("--training", help="With gradients.")] = False,
+    regularisers: Any = None,
     as_json: Json = False,
 ) -> None:
     """Print what a cell becomes on its way to machine code. Axes that got no size get a small one.
@@ -234,7 +240,7 @@ def show_stages(
     known = ["trace", "differentiate" if training else "normalise", *PASS_NAMES, *code, "all"]
     if stage not in known:
         raise ConfigError(message("no such stage", **unknown("stage", stage, known)))
-    shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
+    shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype, "regularisers": regularisers}
     net = looked_at(spec, input_size, hidden_size, size, shape)
     found = []
     for number, own in enumerate(nets := getattr(net, "networks", [net])):

@@ -26,6 +26,7 @@ from .cli_options import (
     Target,
     WeightDtype,
     Without,
+    regularised,
 )
 from .console import print_json, print_rich, progress
 
@@ -45,6 +46,7 @@ OwnCell = Annotated[
 Measure = Annotated[bool, typer.Option("--measure", help="Compile it too: a GPU's registers; on CPUs, time it here.")]
 
 
+@regularised
 def explain(
     spec: Explained,
     input_size: InputSize = None,
@@ -61,6 +63,7 @@ def explain(
     training: Annotated[bool, typer.Option("--training", help="With gradients.")] = False,
     keep: Keep = None,
     max_bytes: MaxBytes = "",
+    regularisers: Any = None,
     without: Without = None,
     measure: Measure = False,
     cell: OwnCell = None,
@@ -87,17 +90,16 @@ def explain(
     from .explain_text import page
     from .spec import parse_batch, parse_bytes
 
-    own: dict[str, Any] = {"steps": steps, "measure": measure}
-    own |= {"precision": precision, "weights": weight_dtype, "training": training, "without": without or ()}
-    own |= {"keep": keep, "max_bytes": parse_bytes(max_bytes), "cell": _own_cell(cell, spec)}
+    own: dict[str, Any] = {"steps": steps, "measure": measure, "precision": precision, "cell": _own_cell(cell, spec)}
+    own |= {"training": training, "without": without or (), "keep": keep, "max_bytes": parse_bytes(max_bytes)}
     with progress(as_json) as stage:
         stage("looking at what is decided")
         if spec.endswith(".so"):
-            found = explained(spec, batch=parse_batch(batch), **own)
+            found = explained(spec, batch=parse_batch(batch), weights=weight_dtype, **own)
         else:
-            shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype}
+            shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype, "regularisers": regularisers}
             net = looked_at(spec, input_size, hidden_size, size, shape)
-            found = explained(net, target, batch=parse_batch(batch), **own)
+            found = explained(net, target, batch=parse_batch(batch), weights=weight_dtype, **own)
         if html is not None:
             stage(f"writing {html}")
             _write_page(found, html, ablation, journal)

@@ -28,7 +28,8 @@ def net_of(
     shape: dict[str, Any],
     more: dict[str, Any],
 ) -> RNN | Model:
-    """The network that a SPEC names. shape: layers, bidirectional, dtype. more: weights, seed or fill.
+    """The network that a SPEC names. shape: layers, bidirectional, dtype, regularisers (if any). more: weights, seed or
+    fill.
 
     Raises ConfigError, CellError or WeightError, as what reads it does.
     """
@@ -37,6 +38,7 @@ def net_of(
         said |= {"--layers": shape["layers"] if shape["layers"] > 1 else None}
         said |= {"--bidirectional": shape["bidirectional"] or None}
         said |= {"--weights": more.get("weights"), "--seed": more.get("seed")}
+        said |= {f"--{name.replace('_', '-')}": value for name, value in (shape.get("regularisers") or {}).items()}
         return read_model(spec, [option for option, value in said.items() if value is not None])
     shape = {**shape, "dtype": shape["dtype"] or "float32", "fill": more.get("fill")}
     net = build_net(find_cell(spec), width or 0, hidden, sizes=parse_sizes(size or []), **shape)

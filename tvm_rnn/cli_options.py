@@ -1,11 +1,15 @@
 """Arguments and options that several commands of the command line share: one name and one line of help for each.
 
-In: nothing. Out: annotated types for the signatures in `cli.py` and `cli_tune.py`.
+In: nothing. Out: annotated types for the signatures in `cli.py` and `cli_tune.py`; `regularised`, which gives a command
+the four options of regularisers.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -30,9 +34,19 @@ WeightDtype = Annotated[
 ]
 Batch = Annotated[str, typer.Option("--batch", help="Batch sizes to be quickest at, e.g. 1,16. All sizes work.")]
 Keep = Annotated[
-    str | None, typer.Option("--keep", metavar="WHAT", help="Of training: what tapes keep, values [default] or states.")
+    str | None, typer.Option("--keep", metavar="WHAT", help="Of training: what tapes keep, values, states[:bfloat16].")
 ]
 MaxBytes = Annotated[str, typer.Option("--max-bytes", metavar="BYTES", help="Of training: plan for so many, e.g. 2G.")]
+Dropout = Annotated[str, typer.Option("--dropout", metavar="P", help="Of training: drop what layers hand on: 0.2.")]
+RecurrentDropout = Annotated[
+    str, typer.Option("--recurrent-dropout", metavar="P|NAME=P", help="Of training: drop states that are multiplied.")
+]
+Zoneout = Annotated[
+    str, typer.Option("--zoneout", metavar="P|NAME=P", help="Of training: states that stay, e.g. h=0.1,c=0.05.")
+]
+WeightDrop = Annotated[
+    str, typer.Option("--weight-drop", metavar="P|NAME=P", help="Of training: drop weights of states.")
+]
 Bundle = Annotated[
     str | None, typer.Option("--bundle", metavar="DIR", help="A folder to write for programs without Python (CPUs).")
 ]
@@ -59,3 +73,34 @@ Only = Annotated[str, typer.Option("--only", metavar="WORDS", help="Points of th
 PlanFolder = Annotated[str | None, typer.Option("--plan", metavar="DIR", help="GPUs: build candidates, measure none.")]
 MeasureFolder = Annotated[str | None, typer.Option("--measure", metavar="DIR", help="GPUs: measure a plan.")]
 CollectFolder = Annotated[str | None, typer.Option("--collect", metavar="DIR", help="GPUs: records of a plan.")]
+
+
+REGULARISERS = {
+    "dropout": Dropout,
+    "recurrent_dropout": RecurrentDropout,
+    "zoneout": Zoneout,
+    "weight_drop": WeightDrop,
+}
+
+
+def regularised(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, with an option for each regulariser in place of its argument `regularisers`: that becomes the dict
+    of those that were given, as RNN takes them. Raises ConfigError for what is no probability."""
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        from .spec import parse_probabilities
+
+        texts = {name: given.pop(name) for name in REGULARISERS}
+        own = {name: parse_probabilities(f"--{name.replace('_', '-')}", text) for name, text in texts.items() if text}
+        command(**given, regularisers=own)
+
+    own = inspect.signature(command, eval_str=True)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(n, keyword, default="", annotation=a) for n, a in REGULARISERS.items()]
+    kept = []
+    for parameter in own.parameters.values():
+        kept += added if parameter.name == "regularisers" else [parameter.replace(kind=keyword)]
+    run.__dict__["__signature__"] = own.replace(parameters=kept)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in kept}
+    return run

@@ -81,6 +81,18 @@ def tell(done: bool, what: str, why: str = "", **facts: Any) -> None:
         listener.append(decision)
 
 
+def told() -> int:
+    """How much was told so far."""
+    return len(_LISTENER.get() or ())
+
+
+def forget(count: int) -> None:
+    """Drop what was told after so much: of a try that came to nothing."""
+    listener = _LISTENER.get()
+    if listener is not None:
+        del listener[count:]
+
+
 def heard() -> list[dict[str, Any]]:
     """All that was told so far to whoever listens here, ready for json.dumps: what a manifest says of it."""
     return [decision.as_dict() for decision in _LISTENER.get() or ()]

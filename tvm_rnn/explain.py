@@ -327,8 +327,8 @@ def _plans(
 ) -> dict[str, Any]:
     """The plans of memory (`memory_plan.py`): of a network for every choice of what a tape keeps, of a module for its
     own; none of a module for GPUs that is not on one."""
+    from .kept import names
     from .memory_plan import facts_of, plans_of, sizes_of
-    from .passes.differentiate import KEEP
     from .runtime_memory import check_budget
 
     budget, rows = check_budget(max_bytes), max(manifest["batch"], default=BATCH)
@@ -342,7 +342,8 @@ def _plans(
     if seen is not None and seen.options is not None:
         named = str(manifest.get("precision", seen.net.dtype))
         how = (seen.net, seen.machine, tuple(manifest["batch"]), seen.options["without"], named)
-        sizes |= {kind: sizes_of(facts_of(*how, kind), steps, rows) for kind in KEEP if kind != own}
+        kinds = [kind for kind in names(seen.net.dtype, seen.machine.kind) if kind != own]
+        sizes |= {kind: sizes_of(facts_of(*how, kind), steps, rows) for kind in kinds}
     return {"plans": plans_of(sizes, budget).facts()}
 
 

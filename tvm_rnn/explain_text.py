@@ -267,3 +267,6 @@ def _plans(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
     budget = "no limit" if facts["max_bytes"] is None else f"max_bytes = {facts['max_bytes']}"
     words = "chosen; bytes: besides what the calls return; again: steps that run forward twice"
     yield Padding(Text(f"> {budget}: {words}", "dim"), (0, 0, 0, 2))
+    if any(row.get("by_layer_and_direction") and row["segments"] > 1 for row in rows):
+        how = "both directions: each layer and direction goes through parts for itself; what it hands on has all steps"
+        yield Padding(Text(how, "dim"), (0, 0, 0, 2))

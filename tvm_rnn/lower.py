@@ -191,11 +191,9 @@ class Lowering:
         return [tirx.decl_buffer(packed.shape, k.dtype, name="words" if k.integer else "stored") for k in kinds]
 
     def _sequence(self) -> Any:
-        dtype, cell = self.net.dtype, self.net.cell
+        dtype, cell, size = self.net.dtype, self.net.cell, self.itemsize
         ints = {n: variable(n) for n in ("T", "B", "n", "threads", "has_lengths", "has_reset")}
         self.T, self.B, self.n = ints["T"], ints["B"], ints["n"]
-
-        size = self.itemsize
         self.x = [buffer(a.name, dtype, size) for a in cell.inputs]
         self.y = buffer("y", dtype, size)
         self.s_in = [buffer(f"{a.name}_in", dtype, size) for a in cell.states]
@@ -277,9 +275,13 @@ class Lowering:
 
                 return each(array.shape, element)
 
-            return loop("b", self.B, row)
+            return self._if_called(run, i, loop("b", self.B, row))
 
         return loop("v", run.count * self.net.num_directions, visit)
+
+    def _if_called(self, run: Run, visit: Expr, *body: Any) -> Stmt:
+        """What is done for one layer and direction of a run: in inference in every call."""
+        return sequence(*body)
 
     def _state_base(self, run: Run, visit: Expr) -> Expr:
         per = self.code[run.graph].states_per_row
@@ -298,9 +300,8 @@ class Lowering:
 
     def _copy_out(self, start: Expr, count: Expr) -> Stmt:
         base, width = self._flow(self.net.num_layers % 2), self.net.output_size
-        return rows_out(
-            self.ws, self.y, Array("workspace", base, self.stride, (1,), (width,)), start * self.B, count * self.B
-        )
+        array = Array("workspace", base, self.stride, (1,), (width,))
+        return rows_out(self.ws, self.y, array, start * self.B, count * self.B)
 
     # --- the two walks -------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from .layer import Layer, fill_row
 from .layer_backward import BackwardLayer, BackwardVisit
 from .loops import Expr, Named, Stmt, bind, buffer, function, load, loop, sequence, store, variable, when
 from .lower import Run
-from .lower_training import INTEGERS, TrainingLowering
+from .lower_training import TrainingLowering
 from .memory import Array, int64
 from .rnn import named_constants, weight_name
 from .transfer import rows_in
@@ -27,8 +27,8 @@ from .verify import verify
 
 class Backward(TrainingLowering):
     """backward(T, B, n, threads, has_lengths, has_reset, gy, gradients of states in..., out..., of inputs..., lengths,
-    reset, packed, tape, totals, workspace), and of masks first_step, keys. Gradients of inputs and totals are added to:
-    they come as zeros."""
+    reset, packed, tape, totals, workspace), and of masks first_step, keys; with two directions whole, first, visit
+    after the other integers. Gradients of inputs and totals are added to: they come as zeros."""
 
     layer_type: ClassVar[type[Layer]] = BackwardLayer
     prefix: ClassVar[str] = "backward_"
@@ -93,17 +93,18 @@ class Backward(TrainingLowering):
         body = self._with_threads(given["threads"], self._states(True), self._gy_in(), walk, self._states(False))
         own = [given[n] for n in ("lengths", "reset", "packed", "tape", "totals", "workspace")]
         own += self._of_masks(given)
-        params = [*(given[n] for n in INTEGERS), self.gy, *self.s_in, *self.s_out, *self.gx, *own]
+        params = [*(given[n] for n in self.integers), self.gy, *self.s_in, *self.s_out, *self.gx, *own]
         return function("backward", params, body)
 
     def _between(self, layer: Expr) -> Expr:
         """Address of the gradient of that layer's output: the buffers take turns from the last layer down."""
         turn = tirx.bitwise_and(int64(self.net.num_layers - 1) - layer, int64(1))
-        return self._sequence_address(0) + turn * self.steps * int64(self.stride)
+        return self._sequence_address(0) + turn * self.whole * int64(self.stride)
 
     def _gy_in(self) -> Stmt:
         """The gradient of y, of which rows that have ended count nothing."""
         width, first = self.net.output_size, self._between(int64(self.net.num_layers - 1))
+        first = first + self.first * self.B * int64(self.stride) if self.in_parts else first
         array = Array("workspace", first, self.stride, (1,), (width,))
         zero = tirx.const(0.0, self.net.dtype)
 
@@ -111,7 +112,8 @@ class Backward(TrainingLowering):
             return fill_row(self.ws, array, zero, t * self.B + b)
 
         copied = rows_in(self.ws, self.gy, array, int64(0), self.steps)
-        return sequence(copied, self._ended(int64(0), self.T, blank))
+        own = [copied, self._ended(int64(0), self.T, blank)]
+        return self._if_layer(self.net.num_layers - 1, own)
 
     def _layers(self, run: Run) -> Stmt:
         directions = self.net.num_directions
@@ -136,12 +138,12 @@ class Backward(TrainingLowering):
         visit, layer = i * int64(directions) + d, i + int64(run.first)
         named = Named()
         width = code.graph.inputs[0].shape[0]
-        above = self._between(layer) + start * self.B * int64(self.stride) + d * int64(width)
+        above = self._between(layer) + self._there(start) * self.B * int64(self.stride) + d * int64(width)
         widths = [self.stride, self.tape.inputs[run.first][1], *(stride for _, stride in self.tape.extra)]
-        kept = [self.tape.input(run.first, i, self.steps), *(self.steps * int64(at) for at, _ in self.tape.extra)]
+        kept = [self.tape.input(run.first, i, self.whole), *(self.whole * int64(at) for at, _ in self.tape.extra)]
         inputs = [named("above", above)]
         for number, (place, stride) in enumerate(zip(kept, widths[1:], strict=True)):
-            inputs.append(named(f"input_{number}", place + start * self.B * int64(stride)))
+            inputs.append(named(f"input_{number}", place + self._there(start) * self.B * int64(stride)))
         work = BackwardVisit(
             weights=named("weights", self._weights_of(run, visit)),
             states=named("states", self._state_base(run, visit)),
@@ -155,13 +157,13 @@ class Backward(TrainingLowering):
             start=start,
             count=count,
             done=done,
-            block=named("block", self.tape.visit(run.first, visit, self.steps, self.B)),
+            block=named("block", self.tape.visit(run.first, visit, self.steps, self.B, self.whole)),
             side=d + self.back,
             totals=named("sums", int64(self.totals_at[run.first]) + visit * int64(code.finish.size)),
             give=self._giving(run, i, d, start),
             keys=self._keys_of(run, visit),
         )
-        return sequence(named.sets, code.visit(self.ctx, work))
+        return self._if_called(run, visit, named.sets, code.visit(self.ctx, work))
 
     def _giving(self, run: Run, i: Expr, d: Expr, start: Expr) -> Callable[..., Stmt]:
         """Where gradients of inputs go: the first one's to the layer below, or to the user; the others' to the user,
@@ -176,7 +178,8 @@ class Backward(TrainingLowering):
             return store(into, at, zero if value is None else load(into, at) + value)
 
         def below(row: Expr, flat: Expr, value: Expr | None) -> Stmt:
-            at = self._between(i + int64(run.first - 1)) + row * int64(self.stride) + flat
+            there = row + self.first * self.B if self.in_parts else row
+            at = self._between(i + int64(run.first - 1)) + there * int64(self.stride) + flat
             if value is None:
                 return store(self.ws, at, zero)
             first = store(self.ws, at, value)

@@ -16,7 +16,7 @@ from .layer import Layer, fill_row
 from .layer_training import KeepingLayer, TrainingVisit
 from .loops import Expr, Named, Stmt, function, load, loop, sequence, store, when
 from .lower import Run
-from .lower_training import INTEGERS, TrainingLowering
+from .lower_training import TrainingLowering
 from .masks import drop_function
 from .memory import Array, int64, row_stride, strides_of
 from .transfer import each, rows_in
@@ -25,7 +25,8 @@ from .verify import verify
 
 class ForwardTrain(TrainingLowering):
     """forward_train(T, B, n, threads, has_lengths, has_reset, x..., y, states in..., states out..., lengths, reset,
-    packed, tape, workspace), and of masks first_step, keys."""
+    packed, tape, workspace), and of masks first_step, keys; with two directions whole, first, visit after the other
+    integers."""
 
     layer_type: ClassVar[type[Layer]] = KeepingLayer
     prefix: ClassVar[str] = "train_"
@@ -46,8 +47,8 @@ class ForwardTrain(TrainingLowering):
         self._context(given, ("workspace", "packed", "tape"))
         walk = self._time_major() if self.time_major else self._layer_major()
         body = self._with_threads(given["threads"], self._states(True), walk, self._states(False))
-        own = [given[n] for n in ("lengths", "reset", "packed", "tape", "workspace")]
-        params = [*(given[n] for n in INTEGERS), *self.x, self.y, *self.s_in, *self.s_out, *own, *self._of_masks(given)]
+        own = [given[n] for n in ("lengths", "reset", "packed", "tape", "workspace")] + self._of_masks(given)
+        params = [*(given[n] for n in self.integers), *self.x, self.y, *self.s_in, *self.s_out, *own]
         return function("forward_train", params, body)
 
     def _state(self, run: Run, number: int, user: Any, start: int, into: bool) -> Stmt:
@@ -58,7 +59,7 @@ class ForwardTrain(TrainingLowering):
         def visit(v: Expr) -> Stmt:
             reverse = self.back + (tirx.bitwise_and(v, int64(1)) if directions == 2 else int64(0))
             entry = self.T * (reverse if into else int64(1) - reverse)
-            block = self.tape.visit(run.first, v, self.steps, self.B)
+            block = self.tape.visit(run.first, v, self.steps, self.B, self.whole)
             array = self.tape.state(run.graph, number, block, entry, self.steps, self.B)
 
             def row(b: Expr) -> Stmt:
@@ -72,7 +73,7 @@ class ForwardTrain(TrainingLowering):
 
                 return each(array.shape, element)
 
-            return loop("b", self.B, row)
+            return self._if_called(run, v, loop("b", self.B, row))
 
         return loop("v", run.count * directions, visit)
 
@@ -82,7 +83,7 @@ class ForwardTrain(TrainingLowering):
         places = [self.tape.inputs[0], *self.tape.extra]
         zero = tirx.const(0.0, self.net.dtype)
         for node, user, (at, stride) in zip(self.net.layers[0].graph.inputs, self.x, places, strict=True):
-            base = self.steps * int64(at) + start * self.B * int64(stride)
+            base = self.whole * int64(at) + self._there(start) * self.B * int64(stride)
             array = Array("tape", base, stride, strides_of(node.shape, self.lanes)[0], node.shape)
             tape = self.ctx.buffers["tape"]
             parts.append(rows_in(tape, user, array, start * self.B, count * self.B))
@@ -91,7 +92,7 @@ class ForwardTrain(TrainingLowering):
                 return fill_row(self.ctx.buffers["tape"], array, zero, t * self.B + b)
 
             parts.append(self._ended(start, count, blank))
-        return parts
+        return [self._if_layer(0, parts)]
 
     def _copy_out(self, start: Expr, count: Expr) -> Stmt:
         """Nothing: the last layer writes y itself."""
@@ -102,9 +103,9 @@ class ForwardTrain(TrainingLowering):
         visit = i * int64(directions) + d
         named = Named()
         widths = [self.tape.inputs[run.first][1], *(stride for _, stride in self.tape.extra)]
-        places = [self.tape.input(run.first, i, self.steps), *(self.steps * int64(at) for at, _ in self.tape.extra)]
+        places = [self.tape.input(run.first, i, self.whole), *(self.whole * int64(at) for at, _ in self.tape.extra)]
         inputs = [
-            named(f"input_{number}", place + start * self.B * int64(stride))
+            named(f"input_{number}", place + self._there(start) * self.B * int64(stride))
             for number, (place, stride) in enumerate(zip(places, widths, strict=True))
         ]
         work = TrainingVisit(
@@ -120,11 +121,11 @@ class ForwardTrain(TrainingLowering):
             start=start,
             count=count,
             done=done,
-            block=named("block", self.tape.visit(run.first, visit, self.steps, self.B)),
+            block=named("block", self.tape.visit(run.first, visit, self.steps, self.B, self.whole)),
             emit=self._emission(run, i, d, start),
             keys=self._keys_of(run, visit),
         )
-        return sequence(named.sets, code.visit(self.ctx, work))
+        return self._if_called(run, visit, named.sets, code.visit(self.ctx, work))
 
     def _emission(self, run: Run, i: Expr, d: Expr, start: Expr) -> Callable[[Expr, Expr, Expr, Expr], Stmt]:
         """Where a layer's output goes: to the next layer's input in the tape, or to the user's y."""
@@ -134,9 +135,9 @@ class ForwardTrain(TrainingLowering):
         stride = row_stride((wide,), self.lanes, self.itemsize)
 
         def emit(t: Expr, b: Expr, j: Expr, value: Expr) -> Stmt:
-            row = (start + t) * self.B + b
+            row, there = (start + t) * self.B + b, (self._there(start) + t) * self.B + b
             column = d * int64(width) + j
-            above = self.tape.input(run.first, i + int64(1), self.steps) + row * int64(stride) + column
+            above = self.tape.input(run.first, i + int64(1), self.whole) + there * int64(stride) + column
             to_tape = store(self.ctx.buffers["tape"], above, value)
             to_user = store(self.y, row * int64(wide) + column, value)
             if after < self.net.num_layers:

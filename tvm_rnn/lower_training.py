@@ -20,6 +20,10 @@ from .memory import int64, strides_of
 from .tape import TapeLayout
 
 INTEGERS = ("T", "B", "n", "threads", "has_lengths", "has_reset")
+# Of networks with two directions, whose layers and directions go through parts of time one by one: T is then of a part.
+# whole: steps of all of the time; first: the part's first one among them; visit: number of the layer and direction that
+# this call is for, -1: all of them, of all of the time.
+PARTS = ("whole", "first", "visit")
 
 
 class TrainingLowering(Lowering):
@@ -45,14 +49,46 @@ class TrainingLowering(Lowering):
     def _arguments(self) -> dict[str, Any]:
         """The integers, lengths, reset, and the compiler's own buffers, which code finds in `ctx`."""
         dtype = self.net.dtype
-        found: dict[str, Any] = {n: variable(n) for n in INTEGERS}
+        found: dict[str, Any] = {n: variable(n) for n in (*INTEGERS, *PARTS)}
         found |= {"lengths": buffer("lengths", "int64", 8), "reset": buffer("reset", "uint8", 1)}
         found |= {n: buffer(n, dtype) for n in ("packed", "tape", "totals", "workspace")}
         found |= {"first_step": variable("first_step"), "keys": buffer("keys", "uint32", 4)}
         self.T, self.B, self.n, self.ws = found["T"], found["B"], found["n"], found["workspace"]
         self.steps, self.set_steps = bind("steps", self.T * self.B)
         self.tile_rows, self.set_rows = bind("tile_rows", self.n * self.B)
+        one: tuple[Expr, Stmt] = (self.steps, None)
+        self.whole, self.set_whole = bind("all", found["whole"] * self.B) if self.in_parts else one
+        self.first, self.visit = found["first"], found["visit"]  # of calls for a part
         return found
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether layers and directions may go through parts of time one by one."""
+        return self.net.num_directions > 1
+
+    @property
+    def integers(self) -> tuple[str, ...]:
+        """The function's first parameters."""
+        return (*INTEGERS, *(PARTS if self.in_parts else ()))
+
+    def _there(self, start: Expr) -> Expr:
+        """A step of the call among those of all of the time."""
+        return self.first + start if self.in_parts else start
+
+    def _if_called(self, run: Run, visit: Expr, *body: Any) -> Stmt:
+        """What is done for one layer and direction of a run, in calls for it."""
+        if not self.in_parts:
+            return super()._if_called(run, visit, *body)
+        number = int64(run.first * self.net.num_directions) + visit
+        return when(tirx.Or(self.visit < int64(0), tirx.EQ(self.visit, number)), [*body])
+
+    def _if_layer(self, layer: int, body: Any) -> Stmt:
+        """What is done for both directions of a layer, in calls for either."""
+        first, d = layer * self.net.num_directions, self.net.num_directions
+        if not self.in_parts:
+            return sequence(body)
+        own = tirx.And(self.visit >= int64(first), self.visit < int64(first + d))
+        return when(tirx.Or(self.visit < int64(0), own), body)
 
     def _context(self, given: dict[str, Any], buffers: tuple[str, ...]) -> None:
         flags = (given[n] for n in ("has_lengths", "has_reset", "lengths", "reset", "threads"))
@@ -80,7 +116,7 @@ class TrainingLowering(Lowering):
             tirx.Evaluate(tirx.call_extern("int32", "tvm_rnn_pool_use", tirx.Cast("int32", number)))
             for number in (count, int64(1))
         ]
-        return sequence(use[0], self.set_steps, self.set_rows, body, use[1])
+        return sequence(use[0], self.set_steps, self.set_rows, self.set_whole, body, use[1])
 
     def _users(self, names: list[str]) -> list[Any]:
         return [buffer(name, self.net.dtype, self.itemsize) for name in names]

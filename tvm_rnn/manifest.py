@@ -196,6 +196,7 @@ MEMORY_FIELDS: Fields = (
     ("memory.backward_flops_per_row", _is_size, "an integer, at least 0"),
     ("memory.again_flops_per_row", _is_size, "an integer, at least 0"),
 )
+BUDGET_FIELDS: Fields = (("memory.max_bytes", _is_size, "an integer, at least 0"),)  # where there is a budget
 
 
 def validate(manifest: Mapping[str, Any]) -> None:
@@ -206,6 +207,7 @@ def validate(manifest: Mapping[str, Any]) -> None:
     own = {"origin": ORIGIN_FIELDS, "model": MODEL_FIELDS, "weight_error": ERROR_FIELDS}
     own |= {"masks": MASK_FIELDS, "memory": MEMORY_FIELDS}
     _check(manifest, [field for name, fields in own.items() if name in manifest for field in fields])
+    _check(manifest, BUDGET_FIELDS if "max_bytes" in manifest.get("memory", ()) else ())
     for own in manifest.get("networks", (manifest,)):
         _validate_network({**manifest, **own})
 

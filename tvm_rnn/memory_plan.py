@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from . import kept
 from .dtypes import precision_name
 from .errors import ConfigError, message
-from .passes.differentiate import KEEP, choice
 from .runtime_cuda_segments import sizes_of as sizes_on_gpu
 from .runtime_memory import MemoryPlan, Sizes, check_budget, fastest, plan_of, smallest, table
 from .runtime_segments import sizes_of as sizes_on_cpu
@@ -81,7 +81,7 @@ def plan_memory(
     """How training of T = steps, B = batch may trade memory for time: predicted bytes and relative time of each plan.
 
     max_bytes: the budget, in bytes, of what `forward_train` and `backward` take together besides what they return;
-    None: no limit. keep: only that choice ("values" or "states"); None: all. Others: as for `compile`. Use the result
+    None: no limit. keep: only that choice, as for `compile`; None: all. Others: as for `compile`. Use the result
     so: `mod = compile(net, target, batch, training=True, keep=plans.chosen.keep); mod.max_bytes = max_bytes`. Raises
     ConfigError for a bad argument, InputError, with the smallest number possible, where no plan fits."""
     from . import record_files
@@ -90,11 +90,11 @@ def plan_memory(
     for name, value in (("steps", steps), ("batch", batch)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(message(f"plan_memory: {name}", got=repr(value), expected="an integer, at least 1"))
-    if keep is not None:
-        choice(keep)
     machine, _ = record_files.machines(target, (), records, lambda line: None)
     check_training(net, machine)
-    kinds = [keep] if keep else [*KEEP]
+    if keep is not None:
+        kept.check(keep, net.dtype, machine.kind)
+    kinds = [keep] if keep else kept.names(net.dtype, machine.kind)
     named = precision_name(net.dtype, precision)
     budget = check_budget(max_bytes)
     found = {kind: facts_of(net, machine, (batch,), tuple(without), named, kind) for kind in kinds}
@@ -151,7 +151,7 @@ def facts_of(
     from .decisions import recording
 
     with recording(False):
-        facts = common_facts(net, machine, batches, without) | ({"masks": {}} if net.regularisers else {})
+        facts = common_facts(net, machine, batches, without)
         if machine.kind == "cuda":
             return facts | _on_a_gpu(net, machine, batches, without, precision, keep)
         from .training import planned
@@ -166,7 +166,10 @@ def _on_a_gpu(
     from .training import memory_facts
 
     trained = train.plan(net, machine, batches, without, precision, keep)
-    found: dict[str, Any] = {"tape": trained.forward.tape.sizes(), "memory": memory_facts(net, trained.layers, keep)}
+    found: dict[str, Any] = {
+        "tape": trained.forward.tape.sizes(),
+        "memory": memory_facts(net, trained.layers, trained.training),
+    }
     return found | {"working": train.working(trained, machine)}
 
 

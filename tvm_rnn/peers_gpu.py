@@ -116,7 +116,7 @@ def regime(manifest: Mapping[str, Any], batch: int, steps: int) -> str:
     """
 
     def fits(row: Mapping[str, Any]) -> bool:
-        if "most" not in row or steps < row.get("least_steps", 0):
+        if "most" not in row or steps < row.get("least_steps", 0) or batch < row.get("least_batch", 0):
             return False
         return row["most"] is None or batch <= int(row["most"])
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from . import kept
 from .decisions import about, tell
 from .errors import ConfigError, message, unknown
 from .graph import Graph
@@ -62,12 +63,12 @@ def run(
     was not left out. For training the graphs have regularisers' masks, and backward graphs, which every pass is applied
     to as well.
 
-    training: what it keeps, by name ("values", "states"); True: "values".
+    training: what it keeps, by name (`kept.py`); True: "auto".
     batches: sizes to be quickest at.
     fuse_pointwise and tile_layers_and_time also decide things that later stages cannot do without, so leaving them out
     means running them in their plain form: one group per node; all of T in one tile, layer by layer.
     """
-    off = check_names(without)
+    off, batches = check_names(without), tuple(batches)
     graphs: list[Graph] = []
     of_layer = []
     for layer in net.layers:
@@ -82,7 +83,11 @@ def run(
             tell(True, f"layer{'s' * (len(where) > 1)} {', '.join(map(str, where))}", "one graph", layers=where)
     first = "differentiate" if training else "normalise"
     if training:
-        graphs = _applied(Differentiate(choice(training)), graphs, net, target)
+        what = kept.chosen(training, net, target, batches)
+        graphs = _applied(Differentiate(choice(what)), graphs, net, target)
+        with about("differentiate"):
+            why = "as asked" if what == training else kept.why(net, target, batches)
+            tell(True, f'keep="{what}"', why, elements=0)
     else:
         graphs = [normalise(g) for g in graphs]
     stages.append((first, Layers(tuple(graphs), tuple(of_layer))))

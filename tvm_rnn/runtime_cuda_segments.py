@@ -3,7 +3,8 @@
 In: a training module, a plan of memory (`runtime_memory.py`), and arrays on a GPU. Out: what `forward_train` and
 `backward` return, with a `CudaSegmentedTape`. A part of the time is an address further on in each array: nothing is
 copied. All of it is enqueued, and can be captured in a CUDA graph. Works alone beside a .so, together with what
-runtime_cuda_training.py needs, and runtime_memory.py.
+runtime_cuda_training.py needs, and runtime_memory.py. States lie at borders, as in runtime_segments.py, and in a
+network of two directions each layer and direction goes through the parts for itself.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import numpy as np
 
 try:
     from . import gpu_arrays
-    from .runtime_cuda_training import CudaTape, CudaTrainingModule, tape_bytes
+    from .runtime_cuda_tape import CudaTape, Part, by_visit, fresh, numbers, rounded, tape_bytes
+    from .runtime_cuda_training import CudaTrainingModule
     from .runtime_memory import (
         MemoryPlan,
         Sizes,
@@ -30,7 +32,7 @@ try:
     )
 except ImportError:  # this file and those that it names alone, beside a .so
     gpu_arrays = importlib.import_module("gpu_arrays")
-    for _home in ("runtime_cuda_training", "runtime_memory"):
+    for _home in ("runtime_cuda_tape", "runtime_cuda_training", "runtime_memory"):
         globals().update(vars(importlib.import_module(_home)))
 
 # Of the model of time, measured on an H200 with forward_train and backward of LSTMs in bfloat16 (1 layer of 256 with
@@ -47,22 +49,32 @@ def sizes_of(
 ) -> Sizes:
     """What calls of T steps of B rows take, of the module that has this manifest. reset, lengths: with them.
     workspace(way, steps): bytes of working memory of one of its programs."""
-    item, output = ITEM_BYTES[manifest["dtype"]], row_elements(manifest)
+    item, output, alone = ITEM_BYTES[manifest["dtype"]], row_elements(manifest), by_visit(manifest)
     weights = max(4, item) * weight_elements(manifest)
 
     def tape(steps: int) -> int:
-        return tape_bytes(manifest, steps, B, reset or lengths) if steps and B else 0
+        return tape_bytes(manifest, steps, B, reset or lengths, T) if steps and B else 0
 
     def work(steps: int, again: bool) -> int:
         if not steps or not B:
             return 0
         most = max(workspace(way, steps) for way in ("forward_train", "backward"))
         # Beside what the caller gets: y of steps that run again, and gradients of weights of one part.
-        return most + (item * steps * B * output + weights if again else 0)
+        more = item * steps * B * output + weights + handed_bytes(manifest, T, B) if again else 0
+        return most + more
 
     states = item * B * state_elements(manifest)
     results = item * T * B * (output + input_elements(manifest)) + weights + 2 * states
-    return Sizes(T, B, tape, work, states, 0, results, *times(manifest, B), whole=why_whole(manifest, reset))
+    own: dict[str, Any] = {"by_visit": alone, "serial": manifest["num_directions"], "whole": why_whole(manifest, alone)}
+    return Sizes(T, B, tape, work, states, 0, results, *times(manifest, B), **own)
+
+
+def handed_bytes(manifest: Any, T: int, B: int) -> int:
+    """Of gradients that layers hand down, where each goes through time for itself."""
+    if not by_visit(manifest):
+        return 0
+    buffers = 2 if int(manifest["num_layers"]) > 1 else 1
+    return buffers * rounded(T * B * int(manifest["parts"]["handed_bytes"]) // buffers)
 
 
 def sizes_on(module: Any, device: Any, T: int, B: int, reset: bool, lengths: bool) -> Sizes:
@@ -75,7 +87,8 @@ def sizes_on(module: Any, device: Any, T: int, B: int, reset: bool, lengths: boo
 
 
 def times(manifest: Any, batch: int) -> tuple[float, float, float]:
-    """Microseconds of a step forward and backward, and of a program's start: a rough model of an H200."""
+    """Microseconds of a step forward and backward, and of a program's start: a rough model of an H200. Two directions
+    go forward at the same time."""
     memory, visits = manifest.get("memory", {}), int(manifest["num_layers"]) * int(manifest["num_directions"])
     forward, backward, again = (
         batch * float(memory.get(f"{name}_flops_per_row", rate))
@@ -85,12 +98,14 @@ def times(manifest: Any, batch: int) -> tuple[float, float, float]:
     rate = FLOPS_PER_US.get(str(manifest.get("precision", manifest["dtype"])), FLOPS_PER_US["float32"])
     step = max(STEP_US * visits, (forward + usual) / rate)
     share = forward / max(forward + usual, 1.0)
-    return step * share, step * (1 - share) * (usual + OUTSIDE * again) / max(usual, 1.0), START_US * visits
+    forward_us = step * share / int(manifest["num_directions"])
+    return forward_us, step * (1 - share) * (usual + OUTSIDE * again) / max(usual, 1.0), START_US * visits
 
 
 class CudaSegmentedTape(CudaTape):
-    """What one call of `forward_train` left for `backward` where its plan has several parts: the states before each,
-    the inputs themselves, which must not change until then, and the values of one part at a time."""
+    """What one call of `forward_train` left for `backward` where its plan has several parts: the states at their
+    borders, the inputs themselves, which must not change until then, and the values of one part at a time. Of a network
+    of two directions these are of one layer and direction, and what layers hand to the next is there for all steps."""
 
     def __init__(
         self,
@@ -102,26 +117,57 @@ class CudaSegmentedTape(CudaTape):
         inputs: Sequence[Any],
         flagged: bool,
     ) -> None:
-        super().__init__(module, arrays, x, plan.steps, plan.batch, weights, flagged, plan.segment)
-        self.plan, self.inputs = plan, inputs
-        spans = plan.spans
-        self.spans = spans[::-1] if module.manifest.get("reverse", False) else spans  # in the order in which they run
-        self.before: list[list[Any]] = []
-        self.held, self.lock = [-1], threading.Lock()  # the part whose values are on the tape
+        super().__init__(module, arrays, x, (plan.steps, plan.batch), weights, inputs, flagged, plan.segment)
+        self.plan, self.spans = plan, plan.spans
+        manifest = module.manifest
+        self.layers, self.directions = int(manifest["num_layers"]), int(manifest["num_directions"])
+        self.reverse = bool(manifest.get("reverse", False))
+        self.first: list[Any] = []  # states before the first step
         item = ITEM_BYTES[module._kind]
         self.state_bytes = [item * size for _, _, size, _ in module._plan(plan.batch)]
         self.row_bytes = [item * math.prod(shape) for _, shape in module._inputs]
-        self.nbytes += (len(spans) - 1) * sum(self.state_bytes)
+        # Before each part in time but the first one. Each layer and direction has its own place in them.
+        self.borders = [[arrays.lasting(max(size, 1)) for size in self.state_bytes] for _ in self.spans[1:]]
+        self.held, self.lock = [(-1, -1)], threading.Lock()  # the part whose values are on the tape, and whose they are
+        self.nbytes += len(self.borders) * sum(self.state_bytes)
+
+    @property
+    def visits(self) -> list[int]:
+        """Layers and directions, in forward's order, where each goes through time for itself; else -1 for all."""
+        return [*range(self.layers * self.directions)] if by_visit(self.module.manifest) else [-1]
+
+    @property
+    def back_visits(self) -> list[int]:
+        """In backward's order: layers from the last, but directions as they are."""
+        d = self.directions
+        return [v // d * d + d - 1 - v % d for v in reversed(self.visits)] if self.visits[0] >= 0 else [-1]
+
+    def goes_back(self, visit: int) -> bool:
+        """Whether a layer and direction goes from the last step to the first."""
+        return self.reverse != (visit >= 0 and visit % self.directions == 1)
+
+    def order(self, visit: int) -> list[int]:
+        """Numbers of the parts as forward goes through them."""
+        found = [*range(len(self.spans))]
+        return found[::-1] if self.goes_back(visit) else found
+
+    def ends(self, number: int, visit: int, last: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+        """The states before and after a part. last: those after all of them."""
+        known = [None, *self.borders, None]
+        before, after = known[number : number + 2][:: -1 if self.goes_back(visit) else 1]
+        return self.first if before is None else before, last if after is None else after
 
 
 class Parts:
     """The calls of one module's programs on parts of one tape's time, in the order of the stream."""
 
-    def __init__(self, device: Any, arrays: Any, tape: CudaSegmentedTape, work: int) -> None:
+    def __init__(self, device: Any, arrays: Any, tape: CudaSegmentedTape, ways: Sequence[str]) -> None:
         self.device, self.arrays, self.tape = device, arrays, tape
         self.module: Any = tape.module
         self.item = ITEM_BYTES[self.module._kind]
         self.row = self.item * math.prod(self.module._output)
+        steps, stream = {count for _, count in tape.spans}, arrays.stream()
+        work = max(int(device.parts[way].workspace(count, tape.B, stream)) for way in ways for count in steps)
         self.work = arrays.workspace(work)
         self.inputs = [fresh(array) for array in tape.inputs]
         self.rows = [None if row is None else fresh(row) for row in tape.rows]
@@ -133,36 +179,42 @@ class Parts:
         return int(array) + self.tape.spans[number][0] * self.tape.B * row_bytes
 
     def given(self, number: int) -> tuple[list[int], list[Any]]:
-        """A part's inputs, and its lengths and resets."""
+        """A part's inputs, and its lengths and resets. A row that ends after the part has its next step, too."""
         start, count = self.tape.spans[number]
         inputs = [self.at(a, number, size) for a, size in zip(self.inputs, self.tape.row_bytes, strict=True)]
         lengths, reset = self.rows
         if lengths is not None:
-            lengths = clipped(lengths, start, count)
+            lengths = clipped(lengths, start, count + int(start + count < self.tape.T))
         return inputs, [lengths, None if reset is None else self.at(reset, number, 1)]
 
-    def forward(self, number: int, y: Any, after: Sequence[Any]) -> None:
-        """Run forward through a part, onto the tape. y: where its output goes."""
+    def more(self, number: int, visit: int) -> list[Any]:
+        """What masks are made of, and what the call is for."""
+        start, count = self.tape.spans[number]
+        seed, seed_at, first = self.tape.masks or (0, 0, 0)
+        masks = [seed, seed_at, first + start] if self.tape.masks else []
+        return [*masks, *numbers(self.module.manifest, Part(start, count, self.tape.T, visit))]
+
+    def forward(self, number: int, visit: int, y: Any, last: Sequence[Any]) -> None:
+        """Run forward through a part, onto the tape. y: where its output goes; last: the states after all parts."""
         inputs, rows = self.given(number)
         tape, part = self.tape, self.device.parts["forward_train"]
-        sizes = (tape.spans[number][1], tape.B)
-        held = [y, *rows, self.work, *inputs, tape.array, *tape.before[number], *after]
-        self.module._call(part, self.arrays, sizes, rows, held)
-        tape.held[0] = number
+        before, after = tape.ends(number, visit, last)
+        held = [y, *rows, self.work, *inputs, tape.array, *self.more(number, visit), *before, *after]
+        self.module._call(part, self.arrays, (tape.spans[number][1], tape.B), rows, held)
+        tape.held[0] = number, visit
 
-    def backward(self, number: int, above: Any, d_x: Any, d_weights: Any, before: Any, after: Any) -> None:
-        """backward of a part that is on the tape."""
-        _, rows = self.given(number)
-        sizes = (self.tape.spans[number][1], self.tape.B)
-        part = self.device.parts["backward"]
-        d_x = [self.at(array, number, size) for array, size in zip(d_x, self.tape.row_bytes, strict=True)]
-        held = [None, *rows, self.work, above, self.tape.array, *d_x, *d_weights, *before, *after]
-        self.module._call(part, self.arrays, sizes, rows, held)
-
-
-def fresh(array: Any) -> Any:
-    """An array of the CPU, to be sent to the GPU by this call; others as they are."""
-    return gpu_arrays.Piece(array.array, array.dtype) if isinstance(array, gpu_arrays.Piece) else array
+    def backward(
+        self, number: int, visit: int, above: Any, d_x: Any, d_weights: Any, states: tuple[Any, Any], handed: Any
+    ) -> None:
+        """backward of a part that is on the tape. states: gradients of those after it, and where those of the ones
+        before it go; handed: memory for what layers hand down, where each goes through time for itself."""
+        tape, part, (before, after) = self.tape, self.device.parts["backward"], states
+        inputs, rows = self.given(number)
+        inputs = inputs if self.module.manifest.get("reads_inputs", False) else []
+        d_x = [self.at(array, number, size) for array, size in zip(d_x, tape.row_bytes, strict=True)]
+        more = [*self.more(number, visit), *([] if handed is None else [handed])]
+        held = [None, *rows, self.work, above, tape.array, *inputs, *d_x, *d_weights, *more, *before, *after]
+        self.module._call(part, self.arrays, (tape.spans[number][1], tape.B), rows, held)
 
 
 def clipped(lengths: Any, start: int, count: int) -> Any:
@@ -174,14 +226,11 @@ def clipped(lengths: Any, start: int, count: int) -> Any:
 
 def forward(device: Any, arrays: Any, tape: CudaSegmentedTape, before: Any, y: Any, after: Any) -> None:
     """All parts. before: the first states; y and after: where results go."""
-    parts = Parts(device, arrays, tape, _work(device, tape, ("forward_train",), arrays.stream()))
-    tape.before.append([_lasting(arrays, state) for state in before])
-    for number in range(len(tape.spans)):
-        last = number == len(tape.spans) - 1
-        ends = after if last else [arrays.lasting(max(size, 1)) for size in tape.state_bytes]
-        parts.forward(number, parts.at(y, number, parts.row), ends)
-        if not last:
-            tape.before.append(ends)
+    parts = Parts(device, arrays, tape, ("forward_train",))
+    tape.first = [_lasting(arrays, state) for state in before]
+    for visit in tape.visits:
+        for number in tape.order(visit):
+            parts.forward(number, visit, parts.at(y, number, parts.row), after)
 
 
 def _lasting(arrays: Any, state: Any) -> Any:
@@ -202,36 +251,41 @@ class Sent:
         )
 
 
-def _work(device: Any, tape: CudaSegmentedTape, ways: Sequence[str], stream: int) -> int:
-    """Bytes for any part."""
-    steps = {count for _, count in tape.spans}
-    return max(int(device.parts[way].workspace(count, tape.B, stream)) for way in ways for count in steps)
-
-
 def backward(
     device: Any, arrays: Any, tape: CudaSegmentedTape, above: Any, carried: Any, d_x: Any, d_weights: Any, kind: str
 ) -> Any:
     """From the gradient of y (None: zeros) and those of the last states to those of the first, which are returned; the
     gradients of inputs go to d_x, those of weights are added up in d_weights, of dtype `kind`."""
     module: Any = tape.module
-    plan, stream = module._plan(tape.B), arrays.stream()
-    parts = Parts(device, arrays, tape, _work(device, tape, ("forward_train", "backward"), stream))
-    longest, last = tape.plan.segment * tape.B, len(tape.spans) - 1
+    plan, manifest = module._plan(tape.B), module.manifest
+    parts = Parts(device, arrays, tape, ("forward_train", "backward"))
+    longest = tape.plan.segment * tape.B
     zeros = arrays.full(longest * math.prod(module._output), 0.0) if above is None else None
     y = arrays.workspace(longest * parts.row)
-    turns = [[arrays.empty(p[0][1] if len(p) == 1 else (size,)) for _, _, size, p in plan] for _ in range(2)]
-    own = [arrays.typed(module._weight_shapes[name], kind) for name in module.manifest["gradients"]]
-    ends = [arrays.empty(p[0][1] if len(p) == 1 else (size,)) for _, _, size, p in plan]
+    shapes = [p[0][1] if len(p) == 1 else (size,) for _, _, size, p in plan]
+    ends, results, *turns = ([arrays.empty(shape) for shape in shapes] for _ in range(4))
+    own = [arrays.typed(module._weight_shapes[name], kind) for name in manifest["gradients"]]
+    handed = arrays.workspace(handed_bytes(manifest, tape.T, tape.B)) if by_visit(manifest) else None
     with tape.lock:
-        for number in reversed(range(last + 1)):
-            if tape.held[0] != number:
-                parts.forward(number, y, ends)
-            given = zeros if above is None else parts.at(above, number, parts.row)
-            after = turns[number % 2]
-            parts.backward(number, given, d_x, own, carried, after)
-            add(arrays, d_weights, own)
-            carried = after
-    return carried
+        for visit in tape.back_visits:
+            given, order = carried, tape.order(visit)[::-1]
+            for number in order:
+                if tape.held[0] != (number, visit):
+                    parts.forward(number, visit, y, ends)
+                gradient = zeros if above is None else parts.at(above, number, parts.row)
+                after = results if number == order[-1] else turns[number % 2]
+                parts.backward(number, visit, gradient, d_x, own, (given, after), handed)
+                add(arrays, *of_visit(manifest, visit, d_weights, own))
+                given = after
+    return results
+
+
+def of_visit(manifest: Any, visit: int, *arrays: Sequence[Any]) -> list[list[Any]]:
+    """Of arrays in the order of the gradients of weights, those of one layer and direction; of -1: all."""
+    layer, direction = divmod(visit, int(manifest["num_directions"]))
+    end = f"_l{layer}" + ("_reverse" if direction else "")
+    mine = [visit < 0 or name.endswith(end) for name in manifest["gradients"]]
+    return [[array for array, own in zip(found, mine, strict=True) if own] for found in arrays]
 
 
 def add(arrays: Any, totals: Sequence[Any], own: Sequence[Any]) -> None:

@@ -2,8 +2,8 @@
 
 In: a .so file that was compiled for training for GPUs, arrays as for every such module, and gradients of results. Out:
 results with a `CudaTape`, and gradients of inputs, states and weights, of the kind and at the place of x. Works alone
-beside a .so, together with runtime.py, runtime_cuda.py and gpu_arrays.py, and of networks with regularisers
-runtime_random.py; with max_bytes also with runtime_memory.py and runtime_cuda_segments.py.
+beside a .so, together with runtime.py, runtime_cuda.py, runtime_cuda_tape.py and gpu_arrays.py, and of networks with
+regularisers runtime_random.py; with max_bytes also with runtime_memory.py and runtime_cuda_segments.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,16 +20,18 @@ try:
     from . import gpu_arrays, runtime
     from .errors import DeviceError, InputError
     from .runtime_cuda import CudaModule, Device
+    from .runtime_cuda_tape import CudaTape, Part, by_visit, check_tape, numbers, readable
 except ImportError:  # this file and those that it names alone, beside a .so
     globals().update({name: importlib.import_module(name) for name in ("gpu_arrays", "runtime")})
     globals().update({n: getattr(importlib.import_module("runtime_cuda"), n) for n in ("CudaModule", "Device")})
     globals().update({n: getattr(importlib.import_module("runtime_cuda"), n) for n in ("DeviceError", "InputError")})
+    _tape = importlib.import_module("runtime_cuda_tape")
+    globals().update(vars(_tape))
 
 WAYS = ("forward_train", "backward")
-ALIGNMENT = 256  # of every array of the tape
 
 
-class Part:
+class Way:
     """One of the two programs on one GPU: its functions, and the weights in its kernels' order."""
 
     def __init__(self, device: TrainingDevice, module: CudaModule, way: str, stream: int) -> None:
@@ -56,7 +58,7 @@ class TrainingDevice(Device):
         self.drops = bool(module.manifest.get("masks", {}).get("weights"))  # then weights are packed in every call
         self._own: dict[str, int] = {}  # addresses of the module's own weights, for such calls
         self._fresh = False
-        self.parts = {way: Part(self, module, way, stream) for way in WAYS}
+        self.parts = {way: Way(self, module, way, stream) for way in WAYS}
 
     def pack(self, sources: Mapping[str, np.ndarray]) -> None:
         """The weights of calls at once, those of training when it next begins."""
@@ -120,31 +122,6 @@ class TrainingDevice(Device):
         return self._own
 
 
-def tape_bytes(manifest: Any, steps: int, batch: int, flagged: bool) -> int:
-    """Of the tape of so many steps. flagged: of a call with lengths or resets, which has arrays of its own."""
-    rows = [(steps + more) * batch * row for row, more, *only in manifest["tape"] if flagged or not only]
-    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in rows)
-
-
-class CudaTape:
-    """What one call of `forward_train` left for `backward`, in memory of its own on the GPU, which is freed with it.
-    `nbytes`: how much. Any number of backward calls may read it."""
-
-    def __init__(
-        self, module: Any, arrays: Any, x: Any, T: int, B: int, weights: Any, flagged: bool, steps: int | None = None
-    ) -> None:
-        """flagged: there are lengths or resets. steps: that it has room for, where these are not all."""
-        held = T if steps is None else steps
-        self.module, self.T, self.B, self.like, self.weights = module, T, B, x, weights
-        self.nbytes = tape_bytes(module.manifest, held, B, flagged)
-        self.array = arrays.lasting(max(self.nbytes, ALIGNMENT))
-        self.rows: Sequence[Any] = (None, None)
-        self.masks: tuple[Any, ...] = ()  # what they are made of: the seed, where it is on the GPU, the first step
-
-    def __repr__(self) -> str:
-        return f"<CudaTape of {self.module.manifest.cell}, {self.T} steps of {self.B} rows, {self.nbytes} bytes>"
-
-
 class CudaTrainingModule(CudaModule):
     """A compiled RNN that can be trained on a GPU: a CudaModule with `forward_train` and `backward`, which only enqueue
     work, too, and can be captured in a CUDA graph after a first call outside.
@@ -153,7 +130,10 @@ class CudaTrainingModule(CudaModule):
     want, which is quickest. Calls for which it is too little for one tape go through time in parts (`plan_memory`)."""
 
     device_type = TrainingDevice
-    _max_bytes: int | None = None
+
+    @cached_property
+    def _max_bytes(self) -> Any:
+        return self.manifest.get("memory", {}).get("max_bytes")
 
     def use_there(self, weights: Mapping[str, Any], ways: Sequence[str], known: bool = False) -> None:
         """Use torch tensors as weights from here on, on their GPU's current stream: all of them, on one GPU, dense and
@@ -182,17 +162,17 @@ class CudaTrainingModule(CudaModule):
         first_step: int = 0,
         **inputs: Any,
     ) -> tuple[Any, dict[str, Any], CudaTape]:
-        """As calling the module: (y, {name: state after the last step}), and the tape that `backward` reads.
+        """As calling the module: (y, {name: state after the last step}), and the tape that `backward` reads. It reads x
+        on the GPU too, which must not change until then; where there are lengths or resets, the tape has a copy.
 
         seed: an integer of 64 bits, of which all masks are made; or an array of one int64 on the GPU of x, which a CUDA
         graph reads anew at each replay. A network without regularisers needs none. first_step: the number of x's first
         step in a longer sequence, whose chunks then have the masks of the whole.
 
-        max_bytes: for this call; None: the module's own. Where all steps do not fit, backward reads x once more, which
-        must not change until then. Raises InputError, with the smallest number possible, where no plan fits."""
-        found: tuple[Any, dict[str, Any], CudaTape]
+        max_bytes: for this call; None: the module's own. Where all steps do not fit, backward reads x in any case.
+        Raises InputError, with the smallest number possible, where no plan fits."""
         run = partial(self._forward_on, drawn=(seed, first_step), max_bytes=max_bytes)
-        found = self._enqueue(x, inputs, state, ("T", "B"), lengths, reset, run)
+        found: tuple[Any, dict[str, Any], CudaTape] = self._enqueue(x, inputs, state, ("T", "B"), lengths, reset, run)
         return found
 
     def _drawn(self, arrays: Any, seed: Any, first_step: Any) -> tuple[Any, ...]:
@@ -205,8 +185,7 @@ class CudaTrainingModule(CudaModule):
             if arrays.dtype(seed_at) != "int64" or math.prod(seed_at.shape) != 1:
                 got = f"{arrays.dtype(seed_at)} of shape {tuple(seed_at.shape)}"
                 raise runtime._error(InputError, "the seed is wrong", got, "one int64")
-        error = partial(runtime._error, InputError)
-        random = runtime._beside("runtime_random")
+        random, error = runtime._beside("runtime_random"), partial(runtime._error, InputError)
         number, first = random.checked(self.manifest, 0 if there else seed, first_step, error)
         signed = number - (1 << 64) if number >> 63 else number
         return signed, seed_at if there else 0, first
@@ -224,6 +203,7 @@ class CudaTrainingModule(CudaModule):
         max_bytes: int | None = None,
     ) -> Any:
         given, lead, (T, B), rows = self._given(arrays, values, axes, lengths, reset)
+        given = readable(arrays, given)
         stream, part = arrays.stream(), device.parts["forward_train"]
         flagged = lengths is not None or reset is not None
         plan = self._planned(device, T, B, max_bytes, reset is not None, lengths is not None)
@@ -233,7 +213,7 @@ class CudaTrainingModule(CudaModule):
             segments = runtime._beside("runtime_cuda_segments")
             tape = segments.CudaSegmentedTape(self, arrays, values[0], plan, self.weights, given, flagged)
         else:
-            tape = CudaTape(self, arrays, values[0], T, B, self.weights, flagged)
+            tape = CudaTape(self, arrays, values[0], (T, B), self.weights, given, flagged)
         tape.rows, tape.masks = [self._lasting(arrays, row) for row in rows], self._drawn(arrays, *drawn)
         if not T or not B:
             pairs = zip(self._plan(B), before, strict=True)
@@ -241,10 +221,12 @@ class CudaTrainingModule(CudaModule):
             return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B), tape
         after = [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
         if hasattr(tape, "plan"):
+            self._drop(device, arrays, "forward_train", tape)
             segments.forward(device, arrays, tape, before, y, after)
         else:
             work = arrays.workspace(part.workspace(T, B, stream))
-            held = [y, *rows, work, *given, tape.array, *tape.masks, *before, *after]
+            more = numbers(self.manifest, Part(0, T, T))
+            held = [y, *rows, work, *given, tape.array, *tape.masks, *more, *before, *after]
             self._drop(device, arrays, "forward_train", tape)
             self._call(part, arrays, (T, B), rows, held)
         return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B), tape
@@ -262,7 +244,7 @@ class CudaTrainingModule(CudaModule):
         """lengths or resets for as long as the tape: a caller's tensor may change before backward."""
         return None if row is None else arrays.copy(row)
 
-    def _call(self, part: Part, arrays: Any, sizes: tuple[int, int], rows: Sequence[Any], held: Sequence[Any]) -> None:
+    def _call(self, part: Way, arrays: Any, sizes: tuple[int, int], rows: Sequence[Any], held: Sequence[Any]) -> None:
         """sequence's arguments are in this order, but for the packed weights, which come fourth."""
         device, stream = part.device, arrays.stream()
         at = [0 if a is None else a if type(a) is int else arrays.address(a) for a in held]
@@ -280,9 +262,9 @@ class CudaTrainingModule(CudaModule):
         None: zeros; in truncated back-propagation the gradient of the next chunk's first state. Returns the gradient of
         x (where the cell has several inputs {input: gradient}), of the first state (a dict, as the state), both in the
         network's dtype, and {weight: gradient}, float32 for 16-bit networks, of the kind that x was. Raises InputError
-        for a tape that is not this module's, or whose weights are no longer the module's, and for arrays that do not
-        fit."""
-        self._check_tape(tape)
+        for a tape that is not this module's, whose weights are no longer the module's or whose x has changed, and for
+        arrays that do not fit."""
+        check_tape(self, tape)
         return self._gradients(tape, gy, gstate)
 
     def _gradients(self, tape: CudaTape, gy: Any, gstate: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
@@ -314,13 +296,16 @@ class CudaTrainingModule(CudaModule):
         if hasattr(tape, "plan"):
             d_weights = [arrays.zeros(inner, kind) for inner in shapes]
             segments = runtime._beside("runtime_cuda_segments")
+            for way in WAYS:
+                self._drop(device, arrays, way, tape)
             after = segments.backward(device, arrays, tape, above, before, d_x, d_weights, kind)
             return self._results(arrays, d_x, after, d_weights, T, B)
         d_weights = [arrays.typed(inner, kind) for inner in shapes]
         after = [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
         work = arrays.workspace(part.workspace(T, B, stream))
         rows = [self._lasting(arrays, row) for row in tape.rows]
-        held = [None, *rows, work, above, tape.array, *d_x, *d_weights, *tape.masks, *before, *after]
+        more = [*tape.masks, *numbers(self.manifest, Part(0, T, T)), *([0] if by_visit(self.manifest) else [])]
+        held = [None, *rows, work, above, tape.array, *tape.given, *d_x, *d_weights, *more, *before, *after]
         self._drop(device, arrays, "backward", tape)
         self._call(part, arrays, (T, B), rows, held)
         return self._results(arrays, d_x, after, d_weights, T, B)
@@ -354,7 +339,7 @@ class CudaTrainingModule(CudaModule):
         return self._before(device, arrays, gstate, B, arrays.stream())
 
     @property
-    def max_bytes(self) -> int | None:
+    def max_bytes(self) -> Any:
         return self._max_bytes
 
     @max_bytes.setter
@@ -364,9 +349,8 @@ class CudaTrainingModule(CudaModule):
     def memory_sizes(self, steps: int, batch: int, reset: bool = False, lengths: bool = False) -> Any:
         """What calls of T steps of B rows take, as `runtime_memory.Sizes`. reset, lengths: with them."""
         arrays = gpu_arrays.HostArrays(self, None)
-        return self._sizes_on(
-            self._devices.get(arrays.number) or self._open_device(arrays), steps, batch, reset, lengths
-        )
+        device: Any = self._devices.get(arrays.number) or self._open_device(arrays)
+        return self._sizes_on(device, steps, batch, reset, lengths)
 
     def plan_memory(
         self, steps: int, batch: int, max_bytes: int | None = None, *, reset: bool = False, lengths: bool = False
@@ -386,15 +370,5 @@ class CudaTrainingModule(CudaModule):
         sizes = self._sizes_on(device, T, B, reset, lengths)
         return runtime._beside("runtime_memory").within(sizes, max_bytes, self._max_bytes)
 
-    def _check_tape(self, tape: Any) -> None:
-        do = "call forward_train of this module, and give backward the tape that it returns"
-        if not isinstance(tape, CudaTape):
-            raise runtime._error(InputError, "this is not a tape", type(tape).__name__, "a CudaTape", do)
-        if tape.module is not self:
-            raise runtime._error(InputError, "the tape is another module's", tape, f"a tape of {self.path!r}", do)
-        if tape.weights is not self.weights:
-            got = "weights that were loaded after it was written"
-            raise runtime._error(InputError, "the tape was written with other weights", got, "the same weights", do)
 
-
-__all__ = ["CudaTape", "CudaTrainingModule", "TrainingDevice"]
+__all__ = ["CudaTrainingModule", "TrainingDevice"]

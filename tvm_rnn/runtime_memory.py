@@ -11,6 +11,11 @@ forward once more, from the states that were kept, before its backward. So `T - 
 however many parts there are: of two plans that fit, that with the longer segment is the faster. Parts cost a state of
 all rows each; that is why a very short segment takes more again, and what the smallest budget is.
 
+In a network of two directions a layer reads both directions of the one below, which begin at both ends of time. There
+each layer and direction goes through the parts for itself (`by_visit`), from its own first to its last, and in backward
+the other way: what one layer hands to the next, and the gradient of that, has room for all steps, kept values for a
+segment. All T steps run forward twice.
+
 Source: Griewank & Walther 2000, "Algorithm 799: Revolve", of which this is the form with one level.
 """
 
@@ -38,8 +43,9 @@ class Sizes:
     """Of a call with `steps` steps of `batch` rows. Bytes: tape(s) and work(s, again) of s steps; again: y too, of
     steps that run a second time; of all rows' states once; of what does not depend on the plan; and of what the caller
     gets (y, states and gradients). Time, in any unit: of one step forward and backward, and start, what a program takes
-    however few its steps are. whole: "", or why all steps must be on the
-    tape at once."""
+    however few its steps are. by_visit: each layer and direction goes through time for itself; serial: how many times
+    as long forward then takes as where both directions run at the same time. whole: "", or why all steps must be on
+    the tape at once."""
 
     steps: int
     batch: int
@@ -51,17 +57,16 @@ class Sizes:
     forward: float
     backward: float
     start: float = 0.0
+    by_visit: bool = False
+    serial: float = 1.0
     whole: str = ""
 
 
-def why_whole(manifest: Any, reset: bool) -> str:
-    """Why time cannot be gone through in parts; "": it can."""
-    if int(manifest["num_directions"]) > 1:
-        return "the layer above a bidirectional one reads both of its directions, which begin at both ends"
-    if "masks" in manifest:
-        return "the masks of its regularisers are counted from the first step of a call"
-    if reset and manifest.get("reverse", False):
-        return "a network that goes back in time begins again at a flag of the part after"
+def why_whole(manifest: Any, by_visit: bool) -> str:
+    """Why time cannot be gone through in parts; "": it can. by_visit: the module's functions take one layer and
+    direction at a time, as those of two directions do that were compiled since."""
+    if int(manifest["num_directions"]) > 1 and not by_visit:
+        return "the module is of two directions, and of a version that could not; compile it again"
     return ""
 
 
@@ -90,7 +95,8 @@ def weight_elements(manifest: Any) -> int:
 class MemoryPlan:
     """How forward_train and backward share memory. steps, batch: T and B. segment: steps that the tape has room for.
     bytes: predicted, of all that the two calls take besides what they return: the tape, states between parts, working
-    memory and sums. result_bytes: of what they return. time: predicted, relative to all steps on one tape."""
+    memory and sums. result_bytes: of what they return. time: predicted, relative to all steps on one tape. by_visit:
+    each layer and direction goes through time for itself."""
 
     steps: int
     batch: int
@@ -98,6 +104,7 @@ class MemoryPlan:
     bytes: int
     result_bytes: int
     time: float
+    by_visit: bool = False
 
     @property
     def peak_bytes(self) -> int:
@@ -114,20 +121,20 @@ class MemoryPlan:
     @property
     def again(self) -> int:
         """Steps that run forward a second time."""
-        return self.steps - self.segment
+        return self.steps if self.by_visit and self.segment < self.steps else self.steps - self.segment
 
     def __str__(self) -> str:
         parts = len(self.spans)
         words = f"{self.bytes / MEGABYTE:.4g} MB for {self.steps} steps of {self.batch} rows: "
         if parts < 2:
             return words + "all steps on one tape"
-        return (
-            words + f"{parts} parts of {self.segment} steps, {self.again} steps forward twice, time x {self.time:.3g}"
-        )
+        words += f"{parts} parts of {self.segment} steps" + (", by layer and direction" if self.by_visit else "")
+        return words + f", {self.again} steps forward twice, time x {self.time:.3g}"
 
     def facts(self) -> dict[str, Any]:
         """Ready for json.dumps."""
-        parts = {"segment_steps": self.segment, "segments": len(self.spans), "steps_again": self.again}
+        parts: dict[str, Any] = {"segment_steps": self.segment, "segments": len(self.spans), "steps_again": self.again}
+        parts |= {"by_layer_and_direction": True} if self.by_visit else {}
         sizes = {"bytes": self.bytes, "result_bytes": self.result_bytes, "peak_bytes": self.peak_bytes}
         return {**parts, **sizes, "relative_time": self.time}
 
@@ -140,9 +147,10 @@ def plan_of(sizes: Sizes, segment: int) -> MemoryPlan:
     states = sizes.states * (parts + 2 if parts > 1 else 2)
     total = sizes.tape(segment) + sizes.work(segment, parts > 1) + states + sizes.fixed
     once = max(1e-30, (sizes.forward + sizes.backward) * max(T, 1) + 2 * sizes.start)
-    # Every part but one runs forward twice, and backward once.
-    time = 1.0 + (sizes.forward * (T - segment) + sizes.start * 3 * (parts - 1)) / once
-    return MemoryPlan(T, sizes.batch, segment, total, sizes.results, time)
+    # Every part but one runs forward twice, and backward once; where layers go for themselves, that one too.
+    again = T * (2 * sizes.serial - 1) if sizes.by_visit and parts > 1 else T - segment
+    time = 1.0 + (sizes.forward * again + sizes.start * 3 * (parts - 1)) / once
+    return MemoryPlan(T, sizes.batch, segment, total, sizes.results, time, sizes.by_visit)
 
 
 def smallest(sizes: Sizes) -> MemoryPlan:

@@ -12,8 +12,8 @@ import importlib
 import math
 import threading
 from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,9 +61,13 @@ class Drawn:
     def __init__(self, module: TrainingModule, seed: Any, first_step: Any) -> None:
         masks, m = module.manifest["masks"], module.manifest
         self.module, self.random = module, runtime._beside("runtime_random")
-        self.seed, first = self.random.checked(m, seed, first_step, partial(runtime._error, InputError))
+        self.seed, self.first = self.random.checked(m, seed, first_step, partial(runtime._error, InputError))
         keys = self.random.keys(self.seed, [*masks.streams], int(m.num_layers), int(m.num_directions))
-        self.arguments = (first, keys.ravel()) if masks.streams else ()
+        self.keys, self.streams = keys.ravel(), bool(masks.streams)
+
+    def arguments(self, start: int) -> tuple[Any, ...]:
+        """The last ones of a function, for steps from that one of the call on."""
+        return (self.first + start, self.keys) if self.streams else ()
 
     def dropped(self, row: Any, array: np.ndarray) -> np.ndarray:
         """A weight, or its gradient, with some of its elements 0 and the others scaled. row: of the manifest."""
@@ -84,7 +88,8 @@ class Tape:
     ) -> None:
         """steps: that it has room for, where these are not all."""
         self.module, self.given, self.T, self.B, self.like = module, given, T, B, like
-        self.array = runtime._aligned(tape_elements(module.manifest, T if steps is None else steps, B), module._dtype)
+        elements = tape_elements(module.manifest, T if steps is None else steps, B, T)
+        self.array = runtime._aligned(elements, module._dtype)
         self.has, self.rows = (0, 0), (module._no_lengths, module._no_reset)
         self.drawn: Drawn | None = None  # from which backward makes the masks again
 
@@ -96,16 +101,39 @@ class Tape:
         return f"<Tape of {self.module.manifest.cell}, {self.T} steps of {self.B} rows, {self.nbytes} bytes>"
 
 
-def tape_elements(manifest: Any, T: int, B: int) -> int:
-    """Of the tape of T steps of B rows."""
+class Part(NamedTuple):
+    """Steps of a call's time, from step `start` on. visit: -1: of all layers and directions; else of that one, by its
+    number, where `longest` is how many steps the longest part has."""
+
+    start: int
+    steps: int
+    visit: int = -1
+    longest: int = 0
+
+    @property
+    def tiled(self) -> int:
+        """Of how many steps the workspace is."""
+        return max(self.steps, self.longest)
+
+
+def by_visit(manifest: Any) -> bool:
+    """Whether the module's functions take one layer and direction at a time."""
+    return "inputs_per_row" in manifest["training"]["tape"]
+
+
+def tape_elements(manifest: Any, T: int, B: int, whole: int) -> int:
+    """Of the tape of T steps of B rows, a part of `whole` steps."""
     sizes = manifest["training"]["tape"]
-    return int(sizes["fixed"]) + B * (int(sizes["per_row"]) + T * int(sizes["per_sequence_row"])) if T and B else 0
+    more = (whole - T) * int(sizes.get("inputs_per_row", 0))  # where layers go through time for themselves
+    of_steps = T * int(sizes["per_sequence_row"]) + more
+    return int(sizes["fixed"]) + B * (int(sizes["per_row"]) + of_steps) if T and B else 0
 
 
-def work_elements(manifest: Any, way: str, T: int, B: int) -> int:
-    """Of the workspace of "forward" or "backward"."""
+def work_elements(manifest: Any, way: str, T: int, B: int, whole: int = 0) -> int:
+    """Of the workspace of "forward" or "backward"; whole: steps of all of the time, where T is of a part whose layers
+    hand on what lasts."""
     w, tile = manifest["training"][way]["workspace"], tile_steps(manifest, way, T, B)
-    per_row = int(w["per_row"]) + tile * int(w["per_tile_row"]) + T * int(w["per_sequence_row"])
+    per_row = int(w["per_row"]) + tile * int(w["per_tile_row"]) + (whole or T) * int(w["per_sequence_row"])
     return int(w["fixed"]) + B * per_row
 
 
@@ -122,7 +150,11 @@ class TrainingModule(Module):
     want, which is quickest. Calls for which it is too little for one tape go through time in parts (`plan_memory`)."""
 
     _given: Weights | None = None
-    _max_bytes: int | None = None
+
+    @cached_property
+    def _max_bytes(self) -> int | None:
+        found: int | None = self.manifest.get("memory", {}).get("max_bytes")
+        return found
 
     def forward_train(
         self,
@@ -157,13 +189,14 @@ class TrainingModule(Module):
         if plan is not None and plan.again:
             segments = runtime._beside("runtime_segments")
             tape = segments.SegmentedTape(self, given, plan, like, arrays, has, (counts, mask))
+            tape.drawn = drawn
             after = segments.forward(tape, before, y.ravel())
         else:
             tape = Tape(self, given, T, B, like)
             tape.has, tape.rows, tape.drawn = has, (counts, mask), drawn
             after = [array.copy() for array in before]
             if T and B:
-                self._forward(tape, T, arrays, y.ravel(), before, after, tape.rows)
+                self._forward(tape, Part(0, T), arrays, y.ravel(), before, after, tape.rows)
         return (y if like is None else like(y)), self._shape_states(after, B, like), tape
 
     def backward(self, tape: Tape, gy: Any = None, gstate: Any = None) -> tuple[Any, dict[str, Any], dict[str, Any]]:
@@ -195,7 +228,7 @@ class TrainingModule(Module):
             else:
                 above = np.zeros(math.prod(shape), self._dtype) if above is None else above
                 after = [array.copy() for array in before]
-                self._backward(tape, T, above, before, after, flat, tape.rows, totals)
+                self._backward(tape, Part(0, T), above, before, after, flat, tape.rows, totals)
             for row in facts.finishes:
                 raw = (tape.given.sources[name] for name in row.weights)
                 filled = (d_weights[name].ravel() for name in row.gradients)
@@ -242,24 +275,34 @@ class TrainingModule(Module):
 
     # --- one call of compiled code, and what it needs --------------------------------------------------------------
 
-    def _forward(self, tape: Tape, T: int, inputs: Any, y: Any, before: Any, after: Any, rows: Any) -> None:
-        """forward_train of T steps, all arrays flat. y: None: it is not wanted."""
-        B, elements = tape.B, work_elements(self.manifest, "forward", T, tape.B)
-        own = T * B * math.prod(self._output) if y is None else 0
+    def _forward(self, tape: Tape, part: Part, inputs: Any, y: Any, before: Any, after: Any, rows: Any) -> None:
+        """forward_train of a part, all arrays flat. y: None: it is not wanted."""
+        elements = work_elements(self.manifest, "forward", part.tiled, tape.B)
+        own = part.steps * tape.B * math.prod(self._output) if y is None else 0
         work = self._workspace(elements + own)
         y = work[elements : elements + own] if y is None else y
-        call = self._prepared("forward", tape.given, T, B)
-        buffers = (call[1], tape.array, work, *(() if tape.drawn is None else tape.drawn.arguments))
-        self._library.forward_train(*call[0], *tape.has, *inputs, y, *before, *after, *rows, *buffers)
+        numbers, packed = self._prepared("forward", tape, part)
+        last = (packed, tape.array, work, *(() if tape.drawn is None else tape.drawn.arguments(part.start)))
+        self._library.forward_train(*numbers, *inputs, y, *before, *after, *rows, *last)
 
     def _backward(
-        self, tape: Tape, T: int, above: Any, before: Any, after: Any, d_x: Any, rows: Any, totals: Any
+        self,
+        tape: Tape,
+        part: Part,
+        above: Any,
+        before: Any,
+        after: Any,
+        d_x: Any,
+        rows: Any,
+        totals: Any,
+        work: Any = None,
     ) -> None:
-        """backward of T steps, all arrays flat."""
-        work = self._workspace(work_elements(self.manifest, "backward", T, tape.B))
-        call = self._prepared("backward", tape.given, T, tape.B)
-        buffers = (call[1], tape.array, totals, work, *(() if tape.drawn is None else tape.drawn.arguments))
-        self._library.get_function("backward")(*call[0], *tape.has, above, *before, *after, *d_x, *rows, *buffers)
+        """backward of a part, all arrays flat. work: memory for it, where that lasts for several parts."""
+        if work is None:
+            work = self._workspace(work_elements(self.manifest, "backward", part.tiled, tape.B))
+        numbers, packed = self._prepared("backward", tape, part)
+        last = (packed, tape.array, totals, work, *(() if tape.drawn is None else tape.drawn.arguments(part.start)))
+        self._library.get_function("backward")(*numbers, above, *before, *after, *d_x, *rows, *last)
 
     def _workspace(self, elements: int) -> np.ndarray:
         """Of this thread; the old one goes before a larger one comes."""
@@ -269,10 +312,14 @@ class TrainingModule(Module):
             self._local.training = work = runtime._aligned(max(1, elements), self._dtype)
         return work
 
-    def _prepared(self, way: str, given: Weights, T: int, B: int) -> tuple[tuple[int, ...], Any]:
-        """Integers of a call (T, B, steps of a tile, threads), and packed weights."""
+    def _prepared(self, way: str, tape: Tape, part: Part) -> tuple[tuple[int, ...], Any]:
+        """Integers of a call, and packed weights."""
+        B, T = tape.B, part.steps
         threads = self._threads or (1 if self._flops * B < runtime.PARALLEL_FLOPS_PER_STEP else self.threads)
-        return (T, B, tile_steps(self.manifest, way, T, B), threads), given.packed_for(self, way)
+        numbers: tuple[int, ...] = (T, B, tile_steps(self.manifest, way, part.tiled, B), threads, *tape.has)
+        if by_visit(self.manifest):
+            numbers += (T, 0, -1) if part.visit < 0 else (tape.T, part.start, part.visit)
+        return numbers, tape.given.packed_for(self, way)
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
@@ -286,7 +333,7 @@ class TrainingModule(Module):
 
     def memory_sizes(self, steps: int, batch: int, reset: bool = False, lengths: bool = False) -> Any:
         """What calls of T steps of B rows take, as `runtime_memory.Sizes`. reset, lengths: with them."""
-        return runtime._beside("runtime_segments").sizes_of(self.manifest, steps, batch, reset)
+        return runtime._beside("runtime_segments").sizes_of(self.manifest, steps, batch)
 
     def plan_memory(
         self, steps: int, batch: int, max_bytes: int | None = None, *, reset: bool = False, lengths: bool = False

@@ -131,6 +131,26 @@ def parse_bytes(text: str) -> int | None:
         raise ConfigError(message("this is no number of bytes", got=repr(text), expected=expected)) from None
 
 
+def parse_probabilities(option: str, text: str) -> float | dict[str, float]:
+    """A probability, "0.1", or one for each name, "h=0.1,c=0.05". Raises ConfigError for anything else; which names
+    there are, and that a probability is below 1, is RNN's to say."""
+    pairs = [part.partition("=") for part in text.split(",")]
+    try:
+        if len(pairs) == 1 and not pairs[0][1]:
+            return float(text)
+        names = [name.strip() for name, _, _ in pairs]
+        if all(equals for _, equals, _ in pairs) and len({*names}) == len(names):
+            return {name: float(value) for name, (_, _, value) in zip(names, pairs, strict=True)}
+    except ValueError:
+        pass
+    raise ConfigError(message(option, got=repr(text), expected="a probability, such as 0.1, or NAME=P,NAME=P"))
+
+
+def parse_names(text: str) -> list[str]:
+    """The names of "sm_80, sm_90a"; none of ""."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def parse_batch(text: str) -> list[int]:
     """The batch sizes of "1,16"; none of "". Raises ConfigError for anything else."""
     values = parse_numbers(text)
@@ -149,8 +169,10 @@ def build_net(
     dtype: str = "float32",
     sizes: Mapping[str, Sizes] | None = None,
     fill: int | None = None,
+    regularisers: Mapping[str, Any] | None = None,
 ) -> RNN:
     """An RNN of the cell. `fill`: the size of every axis that got none, to look at a cell; None: that is an error.
+    regularisers: options of RNN, such as zoneout.
 
     Raises ConfigError or CellError, as RNN does.
     """
@@ -161,4 +183,4 @@ def build_net(
         ours = set(cell.inputs[0].dims.names)  # bound to the input's size
         given.update({name: fill for name in cell.size_names if name not in given and name not in ours})
     hidden = given.pop("H", None)
-    return RNN(cell, input_size, hidden, layers, bidirectional, dtype, **given)
+    return RNN(cell, input_size, hidden, layers, bidirectional, dtype, **(regularisers or {}), **given)

@@ -165,6 +165,7 @@ def _facts(path: str, m: Mapping[str, Any], weights: Mapping[str, Any], file_byt
         ("target", f"{target['name']}: {target['machine']} {target['mcpu']}".rstrip()),
         ("needs", " or ".join(v["arch"] for v in variants) or ", ".join(target["features"]) or "no particular CPU"),
         *([("in training", regularisers_text(m["regularisers"]))] if "regularisers" in m else []),
+        *([("budget", f"{m['memory']['max_bytes']} bytes for training")] if "max_bytes" in m.get("memory", {}) else []),
         ("passes", ", ".join(m["passes"]) or "none"),
         *(fact for own in networks if not variants for fact in _cpu_facts(own)),
         ("work", f"{sum(own['flops_per_row'] for own in networks) / 1e6:.4g} MFLOP per step and row"),

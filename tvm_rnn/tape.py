@@ -9,6 +9,9 @@ Everything is kept in the order of time, steps outside and batch rows inside, ea
 
 A state before step t is its entry t, after the step t + 1; in the direction that goes backwards it is the reverse. So a
 step reads one entry and writes the next, and no state is copied to be kept.
+
+Where a network of two directions goes through time in parts, each layer and direction does for itself: visits have room
+for one part, inputs for the whole of time.
 """
 
 from __future__ import annotations
@@ -48,6 +51,7 @@ class TapeLayout:
     visits: list[tuple[int, int]] = field(default_factory=list)  # by layer: places in all steps' rows, in one step's
     per_sequence_row: int = 0
     per_row: int = 0
+    inputs_per_row: int = 0  # of per_sequence_row: what inputs take
 
     def __post_init__(self) -> None:
         for graph in self.layers.graphs:
@@ -57,6 +61,7 @@ class TapeLayout:
             self.inputs.append((self._reserve(stride), stride))
         for node in self.net.layers[0].graph.inputs[1:]:
             self.extra.append((self._reserve(self.stride(node)), self.stride(node)))
+        self.inputs_per_row = self.per_sequence_row
         for index in self.layers.of_layer:
             own, directions = self.rows[index], self.net.num_directions
             self.visits.append((self._reserve(directions * own.per_step), self.per_row))
@@ -73,22 +78,24 @@ class TapeLayout:
         return row_stride(node.shape, self.lanes, np.dtype(self.net.dtype).itemsize)
 
     def sizes(self) -> dict[str, int]:
-        """Elements: fixed + per_row B + per_sequence_row T B."""
-        return {"fixed": self.fixed, "per_row": self.per_row, "per_sequence_row": self.per_sequence_row}
+        """Elements: fixed + per_row B + per_sequence_row T B. inputs_per_row, in networks of two directions: those of
+        per_sequence_row that all of the time has, where it is gone through in parts."""
+        found = {"fixed": self.fixed, "per_row": self.per_row, "per_sequence_row": self.per_sequence_row}
+        return found | ({"inputs_per_row": self.inputs_per_row} if self.net.num_directions > 1 else {})
 
-    # --- addresses: `steps` is T B, `batch` is B ---------------------------------------------------------------------
+    # --- addresses: `steps` is T B, `batch` is B, `whole` what T B is of the whole of time --------------------------
 
-    def input(self, layer: int, offset: Expr, steps: Expr) -> Expr:
+    def input(self, layer: int, offset: Expr, whole: Expr) -> Expr:
         """Of the input of layer `layer + offset`; those layers share a graph."""
         at, stride = self.inputs[layer]
-        return steps * (int64(at) + offset * int64(stride))
+        return whole * (int64(at) + offset * int64(stride))
 
-    def visit(self, layer: int, offset: Expr, steps: Expr, batch: Expr) -> Expr:
+    def visit(self, layer: int, offset: Expr, steps: Expr, batch: Expr, whole: Expr) -> Expr:
         """Of what one layer and direction keeps: visit number `offset` from direction 0 of layer `layer` on."""
         own = self.rows[self.layers.of_layer[layer]]
         at, row = self.visits[layer]
-        of_all = int64(at) + offset * int64(own.per_step)
-        return steps * of_all + batch * (int64(row) + offset * int64(sum(own.states)))
+        of_all = steps * (int64(at - self.inputs_per_row) + offset * int64(own.per_step))
+        return whole * int64(self.inputs_per_row) + of_all + batch * (int64(row) + offset * int64(sum(own.states)))
 
     def state(self, graph: int, number: int, visit: Expr, entry: Expr, steps: Expr, batch: Expr) -> Array:
         """One state of a visit, at one of its T + 1 entries."""

@@ -86,8 +86,8 @@ class Steps(torch.autograd.Function):
         ctx.held = isinstance(array, torch.Tensor)  # else memory of the module's own, for tensors of the CPU
         tape.array = None if ctx.held else tape.array
         kept = [array] if ctx.held else []
-        # Of a plan with several parts backward reads x once more.
-        again = x if hasattr(tape, "plan") else []
+        # On a GPU backward reads x where it is, and of a plan with several parts once more.
+        again = x if hasattr(tape, "plan") or hasattr(tape, "versions") else []
         ctx.weights = len(kept) + len(again)
         ctx.save_for_backward(*kept, *again, *tensors[given:])  # torch notices if x or weights change
         return (y, *flat(last))

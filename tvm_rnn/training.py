@@ -12,7 +12,7 @@ import numpy as np
 import tvm
 import tvm_ffi
 
-from . import pipeline
+from . import kept, pipeline
 from .decisions import about, heard
 from .dtypes import held_dtype
 from .errors import ConfigError, message
@@ -47,6 +47,8 @@ def add_training(
 ) -> dict[str, np.ndarray]:
     """Adds functions to `lowered` and facts to `facts`. training: what is kept, by name; True: "values". Returns the
     constants that the functions read, by name."""
+    kept.check(training, net.dtype, target.kind)
+    training = kept.chosen(training, net, target, batches)
     with about("", training=True):
         layers = pipeline.run(net, target, without, batches, training=training)[-1][1]
     facts["decisions"] = heard()
@@ -79,6 +81,7 @@ def planned(
     net: RNN, target: Target, batches: tuple[int, ...], without: tuple[str, ...], training: bool | str
 ) -> dict[str, Any]:
     """What the manifest says of the memory of training, without the functions."""
+    training = kept.chosen(training, net, target, batches)
     layers = pipeline.run(net, target, without, batches, training=training)[-1][1]
     forward, backward = _lowerings(net, layers, target, batches)
     own = {"forward": forward.facts(), "backward": backward.facts(), "tape": forward.tape.sizes()}

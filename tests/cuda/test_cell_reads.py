@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 from emulated import Case, persistent_error
 from persistent_layers import layout_of, step, text_of
 from test_persistent import cluster
+from training_plans import trained
 
 from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.cell_reads import hoisted, params, place_of
@@ -39,3 +42,14 @@ def test_a_ring_asks_for_a_steps_own_values_between_products() -> None:
     body = text[text.index("for (int") :]
     assert "if (0 < steps)" not in text and "prefetch_global_L2" in body
     assert body.index("wgmma") < body.index("prefetch_global_L2")
+
+
+def test_the_values_of_a_later_step_are_asked_for_as_soon_as_a_phase_has_read_its_own() -> None:
+    """Not at the step's end: what is loaded then, the next step would wait for as it begins."""
+    (back,) = trained("lstm", 64, "bfloat16")[1].backward.backs
+    text = text_of(back.layer.regimes[0].kernels[0])
+    asked = [text.index(f"* 2) + {ahead}) < steps") for ahead in (2, 3)]
+    products = [m.start() for m in re.finditer("mma_sync", text[text.index("st_async") :])]
+    products = [at + text.index("st_async") for at in products]
+    middle = text.index("* 2) + 1) < steps")
+    assert asked[0] < min(products) < middle < asked[1] < max(products)

@@ -7,10 +7,10 @@ import pytest
 from emulated import decoded, encoded, run
 
 from tvm_rnn import runtime_random
-from tvm_rnn.cuda.draws import Draws, keys_kernel, mask_kernel
+from tvm_rnn.cuda.draws import BITS, Draws, keys_kernel, mask_kernel, words_kernel
 from tvm_rnn.cuda.places import Place
 from tvm_rnn.cuda.program import Program
-from tvm_rnn.graph import make
+from tvm_rnn.graph import Node, make
 from tvm_rnn.ops import TABLE
 
 STREAMS = ("dropout", "recurrent_dropout.h", "zoneout.c")
@@ -26,24 +26,70 @@ def test_keys_are_numpys(layers: int, directions: int) -> None:
         np.testing.assert_array_equal(arrays["keys"], expected.ravel())
 
 
+def drawn(arrays: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], tuple[int, int]]:
+    """The arrays and the keys of one mask, which are returned too."""
+    words = runtime_random.key(8, "zoneout.c", 1, 0)
+    return {**arrays, "keys": np.array(words, np.uint32)}, words
+
+
+def mask(every: str, shape: tuple[int, ...]) -> Node:
+    return make("mask", stream="zoneout.c", keep=0.3, every=every, to=shape)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("every", "shape"), [("step", (7,)), ("sequence", (7,)), ("step", (3, 5))])
-def test_masks_are_numpys(every: str, shape: tuple[int, ...], dtype: str) -> None:
-    batch, steps, start, size = 3, 4, (1 << 32) - 2, int(np.prod(shape))
-    node = make("mask", stream="zoneout.c", keep=0.3, every=every, to=shape)
+@pytest.mark.parametrize(
+    ("every", "shape", "steps"),
+    [("step", (7,), 4), ("sequence", (7,), 4), ("step", (3, 5), 4), ("sequence", (3, 5), 33), ("sequence", (1,), 64)],
+)
+def test_masks_are_numpys(every: str, shape: tuple[int, ...], steps: int, dtype: str) -> None:
+    batch, start, size = 3, (1 << 32) - 2, int(np.prod(shape))
+    node = mask(every, shape)
     made = mask_kernel("mask", node, lambda n: [Place(dtype, size + 1)], STREAMS)
     assert made.at == 4 and [a.role for a in made.arguments] == ["write"]
     memory = encoded(np.full((steps * batch, size + 1), 7.0), dtype)
-    words = runtime_random.key(8, "zoneout.c", 1, 0)
-    arrays = {"w0": memory, "keys": np.array(words, np.uint32)}
-    run(
-        made.kernel, arrays, {"rows": steps * batch, "batch": batch, "start": start}, -(-steps * batch // (128 // size))
-    )
+    arrays, words = drawn({"w0": memory})
+    whole = every == "sequence"
+    rows = -(-steps // 32) * batch if whole else steps * batch
+    scalars = {"rows": rows, "batch": batch, **({"steps": steps} if whole else {"start": start})}
+    run(made.kernel, arrays, scalars, -(-rows // (128 // size)))
     found = decoded(memory, dtype).reshape(steps, batch, size + 1)
     assert (found[..., size] == 7.0).all()  # what lies behind a row stays
     for t in range(steps):
         expected = TABLE["mask"].numpy(words, batch, start + t, **node.attrs)
         np.testing.assert_array_equal(found[t, :, :size].reshape(batch, *shape), expected)
+
+
+@pytest.mark.parametrize("every", ["step", "sequence"])
+@pytest.mark.parametrize(("shape", "batch", "steps"), [((33,), 5, 70), ((130,), 1, 32), ((1,), 7, 1), ((2, 3), 3, 65)])
+def test_words_hold_32_steps(every: str, shape: tuple[int, ...], batch: int, steps: int) -> None:
+    start, size, groups = (1 << 32) - 40, int(np.prod(shape)), -(-steps // BITS)
+    node = mask(every, shape)
+    groups = 1 if every == "sequence" else groups
+    memory = np.zeros((groups, batch, size), np.uint32)
+    arrays, words = drawn({"words": memory})
+    scalars = {"rows": groups * batch, "batch": batch, "start": start}
+    blocks = groups * batch * -(-size // 128) if size > 64 else -(-groups * batch // (128 // size))
+    run(words_kernel("words", node), arrays, scalars, blocks)
+    for t in range(steps):
+        group, bit = (0, t % BITS) if every == "sequence" else divmod(t, BITS)
+        expected = TABLE["mask"].numpy(words, batch, start + t, **node.attrs)
+        np.testing.assert_array_equal((memory[group] >> bit) & 1, expected.reshape(batch, size))
+
+
+def test_a_tile_is_drawn_in_either_form() -> None:
+    program = Program()
+    draw = Draws(program, 4, STREAMS, 1, 1).of(0, 0)
+    words, rows = (program.buffer(name, 64, dtype) for name, dtype in (("words", "uint32"), ("rows", "float32")))
+    for number, every in enumerate(("step", "sequence")):
+        made = mask_kernel(f"mask{number}", mask(every, (7,)), lambda n: [Place("float32", 8)], STREAMS)
+        made.launch(program.sequence, [rows], draw, "count", "start")
+        made.launch_words(program.sequence, words, draw, "count", "start")
+    step_rows, step_words, whole_rows, whole_words = (line[: line.rindex("));")] for line in program.sequence.lines)
+    groups = "int64_t((count + 31) / 32 * B), int64_t(B), int64_t("
+    first = f"{draw.first} + start)"
+    assert step_rows.endswith(f"int64_t((count) * B), int64_t(B), int64_t({first}")
+    assert step_words.endswith(f"{groups}{first}") and whole_rows.endswith(f"{groups}count)")
+    assert whole_words.endswith(f"int64_t(B), int64_t(B), int64_t({first}")
 
 
 def test_layers_and_directions_have_words_of_their_own() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from persistent_layers import layout_of, step
 
@@ -105,3 +107,21 @@ def test_places_move_with_the_unit_or_do_not() -> None:
     assert place(node, (Lane(8, 8),), 8) == (1, True) and place(node, (3,), 8) == (3, False)
     with pytest.raises(NotPersistent, match="another unit"):
         place(node, (Lane(3, 8),), 8)
+
+
+def test_a_state_times_a_mask_is_shown_only_where_nobody_else_reads_it() -> None:
+    @rnn.cell(states="h")
+    def both(x: "I", h: "H", *, W: "H I", R: "H H", S: "H H"):
+        return rnn.tanh(W @ x + R @ h + S @ (h * h))
+
+    def shown(cell: rnn.Cell, **options: Any) -> tuple[int, int]:
+        net = rnn.RNN(cell, 4, 16, dtype="bfloat16", **options)
+        (graph,) = pipeline.run(net, resolve("nvidia-h200"), training=True)[-1][1].graphs
+        found = step_of(Layout(graph, "bfloat16", Weights(graph, 0, "bfloat16"), "bfloat16"))
+        return len(found.shown), len(found.phases)
+
+    assert shown(rnn.cells.elman, recurrent_dropout=0.5) == (1, 1)
+    assert shown(rnn.cells.gru, recurrent_dropout=0.5) == (1, 1)
+    assert shown(rnn.cells.gru_reset_before, recurrent_dropout=0.5)[0] == 0
+    assert shown(rnn.cells.elman, zoneout=0.5) == (0, 1)
+    assert shown(both, recurrent_dropout=0.5)[0] == 0

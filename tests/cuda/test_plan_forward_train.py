@@ -22,7 +22,7 @@ def blanked(side: int) -> tuple[np.ndarray, np.ndarray]:
     place, first = Place("float32", SIZE), Pointer("first", "float32") if side else None
     kernel = blank_kernel("k", [Blank(Pointer("a"), place, SIZE), Blank(Pointer("b"), place, SIZE, 7.0, first)], side)
     arrays = {"a0": values, "a1": states, "first1": np.full((B, SIZE), 9, "f4"), "lengths": LENGTHS, "reset": RESET}
-    scalars = {"rows": T * B, "batch": B, "steps": T, "has_lengths": 1, "has_reset": 1, "start": 0}
+    scalars = {"rows": T * B, "batch": B, "steps": T, "has_lengths": 1, "has_reset": 1, "start": 0, "after": 0}
     run(kernel, arrays, scalars, -(-T * B // (128 // SIZE)))
     assert (values == values[..., :1]).all() and (states == states[..., :1]).all()
     return values[..., 0], states[..., 0]
@@ -46,4 +46,7 @@ def test_layers_hand_on_what_the_tape_keeps() -> None:
     program = plans.programs[0]
     assert program.inputs == 1 + len(net.cell.inputs)
     text = "\n".join(program.sequence.lines)
-    assert "input[1]" in text and "RUN(copy(" in text  # x is copied: a caller may write to it before backward
+    assert "input[1]" in text
+    lines = [line.strip() for line in program.sequence.lines]
+    copies = [i for i, line in enumerate(lines) if line.startswith("RUN(copy(")]
+    assert len(copies) == 1 and lines[copies[0] - 1] == "if (has_lengths || has_reset) {"  # else x is read where it is

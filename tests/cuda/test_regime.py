@@ -13,6 +13,7 @@ from tvm_rnn.cuda.gemm_layout import Pack
 from tvm_rnn.cuda.plan import plan
 from tvm_rnn.cuda.program import Expr, Host
 from tvm_rnn.cuda.regime import Where
+from tvm_rnn.graph import Node
 from tvm_rnn.target import resolve
 
 
@@ -21,6 +22,7 @@ class Noted:
 
     applies, most, blocks = "B <= 8", 8, "4"
     packs: Sequence[Pack] = ()
+    words: Sequence[Node] = ()
     work_bytes: Expr = "B * 64"
     zero_bytes: Expr = 64
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from compiled_kernels import layers_of
 
-from tvm_rnn.cuda import steps
+from tvm_rnn.cuda import recurrent, steps
 from tvm_rnn.cuda.kernel import Kernel
 from tvm_rnn.cuda.places import Argument
 from tvm_rnn.cuda.program import Pointer, Program
@@ -44,10 +44,28 @@ def test_copies_of_one_buffer_do_not_overlap() -> None:
     layer, program = layer_of("lstm"), Program("float32")
     first = layer.work_buffers(program, "64 * B", 2, 0)
     second = layer.work_buffers(program, "64 * B", 2, 1)
-    assert first[0].keys() == second[0].keys()
-    assert not {p.text for p in first[0].values()} & {p.text for p in second[0].values()}
+    one, other = first["hoisted"], second["hoisted"]
+    assert one.keys() == other.keys() and not first["words"]
+    assert not {p.text for p in one.values()} & {p.text for p in other.values()}
     reserved = [line for line in program.layout if "reserve" in line]
-    assert len(reserved) == len(first[0]) + sum(map(len, first[1].values()))
+    assert len(reserved) == len(one) + sum(map(len, first["step"].values()))
+
+
+def test_predicted_times_of_layers_without_a_regime() -> None:
+    small, large = layer_of("lstm"), layer_of("lstm", "bfloat16")
+    assert small.predicted_us(1) >= steps.STEP_US == large.predicted_us(1)
+    assert small.beside(1) == large.beside(1) == 1
+    assert small.predicted_us(1 << 20) > small.predicted_us(1)  # products in float32 are predicted
+
+
+def test_how_many_layers_have_room_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "choose", recurrent.choose)
+    layer = layer_of("lstm")
+    (regime,) = [r for r in layer.regimes if r.most is None or r.most >= 64][:1]
+    assert isinstance(regime, recurrent.Persistent) and layer.predicted_us(64) > 0
+    assert layer.beside(64) == max(1, regime.resident // -(-64 // regime.team.rows))
+    if regime.most is None:
+        assert layer.predicted_us(1 << 12) > 2 * layer.predicted_us(64) and layer.beside(1 << 12) == 1
 
 
 @dataclass

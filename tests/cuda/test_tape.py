@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from networks import network
 from training_plans import trained
 
+from tvm_rnn.cuda.parts import Parts, parts_of
 from tvm_rnn.cuda.program import Pointer, Program
-from tvm_rnn.cuda.tape import kept_nodes, states_read
+from tvm_rnn.cuda.tape import kept_nodes, narrowed, states_read
+from tvm_rnn.cuda.train import plan
+from tvm_rnn.target import resolve
 
 
 def test_an_lstm_keeps_its_gates_and_both_states() -> None:
@@ -15,11 +19,13 @@ def test_an_lstm_keeps_its_gates_and_both_states() -> None:
     assert kept_nodes(graph) == layout.kept and len(layout.kept) == 4 + 2
     assert {layout.kept_place(n).dtype for n in layout.kept} == {"bfloat16"}
     sizes = plans.forward.tape.sizes()
-    # x, and of each layer: four gates for T steps, two states for T + 1. What the upper one reads is the lower one's
-    # state, but in calls with lengths or resets.
-    assert sizes == [[16, 0], *([[16, 0]] * 4 + [[16, 1]] * 2) * 2, [16, 0, 1]]
+    # Of each layer: four gates for T steps, two states for T + 1. What the upper one reads is the lower one's state,
+    # and x is the caller's, but in calls with lengths or resets.
+    assert sizes == [*([[16, 0]] * 4 + [[16, 1]] * 2) * 2, [16, 0, 1], [16, 0, 1]]
     program = Program()
-    found = plans.forward.tape.pointers(program, Pointer("input[1]"))
+    found = plans.forward.tape.pointers(program, Pointer("input[1]"), 0, Parts())
+    x = found[plans.forward.tape.inputs[0]]
+    assert x.text.startswith("(has_lengths || has_reset ? ") and x.text.endswith(" : input[0])")
     own, state = found[plans.forward.tape.inputs[1]], found[plans.forward.tape.visits[0, 0][4]]
     assert own.text.startswith("(has_lengths || has_reset ? ") and state.text in own.text
 
@@ -27,8 +33,33 @@ def test_an_lstm_keeps_its_gates_and_both_states() -> None:
 def test_outputs_that_are_no_state_or_lie_otherwise_are_kept_apart() -> None:
     for options in ({"width": 7}, {"bidirectional": True}):
         _, plans = trained("lstm", precision="bfloat16", num_layers=2, **options)
-        assert not plans.forward.tape.shared and not any(part.flagged for part in plans.forward.tape.parts)
+        tape = plans.forward.tape
+        assert not tape.shared and [i for i, part in enumerate(tape.parts) if part.flagged] == tape.users
         assert len(plans.forward.tape.inputs) == 2
+
+
+def test_tapes_of_float32_may_be_narrower_but_for_what_products_read() -> None:
+    """Gates and c in bfloat16, h, which the gradient of R reads, as it is."""
+    net = network("lstm", 8, 8, num_layers=2)
+    target = resolve("nvidia-h200")
+    forward = plan(net, target, (4,), (), "tf32", "values:bfloat16").forward
+    layout = forward.code[0].layout
+    assert [layout.kept_place(n).dtype for n in layout.kept] == [*["bfloat16"] * 4, "float32", "bfloat16"]
+    assert forward.tape.shared  # h is what the upper layer reads
+    assert narrowed(forward.code[0].graph, "") == {}
+    whole = plan(net, target, (4,), (), "tf32", "values").forward.tape.sizes()
+    assert sum(row for row, *_ in forward.tape.sizes()) == sum(row for row, *_ in whole) - 2 * 5 * 16
+
+
+def test_calls_for_a_part_have_what_layers_hand_on_of_all_steps() -> None:
+    _, plans = trained("gru", num_layers=2, bidirectional=True)
+    program = Program()
+    of = parts_of(program, 2, 2)
+    found = plans.forward.tape.pointers(program, Pointer("input[1]"), 0, of)
+    assert [part.whole for part in plans.forward.tape.parts] == [True] + [False] * (len(found) - 1)
+    assert not program.layout and f"{of.first} * B" in found[0].text and of.first not in found[1].text
+    first = next(line for line in program.sequence.lines if "tape_1" in line)
+    assert f"{of.whole} * B * 64" in first
 
 
 def test_states_that_no_gradient_reads_are_not_kept() -> None:
@@ -41,7 +72,7 @@ def test_states_that_no_gradient_reads_are_not_kept() -> None:
 def test_addresses_follow_each_other_and_are_aligned() -> None:
     _, plans = trained("gru", bidirectional=True)
     program = Program()
-    found = plans.forward.tape.pointers(program, Pointer("input[1]"))
+    found = plans.forward.tape.pointers(program, Pointer("input[1]"), 0, Parts())
     assert len(found) == len(plans.forward.tape.parts) == 1 + 2 * 5
     assert all("/ 256 * 256" in line for line in program.layout)
     assert len({pointer.text for pointer in found}) == len(found)

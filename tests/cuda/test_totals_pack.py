@@ -16,7 +16,8 @@ def packed(one: Operand, precision: str, rows: int, values: np.ndarray, spare: i
     """What the kernel makes of rows: [stage, square, line, chunk, element], chunks in their order again."""
     dtype = storage(precision)
     whole = np.full((rows + 1, one.place.row_stride), np.nan)
-    whole[:rows, one.offset : one.offset + one.depth] = values  # type: ignore[operator]
+    first_column = one.offset or 0
+    whole[:rows, first_column : first_column + one.depth] = values
     own, stages = squares(one.depth), -(-rows // rows_of_stage(precision))
     shape = (stages, own + spare, 64, 8, 16 // np.dtype(storage("float32") if precision == "tf32" else "f2").itemsize)
     into = encoded(np.full(shape, 7.0), dtype)

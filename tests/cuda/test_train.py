@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from networks import network
 from training_plans import trained
 
+from tvm_rnn.cuda import train
 from tvm_rnn.cuda.source import generate
-from tvm_rnn.cuda.train import WAYS, describe
+from tvm_rnn.cuda.train import WAYS, describe, plan
+from tvm_rnn.decisions import recording
 from tvm_rnn.target import resolve
 
 
@@ -35,3 +39,15 @@ def test_constants_are_those_that_packing_reads() -> None:
     _, plans = trained("antisymmetric")
     read = {name for program in plans.programs for name, _ in program.parameters if name.startswith("constant.")}
     assert plans.constants().keys() == read
+
+
+def test_what_is_kept_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States, but where only steps that read values have persistent kernels."""
+    net, target = network("cfn", 8, 8), resolve("nvidia-h200")
+    found = plan(net, target, (4,), (), "float32", True)
+    assert found.training == "states" and all(code.regimes for code in found.backward.code)
+    monkeypatch.setattr(train, "_persistent", lambda trained: trained.training == "values")
+    with recording() as told:
+        assert plan(net, target, (4,), (), "float32", True).training == "values"
+    assert {d.what for d in told if d.what.startswith("keep=")} == {'keep="values"'}
+    assert plan(net, target, (4,), (), "float32", "states").training == "states"

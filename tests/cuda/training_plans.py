@@ -16,4 +16,4 @@ from tvm_rnn.target import resolve
 def trained(cell: str, width: int = 8, precision: str = "float32", **options: Any) -> tuple[RNN, Trained]:
     dtype = "float32" if precision == "tf32" else precision
     net = network(cell, width, width, dtype=dtype, **options)
-    return net, plan(net, resolve("nvidia-h200"), (4,), (), precision)
+    return net, plan(net, resolve("nvidia-h200"), (4,), (), precision, "values")

@@ -127,7 +127,7 @@ def test_products_that_run_again_leave_the_loop() -> None:
 
 def test_choices_by_name() -> None:
     assert choice(True) is choice("values") is cheapest_cut
-    with pytest.raises(ConfigError, match=r"no such choice[\s\S]*states, values[\s\S]*'states'"):
+    with pytest.raises(ConfigError, match=r"no such choice[\s\S]*states, states:bfloat16, values[\s\S]*'states'"):
         choice("state")
 
 

@@ -114,3 +114,35 @@ def test_ensures_refuses_a_state_in_before() -> None:
     broken = replace(graph, region={**graph.region, late: "before"}, applied=("hoist_gemms",))
     with pytest.raises(PassError, match="reads a value of `step`"):
         HoistGemms().ensures(broken)
+
+
+def test_what_sums_read_of_inputs_with_masks_is_made_before_the_steps() -> None:
+    """A multiple of a mask is a node of each region: none is stored for all rows."""
+    net = rnn.RNN(rnn.cells.lstm, 7, 7, num_layers=2, dropout=0.2, recurrent_dropout=0.3, zoneout=0.1)
+    found = differentiate(normalise(net.layers[1].training)).backward
+    assert found is not None
+    graph = HoistGemms().apply(found, net, V4)
+    HoistGemms().ensures(graph)
+    nodes = graph.nodes()
+    read = {a for n in nodes if n.op == "total_product" for a in n.args}
+    masked = [n for n in read if n.op == "mul" and any(a.op == "input" and a.name in ("x", "h") for a in n.args)]
+    assert len(masked) == 2 and {graph.region_of(n) for n in masked} == {"before"}
+    for node in nodes:
+        for arg in node.args:
+            if any(a.random for a in arg.args) and arg.op == "mul" and arg not in masked:
+                assert graph.region_of(arg) == graph.region_of(node)
+    assert sum(n.random for n in nodes) == 4
+
+
+def test_what_sums_and_the_steps_both_read_stays_in_the_steps() -> None:
+    """h * mask is a factor of itself: sums read it and its square, which is not made before what it is made of."""
+
+    @cell(states="h")
+    def twice(x: "I", h: "H", *, W: "H I", R: "H H", S: "H H"):
+        return tanh(W @ x + R @ h + S @ (h * sigmoid(h)))
+
+    net = rnn.RNN(twice, 5, 7, recurrent_dropout=0.3)
+    graph = differentiate(normalise(net.layers[0].training)).backward
+    assert graph is not None
+    HoistGemms().ensures(HoistGemms().apply(graph, net, V4))
+    rnn.compile(net.init(0), training=True)

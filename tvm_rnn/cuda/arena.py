@@ -10,10 +10,12 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as I
 
-from . import pooled_layout, staged_layout, wide_layout
+from . import fma_layout, pooled_layout, staged_layout, wide_layout
 from .cell_reads import CellReads
 from .copies import Copies
 from .exchange import Cluster, Grid
+from .fma_product import FmaProduct
+from .fma_ring import FmaInputs
 from .grouped import Grouped
 from .inputs import Inputs
 from .polled import Polled
@@ -30,7 +32,7 @@ ALIGNMENT, RING_ALIGNMENT = 128, 1024  # swizzled tiles want the second
 def check(team: Any) -> None:
     """Raises ValueError where no kernel can be written for a team."""
     if team.polled and not team.pollable:
-        raise ValueError("a polled team needs products alone, of whole blocks of K; staged, whole warpgroups as well")
+        raise ValueError("polled teams have products alone, of whole K blocks; staged: warpgroups; fma: float32")
     if isinstance(team, Pooled):
         if not pooled_layout.able(team):
             raise ValueError("clusters share K by a ring, whole warpgroups and equal rows, without inputs and codes")
@@ -59,6 +61,16 @@ def lay_out(body: Any) -> None:
         body.inputs.announce()
         body.reads = CellReads(body, stage_at + team.stage_words)
         body.product = Grouped(body, partial_at)
+        return
+    if team.fma:
+        weights_at = fma_layout.ring_words(team)
+        partial_at = weights_at + team.weight_words
+        stage_at = partial_at + team.partial_words
+        body.exchange = Staged(k, team, ids, arena, stage_at, body)
+        body.inputs, body.copies = FmaInputs(body, 0), Copies(body, 0)
+        body.inputs.announce()
+        body.reads = CellReads(body, stage_at + team.stage_words)
+        body.product = FmaProduct(body, 0, weights_at, partial_at)
         return
     partial_at = team.exchange_words if team.exchange == "cluster" else 0
     stage_at = partial_at + team.partial_words

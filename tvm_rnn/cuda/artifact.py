@@ -35,8 +35,10 @@ def write_module(
     tell: Callable[[str], None],
     stored: str = "",
     training: bool | str = False,
+    max_bytes: int | None = None,
 ) -> str:
-    """Compile for every target, each of another arch; returns the path of the module's file. Raises BuildError."""
+    """Compile for every target, each of another arch; returns the path of the module's file. max_bytes: the budget of
+    training that the file says. Raises BuildError."""
     tell("planning")
     programs = [plan.plan(net, layers, target, batches, precision, stored) for target in targets]
     trained = [train.plan(net, target, batches, without, precision, training) for target in targets if training]
@@ -52,6 +54,7 @@ def write_module(
     arrays = blob(net, layers)
     if trained:
         train.describe(facts, trained, taken)
+        facts["memory"] |= {} if max_bytes is None else {"max_bytes": max_bytes}
         arrays |= trained[0].constants()
     path = os.path.join(folder, f"{net.cell.name}.so")
     manifest.write_container(elf, facts, arrays, path)

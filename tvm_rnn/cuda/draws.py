@@ -3,12 +3,17 @@
 In: mask nodes and where their rows go; of each call a seed, which may be on the GPU, and the number of its first step.
 Out: kernels, and `Draws`, which launches the first of them. What words are made of stands in `runtime_random.py`, which
 has the order of the work for this file as well. Masks are hoisted values: each is filled by one launch per tile before
-its steps, in both directions of time, and read from the workspace by whatever runs them.
+its steps, in both directions of time, and read from the workspace by whatever runs them, in one of two forms:
+
+    rows    a number for each element of each step and batch row, as every hoisted value
+    words   for persistent kernels: 32 steps of one element as the bits of a word, [steps / 32, B, units]; the word of
+            a mask for whole sequences, [B, units], is all ones or 0
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -21,10 +26,14 @@ from ..graph import Node
 from ..memory import int64, wide
 from .kernel import Kernel, Writer, write
 from .places import Argument, Place, address
-from .program import Expr, Host, Pointer, Program
+from .program import Expr as Text
+from .program import Host, Pointer, Program
 from .rows import THREADS, elements
 
+Expr = Any
 WORD = "uint32"
+BITS = 32  # steps of a word
+TOGETHER = 4  # of these, drawn at a time: on an H200 27 us for 8 million draws, one by one 29
 
 
 @dataclass(frozen=True)
@@ -33,16 +42,52 @@ class Draw:
     call's first step in its whole sequence."""
 
     keys: Pointer
-    first: Expr
+    first: Text
 
 
 @dataclass(frozen=True)
 class MaskRows:
-    """The kernel of a mask. at: of its words among a layer's and direction's. Its scalars are rows, batch, start."""
+    """The kernels of a mask. at: of its words among a layer's and direction's. Scalars: rows, batch, start; those of
+    `words`, and of the rows of a mask for whole sequences, count a row for up to 32 steps of a batch row."""
 
     kernel: Kernel
     arguments: tuple[Argument, ...]
     at: int
+    words: Kernel
+    every: str
+
+    def draw(
+        self,
+        host: Host,
+        rows: Sequence[Pointer],
+        words: Pointer | None,
+        draw: Draw,
+        steps: tuple[Text, Text],
+        when: tuple[str, str],
+    ) -> None:
+        """A tile's mask in each form that is read. steps: (how many, the first). when: C++ conditions of its rows, and
+        of its words where there are any."""
+        with host.when(when[0]) if when[0] != "true" else nullcontext():
+            self.launch(host, rows, draw, *steps)
+        if words is not None:
+            with host.when(when[1]):
+                self.launch_words(host, words, draw, *steps)
+
+    def launch(self, host: Host, pointers: Sequence[Pointer], draw: Draw, steps: Text, start: Text) -> None:
+        """Fill the rows of the `steps` steps of a tile, which begins at `start`."""
+        numbers: list[Text] = [f"({steps}) * B", "B", f"{draw.first} + {start}"]
+        if self.every == "sequence":
+            numbers = [_groups(steps), "B", steps]
+        host.launch(self.kernel, [*pointers, draw.keys.at(self.at)], numbers)
+
+    def launch_words(self, host: Host, words: Pointer, draw: Draw, steps: Text, start: Text) -> None:
+        """The words of these steps."""
+        rows = "B" if self.every == "sequence" else _groups(steps)
+        host.launch(self.words, [words, draw.keys.at(self.at)], [rows, "B", f"{draw.first} + {start}"])
+
+
+def _groups(steps: Text) -> str:
+    return f"({steps} + {BITS - 1}) / {BITS} * B"
 
 
 class Draws:
@@ -122,25 +167,86 @@ def keys_kernel(streams: Sequence[str], layers: int, directions: int) -> Kernel:
 
 
 def mask_kernel(name: str, node: Node, writes: Callable[[Node], Sequence[Place]], streams: Sequence[str]) -> MaskRows:
-    """The kernel that fills the rows of a mask, one thread for each element."""
-    places, units = writes(node), prod(node.shape)
-    limit = tirx.const(runtime_random.threshold(node.attrs["keep"]), WORD)
+    """The kernels of a mask: the one that fills its rows, and the one that makes words of them."""
+    places, whole = writes(node), node.attrs["every"] == "sequence"
+    body = (_whole_rows if whole else _step_rows)(node, places)
+    pointers: list[Any] = [(f"w{i}", place.dtype) for i, place in enumerate(places)]
+    scalars = [("rows", "int64"), ("batch", "int64"), ("steps" if whole else "start", "int64")]
+    kernel = write(name, [*pointers, ("keys", WORD)], scalars, body, threads=THREADS)
+    arguments = tuple(Argument(f"w{i}", "write", node, i) for i in range(len(places)))
+    at = 2 * list(streams).index(node.attrs["stream"])
+    return MaskRows(kernel, arguments, at, words_kernel(f"{name}_words", node), node.attrs["every"])
+
+
+def _limit(node: Node) -> Expr:
+    """Words of Threefry below it mean 1."""
+    return tirx.const(runtime_random.threshold(node.attrs["keep"]), WORD)
+
+
+def _unit(w: Writer, node: Node, row: Expr, j: Expr) -> Expr:
+    """The first word of the counter of a batch row's element."""
+    return w.keep(tirx.Cast(WORD, tirx.truncmod(row, w["batch"]) * int64(prod(node.shape)) + wide(j)))
+
+
+def _key(w: Writer) -> list[Expr]:
+    return [w.keep(w["keys"][int64(i)]) for i in range(2)]
+
+
+def _store(w: Writer, places: Sequence[Place], drawn: Expr, row: Expr, j: Expr) -> None:
+    for i, place in enumerate(places):
+        one, zero = (tirx.const(value, place.dtype) for value in (1.0, 0.0))
+        w.store(w[f"w{i}"], tirx.Select(drawn, one, zero), address(place, row, j))
+
+
+def _step_rows(node: Node, places: Sequence[Place]) -> Callable[[Writer], None]:
+    """One thread for each element of each step."""
+
+    def body(w: Writer) -> None:
+        row, j, inside = elements(w, prod(node.shape))
+        with w.when(inside):
+            unit = _unit(w, node, row, j)
+            step = w.keep(tirx.Cast(WORD, w["start"] + tirx.truncdiv(row, w["batch"])))
+            word, _ = threefry(w, _key(w), unit, step)
+            _store(w, places, word < _limit(node), row, j)
+
+    return body
+
+
+def _whole_rows(node: Node, places: Sequence[Place]) -> Callable[[Writer], None]:
+    """One thread for an element of 32 steps, which all have the same mask."""
+
+    def body(w: Writer) -> None:
+        row, j, inside = elements(w, prod(node.shape))
+        with w.when(inside):
+            word, _ = threefry(w, _key(w), _unit(w, node, row, j), tirx.const(0, WORD))
+            first, b = w.keep(tirx.truncdiv(row, w["batch"]) * BITS), w.keep(tirx.truncmod(row, w["batch"]))
+            with w.loop(BITS) as i, w.when(first + wide(i) < w["steps"]):
+                _store(w, places, word < _limit(node), (first + wide(i)) * w["batch"] + b, j)
+
+    return body
+
+
+def words_kernel(name: str, node: Node) -> Kernel:
+    """One thread for each word: the mask of 32 steps of one element, the first in the lowest bit; or of all steps."""
+    units = prod(node.shape)
 
     def body(w: Writer) -> None:
         row, j, inside = elements(w, units)
         with w.when(inside):
-            unit = w.keep(tirx.Cast(WORD, tirx.truncmod(row, w["batch"]) * int64(units) + wide(j)))
-            step = tirx.const(0, WORD)
-            if node.attrs["every"] == "step":
-                step = w.keep(tirx.Cast(WORD, w["start"] + tirx.truncdiv(row, w["batch"])))
-            key = [w.keep(w["keys"][int64(i)]) for i in range(2)]
-            word, _ = threefry(w, key, unit, step)
-            for i, place in enumerate(places):
-                one, zero = (tirx.const(value, place.dtype) for value in (1.0, 0.0))
-                w.store(w[f"w{i}"], tirx.Select(word < limit, one, zero), address(place, row, j))
+            unit, key, bits = _unit(w, node, row, j), _key(w), w.local(1, WORD)
+            if node.attrs["every"] == "sequence":
+                word, _ = threefry(w, key, unit, tirx.const(0, WORD))
+                every, none = (tirx.const(value, WORD) for value in ((1 << BITS) - 1, 0))
+                w.store(bits, tirx.Select(word < _limit(node), every, none), 0)
+            else:
+                last = w.keep(tirx.Cast(WORD, w["start"] + tirx.truncdiv(row, w["batch"]) * BITS + (BITS - 1)))
+                w.store(bits, tirx.const(0, WORD), 0)
+                with w.loop(BITS // TOGETHER) as i:  # backwards, so that the first step's bit is shifted in last
+                    for n in range(TOGETHER):
+                        word, _ = threefry(w, key, unit, last - tirx.Cast(WORD, i * TOGETHER + n))
+                        own = tirx.Select(word < _limit(node), tirx.const(1, WORD), tirx.const(0, WORD))
+                        w.store(bits, bits[0] + bits[0] + own, 0)
+            w.store(w["words"], bits[0], row * int64(units) + wide(j))
 
-    pointers: list[Any] = [(f"w{i}", place.dtype) for i, place in enumerate(places)]
     scalars = [("rows", "int64"), ("batch", "int64"), ("start", "int64")]
-    kernel = write(name, [*pointers, ("keys", WORD)], scalars, body, threads=THREADS)
-    arguments = tuple(Argument(f"w{i}", "write", node, i) for i in range(len(places)))
-    return MaskRows(kernel, arguments, 2 * list(streams).index(node.attrs["stream"]))
+    return write(name, [("words", WORD), ("keys", WORD)], scalars, body, threads=THREADS)

@@ -14,6 +14,7 @@ from tvm.script.ir_builder import tirx as I
 from ..expressions import Index, element
 from ..graph import Node
 from .exchange import POISON
+from .keeping import pairs
 from .phases import Phase, components
 from .start import convert
 
@@ -85,12 +86,12 @@ class Epilogue:
             self._store_scalars(block, j)
 
     def _next(self, node: Node, block: int, j: int, e: int) -> Expr:
-        """A published value: of a state, what the next step begins with."""
+        """A published value: of a state, what the next step begins with, as products read it."""
         value = self.body.held[(node, 0, block, j, e)]
         states = [s for s in self.step.carried if self.step.result(s) is node]
-        if self.body.masks is None or not states:
-            return value
-        return self.body.masks.after(states[0], value, block, j, e)
+        if self.body.masks is not None and states:
+            value = self.body.masks.after(states[0], value, block, j, e)
+        return self.body.reads.words.handed(states[0], value, block, j, e) if states else value
 
     def _handed(self) -> dict[Node, tuple[int, Expr | None, Any]]:
         """Per published value: the copy it goes to, when, and how 16 bytes of it become y."""
@@ -113,6 +114,8 @@ class Epilogue:
     def _vectors(self, node: Node) -> bool:
         if self.body.masks is not None:
             return False  # what is handed over is the next step's state, y is zero in rows that have ended
+        if any(self.step.result(state) is node for state in self.step.shown):
+            return False
         place = self.body.layout.output
         whole = node.shape[0] % 8 == 0 and place.align >= 16 and place.row_stride % 8 == 0
         return self.team.itemsize == 2 and whole and place.dtype == self.team.storage
@@ -127,6 +130,11 @@ class Epilogue:
 
     def _store_scalars(self, block: int, j: int) -> None:
         body, k, width = self.body, self.k, self.phase.width
+        place, node = body.layout.output, self.step.graph.output
+        if body.masks is None and pairs(place, width) and place.align >= 4 and place.row_stride % 2 == 0:
+            values = [body.held[(node, 0, block, j, e)] for e in range(2)]
+            body.keeping.pair("y", place, values, (0, block, j), width)
+            return
         for e in range(2):
             with k.when(body._inside(width, block, j, e)):
                 at = (body._time(body.t) + body._row(j, e)) * body.layout.output.row_stride + body._unit(width, block)

@@ -92,9 +92,9 @@ class Keeping:
                         if width == 1:
                             self._single(name, place, values, j)
                         elif pairs(place, width):
-                            self._pair(name, place, values, (number, block, j))
+                            self.pair(name, place, values, (number, block, j), width)
                         else:
-                            self._each(name, place, values, (number, block, j))
+                            self._each(name, place, values, (number, block, j), width)
 
     def _at(self, place: Place, j: int, e: Expr, offset: Expr) -> Expr:
         row = self.body._time(self.body.t) + self.body._row(j, e)
@@ -111,21 +111,18 @@ class Keeping:
             with self.k.when(tirx.And(first, self.body._row(j, e) < self.k["batch"])):
                 self.k.store(self.k[name], self._cast(value, place), self._at(place, j, e, 0))
 
-    def _each(self, name: str, place: Place, values: list[Expr], of: tuple[int, int, int]) -> None:
-        (number, block, j), body, width = of, self.body, self._width(name)
+    def _each(self, name: str, place: Place, values: list[Expr], of: tuple[int, int, int], width: int) -> None:
+        (number, block, j), body = of, self.body
         for e, value in enumerate(values):
             with self.k.when(body._inside(width, block, j, e)):
                 offset = number * width + body._unit(width, block)
                 self.k.store(self.k[name], self._cast(value, place), self._at(place, j, e, offset))
 
-    def _width(self, name: str) -> int:
-        """Units of the value behind a pointer."""
-        return int(next(self.step.domain[node] for own, node, _ in self.own if own == name))
-
-    def _pair(self, name: str, place: Place, values: list[Expr], of: tuple[int, int, int]) -> None:
-        """Lanes of even units store two units of the first row, those of odd units of the second."""
+    def pair(self, name: str, place: Place, values: list[Expr], of: tuple[int, int, int], width: int) -> None:
+        """Lanes of even units store two units of the first row, those of odd units of the second. name: of a pointer;
+        of: component, block, own tile."""
         (number, block, j), body, k = of, self.body, self.k
-        width, odd = self._width(name), tirx.NE(tirx.floormod(body.ids.g, 2), 0)
+        odd = tirx.NE(tirx.floormod(body.ids.g, 2), 0)
         mine = k.keep(tirx.Select(odd, values[1], values[0]))
         given = k.keep(tirx.Select(odd, values[0], values[1]))
         mask = tirx.const(0xFFFFFFFF, "uint32")

@@ -40,7 +40,8 @@ class Target:
 @dataclass(frozen=True)
 class Layout:
     """All places of one layer. kept: values of the step (or a state, as it is before the step) that have rows for all
-    steps. given: how inputs lie that are not as the user has x."""
+    steps. given: how inputs lie that are not as the user has x. narrow: dtypes of kept values that are not the storage
+    dtype."""
 
     graph: Graph
     precision: str
@@ -49,6 +50,7 @@ class Layout:
     directions: int = 1
     kept: tuple[Node, ...] = ()
     given: Mapping[int, Place] = field(default_factory=dict)
+    narrow: Mapping[Node, str] = field(default_factory=dict)
 
     @property
     def arithmetic(self) -> str:
@@ -141,7 +143,10 @@ class Layout:
         return not self.emits and home is not None and home.region == "after" and home.kind == "gemm"
 
     def kept_place(self, node: Node) -> Place:
-        """Rows of a kept value: 16-bit where products are, but for what is one number per row."""
+        """Rows of a kept value: 16-bit where products are, but for what is one number per row. What the steps read
+        themselves is not narrower than they would have it without."""
+        if node in self.narrow and (node not in self.home or self.home[node].region == "step"):
+            return self._padded(node, self.narrow[node])
         return self._padded(node, self.storage if prod(node.shape) > 1 else self.arithmetic)
 
     def kept_number(self, node: Node) -> int | None:
@@ -152,6 +157,7 @@ class Layout:
             return self.kept_place(node)
         vector = prod(node.shape) > 1 and "step" in self.read_by.get(node, ())
         operand = any(node in read for read in self.operands.values())
+        operand = operand or (self.graph.kind == "backward" and node in self.graph.emitted)  # sums read it
         # Of all of T, what products make is the largest thing that is written: as it would be for the step.
         home = self.home.get(node)
         vector = vector or (node.shape[-1:] > (1,) and home is not None and home.kind == "gemm" and home.root is node)

@@ -114,6 +114,7 @@ class Body:
         self._identify()
         lay_out(self)
         self.reads.load_params()
+        self.reads.words.prepare()
         self.masks = None if self.initial is None else Masks(self, self.initial)
         self._load_states()
         self.exchange.prepare()
@@ -275,6 +276,7 @@ class Body:
             self.masks.begin(t)
         self._arm()
         self.reads.fetch.begin(t)
+        self.reads.words.begin(t)
         self.keeping.before()
         for phase in self.step.phases:
             self.phase = phase
@@ -291,6 +293,7 @@ class Body:
                 self._stash(phase)
             (Reduction(self, phase) if phase.kind == "reduce" else Epilogue(self, phase, gates)).emit()
             self.keeping.phase(phase)
+            self.reads.phase(phase, par, t)
         self.copies.ask_inputs()
         for state in self.step.graph.states:
             width, result = self.step.domain[state], self.step.result(state)

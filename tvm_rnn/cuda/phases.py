@@ -14,6 +14,7 @@ from typing import Any
 
 from ..expressions import Index, Lane, NotAligned, element
 from ..graph import Graph, Group, Node, topological
+from ..ops import TABLE
 from ..passes.fuse_pointwise import is_move
 
 
@@ -71,6 +72,7 @@ class Step:
     params: tuple[tuple[Node, int], ...]
     domain: dict[Node, int] = field(default_factory=dict)  # width of each value that units own; 1: a row scalar
     whole: frozenset[Node] = frozenset()  # inputs whose rows are made of 16-byte pieces, in the storage dtype
+    shown: dict[Node, Node] = field(default_factory=dict)  # of a state: what products read in its place, made of it
 
     def result(self, state: Node) -> Node:
         return self.graph.results[self.graph.states.index(state)]
@@ -135,8 +137,8 @@ def phases(graph: Graph, kept: Callable[[Node], bool], hoisted: Callable[[Node],
         raise NotPersistent("no product in the step")
     if not products and (any(p.kind != "pointwise" for p in drafts) or len({p.width for p in drafts}) != 1):
         raise NotPersistent("more than pointwise work on a row of units")
-    drafts = joined(drafts)
-    step = Step(graph, tuple(drafts), (), ())
+    drafts, shown = _show(graph, joined(drafts))
+    step = Step(graph, tuple(drafts), (), (), shown=shown)
     domain: dict[Node, int] = {}
     for phase in drafts:
         for node in (*phase.nodes, *phase.roots, *([phase.root] if phase.root is not None else [])):
@@ -160,6 +162,38 @@ def phases(graph: Graph, kept: Callable[[Node], bool], hoisted: Callable[[Node],
     if any(n.shape != (p.width,) for p in drafts for n in p.published):
         raise NotPersistent("a product reads a value of which a unit has several numbers")
     return _with_reads(replace(step, phases=tuple(drafts), domain=domain), kept, hoisted)
+
+
+def _show(graph: Graph, drafts: list[Phase]) -> tuple[list[Phase], dict[Node, Node]]:
+    """Where products read state * mask alone, with one mask for the whole sequence, the step before hands that over in
+    place of the state: no phase has to, at the start of a step, while everybody waits."""
+    users, roots = graph.users(), {*graph.roots}
+    products = {p.root for p in drafts if p.kind == "gemm"}
+    read = dict.fromkeys(o.source for p in drafts for o in p.operands)
+    shown: dict[Node, Node] = {}
+    for node in read:
+        leaves = [n for n in topological([node]) if n.leaf or n.random]
+        states = [n for n in leaves if n.op == "state"]
+        fixed = all(n.attrs["every"] == "sequence" if n.random else n.scalar is not None or n in states for n in leaves)
+        alone = node not in roots and all(u in products for u in users[node])
+        masked = node.pointwise and fixed and any(n.random for n in leaves)
+        same = len(states) == 1 and states[0].shape == node.shape
+        if masked and alone and same and sum(states[0] in topological([n]) for n in read) == 1:
+            shown[states[0]] = node
+    gone: set[Node] = set(shown.values())
+    for node in reversed(graph.nodes()):
+        below = node.pointwise and node not in roots and bool(users[node]) and all(u in gone for u in users[node])
+        gone |= {node} if below else set()
+    found = []
+    for phase in drafts:
+        operands = [replace(o, source=s) for o in phase.operands for s in [_state_of(shown, o.source)]]
+        own = replace(phase, operands=tuple(operands), nodes=tuple(n for n in phase.nodes if n not in gone))
+        found += [own] if own.nodes or own.kind != "pointwise" else []
+    return found, shown
+
+
+def _state_of(shown: dict[Node, Node], source: Node) -> Node:
+    return next((state for state, node in shown.items() if node is source), source)
 
 
 def _own(phase: Phase) -> tuple[Node, ...]:
@@ -260,6 +294,8 @@ def _with_reads(step: Step, kept: Callable[[Node], bool], hoisted: Callable[[Nod
                 params[(node, _slot(node, index, phase.width))] = None
             elif node.op == "input" or hoisted(node):
                 found[(node, _slot(node, index, phase.width))] = None
+            elif TABLE[node.op].kind in ("contract", "reduce"):
+                raise NotPersistent("a phase reads a product that is neither its own nor in memory")
             else:
                 return None
             return _unknown(graph, None)
@@ -271,6 +307,9 @@ def _with_reads(step: Step, kept: Callable[[Node], bool], hoisted: Callable[[Nod
                 for _, index in components(root.args[0], phase.width) if centre is None else ():
                     element(root.args[0], index, read, graph.dtype)
             known.update(phase.roots)
+            for state, node in step.shown.items():
+                if step.result(state) in phase.published:
+                    element(node, next(iter(components(node, phase.width)))[1], read, graph.dtype)
             for node in phase.nodes:
                 for _, index in components(node, phase.width):
                     if node.pointwise and not node.boolean:

@@ -15,9 +15,9 @@ Source: the wavefront of Appleyard, Kocisky & Blunsom 2016, section 3.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -30,9 +30,10 @@ from ..rnn import RNN
 from ..target import Target
 from .draws import Draws
 from .dropped import Dropped
+from .parts import COUNT, Parts, parts_of
 from .program import Expr, Host, Pointer, Program
 from .recurrent import EXPECTED_BATCHES
-from .states import move
+from .states import Move, move
 from .steps import Buffers, Layer, Tile
 from .wave import Wave, wave
 
@@ -65,6 +66,7 @@ class Plan:
     stored: str = ""
     program: Program = field(init=False)
     draws: Draws | None = field(init=False, default=None)
+    parts: Parts = field(init=False, default=Parts())
 
     def __post_init__(self) -> None:
         net = self.net
@@ -101,14 +103,28 @@ class Plan:
         program.facts["flops_per_row"] = flops_per_row(self.layers, self.directions)
         return program
 
-    def _draw(self, number: int) -> None:
-        """Keys of masks, and what drops weights, where there are any: of inputs number `number` and on."""
+    def _draw(self, number: int) -> int:
+        """Keys of masks, and what drops weights, where there are any: of inputs number `number` and on. Returns the
+        number of the input after them."""
         own = self.net.regularisers
         if own:
             self.draws = Draws(self.program, number, own.streams, self.net.num_layers, self.directions)
             self.draws.prepare(self.program.sequence)
         if own.weight_drop:
             self.program.dropped = Dropped(own.weight_drop)
+        return number + (3 if own else 0)
+
+    def _parts(self, number: int) -> int:
+        """What calls for a part of the time have more, likewise, where such calls need it."""
+        if not self.whole:
+            return number
+        self.parts = parts_of(self.program, number, self.directions)
+        return number + COUNT
+
+    def _move(self, host: Host, name: str, moves: Sequence[tuple[Visit, Sequence[Move]]]) -> None:
+        """States in or out, of the layers and directions that the call is for."""
+        own = [replace(m, visit=v.layer * self.directions + v.direction) for v, found in moves for m in found]
+        move(host, name, own, self.parts.visit if self.parts.given and self.directions > 1 else "")
 
     def _facts(self) -> Iterator[dict[str, Any]]:
         """Rows for the manifest's templates: in the order in which they are tried, each with the layers it is for."""
@@ -129,8 +145,9 @@ class Plan:
             sum(self.code[index].predicted_us(batch) for index in self.layers.of_layer)
             for batch in self.batches or EXPECTED_BATCHES
         ]
+        beside = [min(code.beside(batch) for code in self.code) for batch in self.batches or EXPECTED_BATCHES]
         with about("wave"):
-            found = wave(self.net, self.target, self.precision, self.batches, alone, self.stored)
+            found = wave(self.net, self.target, self.precision, self.batches, alone, beside, self.stored)
         if found is not None:
             found.reserve(self.program)
         return found
@@ -181,7 +198,7 @@ class Plan:
                 work = code.work_buffers(program, f"{self.steps} * B", *copies)
                 weights = code.weights.pack(program, layer, direction)
                 draw = None if self.draws is None else self.draws.of(layer, direction)
-                buffers = Buffers(weights, *states[layer, direction], work[0], work[1], work[2], draw)
+                buffers = Buffers(weights, *states[layer, direction], **work, draw=draw)
                 visits.append(Visit(code, layer, direction, buffers, self._user(layer, direction)))
         return visits
 
@@ -246,7 +263,11 @@ class Plan:
         for layer in range(self.net.num_layers):
             with self._forked(host):
                 for visit in self.visits[layer * self.directions : (layer + 1) * self.directions]:
-                    with self._lane(host, visit.direction), self._tiles(host) as (tile, done, count):
+                    with (
+                        self.parts.of_visit(host, layer, visit.direction),
+                        self._lane(host, visit.direction),
+                        self._tiles(host) as (tile, done, count),
+                    ):
                         start = host.let("start", f"T - {done} - {count}") if self._back(visit) else done
                         self._visit(host, visit, (tile, done, count), start)
 

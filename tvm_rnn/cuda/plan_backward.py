@@ -1,8 +1,9 @@
 """backward on the GPU: from a tape and the gradients of y and of the last states to all other gradients.
 
 In: the plan of forward_train, and its backward graphs after the passes. Out: a `Program` whose `sequence` takes, in
-place of inputs, the gradient of y, the tape, and where the gradients of inputs and of weights go; its states are the
-gradients of the states, last ones in and first ones out.
+place of inputs, the gradient of y, the tape, the inputs, and where the gradients of inputs and of weights go, and for
+parts of the time four numbers (`parts.py`), with two directions the address of what layers hand down; its states are
+the gradients of the states, last ones in and first ones out.
 
     for layer from the last: for direction: for tile, against the direction's order:
         before groups; steps; blank rows that have ended; after groups; sums over rows; gradients of inputs
@@ -26,8 +27,7 @@ from .layout import Layout
 from .places import Place
 from .plan import HOISTED_BYTES, Plan, Visit
 from .plan_forward_train import Blank, ForwardTrain, blank_kernel
-from .program import ITEM_BYTES, Expr, Host, Pointer, Program
-from .states import move
+from .program import ALIGNMENT, ITEM_BYTES, Expr, Host, Pointer, Program
 from .steps import Layer, Tile
 from .tape import states_read
 from .totals import Totals
@@ -112,24 +112,26 @@ class BackwardPlan(Plan):
         self.together, self.lanes, self.wave = None, 1, "0"
         self.gradient = program.input(0)
         self.tape = self.forward.tape
-        self.places = self.tape.pointers(program, program.input(1))
-        self._draw(self._outputs())
+        after = self._parts(self._draw(self._outputs()))
+        self.handed = program.input(after) if self.parts.given and self.directions > 1 else None
+        self.places = self.tape.pointers(program, program.input(1), 2, self.parts)
         per_row = max(1, *(back.bytes_per_row() for back in self.backs))
         self.steps = program.let("tile_steps", f"min<int64_t>(T, max<int64_t>(1, {HOISTED_BYTES // per_row} / B))")
         self.visits = self._visits()
         self._reserve()
-        moves = [v.code.states.load(v.buffers, [before for before, _ in v.user]) for v in self.visits]
-        move(host, "load", [m for own in moves for m in own])
+        begin = [v.code.states.load(v.buffers, [before for before, _ in v.user]) for v in self.visits]
+        self._move(host, "load", list(zip(self.visits, begin, strict=True)))
         self._prepare(host)
         self._walk(host)
-        moves = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
-        move(host, "save", [m for own in moves for m in own])
+        ends = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
+        self._move(host, "save", list(zip(self.visits, ends, strict=True)))
         for visit in self.visits:
             back = self.backs[self.layers.of_layer[visit.layer]]
             key = visit.layer, visit.direction
             if back.layer.graph.params:
-                back.finish.run(host, self.sums[key], self.finish_weights[key], self.weight_gradients[key])
-                self._drop(host, back.layer.graph.params, key)
+                with self.parts.of_visit(host, *key):
+                    back.finish.run(host, self.sums[key], self.finish_weights[key], self.weight_gradients[key])
+                    self._drop(host, back.layer.graph.params, key)
         program.facts["templates"] = list(self._facts())
         return program
 
@@ -145,7 +147,7 @@ class BackwardPlan(Plan):
     def _outputs(self) -> int:
         """Where gradients go: of each input, then of each weight of each layer and direction. Returns the number of the
         input after them."""
-        program, at = self.program, 2
+        program, at = self.program, 2 + len(self.net.layers[0].graph.inputs)
         self.input_gradients = []
         for _ in self.net.layers[0].graph.inputs:
             self.input_gradients.append(program.input(at))
@@ -164,19 +166,32 @@ class BackwardPlan(Plan):
 
     def _between(self) -> None:
         """The gradients that layers hand to the one below, written and read in turn; the last layer's is the user's,
-        but where rows end before T."""
-        widths = [layer.width * self.directions for layer in self.net.layers]
-        count = 2 if len(widths) > 1 else 1
-        self.between = [
-            [self.program.buffer("between", f"T * B * {max(widths)}", self.net.dtype)] for _ in range(count)
-        ]
+        but where rows end before T. Of a part of the time they are the caller's, and last."""
+        width, own = self.handed_width(), []
+        for number in range(2 if self.net.num_layers > 1 else 1):
+            place = self.program.buffer("between", f"T * B * {width}", self.net.dtype)
+            if self.handed is not None:
+                size = f"{self.parts.whole} * B * {width * ITEM_BYTES[self.net.dtype]}"
+                behind = f"{number} * (({size} + {ALIGNMENT - 1}) / {ALIGNMENT} * {ALIGNMENT})"
+                text = f"({self.handed.text} ? {self.handed.text} + {behind} : {place.text})"
+                place = self.program.sequence.pointer("between", replace(place, text=text))
+            own.append([place])
+        self.between = own
+
+    def handed_width(self) -> int:
+        """Elements of a row of what layers hand down."""
+        return max(layer.width * self.directions for layer in self.net.layers)
 
     def _handed(self, host: Host, layer: int, tile: str, row: Expr, stride: int) -> Pointer:
         """The gradient of that layer's output, from a row on."""
-        own = self.between[(self.net.num_layers - 1 - layer) % 2][0]
+        own = self.between[(self.net.num_layers - 1 - layer) % 2][0].at(self._skipped(stride))
         if layer == self.net.num_layers - 1:
             own = Pointer(f"(has_lengths ? {own.text} : {self.gradient.text})", own.dtype)
         return own.at(f"{row} * {stride}")
+
+    def _skipped(self, stride: int) -> Expr:
+        """Elements of rows of that stride before the call's first step, of what is there for all of the time."""
+        return f"{self.parts.first} * B * {stride}" if self.handed is not None else 0
 
     def _reserve(self) -> None:
         program, rows = self.program, f"{self.steps} * B"
@@ -208,32 +223,34 @@ class BackwardPlan(Plan):
         return not super()._back(visit)
 
     def _prepare(self, host: Host) -> None:
-        """Ended rows of the gradient of y count nothing. The first flag separates no two steps; it is for `_cut`."""
+        """Ended rows of the gradient of y count nothing. The first flag separates no two steps, but where some come
+        before the call's; it is for `_cut`."""
         width = self.net.output_size
-        with host.when("has_lengths"):
-            own, size = self.between[0][0], ITEM_BYTES[self.net.dtype]
+        with host.when("has_lengths"), self.parts.of_layer(host, self.net.num_layers - 1):
+            own, size = self.between[0][0].at(self._skipped(width)), ITEM_BYTES[self.net.dtype]
             host.copy(own, self.gradient, f"T * B * {width * size}")
             self._blank(host, "gradient", [Blank(own, Place(self.net.dtype, width), width)], "0", "T")
         with host.when("has_reset"):
             host.copy(self.flags, Pointer("reset"), "T * B")
-            host.memset(self.flags, "B")
+            host.memset(self.flags, f"({self.parts.border} & 2 ? 0 : B)" if self.parts.given else "B")
 
     def _blank(self, host: Host, name: str, arrays: list[Blank], start: Expr, count: Expr) -> None:
         """Rows of the steps from `start` on that have ended."""
         if not arrays:
             return
         kernel = self.blanks.setdefault(name, blank_kernel(f"blank_{name}", arrays, 0))
-        scalars = [f"{count} * B", "B", "T", "1", "0", start]
+        scalars = [f"{count} * B", "B", "T", "1", "0", start, "0"]
         pointers = [*(a.pointer for a in arrays), self.program.lengths, self.program.reset]
         host.launch(kernel, pointers, scalars)
 
     def _walk(self, host: Host) -> None:
         for layer in reversed(range(self.net.num_layers)):
             for visit in self.visits[layer * self.directions : (layer + 1) * self.directions]:
-                with self._tiles(host) as (tile, done, count):
-                    start = host.let("start", f"T - {done} - {count}") if self._back(visit) else done
-                    self._visit(host, visit, (tile, done, count), start)
-                self._cut(host, visit)
+                with self.parts.of_visit(host, layer, visit.direction):
+                    with self._tiles(host) as (tile, done, count):
+                        start = host.let("start", f"T - {done} - {count}") if self._back(visit) else done
+                        self._visit(host, visit, (tile, done, count), start)
+                    self._cut(host, visit)
 
     def _cut(self, host: Host, visit: Visit) -> None:
         """No gradient goes to the first state of a row whose first step began again."""
@@ -286,7 +303,8 @@ class BackwardPlan(Plan):
         size = prod(self.net.layers[visit.layer].graph.inputs[number].shape)
         if number or not visit.layer:
             return self.input_gradients[number].at(f"{start} * B * {size}")
-        return self.between[(self.net.num_layers - visit.layer) % 2][0].at(f"{start} * B * {size}")
+        below = self.between[(self.net.num_layers - visit.layer) % 2][0].at(self._skipped(size))
+        return below.at(f"{start} * B * {size}")
 
     def _visit(self, host: Host, visit: Visit, tile: tuple[str, str, str], start: Expr) -> None:
         number, done, count = tile

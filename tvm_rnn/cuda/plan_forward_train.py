@@ -1,15 +1,17 @@
 """forward_train on the GPU: the program of inference that leaves a tape as it goes.
 
 In: an RNN and its graphs of training after the passes. Out: a `Program` whose `sequence` has one more input after the
-user's, the tape, and for masks three (`draws.py`). The walk is that of `plan.py`; layers hand on their outputs in the
-tape.
+user's, the tape, and for masks three (`draws.py`), for parts of the time four (`parts.py`). The walk is that of
+`plan.py`; layers hand on their outputs in the tape.
 
-    states in, also to the tape; for tile: for layer: hoisted groups, steps; states out; blank what rows' ends left
+    states in, also to the tape; inputs to the tape, where rows end or begin again; for tile: for layer: hoisted groups,
+    steps; states out; blank what rows' ends left
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -24,9 +26,9 @@ from .places import Place, address
 from .plan import Plan, Visit
 from .program import ITEM_BYTES, Expr, Host, Pointer, Program
 from .rows import THREADS, elements
-from .states import Move, move
+from .states import Move
 from .steps import Layer
-from .tape import Tape, kept_nodes, states_read
+from .tape import Tape, kept_nodes, narrowed, states_read
 
 MOST_ARRAYS = 32  # of one launch
 
@@ -46,9 +48,10 @@ class Blank:
 @dataclass
 class ForwardTrain(Plan):
     """Call `run()`; then `tape` says what is where. number: of the first graph, among those whose constants the file
-    has."""
+    has. narrow: the dtype in which the tape has what backward reads in pointwise work; "": the storage dtype."""
 
     number: int = 0
+    narrow: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,21 +61,23 @@ class ForwardTrain(Plan):
         net = self.net
         common = (net.dtype, self.target, net.cell.initial, self.batches, self.directions, self.stored)
         masks = tuple(net.regularisers.streams)
-        return Layer(graph, self.number + number, self.precision, *common, kept=kept_nodes(graph), streams=masks)
+        how: dict[str, Any] = {"kept": kept_nodes(graph), "narrow": narrowed(graph, self.narrow), "streams": masks}
+        return Layer(graph, self.number + number, self.precision, *common, **how)
 
     def run(self) -> Program:
         """The program."""
         program, host, inputs = self.program, self.program.sequence, len(self.net.layers[0].graph.inputs)
         self.together = None
-        self.places = self.tape.pointers(program, program.input(inputs))
-        self._draw(inputs + 1)
+        self._parts(self._draw(inputs + 1))
+        self.places = self.tape.pointers(program, program.input(inputs), 0, self.parts)
         self._tile_sizes()
         self.visits = self._visits()
-        move(host, "load", [m for v in self.visits for m in self._load(v)])
+        self._move(host, "load", [(v, self._load(v)) for v in self.visits])
+        self._begin_again(host)
         self._copy_inputs(host)
         self._layers(host)
-        moves = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
-        move(host, "save", [m for own in moves for m in own])
+        ends = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
+        self._move(host, "save", list(zip(self.visits, ends, strict=True)))
         self._tidy(host)
         program.facts["templates"] = list(self._facts())
         return program
@@ -101,6 +106,16 @@ class ForwardTrain(Plan):
                 moves.append(Move(before[state], pointer.at(entry), size, place))
         return moves
 
+    def _begin_again(self, host: Host) -> None:
+        """What goes back in time: at flags of the step after the call's, where there is one."""
+        if not self.parts.given:
+            return
+        with host.when(f"has_reset && ({self.parts.border} & 1)"):
+            for visit in self.visits:
+                if self._back(visit):
+                    with self.parts.of_visit(host, visit.layer, visit.direction):
+                        visit.code.states.begin_again(host, visit.buffers)
+
     def _kept(self, visit: Visit, row: Expr) -> list[Pointer]:
         """From the tile's first step on: values of the step, and states after it."""
         found = []
@@ -118,22 +133,32 @@ class ForwardTrain(Plan):
     def _user_inputs(self) -> list[tuple[Pointer, Pointer, int]]:
         """(the user's, the tape's, elements of a row) of every input."""
         found = []
-        for n, (node, at) in enumerate(
-            zip(self.net.layers[0].graph.inputs, (self.tape.inputs[0], *self.tape.extra), strict=True)
-        ):
+        for n, (node, at) in enumerate(zip(self.net.layers[0].graph.inputs, self.tape.users, strict=True)):
             found.append((self.program.input(n), self.places[at], prod(node.shape)))
         return found
 
     def _copy_inputs(self, host: Host) -> None:
-        for given, own, size in self._user_inputs():
-            host.copy(own, given, f"T * B * {size} * {ITEM_BYTES[self.net.dtype]}")
+        """The caller's arrays are read where they are, but where some of their rows must become 0."""
+        with host.when("has_lengths || has_reset"), self._when_read(host):
+            for given, own, size in self._user_inputs():
+                host.copy(own, given, f"T * B * {size} * {ITEM_BYTES[self.net.dtype]}")
+
+    @contextmanager
+    def _when_read(self, host: Host) -> Iterator[None]:
+        """In calls for those who read the inputs: the first layer reads x, every one what comes beside it."""
+        if len(self.tape.users) > 1:
+            yield
+        else:
+            with self.parts.of_layer(host, 0):
+                yield
 
     def _tidy(self, host: Host) -> None:
         """Weight gradients sum over all rows, and 0 times NaN is NaN: rows after their end become 0. Where a step began
         again, the state before it is the initial one."""
         with host.when("has_lengths || has_reset"):
             arrays = [Blank(own, Place(self.net.dtype, size), size) for _, own, size in self._user_inputs()]
-            self._blank(host, "inputs", 0, arrays)
+            with self._when_read(host):
+                self._blank(host, "inputs", 0, arrays)
             for number, visit in enumerate(self.visits):
                 names = [s.name for s in visit.code.graph.states]
                 found = []
@@ -142,7 +167,8 @@ class ForwardTrain(Plan):
                     initial = None if state is None else self.net.cell.initial.get(names[state], 0.0)
                     first = visit.user[state][0] if state is not None and self._side(visit) else None
                     found.append(Blank(pointer.at(entry), place, size, initial, first))
-                self._blank(host, f"visit{number}", self._side(visit), found)
+                with self.parts.of_visit(host, visit.layer, visit.direction):
+                    self._blank(host, f"visit{number}", self._side(visit), found)
 
     def _blank(self, host: Host, name: str, side: int, arrays: list[Blank]) -> None:
         for first in range(0, len(arrays), MOST_ARRAYS):
@@ -151,25 +177,28 @@ class ForwardTrain(Plan):
             more = [self.program.lengths, self.program.reset]
             flags = ["has_lengths ? 1 : 0", "has_reset ? 1 : 0"]
             firsts = [a.first for a in part if a.first is not None]
-            host.launch(kernel, [*(a.pointer for a in part), *firsts, *more], ["T * B", "B", "T", *flags, 0])
+            scalars: list[Expr] = ["T * B", "B", "T", *flags, 0, f"{self.parts.border} & 1"]
+            host.launch(kernel, [*(a.pointer for a in part), *firsts, *more], scalars)
 
 
 def blank_kernel(name: str, arrays: list[Blank], side: int) -> Kernel:
     """Rows after their end become 0, states before a step that began again the initial ones. side: 1 where the steps
-    went back in time, and a flag at t + 1 separates step t from the one before it."""
+    went back in time, and a flag at t + 1 separates step t from the one before it. The scalar `after` is 1 where there
+    is a step after these."""
 
     def body(w: Writer) -> None:
         row, j, inside = elements(w, max(a.size for a in arrays))
         with w.when(inside):
             t, b = w.keep(w["start"] + tirx.truncdiv(row, w["batch"])), w.keep(tirx.truncmod(row, w["batch"]))
             end = w.local(1, "int64")
-            w.store(end, w["steps"], 0)
+            after = w.keep(w["steps"] + tirx.Cast("int64", w["after"]))
+            w.store(end, after, 0)
             with w.when(tirx.NE(w["has_lengths"], tirx.const(0, "int32"))):
                 w.store(end, w["lengths"][b], 0)
             again = w.local(1, "int32")
             w.store(again, tirx.const(0, "int32"), 0)
             at = w.keep(t + int64(side))
-            known = tirx.And(at < w["steps"], at < end[0])
+            known = tirx.And(at < after, at < end[0])
             with w.when(tirx.And(tirx.NE(w["has_reset"], tirx.const(0, "int32")), known)):
                 w.store(again, tirx.Cast("int32", w["reset"][at * w["batch"] + b]), 0)
             for n, array in enumerate(arrays):
@@ -185,7 +214,7 @@ def blank_kernel(name: str, arrays: list[Blank], side: int) -> Kernel:
     pointers += [(f"first{n}", a.first.dtype) for n, a in enumerate(arrays) if a.first is not None]
     pointers += [("lengths", "int64"), ("reset", "uint8")]
     scalars = [("rows", "int64"), ("batch", "int64"), ("steps", "int64"), ("has_lengths", "int32")]
-    scalars += [("has_reset", "int32"), ("start", "int64")]
+    scalars += [("has_reset", "int32"), ("start", "int64"), ("after", "int32")]
     return write(name, pointers, scalars, body, threads=THREADS)
 
 

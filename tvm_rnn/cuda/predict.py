@@ -17,6 +17,7 @@ from typing import Any
 
 from ..decisions import listening, tell
 from ..target import Target
+from . import fma_layout
 from .phases import Phase
 from .pooled_layout import Pooled
 from .predict_pooled import pooled_product
@@ -44,6 +45,7 @@ RATES = {
     "polled": Rates(0.95, 0.0, 55.0, 0.77, 0.18, 0.087),
     "ring": Rates(1.0, 0.0, 34.0, 0.8, 0.15, 0.03),
     "staged": Rates(2.1, 0.0, 34.0, 0.8, 0.15, 0.03),
+    "fma": Rates(2.1, 0.0, 0.0, 0.0, 0.15, 0.03),
 }
 CLOCK_MHZ = 1900.0
 MMA_CYCLES = 6.5  # m16n8k16 on one quarter of a multiprocessor; m16n8k8 of tf32 the same
@@ -75,6 +77,11 @@ RING_US, RING_COPY, RING_CYCLES, RING_COLUMNS, RING_NEAR, RING_SHOWN = 1.1, 50.0
 RING_REFILL = 1.1, 1.4  # of large stages, of small ones
 # Cycles of a product of 64 rows, at least and where its weights are in shared memory, times; of 16 bytes laid down.
 STAGED_LEAST, STAGED_NEAR, STAGED_PIECE = 16.0, 1.55, 0.1
+# Float32 out of rings: cycles of a multiply-add of a warp on one quarter, and of a load of 16 bytes per lane from
+# shared memory; bytes per us that every multiprocessor has of L2 when all read; of a turn in which sums meet, us.
+# Layers in a wave, blocks x rows, T = 100, measured and as this predicts: four LSTM 512, B = 64, 32 x 64 33.2, 31.9 us;
+# 16 x 32 33.4, 32.2; B = 16, 32 x 16 10.3, 10.4; four GRU 512 26.6, 25.2; three LSTM 256, B = 64, 16 x 32 9.4, 8.5.
+FMA_CYCLES, FMA_LOAD_CYCLES, FMA_L2_BYTES_PER_US, FMA_TURN_US = 1.75, 4.0, 55e3, 0.15
 # Clusters that can be resident on the 132 multiprocessors of an H200 with one block on each.
 RESIDENT_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 
@@ -128,7 +135,7 @@ def lacking(team: Team, target: Target) -> Lack:
     held = sum(s.registers + s.shared for parts in team.shares.values() for s in parts)
     lanes, words = team.k_parts * team.part_lanes * 4, sum(team.block_words(p) * n for p, n in blocks)
     streamed = sum(s.streamed * team.block_words(p) for p, parts in team.shares.items() for s in parts)
-    if (streamed or not held) and not isinstance(team, Pooled):
+    if (streamed or not held) and not team.fma and not isinstance(team, Pooled):
         why = f"{where}: a block's weights are {words * lanes} bytes, {streamed * lanes} more than it may keep"
         return Lack(why, streamed * lanes, words * lanes)
     most = min(255, (1 << 16) // team.threads // 8 * 8)
@@ -153,17 +160,19 @@ def distinct(teams: Iterable[Team], target: Target, knobs: Callable[[Team], dict
 
 def able_to_run(team: Team, target: Target) -> bool:
     """Whether it fits with all weights on the chip: reading some from L2 in every step was slower than one launch per
-    step (H 2048, B 64: 42 us against 15; through a ring, H 2560, B 64: 31 against 23)."""
+    step (H 2048, B 64: 42 us against 15; through a ring, H 2560, B 64: 31 against 23). Not so in float32, where
+    products take longer than that."""
     if team.threads > 1024 or not resident_teams(team, target) or not _holds(team):
         return False
-    if any(s.streamed for parts in team.shares.values() for s in parts) and not isinstance(team, Pooled):
+    streams = team.fma or isinstance(team, Pooled)
+    if any(s.streamed for parts in team.shares.values() for s in parts) and not streams:
         return False
     return team.fits(shared_bytes=target.shared_bytes)
 
 
 def _holds(team: Team) -> bool:
     """Whether a lane's weights are no more words than it may keep: a quick look, for most geometries the last one."""
-    if team.ring:
+    if team.ring or team.fma:
         return True
     blocks = ((p, team.depth_blocks(o.source) // team.warps_k) for p in team.step.phases for o in p.operands)
     return sum(team.block_words(p) * n for p, n in blocks) <= team.register_words + team.shared_words
@@ -175,15 +184,17 @@ def predict(team: Team, batch: int, target: Target) -> float:
     rounds = ceil(teams / max(1, resident_teams(team, target)))
     us = rounds * sum(_phase(team, number) for number in range(len(team.step.phases)))
     us += PASS_US * (team.passes - 1) if team.exchange == "grid" else 0.0
-    if team.polled and not team.staged:
+    if team.polled and not (team.staged or team.fma):
         us += POLLING_US * (min(teams, resident_teams(team, target)) - 1)
     # Grids whose estimate comes near 255 registers spill some of them.
-    crowded = max(0, team.registers() - CROWDED) if team.exchange == "grid" and not (team.ring or team.staged) else 0
+    plain = team.exchange == "grid" and not (team.ring or team.staged or team.fma)
+    crowded = max(0, team.registers() - CROWDED) if plain else 0
     return us * (1 + CROWDED_PART * crowded)
 
 
 def _rates(team: Team) -> Rates:
-    return RATES["ring" if team.ring else "staged" if team.staged else "polled" if team.polled else team.exchange]
+    kinds = {"ring": team.ring, "staged": team.staged, "fma": team.fma, "polled": team.polled}
+    return RATES[next((kind for kind, used in kinds.items() if used), team.exchange)]
 
 
 def exchange_us(team: Team) -> float:
@@ -235,6 +246,24 @@ def _staged_product(team: Team, phase: Phase) -> float:
     return (cycles + STAGED_PIECE * pieces) / CLOCK_MHZ
 
 
+def _fma_product(team: Team, phase: Phase) -> float:
+    """Of all warps, two on each quarter; the exchange hides behind the product with the layer's input."""
+    high, slots = fma_layout.high(team), fma_layout.columns(team, phase) // fma_layout.ACROSS
+    # Of one k: sums of a lane, and a quarter of the loads of four k.
+    sums = ceil(team.warps / 4) * high * slots * FMA_CYCLES
+    loads = team.warps * (high + slots) / 4 * FMA_LOAD_CYCLES
+    total = given = 0.0
+    for share in team.shares[phase]:
+        math = share.kblocks * team.block_k * max(sums, loads) / CLOCK_MHZ
+        brought = team.rows * fma_layout.ROW_BYTES * share.kblocks + share.streamed * fma_layout.weight_bytes(
+            team, phase
+        )
+        us = max(math, brought * team.warps / FMA_L2_BYTES_PER_US)
+        total, given = total + us, given + us * share.operand.given
+    met = 2 * team.warps * fma_layout.part_words(team) * 4 / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
+    return total - min(given, _rates(team).exchange) + met + FMA_TURN_US * fma_layout.turns(team)
+
+
 def _product(team: Team, number: int) -> float:
     phase = team.step.phases[number]
     if isinstance(team, Pooled):
@@ -243,6 +272,8 @@ def _product(team: Team, number: int) -> float:
         return _ring_product(team, phase)
     if team.staged:
         return _staged_product(team, phase)
+    if team.fma:
+        return _fma_product(team, phase)
     m_tiles, rates = team.m_tiles(phase), _rates(team)
     us = 0.0
     for share in team.shares[phase]:

@@ -56,6 +56,10 @@ class Persistent:
     record: str = DEFAULT  # where the geometry is from
 
     @property
+    def words(self) -> Sequence[Node]:
+        return [node for node in hoisted(self.team) if node.random]
+
+    @property
     def applies(self) -> str:
         able = [] if resettable(self.team.step) else ["!has_reset"]
         able += [f"B <= {self.most}"] if self.most is not None else []
@@ -84,7 +88,8 @@ class Persistent:
         phase, share = weights(team)[number]
         node = share.operand.weight
         shape = (team.ctas, team.warps_u, team.warps_k, share.kblocks, team.blocks(phase.width))
-        ring = (team.k_parts, share.registers, team.staged) if team.ring or team.staged else ()
+        other = team.ring or team.staged or team.fma
+        ring = (team.k_parts, share.registers, team.staged, bool(team.fma)) if other else ()
         ring = (*ring, team.warpgroups) if isinstance(team, Pooled) else ring
 
         def index(at: Expr) -> tuple[tuple[Expr, ...], Expr]:
@@ -146,7 +151,7 @@ class Persistent:
             name: getattr(team, name)
             for name in (
                 *("ctas", "rows", "warps_u", "warps_n", "warps_k", "register_words", "shared_words", "ahead"),
-                *("passes", "polled", "copied", "ring", "together", "staged", "pace", "apart"),
+                *("passes", "polled", "copied", "ring", "together", "staged", "fma", "pace", "apart"),
             )
             if hasattr(team, name)
             and (name != "shared_words" or team.exchange == "grid")  # a cluster keeps all that is left there
@@ -199,7 +204,7 @@ class Persistent:
         def read(node: Node) -> Any:
             if node.op == "input":
                 return where.inputs[self.layout.graph.inputs.index(node)]
-            return where.hoisted[node]
+            return where.words[node] if node.random else where.hoisted[node]
 
         pointers = [where.weights[pack.key] for pack in self.packs]
         pointers += [where.weights[scales_of(pack.node)] for pack in self.packs if pack.coded]

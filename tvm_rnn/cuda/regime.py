@@ -7,7 +7,7 @@ memory, and puts `launch` where they apply.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..graph import Node
@@ -40,6 +40,7 @@ class Where:
     work: Pointer  # the regime's own memory, `work_bytes` of it
     lean: bool = False  # there are never lengths or resets
     kept: Sequence[Pointer] = ()  # rows of what training reads later, as layout.kept_place says
+    words: Mapping[Node, Pointer] = field(default_factory=dict)  # masks as words (`draws.py`)
 
 
 class Regime(Protocol):
@@ -48,8 +49,8 @@ class Regime(Protocol):
     applies: a C++ condition in B, T, has_lengths, has_reset; of several regimes the first that applies runs. packs:
     parameters it wants packed. work_bytes: a C++ expression in B; the first zero_bytes of it are set to 0 before each
     launch. most: the largest B that it applies to (None: any). blocks: a C++ expression in B: how many blocks run at
-    once, each on a multiprocessor of its own. fact: a row for the manifest's templates, with `most`, and `phases` where
-    a step has some.
+    once, each on a multiprocessor of its own. words: the masks that it reads as words, not as rows. fact: a row for the
+    manifest's templates, with `most`, and `phases` where a step has some.
     """
 
     @property
@@ -69,6 +70,9 @@ class Regime(Protocol):
 
     @property
     def blocks(self) -> Expr: ...
+
+    @property
+    def words(self) -> Sequence[Node]: ...
 
     @property
     def fact(self) -> dict[str, Any]: ...

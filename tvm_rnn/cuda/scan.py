@@ -68,6 +68,10 @@ class Scan:
         return list(dict.fromkeys(node for reads in self.step.reads for node, _ in reads))
 
     @property
+    def words(self) -> Sequence[Node]:
+        return []
+
+    @property
     def blocks(self) -> Text:
         return f"((B * {self.width} + {self.knobs['threads'] - 1}) / {self.knobs['threads']})"
 

@@ -11,6 +11,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from .exchange import POISON
 from .team import BLOCK_WORDS
 from .wide_layout import swizzled
 
@@ -40,6 +41,7 @@ def fill_cluster(body: Any) -> None:
                 value = k[f"old_{n}"][tirx.Cast("int64", batch_row) * width + unit]
                 if body.masks is not None:
                     value = _restarted(body, state, batch_row, value)
+                value = body.reads.words.handed_at(state, value, batch_row, unit)
                 k.store(view, convert(body, value), _element(team, node, row, unit))
 
 
@@ -64,6 +66,9 @@ def convert(body: Any, value: Any) -> Any:
         register = body.k.local(1, "uint32")
         body.k.do(I.ptx["cvt.rna.tf32.f32"](register[0], value))
         return I.reinterpret("float32", register[0])
+    if body.team.polled and body.team.precision == "float32":  # a NaN of a user's, or one with a sign, may be poison
+        bits = tirx.Min(I.reinterpret("uint32", value), tirx.const(POISON - 1, "uint32"))
+        return I.reinterpret("float32", bits)
     return tirx.Cast(body.team.storage, value)
 
 
@@ -77,9 +82,10 @@ def fill_grid(body: Any) -> None:
                 for block in range(team.blocks(width)):
                     for e in range(2):
                         registers, at = body.states[(state, block, j, e)]
-                        body.exchange.stage(node, block, j, e, convert(body, registers[at]))
+                        value = body.reads.words.handed(state, registers[at], block, j, e)
+                        body.exchange.stage(node, block, j, e, convert(body, value))
                     body.exchange.tile(node, 0, block, j, None, None)
-    for node in team.published:
+    for node in team.published if not team.fma else ():  # whose copies do not reach what nobody writes
         used = -(-team.ctas * team.units(node.shape[0]) // team.block_k)
         _zero_grid(body, node, used, team.depth_blocks(node))
 

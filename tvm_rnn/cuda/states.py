@@ -30,34 +30,41 @@ MOVES = 32  # of one launch
 
 @dataclass(frozen=True)
 class Move:
-    """[B, size] dense to [B, size] as `place` says, converted."""
+    """[B, size] dense to [B, size] as `place` says, converted. visit: the number of the layer and direction."""
 
     source: Pointer
     target: Pointer
     size: int
     place: Place
+    visit: int = 0
 
 
-def move(host: Host, name: str, moves: Sequence[Move]) -> None:
-    """All of them in as few launches as kernels' parameters allow: each launch costs as much as a step."""
+def move(host: Host, name: str, moves: Sequence[Move], visit: str = "") -> None:
+    """All of them in as few launches as kernels' parameters allow: each launch costs as much as a step. visit: an
+    expression: only those of that layer and direction, of all if it is negative."""
     for first in range(0, len(moves), MOVES):
         part = moves[first : first + MOVES]
         pointers = [pointer for m in part for pointer in (m.source, m.target)]
-        host.launch(_mover(f"{name}{first // MOVES}", part), pointers, ["B"])
+        host.launch(_mover(f"{name}{first // MOVES}", part, bool(visit)), pointers, ["B", *([visit] if visit else [])])
 
 
-def _mover(name: str, moves: Sequence[Move]) -> Kernel:
+def _mover(name: str, moves: Sequence[Move], chosen: bool = False) -> Kernel:
     def run(writer: Writer) -> None:
         row, j, inside = elements(writer, max(m.size for m in moves))
         with writer.when(inside):
             for n, m in enumerate(moves):
-                with writer.when(j < m.size):
+                own = j < m.size
+                if chosen:
+                    called = tirx.Or(writer["visit"] < 0, tirx.EQ(writer["visit"], tirx.const(m.visit, "int32")))
+                    own = tirx.And(own, called)
+                with writer.when(own):
                     value = writer[f"from{n}"][address(Place(m.source.dtype, m.size), row, j)]
                     value = value if m.source.dtype == m.place.dtype else tirx.Cast(m.place.dtype, value)
                     writer.store(writer[f"to{n}"], value, address(m.place, row, j))
 
     pairs = [((f"from{n}", m.source.dtype), (f"to{n}", m.place.dtype)) for n, m in enumerate(moves)]
-    return write(name, [pointer for pair in pairs for pointer in pair], [("rows", "int64")], run, threads=THREADS)
+    scalars = [("rows", "int64"), *([("visit", "int32")] if chosen else [])]
+    return write(name, [pointer for pair in pairs for pointer in pair], scalars, run, threads=THREADS)
 
 
 @dataclass(frozen=True)
@@ -161,6 +168,12 @@ class StateKernels:
         with host.when(f"has_reset && {time} < T"):
             pointers = [*step.old, *step.old_shadows.values(), program.reset.at(f"({time}) * B"), program.lengths]
             host.launch(self._restart, pointers, ["B", time, "has_lengths ? 1 : 0"])
+
+    def begin_again(self, host: Host, buffers: Buffers) -> None:
+        """Rows whose flag after the last step is set: a part of the time that is gone through backwards."""
+        first = [*(pair[0] for pair in buffers.states), *(pair[0] for pair in buffers.shadows.values())]
+        pointers = [*first, host.program.reset.at("T * B"), host.program.lengths]
+        host.launch(self._restart, pointers, ["B", "T", "has_lengths ? 1 : 0"])
 
     def freeze(self, host: Host, step: Step) -> None:
         """Rows that have ended: the new states are the old ones, the output is 0."""

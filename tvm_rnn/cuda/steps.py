@@ -11,21 +11,25 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from math import prod
 from typing import Any
 
 from ..decisions import about
 from ..graph import Graph, Group, Node
 from ..target import Target as Machine
 from .chain import chain_kernel, chains
-from .draws import Draw, MaskRows, mask_kernel
+from .draws import BITS, WORD, Draw, MaskRows, mask_kernel
 from .gemm import gemm
 from .layout import Layout, Target
 from .places import Argument, Place
+from .predict import predict
+from .predict_steps import predict_steps
 from .program import ITEM_BYTES, Expr, Host, Pointer, Program
-from .recurrent import choose
+from .recurrent import Persistent, choose
 from .regime import Regime, Where
 from .rows import rows_kernel
 from .states import StateKernels
+from .values import sources
 from .weights import Weights
 
 STEP_US = 6.0  # a product and a row kernel, each with a launch
@@ -46,6 +50,7 @@ class Buffers:
     step: dict[Node, list[Pointer]]
     regimes: list[Pointer]  # each regime's own memory
     draw: Draw | None = None  # what masks are made of
+    words: dict[Node, Pointer] = field(default_factory=dict)  # masks as persistent kernels read them
 
 
 @dataclass
@@ -89,6 +94,7 @@ class Layer:
     kept: tuple[Node, ...] = ()  # what has rows for all steps
     given: Mapping[int, Place] = field(default_factory=dict)  # how inputs lie that are not as the user has x
     streams: tuple[str, ...] = ()  # the names of masks, in the order of their keys
+    narrow: Mapping[Node, str] = field(default_factory=dict)  # dtypes of kept values that are not the storage dtype
     groups: list[tuple[list[Group], Any]] = field(default_factory=list)  # what one launch does, in order
     regimes: list[Regime] = field(default_factory=list)
     reserved: dict[tuple[str, str], tuple[Pointer, str]] = field(default_factory=dict)
@@ -96,7 +102,7 @@ class Layer:
 
     def __post_init__(self) -> None:
         self.weights = Weights(self.graph, self.number, self.precision, self.stored)
-        common = (self.dtype, self.directions, self.kept, self.given)
+        common = (self.dtype, self.directions, self.kept, self.given, self.narrow)
         self.layout = Layout(self.graph, self.precision, self.weights, *common)
         for number, groups in enumerate(chains(self.graph.groups)):
             kind = groups[0].kind if len(groups) == 1 else "rows"
@@ -165,9 +171,9 @@ class Layer:
         shadows = {i: pair(f"{self.graph.states[i].name}_shadow", p) for i, p in found.items() if p is not None}
         return states, shadows
 
-    def work_buffers(self, program: Program, rows: Expr, copies: Expr, copy: Expr) -> tuple[Any, Any, list[Pointer]]:
-        """Hoisted values for `rows` rows, the values of one step, and what the regimes ask for: of `copies` copies of
-        each, number `copy`."""
+    def work_buffers(self, program: Program, rows: Expr, copies: Expr, copy: Expr) -> dict[str, Any]:
+        """Fields of Buffers: hoisted values for `rows` rows, the values of one step, what the regimes ask for, masks as
+        words: of `copies` copies of each, number `copy`."""
 
         def reserve(name: str, count: Expr, dtype: str) -> Pointer:
             if (name, dtype) not in self.reserved:
@@ -182,7 +188,22 @@ class Layer:
             hoisted[node] = reserve(f"hoisted{i}", f"{rows} * {place.row_stride}", place.dtype)
         for i, (node, places) in enumerate(self.layout.step_nodes.items()):
             step[node] = [reserve(f"step{i}", f"B * {p.row_stride}", p.dtype) for p in places]
-        return hoisted, step, [reserve(f"regime{i}", r.work_bytes, "uint8") for i, r in enumerate(self.regimes)]
+        regimes = [reserve(f"regime{i}", r.work_bytes, "uint8") for i, r in enumerate(self.regimes)]
+        words = {}
+        for i, node in enumerate(self.worded):  # at least a word of each element of a batch row for every 32 steps
+            words[node] = reserve(f"words{i}", f"({rows} / {BITS} + B) * {prod(node.shape)}", WORD)
+        return {"hoisted": hoisted, "step": step, "regimes": regimes, "words": words}
+
+    @cached_property
+    def worded(self) -> list[Node]:
+        """The masks that regimes read as words."""
+        return list(dict.fromkeys(node for regime in self.regimes for node in regime.words))
+
+    def _in_rows(self, mask: Node) -> bool:
+        """Whether anybody but the steps reads a mask."""
+        graph, stored = self.graph, self.layout.stored
+        last = sources([*graph.emitted, graph.output], stored) if graph.kind == "backward" else []
+        return bool(self.layout.read_by.get(mask, set()) - {"step"}) or mask in last
 
     def choose_regime(self, host: Host) -> None:
         """Decide, in each call, which regime runs the steps."""
@@ -203,7 +224,17 @@ class Layer:
     def predicted_us(self, batch: int) -> float:
         """Of one step, where a persistent regime runs it; else what a step of several launches takes at least."""
         fitting = [r for r in self.regimes if r.most is None or batch <= r.most]
+        if self.precision == "float32":  # products alone take longer than that
+            if not fitting:
+                return max(STEP_US, predict_steps(self.layout, self.precision, batch, self.machine))
+            if isinstance(fitting[0], Persistent):  # also in rounds, which other batch sizes may need
+                return predict(fitting[0].team, batch, self.machine)
         return next((float(r.fact.get("predicted_us", STEP_US)) for r in fitting), STEP_US)
+
+    def beside(self, batch: int) -> int:
+        """How many layers like this one have room on the GPU at the same time."""
+        regime = next((r for r in self.regimes if r.most is None or batch <= r.most), None)
+        return max(1, regime.resident // -(-batch // regime.team.rows)) if isinstance(regime, Persistent) else 1
 
     def facts(self) -> list[dict[str, Any]]:
         """Rows for the manifest: what runs, by which template."""
@@ -225,7 +256,8 @@ class Layer:
 
     def before(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         """The hoisted groups, over all rows of the tile."""
-        self._launch(host, "before", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile), tile.start)
+        steps = (tile.count, tile.start)
+        self._launch(host, "before", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile), steps)
 
     def after(self, host: Host, buffers: Buffers, tile: Tile) -> None:
         """The groups that follow all steps, over all rows of the tile."""
@@ -262,7 +294,8 @@ class Layer:
                 where = Where(
                     self.layout, tile.start, tile.count, tile.reverse, *given, before, after, tile.output, work
                 )
-                regime.launch(host, replace(where, lean=self.machine.records.lean, kept=tile.kept))
+                where = replace(where, lean=self.machine.records.lean, kept=tile.kept, words=buffers.words)
+                regime.launch(host, where)
         if self.regimes and self.machine.records.lean:
             return  # what is measured runs by a regime
         with host.when(f"{self.regime} < 0") if self.regimes else nullcontext():
@@ -319,7 +352,7 @@ class Layer:
         rows: Expr,
         buffers: Buffers,
         find: Callable[[Target, Node], Pointer],
-        start: Expr = 0,
+        steps: tuple[Expr, Expr] = (1, 0),
     ) -> None:
         for groups, work in self.groups:
             if groups[0].region != region:
@@ -336,9 +369,10 @@ class Layer:
 
             pointers = [pointer(a) for a in work.arguments]
             if isinstance(work, MaskRows):
+                mask = work.arguments[0].node
                 assert buffers.draw is not None
-                keys, first = buffers.draw.keys.at(work.at), f"{buffers.draw.first} + {start}"
-                host.launch(work.kernel, [*pointers, keys], [rows, "B", first])
+                when = {True: "true", False: f"{self.regime} < 0"}[mask not in buffers.words or self._in_rows(mask)]
+                work.draw(host, pointers, buffers.words.get(mask), buffers.draw, steps, (when, f"{self.regime} >= 0"))
                 continue
             if not hasattr(work, "variants"):
                 host.launch(work.kernel, pointers, [rows])

@@ -3,14 +3,15 @@
 In: the layers of the forward graphs of training, with what they keep. Out: `Tape`: pointers to its arrays, as both host
 programs compute them, and its size for the manifest. Each array is [T, B, row], in order of time:
 
-    inputs     the first layer's, then what each layer above reads: the outputs of the one below, in the dtype of x
+    inputs     what each layer above the first reads: the outputs of the one below, in the dtype of x
     kept       for each layer and direction what its graph emits
     states     for each layer and direction the states that the backward graph reads, T+1 times: entry t is the state
                before step t, after step t + 1 in the direction that goes backwards it is the reverse
 
-Where a layer's output is a state that is kept, the layer above finds its inputs there: they are not kept twice. Calls
-with lengths or resets write both, in a longer tape: there an output that ended is 0, and a state that began again is
-the initial one.
+The first layer's inputs are the caller's own arrays, which both programs read where they are. Where a layer's output is
+a state that is kept, the layer above finds its inputs there: they are not kept twice. Calls with lengths or resets
+write all of them, in a longer tape: there an input or output that ended is 0, and a state that began again is the
+initial one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from dataclasses import dataclass, field
 from math import prod
 
 from ..graph import Graph, Node
+from ..ops import TABLE
 from ..rnn import RNN
+from .parts import Parts
 from .places import Place
 from .program import ALIGNMENT, ITEM_BYTES, Pointer, Program
 from .steps import Layer
@@ -39,15 +42,38 @@ def kept_nodes(graph: Graph) -> tuple[Node, ...]:
     return (*graph.emitted, *(graph.results[number] for number in states_read(graph)))
 
 
+def narrowed(graph: Graph, dtype: str) -> dict[Node, str]:
+    """Of what a forward layer keeps, what may lie in that dtype, where one is named: vectors that no product of the
+    backward graph reads."""
+    back = graph.backward
+    assert back is not None
+    first = 1 + len(graph.inputs)
+    after = first + len(graph.states)
+    pairs = [*zip(graph.emitted, back.inputs[after:], strict=True)]
+    pairs += [(graph.results[n], back.inputs[first + n]) for n in states_read(graph)]
+    operands = set[Node]()
+    made = [n for n in back.nodes() if not n.leaf]
+    todo = [a for n in made if TABLE[n.op].kind in ("contract", "total") for a in n.args]
+    while todo:
+        node = todo.pop()
+        if node.leaf:
+            operands.add(node)
+        elif TABLE[node.op].kind == "move":
+            todo += node.args
+    wide = {node for node, leaf in pairs if leaf in operands or prod(node.shape) == 1}
+    return {node: dtype for node, _ in pairs if dtype and node not in wide}
+
+
 @dataclass(frozen=True)
 class Part:
     """One array: its rows per step and batch row, and of one more step; bytes of a row. flagged: it is there in calls
-    with lengths or resets alone."""
+    with lengths or resets alone. whole: where time is gone through in parts, it has room for all of it."""
 
     more: int  # 1: T + 1 entries
     row_bytes: int
     dtype: str
     flagged: bool = False
+    whole: bool = False
 
 
 @dataclass
@@ -64,10 +90,9 @@ class Tape:
     def __post_init__(self) -> None:
         self.visits: dict[tuple[int, int], list[int]] = {}  # by layer and direction: of each kept value
         self.shared: dict[int, tuple[int, Place]] = {}  # inputs that are a state of the layer below: where, and how
-        first = self.codes[self.of_layer[0]].graph
-        own = [layer for layer in range(len(self.of_layer)) if not layer or self._state_below(layer) is None]
-        places = {layer: self._add(self.input_place(self._input(layer)), 0) for layer in own}
-        self.extra = [self._add(self.input_place(node), 0) for node in first.inputs[1:]]
+        own = [layer for layer in range(1, len(self.of_layer)) if self._state_below(layer) is None]
+        whole = self.net.num_directions > 1  # then what layers hand on comes first
+        places = {layer: self._add(self.input_place(self._input(layer)), 0, whole=whole) for layer in own}
         for layer, index in enumerate(self.of_layer):
             code = self.codes[index]
             emitted = len(code.graph.emitted)
@@ -75,12 +100,16 @@ class Tape:
                 kept = enumerate(code.layout.kept)
                 kept_at = [self._add(code.layout.kept_place(n), int(i >= emitted)) for i, n in kept]
                 self.visits[layer, direction] = kept_at
-        for layer in range(len(self.of_layer)):
+        # Those of flagged calls come last, so that others are where they are with and without them.
+        for layer in range(1, len(self.of_layer)):
             state = None if layer in places else self._state_below(layer)
-            if state is not None:  # last, so that others are where they are with and without it
+            if state is not None:
                 place = self.input_place(self._input(layer))
                 places[layer] = self._add(place, 0, flagged=True)
                 self.shared[places[layer]] = self.visits[layer - 1, 0][state], place
+        users = self.codes[self.of_layer[0]].graph.inputs
+        self.users = [self._add(self.input_place(node), 0, flagged=True) for node in users]
+        places[0], self.extra = self.users[0], self.users[1:]
         self.inputs = [places[layer] for layer in range(len(self.of_layer))]
 
     def _input(self, layer: int) -> Node:
@@ -99,24 +128,31 @@ class Tape:
                 return number
         return None
 
-    def _add(self, place: Place, more: int, flagged: bool = False) -> int:
-        self.parts.append(Part(more, place.row_stride * ITEM_BYTES[place.dtype], place.dtype, flagged))
+    def _add(self, place: Place, more: int, flagged: bool = False, whole: bool = False) -> int:
+        self.parts.append(Part(more, place.row_stride * ITEM_BYTES[place.dtype], place.dtype, flagged, whole))
         return len(self.parts) - 1
 
     def input_place(self, node: Node) -> Place:
         """Rows of an input on the tape: dense."""
         return Place(self.net.dtype, prod(node.shape), 16)
 
-    def pointers(self, program: Program, base: Pointer) -> list[Pointer]:
-        """Each array, in a program whose tape begins at `base`."""
+    def pointers(self, program: Program, base: Pointer, given: int, of: Parts) -> list[Pointer]:
+        """Each array from the call's first step on, in a program whose tape begins at `base`, and which has the
+        caller's inputs from its own input number `given` on. of: what the call is for."""
+        let = program.sequence.let if of.given else program.let
         found, at = [], "int64_t(0)"
         for part in self.parts:
-            found.append(Pointer(f"({base.text} + {at})", part.dtype))
-            size = f"(T + {part.more}) * B * {part.row_bytes}" if part.more else f"T * B * {part.row_bytes}"
-            at = program.let("tape", f"{at} + ({size} + {ALIGNMENT - 1}) / {ALIGNMENT} * {ALIGNMENT}")
+            shift = f" + {of.first} * B * {part.row_bytes}" if part.whole else ""
+            found.append(Pointer(f"({base.text} + {at}{shift})", part.dtype))
+            steps = of.whole if part.whole else "T"
+            size = f"({steps} + {part.more}) * B * {part.row_bytes}" if part.more else f"{steps} * B * {part.row_bytes}"
+            at = let("tape", f"{at} + ({size} + {ALIGNMENT - 1}) / {ALIGNMENT} * {ALIGNMENT}")
         for own, (state, place) in self.shared.items():
             after = found[state].at(0 if self.net.reverse else f"B * {place.row_stride}")
             text = f"(has_lengths || has_reset ? {found[own].text} : {after.text})"
+            found[own] = Pointer(text, found[own].dtype)
+        for number, own in enumerate(self.users):
+            text = f"(has_lengths || has_reset ? {found[own].text} : {program.input(given + number).text})"
             found[own] = Pointer(text, found[own].dtype)
         return found
 

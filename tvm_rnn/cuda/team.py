@@ -19,7 +19,7 @@ from math import ceil
 from typing import Any
 
 from ..graph import Node
-from . import fp8, lane_layout, staged_layout, wide_layout
+from . import fma_layout, lane_layout, register_estimate, staged_layout, wide_layout
 from .phases import Operand, Phase, Step
 
 Expr = Any
@@ -62,8 +62,9 @@ class Team:
     `ahead`. ring: stages of a ring in shared memory that operands of wgmma come through (`wide_layout`); warps_u,
     warps_n and warps_k then say how warps share cells, warpgroups share K; 0: lanes load for mma.sync. together: blocks
     that fetch operands for each other. staged: 1 where a polled grid lays operands, inputs too, down in shared memory,
-    once for all warps, and warpgroups multiply them (`staged.py`); warps_k then counts warpgroups. stored: the dtype of
-    weights (`fp8.py`) where it is not `storage`.
+    once for all warps, and warpgroups multiply them (`staged.py`); warps_k then counts warpgroups. fma: stages of every
+    warp's own ring, out of which it multiplies in float32 (`fma_product.py`); warps_u and warps_k then say how warps
+    share cells, and each has a part of K; 0: not so. stored: the dtype of weights (`fp8.py`) where it is not `storage`.
     """
 
     step: Step
@@ -83,6 +84,7 @@ class Team:
     ring: int = 0
     together: int = 1
     staged: int = 0
+    fma: int = 0
     stored: str = ""
 
     @property
@@ -105,12 +107,12 @@ class Team:
     @property
     def k_parts(self) -> int:
         """Parts of K, of warps or of warpgroups."""
-        return self.warps // 4 if self.ring else self.warps_k
+        return self.warps // 4 if self.ring else self.warps if self.fma else self.warps_k
 
     @property
     def part_lanes(self) -> int:
         """Lanes that share the weights of one part of K."""
-        return LANES * 4 if self.ring else LANES * self.warps_u
+        return LANES * 4 if self.ring else LANES * (1 if self.fma else self.warps_u)
 
     @property
     def threads(self) -> int:
@@ -168,6 +170,8 @@ class Team:
         """Words of weights of one block of K, per lane."""
         if self.ring:
             return wide_layout.m_tiles(self, phase) * wide_layout.TILE_WORDS
+        if self.fma:
+            return fma_layout.weight_bytes(self, phase) // (4 * LANES)
         return self.m_tiles(phase) * (4 if self.stored else 8)
 
     def depth_blocks(self, source: Node) -> int:
@@ -195,11 +199,11 @@ class Team:
 
     def fetches(self, phase: Phase, node: Node, slot: int) -> bool:
         """Whether a hoisted value's component is copied to shared memory early, 8 units at a time (`fetch.py`). A ring
-        needs that memory."""
+        needs that memory, masks are words."""
         # Inputs: on an H200 6.6 us in place of 7.2 in a grid (GRU 1024 backwards, B = 32), 2.15 in place of 1.84 in
         # clusters (LSTM 256).
         whole = node.op != "input" or (self.exchange == "grid" and node in self.step.whole)
-        return not self.ring and whole and slot >= 0 and phase.width % 8 == 0
+        return not self.ring and whole and slot >= 0 and phase.width % 8 == 0 and not node.random
 
     @property
     def fetching(self) -> int:
@@ -306,6 +310,8 @@ class Team:
 
     @property
     def partial_words(self) -> int:
+        if self.fma:
+            return fma_layout.partial_words(self)
         if self.warps_k == 1:
             return 0
         most = max((self.m_tiles(p) for p in self.step.phases if p.kind == "gemm"), default=0)
@@ -322,7 +328,8 @@ class Team:
     def stage_words(self) -> int:
         if self.exchange == "cluster":  # for even and odd steps: slow warps may still send what the last step staged
             return 2 * sum(self.stage_size(n) for n in self.published)
-        return self.warps * (wide_layout.stage_tiles(self) if self.ring or self.staged else 1) * 64 * self.itemsize // 4
+        tiles = wide_layout.stage_tiles(self) if self.ring or self.staged or self.fma else 1
+        return self.warps * tiles * 64 * self.itemsize // 4
 
     @property
     def weight_words(self) -> int:
@@ -337,47 +344,19 @@ class Team:
         operands = self.exchange_words if self.exchange == "cluster" else 0
         barriers = 16 * (len(self.published) + 1)  # two mbarriers per value, and for reductions
         own = (self.partial_words, self.stage_words, self.inputs_words, self.copy_words, self.fetch_words)
-        return 4 * (operands + sum(own) + self.weight_words + staged_layout.words(self)) + max(256, barriers)
+        staged = fma_layout.ring_words(self) if self.fma else staged_layout.words(self)
+        return 4 * (operands + sum(own) + self.weight_words + staged) + max(256, barriers)
 
     # --- registers -------------------------------------------------------------------------------------------------
 
     @property
     def pollable(self) -> bool:
         """Whether values may be handed over without a counter."""
-        return staged_layout.pollable(self)
+        return fma_layout.able(self) if self.fma else staged_layout.pollable(self)
 
     def registers(self) -> int:
         """An estimate per thread, used to discard what would spill."""
-        total = sum(s.registers * self.block_words(p) for p, parts in self.shares.items() for s in parts)
-        total += self.input_registers + (fp8.registers(self) if self.stored else 0)
-        most = max((s.kblocks for parts in self.shares.values() for s in parts), default=0)
-        asked = most if self.polled else self.ahead + 1
-        work = [
-            self.m_tiles(p) * self.pass_tiles * 4 * self.chains[p] + asked * self.pass_tiles * 4
-            for p in self.step.phases
-            if p.kind == "gemm"
-        ]
-        total += max(work, default=0)
-        if self.precision == "float32":  # sums of 8 rows per half tile, and some operands
-            most = max(self.m_tiles(p) for p in self.step.phases)
-            total += self.pass_tiles * (most * 16 + 24) - max(work, default=0)
-        if self.staged:
-            total += staged_layout.registers(self) - max(work, default=0)
-        elif self.ring:
-            total += max(wide_layout.m_tiles(self, p) for p in self.shares) * self.rows // 2 - max(work, default=0) + 16
-        elif any(s.registers < s.kblocks for parts in self.shares.values() for s in parts):
-            total += max(self.block_words(p) for p in self.step.phases)  # fragments on their way
-        for number, phase in enumerate(self.step.phases):
-            cells = self.blocks(phase.width) * self.own_tiles * 2
-            early = (
-                len(self.step.reads[number])
-                if self.ring
-                else sum(self.fetches(phase, node, slot) for node, slot in self.step.reads[number])
-            )
-            total += (2 * len(self.step.reads[number]) - early) * cells
-        for state in self.step.graph.states:
-            total += self.blocks(state.shape[0]) * self.own_tiles * 2
-        return total + 30
+        return register_estimate.registers(self)
 
     # --- weights ---------------------------------------------------------------------------------------------------
 
@@ -387,7 +366,8 @@ class Team:
 
     def weight_index(self, phase: Phase, share: Share, at: Expr) -> tuple[tuple[Expr, ...], Expr]:
         """Position in the packed weights -> (index into the weight node, valid)."""
-        layout: Any = wide_layout if self.ring or self.staged else lane_layout
+        wide = wide_layout if self.ring or self.staged else lane_layout
+        layout: Any = fma_layout if self.fma else wide
         found: tuple[tuple[Expr, ...], Expr] = layout.weight_index(self, phase, share, at)
         return found
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import pipeline
-from ..decisions import about
+from .. import kept, pipeline
+from ..decisions import about, forget, recording, told
 from ..dtypes import held_dtype
 from ..pipeline import Layers
 from ..rnn import RNN, named_constants
@@ -21,10 +21,11 @@ from ..target import Target
 from ..training import memory_facts
 from .plan_backward import BackwardPlan
 from .plan_forward_train import ForwardTrain
-from .program import Program
+from .program import ITEM_BYTES, Program
 from .working_memory import working_memory
 
 WAYS = ("forward_train", "backward")
+PERSISTENT = "sm_90a"  # which has persistent kernels
 
 
 @dataclass
@@ -57,9 +58,25 @@ def plan(
     precision: str,
     training: bool | str = True,
 ) -> Trained:
-    """Both programs of training for one target. training: what is kept, by name; True: "values"."""
+    """Both programs of training for one target. training: what is kept, by name; True: "auto", which is "values" in any
+    case where steps that read values have a persistent kernel, and those with "states" none."""
+    how, before = (net, target, batches, without, precision), told()
     with about("", training=True):
-        return _plan(net, target, batches, without, precision, training)
+        found = _plan(*how, training)
+        own = found.training == "states" != training
+        if not own or target.arch != PERSISTENT or _persistent(found):
+            return found
+        with recording(False):
+            better = _persistent(_plan(*how, "values"))
+        if better:
+            forget(before)
+            found = _plan(*how, "values")
+        return found
+
+
+def _persistent(trained: Trained) -> bool:
+    """Whether all steps of backward may run in one kernel."""
+    return all(code.regimes for code in trained.backward.code)
 
 
 def _plan(
@@ -70,10 +87,12 @@ def _plan(
     precision: str,
     training: bool | str,
 ) -> Trained:
+    kept.check(training, net.dtype, target.kind)
+    training = kept.chosen(training, net, target, batches)
     layers = pipeline.run(net, target, without, batches, training=training)[-1][1]
-    count = len(layers.graphs)
+    count, narrow = len(layers.graphs), kept.split(training)[1]
     backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
-    forward = ForwardTrain(net, layers, target, batches, precision, number=count)
+    forward = ForwardTrain(net, layers, target, batches, precision, number=count, narrow=narrow)
     backward = BackwardPlan(net, backs, target, batches, precision, forward=forward, number=2 * count)
     programs = (forward.run(), backward.run())
     for program, way in zip(programs, WAYS, strict=True):
@@ -85,6 +104,16 @@ def working(trained: Trained, target: Target) -> dict[str, Callable[[int, int], 
     """By program: bytes of its working memory for T steps of B rows, on that GPU."""
     pairs = zip(WAYS, trained.programs, strict=True)
     return {way: working_memory(program, target.sms) for way, program in pairs}
+
+
+def of_parts(trained: Trained) -> dict[str, Any]:
+    """What calls for a part of the time must know, in the manifest: how many arrays of the tape, the first ones, have
+    room for all of it, and bytes of a row of what layers hand down."""
+    net, tape = trained.net, trained.forward.tape
+    if net.num_directions == 1:
+        return {"parts": {"by": "borders"}} if net.reverse else {}
+    row = trained.backward.handed_width() * ITEM_BYTES[net.dtype] * (2 if net.num_layers > 1 else 1)
+    return {"parts": {"by": "visits", "whole_arrays": sum(part.whole for part in tape.parts), "handed_bytes": row}}
 
 
 def describe(facts: dict[str, Any], trained: Sequence[Trained], taken: dict[str, list[dict[str, Any]]]) -> None:
@@ -101,6 +130,8 @@ def describe(facts: dict[str, Any], trained: Sequence[Trained], taken: dict[str,
     if net.regularisers:
         facts["masks"] = net.regularisers.masks(net.layers, net.num_directions)
     facts["tape"] = trained[0].forward.tape.sizes()
+    facts["reads_inputs"] = True  # backward takes the caller's inputs too
+    facts |= of_parts(trained[0])
     facts["gradients"] = trained[0].backward.gradient_names
     facts["memory"] = memory_facts(trained[0].net, trained[0].layers, trained[0].training)
     facts["entry_points"] += [*WAYS]

@@ -35,7 +35,12 @@ from .weights import Weights
 
 WAVE_BYTES = 256 << 20  # for what layers hand to the next one, in one tile of time
 LEAST_STEPS = 4
+WAVES = (*MMA, "float32")  # precisions
 GAIN = 1.3  # of the layers' times one after the other: their streams, tiles and products of inputs take more than that
+# In float32 products of inputs are counted: multiply-adds per us of large ones, and the part of all times that a wave
+# may take; and of the times of layers side by side, which tiles prolong. LSTM, H200, us per step for T = 100, in a wave
+# and without, as measured: 4 x 512 B = 64 33.2, 44.6, B = 16 10.3, 16.5, GRU 26.6, 41.2; 3 x 256 B = 64 9.4, 8.8.
+FMA_PER_US, FMA_GAIN, BESIDE_GAIN = 22e6, 0.85, 1.6
 
 
 @dataclass
@@ -55,6 +60,7 @@ class Wave:
     members: list[Member]
     regimes: list[list[Persistent]]  # per wave: one per member
     limits: list[int]  # per wave: the largest B
+    floors: list[int]  # per wave: the largest B that layers one by one are left to; 0: none
     places: list[dict[Any, Pointer]] = field(default_factory=list)  # per layer: packed weights
 
     # --- memory ----------------------------------------------------------------------------------------------------
@@ -62,7 +68,9 @@ class Wave:
     def reserve(self, program: Program) -> None:
         """Sizes, memory, and the weights of every layer."""
         layers = len(self.of_layer)
-        cases = "".join(f"T >= {LEAST_STEPS} && B <= {limit} ? {n} : " for n, limit in enumerate(self.limits))
+        cases = ""
+        for number, (floor, limit) in enumerate(zip(self.floors, self.limits, strict=True)):
+            cases += f"T >= {LEAST_STEPS} && {f'B > {floor} && ' if floor else ''}B <= {limit} ? {number} : "
         self.fits = program.let("wave_fits", f"{cases}-1")
         output = self.members[0].layout.output
         row = output.row_stride * ITEM_BYTES[output.dtype] * max(1, layers - 1)
@@ -151,10 +159,11 @@ class Wave:
     def facts(self) -> list[dict[str, Any]]:
         """Rows for the manifest's templates."""
         found = []
-        for regimes, limit in zip(self.regimes, self.limits, strict=True):
+        for regimes, floor, limit in zip(self.regimes, self.floors, self.limits, strict=True):
             fact = replace(regimes[0], most=limit).fact
             unit = f"{len(self.of_layer)} layers in a wave, {fact['unit']}, T >= {LEAST_STEPS}"
-            found.append({**fact, "unit": unit, "least_steps": LEAST_STEPS})
+            least = {"unit": f"{unit}, B > {floor}", "least_batch": floor + 1} if floor else {"unit": unit}
+            found.append({**fact, **least, "least_steps": LEAST_STEPS})
         return found
 
 
@@ -166,14 +175,20 @@ def _most(values: Sequence[Expr]) -> str:
 
 
 def wave(
-    net: RNN, target: Target, precision: str, batches: Sequence[int], alone: Sequence[float], stored: str = ""
+    net: RNN,
+    target: Target,
+    precision: str,
+    batches: Sequence[int],
+    alone: Sequence[float],
+    beside: Sequence[int],
+    stored: str = "",
 ) -> Wave | None:
     """The waves of a network; None where there is none that is worth while.
 
-    alone: for each expected batch size the predicted time of a step of all layers one after the other. stored: the
-    dtype of products' parameters, where it is not the precision's.
+    alone: for each expected batch size the predicted time of a step of all layers one after the other. beside: how many
+    of them run at the same time. stored: the dtype of products' parameters, where it is not the precision's.
     """
-    if net.num_directions > 1 or net.reverse or net.num_layers < 2 or precision not in MMA or target.arch != "sm_90a":
+    if net.num_directions > 1 or net.reverse or net.num_layers < 2 or precision not in WAVES or target.arch != "sm_90a":
         tell(False, "layers in a wave", _no_wave(net, target, precision))
         return None
     with recording(listen=False):  # the passes of this attempt are not those of the network
@@ -184,19 +199,23 @@ def wave(
         tell(False, "layers in a wave", str(reason))
         return None
     found: list[tuple[int, Geometry]] = []
-    for batch, other in sorted(zip(batches or EXPECTED_BATCHES, alone, strict=True), reverse=True):
+    floors: dict[int, int] = {}  # by the number in `found`: the next smaller batch, where that has no wave
+    for batch, other, more in sorted(zip(batches or EXPECTED_BATCHES, alone, beside, strict=True), reverse=True):
         with about("", batch=batch):
             best = _best(members, len(layers.of_layer), target, precision, batch)
-            if best is None or best.team is None or not (best.recorded or best.us < GAIN * other):
-                _tell(best, other)
+            allowed = GAIN * other if precision != "float32" else _most_us(members, layers.of_layer, batch, other, more)
+            if best is None or best.team is None or not (best.recorded or best.us < allowed):
+                _tell(best, other, allowed)
+                if found:
+                    floors.setdefault(len(found) - 1, batch)
                 continue
             why = f"{best.us:.2f} us per step of all layers predicted, one by one {other:.2f}; by {best.record}"
             tell(True, "layers in a wave", why, predicted_us=round(best.us, 3), one_by_one_us=round(other, 3))
-        if not found or found[-1][1].team != best.team:
+        if not found or len(found) - 1 in floors or found[-1][1].team != best.team:
             found.append((batch, best))
     if not found:
         return None
-    result = Wave(net, layers.of_layer, members, [], [])
+    result = Wave(net, layers.of_layer, members, [], [], [floors.get(n, 0) for n in reversed(range(len(found)))])
     for number, (batch, best) in enumerate(reversed(found)):
         most = batch if number + 1 < len(found) else None
         result.regimes.append([_regime(m, best, most, net, target) for m in members])
@@ -209,13 +228,21 @@ def _no_wave(net: RNN, target: Target, precision: str) -> str:
         return "there is one layer"
     if net.num_directions > 1 or net.reverse:
         return "a direction that goes backwards needs all of a sequence before its first output"
-    return f"waves are for tensor cores of sm_90a, not for {precision} on {target.arch}"
+    return f"waves are for {', '.join(WAVES)} on sm_90a, not for {precision} on {target.arch}"
 
 
-def _tell(best: Geometry | None, other: float) -> None:
+def _most_us(members: Sequence[Member], of_layer: Sequence[int], batch: int, other: float, beside: int) -> float:
+    """What a step of a wave in float32 may take."""
+    steps = [members[index].step for index in of_layer]
+    gates = [(p.gates * p.width, o) for step in steps for p in step.phases for o in p.operands if o.given]
+    inputs = sum(rows * operand.depth for rows, operand in gates) * batch / FMA_PER_US
+    return min(FMA_GAIN * (other + inputs), BESIDE_GAIN * other / min(beside, len(of_layer)))
+
+
+def _tell(best: Geometry | None, other: float, most: float) -> None:
     if best is not None:
         why = f"{best.us:.2f} us per step of all layers predicted; one after the other {other:.2f}"
-        why += f", of which streams save up to a factor of {GAIN:g}"
+        why += f"; with their streams and products of inputs a wave may take {most:.2f}"
         tell(False, "layers in a wave", why, predicted_us=round(best.us, 3), one_by_one_us=round(other, 3))
 
 
@@ -238,7 +265,7 @@ def _able(members: Sequence[Member], team: Team, target: Target) -> bool:
     for member in members:
         own = replace(team, step=member.step)
         whole = member.layout.output.row_stride % 8 == 0 and member.layout.graph.output.shape[0] % 8 == 0
-        if not able_to_run(own, target) or (own.polled and not own.staged):
+        if not able_to_run(own, target) or (own.polled and not (own.staged or (own.fma and own.pollable))):
             return False
         if not whole and (own.exchange == "cluster" or own.staged):
             return False

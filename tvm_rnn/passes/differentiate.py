@@ -35,8 +35,9 @@ from typing import TYPE_CHECKING, Any
 
 from .. import functions, trace
 from ..decisions import listening, tell
-from ..errors import ConfigError, PassError, message, unknown
+from ..errors import PassError, message
 from ..graph import Graph, Node, constant, depends, rewrite, topological
+from ..kept import check, split
 from ..node_text import in_words
 from ..normalise import normalise
 from ..ops import TABLE, Shape
@@ -107,11 +108,9 @@ def differentiate(graph: Graph, keep: Choice | None = None) -> Graph:
 
 
 def choice(training: bool | str) -> Choice:
-    """What to keep, by name; True: "values". Raises ConfigError for a name that is none."""
-    name = "values" if training is True else str(training)
-    if name not in KEEP:
-        raise ConfigError(message("no such choice of what training keeps", **unknown("choice", name, KEEP)))
-    return KEEP[name]
+    """What to keep, by name (`kept.py`); True: "values". Raises ConfigError for a name that is none."""
+    check(training, "float32", "cuda")  # which have every choice
+    return KEEP[split(training)[0]]
 
 
 def _tell(graph: Graph, read: Sequence[Node], kept: Sequence[Node]) -> None:

@@ -3,7 +3,7 @@
 In: the normalised graph, everything in `step`. Out: nodes that depend on inputs and parameters alone, and that hang on
 a product or reduction, are in `before`, as are masks; nodes that depend on parameters alone are in `weights`. In a
 backward graph, products that the carried gradients do not depend on, and all that is made of them, are in `after`, as
-are totals.
+are totals; what these read of inputs with masks is in `before`.
 
 Rewrite: step: z = W x_t + R h + b   -->   before: xw = W x + b (all T at once);  step: z = xw[t] + R h
          step: dx_t = W^T dz         -->   after: dx = W^T dz (all T at once)
@@ -50,9 +50,14 @@ class HoistGemms(Pass):
         sunk = _sink(graph, moved)
         moved |= {n for n in nodes if n.random}  # made for all rows of a tile at once
         late = _after(graph, moved) if graph.kind == "backward" else set()
+        masked = _masked_operands(graph, early, moved) if graph.kind == "backward" else set[Node]()
+        moved |= masked
         if listening():
             _tell(nodes, leaves, _Found(moved, late, early, large, sunk))
-        return replace(graph, region={**graph.region, **dict.fromkeys(moved, "before"), **dict.fromkeys(late, "after")})
+            for node in masked:
+                tell(True, in_words(node), "sums over all rows alone read it: made for all of T, and not in the step")
+        region = {**graph.region, **dict.fromkeys(moved, "before"), **dict.fromkeys(late, "after")}
+        return _with_own_masks(replace(graph, region=region))
 
     def ensures(self, graph: Graph) -> None:
         nodes = graph.nodes()
@@ -121,6 +126,73 @@ def _after(graph: Graph, moved: set[Node]) -> set[Node]:
         if "total" in leaves[node] or (wanted and node not in carried and node not in moved):
             found.add(node)
     return found
+
+
+def _masked_operands(graph: Graph, early: set[Node], moved: set[Node]) -> set[Node]:
+    """What is made of masks, and read by sums over all rows alone: x * mask and h * mask. One pass over all rows costs
+    less than a mask, an input and an array to write in every step."""
+    nodes, users, roots = graph.nodes(), graph.users(), {*graph.roots}
+    masked, multiples = _masked(nodes), _multiples(nodes)
+    found = {n for n in masked if n.pointwise and n in early and n not in moved and n not in roots and users[n]}
+    found -= multiples
+
+    def fits(node: Node) -> bool:
+        read = all(u in found or (not u.leaf and TABLE[u.op].kind == "total") for u in users[node])
+        return read and all(a.leaf or a in moved or a in multiples or a in found for a in node.args)
+
+    while wrong := {n for n in found if not fits(n)}:
+        found -= wrong
+    return found
+
+
+def _masked(nodes: list[Node]) -> set[Node]:
+    """Masks, and what is computed from them."""
+    found: set[Node] = set()
+    for node in nodes:
+        if node.random or any(a in found for a in node.args):
+            found.add(node)
+    return found
+
+
+def _multiples(nodes: list[Node]) -> set[Node]:
+    """What is computed from masks and numbers alone."""
+    found: set[Node] = set()
+    for node in nodes:
+        constant = all(a in found or a.random or a.scalar is not None for a in node.args)
+        if node.pointwise and constant and any(a.random or a in found for a in node.args):
+            found.add(node)
+    return found
+
+
+def _with_own_masks(graph: Graph) -> Graph:
+    """A multiple of a mask, which many regions read, becomes a node of each: else it would be stored for all rows."""
+    nodes = graph.nodes()
+    multiples = _multiples(nodes)
+    new: dict[Node, Node] = {}
+    copies: dict[tuple[Node, str], Node] = {}
+    regions: dict[Node, str] = {}
+
+    def own(node: Node, region: str) -> Node:
+        if node not in multiples:
+            return new[node]
+        if (node, region) not in copies:
+            made = replace(node, args=tuple(own(a, region) for a in node.args))
+            copies[node, region], regions[made] = made, region
+        return copies[node, region]
+
+    for node in nodes:
+        region = graph.region_of(node)
+        if node in multiples:
+            new[node] = node
+            continue
+        args = tuple(own(a, region) for a in node.args)
+        new[node] = node if all(a is b for a, b in zip(args, node.args, strict=True)) else replace(node, args=args)
+        if node in graph.region:
+            regions[new[node]] = region
+    if not multiples:
+        return graph
+    roots = {n: own(n, graph.region_of(n)) for n in multiples if n in {*graph.roots}}
+    return rewrite(graph, {**new, **roots}, region=regions)
 
 
 def _made_of_matrices(nodes: list[Node], leaves: Mapping[Node, frozenset[str]]) -> set[Node]:

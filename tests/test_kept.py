@@ -1,0 +1,55 @@
+"""kept: names of what training keeps, which network has which, and what is said of others."""
+
+from __future__ import annotations
+
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn.errors import ConfigError
+from tvm_rnn.kept import MOST_SHARE, NARROW, check, chosen, names, share_again, split, why
+from tvm_rnn.target import resolve
+
+
+def test_a_name_has_one_part_or_two() -> None:
+    assert split(True) == ("values", "") and split("states") == ("states", "")
+    assert split("states:bfloat16") == ("states", NARROW)
+
+
+def test_networks_of_float32_have_narrow_tapes_on_gpus() -> None:
+    assert names("float32", "cuda") == ["values", "states", "values:bfloat16", "states:bfloat16"]
+    for dtype, kind in (("bfloat16", "cuda"), ("float64", "cuda"), ("float32", "llvm")):
+        assert names(dtype, kind) == ["values", "states"]
+        check(True, dtype, kind)
+        check(False, dtype, kind)
+        with pytest.raises(ConfigError, match=r"float32 alone[\s\S]*here: keep='values'"):
+            check("values:bfloat16", dtype, kind)
+    check("values:bfloat16", "float32", "cuda")
+
+
+def lstm(hidden: int, layers: int = 1, dtype: str = "bfloat16") -> rnn.RNN:
+    return rnn.RNN(rnn.cells.lstm, hidden, hidden, layers, dtype=dtype)
+
+
+def test_what_is_kept_where_nobody_says() -> None:
+    """On a GPU states where running products again is cheap beside the steps, which it is not where weights are large,
+    and not in float32 without tensor cores."""
+    gpu, cpu = resolve("nvidia-h200"), resolve("llvm")
+    for net, batch, wanted in (
+        (lstm(256), 32, "states"),
+        (lstm(512, 4), 64, "states"),
+        (lstm(2560), 64, "values"),
+        (lstm(1024, dtype="float32"), 64, "values"),
+        (rnn.RNN(rnn.cells.gru, 1024, 1024, dtype="bfloat16"), 32, "states"),
+    ):
+        assert chosen(True, net, gpu, (1, batch)) == chosen("auto", net, gpu, (batch,)) == wanted
+        assert (share_again(net, batch) <= MOST_SHARE) == (wanted == "states")
+        assert chosen("values", net, gpu, (batch,)) == "values" and chosen(False, net, gpu) is False
+    small = lstm(256, dtype="float32")
+    assert chosen(True, small, cpu) == "values" and "CPUs" in why(small, cpu)
+    assert "20% of both passes; 15%" in why(lstm(2560), gpu, (64,))
+
+
+@pytest.mark.parametrize("name", ["value", "values:float16", "states:", ":bfloat16"])
+def test_unknown_names_are_errors(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"no such choice[\s\S]*values"):
+        check(name, "float32", "cuda")

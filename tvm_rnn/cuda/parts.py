@@ -1,0 +1,66 @@
+"""Calls of a host program of training for a part of the time: the numbers that such a call has more than others.
+
+In: a program, and the number of its input from which on they come, as integers in place of addresses. Out: `Parts`:
+expressions of the host program, and conditions for what concerns one layer and direction alone.
+
+    whole   steps of all of the time, where T is of a part: arrays that layers hand to the next have room for these
+    first   the part's first step among them
+    visit   the layer and direction that the call is for, -1: all
+    border  1: steps follow after the part; 2: steps come before it; 3: both. What goes back in time begins again at a
+            flag of the step after the part
+
+Networks of one direction that go forward in time need none: their parts are calls like others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from .program import Host, Program
+
+COUNT = 4
+
+
+@dataclass(frozen=True)
+class Parts:
+    """directions: of the network. given: whether the program has these inputs."""
+
+    directions: int = 1
+    whole: str = "T"
+    first: str = "0"
+    visit: str = "-1"
+    border: str = "0"
+    given: bool = False
+
+    @contextmanager
+    def of_visit(self, host: Host, layer: int, direction: int) -> Iterator[None]:
+        """What is done for one layer and direction, in calls for it."""
+        with self._when(host, f"{self.visit} == {layer * self.directions + direction}"):
+            yield
+
+    @contextmanager
+    def of_layer(self, host: Host, layer: int) -> Iterator[None]:
+        """What is done for both directions of a layer, in calls for either."""
+        with self._when(host, f"{self.visit} / {self.directions} == {layer}"):
+            yield
+
+    @contextmanager
+    def _when(self, host: Host, condition: str) -> Iterator[None]:
+        if self.given and self.directions > 1:
+            with host.when(f"{self.visit} < 0 || {condition}"):
+                yield
+        else:
+            yield
+
+
+def parts_of(program: Program, number: int, directions: int) -> Parts:
+    """Those of a program whose inputs from `number` on are these numbers."""
+    names = ("whole", "first", "visit", "border")
+    texts = [f"reinterpret_cast<int64_t>({program.input(number + i).text})" for i in range(COUNT)]
+    found = {name: program.sequence.let(name, text) for name, text in zip(names, texts, strict=True)}
+    return Parts(directions, **found, given=True)
+
+
+__all__ = ["COUNT", "Parts", "parts_of"]

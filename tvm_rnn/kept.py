@@ -1,0 +1,92 @@
+"""What training keeps, by name: which values, and where it is said in which dtype: "values", "states:bfloat16".
+
+In: `keep=` of the user's, True for training without one. Out: both parts, the names that a network has, and errors.
+
+A dtype is that of what the tape has and `backward` alone reads, in pointwise work: gates, cell states. What products
+read, inputs and hidden states, and states that forward goes on from stay in the network's dtype, so that results of
+forward, and forward that runs again, are the same bits. Networks of 16 bits have tapes of 16 bits in any case.
+
+"auto", what True means: on GPUs "states" where the products that run again are predicted to take 15 % of both passes at
+most, else, and on CPUs, "values". The model is of three numbers: a step of a layer takes 2.85 us at least; a third of
+the FLOPs of both passes, those of products within the steps, and the rest, which are over all steps at once, have a
+rate each, which measurements of an H200 agree with: LSTMs of 256 and 4 x 512 in bfloat16 are predicted to take 3 and
+11 % more (measured 13 and 9), one of 2560 20 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from .errors import ConfigError, message, unknown
+
+if TYPE_CHECKING:
+    from .rnn import RNN
+    from .target import Target
+
+AUTO, WHAT = "auto", ("values", "states")
+NARROW = "bfloat16"
+MOST_SHARE, BATCH = 0.15, 64  # BATCH: where none is named
+STEP_US = 2.85
+# FLOPs per microsecond within the steps, and over all steps at once. Of float32: without tensor cores.
+RATES = {"bfloat16": (150e6, 420e6), "float16": (150e6, 420e6), "float32": (20e6, 40e6), "float64": (15e6, 30e6)}
+
+
+def split(training: bool | str) -> tuple[str, str]:
+    """What is kept, and the dtype that is named, or ""."""
+    what, _, dtype = ("values" if training is True else str(training)).partition(":")
+    return what, dtype
+
+
+def names(dtype: str, kind: str) -> list[str]:
+    """The choices for a network of that dtype, on a target of that kind."""
+    narrow = [f"{what}:{NARROW}" for what in WHAT] if dtype == "float32" and kind == "cuda" else []
+    return [*WHAT, *narrow]
+
+
+def check(training: bool | str, dtype: str, kind: str) -> None:
+    """Raises ConfigError for a choice that a network of that dtype does not have there."""
+    name = "values" if training is True else str(training)
+    if not training or name in (AUTO, *names(dtype, kind)):
+        return
+    known = [AUTO, *names("float32", "cuda")]  # which have all
+    if name not in known:
+        raise ConfigError(message("no such choice of what training keeps", **unknown("choice", name, known)))
+    got = f"keep={name!r} for a network of {dtype} on target kind {kind}"
+    do = f"networks of float32 have it, on GPUs; here: keep={split(name)[0]!r}"
+    raise ConfigError(message("tapes are narrower than the network in float32 alone", got=got, do=do))
+
+
+def share_again(net: RNN, batch: int) -> float:
+    """What products that run again take of both passes, predicted: of their time without."""
+    from .graph import depends
+    from .lower import node_flops
+
+    flops = 0.0
+    for layer in net.layers:
+        nodes = layer.graph.nodes()
+        leaves = depends(nodes)
+        flops += batch * net.num_directions * sum(node_flops(n) for n in nodes if not n.leaf and leaves[n])
+    within, over = RATES[net.dtype]
+    once = STEP_US * net.num_layers * net.num_directions + flops / within + 2 * flops / over
+    return flops / over / once
+
+
+def chosen(training: bool | str, net: RNN, target: Target, batches: Iterable[int] = ()) -> bool | str:
+    """The name of what is kept, where it is left to the network."""
+    if not training or str(training) not in ("True", AUTO):
+        return training
+    if target.kind != "cuda":
+        return "values"
+    return "states" if share_again(net, max(batches, default=BATCH)) <= MOST_SHARE else "values"
+
+
+def why(net: RNN, target: Target, batches: Iterable[int] = ()) -> str:
+    """The reason for a choice that was left to the network."""
+    if target.kind != "cuda":
+        return "on CPUs products that run again take as long as they did"
+    share = share_again(net, max(batches, default=BATCH))
+    return f"products that run again would take {share:.0%} of both passes; {MOST_SHARE:.0%} is the most"
+
+
+__all__ = ["AUTO", "NARROW", "WHAT", "check", "chosen", "names", "share_again", "split", "why"]
