@@ -155,13 +155,21 @@ def test_the_regime_and_what_the_slower_ones_would_take() -> None:
 
 
 def test_by_how_many_bytes_a_geometry_does_not_fit() -> None:
-    found = facts(zoo("lstm", 2560, dtype="bfloat16"), GPU, batch=64)
+    found = facts(zoo("lstm", 4480, dtype="bfloat16"), GPU, batch=64)
     lacks = {row["subject"]["template"]: row for row in regime(found, "a geometry")}
     assert {"persistent_cluster_cuda", "persistent_grid_cuda"} <= set(lacks)
     for row in (row for row in lacks.values() if "facts" in row):
         assert row["facts"]["missing_bytes"] > 0 and str(row["facts"]["missing_bytes"]) in row["why"]
     (steps,) = regime(found, "step by step")
     assert steps["done"] and found["work"][0]["predicted_us"] == pytest.approx(100 * steps["facts"]["predicted_us"])
+
+
+def test_how_much_of_a_large_layer_stays_on_the_chip() -> None:
+    found = facts(zoo("gru", 2816, dtype="bfloat16"), GPU, batch=32)
+    (taken,) = (row for row in regime(found, "persistent_pooled_cuda") if row["done"])
+    kept, every = taken["facts"], 3 * 2816 * 2816 * 2
+    assert 0.2 * every < kept["weights_in_shared_bytes"] < 0.5 * every
+    assert 0.2 * every < kept["weights_in_registers_bytes"] < 0.5 * every
 
 
 @pytest.mark.parametrize(

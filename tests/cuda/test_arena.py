@@ -37,7 +37,7 @@ def test_a_cluster_that_shares_k_allocates_what_it_needs(apart: int) -> None:
 @pytest.mark.parametrize(
     ("team", "why"),
     [
-        (Team(step("lstm_layer_norm", 64), "bfloat16", **grid(4, 8, polled=1)), "a polled team"),
+        (Team(step("lstm_layer_norm", 64), "bfloat16", **grid(4, 8, polled=1)), "polled team"),
         (Team(step("lstm", 64), "bfloat16", **grid(4, 8, ring=2)), "a ring has two stages"),
         (Pooled(step("lstm", 64), "bfloat16", **pooled(9, 32)), "clusters share K"),
     ],

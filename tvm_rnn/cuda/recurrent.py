@@ -285,12 +285,11 @@ def _tell(layout: Layout, best: Geometry, batch: int, most: int | None, target: 
     if most == 0:
         tell(False, template, f"{us:.2f} us per step predicted, one launch per step {other:.2f}", **facts)
         return
-    kept = {"registers": 0, "shared": 0}
+    kept = {"registers": 0, "shared": team.weight_words * 4 * team.ctas}
     for phase, parts in team.shares.items():
         for share in parts:
             each = team.block_words(phase) * team.k_parts * team.part_lanes * 4 * team.ctas
             kept["registers"] += share.registers * each
-            kept["shared"] += share.shared * each
     chip: dict[str, float] = {
         "blocks": team.ctas,
         "rows": team.rows,
