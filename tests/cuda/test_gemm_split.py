@@ -70,3 +70,10 @@ def test_every_item_has_one_block(cluster: int) -> None:
     tile = SplitTile(160, cluster=cluster)
     assert tile.items(32) == 10 and tile.own(32) * cluster >= 10 > (tile.own(32) - 1) * cluster
     assert tile.shared_bytes(32) >= cluster * tile.own(32) * tile.members * 32
+
+
+def test_tiles_that_do_not_fit_are_left_out() -> None:
+    """Of an LSTM of 6144, 128 rows leave room for three stages; 640 threads do not have 144 columns' sums."""
+    assert [v.kernel.name for v in shared(6144, most=128)] == ["kernel_share1"]
+    assert SplitTile(144, high=2, along=1).fits and SplitTile(256, high=2, along=2).fits
+    assert not SplitTile(288, high=2, along=2).fits and not SplitTile(256, high=2, stages=3).fits

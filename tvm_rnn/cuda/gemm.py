@@ -143,7 +143,7 @@ def _aligned(problem: Problem) -> str:
 
 
 def _shared(name: str, problem: Problem, knobs: Config) -> list[Variant]:
-    """Kernels for large steps: one per 64 rows up to knobs["share"]."""
+    """Kernels for large steps: one per 64 rows up to knobs["share"], of those that fit."""
     found: list[Variant] = []
     if isinstance(problem.layout, Lanes):
         return _shared_lanes(name, problem, problem.layout, knobs)
@@ -155,6 +155,8 @@ def _shared(name: str, problem: Problem, knobs: Config) -> list[Variant]:
         )
         tile = SplitTile(columns, high, along, cluster, kept=kept, overlap=0 < overlap <= high)
         tile = replace(tile, stages=knobs["share_bytes"] // (tile.stage_bytes + 16))
+        if not tile.fits:  # so many rows are the other kernels'
+            continue
         condition = f"rows > {64 * (high - 1) or knobs['share_from']} && rows <= {64 * high}{_aligned(problem)}"
         found.append(Variant(split_kernel(f"{name}_share{high}", problem, tile), condition))
     return found

@@ -64,6 +64,13 @@ class SplitTile:
     def ring_bytes(self) -> int:
         return self.stages * (self.stage_bytes + 16)
 
+    @property
+    def fits(self) -> bool:
+        """Whether there are stages enough, and at a kernel's start registers for one wgmma's sums and what it takes
+        beside them: ptxas asked for 98 where there were 72 sums, for 154 where there were 128."""
+        most = min(255, (1 << 16) // self.threads // 8 * 8)
+        return self.stages > LAG + 1 and self.columns // self.along // 2 + 26 <= most
+
     def items(self, block: int) -> int:
         """Of epilogue work: 8 rows of a warp's 16, and a block of units with all gates."""
         return 2 * self.columns // self.along // block
@@ -80,7 +87,7 @@ class SplitTile:
 def split_kernel(name: str, problem: Problem, tile: SplitTile) -> Kernel:
     """A kernel for 16-byte aligned operands."""
     block = problem.fragments.block
-    assert tile.columns % (tile.along * block) == 0 and tile.columns // tile.along <= 256 and tile.stages > LAG + 1
+    assert tile.columns % (tile.along * block) == 0 and tile.columns // tile.along <= 256 and tile.fits
 
     def body(w: Writer) -> None:
         with problem.flavour(), I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):
