@@ -67,6 +67,7 @@ inline void tvm_builtin_ptx_barrier_cluster_wait_cluster_wait_acquire_aligned() 
 inline void tvm_builtin_ptx_cp_async_cg_async_cg_shared_global_16(W to, const void* from) { emu::copy(to, from, 16); }
 inline void tvm_builtin_ptx_cp_async_cg_src_size_async_cg_shared_global_16(W to, const void* from, W size) { emu::copy(to, from, size); }
 inline void tvm_builtin_ptx_cp_async_ca_src_size_async_ca_shared_global_4(W to, const void* from, W size) { emu::copy(to, from, size, 4); }
+inline void tvm_builtin_ptx_cp_async_ca_src_size_async_ca_shared_global_8(W to, const void* from, W size) { emu::copy(to, from, size, 8); }
 inline void tvm_builtin_ptx_cp_async_commit_group_async_commit_group() { emu::commit_copies(); }
 // Copies may be repeated until another thread has stored.
 #define WAIT(n) inline void tvm_builtin_ptx_cp_async_wait_group_async_wait_group_##n() { emu::wait_copies(n), emu::yield(); }

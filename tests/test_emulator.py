@@ -113,6 +113,16 @@ def test_a_persistent_geometry_is_right(name: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
+    ("dtype", "width", "inputs"),
+    [("float64", 7, 5), *(pytest.param(d, 33, 7, marks=pytest.mark.slow) for d in ("float64", "float32", "bfloat16"))],
+)
+def test_rows_of_odd_lengths(dtype: str, width: int, inputs: int) -> None:
+    """No row begins at a multiple of 16 bytes."""
+    net = network("elman", width, dtype, inputs)
+    check(net, emulator.compile(net, batch=[B]), dtype)
+
+
+@pytest.mark.parametrize(
     ("cell", "dtype"), [pytest.param("gru", "float32", marks=pytest.mark.slow), ("lstm", "float64")]
 )
 def test_step_by_step_with_equal_sizes(cell: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,13 @@ def test_rows_need_alignment(stride: int, start: int, piece: int) -> None:
     assert found.piece("bfloat16") == 0
 
 
+@pytest.mark.parametrize(("dtype", "stride", "piece"), [("float64", 32, 16), ("float64", 33, 8), ("float32", 33, 4)])
+def test_a_piece_has_whole_elements(dtype: str, stride: int, piece: int) -> None:
+    """Half of a float64 cannot be addressed: copies would take its first half twice."""
+    (found,) = operands(product(leaf(32)), lambda n: Place(dtype, stride) if n.leaf else None)
+    assert found.piece(dtype) == piece
+
+
 def test_a_column_is_not_straight() -> None:
     column = make("index", leaf(8, 4), axis=-1, at=1)
     (found,) = operands(product(column), lambda n: Place("float32", 32) if n.leaf else None)

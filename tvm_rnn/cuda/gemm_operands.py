@@ -19,7 +19,7 @@ from .gemm_layout import SIZES
 from .places import Place
 
 Expr = Any
-PIECES = (16, 4)
+PIECES = (16, 8, 4)  # bytes that the hardware copies at a time
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,12 @@ class Operand:
 
     def piece(self, dtype: str) -> int:
         """Bytes that the hardware copies at a time where rows are consecutive elements of that dtype: what every row
-        begins at a multiple of if the pointer is one, 16 or 4. 0: there is no such copy."""
+        begins at a multiple of if the pointer is one, 16, else 4, of float64 8. 0: there is no such copy."""
         if self.offset is None or self.place.dtype != dtype:
             return 0
         starts = self.place.row_stride * SIZES[dtype], self.offset * SIZES[dtype]
-        return next((size for size in PIECES if not any(start % size for start in starts)), 0)
+        able = [size for size in PIECES if size != (4 if SIZES[dtype] == 8 else 8)]
+        return next((size for size in able if not any(start % size for start in starts)), 0)
 
     def value(self, buffer: Expr, row: Expr, k: Expr, dtype: str) -> Expr:
         """Element (row, k), loaded and converted."""
