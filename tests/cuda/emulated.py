@@ -175,6 +175,16 @@ def packed(team: Team, phase: Any, share: Any, value: np.ndarray) -> np.ndarray:
     return np.where(places >= 0, value.ravel()[np.maximum(places, 0)], 0.0)
 
 
+def check_packed_once(team: Team) -> None:
+    """Every weight of every product is packed once, and padding is 0."""
+    for phase, share in weights(team):
+        shape = share.operand.weight.shape
+        value = np.arange(1.0, 1 + np.prod(shape)).reshape(shape)
+        found = packed(team, phase, share, value)
+        assert np.array_equal(np.sort(found[found != 0]), value.ravel())
+        assert found.size == team.weight_elements(phase, share)
+
+
 class Case:
     """A cell with random weights, inputs and states, and a kernel's arrays made of them."""
 

@@ -7,15 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
+from emulated import check_packed_once, packed
 from persistent_layers import TENSOR_CORES, step
-from tvm import tirx
-from tvm.script.ir_builder import IRBuilder
-from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.phases import Phase
 from tvm_rnn.cuda.product import weights
-from tvm_rnn.cuda.team import LANES, Share, Team
+from tvm_rnn.cuda.team import LANES, Team
 
 SHAPES = [
     # cell, H, geometry
@@ -32,39 +28,12 @@ def team(name: str = "lstm", hidden: int = 40, precision: str = "bfloat16", **kn
     return Team(step(name, hidden, precision), precision, **knobs)
 
 
-def indices(made: Team, phase: Phase, share: Share) -> tuple[np.ndarray, np.ndarray]:
-    """Index [axes, positions] into the weight node, and validity, of every position of the packed weights."""
-    count, axes = made.weight_elements(phase, share), len(share.operand.weight.shape)
-    with IRBuilder() as builder, I.prim_func():
-        I.func_name("main")
-        found = I.match_buffer(I.arg("found", I.handle()), (axes + 1, count), "int64")
-        with I.serial(0, tirx.const(count, "int64")) as at:
-            index, valid = made.weight_index(phase, share, at)
-            for axis, value in enumerate((*index, tirx.Select(valid, tirx.const(1, "int64"), tirx.const(0, "int64")))):
-                I.buffer_store(found, tirx.Cast("int64", value), [axis, at])
-    run = tvm.compile(tvm.IRModule({"main": builder.get().with_attr("global_symbol", "main")}), "llvm")["main"]
-    result = np.zeros((axes + 1, count), np.int64)
-    array = tvm.runtime.tensor(result)
-    run(array)
-    result = array.numpy()
-    return result[:-1], result[-1].astype(bool)
-
-
-def check_each_once(made: Team) -> None:
-    for phase, share in weights(made):
-        at, valid = indices(made, phase, share)
-        shape = share.operand.weight.shape
-        assert valid.sum() == np.prod(shape)
-        numbers = np.ravel_multi_index(tuple(axis[valid] for axis in at), shape)
-        np.testing.assert_array_equal(np.sort(numbers), np.arange(np.prod(shape)))
-
-
 @pytest.mark.parametrize("precision", ["bfloat16", "tf32"])
 @pytest.mark.parametrize(("name", "hidden", "knobs"), SHAPES)
 def test_every_weight_is_packed_once_and_the_rest_is_padding(
     name: str, hidden: int, knobs: dict[str, int], precision: str
 ) -> None:
-    check_each_once(team(name, hidden, precision, **knobs))
+    check_packed_once(team(name, hidden, precision, **knobs))
 
 
 @pytest.mark.slow
@@ -73,7 +42,7 @@ def test_every_weight_is_packed_once_and_the_rest_is_padding(
 @pytest.mark.parametrize("hidden", [8, 50, 96])
 def test_weights_of_all_geometries(name: str, hidden: int, precision: str) -> None:
     for ctas, warps_u, warps_k in product((1, 3), (1, 2), (1, 4)):
-        check_each_once(team(name, hidden, precision, ctas=ctas, warps_u=warps_u, warps_k=warps_k))
+        check_packed_once(team(name, hidden, precision, ctas=ctas, warps_u=warps_u, warps_k=warps_k))
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "tf32"])
@@ -84,9 +53,8 @@ def test_fragments_times_operands_are_the_product(
     """What mma.sync does with the packed words, in NumPy: each lane's words of both factors meet the same k."""
     made, rng = team(name, hidden, precision, **knobs), np.random.default_rng(0)
     for phase, share in weights(made):
-        at, valid = indices(made, phase, share)
         weight = rng.normal(size=share.operand.weight.shape)
-        packed = np.where(valid, weight[tuple(np.where(valid, axis, 0) for axis in at)], 0)
+        fragments = packed(made, phase, share, weight)
         element = 4 // made.itemsize
         tiles = made.m_tiles(phase)
         order = (made.ctas, made.warps_u, made.warps_k, share.kblocks, tiles, 2, 8, 4, 2, 2, element)
@@ -95,7 +63,7 @@ def test_fragments_times_operands_are_the_product(
         blocks = operand.reshape(made.warps_k, share.kblocks, 4, 2, 2, element, made.rows)
         # c cta, u warp of units, w warp of K, b block of K, m tile, s MMA step, g and q of the lane, f further half of
         # the step, h half of the tile, e element, r batch row
-        sums = np.einsum("cuwbmsgqfhe,wbqsfer->cumhgr", packed.reshape(order), blocks)
+        sums = np.einsum("cuwbmsgqfhe,wbqsfer->cumhgr", fragments.reshape(order), blocks)
         stacked = weight.reshape(phase.gates, phase.width, -1) @ operand[: share.operand.depth]
         for cta, warp_u in product(range(made.ctas), range(made.warps_u)):
             for half, (gate, block) in enumerate(made.halves(phase)):

@@ -17,6 +17,8 @@ from typing import Any
 
 from tvm import tirx
 
+from .gemm_layout import Digits
+
 Expr = Any
 ACROSS, DOWN = 4, 8  # lanes of a warp along columns, along rows
 GROUP = 4 * ACROSS  # columns of a warp's load
@@ -110,16 +112,9 @@ def registers(team: Any) -> int:
 
 def weight_index(team: Any, phase: Any, share: Any, at: Expr) -> tuple[tuple[Expr, ...], Expr]:
     """Position in the packed weights -> (index into the weight node, valid). Order: [cta][part][K block][k][column]."""
-    rest = tirx.Cast("int32", at)
-
-    def take(size: int) -> Expr:
-        nonlocal rest
-        digit = tirx.floormod(rest, size)
-        rest = tirx.floordiv(rest, size)
-        return digit
-
-    column, k = take(columns(team, phase)), take(team.block_k)
-    kblock, part, cta = take(share.kblocks), take(team.k_parts), rest
+    digits = Digits(tirx.Cast("int32", at))
+    column, k = digits.take(columns(team, phase)), digits.take(team.block_k)
+    kblock, part, cta = digits.take(share.kblocks), digits.take(team.k_parts), digits.rest
     k = (part * share.kblocks + kblock) * team.block_k + k
     column = tirx.bitwise_xor(column, TURNED) if TURNED else column
     local, gate = tirx.floordiv(column, phase.gates), tirx.floormod(column, phase.gates)

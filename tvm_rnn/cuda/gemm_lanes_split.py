@@ -16,8 +16,9 @@ from tvm.script.ir_builder import tirx as I
 from .gemm_lanes import LanesTile, _Lanes
 from .gemm_layout import CHUNKS
 from .gemm_problem import Problem, keep, uint32
-from .gemm_ring import Stages, ring_kernel
+from .gemm_ring import ring_kernel
 from .kernel import Kernel, Writer
+from .stages import Stages
 
 Expr = Any
 COPIERS = 128  # threads

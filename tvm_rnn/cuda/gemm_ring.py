@@ -83,30 +83,6 @@ class RingTile(ABC):
         return max(self.stages * self.pace * self.stage_bytes, self.threads * self.sums if self.parts > 1 else 0)
 
 
-class Stages:
-    """The barriers of a ring that copiers fill and others read: behind the stages, 8 bytes each."""
-
-    w: Any
-    base: Any
-    tile: Any
-
-    def _full(self, slot: Expr) -> Expr:
-        """Address of the barrier that says that a stage holds data."""
-        return self.base + uint32(self.tile.stages * self.tile.stage_bytes) + tirx.Cast("uint32", slot * 8)
-
-    def _empty(self, slot: Expr) -> Expr:
-        """Address of the barrier that says that nobody reads a stage any more, in the whole cluster."""
-        return self._full(slot + self.tile.stages)
-
-    def _wait(self, barrier: Expr, parity: Expr) -> None:
-        """Until the phase with that parity is over."""
-        w = self.w
-        done = w.local(1, "uint32")
-        w.store(done, uint32(0), 0)
-        with I.While(done[0] == uint32(0)):
-            w.do(I.ptx["mbarrier.try_wait.parity.shared::cta.b64"](done[0], barrier, tirx.Cast("uint32", parity)))
-
-
 class Ring(ABC):
     """A kernel's body: run() emits all of it."""
 

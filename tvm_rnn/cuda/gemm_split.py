@@ -118,7 +118,7 @@ class _Split(_Wgmma):
         self.column = keep(w, tirx.truncmod(place, self.tiles))
         self.begin = keep(w, tirx.truncdiv(self.rank * self.total, tile.cluster))
         self.count = keep(w, tirx.truncdiv((self.rank + 1) * self.total, tile.cluster) - self.begin)
-        self._start()
+        self._make_barriers(5, tile.members // 32)  # full: by 4 warps, and the bulk copy
         if tile.overlap:
             w.do(I.ptx.griddepcontrol.launch_dependents())
         with I.If(self.tx < 128):
@@ -129,17 +129,6 @@ class _Split(_Wgmma):
                 self._consume()
         self._meet()
         self._finish()
-
-    def _start(self) -> None:
-        w, tile = self.w, self.tile
-        with w.when(self.tx == 0):
-            for slot in range(tile.stages):
-                at = tirx.const(slot, "int32")
-                w.do(I.ptx.mbarrier.init.shared.b64(self._full(at), uint32(5)))  # 4 warps, and the bulk copy
-                w.do(I.ptx.mbarrier.init.shared.b64(self._empty(at), uint32(tile.members // 32)))
-            w.do(I.ptx.fence.mbarrier_init.release.cluster())
-            w.do(I.ptx.fence.proxy.async_.shared__cta())
-        w.do(I.cuda.cta_sync())
 
     def _meet(self) -> None:
         """All threads of the cluster."""

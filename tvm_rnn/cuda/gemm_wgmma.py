@@ -15,8 +15,9 @@ from tvm.script.ir_builder import tirx as I
 
 from .gemm_layout import CHUNKS, ROW_BYTES, SIZES, Fragments, ceil_div
 from .gemm_problem import Problem, int64, keep, uint32
-from .gemm_ring import Stages, copy_chunk
+from .gemm_ring import copy_chunk
 from .kernel import Kernel, Writer, write
+from .stages import Stages
 
 Expr = Any
 ROWS, CONSUMERS, STEPS = 128, 2, 4  # of a block; warpgroups that multiply; steps of 32 bytes of K in a stage
@@ -93,7 +94,8 @@ class _Wgmma(Stages):
         self.high, self.clusters = keep(w, tirx.Cast("int32", high)), keep(w, clusters)
         left = self.high * self.tiles - self.first + (self.clusters - 1)
         self.items = keep(w, tirx.truncdiv(left, self.clusters))
-        self._start()
+        self._make_barriers(5, 4 * CONSUMERS * tile.cluster)  # full: by 4 warps, and the bulk copies
+        self._meet()
         with I.If(self.tx < 128):
             with I.Then():
                 w.do(I.ptx["setmaxnreg.dec.sync.aligned.u32"](FEW_REGISTERS))
@@ -102,26 +104,6 @@ class _Wgmma(Stages):
                 w.do(I.ptx["setmaxnreg.inc.sync.aligned.u32"](MANY_REGISTERS))
                 self._consume()
         self._meet()
-
-    # --- barriers --------------------------------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        w, tile = self.w, self.tile
-        with w.when(self.tx == 0):
-            for slot in range(tile.stages):
-                at = tirx.const(slot, "int32")
-                w.do(I.ptx.mbarrier.init.shared.b64(self._full(at), uint32(5)))  # 4 warps, and the bulk copies
-                w.do(I.ptx.mbarrier.init.shared.b64(self._empty(at), uint32(4 * CONSUMERS * tile.cluster)))
-            w.do(I.ptx.fence.mbarrier_init.release.cluster())
-            w.do(I.ptx.fence.proxy.async_.shared__cta())
-        w.do(I.cuda.cta_sync())
-        self._meet()
-
-    def _meet(self) -> None:
-        """All blocks of the cluster: none may leave while others copy into it."""
-        if self.tile.cluster > 1:
-            self.w.do(I.ptx["barrier.cluster.arrive.release.aligned"]())
-            self.w.do(I.ptx["barrier.cluster.wait.acquire.aligned"]())
 
     def _item(self, number: Expr) -> tuple[Expr, Expr]:
         """(first row, tile of columns) of this block's item: down `group` blocks of rows, then the next columns."""
@@ -244,20 +226,3 @@ class _Wgmma(Stages):
         from_b = b + tirx.const(ROWS * ROW_BYTES // 16 + 2 * step, "uint64")
         d = [acc[i] for i in range(self.tile.columns // 2)]
         self.w.do(I.ptx[name](*d, a + offset, from_b, I.ptx.pred(add), 1, 1, *transposed))
-
-    def _remote(self, lane: Expr) -> Expr:
-        """The first "empty" barrier of the block of the cluster that this lane tells."""
-        barrier = self._empty(tirx.const(0, "int32"))
-        if self.tile.cluster == 1:
-            return barrier
-        found = self.w.local(1, "uint32")
-        rank = tirx.Cast("uint32", lane % self.tile.cluster)
-        self.w.do(I.ptx["mapa.shared::cluster.u32"](found[0], barrier, rank))
-        return found[0]
-
-    def _release(self, barrier: Expr, turn: Expr) -> None:
-        at = barrier + tirx.Cast("uint32", turn % self.tile.stages * 8)
-        if self.tile.cluster > 1:
-            self.w.do(I.ptx.mbarrier.arrive.shared__cluster.b64(at))
-        else:
-            self.w.do(I.ptx["mbarrier.arrive.shared.b64"](at))

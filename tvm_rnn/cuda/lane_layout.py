@@ -10,6 +10,8 @@ from typing import Any
 
 from tvm import tirx
 
+from .gemm_layout import Digits
+
 Expr = Any
 LANES = 32
 
@@ -21,22 +23,16 @@ def weight_index(team: Any, phase: Any, share: Any, at: Expr) -> tuple[tuple[Exp
     the first half of a tile's rows, a1 and a3 the second; a2 and a3 lie half an MMA step further along K. In 8 bits:
     [M tile][lane][MMA step][a0 a1 a2 a3], each a of two codes, so that a lane's 16 bytes are both steps'.
     """
-    i32 = tirx.Cast("int32", at) if prod(share.operand.weight.shape) < 1 << 28 else at
+    digits = Digits(tirx.Cast("int32", at) if prod(share.operand.weight.shape) < 1 << 28 else at)
     per_word = 4 // team.itemsize
 
-    def take(size: int) -> Expr:
-        nonlocal i32
-        digit = tirx.floormod(i32, size)
-        i32 = tirx.floordiv(i32, size)
-        return digit
-
-    element, word = take(per_word), take(4)
+    element, word = digits.take(per_word), digits.take(4)
     if team.stored:
-        mma_step, lane = take(2), take(LANES)
+        mma_step, lane = digits.take(2), digits.take(LANES)
     else:
-        lane, mma_step = take(LANES), take(2)
-    tile, kblock = take(team.m_tiles(phase)), take(share.kblocks)
-    warp_k, warp_u, cta = take(team.warps_k), take(team.warps_u), i32
+        lane, mma_step = digits.take(LANES), digits.take(2)
+    tile, kblock = digits.take(team.m_tiles(phase)), digits.take(share.kblocks)
+    warp_k, warp_u, cta = digits.take(team.warps_k), digits.take(team.warps_u), digits.rest
     g, q = tirx.floordiv(lane, 4), tirx.floormod(lane, 4)
     half = tile * 2 + tirx.floormod(word, 2)
     k = (warp_k * share.kblocks + kblock) * team.block_k + q * (4 * per_word) + mma_step * (2 * per_word)

@@ -25,15 +25,18 @@ from .pooled_ring import PooledRing
 from .product import separated, weights
 from .ring import Ringed, uint32
 from .team import LANES, Share
-from .wide import INPUTS, STEPS, STRIDE, SWIZZLE_64
+from .wide import STEPS, RingProduct
 from .wide_layout import ROW_BYTES, TILE_BYTES, TILE_WORDS, Chunk
 
 Expr = Any
 LAG = 2  # chunks under way, where the ring is deep enough
 
 
-class PooledProduct:
+class PooledProduct(RingProduct):
     """The products of one kernel. Construct once, at the kernel's start: it loads the resident weights."""
+
+    team: Pooled
+    ring: PooledRing
 
     def __init__(self, k: Writer, team: Pooled, ids: Any, arena: Any, exchange: Ringed) -> None:
         self.k, self.team, self.ids = k, team, ids
@@ -54,22 +57,11 @@ class PooledProduct:
                 at += share.shared * team.far_bytes(phase)
         self.ring.start()
 
-    @property
-    def par(self) -> int:
-        return self.ring.par
-
-    @par.setter
-    def par(self, par: int) -> None:
-        self.ring.par = par
-
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def _first(self, phase: Phase, share: Share) -> Expr:
         """The first word of the block's packed weights."""
         return tirx.Cast("int64", self.ids.rank) * (self.team.packed_bytes(phase, share) // 4)
-
-    def _word(self, share: Share, word: Expr) -> Expr:
-        return self.k[self.names[share]].ptr_to([word * (4 // self.team.itemsize)])
 
     def _load(self, phase: Phase, share: Share) -> Any:
         """This lane's fragments: [K block][tile][step][4]."""
@@ -151,11 +143,6 @@ class PooledProduct:
         mine = tirx.Cast("uint32", self.warpgroup * (self.team.group_tiles(phase) * TILE_BYTES // 16))
         self.tiles = k.keep(self.operands + mine)
 
-    def _descriptor(self, first: Expr, at: int) -> Expr:
-        """Of a tile that begins `at` bytes after the first. The high word is the same for all."""
-        low = tirx.Cast("uint64", first + uint32(at // 16))
-        return tirx.bitwise_or(low, tirx.const((SWIZZLE_64 << 30 | STRIDE) << 32, "uint64"))
-
     def _multiply(self, phase: Phase, chunk: Chunk, acc: Any, first: bool) -> None:
         team = self.team
         stage = self.places.ring + chunk.slot * self.ring.bytes
@@ -177,16 +164,6 @@ class PooledProduct:
             return [self._descriptor(self.tiles, self.shared[share] + (kblock - share.registers) * far + within)]
         stage = self.places.ring + chunk.slot * self.ring.bytes + chunk.count * team.operand_bytes
         return [self._descriptor(self.tiles, stage + i * far + within)]
-
-    def _instruction(self, acc: Any, tile: int, a: list[Expr], b: Expr, add: bool) -> None:
-        """One wgmma: 64 rows and all columns, a step of K."""
-        each = self.team.rows // 2
-        deep, kinds, transposed = INPUTS[self.team.precision]
-        name = f"wgmma.mma_async.sync.aligned.m64n{self.team.rows}{deep}.f32.{kinds}"
-        d = [acc[tile * each + z] for z in range(each)]
-        # Each of A and B that comes from shared memory could be transposed.
-        more = [0] * (transposed * (1 + (len(a) == 1)))
-        self.k.do(I.ptx[name](*d, *a, b, I.ptx.pred(tirx.const(int(add), "int32")), 1, 1, *more))
 
     # --- sums --------------------------------------------------------------------------------------------------------
 

@@ -14,10 +14,11 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from . import pooled_layout
 from .kernel import Writer
 from .phases import Phase
-from .pooled_layout import Pooled, chunks, places, stage_bytes, uses
-from .ring import BULK, Ringed, uint32
+from .pooled_layout import Pooled
+from .ring import BULK, BulkRing, Ringed, uint32
 from .team import BLOCK_WORDS, Share
 from .wide_layout import Chunk
 
@@ -25,91 +26,39 @@ Expr = Any
 EVICT_LAST = 0x14F0000000000000  # a policy of copies, as createpolicy makes it: weights come again in the next step
 
 
-class PooledRing:
+class PooledRing(BulkRing):
     """Of one kernel. `names`: the pointers of packed weights."""
+
+    layout = pooled_layout
+    team: Pooled
 
     def __init__(
         self, k: Writer, team: Pooled, ids: Any, arena: Any, exchange: Ringed, names: dict[Share, str]
     ) -> None:
-        self.k, self.team, self.ids, self.exchange, self.names = k, team, ids, exchange, names
-        self.places, self.chunks, self.uses, self.bytes = places(team), chunks(team), uses(team), stage_bytes(team)
-        self.par = 0
-        self.base = self.start_base = k.keep(I.cuda.cvta_generic_to_shared(arena.ptr_to([tirx.const(0, "int32")])))
+        super().__init__(k, team, ids, arena, exchange, names)
+        self.bytes = pooled_layout.stage_bytes(team)
         self.number = k.keep(tirx.floormod(ids.rank, team.together))  # of this block in its cluster: its part of K
 
     def refresh(self) -> None:
         """At the start of a product."""
         self.base = self.k.fresh(self.start_base)
 
-    # --- barriers ----------------------------------------------------------------------------------------------------
-
     def start(self) -> None:
-        k, team = self.k, self.team
-        with k.when(self.ids.thread == 0):
-            for number in range(2 * team.ring):  # "full" of every stage, then "empty"
-                count = team.warps if number >= team.ring else 1
-                k.do(I.ptx.mbarrier.init.shared.b64(self.barrier(number), uint32(count)))
-            k.do(I.ptx.fence.mbarrier_init.release.cluster())
-        k.do(I.ptx.fence.proxy.async_.shared__cta())  # also of the weights that every thread has laid down
-        k.do(I.cuda.cta_sync())
-        self.meet()
-
-    def meet(self) -> None:
-        """All blocks of the cluster: what each has stored in shared memory, the others see."""
-        self.k.do(I.ptx["barrier.cluster.arrive.release.aligned"]())
-        self.k.do(I.ptx["barrier.cluster.wait.acquire.aligned"]())
+        """Before the first product."""
+        self._start(1, self.team.warps)
 
     def barrier(self, number: int) -> Expr:
         return self.base + uint32(self.places.barriers + number * 8)
-
-    def _parity(self, chunk: Chunk) -> int:
-        """Of the uses of its stage before this one, since the kernel's start; a step's number is even or odd as par."""
-        return (self.par * self.uses[chunk.slot] + chunk.turn) % 2
-
-    def _wait(self, number: int, parity: int) -> None:
-        k = self.k
-        done = k.local(1, "uint32")
-        k.store(done, uint32(0), 0)
-        with I.While(done[0] == uint32(0)):
-            k.do(I.ptx["mbarrier.try_wait.parity.shared::cta.b64"](done[0], self.barrier(number), uint32(parity)))
-
-    def wait(self, chunk: Chunk) -> None:
-        """Until it is there."""
-        self._wait(chunk.slot, self._parity(chunk))
 
     def release(self, chunk: Chunk) -> None:
         """This warp reads it no more."""
         with self.k.when(self.ids.lane == 0):
             self.k.do(I.ptx["mbarrier.arrive.shared.b64"](self.barrier(chunk.slot + self.team.ring)))
 
-    # --- copies ------------------------------------------------------------------------------------------------------
-
-    def begin(self, phase: Phase, source: Any) -> None:
-        """Fill the ring: weights at once, operands when they are published. source(share): their first word."""
-        k, first = self.k, self.chunks[phase][: self.team.ring]
-        with k.when(self.ids.thread == 0):
-            for chunk in first:
-                self._expect(phase, chunk)
-            if self.exchange.due is not None:
-                self.exchange.poll(self.exchange.due)
-            k.do(I.ptx["fence.proxy.async.global"]())
-            for chunk in first:
-                self._operand(chunk, source)
-        k.do(I.cuda.warp_sync())
-        self.exchange.due = None
-
-    def refill(self, phase: Phase, number: int, source: Any) -> None:
-        """The stage of a phase's number-th chunk, with the next one that belongs there."""
-        k, after = self.k, number + self.team.ring
-        if after >= len(self.chunks[phase]):
-            return
-        with k.when(self.ids.thread == 0):
-            self._expect(phase, self.chunks[phase][after])
-            self._operand(self.chunks[phase][after], source)
-        k.do(I.cuda.warp_sync())
+    def _copies(self) -> Expr:
+        return self.ids.thread == 0
 
     def _expect(self, phase: Phase, chunk: Chunk) -> None:
-        """When the stage is free: announce its bytes, and copy weights."""
         k, team, share = self.k, self.team, chunk.share
         self._wait(chunk.slot + team.ring, 1 - self._parity(chunk))
         full = self.barrier(chunk.slot)

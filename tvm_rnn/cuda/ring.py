@@ -18,11 +18,12 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from . import wide_layout
 from .kernel import Writer
 from .phases import Phase
 from .side_by_side import SideBySide
 from .team import BLOCK_WORDS, LANES, Share, Team
-from .wide_layout import TILE_BYTES, Chunk, chunks, m_tiles, part_bytes, places, swizzled, uses
+from .wide_layout import TILE_BYTES, Chunk, m_tiles, part_bytes, swizzled
 
 Expr = Any
 BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -50,77 +51,58 @@ class Ringed(SideBySide):
         self.write_y(words)
 
 
-class Ring:
-    """Of one kernel. `names`: the pointers of packed weights."""
+class BulkRing:
+    """What rings share: barriers, in which order stages are filled, and who waits. `names`: the pointers of packed
+    weights. `layout`: the module that says where everything lies, and in which order."""
 
-    def __init__(self, k: Writer, team: Team, ids: Any, arena: Any, exchange: Ringed, names: dict[Share, str]) -> None:
+    layout: Any
+
+    def __init__(self, k: Writer, team: Any, ids: Any, arena: Any, exchange: Ringed, names: dict[Share, str]) -> None:
         self.k, self.team, self.ids, self.exchange, self.names = k, team, ids, exchange, names
-        self.places, self.chunks, self.uses = places(team), chunks(team), uses(team)
+        own = self.layout
+        self.places, self.chunks, self.uses = own.places(team), own.chunks(team), own.uses(team)
         self.par = 0
         self.base = self.start_base = k.keep(I.cuda.cvta_generic_to_shared(arena.ptr_to([tirx.const(0, "int32")])))
-        self.number = tirx.floormod(ids.rank, team.together)  # of this block in its cluster
-        self.peer = self.start_peer = self.base
-        self.part = self.start_part = k.keep(tirx.floordiv(ids.warp, 4))
-        if team.together > 1:
-            found = k.local(1, "uint32")
-            to = tirx.Cast("uint32", tirx.floormod(ids.lane, team.together))
-            k.do(I.ptx["mapa.shared::cluster.u32"](found[0], self.base, to))
-            self.peer = self.start_peer = found[0]
-
-    def refresh(self) -> None:
-        """At the start of a product."""
-        k, base = self.k, self.k.fresh(self.start_base)
-        self.base, self.part = base, self.k.fresh(self.start_part)
-        barriers = tirx.Cast("uint32", self.part * (16 * self.team.ring)) + uint32(self.places.barriers)
-        self.barriers = k.keep(base + barriers)
-        self.peer = k.keep(self.k.fresh(self.start_peer) + barriers) if self.team.together > 1 else self.barriers
-        stages = self.part * (self.team.ring * part_bytes(self.team)) + self.places.ring
-        self.stages = k.keep(base + tirx.Cast("uint32", stages))
 
     # --- barriers ----------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        k, team = self.k, self.team
+    def _start(self, rings: int, readers: int) -> None:
+        """Make the barriers of so many rings, of whose stages so many warps read each."""
+        k, ring = self.k, self.team.ring
         with k.when(self.ids.thread == 0):
-            for number in range(2 * team.ring * team.k_parts):  # of each part: "full" of every stage, then "empty"
+            for number in range(2 * ring * rings):  # of each: "full" of every stage, then "empty"
                 barrier = self.base + uint32(self.places.barriers + number * 8)
-                count = 4 * team.together if number // team.ring % 2 else 1
-                k.do(I.ptx.mbarrier.init.shared.b64(barrier, uint32(count)))
+                k.do(I.ptx.mbarrier.init.shared.b64(barrier, uint32(readers if number // ring % 2 else 1)))
             k.do(I.ptx.fence.mbarrier_init.release.cluster())
         k.do(I.ptx.fence.proxy.async_.shared__cta())  # also of the weights that every thread has laid down
         k.do(I.cuda.cta_sync())
         self.meet()
 
     def meet(self) -> None:
-        """All blocks of the cluster: none copies into another one too early, none leaves too early."""
+        """All blocks of the cluster: none copies into another one too early, none leaves too early; what each has
+        stored in shared memory, the others see."""
         if self.team.together > 1:
             self.k.do(I.ptx["barrier.cluster.arrive.release.aligned"]())
             self.k.do(I.ptx["barrier.cluster.wait.acquire.aligned"]())
 
+    def barrier(self, number: int) -> Expr:
+        """The address of one of this thread's ring."""
+        raise NotImplementedError
+
     def _parity(self, chunk: Chunk) -> int:
         """Of the uses of its stage before this one, since the kernel's start; a step's number is even or odd as par."""
-        return (self.par * self.uses[chunk.slot] + chunk.turn) % 2
+        return int((self.par * self.uses[chunk.slot] + chunk.turn) % 2)
 
     def _wait(self, number: int, parity: int) -> None:
         k = self.k
         done = k.local(1, "uint32")
         k.store(done, uint32(0), 0)
         with I.While(done[0] == uint32(0)):
-            address = self.barriers + uint32(number * 8)
-            k.do(I.ptx["mbarrier.try_wait.parity.shared::cta.b64"](done[0], address, uint32(parity)))
+            k.do(I.ptx["mbarrier.try_wait.parity.shared::cta.b64"](done[0], self.barrier(number), uint32(parity)))
 
     def wait(self, chunk: Chunk) -> None:
         """Until it is there."""
         self._wait(chunk.slot, self._parity(chunk))
-
-    def release(self, chunk: Chunk) -> None:
-        """This warp reads it no more."""
-        k, at = self.k, uint32((chunk.slot + self.team.ring) * 8)
-        with k.when(self.ids.lane < self.team.together):
-            if self.team.together > 1:
-                k.do(I.ptx.mbarrier.arrive.shared__cluster.b64(self.peer + at))
-            else:
-                k.do(I.ptx["mbarrier.arrive.shared.b64"](self.barriers + at))
 
     # --- copies ------------------------------------------------------------------------------------------------------
 
@@ -150,13 +132,66 @@ class Ring:
 
     def _copies(self) -> Expr:
         """Whether this thread does."""
+        raise NotImplementedError
+
+    def _expect(self, phase: Phase, chunk: Chunk) -> None:
+        """When the stage is free: announce its bytes, and copy weights."""
+        raise NotImplementedError
+
+    def _operand(self, chunk: Chunk, source: Any) -> None:
+        """Copy what is multiplied by them."""
+        raise NotImplementedError
+
+
+class Ring(BulkRing):
+    """Of one kernel whose warpgroups have a part of K each."""
+
+    layout = wide_layout
+
+    def __init__(self, k: Writer, team: Team, ids: Any, arena: Any, exchange: Ringed, names: dict[Share, str]) -> None:
+        super().__init__(k, team, ids, arena, exchange, names)
+        self.number = tirx.floormod(ids.rank, team.together)  # of this block in its cluster
+        self.peer = self.start_peer = self.base
+        self.part = self.start_part = k.keep(tirx.floordiv(ids.warp, 4))
+        if team.together > 1:
+            found = k.local(1, "uint32")
+            to = tirx.Cast("uint32", tirx.floormod(ids.lane, team.together))
+            k.do(I.ptx["mapa.shared::cluster.u32"](found[0], self.base, to))
+            self.peer = self.start_peer = found[0]
+
+    def refresh(self) -> None:
+        """At the start of a product."""
+        k, base = self.k, self.k.fresh(self.start_base)
+        self.base, self.part = base, self.k.fresh(self.start_part)
+        barriers = tirx.Cast("uint32", self.part * (16 * self.team.ring)) + uint32(self.places.barriers)
+        self.barriers = k.keep(base + barriers)
+        self.peer = k.keep(self.k.fresh(self.start_peer) + barriers) if self.team.together > 1 else self.barriers
+        stages = self.part * (self.team.ring * part_bytes(self.team)) + self.places.ring
+        self.stages = k.keep(base + tirx.Cast("uint32", stages))
+
+    def start(self) -> None:
+        """Before the first product."""
+        self._start(self.team.k_parts, 4 * self.team.together)
+
+    def barrier(self, number: int) -> Expr:
+        return self.barriers + uint32(number * 8)
+
+    def release(self, chunk: Chunk) -> None:
+        """This warp reads it no more."""
+        k, at = self.k, uint32((chunk.slot + self.team.ring) * 8)
+        with k.when(self.ids.lane < self.team.together):
+            if self.team.together > 1:
+                k.do(I.ptx.mbarrier.arrive.shared__cluster.b64(self.peer + at))
+            else:
+                k.do(I.ptx["mbarrier.arrive.shared.b64"](self.barriers + at))
+
+    def _copies(self) -> Expr:
         return tirx.floormod(self.ids.thread, LANES * 4) == 0
 
     def _stage(self, chunk: Chunk) -> Expr:
         return self.stages + uint32(chunk.slot * part_bytes(self.team))
 
     def _expect(self, phase: Phase, chunk: Chunk) -> None:
-        """When the stage is free: announce its bytes, and copy weights."""
         k, team = self.k, self.team
         self._wait(chunk.slot + team.ring, 1 - self._parity(chunk))
         full = self.barriers + uint32(chunk.slot * 8)

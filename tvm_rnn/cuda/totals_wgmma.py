@@ -23,15 +23,18 @@ from ..scalar_cuda import flavour
 from .gemm_layout import CHUNKS, ROW_BYTES, ceil_div
 from .gemm_operands import Operand
 from .gemm_problem import keep, uint32
-from .gemm_ring import Stages, copy_chunk
+from .gemm_ring import copy_chunk
 from .gemm_wgmma import INPUTS, LAG
 from .kernel import Kernel, Writer, write
+from .places import storage
+from .stages import Stages
+from .totals_pack import SQUARE, SQUARE_BYTES, rows_of_stage
 
 Expr = Any
-SQUARE = 64  # elements of a swizzled row, and rows of a stage
-SQUARE_BYTES = SQUARE * ROW_BYTES
 WIDTHS, HEIGHTS = (256, 192, 128, 64), (128, 64)
-FEW_REGISTERS, MANY_REGISTERS = 40, 232  # of a thread that copies, and of one that multiplies
+# Of a thread that copies, and of one that multiplies, by warpgroups that do.
+REGISTERS = {1: (40, 232), 2: (40, 232), 3: (24, 160)}
+STEPS = 4  # wgmma steps of a stage, 32 bytes of K each
 LEAST = 64  # lines and columns below which the other kernel's tiles waste less
 
 
@@ -43,6 +46,7 @@ class WgmmaTotalsTile:
     wide: int
     high: int = 128
     stages: int = 4
+    cluster: int = 1
 
     @property
     def multiplying(self) -> int:
@@ -92,52 +96,135 @@ def wgmma_totals_kernel(name: str, tile: WgmmaTotalsTile, lefts: Sequence[Operan
     def body(w: Writer) -> None:
         # The register cap of one block: without it the compiler ignores setmaxnreg.
         with flavour(tile.precision), I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):
-            _Totals(w, tile, lefts, right).run()
+            _AsTheyLie(w, tile, lefts, right).run()
 
     scalars = [("rows", "int64"), ("parts", "int64")]
     return write(name, pointers, scalars, body, threads=tile.threads, shared_bytes=tile.shared_bytes)
 
 
-class _Totals(Stages):
+class WgmmaTotals(Stages):
+    """The body of a kernel: one warpgroup copies, the others multiply. What is copied, and how, others say as well
+    (`totals_packed.py`)."""
+
     tile: WgmmaTotalsTile
+    w: Writer
+    # Of this block: its left operand, where its tile begins, its part of the rows.
+    left: Expr
+    line: Expr
+    column: Expr
+    part: Expr
+    lefts: int
+    height: int
+    width: int
+
+    def _share_rows(self) -> None:
+        """Shared memory, and the stages of this block's part."""
+        w, deep = self.w, rows_of_stage(self.tile.precision)
+        self.arena = I.alloc_buffer((self.tile.shared_bytes,), "uint8", scope="shared.dyn", align=1024)
+        self.base = w.bind(I.cuda.cvta_generic_to_shared(self.arena.ptr_to([0])))
+        stages = tirx.truncdiv(w["rows"] + (deep - 1), tirx.const(deep, "int64"))
+        each = keep(w, tirx.truncdiv(stages + w["parts"] - 1, w["parts"]))
+        self.first = keep(w, self.part * each)
+        self.count = keep(w, tirx.Cast("int32", tirx.max(tirx.min(stages - self.first, each), 0)))
+
+    def _work(self, copiers: int, there: Expr) -> None:
+        """copiers: arrivals that fill a stage. there: whether the tile is one of the result."""
+        w, tile = self.w, self.tile
+        self._make_barriers(copiers, 4 * tile.multiplying * tile.cluster)
+        self._meet()
+        few, many = REGISTERS[tile.multiplying]
+        with I.If(self.tx < 128):
+            with I.Then():
+                w.do(I.ptx["setmaxnreg.dec.sync.aligned.u32"](few))
+                self._produce()
+            with I.Else():
+                w.do(I.ptx["setmaxnreg.inc.sync.aligned.u32"](many))
+                self._consume(there)
+        self._meet()
+
+    def _produce(self) -> None:
+        """Fill the stages; by the threads that copy."""
+        raise NotImplementedError
+
+    # --- multiplying -----------------------------------------------------------------------------------------------
+
+    def _consume(self, there: Expr) -> None:
+        w, tile = self.w, self.tile
+        lane, warp = w.bind(self.tx % 32), w.bind(self.tx // 32 - 4)
+        acc = w.local(tile.wide // 2)
+        for i in range(tile.wide // 2):
+            w.store(acc, tirx.const(0.0, "float32"), i)
+        desc = w.local(1, "uint64")
+        # Along K: 8 lines after the other. Along what is not summed: squares side by side, in a square 8 rows.
+        sizes = (1, 64) if tile.precision == "tf32" else (SQUARE_BYTES // 16, 8 * ROW_BYTES // 16)
+        w.do(I.cuda.wgmma.encode_matrix_descriptor(I.address_of(desc[0]), self.arena.ptr_to([0]), *sizes, 3))
+        own = w.bind(tirx.Cast("uint64", warp // 4 * (SQUARE_BYTES // 16)))
+        tell = self._remote(lane)
+        with w.loop(self.count) as turn:
+            slot = w.bind(turn % tile.stages)
+            self._wait(self._full(slot), turn // tile.stages % 2)
+            stage = w.bind(desc[0] + tirx.Cast("uint64", slot * (tile.stage_bytes // 16)))
+            w.do(I.ptx.wgmma.fence.sync.aligned())
+            for step in range(STEPS):
+                self._step(acc, stage + own, stage, step)
+            w.do(I.ptx.wgmma.commit_group.sync.aligned())
+            w.do(I.ptx.wgmma.wait_group.sync.aligned(1))
+            with w.when(tirx.And(turn > 0, lane < tile.cluster)):
+                self._release(tell, turn - 1)
+        w.do(I.ptx.wgmma.wait_group.sync.aligned(0))
+        with w.when(tirx.And(self.count > 0, lane < tile.cluster)):
+            self._release(tell, self.count - 1)
+        self._finish(acc, warp, lane, there)
+
+    def _step(self, acc: Any, a: Expr, b: Expr, step: int) -> None:
+        tf32 = self.tile.precision == "tf32"
+        deep, kinds, _ = INPUTS[storage(self.tile.precision)]
+        name = f"wgmma.mma_async.sync.aligned.m64n{self.tile.wide}{deep}.f32.{kinds}"
+        offset = 2 * step if tf32 else step * 16 * ROW_BYTES // 16
+        from_b = tirx.const(self.tile.high * ROW_BYTES // 16 + offset, "uint64")
+        d = [acc[i] for i in range(self.tile.wide // 2)]
+        turned = [] if tf32 else [1, 1]  # 16-bit operands lie along what is not summed
+        add = I.ptx.pred(tirx.const(1, "int32"))
+        self.w.do(I.ptx[name](*d, a + tirx.const(offset, "uint64"), b + from_b, add, 1, 1, *turned))
+
+    def _finish(self, acc: Any, warp: Expr, lane: Expr, there: Expr) -> None:
+        w, size = self.w, self.height * self.width
+        block = self.part * self.lefts + tirx.Cast("int64", self.left)
+        pairs = self.width % 2 == 0
+        for high in range(2):
+            line = keep(w, self.line + warp * 16 + (lane // 4 + 8 * high))
+            start = keep(w, block * size + tirx.Cast("int64", line) * self.width)
+            with w.when(tirx.And(there, line < self.height)):
+                for i in range(self.tile.wide // 8):
+                    column, at = w.bind(self.column + 8 * i + lane % 4 * 2), 4 * i + 2 * high
+                    if pairs:
+                        with w.when(column < self.width):
+                            place = w["sums"].ptr_to([start + tirx.Cast("int64", column)])
+                            w.do(I.ptx["st.global.v2.f32"](place, acc[at], acc[at + 1]))
+                        continue
+                    for odd in range(2):
+                        with w.when(column + odd < self.width):
+                            w.store(w["sums"], acc[at + odd], start + tirx.Cast("int64", column + odd))
+
+
+class _AsTheyLie(WgmmaTotals):
+    """Rows are copied from where they are."""
 
     def __init__(self, w: Writer, tile: WgmmaTotalsTile, lefts: Sequence[Operand], right: Operand) -> None:
-        self.w, self.tile, self.lefts, self.right = w, tile, lefts, right
-        self.height, self.width = lefts[0].depth, right.depth
+        self.w, self.tile, self.operands, self.right = w, tile, lefts, right
+        self.lefts, self.height, self.width = len(lefts), lefts[0].depth, right.depth
 
     def run(self) -> None:
         w, tile = self.w, self.tile
         down, across = ceil_div(self.height, tile.high), ceil_div(self.width, tile.wide)
-        blocks = w["parts"] * (len(self.lefts) * down * across)
+        blocks = w["parts"] * (self.lefts * down * across)
         cta, self.tx = keep(w, I.cta_id([tirx.Cast("int32", blocks)])), I.thread_id([tile.threads])
         self.column = keep(w, tirx.truncmod(cta, across) * tile.wide)
         self.line = keep(w, tirx.truncmod(tirx.truncdiv(cta, across), down) * tile.high)
-        self.left = keep(w, tirx.truncmod(tirx.truncdiv(cta, across * down), len(self.lefts)))
-        self.part = keep(w, tirx.Cast("int64", tirx.truncdiv(cta, across * down * len(self.lefts))))
-        self.arena = I.alloc_buffer((tile.shared_bytes,), "uint8", scope="shared.dyn", align=1024)
-        self.base = w.bind(I.cuda.cvta_generic_to_shared(self.arena.ptr_to([0])))
-        stages = tirx.truncdiv(w["rows"] + (SQUARE - 1), tirx.const(SQUARE, "int64"))
-        each = keep(w, tirx.truncdiv(stages + w["parts"] - 1, w["parts"]))
-        self.first = keep(w, self.part * each)
-        self.count = keep(w, tirx.Cast("int32", tirx.max(tirx.min(stages - self.first, each), 0)))
-        self._start()
-        with I.If(self.tx < 128):
-            with I.Then():
-                w.do(I.ptx["setmaxnreg.dec.sync.aligned.u32"](FEW_REGISTERS))
-                self._produce()
-            with I.Else():
-                w.do(I.ptx["setmaxnreg.inc.sync.aligned.u32"](MANY_REGISTERS))
-                self._consume()
-
-    def _start(self) -> None:
-        w = self.w
-        with w.when(self.tx == 0):
-            for slot in range(self.tile.stages):
-                at = tirx.const(slot, "int32")
-                w.do(I.ptx.mbarrier.init.shared.b64(self._full(at), uint32(4)))  # warps that copy
-                w.do(I.ptx.mbarrier.init.shared.b64(self._empty(at), uint32(4 * self.tile.multiplying)))
-            w.do(I.ptx.fence.proxy.async_.shared__cta())
-        w.do(I.cuda.cta_sync())
+        self.left = keep(w, tirx.truncmod(tirx.truncdiv(cta, across * down), self.lefts))
+        self.part = keep(w, tirx.Cast("int64", tirx.truncdiv(cta, across * down * self.lefts)))
+        self._share_rows()
+        self._work(4, tirx.const(True, "bool"))  # warps that copy
 
     # --- copying ---------------------------------------------------------------------------------------------------
 
@@ -152,8 +239,8 @@ class _Totals(Stages):
             stage = w.bind(self.base + self.into + tirx.Cast("uint32", slot) * uint32(tile.stage_bytes))
             row0 = (self.first + tirx.Cast("int64", turn)) * SQUARE + tirx.Cast("int64", self.row)
             row0 = keep(w, row0)
-            for n, operand in enumerate(self.lefts):
-                with w.when(self.left == n) if len(self.lefts) > 1 else w.when(tirx.const(True, "bool")):
+            for n, operand in enumerate(self.operands):
+                with w.when(self.left == n) if self.lefts > 1 else w.when(tirx.const(True, "bool")):
                     self._copy(operand, stage, row0, self.line, tile.high)
             behind = stage + uint32(tile.high // SQUARE * SQUARE_BYTES)
             self._copy(self.right, behind, row0, self.column, tile.wide)
@@ -191,57 +278,3 @@ class _Totals(Stages):
         w.do(I.cuda.warp_sync())
         with w.when(self.tx % 32 == 0):
             w.do(I.ptx["mbarrier.arrive.shared.b64"](self._full(slot)))
-
-    # --- multiplying -----------------------------------------------------------------------------------------------
-
-    def _consume(self) -> None:
-        w, tile = self.w, self.tile
-        lane, warp = w.bind(self.tx % 32), w.bind(self.tx // 32 - 4)
-        acc = w.local(tile.wide // 2)
-        for i in range(tile.wide // 2):
-            w.store(acc, tirx.const(0.0, "float32"), i)
-        desc = w.local(1, "uint64")
-        # Squares side by side; in a square 8 rows after the other.
-        sizes = SQUARE_BYTES // 16, 8 * ROW_BYTES // 16
-        w.do(I.cuda.wgmma.encode_matrix_descriptor(I.address_of(desc[0]), self.arena.ptr_to([0]), *sizes, 3))
-        own = w.bind(tirx.Cast("uint64", warp // 4 * (SQUARE_BYTES // 16)))
-        with w.loop(self.count) as turn:
-            slot = w.bind(turn % tile.stages)
-            self._wait(self._full(slot), turn // tile.stages % 2)
-            stage = w.bind(desc[0] + tirx.Cast("uint64", slot * (tile.stage_bytes // 16)))
-            w.do(I.ptx.wgmma.fence.sync.aligned())
-            for step in range(SQUARE // 16):
-                self._step(acc, stage + own, stage, step)
-            w.do(I.ptx.wgmma.commit_group.sync.aligned())
-            w.do(I.ptx.wgmma.wait_group.sync.aligned(1))
-            with w.when(tirx.And(turn > 0, lane == 0)):
-                self._release(turn - 1)
-        w.do(I.ptx.wgmma.wait_group.sync.aligned(0))
-        self._finish(acc, warp, lane)
-
-    def _step(self, acc: Any, a: Expr, b: Expr, step: int) -> None:
-        deep, kinds, _ = INPUTS[self.tile.precision]
-        name = f"wgmma.mma_async.sync.aligned.m64n{self.tile.wide}{deep}.f32.{kinds}"
-        offset = step * 16 * ROW_BYTES // 16
-        from_b = tirx.const(self.tile.high // SQUARE * SQUARE_BYTES // 16 + offset, "uint64")
-        d = [acc[i] for i in range(self.tile.wide // 2)]
-        add = I.ptx.pred(tirx.const(1, "int32"))
-        turned = 1, 1  # both operands lie along what is not summed
-        self.w.do(I.ptx[name](*d, a + tirx.const(offset, "uint64"), b + from_b, add, 1, 1, *turned))
-
-    def _release(self, turn: Expr) -> None:
-        at = self._empty(turn % self.tile.stages)
-        self.w.do(I.ptx["mbarrier.arrive.shared.b64"](at))
-
-    def _finish(self, acc: Any, warp: Expr, lane: Expr) -> None:
-        w, size = self.w, self.height * self.width
-        block = self.part * len(self.lefts) + tirx.Cast("int64", self.left)
-        for high in range(2):
-            line = keep(w, self.line + warp * 16 + (lane // 4 + 8 * high))
-            start = keep(w, block * size + tirx.Cast("int64", line) * self.width)
-            with w.when(line < self.height):
-                for i in range(self.tile.wide // 8):
-                    for odd in range(2):
-                        column = w.bind(self.column + (8 * i + odd) + lane % 4 * 2)
-                        with w.when(column < self.width):
-                            w.store(w["sums"], acc[4 * i + 2 * high + odd], start + tirx.Cast("int64", column))

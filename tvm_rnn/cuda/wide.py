@@ -43,7 +43,43 @@ INPUTS: dict[str, tuple[str, str, int]] = {  # depth, types, operands that may b
 }
 
 
-class Wide:
+class RingProduct:
+    """What products share whose operands come through a ring, for wgmma."""
+
+    k: Writer
+    team: Any
+    ring: Any
+    names: dict[Share, str]
+
+    @property
+    def par(self) -> int:
+        return int(self.ring.par)
+
+    @par.setter
+    def par(self, par: int) -> None:
+        self.ring.par = par
+
+    def _word(self, share: Share, word: Expr) -> Expr:
+        """Address of a word of the block's packed weights."""
+        return self.k[self.names[share]].ptr_to([word * (4 // self.team.itemsize)])
+
+    def _descriptor(self, first: Expr, at: int) -> Expr:
+        """Of a tile that begins `at` bytes after the first. The high word is the same for all."""
+        low = tirx.Cast("uint64", first + uint32(at // 16))
+        return tirx.bitwise_or(low, tirx.const((SWIZZLE_64 << 30 | STRIDE) << 32, "uint64"))
+
+    def _instruction(self, acc: Any, tile: int, a: list[Expr], b: Expr, add: bool) -> None:
+        """One wgmma: 64 rows and all columns, a step of K."""
+        each = self.team.rows // 2
+        deep, kinds, transposed = INPUTS[self.team.precision]
+        name = f"wgmma.mma_async.sync.aligned.m64n{self.team.rows}{deep}.f32.{kinds}"
+        d = [acc[tile * each + z] for z in range(each)]
+        # Each of A and B that comes from shared memory could be transposed.
+        more = [0] * (transposed * (1 + (len(a) == 1)))
+        self.k.do(I.ptx[name](*d, *a, b, I.ptx.pred(tirx.const(int(add), "int32")), 1, 1, *more))
+
+
+class Wide(RingProduct):
     """The products of one kernel. Construct once, at the kernel's start: it loads the resident weights."""
 
     def __init__(self, k: Writer, team: Team, ids: Any, arena: Any, exchange: Ringed) -> None:
@@ -54,14 +90,6 @@ class Wide:
         self.part, self.base = self.ring.part, self.ring.base
         self._place_weights(self.places.weights)
         self.ring.start()
-
-    @property
-    def par(self) -> int:
-        return self.ring.par
-
-    @par.setter
-    def par(self, par: int) -> None:
-        self.ring.par = par
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
@@ -77,10 +105,6 @@ class Wide:
                 self._fill(phase, share, at, each)
                 self.shared[share] = at
                 at += each * self.team.k_parts
-
-    def _word(self, share: Share, word: Expr) -> Expr:
-        """Address of a word of the block's packed weights."""
-        return self.k[self.names[share]].ptr_to([word * (4 // self.team.itemsize)])
 
     def _load(self, phase: Phase, share: Share) -> Any:
         """This lane's fragments: [K block][M tile][step][4]."""
@@ -122,11 +146,6 @@ class Wide:
             if share.shared:
                 each = share.shared * m_tiles(team, phase) * TILE_BYTES
                 self.near[share] = self.k.keep(low + tirx.Cast("uint32", (part * each + self.shared[share]) // 16))
-
-    def _descriptor(self, first: Expr, at: int) -> Expr:
-        """Of a tile that begins `at` bytes after the first. The high word is the same for all."""
-        low = tirx.Cast("uint64", first + uint32(at // 16))
-        return tirx.bitwise_or(low, tirx.const((SWIZZLE_64 << 30 | STRIDE) << 32, "uint64"))
 
     def _weights(self, chunk: Chunk, kblock: int, tile: int, tiles: int, step: int) -> list[Expr]:
         """The A operand of one instruction: four registers, or a descriptor."""
@@ -194,16 +213,6 @@ class Wide:
                 add = not (first and kblock == chunk.first and not step)
                 for tile in range(tiles):
                     self._instruction(acc, tile, self._weights(chunk, kblock, tile, tiles, step), b, add)
-
-    def _instruction(self, acc: Any, tile: int, a: list[Expr], b: Expr, add: bool) -> None:
-        """One wgmma: 64 rows and all columns, a step of K."""
-        each = self.team.rows // 2
-        deep, kinds, transposed = INPUTS[self.team.precision]
-        name = f"wgmma.mma_async.sync.aligned.m64n{self.team.rows}{deep}.f32.{kinds}"
-        d = [acc[tile * each + z] for z in range(each)]
-        # Each of A and B that comes from shared memory could be transposed.
-        more = [0] * (transposed * (1 + (len(a) == 1)))
-        self.k.do(I.ptx[name](*d, *a, b, I.ptx.pred(tirx.const(int(add), "int32")), 1, 1, *more))
 
     def _sum(self, phase: Phase, tiles: int, acc: Any) -> list[Expr]:
         """Sums of the parts of K, by the lanes that have the cells."""

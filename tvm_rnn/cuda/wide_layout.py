@@ -17,6 +17,8 @@ from typing import Any
 
 from tvm import tirx
 
+from .gemm_layout import Digits
+
 Expr = Any
 TILE_ROWS, TILE_BYTES, TILE_WORDS = 64, 4096, 8  # of M; of a block of K; per thread
 STAGE_BYTES = 16384  # of operands, at least: a copy and a barrier cost as much for less
@@ -156,16 +158,10 @@ def weight_index(team: Any, phase: Any, share: Any, at: Expr) -> tuple[tuple[Exp
     [lane][a0 a1 a2 a3], any other one [row][swizzled piece].
     """
     per_word = 4 // team.itemsize
-    rest = tirx.Cast("int32", at)
-
-    def take(size: int) -> Expr:
-        nonlocal rest
-        digit = tirx.floormod(rest, size)
-        rest = tirx.floordiv(rest, size)
-        return digit
-
-    element, word = take(per_word), take(TILE_BYTES // 4)
-    tile, kblock, part, cta = take(m_tiles(team, phase)), take(share.kblocks), take(team.k_parts), rest
+    digits = Digits(tirx.Cast("int32", at))
+    element, word = digits.take(per_word), digits.take(TILE_BYTES // 4)
+    tile, kblock = digits.take(m_tiles(team, phase)), digits.take(share.kblocks)
+    part, cta = digits.take(team.k_parts), digits.rest
     z, lane, warp, step = word % 4, word // 4 % 32, word // 128 % 4, word // 512
     line = warp * 16 + z % 2 * 8 + lane // 4
     k = step * (team.block_k // 2) + z // 2 * (team.block_k // 4) + lane % 4 * per_word + element

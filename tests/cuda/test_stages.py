@@ -1,0 +1,27 @@
+"""The barriers of a ring of stages: who is waited for, in one block and in a cluster."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from compiled_kernels import text_of
+
+from tvm_rnn.cuda.totals_packed import PackedTotalsTile, packed_totals_kernel
+
+
+def text(**options: int) -> str:
+    return text_of(packed_totals_kernel("t", PackedTotalsTile("bfloat16", 128, 128, **options), 1, 130, 130))
+
+
+@pytest.mark.parametrize("stages", [4, 5])
+def test_every_stage_has_two_barriers(stages: int) -> None:
+    """One that its copies complete, and one that the warps of both blocks do which multiply."""
+    made = re.findall(r"    tvm_builtin_ptx_mbarrier_init\w*\(.*, \(uint\)(\d+)\);", text(stages=stages))
+    assert len(made) == 2 * stages
+    assert sorted(map(int, made)) == [1] * stages + [2 * 2 * 4] * stages
+
+
+def test_blocks_of_a_cluster_tell_each_other() -> None:
+    assert "mapa" in text() and "barrier_cluster" in text()
+    assert "mapa" not in text(cluster=1) and "barrier_cluster" not in text(cluster=1)
