@@ -19,7 +19,6 @@ from random_equations import Equations, equations
 import tvm_rnn as rnn
 from tvm_rnn import ConfigError, PassError, cell, cells, exp, maximum, outer, pipeline, sigmoid, softplus, tanh, target
 from tvm_rnn.graph import Graph, Node
-from tvm_rnn.normalise import normalise
 from tvm_rnn.passes.differentiate import Differentiate, cheapest_cut, choice, differentiate
 from tvm_rnn.reference import Reference
 from tvm_rnn.tolerance import assert_close
@@ -188,10 +187,6 @@ def test_what_cannot_be_kept_is_refused() -> None:
     for wrong in (graph.states[0], Node("neg", (graph.inputs[0],), {}, (3,))):
         with pytest.raises(PassError, match=r"cannot be kept[\s\S]*got: +(state|neg)"):
             differentiate(graph, lambda g, read, wrong=wrong: [wrong])
-
-
-def test_a_cut_of_nothing_is_empty() -> None:
-    assert cheapest_cut(normalise(graph_of(cells.lstm)), []) == []
 
 
 # --- gradients are slopes --------------------------------------------------------------------------------------------

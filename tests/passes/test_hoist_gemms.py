@@ -10,7 +10,7 @@ import tvm_rnn as rnn
 from tvm_rnn import PassError, cell, outer, sigmoid, tanh, target
 from tvm_rnn.graph import Graph, depends
 from tvm_rnn.normalise import normalise
-from tvm_rnn.passes.differentiate import differentiate
+from tvm_rnn.passes.differentiate import choice, differentiate
 from tvm_rnn.passes.hoist_gemms import HoistGemms
 
 V4 = target.TABLE["x86-64-v4"]
@@ -77,9 +77,9 @@ def test_outer_products_of_hoisted_vectors_stay_in_the_loop() -> None:
     assert all(len(n.shape) < 2 for n in graph.nodes() if graph.region_of(n) == "before")
 
 
-def backward(name: str) -> Graph:
+def backward(name: str, keep: str = "values") -> Graph:
     net = rnn.RNN(rnn.cells.get(name), 5, 7)
-    graph = HoistGemms().apply(differentiate(net.layers[0].graph), net, V4)
+    graph = HoistGemms().apply(differentiate(net.layers[0].graph, choice(keep)), net, V4)
     back = HoistGemms().apply(graph.backward, net, V4) if graph.backward else graph
     HoistGemms().ensures(back)
     return back
@@ -90,6 +90,17 @@ def test_products_that_no_gradient_carries_on_leave_for_after() -> None:
     assert ops(back, "step").count("gemm") == 4 and ops(back, "before") == []
     late = ops(back, "after")
     assert late.count("gemm") == 4 and late.count("total_product") == 8 and late.count("total") == 4
+
+
+@pytest.mark.parametrize(("name", "kept"), [("lstm", 4), ("gru", 4), ("elman", 1)])
+def test_products_done_again_leave_the_steps_what_a_tape_would(name: str, kept: int) -> None:
+    """Of values of the hidden size: the gates. tanh(c), 1 - g * g and the like are made of them in the steps."""
+    back = backward(name, "states")
+    graphs = back.nodes()
+    early = {n for n in graphs if back.region_of(n) == "before" and not n.leaf}
+    read = {a for n in graphs if n not in early for a in n.args if a in early}
+    assert len(read) == kept and all(n.shape == (7,) for n in read)
+    assert ops(back, "step").count("gemm") == ops(backward(name), "step").count("gemm")
 
 
 def test_matrices_of_every_step_stay_in_the_loop() -> None:

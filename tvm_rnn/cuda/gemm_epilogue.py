@@ -113,7 +113,7 @@ class _Span:
                 continue
             for u, unit in enumerate(units):
                 value = element(node, (unit,), self._reader(units, u), own.dtype)
-                self.values[u][node] = self.w.bind(value)
+                self.values[u][node] = self.w.keep(value)
         for node in own.group.stored:
             for number, place in enumerate(own.writes[node]):
                 name = own.names["write", node, number]
@@ -170,7 +170,7 @@ class _Span:
         wide = self._bytes(place, offset)
         if not wide:
             loads = [tirx.BufferLoad(buffer, [at + u if u else at]) for u in range(self.count)]
-            self.loaded[key] = [self.w.bind(tirx.Cast(own.dtype, load)) for load in loads]
+            self.loaded[key] = [self.w.keep(tirx.Cast(own.dtype, load)) for load in loads]
             return self.loaded[key]
         words = self.count * size // 4
         kind = "f32" if size == 4 else "b32"

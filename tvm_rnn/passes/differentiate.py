@@ -27,10 +27,9 @@ Source: Werbos 1990, "Backpropagation through time: what it does and how to do i
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf, prod
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from .. import functions, trace
@@ -43,12 +42,12 @@ from ..normalise import normalise
 from ..ops import TABLE, Shape
 from ..trace import Value
 from . import Pass
+from .cut import cheapest_cut
 
 if TYPE_CHECKING:
     from ..rnn import RNN
     from ..target import Target
 
-HEAVY = ("contract", "reduce")
 Choice = Callable[[Graph, Sequence[Node]], Sequence[Node]]
 
 
@@ -325,60 +324,6 @@ def _read(roots: Sequence[Node], graph: Graph) -> list[Node]:
     users = [n for n in topological(roots) if n not in inside]
     found = {a for n in users for a in n.args if a in inside}
     return [n for n in forward if n in found and not n.leaf and not n.random and leaves[n]]
-
-
-def cheapest_cut(graph: Graph, read: Sequence[Node]) -> list[Node]:
-    """The fewest elements per row that must be kept so that `read` needs no product and no reduction again.
-
-    A minimal cut between what is read and the products, by augmenting paths (Edmonds & Karp 1972) over values split in
-    an entrance and an exit; of minimal cuts the one nearest to what is read.
-    """
-    nodes = graph.nodes()
-    leaves = depends(nodes)
-    late = [n for n in nodes if leaves[n] and not n.leaf]
-    room: dict[Any, dict[Any, float]] = {}
-
-    def edge(a: Any, b: Any, capacity: float) -> None:
-        room.setdefault(a, {})[b] = capacity
-        room.setdefault(b, {}).setdefault(a, 0.0)
-
-    room["read"], room["products"] = {}, {}
-    for node in read:
-        edge("read", (node, 0), inf)
-    for node in late:
-        loose = node.boolean or TABLE[node.op].kind == "move"  # made again from what it reads, never kept
-        edge((node, 0), (node, 1), inf if loose else prod(node.shape))
-        if TABLE[node.op].kind in HEAVY:
-            edge((node, 1), "products", inf)
-            continue
-        for arg in node.args:
-            if leaves[arg] and not arg.leaf:
-                edge((node, 1), (arg, 0), inf)
-    near = _reachable(room)
-    while "products" in near:
-        path = ["products"]
-        while path[-1] != "read":
-            path.append(near[path[-1]])
-        steps = list(zip(path[1:], path, strict=False))
-        flow = min(room[a][b] for a, b in steps)
-        for a, b in steps:
-            room[a][b] -= flow
-            room[b][a] += flow
-        near = _reachable(room)
-    return [n for n in late if (n, 0) in near and (n, 1) not in near]
-
-
-def _reachable(room: Mapping[Any, Mapping[Any, float]]) -> dict[Any, Any]:
-    """From "read" along edges with room left, breadth first: what each place was reached from."""
-    found: dict[Any, Any] = {"read": None}
-    queue: deque[Any] = deque(["read"])
-    while queue:
-        place = queue.popleft()
-        for other, left in room[place].items():
-            if left > 0 and other not in found:
-                found[other] = place
-                queue.append(other)
-    return found
 
 
 def states_alone(graph: Graph, read: Sequence[Node]) -> list[Node]:

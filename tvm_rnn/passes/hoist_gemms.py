@@ -2,8 +2,8 @@
 
 In: the normalised graph, everything in `step`. Out: nodes that depend on inputs and parameters alone, and that hang on
 a product or reduction, are in `before`, as are masks; nodes that depend on parameters alone are in `weights`. In a
-backward graph, products that the carried gradients do not depend on, and all that is made of them, are in `after`, as
-are totals; what these read of inputs with masks is in `before`.
+backward graph the steps are left the fewest values from `before`; products that the carried gradients do not depend on,
+and all that is made of them, are in `after`, as are totals; what these read of inputs with masks is in `before`.
 
 Rewrite: step: z = W x_t + R h + b   -->   before: xw = W x + b (all T at once);  step: z = xw[t] + R h
          step: dx_t = W^T dz         -->   after: dx = W^T dz (all T at once)
@@ -23,12 +23,11 @@ from ..graph import Graph, Node, depends, make, rewrite, topological
 from ..node_text import in_words, states_of
 from ..ops import TABLE
 from . import Pass
+from .cut import HEAVY, cheapest_cut
 
 if TYPE_CHECKING:
     from ..rnn import RNN
     from ..target import Target
-
-HEAVY = ("contract", "reduce")
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class HoistGemms(Pass):
             large = _made_of_matrices(nodes, leaves) & early
         early -= large
         moved = _hanging_on_products(nodes, early)
-        sunk = _sink(graph, moved)
+        sunk = _cut(graph, moved) if graph.kind == "backward" else _sink(graph, moved)
         moved |= {n for n in nodes if n.random}  # made for all rows of a tile at once
         late = _after(graph, moved) if graph.kind == "backward" else set()
         masked = _masked_operands(graph, early, moved) if graph.kind == "backward" else set[Node]()
@@ -227,6 +226,19 @@ def _sink(graph: Graph, moved: set[Node]) -> dict[Node, str]:
             moved.discard(node)
             given[node] = "a view of one stored value costs nothing where it is read"
     return given
+
+
+def _cut(graph: Graph, moved: set[Node]) -> dict[Node, str]:
+    """The same in a backward graph, where all is known before the loop that forward kept or is made of it: of what the
+    steps read, they are left the fewest elements that they can make the others of without a product, as they would be
+    by a tape. Returns what is given back, with the reason."""
+    users, late, roots = graph.users(), _after(graph, moved), {*graph.roots}
+    stays = {n for n in moved if n in roots or any(u in late for u in users[n])}
+    read = [n for n in graph.nodes() if n in moved and any(u not in moved and u not in late for u in users[n])]
+    wanted = {n for n in topological([*cheapest_cut(graph, read, stays), *stays]) if n in moved}
+    given = moved - wanted
+    moved &= wanted
+    return dict.fromkeys(given, "made again in the steps of what they read anyway: fewer elements for all of T")
 
 
 @dataclass(frozen=True)
