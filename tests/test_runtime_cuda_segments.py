@@ -21,7 +21,7 @@ EVERY: dict[str, Any] = {"dropout": 0.4, "recurrent_dropout": 0.3, "zoneout": 0.
 CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
     "lstm-bfloat16": ("lstm", 16, "states", {"dtype": "bfloat16", "num_layers": 2}),
     "gru-float64": ("gru", 7, "values", {"dtype": "float64"}),
-    "back-float16": ("gru_reset_before", 7, "states", {"dtype": "float16", "reverse": True}),
+    "back-float16": ("gru_reset_before", 8, "states", {"dtype": "float16", "reverse": True}),
     "matrices-float32": ("mlstm", 9, "states", {"dtype": "float32"}),
     "both-bfloat16": ("lstm", 16, "values", {"dtype": "bfloat16", "num_layers": 2, "bidirectional": True}),
     "both-float32": ("gru_reset_before", 7, "states", {"dtype": "float32", "bidirectional": True}),

@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from tvm_rnn import InputError, gpu_arrays
-from tvm_rnn.runtime_cuda_tape import ALIGNMENT, CudaTape, check_tape, fresh, readable, tape_bytes
+from tvm_rnn.runtime_cuda_tape import (
+    ALIGNMENT,
+    CudaTape,
+    check_tape,
+    fresh,
+    new_output,
+    readable,
+    reads_output,
+    tape_bytes,
+)
 
 MANIFEST = {"cell": "lstm", "tape": [[10, 0], [6, 1], [8, 0, 1]], "reads_inputs": True}
 
@@ -20,6 +29,12 @@ class Arrays:
     lasting = staticmethod(lambda size: SimpleNamespace(size=size, address=4096))
     address = staticmethod(lambda array: array.address)
     copy = staticmethod(lambda array: SimpleNamespace(address=8192, copied=array))
+    empty = staticmethod(lambda shape: SimpleNamespace(shape=shape, address=128))
+
+    @staticmethod
+    def within(memory: Any, first: int, shape: tuple[int, ...]) -> Any:
+        assert 2 * int(np.prod(shape)) + first <= memory.size
+        return SimpleNamespace(shape=shape, address=memory.address + first)
 
 
 def tape(module: Any, flagged: bool = False, steps: int | None = None, x: Any = None) -> CudaTape:
@@ -69,3 +84,34 @@ def test_an_input_that_changed_is_noticed() -> None:
         check_tape(own, made)
     with pytest.raises(InputError, match="another module's"):
         check_tape(module(), tape(own, x=SimpleNamespace(address=0)))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_y_has_room_for_the_state_before_its_first_step(reverse: bool) -> None:
+    """Behind its last in a network that goes backwards; in calls whose tapes have all states none."""
+    manifest = {**MANIFEST, "reads_output": True, "reverse": reverse, "dtype": "bfloat16"}
+    y, kept = new_output(Arrays(), manifest, (5, 3, 8), False)
+    assert kept is y and y.address == 4096 + (0 if reverse else 3 * 8 * 2)
+    for flagged, own in ((True, manifest), (False, {**manifest, "reads_output": False}), (False, MANIFEST)):
+        assert not reads_output(own, flagged)
+        y, kept = new_output(Arrays(), own, (5, 3, 8), flagged)
+        assert kept is None and y.address == 128
+
+
+def test_torch_s_y_is_no_view_and_its_changes_are_noticed() -> None:
+    """Of the CPU, for want of a GPU."""
+    torch = pytest.importorskip("torch")
+    arrays = gpu_arrays.TorchArrays(SimpleNamespace(manifest={"dtype": "bfloat16"}), 0, None)
+    arrays.place = torch.device("cpu")
+    manifest = {**MANIFEST, "reads_output": True, "dtype": "bfloat16"}
+    y, kept = new_output(arrays, manifest, (5, 3, 8), False)
+    assert y.shape == (5, 3, 8) and y.is_contiguous() and not y._is_view() and y.dtype is torch.bfloat16
+    assert kept.data_ptr() == y.data_ptr() == y.untyped_storage().data_ptr() + 3 * 8 * 2
+    assert y.untyped_storage().nbytes() == 6 * 3 * 8 * 2
+    own = module()
+    made = tape(own, x=SimpleNamespace(address=0))
+    made.keep(kept)
+    check_tape(own, made)
+    y.mul_(2)
+    with pytest.raises(InputError, match=r"backward reads y, which was changed[\s\S]*y\.clone"):
+        check_tape(own, made)

@@ -106,6 +106,7 @@ CASES: dict[str, tuple[Any, int, dict[str, Any]]] = {
     "lstm-tf32": ("lstm", 16, {"dtype": "float32", "precision": "tf32"}),
     "lstm-bfloat16": ("lstm", 16, {"dtype": "bfloat16", "num_layers": 2}),
     "gru-bfloat16": ("gru", 8, {"dtype": "bfloat16", "bidirectional": True}),
+    "gru-reverse": ("gru", 8, {"dtype": "bfloat16", "reverse": True}),
     "gru-float16": ("gru_reset_before", 7, {"dtype": "float16", "reverse": True}),
     "norm-float16": ("lstm_layer_norm", 24, {"dtype": "float16"}),
     "matrices-float32": ("mlstm", 9, {"dtype": "float32"}),

@@ -20,18 +20,8 @@ CPU, CUDA = 1, 2  # DLPack's device types
 PER_THREAD_STREAM = 2  # CUDA's handle: calls with arrays of the CPU from several threads do not wait for each other
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 # The functions of a module's library, each with the arch as suffix.
-FUNCTIONS = (
-    "allocate",
-    "release",
-    "transfer",
-    "finish",
-    "settle",
-    "capturing",
-    "load",
-    "pack",
-    "workspace",
-    "sequence",
-)
+FUNCTIONS: tuple[str, ...] = ("allocate", "release", "transfer", "finish", "settle", "capturing")
+FUNCTIONS += ("load", "pack", "workspace", "sequence")
 Library = Mapping[str, Callable[..., Any]]
 
 
@@ -150,6 +140,11 @@ class TorchArrays:
 
     lasting = workspace
 
+    def within(self, memory: Any, first: int, shape: tuple[int, ...]) -> Any:
+        """An array in lasting memory, from byte `first` on: no view of another one, for autograd."""
+        empty = self.torch.empty(0, dtype=self.kind, device=self.place)
+        return empty.set_(memory.untyped_storage(), first // empty.element_size(), shape)
+
     def typed(self, shape: tuple[int, ...], dtype: str) -> Any:
         return self.torch.empty(shape, dtype=getattr(self.torch, dtype), device=self.place)
 
@@ -228,6 +223,9 @@ class CupyArrays:
 
     lasting = workspace
 
+    def within(self, memory: Any, first: int, shape: tuple[int, ...]) -> Any:
+        return self.cupy.ndarray(shape, self.kind, memory.data + first)
+
     def typed(self, shape: tuple[int, ...], dtype: str) -> Any:
         with self.cupy.cuda.Device(self.number):
             return self.cupy.empty(shape, dtype)
@@ -276,8 +274,8 @@ class CupyArrays:
 class Piece:
     """An array of the CPU and its place on the GPU: 0 until it is asked for, when the array is sent there."""
 
-    def __init__(self, array: np.ndarray, dtype: str, address: int = 0) -> None:
-        self.array, self.dtype, self.shape, self.address = array, dtype, array.shape, address
+    def __init__(self, array: np.ndarray, dtype: str, address: int = 0, memory: Any = None) -> None:
+        self.array, self.dtype, self.shape, self.address, self.memory = array, dtype, array.shape, address, memory
 
 
 class HostArrays:
@@ -330,6 +328,9 @@ class HostArrays:
     def lasting(self, size: int) -> Block:
         """Memory that other calls do not use."""
         return Block(self.library, self.number, size)
+
+    def within(self, memory: Block, first: int, shape: tuple[int, ...]) -> Piece:
+        return Piece(np.empty(shape, self.item), self.kind, memory.address + first, memory)
 
     def typed(self, shape: tuple[int, ...], dtype: str) -> Piece:
         """For results in a dtype that is not the network's."""

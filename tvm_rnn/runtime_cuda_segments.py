@@ -19,7 +19,17 @@ import numpy as np
 
 try:
     from . import gpu_arrays
-    from .runtime_cuda_tape import CudaTape, Part, by_visit, fresh, numbers, rounded, tape_bytes
+    from .runtime_cuda_tape import (
+        ITEM_BYTES,
+        CudaTape,
+        Part,
+        by_visit,
+        fresh,
+        numbers,
+        reads_output,
+        rounded,
+        tape_bytes,
+    )
     from .runtime_cuda_training import CudaTrainingModule
     from .runtime_memory import (
         MemoryPlan,
@@ -41,7 +51,6 @@ except ImportError:  # this file and those that it names alone, beside a .so
 # count.
 STEP_US, START_US, OUTSIDE = 2.85, 42.0, 1 / 3
 FLOPS_PER_US = {"bfloat16": 80e6, "float16": 80e6, "tf32": 40e6, "float32": 15e6, "float64": 10e6}
-ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def sizes_of(
@@ -59,12 +68,15 @@ def sizes_of(
         if not steps or not B:
             return 0
         most = max(workspace(way, steps) for way in ("forward_train", "backward"))
-        # Beside what the caller gets: y of steps that run again, and gradients of weights of one part.
-        more = item * steps * B * output + weights + handed_bytes(manifest, T, B) if again else 0
+        # Beside what the caller gets: y of steps that run again, where it is not the caller's, and gradients of weights
+        # of one part.
+        rows = 0 if reads_output(manifest, reset or lengths) else item * steps * B * output
+        more = rows + weights + handed_bytes(manifest, T, B) if again else 0
         return most + more
 
     states = item * B * state_elements(manifest)
-    results = item * T * B * (output + input_elements(manifest)) + weights + 2 * states
+    steps = T + int(reads_output(manifest, reset or lengths))
+    results = item * B * (steps * output + T * input_elements(manifest)) + weights + 2 * states
     own: dict[str, Any] = {"by_visit": alone, "serial": manifest["num_directions"], "whole": why_whole(manifest, alone)}
     return Sizes(T, B, tape, work, states, 0, results, *times(manifest, B), **own)
 
@@ -213,7 +225,8 @@ class Parts:
         inputs = inputs if self.module.manifest.get("reads_inputs", False) else []
         d_x = [self.at(array, number, size) for array, size in zip(d_x, tape.row_bytes, strict=True)]
         more = [*self.more(number, visit), *([] if handed is None else [handed])]
-        held = [None, *rows, self.work, above, tape.array, *inputs, *d_x, *d_weights, *more, *before, *after]
+        y = None if tape.output is None else self.at(tape.output, number, self.row)
+        held = [y, *rows, self.work, above, tape.array, *inputs, *d_x, *d_weights, *more, *before, *after]
         self.module._call(part, self.arrays, (tape.spans[number][1], tape.B), rows, held)
 
 
@@ -261,7 +274,7 @@ def backward(
     parts = Parts(device, arrays, tape, ("forward_train", "backward"))
     longest = tape.plan.segment * tape.B
     zeros = arrays.full(longest * math.prod(module._output), 0.0) if above is None else None
-    y = arrays.workspace(longest * parts.row)
+    rows = arrays.workspace(longest * parts.row) if tape.output is None else None
     shapes = [p[0][1] if len(p) == 1 else (size,) for _, _, size, p in plan]
     ends, results, *turns = ([arrays.empty(shape) for shape in shapes] for _ in range(4))
     own = [arrays.typed(module._weight_shapes[name], kind) for name in manifest["gradients"]]
@@ -271,6 +284,7 @@ def backward(
             given, order = carried, tape.order(visit)[::-1]
             for number in order:
                 if tape.held[0] != (number, visit):
+                    y = parts.at(tape.output, number, parts.row) if rows is None else rows
                     parts.forward(number, visit, y, ends)
                 gradient = zeros if above is None else parts.at(above, number, parts.row)
                 after = results if number == order[-1] else turns[number % 2]

@@ -3,13 +3,14 @@
 In: a module's manifest, the sizes of a call, its inputs. Out: a `CudaTape`, which `runtime_cuda_training.py` and
 `runtime_cuda_segments.py` fill and read. Works alone beside a .so, together with runtime.py and gpu_arrays.py.
 
-Inputs are not copied to the tape: backward reads the caller's arrays, as torch's own layers do. What torch says of its
-tensors, that one was changed since, is asked before backward.
+Inputs are not copied to the tape: backward reads the caller's arrays, as torch's own layers do. Nor is y, where it is a
+state of the last layer. What torch says of its tensors, that one was changed since, is asked before backward.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ except ImportError:  # this file and those that it names alone, beside a .so
     globals()["InputError"] = vars(importlib.import_module("runtime"))["InputError"]
 
 ALIGNMENT = 256  # of every array of the tape
+ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 COPIED = 16  # bytes that kernels copy at a time, of arrays whose addresses are multiples of it
 
 
@@ -69,6 +71,24 @@ def tape_bytes(manifest: Any, steps: int, batch: int, flagged: bool, whole: int 
     return total
 
 
+def reads_output(manifest: Any, flagged: bool) -> bool:
+    """Whether backward reads y, which then has room for one step more. flagged: of a call with lengths or resets."""
+    return not flagged and bool(manifest.get("reads_output", False))
+
+
+def new_output(arrays: Any, manifest: Any, shape: tuple[int, ...], flagged: bool) -> tuple[Any, Any]:
+    """y, not initialised, and what is to last as long as the tape reads it; None: the tape has all that is read. The
+    step more, where forward leaves the first state, is before y, or behind it in a network that goes backwards."""
+    if not reads_output(manifest, flagged):
+        return arrays.empty(shape), None
+    item = ITEM_BYTES[manifest["dtype"]]
+    step, size = item * math.prod(shape[1:]), item * math.prod(shape)
+    memory = arrays.lasting(step + max(size, 1))
+    y = arrays.within(memory, 0 if manifest.get("reverse", False) else step, shape)
+    # torch's tensor is the caller's: another one of the same memory, and with the same count of changes.
+    return y, y.detach() if hasattr(y, "detach") else y
+
+
 def readable(arrays: Any, given: Sequence[Any]) -> list[Any]:
     """Inputs as kernels read them: one that begins between multiples of 16 bytes is copied."""
     return [
@@ -107,6 +127,8 @@ class CudaTape:
         whole = flagged and steps is None
         self.inputs: list[Any] = [None] * len(inputs) if whole else list(inputs)
         self.versions = [getattr(array, "_version", None) for array in self.inputs]
+        self.output: Any = None
+        self.version: Any = None
         self.rows: Sequence[Any] = (None, None)
         self.masks: tuple[Any, ...] = ()  # what they are made of: the seed, where it is on the GPU, the first step
 
@@ -114,6 +136,10 @@ class CudaTape:
     def given(self) -> list[Any]:
         """The inputs as backward takes them. Modules that were compiled when tapes had copies of all take none."""
         return [fresh(array) for array in self.inputs] if self.module.manifest.get("reads_inputs", False) else []
+
+    def keep(self, output: Any) -> None:
+        """Where y is, which backward reads."""
+        self.output, self.version = output, getattr(output, "_version", None)
 
     def __repr__(self) -> str:
         return f"<CudaTape of {self.module.manifest.cell}, {self.T} steps of {self.B} rows, {self.nbytes} bytes>"
@@ -132,6 +158,22 @@ def check_tape(module: Any, tape: Any) -> None:
     if [getattr(array, "_version", None) for array in tape.inputs] != tape.versions:
         do = "give forward_train a copy (x.clone()), or write to x after backward"
         raise runtime._error(InputError, "backward reads x, which was changed", "a new version of x", "the same x", do)
+    if getattr(tape.output, "_version", None) != tape.version:
+        do = "change a copy of y (y.clone()), or write to y after backward"
+        raise runtime._error(InputError, "backward reads y, which was changed", "a new version of y", "the same y", do)
 
 
-__all__ = ["CudaTape", "Part", "by_visit", "check_tape", "fresh", "numbers", "readable", "rounded", "tape_bytes"]
+__all__ = [
+    "ITEM_BYTES",
+    "CudaTape",
+    "Part",
+    "by_visit",
+    "check_tape",
+    "fresh",
+    "new_output",
+    "numbers",
+    "readable",
+    "reads_output",
+    "rounded",
+    "tape_bytes",
+]

@@ -20,7 +20,7 @@ try:
     from . import gpu_arrays, runtime
     from .errors import DeviceError, InputError
     from .runtime_cuda import CudaModule, Device
-    from .runtime_cuda_tape import CudaTape, Part, by_visit, check_tape, numbers, readable
+    from .runtime_cuda_tape import CudaTape, Part, by_visit, check_tape, new_output, numbers, readable
 except ImportError:  # this file and those that it names alone, beside a .so
     globals().update({name: importlib.import_module(name) for name in ("gpu_arrays", "runtime")})
     globals().update({n: getattr(importlib.import_module("runtime_cuda"), n) for n in ("CudaModule", "Device")})
@@ -163,7 +163,8 @@ class CudaTrainingModule(CudaModule):
         **inputs: Any,
     ) -> tuple[Any, dict[str, Any], CudaTape]:
         """As calling the module: (y, {name: state after the last step}), and the tape that `backward` reads. It reads x
-        on the GPU too, which must not change until then; where there are lengths or resets, the tape has a copy.
+        on the GPU too and, where the output of the last layer is a state, y, which must not change until then; where
+        there are lengths or resets, the tape has copies.
 
         seed: an integer of 64 bits, of which all masks are made; or an array of one int64 on the GPU of x, which a CUDA
         graph reads anew at each replay. A network without regularisers needs none. first_step: the number of x's first
@@ -208,12 +209,14 @@ class CudaTrainingModule(CudaModule):
         flagged = lengths is not None or reset is not None
         plan = self._planned(device, T, B, max_bytes, reset is not None, lengths is not None)
         device.prepare({**self.weights, **self._constants}, stream)
-        before, y = self._before(device, arrays, state, B, stream), arrays.empty((*lead, *self._output))
+        before = self._before(device, arrays, state, B, stream)
+        y, lasting = new_output(arrays, self.manifest, (*lead, *self._output), flagged)
         if plan is not None and plan.again:
             segments = runtime._beside("runtime_cuda_segments")
             tape = segments.CudaSegmentedTape(self, arrays, values[0], plan, self.weights, given, flagged)
         else:
             tape = CudaTape(self, arrays, values[0], (T, B), self.weights, given, flagged)
+        tape.keep(lasting)
         tape.rows, tape.masks = [self._lasting(arrays, row) for row in rows], self._drawn(arrays, *drawn)
         if not T or not B:
             pairs = zip(self._plan(B), before, strict=True)
@@ -305,7 +308,7 @@ class CudaTrainingModule(CudaModule):
         work = arrays.workspace(part.workspace(T, B, stream))
         rows = [self._lasting(arrays, row) for row in tape.rows]
         more = [*tape.masks, *numbers(self.manifest, Part(0, T, T)), *([0] if by_visit(self.manifest) else [])]
-        held = [None, *rows, work, above, tape.array, *tape.given, *d_x, *d_weights, *more, *before, *after]
+        held = [tape.output, *rows, work, above, tape.array, *tape.given, *d_x, *d_weights, *more, *before, *after]
         self._drop(device, arrays, "backward", tape)
         self._call(part, arrays, (T, B), rows, held)
         return self._results(arrays, d_x, after, d_weights, T, B)

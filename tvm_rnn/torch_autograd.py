@@ -86,10 +86,13 @@ class Steps(torch.autograd.Function):
         ctx.held = isinstance(array, torch.Tensor)  # else memory of the module's own, for tensors of the CPU
         tape.array = None if ctx.held else tape.array
         kept = [array] if ctx.held else []
+        ctx.output = hasattr(getattr(tape, "output", None), "detach")
+        if ctx.output:
+            kept, tape.output = [*kept, y], None
         # On a GPU backward reads x where it is, and of a plan with several parts once more.
         again = x if hasattr(tape, "plan") or hasattr(tape, "versions") else []
         ctx.weights = len(kept) + len(again)
-        ctx.save_for_backward(*kept, *again, *tensors[given:])  # torch notices if x or weights change
+        ctx.save_for_backward(*kept, *again, *tensors[given:])  # torch notices if they change
         return (y, *flat(last))
 
     @staticmethod
@@ -100,6 +103,8 @@ class Steps(torch.autograd.Function):
         saved = ctx.saved_tensors  # asked once: torch's checkpoints allow no more
         if ctx.held:
             tape.array = saved[0].numpy() if ctx.numpy else saved[0]
+        if ctx.output:
+            tape.output = saved[ctx.held].detach()
         # Forward runs again where the plan has several parts.
         ways = ("forward_train", "backward") if hasattr(tape, "plan") else ("backward",)
         call.use_weights(saved[ctx.weights :], ways, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from networks import network
 from training_plans import trained
 
@@ -20,8 +21,9 @@ def test_an_lstm_keeps_its_gates_and_both_states() -> None:
     assert {layout.kept_place(n).dtype for n in layout.kept} == {"bfloat16"}
     sizes = plans.forward.tape.sizes()
     # Of each layer: four gates for T steps, two states for T + 1. What the upper one reads is the lower one's state,
-    # and x is the caller's, but in calls with lengths or resets.
-    assert sizes == [*([[16, 0]] * 4 + [[16, 1]] * 2) * 2, [16, 0, 1], [16, 0, 1]]
+    # and x is the caller's, but in calls with lengths or resets;
+    # and so is y, which is the upper one's.
+    assert sizes == [*([[16, 0]] * 4 + [[16, 1]] * 2), *[[16, 0]] * 4, [16, 1], [16, 1, 1], [16, 0, 1], [16, 0, 1]]
     program = Program()
     found = plans.forward.tape.pointers(program, Pointer("input[1]"), 0, Parts())
     x = found[plans.forward.tape.inputs[0]]
@@ -34,8 +36,23 @@ def test_outputs_that_are_no_state_or_lie_otherwise_are_kept_apart() -> None:
     for options in ({"width": 7}, {"bidirectional": True}):
         _, plans = trained("lstm", precision="bfloat16", num_layers=2, **options)
         tape = plans.forward.tape
-        assert not tape.shared and [i for i, part in enumerate(tape.parts) if part.flagged] == tape.users
+        assert not tape.shared and tape.output is None
+        assert [i for i, part in enumerate(tape.parts) if part.flagged] == tape.users
         assert len(plans.forward.tape.inputs) == 2
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_the_last_layer_s_state_is_found_in_y(reverse: bool) -> None:
+    """From the step before y's first on, or behind its last."""
+    _, plans = trained("gru", precision="bfloat16", reverse=reverse)
+    tape = plans.forward.tape
+    assert tape.output is not None and tape.output[0] == tape.visits[0, 0][-1]
+    texts = []
+    for given in (1, 2):  # forward_train, backward
+        program = Program()
+        texts.append(tape.pointers(program, Pointer("input[1]"), given, Parts())[tape.output[0]].text)
+    assert texts[0] == texts[1] and texts[0].startswith("(has_lengths || has_reset ? ")
+    assert texts[0].endswith(" : output)") if reverse else "(output + int64_t(4 * int64_t((0 - B * 8))))" in texts[0]
 
 
 def test_tapes_of_float32_may_be_narrower_but_for_what_products_read() -> None:

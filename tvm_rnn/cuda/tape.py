@@ -9,9 +9,10 @@ programs compute them, and its size for the manifest. Each array is [T, B, row],
                before step t, after step t + 1 in the direction that goes backwards it is the reverse
 
 The first layer's inputs are the caller's own arrays, which both programs read where they are. Where a layer's output is
-a state that is kept, the layer above finds its inputs there: they are not kept twice. Calls with lengths or resets
-write all of them, in a longer tape: there an input or output that ended is 0, and a state that began again is the
-initial one.
+a state that is kept, the layer above finds its inputs there: they are not kept twice. Likewise the last layer's: where
+its output is such a state, y has room for one step more, before its first (in the direction that goes backwards behind
+its last), and is that array. Calls with lengths or resets write all of them, in a longer tape: there an input or output
+that ended is 0, and a state that began again is the initial one.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ class Tape:
     def __post_init__(self) -> None:
         self.visits: dict[tuple[int, int], list[int]] = {}  # by layer and direction: of each kept value
         self.shared: dict[int, tuple[int, Place]] = {}  # inputs that are a state of the layer below: where, and how
+        self.output: tuple[int, Place] | None = None  # of the last layer's states that which y is: where, and how
         own = [layer for layer in range(1, len(self.of_layer)) if self._state_below(layer) is None]
         whole = self.net.num_directions > 1  # then what layers hand on comes first
         places = {layer: self._add(self.input_place(self._input(layer)), 0, whole=whole) for layer in own}
@@ -97,10 +99,16 @@ class Tape:
             code = self.codes[index]
             emitted = len(code.graph.emitted)
             for direction in range(self.net.num_directions):
-                kept = enumerate(code.layout.kept)
-                kept_at = [self._add(code.layout.kept_place(n), int(i >= emitted)) for i, n in kept]
-                self.visits[layer, direction] = kept_at
-        # Those of flagged calls come last, so that others are where they are with and without them.
+                last = layer == len(self.of_layer) - 1
+                given = self._output_state(code, self.input_place(code.graph.output)) if last else None
+                kept = [(i, code.layout.kept_place(node)) for i, node in enumerate(code.layout.kept) if i != given]
+                found = {i: self._add(place, int(i >= emitted)) for i, place in kept}
+                # Those of flagged calls come last, so that others are where they are with and without them.
+                if given is not None:
+                    place = code.layout.kept_place(code.graph.output)
+                    found[given] = self._add(place, 1, flagged=True)
+                    self.output = found[given], place
+                self.visits[layer, direction] = [found[i] for i in range(len(found))]
         for layer in range(1, len(self.of_layer)):
             state = None if layer in places else self._state_below(layer)
             if state is not None:
@@ -117,8 +125,10 @@ class Tape:
 
     def _state_below(self, layer: int) -> int | None:
         """Among what the layer below keeps: the state that is its output, where it lies as this layer's inputs do."""
-        code = self.codes[self.of_layer[layer - 1]]
-        place = self.input_place(self._input(layer))
+        return self._output_state(self.codes[self.of_layer[layer - 1]], self.input_place(self._input(layer)))
+
+    def _output_state(self, code: Layer, place: Place) -> int | None:
+        """Among what a layer keeps: the state that is its output, where it lies as who reads the output has it."""
         if self.net.num_directions > 1 or place.row_stride * ITEM_BYTES[place.dtype] % 16:
             return None
         for number, node in enumerate(code.layout.kept):
@@ -147,6 +157,11 @@ class Tape:
             steps = of.whole if part.whole else "T"
             size = f"({steps} + {part.more}) * B * {part.row_bytes}" if part.more else f"{steps} * B * {part.row_bytes}"
             at = let("tape", f"{at} + ({size} + {ALIGNMENT - 1}) / {ALIGNMENT} * {ALIGNMENT}")
+        if self.output is not None:
+            own, place = self.output
+            entry = program.output.at(0 if self.net.reverse else f"(0 - B * {place.row_stride})")
+            text = f"(has_lengths || has_reset ? {found[own].text} : {entry.text})"
+            found[own] = Pointer(text, found[own].dtype)
         for own, (state, place) in self.shared.items():
             after = found[state].at(0 if self.net.reverse else f"B * {place.row_stride}")
             text = f"(has_lengths || has_reset ? {found[own].text} : {after.text})"

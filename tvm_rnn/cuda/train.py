@@ -131,6 +131,7 @@ def describe(facts: dict[str, Any], trained: Sequence[Trained], taken: dict[str,
         facts["masks"] = net.regularisers.masks(net.layers, net.num_directions)
     facts["tape"] = trained[0].forward.tape.sizes()
     facts["reads_inputs"] = True  # backward takes the caller's inputs too
+    facts["reads_output"] = trained[0].forward.tape.output is not None  # and y, which has room for one step more
     facts |= of_parts(trained[0])
     facts["gradients"] = trained[0].backward.gradient_names
     facts["memory"] = memory_facts(trained[0].net, trained[0].layers, trained[0].training)
