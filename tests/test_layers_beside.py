@@ -28,7 +28,7 @@ CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {
     # The first layer reads another width than the second one: two graphs.
     "widths-states": ("lstm", 5, "states", {"dtype": "bfloat16", "num_layers": 2}),
     "three-values": ("gru", 8, "values", {"dtype": "float32", "num_layers": 3}),
-    "masks-values": ("lstm", 8, "values", {"dtype": "float32", "num_layers": 3, **MASKS}),
+    "masks-values": ("lstm", 8, "values", {"dtype": "float32", "num_layers": 2, **MASKS}),
     # What comes beside x is read by every layer: its gradient is added up, layer by layer.
     "inputs-states": ("augru", 8, "states", {"dtype": "float32", "num_layers": 3}),
     # More layers than streams.
@@ -79,6 +79,16 @@ def test_gradients_are_the_oracles_in_any_order(name: str, monkeypatch: pytest.M
         if net.regularisers:
             case.training.update(seed=5, first_step=2)
         check(net, module, case, monkeypatch)
+
+
+@pytest.mark.slow
+def test_layers_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One after the other, in tiles: where they are hoisted values' memory makes them."""
+    monkeypatch.setattr(plan_backward, "HOISTED_BYTES", 2 * B * 8 * 8)
+    net = network("elman", 5, 7, dtype="float64", num_layers=3)
+    module = emulator.compile(net, training=True, keep="states")
+    for rows in ({}, flags(T, B)):
+        check(net, module, draw(net, T, B, **rows), monkeypatch)
 
 
 @pytest.mark.slow
