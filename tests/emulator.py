@@ -70,7 +70,7 @@ def emulated(source: Source, folder: Path, include: tuple[str, ...]) -> str:
     names = [name for shard in source.shards for name, _ in DECLARED.findall(shard)]
     parts += table
     rows = "".join(f'{{"{name}", run_{name}}}, ' for name in names)
-    parts.append(f"static const std::map<std::string, void (*)(void**)> kernels = {{{rows}}};")
+    parts.append(f"static const std::map<std::string, std::function<void()> (*)(void**)> kernels = {{{rows}}};")
     parts.append((HERE / "emulated_runtime.inc").read_text())
     text, output = folder / "emulated.cc", folder / "emulated.o"
     text.write_text("\n".join(parts))
@@ -103,12 +103,14 @@ def translated(shard: str) -> str:
 
 
 def _runner(name: str, parameters: str, number: int) -> str:
-    """void run_NAME(void** arguments): the kernel with the arguments of a launch."""
-    values = []
+    """std::function<void()> run_NAME(void** arguments): the kernel with the arguments of a launch, as they are now."""
+    kept, names = [], []
     for i, parameter in enumerate(filter(None, (p.strip() for p in parameters.split(",")))):
         words = [w for w in parameter.split() if w not in ("__restrict__", "const", "__grid_constant__")]
-        values.append(f"*({' '.join(words[:-1])}*)arguments[{i}]")
-    return f"static void run_{name}(void** arguments) {{ shard_{number}::{name}({', '.join(values)}); }}"
+        kept.append(f"const auto a{i} = *({' '.join(words[:-1])}*)arguments[{i}];")
+        names.append(f"a{i}")
+    run = f"return [=] {{ shard_{number}::{name}({', '.join(names)}); }};"
+    return f"static std::function<void()> run_{name}(void** arguments) {{ {' '.join(kept)} {run} }}"
 
 
 def arrays(rng: np.random.Generator, *shape: int) -> np.ndarray:

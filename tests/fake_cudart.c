@@ -2,7 +2,9 @@
    copies happen at once, and every operation on a stream is written to a log.
 
    FAKE_GPUS: their compute capabilities, "90,80"; none if unset. FAKE_STATE: "hang": streams never end; "capture": they
-   are being captured; "fault": they end with an error. */
+   are being captured; "fault": they end with an error.
+   FAKE_ORDER: streams run at last when somebody waits for them, in an order that events alone restrict. "early": as much
+   as possible of the stream that was made first, the caller's; "late": of the last one; a number: at random, by turns. */
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,6 +35,95 @@ static int capability(int index) {
   return at && *at ? atoi(at) : 0;
 }
 
+/* What waits: a record happens when it is reached, a wait is over when the record that it means has happened. */
+enum { STREAMS = 64, EVENTS = 4096 };
+enum { RUN, RECORD, WAIT };
+struct Work {
+  struct Work* next;
+  int kind;
+  long record; /* its number */
+  int (*run)(void*);
+  void* closure;
+};
+static struct Queue {
+  long stream;
+  struct Work *first, *last;
+} queues[STREAMS];
+static long newest[EVENTS], records; /* of each event the number of its last record, from 1 on */
+static char* happened;
+static int queue_count;
+static unsigned seed;
+
+static void put(cudaStream_t stream, int kind, long record, int (*run)(void*), void* closure) {
+  int at = 0;
+  while (at < queue_count && queues[at].stream != (long)stream) ++at;
+  if (at == queue_count) queues[queue_count++] = (struct Queue){(long)stream, NULL, NULL};
+  struct Work* work = malloc(sizeof *work);
+  *work = (struct Work){NULL, kind, record, run, closure};
+  if (queues[at].first) queues[at].last->next = work;
+  else queues[at].first = work;
+  queues[at].last = work;
+}
+
+static int ready(const struct Queue* queue) {
+  return queue->first && (queue->first->kind != WAIT || happened[queue->first->record]);
+}
+
+static int chosen(const char* order) {
+  int found = -1, count = 0, early = order && !strcmp(order, "early"), late = order && !strcmp(order, "late");
+  for (int i = 0; i < queue_count; ++i) {
+    if (!ready(&queues[i])) continue;
+    seed = seed * 1664525u + 1013904223u;
+    const int better = early ? queues[i].stream < queues[found < 0 ? i : found].stream
+                       : late ? queues[i].stream > queues[found < 0 ? i : found].stream
+                              : (seed >> 8) % (unsigned)++count == 0;
+    if (found < 0 || better) found = i;
+  }
+  return found;
+}
+
+/* Everything that waits. */
+static cudaError_t flush(void) {
+  const char* order = getenv("FAKE_ORDER");
+  cudaError_t status = cudaSuccess;
+  seed = order ? (unsigned)atoi(order) : 0;
+  for (int at; (at = chosen(order)) >= 0;) {
+    struct Work* work = queues[at].first;
+    queues[at].first = work->next;
+    if (work->kind == RECORD) happened[work->record] = 1;
+    if (work->kind == RUN && work->run(work->closure)) status = cudaErrorLaunchFailure;
+    free(work);
+  }
+  for (int i = 0; i < queue_count; ++i)
+    if (queues[i].first) return cudaErrorUnknown; /* streams wait for each other */
+  return status;
+}
+
+/* Now, or in its turn. `run` frees its closure. */
+LOGGED int fake_enqueue(cudaStream_t stream, int (*run)(void*), void* closure) {
+  if (getenv("FAKE_ORDER")) return put(stream, RUN, 0, run, closure), 0;
+  const cudaError_t before = flush();
+  const int status = run(closure);
+  return before ? (int)before : status;
+}
+
+struct Bytes {
+  void* to;
+  const void* from;
+  int value;
+  size_t size;
+};
+static int move_bytes(void* closure) {
+  struct Bytes* own = closure;
+  if (own->from) memmove(own->to, own->from, own->size);
+  else memset(own->to, own->value, own->size);
+  return free(own), 0;
+}
+static cudaError_t enqueue_bytes(cudaStream_t stream, struct Bytes bytes) {
+  struct Bytes* own = malloc(sizeof *own);
+  return *own = bytes, (cudaError_t)fake_enqueue(stream, move_bytes, own);
+}
+
 cudaError_t cudaGetDeviceCount(int* count) {
   for (*count = 0; capability(*count); ++*count) {}
   return *count ? cudaSuccess : cudaErrorNoDevice;
@@ -58,15 +149,15 @@ cudaError_t cudaMalloc(void** place, size_t size) {
   memset(*place, 0xff, size); /* NaN: nobody may count on zeros */
   return ++allocated, cudaSuccess;
 }
-cudaError_t cudaFree(void* place) { return free(place), --allocated, cudaSuccess; }
+cudaError_t cudaFree(void* place) { return flush(), free(place), --allocated, cudaSuccess; }
 
 cudaError_t cudaMemsetAsync(void* place, int value, size_t size, cudaStream_t stream) {
   note("set", stream, (long)size);
-  return memset(place, value, size), cudaSuccess;
+  return enqueue_bytes(stream, (struct Bytes){place, NULL, value, size});
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, enum cudaMemcpyKind kind, cudaStream_t stream) {
   note(kind == cudaMemcpyDeviceToDevice ? "copy" : "transfer", stream, (long)size);
-  return memmove(to, from, size), cudaSuccess;
+  return size ? enqueue_bytes(stream, (struct Bytes){to, from, 0, size}) : cudaSuccess;
 }
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
@@ -77,10 +168,19 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   (void)flags;
   return *event = (cudaEvent_t)(long)(1000 + events++), cudaSuccess;
 }
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return note("record", stream, (long)event), 0; }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  note("record", stream, (long)event);
+  if (!getenv("FAKE_ORDER")) return cudaSuccess;
+  happened = realloc(happened, (size_t)records + 2);
+  happened[++records] = 0;
+  newest[(long)event % EVENTS] = records;
+  return put(stream, RECORD, records, NULL, NULL), cudaSuccess;
+}
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   (void)flags;
-  return note("wait", stream, (long)event), cudaSuccess;
+  note("wait", stream, (long)event);
+  if (getenv("FAKE_ORDER") && newest[(long)event % EVENTS]) put(stream, WAIT, newest[(long)event % EVENTS], NULL, NULL);
+  return cudaSuccess;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus* status) {
   (void)stream;
@@ -88,11 +188,13 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureSta
   return cudaSuccess;
 }
 static cudaError_t end(void) {
+  const cudaError_t status = flush();
+  if (status) return status;
   return state_is("fault") ? cudaErrorIllegalAddress : state_is("hang") ? cudaErrorNotReady : cudaSuccess;
 }
 cudaError_t cudaStreamQuery(cudaStream_t stream) { return (void)stream, end(); }
-cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return (void)stream, state_is("fault") ? end() : cudaSuccess; }
-cudaError_t cudaDeviceSynchronize(void) { return cudaSuccess; }
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return (void)stream, state_is("hang") ? flush() : end(); }
+cudaError_t cudaDeviceSynchronize(void) { return flush(); }
 
 cudaError_t cudaGetLastError(void) { return cudaSuccess; }
 const char* cudaGetErrorString(cudaError_t error) { return error ? "an error of the fake runtime" : "no error"; }

@@ -61,7 +61,7 @@ def error(got: Any, expected: np.ndarray) -> float:
 def forced(monkeypatch: pytest.MonkeyPatch, exchange: str, **knobs: int) -> None:
     """Every layer runs in a team of that geometry."""
 
-    def choose(layout: Any, target: Any, precision: str, batches: Any, initial: Any) -> list[recurrent.Persistent]:
+    def choose(layout: Any, target: Any, precision: str, batches: Any, initial: Any, *_: Any) -> list[Any]:
         team = (Pooled if "pace" in knobs else Team)(recurrent.step_of(layout), precision, exchange, **knobs)
         return [recurrent.Persistent(layout, team, "forced", "forced", None, 2, 0.0, initial)]
 

@@ -172,7 +172,7 @@ def test_runtime_files_alone(tmp_path: Path) -> None:
 def forced(monkeypatch: pytest.MonkeyPatch, **knobs: Any) -> None:
     """Every layer's steps, in both passes, run in teams of that geometry."""
 
-    def choose(layout: Any, target: Any, precision: str, batches: Any, initial: Any) -> list[recurrent.Persistent]:
+    def choose(layout: Any, target: Any, precision: str, batches: Any, initial: Any, *_: Any) -> list[Any]:
         team = (Pooled if "pace" in knobs else Team)(recurrent.step_of(layout), precision, **knobs)
         name = f"persistent_{layout.weights.number}"
         return [recurrent.Persistent(layout, team, "forced", name, None, 2, 0.0, initial)]

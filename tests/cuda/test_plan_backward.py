@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from training_plans import trained
+
+from tvm_rnn.cuda.train import plan
+from tvm_rnn.cuda.working_memory import working_memory
+from tvm_rnn.target import resolve
 
 
 def test_gradients_come_in_the_order_that_the_manifest_says() -> None:
@@ -35,6 +41,57 @@ def test_layers_run_from_the_last_one() -> None:
     lines = "\n".join(plans.programs[1].sequence.lines)
     assert "T - done" in lines  # against the order of the forward steps
     assert lines.index("has_reset && ") > 0
+
+
+def text_of(cell: str, **options: Any) -> str:
+    return "\n".join(trained(cell, **options)[1].programs[1].sequence.lines)
+
+
+def test_layers_have_streams_of_their_own() -> None:
+    text = text_of("lstm", num_layers=3)
+    assert text.count("OnStream") == 2 and "fork(int64_t(2))" in text and "join(int64_t(2))" in text
+    # Each layer waits for the one above and, for its place to be free, for the one below; each says twice where it is.
+    assert text.count(".wait(") == 4 and text.count(".record(") == 6
+    visits = text.split("OnStream")[1:]
+    assert all(v.index(".wait(") < v.index("persistent") for v in visits)
+    # The layer below begins before the sums.
+    assert all(v.index(".record(") < v.index("_totals0") < v.rindex(".record(") for v in visits)
+
+
+def test_layers_beyond_the_streams_share_them() -> None:
+    text = text_of("elman", num_layers=10)
+    assert "fork(int64_t(7))" in text and "call_state, int64_t(wave_1 ? 8 : 0)" not in text
+    assert text.count("OnStream") == 10 - 2  # the first one and the ninth are on the caller's
+
+
+@pytest.mark.parametrize(
+    ("cell", "options"),
+    [
+        ("lstm", {}),
+        ("lstm", {"num_layers": 2, "bidirectional": True}),
+        ("gru", {"num_layers": 2, "reverse": True}),
+        ("lstm", {"num_layers": 2, "precision": "float64"}),  # step by step
+    ],
+)
+def test_others_use_the_callers_stream_alone(cell: str, options: dict[str, Any]) -> None:
+    text = text_of(cell, **options)
+    assert "OnStream" not in text and "fork" not in text and ".wait(" not in text
+
+
+def test_layers_run_one_after_the_other_where_the_pass_was_left_out() -> None:
+    net, _ = trained("lstm", num_layers=2)
+    plans = plan(net, resolve("nvidia-h200"), (4,), ("tile_layers_and_time",), "float32", "values")
+    assert "OnStream" not in "\n".join(plans.programs[1].sequence.lines)
+
+
+def test_what_is_handed_down_is_of_tiles() -> None:
+    """Of four tiles for each layer: a longer sequence needs less than its part more."""
+    _, three = trained("lstm", 32, num_layers=3, precision="bfloat16")
+    bytes_of = working_memory(three.programs[1], 132)
+    tile = 100 * 4 * 32 * 2
+    assert bytes_of(1200, 4) - bytes_of(12, 4) >= 5 * (tile - tile // 100)
+    layout = "\n".join(three.programs[1].layout)
+    assert "between_1" in layout and "T * B" not in next(x for x in three.programs[1].layout if "between_1" in x)
 
 
 def test_memory_is_bounded_by_tiles_of_time() -> None:

@@ -70,6 +70,23 @@ def test_operands_of_large_products_are_put_in_order_once() -> None:
     assert bytes_of(64, 1) - bytes_of(32, 1) >= (2 * 16 + 16) * 8192
 
 
+def test_layers_at_once_have_memory_of_their_own() -> None:
+    """Of both operands in another order, and of the parts' sums; and a part of the multiprocessors each."""
+    sums = [product(leaf("a", 1024), leaf("x", 700))]
+    found = Totals("t", sums, "tf32", *[lambda n: Place("float32", prod(n.shape)) if n.leaf else None] * 2, "sm_90a")
+    program = Program()
+    found.reserve(program, "T * B", "3", "2")
+    places = found.places(program, {})
+    for copy in (0, 2):
+        found.run(program.sequence, lambda node, product: program.input(0), "T * B", places, "1", copy)
+    calls = [line for line in program.sequence.lines if "RUN(call" in line]
+    first, third = calls[: len(calls) // 2], calls[len(calls) // 2 :]
+    assert all(a != b and "(2) * size" in b and "(2) * size" not in a for a, b in zip(first, third, strict=True))
+    one, alone = Program(), totals(product(A, X))
+    alone.reserve(one, "T * B")
+    assert "sms / (1 * 1)" in one.layout[0] and "* 2))" in program.layout[0]
+
+
 def test_sums_may_have_a_place_already() -> None:
     """Those of one launch, in its order, and no others."""
     found = totals(product(A, X), product(B, X), make("total", A, rank=1))

@@ -34,6 +34,13 @@ def test_a_backward_graph_goes_layer_by_layer() -> None:
     assert back.tiling.rows_per_tile == 256  # more than fit a cache
 
 
+@pytest.mark.parametrize(("both", "order"), [(False, "time-major"), (True, "layer-major")])
+def test_on_gpus_backward_graphs_take_tiles_through_all_layers(both: bool, order: str) -> None:
+    net = rnn.RNN(rnn.cells.lstm, 8, 16, 2, bidirectional=both)
+    layers = pipeline.run(net, target.resolve("nvidia-h200"), training=True)[-1][1]
+    assert all(g.backward is not None and g.backward.tiling == Tiling(order, None) for g in layers.graphs)
+
+
 def test_what_goes_to_the_tape_is_in_the_tile_as_well() -> None:
     net = rnn.RNN(rnn.cells.lstm, 512, 512, 2)
     plain, kept = (pipeline.run(net, V4, training=t)[-1][1].graphs[0] for t in (False, True))

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 from ..decisions import about, tell
 from ..graph import Graph
@@ -30,6 +30,7 @@ from ..rnn import RNN
 from ..target import Target
 from .draws import Draws
 from .dropped import Dropped
+from .lanes import WAVE_STEPS, WAVE_TILES
 from .parts import COUNT, Parts, parts_of
 from .program import Expr, Host, Pointer, Program
 from .recurrent import EXPECTED_BATCHES
@@ -39,8 +40,6 @@ from .wave import Wave, wave
 
 HOISTED_BYTES = 256 << 20  # for hoisted values, of all layers that run at once: more rows make no product faster
 STREAMS = 8  # layers beyond share them
-# A wavefront of L layers over n tiles takes n + L - 1 turns in place of L n, each with its launches: a few us.
-WAVE_STEPS, WAVE_TILES = 32, 4  # least steps of a tile, and tiles per layer to aim at
 
 
 @dataclass
@@ -67,6 +66,9 @@ class Plan:
     program: Program = field(init=False)
     draws: Draws | None = field(init=False, default=None)
     parts: Parts = field(init=False, default=Parts())
+    way: ClassVar[int] = 1  # from the first layer to the last one, or -1
+    # The first of the events after which a tile's output is there; number 0 is the first of those after all its work.
+    _handed_event: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         net = self.net
@@ -191,16 +193,19 @@ class Plan:
         for layer, index in enumerate(self.layers.of_layer):
             code = self.code[index]
             for direction in range(self.directions):
-                # What may run at the same time has memory of its own.
-                lane = direction if self.whole else self.layers.of_layer[:layer].count(index)
-                lanes = self.directions if self.whole else self.layers.of_layer.count(index)
-                copies = (f"{self.wave} ? {lanes} : 1", f"{self.wave} ? {lane} : 0") if lanes > 1 else (1, 0)
-                work = code.work_buffers(program, f"{self.steps} * B", *copies)
+                work = code.work_buffers(program, f"{self.steps} * B", *self._copies(layer, direction))
                 weights = code.weights.pack(program, layer, direction)
                 draw = None if self.draws is None else self.draws.of(layer, direction)
                 buffers = Buffers(weights, *states[layer, direction], **work, draw=draw)
                 visits.append(Visit(code, layer, direction, buffers, self._user(layer, direction)))
         return visits
+
+    def _copies(self, layer: int, direction: int) -> tuple[Expr, Expr]:
+        """What may run at the same time has memory of its own: of how many copies, and which."""
+        index = self.layers.of_layer[layer]
+        lane = direction if self.whole else self.layers.of_layer[:layer].count(index)
+        lanes = self.directions if self.whole else self.layers.of_layer.count(index)
+        return (f"{self.wave} ? {lanes} : 1", f"{self.wave} ? {lane} : 0") if lanes > 1 else (1, 0)
 
     def _user(self, layer: int, direction: int) -> list[tuple[Pointer, Pointer]]:
         """Where the states of a layer and direction begin in the user's arrays."""
@@ -242,22 +247,27 @@ class Plan:
 
     def _time_major(self, host: Host) -> None:
         with self._forked(host), self._tiles(host) as (tile, done, count):
-            for visit in self.visits:
-                with self._lane(host, visit.layer % self.lanes):
+            for number, visit in enumerate(self.visits[:: self.way]):
+                with self._lane(host, number % self.lanes):
                     self._after_neighbours(host, visit.layer, tile)
-                    self._visit(host, visit, (tile, done, count), done)
-                    self._when_wave(host, partial(Host.record, event=f"{2 * visit.layer} + ({tile} & 1)"))
+                    start = host.let("start", f"T - {done} - {count}") if self._back(visit) else done
+                    self._visit(host, visit, (tile, done, count), start)
+                    self._record(host, 2 * visit.layer, tile)
 
     def _after_neighbours(self, host: Host, layer: int, tile: str) -> None:
         """A layer's tile begins after the same tile of the layer before, and after the layer behind has read what is in
         the place that is written now: two tiles ago."""
 
         def wait(h: Host) -> None:
-            for other in (layer - 1, layer + 1):
+            for other, first in ((layer - self.way, self._handed_event), (layer + self.way, 0)):
                 if 0 <= other < self.net.num_layers:
-                    h.wait(f"{2 * other} + ({tile} & 1)")
+                    h.wait(f"{first + 2 * other} + ({tile} & 1)")
 
         self._when_wave(host, wait)
+
+    def _record(self, host: Host, event: int, tile: str) -> None:
+        """One of two events, by the parity of the tile."""
+        self._when_wave(host, partial(Host.record, event=f"{event} + ({tile} & 1)"))
 
     def _layer_major(self, host: Host) -> None:
         for layer in range(self.net.num_layers):

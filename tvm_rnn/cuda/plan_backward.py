@@ -5,9 +5,14 @@ place of inputs, the gradient of y, the tape, the inputs, and where the gradient
 parts of the time four numbers (`parts.py`), with two directions the address of what layers hand down; its states are
 the gradients of the states, last ones in and first ones out.
 
-    for layer from the last: for direction: for tile, against the direction's order:
-        before groups; steps; blank rows that have ended; after groups; sums over rows; gradients of inputs
+    for tile from the end of time: for layer from the last:
+        before groups; steps; blank rows that have ended; after groups; gradients of inputs; sums over rows
+    with a reverse:  for layer from the last: for direction: for tile, against the direction's order: the same
     then, of the sums, the gradients of weights
+
+Where the GPU has room for several layers at once, each has a stream of its own, as in `plan.py`: the last layer works
+on tile k, counted from the end of time, while the one below works on tile k - 1. That one begins when the gradients of
+the tile's inputs are there: sums over rows, for weights, run beside its steps. `lanes.py` has a say in kernels' sizes.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import gcd, prod
+from typing import ClassVar
 
 from ..graph import Graph, Node
 from ..layer_backward import is_total
@@ -22,12 +28,15 @@ from ..passes.fuse_pointwise import read_at_last
 from ..rnn import weight_name
 from .finish import FinishKernels
 from .give import Giver
+from .handed_down import HandedDown, Sequences, Tiles
 from .kernel import Kernel
+from .lanes import WAVE_TILES, least_steps, room_for_two
 from .layout import Layout
 from .places import Place
-from .plan import HOISTED_BYTES, Plan, Visit
+from .plan import HOISTED_BYTES, STREAMS, Plan, Visit
 from .plan_forward_train import Blank, ForwardTrain, blank_kernel
-from .program import ALIGNMENT, ITEM_BYTES, Expr, Host, Pointer, Program
+from .program import ITEM_BYTES, Expr, Host, Pointer, Program
+from .recurrent import EXPECTED_BATCHES
 from .steps import Layer, Tile
 from .tape import states_read
 from .totals import Totals
@@ -54,6 +63,7 @@ class BackwardCode:
 class BackwardPlan(Plan):
     """Call `run()`."""
 
+    way: ClassVar[int] = -1
     forward: ForwardTrain | None = None
     number: int = 0
     backs: list[BackwardCode] = field(default_factory=list)
@@ -72,7 +82,8 @@ class BackwardPlan(Plan):
         common = (self.net.dtype, self.target, zeros, self.batches, 1, "")
         given = self._given(self.forward.code[number].layout)
         own, masks = self.number + number, tuple(self.net.regularisers.streams)
-        layer = Layer(rows, own, self.precision, *common, kept=kept, given=given, streams=masks)
+        together = 1 if self.whole else self.net.num_layers
+        layer = Layer(rows, own, self.precision, *common, kept=kept, given=given, streams=masks, together=together)
         name = f"g{layer.number}"
         layout = layer.layout
 
@@ -109,14 +120,14 @@ class BackwardPlan(Plan):
         """The program."""
         assert self.forward is not None
         program, host = self.program, self.program.sequence
-        self.together, self.lanes, self.wave = None, 1, "0"
+        self.together = None
+        self._handed_event = 2 * self.net.num_layers
         self.gradient = program.input(0)
         self.tape = self.forward.tape
         after = self._parts(self._draw(self._outputs()))
         self.handed = program.input(after) if self.parts.given and self.directions > 1 else None
         self.places = self.tape.pointers(program, program.input(1), 2, self.parts)
-        per_row = max(1, *(back.bytes_per_row() for back in self.backs))
-        self.steps = program.let("tile_steps", f"min<int64_t>(T, max<int64_t>(1, {HOISTED_BYTES // per_row} / B))")
+        self._tile_sizes()
         self.visits = self._visits()
         self._reserve()
         begin = [v.code.states.load(v.buffers, [before for before, _ in v.user]) for v in self.visits]
@@ -164,49 +175,57 @@ class BackwardPlan(Plan):
                 at += len(names)
         return at
 
+    def _tile_sizes(self) -> None:
+        """How many steps a tile has, and whether layers run at the same time: where all have persistent kernels, and
+        there is room for two of each. Where a step is launches, these fill the GPU, and more tiles cost more."""
+        program, layers = self.program, self.net.num_layers
+        per_row = max(1, *(back.bytes_per_row() for back in self.backs))
+        tiled = all("tile_layers_and_time" in graph.applied for graph in self.layers.graphs)
+        able = tiled and not self.whole and all(code.regimes for code in self.code)
+        self.lanes = min(layers, STREAMS) if able else 1
+        us = min(max(code.predicted_us(batch) for code in self.code) for batch in self.batches or EXPECTED_BATCHES)
+        least = least_steps(us)
+        room = "".join(f" && {room_for_two(code.regimes)}" for code in self.code)
+        self.wave = program.let("wave", f"T > {least}{room}" if self.lanes > 1 else "0")
+        tiles = f"max<int64_t>(1, min<int64_t>({WAVE_TILES * layers}, (T + {least - 1}) / {least}))"
+        tiles = program.let("tiles", f"{self.wave} ? {tiles} : 1")
+        most = f"max<int64_t>(1, {HOISTED_BYTES // per_row} / ({self.wave} ? {layers} : 1) / B)"
+        self.steps = program.let("tile_steps", f"min<int64_t>((T + {tiles} - 1) / {tiles}, {most})")
+
     def _between(self) -> None:
-        """The gradients that layers hand to the one below, written and read in turn; the last layer's is the user's,
-        but where rows end before T. Of a part of the time they are the caller's, and last."""
-        width, own = self.handed_width(), []
-        for number in range(2 if self.net.num_layers > 1 else 1):
-            place = self.program.buffer("between", f"T * B * {width}", self.net.dtype)
-            if self.handed is not None:
-                size = f"{self.parts.whole} * B * {width * ITEM_BYTES[self.net.dtype]}"
-                behind = f"{number} * (({size} + {ALIGNMENT - 1}) / {ALIGNMENT} * {ALIGNMENT})"
-                text = f"({self.handed.text} ? {self.handed.text} + {behind} : {place.text})"
-                place = self.program.sequence.pointer("between", replace(place, text=text))
-            own.append([place])
-        self.between = own
+        """The gradients that layers hand to the one below."""
+        own = (self.net, self.program)
+        self.handed_down: HandedDown = (
+            Sequences(*own, self.parts, self.handed) if self.whole else Tiles(*own, self.steps, self.wave)
+        )
 
-    def handed_width(self) -> int:
-        """Elements of a row of what layers hand down."""
-        return max(layer.width * self.directions for layer in self.net.layers)
-
-    def _handed(self, host: Host, layer: int, tile: str, row: Expr, stride: int) -> Pointer:
+    def _above(self, layer: int, tile: str, row: Expr, stride: int) -> Pointer:
         """The gradient of that layer's output, from a row on."""
-        own = self.between[(self.net.num_layers - 1 - layer) % 2][0].at(self._skipped(stride))
-        if layer == self.net.num_layers - 1:
-            own = Pointer(f"(has_lengths ? {own.text} : {self.gradient.text})", own.dtype)
-        return own.at(f"{row} * {stride}")
-
-    def _skipped(self, stride: int) -> Expr:
-        """Elements of rows of that stride before the call's first step, of what is there for all of the time."""
-        return f"{self.parts.first} * B * {stride}" if self.handed is not None else 0
+        own = self.handed_down.place(layer, tile, row, stride)
+        if layer < self.net.num_layers - 1:
+            return own
+        return Pointer(f"(has_lengths ? {own.text} : {self.gradient.at(f'{row} * {stride}').text})", own.dtype)
 
     def _reserve(self) -> None:
         program, rows = self.program, f"{self.steps} * B"
         self.flags = program.buffer("flags", "T * B")
         program.flags = self.flags.text
-        self.kept_rows: list[list[Pointer]] = []
+        self.kept_rows: list[list[tuple[Pointer, str]]] = []  # by graph: a copy for each layer, and its elements
         self.last_rows: list[Pointer] = []
-        for back in self.backs:
+        beside = f"({self.wave} ? {self.lanes} : 1)" if self.lanes > 1 else 1
+        for index, back in enumerate(self.backs):
             layout = back.layer.layout
+            copies: Expr = 1 if self.whole else self._copies(self.layers.of_layer.index(index), 0)[0]
             places = [layout.kept_place(n) for n in layout.kept]
-            self.kept_rows.append([program.buffer("kept", f"{rows} * {p.row_stride}", p.dtype) for p in places])
+            kept = []
+            for place in places:
+                size = program.let("kept_size", f"({rows} * {place.row_stride} + 255) / 256 * 256")
+                kept.append((program.buffer("kept", f"({copies}) * {size}", place.dtype), size))
+            self.kept_rows.append(kept)
             direct = layout.written_last and self.directions == 1
-            size = 0 if direct or not layout.written_last else layout.output.row_stride
-            self.last_rows.append(program.buffer("last", f"{rows} * {size}", self.net.dtype))
-            back.totals.reserve(program, rows)
+            stride = 0 if direct or not layout.written_last else layout.output.row_stride
+            self.last_rows.append(program.buffer("last", f"{rows} * {stride}", self.net.dtype))
+            back.totals.reserve(program, rows, copies, beside)
             back.finish.reserve(program)
         self.sums, self.finish_weights = {}, {}
         for visit in self.visits:
@@ -225,11 +244,9 @@ class BackwardPlan(Plan):
     def _prepare(self, host: Host) -> None:
         """Ended rows of the gradient of y count nothing. The first flag separates no two steps, but where some come
         before the call's; it is for `_cut`."""
-        width = self.net.output_size
-        with host.when("has_lengths"), self.parts.of_layer(host, self.net.num_layers - 1):
-            own, size = self.between[0][0].at(self._skipped(width)), ITEM_BYTES[self.net.dtype]
-            host.copy(own, self.gradient, f"T * B * {width * size}")
-            self._blank(host, "gradient", [Blank(own, Place(self.net.dtype, width), width)], "0", "T")
+        if self.whole:
+            with self.parts.of_layer(host, self.net.num_layers - 1):
+                self._end_rows(host, "0", 0, "T")
         with host.when("has_reset"):
             host.copy(self.flags, Pointer("reset"), "T * B")
             host.memset(self.flags, f"({self.parts.border} & 2 ? 0 : B)" if self.parts.given else "B")
@@ -243,7 +260,26 @@ class BackwardPlan(Plan):
         pointers = [*(a.pointer for a in arrays), self.program.lengths, self.program.reset]
         host.launch(kernel, pointers, scalars)
 
+    def _end_rows(self, host: Host, tile: str, start: Expr, count: Expr) -> None:
+        """The steps from `start` on of the gradient of y, without rows that have ended."""
+        width = self.net.output_size
+        with host.when("has_lengths"):
+            row = f"{start} * B"
+            own = self.handed_down.place(self.net.num_layers - 1, tile, row, width)
+            given = self.gradient.at(f"{row} * {width}")
+            host.copy(own, given, f"{count} * B * {width * ITEM_BYTES[self.net.dtype]}")
+            self._blank(host, "gradient", [Blank(own, Place(self.net.dtype, width), width)], start, count)
+
     def _walk(self, host: Host) -> None:
+        """All layers, one after the other or side by side."""
+        if self.whole:
+            self._layer_major(host)
+            return
+        self._time_major(host)
+        for visit in self.visits:
+            self._cut(host, visit)
+
+    def _layer_major(self, host: Host) -> None:
         for layer in reversed(range(self.net.num_layers)):
             for visit in self.visits[layer * self.directions : (layer + 1) * self.directions]:
                 with self.parts.of_visit(host, layer, visit.direction):
@@ -268,7 +304,7 @@ class BackwardPlan(Plan):
         source = forward.code[index].layout
         graph, row = source.graph, f"{start} * B"
         width, inputs = graph.output.shape[0], [self.tape.inputs[visit.layer], *self.tape.extra]
-        above = self._handed(self.program.sequence, visit.layer, number, row, layout.input(0).row_stride)
+        above = self._above(visit.layer, number, row, layout.input(0).row_stride)
         found = [above.at(visit.direction * width)]
         for i, at in enumerate(inputs, 1):
             found.append(self.places[at].at(f"{row} * {layout.input(i).row_stride}"))
@@ -287,29 +323,37 @@ class BackwardPlan(Plan):
             found.append(self.places[kept[i]].at(f"{row} * {place.row_stride}"))
         code = visit.code
         parity = f"({code.regime} >= 0 ? {number} : {done}) & 1" if code.regimes else f"{done} & 1"
-        back, output = self._back(visit), self._below(visit, start)
-        return Tile(found, output, start, count, back, parity, self.kept_rows[index])
+        back, output = self._back(visit), self._below(visit, number, start)
+        copy = self._copy(visit)
+        kept_rows = [rows if copy == 0 else rows.at(f"({copy}) * {size}") for rows, size in self.kept_rows[index]]
+        return Tile(found, output, start, count, back, parity, kept_rows)
 
-    def _below(self, visit: Visit, start: Expr) -> Pointer:
+    def _copy(self, visit: Visit) -> Expr:
+        """Which copy is its own of what layers of one graph have for a tile."""
+        return 0 if self.whole else self._copies(visit.layer, 0)[1]
+
+    def _below(self, visit: Visit, tile: str, start: Expr) -> Pointer:
         """Where the tile's gradient of the layer's first input goes, or is until directions are added up."""
         index = self.layers.of_layer[visit.layer]
         layout = self.backs[index].layer.layout
         if layout.written_last and self.directions > 1:
             return self.last_rows[index]
-        return self._destination(visit, 0, start)
+        return self._destination(visit, 0, tile, start)
 
-    def _destination(self, visit: Visit, number: int, start: Expr) -> Pointer:
+    def _destination(self, visit: Visit, number: int, tile: str, start: Expr) -> Pointer:
         """Rows of the gradient of an input, from step `start` on."""
         size = prod(self.net.layers[visit.layer].graph.inputs[number].shape)
         if number or not visit.layer:
             return self.input_gradients[number].at(f"{start} * B * {size}")
-        below = self.between[(self.net.num_layers - visit.layer) % 2][0].at(self._skipped(size))
-        return below.at(f"{start} * B * {size}")
+        return self.handed_down.place(visit.layer - 1, tile, f"{start} * B", size)
 
     def _visit(self, host: Host, visit: Visit, tile: tuple[str, str, str], start: Expr) -> None:
         number, done, count = tile
         index = self.layers.of_layer[visit.layer]
         back, code = self.backs[index], visit.code
+        first = visit.layer == self.net.num_layers - 1 and not visit.direction
+        if first and not self.whole:
+            self._end_rows(host, number, start, count)
         work = self._tile(visit, number, done, start, count)
         code.before(host, visit.buffers, work)
         code.recurrence(host, visit.buffers, work)
@@ -327,10 +371,12 @@ class BackwardPlan(Plan):
             assert target is not None
             return find(target, node)
 
-        back.totals.run(host, place, f"{count} * B", self.sums[visit.layer, visit.direction], f"{number} > 0")
         direct = layout.written_last and self.directions == 1
-        first = visit.layer == self.net.num_layers - 1 and not visit.direction
         for at, giver in enumerate(back.givers):
             gradient = at + direct
             add = not first if gradient else bool(visit.direction)
-            giver.run(host, place, self._destination(visit, gradient, start), (start, count), add)
+            giver.run(host, place, self._destination(visit, gradient, number, start), (start, count), add)
+        # The layer below begins, beside the sums.
+        self._record(host, self._handed_event + 2 * visit.layer, number)
+        sums = self.sums[visit.layer, visit.direction]
+        back.totals.run(host, place, f"{count} * B", sums, f"{number} > 0", self._copy(visit))

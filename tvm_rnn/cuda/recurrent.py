@@ -19,10 +19,11 @@ from . import persistent
 from .cell_reads import hoisted, params
 from .exchange import COUNTER_WORDS
 from .gemm_layout import Pack
-from .geometry import Geometry, geometry
+from .geometry import Geometry
 from .inputs import given
 from .keeping import check_kept, stores
 from .kernel import Kernel
+from .lanes import geometry_beside
 from .layout import Layout
 from .masks import resettable
 from .phases import NotPersistent, Step, phases
@@ -109,6 +110,11 @@ class Persistent:
     @property
     def blocks(self) -> Expr:
         return f"({self._teams} * {self.team.ctas})"
+
+    @property
+    def room(self) -> str:
+        """Clusters may leave multiprocessors free that no other cluster fits on."""
+        return f"(2 * {self._teams} <= {self.resident})"
 
     @property
     def _at_once(self) -> str:
@@ -236,10 +242,15 @@ def _whole(layout: Layout) -> list[Node]:
 
 
 def choose(
-    layout: Layout, target: Target, precision: str, batches: Sequence[int], initial: Mapping[str, float]
+    layout: Layout,
+    target: Target,
+    precision: str,
+    batches: Sequence[int],
+    initial: Mapping[str, float],
+    layers: int = 1,
 ) -> list[Regime]:
     """The regimes of one layer, in the order in which they are to be tried: by rising batch size. initial: what states
-    are after a reset, by name, where it is not 0."""
+    are after a reset, by name, where it is not 0. layers: so many may run at the same time."""
     scans = [] if layout.kept else scan(layout, target, batches or EXPECTED_BATCHES, initial)
     if scans:
         return list(scans)
@@ -257,7 +268,7 @@ def choose(
     bounded = False
     for batch in sorted(set(batches or EXPECTED_BATCHES), reverse=True):
         with about("", batch=batch):
-            best = geometry(step, target, precision, batch, stored=layout.weights.stored)
+            best = geometry_beside(step, target, precision, batch, layers, layout.weights.stored)
         if best is None:
             continue  # a smaller batch's geometry takes such a batch in slices
         us, template, team, record = best

@@ -49,8 +49,9 @@ class Regime(Protocol):
     applies: a C++ condition in B, T, has_lengths, has_reset; of several regimes the first that applies runs. packs:
     parameters it wants packed. work_bytes: a C++ expression in B; the first zero_bytes of it are set to 0 before each
     launch. most: the largest B that it applies to (None: any). blocks: a C++ expression in B: how many blocks run at
-    once, each on a multiprocessor of its own. words: the masks that it reads as words, not as rows. fact: a row for the
-    manifest's templates, with `most`, and `phases` where a step has some.
+    once, each on a multiprocessor of its own. room: a C++ condition in B and sms: two launches have room on the GPU at
+    the same time. words: the masks that it reads as words, not as rows. fact: a row for the manifest's templates, with
+    `most`, and `phases` where a step has some.
     """
 
     @property
@@ -70,6 +71,9 @@ class Regime(Protocol):
 
     @property
     def blocks(self) -> Expr: ...
+
+    @property
+    def room(self) -> str: ...
 
     @property
     def words(self) -> Sequence[Node]: ...

@@ -76,6 +76,10 @@ class Scan:
         return f"((B * {self.width} + {self.knobs['threads'] - 1}) / {self.knobs['threads']})"
 
     @property
+    def room(self) -> str:
+        return f"(2 * {self.blocks} <= sms)"
+
+    @property
     def fact(self) -> dict[str, Any]:
         return {
             "unit": f"step, all of T, pointwise N={self.width}, any B",

@@ -95,6 +95,7 @@ class Layer:
     given: Mapping[int, Place] = field(default_factory=dict)  # how inputs lie that are not as the user has x
     streams: tuple[str, ...] = ()  # the names of masks, in the order of their keys
     narrow: Mapping[Node, str] = field(default_factory=dict)  # dtypes of kept values that are not the storage dtype
+    together: int = 1  # layers that may run at the same time
     groups: list[tuple[list[Group], Any]] = field(default_factory=list)  # what one launch does, in order
     regimes: list[Regime] = field(default_factory=list)
     reserved: dict[tuple[str, str], tuple[Pointer, str]] = field(default_factory=dict)
@@ -111,7 +112,7 @@ class Layer:
             for pack in getattr(work, "packs", ()):
                 self.weights.want(pack)
         with about("regime", graph=self.number):
-            self.regimes = choose(self.layout, self.machine, self.precision, self.batches, self.initial)
+            self.regimes = choose(self.layout, self.machine, self.precision, self.batches, self.initial, self.together)
         for pack in (pack for regime in self.regimes for pack in regime.packs):
             self.weights.want(pack)
 
@@ -366,9 +367,8 @@ class Layer:
             pointers = [pointer(a) for a in work.arguments]
             if isinstance(work, MaskRows) and buffers.draw is not None:
                 mask = work.arguments[0].node
-                rows_too = "true" if mask not in buffers.words or self._in_rows(mask) else f"{self.regime} < 0"
-                when = rows_too, f"{self.regime} >= 0"
-                work.draw(host, pointers, buffers.words.get(mask), buffers.draw, steps, when)
+                when = "true" if mask not in buffers.words or self._in_rows(mask) else f"{self.regime} < 0"
+                work.draw(host, pointers, buffers.words.get(mask), buffers.draw, steps, (when, f"{self.regime} >= 0"))
             elif not hasattr(work, "variants"):
                 host.launch(work.kernel, pointers, [rows])
             else:

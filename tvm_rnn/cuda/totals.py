@@ -27,7 +27,7 @@ from .gemm_operands import Operand
 from .gemm_operands import operand_of as resolve
 from .kernel import Kernel, Writer, write
 from .places import Argument, Place, arithmetic, storage
-from .program import Host, Pointer, Program
+from .program import ALIGNMENT, ITEM_BYTES, Host, Pointer, Program
 from .rows import unravel
 from .totals_pack import SQUARE_BYTES, pack_kernel, rows_of_stage, squares
 from .totals_packed import packed_tile_for, packed_totals_kernel
@@ -248,22 +248,27 @@ class Totals:
 
     # --- memory and statements -------------------------------------------------------------------------------------
 
-    def reserve(self, program: Program, rows: str) -> None:
-        """Memory for the parts' sums, for so many rows at most; into how many parts they are cut."""
+    def reserve(self, program: Program, rows: str, copies: Expr = 1, beside: Expr = 1) -> None:
+        """Memory for the parts' sums, for so many rows at most; into how many parts they are cut. copies: of all that,
+        for layers that run at the same time. beside: so many share the multiprocessors."""
         self.parts = []
         for work in self.work:
-            most = f"max<int64_t>(1, {work.resident} * sms / {work.blocks})"
+            most = f"max<int64_t>(1, {work.resident} * sms / ({work.blocks} * {beside}))"
             parts = f"max<int64_t>(1, min<int64_t>({most}, ({rows}) / {LEAST_ROWS}))"
             self.parts.append(program.let("parts", parts))
-        self.sums = program.buffer("sums", self._most(), self.dtype)
-        self.sides = [self._side(program, rows, side) for side in range(2)]
+        aligned = ALIGNMENT // ITEM_BYTES[self.dtype]
+        self.size = program.let("size", f"({self._most()} + {aligned - 1}) / {aligned} * {aligned}")
+        self.sums = program.buffer("sums", f"({copies}) * {self.size}", self.dtype)
+        self.sides = [self._side(program, rows, side, copies) for side in range(2)]
 
-    def _side(self, program: Program, rows: str, side: int) -> Pointer:
-        """Memory for the left or right operands of a product in their other order; one product's at a time."""
+    def _side(self, program: Program, rows: str, side: int, copies: Expr) -> tuple[Pointer, str]:
+        """Memory for the left or right operands of a product in their other order, one product's at a time, and bytes
+        of a copy."""
         most = max((work.packed[side].stage_squares for work in self.work if work.packed), default=0)
         deep, beyond = rows_of_stage(self.precision), 2 * TILE_SQUARES  # what tiles read beside the last squares
         size = f"(({rows}) + {deep - 1}) / {deep} * {most * SQUARE_BYTES} + {beyond * SQUARE_BYTES}" if most else "0"
-        return program.buffer("packed", size).cast(storage(self.precision))
+        size = program.let("size", size)
+        return program.buffer("packed", f"({copies}) * {size}"), size
 
     def _most(self) -> str:
         most = "int64_t(1)"
@@ -281,25 +286,29 @@ class Totals:
                 found[node] = both.at(n * work.size // len(work.nodes))
         return found
 
-    def run(self, host: Host, find: Find, rows: str, totals: dict[Node, Pointer], add: str) -> None:
-        """Add the sums over `rows` rows. find: where rows of a value begin. add: whether something is there already."""
+    def run(self, host: Host, find: Find, rows: str, totals: dict[Node, Pointer], add: str, copy: Expr = 0) -> None:
+        """Add the sums over `rows` rows. find: where rows of a value begin. add: whether something is there already.
+        copy: which copy of the memory."""
         if self.fold is None:
             return
         packed: list[Any] = [None, None]
+        parted = self.sums if copy == 0 else self.sums.at(f"({copy}) * {self.size}")
+        sides = [place if copy == 0 else place.at(f"({copy}) * {size}") for place, size in self.sides]
+        sides = [place.cast(storage(self.precision)) for place in sides]
         for work, parts in zip(self.work, self.parts, strict=True):
             pointers = [find(a.node, a.role == "operand") for a in work.arguments]
             for number, side in enumerate(work.packed):
                 if packed[number] != side.key:
                     for source, kernel in zip(pointers[side.first :], side.kernels, strict=False):
-                        host.launch(kernel, [source, self.sides[number]], [rows])
+                        host.launch(kernel, [source, sides[number]], [rows])
                 packed[number] = side.key
             if work.packed:
-                pointers = self.sides
+                pointers = sides
             into, folded = totals[work.nodes[0]], f"{parts} > 1 || ({add})"
-            sums = Pointer(f"({folded} ? {self.sums.text} : {into.text})", self.dtype)
+            sums = Pointer(f"({folded} ? {parted.text} : {into.text})", self.dtype)
             host.launch(work.kernel, [*pointers, sums], [rows, parts])
             with host.when(folded):
-                host.launch(self.fold, [self.sums, into], [work.size, parts, f"({add}) ? 1 : 0"])
+                host.launch(self.fold, [parted, into], [work.size, parts, f"({add}) ? 1 : 0"])
 
 
 def _named(operand: Operand, name: str) -> Operand:

@@ -19,6 +19,7 @@ from ..pipeline import Layers
 from ..rnn import RNN, named_constants
 from ..target import Target
 from ..training import memory_facts
+from .handed_down import handed_width
 from .plan_backward import BackwardPlan
 from .plan_forward_train import ForwardTrain
 from .program import ITEM_BYTES, Program
@@ -112,7 +113,7 @@ def of_parts(trained: Trained) -> dict[str, Any]:
     net, tape = trained.net, trained.forward.tape
     if net.num_directions == 1:
         return {"parts": {"by": "borders"}} if net.reverse else {}
-    row = trained.backward.handed_width() * ITEM_BYTES[net.dtype] * (2 if net.num_layers > 1 else 1)
+    row = handed_width(net) * ITEM_BYTES[net.dtype] * (2 if net.num_layers > 1 else 1)
     return {"parts": {"by": "visits", "whole_arrays": sum(part.whole for part in tape.parts), "handed_bytes": row}}
 
 

@@ -3,7 +3,8 @@
 In: a graph with groups; a template for the walk, and records for it. Out: `graph.tiling`. A tile of T-steps goes
 through all layers while its activations and hoisted products are still in cache, and only one tile of them is ever
 stored, whatever T is. The backward direction reads a whole sequence before its first output, so networks that
-have it go layer by layer (each still in tiles). So do backward graphs: what they read is stored for all T in any case.
+have it go layer by layer (each still in tiles). On CPUs so do backward graphs: what they read is stored for all T in
+any case. On GPUs they go back through the layers as forward graphs go on, side by side.
 
 Rewrite: for layer: for t in T: step   -->   for tile in T/n: for layer: for t in n: step
 
@@ -40,7 +41,7 @@ class TileLayersAndTime(Pass):
         if not self.enabled:
             return replace(graph, tiling=Tiling("layer-major", None))
         if target.kind == "cuda":  # its kernels walk time by themselves, and layers in waves
-            whole = _reads_all_first(graph, net)
+            whole = net.bidirectional or net.reverse
             why = "each layer needs all of a sequence before the next one begins" if whole else ""
             tell(not whole, "layers side by side in time", why or "kernels walk time by themselves; see the regimes")
             return replace(graph, tiling=Tiling("layer-major" if whole else "time-major", None))

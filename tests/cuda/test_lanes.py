@@ -1,0 +1,87 @@
+"""Layers side by side in backward: what the model says of a stack, and which geometry follows from it."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+from networks import network
+from training_plans import trained
+
+from tvm_rnn.cuda import lanes
+from tvm_rnn.cuda.geometry import Geometry, geometry
+from tvm_rnn.cuda.lanes import TILE_US, WAVE_STEPS, at_once, geometry_beside, least_steps, room_for_two, stack_us
+from tvm_rnn.cuda.recurrent import Persistent, step_of
+from tvm_rnn.cuda.train import plan
+from tvm_rnn.target import resolve
+
+H200 = resolve("nvidia-h200")
+
+
+def backward(layers: int, hidden: int, batch: int, dtype: str = "bfloat16") -> list[Persistent]:
+    """The regimes of the layers of a stack."""
+    net = network("lstm", hidden, hidden, dtype=dtype, num_layers=layers)
+    (code,) = plan(net, H200, (batch,), (), dtype, "states").backward.code
+    return [regime for regime in code.regimes if isinstance(regime, Persistent)]
+
+
+def test_a_tile_is_a_few_times_its_own_work() -> None:
+    assert least_steps(0.0) == least_steps(1.0) == WAVE_STEPS
+    assert least_steps(100.0) == 8
+    assert [least_steps(us) * us >= 3 * TILE_US for us in (3.1, 4.0, 7.3, 11.9)] == [True] * 4
+
+
+def test_a_stack_takes_turns() -> None:
+    assert stack_us(3, 1, 2.0, 100) == 3 * (200 + TILE_US)
+    # Two tiles of 32 steps, two layers: three turns in place of four visits.
+    assert stack_us(2, 2, 2.0, 64) == 3 * TILE_US + 3 * 32 * 2.0
+    # Three layers, of which two have room: the middle turns take twice as long.
+    assert stack_us(3, 2, 2.0, 96) == 5 * TILE_US + (1 + 1 + 2 + 1 + 1) * 32 * 2.0
+    # Room for more than there are changes nothing; long sequences have no more than a few tiles per layer.
+    assert stack_us(3, 3, 2.0, 96) == stack_us(3, 9, 2.0, 96)
+    assert stack_us(2, 2, 2.0, 80000) == 9 * (TILE_US + 10000 * 2.0)
+
+
+def test_narrow_kernels_where_a_stack_is_faster_with_them() -> None:
+    """Four layers of 512 units have room for two and more at once; alone a layer has the whole GPU."""
+    (one,), (four,) = backward(1, 512, 64), backward(4, 512, 64)
+    assert at_once(one.team, 64, H200) == 1 < 2 <= at_once(four.team, 64, H200)
+    assert one.predicted_us < four.predicted_us
+    alone, beside = stack_us(4, 1, one.predicted_us), stack_us(4, at_once(four.team, 64, H200), four.predicted_us)
+    assert beside < lanes.CLEARLY * alone
+
+
+def test_two_layers_that_gain_little_keep_their_geometry() -> None:
+    two, one = ([(r.team.ctas, r.team.rows, r.most) for r in backward(n, 650, 32)] for n in (2, 1))
+    assert two == one
+
+
+def test_what_was_measured_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    (one,) = backward(1, 512, 64)
+    step = step_of(one.layout)
+    alone = geometry(step, H200, "bfloat16", 64)
+    assert alone is not None
+    assert geometry_beside(step, H200, "bfloat16", 64, 1) == alone
+    taken = geometry_beside(step, H200, "bfloat16", 64, 4)
+    assert taken is not None and taken.team != alone.team
+    measured = alone._replace(record="record of a test")
+    assert measured.recorded
+
+    def found(*given: object, **more: object) -> Geometry:
+        return measured
+
+    monkeypatch.setattr(lanes, "geometry", found)
+    assert geometry_beside(step, H200, "bfloat16", 64, 4) is measured
+
+
+def test_room_for_two_is_of_whole_teams() -> None:
+    """Of 15 clusters of 8 blocks there is room for, though not for 16 of them, which are 128 blocks."""
+    regimes = trained("lstm", 256, "bfloat16")[1].backward.code[0].regimes
+    assert all(isinstance(regime, Persistent) for regime in regimes)
+    text = room_for_two(regimes)
+    for batch in (1, 7, 56, 57, 64, 100000):
+        fitting = [r for r in regimes if isinstance(r, Persistent) and (r.most is None or batch <= r.most)]
+        expected = bool(fitting) and 2 * ceil(batch / fitting[0].team.rows) <= fitting[0].resident
+        python = text.replace("/", "//").replace("?", "and").replace(":", "or")  # no value is 0 but "no"
+        assert bool(eval(python, {"B": batch})) == expected, batch
+    assert room_for_two([]) == "0"

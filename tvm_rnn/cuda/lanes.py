@@ -1,0 +1,96 @@
+"""Layers of a backward pass side by side: in which geometry, and in tiles of how many steps.
+
+In: a layer's phases, how many layers there are, a GPU. Out: the geometry of each layer's persistent kernel: the fastest
+one for a layer alone, or one on a part of the multiprocessors where the whole stack is clearly faster with several
+layers at once; and the least steps of a tile, which fill and drain the wavefront.
+
+    alone:    for layer: for tile: steps                   L T us
+    at once:  for turn:  tile k of a layer beside tile k - 1 of the layer that follows it, `at_once` of them together
+
+Source: the wavefront of Appleyard, Kocisky & Blunsom 2016, section 3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
+
+from ..decisions import recording, tell
+from ..target import Target
+from .geometry import Geometry, geometry
+from .phases import Step
+from .predict import predict, resident_teams
+from .regime import Regime
+from .team import Team
+
+# A wavefront of L layers over n tiles takes n + L - 1 turns in place of L n, each with its launches: a few us.
+WAVE_STEPS, WAVE_TILES = 32, 4  # least steps of a tile, and tiles per layer to aim at
+# Backward: what a tile takes beside its steps and products: sixteen launches of 2 us, of an LSTM in a graph. An estimate,
+# not measured. Steps of a tile take three times that, at least.
+TILE_US = 32.0
+TILE_STEPS_US = 3 * TILE_US
+STEPS = 128  # of a sequence to weigh by: T is not known
+CLEARLY = 0.85  # of the time alone: shorter sequences gain less
+PARTS = 4  # into so many a GPU is divided at most; in two, if not so
+
+
+def least_steps(us: float) -> int:
+    """Of a tile of backward, where a step takes so long: a tile's own work is a quarter of it, or less."""
+    return max(8, min(WAVE_STEPS, ceil(TILE_STEPS_US / max(us, 1.0))))
+
+
+def stack_us(layers: int, at_once: int, us: float, steps: int = STEPS) -> float:
+    """All steps of all layers, `at_once` of them at the same time."""
+    if at_once < 2:
+        return layers * (steps * us + TILE_US)
+    tiles = min(WAVE_TILES * layers, ceil(steps / least_steps(us)))
+    turns = tiles + layers - 1
+    active = (min(turn + 1, layers, tiles, turns - turn) for turn in range(turns))
+    return turns * TILE_US + sum(ceil(n / at_once) for n in active) * ceil(steps / tiles) * us
+
+
+def at_once(team: Team, batch: int, target: Target) -> int:
+    """How many layers of that geometry the GPU has room for."""
+    return max(1, resident_teams(team, target) // ceil(batch / team.rows))
+
+
+def room_for_two(regimes: Sequence[Regime]) -> str:
+    """A C++ condition in B: the steps run in one kernel, and two such have room on the GPU at once."""
+    found = "0"
+    for regime in reversed(regimes):
+        found = regime.room if regime.most is None else f"(B <= {regime.most} ? {regime.room} : {found})"
+    return found
+
+
+def geometry_beside(
+    step: Step, target: Target, precision: str, batch: int, layers: int = 1, stored: str = ""
+) -> Geometry | None:
+    """As `geometry`, for one of `layers` equal layers that may run at the same time. What a record says of the layer is
+    kept: it was measured."""
+    alone = geometry(step, target, precision, batch, stored=stored)
+    if layers < 2 or alone is None or alone.team is None or alone.recorded:
+        return alone
+    best, first = alone, stack_us(layers, at_once(alone.team, batch, target), alone.us)
+    least = first
+    for part in sorted({2, min(layers, PARTS)}):
+        with recording(listen=False):  # the reasons are those of the whole GPU
+            other = geometry(step, replace(target, sms=target.sms // part), precision, batch, stored=stored)
+        if other is None or other.team is None:
+            continue
+        us = predict(other.team, batch, target)
+        whole = stack_us(layers, at_once(other.team, batch, target), us)
+        if whole < min(least, CLEARLY * first):
+            best, least = other._replace(us=us), whole
+    _tell(layers, best, alone, (least, first))
+    return best
+
+
+def _tell(layers: int, best: Geometry, alone: Geometry, us: tuple[float, float]) -> None:
+    taken = best is not alone
+    why = f"{layers} layers in {us[0]:.0f} us for {STEPS} steps predicted"
+    why += f", {best.us:.2f} us per step of each; one after the other {us[1]:.0f}, {alone.us:.2f}"
+    tell(taken, "narrower kernels for layers side by side", why if taken else f"{us[1]:.0f} us are not clearly more")
+
+
+__all__ = ["WAVE_STEPS", "WAVE_TILES", "at_once", "geometry_beside", "least_steps", "room_for_two", "stack_us"]
