@@ -52,6 +52,18 @@ def test_te_takes_a_cell_alone() -> None:
     assert "T.tanh" in text(tensors)
 
 
+def test_masks_are_placeholders() -> None:
+    net = rnn.RNN(rnn.cells.lstm, 3, 3, zoneout=0.1, recurrent_dropout=0.2)
+    h = rnn.te(net.layers[0].training, batch=2)[0]
+    names, todo = set[str](), [h.op]
+    while todo:
+        op = todo.pop()
+        names.add(op.name)
+        todo += [t.op for t in op.input_tensors]
+    assert sum(name.startswith("mask_") for name in names) == 2  # of h; c has one of its own
+    assert {"x", "h", "c"} <= names
+
+
 @pytest.mark.parametrize(
     ("node", "index", "expected"),
     [

@@ -159,6 +159,7 @@ def te(
 
     cell: a Cell (with sizes such as {"I": 8, "H": 16}; default: 4 for every axis) or a Graph. Print `tensor.op` and its
     `input_tensors` to read them. One `te.compute` per node of the graph as traced; nothing is scheduled or optimised.
+    Masks, which are made of counters, are placeholders.
     """
     graph = cell.trace(sizes or dict.fromkeys(cell.size_names, 4), dtype) if isinstance(cell, Cell) else cell
     tensors: dict[Node, tvm_te.Tensor] = {}
@@ -167,6 +168,8 @@ def te(
             tensors[node] = tvm_te.placeholder(node.shape, name=node.name or f"constant_{number}", dtype=graph.dtype)
         elif node.op in ("input", "state"):
             tensors[node] = tvm_te.placeholder((batch, *node.shape), name=node.name, dtype=graph.dtype)
+        elif node.random:
+            tensors[node] = tvm_te.placeholder((batch, *node.shape), name=f"mask_{number}", dtype=graph.dtype)
         elif node.op != "const":
             tensors[node] = _compute(node, tensors, batch, graph.dtype, f"{node.op}_{number}")
     return [tensors[n] for n in dict.fromkeys(graph.roots) if n in tensors]

@@ -6,11 +6,11 @@ A dtype is that of what the tape has and `backward` alone reads, in pointwise wo
 read, inputs and hidden states, and states that forward goes on from stay in the network's dtype, so that results of
 forward, and forward that runs again, are the same bits. Networks of 16 bits have tapes of 16 bits in any case.
 
-"auto", what True means: on GPUs "states" where the products that run again are predicted to take 15 % of both passes at
-most, else, and on CPUs, "values". The model is of three numbers: a step of a layer takes 2.85 us at least; a third of
-the FLOPs of both passes, those of products within the steps, and the rest, which are over all steps at once, have a
-rate each, which measurements of an H200 agree with: LSTMs of 256 and 4 x 512 in bfloat16 are predicted to take 3 and
-11 % more (measured 13 and 9), one of 2560 20 %.
+"auto", what True means: on GPUs "states" where the products that run again are predicted to take 22 % of both passes at
+most, else, and on CPUs, "values". So does what tensor cores multiply; strict float32 of large layers does not. The
+model is of three numbers: a step of a layer takes 2.85 us at least; a third of the FLOPs of both passes, those of
+products within the steps, and the rest, which are over all steps at once, have a rate each. LSTMs on an H200, predicted
+and measured: 4 x 512 in bfloat16 11, 12 %, 2560 20, 18; in TF32 2560 21, 18, GRU 1024 16, 17.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
 AUTO, WHAT = "auto", ("values", "states")
 NARROW = "bfloat16"
-MOST_SHARE, BATCH = 0.15, 64  # BATCH: where none is named
+MOST_SHARE, BATCH = 0.22, 64  # BATCH: where none is named
 STEP_US = 2.85
 # FLOPs per microsecond within the steps, and over all steps at once. Of float32: without tensor cores.
-RATES = {"bfloat16": (150e6, 420e6), "float16": (150e6, 420e6), "float32": (20e6, 40e6), "float64": (15e6, 30e6)}
+RATES = {"bfloat16": (150e6, 420e6), "float16": (150e6, 420e6), "tf32": (80e6, 220e6)}
+RATES |= {"float32": (20e6, 40e6), "float64": (15e6, 30e6)}
 
 
 def split(training: bool | str) -> tuple[str, str]:
@@ -57,8 +58,9 @@ def check(training: bool | str, dtype: str, kind: str) -> None:
     raise ConfigError(message("tapes are narrower than the network in float32 alone", got=got, do=do))
 
 
-def share_again(net: RNN, batch: int) -> float:
-    """What products that run again take of both passes, predicted: of their time without."""
+def share_again(net: RNN, batch: int, precision: str = "") -> float:
+    """What products that run again take of both passes, predicted: of their time without. precision: of products; "":
+    that of the network's dtype."""
     from .graph import depends
     from .lower import node_flops
 
@@ -67,25 +69,27 @@ def share_again(net: RNN, batch: int) -> float:
         nodes = layer.graph.nodes()
         leaves = depends(nodes)
         flops += batch * net.num_directions * sum(node_flops(n) for n in nodes if not n.leaf and leaves[n])
-    within, over = RATES[net.dtype]
+    within, over = RATES[precision or net.dtype]
     once = STEP_US * net.num_layers * net.num_directions + flops / within + 2 * flops / over
     return flops / over / once
 
 
-def chosen(training: bool | str, net: RNN, target: Target, batches: Iterable[int] = ()) -> bool | str:
+def chosen(
+    training: bool | str, net: RNN, target: Target, batches: Iterable[int] = (), precision: str = ""
+) -> bool | str:
     """The name of what is kept, where it is left to the network."""
     if not training or str(training) not in ("True", AUTO):
         return training
     if target.kind != "cuda":
         return "values"
-    return "states" if share_again(net, max(batches, default=BATCH)) <= MOST_SHARE else "values"
+    return "states" if share_again(net, max(batches, default=BATCH), precision) <= MOST_SHARE else "values"
 
 
-def why(net: RNN, target: Target, batches: Iterable[int] = ()) -> str:
+def why(net: RNN, target: Target, batches: Iterable[int] = (), precision: str = "") -> str:
     """The reason for a choice that was left to the network."""
     if target.kind != "cuda":
         return "on CPUs products that run again take as long as they did"
-    share = share_again(net, max(batches, default=BATCH))
+    share = share_again(net, max(batches, default=BATCH), precision)
     return f"products that run again would take {share:.0%} of both passes; {MOST_SHARE:.0%} is the most"
 
 

@@ -57,13 +57,20 @@ def check_names(without: Iterable[str]) -> frozenset[str]:
 
 
 def run(
-    net: RNN, target: Target, without: Iterable[str] = (), batches: Iterable[int] = (), *, training: bool | str = False
+    net: RNN,
+    target: Target,
+    without: Iterable[str] = (),
+    batches: Iterable[int] = (),
+    *,
+    training: bool | str = False,
+    precision: str = "",
 ) -> list[tuple[str, Layers]]:
     """All stages in order: "trace", "normalise" (for training "differentiate", which does both), then each pass that
     was not left out. For training the graphs have regularisers' masks, and backward graphs, which every pass is applied
     to as well.
 
-    training: what it keeps, by name (`kept.py`); True: "auto".
+    training: what it keeps, by name (`kept.py`); True: "auto". precision: of products, which "auto" goes by; "": the
+    network's dtype.
     batches: sizes to be quickest at.
     fuse_pointwise and tile_layers_and_time also decide things that later stages cannot do without, so leaving them out
     means running them in their plain form: one group per node; all of T in one tile, layer by layer.
@@ -83,10 +90,10 @@ def run(
             tell(True, f"layer{'s' * (len(where) > 1)} {', '.join(map(str, where))}", "one graph", layers=where)
     first = "differentiate" if training else "normalise"
     if training:
-        what = kept.chosen(training, net, target, batches)
+        what = kept.chosen(training, net, target, batches, precision)
         graphs = _applied(Differentiate(choice(what)), graphs, net, target)
         with about("differentiate"):
-            why = "as asked" if what == training else kept.why(net, target, batches)
+            why = "as asked" if what == training else kept.why(net, target, batches, precision)
             tell(True, f'keep="{what}"', why, elements=0)
     else:
         graphs = [normalise(g) for g in graphs]

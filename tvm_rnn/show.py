@@ -49,7 +49,7 @@ def texts(
     stored = stored_name(precision, machine.kind == "cuda", weights)
     if training:
         check_training(net, machine)
-    stages = pipeline.run(net, machine, without, batch, training=training)
+    stages = pipeline.run(net, machine, without, batch, training=training, precision=precision)
     found = [(name, layers_text(net, layers)) for name, layers in stages]
     found.append(("te", "\n\n".join(te_text(te(graph)) for graph in stages[0][1].graphs)))
     if machine.kind == "cuda":

@@ -26,8 +26,8 @@ from .team import Team
 
 # A wavefront of L layers over n tiles takes n + L - 1 turns in place of L n, each with its launches: a few us.
 WAVE_STEPS, WAVE_TILES = 32, 4  # least steps of a tile, and tiles per layer to aim at
-# Backward: what a tile takes beside its steps and products: sixteen launches of 2 us, of an LSTM in a graph. An estimate,
-# not measured. Steps of a tile take three times that, at least.
+# Backward: what a tile takes beside its steps and products: sixteen launches of 2 us, of an LSTM in a graph. That is an
+# estimate, not measured. Steps of a tile take three times that, at least.
 TILE_US = 32.0
 TILE_STEPS_US = 3 * TILE_US
 STEPS = 128  # of a sequence to weigh by: T is not known

@@ -89,8 +89,8 @@ def _plan(
     training: bool | str,
 ) -> Trained:
     kept.check(training, net.dtype, target.kind)
-    training = kept.chosen(training, net, target, batches)
-    layers = pipeline.run(net, target, without, batches, training=training)[-1][1]
+    layers = pipeline.run(net, target, without, batches, training=training, precision=precision)[-1][1]
+    training = kept.chosen(training, net, target, batches, precision)
     count, narrow = len(layers.graphs), kept.split(training)[1]
     backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
     forward = ForwardTrain(net, layers, target, batches, precision, number=count, narrow=narrow)
