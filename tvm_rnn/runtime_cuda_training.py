@@ -287,7 +287,7 @@ class CudaTrainingModule(CudaModule):
         shape, part = (T, B, *self._output), device.parts["backward"]
         above = None
         if gy is not None:
-            above = self._take(arrays, "the gradient of y", gy, shape, "[T, B, D*H], as y")
+            (above,) = readable(arrays, [self._take(arrays, "the gradient of y", gy, shape, "[T, B, D*H], as y")])
         elif not hasattr(tape, "plan"):
             above = arrays.full(math.prod(shape), 0.0)
         before = self._gradients_of_states(arrays, gstate, B)

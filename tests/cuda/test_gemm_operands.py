@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tvm_rnn.cuda.gemm_operands import operands
@@ -49,6 +51,13 @@ def test_a_piece_has_whole_elements(dtype: str, stride: int, piece: int) -> None
     """Half of a float64 cannot be addressed: copies would take its first half twice."""
     (found,) = operands(product(leaf(32)), lambda n: Place(dtype, stride) if n.leaf else None)
     assert found.piece(dtype) == piece
+
+
+def test_pieces_are_no_larger_than_a_first_row_s_alignment_where_nobody_asks() -> None:
+    """The half of a gradient that belongs to the second direction: 5 float64 behind the first."""
+    (found,) = operands(product(leaf(5)), lambda n: Place("float64", 10, 8) if n.leaf else None)
+    assert found.piece("float64") == 16 and replace(found, told=True).piece("float64") == 8
+    assert replace(found, told=True, place=Place("float64", 10)).rows_of("float64")
 
 
 def test_a_column_is_not_straight() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from emulated import run
 from tvm_rnn.cuda.places import Place
 from tvm_rnn.cuda.program import Program
 from tvm_rnn.cuda.totals import COLUMNS, Totals
+from tvm_rnn.cuda.totals_tile import totals_kernel
 from tvm_rnn.cuda.working_memory import working_memory
 from tvm_rnn.graph import Node, make
 
@@ -46,6 +48,18 @@ def test_products_with_one_operand_share_a_launch() -> None:
     host = program.sequence
     found.run(host, lambda node, product: program.input(0), "T * B", places, "tile > 0")
     assert sum("RUN(call" in line for line in host.lines) == 6  # each launch, and its parts added up
+
+
+def test_kernels_know_where_their_operands_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def spy(name: str, tile: Any, lefts: Any, right: Any) -> Any:
+        seen.extend((*lefts, right))
+        return totals_kernel(name, tile, lefts, right)
+
+    monkeypatch.setattr("tvm_rnn.cuda.totals.totals_kernel", spy)
+    totals(product(A, X), product(B, X))
+    assert [o.name for o in seen] == ["a0", "a1", "x1"] and all(o.told for o in seen)
 
 
 def test_operands_of_large_products_are_put_in_order_once() -> None:

@@ -24,7 +24,8 @@ PIECES = (16, 8, 4)  # bytes that the hardware copies at a time
 
 @dataclass(frozen=True)
 class Operand:
-    """One left operand. base: the value in memory; offset: of k = 0 in its row, None where k is not consecutive."""
+    """One left operand. base: the value in memory; offset: of k = 0 in its row, None where k is not consecutive. told:
+    its first row begins where its place says, and nobody asks when the kernel runs."""
 
     node: Node
     base: Node
@@ -32,6 +33,7 @@ class Operand:
     depth: int
     offset: int | None
     name: str
+    told: bool = False
 
     def rows_of(self, dtype: str) -> bool:
         """Whether rows are consecutive elements of that dtype, 16 bytes aligned if the pointer is."""
@@ -42,7 +44,8 @@ class Operand:
         begins at a multiple of if the pointer is one, 16, else 4, of float64 8. 0: there is no such copy."""
         if self.offset is None or self.place.dtype != dtype:
             return 0
-        starts = self.place.row_stride * SIZES[dtype], self.offset * SIZES[dtype]
+        starts = [self.place.row_stride * SIZES[dtype], self.offset * SIZES[dtype]]
+        starts += [self.place.align] if self.told else []
         able = [size for size in PIECES if size != (4 if SIZES[dtype] == 8 else 8)]
         return next((size for size in able if not any(start % size for start in starts)), 0)
 

@@ -109,6 +109,7 @@ class BackwardPlan(Plan):
         graph, dtype = layout.graph, self.net.dtype
         width = graph.output.shape[0]
         found = {0: Place(dtype, width * self.directions, gcd(16, width * ITEM_BYTES[dtype]))}
+        found |= {1 + n: Place(dtype, prod(node.shape), 16) for n, node in enumerate(graph.inputs)}
         first, emitted = 1 + len(graph.inputs), len(graph.emitted)
         for at, number in enumerate(states_read(graph)):
             found[first + number] = layout.kept_place(layout.kept[emitted + at])

@@ -12,7 +12,7 @@ by column.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -114,7 +114,7 @@ class Totals:
         if inputs.replace(",", "") != out:
             return None
         try:
-            found = [resolve(a, n, self.operand_places) for n, a in enumerate(node.args)]
+            found = [replace(resolve(a, n, self.operand_places), told=True) for n, a in enumerate(node.args)]
         except ValueError:  # made of several values: not an array
             return None
         return found[0], found[1]
@@ -312,7 +312,7 @@ class Totals:
 
 
 def _named(operand: Operand, name: str) -> Operand:
-    return Operand(operand.node, operand.base, operand.place, operand.depth, operand.offset, name)
+    return replace(operand, name=name)
 
 
 __all__ = ["Packed", "Totals", "Work"]
