@@ -67,9 +67,11 @@ PARTIAL_US = 0.03  # per warp that sums are collected from
 ROWS_US, CELLS_US = 0.12, 0.1  # each 8 rows of a cluster beyond the first; each 256 cells of a block beyond the first
 LIGHT_US = 0.04  # of a phase without a product
 # Of each further vector that a cluster's blocks hand to each other, as a backward step does with the gradients of all
-# gates: per 1000 bytes of it that a block receives. LSTM, bf16, blocks x rows, measured and as this predicts: 512 16 x
-# 16 5.5, 5.3 us; 256 16 x 16 2.8, 2.8; 8 x 16 2.7, 3.1; 8 x 8 1.9, 1.8; 16 x 8 1.5, 1.7; 4 x 8 2.35, 2.35.
-HANDED_US = 0.06
+# gates: per 1000 bytes of it that a block receives; and where that is, of each cell of a lane beyond two, whose values
+# registers are short of. LSTM 256, blocks x rows and warps of units, measured and as this predicts: bf16 16 x 8 2 1.31,
+# 1.37 us; 8 x 8 4 1.49, 1.56; 16 x 8 1 1.79, 1.88; 8 x 8 2 1.89, 1.86; 4 x 8 4 2.17, 2.37; tf32 16 x 8 2 2.22, 2.08;
+# 8 x 8 2 2.35, 2.64; 16 x 8 1 2.98, 2.38.
+HANDED_US, HANDED_CELL_US = 0.03, 0.25
 # A ring: what it costs beside the exchange, bytes per cycle that bulk copies bring into a multiprocessor, cycles of a
 # product of 64 rows and 8 columns (at least as for RING_COLUMNS), more where its weights are in shared memory; how much
 # of them copies do not hide, and what filling stages again costs.
@@ -219,6 +221,7 @@ def _phase(team: Team, number: int) -> float:
         us += ROWS_US * (team.rows / 8 - 1) + CELLS_US * max(0.0, team.units(phase.width) * team.rows / 256 - 1)
         handed = sum(prod(node.shape) for node in phase.published)
         us += HANDED_US * max(0, handed - phase.width) * team.rows * team.itemsize / 1000
+        us += HANDED_CELL_US * max(0, cells - 2) if handed > phase.width else 0.0
     return us
 
 
