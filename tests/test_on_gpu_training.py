@@ -83,7 +83,8 @@ def test_a_budget_of_memory(keep: str) -> None:
     """Gradients under every plan, peaks as predicted, and a graph that has all parts of both passes."""
     net = network("lstm", 64, 64, num_layers=2, dtype="bfloat16")
     mod = gpu_module(f"training_budget_{keep}", net, training=True, keep=keep)
-    case = draw(net, 300, 32)
+    steps = 2400  # torch counts whole blocks of its pool, of which up to 1 MB may not be used
+    case = draw(net, steps, 32)
     x, gy = (there(v, torch.bfloat16) for v in (case.x["x"], case.gy))
     expected: dict[str, Any] | None = None
 
@@ -91,10 +92,11 @@ def test_a_budget_of_memory(keep: str) -> None:
         held = mod.forward_train(x)  # y and the states too until the end, as predicted peaks have them
         return dict(mod.backward(held[2], gy)[2])
 
-    for plan in table(mod.memory_sizes(300, 32)):
+    for plan in table(mod.memory_sizes(steps, 32)):
         mod.max_bytes = plan.bytes
         run()
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         found = run()

@@ -10,7 +10,16 @@ from training_plans import trained
 
 from tvm_rnn.cuda import lanes
 from tvm_rnn.cuda.geometry import Geometry, geometry
-from tvm_rnn.cuda.lanes import TILE_US, WAVE_STEPS, at_once, geometry_beside, least_steps, room_for_two, stack_us
+from tvm_rnn.cuda.lanes import (
+    BESIDE,
+    TILE_US,
+    WAVE_STEPS,
+    at_once,
+    geometry_beside,
+    least_steps,
+    room_for_two,
+    stack_us,
+)
 from tvm_rnn.cuda.recurrent import Persistent, step_of
 from tvm_rnn.cuda.train import plan
 from tvm_rnn.target import resolve
@@ -34,12 +43,12 @@ def test_a_tile_is_a_few_times_its_own_work() -> None:
 def test_a_stack_takes_turns() -> None:
     assert stack_us(3, 1, 2.0, 100) == 3 * (200 + TILE_US)
     # Two tiles of 32 steps, two layers: three turns in place of four visits.
-    assert stack_us(2, 2, 2.0, 64) == 3 * TILE_US + 3 * 32 * 2.0
+    assert stack_us(2, 2, 2.0, 64) == 3 * TILE_US + 3 * 32 * 2.0 * BESIDE
     # Three layers, of which two have room: the middle turns take twice as long.
-    assert stack_us(3, 2, 2.0, 96) == 5 * TILE_US + (1 + 1 + 2 + 1 + 1) * 32 * 2.0
+    assert stack_us(3, 2, 2.0, 96) == 5 * TILE_US + (1 + 1 + 2 + 1 + 1) * 32 * 2.0 * BESIDE
     # Room for more than there are changes nothing; long sequences have no more than a few tiles per layer.
     assert stack_us(3, 3, 2.0, 96) == stack_us(3, 9, 2.0, 96)
-    assert stack_us(2, 2, 2.0, 80000) == 9 * (TILE_US + 10000 * 2.0)
+    assert stack_us(2, 2, 2.0, 80000) == 9 * (TILE_US + 10000 * 2.0 * BESIDE)
 
 
 def test_narrow_kernels_where_a_stack_is_faster_with_them() -> None:

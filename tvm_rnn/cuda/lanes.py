@@ -32,8 +32,8 @@ TILE_US = 32.0
 TILE_STEPS_US = 3 * TILE_US
 STEPS = 128  # of a sequence to weigh by: T is not known
 CLEARLY = 0.85  # of the time alone: shorter sequences gain less
-# Layers at the same time slow each other, and their products too. LSTM, backward, us per step of a layer, measured beside
-# others and predicted alone: 4 x 512, B = 64, bf16 5.0, 3.7, TF32 7.9, 7.2; 3 x 256, B = 64, TF32 5.0, 3.4.
+# Layers at the same time slow each other, and their products too. LSTM, backward, us per step of a layer, measured
+# beside others and predicted alone: 4 x 512, B = 64, bf16 5.0, 3.7, TF32 7.9, 7.2; 3 x 256, B = 64, TF32 5.0, 3.4.
 BESIDE = 1.25
 PARTS = 4  # into so many a GPU is divided at most; in two, if not so
 
