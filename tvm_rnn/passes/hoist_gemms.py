@@ -2,8 +2,8 @@
 
 In: the normalised graph, everything in `step`. Out: nodes that depend on inputs and parameters alone, and that hang on
 a product or reduction, are in `before`, as are masks; nodes that depend on parameters alone are in `weights`. In a
-backward graph the steps are left the fewest values from `before`; products that the carried gradients do not depend on,
-and all that is made of them, are in `after`, as are totals; what these read of inputs with masks is in `before`.
+backward graph products that the carried gradients do not depend on, and all that is made of them, are in `after`, as
+are totals; what these read of inputs with masks is in `before`. Steps read the fewest values of `before` that will do.
 
 Rewrite: step: z = W x_t + R h + b   -->   before: xw = W x + b (all T at once);  step: z = xw[t] + R h
          step: dx_t = W^T dz         -->   after: dx = W^T dz (all T at once)
@@ -46,7 +46,7 @@ class HoistGemms(Pass):
             large = _made_of_matrices(nodes, leaves) & early
         early -= large
         moved = _hanging_on_products(nodes, early)
-        sunk = _cut(graph, moved) if graph.kind == "backward" else _sink(graph, moved)
+        sunk = _sunk(graph, moved)
         moved |= {n for n in nodes if n.random}  # made for all rows of a tile at once
         late = _after(graph, moved) if graph.kind == "backward" else set()
         masked = _masked_operands(graph, early, moved) if graph.kind == "backward" else set[Node]()
@@ -228,10 +228,28 @@ def _sink(graph: Graph, moved: set[Node]) -> dict[Node, str]:
     return given
 
 
+def _sunk(graph: Graph, moved: set[Node]) -> dict[Node, str]:
+    """What is given back to the loop. In a backward graph whose tape has states alone, and all else is made again, that
+    is more where it saves a vector as wide as the output."""
+    plain, few = set(moved), set(moved)
+    sunk = _sink(graph, plain)
+    if graph.kind == "backward" and len(graph.inputs) == 2 + len(graph.emitted) + len(graph.states):
+        given = _cut(graph, few)
+        if _left(graph, few) + prod(graph.inputs[0].shape) <= _left(graph, plain):
+            plain, sunk = few, given
+    moved &= plain
+    return sunk
+
+
+def _left(graph: Graph, moved: set[Node]) -> int:
+    """Elements that are kept for the loop."""
+    users = graph.users()
+    return sum(prod(n.shape) for n in moved if any(u not in moved for u in users[n]))
+
+
 def _cut(graph: Graph, moved: set[Node]) -> dict[Node, str]:
-    """The same in a backward graph, where all is known before the loop that forward kept or is made of it: of what the
-    steps read, they are left the fewest elements that they can make the others of without a product, as they would be
-    by a tape. Returns what is given back, with the reason."""
+    """Give back all but the fewest elements of which the steps can make what they read without a product, as a tape of
+    values would. Returns what is given back, with the reason."""
     users, late, roots = graph.users(), _after(graph, moved), {*graph.roots}
     stays = {n for n in moved if n in roots or any(u in late for u in users[n])}
     read = [n for n in graph.nodes() if n in moved and any(u not in moved and u not in late for u in users[n])]
