@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import prod
 
 import numpy as np
@@ -48,3 +49,12 @@ def test_they_are_made_there_and_not_copied() -> None:
     plan = trained("lstm")[1].backward
     assert not [line for line in plan.program.sequence.lines if "finish_gradient" in line]
     assert [line for line in trained("antisymmetric")[1].backward.program.sequence.lines if "finish_gradient" in line]
+
+
+def test_what_packing_has_made_is_copied_from_there() -> None:
+    """Of fastrnn's scalars: 1 - sigmoid(alpha) is a value on the way that packing knows."""
+    _, plans = trained("fastrnn", precision="float32")
+    lines = [line for line in plans.programs[1].sequence.lines if "_finish_value" in line]
+    given = [re.findall(r"Array<2, 32>\{(.*?)\}", line) for line in lines]
+    assert len(given) == 4 and all(len(own) == 2 and own[0] != own[1] for own in given)
+    assert sum("packed" in own[0] for own in given) == 2

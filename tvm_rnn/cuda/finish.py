@@ -90,7 +90,8 @@ class FinishKernels:
                 if argument.role == "write":
                     pointers.append(target)
                 else:
-                    pointers.append(places[node] if node in places else weights[node])
+                    # A value that packing has made already is copied from there.
+                    pointers.append(places[node] if node in places and node is not key else weights[node])
             host.launch(made.kernel, pointers, [1])
 
 
