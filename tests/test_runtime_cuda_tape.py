@@ -18,6 +18,7 @@ from tvm_rnn.runtime_cuda_tape import (
     readable,
     reads_output,
     tape_bytes,
+    version_of,
 )
 
 MANIFEST = {"cell": "lstm", "tape": [[10, 0], [6, 1], [8, 0, 1]], "reads_inputs": True}
@@ -115,3 +116,10 @@ def test_torch_s_y_is_no_view_and_its_changes_are_noticed() -> None:
     y.mul_(2)
     with pytest.raises(InputError, match=r"backward reads y, which was changed[\s\S]*y\.clone"):
         check_tape(own, made)
+
+
+def test_tensors_of_inference_mode_have_no_count_of_changes() -> None:
+    torch = pytest.importorskip("torch")
+    assert version_of(np.ones(2)) is None and version_of(torch.ones(2)) == 0
+    with torch.inference_mode():
+        assert version_of(torch.ones(2)) is None

@@ -9,6 +9,7 @@ state of the last layer. What torch says of its tensors, that one was changed si
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 from collections.abc import Sequence
@@ -89,6 +90,13 @@ def new_output(arrays: Any, manifest: Any, shape: tuple[int, ...], flagged: bool
     return y, y.detach() if hasattr(y, "detach") else y
 
 
+def version_of(array: Any) -> Any:
+    """torch's count of changes to a tensor; None: there is none, as of other arrays and in inference mode."""
+    with contextlib.suppress(RuntimeError):
+        return getattr(array, "_version", None)
+    return None
+
+
 def readable(arrays: Any, given: Sequence[Any]) -> list[Any]:
     """Inputs as kernels read them: one that begins between multiples of 16 bytes is copied."""
     return [
@@ -126,7 +134,7 @@ class CudaTape:
         self.array = arrays.lasting(max(self.nbytes, ALIGNMENT))
         whole = flagged and steps is None
         self.inputs: list[Any] = [None] * len(inputs) if whole else list(inputs)
-        self.versions = [getattr(array, "_version", None) for array in self.inputs]
+        self.versions = [version_of(array) for array in self.inputs]
         self.output: Any = None
         self.version: Any = None
         self.rows: Sequence[Any] = (None, None)
@@ -139,7 +147,7 @@ class CudaTape:
 
     def keep(self, output: Any) -> None:
         """Where y is, which backward reads."""
-        self.output, self.version = output, getattr(output, "_version", None)
+        self.output, self.version = output, version_of(output)
 
     def __repr__(self) -> str:
         return f"<CudaTape of {self.module.manifest.cell}, {self.T} steps of {self.B} rows, {self.nbytes} bytes>"
@@ -155,10 +163,10 @@ def check_tape(module: Any, tape: Any) -> None:
     if tape.weights is not module.weights:
         got = "weights that were loaded after it was written"
         raise runtime._error(InputError, "the tape was written with other weights", got, "the same weights", do)
-    if [getattr(array, "_version", None) for array in tape.inputs] != tape.versions:
+    if [version_of(array) for array in tape.inputs] != tape.versions:
         do = "give forward_train a copy (x.clone()), or write to x after backward"
         raise runtime._error(InputError, "backward reads x, which was changed", "a new version of x", "the same x", do)
-    if getattr(tape.output, "_version", None) != tape.version:
+    if version_of(tape.output) != tape.version:
         do = "change a copy of y (y.clone()), or write to y after backward"
         raise runtime._error(InputError, "backward reads y, which was changed", "a new version of y", "the same y", do)
 
@@ -176,4 +184,5 @@ __all__ = [
     "reads_output",
     "rounded",
     "tape_bytes",
+    "version_of",
 ]

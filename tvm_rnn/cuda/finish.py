@@ -35,14 +35,16 @@ class FinishKernels:
         self.weights = Weights(self.graph, self.number, self.precision)
         self.kernels: dict[Any, Rows] = {}
         known: set[Node] = {*self.finish.inner}
-        for i, node in enumerate(self.finish.kept):
+        # Values on the way, but for those that packing makes: they are read where it leaves them.
+        self.kept = [node for node in self.finish.kept if self.weights.place(node) is None]
+        for i, node in enumerate(self.kept):
             self.kernels[node] = self._kernel(f"g{self.number}_value{i}", node, known, arithmetic(self.precision))
             known.add(node)
         for i, node in enumerate(self.graph.totals):
             name = f"g{self.number}_gradient{i}"
-            self.kernels[("gradient", i)] = self._kernel(name, node, known, self.weights.raw_dtype, copy=True)
+            self.kernels[("gradient", i)] = self._kernel(name, node, known, self.weights.raw_dtype)
 
-    def _kernel(self, name: str, node: Node, known: set[Node], dtype: str, copy: bool = False) -> Rows:
+    def _kernel(self, name: str, node: Node, known: set[Node], dtype: str) -> Rows:
         ready = set(known)
 
         def reads(other: Node) -> Place | None:
@@ -72,7 +74,7 @@ class FinishKernels:
     def reserve(self, program: Program) -> None:
         """Memory for values on the way, which all layers use in turn."""
         dtype = arithmetic(self.precision)
-        self.values = {n: program.buffer("value", prod(n.shape), dtype) for n in self.finish.kept}
+        self.values = {n: program.buffer("value", prod(n.shape), dtype) for n in self.kept}
 
     def run(
         self, host: Host, sums: Mapping[Node, Pointer], weights: Mapping[Any, Pointer], gradients: Sequence[Pointer]
@@ -90,8 +92,7 @@ class FinishKernels:
                 if argument.role == "write":
                     pointers.append(target)
                 else:
-                    # A value that packing has made already is copied from there.
-                    pointers.append(places[node] if node in places and node is not key else weights[node])
+                    pointers.append(places[node] if node in places else weights[node])
             host.launch(made.kernel, pointers, [1])
 
 

@@ -13,6 +13,7 @@ Source: Hopper's asynchronous copies and barriers: PTX ISA 8.5, "cp.async.bulk",
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from tvm import tirx
@@ -51,7 +52,7 @@ class Ringed(SideBySide):
         self.write_y(words)
 
 
-class BulkRing:
+class BulkRing(ABC):
     """What rings share: barriers, in which order stages are filled, and who waits. `names`: the pointers of packed
     weights. `layout`: the module that says where everything lies, and in which order."""
 
@@ -85,9 +86,9 @@ class BulkRing:
             self.k.do(I.ptx["barrier.cluster.arrive.release.aligned"]())
             self.k.do(I.ptx["barrier.cluster.wait.acquire.aligned"]())
 
+    @abstractmethod
     def barrier(self, number: int) -> Expr:
         """The address of one of this thread's ring."""
-        raise NotImplementedError
 
     def _parity(self, chunk: Chunk) -> int:
         """Of the uses of its stage before this one, since the kernel's start; a step's number is even or odd as par."""
@@ -130,17 +131,17 @@ class BulkRing:
             self._operand(self.chunks[phase][after], source)
         k.do(I.cuda.warp_sync())
 
+    @abstractmethod
     def _copies(self) -> Expr:
         """Whether this thread does."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _expect(self, phase: Phase, chunk: Chunk) -> None:
         """When the stage is free: announce its bytes, and copy weights."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _operand(self, chunk: Chunk, source: Any) -> None:
         """Copy what is multiplied by them."""
-        raise NotImplementedError
 
 
 class Ring(BulkRing):

@@ -11,6 +11,7 @@ tiles of 128 x 256, which ask L2 for 4.9 TB/s. A third warpgroup would leave too
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -102,7 +103,7 @@ def wgmma_totals_kernel(name: str, tile: WgmmaTotalsTile, lefts: Sequence[Operan
     return write(name, pointers, scalars, body, threads=tile.threads, shared_bytes=tile.shared_bytes)
 
 
-class WgmmaTotals(Stages):
+class WgmmaTotals(Stages, ABC):
     """The body of a kernel: one warpgroup copies, the others multiply. What is copied, and how, others say as well
     (`totals_packed.py`)."""
 
@@ -142,9 +143,9 @@ class WgmmaTotals(Stages):
                 self._consume(there)
         self._meet()
 
+    @abstractmethod
     def _produce(self) -> None:
         """Fill the stages; by the threads that copy."""
-        raise NotImplementedError
 
     # --- multiplying -----------------------------------------------------------------------------------------------
 
