@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import ConfigError, TvmRnnError, WeightError, message, unknown
+from .locations import PYTHONPATH
 from .peer_models import Unsupported, net_of
 from .peers import FRAMEWORKS
 from .reference import reference
@@ -322,8 +323,7 @@ class Worker:
 @contextlib.contextmanager
 def started(name: str, folder: str, threads: int) -> Iterator[Worker]:
     """A framework's process. It runs in `folder`, so that no file of the user's can stand in for a library."""
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    paths = [ours, *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [PYTHONPATH, *filter(None, [os.environ.get("PYTHONPATH")])]
     variables = dict.fromkeys(THREAD_VARIABLES, str(threads))
     log = os.path.join(folder, f"{name}.log")
     with open(log, "w") as errors:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError, message
+from .locations import PACKAGE, PYTHONPATH
 from .suites import Point, batches, network
 
 INDEX = "index.json"
@@ -33,8 +34,7 @@ Progress = Callable[[str], None]
 def sources_digest() -> str:
     """A hash of the compiler's sources: another one may compile to other code."""
     digest = hashlib.sha256()
-    ours = Path(__file__).resolve().parent
-    folders = [ours, ours.parent / "schedules"]
+    folders = [PACKAGE, PACKAGE.parent / "schedules"]
     for path in sorted(p for folder in folders for p in folder.rglob("*") if p.suffix in SUFFIXES):
         if path.name.startswith(ASIDE):
             continue
@@ -134,8 +134,7 @@ def _build(
     if os.path.exists(path):
         return {**row, "kept": True}
     request = {"network": network.as_dict(), "batches": list(sizes), "target": target, "path": path}
-    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    paths = os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])
+    paths = os.pathsep.join([PYTHONPATH, *filter(None, [os.environ.get("PYTHONPATH")])])
     started = time.perf_counter()
     try:
         done = subprocess.run(

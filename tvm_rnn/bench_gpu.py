@@ -26,6 +26,7 @@ from typing import Any
 from .bench_build import module_file, module_seconds
 from .errors import ConfigError, TvmRnnError, message, unknown
 from .floors import shares
+from .locations import PYTHONPATH
 from .suites import Point, batches, beside_peers
 
 # Also the names in gpu_worker.py's table, which is not imported here: it is the other process's.
@@ -223,8 +224,7 @@ class Worker:
             stage, framework, config = answer["stage"], answer["framework"], answer.get("config", "")
 
     def _start(self) -> subprocess.Popen[str]:
-        ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        path = os.pathsep.join([ours, *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = os.pathsep.join([PYTHONPATH, *filter(None, [os.environ.get("PYTHONPATH")])])
         # Caches of their own: peers compile as for the first time, and their seconds say so.
         caches = {name: os.path.join(self.folder, name.lower()) for name in CACHES}
         self.lines = queue.Queue()

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .errors import BuildError, message
+from .locations import PACKAGE
 
 
 def find_compiler() -> tuple[str, ...]:
@@ -42,7 +43,7 @@ def compile_c(source: str | Path, built: Path, *options: str, compiler: Sequence
     import tvm_ffi  # no sooner: it imports torch where that is installed
 
     includes = [f"-I{p}" for p in (tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path())]
-    path = str(Path(__file__).parent / source)
+    path = str(PACKAGE / source)
     run([*(compiler or find_compiler()), "-x", "c", "-O2", "-fPIC", *options, path, "-o", str(built), *includes])
 
 

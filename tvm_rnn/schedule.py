@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .errors import BuildError, ConfigError, message, unknown
+from .locations import PACKAGE
 from .target import Target
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def template(
 def folders() -> list[Path]:
     """Where templates are looked for: the ones that ship with tvm_rnn, then those of TVM_RNN_SCHEDULES."""
     spec = importlib.util.find_spec("tvm_rnn.schedules")
-    own = Path(spec.origin).parent if spec and spec.origin else Path(__file__).resolve().parent.parent / "schedules"
+    own = Path(spec.origin).parent if spec and spec.origin else PACKAGE.parent / "schedules"
     extra = os.environ.get("TVM_RNN_SCHEDULES", "")
     return [own, *(Path(p) for p in extra.split(os.pathsep) if p)]
 

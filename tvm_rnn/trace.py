@@ -18,9 +18,10 @@ import numpy as np
 
 from .errors import CellError, message
 from .graph import Node, constant, make
+from .locations import PACKAGE
 from .ops import TABLE, Shape
 
-_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PACKAGE = str(PACKAGE) + os.sep
 _CELLS = os.path.join(_PACKAGE, "cells") + os.sep
 LINE: ContextVar[str] = ContextVar("LINE", default="")  # set: what all nodes made now say of their origin
 

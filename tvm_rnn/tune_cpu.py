@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from .errors import TvmRnnError, message
+from .locations import PYTHONPATH
 from .records import Records
 from .reference import reference
 from .target import Target
@@ -57,8 +58,7 @@ class Worker:
     """A process of `tune_worker.py`."""
 
     def __init__(self, role: str, first: Mapping[str, Any], folder: Path) -> None:
-        ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([ours, *_absolute("PYTHONPATH")])}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([PYTHONPATH, *_absolute("PYTHONPATH")])}
         if schedules := _absolute("TVM_RNN_SCHEDULES"):
             environment["TVM_RNN_SCHEDULES"] = os.pathsep.join(schedules)
         environment["OPENBLAS_NUM_THREADS"] = "1"  # NumPy multiplies nothing there

@@ -52,7 +52,7 @@ def test_they_are_made_there_and_not_copied() -> None:
 
 
 def test_what_packing_has_made_is_read_there() -> None:
-    """Of fastrnn's scalars: 1 - sigmoid(alpha) is a value on the way that packing knows; no launch reads what it writes."""
+    """Of fastrnn's scalars: 1 - sigmoid(alpha) is made by packing; no launch reads what it writes."""
     _, plans = trained("fastrnn", precision="float32")
     lines = [line for line in plans.programs[1].sequence.lines if "_finish_" in line]
     given = [re.findall(r"Array<2, 32>\{(.*?)\}", line) for line in lines]

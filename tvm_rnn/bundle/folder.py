@@ -16,6 +16,7 @@ from typing import Any
 from .. import runtime
 from ..c_compiler import compile_c, find_compiler, object_of, run
 from ..errors import BuildError, ConfigError, message
+from ..locations import PACKAGE
 from . import examples, guide
 from .facts import Facts, c_name, read_facts
 from .header import header_text
@@ -121,7 +122,7 @@ def _compile(facts: Facts, folder: Path) -> None:
     library = f"lib{facts.name}.so"
     made = folder / "module.c"
     made.write_text(source_text(facts, program_source(facts)))
-    here = Path(__file__).parent
+    here = PACKAGE / "bundle"
     compiler, options = find_compiler(), ("-std=gnu11", "-fvisibility=hidden", f"-I{here}")
     compile_c(made, folder / "module.o", "-c", *options, f"-I{folder}", compiler=compiler)
     parts = [folder / "module.o"]
