@@ -2,28 +2,8 @@ from tvm import tirx
 
 from tvm_rnn.tir_expr import TirExpr
 
-OPERATORS = [
-    "add",
-    "radd",
-    "sub",
-    "rsub",
-    "mul",
-    "rmul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "neg",
-    "and",
-    "or",
-    "xor",
-    "invert",
-    "lshift",
-    "rshift",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-]
+FORWARD = {"add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "and", "or", "xor", "invert", "lshift", "rshift"}
+OPERATORS = FORWARD | {"radd", "rsub", "rmul", "rtruediv", "lt", "le", "gt", "ge"}
 
 
 def members(protocol: type) -> set[str]:
