@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_runtime_model import WIDTH, B, T, two
 
 import tvm_rnn as rnn
+from tests.test_runtime_model import WIDTH, B, T, two
 from tvm_rnn import pipeline
 from tvm_rnn.build_model import SHARED
 from tvm_rnn.errors import BuildError, ConfigError

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from networks import compiled
-from test_cli import call
+
+from tests.test_cli import call
 
 
 def test_a_cell_is_explained() -> None:

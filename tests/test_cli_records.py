@@ -6,9 +6,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from test_records import MACHINE, record
 from typer.testing import CliRunner
 
+from tests.test_records import MACHINE, record
 from tvm_rnn.cli import app
 from tvm_rnn.record_files import merge, read
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_tune_collect import measured
 from typer.testing import CliRunner
 
+from tests.test_tune_collect import measured
 from tvm_rnn import tune_gpu, tune_plan
 from tvm_rnn.cli import app
 from tvm_rnn.suites import Point

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from test_cli import call
 
 import tvm_rnn as rnn
+from tests.test_cli import call
 from tvm_rnn import build, c_compiler, doctor, target
 from tvm_rnn.cuda import nvcc
 from tvm_rnn.errors import BuildError, message

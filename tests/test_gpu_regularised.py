@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from derivatives import draw, named, oracle
 from networks import flags, network
-from test_runtime_cuda_training import LIMITS, cast, error
 
 import tvm_rnn as rnn
+from tests.test_runtime_cuda_training import LIMITS, cast, error
 from tvm_rnn.errors import InputError
 
 EVERYTHING: dict[str, Any] = {"dropout": 0.4, "recurrent_dropout": 0.3, "zoneout": 0.2, "weight_drop": 0.35}

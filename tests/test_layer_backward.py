@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from networks import network
-from test_reference import restless
 
 import tvm_rnn as rnn
+from tests.test_reference import restless
 from tvm_rnn import pipeline, target
 from tvm_rnn.emit import Emitter
 from tvm_rnn.layer_backward import BackwardLayer, is_total

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from derivatives import Case, draw, oracle
 from networks import flags, network
-from test_runtime_cuda_segments import sizes
-from test_runtime_cuda_training import LIMITS, error, gradients
 
 import tvm_rnn as rnn
+from tests.test_runtime_cuda_segments import sizes
+from tests.test_runtime_cuda_training import LIMITS, error, gradients
 from tvm_rnn.cuda import plan, plan_backward
 from tvm_rnn.runtime_memory import plan_of
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from test_totals import aligned
 
+from tests.test_totals import aligned
 from tvm_rnn import build, runtime_random, target
 from tvm_rnn.graph import Node, make
-from tvm_rnn.loops import buffer, function, variable
 from tvm_rnn.masks import Draw, drop_function, fill
 from tvm_rnn.memory import Array, int64, row_stride, strides_of
 from tvm_rnn.ops import TABLE
+from tvm_rnn.tir.statements import buffer, function, variable
 
 HOST = target.resolve("llvm")
 STREAMS = ("dropout", "zoneout.h")

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_records import record
 
 import tvm_rnn as rnn
+from tests.test_records import record
 from tvm_rnn import ConfigError, TvmRnnError
 from tvm_rnn.record_checks import every, measured_again, network, reason, unit_of
 from tvm_rnn.record_files import merge

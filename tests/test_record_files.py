@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_records import MACHINE, record
 
 import tvm_rnn as rnn
+from tests.test_records import MACHINE, record
 from tvm_rnn import ConfigError
 from tvm_rnn.record_files import folders, for_target, merge, own_folder, read, remove, resolve
 from tvm_rnn.records import Record, Records

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from derivatives import Case, assert_slopes, draw, named, oracle
 from networks import flags, network
-from test_reference import NETS, restless, row_of
 
 import tvm_rnn as rnn
+from tests.test_reference import NETS, restless, row_of
 from tvm_rnn import RNN, InputError, cells
 from tvm_rnn.tolerance import assert_close
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from derivatives import draw, named, oracle
 from networks import flags, network
-from test_runtime_cuda_training import LIMITS, cast, error, gradients
 
 import tvm_rnn as rnn
+from tests.test_runtime_cuda_training import LIMITS, cast, error, gradients
 from tvm_rnn import InputError, gpu_arrays
 from tvm_rnn.runtime_cuda_segments import CudaSegmentedTape, add, clipped, sizes_of, times
 from tvm_rnn.runtime_cuda_tape import fresh, tape_bytes

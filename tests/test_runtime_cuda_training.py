@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from derivatives import Case, draw, named, oracle
 from networks import flags, network
-from test_reference import restless
 
 import tvm_rnn as rnn
+from tests.test_reference import restless
 from tvm_rnn.cuda import recurrent, steps
 from tvm_rnn.cuda.pooled_layout import Pooled
 from tvm_rnn.cuda.team import Team

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from networks import network
-from test_reference import restless
 
+from tests.test_reference import restless
 from tvm_rnn import pipeline, target
 from tvm_rnn.memory import int64
 from tvm_rnn.tape import TapeLayout

@@ -11,7 +11,7 @@ from tvm import tirx
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, exp, maximum, mean, minimum, sum, tanh
-from tvm_rnn.loops import vector
+from tvm_rnn.tir.statements import vector
 from tvm_rnn.tir_pipeline import STACK_BYTES, keep_on_stack, one_by_one
 from tvm_rnn.tolerance import assert_close
 

@@ -12,9 +12,9 @@ import pytest
 from derivatives import Case, autograd, draw, named, oracle
 from networks import flags, network
 from peer_problems import problem_of
-from test_torch_equality import torch_layer
 
 import tvm_rnn as rnn
+from tests.test_torch_equality import torch_layer
 from tvm_rnn import cell, cells, clip, einsum, layer_norm, maximum, outer, softmax, tanh, where
 from tvm_rnn.peer_models import TORCH_CELLS, Problem, torch_weights
 from tvm_rnn.tolerance import assert_close

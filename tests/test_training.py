@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from networks import flags, network
 from poison import poison
 from random_equations import Equations, equations
-from test_reference import restless
 
 import tvm_rnn as rnn
+from tests.test_reference import restless
 from tvm_rnn import cell, cells, einsum, exp, pipeline, softmax, sum, tanh
 from tvm_rnn.build import describe
 from tvm_rnn.lower import Lowering

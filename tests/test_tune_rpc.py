@@ -13,9 +13,9 @@ from typing import Any
 import planted
 import pytest
 from rpc_farm import KEY, Farm
-from test_tune import journal_of
 
 import tvm_rnn as rnn
+from tests.test_tune import journal_of
 from tvm_rnn.record_files import read
 from tvm_rnn.target import host
 from tvm_rnn.tune_journal import CRASHED, HUNG

@@ -17,8 +17,9 @@ import numpy as np
 import tvm
 from tvm import tirx
 
+from tvm_rnn.tir.statements import Expr, Stmt, load, loop, sequence, store, variable, vector
+
 from .build import generate
-from .loops import Expr, Stmt, load, loop, sequence, store, variable, vector
 from .memory import int64
 from .target import host
 

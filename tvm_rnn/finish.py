@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tvm_rnn.tir.statements import Expr, Stmt, load, loop, sequence, store
+
 from .expressions import Index, element
 from .graph import Graph, Node, rewrite
-from .loops import Expr, Stmt, load, loop, sequence, store
 from .memory import Array, int64, pad, strides_of
 from .ops import TABLE
 from .packing import accumulated

@@ -20,10 +20,11 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from tvm_rnn.tir.statements import Expr, Stmt, bind, load, loop, sequence, store, vector
+
 from .errors import ConfigError, message
 from .expressions import element
 from .graph import Group, Node
-from .loops import Expr, Stmt, bind, load, loop, sequence, store, vector
 from .memory import Array, int64, pad, wide
 from .scalar import let, where
 from .storage import LARGEST, MOST_DEPTH, OFFSET, WORD

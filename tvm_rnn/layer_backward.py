@@ -15,11 +15,12 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_rnn.tir.statements import Expr, Stmt, bind, load, loop, sequence, when
+
 from .expressions import Index, element
 from .finish import Finish
 from .graph import Node
 from .layer import Context, Layer, Visit, fill_row, keep_row
-from .loops import Expr, Stmt, bind, load, loop, sequence, when
 from .memory import Array, int64
 from .ops import TABLE
 from .passes.fuse_pointwise import read_at_last

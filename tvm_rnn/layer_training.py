@@ -12,9 +12,10 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_rnn.tir.statements import Expr, Stmt, bind, load, loop, when
+
 from .graph import Node
 from .layer import Context, Layer, Visit, fill_row, keep_row
-from .loops import Expr, Stmt, bind, load, loop, when
 from .memory import Array, int64
 from .tape import TapeLayout
 

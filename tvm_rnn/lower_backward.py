@@ -14,9 +14,23 @@ from typing import Any, ClassVar
 import numpy as np
 from tvm import tirx
 
+from tvm_rnn.tir.statements import (
+    Expr,
+    Named,
+    Stmt,
+    bind,
+    buffer,
+    function,
+    load,
+    loop,
+    sequence,
+    store,
+    variable,
+    when,
+)
+
 from .layer import Layer, fill_row
 from .layer_backward import BackwardLayer, BackwardVisit
-from .loops import Expr, Named, Stmt, bind, buffer, function, load, loop, sequence, store, variable, when
 from .lower import Run
 from .lower_training import TrainingLowering
 from .memory import Array, int64

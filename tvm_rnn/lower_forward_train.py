@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 from tvm import tirx
 
+from tvm_rnn.tir.statements import Expr, Named, Stmt, function, load, loop, sequence, store, when
+
 from .layer import Layer, fill_row
 from .layer_training import KeepingLayer, TrainingVisit
-from .loops import Expr, Named, Stmt, function, load, loop, sequence, store, when
 from .lower import Run
 from .lower_training import TrainingLowering
 from .masks import drop_function

@@ -11,10 +11,11 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_rnn.tir.statements import Expr, Stmt, bind, buffer, load, loop, sequence, variable, when
+
 from .layer import Context
 from .layer_backward import BackwardLayer
 from .layer_training import KeepingLayer
-from .loops import Expr, Stmt, bind, buffer, load, loop, sequence, variable, when
 from .lower import Lowering, Run
 from .memory import int64, strides_of
 from .tape import TapeLayout

@@ -16,9 +16,23 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_rnn.tir.statements import (
+    Expr,
+    Stmt,
+    bind,
+    buffer,
+    function,
+    load,
+    loop,
+    sequence,
+    store,
+    variable,
+    vector,
+    when,
+)
+
 from . import runtime_random
 from .graph import Node
-from .loops import Expr, Stmt, bind, buffer, function, load, loop, sequence, store, variable, vector, when
 from .memory import Array, int64
 
 PARALLEL_UNITS = 32  # with less in a row, a launch costs more than it gives: see emit.PARALLEL_ELEMENTS

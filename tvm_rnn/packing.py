@@ -14,9 +14,10 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_rnn.tir.statements import Expr, Stmt, load, loop, sequence, store, vector
+
 from .expressions import Index, element, reduced_axes, reduced_index
 from .graph import Graph, Node
-from .loops import Expr, Stmt, load, loop, sequence, store, vector
 from .memory import Array, Packed, int64, pad, strides_of
 from .ops import TABLE
 from .passes.fuse_pointwise import FUNCTION, bases

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .loops import Expr, Stmt, load, loop, store
+from tvm_rnn.tir.statements import Expr, Stmt, load, loop, store
+
 from .memory import Array, int64
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import onnx
 import pytest
 from programs import build, run
-from test_engine import BAD_ARGUMENT, OK, Library
 
 import tvm_rnn as rnn
+from tests.bundle.test_engine import BAD_ARGUMENT, OK, Library
 from tvm_rnn.bundle.encoding import DTYPES
 from tvm_rnn.errors import ConfigError
 from tvm_rnn.model import NETWORK, Declared, Program, Step

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from persistent_layers import layout_of, step, text_of
-from test_persistent import cluster, grid
-from test_pooled_ring import pooled
 
+from tests.cuda.test_persistent import cluster, grid
+from tests.cuda.test_pooled_ring import pooled
 from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.arena import check
 from tvm_rnn.cuda.pooled_layout import Pooled

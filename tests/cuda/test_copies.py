@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from emulated import Case, layer, persistent_error
 from persistent_layers import layout_of, step
-from test_persistent import cluster, grid
 
+from tests.cuda.test_persistent import cluster, grid
 from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.team import Team

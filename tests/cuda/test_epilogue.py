@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from emulated import Case, layer, persistent_error
 from persistent_layers import layout_of, step, text_of
-from test_persistent import cluster
 
+from tests.cuda.test_persistent import cluster
 from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.team import Team

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from emulated import Case, persistent_error
 from persistent_layers import layout_of, step, text_of
-from test_persistent import cluster, grid
 
+from tests.cuda.test_persistent import cluster, grid
 from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.team import BLOCK_WORDS, Team
 from tvm_rnn.tolerance import tolerance

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from emulated import Case, persistent_error
 from persistent_layers import step
-from test_persistent import cluster, grid
 
+from tests.cuda.test_persistent import cluster, grid
 from tvm_rnn.cuda.fetch import fetched
 from tvm_rnn.cuda.team import FETCH_STEPS, Team
 from tvm_rnn.tolerance import tolerance

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from emulated import layer
 from persistent_layers import layout_of, step, text_of
-from test_fma_ring import check, fma
 
+from tests.cuda.test_fma_ring import check, fma
 from tvm_rnn.cuda import fma_layout, persistent
 from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.team import Team

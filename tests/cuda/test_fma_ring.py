@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from emulated import Case, layer, persistent_error
 from persistent_layers import text_of
-from test_fma_layout import FMA
 
+from tests.cuda.test_fma_layout import FMA
 from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.team import Team

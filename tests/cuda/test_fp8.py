@@ -11,10 +11,10 @@ import pytest
 from compiled_kernels import graph_of
 from emulated import Case, decoded, encoded, persistent_error, run
 from persistent_layers import GPU, layout_of, registers_and_spills, step, text_of
-from test_persistent import cluster, grid
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tests.cuda.test_persistent import cluster, grid
 from tvm_rnn.cuda import fp8, persistent
 from tvm_rnn.cuda.gemm_layout import Pack
 from tvm_rnn.cuda.geometry import geometry

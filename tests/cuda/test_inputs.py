@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from emulated import Case, layer, persistent_error
-from test_persistent import cluster
-from test_persistent import grid as plain_grid
 
+from tests.cuda.test_persistent import cluster
+from tests.cuda.test_persistent import grid as plain_grid
 from tvm_rnn.cuda.phases import NotPersistent
 from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.team import Team

@@ -11,9 +11,9 @@ import pytest
 from derivatives import draw, named, oracle
 from networks import network
 from persistent_layers import GPU
-from test_runtime_cuda_training import error
 
 import tvm_rnn as rnn
+from tests.test_runtime_cuda_training import error
 from tvm_rnn import pipeline
 from tvm_rnn.cuda.layout import Layout
 from tvm_rnn.cuda.recurrent import step_of

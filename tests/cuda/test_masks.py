@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from emulated import Case, persistent_error
 from persistent_layers import step
-from test_persistent import cluster, grid
 
+from tests.cuda.test_persistent import cluster, grid
 from tvm_rnn.cuda.masks import resettable
 from tvm_rnn.tolerance import tolerance
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from persistent_layers import layout_of, step, text_of
-from test_persistent import check
-from test_pooled_ring import pooled
-from test_product import calls
 
+from tests.cuda.test_persistent import check
+from tests.cuda.test_pooled_ring import pooled
+from tests.cuda.test_product import calls
 from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.pooled_layout import Pooled
 from tvm_rnn.cuda.product import weights

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from emulated import Case, persistent_error
 from persistent_layers import step
-from test_persistent import cluster, grid
 
+from tests.cuda.test_persistent import cluster, grid
 from tvm_rnn.cuda.reduction import combine, neutral
 from tvm_rnn.cuda.team import Team
 

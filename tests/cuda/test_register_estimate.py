@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from persistent_layers import step
-from test_fma_layout import team as fma_team
 
+from tests.cuda.test_fma_layout import team as fma_team
 from tvm_rnn.cuda import fma_layout
 from tvm_rnn.cuda.register_estimate import registers
 from tvm_rnn.cuda.team import Team

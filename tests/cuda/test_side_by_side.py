@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from persistent_layers import layout_of, step, text_of
-from test_staged import staged
 
+from tests.cuda.test_staged import staged
 from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.cuda.wide_layout import stage_tiles

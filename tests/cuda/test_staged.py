@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from emulated import Case, persistent_error
 from persistent_layers import layout_of, step, text_of
-from test_persistent import grid
-from test_staged_layout import STAGED
 
+from tests.cuda.test_persistent import grid
+from tests.cuda.test_staged_layout import STAGED
 from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.tolerance import tolerance

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from emulated import Case, persistent_error
-from test_persistent import cluster, grid
 
+from tests.cuda.test_persistent import cluster, grid
 from tvm_rnn.tolerance import tolerance
 
 

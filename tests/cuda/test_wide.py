@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from persistent_layers import layout_of, step, text_of
-from test_persistent import check
-from test_product import calls
-from test_ring import ringed
 
+from tests.cuda.test_persistent import check
+from tests.cuda.test_product import calls
+from tests.cuda.test_ring import ringed
 from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.product import weights
 from tvm_rnn.cuda.team import Team

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx_models import node
-from test_onnx_graph import steps_of
 
+from tests.frontends.test_onnx_graph import steps_of
 from tvm_rnn.frontends.folding import Steps, Unreadable
 from tvm_rnn.model import Declared
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import call
 
 import tvm_rnn as rnn
+from tests.test_cli import call
 from tvm_rnn import explain
 from tvm_rnn.pipeline import PASS_NAMES
 

@@ -1,6 +1,6 @@
 from tvm import tirx
 
-from tvm_rnn.tir_expr import TirExpr
+from tvm_rnn.tir.expr import TirExpr
 
 FORWARD = {"add", "sub", "mul", "truediv", "floordiv", "mod", "neg", "and", "or", "xor", "invert", "lshift", "rshift"}
 OPERATORS = FORWARD | {"radd", "rsub", "rmul", "rtruediv", "lt", "le", "gt", "ge"}

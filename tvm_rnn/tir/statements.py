@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm import tirx
 
-from .memory import INDEX, int64
+from tvm_rnn.memory import INDEX, int64
 
 Expr = Any
 Stmt = Any
