@@ -13,7 +13,7 @@ import numpy as np
 
 import tvm_rnn as rnn
 from tvm_rnn import pipeline
-from tvm_rnn.graph import Graph, topological
+from tvm_rnn.graph.graph import Graph, topological
 from tvm_rnn.target import resolve
 
 EXPONENTS = {"float16": (-15, 7), "bfloat16": (-117, 119)}

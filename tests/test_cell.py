@@ -1,6 +1,6 @@
 """Cells that are right: what `@cell` reads from a function, and the graphs that tracing makes of equations.
 
-In: small cells defined here. Out: failures of `cell.py`, `trace.py` and `graph.py`. Wrong cells are in `errors/`.
+In: small cells defined here. Out: failures of `cell.py`, `trace.py` and `graph/graph.py`. Wrong cells are in `errors/`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from tvm_rnn import RNN, Cell, cell, cells, concat, dot, outer, reference, sigmoid, tanh, where
 from tvm_rnn import sum as total
-from tvm_rnn.graph import topological
+from tvm_rnn.graph.graph import topological
 
 SIZES = {"I": 3, "H": 4}
 

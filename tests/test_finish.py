@@ -9,7 +9,7 @@ import tvm_rnn as rnn
 from tvm_rnn import cell, exp, pipeline, softmax, target
 from tvm_rnn.emit import Emitter
 from tvm_rnn.finish import Finish
-from tvm_rnn.graph import Graph
+from tvm_rnn.graph.graph import Graph
 from tvm_rnn.layer_backward import BackwardLayer
 
 V4 = target.TABLE["x86-64-v4"]

@@ -12,7 +12,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn import CellError, functions
-from tvm_rnn.graph import Node, topological
+from tvm_rnn.graph.graph import Node, topological
 from tvm_rnn.reference import evaluate
 from tvm_rnn.trace import Value
 

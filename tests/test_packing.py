@@ -6,7 +6,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn import pipeline, target
-from tvm_rnn.graph import depends
+from tvm_rnn.graph.graph import depends
 from tvm_rnn.packing import PackedWeights
 from tvm_rnn.storage import STORAGES
 

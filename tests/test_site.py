@@ -15,7 +15,7 @@ from types import ModuleType
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.ops import TABLE
+from tvm_rnn.graph.ops import TABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = ROOT / "tutorials" / "site"

@@ -8,7 +8,7 @@ from tvm import tirx
 import tvm_rnn as rnn
 from tvm_rnn import pipeline, schedule, target
 from tvm_rnn.emit import Emitter
-from tvm_rnn.graph import Group
+from tvm_rnn.graph.graph import Group
 from tvm_rnn.layer import Layer
 from tvm_rnn.lower import Lowering
 

@@ -10,8 +10,8 @@ import pytest
 from peer_problems import small
 
 import tvm_rnn as rnn
-from tvm_rnn.graph import Node
-from tvm_rnn.ops import TABLE
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.tolerance import relative_error
 from tvm_rnn.torch_model import TorchModel, function
 

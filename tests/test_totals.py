@@ -11,9 +11,9 @@ import tvm_ffi
 
 from tvm_rnn import build, target
 from tvm_rnn.emit import Emitter
-from tvm_rnn.graph import Node, make
+from tvm_rnn.graph.graph import Node, make
+from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.memory import Array, int64, row_stride, strides_of
-from tvm_rnn.ops import TABLE
 from tvm_rnn.tiles import Places
 from tvm_rnn.tir.statements import buffer, function, variable
 from tvm_rnn.totals import accumulate, axes_of

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tvm_rnn import CellError, cells, tanh
-from tvm_rnn.graph import Node
+from tvm_rnn.graph.graph import Node
 from tvm_rnn.trace import Value, apply, contract, fail, lift, user_line
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import tvm_rnn as rnn
 from tvm_rnn import cli, pipeline
-from tvm_rnn.expressions import text
+from tvm_rnn.graph.tensor_expressions import text
 from tvm_rnn.pipeline import PASS_NAMES
 from tvm_rnn.target import resolve
 

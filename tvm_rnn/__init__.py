@@ -100,7 +100,7 @@ _HOME = {
     "state_dict": "frontends.torch",
     "to_onnx": "frontends.onnx_export",
     "to_torch_layer": "frontends.torch",
-    "te": "expressions",
+    "te": "graph.tensor_expressions",
     "to_torch": "torch_layer",
 }
 _MODULES = ("cells",)

@@ -12,9 +12,10 @@ from math import prod
 
 import numpy as np
 
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.ops import TABLE
+
 from . import runtime_random
-from .graph import Node
-from .ops import TABLE
 from .rnn import RNN, weight_name
 
 Array = np.ndarray

@@ -14,11 +14,11 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_rnn.graph.graph import Group, Node
+from tvm_rnn.graph.tensor_expressions import reduced_axes
 from tvm_rnn.tir.statements import Expr, Stmt, bind, floordiv, floormod, loop, sequence, when
 
 from . import integer_products, masks, tile_reductions, tiles
-from .expressions import reduced_axes
-from .graph import Group, Node
 from .memory import int64
 from .panels import Panels
 from .schedule import Chosen, Config, Template, Unit, best

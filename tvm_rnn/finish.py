@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tvm_rnn.graph.graph import Graph, Node, rewrite
+from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.tir.statements import Expr, Stmt, load, loop, sequence, store
 
-from .expressions import Index, element
-from .graph import Graph, Node, rewrite
 from .memory import Array, int64, pad, strides_of
-from .ops import TABLE
 from .packing import accumulated
 from .passes.fuse_pointwise import FUNCTION
 from .rnn import named_constants

@@ -1,7 +1,7 @@
 """The functions that equations are written with: NumPy's names where NumPy has them.
 
 In: traced values (inside a cell), or NumPy arrays (in tests and gradients). Out: traced values or arrays. Primitive
-ones are rows of `ops.py`; the rest are composed of them and need no row.
+ones are rows of `graph/ops.py`; the rest are composed of them and need no row.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.graph.ops import TABLE, Shape
+
 from .contraction import einsum as _einsum_traced
-from .ops import TABLE, Shape
 from .trace import Value, apply, fail, getitem, lift, node
 from .trace import contract as _contract_traced
 

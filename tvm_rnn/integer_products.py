@@ -20,13 +20,13 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from tvm_rnn.graph.graph import Group, Node
+from tvm_rnn.graph.scalar import let, where
+from tvm_rnn.graph.tensor_expressions import element
 from tvm_rnn.tir.statements import Expr, Stmt, bind, load, loop, sequence, store, vector
 
 from .errors import ConfigError, message
-from .expressions import element
-from .graph import Group, Node
 from .memory import Array, int64, pad, wide
-from .scalar import let, where
 from .storage import LARGEST, MOST_DEPTH, OFFSET, WORD
 from .tiles import Places, Tile
 

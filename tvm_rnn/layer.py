@@ -12,10 +12,10 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_rnn.graph.graph import Graph, Group, Node, depends
 from tvm_rnn.tir.statements import Expr, Stmt, bind, load, loop, sequence, store, when
 
 from .emit import Emitter
-from .graph import Graph, Group, Node, depends
 from .integer_products import row_elements
 from .masks import Draw
 from .memory import Array, int64, row_stride, strides_of

@@ -15,14 +15,14 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.tir.statements import Expr, Stmt, bind, load, loop, sequence, when
 
-from .expressions import Index, element
 from .finish import Finish
-from .graph import Node
 from .layer import Context, Layer, Visit, fill_row, keep_row
 from .memory import Array, int64
-from .ops import TABLE
 from .passes.fuse_pointwise import read_at_last
 from .tape import TapeLayout
 from .tiles import Places

@@ -12,9 +12,9 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.statements import Expr, Stmt, bind, load, loop, when
 
-from .graph import Node
 from .layer import Context, Layer, Visit, fill_row, keep_row
 from .memory import Array, int64
 from .tape import TapeLayout

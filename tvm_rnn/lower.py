@@ -18,15 +18,15 @@ import numpy as np
 import tvm
 from tvm import tirx
 
+from tvm_rnn.graph.graph import Node, depends
+from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.graph.tensor_expressions import reduced_axes
 from tvm_rnn.tir.statements import Expr, Named, Stmt, bind, buffer, function, load, loop, sequence, store, variable
 
 from .emit import Emitter, Used
 from .errors import PassError, message
-from .expressions import reduced_axes
-from .graph import Node, depends
 from .layer import Context, Layer, Visit
 from .memory import Array, Workspace, int64, row_stride, strides_of
-from .ops import TABLE
 from .pipeline import Layers
 from .rnn import RNN, named_constants, weight_name
 from .storage import STORAGES

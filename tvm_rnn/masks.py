@@ -16,6 +16,7 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.statements import (
     Expr,
     Stmt,
@@ -32,7 +33,6 @@ from tvm_rnn.tir.statements import (
 )
 
 from . import runtime_random
-from .graph import Node
 from .memory import Array, int64
 
 PARALLEL_UNITS = 32  # with less in a row, a launch costs more than it gives: see emit.PARALLEL_ELEMENTS

@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm import tirx
 
-from .ops import Shape
+from tvm_rnn.graph.ops import Shape
 
 Expr = Any
 INDEX = "int64"

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from .graph import Graph, Node, constant, depends, make, rewrite, topological
-from .ops import TABLE
+from tvm_rnn.graph.graph import Graph, Node, constant, depends, make, rewrite, topological
+from tvm_rnn.graph.ops import TABLE
 
 
 class Builder:

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.graph.graph import Graph, Node, depends
+
 from . import cells
 from .cell import Cell
 from .errors import TvmRnnError
 from .frontends.torch import state_arrays
-from .graph import Graph, Node, depends
 from .normalise import normalise
 from .passes.combine_gemms import CombineGemms
 from .passes.hoist_gemms import HoistGemms

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tvm_rnn.graph.graph import Graph
+
 from . import kept
 from .decisions import about, tell
 from .errors import ConfigError, message, unknown
-from .graph import Graph
 from .normalise import normalise
 from .passes import Pass
 from .passes.combine_gemms import CombineGemms

@@ -13,11 +13,12 @@ from typing import Any, overload
 
 import numpy as np
 
+from tvm_rnn.graph.graph import Graph, Node, depends
+from tvm_rnn.graph.ops import TABLE
+
 from .draws import Draws
 from .errors import InputError, WeightError, message
-from .graph import Graph, Node, depends
 from .model import Model, Program
-from .ops import TABLE
 from .rnn import RNN, weight_name
 from .runtime_model import Plan, call, check_inputs
 
@@ -387,7 +388,7 @@ def reference(net: RNN | Model, seed: int | None = None, first_step: int = 0) ->
     seed: the network in training, as `forward_train(..., seed=seed, first_step=first_step)` runs it: with the masks of
     its regularisers. None: in inference.
 
-    Source: the op table's NumPy column (`ops.py`), run step by step.
+    Source: the op table's NumPy column (`graph/ops.py`), run step by step.
     """
     if isinstance(net, Model):
         return ModelReference(net)

@@ -22,10 +22,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from tvm_rnn.graph.graph import Graph, Node, depends
+from tvm_rnn.graph.ops import TABLE
+
 from . import trace
 from .errors import ConfigError, message, unknown
-from .graph import Graph, Node, depends
-from .ops import TABLE
 from .runtime_random import ONCE, SHARED
 from .trace import Value
 

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.graph.graph import Graph, constant
+from tvm_rnn.graph.ops import Shape
+
 from .cell import Cell
 from .dtypes import dtype_name, held_dtype, rounded
 from .errors import ConfigError, WeightError, message, unknown
-from .graph import Graph, constant
 from .model import Program
-from .ops import Shape
 from .origin import Origin
 from .regularise import OPTIONS, Probability, regularisers
 from .tensor_files import open_safetensors

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from tvm_rnn.graph.graph import Graph, Group, Node, depends
+from tvm_rnn.graph.node_text import expression, leaf_text
+
 from . import pipeline
-from .graph import Graph, Group, Node, depends
-from .node_text import expression, leaf_text
 from .passes.fuse_pointwise import is_move
 from .target import Target, resolve
 
@@ -36,10 +37,11 @@ def texts(
     training: bool | str = False,
 ) -> list[tuple[str, str]]:
     """All stages in order as (name, text). Compiles, but neither links nor loads."""
+    from tvm_rnn.graph.tensor_expressions import te
+    from tvm_rnn.graph.tensor_expressions import text as te_text
+
     from .build import describe, generate
     from .dtypes import precision_name, stored_name
-    from .expressions import te
-    from .expressions import text as te_text
     from .lower import Lowering
     from .training import add_training, check_training
     from .widen import widened

@@ -15,7 +15,7 @@ from typing import Any
 
 from tvm import tirx
 
-from .scalar import let, where
+from tvm_rnn.graph.scalar import let, where
 
 Expr = Any
 LARGEST = 127.0  # of int8, on both sides

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .graph import Node
+from tvm_rnn.graph.graph import Node
+
 from .memory import Array, Expr, int64, row_stride, strides_of
 from .pipeline import Layers
 from .rnn import RNN

@@ -12,9 +12,10 @@ from typing import Any
 
 from tvm import te, tirx
 
-from .expressions import Index, element, reduced_axes, reduced_index
-from .graph import Node
-from .scalar import let, where
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.scalar import let, where
+from tvm_rnn.graph.tensor_expressions import Index, element, reduced_axes, reduced_index
+
 from .schedule import Config, Template
 from .tiles import Expr, Tile
 

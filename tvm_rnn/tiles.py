@@ -19,11 +19,12 @@ import tvm_ffi
 from tvm import s_tir, te, tirx
 from tvm.s_tir import Schedule
 
-from .expressions import Index, element
-from .graph import Group, Node
+from tvm_rnn.graph.graph import Group, Node
+from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.graph.tensor_expressions import Index, element
+
 from .masks import Draw
 from .memory import INDEX, Array, int64, wide
-from .ops import TABLE
 from .passes.fuse_pointwise import FUNCTION, is_truth
 from .prefetch import with_requests
 from .schedule import Config, Template, Unit

@@ -13,7 +13,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .graph import Graph, Node, depends
+from tvm_rnn.graph.graph import Graph, Node, depends
+
 from .normalise import normalise
 from .passes.combine_gemms import CombineGemms
 from .passes.hoist_gemms import HoistGemms
@@ -80,7 +81,7 @@ def concat(axis: int, *args: Tensor) -> Tensor:
 
 
 def gemm(*args: Tensor) -> Tensor:
-    """The sum of weight x operand products, as `ops.py` has it."""
+    """The sum of weight x operand products, as `graph/ops.py` has it."""
     import torch
 
     total = None

@@ -17,11 +17,11 @@ from typing import Any
 
 from tvm import te, tirx
 
+from tvm_rnn.graph.graph import Group, Node
+from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.tir.statements import Expr, Stmt, loop, sequence, when
 
 from .emit import PARALLEL_ELEMENTS, Emitter, Used
-from .expressions import Index, element
-from .graph import Group, Node
 from .memory import Array, int64
 from .schedule import Config, Template, Unit, best
 from .tiles import Places, Tile

@@ -16,10 +16,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from tvm_rnn.graph.graph import Node, constant, make
+from tvm_rnn.graph.ops import TABLE, Shape
+
 from .errors import CellError, message
-from .graph import Node, constant, make
 from .locations import PACKAGE
-from .ops import TABLE, Shape
 
 _PACKAGE = str(PACKAGE) + os.sep
 _CELLS = os.path.join(_PACKAGE, "cells") + os.sep

@@ -12,16 +12,17 @@ import numpy as np
 import tvm
 import tvm_ffi
 
+from tvm_rnn.graph.graph import Graph, depends
+from tvm_rnn.graph.ops import TABLE
+
 from . import kept, pipeline
 from .decisions import about, heard
 from .dtypes import held_dtype
 from .errors import ConfigError, message
-from .graph import Graph, depends
 from .lower import Lowered, node_flops
 from .lower_backward import Backward
 from .lower_forward_train import ForwardTrain
 from .model import Model
-from .ops import TABLE
 from .pipeline import Layers
 from .rnn import RNN, named_constants
 from .runtime import CONSTANT

@@ -9,7 +9,7 @@ import tvm_rnn as rnn
 from tvm_rnn import pipeline
 from tvm_rnn.cuda.kernel import Kernel
 from tvm_rnn.cuda.source import compile_kernels
-from tvm_rnn.graph import Graph
+from tvm_rnn.graph.graph import Graph
 from tvm_rnn.target import resolve
 
 SIZES = {"depth": 2, "P": 3}

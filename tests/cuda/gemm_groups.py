@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm_rnn.cuda.gemm import Gemm, gemm
 from tvm_rnn.cuda.places import Place, arithmetic, storage
-from tvm_rnn.graph import Group, Node, make
+from tvm_rnn.graph.graph import Group, Node, make
 from tvm_rnn.target import resolve
 
 

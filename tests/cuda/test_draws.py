@@ -10,8 +10,8 @@ from tvm_rnn import runtime_random
 from tvm_rnn.cuda.draws import BITS, Draws, keys_kernel, mask_kernel, words_kernel
 from tvm_rnn.cuda.places import Place
 from tvm_rnn.cuda.program import Program
-from tvm_rnn.graph import Node, make
-from tvm_rnn.ops import TABLE
+from tvm_rnn.graph.graph import Node, make
+from tvm_rnn.graph.ops import TABLE
 
 STREAMS = ("dropout", "recurrent_dropout.h", "zoneout.c")
 

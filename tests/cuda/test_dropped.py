@@ -10,7 +10,7 @@ from tvm_rnn import runtime_random
 from tvm_rnn.cuda.draws import Draws
 from tvm_rnn.cuda.dropped import Dropped, drop_kernel
 from tvm_rnn.cuda.program import Program
-from tvm_rnn.graph import Node
+from tvm_rnn.graph.graph import Node
 
 WEIGHT = Node("param", shape=(3, 7), name="R")
 

@@ -8,7 +8,7 @@ from gemm_groups import hoisted, lstm_step, made
 
 from tvm_rnn.cuda.gemm_epilogue import read_nodes
 from tvm_rnn.cuda.places import Place
-from tvm_rnn.graph import Group
+from tvm_rnn.graph.graph import Group
 
 
 def text(group: Group, precision: str, stride: int = 0, align: int = 16) -> str:

@@ -7,7 +7,7 @@ import pytest
 from tvm import tirx
 
 from tvm_rnn.cuda.gemm_layout import Digits, Fragments, Lanes
-from tvm_rnn.graph import Node
+from tvm_rnn.graph.graph import Node
 
 SHAPES = [(4, 40, 24), (3, 50, 33), (1, 7, 5), (5, 33, 72)]
 

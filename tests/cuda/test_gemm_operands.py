@@ -8,7 +8,7 @@ import pytest
 
 from tvm_rnn.cuda.gemm_operands import operands
 from tvm_rnn.cuda.places import Place
-from tvm_rnn.graph import Node, make
+from tvm_rnn.graph.graph import Node, make
 
 
 def product(operand: Node) -> Node:

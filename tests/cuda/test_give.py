@@ -8,7 +8,7 @@ from emulated import decoded, encoded, run
 
 from tvm_rnn.cuda.give import Giver
 from tvm_rnn.cuda.places import Place
-from tvm_rnn.graph import Node, make
+from tvm_rnn.graph.graph import Node, make
 
 T, B, SIZE = 4, 3, 6
 

@@ -10,7 +10,7 @@ from compiled_kernels import graph_of, layers_of
 import tvm_rnn as rnn
 from tvm_rnn.cuda.layout import Layout
 from tvm_rnn.cuda.weights import Weights
-from tvm_rnn.graph import Graph
+from tvm_rnn.graph.graph import Graph
 
 
 def layout_of(graph: Graph, precision: str = "bfloat16", directions: int = 1) -> Layout:

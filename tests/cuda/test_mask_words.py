@@ -20,7 +20,7 @@ from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.cuda.train import plan
 from tvm_rnn.cuda.weights import Weights
-from tvm_rnn.graph import Graph
+from tvm_rnn.graph.graph import Graph
 
 LIMIT = 1e-3  # relative, of float16; one wrong mask of 70 steps changes a hundredth
 

@@ -10,7 +10,7 @@ from compiled_kernels import graph_of, text_of
 
 from tvm_rnn.cuda.places import Place
 from tvm_rnn.cuda.rows import Rows, rows_kernel
-from tvm_rnn.graph import Graph, Group, Node, make
+from tvm_rnn.graph.graph import Graph, Group, Node, make
 
 
 def kernel_of(group: Group, precision: str = "float32", elsewhere: frozenset[Node] = frozenset()) -> Rows:

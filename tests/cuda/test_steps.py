@@ -14,7 +14,7 @@ from tvm_rnn.cuda.kernel import Kernel
 from tvm_rnn.cuda.places import Argument
 from tvm_rnn.cuda.program import Pointer, Program
 from tvm_rnn.cuda.steps import Layer, launch_variant
-from tvm_rnn.graph import Node
+from tvm_rnn.graph.graph import Node
 from tvm_rnn.target import resolve
 
 

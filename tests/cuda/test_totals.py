@@ -14,7 +14,7 @@ from tvm_rnn.cuda.program import Program
 from tvm_rnn.cuda.totals import COLUMNS, Totals
 from tvm_rnn.cuda.totals_tile import totals_kernel
 from tvm_rnn.cuda.working_memory import working_memory
-from tvm_rnn.graph import Node, make
+from tvm_rnn.graph.graph import Node, make
 
 
 def leaf(name: str, *shape: int) -> Node:

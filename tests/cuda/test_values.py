@@ -7,7 +7,7 @@ from compiled_kernels import graph_of, text_of
 from tvm_rnn.cuda.places import Place
 from tvm_rnn.cuda.rows import rows_kernel
 from tvm_rnn.cuda.values import sources
-from tvm_rnn.graph import Graph, Group, Node, make
+from tvm_rnn.graph.graph import Graph, Group, Node, make
 
 
 def leaf(name: str, *shape: int) -> Node:

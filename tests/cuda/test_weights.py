@@ -13,7 +13,7 @@ from tvm_rnn import Cell, cell, pipeline, sigmoid
 from tvm_rnn.cuda.gemm_layout import Pack
 from tvm_rnn.cuda.program import Program
 from tvm_rnn.cuda.weights import Weights, tf32
-from tvm_rnn.graph import Graph
+from tvm_rnn.graph.graph import Graph
 from tvm_rnn.target import resolve
 
 

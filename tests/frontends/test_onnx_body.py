@@ -12,7 +12,7 @@ from onnx_models import onnx_runtime
 
 import tvm_rnn as rnn
 from tvm_rnn.frontends.onnx_body import SAME, Body
-from tvm_rnn.ops import TABLE
+from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.tolerance import assert_close
 
 

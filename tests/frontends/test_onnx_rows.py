@@ -17,7 +17,7 @@ from tvm_rnn.frontends.onnx_rows import (
     shape_of,
     sizes_text,
 )
-from tvm_rnn.graph import Node
+from tvm_rnn.graph.graph import Node
 from tvm_rnn.trace import Value
 
 TRACED = Item(Value(Node("input", shape=(2, 3), name="x")), True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, cells, sigmoid, tanh
-from tvm_rnn.graph import Graph, Node
+from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.normalise import normalise
 from tvm_rnn.passes.cut import cheapest_cut
 

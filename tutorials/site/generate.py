@@ -15,7 +15,7 @@ from pathlib import Path
 
 import tvm_rnn as rnn
 from tvm_rnn import functions, pipeline
-from tvm_rnn.ops import TABLE
+from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.record_files import read
 from tvm_rnn.report.drawing import draw
 from tvm_rnn.report.equations import equations, math
@@ -81,7 +81,7 @@ def language() -> str:
         lines.append(f"| `{name}` | {' '.join(words.split())} |")
     lines += ["", "## Operations", ""]
     lines += [
-        "What functions are made of: one row of `tvm_rnn/ops.py` each, with its shape rule, its meaning in NumPy, its"
+        "What functions are made of: one row of `tvm_rnn/graph/ops.py` each, with its shape rule, its meaning in NumPy, its"
     ]
     lines += ["expression in TVM and its gradient. A cell that is made of these can be compiled and trained.", ""]
     for kind, title in KINDS.items():

@@ -15,8 +15,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from ..expressions import Index
-from ..graph import Node
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.tensor_expressions import Index
+
 from .draws import WORD
 from .fetch import Fetch
 from .layout import Layout

@@ -18,10 +18,11 @@ import numpy as np
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from ..expressions import Index, reduced_axes
-from ..graph import Group, Node
+from tvm_rnn.graph.graph import Group, Node
+from tvm_rnn.graph.scalar_cuda import flavour
+from tvm_rnn.graph.tensor_expressions import Index, reduced_axes
+
 from ..memory import wide
-from ..scalar_cuda import flavour
 from ..tile_reductions import runs_along
 from .kernel import Writer, write
 from .places import Argument, Place, arithmetic

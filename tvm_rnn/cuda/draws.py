@@ -21,8 +21,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.graph.graph import Node
+
 from .. import runtime_random
-from ..graph import Node
 from ..memory import int64, wide
 from .kernel import Kernel, Writer, write
 from .places import Argument, Place, address

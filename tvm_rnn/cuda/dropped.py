@@ -15,8 +15,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.graph.graph import Node
+
 from .. import runtime_random
-from ..graph import Node
 from ..memory import int64, wide
 from ..rnn import weight_name
 from .draws import WORD, Draws, threefry

@@ -11,8 +11,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from ..expressions import Index, element
-from ..graph import Node
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.tensor_expressions import Index, element
+
 from .exchange import POISON
 from .keeping import pairs
 from .phases import Phase, components

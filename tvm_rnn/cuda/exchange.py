@@ -17,7 +17,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from ..graph import Node
+from tvm_rnn.graph.graph import Node
+
 from .kernel import Writer
 from .team import BLOCK_WORDS, LANES, Team
 

@@ -12,7 +12,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from ..graph import Node
+from tvm_rnn.graph.graph import Node
+
 from .phases import Phase
 from .team import FETCH_STEPS, LANES, Team
 

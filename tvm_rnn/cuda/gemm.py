@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..graph import Group, Node
+from tvm_rnn.graph.graph import Group, Node
+
 from ..schedule import Config, Unit, best
 from .gemm_epilogue import Epilogue, read_nodes
 from .gemm_lanes import LanesTile, lanes_kernel

@@ -14,8 +14,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from ..expressions import Index, element
-from ..graph import Group, Node
+from tvm_rnn.graph.graph import Group, Node
+from tvm_rnn.graph.tensor_expressions import Index, element
+
 from .gemm_layout import SIZES
 from .gemm_operands import Operand, linear
 from .kernel import Writer

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..graph import Node
+from tvm_rnn.graph.graph import Node
 
 Expr = Any
 ROW_BYTES = 128  # of one column (gate of a unit) in one tile of K: as wide as a swizzled row of shared memory

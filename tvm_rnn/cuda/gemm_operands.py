@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ..expressions import Index, element
-from ..graph import Node
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.tensor_expressions import Index, element
+
 from .gemm_layout import SIZES
 from .places import Place
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from tvm import tirx
 
-from ..scalar_cuda import flavour
+from tvm_rnn.graph.scalar_cuda import flavour
+
 from .gemm_epilogue import Epilogue, store_chunk
 from .gemm_layout import Fragments, Lanes
 from .gemm_operands import Operand

@@ -13,9 +13,10 @@ from typing import Any
 
 from tvm import tirx
 
-from ..graph import Node
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.scalar_cuda import flavour
+
 from ..memory import wide
-from ..scalar_cuda import flavour
 from .kernel import Kernel, Writer, write
 from .places import Place, address, arithmetic
 from .program import Expr, Host, Pointer

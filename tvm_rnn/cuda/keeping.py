@@ -11,7 +11,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from ..graph import Node
+from tvm_rnn.graph.graph import Node
+
 from .layout import Layout
 from .phases import NotPersistent, Phase, Step, components
 from .places import Place

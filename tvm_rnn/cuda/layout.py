@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd, prod
 
-from ..graph import Graph, Group, Node
+from tvm_rnn.graph.graph import Graph, Group, Node
+
 from .places import Place, arithmetic, storage
 from .program import ITEM_BYTES
 from .values import sources

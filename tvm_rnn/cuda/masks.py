@@ -15,7 +15,8 @@ from typing import Any
 
 from tvm import tirx
 
-from ..graph import Node
+from tvm_rnn.graph.graph import Node
+
 from .phases import Step
 
 Expr = Any

@@ -17,8 +17,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from ..graph import Node
-from ..scalar_cuda import flavour
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.scalar_cuda import flavour
+
 from . import keeping
 from .arena import check, lay_out
 from .cell_reads import hoisted, params, place_of

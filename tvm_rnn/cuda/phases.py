@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from ..expressions import Index, Lane, NotAligned, element
-from ..graph import Graph, Group, Node, topological
-from ..ops import TABLE
+from tvm_rnn.graph.graph import Graph, Group, Node, topological
+from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.graph.tensor_expressions import Index, Lane, NotAligned, element
+
 from ..passes.fuse_pointwise import is_move
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 from tvm import tirx
 
-from ..graph import Node
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.ops import Shape
+
 from ..memory import wide
-from ..ops import Shape
 
 Expr = Any
 PRECISIONS = ("float64", "float32", "tf32", "float16", "bfloat16")

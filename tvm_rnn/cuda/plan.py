@@ -22,8 +22,9 @@ from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
+from tvm_rnn.graph.graph import Graph
+
 from ..decisions import about, tell
-from ..graph import Graph
 from ..lower import flops_per_row
 from ..pipeline import PASS_NAMES, Layers
 from ..rnn import RNN

@@ -22,7 +22,8 @@ from dataclasses import dataclass, field, replace
 from math import gcd, prod
 from typing import ClassVar
 
-from ..graph import Graph, Node
+from tvm_rnn.graph.graph import Graph, Node
+
 from ..layer_backward import is_total
 from ..passes.fuse_pointwise import read_at_last
 from ..rnn import weight_name

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from ..graph import Graph
+from tvm_rnn.graph.graph import Graph
+
 from ..memory import int64, wide
 from .kernel import Kernel, Writer, write
 from .places import Place, address

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from math import ceil
 
-from ..graph import Group
+from tvm_rnn.graph.graph import Group
+
 from ..schedule import Config, Unit, best
 from ..target import Target
 from .chain import chains

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from tvm_rnn.graph.graph import Node
+
 from ..decisions import about, listening, tell
-from ..graph import Node
 from ..schedule import DEFAULT
 from ..target import Target
 from . import persistent

@@ -19,8 +19,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from ..expressions import element
-from ..graph import Node
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.tensor_expressions import element
+
 from .phases import Phase, components
 from .team import LANES
 

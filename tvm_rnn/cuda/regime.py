@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ..graph import Node
+from tvm_rnn.graph.graph import Node
+
 from .gemm_layout import Pack
 from .kernel import Kernel
 from .layout import Layout

@@ -16,12 +16,13 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from .. import scalar
-from ..expressions import Index, reduced_axes, reduced_index
-from ..graph import Group, Node
+from tvm_rnn.graph import scalar
+from tvm_rnn.graph.graph import Group, Node
+from tvm_rnn.graph.ops import Shape
+from tvm_rnn.graph.scalar_cuda import flavour
+from tvm_rnn.graph.tensor_expressions import Index, reduced_axes, reduced_index
+
 from ..memory import int64, wide
-from ..ops import Shape
-from ..scalar_cuda import flavour
 from ..tile_reductions import runs_along
 from .kernel import Kernel, Writer, write
 from .places import Argument, Place, arithmetic

@@ -17,10 +17,11 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.scalar_cuda import flavour
+from tvm_rnn.graph.tensor_expressions import Index, element
+
 from ..decisions import tell
-from ..expressions import Index, element
-from ..graph import Node
-from ..scalar_cuda import flavour
 from ..schedule import DEFAULT, Config, Unit, best
 from ..target import Target
 from .gemm_layout import Pack

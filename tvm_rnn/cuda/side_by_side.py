@@ -13,7 +13,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from ..graph import Node
+from tvm_rnn.graph.graph import Node
+
 from .exchange import Grid, Store, _all
 from .team import LANES
 from .wide_layout import stage_tiles

@@ -15,7 +15,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from ..graph import Node
+from tvm_rnn.graph.graph import Node
+
 from . import staged_layout
 from .exchange import POISON, Store
 from .inputs import Inputs, given, round_inputs

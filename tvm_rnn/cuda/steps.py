@@ -14,8 +14,9 @@ from functools import cached_property, partial
 from math import prod
 from typing import Any
 
+from tvm_rnn.graph.graph import Graph, Group, Node
+
 from ..decisions import about
-from ..graph import Graph, Group, Node
 from ..target import Target as Machine
 from .chain import chain_kernel, chains
 from .draws import BITS, WORD, Draw, MaskRows, mask_kernel

@@ -20,8 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 
-from ..graph import Graph, Node
-from ..ops import TABLE
+from tvm_rnn.graph.graph import Graph, Node
+from tvm_rnn.graph.ops import TABLE
+
 from ..rnn import RNN
 from .parts import Parts
 from .places import Place

@@ -18,7 +18,8 @@ from functools import cached_property
 from math import ceil
 from typing import Any
 
-from ..graph import Node
+from tvm_rnn.graph.graph import Node
+
 from . import fma_layout, lane_layout, register_estimate, staged_layout, wide_layout
 from .phases import Operand, Phase, Step
 

@@ -16,7 +16,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from ..scalar_cuda import flavour
+from tvm_rnn.graph.scalar_cuda import flavour
+
 from .gemm_epilogue import store_chunk
 from .gemm_layout import SIZES, ceil_div
 from .gemm_mma import INSTRUCTIONS

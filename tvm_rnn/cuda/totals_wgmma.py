@@ -20,7 +20,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from ..scalar_cuda import flavour
+from tvm_rnn.graph.scalar_cuda import flavour
+
 from .gemm_layout import CHUNKS, ROW_BYTES, ceil_div
 from .gemm_operands import Operand
 from .gemm_problem import keep, uint32

@@ -12,9 +12,10 @@ from typing import Any
 
 from tvm import tirx
 
-from ..expressions import Index, element, fit
-from ..graph import Node
-from ..ops import TABLE
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.graph.tensor_expressions import Index, element, fit
+
 from .kernel import Writer
 from .places import Argument, Place, address, arithmetic, dense
 

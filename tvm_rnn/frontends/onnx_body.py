@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Graph, Node, depends
+from tvm_rnn.graph.graph import Graph, Node, depends
 
 Make = Callable[..., str]
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..graph import Node
+from tvm_rnn.graph.graph import Node
+
 from ..trace import Value, apply
 from .folding import Steps, Unreadable
 from .onnx_rows import Item

@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tvm_rnn.graph.graph import Node, topological
+
 from .. import functions as f
 from ..cell import Cell
 from ..errors import CellError
-from ..graph import Node, topological
 from ..trace import Value, lift
 from .built_cells import build_cell
 from .folding import Unreadable

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tvm_rnn.graph.graph import Graph
+
 from ..errors import PassError, message
-from ..graph import Graph
 
 if TYPE_CHECKING:
     from ..rnn import RNN

@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tvm_rnn.graph.graph import Graph, Node, rewrite, topological
+from tvm_rnn.graph.node_text import in_words, joined
+
 from ..decisions import tell
-from ..graph import Graph, Node, rewrite, topological
-from ..node_text import in_words, joined
 from ..normalise import Builder
 from . import Pass
 

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from math import inf, prod
 from typing import Any
 
-from ..graph import Graph, Node, depends
-from ..ops import TABLE
+from tvm_rnn.graph.graph import Graph, Node, depends
+from tvm_rnn.graph.ops import TABLE
 
 HEAVY = ("contract", "reduce")  # kinds of what is not done again
 

@@ -32,14 +32,15 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from tvm_rnn.graph.graph import Graph, Node, constant, depends, rewrite, topological
+from tvm_rnn.graph.node_text import in_words
+from tvm_rnn.graph.ops import TABLE, Shape
+
 from .. import functions, trace
 from ..decisions import listening, tell
 from ..errors import PassError, message
-from ..graph import Graph, Node, constant, depends, rewrite, topological
 from ..kept import check, split
-from ..node_text import in_words
 from ..normalise import normalise
-from ..ops import TABLE, Shape
 from ..trace import Value
 from . import Pass
 from .cut import cheapest_cut

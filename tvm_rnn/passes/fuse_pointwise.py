@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
+from tvm_rnn.graph.graph import Graph, Group, Node, depends, rewrite
+from tvm_rnn.graph.node_text import in_words, joined
+from tvm_rnn.graph.ops import TABLE, Shape
+
 from ..decisions import listening, tell
-from ..graph import Graph, Group, Node, depends, rewrite
-from ..node_text import in_words, joined
-from ..ops import TABLE, Shape
 from . import Pass
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class FusePointwise(Pass):
 
 
 def _below(node: Node) -> list[Node]:
-    from ..graph import topological
+    from tvm_rnn.graph.graph import topological
 
     return list(topological([node]))
 

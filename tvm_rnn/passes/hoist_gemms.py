@@ -18,10 +18,11 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
+from tvm_rnn.graph.graph import Graph, Node, depends, make, rewrite, topological
+from tvm_rnn.graph.node_text import in_words, states_of
+from tvm_rnn.graph.ops import TABLE
+
 from ..decisions import listening, tell
-from ..graph import Graph, Node, depends, make, rewrite, topological
-from ..node_text import in_words, states_of
-from ..ops import TABLE
 from . import Pass
 from .cut import HEAVY, cheapest_cut
 

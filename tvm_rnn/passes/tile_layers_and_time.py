@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
+from tvm_rnn.graph.graph import Graph, Tiling
+
 from ..decisions import tell
-from ..graph import Graph, Tiling
 from ..schedule import Chosen, Unit, best
 from . import Pass
 from .fuse_pointwise import read_at_last

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from tvm_rnn.graph.graph import Graph, Node, depends
+from tvm_rnn.graph.node_text import expression
+from tvm_rnn.graph.ops import TABLE
+
 from ..errors import ConfigError, message
-from ..graph import Graph, Node, depends
-from ..node_text import expression
-from ..ops import TABLE
 from ..show import value_names
 
 LETTER, HEIGHT, PADDING = 7.0, 34.0, 12.0  # pixels: of a letter, of a box, beside the text

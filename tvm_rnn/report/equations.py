@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
-from ..graph import Graph, Node
-from ..node_text import COMPARISONS, leaf_text
-from ..ops import TABLE
+from tvm_rnn.graph.graph import Graph, Node
+from tvm_rnn.graph.node_text import COMPARISONS, leaf_text
+from tvm_rnn.graph.ops import TABLE
 
 SIGNS = {"add": "+", "sub": "&minus;", "mul": "&#8857;"}
 FUNCTIONS = {"sigmoid": "&sigma;", "abs": "abs", "log": "ln"}

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_rnn import functions, ops
-from tvm_rnn.graph import Node, topological
-from tvm_rnn.ops import TABLE
+from tvm_rnn import functions
+from tvm_rnn.graph import ops
+from tvm_rnn.graph.graph import Node, topological
+from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.reference import evaluate
 from tvm_rnn.trace import Value, apply
 

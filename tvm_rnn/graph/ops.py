@@ -22,7 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from . import gradients, runtime_random, scalar
+from tvm_rnn import runtime_random
+
+from . import gradients, scalar
 
 Shape = tuple[int, ...]
 Array = Any  # a NumPy array in the oracle, a traced Value in a gradient

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.graph import Graph, Node
-from tvm_rnn.node_text import expression, in_words, joined, leaf_text, states_of
+from tvm_rnn.graph.graph import Graph, Node
+from tvm_rnn.graph.node_text import expression, in_words, joined, leaf_text, states_of
 from tvm_rnn.normalise import normalise
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from .ops import TABLE, Shape
 
 if TYPE_CHECKING:
-    from .schedule import Chosen, Unit
+    from tvm_rnn.schedule import Chosen, Unit
 
 LEAVES = ("input", "state", "param", "const")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tvm_rnn import cells
-from tvm_rnn.graph import Node, constant, depends, make, rewrite, topological
+from tvm_rnn.graph.graph import Node, constant, depends, make, rewrite, topological
 
 X, H = Node("input", shape=(3,), name="x"), Node("state", shape=(3,), name="h")
 

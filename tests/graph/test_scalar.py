@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_rnn import scalar
-from tvm_rnn.ops import TABLE
+from tvm_rnn.graph import scalar
+from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.target import host
 
 N = 4096

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_rnn import scalar, scalar_cuda
-from tvm_rnn.ops import TABLE
-from tvm_rnn.scalar_cuda import flavour
+from tvm_rnn.graph import scalar, scalar_cuda
+from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.graph.scalar_cuda import flavour
 
 POINTWISE = [op for op in TABLE.values() if op.kind == "pointwise"]
 VALUES = np.array(

@@ -10,7 +10,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, clip, max, maximum, minimum, relu, sqrt, where
-from tvm_rnn.gradients import contract
+from tvm_rnn.graph.gradients import contract
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers
