@@ -18,7 +18,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 import tvm_rnn as rnn
-from tvm_rnn import functions
+from tvm_rnn.language import functions
 
 Shape = tuple[int, ...]
 Draw = Callable[[Any], Any]

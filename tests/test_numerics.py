@@ -16,7 +16,8 @@ import pytest
 from networks import arguments, compiled
 
 import tvm_rnn as rnn
-from tvm_rnn import cell, functions
+from tvm_rnn import cell
+from tvm_rnn.language import functions
 from tvm_rnn.tolerance import assert_close, relative_error
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])

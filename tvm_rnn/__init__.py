@@ -14,8 +14,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .cell import Cell, cell  # now, not lazily: a function named like its file must replace the file as an attribute
 from .explain import explain
+from .language.cell import (  # now, not lazily: a function named like its file must replace the file as an attribute
+    Cell,
+    cell,
+)
 from .reference import reference
 from .tune import tune
 
@@ -84,7 +87,7 @@ _ERRORS = [
     "PassError",
 ]
 _HOME = {
-    **dict.fromkeys(_FUNCTIONS, "functions"),
+    **dict.fromkeys(_FUNCTIONS, "language.functions"),
     **dict.fromkeys(_ERRORS, "errors"),
     "RNN": "rnn",
     "Module": "runtime",

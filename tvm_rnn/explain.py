@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .cell import Cell
+from tvm_rnn.language.cell import Cell
+
 from .decisions import Decision, recording
 from .errors import ConfigError, message
 from .explain_work import occupancies, work

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from tvm_rnn.language.cell import Cell
+
 from . import pipeline
-from .cell import Cell
 from .decisions import recording
 from .rnn import RNN
 from .runtime import Manifest

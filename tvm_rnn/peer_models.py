@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from tvm_rnn.graph.graph import Graph, Node, depends
+from tvm_rnn.language.cell import Cell
 
 from . import cells
-from .cell import Cell
 from .errors import TvmRnnError
 from .frontends.torch import state_arrays
 from .normalise import normalise

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.language.trace import Value
 
-from . import trace
 from .errors import ConfigError, message, unknown
+from .language import trace
 from .runtime_random import ONCE, SHARED
-from .trace import Value
 
 if TYPE_CHECKING:
     from .rnn import Layer

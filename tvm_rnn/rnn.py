@@ -16,8 +16,8 @@ import numpy as np
 
 from tvm_rnn.graph.graph import Graph, constant
 from tvm_rnn.graph.ops import Shape
+from tvm_rnn.language.cell import Cell
 
-from .cell import Cell
 from .dtypes import dtype_name, held_dtype, rounded
 from .errors import ConfigError, WeightError, message, unknown
 from .model import Program

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from tvm_rnn.language.cell import Cell
+
 from . import cells
-from .cell import Cell
 from .errors import ConfigError, TvmRnnError, message, unknown
 from .model import Model
 from .rnn import RNN, Sizes

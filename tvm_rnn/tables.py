@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .cell import Argument, Cell
+from tvm_rnn.language.cell import Argument, Cell
 
 AXES = {
     "I": "features of the input",

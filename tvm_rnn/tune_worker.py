@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from .cell import Cell
+from tvm_rnn.language.cell import Cell
+
 from .tolerance import relative_error
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tvm_rnn import CellError
-from tvm_rnn.cell import Cell
+from tvm_rnn.language.cell import Cell
 
 HEADER = """\
 import math

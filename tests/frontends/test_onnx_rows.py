@@ -18,7 +18,7 @@ from tvm_rnn.frontends.onnx_rows import (
     sizes_text,
 )
 from tvm_rnn.graph.graph import Node
-from tvm_rnn.trace import Value
+from tvm_rnn.language.trace import Value
 
 TRACED = Item(Value(Node("input", shape=(2, 3), name="x")), True)
 

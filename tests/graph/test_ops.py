@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_rnn import functions
 from tvm_rnn.graph import ops
 from tvm_rnn.graph.graph import Node, topological
 from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.language import functions
+from tvm_rnn.language.trace import Value, apply
 from tvm_rnn.reference import evaluate
-from tvm_rnn.trace import Value, apply
 
 Case = tuple[str, tuple[tuple[int, ...], ...], dict[str, Any]]
 

@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tvm_rnn as rnn
-from tvm_rnn import functions, pipeline
+from tvm_rnn import pipeline
 from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.language import functions
 from tvm_rnn.record_files import read
 from tvm_rnn.report.drawing import draw
 from tvm_rnn.report.equations import equations, math

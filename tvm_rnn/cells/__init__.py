@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-from ..cell import Cell
+from tvm_rnn.language.cell import Cell
+
 from ..errors import ConfigError, message, unknown
 
 ZOO: dict[str, Cell] = {}

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..cell import Cell, cell
+from tvm_rnn.language.cell import Cell, cell
 
 Values = Mapping[str, Any]
 Equations = Callable[[Values], tuple[Any, ...]]

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .. import functions
+from tvm_rnn.language import functions
+
 from .folding import Steps, Unreadable
 
-Math = Any  # functions.py, or a StepMath: the same names
+Math = Any  # language/functions.py, or a StepMath: the same names
 Activation = Callable[[Math, Any], Any]
 
 EQUATIONS: Math = functions

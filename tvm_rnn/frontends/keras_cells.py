@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.language.cell import Cell
+
 from .. import cells
-from ..cell import Cell
 from .built_cells import Values, build_cell
 from .folding import Unreadable
 from .keras_activations import ACTIVATIONS, EQUATIONS, activation_name

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..cell import Cell
+from tvm_rnn.language.cell import Cell
+
 from ..model import NETWORK, Step
 from .folding import Steps
 

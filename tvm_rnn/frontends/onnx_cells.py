@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tvm_rnn.language import functions as f
+from tvm_rnn.language.cell import Cell
+
 from .. import cells
-from .. import functions as f
-from ..cell import Cell
 from .built_cells import Values, build_cell
 
 GATES = {"RNN": 1, "LSTM": 4, "GRU": 3}

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from .. import functions as f
+from tvm_rnn.language import functions as f
+from tvm_rnn.language.trace import Value
+
 from ..errors import CellError
 from ..runtime_ops import OPERATIONS
-from ..trace import Value
 from .folding import Steps, Unreadable
 from .onnx_moves import MOVES
 from .onnx_rows import (

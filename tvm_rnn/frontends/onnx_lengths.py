@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.language.trace import Value, apply
 
-from ..trace import Value, apply
 from .folding import Steps, Unreadable
 from .onnx_rows import Item
 

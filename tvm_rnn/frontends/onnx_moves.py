@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import functions as f
+from tvm_rnn.language import functions as f
+
 from ..runtime_ops import reshaped
 from .folding import Unreadable
 from .onnx_rows import (

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..trace import Value
+from tvm_rnn.language.trace import Value
+
 from .folding import Unreadable
 
 BATCH = -7919  # stands for the batch size among sizes: no size is negative

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tvm_rnn.graph.graph import Node, topological
+from tvm_rnn.language import functions as f
+from tvm_rnn.language.cell import Cell
+from tvm_rnn.language.trace import Value, lift
 
-from .. import functions as f
-from ..cell import Cell
 from ..errors import CellError
-from ..trace import Value, lift
 from .built_cells import build_cell
 from .folding import Unreadable
 from .layers import held_dtype_of

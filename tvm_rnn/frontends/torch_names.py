@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.language.cell import Cell
+
 from .. import cells
-from ..cell import Cell
 from ..errors import ConfigError, WeightError, message, unknown
 from ..rnn import weight_name
 

@@ -14,7 +14,7 @@ from typing import Any
 from tvm import te as tvm_te
 from tvm import tirx
 
-from tvm_rnn.cell import Cell
+from tvm_rnn.language.cell import Cell
 
 from .graph import Graph, Node
 from .ops import TABLE, Shape

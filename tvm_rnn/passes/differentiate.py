@@ -35,13 +35,13 @@ from typing import TYPE_CHECKING, Any
 from tvm_rnn.graph.graph import Graph, Node, constant, depends, rewrite, topological
 from tvm_rnn.graph.node_text import in_words
 from tvm_rnn.graph.ops import TABLE, Shape
+from tvm_rnn.language import functions, trace
+from tvm_rnn.language.trace import Value
 
-from .. import functions, trace
 from ..decisions import listening, tell
 from ..errors import PassError, message
 from ..kept import check, split
 from ..normalise import normalise
-from ..trace import Value
 from . import Pass
 from .cut import cheapest_cut
 

@@ -1,6 +1,7 @@
 """Cells that are right: what `@cell` reads from a function, and the graphs that tracing makes of equations.
 
-In: small cells defined here. Out: failures of `cell.py`, `trace.py` and `graph/graph.py`. Wrong cells are in `errors/`.
+In: small cells defined here. Out: failures of `language/cell.py`, `language/trace.py` and `graph/graph.py`. Wrong cells
+are in `errors/`.
 """
 
 from __future__ import annotations

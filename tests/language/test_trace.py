@@ -11,7 +11,7 @@ import pytest
 
 from tvm_rnn import CellError, cells, tanh
 from tvm_rnn.graph.graph import Node
-from tvm_rnn.trace import Value, apply, contract, fail, lift, user_line
+from tvm_rnn.language.trace import Value, apply, contract, fail, lift, user_line
 
 
 @pytest.fixture

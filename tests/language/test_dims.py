@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tvm_rnn.dims import parse_dims
+from tvm_rnn.language.dims import parse_dims
 
 SIZES = {"I": 5, "H": 7, "P": 3, "depth": 2, "heads_1": 4}
 

@@ -16,11 +16,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from tvm_rnn.errors import CellError, message
 from tvm_rnn.graph.graph import Node, constant, make
 from tvm_rnn.graph.ops import TABLE, Shape
-
-from .errors import CellError, message
-from .locations import PACKAGE
+from tvm_rnn.locations import PACKAGE
 
 _PACKAGE = str(PACKAGE) + os.sep
 _CELLS = os.path.join(_PACKAGE, "cells") + os.sep

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import CellError, functions
+from tvm_rnn import CellError
 from tvm_rnn.graph.graph import Node, topological
+from tvm_rnn.language import functions
+from tvm_rnn.language.trace import Value
 from tvm_rnn.reference import evaluate
-from tvm_rnn.trace import Value
 
 ROWS = 3
 Function = Callable[..., Any]

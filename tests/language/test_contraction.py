@@ -9,10 +9,10 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn import CellError
-from tvm_rnn.contraction import einsum
 from tvm_rnn.graph.graph import Node, topological
+from tvm_rnn.language.contraction import einsum
+from tvm_rnn.language.trace import Value
 from tvm_rnn.reference import evaluate
-from tvm_rnn.trace import Value
 
 ROWS = 3
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, overload
 
+from tvm_rnn.errors import CellError, TvmRnnError, message, unknown
 from tvm_rnn.graph.graph import Graph, Node, topological
 from tvm_rnn.graph.ops import Shape
 
 from .dims import Dims, parse_dims
-from .errors import CellError, TvmRnnError, message, unknown
 from .trace import Value, fail
 
 # The cells whose equations are being traced or called, outermost first; per thread and per asynchronous task.
