@@ -13,8 +13,8 @@ import numpy as np
 from networks import arguments
 
 import tvm_rnn as rnn
+from tvm_rnn.network.rnn import weight_name
 from tvm_rnn.normalise import normalise
-from tvm_rnn.rnn import weight_name
 from tvm_rnn.torch_model import Program
 
 Arrays = dict[str, np.ndarray]

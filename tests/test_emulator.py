@@ -16,7 +16,7 @@ from tvm_rnn.cuda import gemm, recurrent, steps, wave
 from tvm_rnn.cuda.geometry import Geometry
 from tvm_rnn.cuda.pooled_layout import Pooled
 from tvm_rnn.cuda.team import Team
-from tvm_rnn.model import NETWORK, Declared, Program, Step
+from tvm_rnn.network.model import NETWORK, Declared, Program, Step
 
 T, B = 5, 11
 # Relative error in the Euclidean norm.

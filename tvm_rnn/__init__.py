@@ -89,7 +89,7 @@ _ERRORS = [
 _HOME = {
     **dict.fromkeys(_FUNCTIONS, "language.functions"),
     **dict.fromkeys(_ERRORS, "errors"),
-    "RNN": "rnn",
+    "RNN": "network.rnn",
     "Module": "runtime",
     "load": "runtime",
     "plan_memory": "memory_plan",

@@ -13,10 +13,11 @@ from typing import Any
 
 import tvm
 
+from tvm_rnn.network.model import Model
+
 from . import manifest
 from .build import blob, describe, generate, link
 from .lower import Lowered, Lowering
-from .model import Model
 from .pipeline import Layers
 from .target import Target
 

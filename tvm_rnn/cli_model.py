@@ -11,11 +11,12 @@ from typing import Any
 
 import typer
 
+from tvm_rnn.network.model import Model
+from tvm_rnn.network.rnn import RNN
+
 from .arrays import npy_writer, npz_writer, read_npy, write_whole
 from .console import print_json
 from .errors import ConfigError, InputError, message, unknown
-from .model import Model
-from .rnn import RNN
 from .spec import build_net, find_cell, is_model, parse_sizes, read_model
 from .tables import size_text
 

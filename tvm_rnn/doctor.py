@@ -188,10 +188,11 @@ def _small_cell() -> dict[str, Any]:
     """Compile, run, compare."""
     import numpy as np
 
+    from tvm_rnn.network.rnn import RNN
+
     from .build import compile
     from .cells import get
     from .reference import reference
-    from .rnn import RNN
 
     net = RNN(get("gru"), 3, 5).init(0)
     x = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 2, 3)

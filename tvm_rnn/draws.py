@@ -14,9 +14,9 @@ import numpy as np
 
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.network.rnn import RNN, weight_name
 
 from . import runtime_random
-from .rnn import RNN, weight_name
 
 Array = np.ndarray
 

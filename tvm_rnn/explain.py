@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tvm_rnn.language.cell import Cell
+from tvm_rnn.network.model import Model
+from tvm_rnn.network.rnn import RNN
 
 from .decisions import Decision, recording
 from .errors import ConfigError, message
 from .explain_work import occupancies, work
-from .model import Model
-from .rnn import RNN
 
 if TYPE_CHECKING:
     from .pipeline import Layers
@@ -192,11 +192,12 @@ def _decided(
     net: RNN | Model, target: str | Target, batches: tuple[int, ...], training: bool | str, own: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Looked]]:
     """What the manifest would be, all but what generated code adds to it, and the networks."""
+    from tvm_rnn.network.widen import widened
+
     from . import pipeline, record_files
     from .build import describe, networks_of, precision_of, stored_as
     from .lower import Lowering
     from .training import add_training
-    from .widen import widened
 
     machine, _ = record_files.machines(target, (), own["records"], lambda line: None)
     net = widened(net, own["precision"])

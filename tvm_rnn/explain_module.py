@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tvm_rnn.language.cell import Cell
+from tvm_rnn.network.rnn import RNN
 
 from . import pipeline
 from .decisions import recording
-from .rnn import RNN
 from .runtime import Manifest
 from .target import GPUS, TABLE, Target, host, resolve
 

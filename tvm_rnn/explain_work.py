@@ -18,7 +18,8 @@ from .dtypes import ITEM_BYTES
 from .floors import DATA_SHEETS, floor_us, shares
 
 if TYPE_CHECKING:
-    from .rnn import RNN
+    from tvm_rnn.network.rnn import RNN
+
     from .target import Target
 
 ITEM = {**ITEM_BYTES, "tf32": 4, "int8": 1, "float8_e4m3": 1}

@@ -14,12 +14,12 @@ from typing import Any
 from tvm_rnn.graph.graph import Graph, Node, rewrite
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.tensor_expressions import Index, element
+from tvm_rnn.network.rnn import named_constants
 from tvm_rnn.tir.statements import Expr, Stmt, load, loop, sequence, store
 
 from .memory import Array, int64, pad, strides_of
 from .packing import accumulated
 from .passes.fuse_pointwise import FUNCTION
-from .rnn import named_constants
 from .transfer import each
 
 

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tvm_rnn.network.rnn import RNN
+
 from . import __version__
 from .errors import TvmRnnError
 from .gpu_timing import (
@@ -35,7 +37,6 @@ from .gpu_timing import (
 )
 from .peer_models import Unsupported
 from .peers_gpu import FRAMEWORKS, GpuPrepared, GpuProblem, in_a_line, time_limit
-from .rnn import RNN
 from .suites import Point, network, tamed
 from .tolerance import tolerance
 from .torch_model import TorchModel

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 from .errors import ConfigError, message, unknown
 
 if TYPE_CHECKING:
-    from .rnn import RNN
+    from tvm_rnn.network.rnn import RNN
+
     from .target import Target
 
 AUTO, WHAT = "auto", ("values", "states")

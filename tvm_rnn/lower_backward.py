@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from tvm import tirx
 
+from tvm_rnn.network.rnn import named_constants, weight_name
 from tvm_rnn.tir.statements import (
     Expr,
     Named,
@@ -34,7 +35,6 @@ from .layer_backward import BackwardLayer, BackwardVisit
 from .lower import Run
 from .lower_training import TrainingLowering
 from .memory import Array, int64
-from .rnn import named_constants, weight_name
 from .transfer import rows_in
 from .verify import verify
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.network.model import NETWORK
+
 from .dtypes import DTYPES, PRECISIONS, STORED, held_dtype
 from .errors import BuildError, ConfigError, WeightError, message
-from .model import NETWORK
 from .runtime import ALIGNMENT, CONSTANT, CONTAINER_VERSION, FOOTER, MAGIC, MANIFEST_FORMAT
 from .runtime_ops import OPERATIONS
 from .runtime_random import RAW

@@ -27,8 +27,9 @@ from .runtime_segments import sizes_of as sizes_on_cpu
 if TYPE_CHECKING:
     import os
 
+    from tvm_rnn.network.rnn import RNN
+
     from .records import Records
-    from .rnn import RNN
     from .target import Target
 
 

@@ -18,11 +18,11 @@ from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.scalar import let, where
 from tvm_rnn.graph.tensor_expressions import Index, element, reduced_axes, reduced_index
+from tvm_rnn.network.rnn import named_constants
 from tvm_rnn.tir.statements import Expr, Stmt, load, loop, sequence, store, vector
 
 from .memory import Array, Packed, int64, pad, strides_of
 from .passes.fuse_pointwise import FUNCTION, bases
-from .rnn import named_constants
 from .storage import LARGEST, OFFSET, WORD, Storage
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.language.cell import Cell
+from tvm_rnn.network.rnn import RNN, weight_name
 
 from . import cells
 from .errors import TvmRnnError
@@ -23,7 +24,6 @@ from .normalise import normalise
 from .passes.combine_gemms import CombineGemms
 from .passes.hoist_gemms import HoistGemms
 from .reference import evaluate
-from .rnn import RNN, weight_name
 from .runtime import Manifest
 from .show import equations_digest
 from .target import TABLE

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from tvm_rnn.network.rnn import RNN, weight_name
+
 from .frontends.torch import state_arrays
 from .gpu_timing import Run
 from .peer_models import TORCH_CELLS, Unsupported
-from .rnn import RNN, weight_name
 from .suites import Point
 from .torch_model import TorchModel
 

@@ -24,7 +24,8 @@ from .passes.hoist_gemms import HoistGemms
 from .passes.tile_layers_and_time import TileLayersAndTime
 
 if TYPE_CHECKING:
-    from .rnn import RNN
+    from tvm_rnn.network.rnn import RNN
+
     from .target import Target
 
 PASSES: tuple[Pass, ...] = (

@@ -13,10 +13,11 @@ from typing import Any
 
 import tvm
 
+from tvm_rnn.network.rnn import RNN
+
 from . import cells, record_files
 from .errors import ConfigError, TvmRnnError, message
 from .records import Choice, Record
-from .rnn import RNN
 from .schedule import Knobs, Unit, replayed, stale, templates
 from .target import Target, host
 from .tune_cpu import CpuBackend

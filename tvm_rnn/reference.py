@@ -15,11 +15,11 @@ import numpy as np
 
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.network.model import Model, Program
+from tvm_rnn.network.rnn import RNN, weight_name
 
 from .draws import Draws
 from .errors import InputError, WeightError, message
-from .model import Model, Program
-from .rnn import RNN, weight_name
 from .runtime_model import Plan, call, check_inputs
 
 Array = np.ndarray

@@ -19,9 +19,10 @@ from .passes.fuse_pointwise import is_move
 from .target import Target, resolve
 
 if TYPE_CHECKING:
+    from tvm_rnn.network.rnn import RNN
+
     from .cuda.program import Program
     from .pipeline import Layers
-    from .rnn import RNN
 
 CODE_STAGES = ("te", "tir", "llvm", "asm")
 GPU_STAGES = ("te", "tir", "cuda", "host")
@@ -39,12 +40,12 @@ def texts(
     """All stages in order as (name, text). Compiles, but neither links nor loads."""
     from tvm_rnn.graph.tensor_expressions import te
     from tvm_rnn.graph.tensor_expressions import text as te_text
+    from tvm_rnn.network.widen import widened
 
     from .build import describe, generate
     from .dtypes import precision_name, stored_name
     from .lower import Lowering
     from .training import add_training, check_training
-    from .widen import widened
 
     net = widened(net, precision)
     machine, precision = resolve(target), precision_name(net.dtype, precision)

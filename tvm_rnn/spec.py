@@ -14,11 +14,11 @@ from types import ModuleType
 from typing import Any
 
 from tvm_rnn.language.cell import Cell
+from tvm_rnn.network.model import Model
+from tvm_rnn.network.rnn import RNN, Sizes
 
 from . import cells
 from .errors import ConfigError, TvmRnnError, message, unknown
-from .model import Model
-from .rnn import RNN, Sizes
 
 EXPECTED = 'a cell of the zoo ("lstm"; `tvm-rnn cells` lists them) or "file.py:function"'
 MODELS = {".keras": "from_keras", ".onnx": "from_onnx"}  # how files of networks end, and what reads them

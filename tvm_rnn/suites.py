@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from tvm_rnn.network.rnn import RNN
+
 from . import cells
 from .errors import ConfigError, message, unknown
-from .rnn import RNN
 from .spec import find_cell
 
 # What `compile` calls a precision, and how a point's name and a table abbreviate it.

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.network.rnn import RNN
 
 from .memory import Array, Expr, int64, row_stride, strides_of
 from .pipeline import Layers
-from .rnn import RNN
 
 
 @dataclass

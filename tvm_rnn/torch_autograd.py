@@ -14,11 +14,12 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from tvm_rnn.network.rnn import RNN, weight_name
+
 from . import runtime
 from .errors import ConfigError, InputError, WeightError, message
 from .frontends.torch import form_of, state_arrays
 from .frontends.torch_names import Form
-from .rnn import RNN, weight_name
 
 Tensor = Any
 

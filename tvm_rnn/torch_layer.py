@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from tvm_rnn.network.rnn import RNN
+
 from .errors import ConfigError, WeightError, message, unknown
 from .frontends.torch import form_of
-from .rnn import RNN
 
 NAMES = ("net", "torch")
 

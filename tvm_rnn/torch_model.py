@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tvm_rnn.graph.graph import Graph, Node, depends
+from tvm_rnn.network.rnn import RNN, weight_name
 
 from .normalise import normalise
 from .passes.combine_gemms import CombineGemms
 from .passes.hoist_gemms import HoistGemms
-from .rnn import RNN, weight_name
 from .target import TABLE as TARGETS
 
 Tensor = Any  # torch.Tensor: torch is an optional dependency

@@ -14,6 +14,8 @@ import tvm_ffi
 
 from tvm_rnn.graph.graph import Graph, depends
 from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.network.model import Model
+from tvm_rnn.network.rnn import RNN, named_constants
 
 from . import kept, pipeline
 from .decisions import about, heard
@@ -22,9 +24,7 @@ from .errors import ConfigError, message
 from .lower import Lowered, node_flops
 from .lower_backward import Backward
 from .lower_forward_train import ForwardTrain
-from .model import Model
 from .pipeline import Layers
-from .rnn import RNN, named_constants
 from .runtime import CONSTANT
 from .tape import TapeLayout
 from .target import Target

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tvm_rnn.network.rnn import RNN
+
     from .records import Record
-    from .rnn import RNN
     from .target import Target
     from .tune_session import Status
 

@@ -21,12 +21,14 @@ from typing import Any, Protocol
 import numpy as np
 import tvm
 
+from tvm_rnn.network.rnn import RNN
+from tvm_rnn.network.widen import widened
+
 from . import __version__, pipeline, record_files
 from .dtypes import precision_name
 from .errors import ConfigError, message
 from .lower import Lowering
 from .records import Record, Records
-from .rnn import RNN
 from .rpc_tracker import tracker
 from .schedule import Unit
 from .suites import tamed
@@ -34,7 +36,6 @@ from .target import Target, resolve
 from .tune_cpu import CpuBackend
 from .tune_journal import Journal, Outcome
 from .tune_search import Part, Search, part_of
-from .widen import widened
 from .workload import Candidate, Trial, Workload, units
 
 FINALISTS = 4

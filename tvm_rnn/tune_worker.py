@@ -28,7 +28,8 @@ from tvm_rnn.language.cell import Cell
 from .tolerance import relative_error
 
 if TYPE_CHECKING:
-    from .rnn import RNN
+    from tvm_rnn.network.rnn import RNN
+
     from .runtime import Module
 
 Request = Mapping[str, Any]

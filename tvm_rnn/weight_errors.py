@@ -10,8 +10,9 @@ import math
 
 import numpy as np
 
+from tvm_rnn.network.rnn import RNN
+
 from .reference import reference
-from .rnn import RNN
 from .runtime import Module
 from .tolerance import relative_error
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tvm_rnn.network.rnn import RNN
+
 from .errors import ConfigError, message
 from .records import Choice, Found, Record, Records
-from .rnn import RNN
 from .schedule import Template, Unit, templates
 from .target import Target
 

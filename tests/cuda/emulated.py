@@ -40,8 +40,8 @@ from tvm_rnn.cuda.source import compile_kernels
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.cuda.weights import Weights
 from tvm_rnn.graph.graph import Node, topological
+from tvm_rnn.network.rnn import weight_name
 from tvm_rnn.reference import Reference, evaluate
-from tvm_rnn.rnn import weight_name
 from tvm_rnn.target import resolve
 
 HEADERS = sorted(HERE.glob("emulate*.h"))

@@ -33,7 +33,7 @@ from safetensors.numpy import save
 
 import tvm_rnn as rnn
 from tvm_rnn.errors import TvmRnnError
-from tvm_rnn.tensor_files import open_safetensors
+from tvm_rnn.network.tensor_files import open_safetensors
 
 MOST_SECONDS, MOST_BYTES = 10, 1 << 30
 INTEGERS = [-(1 << 63), -(1 << 31), -2, -1, 0, 1, 2, 3, 7, 17, 255, 1 << 16, 1 << 31, (1 << 31) - 1, 1 << 40, 1 << 62]

@@ -9,8 +9,8 @@ from tvm_rnn.frontends.folding import Steps
 from tvm_rnn.frontends.layers import Recurrent, add_network
 from tvm_rnn.frontends.networks import build_networks
 from tvm_rnn.frontends.stacks import Stacks
-from tvm_rnn.model import Declared, Model
-from tvm_rnn.origin import Origin
+from tvm_rnn.network.model import Declared, Model
+from tvm_rnn.network.origin import Origin
 
 SOURCE = Origin("keras", "", "m.keras", "ab12")
 

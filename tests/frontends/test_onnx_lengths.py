@@ -15,7 +15,7 @@ import tvm_rnn as rnn
 from tvm_rnn.errors import ConfigError
 from tvm_rnn.frontends.folding import Steps
 from tvm_rnn.frontends.onnx_lengths import counts_steps
-from tvm_rnn.model import NETWORK, Declared, Model
+from tvm_rnn.network.model import NETWORK, Declared, Model
 from tvm_rnn.tolerance import assert_close
 
 

@@ -16,7 +16,7 @@ from onnx_scans import R, W, compared, simple, simple_feeds
 import tvm_rnn as rnn
 from tvm_rnn.errors import ConfigError, InputError
 from tvm_rnn.frontends.onnx_cells import form_of
-from tvm_rnn.model import Model
+from tvm_rnn.network.model import Model
 from tvm_rnn.tolerance import assert_close
 
 QUICK = ("mgu", "lstm_layer_norm", "mlstm", "augru", "lem")

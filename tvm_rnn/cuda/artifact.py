@@ -11,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tvm_rnn.network.rnn import RNN
+
 from .. import manifest
 from ..build import blob, common_facts
 from ..errors import BuildError, message
 from ..pipeline import Layers
-from ..rnn import RNN
 from ..target import Target
 from . import nvcc, plan, source, train
 from .places import storage

@@ -16,10 +16,10 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.network.rnn import weight_name
 
 from .. import runtime_random
 from ..memory import int64, wide
-from ..rnn import weight_name
 from .draws import WORD, Draws, threefry
 from .kernel import Kernel, Writer, write
 from .program import Expr, Host, Pointer, Program

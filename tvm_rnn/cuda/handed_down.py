@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from ..rnn import RNN
+from tvm_rnn.network.rnn import RNN
+
 from .parts import Parts
 from .program import ALIGNMENT, ITEM_BYTES, Expr, Pointer, Program
 

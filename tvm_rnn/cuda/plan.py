@@ -23,11 +23,11 @@ from math import prod
 from typing import Any, ClassVar
 
 from tvm_rnn.graph.graph import Graph
+from tvm_rnn.network.rnn import RNN
 
 from ..decisions import about, tell
 from ..lower import flops_per_row
 from ..pipeline import PASS_NAMES, Layers
-from ..rnn import RNN
 from ..target import Target
 from .draws import Draws
 from .dropped import Dropped

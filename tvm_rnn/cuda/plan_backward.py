@@ -23,10 +23,10 @@ from math import gcd, prod
 from typing import ClassVar
 
 from tvm_rnn.graph.graph import Graph, Node
+from tvm_rnn.network.rnn import weight_name
 
 from ..layer_backward import is_total
 from ..passes.fuse_pointwise import read_at_last
-from ..rnn import weight_name
 from .finish import FinishKernels
 from .give import Giver
 from .handed_down import HandedDown, Sequences, Tiles

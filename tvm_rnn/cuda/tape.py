@@ -22,8 +22,8 @@ from math import prod
 
 from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.network.rnn import RNN
 
-from ..rnn import RNN
 from .parts import Parts
 from .places import Place
 from .program import ALIGNMENT, ITEM_BYTES, Pointer, Program

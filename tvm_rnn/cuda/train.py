@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.network.rnn import RNN, named_constants
+
 from .. import kept, pipeline
 from ..decisions import about, forget, recording, told
 from ..dtypes import held_dtype
 from ..pipeline import Layers
-from ..rnn import RNN, named_constants
 from ..target import Target
 from ..training import memory_facts
 from .handed_down import handed_width

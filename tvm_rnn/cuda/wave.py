@@ -19,9 +19,10 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
+from tvm_rnn.network.rnn import RNN, constants
+
 from ..decisions import about, recording, tell
 from ..pipeline import run as run_passes
-from ..rnn import RNN, constants
 from ..target import Target
 from .geometry import Geometry, geometry
 from .layout import Layout

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..model import Declared, Step
+from tvm_rnn.network.model import Declared, Step
+
 from ..runtime_ops import MOVES, OPERATIONS
 
 Array = np.ndarray

@@ -10,11 +10,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tvm_rnn.network.model import Declared
+from tvm_rnn.network.model import Model as Whole
+from tvm_rnn.network.origin import Origin
+from tvm_rnn.network.rnn import RNN
+
 from ..errors import ConfigError, message
-from ..model import Declared
-from ..model import Model as Whole
-from ..origin import Origin
-from ..rnn import RNN
 from .folding import Steps, Unreadable
 from .keras_cells import GATES
 from .keras_file import Config, Source, describe, groups_of, read_file

@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.network.origin import sha256_of
+
 from ..errors import ConfigError, message
-from ..origin import sha256_of
 from .folding import Unreadable
 
 Array = np.ndarray

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..model import Declared
+from tvm_rnn.network.model import Declared
+
 from .folding import Steps, Unreadable
 from .keras_cells import GATES, cell_of, form_of, parameters
 from .layers import Recurrent, add_network, without_empty_rows

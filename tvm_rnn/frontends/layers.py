@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tvm_rnn.language.cell import Cell
+from tvm_rnn.network.model import NETWORK, Step
 
-from ..model import NETWORK, Step
 from .folding import Steps
 
 Array = np.ndarray

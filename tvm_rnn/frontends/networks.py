@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..model import NETWORK, Model, Program, Step
-from ..origin import Origin
-from ..rnn import RNN, weight_name
+from tvm_rnn.network.model import NETWORK, Model, Program, Step
+from tvm_rnn.network.origin import Origin
+from tvm_rnn.network.rnn import RNN, weight_name
+
 from .folding import Steps
 from .layers import Recurrent
 from .stacks import Stacks, needed

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from tvm_rnn.network.model import Model
+from tvm_rnn.network.origin import Origin
+from tvm_rnn.network.rnn import RNN
+
 from ..errors import ConfigError, message
-from ..model import Model
-from ..origin import Origin
-from ..rnn import RNN
 from .folding import Unreadable
 from .layers import Recurrent
 from .networks import build_networks

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.network.rnn import RNN, Layer, weight_name
+
 from ..arrays import write_whole
 from ..errors import ConfigError, WeightError, message
-from ..rnn import RNN, Layer, weight_name
 from .onnx_body import Body, constants_of
 from .onnx_cells import DEFAULTS, PARAMETERS, STATES, Form, form_of
 from .onnx_file import Array, import_onnx

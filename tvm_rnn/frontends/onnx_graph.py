@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..model import Declared
+from tvm_rnn.network.model import Declared
+
 from .folding import Steps, Unreadable
 from .onnx_file import Array, Proto, Source, stored_elements, tensor_array, type_name
 

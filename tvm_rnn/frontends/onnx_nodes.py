@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..model import Step
+from tvm_rnn.network.model import Step
+
 from ..runtime_ops import OPERATIONS
 from .folding import Unreadable
 from .onnx_file import Proto, import_onnx, tensor_array, type_name

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from ..model import Step
+from tvm_rnn.network.model import Step
+
 from .folding import Steps, Unreadable
 from .layers import Recurrent, add_network, held_dtype_of, without_empty_rows
 from .onnx_cells import DEFAULTS, FUNCTIONS, GATES, PARAMETERS, STATES, Activation, Form, cell_of

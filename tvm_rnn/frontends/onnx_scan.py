@@ -15,7 +15,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..model import Step
+from tvm_rnn.network.model import Step
+
 from .folding import Unreadable
 from .layers import Recurrent, add_network
 from .onnx_file import Proto, type_name

@@ -16,7 +16,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..model import NETWORK, Step
+from tvm_rnn.network.model import NETWORK, Step
+
 from ..runtime_ops import OPERATIONS
 from .folding import Steps
 from .layers import Recurrent

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.network.origin import Origin, same_bits, sha256_of
+from tvm_rnn.network.rnn import RNN, weight_name
+from tvm_rnn.network.tensor_files import open_safetensors
+
 from .. import cells
 from ..dtypes import held_dtype, rounded
 from ..errors import ConfigError, WeightError, message
-from ..origin import Origin, same_bits, sha256_of
-from ..rnn import RNN, weight_name
-from ..tensor_files import open_safetensors
 from .torch_names import GATES, Form, Given, read_form, select
 
 Array = np.ndarray

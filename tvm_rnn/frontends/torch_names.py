@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from tvm_rnn.language.cell import Cell
+from tvm_rnn.network.rnn import weight_name
 
 from .. import cells
 from ..errors import ConfigError, WeightError, message, unknown
-from ..rnn import weight_name
 
 Array = np.ndarray
 Given = dict[str, tuple[Array, str]]  # name: array, name of its dtype

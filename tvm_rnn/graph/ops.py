@@ -7,7 +7,7 @@ column. To add an op, add one row (and, if users should write it, its name in `l
 Shapes never contain T or B: those axes are implicit and leading. All `axis` attributes are negative for that reason.
 Pointwise operands have equal rank (tracing inserts reshapes), so NumPy's broadcasting does the rest. Rows of kind
 `total` sum over T and B: they make what weights' gradients begin with, and cells cannot write them. The row of kind
-`random` is a mask, made of counters (`runtime_random.py`); `regularise.py` writes it.
+`random` is a mask, made of counters (`runtime_random.py`); `network/regularise.py` writes it.
 
 Gradients are those of torch, also at ties, at NaN and at infinity: a value that is not chosen gets 0, whatever comes
 from above; equal operands of maximum share, but a constant leaves all to the other, as in clamp.

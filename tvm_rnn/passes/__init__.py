@@ -14,7 +14,8 @@ from tvm_rnn.graph.graph import Graph
 from ..errors import PassError, message
 
 if TYPE_CHECKING:
-    from ..rnn import RNN
+    from tvm_rnn.network.rnn import RNN
+
     from ..target import Target
 
 

@@ -21,7 +21,8 @@ from ..normalise import Builder
 from . import Pass
 
 if TYPE_CHECKING:
-    from ..rnn import RNN
+    from tvm_rnn.network.rnn import RNN
+
     from ..target import Target
 
 

@@ -46,7 +46,8 @@ from . import Pass
 from .cut import cheapest_cut
 
 if TYPE_CHECKING:
-    from ..rnn import RNN
+    from tvm_rnn.network.rnn import RNN
+
     from ..target import Target
 
 Choice = Callable[[Graph, Sequence[Node]], Sequence[Node]]

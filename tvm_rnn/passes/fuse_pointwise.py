@@ -24,7 +24,8 @@ from ..decisions import listening, tell
 from . import Pass
 
 if TYPE_CHECKING:
-    from ..rnn import RNN
+    from tvm_rnn.network.rnn import RNN
+
     from ..target import Target
 
 HEAVY = ("contract", "reduce")

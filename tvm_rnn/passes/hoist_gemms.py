@@ -27,7 +27,8 @@ from . import Pass
 from .cut import HEAVY, cheapest_cut
 
 if TYPE_CHECKING:
-    from ..rnn import RNN
+    from tvm_rnn.network.rnn import RNN
+
     from ..target import Target
 
 

@@ -25,7 +25,8 @@ from . import Pass
 from .fuse_pointwise import read_at_last
 
 if TYPE_CHECKING:
-    from ..rnn import RNN
+    from tvm_rnn.network.rnn import RNN
+
     from ..target import Target
 
 

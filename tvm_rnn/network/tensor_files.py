@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import WeightError, message
+from tvm_rnn.errors import WeightError, message
 
 # safetensors' name of a dtype and NumPy's; bfloat16 is read as its 16 bits.
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "BOOL": "|b1"}

@@ -1,7 +1,7 @@
 """RNN: sizes, layers, directions, dtypes, weights by name, and every ConfigError and WeightError.
 
-In: zoo cells and small cells defined here. Out: failures of `rnn.py`. What an RNN computes is tested with the oracle in
-`test_reference.py` and `test_cells.py`.
+In: zoo cells and small cells defined here. Out: failures of `network/rnn.py`. What an RNN computes is tested with the
+oracle in `test_reference.py` and `test_cells.py`.
 """
 
 from __future__ import annotations

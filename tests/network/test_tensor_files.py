@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from tvm_rnn.errors import WeightError
-from tvm_rnn.tensor_files import open_safetensors
+from tvm_rnn.network.tensor_files import open_safetensors
 
 ARRAYS = {
     "a": np.arange(6, dtype="f4").reshape(2, 3),

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.dtypes import dtype_name, held_dtype, rounded
+from tvm_rnn.errors import ConfigError, WeightError, message, unknown
 from tvm_rnn.graph.graph import Graph, constant
 from tvm_rnn.graph.ops import Shape
 from tvm_rnn.language.cell import Cell
 
-from .dtypes import dtype_name, held_dtype, rounded
-from .errors import ConfigError, WeightError, message, unknown
 from .model import Program
 from .origin import Origin
 from .regularise import OPTIONS, Probability, regularisers

@@ -10,7 +10,8 @@ from __future__ import annotations
 import copy
 from typing import TypeVar
 
-from .dtypes import held_dtype
+from tvm_rnn.dtypes import held_dtype
+
 from .model import Model
 from .rnn import RNN
 

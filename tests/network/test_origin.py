@@ -10,7 +10,7 @@ from tiny_module import Tiny
 
 from tvm_rnn.errors import BuildError
 from tvm_rnn.manifest import validate
-from tvm_rnn.origin import Origin, same_bits, sha256_of
+from tvm_rnn.network.origin import Origin, same_bits, sha256_of
 from tvm_rnn.tables import origin_text
 
 ORIGIN = Origin("onnx", "LSTM node 'l'", file="m.onnx", sha256="ab12", batch_first=True)

@@ -11,8 +11,8 @@ from tiny_module import Tiny
 import tvm_rnn as rnn
 from tvm_rnn.errors import BuildError
 from tvm_rnn.manifest import validate
-from tvm_rnn.model import NETWORK, Declared, Model, Program, Step
-from tvm_rnn.origin import Origin
+from tvm_rnn.network.model import NETWORK, Declared, Model, Program, Step
+from tvm_rnn.network.origin import Origin
 
 STEPS = (
     Step("Cast", ("X",), ("x",), {"dtype": "float32"}, "a cast"),

@@ -22,13 +22,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from tvm_rnn.errors import ConfigError, message, unknown
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.language import trace
 from tvm_rnn.language.trace import Value
-
-from .errors import ConfigError, message, unknown
-from .language import trace
-from .runtime_random import ONCE, SHARED
+from tvm_rnn.runtime_random import ONCE, SHARED
 
 if TYPE_CHECKING:
     from .rnn import Layer
