@@ -18,7 +18,7 @@ from tvm_rnn.cuda.persistent_template import MOST_ROWS, PersistentTemplate, allo
 from tvm_rnn.cuda.pooled_layout import WARPGROUP, Pooled, able
 from tvm_rnn.cuda.team import MMA
 from tvm_rnn.cuda.wide_layout import TILE_ROWS
-from tvm_rnn.schedule import template
+from tvm_rnn.schedule.template import template
 from tvm_rnn.target import Target
 
 BLOCKS = (1, 2, 3, 4)  # of 8 units, per CTA

@@ -25,7 +25,7 @@ from tvm_rnn.cuda.source import compile_kernels
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.cuda.weights import Weights
 from tvm_rnn.errors import BuildError
-from tvm_rnn.schedule import Config, Knobs, templates
+from tvm_rnn.schedule.template import Config, Knobs, templates
 from tvm_rnn.target import resolve
 
 GPU = resolve("nvidia-h200")

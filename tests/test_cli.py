@@ -20,9 +20,9 @@ from tvm_rnn import spec
 from tvm_rnn.cli import app
 from tvm_rnn.cuda import nvcc
 from tvm_rnn.pipeline import PASS_NAMES
-from tvm_rnn.record_files import merge
-from tvm_rnn.records import Choice, Record
-from tvm_rnn.schedule import templates
+from tvm_rnn.schedule.record_files import merge
+from tvm_rnn.schedule.records import Choice, Record
+from tvm_rnn.schedule.template import templates
 from tvm_rnn.target import resolve
 from tvm_rnn.tolerance import assert_close
 from tvm_rnn.workload import Trial

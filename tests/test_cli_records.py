@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tests.test_records import MACHINE, record
 from tvm_rnn.cli import app
-from tvm_rnn.record_files import merge, read
+from tvm_rnn.schedule.record_files import merge, read
 
 
 def call(*words: str, code: int = 0) -> str:

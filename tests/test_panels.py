@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import emit, schedule
+from tvm_rnn import emit
+from tvm_rnn.schedule import template
 from tvm_rnn.tolerance import assert_close
 
 FEW, MANY = (1, 8, 1), ((1, 1, 1), (1, 4, 1), (2, 2, 1), (4, 4, 1), (8, 8, 1), (2, 8, 2), (3, 2, 2))
@@ -15,9 +16,9 @@ TILES = [FEW, (4, 1, 1), (8, 2, 1), (4, 4, 2), *(pytest.param(*tile, marks=pytes
 
 @pytest.mark.parametrize(("rows", "panels", "broad"), TILES)
 def test_every_tile_with_every_rest(rows: int, panels: int, broad: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forced(unit: schedule.Unit, machine: rnn.Target) -> tuple[schedule.Template, schedule.Config]:
+    def forced(unit: template.Unit, machine: rnn.Target) -> tuple[template.Template, template.Config]:
         record = {"rows": rows, "panels": panels, "broad": broad} if unit.kind == "gemm" else None
-        return schedule.best(unit, machine, record)
+        return template.best(unit, machine, record)
 
     monkeypatch.setattr(emit, "best", forced)
     net = rnn.RNN(rnn.cells.gru_reset_before, 3, 69).init(rows)  # 5 panels of 16: no multiple of any choice but 1

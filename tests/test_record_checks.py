@@ -12,7 +12,7 @@ import tvm_rnn as rnn
 from tests.test_records import record
 from tvm_rnn import ConfigError, TvmRnnError
 from tvm_rnn.record_checks import every, measured_again, network, reason, unit_of
-from tvm_rnn.record_files import merge
+from tvm_rnn.schedule.record_files import merge
 from tvm_rnn.target import host
 
 FINE = replace(record(), versions={})

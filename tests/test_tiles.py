@@ -6,11 +6,12 @@ import tvm_ffi
 from tvm import tirx
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline, schedule, target
+from tvm_rnn import pipeline, target
 from tvm_rnn.emit import Emitter
 from tvm_rnn.graph.graph import Group
 from tvm_rnn.layer import Layer
 from tvm_rnn.lower import Lowering
+from tvm_rnn.schedule import template
 
 V4 = target.TABLE["x86-64-v4"]
 
@@ -72,4 +73,4 @@ def test_an_emitter_records_what_it_used() -> None:
     assert layer.states_per_row == 2 * (32 + 32) and layer.packed.size > 4 * 32 * 40
     groups: list[Group] = [g for g in graph.groups if g.kind == "gemm"]
     unit = emitter._unit(groups[0])
-    assert isinstance(unit, schedule.Unit) and unit.width == 128 and unit.depths == (8,) and unit.batches == (1,)
+    assert isinstance(unit, template.Unit) and unit.width == 128 and unit.depths == (8,) and unit.batches == (1,)

@@ -26,7 +26,7 @@ from tvm_rnn import cell, cells, einsum, exp, pipeline, softmax, sum, tanh
 from tvm_rnn.build import describe
 from tvm_rnn.lower import Lowering
 from tvm_rnn.runtime_training import TrainingModule
-from tvm_rnn.schedule import space
+from tvm_rnn.schedule.template import space
 from tvm_rnn.target import resolve
 from tvm_rnn.tolerance import assert_close
 from tvm_rnn.training import add_training

@@ -17,7 +17,7 @@ import planted
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.record_files import read
+from tvm_rnn.schedule.record_files import read
 from tvm_rnn.target import host
 
 # Every status as a line with the time; the space is small, the network tiny.

@@ -13,7 +13,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn import tune_journal
-from tvm_rnn.records import Choice
+from tvm_rnn.schedule.records import Choice
 from tvm_rnn.tune_journal import CRASHED, HUNG, MEASURED, UNBUILT, WRONG, Journal, Outcome
 from tvm_rnn.workload import Candidate, Workload
 

@@ -16,7 +16,7 @@ from rpc_farm import KEY, Farm
 
 import tvm_rnn as rnn
 from tests.test_tune import journal_of
-from tvm_rnn.record_files import read
+from tvm_rnn.schedule.record_files import read
 from tvm_rnn.target import host
 from tvm_rnn.tune_journal import CRASHED, HUNG
 from tvm_rnn.tune_rpc import Job, RpcBackend

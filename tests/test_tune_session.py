@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import record_files
-from tvm_rnn.record_files import read
+from tvm_rnn.schedule import record_files
+from tvm_rnn.schedule.record_files import read
 from tvm_rnn.target import Target, host
 from tvm_rnn.tune_journal import CRASHED, HUNG, WRONG, Outcome
 from tvm_rnn.tune_search import part_of

@@ -15,7 +15,7 @@ import numpy as np
 
 import tvm_rnn as rnn
 from tvm_rnn import cli
-from tvm_rnn.schedule import Unit, space
+from tvm_rnn.schedule.template import Unit, space
 from tvm_rnn.target import resolve
 from tvm_rnn.workload import able
 

@@ -96,7 +96,7 @@ _HOME = {
     "Target": "target",
     "compile": "build",
     "Explanation": "explain",
-    "Record": "records",
+    "Record": "schedule.records",
     "from_keras": "frontends.keras",
     "from_onnx": "frontends.onnx",
     "from_torch": "frontends.torch",

@@ -24,15 +24,16 @@ import tvm_ffi
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.network.widen import widened
+from tvm_rnn.schedule.records import Records
 
-from . import __version__, c_compiler, manifest, pipeline, record_files, runtime, tir_pipeline
+from . import __version__, c_compiler, manifest, pipeline, runtime, tir_pipeline
 from .decisions import about, heard, recording
 from .dtypes import held_dtype, precision_name, stored_name
 from .errors import BuildError, ConfigError, message
 from .lower import Lowered, Lowering
 from .passes.differentiate import choice
 from .pipeline import Layers
-from .records import Records
+from .schedule import record_files
 from .show import equations_digest
 from .target import Target
 from .weight_errors import weight_error

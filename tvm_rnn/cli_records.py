@@ -16,7 +16,7 @@ from .console import print_json, print_rich, progress
 from .errors import ConfigError, TvmRnnError, message
 
 if TYPE_CHECKING:
-    from .records import Record
+    from tvm_rnn.schedule.records import Record
 
 Folder = Annotated[
     str | None, typer.Option("--records", metavar="DIR", help="A folder of records. [all that compile reads]")
@@ -67,8 +67,8 @@ def _row(record: Record) -> list[str]:
 
 def _read(folder: str | None, only: str) -> tuple[list[Record], list[str]]:
     """Records in order, those whose target and name have all words."""
-    from . import record_files
     from .record_checks import every
+    from .schedule import record_files
 
     places: Sequence[Any] = record_files.folders() if folder is None else [_existing(folder)]
     found, ignored = every(p for p in places if Path(p).is_dir())
@@ -126,8 +126,8 @@ def merge(
     as_json: Json = False,
 ) -> None:
     """Put all records of another folder into this one (the user's own). Of two for one workload the newer one stays."""
-    from . import record_files
     from .record_checks import every
+    from .schedule import record_files
 
     into = records or str(record_files.own_folder())
     found, ignored = every([_existing(source)])
@@ -145,8 +145,8 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Remove from a folder (the user's own) what nothing can replay: of another TVM, of other versions of templates."""
-    from . import record_files
     from .record_checks import every, reason
+    from .schedule import record_files
     from .target import host
 
     folder, here = records or str(record_files.own_folder()), host()

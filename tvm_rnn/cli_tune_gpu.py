@@ -124,7 +124,8 @@ def measure(folder: str, seconds: float | None, as_json: bool) -> None:
 
 def collect(folder: str, records: str | None, as_json: bool) -> None:
     """Records from a plan's results."""
-    from .record_files import own_folder
+    from tvm_rnn.schedule.record_files import own_folder
+
     from .tables import plain_table
     from .tune_collect import collect as run
 

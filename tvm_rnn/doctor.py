@@ -231,8 +231,9 @@ def _alike(name: str, gpu: Mapping[str, Any]) -> bool:
 
 
 def _records() -> dict[str, Any]:
+    from tvm_rnn.schedule.record_files import folders
+
     from .record_checks import every
-    from .record_files import folders
 
     places = [folder for folder in folders() if folder.is_dir()]
     found, ignored = every(places)

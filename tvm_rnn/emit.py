@@ -16,12 +16,12 @@ from tvm import tirx
 
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.tensor_expressions import reduced_axes
+from tvm_rnn.schedule.template import Chosen, Config, Template, Unit, best
 from tvm_rnn.tir.statements import Expr, Stmt, bind, floordiv, floormod, loop, sequence, when
 
 from . import integer_products, masks, tile_reductions, tiles
 from .memory import int64
 from .panels import Panels
-from .schedule import Chosen, Config, Template, Unit, best
 from .storage import Storage
 from .target import Target
 from .tiles import Places, Tile

@@ -21,8 +21,9 @@ from .errors import ConfigError, message
 from .explain_work import occupancies, work
 
 if TYPE_CHECKING:
+    from tvm_rnn.schedule.records import Records
+
     from .pipeline import Layers
-    from .records import Records
     from .runtime import Module
     from .target import Target
 
@@ -194,9 +195,10 @@ def _decided(
     """What the manifest would be, all but what generated code adds to it, and the networks."""
     from tvm_rnn.network.widen import widened
 
-    from . import pipeline, record_files
+    from . import pipeline
     from .build import describe, networks_of, precision_of, stored_as
     from .lower import Lowering
+    from .schedule import record_files
     from .training import add_training
 
     machine, _ = record_files.machines(target, (), own["records"], lambda line: None)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import os
 
     from tvm_rnn.network.rnn import RNN
+    from tvm_rnn.schedule.records import Records
 
-    from .records import Records
     from .target import Target
 
 
@@ -85,7 +85,7 @@ def plan_memory(
     None: no limit. keep: only that choice, as for `compile`; None: all. Others: as for `compile`. Use the result
     so: `mod = compile(net, target, batch, training=True, keep=plans.chosen.keep); mod.max_bytes = max_bytes`. Raises
     ConfigError for a bad argument, InputError, with the smallest number possible, where no plan fits."""
-    from . import record_files
+    from .schedule import record_files
     from .training import check_training
 
     for name, value in (("steps", steps), ("batch", batch)):

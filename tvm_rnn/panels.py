@@ -16,11 +16,11 @@ from typing import Any
 from tvm import tirx
 
 from tvm_rnn.graph.graph import Group
+from tvm_rnn.schedule.template import Config, Template, Unit
 from tvm_rnn.tir.statements import Expr, Stmt, bind, floordiv, floormod, loop, when
 
 from . import integer_products, tiles
 from .memory import int64
-from .schedule import Config, Template, Unit
 from .tiles import Places, Tile
 
 

@@ -1,7 +1,7 @@
 """Whether records still hold: those that nothing can replay any more, and what one is worth on this machine today.
 
-In: records as `record_files.py` reads them. Out: the reason why one is stale; an `Outcome` of its knobs beside the
-defaults, measured now.
+In: records as `schedule/record_files.py` reads them. Out: the reason why one is stale; an `Outcome` of its knobs beside
+the defaults, measured now.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 import tvm
 
 from tvm_rnn.network.rnn import RNN
+from tvm_rnn.schedule.records import Choice, Record
+from tvm_rnn.schedule.template import Knobs, Unit, replayed, stale, templates
 
-from . import cells, record_files
+from . import cells
 from .errors import ConfigError, TvmRnnError, message
-from .records import Choice, Record
-from .schedule import Knobs, Unit, replayed, stale, templates
+from .schedule import record_files
 from .target import Target, host
 from .tune_cpu import CpuBackend
 from .tune_journal import Outcome

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.schedule.records import Records
+
 from .errors import ConfigError, message, unknown
-from .records import Records
 
 # Features that generated code may use and that the runtime can recognise; names as LLVM has them.
 CHECKED = [

@@ -22,12 +22,12 @@ from tvm.s_tir import Schedule
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.tensor_expressions import Index, element
+from tvm_rnn.schedule.template import Config, Template, Unit
 
 from .masks import Draw
 from .memory import INDEX, Array, int64, wide
 from .passes.fuse_pointwise import FUNCTION, is_truth
 from .prefetch import with_requests
-from .schedule import Config, Template, Unit
 from .storage import Storage
 
 Expr = Any

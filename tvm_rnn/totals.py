@@ -19,11 +19,11 @@ from tvm import te, tirx
 
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.tensor_expressions import Index, element
+from tvm_rnn.schedule.template import Config, Template, Unit, best
 from tvm_rnn.tir.statements import Expr, Stmt, loop, sequence, when
 
 from .emit import PARALLEL_ELEMENTS, Emitter, Used
 from .memory import Array, int64
-from .schedule import Config, Template, Unit, best
 from .tiles import Places, Tile
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
+    from tvm_rnn.schedule.records import Record
 
-    from .records import Record
     from .target import Target
     from .tune_session import Status
 

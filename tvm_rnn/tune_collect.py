@@ -15,10 +15,11 @@ from typing import Any
 
 import tvm
 
+from tvm_rnn.schedule.record_files import merge
+from tvm_rnn.schedule.records import Choice, Record
+from tvm_rnn.schedule.template import DEFAULT, Unit
+
 from . import __version__
-from .record_files import merge
-from .records import Choice, Record
-from .schedule import DEFAULT, Unit
 from .suites import Point
 from .target import Target, resolve
 from .tune_gpu import RESULTS, Results, located, outcome, read_plan

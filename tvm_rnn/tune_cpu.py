@@ -26,9 +26,10 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.schedule.records import Records
+
 from .errors import TvmRnnError, message
 from .locations import PYTHONPATH
-from .records import Records
 from .reference import reference
 from .target import Target
 from .tolerance import tolerance

@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tvm_rnn.schedule.records import Choice
+from tvm_rnn.schedule.template import folders
+
 from .bench_build import sources_digest
 from .errors import ConfigError, message
-from .records import Choice
-from .schedule import folders
 from .workload import Candidate, Workload
 
 FORMAT = 1

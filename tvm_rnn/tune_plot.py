@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from .records import Choice
+from tvm_rnn.schedule.records import Choice
+
 from .tune_journal import Outcome
 
 LEFT, WIDTH, HEIGHT, ROW = 60, 620, 240, 18

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .records import Choice
-from .schedule import Unit, space
+from tvm_rnn.schedule.records import Choice
+from tvm_rnn.schedule.template import Unit, space
+
 from .target import Target
 from .tune_journal import Outcome
 from .workload import Candidate, able, choice_of

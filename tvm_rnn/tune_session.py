@@ -23,14 +23,15 @@ import tvm
 
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.network.widen import widened
+from tvm_rnn.schedule.records import Record, Records
+from tvm_rnn.schedule.template import Unit
 
-from . import __version__, pipeline, record_files
+from . import __version__, pipeline
 from .dtypes import precision_name
 from .errors import ConfigError, message
 from .lower import Lowering
-from .records import Record, Records
 from .rpc_tracker import tracker
-from .schedule import Unit
+from .schedule import record_files
 from .suites import tamed
 from .target import Target, resolve
 from .tune_cpu import CpuBackend

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvm_rnn.network.rnn import RNN
+from tvm_rnn.schedule.records import Choice, Found, Record, Records
+from tvm_rnn.schedule.template import Template, Unit, templates
 
 from .errors import ConfigError, message
-from .records import Choice, Found, Record, Records
-from .schedule import Template, Unit, templates
 from .target import Target
 
 
@@ -114,7 +114,7 @@ def units(asked: Sequence[Unit], target: Target) -> list[Unit]:
 
 
 def _spaces(unit: Unit, target: Target) -> Iterator[tuple[int, ...]]:
-    from .schedule import Knobs
+    from tvm_rnn.schedule.template import Knobs
 
     for own in able(unit, target):
         asked = Knobs()

@@ -9,7 +9,7 @@ from gemm_groups import hoisted, lstm_step, made
 from tvm_rnn.cuda import gemm as module
 from tvm_rnn.cuda.gemm_mma import MmaTile
 from tvm_rnn.cuda.kernel import Kernel
-from tvm_rnn.schedule import best
+from tvm_rnn.schedule.template import best
 
 
 def test_shared_memory_holds_the_ring_or_the_sums() -> None:

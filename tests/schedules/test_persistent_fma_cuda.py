@@ -14,7 +14,7 @@ from tvm_rnn.cuda import geometry, persistent
 from tvm_rnn.cuda.geometry import RecurrentUnit
 from tvm_rnn.cuda.predict import able_to_run, lacking, predict
 from tvm_rnn.cuda.recurrent import step_of
-from tvm_rnn.schedule import templates
+from tvm_rnn.schedule.template import templates
 
 NAME = "persistent_fma_cuda"
 LAYERS = 4

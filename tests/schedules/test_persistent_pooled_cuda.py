@@ -13,7 +13,7 @@ from training_plans import trained
 from tvm_rnn.cuda import geometry, persistent
 from tvm_rnn.cuda.pooled_layout import Pooled, able
 from tvm_rnn.cuda.predict import able_to_run, predict, resident_teams
-from tvm_rnn.schedule import templates
+from tvm_rnn.schedule.template import templates
 
 NAME = "persistent_pooled_cuda"
 MOST_SPILLED = 64  # bytes, of stores and loads together: values of a step's start and end

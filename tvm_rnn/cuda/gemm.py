@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm_rnn.graph.graph import Group, Node
+from tvm_rnn.schedule.template import Config, Unit, best
 
-from ..schedule import Config, Unit, best
 from .gemm_epilogue import Epilogue, read_nodes
 from .gemm_lanes import LanesTile, lanes_kernel
 from .gemm_lanes_split import SharedLanesTile, shared_lanes_kernel

@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..schedule import Config, Knobs, Unit
+from tvm_rnn.schedule.template import Config, Knobs, Unit
+
 from ..target import Target
 from .predict import cheapest, distinct, predict
 from .team import Team

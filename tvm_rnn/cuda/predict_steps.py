@@ -13,8 +13,8 @@ from __future__ import annotations
 from math import ceil
 
 from tvm_rnn.graph.graph import Group
+from tvm_rnn.schedule.template import Config, Unit, best
 
-from ..schedule import Config, Unit, best
 from ..target import Target
 from .chain import chains
 from .gemm import unit_of

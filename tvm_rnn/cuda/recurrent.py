@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any
 
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.schedule.template import DEFAULT
 
 from ..decisions import about, listening, tell
-from ..schedule import DEFAULT
 from ..target import Target
 from . import persistent
 from .cell_reads import hoisted, params

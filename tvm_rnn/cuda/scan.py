@@ -20,9 +20,9 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index, element
+from tvm_rnn.schedule.template import DEFAULT, Config, Unit, best
 
 from ..decisions import tell
-from ..schedule import DEFAULT, Config, Unit, best
 from ..target import Target
 from .gemm_layout import Pack
 from .kernel import Kernel, Writer, write

@@ -18,9 +18,9 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from tvm_rnn.graph.graph import Graph, Tiling
+from tvm_rnn.schedule.template import Chosen, Unit, best
 
 from ..decisions import tell
-from ..schedule import Chosen, Unit, best
 from . import Pass
 from .fuse_pointwise import read_at_last
 

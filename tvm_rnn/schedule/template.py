@@ -17,9 +17,9 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .errors import BuildError, ConfigError, message, unknown
-from .locations import PACKAGE
-from .target import Target
+from tvm_rnn.errors import BuildError, ConfigError, message, unknown
+from tvm_rnn.locations import PACKAGE
+from tvm_rnn.target import Target
 
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule

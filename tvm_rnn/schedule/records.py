@@ -16,7 +16,7 @@ from math import log2
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .schedule import Unit
+    from .template import Unit
 
 Config = dict[str, int]
 FORMAT = 1
