@@ -9,7 +9,7 @@ import numpy as np
 
 import tvm_rnn as rnn
 from tvm_rnn.peer_models import Problem
-from tvm_rnn.runtime import Manifest
+from tvm_rnn.runtime.runtime import Manifest
 
 
 def facts_of(net: rnn.RNN) -> dict[str, Any]:

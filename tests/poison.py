@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tvm_rnn import runtime
+from tvm_rnn.runtime import runtime
 
 GUARD = 4096
 

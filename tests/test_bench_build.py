@@ -14,7 +14,7 @@ import tvm_rnn as rnn
 from tvm_rnn import bench_build
 from tvm_rnn.bench_build import build, build_one, module_file, sources_digest
 from tvm_rnn.peers_gpu import regime
-from tvm_rnn.runtime import read_container
+from tvm_rnn.runtime.runtime import read_container
 from tvm_rnn.suites import Point
 
 # The CPU stands in for a GPU: to the building side a target is a word.

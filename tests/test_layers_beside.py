@@ -19,7 +19,7 @@ import tvm_rnn as rnn
 from tests.test_runtime_cuda_segments import sizes
 from tests.test_runtime_cuda_training import LIMITS, error, gradients
 from tvm_rnn.cuda import plan, plan_backward
-from tvm_rnn.runtime_memory import plan_of
+from tvm_rnn.runtime.runtime_memory import plan_of
 
 T, B = 7, 3
 ORDERS = ("early", "late", "1", "2")

@@ -30,7 +30,7 @@ from tvm_rnn.manifest import (
     validate,
     write_container,
 )
-from tvm_rnn.runtime import read_container
+from tvm_rnn.runtime.runtime import read_container
 
 CODE = b"\x7fELF" + bytes(range(200))
 CONSTANT_PACK = [{"function": "pack_0", "weights": ["decay_l0", "constant.0"], "offset": 0}]

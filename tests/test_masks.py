@@ -10,11 +10,12 @@ import tvm
 import tvm_ffi
 
 from tests.test_totals import aligned
-from tvm_rnn import build, runtime_random, target
+from tvm_rnn import build, target
 from tvm_rnn.graph.graph import Node, make
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.masks import Draw, drop_function, fill
 from tvm_rnn.memory import Array, int64, row_stride, strides_of
+from tvm_rnn.runtime import runtime_random
 from tvm_rnn.tir.statements import buffer, function, variable
 
 HOST = target.resolve("llvm")

@@ -11,7 +11,7 @@ from networks import network
 import tvm_rnn as rnn
 from tvm_rnn import ConfigError, InputError
 from tvm_rnn.memory_plan import MemoryPlans, plan_memory
-from tvm_rnn.runtime_memory import table
+from tvm_rnn.runtime.runtime_memory import table
 
 STEPS, BATCH = 60, 5
 

@@ -219,7 +219,7 @@ def test_memory_is_given_back(precision: str, x: Any) -> None:
 
 def test_three_files_are_enough(module: Any, x: Any, tmp_path: Any) -> None:
     module.export(tmp_path / "m.so")
-    folder = os.path.dirname(rnn.__file__)
+    folder = os.path.join(os.path.dirname(rnn.__file__), "runtime")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "import numpy, runtime\n"

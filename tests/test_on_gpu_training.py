@@ -11,7 +11,7 @@ from gpu_modules import gpu_module
 from networks import flags, network
 
 import tvm_rnn as rnn
-from tvm_rnn.runtime_memory import table
+from tvm_rnn.runtime.runtime_memory import table
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")

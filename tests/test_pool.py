@@ -19,7 +19,7 @@ import pytest
 from tiny_module import Tiny, compile_elf, include_flags
 
 import tvm_rnn
-from tvm_rnn import runtime
+from tvm_rnn.runtime import runtime
 
 POOL_C = Path(tvm_rnn.__file__).with_name("pool.c")
 

@@ -22,10 +22,10 @@ import numpy as np
 import pytest
 from tiny_module import H, Tiny, compile_elf, elf
 
-from tvm_rnn import runtime
 from tvm_rnn.errors import BuildError, LoadError, WeightError
 from tvm_rnn.manifest import serialize_weights, write_container
-from tvm_rnn.runtime import load, read_container
+from tvm_rnn.runtime import runtime
+from tvm_rnn.runtime.runtime import load, read_container
 
 TINY = Tiny()
 X = np.random.default_rng(1).normal(size=(4, 3, H)).astype("f4")

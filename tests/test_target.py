@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tvm_rnn import ConfigError, runtime, target
+from tvm_rnn import ConfigError, target
+from tvm_rnn.runtime import runtime
 from tvm_rnn.target import CHECKED, GPUS, TABLE, Target, for_archs, host, names, resolve
 
 

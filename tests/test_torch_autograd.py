@@ -17,7 +17,7 @@ from networks import flags, network
 
 import tvm_rnn as rnn
 from tvm_rnn import InputError, WeightError, cell, sigmoid, tanh
-from tvm_rnn.runtime_memory import smallest
+from tvm_rnn.runtime.runtime_memory import smallest
 from tvm_rnn.tolerance import assert_close
 
 torch = pytest.importorskip("torch")

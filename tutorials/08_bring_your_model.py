@@ -201,9 +201,6 @@ sound.tofile(folder / "sound.raw")
 words = [folder / "lstm" / "example_c", "--time", "2000", folder / "sound.raw"]
 print(subprocess.run(words, capture_output=True, check=True, env={}, text=True).stdout.splitlines()[-1])
 
-# %% [markdown]
-# ## What to read next
-#
-# `tvm_rnn/frontends/onnx_recurrent.py` says how ONNX's layouts and gates become ours, `tvm_rnn/runtime_ops.py` which
-# operators may stand around a network, `tvm_rnn/bundle/engine.c` what a bundle's library does. `02_write_a_cell.py` is
-# for cells that no framework has.
+# %% [markdown] ## What to read next  `tvm_rnn/frontends/onnx_recurrent.py` says how ONNX's layouts and gates become
+# ours, `tvm_rnn/runtime/runtime_ops.py` which operators may stand around a network, `tvm_rnn/bundle/engine.c` what a
+# bundle's library does. `02_write_a_cell.py` is for cells that no framework has.

@@ -26,20 +26,21 @@ from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.network.widen import widened
 from tvm_rnn.schedule.records import Records
 
-from . import __version__, c_compiler, manifest, pipeline, runtime, tir_pipeline
+from . import __version__, c_compiler, manifest, pipeline, tir_pipeline
 from .decisions import about, heard, recording
 from .dtypes import held_dtype, precision_name, stored_name
 from .errors import BuildError, ConfigError, message
 from .lower import Lowered, Lowering
 from .passes.differentiate import choice
 from .pipeline import Layers
+from .runtime import runtime
 from .schedule import record_files
 from .show import equations_digest
 from .target import Target
 from .weight_errors import weight_error
 
 if TYPE_CHECKING:
-    from .runtime import Module
+    from tvm_rnn.runtime.runtime import Module
 
 Progress = Callable[[str], None]
 LINKED = ("pool", "ffi")  # the C files that every module for a CPU has in it
@@ -238,9 +239,10 @@ def _for_gpus(
     folder: str,
     tell: Progress,
 ) -> Module:
+    from tvm_rnn.runtime.runtime_cuda import CudaModule
+    from tvm_rnn.runtime.runtime_cuda_training import CudaTrainingModule
+
     from .cuda.artifact import write_module
-    from .runtime_cuda import CudaModule
-    from .runtime_cuda_training import CudaTrainingModule
 
     how = (batches, without, precision, Path(folder), tell, stored, training, max_bytes)
     path = write_module(net, layers, targets, *how)

@@ -172,9 +172,10 @@ def run_module(
 
     $ tvm-rnn run model.so --input X=x.npy --output results.npz
     """
+    from tvm_rnn.runtime.runtime import load
+
     from .arrays import npy_writer, npz_writer, read_npy, state_from_npz, write_whole
     from .cli_model import name_inputs, run_model
-    from .runtime import load
 
     loaded = load(module)
     if weights is not None:
@@ -277,7 +278,8 @@ def inspect_module(module: ModuleFile, as_json: Json = False) -> None:
 
     $ tvm-rnn inspect lstm.so --json | jq .manifest.target
     """
-    from .runtime import read_container
+    from tvm_rnn.runtime.runtime import read_container
+
     from .tables import has_weights, manifest_page
 
     manifest, weights = read_container(module)

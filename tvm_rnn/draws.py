@@ -16,7 +16,7 @@ from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.network.rnn import RNN, weight_name
 
-from . import runtime_random
+from .runtime import runtime_random
 
 Array = np.ndarray
 

@@ -21,10 +21,10 @@ from .errors import ConfigError, message
 from .explain_work import occupancies, work
 
 if TYPE_CHECKING:
+    from tvm_rnn.runtime.runtime import Module
     from tvm_rnn.schedule.records import Records
 
     from .pipeline import Layers
-    from .runtime import Module
     from .target import Target
 
 STEPS, BATCH = 100, 1  # of the workload whose time is estimated, where the caller names none
@@ -179,7 +179,7 @@ def _read(source: Any, options: bool, measure: bool) -> tuple[dict[str, Any], An
         do = "leave them out, or explain the network it was made from"
         raise ConfigError(message("a module says itself how it was compiled", got="options of compile", do=do))
     if isinstance(source, str | os.PathLike):
-        from .runtime import load, read_container
+        from tvm_rnn.runtime.runtime import load, read_container
 
         manifest = dict(read_container(source)[0])
         return manifest, load(source) if measure and manifest["target"]["kind"] == "llvm" else None
@@ -331,9 +331,10 @@ def _plans(
 ) -> dict[str, Any]:
     """The plans of memory (`memory_plan.py`): of a network for every choice of what a tape keeps, of a module for its
     own; none of a module for GPUs that is not on one."""
+    from tvm_rnn.runtime.runtime_memory import check_budget
+
     from .kept import names
     from .memory_plan import facts_of, plans_of, sizes_of
-    from .runtime_memory import check_budget
 
     budget, rows = check_budget(max_bytes), max(manifest["batch"], default=BATCH)
     own = str(manifest.get("memory", {}).get("keep", "values"))

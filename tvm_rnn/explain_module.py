@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.rnn import RNN
+from tvm_rnn.runtime.runtime import Manifest
 
 from . import pipeline
 from .decisions import recording
-from .runtime import Manifest
 from .target import GPUS, TABLE, Target, host, resolve
 
 if TYPE_CHECKING:

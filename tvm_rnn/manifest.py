@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from tvm_rnn.network.model import NETWORK
+from tvm_rnn.runtime.runtime import ALIGNMENT, CONSTANT, CONTAINER_VERSION, FOOTER, MAGIC, MANIFEST_FORMAT
+from tvm_rnn.runtime.runtime_ops import OPERATIONS
+from tvm_rnn.runtime.runtime_random import RAW
 
 from .dtypes import DTYPES, PRECISIONS, STORED, held_dtype
 from .errors import BuildError, ConfigError, WeightError, message
-from .runtime import ALIGNMENT, CONSTANT, CONTAINER_VERSION, FOOTER, MAGIC, MANIFEST_FORMAT
-from .runtime_ops import OPERATIONS
-from .runtime_random import RAW
 
 MODEL_CONSTANT = f"{CONSTANT}model."
 

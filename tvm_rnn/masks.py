@@ -32,8 +32,8 @@ from tvm_rnn.tir.statements import (
     when,
 )
 
-from . import runtime_random
 from .memory import Array, int64
+from .runtime import runtime_random
 
 PARALLEL_UNITS = 32  # with less in a row, a launch costs more than it gives: see emit.PARALLEL_ELEMENTS
 TOGETHER = (4, 2, 1)  # vectors at a time: 4 take 0.50 ns an element on one thread of Zen 5, 1 takes 0.87

@@ -17,12 +17,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from tvm_rnn.runtime.runtime_cuda_segments import sizes_of as sizes_on_gpu
+from tvm_rnn.runtime.runtime_memory import MemoryPlan, Sizes, check_budget, fastest, plan_of, smallest, table
+from tvm_rnn.runtime.runtime_segments import sizes_of as sizes_on_cpu
+
 from . import kept
 from .dtypes import precision_name
 from .errors import ConfigError, message
-from .runtime_cuda_segments import sizes_of as sizes_on_gpu
-from .runtime_memory import MemoryPlan, Sizes, check_budget, fastest, plan_of, smallest, table
-from .runtime_segments import sizes_of as sizes_on_cpu
 
 if TYPE_CHECKING:
     import os

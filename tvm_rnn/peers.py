@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.runtime.runtime import load, read_container
+
 from . import peers_stream
 from .peer_models import (
     TORCH_CELLS,
@@ -30,7 +32,6 @@ from .peer_models import (
     openvino_requests,
     torch_weights,
 )
-from .runtime import load, read_container
 from .torch_model import TorchModel
 
 Run = Callable[[], Any]  # one pass over all steps; the result is y [T, B, D*H] in the framework's own form

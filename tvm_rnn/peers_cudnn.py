@@ -12,9 +12,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tvm_rnn.runtime.runtime import Manifest
+
 from . import peers_cudnn_api as api
 from .peer_models import Problem, Unsupported
-from .runtime import Manifest
 
 if TYPE_CHECKING:
     from .peers_gpu import GpuProblem

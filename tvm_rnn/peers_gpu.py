@@ -97,7 +97,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 def prepare_tvm_rnn(problem: GpuProblem) -> GpuPrepared:
     """This project's module, called as its user calls it."""
-    from .runtime import load
+    from tvm_rnn.runtime.runtime import load
 
     if problem.module is None:
         raise Unsupported("no module was built for it")

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.runtime.runtime import load
+
 from .peer_models import (
     TORCH_CELLS,
     NumpyModel,
@@ -23,7 +25,6 @@ from .peer_models import (
     openvino_requests,
     torch_weights,
 )
-from .runtime import load
 
 Step = Callable[[int], Any]
 WARM_UP = 0.1  # of a round's seconds

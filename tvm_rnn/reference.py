@@ -17,10 +17,10 @@ from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.network.model import Model, Program
 from tvm_rnn.network.rnn import RNN, weight_name
+from tvm_rnn.runtime.runtime_model import Plan, call, check_inputs
 
 from .draws import Draws
 from .errors import InputError, WeightError, message
-from .runtime_model import Plan, call, check_inputs
 
 Array = np.ndarray
 Tape = dict[int, list[Array]]  # for each step: inputs, states before it, what the graph emits

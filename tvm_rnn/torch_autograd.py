@@ -16,10 +16,10 @@ import torch
 
 from tvm_rnn.network.rnn import RNN, weight_name
 
-from . import runtime
 from .errors import ConfigError, InputError, WeightError, message
 from .frontends.torch import form_of, state_arrays
 from .frontends.torch_names import Form
+from .runtime import runtime
 
 Tensor = Any
 

@@ -16,6 +16,7 @@ from tvm_rnn.graph.graph import Graph, depends
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.rnn import RNN, named_constants
+from tvm_rnn.runtime.runtime import CONSTANT
 
 from . import kept, pipeline
 from .decisions import about, heard
@@ -25,7 +26,6 @@ from .lower import Lowered, node_flops
 from .lower_backward import Backward
 from .lower_forward_train import ForwardTrain
 from .pipeline import Layers
-from .runtime import CONSTANT
 from .tape import TapeLayout
 from .target import Target
 

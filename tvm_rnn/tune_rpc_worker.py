@@ -19,8 +19,9 @@ import numpy as np
 import tvm
 from tvm import rpc
 
+from tvm_rnn.runtime.runtime import Module, _open_container
+
 from .rpc_tracker import NoDevice, Server, Tracker
-from .runtime import Module, _open_container
 from .tune_worker import Bench, Reply, Request
 
 CONNECT_SECONDS = 10.0  # a server that is free answers at once, but for one that is frozen

@@ -29,8 +29,7 @@ from .tolerance import relative_error
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
-
-    from .runtime import Module
+    from tvm_rnn.runtime.runtime import Module
 
 Request = Mapping[str, Any]
 Reply = dict[str, Any]
@@ -186,7 +185,7 @@ class Bench:
         return result
 
     def _load(self, path: str) -> Module:
-        from .runtime import load
+        from tvm_rnn.runtime.runtime import load
 
         module = load(path)
         self.threads = module.threads  # asked before threads are kept apart: it is the pool's size from then on

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tiny_module import Tiny
 
-from tvm_rnn import runtime
+from tvm_rnn.runtime import runtime
 
 STRICT = ["-O1", "-Wall", "-Wextra", "-Werror", "-pedantic"]
 

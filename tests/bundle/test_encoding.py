@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from c_operations import OperationError, run
-
 from tests.test_runtime_ops import QUICK, REFUSED, arrays_of, program_of
+
 from tvm_rnn.bundle.encoding import BINARY, DTYPES, ENCODERS, REDUCTIONS, UNARY, Impossible, encode
-from tvm_rnn.runtime_ops import OPERATIONS
+from tvm_rnn.runtime.runtime_ops import OPERATIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of onnx's own reference implementation
 RNG = np.random.default_rng(0)

@@ -15,7 +15,7 @@ from programs import build, run, tiny_bundle
 from tiny_module import H, Tiny
 
 import tvm_rnn as rnn
-from tvm_rnn import runtime
+from tvm_rnn.runtime import runtime
 
 OK, BAD_ARGUMENT, BAD_FILE = 0, 1, 2
 TINY = Tiny()

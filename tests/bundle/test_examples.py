@@ -9,7 +9,7 @@ import pytest
 from programs import build, examples, run, tiny_bundle
 from tiny_module import H, Tiny
 
-from tvm_rnn import runtime
+from tvm_rnn.runtime import runtime
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])

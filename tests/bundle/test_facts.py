@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from tiny_module import H, Tiny
 
-from tvm_rnn import runtime
 from tvm_rnn.bundle.facts import MOST_ARRAYS, c_name, listed, read_facts, unique
 from tvm_rnn.errors import ConfigError
+from tvm_rnn.runtime import runtime
 
 
 def test_names_of_arrays_are_names_of_c() -> None:

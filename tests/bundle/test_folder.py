@@ -14,10 +14,10 @@ from programs import build, examples, run, tiny_bundle
 from tiny_module import Tiny
 
 import tvm_rnn as rnn
-from tvm_rnn import runtime
 from tvm_rnn.bundle import folder as folder_module
 from tvm_rnn.bundle import write_bundle
 from tvm_rnn.errors import BuildError, ConfigError
+from tvm_rnn.runtime import runtime
 
 EMPTY_LSTM_BYTES = 1_000_000  # issue: the bundle of an LSTM without its weights
 

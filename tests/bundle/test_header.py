@@ -9,9 +9,9 @@ import pytest
 from programs import STRICT, tiny_bundle
 from tiny_module import Tiny
 
-from tvm_rnn import runtime
 from tvm_rnn.bundle.facts import read_facts
 from tvm_rnn.bundle.header import about_lines, header_text
+from tvm_rnn.runtime import runtime
 
 
 @pytest.mark.parametrize("words", [["gcc", "-std=c99"], ["g++", "-std=c++98"], ["g++", "-std=c++17"]], ids=str)

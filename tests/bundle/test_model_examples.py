@@ -6,9 +6,9 @@ from pathlib import Path
 
 from tiny_module import Tiny
 
-from tvm_rnn import runtime
 from tvm_rnn.bundle.facts import read_facts
 from tvm_rnn.bundle.model_examples import arguments, model_example
+from tvm_rnn.runtime import runtime
 
 ITEM = {"name": 'a"b', "dtype": "int32", "shape": None}
 MODEL = {"inputs": [ITEM, {**ITEM, "name": "x"}], "outputs": [ITEM], "constants": [], "steps": []}

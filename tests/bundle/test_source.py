@@ -9,11 +9,11 @@ from programs import STRICT
 from tiny_module import Tiny
 
 import tvm_rnn
-from tvm_rnn import runtime
 from tvm_rnn.bundle.facts import read_facts
 from tvm_rnn.bundle.header import header_text
 from tvm_rnn.bundle.source import source_text
 from tvm_rnn.bundle.text import c_text
+from tvm_rnn.runtime import runtime
 
 
 def test_text_for_c(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tvm_rnn.frontends.folding import Steps, Unreadable
 from tvm_rnn.frontends.keras_layers import HANDLERS, STEPWISE, apply_layer
 from tvm_rnn.frontends.keras_recurrent import Model, Part, Value
 from tvm_rnn.network.model import Declared, Program
-from tvm_rnn.runtime_model import Plan
+from tvm_rnn.runtime.runtime_model import Plan
 
 X = np.random.default_rng(0).normal(size=(2, 3, 4))
 W, V = np.random.default_rng(1).normal(size=(4, 5)), np.random.default_rng(2).uniform(0.5, 1.5, 4)

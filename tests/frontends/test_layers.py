@@ -8,7 +8,7 @@ import tvm_rnn as rnn
 from tvm_rnn.frontends.folding import Steps
 from tvm_rnn.frontends.layers import Recurrent, add_network, held_dtype_of, without_empty_rows
 from tvm_rnn.network.model import NETWORK
-from tvm_rnn.runtime_ops import OPERATIONS
+from tvm_rnn.runtime.runtime_ops import OPERATIONS
 
 
 def layer(dtype: str = "float32") -> Recurrent:

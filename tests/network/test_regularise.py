@@ -10,9 +10,10 @@ from derivatives import assert_slopes, draw
 from networks import arguments, flags, network
 
 import tvm_rnn as rnn
-from tvm_rnn import ConfigError, cell, cells, concat, mean, pipeline, runtime_random, tanh
+from tvm_rnn import ConfigError, cell, cells, concat, mean, pipeline, tanh
 from tvm_rnn.draws import Draws
 from tvm_rnn.reference import Reference
+from tvm_rnn.runtime import runtime_random
 from tvm_rnn.target import TABLE
 from tvm_rnn.tolerance import assert_close
 

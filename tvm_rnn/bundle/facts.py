@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import runtime
+from tvm_rnn.runtime import runtime
+
 from ..errors import ConfigError, message
 from .encoding import NETWORK
 

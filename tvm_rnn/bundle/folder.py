@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import runtime
+from tvm_rnn.runtime import runtime
+
 from ..c_compiler import compile_c, find_compiler, object_of, run
 from ..errors import BuildError, ConfigError, message
 from ..locations import PACKAGE

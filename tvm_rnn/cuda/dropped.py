@@ -17,8 +17,8 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.network.rnn import weight_name
+from tvm_rnn.runtime import runtime_random
 
-from .. import runtime_random
 from ..memory import int64, wide
 from .draws import WORD, Draws, threefry
 from .kernel import Kernel, Writer, write

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from tvm_rnn.network.model import Declared, Step
-
-from ..runtime_ops import MOVES, OPERATIONS
+from tvm_rnn.runtime.runtime_ops import MOVES, OPERATIONS
 
 Array = np.ndarray
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from tvm_rnn.language import functions as f
 from tvm_rnn.language.trace import Value
+from tvm_rnn.runtime.runtime_ops import OPERATIONS
 
 from ..errors import CellError
-from ..runtime_ops import OPERATIONS
 from .folding import Steps, Unreadable
 from .onnx_moves import MOVES
 from .onnx_rows import (

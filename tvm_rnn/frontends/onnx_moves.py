@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tvm_rnn.language import functions as f
+from tvm_rnn.runtime.runtime_ops import reshaped
 
-from ..runtime_ops import reshaped
 from .folding import Unreadable
 from .onnx_rows import (
     BATCH,

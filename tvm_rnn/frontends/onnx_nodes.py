@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from tvm_rnn.network.model import Step
+from tvm_rnn.runtime.runtime_ops import OPERATIONS
 
-from ..runtime_ops import OPERATIONS
 from .folding import Unreadable
 from .onnx_file import Proto, import_onnx, tensor_array, type_name
 from .onnx_graph import GraphSteps, label

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_rnn import runtime_random
+from tvm_rnn.runtime import runtime_random
 
 from . import gradients, scalar
 

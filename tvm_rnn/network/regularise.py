@@ -27,7 +27,7 @@ from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.language import trace
 from tvm_rnn.language.trace import Value
-from tvm_rnn.runtime_random import ONCE, SHARED
+from tvm_rnn.runtime.runtime_random import ONCE, SHARED
 
 if TYPE_CHECKING:
     from .rnn import Layer

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 from tiny_module import H, Tiny
 
 from tvm_rnn.errors import InputError, WeightError
-from tvm_rnn.runtime import Module, load
+from tvm_rnn.runtime.runtime import Module, load
 
 FORMS = [Tiny(), Tiny(2), Tiny(1, 2), Tiny(2, dtype="float64")]
 Make = Callable[..., Module]

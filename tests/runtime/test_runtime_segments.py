@@ -21,9 +21,10 @@ from derivatives import Case, draw, named, oracle
 from networks import flags, network
 
 import tvm_rnn as rnn
-from tvm_rnn import InputError, runtime_segments
-from tvm_rnn.runtime_memory import smallest, table
-from tvm_rnn.runtime_training import TrainingModule
+from tvm_rnn import InputError
+from tvm_rnn.runtime import runtime_segments
+from tvm_rnn.runtime.runtime_memory import smallest, table
+from tvm_rnn.runtime.runtime_training import TrainingModule
 from tvm_rnn.tolerance import assert_close
 
 EVERY: dict[str, Any] = {"dropout": 0.4, "recurrent_dropout": 0.3, "zoneout": 0.2, "weight_drop": 0.35}

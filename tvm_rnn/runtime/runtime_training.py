@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 try:
+    from ..errors import InputError, WeightError
     from . import runtime
-    from .errors import InputError, WeightError
     from .runtime import Module
 except ImportError:  # this file and runtime.py alone, beside a .so
     runtime = importlib.import_module("runtime")

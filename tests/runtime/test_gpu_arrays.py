@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_rnn import gpu_arrays
 from tvm_rnn.dtypes import rounded
-from tvm_rnn.gpu_arrays import HostArrays, gpu_of, kind_of, narrow, sender, to_numpy, widen
+from tvm_rnn.runtime import gpu_arrays
+from tvm_rnn.runtime.gpu_arrays import HostArrays, gpu_of, kind_of, narrow, sender, to_numpy, widen
 
 
 class OnGpu:

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 from typing import Any
 
 try:
+    from ..errors import InputError
     from . import runtime
-    from .errors import InputError
 except ImportError:  # this file and runtime.py alone, beside a .so
     runtime = importlib.import_module("runtime")
     globals()["InputError"] = vars(runtime)["InputError"]

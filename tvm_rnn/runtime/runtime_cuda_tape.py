@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 try:
+    from ..errors import InputError
     from . import gpu_arrays, runtime
-    from .errors import InputError
 except ImportError:  # this file and those that it names alone, beside a .so
     globals().update({name: importlib.import_module(name) for name in ("gpu_arrays", "runtime")})
     globals()["InputError"] = vars(importlib.import_module("runtime"))["InputError"]

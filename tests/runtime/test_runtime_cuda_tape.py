@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_rnn import InputError, gpu_arrays
-from tvm_rnn.runtime_cuda_tape import (
+from tvm_rnn import InputError
+from tvm_rnn.runtime import gpu_arrays
+from tvm_rnn.runtime.runtime_cuda_tape import (
     ALIGNMENT,
     CudaTape,
     check_tape,

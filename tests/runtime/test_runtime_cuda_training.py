@@ -21,8 +21,8 @@ from tvm_rnn.cuda import recurrent, steps
 from tvm_rnn.cuda.pooled_layout import Pooled
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.errors import InputError
-from tvm_rnn.runtime_cuda_tape import tape_bytes
-from tvm_rnn.runtime_cuda_training import CudaTrainingModule
+from tvm_rnn.runtime.runtime_cuda_tape import tape_bytes
+from tvm_rnn.runtime.runtime_cuda_training import CudaTrainingModule
 
 EXACT = {"bfloat16": ml_dtypes.bfloat16}
 # Relative error in the Euclidean norm, of results and of every gradient.
@@ -157,7 +157,7 @@ def test_runtime_files_alone(tmp_path: Path) -> None:
     """Beside a .so, without the package."""
     net = network("elman", 4, 4)
     emulator.compile(net, training=True).export(tmp_path / "m.so")
-    package = Path(rnn.__file__).parent
+    package = Path(rnn.__file__).parent / "runtime"
     for name in ("runtime", "runtime_cuda", "runtime_cuda_tape", "runtime_cuda_training", "gpu_arrays"):
         shutil.copy(package / f"{name}.py", tmp_path)
     code = (

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvm_rnn import InputError
-from tvm_rnn.runtime_memory import MemoryPlan, Sizes, check_budget, fastest, plan_of, smallest, table, why_whole
+from tvm_rnn.runtime.runtime_memory import MemoryPlan, Sizes, check_budget, fastest, plan_of, smallest, table, why_whole
 
 
 def sizes(steps: int, tape: int = 700, states: int = 200, fixed: int = 5000, tile: int = 7, **more: Any) -> Sizes:

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from fake_gpu import H, Log, expected, toolchain, write_tiny
 
-from tvm_rnn import gpu_arrays, runtime
 from tvm_rnn.errors import DeviceError, InputError, LoadError, WeightError
-from tvm_rnn.runtime import load
-from tvm_rnn.runtime_cuda import CudaModule, fits
+from tvm_rnn.runtime import gpu_arrays, runtime
+from tvm_rnn.runtime.runtime import load
+from tvm_rnn.runtime.runtime_cuda import CudaModule, fits
 
 X = np.random.default_rng(0).normal(size=(5, 4, H)).astype("f4")
 

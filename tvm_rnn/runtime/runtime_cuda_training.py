@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 try:
+    from ..errors import DeviceError, InputError
     from . import gpu_arrays, runtime
-    from .errors import DeviceError, InputError
     from .runtime_cuda import CudaModule, Device
     from .runtime_cuda_tape import CudaTape, Part, by_visit, check_tape, new_output, numbers, readable
 except ImportError:  # this file and those that it names alone, beside a .so

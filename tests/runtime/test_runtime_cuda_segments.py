@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from derivatives import draw, named, oracle
 from networks import flags, network
+from tests.test_runtime_cuda_training import LIMITS, cast, error, gradients
 
 import tvm_rnn as rnn
-from tests.test_runtime_cuda_training import LIMITS, cast, error, gradients
-from tvm_rnn import InputError, gpu_arrays
-from tvm_rnn.runtime_cuda_segments import CudaSegmentedTape, add, clipped, sizes_of, times
-from tvm_rnn.runtime_cuda_tape import fresh, tape_bytes
-from tvm_rnn.runtime_memory import Sizes, plan_of, smallest
+from tvm_rnn import InputError
+from tvm_rnn.runtime import gpu_arrays
+from tvm_rnn.runtime.runtime_cuda_segments import CudaSegmentedTape, add, clipped, sizes_of, times
+from tvm_rnn.runtime.runtime_cuda_tape import fresh, tape_bytes
+from tvm_rnn.runtime.runtime_memory import Sizes, plan_of, smallest
 
 EVERY: dict[str, Any] = {"dropout": 0.4, "recurrent_dropout": 0.3, "zoneout": 0.2, "weight_drop": 0.35}
 CASES: dict[str, tuple[str, int, str, dict[str, Any]]] = {

@@ -10,8 +10,8 @@ import onnx
 import pytest
 
 from tvm_rnn.network.model import Program
-from tvm_rnn.runtime_model import Plan
-from tvm_rnn.runtime_ops import MOVES, OPERATIONS, reshaped
+from tvm_rnn.runtime.runtime_model import Plan
+from tvm_rnn.runtime.runtime_ops import MOVES, OPERATIONS, reshaped
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of onnx's own reference implementation
 # What the standard tests and we refuse, by the reason that is given.

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 try:
+    from ..errors import InputError, LoadError, WeightError
     from . import runtime, runtime_ops
-    from .errors import InputError, LoadError, WeightError
 except ImportError:  # this file, runtime.py and runtime_ops.py alone, beside a .so
     globals().update({name: importlib.import_module(name) for name in ("runtime", "runtime_ops")})
     globals().update({name: getattr(runtime, name) for name in ("InputError", "LoadError", "WeightError")})

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tvm_rnn import runtime_random
-from tvm_rnn.runtime_random import key, keys, mask, threefry, threshold
+from tvm_rnn.runtime import runtime_random
+from tvm_rnn.runtime.runtime_random import key, keys, mask, threefry, threshold
 
 SIGMAS = 4.5  # of a sum of many independent draws: once in 150,000
 WORDS = [  # counter, key, result: of Random123, the authors' library, version 1.09, tests/kat_vectors

@@ -15,10 +15,10 @@ import pytest
 from safetensors.numpy import save_file
 
 import tvm_rnn as rnn
-from tvm_rnn import runtime_model
 from tvm_rnn.errors import InputError, LoadError, WeightError
 from tvm_rnn.network.model import NETWORK, Declared, Model, Program, Step
 from tvm_rnn.network.origin import Origin
+from tvm_rnn.runtime import runtime_model
 from tvm_rnn.tolerance import assert_close
 
 WIDTH, H, T, B = 3, 4, 6, 2
@@ -253,7 +253,7 @@ def test_copied_files_are_enough(name: str, tmp_path: Path, request: pytest.Fixt
     given = feeds() if name == "module" else {"X": np.ones((T, B, WIDTH), "f4")}
     np.savez(tmp_path / "in.npz", **given)
     for file in ("runtime.py", "runtime_model.py", "runtime_ops.py"):
-        shutil.copy(Path(rnn.__file__).with_name(file), tmp_path)
+        shutil.copy(Path(rnn.__file__).parent / "runtime" / file, tmp_path)
     program = (
         "import sys, json, numpy as np; sys.modules.update(tvm=None, tvm_rnn=None, torch=None); import runtime;"
         "m = runtime.load('m.so'); y = m.run(dict(np.load('in.npz')))['Y'];"

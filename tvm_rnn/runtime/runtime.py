@@ -26,7 +26,7 @@ from typing import Any, cast
 import numpy as np
 
 try:
-    from .errors import InputError, LoadError, TvmRnnError, WeightError
+    from ..errors import InputError, LoadError, TvmRnnError, WeightError
 except ImportError:  # this file alone, beside a .so: the same names, made here
     for name in ("TvmRnnError", "InputError", "LoadError", "WeightError"):
         globals()[name] = type(name, (globals().get("TvmRnnError", Exception),), {})

@@ -11,7 +11,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn.errors import InputError, WeightError
-from tvm_rnn.runtime import Module
+from tvm_rnn.runtime.runtime import Module
 
 NETS = {
     "lstm": lambda: rnn.RNN(rnn.cells.lstm, 7, 33),

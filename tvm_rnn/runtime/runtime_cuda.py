@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 try:
+    from ..errors import DeviceError, InputError, LoadError, WeightError
     from . import gpu_arrays, runtime
-    from .errors import DeviceError, InputError, LoadError, WeightError
     from .runtime import Manifest, Module
 except ImportError:  # this file, runtime.py and gpu_arrays.py alone, beside a .so
     globals().update({name: importlib.import_module(name) for name in ("gpu_arrays", "runtime")})

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 try:
+    from ..errors import InputError, WeightError
     from . import runtime
-    from .errors import InputError, WeightError
 except ImportError:  # this file and runtime.py alone, beside a .so
     globals()["runtime"] = importlib.import_module("runtime")
     globals().update({name: getattr(runtime, name) for name in ("InputError", "WeightError")})
