@@ -22,7 +22,7 @@ from tvm_rnn.cuda import nvcc
 from tvm_rnn.cuda.program import Program
 from tvm_rnn.cuda.source import Source, generate
 from tvm_rnn.errors import BuildError
-from tvm_rnn.manifest import write_container
+from tvm_rnn.module_file.manifest import write_container
 from tvm_rnn.target import GPUS
 
 H = 3

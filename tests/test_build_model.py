@@ -12,7 +12,7 @@ from tests.test_runtime_model import WIDTH, B, T, two
 from tvm_rnn import pipeline
 from tvm_rnn.build_model import SHARED
 from tvm_rnn.errors import BuildError, ConfigError
-from tvm_rnn.manifest import validate
+from tvm_rnn.module_file.manifest import validate
 from tvm_rnn.runtime.runtime import read_container
 from tvm_rnn.tables import has_weights, manifest_page
 

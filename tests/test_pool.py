@@ -252,7 +252,7 @@ def test_install_again_after_another_runtime_has_overwritten_the_pointer(path: P
     )
     sizes = ["-DREAL=float", "-DLAYERS=1", "-DDIRECTIONS=1", "-DEXTRA=0", "-DH=5"]
     code = compile_elf([Path(__file__).with_name("tiny_cell.c"), POOL_C, source], *sizes)
-    from tvm_rnn.manifest import write_container
+    from tvm_rnn.module_file.manifest import write_container
 
     write_container(code, Tiny().manifest(), Tiny().weights(), tmp_path / "m.so")
     library = runtime.load(tmp_path / "m.so")._library

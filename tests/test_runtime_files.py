@@ -23,7 +23,7 @@ import pytest
 from tiny_module import H, Tiny, compile_elf, elf
 
 from tvm_rnn.errors import BuildError, LoadError, WeightError
-from tvm_rnn.manifest import serialize_weights, write_container
+from tvm_rnn.module_file.manifest import serialize_weights, write_container
 from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import load, read_container
 

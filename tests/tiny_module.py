@@ -1,7 +1,7 @@
 """A module without the compiler: tiny_cell.c, pool.c and ffi.c compiled by gcc, wrapped as a container.
 
 In: the form of the module (layers, directions, dtype, extra input and state). Out: its file, manifest and weights, and
-a NumPy version of the same cell to compare with. Used by the tests of runtime.py, manifest.py and pool.c.
+a NumPy version of the same cell to compare with. Used by the tests of runtime.py, module_file/manifest.py and pool.c.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Tiny:
         }
 
     def write(self, path: Path, weights: dict[str, np.ndarray] | None = None, **changes: Any) -> Path:
-        from tvm_rnn.manifest import write_container
+        from tvm_rnn.module_file.manifest import write_container
 
         write_container(elf(self), self.manifest(**changes), self.weights() if weights is None else weights, path)
         return path

@@ -26,11 +26,12 @@ from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.network.widen import widened
 from tvm_rnn.schedule.records import Records
 
-from . import __version__, c_compiler, manifest, pipeline, tir_pipeline
+from . import __version__, c_compiler, pipeline, tir_pipeline
 from .decisions import about, heard, recording
 from .dtypes import held_dtype, precision_name, stored_name
 from .errors import BuildError, ConfigError, message
 from .lower import Lowered, Lowering
+from .module_file import manifest
 from .passes.differentiate import choice
 from .pipeline import Layers
 from .runtime import runtime

@@ -15,9 +15,9 @@ import tvm
 
 from tvm_rnn.network.model import Model
 
-from . import manifest
 from .build import blob, describe, generate, link
 from .lower import Lowered, Lowering
+from .module_file import manifest
 from .pipeline import Layers
 from .target import Target
 

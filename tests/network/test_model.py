@@ -10,7 +10,7 @@ from tiny_module import Tiny
 
 import tvm_rnn as rnn
 from tvm_rnn.errors import BuildError
-from tvm_rnn.manifest import validate
+from tvm_rnn.module_file.manifest import validate
 from tvm_rnn.network.model import NETWORK, Declared, Model, Program, Step
 from tvm_rnn.network.origin import Origin
 

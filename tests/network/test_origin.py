@@ -9,7 +9,7 @@ import pytest
 from tiny_module import Tiny
 
 from tvm_rnn.errors import BuildError
-from tvm_rnn.manifest import validate
+from tvm_rnn.module_file.manifest import validate
 from tvm_rnn.network.origin import Origin, same_bits, sha256_of
 from tvm_rnn.tables import origin_text
 

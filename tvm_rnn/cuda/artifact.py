@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tvm_rnn.module_file import manifest
 from tvm_rnn.network.rnn import RNN
 
-from .. import manifest
 from ..build import blob, common_facts
 from ..errors import BuildError, message
 from ..pipeline import Layers

@@ -388,8 +388,8 @@ class Module:
         """Write this module with its present weights, whole or not at all: to a .so file (path), to a folder for
         programs without Python (bundle; its C names begin with `name`, as the folder's does at first), or to both."""
         if not __package__:
-            raise _error(TvmRnnError, "runtime.py alone cannot export", "no manifest.py", "tvm_rnn installed")
-        _beside("manifest").export(self, path, bundle, name)
+            raise _error(TvmRnnError, "runtime.py alone cannot export", "no package", "tvm_rnn installed")
+        importlib.import_module("tvm_rnn.module_file.manifest").export(self, path, bundle, name)
 
 
 def load(path: str | os.PathLike[str]) -> Module:

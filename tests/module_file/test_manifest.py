@@ -1,4 +1,4 @@
-"""manifest.py: what a manifest must say, and the container file that carries it.
+"""module_file/manifest.py: what a manifest must say, and the container file that carries it.
 
 In: a hand-written manifest and a few bytes that stand for code. Out: files in a temporary folder, taken apart by hand.
 """
@@ -19,9 +19,9 @@ from fake_gpu import tiny_manifest
 from safetensors.numpy import load as load_safetensors
 from tiny_module import H, Tiny
 
-from tvm_rnn import manifest as module
 from tvm_rnn.errors import BuildError, WeightError
-from tvm_rnn.manifest import (
+from tvm_rnn.module_file import manifest as module
+from tvm_rnn.module_file.manifest import (
     CPU_FIELDS,
     FIELDS,
     GPU_FIELDS,

@@ -16,13 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.dtypes import DTYPES, PRECISIONS, STORED, held_dtype
+from tvm_rnn.errors import BuildError, ConfigError, WeightError, message
 from tvm_rnn.network.model import NETWORK
 from tvm_rnn.runtime.runtime import ALIGNMENT, CONSTANT, CONTAINER_VERSION, FOOTER, MAGIC, MANIFEST_FORMAT
 from tvm_rnn.runtime.runtime_ops import OPERATIONS
 from tvm_rnn.runtime.runtime_random import RAW
-
-from .dtypes import DTYPES, PRECISIONS, STORED, held_dtype
-from .errors import BuildError, ConfigError, WeightError, message
 
 MODEL_CONSTANT = f"{CONSTANT}model."
 
@@ -321,7 +320,7 @@ def export(module: Any, path: Any, bundle: Any, name: str | None) -> None:
         do = 'mod.export("m.so"), or mod.export(bundle="folder")'
         raise ConfigError(message("export: nothing to write", got="neither a path nor a bundle", do=do))
     if bundle is not None:
-        from .bundle import write_bundle
+        from tvm_rnn.bundle import write_bundle
 
         write_bundle(module, bundle, name)
     if path is not None:
