@@ -14,7 +14,7 @@ from networks import arguments
 
 import tvm_rnn as rnn
 from tvm_rnn.network.rnn import weight_name
-from tvm_rnn.normalise import normalise
+from tvm_rnn.passes.normalise import normalise
 from tvm_rnn.torch_model import Program
 
 Arrays = dict[str, np.ndarray]

@@ -12,8 +12,8 @@ import ml_dtypes
 import numpy as np
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline
 from tvm_rnn.graph.graph import Graph, topological
+from tvm_rnn.passes import pipeline
 from tvm_rnn.target import resolve
 
 EXPONENTS = {"float16": (-15, 7), "bfloat16": (-117, 119)}

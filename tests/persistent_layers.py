@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline
 from tvm_rnn.cuda import geometry, nvcc
 from tvm_rnn.cuda.geometry import RecurrentUnit
 from tvm_rnn.cuda.kernel import Kernel
@@ -25,6 +24,7 @@ from tvm_rnn.cuda.source import compile_kernels
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.cuda.weights import Weights
 from tvm_rnn.errors import BuildError
+from tvm_rnn.passes import pipeline
 from tvm_rnn.schedule.template import Config, Knobs, templates
 from tvm_rnn.target import resolve
 

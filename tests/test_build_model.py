@@ -9,10 +9,10 @@ import pytest
 
 import tvm_rnn as rnn
 from tests.test_runtime_model import WIDTH, B, T, two
-from tvm_rnn import pipeline
 from tvm_rnn.build_model import SHARED
 from tvm_rnn.errors import BuildError, ConfigError
 from tvm_rnn.module_file.manifest import validate
+from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime.runtime import read_container
 from tvm_rnn.tables import has_weights, manifest_page
 

@@ -19,7 +19,7 @@ import tvm_rnn as rnn
 from tvm_rnn import spec
 from tvm_rnn.cli import app
 from tvm_rnn.cuda import nvcc
-from tvm_rnn.pipeline import PASS_NAMES
+from tvm_rnn.passes.pipeline import PASS_NAMES
 from tvm_rnn.schedule.record_files import merge
 from tvm_rnn.schedule.records import Choice, Record
 from tvm_rnn.schedule.template import templates

@@ -14,8 +14,9 @@ import tvm_ffi
 from networks import arguments, compiled, network
 
 import tvm_rnn as rnn
-from tvm_rnn import cell, concat, pipeline, sigmoid, tanh, target
+from tvm_rnn import cell, concat, sigmoid, tanh, target
 from tvm_rnn.lower import Lowering
+from tvm_rnn.passes import pipeline
 from tvm_rnn.tolerance import assert_close
 
 ALONE = """

@@ -7,9 +7,10 @@ import tvm_ffi
 from tvm import tirx
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline, target
+from tvm_rnn import target
 from tvm_rnn.emit import PARALLEL_ELEMENTS, Emitter
 from tvm_rnn.lower import Lowering
+from tvm_rnn.passes import pipeline
 
 V4 = target.TABLE["x86-64-v4"]
 

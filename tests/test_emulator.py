@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline
 from tvm_rnn.cuda import gemm, recurrent, steps, wave
 from tvm_rnn.cuda.geometry import Geometry
 from tvm_rnn.cuda.pooled_layout import Pooled
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.network.model import NETWORK, Declared, Program, Step
+from tvm_rnn.passes import pipeline
 
 T, B = 5, 11
 # Relative error in the Euclidean norm.

@@ -6,11 +6,12 @@ import pytest
 from networks import network
 
 import tvm_rnn as rnn
-from tvm_rnn import cell, exp, pipeline, softmax, target
+from tvm_rnn import cell, exp, softmax, target
 from tvm_rnn.emit import Emitter
 from tvm_rnn.finish import Finish
 from tvm_rnn.graph.graph import Graph
 from tvm_rnn.layer_backward import BackwardLayer
+from tvm_rnn.passes import pipeline
 
 V4 = target.TABLE["x86-64-v4"]
 

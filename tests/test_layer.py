@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import cell, pipeline, sigmoid, sqrt, sum, tanh, target
+from tvm_rnn import cell, sigmoid, sqrt, sum, tanh, target
 from tvm_rnn.emit import Emitter
 from tvm_rnn.layer import Layer
+from tvm_rnn.passes import pipeline
 from tvm_rnn.tolerance import assert_close
 
 V4 = target.TABLE["x86-64-v4"]

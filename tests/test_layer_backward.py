@@ -7,9 +7,10 @@ from networks import network
 
 import tvm_rnn as rnn
 from tests.test_reference import restless
-from tvm_rnn import pipeline, target
+from tvm_rnn import target
 from tvm_rnn.emit import Emitter
 from tvm_rnn.layer_backward import BackwardLayer, is_total
+from tvm_rnn.passes import pipeline
 
 V4 = target.TABLE["x86-64-v4"]
 

@@ -6,10 +6,11 @@ import pytest
 from networks import network
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline, target
+from tvm_rnn import target
 from tvm_rnn.emit import Emitter
 from tvm_rnn.layer import Layer
 from tvm_rnn.layer_training import KeepingLayer
+from tvm_rnn.passes import pipeline
 
 V4 = target.TABLE["x86-64-v4"]
 

@@ -10,8 +10,9 @@ import pytest
 from networks import arguments, check, compiled, flags, network
 
 import tvm_rnn as rnn
-from tvm_rnn import PassError, pipeline, target
+from tvm_rnn import PassError, target
 from tvm_rnn.lower import Lowered, Lowering
+from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime import runtime
 from tvm_rnn.tolerance import assert_close
 

@@ -8,10 +8,11 @@ import pytest
 from networks import network
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline, target
+from tvm_rnn import target
 from tvm_rnn.lower_backward import Backward
 from tvm_rnn.lower_forward_train import ForwardTrain
-from tvm_rnn.pipeline import Layers
+from tvm_rnn.passes import pipeline
+from tvm_rnn.passes.pipeline import Layers
 from tvm_rnn.tape import TapeLayout
 from tvm_rnn.verify import verify
 

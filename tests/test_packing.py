@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline, target
+from tvm_rnn import target
 from tvm_rnn.graph.graph import depends
 from tvm_rnn.packing import PackedWeights
+from tvm_rnn.passes import pipeline
 from tvm_rnn.storage import STORAGES
 
 V4 = target.TABLE["x86-64-v4"]

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from random_equations import Equations, equations
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline, target
+from tvm_rnn import target
+from tvm_rnn.passes import pipeline
 from tvm_rnn.reference import Reference
 from tvm_rnn.tolerance import assert_close, relative_error
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from networks import arguments, network
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline, target
+from tvm_rnn import target
+from tvm_rnn.passes import pipeline
 from tvm_rnn.tolerance import assert_close
 
 CALLS = st.tuples(st.integers(0, 25), st.integers(0, 20), st.integers(0, 7))  # T, B, which of state, lengths, reset

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline, show, target
+from tvm_rnn import show, target
+from tvm_rnn.passes import pipeline
 
 GOLDEN = Path(__file__).parent / "golden"
 CELLS = ("lstm", "gru", "gru_reset_before", "lstm_layer_norm", "multiplicative_lstm", "mlstm", "indrnn")

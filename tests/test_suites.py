@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.pipeline import PASS_NAMES
+from tvm_rnn.passes.pipeline import PASS_NAMES
 from tvm_rnn.suites import ALL, PASSES, SHORT, SUITES, Point, batches, beside_peers, network, select, suite
 
 

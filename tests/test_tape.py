@@ -9,8 +9,9 @@ import pytest
 from networks import network
 
 from tests.test_reference import restless
-from tvm_rnn import pipeline, target
+from tvm_rnn import target
 from tvm_rnn.memory import int64
+from tvm_rnn.passes import pipeline
 from tvm_rnn.tape import TapeLayout
 
 V4 = target.TABLE["x86-64-v4"]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline, target
+from tvm_rnn import target
+from tvm_rnn.passes import pipeline
 from tvm_rnn.tile_reductions import runs_along
 
 V4 = target.TABLE["x86-64-v4"]

@@ -6,11 +6,12 @@ import tvm_ffi
 from tvm import tirx
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline, target
+from tvm_rnn import target
 from tvm_rnn.emit import Emitter
 from tvm_rnn.graph.graph import Group
 from tvm_rnn.layer import Layer
 from tvm_rnn.lower import Lowering
+from tvm_rnn.passes import pipeline
 from tvm_rnn.schedule import template
 
 V4 = target.TABLE["x86-64-v4"]

@@ -22,9 +22,10 @@ from random_equations import Equations, equations
 
 import tvm_rnn as rnn
 from tests.test_reference import restless
-from tvm_rnn import cell, cells, einsum, exp, pipeline, softmax, sum, tanh
+from tvm_rnn import cell, cells, einsum, exp, softmax, sum, tanh
 from tvm_rnn.build import describe
 from tvm_rnn.lower import Lowering
+from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime.runtime_training import TrainingModule
 from tvm_rnn.schedule.template import space
 from tvm_rnn.target import resolve

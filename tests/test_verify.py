@@ -9,8 +9,9 @@ import tvm_ffi
 from tvm import tirx
 
 import tvm_rnn as rnn
-from tvm_rnn import PassError, pipeline, target
+from tvm_rnn import PassError, target
 from tvm_rnn.lower import Lowering
+from tvm_rnn.passes import pipeline
 from tvm_rnn.verify import verify
 
 V4 = target.TABLE["x86-64-v4"]

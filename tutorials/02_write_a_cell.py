@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline
+from tvm_rnn.passes import pipeline
 from tvm_rnn.tolerance import assert_close
 
 # %% [markdown]

@@ -12,9 +12,10 @@ import time
 import numpy as np
 
 import tvm_rnn as rnn
-from tvm_rnn import cli, pipeline
+from tvm_rnn import cli
 from tvm_rnn.graph.tensor_expressions import text
-from tvm_rnn.pipeline import PASS_NAMES
+from tvm_rnn.passes import pipeline
+from tvm_rnn.passes.pipeline import PASS_NAMES
 from tvm_rnn.target import resolve
 
 # %% [markdown]
@@ -131,9 +132,6 @@ for name, found in seconds.items():
 assert tuple(h.shape) == (2, 16)
 print(text([h]))
 
-# %% [markdown]
-# ## What to read next
-#
-# `04_compile_for_a_gpu.py`: the same cells on a GPU. `tvm_rnn/passes`: each pass is one file whose docstring says what
-# it rewrites to what. `tvm_rnn/pipeline.py` puts them in order and says why. `tvm-rnn compile ... --dump DIR` writes
-# every stage of a compilation to a folder.
+# %% [markdown] ## What to read next  `04_compile_for_a_gpu.py`: the same cells on a GPU. `tvm_rnn/passes`: each pass is
+# one file whose docstring says what it rewrites to what. `tvm_rnn/passes/pipeline.py` puts them in order and says why.
+# `tvm-rnn compile ... --dump DIR` writes every stage of a compilation to a folder.

@@ -15,7 +15,7 @@ from tvm import te
 from tvm.s_tir import Schedule
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline
+from tvm_rnn.passes import pipeline
 from tvm_rnn.schedule.template import Knobs, Unit, space, templates
 from tvm_rnn.target import resolve
 

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline, show, target
+from tvm_rnn import show, target
+from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime import runtime
 from tvm_rnn.tolerance import relative_error, tolerance
 

@@ -23,11 +23,11 @@ import numpy as np
 
 from tvm_rnn.network.rnn import RNN
 
-from . import pipeline
 from .bench import OURS, Row, check, compare, cpu_facts
 from .build import compile
 from .errors import TvmRnnError
 from .floors import shares
+from .passes import pipeline
 from .suites import Point, batches, beside_peers, network, tamed
 from .target import host
 

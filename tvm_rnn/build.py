@@ -24,16 +24,17 @@ import tvm_ffi
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.network.widen import widened
+from tvm_rnn.passes.pipeline import Layers
 from tvm_rnn.schedule.records import Records
 
-from . import __version__, c_compiler, pipeline, tir_pipeline
+from . import __version__, c_compiler, tir_pipeline
 from .decisions import about, heard, recording
 from .dtypes import held_dtype, precision_name, stored_name
 from .errors import BuildError, ConfigError, message
 from .lower import Lowered, Lowering
 from .module_file import manifest
+from .passes import pipeline
 from .passes.differentiate import choice
-from .pipeline import Layers
 from .runtime import runtime
 from .schedule import record_files
 from .show import equations_digest
@@ -80,7 +81,7 @@ def compile(
     the GPUs that the file is for, as nvcc has them, such as ["sm_80", "sm_90a"]; the runtime takes the kernels that
     fit; empty: the target's alone. training: `forward_train` and `backward` too: three times the work. keep: what
     forward_train leaves for backward besides inputs and states, of float32 on GPUs with ":bfloat16" behind in half of
-    the bytes (`kept.py`: all that no product reads); "values": as much as saves every product, "states":
+    the bytes (`passes/keep_choice.py`: all that no product reads); "values": as much as saves every product, "states":
     nothing, the products run again, in less memory; None: "values" (`Module.plan_memory` and how-to "train" say more).
     max_bytes: of a module for training, its `max_bytes` at first; whether a call fits it is forward_train's to say.
     without: names of passes to switch off. records: tuned knob values: a folder that `tune` wrote, or "none"; None:

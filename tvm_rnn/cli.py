@@ -229,10 +229,10 @@ def show_stages(
 
     $ tvm-rnn show mycell.py:mycell --stage asm --hidden-size 256 --input-size 64 --without hoist_gemms
     """
+    from tvm_rnn.passes.pipeline import PASS_NAMES, run, stages
     from tvm_rnn.schedule.record_files import machines
 
     from .cli_model import looked_at
-    from .pipeline import PASS_NAMES, run, stages
     from .show import CODE_STAGES, GPU_STAGES, layers_text
     from .spec import parse_batch
 

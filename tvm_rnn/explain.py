@@ -21,10 +21,10 @@ from .errors import ConfigError, message
 from .explain_work import occupancies, work
 
 if TYPE_CHECKING:
+    from tvm_rnn.passes.pipeline import Layers
     from tvm_rnn.runtime.runtime import Module
     from tvm_rnn.schedule.records import Records
 
-    from .pipeline import Layers
     from .target import Target
 
 STEPS, BATCH = 100, 1  # of the workload whose time is estimated, where the caller names none
@@ -195,9 +195,9 @@ def _decided(
     """What the manifest would be, all but what generated code adds to it, and the networks."""
     from tvm_rnn.network.widen import widened
 
-    from . import pipeline
     from .build import describe, networks_of, precision_of, stored_as
     from .lower import Lowering
+    from .passes import pipeline
     from .schedule import record_files
     from .training import add_training
 
@@ -331,9 +331,9 @@ def _plans(
 ) -> dict[str, Any]:
     """The plans of memory (`memory_plan.py`): of a network for every choice of what a tape keeps, of a module for its
     own; none of a module for GPUs that is not on one."""
+    from tvm_rnn.passes.keep_choice import names
     from tvm_rnn.runtime.runtime_memory import check_budget
 
-    from .kept import names
     from .memory_plan import facts_of, plans_of, sizes_of
 
     budget, rows = check_budget(max_bytes), max(manifest["batch"], default=BATCH)

@@ -14,12 +14,12 @@ from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.runtime.runtime import Manifest
 
-from . import pipeline
 from .decisions import recording
+from .passes import pipeline
 from .target import GPUS, TABLE, Target, host, resolve
 
 if TYPE_CHECKING:
-    from .pipeline import Layers
+    from tvm_rnn.passes.pipeline import Layers
 
 AFTER = ("regime", "wave")  # stages of decisions that are not of passes
 Stages = list[tuple[str, "Layers"]]

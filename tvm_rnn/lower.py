@@ -22,13 +22,13 @@ from tvm_rnn.graph.graph import Node, depends
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.tensor_expressions import reduced_axes
 from tvm_rnn.network.rnn import RNN, named_constants, weight_name
+from tvm_rnn.passes.pipeline import Layers
 from tvm_rnn.tir.statements import Expr, Named, Stmt, bind, buffer, function, load, loop, sequence, store, variable
 
 from .emit import Emitter, Used
 from .errors import PassError, message
 from .layer import Context, Layer, Visit
 from .memory import Array, Workspace, int64, row_stride, strides_of
-from .pipeline import Layers
 from .storage import STORAGES
 from .target import Target
 from .transfer import each, rows_in, rows_out

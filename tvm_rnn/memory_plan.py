@@ -21,9 +21,9 @@ from tvm_rnn.runtime.runtime_cuda_segments import sizes_of as sizes_on_gpu
 from tvm_rnn.runtime.runtime_memory import MemoryPlan, Sizes, check_budget, fastest, plan_of, smallest, table
 from tvm_rnn.runtime.runtime_segments import sizes_of as sizes_on_cpu
 
-from . import kept
 from .dtypes import precision_name
 from .errors import ConfigError, message
+from .passes import keep_choice
 
 if TYPE_CHECKING:
     import os
@@ -95,8 +95,8 @@ def plan_memory(
     machine, _ = record_files.machines(target, (), records, lambda line: None)
     check_training(net, machine)
     if keep is not None:
-        kept.check(keep, net.dtype, machine.kind)
-    kinds = [keep] if keep else kept.names(net.dtype, machine.kind)
+        keep_choice.check(keep, net.dtype, machine.kind)
+    kinds = [keep] if keep else keep_choice.names(net.dtype, machine.kind)
     named = precision_name(net.dtype, precision)
     budget = check_budget(max_bytes)
     found = {kind: facts_of(net, machine, (batch,), tuple(without), named, kind) for kind in kinds}

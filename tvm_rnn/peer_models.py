@@ -16,12 +16,12 @@ import numpy as np
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.rnn import RNN, weight_name
+from tvm_rnn.passes.normalise import normalise
 from tvm_rnn.runtime.runtime import Manifest
 
 from . import cells
 from .errors import TvmRnnError
 from .frontends.torch import state_arrays
-from .normalise import normalise
 from .passes.combine_gemms import CombineGemms
 from .passes.hoist_gemms import HoistGemms
 from .reference import evaluate

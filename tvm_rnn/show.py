@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 from tvm_rnn.graph.graph import Graph, Group, Node, depends
 from tvm_rnn.graph.node_text import expression, leaf_text
 
-from . import pipeline
+from .passes import pipeline
 from .passes.fuse_pointwise import is_move
 from .target import Target, resolve
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
+    from tvm_rnn.passes.pipeline import Layers
 
     from .cuda.program import Program
-    from .pipeline import Layers
 
 CODE_STAGES = ("te", "tir", "llvm", "asm")
 GPU_STAGES = ("te", "tir", "cuda", "host")

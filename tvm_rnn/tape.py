@@ -22,9 +22,9 @@ import numpy as np
 
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.network.rnn import RNN
+from tvm_rnn.passes.pipeline import Layers
 
 from .memory import Array, Expr, int64, row_stride, strides_of
-from .pipeline import Layers
 
 
 @dataclass

@@ -15,8 +15,8 @@ from typing import Any
 
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.network.rnn import RNN, weight_name
+from tvm_rnn.passes.normalise import normalise
 
-from .normalise import normalise
 from .passes.combine_gemms import CombineGemms
 from .passes.hoist_gemms import HoistGemms
 from .target import TABLE as TARGETS

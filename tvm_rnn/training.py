@@ -16,16 +16,16 @@ from tvm_rnn.graph.graph import Graph, depends
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.rnn import RNN, named_constants
+from tvm_rnn.passes.pipeline import Layers
 from tvm_rnn.runtime.runtime import CONSTANT
 
-from . import kept, pipeline
 from .decisions import about, heard
 from .dtypes import held_dtype
 from .errors import ConfigError, message
 from .lower import Lowered, node_flops
 from .lower_backward import Backward
 from .lower_forward_train import ForwardTrain
-from .pipeline import Layers
+from .passes import keep_choice, pipeline
 from .tape import TapeLayout
 from .target import Target
 
@@ -48,8 +48,8 @@ def add_training(
 ) -> dict[str, np.ndarray]:
     """Adds functions to `lowered` and facts to `facts`. training: what is kept, by name; True: "values". Returns the
     constants that the functions read, by name."""
-    kept.check(training, net.dtype, target.kind)
-    training = kept.chosen(training, net, target, batches)
+    keep_choice.check(training, net.dtype, target.kind)
+    training = keep_choice.chosen(training, net, target, batches)
     with about("", training=True):
         layers = pipeline.run(net, target, without, batches, training=training)[-1][1]
     facts["decisions"] = heard()
@@ -82,7 +82,7 @@ def planned(
     net: RNN, target: Target, batches: tuple[int, ...], without: tuple[str, ...], training: bool | str
 ) -> dict[str, Any]:
     """What the manifest says of the memory of training, without the functions."""
-    training = kept.chosen(training, net, target, batches)
+    training = keep_choice.chosen(training, net, target, batches)
     layers = pipeline.run(net, target, without, batches, training=training)[-1][1]
     forward, backward = _lowerings(net, layers, target, batches)
     own = {"forward": forward.facts(), "backward": backward.facts(), "tape": forward.tape.sizes()}

@@ -26,10 +26,11 @@ from tvm_rnn.network.widen import widened
 from tvm_rnn.schedule.records import Record, Records
 from tvm_rnn.schedule.template import Unit
 
-from . import __version__, pipeline
+from . import __version__
 from .dtypes import precision_name
 from .errors import ConfigError, message
 from .lower import Lowering
+from .passes import pipeline
 from .rpc_tracker import tracker
 from .schedule import record_files
 from .suites import tamed

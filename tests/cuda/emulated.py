@@ -26,7 +26,6 @@ from emulator import FLAGS, HERE, translated
 from tvm import tirx
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline
 from tvm_rnn.cuda import persistent, polled
 from tvm_rnn.cuda.cell_reads import hoisted, params, place_of
 from tvm_rnn.cuda.exchange import COUNTER_WORDS
@@ -41,6 +40,7 @@ from tvm_rnn.cuda.team import Team
 from tvm_rnn.cuda.weights import Weights
 from tvm_rnn.graph.graph import Node, topological
 from tvm_rnn.network.rnn import weight_name
+from tvm_rnn.passes import pipeline
 from tvm_rnn.reference import Reference, evaluate
 from tvm_rnn.target import resolve
 

@@ -11,16 +11,16 @@ import pytest
 from derivatives import draw, named, oracle
 from networks import network
 from persistent_layers import GPU
+from tests.test_runtime_cuda_training import error
 
 import tvm_rnn as rnn
-from tests.test_runtime_cuda_training import error
-from tvm_rnn import pipeline
 from tvm_rnn.cuda.layout import Layout
 from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.cuda.train import plan
 from tvm_rnn.cuda.weights import Weights
 from tvm_rnn.graph.graph import Graph
+from tvm_rnn.passes import pipeline
 
 LIMIT = 1e-3  # relative, of float16; one wrong mask of 70 steps changes a hundredth
 

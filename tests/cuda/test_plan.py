@@ -9,10 +9,10 @@ import pytest
 from compiled_kernels import layers_of
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline
 from tvm_rnn.cuda import steps
 from tvm_rnn.cuda.plan import plan
 from tvm_rnn.cuda.program import Program
+from tvm_rnn.passes import pipeline
 from tvm_rnn.target import resolve
 
 

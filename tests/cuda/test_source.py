@@ -13,12 +13,12 @@ import pytest
 import tvm
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline
 from tvm_rnn.cuda import source
 from tvm_rnn.cuda.plan import plan
 from tvm_rnn.cuda.program import Program
 from tvm_rnn.cuda.source import generate, split_kernels, statements, unrestricted
 from tvm_rnn.errors import BuildError
+from tvm_rnn.passes import pipeline
 from tvm_rnn.target import GPUS, resolve
 
 SHARED = "#include <cstdint>\n__device__ int both() { return 1; }\n"
@@ -112,7 +112,7 @@ assert tvm.get_global_func("runtime.GetCudaDeviceCount", allow_missing=True) is 
 before = tvm.get_global_func(source.COMPILER)
 import tvm_rnn as rnn
 from tvm_rnn.cuda.plan import plan
-from tvm_rnn.pipeline import run
+from tvm_rnn.passes.pipeline import run
 from tvm_rnn.target import GPUS
 net, machine = rnn.RNN(rnn.cells.elman, 8, 16, dtype="bfloat16"), GPUS["nvidia-h200"]
 made = source.generate(plan(net, run(net, machine)[-1][1], machine, (4,), "bfloat16"), machine)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline
 from tvm_rnn.cuda import wave
 from tvm_rnn.cuda.plan import Plan
+from tvm_rnn.passes import pipeline
 from tvm_rnn.target import resolve
 
 GPU = resolve("nvidia-h200")

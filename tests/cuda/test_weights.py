@@ -9,11 +9,12 @@ from compiled_kernels import graph_of, layers_of, text_of
 from tvm import tirx
 
 import tvm_rnn as rnn
-from tvm_rnn import Cell, cell, pipeline, sigmoid
+from tvm_rnn import Cell, cell, sigmoid
 from tvm_rnn.cuda.gemm_layout import Pack
 from tvm_rnn.cuda.program import Program
 from tvm_rnn.cuda.weights import Weights, tf32
 from tvm_rnn.graph.graph import Graph
+from tvm_rnn.passes import pipeline
 from tvm_rnn.target import resolve
 
 

@@ -7,7 +7,7 @@ import pytest
 import tvm_rnn as rnn
 from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.graph.node_text import expression, in_words, joined, leaf_text, states_of
-from tvm_rnn.normalise import normalise
+from tvm_rnn.passes.normalise import normalise
 
 
 def graph(name: str) -> Graph:

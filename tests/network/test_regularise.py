@@ -10,8 +10,9 @@ from derivatives import assert_slopes, draw
 from networks import arguments, flags, network
 
 import tvm_rnn as rnn
-from tvm_rnn import ConfigError, cell, cells, concat, mean, pipeline, tanh
+from tvm_rnn import ConfigError, cell, cells, concat, mean, tanh
 from tvm_rnn.draws import Draws
+from tvm_rnn.passes import pipeline
 from tvm_rnn.reference import Reference
 from tvm_rnn.runtime import runtime_random
 from tvm_rnn.target import TABLE

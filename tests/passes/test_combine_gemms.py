@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import PassError, cell, pipeline, sigmoid, tanh, target
+from tvm_rnn import PassError, cell, sigmoid, tanh, target
 from tvm_rnn.graph.graph import Graph
+from tvm_rnn.passes import pipeline
 from tvm_rnn.passes.combine_gemms import CombineGemms
 
 V4 = target.TABLE["x86-64-v4"]

@@ -8,8 +8,9 @@ import pytest
 from networks import network
 
 import tvm_rnn as rnn
-from tvm_rnn import PassError, cell, concat, mean, pipeline, tanh, target, where
+from tvm_rnn import PassError, cell, concat, mean, tanh, target, where
 from tvm_rnn.graph.graph import Graph, Group, depends
+from tvm_rnn.passes import pipeline
 from tvm_rnn.passes.fuse_pointwise import FusePointwise, bases, read_at_last
 
 V4 = target.TABLE["x86-64-v4"]

@@ -9,9 +9,9 @@ import pytest
 import tvm_rnn as rnn
 from tvm_rnn import PassError, cell, outer, sigmoid, tanh, target
 from tvm_rnn.graph.graph import Graph, depends
-from tvm_rnn.normalise import normalise
 from tvm_rnn.passes.differentiate import choice, differentiate
 from tvm_rnn.passes.hoist_gemms import HoistGemms
+from tvm_rnn.passes.normalise import normalise
 
 V4 = target.TABLE["x86-64-v4"]
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline, target
+from tvm_rnn import target
 from tvm_rnn.graph.graph import Tiling
+from tvm_rnn.passes import pipeline
 
 MAX_ROWS, MIN_ROWS = 512, 32
 V4 = target.TABLE["x86-64-v4"]

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline
+from tvm_rnn.passes import pipeline
 from tvm_rnn.report.drawing import draw
 from tvm_rnn.target import resolve
 

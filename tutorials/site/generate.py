@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tvm_rnn as rnn
-from tvm_rnn import pipeline
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.language import functions
+from tvm_rnn.passes import pipeline
 from tvm_rnn.report.drawing import draw
 from tvm_rnn.report.equations import equations, math
 from tvm_rnn.schedule.record_files import read

@@ -13,10 +13,10 @@ from typing import Any
 
 from tvm_rnn.module_file import manifest
 from tvm_rnn.network.rnn import RNN
+from tvm_rnn.passes.pipeline import Layers
 
 from ..build import blob, common_facts
 from ..errors import BuildError, message
-from ..pipeline import Layers
 from ..target import Target
 from . import nvcc, plan, source, train
 from .places import storage

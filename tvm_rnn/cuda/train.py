@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from tvm_rnn.network.rnn import RNN, named_constants
+from tvm_rnn.passes import keep_choice, pipeline
+from tvm_rnn.passes.pipeline import Layers
 
-from .. import kept, pipeline
 from ..decisions import about, forget, recording, told
 from ..dtypes import held_dtype
-from ..pipeline import Layers
 from ..target import Target
 from ..training import memory_facts
 from .handed_down import handed_width
@@ -89,10 +89,10 @@ def _plan(
     precision: str,
     training: bool | str,
 ) -> Trained:
-    kept.check(training, net.dtype, target.kind)
+    keep_choice.check(training, net.dtype, target.kind)
     layers = pipeline.run(net, target, without, batches, training=training, precision=precision)[-1][1]
-    training = kept.chosen(training, net, target, batches, precision)
-    count, narrow = len(layers.graphs), kept.split(training)[1]
+    training = keep_choice.chosen(training, net, target, batches, precision)
+    count, narrow = len(layers.graphs), keep_choice.split(training)[1]
     backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
     forward = ForwardTrain(net, layers, target, batches, precision, number=count, narrow=narrow)
     backward = BackwardPlan(net, backs, target, batches, precision, forward=forward, number=2 * count)

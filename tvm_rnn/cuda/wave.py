@@ -20,9 +20,9 @@ from math import ceil
 from typing import Any
 
 from tvm_rnn.network.rnn import RNN, constants
+from tvm_rnn.passes.pipeline import run as run_passes
 
 from ..decisions import about, recording, tell
-from ..pipeline import run as run_passes
 from ..target import Target
 from .geometry import Geometry, geometry
 from .layout import Layout

@@ -351,7 +351,8 @@ _ROWS = [
         kind="move",
     ),
     Op("einsum", 2, contracted, _einsum, gradients.contract, kind="contract", cost=2),
-    # gemm(W1, x1, W2, x2, ...) = sum of W x: parameters [(G,) N, K] times vectors [K]; normalise.py makes it of einsum.
+    # gemm(W1, x1, W2, x2, ...) = sum of W x: parameters [(G,) N, K] times vectors [K]; passes/normalise.py makes it of
+    # einsum.
     Op("gemm", None, multiplied, _gemm, gradients.gemm, kind="contract", cost=2),
     # Over all T and B: the sum of a value, and of products of two. `spec` is that of einsum, without T and B: with
     # "ij,k->ijk" it is the GEMM of a weight's gradient.

@@ -361,5 +361,6 @@ def log1p(y: Expr) -> Expr:
 
 
 def softplus(x: Expr) -> Expr:
-    """max(x, 0) + log1p(exp(-|x|)). Graphs are compiled with these three as nodes of their own (see normalise.py)."""
+    """max(x, 0) + log1p(exp(-|x|)). Graphs are compiled with these three as nodes of their own (see
+    passes/normalise.py)."""
     return let(x, lambda x: relu(x) + log1p(exp(neg(abs(x)))))

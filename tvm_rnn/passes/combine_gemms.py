@@ -17,8 +17,8 @@ from tvm_rnn.graph.graph import Graph, Node, rewrite, topological
 from tvm_rnn.graph.node_text import in_words, joined
 
 from ..decisions import tell
-from ..normalise import Builder
 from . import Pass
+from .normalise import Builder
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN

@@ -40,10 +40,10 @@ from tvm_rnn.language.trace import Value
 
 from ..decisions import listening, tell
 from ..errors import PassError, message
-from ..kept import check, split
-from ..normalise import normalise
 from . import Pass
-from .cut import cheapest_cut
+from .keep_choice import check, split
+from .min_cut import cheapest_cut
+from .normalise import normalise
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
@@ -109,7 +109,7 @@ def differentiate(graph: Graph, keep: Choice | None = None) -> Graph:
 
 
 def choice(training: bool | str) -> Choice:
-    """What to keep, by name (`kept.py`); True: "values". Raises ConfigError for a name that is none."""
+    """What to keep, by name (`keep_choice.py`); True: "values". Raises ConfigError for a name that is none."""
     check(training, "float32", "cuda")  # which have every choice
     return KEEP[split(training)[0]]
 

@@ -24,7 +24,7 @@ from tvm_rnn.graph.ops import TABLE
 
 from ..decisions import listening, tell
 from . import Pass
-from .cut import HEAVY, cheapest_cut
+from .min_cut import HEAVY, cheapest_cut
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN

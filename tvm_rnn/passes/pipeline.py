@@ -10,23 +10,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from tvm_rnn.decisions import about, tell
+from tvm_rnn.errors import ConfigError, message, unknown
 from tvm_rnn.graph.graph import Graph
 
-from . import kept
-from .decisions import about, tell
-from .errors import ConfigError, message, unknown
+from . import Pass, keep_choice
+from .combine_gemms import CombineGemms
+from .differentiate import Differentiate, choice
+from .fuse_pointwise import FusePointwise
+from .hoist_gemms import HoistGemms
 from .normalise import normalise
-from .passes import Pass
-from .passes.combine_gemms import CombineGemms
-from .passes.differentiate import Differentiate, choice
-from .passes.fuse_pointwise import FusePointwise
-from .passes.hoist_gemms import HoistGemms
-from .passes.tile_layers_and_time import TileLayersAndTime
+from .tile_layers_and_time import TileLayersAndTime
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
-
-    from .target import Target
+    from tvm_rnn.target import Target
 
 PASSES: tuple[Pass, ...] = (
     # First, on single products: what leaves the loop must not be tied to what stays in it.
@@ -71,11 +69,10 @@ def run(
     was not left out. For training the graphs have regularisers' masks, and backward graphs, which every pass is applied
     to as well.
 
-    training: what it keeps, by name (`kept.py`); True: "auto". precision: of products, which "auto" goes by; "": the
-    network's dtype.
-    batches: sizes to be quickest at.
-    fuse_pointwise and tile_layers_and_time also decide things that later stages cannot do without, so leaving them out
-    means running them in their plain form: one group per node; all of T in one tile, layer by layer.
+    training: what it keeps, by name (`keep_choice.py`); True: "auto". precision: of products, which "auto" goes by; "":
+    the network's dtype. batches: sizes to be quickest at. fuse_pointwise and tile_layers_and_time also decide things
+    that later stages cannot do without, so leaving them out means running them in their plain form: one group per node;
+    all of T in one tile, layer by layer.
     """
     off, batches = check_names(without), tuple(batches)
     graphs: list[Graph] = []
@@ -92,10 +89,10 @@ def run(
             tell(True, f"layer{'s' * (len(where) > 1)} {', '.join(map(str, where))}", "one graph", layers=where)
     first = "differentiate" if training else "normalise"
     if training:
-        what = kept.chosen(training, net, target, batches, precision)
+        what = keep_choice.chosen(training, net, target, batches, precision)
         graphs = _applied(Differentiate(choice(what)), graphs, net, target)
         with about("differentiate"):
-            why = "as asked" if what == training else kept.why(net, target, batches, precision)
+            why = "as asked" if what == training else keep_choice.why(net, target, batches, precision)
             tell(True, f'keep="{what}"', why, elements=0)
     else:
         graphs = [normalise(g) for g in graphs]
@@ -145,6 +142,6 @@ def stages(
 ) -> list[tuple[str, str]]:
     """Every stage as (name, text): the passes' graphs, then "te", "tir", "llvm" and "asm"; for GPUs "tir" (kernels),
     "cuda" and "host" (the program that launches them). training: with backward graphs, and the code of training."""
-    from .show import texts
+    from tvm_rnn.show import texts
 
     return texts(net, target, tuple(batch), tuple(without), precision, weights, training)

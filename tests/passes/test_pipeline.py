@@ -10,7 +10,8 @@ from derivatives import draw, named, oracle
 from networks import flags, network
 
 import tvm_rnn as rnn
-from tvm_rnn import ConfigError, pipeline, target
+from tvm_rnn import ConfigError, target
+from tvm_rnn.passes import pipeline
 from tvm_rnn.reference import Reference
 
 V4 = target.TABLE["x86-64-v4"]

@@ -6,7 +6,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn.errors import ConfigError
-from tvm_rnn.kept import MOST_SHARE, NARROW, check, chosen, names, share_again, split, why
+from tvm_rnn.passes.keep_choice import MOST_SHARE, NARROW, check, chosen, names, share_again, split, why
 from tvm_rnn.target import resolve
 
 

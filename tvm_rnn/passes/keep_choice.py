@@ -18,12 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .errors import ConfigError, message, unknown
+from tvm_rnn.errors import ConfigError, message, unknown
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
-
-    from .target import Target
+    from tvm_rnn.target import Target
 
 AUTO, WHAT = "auto", ("values", "states")
 NARROW = "bfloat16"
@@ -63,8 +62,7 @@ def share_again(net: RNN, batch: int, precision: str = "") -> float:
     """What products that run again take of both passes, predicted: of their time without. precision: of products; "":
     that of the network's dtype."""
     from tvm_rnn.graph.graph import depends
-
-    from .lower import node_flops
+    from tvm_rnn.lower import node_flops
 
     flops = 0.0
     for layer in net.layers:

@@ -8,7 +8,7 @@ import pytest
 import tvm_rnn as rnn
 from tvm_rnn import cell, concat, einsum, show, sigmoid, softplus, split, stack, tanh
 from tvm_rnn.graph.graph import Node, constant
-from tvm_rnn.normalise import Builder, normalise
+from tvm_rnn.passes.normalise import Builder, normalise
 from tvm_rnn.reference import Reference
 
 

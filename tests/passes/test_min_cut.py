@@ -5,8 +5,8 @@ from __future__ import annotations
 import tvm_rnn as rnn
 from tvm_rnn import cell, cells, sigmoid, tanh
 from tvm_rnn.graph.graph import Graph, Node
-from tvm_rnn.normalise import normalise
-from tvm_rnn.passes.cut import cheapest_cut
+from tvm_rnn.passes.min_cut import cheapest_cut
+from tvm_rnn.passes.normalise import normalise
 
 
 def graph_of(c: rnn.Cell) -> Graph:
