@@ -14,8 +14,8 @@ from networks import arguments
 
 import tvm_rnn as rnn
 from tvm_rnn.network.rnn import weight_name
+from tvm_rnn.oracle.torch_graph import Program
 from tvm_rnn.passes.normalise import normalise
-from tvm_rnn.torch_model import Program
 
 Arrays = dict[str, np.ndarray]
 

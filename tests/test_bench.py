@@ -13,7 +13,7 @@ from rich.console import Console
 
 import tvm_rnn as rnn
 from tvm_rnn import bench
-from tvm_rnn.tolerance import tolerance
+from tvm_rnn.oracle.tolerance import tolerance
 
 QUICK: dict[str, Any] = {"steps": 3, "batch": 2, "threads": 1, "rounds": 2, "round_seconds": 0.0}
 

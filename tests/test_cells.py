@@ -11,7 +11,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn import RNN, Cell, ConfigError, cells
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 SIZES = {"P": 3, "depth": 2}  # of the axes that are neither I nor H
 

@@ -14,7 +14,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn import RNN, cells
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 Array = np.ndarray
 Weights = Mapping[str, Array]

@@ -19,12 +19,12 @@ import tvm_rnn as rnn
 from tvm_rnn import spec
 from tvm_rnn.cli import app
 from tvm_rnn.cuda import nvcc
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes.pipeline import PASS_NAMES
 from tvm_rnn.schedule.record_files import merge
 from tvm_rnn.schedule.records import Choice, Record
 from tvm_rnn.schedule.template import templates
 from tvm_rnn.target import resolve
-from tvm_rnn.tolerance import assert_close
 from tvm_rnn.workload import Trial
 
 SIZES = ["--input-size", "4", "--hidden-size", "8"]

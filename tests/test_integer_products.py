@@ -8,8 +8,8 @@ import pytest
 import tvm_rnn as rnn
 from tvm_rnn import ConfigError, cell
 from tvm_rnn.integer_products import row_elements
+from tvm_rnn.oracle.tolerance import relative_error
 from tvm_rnn.target import host
-from tvm_rnn.tolerance import relative_error
 
 needs_vnni = pytest.mark.skipif("avx512vnni" not in host().features, reason="this CPU has no AVX-512 VNNI")
 

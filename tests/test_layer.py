@@ -9,8 +9,8 @@ import tvm_rnn as rnn
 from tvm_rnn import cell, sigmoid, sqrt, sum, tanh, target
 from tvm_rnn.emit import Emitter
 from tvm_rnn.layer import Layer
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes import pipeline
-from tvm_rnn.tolerance import assert_close
 
 V4 = target.TABLE["x86-64-v4"]
 

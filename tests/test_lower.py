@@ -12,9 +12,9 @@ from networks import arguments, check, compiled, flags, network
 import tvm_rnn as rnn
 from tvm_rnn import PassError, target
 from tvm_rnn.lower import Lowered, Lowering
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime import runtime
-from tvm_rnn.tolerance import assert_close
 
 V4 = target.TABLE["x86-64-v4"]
 CELLS = ("lstm", "gru", "lstm_layer_norm", "lstm_fgr", "mlstm", "delta_net", "rhn", "sru", "lstm_projection", "augru")

@@ -18,7 +18,7 @@ from networks import arguments, compiled
 import tvm_rnn as rnn
 from tvm_rnn import cell
 from tvm_rnn.language import functions
-from tvm_rnn.tolerance import assert_close, relative_error
+from tvm_rnn.oracle.tolerance import assert_close, relative_error
 
 DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 # Largest error in units of the last place of float32, where the result is larger than SMALLEST; below, of SMALLEST.

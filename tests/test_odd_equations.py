@@ -11,7 +11,7 @@ from networks import arguments, compiled, flags
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, concat, exp, max, maximum, minimum, outer, sigmoid, softmax, stack, sum, tanh, where
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 # --- views as results ------------------------------------------------------------------------------------------------
 

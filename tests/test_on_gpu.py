@@ -15,7 +15,7 @@ import pytest
 from gpu_modules import gpu_module
 
 import tvm_rnn as rnn
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")

@@ -7,8 +7,8 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn import emit
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.schedule import template
-from tvm_rnn.tolerance import assert_close
 
 FEW, MANY = (1, 8, 1), ((1, 1, 1), (1, 4, 1), (2, 2, 1), (4, 4, 1), (8, 8, 1), (2, 8, 2), (3, 2, 2))
 TILES = [FEW, (4, 1, 1), (8, 2, 1), (4, 4, 2), *(pytest.param(*tile, marks=pytest.mark.slow) for tile in MANY)]

@@ -7,8 +7,8 @@ import pytest
 from peer_problems import manifest_of, problem_of, small
 
 import tvm_rnn as rnn
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.peer_models import ONNX_CELLS, TORCH_CELLS, NumpyModel, Unsupported, net_of, onnx_model, torch_weights
-from tvm_rnn.tolerance import assert_close
 
 
 @pytest.mark.parametrize("name", rnn.cells.names())

@@ -16,8 +16,8 @@ from peer_problems import problem_of, small
 
 import tvm_rnn as rnn
 from tvm_rnn import peers
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.peer_models import ONNX_CELLS, TORCH_CELLS, Problem, Unsupported
-from tvm_rnn.tolerance import assert_close
 
 Prepare = Callable[[Problem], peers.Prepared]
 

@@ -12,9 +12,9 @@ from gpu_stand_in import point, problem, stand_in
 from tvm_rnn import peers_cudnn
 from tvm_rnn import peers_cudnn_api as api
 from tvm_rnn.gpu_worker import Bench, errors
+from tvm_rnn.oracle.torch_graph import TorchModel
 from tvm_rnn.peer_models import Unsupported
 from tvm_rnn.peers_gpu import FRAMEWORKS, GpuProblem
-from tvm_rnn.torch_model import TorchModel
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers

@@ -14,12 +14,12 @@ from gpu_stand_in import point, problem
 
 from tvm_rnn import peers_gpu
 from tvm_rnn.gpu_worker import errors
+from tvm_rnn.oracle.torch_graph import TorchModel
 from tvm_rnn.passes import pipeline
 from tvm_rnn.peer_models import Unsupported
 from tvm_rnn.peers_gpu import FRAMEWORKS, GpuProblem, prepare_torch, prepare_torch_compile, regime, time_limit
 from tvm_rnn.suites import Point, network
 from tvm_rnn.target import resolve
-from tvm_rnn.torch_model import TorchModel
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers

@@ -11,9 +11,9 @@ from peer_problems import problem_of, small
 
 import tvm_rnn as rnn
 from tvm_rnn import peers_stream
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.peer_models import Problem, Unsupported
 from tvm_rnn.peers_stream import latencies, prepare, whole
-from tvm_rnn.tolerance import assert_close
 
 
 def check(name: str, net: rnn.RNN, problem: Problem) -> list[str]:

@@ -21,7 +21,7 @@ from gpu_stand_in import point, problem
 from tvm_rnn.gpu_worker import errors
 from tvm_rnn.peers_gpu import prepare_triton
 from tvm_rnn.peers_triton import CELLS, TritonModel
-from tvm_rnn.torch_model import TorchModel
+from tvm_rnn.oracle.torch_graph import TorchModel
 for cell in CELLS:
     given = problem(point(cell, input=24, hidden=40, layers=2, directions=2), torch)
     expected = TorchModel(given.net, torch.float64, "cpu")([x.double() for x in given.inputs])

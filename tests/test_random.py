@@ -17,9 +17,9 @@ from random_equations import Equations, equations
 
 import tvm_rnn as rnn
 from tvm_rnn import target
+from tvm_rnn.oracle.reference import Reference
+from tvm_rnn.oracle.tolerance import assert_close, relative_error
 from tvm_rnn.passes import pipeline
-from tvm_rnn.reference import Reference
-from tvm_rnn.tolerance import assert_close, relative_error
 
 HERE = [n for n in ("llvm", "x86-64-v3", "x86-64") if set(target.resolve(n).features) <= set(target.host().features)]
 PASSES = st.sets(st.sampled_from(pipeline.PASS_NAMES))

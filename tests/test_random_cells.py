@@ -12,8 +12,8 @@ from networks import arguments, network
 
 import tvm_rnn as rnn
 from tvm_rnn import target
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes import pipeline
-from tvm_rnn.tolerance import assert_close
 
 CALLS = st.tuples(st.integers(0, 25), st.integers(0, 20), st.integers(0, 7))  # T, B, which of state, lengths, reset
 WIDTHS = st.sampled_from([1, 2, 7, 15, 16, 17, 31, 33, 40])

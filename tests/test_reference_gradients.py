@@ -12,7 +12,7 @@ from networks import flags, network
 import tvm_rnn as rnn
 from tests.test_reference import NETS, restless, row_of
 from tvm_rnn import RNN, InputError, cells
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 T, B = 6, 4
 

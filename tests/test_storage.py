@@ -13,10 +13,10 @@ import tvm_rnn as rnn
 from tvm_rnn import ConfigError
 from tvm_rnn.build import generate
 from tvm_rnn.dtypes import STORED_ON_CPUS, rounded
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.storage import STORAGES
 from tvm_rnn.target import host
 from tvm_rnn.tir.statements import function, loop, sequence, store, variable
-from tvm_rnn.tolerance import assert_close
 
 WIDENED = [name for name in STORED_ON_CPUS if not STORAGES[name].integer]  # the others: test_integer_products.py
 # Halfway cases, subnormals, what overflows 16 bits, and what is no number.

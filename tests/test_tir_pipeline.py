@@ -11,9 +11,9 @@ from tvm import tirx
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, exp, maximum, mean, minimum, sum, tanh
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.tir.statements import vector
 from tvm_rnn.tir_pipeline import STACK_BYTES, keep_on_stack, one_by_one
-from tvm_rnn.tolerance import assert_close
 
 
 @cell(states="h")

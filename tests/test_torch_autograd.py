@@ -17,8 +17,8 @@ from networks import flags, network
 
 import tvm_rnn as rnn
 from tvm_rnn import InputError, WeightError, cell, sigmoid, tanh
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.runtime.runtime_memory import smallest
-from tvm_rnn.tolerance import assert_close
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers

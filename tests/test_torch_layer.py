@@ -17,7 +17,7 @@ from networks import network
 
 import tvm_rnn as rnn
 from tvm_rnn import ConfigError, InputError, WeightError, cells, torch_layer
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers

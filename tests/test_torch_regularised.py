@@ -16,7 +16,7 @@ from networks import flags, network
 
 import tvm_rnn as rnn
 from tvm_rnn.errors import ConfigError
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers

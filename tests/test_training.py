@@ -25,11 +25,11 @@ from tests.test_reference import restless
 from tvm_rnn import cell, cells, einsum, exp, softmax, sum, tanh
 from tvm_rnn.build import describe
 from tvm_rnn.lower import Lowering
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime.runtime_training import TrainingModule
 from tvm_rnn.schedule.template import space
 from tvm_rnn.target import resolve
-from tvm_rnn.tolerance import assert_close
 from tvm_rnn.training import add_training
 from tvm_rnn.workload import Candidate, Trial, able, choice_of
 

@@ -17,8 +17,8 @@ from poison import poison
 
 import tvm_rnn as rnn
 from tvm_rnn import InputError
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.runtime.runtime_training import TrainingModule
-from tvm_rnn.tolerance import assert_close
 
 EVERYTHING: dict[str, Any] = {"dropout": 0.4, "recurrent_dropout": 0.3, "zoneout": 0.2, "weight_drop": 0.35}
 CASES: dict[str, tuple[str, int, int, dict[str, Any]]] = {

@@ -17,7 +17,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn.cuda import nvcc
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 ROOT = Path(__file__).resolve().parent.parent
 LONG = ("03_watch_the_passes", "04_compile_for_a_gpu", "05_tune_for_your_machine", "06_write_a_schedule", "07_train")

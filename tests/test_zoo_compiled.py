@@ -14,7 +14,7 @@ from networks import arguments, check, compiled, flags
 
 import tvm_rnn as rnn
 from tvm_rnn import cells
-from tvm_rnn.tolerance import TABLE
+from tvm_rnn.oracle.tolerance import TABLE
 
 NAMES = cells.names()
 EVERY_CELL = pytest.mark.parametrize("name", NAMES)

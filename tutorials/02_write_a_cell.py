@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 import tvm_rnn as rnn
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes import pipeline
-from tvm_rnn.tolerance import assert_close
 
 # %% [markdown]
 # ## Five lines

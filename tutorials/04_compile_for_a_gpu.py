@@ -16,7 +16,7 @@ import numpy as np
 
 import tvm_rnn as rnn
 from tvm_rnn import cli
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 try:
     import torch

@@ -23,9 +23,9 @@ import numpy as np
 
 import tvm_rnn as rnn
 from tvm_rnn import show, target
+from tvm_rnn.oracle.tolerance import relative_error, tolerance
 from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime import runtime
-from tvm_rnn.tolerance import relative_error, tolerance
 
 Array = np.ndarray
 

@@ -19,7 +19,7 @@ from .language.cell import (  # now, not lazily: a function named like its file 
     Cell,
     cell,
 )
-from .reference import reference
+from .oracle.reference import reference
 from .tune import tune
 
 __version__ = "0.1.0"

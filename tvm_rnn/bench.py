@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvm_rnn.oracle.reference import reference
+from tvm_rnn.oracle.tolerance import relative_error, tolerance
 from tvm_rnn.runtime.runtime import Manifest, Module, read_container
 
 from .errors import ConfigError, TvmRnnError, WeightError, message, unknown
 from .locations import PYTHONPATH
 from .peer_models import Unsupported, net_of
 from .peers import FRAMEWORKS
-from .reference import reference
-from .tolerance import relative_error, tolerance
 
 if TYPE_CHECKING:
     from rich.table import Table

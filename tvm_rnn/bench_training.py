@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from tvm_rnn.network.rnn import RNN
+from tvm_rnn.oracle.reference import reference
 from tvm_rnn.runtime.runtime import load, read_container
 
 from .bench import OURS, SETTLE_SECONDS, Report, Row, run_facts
 from .errors import ConfigError, WeightError, message
 from .peer_models import Unsupported, net_of
-from .reference import reference
 
 CHECKED = 16  # steps that the oracle differentiates: it takes a second per ten steps of large layers
 # Largest relative error of a gradient in the Euclidean norm.

@@ -189,10 +189,10 @@ def _small_cell() -> dict[str, Any]:
     import numpy as np
 
     from tvm_rnn.network.rnn import RNN
+    from tvm_rnn.oracle.reference import reference
 
     from .build import compile
     from .cells import get
-    from .reference import reference
 
     net = RNN(get("gru"), 3, 5).init(0)
     x = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 2, 3)

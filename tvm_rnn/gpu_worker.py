@@ -20,6 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvm_rnn.network.rnn import RNN
+from tvm_rnn.oracle.tolerance import tolerance
+from tvm_rnn.oracle.torch_graph import TorchModel
 
 from . import __version__
 from .errors import TvmRnnError
@@ -38,8 +40,6 @@ from .gpu_timing import (
 from .peer_models import Unsupported
 from .peers_gpu import FRAMEWORKS, GpuPrepared, GpuProblem, in_a_line, time_limit
 from .suites import Point, network, tamed
-from .tolerance import tolerance
-from .torch_model import TorchModel
 
 OURS = "tvm_rnn"
 REPEATS = 20

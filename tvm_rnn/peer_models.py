@@ -16,6 +16,7 @@ import numpy as np
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.rnn import RNN, weight_name
+from tvm_rnn.oracle.reference import evaluate
 from tvm_rnn.passes.normalise import normalise
 from tvm_rnn.runtime.runtime import Manifest
 
@@ -24,7 +25,6 @@ from .errors import TvmRnnError
 from .frontends.torch import state_arrays
 from .passes.combine_gemms import CombineGemms
 from .passes.hoist_gemms import HoistGemms
-from .reference import evaluate
 from .show import equations_digest
 from .target import TABLE
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.oracle.torch_graph import TorchModel
 from tvm_rnn.runtime.runtime import load, read_container
 
 from . import peers_stream
@@ -32,7 +33,6 @@ from .peer_models import (
     openvino_requests,
     torch_weights,
 )
-from .torch_model import TorchModel
 
 Run = Callable[[], Any]  # one pass over all steps; the result is y [T, B, D*H] in the framework's own form
 

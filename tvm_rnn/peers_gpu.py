@@ -17,12 +17,12 @@ from functools import partial
 from typing import Any
 
 from tvm_rnn.network.rnn import RNN, weight_name
+from tvm_rnn.oracle.torch_graph import TorchModel
 
 from .frontends.torch import state_arrays
 from .gpu_timing import Run
 from .peer_models import TORCH_CELLS, Unsupported
 from .suites import Point
-from .torch_model import TorchModel
 
 # Sizes of a Triton program's tile (rows of the batch, hidden units, depth): each is a configuration that is timed.
 TRITON_TILES = ((16, 16, 128), (16, 32, 64), (64, 32, 64), (64, 16, 128))

@@ -26,13 +26,13 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.oracle.reference import reference
+from tvm_rnn.oracle.tolerance import tolerance
 from tvm_rnn.schedule.records import Records
 
 from .errors import TvmRnnError, message
 from .locations import PYTHONPATH
-from .reference import reference
 from .target import Target
-from .tolerance import tolerance
 from .tune_journal import CRASHED, HUNG, MEASURED, UNBUILT, WRONG, Outcome
 from .tune_worker import named_states, pickled
 from .workload import Candidate, Workload

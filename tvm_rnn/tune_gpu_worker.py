@@ -12,12 +12,13 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from tvm_rnn.oracle.tolerance import tolerance
+
 from .errors import TvmRnnError
 from .gpu_timing import Captured, Run, capture, memory_of, poison, rounds_us, run_poisoned, same_bits
 from .gpu_worker import REPEATS, Bench, errors, main
 from .peers_gpu import GpuProblem, prepare_tvm_rnn
 from .suites import Point
-from .tolerance import tolerance
 
 
 class Candidates(Bench):

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from tvm_rnn.language.cell import Cell
-
-from .tolerance import relative_error
+from tvm_rnn.oracle.tolerance import relative_error
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN

@@ -11,10 +11,9 @@ import math
 import numpy as np
 
 from tvm_rnn.network.rnn import RNN
+from tvm_rnn.oracle.reference import reference
+from tvm_rnn.oracle.tolerance import relative_error
 from tvm_rnn.runtime.runtime import Module
-
-from .reference import reference
-from .tolerance import relative_error
 
 STEPS, BATCH = 32, 4
 

@@ -16,7 +16,7 @@ from tests.bundle.test_engine import BAD_ARGUMENT, OK, Library
 from tvm_rnn.bundle.encoding import DTYPES
 from tvm_rnn.errors import ConfigError
 from tvm_rnn.network.model import NETWORK, Declared, Program, Step
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 RNG = np.random.default_rng(0)
 NAMES = {code: name for name, code in DTYPES.items()}

@@ -40,8 +40,8 @@ from tvm_rnn.cuda.team import Team
 from tvm_rnn.cuda.weights import Weights
 from tvm_rnn.graph.graph import Node, topological
 from tvm_rnn.network.rnn import weight_name
+from tvm_rnn.oracle.reference import Reference, evaluate
 from tvm_rnn.passes import pipeline
-from tvm_rnn.reference import Reference, evaluate
 from tvm_rnn.target import resolve
 
 HEADERS = sorted(HERE.glob("emulate*.h"))
@@ -304,8 +304,8 @@ def persistent_error(
     seed: int = 0,
     follows: bool = False,
 ) -> float:
-    """The largest error of y and the states, relative as in tolerance.py. NaN where poison came through. follows: a
-    layer below is said to write the input; it has."""
+    """The largest error of y and the states, relative as in oracle/tolerance.py. NaN where poison came through.
+    follows: a layer below is said to write the input; it has."""
     team, kernel = persistent_kernel(case.of, tuple(sorted(geometry.items())), lengths or reset)
     arrays = case.arrays(hoisted(team), params(team), lambda node: place_of(case.layout, node))
     for n, (phase, share) in enumerate(weights(team)):

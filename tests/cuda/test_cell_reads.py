@@ -12,7 +12,7 @@ from tests.cuda.test_persistent import cluster
 from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.cell_reads import hoisted, params, place_of
 from tvm_rnn.cuda.team import Team
-from tvm_rnn.tolerance import tolerance
+from tvm_rnn.oracle.tolerance import tolerance
 
 
 def test_every_value_has_one_pointer() -> None:

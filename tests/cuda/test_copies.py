@@ -12,7 +12,7 @@ from tests.cuda.test_persistent import cluster, grid
 from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.team import Team
-from tvm_rnn.tolerance import tolerance
+from tvm_rnn.oracle.tolerance import tolerance
 
 GEOMETRIES = [
     grid(2, 16, copied=1, warps_k=2, register_words=32, shared_words=256),

@@ -10,7 +10,7 @@ from tests.cuda.test_persistent import cluster
 from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.team import Team
-from tvm_rnn.tolerance import tolerance
+from tvm_rnn.oracle.tolerance import tolerance
 
 
 def text(cell: str, hidden: int, precision: str = "bfloat16", masked: bool = False) -> str:

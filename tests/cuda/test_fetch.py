@@ -9,7 +9,7 @@ from persistent_layers import step
 from tests.cuda.test_persistent import cluster, grid
 from tvm_rnn.cuda.fetch import fetched
 from tvm_rnn.cuda.team import FETCH_STEPS, Team
-from tvm_rnn.tolerance import tolerance
+from tvm_rnn.oracle.tolerance import tolerance
 
 
 def test_rows_of_eight_units_come_early() -> None:

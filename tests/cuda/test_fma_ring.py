@@ -12,7 +12,7 @@ from tests.cuda.test_fma_layout import FMA
 from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.team import Team
-from tvm_rnn.tolerance import tolerance
+from tvm_rnn.oracle.tolerance import tolerance
 
 
 def fma(ctas: int, rows: int, **knobs: Any) -> dict[str, Any]:

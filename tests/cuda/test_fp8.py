@@ -25,7 +25,7 @@ from tvm_rnn.cuda.program import Program
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.cuda.weights import Weights, scales_of
 from tvm_rnn.dtypes import rounded
-from tvm_rnn.tolerance import tolerance
+from tvm_rnn.oracle.tolerance import tolerance
 
 NAME = "float8_e4m3"
 PRECISIONS = ["bfloat16", "float16"]

@@ -12,7 +12,7 @@ from tests.cuda.test_persistent import grid as plain_grid
 from tvm_rnn.cuda.phases import NotPersistent
 from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.team import Team
-from tvm_rnn.tolerance import tolerance
+from tvm_rnn.oracle.tolerance import tolerance
 
 
 def grid(ctas: int, rows: int, **knobs: int) -> dict[str, Any]:

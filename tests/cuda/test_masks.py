@@ -11,7 +11,7 @@ from persistent_layers import step
 
 from tests.cuda.test_persistent import cluster, grid
 from tvm_rnn.cuda.masks import resettable
-from tvm_rnn.tolerance import tolerance
+from tvm_rnn.oracle.tolerance import tolerance
 
 MODES = [mode for mode in product((False, True), repeat=3) if mode[1] or mode[2]]
 

@@ -11,7 +11,7 @@ from persistent_layers import layout_of, step, text_of
 from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.masks import POINTERS, SCALARS
 from tvm_rnn.cuda.team import Team
-from tvm_rnn.tolerance import tolerance
+from tvm_rnn.oracle.tolerance import tolerance
 
 
 def cluster(ctas: int, rows: int, **knobs: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from persistent_layers import layout_of, step, text_of
 from tests.cuda.test_persistent import grid
 from tvm_rnn.cuda import persistent, polled
 from tvm_rnn.cuda.team import Team
-from tvm_rnn.tolerance import tolerance
+from tvm_rnn.oracle.tolerance import tolerance
 
 
 @pytest.mark.parametrize("seed", range(3))

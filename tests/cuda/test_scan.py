@@ -11,7 +11,7 @@ from persistent_layers import GPU, layout_of
 from tvm_rnn.cuda.program import Pointer, Program
 from tvm_rnn.cuda.regime import Where
 from tvm_rnn.cuda.scan import Scan, scan
-from tvm_rnn.tolerance import tolerance
+from tvm_rnn.oracle.tolerance import tolerance
 
 CELLS = ["brc", *(pytest.param(c, marks=pytest.mark.slow) for c in ("sru", "indrnn", "min_gru", "min_lstm", "t_rnn"))]
 

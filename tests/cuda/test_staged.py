@@ -12,7 +12,7 @@ from tests.cuda.test_persistent import grid
 from tests.cuda.test_staged_layout import STAGED
 from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.team import Team
-from tvm_rnn.tolerance import tolerance
+from tvm_rnn.oracle.tolerance import tolerance
 
 
 def staged(ctas: int, rows: int, **knobs: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from emulated import Case, persistent_error
 
 from tests.cuda.test_persistent import cluster, grid
-from tvm_rnn.tolerance import tolerance
+from tvm_rnn.oracle.tolerance import tolerance
 
 
 @pytest.mark.parametrize(

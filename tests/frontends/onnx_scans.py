@@ -11,7 +11,7 @@ import numpy as np
 from onnx_models import node, onnx_runtime, scan_of
 
 import tvm_rnn as rnn
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 # Values of a step: a [B, 2, 3], b [B, 3], p [B, 3] above 0, the state s [B, 3]. Constants:
 MATRIX = np.linspace(-1, 1, 12).reshape(3, 4).astype("f4")

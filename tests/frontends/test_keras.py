@@ -12,7 +12,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn.errors import ConfigError
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 torch = pytest.importorskip("torch")  # what Keras computes with here
 os.environ.setdefault("KERAS_BACKEND", "torch")

@@ -12,8 +12,8 @@ from tvm_rnn.frontends.built_cells import build_cell
 from tvm_rnn.frontends.folding import Steps, Unreadable
 from tvm_rnn.frontends.keras_activations import ACTIVATIONS, EQUATIONS, StepMath, StepValue, activation_name
 from tvm_rnn.network.model import Declared, Program
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.runtime.runtime_model import Plan
-from tvm_rnn.tolerance import assert_close
 
 X = np.linspace(-7, 7, 40).reshape(5, 2, 4)
 

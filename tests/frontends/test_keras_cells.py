@@ -10,7 +10,7 @@ import pytest
 import tvm_rnn as rnn
 from tvm_rnn.frontends.folding import Unreadable
 from tvm_rnn.frontends.keras_cells import GATES, Form, cell_of, form_of, parameters
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 RNG = np.random.default_rng(0)
 

@@ -14,7 +14,7 @@ from onnx_models import model_of, node, onnx_runtime, random_case, weights
 
 import tvm_rnn as rnn
 from tvm_rnn.errors import ConfigError, TvmRnnError
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 RNG = np.random.default_rng(0)
 LSTM = weights("LSTM", 2, 6, 4, RNG)

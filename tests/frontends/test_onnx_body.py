@@ -13,7 +13,7 @@ from onnx_models import onnx_runtime
 import tvm_rnn as rnn
 from tvm_rnn.frontends.onnx_body import SAME, Body
 from tvm_rnn.graph.ops import TABLE
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 
 @rnn.cell(states="h M s")

@@ -9,7 +9,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn.frontends.onnx_cells import DEFAULTS, FUNCTIONS, Activation, Form, cell_of, doc_of, form_of
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 A = Activation
 STANDARD = {

@@ -14,7 +14,7 @@ from onnx_models import onnx_runtime, random_case
 import tvm_rnn as rnn
 from tvm_rnn.errors import ConfigError, InputError, WeightError
 from tvm_rnn.frontends.onnx_cells import form_of
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 STANDARD = ("lstm", "lstm_peephole", "gru", "gru_reset_before", "elman", "elman_relu")
 QUICK = ("lstm_layer_norm", "mlstm", "augru", "lstm_projection", "lem", "gated_delta_net")

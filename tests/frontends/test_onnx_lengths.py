@@ -16,7 +16,7 @@ from tvm_rnn.errors import ConfigError
 from tvm_rnn.frontends.folding import Steps
 from tvm_rnn.frontends.onnx_lengths import counts_steps
 from tvm_rnn.network.model import NETWORK, Declared, Model
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 
 def written(path: Path, **options: Any) -> tuple[rnn.RNN, Any]:

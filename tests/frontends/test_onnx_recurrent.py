@@ -13,7 +13,7 @@ from onnx_models import Case, model_of, node, random_case, weights
 
 import tvm_rnn as rnn
 from tvm_rnn.errors import ConfigError
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 LSTM = {"X": ("f4", ["T", "B", 3]), "n": ("i4", ["B"]), "h": ("f4", [1, "B", 2])}
 

@@ -17,7 +17,7 @@ import tvm_rnn as rnn
 from tvm_rnn.errors import ConfigError, InputError
 from tvm_rnn.frontends.onnx_cells import form_of
 from tvm_rnn.network.model import Model
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 QUICK = ("mgu", "lstm_layer_norm", "mlstm", "augru", "lem")
 OTHERS = [name for name in rnn.cells.names() if name not in QUICK and form_of(rnn.cells.get(name)) is None]

@@ -11,7 +11,7 @@ from onnx_models import model_of, node, onnx_runtime, weights
 import tvm_rnn as rnn
 from tvm_rnn.frontends.stacks import needed, ordered, without_identities
 from tvm_rnn.network.model import NETWORK, Step
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 H = 4
 JOINED = [node("Transpose", ["Y0"], ["t"], perm=[0, 2, 1, 3]), node("Reshape", ["t", "shape"], ["z"])]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import tvm_rnn as rnn
 from tvm_rnn.errors import ConfigError, WeightError
 from tvm_rnn.frontends.torch import state_arrays
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.peers, pytest.mark.filterwarnings("ignore:LSTM with projections")]

@@ -13,7 +13,7 @@ from tvm_rnn.graph.graph import Node, topological
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.language import functions
 from tvm_rnn.language.trace import Value, apply
-from tvm_rnn.reference import evaluate
+from tvm_rnn.oracle.reference import evaluate
 
 Case = tuple[str, tuple[tuple[int, ...], ...], dict[str, Any]]
 

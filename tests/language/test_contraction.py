@@ -12,7 +12,7 @@ from tvm_rnn import CellError
 from tvm_rnn.graph.graph import Node, topological
 from tvm_rnn.language.contraction import einsum
 from tvm_rnn.language.trace import Value
-from tvm_rnn.reference import evaluate
+from tvm_rnn.oracle.reference import evaluate
 
 ROWS = 3
 

@@ -11,12 +11,12 @@ from networks import arguments, flags, network
 
 import tvm_rnn as rnn
 from tvm_rnn import ConfigError, cell, cells, concat, mean, tanh
-from tvm_rnn.draws import Draws
+from tvm_rnn.oracle.dropout_masks import Draws
+from tvm_rnn.oracle.reference import Reference
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes import pipeline
-from tvm_rnn.reference import Reference
 from tvm_rnn.runtime import runtime_random
 from tvm_rnn.target import TABLE
-from tvm_rnn.tolerance import assert_close
 
 EVERYTHING: dict[str, Any] = {"dropout": 0.4, "recurrent_dropout": 0.3, "zoneout": 0.2, "weight_drop": 0.35}
 

@@ -19,10 +19,10 @@ from random_equations import Equations, equations
 import tvm_rnn as rnn
 from tvm_rnn import ConfigError, PassError, cell, cells, exp, maximum, outer, sigmoid, softplus, tanh, target
 from tvm_rnn.graph.graph import Graph, Node
+from tvm_rnn.oracle.reference import Reference
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes import pipeline
 from tvm_rnn.passes.differentiate import Differentiate, cheapest_cut, choice, differentiate
-from tvm_rnn.reference import Reference
-from tvm_rnn.tolerance import assert_close
 
 V4 = target.TABLE["x86-64-v4"]
 NAMES = cells.names()

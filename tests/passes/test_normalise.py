@@ -8,8 +8,8 @@ import pytest
 import tvm_rnn as rnn
 from tvm_rnn import cell, concat, einsum, show, sigmoid, softplus, split, stack, tanh
 from tvm_rnn.graph.graph import Node, constant
+from tvm_rnn.oracle.reference import Reference
 from tvm_rnn.passes.normalise import Builder, normalise
-from tvm_rnn.reference import Reference
 
 
 def normal(c: rnn.Cell, width: int = 5) -> Graph:

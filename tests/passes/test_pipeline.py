@@ -11,8 +11,8 @@ from networks import flags, network
 
 import tvm_rnn as rnn
 from tvm_rnn import ConfigError, target
+from tvm_rnn.oracle.reference import Reference
 from tvm_rnn.passes import pipeline
-from tvm_rnn.reference import Reference
 
 V4 = target.TABLE["x86-64-v4"]
 OFF = [(), *((name,) for name in pipeline.PASS_NAMES), *combinations(pipeline.PASS_NAMES[:3], 2), pipeline.PASS_NAMES]

@@ -18,8 +18,8 @@ import tvm_rnn as rnn
 from tvm_rnn.errors import InputError, LoadError, WeightError
 from tvm_rnn.network.model import NETWORK, Declared, Model, Program, Step
 from tvm_rnn.network.origin import Origin
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.runtime import runtime_model
-from tvm_rnn.tolerance import assert_close
 
 WIDTH, H, T, B = 3, 4, 6, 2
 

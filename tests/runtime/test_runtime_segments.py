@@ -22,10 +22,10 @@ from networks import flags, network
 
 import tvm_rnn as rnn
 from tvm_rnn import InputError
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.runtime import runtime_segments
 from tvm_rnn.runtime.runtime_memory import smallest, table
 from tvm_rnn.runtime.runtime_training import TrainingModule
-from tvm_rnn.tolerance import assert_close
 
 EVERY: dict[str, Any] = {"dropout": 0.4, "recurrent_dropout": 0.3, "zoneout": 0.2, "weight_drop": 0.35}
 # A cell with two states, one with two phases, one with a matrix of state, steps that go back in time, both directions,

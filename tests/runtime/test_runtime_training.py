@@ -21,9 +21,9 @@ from networks import flags, network
 
 import tvm_rnn as rnn
 from tvm_rnn import InputError, WeightError, cell, sigmoid, tanh
+from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.runtime import runtime_training
 from tvm_rnn.runtime.runtime_training import TrainingModule
-from tvm_rnn.tolerance import assert_close
 
 T, B, H = 6, 3, 4
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import tvm_rnn as rnn
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.language import functions
+from tvm_rnn.oracle.tolerance import TABLE as TOLERANCES
 from tvm_rnn.passes import pipeline
 from tvm_rnn.report.drawing import draw
 from tvm_rnn.report.equations import equations, math
@@ -23,7 +24,6 @@ from tvm_rnn.schedule.record_files import read
 from tvm_rnn.show import graph_text
 from tvm_rnn.tables import cell_facts
 from tvm_rnn.target import resolve
-from tvm_rnn.tolerance import TABLE as TOLERANCES
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent

@@ -1,9 +1,9 @@
 """Lengths and resets inside a persistent kernel: rows that have ended, rows that start again.
 
 In: the kernel's state (`persistent.Body`), the cell's initial values. Out: per batch row of a lane, expressions:
-whether step t counts, and with what the next step begins. The meaning is that of `reference.py`: backwards, a flag at
-t + 1 separates step t from what was just processed; flags in the padding of a row mean nothing; rows that have ended
-keep their states and emit zeros.
+whether step t counts, and with what the next step begins. The meaning is that of `oracle/reference.py`: backwards, a
+flag at t + 1 separates step t from what was just processed; flags in the padding of a row mean nothing; rows that have
+ended keep their states and emit zeros.
 
 A state's value for the next step is decided when it is handed over, so flags are loaded one step before they count.
 """

@@ -1,8 +1,8 @@
 """Kernels for a layer's states: in from the user's arrays and back, restarts at reset flags, rows that have ended.
 
 In: where the states lie. Out: kernels over [rows, elements of the largest state], each for all states at once. The
-meaning is that of `reference.py`: backwards, a flag at t + 1 separates step t from what was just processed; flags in
-the padding of a row mean nothing; rows that have ended keep their states and emit zeros.
+meaning is that of `oracle/reference.py`: backwards, a flag at t + 1 separates step t from what was just processed;
+flags in the padding of a row mean nothing; rows that have ended keep their states and emit zeros.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A model around recurrent networks: what comes before, between and after them, as data.
 
 In: steps that a frontend read from a file. Out: `Program`, which `runtime_model.py` runs from a module's manifest and
-`reference.py` in float64; `Model`, several networks with one program. A network that came alone has its program in
-`RNN.program`.
+`oracle/reference.py` in float64; `Model`, several networks with one program. A network that came alone has its program
+in `RNN.program`.
 """
 
 from __future__ import annotations

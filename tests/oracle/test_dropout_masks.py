@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import tvm_rnn as rnn
-from tvm_rnn.draws import Draws
+from tvm_rnn.oracle.dropout_masks import Draws
 from tvm_rnn.runtime import runtime_random
 
 NET = rnn.RNN(rnn.cells.lstm, 3, 4, num_layers=2, bidirectional=True, dropout=0.5, zoneout=0.3, weight_drop=0.25).init(

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ConfigError, message, unknown
+from tvm_rnn.errors import ConfigError, message, unknown
 
 # dtype -> rows of (at most this many steps, the largest relative error allowed), the last row for any number.
 # float32: the polynomial sigmoid and tanh of compiled code are off by 5 ulp (3e-7) per step; states that contract keep

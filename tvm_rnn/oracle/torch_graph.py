@@ -15,11 +15,10 @@ from typing import Any
 
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.network.rnn import RNN, weight_name
+from tvm_rnn.passes.combine_gemms import CombineGemms
+from tvm_rnn.passes.hoist_gemms import HoistGemms
 from tvm_rnn.passes.normalise import normalise
-
-from .passes.combine_gemms import CombineGemms
-from .passes.hoist_gemms import HoistGemms
-from .target import TABLE as TARGETS
+from tvm_rnn.target import TABLE as TARGETS
 
 Tensor = Any  # torch.Tensor: torch is an optional dependency
 Function = Callable[..., tuple[Tensor, ...]]

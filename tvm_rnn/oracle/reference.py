@@ -13,14 +13,14 @@ from typing import Any, overload
 
 import numpy as np
 
+from tvm_rnn.errors import InputError, WeightError, message
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.network.model import Model, Program
 from tvm_rnn.network.rnn import RNN, weight_name
 from tvm_rnn.runtime.runtime_model import Plan, call, check_inputs
 
-from .draws import Draws
-from .errors import InputError, WeightError, message
+from .dropout_masks import Draws
 
 Array = np.ndarray
 Tape = dict[int, list[Array]]  # for each step: inputs, states before it, what the graph emits
@@ -155,7 +155,7 @@ class Reference:
     def _with_gradients(self, graph: Graph) -> Graph:
         if graph.backward is not None:
             return graph
-        from .passes.differentiate import differentiate
+        from tvm_rnn.passes.differentiate import differentiate
 
         if id(graph) not in self._differentiated:
             self._differentiated[id(graph)] = differentiate(graph)

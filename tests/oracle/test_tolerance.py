@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tvm_rnn import ConfigError
-from tvm_rnn.tolerance import TABLE, assert_close, relative_error, tolerance
+from tvm_rnn.oracle.tolerance import TABLE, assert_close, relative_error, tolerance
 
 
 def test_float32_over_200_steps_is_below_1e_5() -> None:

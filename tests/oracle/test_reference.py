@@ -10,7 +10,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn import RNN, InputError, WeightError, cell, cells, sigmoid, tanh
-from tvm_rnn.tolerance import assert_close
+from tvm_rnn.oracle.tolerance import assert_close
 
 T, B = 7, 5
 

@@ -12,8 +12,8 @@ from peer_problems import small
 import tvm_rnn as rnn
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.ops import TABLE
-from tvm_rnn.tolerance import relative_error
-from tvm_rnn.torch_model import TorchModel, function
+from tvm_rnn.oracle.tolerance import relative_error
+from tvm_rnn.oracle.torch_graph import TorchModel, function
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers
