@@ -1,7 +1,8 @@
 """Products with parameters on the CPU: packed weights, a register tile, the pointwise work in the epilogue.
 
-In: a tile of `rows` batch rows by `panels` vectors of units (all gates of a unit together), from `tvm_rnn.tiles`. Out:
-the same tile with the accumulators in registers: k outside, rows x panels x gates unrolled, lanes vectorised.
+In: a tile of `rows` batch rows by `panels` vectors of units (all gates of a unit together), from
+`tvm_rnn.cpu.register_tile`. Out: the same tile with the accumulators in registers: k outside, rows x panels x gates
+unrolled, lanes vectorised.
 
 Rewrite: for row, panel, gate, lane, k: acc += a[row, k] * w[panel, k, gate, lane]
          -->  for k: (unrolled row, panel, gate) (vector lane): acc += ...

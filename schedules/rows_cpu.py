@@ -1,7 +1,7 @@
 """Pointwise groups and reductions on the CPU: one vector of lanes at a time.
 
-In: a tile of one batch row and one vector, from `tvm_rnn.tiles`. Out: the same tile with its lanes vectorised.
-Reductions along the last axis keep one partial result per lane, and add the lanes up at the end.
+In: a tile of one batch row and one vector, from `tvm_rnn.cpu.register_tile`. Out: the same tile with its lanes
+vectorised. Reductions along the last axis keep one partial result per lane, and add the lanes up at the end.
 
 Rewrite: for lane: y[lane] = f(x[lane])  -->  vector lane: y = f(x)
 """

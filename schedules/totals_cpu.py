@@ -1,7 +1,8 @@
 """Sums over rows on the CPU: a register tile that stays in place while all rows pass.
 
-In: a tile of `rows` elements of one operand by `panels` vectors of the other, from `tvm_rnn.totals`. Out: the same tile
-with its sums in registers: rows of steps and batch outside, the tile unrolled, lanes vectorised.
+In: a tile of `rows` elements of one operand by `panels` vectors of the other, from
+`tvm_rnn.cpu.training.weight_gradient_sums`. Out: the same tile with its sums in registers: rows of steps and batch
+outside, the tile unrolled, lanes vectorised.
 
 Rewrite: for m, panel, lane, row: acc += a[row, m] * b[row, panel, lane]
          -->  for row: (unrolled m, panel) (vector lane): acc += ...

@@ -56,4 +56,4 @@ class WalkCpu:
 
     @staticmethod
     def schedule(sch: Schedule, unit: Unit, config: Config) -> None:
-        """The walk is `lower.py`'s: there is nothing to schedule."""
+        """The walk is `cpu/lower_network.py`'s: there is nothing to schedule."""

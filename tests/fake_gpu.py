@@ -27,7 +27,7 @@ from tvm_rnn.target import GPUS
 
 H = 3
 HERE = Path(__file__).parent
-# h = x + 0.5 h (the weight), m counts steps; y = h. Row b, step t, as layer.py defines lengths and reset.
+# h = x + 0.5 h (the weight), m counts steps; y = h. Row b, step t, as cpu/lower_layer.py defines lengths and reset.
 CELL = """
 for (int64_t b = 0; b < B; ++b)
   for (int j = 0; j < 3; ++j) {

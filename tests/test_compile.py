@@ -15,7 +15,7 @@ from networks import arguments, compiled, network
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, concat, sigmoid, tanh, target
-from tvm_rnn.lower import Lowering
+from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes import pipeline
 

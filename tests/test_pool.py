@@ -19,9 +19,10 @@ import pytest
 from tiny_module import Tiny, compile_elf, include_flags
 
 import tvm_rnn
+from tvm_rnn.locations import PACKAGE
 from tvm_rnn.runtime import runtime
 
-POOL_C = Path(tvm_rnn.__file__).with_name("pool.c")
+POOL_C = PACKAGE / "cpu" / "c" / "pool.c"
 
 
 @pytest.fixture(scope="module")

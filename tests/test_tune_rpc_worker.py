@@ -23,7 +23,7 @@ import numpy as np
 from pathlib import Path
 import tvm_rnn as rnn
 from tvm.rpc import LocalSession
-from tvm_rnn.c_compiler import compile_c
+from tvm_rnn.cpu.c_compiler import compile_c
 from tvm_rnn.rpc_tracker import Server
 from tvm_rnn.tune_rpc_worker import Device, RemoteModule
 folder, what = Path(sys.argv[1]), sys.argv[2]

@@ -121,9 +121,9 @@ def compile_elf(sources: list[Path], *options: str) -> bytes:
 
 @functools.cache
 def elf(tiny: Tiny) -> bytes:
-    import tvm_rnn
+    from tvm_rnn.locations import PACKAGE
 
-    linked = [Path(tvm_rnn.__file__).with_name(name) for name in ("pool.c", "ffi.c")]
+    linked = [PACKAGE / "cpu" / "c" / name for name in ("pool.c", "ffi.c")]
     real = {"float32": "float", "float64": "double"}[tiny.dtype]
     sizes = [f"-DLAYERS={tiny.layers}", f"-DDIRECTIONS={tiny.directions}", f"-DEXTRA={int(tiny.extra)}", f"-DH={H}"]
     return compile_elf([HERE / "tiny_cell.c", *linked], f"-DREAL={real}", *sizes)

@@ -157,4 +157,4 @@ for group in layers.graphs[0].groups:
 
 # %% [markdown] ## What to read next  `schedules/gemm_cpu.py`: the template that you replaced;
 # `schedules/persistent_cluster_cuda.py`: one for GPUs. `tvm_rnn/schedule/template.py` defines templates, knobs and
-# units; `tvm_rnn/tiles.py` makes the tile that a template gets.
+# units; `tvm_rnn/cpu/register_tile.py` makes the tile that a template gets.

@@ -21,17 +21,18 @@ from typing import TYPE_CHECKING, Any
 import tvm
 import tvm_ffi
 
+from tvm_rnn.cpu.lower_network import Lowered, Lowering
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.network.widen import widened
 from tvm_rnn.passes.pipeline import Layers
 from tvm_rnn.schedule.records import Records
 
-from . import __version__, c_compiler, tir_pipeline
+from . import __version__
+from .cpu import c_compiler, tir_pipeline
 from .decisions import about, heard, recording
 from .dtypes import held_dtype, precision_name, stored_name
 from .errors import BuildError, ConfigError, message
-from .lower import Lowered, Lowering
 from .module_file import manifest
 from .passes import pipeline
 from .passes.differentiate import choice
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from tvm_rnn.runtime.runtime import Module
 
 Progress = Callable[[str], None]
-LINKED = ("pool", "ffi")  # the C files that every module for a CPU has in it
+LINKED = ("cpu/c/pool", "cpu/c/ffi")  # the C files that every module for a CPU has in it
 
 
 def compile(
@@ -74,20 +75,20 @@ def compile(
     tensor cores with 10 bits of mantissa. float16 and bfloat16 (GPUs only) sum and keep states in float32; "float32"
     makes a network of 16 bits one of float32, with the same weights: so it runs on CPUs; x, y and states are float32.
     weights: the dtype in which matrices of products are stored; None: that of the precision. CPUs, with float32:
-    "bfloat16", "float16", "int8" (`storage.py`), widened as they are read; "int8_dynamic": operands of products become
-    8-bit integers too, a scale per row and step (`integer_products.py`; needs AVX-512 VNNI). GPUs, in 16 bits:
-    "float8_e4m3": twice as large a layer stays on the chip. When weights are loaded, each row is divided by a power of
-    two that makes its largest value 448 at most, and rounded; a row with a NaN or an infinity makes results NaN. arch:
-    the GPUs that the file is for, as nvcc has them, such as ["sm_80", "sm_90a"]; the runtime takes the kernels that
-    fit; empty: the target's alone. training: `forward_train` and `backward` too: three times the work. keep: what
-    forward_train leaves for backward besides inputs and states, of float32 on GPUs with ":bfloat16" behind in half of
-    the bytes (`passes/keep_choice.py`: all that no product reads); "values": as much as saves every product, "states":
-    nothing, the products run again, in less memory; None: "values" (`Module.plan_memory` and how-to "train" say more).
-    max_bytes: of a module for training, its `max_bytes` at first; whether a call fits it is forward_train's to say.
-    without: names of passes to switch off. records: tuned knob values: a folder that `tune` wrote, or "none"; None:
-    those of TVM_RNN_RECORDS, else the user's own and those that ship; the manifest says what came from which. dump: a
-    folder for the text of every stage. progress: called with each stage's name as it starts, and with a line for each
-    record that cannot be used.
+    "bfloat16", "float16", "int8" (`cpu/weight_storage.py`), widened as they are read; "int8_dynamic": operands of
+    products become 8-bit integers too, a scale per row and step (`cpu/int8_products.py`; needs AVX-512 VNNI). GPUs, in
+    16 bits: "float8_e4m3": twice as large a layer stays on the chip. When weights are loaded, each row is divided by a
+    power of two that makes its largest value 448 at most, and rounded; a row with a NaN or an infinity makes results
+    NaN. arch: the GPUs that the file is for, as nvcc has them, such as ["sm_80", "sm_90a"]; the runtime takes the
+    kernels that fit; empty: the target's alone. training: `forward_train` and `backward` too: three times the work.
+    keep: what forward_train leaves for backward besides inputs and states, of float32 on GPUs with ":bfloat16" behind
+    in half of the bytes (`passes/keep_choice.py`: all that no product reads); "values": as much as saves every product,
+    "states": nothing, the products run again, in less memory; None: "values" (`Module.plan_memory` and how-to "train"
+    say more). max_bytes: of a module for training, its `max_bytes` at first; whether a call fits it is forward_train's
+    to say. without: names of passes to switch off. records: tuned knob values: a folder that `tune` wrote, or "none";
+    None: those of TVM_RNN_RECORDS, else the user's own and those that ship; the manifest says what came from which.
+    dump: a folder for the text of every stage. progress: called with each stage's name as it starts, and with a line
+    for each record that cannot be used.
 
     Returns a Module, which can be called if the target is this machine, and else exported. Raises ConfigError for a bad
     argument, CellError for equations that cannot be compiled, BuildError if a compiler or linker fails or is missing.
@@ -160,7 +161,7 @@ def kept_as(training: bool, keep: str | None, max_bytes: int | None = None) -> b
 def networks_of(net: RNN | Model, machine: Target, training: bool | str) -> list[RNN]:
     """The networks to compile, with weights that were checked."""
     if training:
-        from .training import check_training
+        from tvm_rnn.cpu.training.add_entry_points import check_training
 
         check_training(net, machine)
     networks = net.networks if isinstance(net, Model) else [net]
@@ -189,7 +190,7 @@ def _for_a_cpu(
     lowered = Lowering(net, layers, machine, batches, stored).run()
     facts, arrays = describe(net, lowered, machine, batches, without), blob(net, layers)
     if training:
-        from .training import add_training
+        from tvm_rnn.cpu.training.add_entry_points import add_training
 
         tell("lowering of training")
         arrays |= add_training(net, lowered, facts, machine, batches, without, training)
@@ -317,7 +318,7 @@ def link(executable: Any, folder: Path, target: Target) -> bytes:
         raise BuildError(message("cannot link for another machine", got=f"{there} on {here}", expected=here, do=do))
     linked, addons = folder / "code.so", []
     for name in LINKED:
-        addons.append(str(folder / f"{name}.o"))
+        addons.append(str(folder / f"{Path(name).name}.o"))
         Path(addons[-1]).write_bytes(c_compiler.object_of(name, compiler))
     try:
         executable.export_library(str(linked), fcompile=functools.partial(_shared_object, compiler), addons=addons)

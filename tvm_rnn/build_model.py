@@ -13,11 +13,11 @@ from typing import Any
 
 import tvm
 
+from tvm_rnn.cpu.lower_network import Lowered, Lowering
 from tvm_rnn.network.model import Model
 from tvm_rnn.passes.pipeline import Layers
 
 from .build import blob, describe, generate, link
-from .lower import Lowered, Lowering
 from .module_file import manifest
 from .target import Target
 

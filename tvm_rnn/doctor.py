@@ -162,7 +162,7 @@ def _threads() -> dict[str, Any]:
 
 
 def _cxx() -> dict[str, Any]:
-    from .c_compiler import find_compiler
+    from tvm_rnn.cpu.c_compiler import find_compiler
 
     command = find_compiler()
     done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)

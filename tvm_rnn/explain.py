@@ -193,13 +193,13 @@ def _decided(
     net: RNN | Model, target: str | Target, batches: tuple[int, ...], training: bool | str, own: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Looked]]:
     """What the manifest would be, all but what generated code adds to it, and the networks."""
+    from tvm_rnn.cpu.lower_network import Lowering
+    from tvm_rnn.cpu.training.add_entry_points import add_training
     from tvm_rnn.network.widen import widened
 
     from .build import describe, networks_of, precision_of, stored_as
-    from .lower import Lowering
     from .passes import pipeline
     from .schedule import record_files
-    from .training import add_training
 
     machine, _ = record_files.machines(target, (), own["records"], lambda line: None)
     net = widened(net, own["precision"])

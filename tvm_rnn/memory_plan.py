@@ -86,8 +86,9 @@ def plan_memory(
     None: no limit. keep: only that choice, as for `compile`; None: all. Others: as for `compile`. Use the result
     so: `mod = compile(net, target, batch, training=True, keep=plans.chosen.keep); mod.max_bytes = max_bytes`. Raises
     ConfigError for a bad argument, InputError, with the smallest number possible, where no plan fits."""
+    from tvm_rnn.cpu.training.add_entry_points import check_training
+
     from .schedule import record_files
-    from .training import check_training
 
     for name, value in (("steps", steps), ("batch", batch)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -156,7 +157,7 @@ def facts_of(
         facts = common_facts(net, machine, batches, without)
         if machine.kind == "cuda":
             return facts | _on_a_gpu(net, machine, batches, without, precision, keep)
-        from .training import planned
+        from tvm_rnn.cpu.training.add_entry_points import planned
 
         return facts | planned(net, machine, batches, without, keep)
 
@@ -164,8 +165,9 @@ def facts_of(
 def _on_a_gpu(
     net: RNN, machine: Target, batches: tuple[int, ...], without: tuple[str, ...], precision: str, keep: str
 ) -> dict[str, Any]:
+    from tvm_rnn.cpu.training.add_entry_points import memory_facts
+
     from .cuda import train
-    from .training import memory_facts
 
     trained = train.plan(net, machine, batches, without, precision, keep)
     found: dict[str, Any] = {

@@ -38,14 +38,14 @@ def texts(
     training: bool | str = False,
 ) -> list[tuple[str, str]]:
     """All stages in order as (name, text). Compiles, but neither links nor loads."""
+    from tvm_rnn.cpu.lower_network import Lowering
+    from tvm_rnn.cpu.training.add_entry_points import add_training, check_training
     from tvm_rnn.graph.tensor_expressions import te
     from tvm_rnn.graph.tensor_expressions import text as te_text
     from tvm_rnn.network.widen import widened
 
     from .build import describe, generate
     from .dtypes import precision_name, stored_name
-    from .lower import Lowering
-    from .training import add_training, check_training
 
     net = widened(net, precision)
     machine, precision = resolve(target), precision_name(net.dtype, precision)

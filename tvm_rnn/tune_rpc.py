@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .c_compiler import compile_c
+from tvm_rnn.cpu.c_compiler import compile_c
+
 from .errors import TvmRnnError, message
 from .rpc_tracker import Tracker
 from .target import Target

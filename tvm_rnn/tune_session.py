@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import tvm
 
+from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.network.widen import widened
 from tvm_rnn.schedule.records import Record, Records
@@ -29,7 +30,6 @@ from tvm_rnn.schedule.template import Unit
 from . import __version__
 from .dtypes import precision_name
 from .errors import ConfigError, message
-from .lower import Lowering
 from .passes import pipeline
 from .rpc_tracker import tracker
 from .schedule import record_files

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tvm_rnn.cpu.c_compiler import compile_c, find_compiler, object_of, run
 from tvm_rnn.runtime import runtime
 
-from ..c_compiler import compile_c, find_compiler, object_of, run
 from ..errors import BuildError, ConfigError, message
 from ..locations import PACKAGE
 from . import examples, guide

@@ -18,12 +18,12 @@ import numpy as np
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cpu.register_tile_reductions import runs_along
+from tvm_rnn.cpu.workspace import wide
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index, reduced_axes
 
-from ..memory import wide
-from ..tile_reductions import runs_along
 from .kernel import Writer, write
 from .places import Argument, Place, arithmetic
 from .rows import WARP, Job, Rows, combiner, finish_group, reduced, unravel

@@ -21,10 +21,10 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cpu.workspace import int64, wide
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.runtime import runtime_random
 
-from ..memory import int64, wide
 from .kernel import Kernel, Writer, write
 from .places import Argument, Place, address
 from .program import Expr as Text

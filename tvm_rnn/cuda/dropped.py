@@ -15,11 +15,11 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cpu.workspace import int64, wide
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.network.rnn import weight_name
 from tvm_rnn.runtime import runtime_random
 
-from ..memory import int64, wide
 from .draws import WORD, Draws, threefry
 from .kernel import Kernel, Writer, write
 from .program import Expr, Host, Pointer, Program

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from tvm_rnn.cpu.training.parameter_gradients import Finish
 from tvm_rnn.graph.graph import Graph, Group, Node
 from tvm_rnn.graph.ops import TABLE
 
-from ..finish import Finish
 from .places import Place, arithmetic
 from .program import Host, Pointer, Program
 from .rows import Rows, rows_kernel

@@ -13,10 +13,10 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_rnn.cpu.workspace import wide
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 
-from ..memory import wide
 from .kernel import Kernel, Writer, write
 from .places import Place, address, arithmetic
 from .program import Expr, Host, Pointer

@@ -22,12 +22,12 @@ from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
+from tvm_rnn.cpu.lower_network import flops_per_row
 from tvm_rnn.graph.graph import Graph
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.passes.pipeline import PASS_NAMES, Layers
 
 from ..decisions import about, tell
-from ..lower import flops_per_row
 from ..target import Target
 from .draws import Draws
 from .dropped import Dropped

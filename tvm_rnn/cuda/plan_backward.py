@@ -22,10 +22,10 @@ from dataclasses import dataclass, field, replace
 from math import gcd, prod
 from typing import ClassVar
 
+from tvm_rnn.cpu.training.lower_layer_backward import is_total
 from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.network.rnn import weight_name
 
-from ..layer_backward import is_total
 from ..passes.fuse_pointwise import read_at_last
 from .finish import FinishKernels
 from .give import Giver

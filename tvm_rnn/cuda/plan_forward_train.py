@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from tvm_rnn.cpu.workspace import int64, wide
 from tvm_rnn.graph.graph import Graph
 
-from ..memory import int64, wide
 from .kernel import Kernel, Writer, write
 from .places import Place, address
 from .plan import Plan, Visit

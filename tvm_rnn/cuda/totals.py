@@ -19,10 +19,10 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cpu.workspace import int64, wide
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 
-from ..memory import int64, wide
 from .gemm_layout import ceil_div
 from .gemm_operands import Operand
 from .gemm_operands import operand_of as resolve

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.cpu.training.add_entry_points import memory_facts
 from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.passes import keep_choice, pipeline
 from tvm_rnn.passes.pipeline import Layers
@@ -19,7 +20,6 @@ from tvm_rnn.passes.pipeline import Layers
 from ..decisions import about, forget, recording, told
 from ..dtypes import held_dtype
 from ..target import Target
-from ..training import memory_facts
 from .handed_down import handed_width
 from .plan_backward import BackwardPlan
 from .plan_forward_train import ForwardTrain

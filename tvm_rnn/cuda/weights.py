@@ -16,12 +16,12 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cpu.workspace import int64, wide
 from tvm_rnn.graph.graph import Graph, Group, Node, depends
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.network.rnn import named_constants, weight_name
 
-from ..memory import int64, wide
 from . import fp8
 from .gemm_layout import Pack
 from .kernel import Kernel, Writer, write

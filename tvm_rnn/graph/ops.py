@@ -1,8 +1,8 @@
 """The op table: one row per primitive, with its shape rule, NumPy meaning, scalar expression and gradient.
 
 In: the names that `language/functions.py` and `language/trace.py` use. Out: everything else reads this table: the
-oracle runs the NumPy column, `lower.py` builds tensor expressions from the expression column, BPTT uses the gradient
-column. To add an op, add one row (and, if users should write it, its name in `language/functions.py`).
+oracle runs the NumPy column, `cpu/lower_network.py` builds tensor expressions from the expression column, BPTT uses the
+gradient column. To add an op, add one row (and, if users should write it, its name in `language/functions.py`).
 
 Shapes never contain T or B: those axes are implicit and leading. All `axis` attributes are negative for that reason.
 Pointwise operands have equal rank (tracing inserts reshapes), so NumPy's broadcasting does the rest. Rows of kind

@@ -1,8 +1,8 @@
 """Nodes as TVM expressions: one element of a node at given indices, and whole graphs as tensor expressions.
 
 In: a node, indices (Python ints or TVM expressions), and a reader that knows which nodes are stored where. Out: a
-scalar expression for `tiles.py`; or, from `te`, the `te.Tensor`s of a cell for people to read. Views (index, slice,
-reshape, transpose, concat) cost nothing here: they are changes of index.
+scalar expression for `cpu/register_tile.py`; or, from `te`, the `te.Tensor`s of a cell for people to read. Views
+(index, slice, reshape, transpose, concat) cost nothing here: they are changes of index.
 """
 
 from __future__ import annotations

@@ -348,7 +348,7 @@ def _tell(group: Group, graph: Graph) -> None:
     words = f"{inside} pointwise operation{'s' * (inside != 1)}" if inside else "nothing else"
     why = f"{words} in it; stored: {stored}"
     facts = {"region": group.region, "phase": group.phase, "kind": group.kind, "pointwise": inside}
-    from ..lower import node_flops  # which needs TVM: only where somebody listens
+    from tvm_rnn.cpu.lower_network import node_flops  # which needs TVM: only where somebody listens
 
     members = set(group.nodes)
     read = {

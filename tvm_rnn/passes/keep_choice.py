@@ -61,8 +61,8 @@ def check(training: bool | str, dtype: str, kind: str) -> None:
 def share_again(net: RNN, batch: int, precision: str = "") -> float:
     """What products that run again take of both passes, predicted: of their time without. precision: of products; "":
     that of the network's dtype."""
+    from tvm_rnn.cpu.lower_network import node_flops
     from tvm_rnn.graph.graph import depends
-    from tvm_rnn.lower import node_flops
 
     flops = 0.0
     for layer in net.layers:

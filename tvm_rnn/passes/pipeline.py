@@ -1,7 +1,7 @@
 """The passes in order, with the reason for each position, and the function that runs them.
 
-In: an RNN, a target, and names of passes to leave out. Out: one graph per distinct layer, ready for `lower.py`; `trail`
-keeps the graph after every stage for `show`, `--dump` and the golden tests.
+In: an RNN, a target, and names of passes to leave out. Out: one graph per distinct layer, ready for
+`cpu/lower_network.py`; `trail` keeps the graph after every stage for `show`, `--dump` and the golden tests.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Templates: how a unit of work becomes a schedule, with named knobs.
 
-In: a `Unit` from `lower.py` and a Target. Out: knob values (`Config`) and a scheduled tile. A template is one function
-for all uses: asked with `Knobs()` it gives its defaults, with `Knobs(record)` it replays a record, and afterwards
-`space` holds every choice that it had. Templates live in `schedules/` and in folders named by TVM_RNN_SCHEDULES; the
-package discovers them and never imports one by name.
+In: a `Unit` from `cpu/lower_network.py` and a Target. Out: knob values (`Config`) and a scheduled tile. A template is
+one function for all uses: asked with `Knobs()` it gives its defaults, with `Knobs(record)` it replays a record, and
+afterwards `space` holds every choice that it had. Templates live in `schedules/` and in folders named by
+TVM_RNN_SCHEDULES; the package discovers them and never imports one by name.
 """
 
 from __future__ import annotations

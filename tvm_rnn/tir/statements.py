@@ -1,7 +1,7 @@
 """Small constructors for TVM statements: loops, bindings, conditions, copies.
 
-In: extents and bodies from `lower.py` and `emit.py`. Out: tirx statements with 64-bit indices, so that no product of
-sizes overflows; and the functions that hold them.
+In: extents and bodies from `cpu/lower_network.py` and `cpu/lower_group.py`. Out: tirx statements with 64-bit indices,
+so that no product of sizes overflows; and the functions that hold them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm import tirx
 
-from tvm_rnn.memory import INDEX, int64
+from tvm_rnn.cpu.workspace import INDEX, int64
 
 Expr = Any
 Stmt = Any

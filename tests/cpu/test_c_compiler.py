@@ -1,0 +1,49 @@
+"""The C++ compiler: which one, what it may be called, and what is said where it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tvm_rnn.cpu.c_compiler import compile_c, find_compiler, object_of
+from tvm_rnn.errors import BuildError
+
+
+def test_the_first_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no_such_compiler")
+    assert find_compiler()[0] in ("g++", "clang++", "c++")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler[\s\S]*install g\+\+"):
+        find_compiler()
+
+
+def test_it_may_be_several_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log, wrapper = tmp_path / "log", tmp_path / "wrapper"
+    wrapper.write_text(f'#!/bin/sh\necho "$1" >> {log}\nexec "$@"\n')
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{wrapper} g++")
+    assert find_compiler() == (str(wrapper), "g++")
+    assert object_of("ffi", find_compiler())[:4] == b"\x7fELF"
+    assert log.read_text().split() == ["g++"]
+
+
+def test_one_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(BuildError, match="the C compiler failed"):
+        compile_c("cpu/c/ffi.c", tmp_path / "ffi.o", "-c")
+    assert not (tmp_path / "ffi.o").exists()
+
+
+def test_it_is_c_whatever_the_compiler_is_called(tmp_path: Path) -> None:
+    """g++ takes a .c file for C++, where `new` is no name."""
+    (tmp_path / "own.c").write_text("int new(void) { return 3; }")
+    compile_c(tmp_path / "own.c", tmp_path / "own.so", "-shared")
+    assert (tmp_path / "own.so").read_bytes()[:4] == b"\x7fELF"
+
+
+def test_it_does_without_the_compiler_of_tensor_programs() -> None:
+    code = "import sys, tvm_rnn.bundle; assert 'tvm' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

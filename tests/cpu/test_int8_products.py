@@ -1,0 +1,111 @@
+"""integer_products: sums of 8-bit levels are exactly those that NumPy finds, whatever the sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn import ConfigError, cell
+from tvm_rnn.cpu.int8_products import row_elements
+from tvm_rnn.oracle.tolerance import relative_error
+from tvm_rnn.target import host
+
+needs_vnni = pytest.mark.skipif("avx512vnni" not in host().features, reason="this CPU has no AVX-512 VNNI")
+
+
+@cell(states="h")
+def linear(x: "I", h: "H", *, W: "3 H I", R: "3 H H"):
+    a, b, c = W @ x + R @ h
+    return a + b - c
+
+
+def levels(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Integers and scales of the rows of an array [..., K], in float32 as compiled code has it."""
+    with np.errstate(all="ignore"):
+        peak = np.abs(rows).max(-1, keepdims=True)
+        scale = np.where(peak == 0, np.float32(1), peak / np.float32(127))
+        inverse = np.where(peak == 0, np.float32(1), np.float32(127) / peak)
+        scaled = rows * inverse
+    return np.where(np.isnan(scaled), 0, np.rint(scaled)).astype(np.int64), scale
+
+
+def product(matrix: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """[..., H, I] by [B, I] -> [B, ..., H]."""
+    peak = np.abs(matrix).max(-1, keepdims=True)
+    scale = np.where(peak == 0, np.float32(1), peak / np.float32(127))
+    weights = np.rint(matrix / scale).astype(np.int64)
+    own, each = levels(rows)
+    sums = np.einsum("ghk,bk->bgh", weights, own)
+    return sums.astype(np.float32) * (scale[..., 0] * each[:, :, None])
+
+
+def expected(net: rnn.RNN, x: np.ndarray) -> np.ndarray:
+    h, steps = np.zeros((x.shape[1], net.hidden_size), np.float32), []
+    for x_t in x:
+        a, b, c = np.moveaxis(product(net.weights["W_l0"], x_t) + product(net.weights["R_l0"], h), 1, 0)
+        h = a + b - c
+        steps.append(h)
+    return np.stack(steps)
+
+
+@needs_vnni
+@pytest.mark.parametrize(
+    ("inputs", "hidden"),
+    [
+        (1, 1),
+        (5, 33),
+        *(pytest.param(i, h, marks=pytest.mark.slow) for i, h in ((2, 7), (3, 16), (64, 130), (1000, 64))),
+    ],
+)
+def test_sums_are_exact(inputs: int, hidden: int) -> None:
+    net = rnn.RNN(linear, inputs, hidden).init(2)
+    net.weights["W_l0"][1, 0] = 0.0
+    module = rnn.compile(net, weights="int8_dynamic")
+    for batch in (1, 2, 7, 16):
+        x = np.random.default_rng(batch).normal(size=(3, batch, inputs)).astype("float32")
+        x[1, 0] = 0.0
+        y, _ = module(x)
+        assert relative_error(y, expected(net, x)) < 1e-6
+
+
+@needs_vnni
+def test_what_is_not_finite_makes_its_row_nan_and_no_other() -> None:
+    module = rnn.compile(rnn.RNN(linear, 40, 20).init(2), weights="int8_dynamic")
+    x = np.random.default_rng(0).normal(size=(2, 5, 40)).astype("float32")
+    x[0, 1, 39], x[0, 3, 0] = np.nan, -np.inf
+    y, _ = module(x)
+    assert np.isnan(y[:, [1, 3]]).all() and np.isfinite(y[:, [0, 2, 4]]).all()
+
+
+@needs_vnni
+@pytest.mark.parametrize(
+    "name", ["lstm", *(pytest.param(c, marks=pytest.mark.slow) for c in ("gru_reset_before", "rhn"))]
+)
+def test_cells_in_layers_and_both_directions_are_near_float64(name: str) -> None:
+    sizes = {"depth": 2} if name == "rhn" else {}
+    net = rnn.RNN(rnn.cells.get(name), 40, 40, 2, True, **sizes).init(1)
+    module = rnn.compile(net, weights="int8_dynamic", batch=[1, 4])
+    assert module.manifest.weight_dtype == "int8_dynamic"
+    for batch in (1, 4, 33):
+        x = np.random.default_rng(batch).uniform(-1, 1, (7, batch, 40)).astype("float32")
+        lengths = 7 - np.arange(batch) % 8
+        y, _ = module(x, lengths=lengths)
+        assert 1e-5 < relative_error(y, rnn.reference(net)(x, lengths=lengths)[0]) < 2e-2
+        module.threads = 2
+        np.testing.assert_array_equal(module(x, lengths=lengths)[0], y)
+        module.threads = None
+
+
+def test_a_cpu_without_the_instruction_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"8-bit integers need a CPU[\s\S]*x86-64-v3[\s\S]*int8"):
+        rnn.compile(rnn.RNN(rnn.cells.lstm, 4, 4), "x86-64-v3", weights="int8_dynamic")
+
+
+def test_sums_that_could_overflow_are_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"65537[\s\S]*65536"):
+        row_elements((1 << 16) + 1, 16)
+
+
+def test_a_row_has_its_scale_and_words_of_four() -> None:
+    assert [row_elements(k, 16) for k in (1, 64, 65, 1000)] == [32, 32, 48, 16 + 256]

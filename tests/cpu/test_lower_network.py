@@ -1,0 +1,121 @@
+"""lower: the loops around the tiles, the workspace they use, and the guard of the order of time."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from networks import arguments, check, compiled, flags, network
+
+import tvm_rnn as rnn
+from tvm_rnn import PassError, target
+from tvm_rnn.cpu.lower_network import Lowered, Lowering
+from tvm_rnn.oracle.tolerance import assert_close
+from tvm_rnn.passes import pipeline
+from tvm_rnn.runtime import runtime
+
+V4 = target.TABLE["x86-64-v4"]
+CELLS = ("lstm", "gru", "lstm_layer_norm", "lstm_fgr", "mlstm", "delta_net", "rhn", "sru", "lstm_projection", "augru")
+QUICK = ("lstm", "lstm_layer_norm", "delta_net", "augru")
+GUARD = 4096
+
+
+def lowered(net: rnn.RNN, without: tuple[str, ...] = ()) -> Lowered:
+    return Lowering(net, pipeline.run(net, V4, without)[-1][1], V4).run()
+
+
+def net_of(name: str, **options: object) -> rnn.RNN:
+    c = rnn.cells.get(name)
+    width = 6 if "I" in c.size_names else 21
+    return rnn.RNN(c, width, 21, **{n: 2 for n in c.size_names if n not in ("I", "H")}, **options).init(3)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_code_does_not_grow_with_layers(both: bool) -> None:
+    texts = []
+    for layers in (2, 10):
+        net = rnn.RNN(rnn.cells.lstm, 16, 8 if both else 16, num_layers=layers, bidirectional=both)
+        script = lowered(net).module["sequence"].script()
+        texts.append(re.sub(r"\d+", "N", script))
+    assert texts[0] == texts[1]
+
+
+def test_a_graph_without_tiling_is_refused() -> None:
+    net = rnn.RNN(rnn.cells.lstm, 3, 5)
+    stages = dict(pipeline.run(net, V4))
+    with pytest.raises(PassError, match="no tiling"):
+        Lowering(net, stages["fuse_pointwise"], V4)
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CELLS])
+def test_the_workspace_is_large_enough_and_its_contents_do_not_matter(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workspace and packed weights start as NaN, then as 1e30: equal results, and nothing behind them is touched."""
+    real, guards = runtime._aligned, []
+
+    def poisoned(value: float) -> object:
+        def allocate(elements: int, dtype: np.dtype[np.floating]) -> np.ndarray:
+            whole = real(elements + GUARD, dtype)
+            whole[:] = value
+            guards.append((whole[elements:], value))
+            return whole[:elements]
+
+        return allocate
+
+    net = net_of(name, num_layers=2, bidirectional=name in ("gru", "lstm_fgr", "delta_net", "lstm_projection", "augru"))
+    compiled = rnn.compile(net)
+    rng = np.random.default_rng(0)
+    inputs = [rng.normal(size=(5, 3, *n.shape)).astype("float32") for n in net.layers[0].graph.inputs]
+    results = []
+    for value in (np.nan, 1e30):
+        monkeypatch.setattr(runtime, "_aligned", poisoned(value))
+        module = runtime.load(compiled.path)
+        results.append(module(tuple(inputs) if len(inputs) > 1 else inputs[0], lengths=[5, 0, 3])[0])
+    assert guards and np.isfinite(results[0]).all()
+    np.testing.assert_array_equal(results[0], results[1])
+    for guard, value in guards:
+        np.testing.assert_array_equal(guard, np.full(GUARD, value, guard.dtype))
+
+
+def test_flops_of_an_lstm() -> None:
+    products = 2 * 4 * 32 * (8 + 32)
+    assert products < lowered(rnn.RNN(rnn.cells.lstm, 8, 32)).flops_per_row < 1.5 * products
+    twice = lowered(rnn.RNN(rnn.cells.lstm, 32, 32, num_layers=2)).flops_per_row
+    assert twice == 2 * lowered(rnn.RNN(rnn.cells.lstm, 32, 32)).flops_per_row
+
+
+def test_packs_cover_every_weight_once_and_do_not_overlap() -> None:
+    net = rnn.RNN(rnn.cells.lstm, 6, 5, num_layers=3, bidirectional=True)
+    low = lowered(net)
+    names = [n for pack in low.packs for n in pack["weights"]]
+    assert sorted(names) == sorted(net.weight_shapes)
+    offsets = sorted(pack["offset"] for pack in low.packs)
+    assert len(set(offsets)) == 6 and offsets[-1] < low.packed_elements
+
+
+@pytest.mark.parametrize("width", [7, 16, 130])
+def test_packing_has_no_condition_in_its_loops(width: int) -> None:
+    """With one, LLVM took ten seconds at some widths that are no multiple of a vector."""
+    assert "if " not in lowered(rnn.RNN(rnn.cells.lstm, 3, width)).module["pack_0"].script()
+
+
+@pytest.mark.parametrize("cell", ["lstm", "min_gru"])
+@pytest.mark.parametrize("layers", [1, 3])
+def test_the_reverse_direction_alone(cell: str, layers: int) -> None:
+    """Of a forward network on flipped steps the flipped output, also where rows end early; restarts as the oracle's."""
+    options: dict[str, Any] = {"num_layers": layers, "dtype": "float64"}
+    net, module = compiled(cell, 5, 6, reverse=True, **options)
+    forward = network(cell, 5, 6, **options)
+    assert net.weights.keys() == forward.weights.keys() and module.manifest.reverse
+    x, state = arguments(net, 9, 3)
+    y, end = module(x, state)
+    flipped, same = rnn.reference(forward)(x["x"][::-1], state)
+    assert_close((y, end), (flipped[::-1], same), "float64", 9)
+    for steps, batch in ((9, 4), (1, 1), (130, 2)):
+        check(net, module, steps, batch)
+        check(net, module, steps, batch, **flags(steps, batch))
+    with pytest.raises(rnn.InputError, match="cannot step"):
+        module.step(x["x"][0])

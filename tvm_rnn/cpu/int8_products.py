@@ -1,0 +1,172 @@
+"""Products of 8-bit integers on CPUs with VNNI: operands are quantised row by row as they come, sums are exact.
+
+In: a gemm group whose matrices are stored as int8 in words of four (`weight_packing.py`), rows of operands in the
+workspace. Out: statements: `quantise`, which leaves each operand's rows as words of four levels with a scale, and
+`product`, which leaves a tile's sums in "gates" as `tiles.product` does.
+
+A row of an operand is x = scale * level, level in -127..127, scale = max |x| / 127. The instruction multiplies unsigned
+by signed bytes, so levels are stored plus 128, and a sum begins at -128 times the sum of its row of weights. Word w of
+a row of K has the levels of w, w + Q, w + 2 Q and w + 3 Q, Q = ceil(K / 4), so that all of them are vectors in memory.
+
+Rewrite: acc[r, unit] += a[r, k] * w[unit, k]
+         -->  scale_a[r] * scale_w[unit] * (vpdpbusd over words of (levels + 128, w) - 128 * sum of w)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.graph.graph import Group, Node
+from tvm_rnn.graph.scalar import let, where
+from tvm_rnn.graph.tensor_expressions import element
+from tvm_rnn.tir.statements import Expr, Stmt, bind, load, loop, sequence, store, vector
+
+from .register_tile import Places, Tile
+from .weight_storage import LARGEST, MOST_DEPTH, OFFSET, WORD
+from .workspace import Array, int64, pad, wide
+
+INSTRUCTION = "llvm.x86.avx512.vpdpbusd.512"
+VECTOR = 16  # words of the instruction
+PARALLEL_ELEMENTS = 16384  # of all rows: a launch costs about 1 us
+
+
+def row_elements(depth: int, lanes: int) -> int:
+    """Elements of the workspace that one quantised row of an operand takes: a vector for its scale, then its words.
+
+    Raises ConfigError where a sum over so many could exceed 32 bits.
+    """
+    if depth > MOST_DEPTH:
+        expected, do = f"at most {MOST_DEPTH}", 'weights="int8", whose sums are in float32'
+        raise ConfigError(message("a product of integers is too deep", got=depth, expected=expected, do=do))
+    return lanes + pad(-(-depth // WORD), lanes)
+
+
+def _root(group: Group) -> Node:
+    assert group.root is not None  # of a gemm group
+    return group.root
+
+
+def quantise(group: Group, rows: Expr, places: Places, lanes: int, many: int) -> list[Stmt]:
+    """Every operand of the group's product, row by row, to its levels. many: rows that are surely there, which decide
+    whether threads share them."""
+    root, parts = _root(group), list[Stmt]()
+    for operand, levels in zip(root.args[1::2], places.levels[root], strict=True):
+        body = _row_of(operand, levels, places, lanes)
+        parts.append(loop("q", rows, body, parallel=many * operand.shape[0] >= PARALLEL_ELEMENTS))
+    return parts
+
+
+def _row_of(operand: Node, levels: Array, places: Places, lanes: int) -> Callable[[tirx.Var], list[Any]]:
+    depth, quarter = operand.shape[0], -(-operand.shape[0] // WORD)
+    workspace, words = places.buffers["workspace"], places.buffers["levels"]
+
+    def row(r: tirx.Var) -> list[Any]:
+        peak = tirx.decl_buffer((lanes,), "float32", name="peak", scope="local")
+        whole = tirx.decl_buffer((2,), "float32", name="whole", scope="local")
+        zero, one, largest = (tirx.const(v, "float32") for v in (0.0, 1.0, LARGEST))
+        at, set_at = bind("at", levels.address(r, (int64(0),)))
+
+        def read(node: Node, index: Any) -> Expr | None:
+            array = places.read(node)
+            return None if array is None else load(places.buffers[array.buffer], array.address(r, index))
+
+        def value(k: Expr) -> Expr:
+            return element(operand, (k,), read, "float32")
+
+        def larger(into: Any, place: Expr, found: Expr) -> Stmt:
+            """A NaN stays: it is the row's scale then."""
+            so_far = load(into, place)
+            return store(into, place, let(found, lambda v: where(tirx.Or(v > so_far, tirx.isnan(v)), v, so_far)))
+
+        def peaks(c: Expr, count: int) -> Stmt:
+            return vector("v", count, lambda v: larger(peak, v, tirx.abs(value(c * int64(lanes) + v))))
+
+        def word(v: tirx.Var, c: Expr) -> Stmt:
+            w = c * int64(lanes) + v
+            total = None
+            for j in range(min(WORD, -(-depth // quarter))):
+                k = w + int64(j * quarter)
+                scaled = value(k) * load(whole, int64(1))
+                level = tirx.Cast("int32", let(scaled, lambda x: where(tirx.isnan(x), zero, tirx.nearbyint(x))))
+                if (j + 1) * quarter > depth or quarter % lanes:  # what lies behind the row is anything
+                    level = tirx.Select(k < int64(depth), level, tirx.const(0, "int32"))
+                byte = tirx.Cast("uint32", level + tirx.const(OFFSET, "int32")) << tirx.const(8 * j, "uint32")
+                total = byte if total is None else total | byte
+            return store(words, at + int64(lanes) + w, tirx.reinterpret("int32", total))
+
+        full, rest = divmod(depth, lanes)
+        blank = vector("v", lanes, lambda v: store(peak, v, zero))
+        parts: list[Any] = [set_at, tirx.AllocBuffer(peak), tirx.AllocBuffer(whole), blank]
+        parts.append(loop("c", full, lambda c: peaks(c, lanes)))
+        parts += [peaks(int64(full), rest)] if rest else []
+        parts.append(store(whole, int64(0), zero))
+        parts.append(loop("v", lanes, lambda v: larger(whole, int64(0), load(peak, v))))
+        found = load(whole, int64(0))
+        parts.append(store(whole, int64(1), where(tirx.EQ(found, zero), one, largest / found)))
+        parts.append(store(workspace, at, where(tirx.EQ(found, zero), one, found / largest)))
+        parts.append(loop("c", -(-quarter // lanes), lambda c: vector("v", lanes, lambda v: word(v, c))))
+        return parts
+
+    return row
+
+
+def product(tile: Tile) -> Stmt:
+    """A tile's sums over all operands, scaled, in "gates" [row, panel, gate, lane]."""
+    root, lanes = _root(tile.group), tile.lanes
+    places = [(r, p, g) for r in range(tile.rows) for p in range(tile.panels) for g in range(tile.gates)]
+    size = len(places) * lanes
+    sums = tirx.decl_buffer((size,), "int32", name="sums", scope="local")
+    parts: list[Any] = [tirx.AllocBuffer(sums)]
+    for number, operand in enumerate(root.args[1::2]):
+        parts += _sums(tile, number, operand, places, sums)
+        parts += [_scaled(tile, number, place, at, sums) for at, place in enumerate(places)]
+    return sequence(parts)
+
+
+def _vector_at(address: Expr) -> Expr:
+    return tirx.Ramp(address, int64(1), VECTOR)
+
+
+def _sums(tile: Tile, number: int, operand: Node, places: list[tuple[int, int, int]], sums: Any) -> list[Stmt]:
+    root, own, lanes = _root(tile.group), tile.places, tile.lanes
+    words, levels = own.buffers["words"], own.levels[root][number]
+    quarter = -(-operand.shape[0] // WORD)
+    identifier = tvm.tirx.IntImm("uint32", int(tvm.get_global_func("target.llvm_lookup_intrinsic_id")(INSTRUCTION)))
+
+    def begin(at: int, p: int, g: int) -> Stmt:
+        place = own.sums[root][number] + _row(tile, p, g)
+        return tirx.BufferStore(sums, load(words, _vector_at(place)), [_vector_at(int64(at * lanes))])
+
+    def step(k: tirx.Var) -> list[Stmt]:
+        parts = []
+        for at, (r, p, g) in enumerate(places):
+            level = load(own.buffers["levels"], levels.address(tile.row0 + int64(r), (int64(0),)) + int64(lanes) + k)
+            panel = (tile.panel0 + int64(p)) * int64(quarter) + k
+            weight = own.products[root][number] + (panel * int64(tile.gates) + int64(g)) * int64(lanes)
+            mine = _vector_at(int64(at * lanes))
+            operands = [tirx.Broadcast(level, VECTOR), load(words, _vector_at(weight))]
+            bytes_of = [tirx.reinterpret("int8x64", o) for o in operands]
+            sum_of = tirx.call_llvm_pure_intrin("int32x16", identifier, load(sums, mine), *bytes_of)
+            parts.append(tirx.BufferStore(sums, sum_of, [mine]))
+        return parts
+
+    return [*(begin(at, p, g) for at, (_, p, g) in enumerate(places)), loop("k", quarter, step)]
+
+
+def _row(tile: Tile, p: int, g: int) -> Expr:
+    """Where a vector of rows of weights is in their scales and sums."""
+    return ((tile.panel0 + int64(p)) * int64(tile.gates) + int64(g)) * int64(tile.lanes)
+
+
+def _scaled(tile: Tile, number: int, place: tuple[int, int, int], at: int, sums: Any) -> Stmt:
+    (r, p, g), root, own = place, _root(tile.group), tile.places
+    mine, gates = _vector_at(int64(at * tile.lanes)), own.buffers["gates"]
+    scale = load(own.buffers["packed"], _vector_at(own.scales[root][number] + _row(tile, p, g)))
+    row = load(own.buffers["workspace"], own.levels[root][number].address(wide(tile.row0) + int64(r), (int64(0),)))
+    total = tirx.Cast("float32x16", load(sums, mine)) * (scale * tirx.Broadcast(row, VECTOR))
+    return tirx.BufferStore(gates, total if number == 0 else load(gates, mine) + total, [mine])

@@ -1,0 +1,401 @@
+"""Graphs to functions: the loops over layers, directions and tiles of time around the layers' code.
+
+In: the RNN, its layers' graphs after the passes, a target. Out: an IRModule with `sequence` and one `pack_k` per
+distinct layer, and the facts that the manifest needs. Closing the loop over time happens here and nowhere else;
+`verify_time_order.py` checks it.
+
+    time-major:   states in; for tile of time: inputs in; for layer: layer's tile; outputs out; states out
+    layer-major:  states in; inputs in; for layer: for direction: for tile of time: layer's tile; outputs, states out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import tvm
+from tvm import tirx
+
+from tvm_rnn.errors import PassError, message
+from tvm_rnn.graph.graph import Node, depends
+from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.graph.tensor_expressions import reduced_axes
+from tvm_rnn.network.rnn import RNN, named_constants, weight_name
+from tvm_rnn.passes.pipeline import Layers
+from tvm_rnn.target import Target
+from tvm_rnn.tir.statements import Expr, Named, Stmt, bind, buffer, function, load, loop, sequence, store, variable
+
+from .lower_group import Emitter, Used
+from .lower_layer import Context, Layer, Visit
+from .user_array_copies import each, rows_in, rows_out
+from .verify_time_order import verify
+from .weight_storage import STORAGES
+from .workspace import Array, Workspace, int64, row_stride, strides_of
+
+MAX_ROWS = 1 << 30  # "all of T in one tile"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive layers that share a graph: `first` is their first layer, `at` how many layers of the graph came
+    before."""
+
+    graph: int
+    first: int
+    count: int
+    at: int
+
+
+@dataclass
+class Lowered:
+    """What `build.py` needs: the functions, and the manifest's facts about memory, packing and schedules."""
+
+    module: Any
+    packs: list[dict[str, Any]]
+    packed_elements: int
+    workspace: dict[str, int]
+    rows_per_tile: int
+    flops_per_row: int
+    used: list[Used]
+    walks: list[Used]
+    stored: str = ""
+
+
+@dataclass
+class Lowering:
+    """Lowers one RNN. Call `run()`. number: of the first graph, among all whose constants the module's file has."""
+
+    net: RNN
+    layers: Layers
+    target: Target
+    batches: tuple[int, ...] = ()
+    stored: str = ""
+    number: int = 0
+    memory: Workspace = field(default_factory=Workspace)
+    layer_type: ClassVar[type[Layer]] = Layer
+    prefix: ClassVar[str] = ""  # of the names of packing functions
+
+    def __post_init__(self) -> None:
+        net = self.net
+        self.itemsize = np.dtype(net.dtype).itemsize
+        self.emitter = Emitter(self.target, net.dtype, self.batches, STORAGES.get(self.stored))
+        self.lanes, self.back = self.emitter.lanes, int64(int(net.reverse))
+        initial = net.cell.initial
+        numbered = enumerate(self.layers.graphs, self.number)
+        self.code = [self.layer_type(g, initial, self.emitter, self.itemsize, i) for i, g in numbered]
+        self.runs = self._runs()
+        tiling = self.layers.graphs[0].tiling
+        if tiling is None:
+            raise PassError(message("the graph has no tiling", do="run tile_layers_and_time, or leave it out by name"))
+        self.time_major = tiling.order == "time-major"
+        rows = [g.tiling.rows_per_tile for g in self.layers.graphs if g.tiling]
+        self.rows_per_tile = MAX_ROWS if None in rows else min(r for r in rows if r is not None)
+        self._plan()
+
+    def _runs(self) -> list[Run]:
+        runs: list[Run] = []
+        for layer, graph in enumerate(self.layers.of_layer):
+            if runs and runs[-1].graph == graph:
+                last = runs.pop()
+                runs.append(Run(graph, last.first, last.count + 1, last.at))
+            else:
+                runs.append(Run(graph, layer, 1, self.layers.of_layer[:layer].count(graph)))
+        return runs
+
+    # --- memory --------------------------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        """Addresses of packed weights and states per graph, and the sizes of the workspace."""
+        net, of_layer, d = self.net, self.layers.of_layer, self.net.num_directions
+        counts = [of_layer.count(i) for i in range(len(self.code))]
+        self.packed_at, self.states_at = [], []
+        packed = 0
+        for layer, count in zip(self.code, counts, strict=True):
+            self.packed_at.append(packed)
+            packed += layer.packed.size * count * d
+            self.states_at.append(self.memory.per_row)
+            self.memory.per_row += layer.states_per_row * count * d
+        widths = [layer.graph.inputs[0].shape[0] for layer in net.layers] + [net.output_size]
+        self.stride = max(row_stride((w,), self.lanes, self.itemsize) for w in widths)
+        self.extra = [row_stride(n.shape, self.lanes, self.itemsize) for n in self.code[0].graph.inputs[1:]]
+        # Vectors may read past the end of a value into padding, by at most one vector of its outermost axis.
+        widest = max(strides_of(n.shape, self.lanes)[1] for g in self.layers.graphs for n in g.nodes())
+        slack = widest + 2 * self.lanes
+        self.packed_elements = packed + slack
+        self.scratch_at = self.memory.per_row
+        self.memory.per_row += max(layer.scratch_per_row for layer in self.code)
+        self.memory.per_tile_row += max(layer.hoisted_per_row for layer in self.code)
+        self.memory.fixed += slack
+        self._plan_flow()
+
+    def _plan_flow(self) -> None:
+        self.flow_at = self.memory.per_tile_row
+        flow = 2 * self.stride + sum(self.extra)
+        if self.time_major:
+            self.memory.per_tile_row += flow
+        else:
+            self.memory.per_sequence_row += flow
+
+    # --- the sequence function -----------------------------------------------------------------------------------
+
+    def run(self) -> Lowered:
+        functions = {"sequence": self._sequence()}
+        for i, layer in enumerate(self.code):
+            functions[f"pack_{i}"] = self._pack(layer, f"pack_{i}")
+        verify(functions["sequence"])
+        return Lowered(
+            tvm.IRModule(functions),
+            self._packs(),
+            self.packed_elements,
+            self.memory.sizes(),
+            self.rows_per_tile,
+            flops_per_row(self.layers, self.net.num_directions),
+            self.emitter.used,
+            self.walks,
+            self.stored,
+        )
+
+    @property
+    def walks(self) -> list[Used]:
+        """Which template chose how each graph's layers and time are walked."""
+        return [Used(t.unit, *t.chosen) for g in self.layers.graphs if (t := g.tiling) and t.unit and t.chosen]
+
+    def _packs(self) -> list[dict[str, Any]]:
+        packs = []
+        for run in self.runs:
+            layer = self.code[run.graph]
+            names = [p.name for p in layer.graph.params]
+            fixed = [*named_constants(layer.graph, layer.number)]
+            for i in range(run.count):
+                for d in range(self.net.num_directions):
+                    at = self.packed_at[run.graph] + ((run.at + i) * self.net.num_directions + d) * layer.packed.size
+                    weights = [weight_name(n, run.first + i, d) for n in names]
+                    name = f"{self.prefix}pack_{run.graph}"
+                    packs.append({"function": name, "weights": weights + fixed, "offset": at})
+        return packs
+
+    def _pack(self, layer: Layer, name: str) -> Any:
+        dtype, raw = self.net.dtype, {}
+        for key in (*(p.name for p in layer.graph.params), *named_constants(layer.graph, layer.number)):
+            raw[key] = buffer(key.replace(".", "_"), dtype, self.itemsize)
+        packed = buffer("packed", dtype)
+        offset = variable("offset")
+        stored = self._stored(packed)
+        body = sequence(_views(stored, packed), layer.weights.pack(raw, packed, offset, *stored))
+        return function(name, [*raw.values(), packed, offset], body)
+
+    def _stored(self, packed: Any) -> list[Any]:
+        """The packed memory as elements of the dtype in which products' parameters are stored, if that is another."""
+        kinds = [STORAGES[self.stored]] if self.stored else []
+        return [tirx.decl_buffer(packed.shape, k.dtype, name="words" if k.integer else "stored") for k in kinds]
+
+    def _sequence(self) -> Any:
+        dtype, cell, size = self.net.dtype, self.net.cell, self.itemsize
+        ints = {n: variable(n) for n in ("T", "B", "n", "threads", "has_lengths", "has_reset")}
+        self.T, self.B, self.n = ints["T"], ints["B"], ints["n"]
+        self.x = [buffer(a.name, dtype, size) for a in cell.inputs]
+        self.y = buffer("y", dtype, size)
+        self.s_in = [buffer(f"{a.name}_in", dtype, size) for a in cell.states]
+        self.s_out = [buffer(f"{a.name}_out", dtype, size) for a in cell.states]
+        lengths, reset = buffer("lengths", "int64", 8), buffer("reset", "uint8", 1)
+        self.ws, packed = buffer("workspace", dtype), buffer("packed", dtype)
+        self.tile_rows, set_rows = bind("tile_rows", self.n * self.B)
+        stored = self._stored(packed)
+        integer = bool(self.stored) and STORAGES[self.stored].integer
+        levels = [tirx.decl_buffer(self.ws.shape, "int32", name="levels")] if integer else []
+        self.ctx = Context(
+            {"workspace": self.ws, "packed": packed, **{array.name: array for array in (*stored, *levels)}},
+            self.B,
+            self.T,
+            self.tile_rows,
+            ints["has_lengths"],
+            ints["has_reset"],
+            lengths,
+            reset,
+            ints["threads"],
+        )
+        walk = self._time_major() if self.time_major else self._layer_major()
+        use = [
+            tirx.Evaluate(tirx.call_extern("int32", "tvm_rnn_pool_use", tirx.Cast("int32", count)))
+            for count in (ints["threads"], int64(1))
+        ]
+        views = [*_views(stored, packed), *_views(levels, self.ws)]
+        before, after = self._states(True), self._states(False)
+        body = sequence(views, use[0], set_rows, before, walk, after, use[1])
+        params = [*ints.values(), *self.x, self.y, *self.s_in, *self.s_out, lengths, reset, packed, self.ws]
+        return function("sequence", params, body)
+
+    # The workspace: values per row, then values per row of a tile, then values per row of the whole sequence.
+
+    def _row_address(self, offset: int) -> Expr:
+        return self.B * int64(offset)
+
+    def _tile_address(self, offset: int) -> Expr:
+        return self._row_address(self.memory.per_row) + self.tile_rows * int64(offset)
+
+    def _sequence_address(self, offset: int) -> Expr:
+        return self._tile_address(self.memory.per_tile_row) + self.T * self.B * int64(offset)
+
+    def _flow(self, number: int) -> Expr:
+        """Address of the two buffers that layers read and write in turn (0, 1), and of the extra inputs behind them."""
+        offset = number * self.stride if number < 2 else 2 * self.stride + sum(self.extra[: number - 2])
+        return self._tile_address(self.flow_at + offset) if self.time_major else self._sequence_address(offset)
+
+    # --- copies between the user's arrays and the workspace ------------------------------------------------------
+
+    def _states(self, into: bool) -> list[Stmt]:
+        """The user's states (all layers of a state one after the other) to the first copies, or the last ones back."""
+        parts = []
+        for number, user in enumerate(self.s_in if into else self.s_out):
+            start = 0
+            for run in self.runs:
+                visits = run.count * self.net.num_directions
+                parts.append(self._state(run, number, user, start, into))
+                start += visits * int(np.prod(self.code[run.graph].graph.states[number].shape, dtype=int))
+        return parts
+
+    def _state(self, run: Run, number: int, user: Any, start: int, into: bool) -> Stmt:
+        """One state of all layers and directions of a run; `start`: elements per batch row that come before."""
+        code = self.code[run.graph]
+        size = int(np.prod(code.graph.states[number].shape, dtype=int))
+        parity = int64(0) if into else tirx.bitwise_and(self.T, int64(1))
+
+        def visit(i: Expr) -> Stmt:
+            array = code.state(number, parity, self._state_base(run, i), self.B)
+
+            def row(b: Expr) -> Stmt:
+                first = (int64(start) + i * int64(size)) * self.B + b * int64(size)
+
+                def element(index: tuple[Expr, ...], flat: Expr) -> Stmt:
+                    place = array.address(b, index)
+                    if into:
+                        return store(self.ws, place, load(user, first + flat))
+                    return store(user, first + flat, load(self.ws, place))
+
+                return each(array.shape, element)
+
+            return self._if_called(run, i, loop("b", self.B, row))
+
+        return loop("v", run.count * self.net.num_directions, visit)
+
+    def _if_called(self, run: Run, visit: Expr, *body: Any) -> Stmt:
+        """What is done for one layer and direction of a run: in inference in every call."""
+        return sequence(*body)
+
+    def _state_base(self, run: Run, visit: Expr) -> Expr:
+        per = self.code[run.graph].states_per_row
+        at = self.states_at[run.graph] + run.at * self.net.num_directions * per
+        return self.B * (int64(at) + visit * int64(per))
+
+    def _copy_in(self, start: Expr, count: Expr) -> list[Stmt]:
+        """The user's inputs from step `start` on, into the buffers that the first layer reads."""
+        parts = []
+        for number, (node, user) in enumerate(zip(self.code[0].graph.inputs, self.x, strict=True)):
+            stride = self.stride if number == 0 else self.extra[number - 1]
+            steps = strides_of(node.shape, self.lanes)[0]
+            array = Array("workspace", self._flow(0 if number == 0 else number + 1), stride, steps, node.shape)
+            parts.append(rows_in(self.ws, user, array, start * self.B, count * self.B))
+        return parts
+
+    def _copy_out(self, start: Expr, count: Expr) -> Stmt:
+        base, width = self._flow(self.net.num_layers % 2), self.net.output_size
+        array = Array("workspace", base, self.stride, (1,), (width,))
+        return rows_out(self.ws, self.y, array, start * self.B, count * self.B)
+
+    # --- the two walks -------------------------------------------------------------------------------------------
+
+    def _tiles(self, body: Any) -> Stmt:
+        """for tile: body(index of its first step in processing order, number of steps)."""
+
+        def tile(i: Expr) -> list[Any]:
+            done, set_done = bind("done", i * self.n)
+            count, set_count = bind("count", tirx.min(self.n, self.T - done))
+            return [set_done, set_count, body(done, count)]
+
+        return loop("tile", tirx.floordiv(self.T + self.n - int64(1), self.n), tile)
+
+    def _time_major(self) -> Stmt:
+        def tile(done: Expr, count: Expr) -> list[Any]:
+            def layers(run: Run) -> Stmt:
+                return loop("l", run.count, lambda i: self._visit(run, i, int64(0), done, done, count, int64(0)))
+
+            return [self._copy_in(done, count), *map(layers, self.runs), self._copy_out(done, count)]
+
+        return self._tiles(tile)
+
+    def _layer_major(self) -> Stmt:
+        def layer(run: Run, i: Expr) -> Stmt:
+            def direction(d: Expr) -> Stmt:
+                def tile(done: Expr, count: Expr) -> Stmt:
+                    start, set_start = bind("start", done + (d + self.back) * (self.T - done - done - count))
+                    return sequence(set_start, self._visit(run, i, d, done, start, count, start))
+
+                return self._tiles(tile)
+
+            return loop("d", self.net.num_directions, direction)
+
+        def layers(run: Run) -> Stmt:
+            return loop("l", run.count, lambda i: layer(run, i))
+
+        whole = (int64(0), self.T)
+        return sequence(self._copy_in(*whole), list(map(layers, self.runs)), self._copy_out(*whole))
+
+    def _weights_of(self, run: Run, visit: Expr) -> Expr:
+        """Where the packed weights of a run's layer and direction begin."""
+        size = self.code[run.graph].packed.size
+        return int64(self.packed_at[run.graph] + run.at * self.net.num_directions * size) + visit * int64(size)
+
+    def _visit(self, run: Run, i: Expr, d: Expr, done: Expr, start: Expr, count: Expr, row: Expr) -> Stmt:
+        """Layer `run.first + i` on one tile; `row` is the tile's first step in the buffers between layers."""
+        code, directions = self.code[run.graph], self.net.num_directions
+        visit = i * int64(directions) + d
+        named = Named()
+        odd = tirx.bitwise_and(i + int64(run.first), int64(1))
+        size = self._flow(1) - self._flow(0)
+        inputs = [named("input", self._flow(0) + odd * size + row * self.B * int64(self.stride))]
+        for number, stride in enumerate(self.extra):
+            inputs.append(named(f"input_{number + 1}", self._flow(number + 2) + row * self.B * int64(stride)))
+        output = self._flow(0) + (int64(1) - odd) * size + row * self.B * int64(self.stride)
+        work = Visit(
+            weights=named("weights", self._weights_of(run, visit)),
+            states=named("states", self._state_base(run, visit)),
+            scratch=named("scratch", self._row_address(self.scratch_at)),
+            hoisted=named("hoisted", self._tile_address(0)),
+            inputs=inputs,
+            widths=[self.stride, *self.extra],
+            output=named("output", output + d * int64(code.graph.output.shape[0])),
+            output_stride=self.stride,
+            direction=d + self.back,
+            start=start,
+            count=count,
+            done=done,
+        )
+        return sequence(named.sets, code.visit(self.ctx, work))
+
+
+def _views(buffers: Sequence[Any], memory: Any) -> list[Stmt]:
+    """Statements that make buffers views of memory."""
+    return [tirx.DeclBuffer(view, data=tirx.buffer.buffer_data(memory)) for view in buffers]
+
+
+def flops_per_row(layers: Layers, directions: int) -> int:
+    """FLOPs of one step of one batch row through all layers; what parameters alone decide is not counted."""
+    total = 0
+    for index in layers.of_layer:
+        nodes = layers.graphs[index].nodes()
+        leaves = depends(nodes)
+        total += sum(node_flops(n) for n in nodes if not n.leaf and leaves[n])
+    return total * directions
+
+
+def node_flops(node: Node) -> int:
+    """Operations of one value for one row: a multiply-add counts two, a pointwise op what its row of the table says."""
+    op = TABLE[node.op]
+    size = int(np.prod(node.shape, dtype=int))
+    if node.op == "gemm":
+        return size * sum(2 * int(a.shape[0]) for a in node.args[1::2])
+    if node.op in ("einsum", "sum", "max"):
+        return size * int(np.prod([s for _, s in reduced_axes(node)], dtype=int)) * op.cost
+    return size * op.cost if op.kind == "pointwise" else 0

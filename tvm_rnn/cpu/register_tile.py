@@ -1,0 +1,291 @@
+"""A group's register tile: tensor expressions of fixed small size, scheduled by a template, as a statement to embed.
+
+In: a group, where its operands and results live (`memory.Array`), and a template's configuration. Out: a TVM statement
+that computes `rows` batch rows by `panels` vectors of the group, with the addresses of the flat buffers already in it.
+
+A tile has a fixed shape whatever T, B and the thread count are: the loops over time, batch rows and units around it are
+`lower_network.py`'s, so a template cannot break the order of time. Blocks are named "product_i" (accumulators),
+"partial" (reductions), "value_i" (intermediate vectors) and "out_i" (what is stored).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, te, tirx
+from tvm.s_tir import Schedule
+
+from tvm_rnn.graph.graph import Group, Node
+from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.graph.tensor_expressions import Index, element
+from tvm_rnn.passes.fuse_pointwise import FUNCTION, is_truth
+from tvm_rnn.schedule.template import Config, Template, Unit
+
+from .dropout_masks import Draw
+from .weight_prefetch import with_requests
+from .weight_storage import Storage
+from .workspace import INDEX, Array, int64, wide
+
+Expr = Any
+
+_LOWER = (
+    s_tir.transform.LowerInitBlock,
+    s_tir.transform.PlanAndUpdateBufferAllocationLocation,
+    s_tir.transform.ConvertBlocksToOpaque,
+    s_tir.transform.LowerMatchBuffer,
+    s_tir.transform.LowerOpaqueBlock,
+)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the nodes that a tile reads and writes live, and the buffers they live in."""
+
+    buffers: Mapping[str, Any]  # "workspace", "packed" -> tirx.Buffer
+    read: Callable[[Node], Array | None]
+    write: Callable[[Node], Sequence[Array]]
+    products: Mapping[Node, Sequence[Expr]]  # a gemm -> address of each packed parameter
+    copied: Mapping[Node, Array] = field(default_factory=dict)  # members that are loaded from there, not computed
+    storage: Storage | None = None  # of products' parameters, which are in the buffer "stored" then
+    scales: Mapping[Node, Sequence[Expr]] = field(default_factory=dict)  # a gemm -> address of each parameter's
+    sums: Mapping[Node, Sequence[Expr]] = field(default_factory=dict)  # the same of integers: where sums begin
+    levels: Mapping[Node, Sequence[Array]] = field(default_factory=dict)  # a gemm -> its operands in integers
+    batch: Expr | None = None  # rows of a step
+    threads: Expr | None = None  # that may share the work
+    odd: Expr | None = None  # 0 and 1 in turns, from step to step; None outside of steps
+    draw: Draw | None = None  # what masks are made of
+
+
+@dataclass
+class Tile:
+    """One tile under construction. The free variables are the lower loops' own."""
+
+    group: Group
+    places: Places
+    unit: Unit
+    lanes: int
+    rows: int = 1
+    panels: int = 1
+    row0: Expr = 0  # first batch row
+    panel0: Expr = 0  # first vector of units
+    outer: Index = ()  # leading indices of a pointwise group of several axes
+    slot: tuple[Expr, Expr, int] | None = None  # in an epilogue: row and panel inside the product's tile, its panels
+    stages: dict[Node, Any] = field(default_factory=dict)
+    outputs: dict[Any, list[Array]] = field(default_factory=dict)
+    tensors: list[Any] = field(default_factory=list)
+    sums: list[Any] = field(default_factory=list)
+    halves: list[Any] = field(default_factory=list)  # of the lanes of a sum
+
+    def __post_init__(self) -> None:
+        self.flat = {
+            name: te.placeholder((tirx.Var(f"size_{name}", INDEX),), name=name, dtype=buffer.dtype)
+            for name, buffer in self.places.buffers.items()
+        }
+
+    # --- addresses -----------------------------------------------------------------------------------------------
+
+    def load(self, node: Node, row: Expr, index: Index) -> Expr | None:
+        array = self.places.read(node)
+        return None if array is None else self._at(array, row, index)
+
+    def _at(self, array: Array, row: Expr, index: Index) -> Expr:
+        return self.flat[array.buffer](array.address(self.row0 + row, index))
+
+    def unit_of(self, panel: Expr, lane: Expr) -> Expr:
+        return (self.panel0 + tirx.Cast(INDEX, panel)) * int64(self.lanes) + tirx.Cast(INDEX, lane)
+
+    # --- expressions ---------------------------------------------------------------------------------------------
+
+    def products(self) -> None:
+        """Blocks product_i: acc[row, panel, gate, lane], one for each (parameter, operand) of the group's gemm."""
+        root, gates = self.group.root, self.gates
+        assert root is not None
+        for number, operand in enumerate(root.args[1::2]):
+            self.sums.append(self._product(f"product_{number}", operand, self.places.products[root][number], gates))
+
+    def _product(self, name: str, operand: Node, base: Expr, gates: int) -> Any:
+        depth = operand.shape[0]
+        k = te.reduce_axis((0, depth), name=f"k_{name}")
+
+        def body(r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
+            x = element(operand, (k.var,), lambda n, i: self.load(n, r, i), self.unit.dtype)
+            first = self.weight_address(base, depth, p, k.var)
+            return te.sum(x * self._weight(first + tirx.Cast(INDEX, g * self.lanes + v)), axis=k)
+
+        return te.compute((self.rows, self.panels, gates, self.lanes), body, name=name)
+
+    def _weight(self, address: Expr) -> Expr:
+        storage = self.places.storage
+        return self.flat["packed"](address) if storage is None else storage.decode(self.flat["stored"](address))
+
+    def weight_address(self, base: Expr, depth: int, p: Expr, k: Expr) -> Expr:
+        """The address of the first gate's first lane."""
+        panel = self.panel0 + tirx.Cast(INDEX, p)
+        return base + (panel * int64(depth) + tirx.Cast(INDEX, k)) * int64(self.gates * self.lanes)
+
+    @property
+    def gates(self) -> int:
+        root = self.group.root
+        return root.shape[0] if root is not None and len(root.shape) == 2 else 1
+
+    def accumulated(self, r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
+        if self.slot is not None:
+            row, panel, across = self.slot
+            pair = (row + wide(r)) * int64(across) + panel + wide(p)
+            place = (pair * int64(self.gates) + wide(g)) * int64(self.lanes) + wide(v)
+            return self.flat["gates"](place)
+        total = self._sum(0, r, p, g, v)
+        for number in range(1, len(self.sums)):
+            total = total + self._sum(number, r, p, g, v)
+        return total
+
+    def _sum(self, number: int, r: Expr, p: Expr, g: Expr, v: Expr) -> Expr:
+        """Of one parameter's product, times the scale of its row where it has one."""
+        own, root = self.sums[number](r, p, g, v), self.group.root
+        if root is None or root not in self.places.scales:
+            return own
+        place = ((self.panel0 + wide(p)) * int64(self.gates) + wide(g)) * int64(self.lanes) + wide(v)
+        return own * self.flat["packed"](self.places.scales[root][number] + place)
+
+    def value(self, node: Node, r: Expr, p: Expr, v: Expr, top: bool = False) -> Expr:
+        """The group's node at the tile's own element."""
+        own = (*self.outer, self.unit_of(p, v)) if node.shape else ()
+
+        def read(n: Node, index: Index) -> Expr | None:
+            if n is node and top:
+                source = self.places.copied.get(n)
+                return None if source is None else self._at(source, r, index)
+            if n in self.stages:
+                return self.stages[n](r, p, v)
+            if n is self.group.root:
+                return self.accumulated(r, p, index[0] if len(index) == 2 else 0, v)
+            return self.load(n, r, index)
+
+        return element(node, own, read, self.unit.dtype)
+
+    def values(self) -> None:
+        """Blocks value_i for what is used more than once, then out_i for what is stored."""
+        members = set(self.group.nodes)
+        uses = dict.fromkeys(members, 0)
+        for node in members:
+            for arg in _operands(node):
+                if arg in uses:
+                    uses[arg] += 1
+        for node in self.group.nodes:
+            if node is self.group.root:
+                continue
+            stored = node in self.group.stored
+            # Functions get a block each as well: TVM's lowering of nested intrinsics is exponential in their depth.
+            if not node.boolean and (uses[node] > 1 or stored or TABLE[node.op].cost >= FUNCTION):
+                self.stages[node] = self._vectors(f"value_{len(self.stages)}", self._top(node))
+        for node in self.group.stored:
+            for array in self.places.write(node):
+                self._store(node, array)
+
+    def _vectors(self, name: str, body: Callable[[Expr, Expr, Expr], Expr]) -> Any:
+        return te.compute((self.rows, self.panels, self.lanes), body, name=name)
+
+    def _top(self, node: Node) -> Callable[[Expr, Expr, Expr], Expr]:
+        return lambda r, p, v: self.value(node, r, p, v, top=True)
+
+    def _gate(self, gate: int) -> Callable[[Expr, Expr, Expr], Expr]:
+        return lambda r, p, v: self.accumulated(r, p, gate, v)
+
+    def _store(self, node: Node, array: Array) -> None:
+        name = f"out_{len(self.tensors)}"
+        if node is not self.group.root:
+            source = self.stages[node]
+            out = self._vectors(name, lambda r, p, v: source(r, p, v))
+            if not node.shape:  # a scalar fills its vector
+                array = replace(array, strides=(1,))
+            self._emit(out, array, lambda r, p, v: (*self.outer, self.unit_of(p, v)))
+            return
+        for gate in range(self.gates):
+            out = self._vectors(f"{name}_{gate}", self._gate(gate))
+            lead = (gate,) if len(node.shape) == 2 else ()
+            self._emit(out, array, lambda r, p, v, lead=lead: (*lead, self.unit_of(p, v)))
+
+    def _emit(self, out: Any, array: Array, index: Callable[..., Index]) -> None:
+        self.tensors.append(out)
+        self.outputs[out] = [(array, index)]  # type: ignore[list-item]
+
+    # --- scheduling and embedding --------------------------------------------------------------------------------
+
+    def statement(self, template: Template, config: Config) -> Any:
+        """The scheduled tile as a statement on the real buffers."""
+        func = te.create_prim_func([*self.flat.values(), *self.tensors])
+        # The enclosing loops' variables become parameters, because a Schedule takes closed functions only.
+        free = list(tirx.analysis.undefined_vars(func.body, list(func.params)))
+        sizes = [t.shape[0] for t in self.flat.values()]
+        free = [v for v in free if not any(v.same_as(n) for n in sizes)]
+        sch = Schedule(te.create_prim_func([*self.flat.values(), *free, *self.tensors]))
+        for stage in (*self.sums, *self.halves, *self.stages.values()):
+            sch.set_scope(stage.op.name, 0, "local")
+        for tensor in (*self.halves, *self.stages.values(), *self.tensors):
+            self._vectorize(sch, tensor.op.name)
+        template.schedule(sch, self.unit, config)
+        mod = tvm.ir.transform.Sequential([p() for p in _LOWER])(sch.mod)
+        return self._embed(mod["main"], len(free))
+
+    def _vectorize(self, sch: Schedule, name: str) -> None:
+        *outer, lane = sch.get_loops(name)
+        sch.vectorize(lane)
+        for loop in outer:
+            sch.unroll(loop)
+
+    def _embed(self, func: Any, free: int) -> Any:
+        flat = list(self.flat)
+        real = {p: self.places.buffers[flat[i]] for i, p in enumerate(func.params[: len(flat)])}
+        targets = dict(zip(func.params[len(flat) + free :], self.outputs.values(), strict=True))
+
+        def place(buffer: Any, indices: Sequence[Expr]) -> tuple[Any, list[Expr]] | None:
+            for param, buf in real.items():
+                if buffer.same_as(param):
+                    return buf, list(indices)
+            for param, homes in targets.items():
+                if buffer.same_as(param):
+                    array, index = homes[0]
+                    return self.places.buffers[array.buffer], [array.address(self.row0 + indices[0], index(*indices))]
+            return None
+
+        def load(node: Any) -> Any:
+            found = place(node.source, node.indices)
+            return node if found is None else tirx.BufferLoad(*found)
+
+        def store(node: Any) -> Any:
+            found = place(node.buffer, node.indices)
+            return node if found is None else tirx.BufferStore(found[0], node.value, found[1])
+
+        return tvm_ffi.structural_map(func.body, ((tvm.ir.TensorLoad, load), (tirx.BufferStore, store)))
+
+
+def _operands(node: Node) -> list[Node]:
+    """What a value is computed from, with truth values, which are never stages, replaced by their own operands."""
+    return [b for a in node.args for b in (_operands(a) if is_truth(a) else [a])]
+
+
+def product(tile: Tile, template: Template, config: Config) -> Any:
+    """The products of a gemm group, summed in registers, then left in "gates" [row, panel, gate, lane]."""
+    tile.products()
+    shape = (tile.rows, tile.panels, tile.gates, tile.lanes)
+    strides = (tile.panels * tile.gates * tile.lanes, tile.gates * tile.lanes, tile.lanes, 1)
+    out = te.compute(shape, lambda r, p, g, v: tile.accumulated(r, p, g, v), name="out_0")
+    tile._emit(out, Array("gates", int64(0), 0, strides, shape), lambda *index: index)
+    done, ahead = tile.statement(template, config), config.get("ahead", 0)
+    return with_requests(tile, done, ahead) if ahead else done
+
+
+def epilogue(tile: Tile, template: Template, config: Config) -> Any:
+    """The pointwise work of a gemm group on a part of what `product` left."""
+    tile.values()
+    return tile.statement(template, config)
+
+
+def pointwise(tile: Tile, template: Template, config: Config) -> Any:
+    """A tile of a pointwise group: one row, one vector along the last axis."""
+    tile.values()
+    return tile.statement(template, config)

@@ -1,0 +1,160 @@
+"""Tiles of reductions: a partial result per lane, and what is reduced computed on the way.
+
+In: a tile of a reduce group. Out: its scheduled statement, as for other tiles (`register_tile.py`). Blocks are named
+"partial" (one result per lane), "half_n" (of n lanes, where the reduction runs along them: half of the lanes and the
+other half, down to one) and "out_i".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import te, tirx
+
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.scalar import let, where
+from tvm_rnn.graph.tensor_expressions import Index, element, reduced_axes, reduced_index
+from tvm_rnn.schedule.template import Config, Template
+
+from .register_tile import Expr, Tile
+
+
+def reduction(tile: Tile, template: Template, config: Config, index: Index, along: bool) -> Any:
+    """A tile of a reduce group at the result's `index`.
+
+    along: the reduction runs along the last axis of what it reads; the tile is then one element. Otherwise the last
+    entry of `index` is replaced by the lanes of vector `panel0`.
+    """
+    root = tile.group.root
+    assert root is not None
+    axes = reduced_axes(root)
+    lanes = tile.lanes
+    last = axes[-1][1]
+    extents = [size for _, size in axes[:-1]] + [-(-last // lanes) if along else last]
+    iterators = [te.reduce_axis((0, e), name=f"k{i}") for i, e in enumerate(extents)]
+    combine, identity = _combiner(root, tile.unit.dtype)
+
+    def body(v: Expr) -> Expr:
+        ks: list[Expr] = [k.var for k in iterators]
+        own = index if along else (*index[:-1], tile.unit_of(0, v))
+        if not along:
+            return combine(_inlined(tile, root, own, ks), axis=iterators)
+        k = ks[-1] * lanes + v
+        value = _inlined(tile, root, own, [*ks[:-1], k])
+        return combine(value if last % lanes == 0 else where(k < last, value, identity), axis=iterators)
+
+    partial = te.compute((lanes,), body, name="partial")
+    tile.sums.append(partial)
+    total = partial
+    while along and lanes > 1:
+        total, lanes = _halved(root, total, lanes)
+        tile.halves.append(total)
+    for array in tile.places.write(root):
+        name = f"out_{len(tile.tensors)}"
+        if along:
+            out = te.compute((1, 1, 1), lambda r, p, v: total(0), name=name)
+            tile._emit(out, array, lambda r, p, v: index)
+        else:
+            out = te.compute((1, 1, lanes), lambda r, p, v: partial(v), name=name)
+            tile._emit(out, array, lambda r, p, v: (*index[:-1], tile.unit_of(p, v)))
+    return tile.statement(template, config)
+
+
+def _halved(root: Node, wide: Any, lanes: int) -> tuple[Any, int]:
+    """Results of so many lanes, put together two by two: for 16 lanes four vector operations in place of 15 of one
+    number each, which wait for each other."""
+    half = lanes // 2
+
+    def both(v: Expr) -> Expr:
+        one, other = wide(v), wide(v + half)
+        return _larger(one, other) if root.op == "max" else one + other
+
+    return te.compute((half,), both, name=f"half_{half}"), half
+
+
+def runs_along(root: Node) -> bool:
+    """Whether the reduction's vectors run along the reduced axis (else along the result's last axis)."""
+    if not root.shape:
+        return True
+    if root.op != "einsum":
+        return bool(root.attrs["axis"] == -1)
+    inputs, out = root.attrs["spec"].split("->")
+    last = out[-1]
+    return not all(last not in text or text[-1] == last for text in inputs.split(","))
+
+
+def _combiner(root: Node, dtype: str) -> tuple[Any, Expr]:
+    if root.op == "max":
+        low = tirx.const(float("-inf"), dtype)
+        return te.comm_reducer(_larger, lambda _: low, name="max"), low
+    return te.sum, tirx.const(0.0, dtype)
+
+
+def _larger(a: Expr, b: Expr) -> Expr:
+    """The larger number, or NaN where there is one. TVM puts the reduced value in the place of b: once, for it may have
+    variables of its own."""
+    value = tirx.Var("value", str(b.ty))
+    return tirx.Let(value, b, where(tirx.Or(a > value, tirx.isnan(a)), a, value))
+
+
+def _inlined(tile: Tile, root: Node, index: Index, ks: Sequence[Expr]) -> Expr:
+    """What is reduced, at one element; values used twice are bound once."""
+
+    def read(n: Node, i: Index) -> Expr | None:
+        return None if n is root else tile.load(n, 0, i)
+
+    def value(n: Node, i: Index) -> Expr:
+        return _shared(n, i, read, lambda n: tile.places.read(n) is not None, tile.unit.dtype)
+
+    if root.op != "einsum":
+        return value(root.args[0], reduced_index(root, index, ks[0]))
+    inputs, out = root.attrs["spec"].split("->")
+    known = dict(zip(out, index, strict=True)) | {t: k for (t, _), k in zip(reduced_axes(root), ks, strict=True)}
+    a, b = (value(arg, tuple(known[t] for t in text)) for text, arg in zip(inputs.split(","), root.args, strict=True))
+    return a * b
+
+
+def _shared(
+    node: Node, index: Index, read: Callable[[Node, Index], Expr | None], stored: Callable[[Node], bool], dtype: str
+) -> Expr:
+    """element(), but a pointwise value that is used more than once at this very index is bound by Let."""
+    uses: dict[Node, int] = {}
+    order: list[Node] = []
+
+    def visit(n: Node) -> None:
+        uses[n] = uses.get(n, 0) + 1
+        if uses[n] == 1 and n.pointwise and not stored(n):
+            for arg in n.args:
+                if arg.shape == node.shape:
+                    visit(arg)
+            order.append(n)
+
+    visit(node)
+    twice = [n for n in order if uses[n] > 1 and not n.boolean]
+    bound: dict[Node, Expr] = {}
+
+    def lookup(n: Node, i: Index) -> Expr | None:
+        # Through a view (z * z.T) the same value is read at another index as well.
+        return bound[n] if n in bound and _is_same(i, index) else read(n, i)
+
+    def build(rest: list[Node]) -> Expr:
+        if not rest:
+            return element(node, index, lookup, dtype)
+        value = element(rest[0], index, lookup, dtype)
+
+        def body(var: Expr) -> Expr:
+            bound[rest[0]] = var
+            return build(rest[1:])
+
+        return let(value, body)
+
+    return build(twice)
+
+
+def _is_same(one: Index, other: Index) -> bool:
+    def equal(a: Expr, b: Expr) -> bool:
+        numbers = isinstance(a, int) + isinstance(b, int)
+        return bool(a.same_as(b)) if not numbers else numbers == 2 and a == b
+
+    return len(one) == len(other) and all(map(equal, one, other))

@@ -1,0 +1,88 @@
+"""The TIR passes of CPU code: what TVM does to the loops of `lower_network.py` before LLVM has them.
+
+In: an IRModule of loops without blocks. Out: the pipeline "tvm_rnn_cpu", which `build.generate` names. TVM's default
+runs 40 passes, most of them for GPUs, in twice the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.pipeline import default_s_tir_pipeline
+from tvm.tirx import compilation_pipeline
+
+NAME = "tvm_rnn_cpu"
+# Register tiles and vectors of an epilogue, never state: those are in the workspace. TVM's own limit of 1 KB would send
+# every tile to a heap allocator that lives in libtvm_runtime, which a deployed module does not have.
+STACK_BYTES = 1 << 16
+
+
+def keep_on_stack(alloc: Any) -> Any:
+    """An allocation of up to STACK_BYTES, marked as one for the stack."""
+    size = 8
+    for extent in alloc.buffer.shape:
+        if not isinstance(extent, tirx.IntImm):
+            return alloc
+        size *= int(extent)
+    if size > STACK_BYTES:
+        return alloc
+    return tirx.AllocBuffer(alloc.buffer, {"disable_lower_builtin": tirx.IntImm("int32", 1)})
+
+
+def one_by_one(loop: Any) -> Any:
+    """A vectorised loop that calls libm, one lane after the other. VectorizeLoop makes the same of it, but on the way
+    it may visit a value that Let binds twice, and then it says "Let cannot bind the same var to two different values".
+
+    Rewrite: for v in vectorized(n): body(libm)  -->  for v in range(n): body(libm)
+    """
+    found: list[Any] = []
+
+    def note(call: Any) -> None:
+        if getattr(call.op, "name", "") == "tirx.call_pure_extern":
+            found.append(call)
+
+    if loop.kind == tirx.ForKind.VECTORIZED:
+        tvm_ffi.structural_walk(loop.body, (tvm.ir.Call, note))
+    return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body) if found else loop
+
+
+def _everywhere(kind: Any, change: Callable[[Any], Any]) -> Any:
+    """The pass that makes `change` of every node of a kind."""
+
+    @tvm.transform.module_pass(opt_level=0)
+    def change_all(mod: Any, _context: Any) -> Any:
+        functions = {
+            name: f.with_body(tvm_ffi.structural_map(f.body, (kind, change))) if isinstance(f, tirx.PrimFunc) else f
+            for name, f in mod.functions_items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+    return change_all
+
+
+def _pipeline() -> tuple[Any, Any, Any]:
+    """The passes that loops without blocks need."""
+    passes = [
+        s_tir.transform.StmtSimplify(),
+        tirx.transform.FlattenBuffer(),
+        _everywhere(tirx.For, one_by_one),
+        tirx.transform.VectorizeLoop(True),
+        tirx.transform.UnrollLoop(),
+        tirx.transform.StmtSimplify(),
+        tirx.transform.RemoveNoOp(),
+        tirx.transform.VerifyMemory(),
+        tirx.transform.AnnotateEntryFunc(),
+        tirx.transform.SplitHostDevice(),
+        tirx.transform.MakePackedAPI(),
+    ]
+    _, _, device = default_s_tir_pipeline()
+    on_stack = _everywhere(tirx.AllocBuffer, keep_on_stack)
+    final = [on_stack, tirx.transform.LowerTVMBuiltin(), tirx.transform.LowerIntrin()]
+    return tvm.ir.transform.Sequential(passes), lambda: tvm.ir.transform.Sequential(final), device
+
+
+compilation_pipeline.register_tir_pipeline(NAME, _pipeline)

@@ -1,0 +1,211 @@
+"""backward: from a tape and the gradients of y and of the last states to all other gradients.
+
+In: the RNN, its backward graphs after the passes, and the tape's layout. Out: the PrimFunc, its packing, and per
+distinct layer a function that makes gradients of weights of its sums.
+
+    for layer from the last: for direction: for tile, against the direction's order: before, steps, after, totals
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+from tvm import tirx
+
+from tvm_rnn.cpu.lower_layer import Layer, fill_row
+from tvm_rnn.cpu.lower_network import Run
+from tvm_rnn.cpu.user_array_copies import rows_in
+from tvm_rnn.cpu.verify_time_order import verify
+from tvm_rnn.cpu.workspace import Array, int64
+from tvm_rnn.network.rnn import named_constants, weight_name
+from tvm_rnn.tir.statements import (
+    Expr,
+    Named,
+    Stmt,
+    bind,
+    buffer,
+    function,
+    load,
+    loop,
+    sequence,
+    store,
+    variable,
+    when,
+)
+
+from .lower_layer_backward import BackwardLayer, BackwardVisit
+from .lower_network import TrainingLowering
+
+
+class Backward(TrainingLowering):
+    """backward(T, B, n, threads, has_lengths, has_reset, gy, gradients of states in..., out..., of inputs..., lengths,
+    reset, packed, tape, totals, workspace), and of masks first_step, keys; with two directions whole, first, visit
+    after the other integers. Gradients of inputs and totals are added to: they come as zeros."""
+
+    layer_type: ClassVar[type[Layer]] = BackwardLayer
+    prefix: ClassVar[str] = "backward_"
+
+    @property
+    def backs(self) -> list[BackwardLayer]:
+        """The layers' code as what it is."""
+        return [code for code in self.code if isinstance(code, BackwardLayer)]
+
+    def _plan_flow(self) -> None:
+        """Two buffers in turn for gradients between layers (one for one layer), and where each layer's sums begin."""
+        super()._plan_flow()
+        self.memory.per_sequence_row += min(2, self.net.num_layers) * self.stride
+        self.totals_at, self.totals_elements = [], 0
+        for index in self.layers.of_layer:
+            self.totals_at.append(self.totals_elements)
+            self.totals_elements += self.backs[index].finish.size * self.net.num_directions
+        self.totals_elements += self.slack
+
+    def functions(self) -> dict[str, Any]:
+        """backward, its packing, and what turns sums to gradients, by name."""
+        found = {"backward": self._backward()}
+        verify(found["backward"])
+        for i, code in enumerate(self.backs):
+            found[f"{self.prefix}pack_{i}"] = self._pack(code, f"{self.prefix}pack_{i}")
+            if code.graph.params:
+                found[f"finish_{i}"] = self._finish(code, f"finish_{i}")
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """What the runtime must know to call both kinds of function."""
+        finishes = []
+        for layer, index in enumerate(self.layers.of_layer):
+            code = self.backs[index]
+            names = [p.name for p in code.graph.params]
+            fixed = [*named_constants(code.finish.graph, code.finish.number)]
+            for d in range(self.net.num_directions if names else 0):
+                weights = [weight_name(n, layer, d) for n in names]
+                at = self.totals_at[layer] + d * code.finish.size
+                row = {"function": f"finish_{index}", "weights": weights + fixed, "offset": at, "gradients": weights}
+                finishes.append(row)
+        return {**super().facts(), "totals_elements": self.totals_elements, "finishes": finishes}
+
+    def _finish(self, code: BackwardLayer, name: str) -> Any:
+        params = [p.name for p in code.graph.params]
+        keys = [*params, *named_constants(code.finish.graph, code.finish.number)]
+        raw = dict(zip(keys, self._users([key.replace(".", "_") for key in keys]), strict=True))
+        gradients = self._users([f"d_{key}" for key in params])
+        totals, offset = buffer("totals", self.net.dtype), variable("offset")
+        body = code.finish.statement(raw, totals, offset, gradients)
+        return function(name, [*raw.values(), totals, offset, *gradients], body)
+
+    # --- the backward function ---------------------------------------------------------------------------------------
+
+    def _backward(self) -> Any:
+        given, cell = self._arguments(), self.net.cell
+        (self.gy,) = self._users(["gy"])
+        self.s_in, self.s_out = (self._users([f"d_{a.name}_{way}" for a in cell.states]) for way in ("in", "out"))
+        self.gx = self._users([f"d_{a.name}" for a in cell.inputs])
+        self._context(given, ("workspace", "packed", "tape", "totals"))
+        walk = [self._layers(run) for run in reversed(self.runs)]
+        body = self._with_threads(given["threads"], self._states(True), self._gy_in(), walk, self._states(False))
+        own = [given[n] for n in ("lengths", "reset", "packed", "tape", "totals", "workspace")]
+        own += self._of_masks(given)
+        params = [*(given[n] for n in self.integers), self.gy, *self.s_in, *self.s_out, *self.gx, *own]
+        return function("backward", params, body)
+
+    def _between(self, layer: Expr) -> Expr:
+        """Address of the gradient of that layer's output: the buffers take turns from the last layer down."""
+        turn = tirx.bitwise_and(int64(self.net.num_layers - 1) - layer, int64(1))
+        return self._sequence_address(0) + turn * self.whole * int64(self.stride)
+
+    def _gy_in(self) -> Stmt:
+        """The gradient of y, of which rows that have ended count nothing."""
+        width, first = self.net.output_size, self._between(int64(self.net.num_layers - 1))
+        first = first + self.first * self.B * int64(self.stride) if self.in_parts else first
+        array = Array("workspace", first, self.stride, (1,), (width,))
+        zero = tirx.const(0.0, self.net.dtype)
+
+        def blank(t: Expr, b: Expr) -> Stmt:
+            return fill_row(self.ws, array, zero, t * self.B + b)
+
+        copied = rows_in(self.ws, self.gy, array, int64(0), self.steps)
+        own = [copied, self._ended(int64(0), self.T, blank)]
+        return self._if_layer(self.net.num_layers - 1, own)
+
+    def _layers(self, run: Run) -> Stmt:
+        directions = self.net.num_directions
+
+        def layer(j: Expr) -> Stmt:
+            i, set_i = bind("layer", int64(run.count - 1) - j)
+
+            def direction(d: Expr) -> Stmt:
+                def tile(done: Expr, count: Expr) -> Stmt:
+                    back = int64(1) - d - self.back
+                    start, set_start = bind("start", done + back * (self.T - done - done - count))
+                    return sequence(set_start, self._visit(run, i, d, done, start, count, start))
+
+                return self._tiles(tile)
+
+            return sequence(set_i, loop("d", directions, direction))
+
+        return loop("l", run.count, layer)
+
+    def _visit(self, run: Run, i: Expr, d: Expr, done: Expr, start: Expr, count: Expr, row: Expr) -> Stmt:
+        code, directions = self.backs[run.graph], self.net.num_directions
+        visit, layer = i * int64(directions) + d, i + int64(run.first)
+        named = Named()
+        width = code.graph.inputs[0].shape[0]
+        above = self._between(layer) + self._there(start) * self.B * int64(self.stride) + d * int64(width)
+        widths = [self.stride, self.tape.inputs[run.first][1], *(stride for _, stride in self.tape.extra)]
+        kept = [self.tape.input(run.first, i, self.whole), *(self.whole * int64(at) for at, _ in self.tape.extra)]
+        inputs = [named("above", above)]
+        for number, (place, stride) in enumerate(zip(kept, widths[1:], strict=True)):
+            inputs.append(named(f"input_{number}", place + self._there(start) * self.B * int64(stride)))
+        work = BackwardVisit(
+            weights=named("weights", self._weights_of(run, visit)),
+            states=named("states", self._state_base(run, visit)),
+            scratch=named("scratch", self._row_address(self.scratch_at)),
+            hoisted=named("hoisted", self._tile_address(0)),
+            inputs=inputs,
+            widths=widths,
+            output=int64(0),
+            output_stride=0,
+            direction=int64(1) - d - self.back,
+            start=start,
+            count=count,
+            done=done,
+            block=named("block", self.tape.visit(run.first, visit, self.steps, self.B, self.whole)),
+            side=d + self.back,
+            totals=named("sums", int64(self.totals_at[run.first]) + visit * int64(code.finish.size)),
+            give=self._giving(run, i, d, start),
+            keys=self._keys_of(run, visit),
+        )
+        return self._if_called(run, visit, named.sets, code.visit(self.ctx, work))
+
+    def _giving(self, run: Run, i: Expr, d: Expr, start: Expr) -> Callable[..., Stmt]:
+        """Where gradients of inputs go: the first one's to the layer below, or to the user; the others' to the user,
+        from every layer. Both directions read the same inputs: the second adds."""
+        inputs = self.code[run.graph].graph.inputs[1:]
+        zero = tirx.const(0.0, self.net.dtype)
+
+        def to_user(number: int, row: Expr, flat: Expr, value: Expr | None) -> Stmt:
+            size = int(np.prod(inputs[number].shape, dtype=int))
+            at = row * int64(size) + flat
+            into = self.gx[number]
+            return store(into, at, zero if value is None else load(into, at) + value)
+
+        def below(row: Expr, flat: Expr, value: Expr | None) -> Stmt:
+            there = row + self.first * self.B if self.in_parts else row
+            at = self._between(i + int64(run.first - 1)) + there * int64(self.stride) + flat
+            if value is None:
+                return store(self.ws, at, zero)
+            first = store(self.ws, at, value)
+            both = self.net.num_directions == 2
+            return when(tirx.EQ(d, int64(0)), first, store(self.ws, at, load(self.ws, at) + value)) if both else first
+
+        def give(number: int, t: Expr, b: Expr, flat: Expr, value: Expr | None) -> Stmt:
+            row = (start + t) * self.B + b
+            if number or (run.first == 0 and run.count == 1):
+                return to_user(number, row, flat, value)
+            if run.first:
+                return below(row, flat, value)
+            return when(tirx.EQ(i, int64(0)), to_user(0, row, flat, value), below(row, flat, value))
+
+        return give

@@ -1,0 +1,166 @@
+"""Sums over all rows of a tile of time: the GEMM of a weight's gradient, and sums of single values.
+
+In: a `total` or `total_product` node, how many rows there are, and where operands and the sum live. Out: a statement
+that adds to the sum in place. It is a product with exchanged roles: what is summed is rows (steps x batch), what are
+rows in a forward product are here the elements of one operand. Each element of the sum belongs to one thread and is
+added up in the order of the rows: results do not depend on the number of threads.
+
+Rewrite: for m, n, row: sum[m, n] += a[row, m] b[row, n]
+         -->  parallel for tile of m: for vectors of n: (registers) for row: acc += a b;  sum += acc
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import te, tirx
+
+from tvm_rnn.cpu.lower_group import PARALLEL_ELEMENTS, Emitter, Used
+from tvm_rnn.cpu.register_tile import Places, Tile
+from tvm_rnn.cpu.workspace import Array, int64
+from tvm_rnn.graph.graph import Group, Node
+from tvm_rnn.graph.tensor_expressions import Index, element
+from tvm_rnn.schedule.template import Config, Template, Unit, best
+from tvm_rnn.tir.statements import Expr, Stmt, loop, sequence, when
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The letters of a sum. outer: looped over outside; tall: rows of the register tile, or ""; last: the vectors'
+    letter, or "" for a scalar; summed: besides the rows. operands: the letters of each."""
+
+    out: str
+    outer: str
+    tall: str
+    last: str
+    summed: str
+    operands: tuple[str, ...]
+    sizes: Mapping[str, int]
+
+    def extent(self, letter: str) -> int:
+        return self.sizes[letter] if letter else 1
+
+
+def axes_of(node: Node) -> Axes:
+    """How a sum is cut: vectors run along its last axis, and a second letter of the other operand makes the tile two
+    values deep, so that each loaded vector is used several times."""
+    if node.op == "total":
+        out = "abcdefgh"[: len(node.shape)]
+        operands: tuple[str, ...] = (out,)
+    else:
+        inputs, out = node.attrs["spec"].split("->")
+        operands = tuple(inputs.split(","))
+    sizes = {t: s for text, a in zip(operands, node.args, strict=True) for t, s in zip(text, a.shape, strict=True)}
+    last = out[-1:]
+    single = [t for t in out[:-1] if any(t in text and last not in text for text in operands)]
+    tall = single[-1] if single else ""
+    outer = "".join(t for t in out[:-1] if t != tall)
+    return Axes(out, outer, tall, last, "".join(t for t in sizes if t not in out), operands, sizes)
+
+
+def accumulate(emitter: Emitter, node: Node, rows: Expr, places: Places, into: Array) -> Stmt:
+    """into += the sum of `node` over rows 0 to `rows` of its operands."""
+    axes = axes_of(node)
+    height, width = axes.extent(axes.tall), axes.extent(axes.last)
+    unit = Unit("total", "after", emitter.dtype, 1, width, (height,), 0, emitter.batches)
+    chosen = best(unit, emitter.target)
+    emitter.used.append(Used(unit, *chosen))
+    own = replace(places, write=lambda n: [into])
+    work = _Sum(node, axes, rows, own, into, unit, chosen.template, chosen.knobs, emitter.lanes)
+    return work.statement()
+
+
+@dataclass(frozen=True)
+class _Sum:
+    node: Node
+    axes: Axes
+    rows: Expr
+    places: Places
+    into: Array
+    unit: Unit
+    template: Template
+    config: Config
+    lanes: int
+
+    def statement(self) -> Stmt:
+        """Loops over outer indices and over tiles; the leftover of a tall axis is a tile of its own."""
+        axes = self.axes
+        height, vectors = axes.extent(axes.tall), -(-axes.extent(axes.last) // self.lanes)
+        whole, rest = divmod(height, self.config["rows"])
+        total = height * vectors * self.lanes
+        for letter in axes.outer:
+            total *= axes.sizes[letter]
+
+        def nest(known: dict[str, Expr]) -> Stmt:
+            letters = axes.outer[len(known) :]
+            if letters:
+                return loop(letters[0], axes.sizes[letters[0]], lambda i: nest({**known, letters[0]: i}))
+            count = whole + (rest > 0)
+            return loop("m", count, lambda m: self._tall(m, whole, rest, vectors, known), total >= PARALLEL_ELEMENTS)
+
+        return nest({})
+
+    def _tall(self, m: Expr, whole: int, rest: int, vectors: int, known: dict[str, Expr]) -> Stmt:
+        first = m * int64(self.config["rows"])
+        full = self._wide(self.config["rows"], first, vectors, known) if whole else None
+        short = self._wide(rest, first, vectors, known) if rest else None
+        if full is None or short is None:
+            return sequence(full, short)
+        return when(m < int64(whole), full, short)
+
+    def _wide(self, height: int, first: Expr, vectors: int, known: dict[str, Expr]) -> Stmt:
+        across = min(self.config["panels"], vectors)
+        whole, rest = divmod(vectors, across)
+
+        def tile(count: int, at: Expr) -> Any:
+            return self._tile(height, count, first, at, known)
+
+        parts = [loop("p", whole, lambda p: tile(across, p * int64(across)))] if whole else []
+        return sequence(parts, tile(rest, int64(whole * across)) if rest else None)
+
+    def _tile(self, height: int, across: int, first: Expr, panel0: Expr, known: dict[str, Expr]) -> Any:
+        """One register tile: its sum over all rows, added to what is there."""
+        group = Group("total", "after", 0, self.node, (self.node,), (self.node,))
+        tile = Tile(group, self.places, self.unit, self.lanes, rows=height, panels=across, panel0=panel0)
+        axes = self.axes
+        row = te.reduce_axis((0, self.rows), name="row")
+        inner = {t: te.reduce_axis((0, axes.sizes[t]), name=t) for t in axes.summed}
+
+        def body(m: Expr, p: Expr, v: Expr) -> Expr:
+            unit = tile.unit_of(p, v)
+            place = {**known, axes.tall: first + tirx.Cast("int64", m), axes.last: unit}
+            place |= {t: k.var for t, k in inner.items()}
+            value: Expr = None
+            for text, operand in zip(axes.operands, self.node.args, strict=True):
+                one = self._operand(tile, operand, text, place, row.var)
+                value = one if value is None else value * one
+            return te.sum(value, axis=[row, *inner.values()])
+
+        sums = te.compute((height, across, self.lanes), body, name="product_0")
+        tile.sums.append(sums)
+        array = self.into if self.node.shape else replace(self.into, strides=(1,))
+
+        def at(m: Expr, p: Expr, v: Expr) -> Index:
+            unit = tile.unit_of(p, v)
+            place = {**known, axes.tall: first + tirx.Cast("int64", m), axes.last: unit}
+            return tuple(place[t] for t in axes.out) if axes.out else (unit,)
+
+        def added(m: Expr, p: Expr, v: Expr) -> Expr:
+            return sums(m, p, v) + tile.flat["totals"](array.address(0, at(m, p, v)))
+
+        tile._emit(te.compute((height, across, self.lanes), added, name="out_0"), array, at)
+        return tile.statement(self.template, self.config)
+
+    def _operand(self, tile: Tile, node: Node, text: str, place: Mapping[str, Expr], row: Expr) -> Expr:
+        def read(n: Node, index: Index) -> Expr | None:
+            return tile.load(n, row, index)
+
+        index = []
+        for letter in text:
+            i = place[letter]
+            # Lanes past the end read padding only along an operand's own last axis.
+            beyond = letter == self.axes.last and letter != text[-1] and self.axes.sizes[letter] % self.lanes
+            index.append(tirx.min(i, int64(self.axes.sizes[letter] - 1)) if beyond else i)
+        return element(node, tuple(index), read, self.unit.dtype)

@@ -1,0 +1,322 @@
+"""What a layer reads of its parameters: where each value made of them lies, and the statement that puts it there.
+
+In: a graph, and how matrices of products are stored. Out: places in the flat packed memory, and code that fills them
+from the raw parameters, once per load. Matrices lie as the tiles read them: [panel][k][gate][lane]. Places are counted
+in elements of the network's dtype, also those of matrices whose own elements are smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from tvm import tirx
+
+from tvm_rnn.graph.graph import Graph, Node
+from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.graph.scalar import let, where
+from tvm_rnn.graph.tensor_expressions import Index, element, reduced_axes, reduced_index
+from tvm_rnn.network.rnn import named_constants
+from tvm_rnn.passes.fuse_pointwise import FUNCTION, bases
+from tvm_rnn.tir.statements import Expr, Stmt, load, loop, sequence, store, vector
+
+from .weight_storage import LARGEST, OFFSET, WORD, Storage
+from .workspace import Array, Packed, int64, pad, strides_of
+
+
+class PackedWeights:
+    """The packed parameters of one layer and direction.
+
+    packed: places of values; products: of each product's matrices; scales: of their rows, where the storage has some;
+    sums: of their rows, times -OFFSET, where products are of integers;
+    kept: values made of parameters that are computed when weights are loaded. free: nodes that depend on parameters
+    alone.
+    """
+
+    def __init__(self, graph: Graph, free: set[Node], lanes: int, number: int, storage: Storage | None = None) -> None:
+        self.graph, self.free, self.lanes, self.number, self.storage = graph, free, lanes, number, storage
+        self.packed = Packed()
+        self.products: dict[Node, list[int]] = {}
+        self.scales: dict[Node, list[int]] = {}
+        self.sums: dict[Node, list[int]] = {}
+        self.kept = self._reserve(graph.nodes())
+
+    @property
+    def ratio(self) -> int:
+        """Elements of a stored matrix in the room of one of the network's dtype; of integers, words of four."""
+        return 1 if self.storage is None or self.storage.integer else 4 // self.storage.bytes
+
+    def _reserve(self, nodes: Sequence[Node]) -> list[Node]:
+        """Give every product's parameter a packed place, and every other value made of parameters that is read."""
+        weights: set[Node] = set()
+        for node in nodes:
+            if node.op == "gemm":
+                gates = node.shape[0] if len(node.shape) == 2 else 1
+                panels = pad(node.shape[-1], self.lanes)
+                rows, depths = gates * panels, [a.shape[0] for a in node.args[1::2]]
+                integer = self.storage is not None and self.storage.integer
+                sizes = [rows * -(-d // WORD) if integer else -(-rows * d // self.ratio) for d in depths]
+                self.products[node] = [self.packed.reserve((node, i), pad(s, self.lanes)) for i, s in enumerate(sizes)]
+                if self.storage is not None and self.storage.scaled:
+                    self.scales[node] = [self.packed.reserve((node, i, "scale"), rows) for i in range(len(depths))]
+                if integer:
+                    self.sums[node] = [self.packed.reserve((node, i, "sum"), rows) for i in range(len(depths))]
+                weights.update(node.args[::2])
+        heavy = [n for n in nodes if n in self.free and n.op in ("sum", "max", "einsum", "gemm")]
+        read = [
+            base
+            for node in nodes
+            if node not in self.free
+            for arg in node.args
+            if arg not in weights or node.op != "gemm"
+            for base in self._read(arg)
+        ]
+        read += [n for root in self.graph.roots for n in self._read(root)]
+        kept = [n for n in dict.fromkeys([*heavy, *self._steps(nodes), *read]) if n.scalar is None]
+        for node in kept:
+            self.packed.reserve(node, strides_of(node.shape, self.lanes)[1])
+        self.packed.size = pad(self.packed.size, 16)
+        return kept
+
+    def _steps(self, nodes: Sequence[Node]) -> list[Node]:
+        """Functions of parameters inside other formulas, and what these use more than once: kept as well, because
+        TVM's lowering of one expression is exponential in the depth of both."""
+        users = self.graph.users()
+
+        def formulas(node: Node) -> list[Node]:
+            """The pointwise values of parameters that read `node`, also through views."""
+            return [f for u in users[node] if u in self.free for f in ([u] if u.pointwise else formulas(u))]
+
+        found = []
+        for node in nodes:
+            if node in self.free and node.pointwise and not node.boolean:
+                count = len(formulas(node))
+                if count > 1 or (count and TABLE[node.op].cost >= FUNCTION):
+                    found.append(node)
+        return found
+
+    def _read(self, arg: Node) -> list[Node]:
+        if arg in self.free:
+            # A pointwise value of parameters is kept as such; a view of a parameter is kept as a compact copy.
+            if arg.op == "reshape" or arg.boolean:
+                return [n for a in arg.args for n in self._read(a)]
+            return [arg]
+        return [b for b in bases(arg) if b in self.free] if not arg.leaf else []
+
+    def pack(self, raw: Mapping[str, Any], packed: Any, offset: Expr, stored: Any = None) -> Stmt:
+        """The statement that fills the packed weights at `offset` from raw parameters (flat buffers by name).
+
+        stored: the same memory as elements of the storage's dtype, where there is one."""
+        names = {id(value): name for name, value in named_constants(self.graph, self.number).items()}
+        places: dict[Node, Array] = {}
+
+        def read(node: Node, index: Index) -> Expr | None:
+            if node in places:
+                return load(packed, places[node].address(0, index))
+            if node.op == "param" or (node.op == "const" and node.scalar is None):
+                name = node.name if node.op == "param" else names[id(node.value)]
+                dense: Expr = int64(0)
+                for i, size in zip(index, node.shape, strict=True):
+                    dense = dense * int64(size) + (int64(i) if isinstance(i, int) else i)
+                return load(raw[name], dense)
+            return None
+
+        parts: list[Stmt] = []
+        for node in sorted(self.kept, key=self.graph.nodes().index):
+            array = self.array(node, offset)
+            parts.append(self._pack_array(node, array, packed, read))
+            places[node] = array
+        for node, offsets in self.products.items():
+            for number, at in enumerate(offsets):
+                matrix = Matrix(self, node, number, offset + int64(at), packed, read)
+                parts.append(matrix.pack() if self.storage is None else matrix.store(self.storage, stored, offset))
+        return sequence(parts)
+
+    def _pack_array(self, node: Node, array: Array, packed: Any, read: Any) -> Stmt:
+        shape = node.shape or (1,)
+
+        def fill(index: tuple[Expr, ...]) -> Stmt:
+            if len(index) < len(shape):
+                return loop(f"i{len(index)}", shape[len(index)], lambda i: fill((*index, i)))
+            own = index if node.shape else ()
+
+            def inner(n: Node, i: Index) -> Expr | None:
+                return None if n is node and not n.leaf else read(n, i)
+
+            target = replace(array, strides=array.strides or (1,))
+            if node.op in ("sum", "max", "einsum"):
+                return accumulated(node, own, inner, packed, target.address(0, index), self.graph.dtype)
+            return store(packed, target.address(0, index), element(node, own, inner, self.graph.dtype))
+
+        return fill(())
+
+    def array(self, node: Node, offset: Expr) -> Array:
+        """Where a kept value is, in packed weights that begin at `offset`."""
+        base = offset + int64(self.packed.names[node])
+        return Array("packed", base, 0, strides_of(node.shape, self.lanes)[0], node.shape)
+
+
+class Matrix:
+    """A parameter of a product on its way to its place."""
+
+    def __init__(self, own: PackedWeights, node: Node, number: int, base: Expr, packed: Any, read: Any) -> None:
+        self.own, self.node, self.number, self.packed, self.read, self.base = own, node, number, packed, read, base
+        self.weight, self.lanes = node.args[2 * number], own.lanes
+        self.gates = node.shape[0] if len(node.shape) == 2 else 1
+        self.depth = self.weight.shape[-1]
+        self.dtype = own.graph.dtype
+
+    def value(self, p: Expr, k: Expr, g: int, v: Expr) -> Expr:
+        unit = p * int64(self.lanes) + v
+        index = (g, unit, k) if len(self.node.shape) == 2 else (unit, k)
+        return element(self.weight, index, self.read, self.dtype)
+
+    def pack(self) -> Stmt:
+        """[panel][k][gate][lane], zero where a panel runs past the last unit."""
+        zero = tirx.const(0.0, self.dtype)
+        return self._everywhere(self.packed, self.base, self.value, zero)
+
+    def store(self, storage: Storage, stored: Any, offset: Expr) -> Stmt:
+        """The same in the storage's dtype; before it the scales of its rows, 1 for a row of zeros."""
+        base = self.base * int64(self.own.ratio)
+        zero = tirx.const(0, storage.dtype) if storage.dtype != "float16" else tirx.const(0.0, "float16")
+        if not storage.scaled:
+            return self._everywhere(stored, base, lambda *at: storage.encode(self.value(*at)), zero)
+        scales = offset + int64(self.own.scales[self.node][self.number])
+
+        def at(p: Expr, g: int, v: Expr) -> Expr:
+            return scales + (p * int64(self.gates) + int64(g)) * int64(self.lanes) + v
+
+        def quantised(p: Expr, k: Expr, g: int, v: Expr) -> Expr:
+            return storage.encode(self.value(p, k, g, v), load(self.packed, at(p, g, v)))
+
+        if storage.integer:
+            words = self._everywhere(stored, base, partial(self._word, quantised), zero, -(-self.depth // WORD))
+            return sequence(self._scales(at), words, self._sums(stored, offset))
+        return sequence(self._scales(at), self._everywhere(stored, base, quantised, zero))
+
+    def _word(self, quantised: Any, p: Expr, w: Expr, g: int, v: Expr) -> Expr:
+        """Word w of a row: its values w, w + Q, w + 2 Q and w + 3 Q, with zeros for those that it does not have."""
+        quarter, total = -(-self.depth // WORD), None
+        for j in range(-(-self.depth // quarter)):
+            k, ends = w + int64(j * quarter), (j + 1) * quarter > self.depth
+            value = tirx.Cast("int32", quantised(p, tirx.min(k, int64(self.depth - 1)) if ends else k, g, v))
+            byte = tirx.bitwise_and(value, tirx.const(255, "int32"))
+            byte = tirx.Select(k < int64(self.depth), byte, tirx.const(0, "int32")) if ends else byte
+            own = tirx.Cast("uint32", byte) << tirx.const(8 * j, "uint32")
+            total = own if total is None else total | own
+        return tirx.reinterpret("int32", total)
+
+    def _sums(self, words: Any, offset: Expr) -> Stmt:
+        """For each row the sum of its levels, times -OFFSET."""
+        quarter, panels = -(-self.depth // WORD), -(-self.node.shape[-1] // self.lanes)
+        first = offset + int64(self.own.sums[self.node][self.number])
+
+        def row(p: Expr, g: int) -> list[Stmt]:
+            def at(v: Expr) -> Expr:
+                return first + (p * int64(self.gates) + int64(g)) * int64(self.lanes) + v
+
+            def levels(w: Expr, v: Expr) -> Expr:
+                place = self.base + ((p * int64(quarter) + w) * int64(self.gates) + int64(g)) * int64(self.lanes) + v
+                shifts = (tirx.const(8 * (3 - j), "int32") for j in range(WORD))
+                parts = [(load(words, place) << s) >> tirx.const(24, "int32") for s in shifts]
+                return parts[0] + parts[1] + parts[2] + parts[3]
+
+            def each(value: Any) -> Stmt:
+                return vector("v", self.lanes, lambda v: store(words, at(v), value(v)))
+
+            zero, factor = tirx.const(0, "int32"), tirx.const(-OFFSET, "int32")
+            return [
+                each(lambda v: zero),
+                loop("w", quarter, lambda w: each(lambda v: load(words, at(v)) + levels(w, v))),
+                each(lambda v: load(words, at(v)) * factor),
+            ]
+
+        return loop("p", panels, lambda p: [row(p, g) for g in range(self.gates)])
+
+    def _scales(self, at: Any) -> Stmt:
+        """Each row's largest magnitude / 127; NaN where the row has one."""
+        full, rest = divmod(self.node.shape[-1], self.lanes)
+        one = tirx.const(1.0, self.dtype)
+
+        def largest(p: Expr, g: int, v: Expr) -> Stmt:
+            place, zero = at(p, g, v), tirx.const(0.0, self.dtype)
+
+            def more(k: Expr) -> Stmt:
+                def larger(value: Expr) -> Expr:
+                    so_far = load(self.packed, place)
+                    return where(tirx.Or(value > so_far, tirx.isnan(value)), value, so_far)
+
+                return store(self.packed, place, let(tirx.abs(self.value(p, k, g, v)), larger))
+
+            found = load(self.packed, place)
+            scale = where(tirx.EQ(found, zero), one, found / tirx.const(LARGEST, self.dtype))
+            return sequence(
+                store(self.packed, place, zero), loop("k", self.depth, more), store(self.packed, place, scale)
+            )
+
+        def panel(p: Expr, count: int) -> list[Stmt]:
+            def blank(g: int, v: Expr) -> Stmt:
+                return store(self.packed, at(p, g, int64(count) + v), one)
+
+            units = [loop("v", count, partial(largest, p, g)) for g in range(self.gates)]
+            beyond = range(self.gates) if count < self.lanes else ()
+            return [*units, *(loop("v", self.lanes - count, partial(blank, g)) for g in beyond)]
+
+        parts: list[Any] = [loop("p", full, lambda p: panel(p, self.lanes))] if full else []
+        return sequence(*parts, *(panel(int64(full), rest) if rest else []))
+
+    def _everywhere(self, target: Any, base: Expr, value: Any, zero: Expr, depth: int | None = None) -> Stmt:
+        depth, lanes, gates = depth or self.depth, self.lanes, self.gates
+        full, rest = divmod(self.node.shape[-1], lanes)
+
+        def place(p: Expr, k: Expr, g: int, v: Expr) -> Expr:
+            return base + ((p * int64(depth) + k) * int64(gates) + int64(g)) * int64(lanes) + v
+
+        def row(p: Expr, k: Expr, g: int, v: Expr) -> Stmt:
+            return store(target, place(p, k, g, v), value(p, k, g, v))
+
+        def rows(p: Expr, g: int, count: int) -> Stmt:
+            """A vector of units at a time: left to itself LLVM shuffles 16 of them, in 4 s at H = 512."""
+            return loop("k", depth, lambda k: vector("v", count, lambda v: row(p, k, g, v)))
+
+        def blank(k: Expr, g: int, v: Expr) -> Stmt:
+            return store(target, place(int64(full), k, g, int64(rest) + v), zero)
+
+        # No condition on the unit inside the loops: LLVM makes 4000 scatters of it at H = 130, in ten seconds.
+        def gate(g: int) -> list[Stmt]:
+            parts = [loop("p", full, lambda p: rows(p, g, lanes))] if full else []
+            if rest:
+                parts.append(rows(int64(full), g, rest))
+                parts.append(loop("k", depth, lambda k: loop("v", lanes - rest, lambda v: blank(k, g, v))))
+            return parts
+
+        return sequence([gate(g) for g in range(gates)])
+
+
+def accumulated(node: Node, index: Index, read: Any, packed: Any, address: Expr, dtype: str) -> Stmt:
+    """A reduction over parameters, in place: packed[address] = 0 (or -inf); packed[address] += ... ."""
+    axes = reduced_axes(node)
+    low = tirx.const(float("-inf") if node.op == "max" else 0.0, dtype)
+
+    def body(ks: tuple[Expr, ...]) -> Stmt:
+        if len(ks) < len(axes):
+            return loop(f"k{len(ks)}", axes[len(ks)][1], lambda k: body((*ks, k)))
+        if node.op == "einsum":
+            inputs, out = node.attrs["spec"].split("->")
+            known = dict(zip(out, index, strict=True)) | {t: k for (t, _), k in zip(axes, ks, strict=True)}
+            a, b = (
+                element(arg, tuple(known[t] for t in text), read, dtype)
+                for text, arg in zip(inputs.split(","), node.args, strict=True)
+            )
+            value = a * b
+        else:
+            value = element(node.args[0], reduced_index(node, index, ks[0]), read, dtype)
+        so_far = load(packed, address)
+        if node.op == "max":
+            return store(packed, address, let(value, lambda v: where(tirx.Or(v > so_far, tirx.isnan(v)), v, so_far)))
+        return store(packed, address, so_far + value)
+
+    return sequence(store(packed, address, low), body(()))

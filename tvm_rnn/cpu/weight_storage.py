@@ -1,0 +1,76 @@
+"""How a CPU stores the matrices of products: in the network's dtype, or in fewer bits that are widened when read.
+
+In: the name of a dtype. Out: a `Storage`: expressions that encode a value and decode it again. Arithmetic stays in
+float32, but for int8_dynamic: at B = 1 a step takes as long as reading its weights does, so half the bytes are half the
+time.
+
+int8 is symmetric: each row of a matrix (a unit of a gate) has a float32 scale, its largest magnitude / 127, by which
+the row's sum is multiplied at its end. A NaN in a row makes its scale NaN, an infinity its sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from tvm_rnn.graph.scalar import let, where
+
+Expr = Any
+LARGEST = 127.0  # of int8, on both sides
+WORD = 4  # levels of a word: what one instruction multiplies and sums
+OFFSET = 128  # by which levels of operands are stored larger: they are unsigned bytes
+MOST_DEPTH = 1 << 16  # of a product of integers: its sums are below 2**31 then
+
+
+@dataclass(frozen=True)
+class Storage:
+    """dtype: as TVM and the packed memory have it. bytes: of one element. scaled: whether rows have scales. integer:
+    whether products are of integers (`int8_products.py`): operands are quantised too, as they come."""
+
+    name: str
+    dtype: str
+    bytes: int
+    scaled: bool = False
+    integer: bool = False
+
+    def encode(self, value: Expr, scale: Expr | None = None) -> Expr:
+        """A float32 value as it is stored: nearest, ties to even. scale: of its row."""
+        if self.name == "float16":
+            return tirx.Cast("float16", value)
+        if self.scaled:
+            return let(
+                value / scale, lambda v: tirx.Cast("int8", tirx.Cast("int32", where(tirx.isnan(v), 0.0, _nearest(v))))
+            )
+        bits = tirx.reinterpret("uint32", value)
+        # Adding to a NaN's bits could make it infinite; its top half with the quiet bit is a NaN still.
+        return let(
+            bits, lambda b: tirx.Cast("uint16", where(tirx.isnan(value), b | _u(0x400000), _to_even(b)) >> _u(16))
+        )
+
+    def decode(self, stored: Expr) -> Expr:
+        """The float32 value, of int8 without its scale."""
+        if self.name != "bfloat16":
+            return tirx.Cast("float32", stored)
+        return tirx.reinterpret("float32", tirx.Cast("uint32", stored) << _u(16))
+
+
+def _u(value: int) -> Expr:
+    return tirx.const(value, "uint32")
+
+
+def _to_even(bits: Expr) -> Expr:
+    return bits + _u(0x7FFF) + ((bits >> _u(16)) & _u(1))
+
+
+def _nearest(value: Expr) -> Expr:
+    return tirx.nearbyint(value)
+
+
+STORAGES = {
+    "bfloat16": Storage("bfloat16", "uint16", 2),
+    "float16": Storage("float16", "float16", 2),
+    "int8": Storage("int8", "int8", 1, True),
+    "int8_dynamic": Storage("int8_dynamic", "int32", 1, True, True),
+}
