@@ -19,8 +19,8 @@ import numpy as np
 from fake_gpu import toolchain
 
 from tvm_rnn import RNN, build
-from tvm_rnn.cuda import nvcc
-from tvm_rnn.cuda.source import DECLARED, Source
+from tvm_rnn.cuda.codegen import nvcc
+from tvm_rnn.cuda.codegen.cuda_text import DECLARED, Source
 
 HERE = Path(__file__).parent
 # One process loads many such objects: none may see another's variables.

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_rnn.cuda import nvcc
-from tvm_rnn.cuda.program import Program
-from tvm_rnn.cuda.source import Source, generate
+from tvm_rnn.cuda.codegen import nvcc
+from tvm_rnn.cuda.codegen.cuda_text import Source, generate
+from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.errors import BuildError
 from tvm_rnn.module_file.manifest import write_container
 from tvm_rnn.target import GPUS

@@ -13,14 +13,15 @@ from typing import Any
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda import geometry, nvcc
+from tvm_rnn.cuda import geometry
+from tvm_rnn.cuda.codegen import nvcc
+from tvm_rnn.cuda.codegen.cuda_text import compile_kernels
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.geometry import RecurrentUnit
-from tvm_rnn.cuda.kernel import Kernel
 from tvm_rnn.cuda.layout import Layout
 from tvm_rnn.cuda.phases import Step
 from tvm_rnn.cuda.predict import predict
 from tvm_rnn.cuda.recurrent import step_of
-from tvm_rnn.cuda.source import compile_kernels
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.cuda.weights import Weights
 from tvm_rnn.errors import BuildError

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import tvm_rnn as rnn
 from tvm_rnn import spec
 from tvm_rnn.cli import app
-from tvm_rnn.cuda import nvcc
+from tvm_rnn.cuda.codegen import nvcc
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes.pipeline import PASS_NAMES
 from tvm_rnn.schedule.record_files import merge

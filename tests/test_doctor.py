@@ -13,7 +13,7 @@ import tvm_rnn as rnn
 from tests.test_cli import call
 from tvm_rnn import build, doctor, target
 from tvm_rnn.cpu import c_compiler
-from tvm_rnn.cuda import nvcc
+from tvm_rnn.cuda.codegen import nvcc
 from tvm_rnn.errors import BuildError, message
 from tvm_rnn.target import names
 

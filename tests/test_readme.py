@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda import nvcc
+from tvm_rnn.cuda.codegen import nvcc
 from tvm_rnn.schedule.template import templates
 
 ROOT = Path(__file__).resolve().parent.parent

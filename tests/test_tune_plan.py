@@ -11,7 +11,7 @@ import pytest
 from persistent_layers import GPU
 
 from tvm_rnn import BuildError, ConfigError, tune_plan
-from tvm_rnn.cuda import nvcc
+from tvm_rnn.cuda.codegen import nvcc
 from tvm_rnn.cuda.geometry import LAYER_BY_LAYER, STEP_BY_STEP
 from tvm_rnn.schedule.records import Choice
 from tvm_rnn.suites import Point

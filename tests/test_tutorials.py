@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda import nvcc
+from tvm_rnn.cuda.codegen import nvcc
 from tvm_rnn.oracle.tolerance import assert_close
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -170,7 +170,7 @@ def _cxx() -> dict[str, Any]:
 
 
 def _cuda() -> dict[str, Any]:
-    from .cuda import nvcc
+    from tvm_rnn.cuda.codegen import nvcc
 
     tools = nvcc.find()
     return {"command": tools.nvcc or tools.nvrtc, "version": tools.name}

@@ -19,10 +19,9 @@ from .passes.fuse_pointwise import is_move
 from .target import Target, resolve
 
 if TYPE_CHECKING:
+    from tvm_rnn.cuda.codegen.host_program import Program
     from tvm_rnn.network.rnn import RNN
     from tvm_rnn.passes.pipeline import Layers
-
-    from .cuda.program import Program
 
 CODE_STAGES = ("te", "tir", "llvm", "asm")
 GPU_STAGES = ("te", "tir", "cuda", "host")
@@ -76,11 +75,11 @@ def texts(
 
 
 def _gpu_texts(programs: Sequence[Program], machine: Target) -> list[tuple[str, str]]:
-    from .cuda import source
+    from tvm_rnn.cuda.codegen import cuda_text
 
-    shards = [shard for program in programs for shard in source.generate(program, machine).shards]
+    shards = [shard for program in programs for shard in cuda_text.generate(program, machine).shards]
     kernels = "\n\n".join(kernel.func.script() for program in programs for kernel in program.kernels.values())
-    hosts = "\n\n".join(map(source.statements, programs))
+    hosts = "\n\n".join(map(cuda_text.statements, programs))
     return [("tir", kernels), ("cuda", "\n".join(shards)), ("host", hosts)]
 
 

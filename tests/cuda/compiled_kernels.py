@@ -6,8 +6,8 @@ import functools
 from typing import Any
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda.kernel import Kernel
-from tvm_rnn.cuda.source import compile_kernels
+from tvm_rnn.cuda.codegen.cuda_text import compile_kernels
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.graph.graph import Graph
 from tvm_rnn.passes import pipeline
 from tvm_rnn.target import resolve

@@ -28,14 +28,14 @@ from tvm import tirx
 import tvm_rnn as rnn
 from tvm_rnn.cuda import persistent, polled
 from tvm_rnn.cuda.cell_reads import hoisted, params, place_of
+from tvm_rnn.cuda.codegen.cuda_text import compile_kernels
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.exchange import COUNTER_WORDS
-from tvm_rnn.cuda.kernel import Kernel
 from tvm_rnn.cuda.layout import Layout
 from tvm_rnn.cuda.pooled_layout import Pooled
 from tvm_rnn.cuda.product import weights
 from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.scan import Scan, scan
-from tvm_rnn.cuda.source import compile_kernels
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.cuda.weights import Weights
 from tvm_rnn.graph.graph import Node, topological

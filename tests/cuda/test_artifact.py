@@ -12,7 +12,7 @@ from fake_gpu import toolchain
 
 import tvm_rnn as rnn
 from tvm_rnn import ConfigError, LoadError
-from tvm_rnn.cuda import nvcc
+from tvm_rnn.cuda.codegen import nvcc
 from tvm_rnn.runtime.runtime import read_container
 
 Compile = Callable[..., Any]

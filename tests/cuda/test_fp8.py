@@ -16,12 +16,12 @@ from tvm.script.ir_builder import tirx as I
 
 from tests.cuda.test_persistent import cluster, grid
 from tvm_rnn.cuda import fp8, persistent
+from tvm_rnn.cuda.codegen.host_program import Program
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.gemm_layout import Pack
 from tvm_rnn.cuda.geometry import geometry
-from tvm_rnn.cuda.kernel import Kernel, Writer, write
 from tvm_rnn.cuda.predict import able_to_run, predict
 from tvm_rnn.cuda.product import weights
-from tvm_rnn.cuda.program import Program
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.cuda.weights import Weights, scales_of
 from tvm_rnn.dtypes import rounded

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from training_plans import trained
 
+from tvm_rnn.cuda.codegen.workspace_size import working_memory
 from tvm_rnn.cuda.train import plan
-from tvm_rnn.cuda.working_memory import working_memory
 from tvm_rnn.target import resolve
 
 

@@ -7,9 +7,9 @@ import pytest
 from emulated import run
 from training_plans import trained
 
+from tvm_rnn.cuda.codegen.host_program import Pointer
 from tvm_rnn.cuda.places import Place
 from tvm_rnn.cuda.plan_forward_train import Blank, blank_kernel
-from tvm_rnn.cuda.program import Pointer
 
 T, B, SIZE = 6, 3, 5
 LENGTHS, RESET = np.array([6, 2, 0]), np.zeros((T, B), "u1")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from compiled_kernels import layers_of, text_of
 
-from tvm_rnn.cuda.kernel import Kernel
+from tvm_rnn.cuda.codegen.host_program import Pointer, Program
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layout import Layout
 from tvm_rnn.cuda.places import Place
-from tvm_rnn.cuda.program import Pointer, Program
 from tvm_rnn.cuda.states import MOVES, Move, StateKernels, move
 from tvm_rnn.cuda.weights import Weights
 

@@ -10,9 +10,9 @@ import pytest
 from compiled_kernels import layers_of
 
 from tvm_rnn.cuda import recurrent, steps
-from tvm_rnn.cuda.kernel import Kernel
+from tvm_rnn.cuda.codegen.host_program import Pointer, Program
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.places import Argument
-from tvm_rnn.cuda.program import Pointer, Program
 from tvm_rnn.cuda.steps import Layer, launch_variant
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.target import resolve

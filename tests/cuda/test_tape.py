@@ -6,8 +6,8 @@ import pytest
 from networks import network
 from training_plans import trained
 
+from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.parts import Parts, parts_of
-from tvm_rnn.cuda.program import Pointer, Program
 from tvm_rnn.cuda.tape import kept_nodes, narrowed, states_read
 from tvm_rnn.cuda.train import plan
 from tvm_rnn.target import resolve

@@ -9,7 +9,7 @@ from networks import network
 from training_plans import trained
 
 from tvm_rnn.cuda import train
-from tvm_rnn.cuda.source import generate
+from tvm_rnn.cuda.codegen.cuda_text import generate
 from tvm_rnn.cuda.train import WAYS, describe, plan
 from tvm_rnn.decisions import recording
 from tvm_rnn.target import resolve

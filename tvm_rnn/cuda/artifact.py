@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.module_file import manifest
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.passes.pipeline import Layers
@@ -18,9 +19,9 @@ from tvm_rnn.passes.pipeline import Layers
 from ..build import blob, common_facts
 from ..errors import BuildError, message
 from ..target import Target
-from . import nvcc, plan, source, train
+from . import plan, train
+from .codegen import cuda_text, nvcc
 from .places import storage
-from .program import Program
 
 EXACT = ("float32", "float64")  # precisions whose kernels must keep subnormals
 
@@ -46,7 +47,7 @@ def write_module(
     tell("code generation")
     pairs = [*zip(programs, targets, strict=True)]
     pairs += [(own, t) for found, t in zip(trained, targets, strict=False) for own in found.programs]
-    sources = [source.generate(program, target) for program, target in pairs]
+    sources = [cuda_text.generate(program, target) for program, target in pairs]
     tell("compiling kernels")
     elf, taken, compiler = nvcc.build(sources, folder, precision not in EXACT)
     tell("writing")

@@ -22,13 +22,13 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cpu.workspace import int64, wide
+from tvm_rnn.cuda.codegen.host_program import Expr as Text
+from tvm_rnn.cuda.codegen.host_program import Host, Pointer, Program
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.runtime import runtime_random
 
-from .kernel import Kernel, Writer, write
 from .places import Argument, Place, address
-from .program import Expr as Text
-from .program import Host, Pointer, Program
 from .rows import THREADS, elements
 
 Expr = Any

@@ -12,11 +12,11 @@ from math import prod
 from typing import Any
 
 from tvm_rnn.cpu.training.parameter_gradients import Finish
+from tvm_rnn.cuda.codegen.host_program import Host, Pointer, Program
 from tvm_rnn.graph.graph import Graph, Group, Node
 from tvm_rnn.graph.ops import TABLE
 
 from .places import Place, arithmetic
-from .program import Host, Pointer, Program
 from .rows import Rows, rows_kernel
 from .weights import Weights
 

@@ -16,7 +16,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from .kernel import Writer
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
 
 Expr = Any
 MOST = 448.0

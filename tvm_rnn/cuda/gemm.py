@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.schedule.template import Config, Unit, best
 
@@ -23,7 +24,6 @@ from .gemm_operands import operands as resolve
 from .gemm_problem import Problem
 from .gemm_split import SplitTile, split_kernel
 from .gemm_wgmma import WgmmaTile, wgmma_kernel
-from .kernel import Kernel
 from .places import Argument, Place, arithmetic, storage
 
 __all__ = ["Argument", "Gemm", "Pack", "Place", "Variant", "gemm", "unit_of"]

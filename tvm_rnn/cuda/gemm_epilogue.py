@@ -14,12 +14,12 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.tensor_expressions import Index, element
 
 from .gemm_layout import SIZES
 from .gemm_operands import Operand, linear
-from .kernel import Writer
 from .places import Place, arithmetic
 
 Expr = Any

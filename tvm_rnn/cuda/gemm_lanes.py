@@ -14,10 +14,11 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
+
 from .gemm_layout import CHUNKS, ROW_BYTES, Lanes, ceil_div
 from .gemm_problem import Problem, uint32
 from .gemm_ring import COPY, Ring, RingTile, ring_kernel
-from .kernel import Kernel, Writer
 
 Expr = Any
 ACROSS = 8  # lanes of a warp along units, at most

@@ -13,11 +13,12 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
+
 from .gemm_lanes import LanesTile, _Lanes
 from .gemm_layout import CHUNKS
 from .gemm_problem import Problem, keep, uint32
 from .gemm_ring import ring_kernel
-from .kernel import Kernel, Writer
 from .stages import Stages
 
 Expr = Any

@@ -11,12 +11,12 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.graph.scalar_cuda import flavour
 
 from .gemm_epilogue import Epilogue, store_chunk
 from .gemm_layout import Fragments, Lanes
 from .gemm_operands import Operand
-from .kernel import Writer
 
 Expr = Any
 

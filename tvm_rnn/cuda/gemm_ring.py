@@ -15,10 +15,11 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+
 from .gemm_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
 from .gemm_operands import Operand
 from .gemm_problem import Problem, int64, keep, uint32
-from .kernel import Kernel, Writer, write
 
 Expr = Any
 COPY, COPY_PIECE = "cp.async.cg.shared.global", "cp.async.ca.shared.global"  # of 16 bytes, of fewer

@@ -15,11 +15,12 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+
 from .gemm_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
 from .gemm_problem import Problem, int64, keep, uint32
 from .gemm_ring import COPY, DEPENDENT
 from .gemm_wgmma import BULK, INPUTS, LAG, STEPS, _Wgmma
-from .kernel import Kernel, Writer, write
 
 Expr = Any
 HIGH = 64  # rows of a warpgroup

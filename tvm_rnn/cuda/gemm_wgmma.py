@@ -13,10 +13,11 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+
 from .gemm_layout import CHUNKS, ROW_BYTES, SIZES, Fragments, ceil_div
 from .gemm_problem import Problem, int64, keep, uint32
 from .gemm_ring import copy_chunk
-from .kernel import Kernel, Writer, write
 from .stages import Stages
 
 Expr = Any

@@ -14,12 +14,12 @@ from typing import Any
 from tvm import tirx
 
 from tvm_rnn.cpu.workspace import wide
+from tvm_rnn.cuda.codegen.host_program import Expr, Host, Pointer
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 
-from .kernel import Kernel, Writer, write
 from .places import Place, address, arithmetic
-from .program import Expr, Host, Pointer
 from .rows import THREADS, elements, unravel
 from .values import Values, sources
 

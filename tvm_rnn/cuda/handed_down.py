@@ -14,10 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Expr, Pointer, Program
 from tvm_rnn.network.rnn import RNN
 
 from .parts import Parts
-from .program import ALIGNMENT, ITEM_BYTES, Expr, Pointer, Program
 
 
 def handed_width(net: RNN) -> int:

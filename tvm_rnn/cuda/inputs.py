@@ -15,10 +15,10 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.graph.graph import Node
 
 from .exchange import POISON
-from .kernel import Writer
 from .team import BLOCK_WORDS, Share, Team
 
 Expr = Any

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import gcd, prod
 
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
 from tvm_rnn.graph.graph import Graph, Group, Node
 
 from .places import Place, arithmetic, storage
-from .program import ITEM_BYTES
 from .values import sources
 from .weights import Weights
 

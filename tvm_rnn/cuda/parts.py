@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from .program import Host, Program
+from tvm_rnn.cuda.codegen.host_program import Host, Program
 
 COUNT = 4
 

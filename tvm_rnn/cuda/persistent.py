@@ -17,6 +17,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 
@@ -25,7 +26,6 @@ from .arena import check, lay_out
 from .cell_reads import hoisted, params, place_of
 from .epilogue import Epilogue
 from .inputs import given
-from .kernel import Kernel, Writer, write
 from .layout import Layout
 from .masks import POINTERS as MASK_POINTERS
 from .masks import SCALARS as MASK_SCALARS

@@ -23,6 +23,8 @@ from math import gcd, prod
 from typing import ClassVar
 
 from tvm_rnn.cpu.training.lower_layer_backward import is_total
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer, Program
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.network.rnn import weight_name
 
@@ -30,13 +32,11 @@ from ..passes.fuse_pointwise import read_at_last
 from .finish import FinishKernels
 from .give import Giver
 from .handed_down import HandedDown, Sequences, Tiles
-from .kernel import Kernel
 from .lanes import WAVE_TILES, least_steps, room_for_two
 from .layout import Layout
 from .places import Place
 from .plan import HOISTED_BYTES, STREAMS, Plan, Visit
 from .plan_forward_train import Blank, ForwardTrain, blank_kernel
-from .program import ITEM_BYTES, Expr, Host, Pointer, Program
 from .recurrent import EXPECTED_BATCHES
 from .steps import Layer, Tile
 from .tape import states_read

@@ -20,12 +20,12 @@ import numpy as np
 from tvm import tirx
 
 from tvm_rnn.cpu.workspace import int64, wide
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer, Program
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.graph.graph import Graph
 
-from .kernel import Kernel, Writer, write
 from .places import Place, address
 from .plan import Plan, Visit
-from .program import ITEM_BYTES, Expr, Host, Pointer, Program
 from .rows import THREADS, elements
 from .states import Move
 from .steps import Layer

@@ -14,8 +14,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
+
 from . import pooled_layout
-from .kernel import Writer
 from .phases import Phase
 from .pooled_layout import Pooled
 from .ring import BULK, BulkRing, Ringed, uint32

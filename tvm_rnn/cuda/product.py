@@ -13,10 +13,11 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
+
 from .exchange import POISON
 from .fp8 import Coded
 from .inputs import round_inputs
-from .kernel import Writer
 from .phases import Phase
 from .team import LANES, MMA, Share, Team
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.schedule.template import DEFAULT
 
@@ -23,7 +25,6 @@ from .gemm_layout import Pack
 from .geometry import Geometry
 from .inputs import given
 from .keeping import check_kept, stores
-from .kernel import Kernel
 from .lanes import geometry_beside
 from .layout import Layout
 from .masks import resettable
@@ -33,7 +34,6 @@ from .pooled_layout import Pooled
 from .predict import exchange_us, predict, resident_teams
 from .predict_steps import predict_steps
 from .product import weights
-from .program import ITEM_BYTES, Expr, Host, Pointer
 from .regime import Regime, Where, launch_either
 from .scan import scan
 from .team import MMA, Team

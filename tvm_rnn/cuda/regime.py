@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tvm_rnn.cuda.codegen.host_program import Expr, Host, Pointer
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.graph.graph import Node
 
 from .gemm_layout import Pack
-from .kernel import Kernel
 from .layout import Layout
-from .program import Expr, Host, Pointer
 
 
 @dataclass(frozen=True)

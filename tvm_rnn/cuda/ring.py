@@ -19,8 +19,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
+
 from . import wide_layout
-from .kernel import Writer
 from .phases import Phase
 from .side_by_side import SideBySide
 from .team import BLOCK_WORDS, LANES, Share, Team

@@ -17,6 +17,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.host_program import Expr as Text
+from tvm_rnn.cuda.codegen.host_program import Host
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index, element
@@ -25,12 +28,9 @@ from tvm_rnn.schedule.template import DEFAULT, Config, Unit, best
 from ..decisions import tell
 from ..target import Target
 from .gemm_layout import Pack
-from .kernel import Kernel, Writer, write
 from .layout import Layout
 from .phases import NotPersistent, Phase, Step, components, phases, place
 from .places import Place
-from .program import Expr as Text
-from .program import Host
 from .regime import Where, launch_either
 
 Expr = Any

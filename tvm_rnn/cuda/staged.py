@@ -15,12 +15,12 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.graph.graph import Node
 
 from . import staged_layout
 from .exchange import POISON, Store
 from .inputs import Inputs, given, round_inputs
-from .kernel import Writer
 from .polled import Polled
 from .side_by_side import SideBySide
 from .team import BLOCK_WORDS, LANES, Share

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from tvm import tirx
 
-from .kernel import Kernel, Writer, write
+from tvm_rnn.cuda.codegen.host_program import Host, Pointer
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+
 from .layout import Layout
 from .places import Place, address
-from .program import Host, Pointer
 from .rows import THREADS, elements
 
 if TYPE_CHECKING:

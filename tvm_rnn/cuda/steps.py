@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from math import prod
 from typing import Any
 
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer, Program
 from tvm_rnn.graph.graph import Graph, Group, Node
 
 from ..decisions import about
@@ -25,7 +26,6 @@ from .layout import Layout, Target
 from .places import Argument, Place
 from .predict import predict
 from .predict_steps import predict_steps
-from .program import ITEM_BYTES, Expr, Host, Pointer, Program
 from .recurrent import Persistent, choose
 from .regime import Regime, Where
 from .rows import rows_kernel

@@ -20,15 +20,15 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cpu.workspace import int64, wide
+from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Host, Pointer, Program
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 
 from .gemm_layout import ceil_div
 from .gemm_operands import Operand
 from .gemm_operands import operand_of as resolve
-from .kernel import Kernel, Writer, write
 from .places import Argument, Place, arithmetic, storage
-from .program import ALIGNMENT, ITEM_BYTES, Host, Pointer, Program
 from .rows import unravel
 from .totals_pack import SQUARE_BYTES, pack_kernel, rows_of_stage, squares
 from .totals_packed import packed_tile_for, packed_totals_kernel

@@ -15,11 +15,12 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+
 from .gemm_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
 from .gemm_operands import Operand
 from .gemm_problem import int64, keep, uint32
 from .gemm_ring import copy_chunk
-from .kernel import Kernel, Writer, write
 from .places import storage
 
 Expr = Any

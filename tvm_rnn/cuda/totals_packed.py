@@ -17,13 +17,13 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.graph.scalar_cuda import flavour
 
 from .gemm_layout import ROW_BYTES, ceil_div
 from .gemm_operands import Operand
 from .gemm_problem import keep, uint32
 from .gemm_wgmma import BULK
-from .kernel import Kernel, Writer, write
 from .places import storage
 from .totals_pack import SQUARE, SQUARE_BYTES, squares
 from .totals_wgmma import WgmmaTotals, WgmmaTotalsTile

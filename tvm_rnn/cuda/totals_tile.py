@@ -16,6 +16,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.graph.scalar_cuda import flavour
 
 from .gemm_epilogue import store_chunk
@@ -23,7 +24,6 @@ from .gemm_layout import SIZES, ceil_div
 from .gemm_mma import INSTRUCTIONS
 from .gemm_operands import Operand
 from .gemm_problem import keep, uint32
-from .kernel import Kernel, Writer, write
 from .places import arithmetic, storage
 
 Expr = Any

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from tvm_rnn.cpu.training.add_entry_points import memory_facts
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Program
+from tvm_rnn.cuda.codegen.workspace_size import working_memory
 from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.passes import keep_choice, pipeline
 from tvm_rnn.passes.pipeline import Layers
@@ -23,8 +25,6 @@ from ..target import Target
 from .handed_down import handed_width
 from .plan_backward import BackwardPlan
 from .plan_forward_train import ForwardTrain
-from .program import ITEM_BYTES, Program
-from .working_memory import working_memory
 
 WAYS = ("forward_train", "backward")
 PERSISTENT = "sm_90a"  # which has persistent kernels

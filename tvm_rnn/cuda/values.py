@@ -12,11 +12,11 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.tensor_expressions import Index, element, fit
 
-from .kernel import Writer
 from .places import Argument, Place, address, arithmetic, dense
 
 Expr = Any

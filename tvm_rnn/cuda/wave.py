@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer, Program
 from tvm_rnn.network.rnn import RNN, constants
 from tvm_rnn.passes.pipeline import run as run_passes
 
@@ -28,7 +29,6 @@ from .geometry import Geometry, geometry
 from .layout import Layout
 from .phases import NotPersistent, Step
 from .predict import able_to_run, predict, resident_teams
-from .program import ITEM_BYTES, Expr, Host, Pointer, Program
 from .recurrent import EXPECTED_BATCHES, Persistent, step_of
 from .regime import Where
 from .team import MMA, Team

@@ -17,6 +17,8 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cpu.workspace import int64, wide
+from tvm_rnn.cuda.codegen.host_program import Pointer, Program
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.graph.graph import Graph, Group, Node, depends
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.scalar_cuda import flavour
@@ -24,9 +26,7 @@ from tvm_rnn.network.rnn import named_constants, weight_name
 
 from . import fp8
 from .gemm_layout import Pack
-from .kernel import Kernel, Writer, write
 from .places import Place, arithmetic, dense
-from .program import Pointer, Program
 from .rows import THREADS, WARP, rows_kernel, unravel
 from .values import Values, sources
 

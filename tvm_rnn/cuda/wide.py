@@ -15,7 +15,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from .kernel import Writer
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
+
 from .phases import Phase
 from .product import separated, weights
 from .ring import Ring, Ringed, uint32

@@ -1,4 +1,4 @@
-"""Find a CUDA compiler and make one shared object of the texts that source.py wrote.
+"""Find a CUDA compiler and make one shared object of the texts that cuda_text.py wrote.
 
 In: `Source` texts, one per arch. Out: an ELF shared object that holds a cubin per arch and needs libtvm_ffi and the
 GPU's driver only (the CUDA runtime is linked statically), and what each kernel takes (registers, spills, shared
@@ -25,8 +25,9 @@ from typing import Any
 
 import tvm_ffi
 
-from ..errors import BuildError, message
-from .source import Source, cubin_symbol
+from tvm_rnn.errors import BuildError, message
+
+from .cuda_text import Source, cubin_symbol
 
 OLDEST = (12, 8)  # the first runtime that can load a cubin from memory (cudaLibraryLoadData)
 PACKAGES = "pip install nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cuda-cccl nvidia-cuda-crt"

@@ -1,4 +1,5 @@
-"""program.py: what is declared and stated becomes C++ that runs so; on the fake CUDA runtime, no GPU needed."""
+"""cuda/codegen/host_program.py: what is declared and stated becomes C++ that runs so; on the fake CUDA runtime, no GPU
+needed."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from fake_gpu import Log, link
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.kernel import Kernel, Writer, write
-from tvm_rnn.cuda.program import Pointer, Program
-from tvm_rnn.cuda.source import generate
+from tvm_rnn.cuda.codegen.cuda_text import generate
+from tvm_rnn.cuda.codegen.host_program import Pointer, Program
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.errors import BuildError
 from tvm_rnn.target import GPUS
 

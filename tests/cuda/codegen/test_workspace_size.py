@@ -10,9 +10,9 @@ import pytest
 from networks import network
 from training_plans import trained
 
-from tvm_rnn.cuda.program import ALIGNMENT, Program
+from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, Program
+from tvm_rnn.cuda.codegen.workspace_size import working_memory
 from tvm_rnn.cuda.train import WAYS, plan, working
-from tvm_rnn.cuda.working_memory import working_memory
 from tvm_rnn.errors import BuildError
 from tvm_rnn.target import resolve
 

@@ -20,9 +20,10 @@ from typing import Any
 import tvm
 import tvm_ffi
 
-from ..errors import BuildError, message
-from ..target import Target
-from .program import ALIGNMENT, Program
+from tvm_rnn.errors import BuildError, message
+from tvm_rnn.target import Target
+
+from .host_program import ALIGNMENT, Program
 
 # TVM's text that is changed: a launch goes through host::launch; no symbol is exported that two archs would share.
 LAUNCH = re.compile(r"template <typename\.\.\. Params.*?\n}\n", re.DOTALL)

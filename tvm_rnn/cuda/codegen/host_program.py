@@ -2,7 +2,7 @@
 
 In: calls of `plan.py` and of the regimes, which say "a buffer of so many bytes", "launch this kernel with these
 pointers", "repeat". Out: `Program`, the statements of the module's two functions (`sequence` and `pack`), its kernels
-and its sizes, which `source.py` turns into one C++ file.
+and its sizes, which `cuda_text.py` turns into one C++ file.
 
 Sizes, counts and conditions are C++ expressions as text (or Python integers), evaluated as int64 in each call. All of
 them may use T, B (steps and rows of the call), `sms` (multiprocessors of the GPU) and what `let` returned; statements
@@ -17,11 +17,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BuildError, message
-from .kernel import Kernel
+from tvm_rnn.errors import BuildError, message
+
+from .kernel_writer import Kernel
 
 if TYPE_CHECKING:
-    from .dropped import Dropped
+    from tvm_rnn.cuda.dropped import Dropped
 
 Expr = str | int
 ALIGNMENT = 256  # of every buffer; also what cudaMalloc gives

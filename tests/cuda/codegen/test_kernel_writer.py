@@ -11,7 +11,7 @@ from compiled_kernels import text_of
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.kernel import Kernel, Writer, write
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 
 POINTERS = [("x", "float32"), ("y", "float32")]
 

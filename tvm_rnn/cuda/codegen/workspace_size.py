@@ -10,8 +10,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import BuildError, message
-from .program import ALIGNMENT, Program
+from tvm_rnn.errors import BuildError, message
+
+from .host_program import ALIGNMENT, Program
 
 TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_]\w*(?:<int64_t>)?)|(<=|>=|==|!=|&&|\|\||[-+*/%()<>?:,!&]))")
 LINE = re.compile(r"(?:const int64_t )?(\w+) = (.*);")

@@ -1,4 +1,4 @@
-"""nvcc.py: finding a CUDA compiler, its remarks, its errors; the shared object it makes."""
+"""cuda/codegen/nvcc.py: finding a CUDA compiler, its remarks, its errors; the shared object it makes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tvm_rnn.cuda import nvcc
-from tvm_rnn.cuda.source import Source
+from tvm_rnn.cuda.codegen import nvcc
+from tvm_rnn.cuda.codegen.cuda_text import Source
 from tvm_rnn.errors import BuildError
 
 KERNEL = """

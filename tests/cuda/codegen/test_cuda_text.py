@@ -1,4 +1,4 @@
-"""source.py: how TVM's texts are taken apart and put together. What they do is in test_program.py."""
+"""cuda/codegen/cuda_text.py: how TVM's texts are taken apart and put together. What they do is in test_program.py."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 import tvm
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda import source
+from tvm_rnn.cuda.codegen import cuda_text
+from tvm_rnn.cuda.codegen.cuda_text import generate, split_kernels, statements, unrestricted
+from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.plan import plan
-from tvm_rnn.cuda.program import Program
-from tvm_rnn.cuda.source import generate, split_kernels, statements, unrestricted
 from tvm_rnn.errors import BuildError
 from tvm_rnn.passes import pipeline
 from tvm_rnn.target import GPUS, resolve
@@ -40,7 +40,7 @@ def test_small_kernels_stay_together() -> None:
 def test_large_kernels_are_parted_and_whole() -> None:
     parts = split_kernels(text(5, 8000), 3)
     assert len(parts) == 3 and all(part.startswith(SHARED) for part in parts)
-    kernels = [name for part in parts for name, _ in source.DECLARED.findall(part)]
+    kernels = [name for part in parts for name, _ in cuda_text.DECLARED.findall(part)]
     assert sorted(kernels) == [f"k{i}_kernel" for i in range(5)]
     assert max(map(len, parts)) < 2.1 * min(map(len, parts))
 
@@ -58,21 +58,21 @@ def test_handles_have_the_types_of_the_kernels() -> None:
     given = (
         'extern "C" __global__ void k_kernel(const __grid_constant__ CUtensorMap m, half* __restrict__ x, int64_t n);'
     )
-    assert source._handles(given) == ["static void (*k_kernel)(CUtensorMap, void*, int64_t) = nullptr;"]
+    assert cuda_text._handles(given) == ["static void (*k_kernel)(CUtensorMap, void*, int64_t) = nullptr;"]
 
 
 def test_another_tvm_is_recognised() -> None:
     with pytest.raises(BuildError, match="this TVM writes other launch code"):
-        source._wrappers("int main() {}")
+        cuda_text._wrappers("int main() {}")
 
 
 def test_tvms_errors_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ValueError("first\nthe last line says it")
 
-    monkeypatch.setattr(source.tvm, "compile", broken)
+    monkeypatch.setattr(cuda_text.tvm, "compile", broken)
     with pytest.raises(BuildError, match=r"code generation failed[\s\S]*nvidia-a100[\s\S]*the last line says it"):
-        source.compile_kernels({}, GPUS["nvidia-a100"])
+        cuda_text.compile_kernels({}, GPUS["nvidia-a100"])
 
 
 def test_statements_are_the_host_program_alone() -> None:
@@ -142,7 +142,7 @@ def test_tvm_compiles_no_text_itself_where_its_cuda_runtime_is_loaded(tmp_path: 
 
 
 def test_the_compiler_that_was_there_is_there_again() -> None:
-    before = tvm.get_global_func(source.COMPILER)
-    with source._text_alone():
-        assert tvm.get_global_func(source.COMPILER)("this is no CUDA").startswith(b"//")
-    assert tvm.get_global_func(source.COMPILER).same_as(before)
+    before = tvm.get_global_func(cuda_text.COMPILER)
+    with cuda_text._text_alone():
+        assert tvm.get_global_func(cuda_text.COMPILER)("this is no CUDA").startswith(b"//")
+    assert tvm.get_global_func(cuda_text.COMPILER).same_as(before)
