@@ -18,12 +18,12 @@ from tvm_rnn.cuda.codegen import nvcc
 from tvm_rnn.cuda.codegen.cuda_text import compile_kernels
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.geometry import RecurrentUnit
-from tvm_rnn.cuda.layout import Layout
-from tvm_rnn.cuda.phases import Step
+from tvm_rnn.cuda.layer.phases import Step
+from tvm_rnn.cuda.layer.value_layout import Layout
+from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.predict import predict
 from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.team import Team
-from tvm_rnn.cuda.weights import Weights
 from tvm_rnn.errors import BuildError
 from tvm_rnn.passes import pipeline
 from tvm_rnn.schedule.template import Config, Knobs, templates

@@ -9,7 +9,7 @@ from emulated import decoded, encoded, run
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.gemm_operands import Operand
-from tvm_rnn.cuda.places import Place
+from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.graph.graph import Node
 
 LIMITS = {"bfloat16": 1e-6, "float16": 1e-6, "tf32": 1e-3, "float32": 1e-6, "float64": 1e-14}

@@ -31,13 +31,13 @@ from tvm_rnn.cuda.cell_reads import hoisted, params, place_of
 from tvm_rnn.cuda.codegen.cuda_text import compile_kernels
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.exchange import COUNTER_WORDS
-from tvm_rnn.cuda.layout import Layout
+from tvm_rnn.cuda.layer.value_layout import Layout
+from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.pooled_layout import Pooled
 from tvm_rnn.cuda.product import weights
 from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.scan import Scan, scan
 from tvm_rnn.cuda.team import Team
-from tvm_rnn.cuda.weights import Weights
 from tvm_rnn.graph.graph import Node, topological
 from tvm_rnn.network.rnn import weight_name
 from tvm_rnn.oracle.reference import Reference, evaluate

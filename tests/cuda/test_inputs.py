@@ -9,7 +9,7 @@ from emulated import Case, layer, persistent_error
 
 from tests.cuda.test_persistent import cluster
 from tests.cuda.test_persistent import grid as plain_grid
-from tvm_rnn.cuda.phases import NotPersistent
+from tvm_rnn.cuda.layer.phases import NotPersistent
 from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.oracle.tolerance import tolerance

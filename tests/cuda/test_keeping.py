@@ -8,8 +8,8 @@ import pytest
 from training_plans import trained
 
 from tvm_rnn.cuda import keeping
+from tvm_rnn.cuda.layer.phases import NotPersistent
 from tvm_rnn.cuda.persistent import kernel
-from tvm_rnn.cuda.phases import NotPersistent
 from tvm_rnn.cuda.recurrent import Persistent, step_of
 
 

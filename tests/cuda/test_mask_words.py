@@ -14,11 +14,11 @@ from persistent_layers import GPU
 from tests.test_runtime_cuda_training import error
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda.layout import Layout
+from tvm_rnn.cuda.layer.value_layout import Layout
+from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.cuda.train import plan
-from tvm_rnn.cuda.weights import Weights
 from tvm_rnn.graph.graph import Graph
 from tvm_rnn.passes import pipeline
 

@@ -8,7 +8,7 @@ from emulated import run
 from training_plans import trained
 
 from tvm_rnn.cuda.codegen.host_program import Pointer
-from tvm_rnn.cuda.places import Place
+from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.plan_forward_train import Blank, blank_kernel
 
 T, B, SIZE = 6, 3, 5

@@ -9,7 +9,7 @@ from emulated import Case, scan_error
 from persistent_layers import GPU, layout_of
 
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
-from tvm_rnn.cuda.regime import Where
+from tvm_rnn.cuda.layer.regime import Where
 from tvm_rnn.cuda.scan import Scan, scan
 from tvm_rnn.oracle.tolerance import tolerance
 

@@ -7,10 +7,10 @@ from compiled_kernels import layers_of, text_of
 
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
-from tvm_rnn.cuda.layout import Layout
-from tvm_rnn.cuda.places import Place
+from tvm_rnn.cuda.layer.pointers import Place
+from tvm_rnn.cuda.layer.value_layout import Layout
+from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.states import MOVES, Move, StateKernels, move
-from tvm_rnn.cuda.weights import Weights
 
 
 def kernels(name: str, precision: str) -> StateKernels:

@@ -12,7 +12,7 @@ from compiled_kernels import layers_of
 from tvm_rnn.cuda import recurrent, steps
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
-from tvm_rnn.cuda.places import Argument
+from tvm_rnn.cuda.layer.pointers import Argument
 from tvm_rnn.cuda.steps import Layer, launch_variant
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.target import resolve

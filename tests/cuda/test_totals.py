@@ -11,7 +11,7 @@ from emulated import run
 
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
-from tvm_rnn.cuda.places import Place
+from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.totals import COLUMNS, Totals
 from tvm_rnn.cuda.totals_tile import totals_kernel
 from tvm_rnn.graph.graph import Node, make

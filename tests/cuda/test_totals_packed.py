@@ -10,7 +10,7 @@ from compiled_kernels import text_of
 from emulated import decoded, encoded, run
 from row_products import LIMITS, operand
 
-from tvm_rnn.cuda.places import storage
+from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.cuda.totals_pack import SQUARE_BYTES, pack_kernel, rows_of_stage, squares
 from tvm_rnn.cuda.totals_packed import SHAPES, PackedTotalsTile, packed_tile_for, packed_totals_kernel
 

@@ -7,7 +7,7 @@ import pytest
 from compiled_kernels import text_of
 from row_products import LIMITS, operand, sums
 
-from tvm_rnn.cuda.places import storage
+from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.cuda.totals_tile import THREADS, tile_for, tiles_of, totals_kernel
 
 

@@ -157,7 +157,9 @@ def test_runtime_files_alone(tmp_path: Path) -> None:
     """Beside a .so, without the package."""
     net = network("elman", 4, 4)
     emulator.compile(net, training=True).export(tmp_path / "m.so")
-    package = Path(rnn.__file__).parent / "runtime" / "runtime" / "runtime" / "runtime" / "runtime" / "runtime"
+    package = (
+        Path(rnn.__file__).parent / "runtime" / "runtime" / "runtime" / "runtime" / "runtime" / "runtime" / "runtime"
+    )
     for name in ("runtime", "runtime_cuda", "runtime_cuda_tape", "runtime_cuda_training", "gpu_arrays"):
         shutil.copy(package / f"{name}.py", tmp_path)
     code = (

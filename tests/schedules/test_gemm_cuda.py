@@ -6,9 +6,9 @@ import pytest
 
 from tvm_rnn import ConfigError, target
 from tvm_rnn.cuda.gemm_lanes import LanesTile
-from tvm_rnn.cuda.gemm_layout import Fragments, Lanes
 from tvm_rnn.cuda.gemm_mma import MmaTile
 from tvm_rnn.cuda.gemm_wgmma import WgmmaTile
+from tvm_rnn.cuda.layer.packed_layout import Fragments, Lanes
 from tvm_rnn.schedule.template import Config, Knobs, Unit, best, templates
 
 GPU = target.resolve("nvidia-h200")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import Program
+from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.module_file import manifest
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.passes.pipeline import Layers
@@ -21,7 +22,6 @@ from ..errors import BuildError, message
 from ..target import Target
 from . import plan, train
 from .codegen import cuda_text, nvcc
-from .places import storage
 
 EXACT = ("float32", "float64")  # precisions whose kernels must keep subnormals
 

@@ -15,15 +15,15 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.layer.phases import Phase, place
+from tvm_rnn.cuda.layer.pointers import Place
+from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Index
 
 from .draws import WORD
 from .fetch import Fetch
-from .layout import Layout
 from .mask_words import MaskWords
-from .phases import Phase, place
-from .places import Place
 from .team import Team
 
 Expr = Any

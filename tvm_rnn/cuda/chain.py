@@ -21,13 +21,12 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cpu.register_tile_reductions import runs_along
 from tvm_rnn.cpu.workspace import wide
 from tvm_rnn.cuda.codegen.kernel_writer import Writer, write
+from tvm_rnn.cuda.layer.node_values import Values
+from tvm_rnn.cuda.layer.pointers import Argument, Place, arithmetic
+from tvm_rnn.cuda.layer.row_kernels import WARP, Job, Rows, combiner, finish_group, reduced, unravel
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index, reduced_axes
-
-from .places import Argument, Place, arithmetic
-from .rows import WARP, Job, Rows, combiner, finish_group, reduced, unravel
-from .values import Values
 
 Expr = Any
 JOINED = ("pointwise", "reduce")  # kinds of groups

@@ -12,10 +12,10 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.graph.graph import Node
 
 from .inputs import round_inputs
-from .phases import Phase
 from .team import LANES, Share, Team
 
 Expr = Any

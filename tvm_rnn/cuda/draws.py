@@ -25,11 +25,10 @@ from tvm_rnn.cpu.workspace import int64, wide
 from tvm_rnn.cuda.codegen.host_program import Expr as Text
 from tvm_rnn.cuda.codegen.host_program import Host, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.layer.pointers import Argument, Place, address
+from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.runtime import runtime_random
-
-from .places import Argument, Place, address
-from .rows import THREADS, elements
 
 Expr = Any
 WORD = "uint32"

@@ -18,12 +18,12 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cpu.workspace import int64, wide
 from tvm_rnn.cuda.codegen.host_program import Expr, Host, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.layer.row_kernels import THREADS
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.network.rnn import weight_name
 from tvm_rnn.runtime import runtime_random
 
 from .draws import WORD, Draws, threefry
-from .rows import THREADS
 
 SEED, SEED_AT = (runtime_random.RAW + name for name in ("seed", "seed_at"))
 

@@ -11,12 +11,12 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.layer.phases import Phase, components
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Index, element
 
 from .exchange import POISON
 from .keeping import pairs
-from .phases import Phase, components
 from .start import convert
 
 Expr = Any

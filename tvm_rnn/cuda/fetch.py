@@ -12,9 +12,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.graph.graph import Node
 
-from .phases import Phase
 from .team import FETCH_STEPS, LANES, Team
 
 Expr = Any

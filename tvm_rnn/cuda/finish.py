@@ -13,12 +13,11 @@ from typing import Any
 
 from tvm_rnn.cpu.training.parameter_gradients import Finish
 from tvm_rnn.cuda.codegen.host_program import Host, Pointer, Program
+from tvm_rnn.cuda.layer.pointers import Place, arithmetic
+from tvm_rnn.cuda.layer.row_kernels import Rows, rows_kernel
+from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.graph.graph import Graph, Group, Node
 from tvm_rnn.graph.ops import TABLE
-
-from .places import Place, arithmetic
-from .rows import Rows, rows_kernel
-from .weights import Weights
 
 
 @dataclass

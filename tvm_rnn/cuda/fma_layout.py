@@ -17,7 +17,7 @@ from typing import Any
 
 from tvm import tirx
 
-from .gemm_layout import Digits
+from tvm_rnn.cuda.layer.packed_layout import Digits
 
 Expr = Any
 ACROSS, DOWN = 4, 8  # lanes of a warp along columns, along rows

@@ -15,10 +15,11 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.layer.phases import Phase
+
 from . import fma_layout
 from .fma_layout import ACROSS, DOWN, GROUP, ROW_BYTES
 from .fma_ring import FmaRing
-from .phases import Phase
 from .product import weights
 from .ring import uint32
 from .team import Share

@@ -11,20 +11,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
+from tvm_rnn.cuda.layer.packed_layout import Fragments, Lanes, Pack
+from tvm_rnn.cuda.layer.pointers import Argument, Place, arithmetic, storage
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.schedule.template import Config, Unit, best
 
 from .gemm_epilogue import Epilogue, read_nodes
 from .gemm_lanes import LanesTile, lanes_kernel
 from .gemm_lanes_split import SharedLanesTile, shared_lanes_kernel
-from .gemm_layout import Fragments, Lanes, Pack
 from .gemm_mma import MmaTile, mma_kernel
 from .gemm_operands import Operand
 from .gemm_operands import operands as resolve
 from .gemm_problem import Problem
 from .gemm_split import SplitTile, split_kernel
 from .gemm_wgmma import WgmmaTile, wgmma_kernel
-from .places import Argument, Place, arithmetic, storage
 
 __all__ = ["Argument", "Gemm", "Pack", "Place", "Variant", "gemm", "unit_of"]
 

@@ -15,12 +15,12 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.layer.packed_layout import SIZES
+from tvm_rnn.cuda.layer.pointers import Place, arithmetic
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.tensor_expressions import Index, element
 
-from .gemm_layout import SIZES
 from .gemm_operands import Operand, linear
-from .places import Place, arithmetic
 
 Expr = Any
 Accumulator = Callable[[int, int], Expr]  # (gate, unit of the span) -> register

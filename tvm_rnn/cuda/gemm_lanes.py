@@ -15,8 +15,8 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
+from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, Lanes, ceil_div
 
-from .gemm_layout import CHUNKS, ROW_BYTES, Lanes, ceil_div
 from .gemm_problem import Problem, uint32
 from .gemm_ring import COPY, Ring, RingTile, ring_kernel
 

@@ -14,12 +14,12 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
+from tvm_rnn.cuda.layer.packed_layout import CHUNKS
+from tvm_rnn.cuda.layer.pipeline_barriers import Stages
 
 from .gemm_lanes import LanesTile, _Lanes
-from .gemm_layout import CHUNKS
 from .gemm_problem import Problem, keep, uint32
 from .gemm_ring import ring_kernel
-from .stages import Stages
 
 Expr = Any
 COPIERS = 128  # threads

@@ -13,8 +13,8 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
+from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, ceil_div
 
-from .gemm_layout import CHUNKS, ROW_BYTES, ceil_div
 from .gemm_problem import Problem, uint32
 from .gemm_ring import Ring, RingTile, ring_kernel
 

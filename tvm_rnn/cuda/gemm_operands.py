@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
+from tvm_rnn.cuda.layer.packed_layout import SIZES
+from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Index, element
-
-from .gemm_layout import SIZES
-from .places import Place
 
 Expr = Any
 PIECES = (16, 8, 4)  # bytes that the hardware copies at a time

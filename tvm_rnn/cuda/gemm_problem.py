@@ -12,10 +12,10 @@ from typing import Any
 from tvm import tirx
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.layer.packed_layout import Fragments, Lanes
 from tvm_rnn.graph.scalar_cuda import flavour
 
 from .gemm_epilogue import Epilogue, store_chunk
-from .gemm_layout import Fragments, Lanes
 from .gemm_operands import Operand
 
 Expr = Any

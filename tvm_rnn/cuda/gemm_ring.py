@@ -16,8 +16,8 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
 
-from .gemm_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
 from .gemm_operands import Operand
 from .gemm_problem import Problem, int64, keep, uint32
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
+from tvm_rnn.cuda.layer.phases import Step
 from tvm_rnn.schedule.template import DEFAULT, Knobs, Template, Unit, alike, replayed, stale, templates
 
 from ..decisions import about, listening, recording, tell
 from ..errors import ConfigError
 from ..target import Target
-from .phases import Step
 from .predict import able_to_run, predict
 from .team import Team
 

@@ -16,12 +16,11 @@ from tvm import tirx
 from tvm_rnn.cpu.workspace import wide
 from tvm_rnn.cuda.codegen.host_program import Expr, Host, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.layer.node_values import Values, sources
+from tvm_rnn.cuda.layer.pointers import Place, address, arithmetic
+from tvm_rnn.cuda.layer.row_kernels import THREADS, elements, unravel
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
-
-from .places import Place, address, arithmetic
-from .rows import THREADS, elements, unravel
-from .values import Values, sources
 
 
 @dataclass

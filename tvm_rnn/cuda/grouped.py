@@ -17,8 +17,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.layer.phases import Phase
+
 from . import staged_layout
-from .phases import Phase
 from .product import weights
 from .ring import uint32
 from .staged import Operands

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Expr, Pointer, Program
+from tvm_rnn.cuda.layer.time_segments import Parts
 from tvm_rnn.network.rnn import RNN
-
-from .parts import Parts
 
 
 def handed_width(net: RNN) -> int:

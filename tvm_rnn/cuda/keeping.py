@@ -11,11 +11,11 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.layer.phases import NotPersistent, Phase, Step, components
+from tvm_rnn.cuda.layer.pointers import Place
+from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.graph.graph import Node
 
-from .layout import Layout
-from .phases import NotPersistent, Phase, Step, components
-from .places import Place
 from .team import LANES
 
 Expr = Any

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import tirx
 
-from .gemm_layout import Digits
+from tvm_rnn.cuda.layer.packed_layout import Digits
 
 Expr = Any
 LANES = 32

@@ -16,12 +16,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 
+from tvm_rnn.cuda.layer.phases import Step
+from tvm_rnn.cuda.layer.regime import Regime
+
 from ..decisions import recording, tell
 from ..target import Target
 from .geometry import Geometry, geometry
-from .phases import Step
 from .predict import predict, resident_teams
-from .regime import Regime
 from .team import Team
 
 # A wavefront of L layers over n tiles takes n + L - 1 turns in place of L n, each with its launches: a few us.

@@ -15,11 +15,11 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.layer.phases import components, place
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Index, element
 
 from .draws import BITS, WORD
-from .phases import components, place
 
 Expr = Any
 Key = tuple[Node, int, int, int, int, int]  # mask, component, units of the phase, block, own tile, row of two

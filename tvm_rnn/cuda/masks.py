@@ -15,9 +15,8 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_rnn.cuda.layer.phases import Step
 from tvm_rnn.graph.graph import Node
-
-from .phases import Step
 
 Expr = Any
 FOREVER = (1 << 31) - 1

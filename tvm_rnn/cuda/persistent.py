@@ -18,6 +18,8 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.layer.phases import Phase
+from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 
@@ -26,11 +28,9 @@ from .arena import check, lay_out
 from .cell_reads import hoisted, params, place_of
 from .epilogue import Epilogue
 from .inputs import given
-from .layout import Layout
 from .masks import POINTERS as MASK_POINTERS
 from .masks import SCALARS as MASK_SCALARS
 from .masks import Masks
-from .phases import Phase
 from .product import scale_names, weights
 from .reduction import Reduction
 from .staged_layout import warp_place

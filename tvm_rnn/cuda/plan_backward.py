@@ -2,8 +2,8 @@
 
 In: the plan of forward_train, and its backward graphs after the passes. Out: a `Program` whose `sequence` takes, in
 place of inputs, the gradient of y, the tape, the inputs, and where the gradients of inputs and of weights go, and for
-parts of the time four numbers (`parts.py`), with two directions the address of what layers hand down; its states are
-the gradients of the states, last ones in and first ones out.
+parts of the time four numbers (`cuda/layer/time_segments.py`), with two directions the address of what layers hand
+down; its states are the gradients of the states, last ones in and first ones out.
 
     for tile from the end of time: for layer from the last:
         before groups; steps; blank rows that have ended; after groups; gradients of inputs; sums over rows
@@ -25,6 +25,8 @@ from typing import ClassVar
 from tvm_rnn.cpu.training.lower_layer_backward import is_total
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
+from tvm_rnn.cuda.layer.pointers import Place
+from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.network.rnn import weight_name
 
@@ -33,8 +35,6 @@ from .finish import FinishKernels
 from .give import Giver
 from .handed_down import HandedDown, Sequences, Tiles
 from .lanes import WAVE_TILES, least_steps, room_for_two
-from .layout import Layout
-from .places import Place
 from .plan import HOISTED_BYTES, STREAMS, Plan, Visit
 from .plan_forward_train import Blank, ForwardTrain, blank_kernel
 from .recurrent import EXPECTED_BATCHES

@@ -19,8 +19,8 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.layer.phases import Phase
 
-from .phases import Phase
 from .pooled_layout import FRAGMENT_BYTES, WARPGROUP, Pooled
 from .pooled_ring import PooledRing
 from .product import separated, weights

@@ -27,7 +27,8 @@ from typing import Any
 
 from tvm import tirx
 
-from .phases import Phase
+from tvm_rnn.cuda.layer.phases import Phase
+
 from .team import BLOCK_WORDS, LANES, Share, Team
 from .wide_layout import ROW_BYTES, TILE_BYTES, TILE_ROWS, TILE_WORDS, Chunk, swizzled
 

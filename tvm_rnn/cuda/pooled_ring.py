@@ -15,9 +15,9 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.layer.phases import Phase
 
 from . import pooled_layout
-from .phases import Phase
 from .pooled_layout import Pooled
 from .ring import BULK, BulkRing, Ringed, uint32
 from .team import BLOCK_WORDS, Share

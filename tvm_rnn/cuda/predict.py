@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from math import ceil, prod
 from typing import Any
 
+from tvm_rnn.cuda.layer.phases import Phase
+
 from ..decisions import listening, tell
 from ..target import Target
 from . import fma_layout
-from .phases import Phase
 from .pooled_layout import Pooled
 from .predict_pooled import pooled_product
 from .team import Team

@@ -19,7 +19,8 @@ In CUDA graphs at T = 128, after loads of what cells read had moved behind the p
 
 from __future__ import annotations
 
-from .phases import Phase
+from tvm_rnn.cuda.layer.phases import Phase
+
 from .pooled_layout import Pooled, chunks, sum_bytes
 
 CHUNK_US = 0.04  # from a chunk to the next

@@ -14,11 +14,11 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.layer.fp8_weights import Coded
+from tvm_rnn.cuda.layer.phases import Phase
 
 from .exchange import POISON
-from .fp8 import Coded
 from .inputs import round_inputs
-from .phases import Phase
 from .team import LANES, MMA, Share, Team
 
 Expr = Any

@@ -13,6 +13,11 @@ from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
+from tvm_rnn.cuda.layer.packed_layout import Pack
+from tvm_rnn.cuda.layer.phases import NotPersistent, Step, phases
+from tvm_rnn.cuda.layer.regime import Regime, Where, launch_either
+from tvm_rnn.cuda.layer.value_layout import Layout
+from tvm_rnn.cuda.layer.weight_packing import scales_of
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.schedule.template import DEFAULT
 
@@ -21,23 +26,18 @@ from ..target import Target
 from . import persistent
 from .cell_reads import hoisted, params
 from .exchange import COUNTER_WORDS
-from .gemm_layout import Pack
 from .geometry import Geometry
 from .inputs import given
 from .keeping import check_kept, stores
 from .lanes import geometry_beside
-from .layout import Layout
 from .masks import resettable
-from .phases import NotPersistent, Step, phases
 from .polled import places as place_count
 from .pooled_layout import Pooled
 from .predict import exchange_us, predict, resident_teams
 from .predict_steps import predict_steps
 from .product import weights
-from .regime import Regime, Where, launch_either
 from .scan import scan
 from .team import MMA, Team
-from .weights import scales_of
 
 MOST_TURNS = 16  # of slices of a batch, beyond which a comparison with step by step says nothing new
 EXPECTED_BATCHES = (1, 16, 64, 128)  # where the caller names none

@@ -19,10 +19,10 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.layer.phases import Phase, components
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import element
 
-from .phases import Phase, components
 from .team import LANES
 
 Expr = Any

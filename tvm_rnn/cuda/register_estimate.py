@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import fma_layout, fp8, staged_layout, wide_layout
+from . import fma_layout, staged_layout, wide_layout
+from .layer import fp8_weights
 
 
 def registers(team: Any) -> int:
     """Per thread."""
     total = sum(s.registers * team.block_words(p) for p, parts in team.shares.items() for s in parts)
-    total += team.input_registers + (fp8.registers(team) if team.stored else 0)
+    total += team.input_registers + (fp8_weights.registers(team) if team.stored else 0)
     most = max((s.kblocks for parts in team.shares.values() for s in parts), default=0)
     asked = most if team.polled else team.ahead + 1
     work = [

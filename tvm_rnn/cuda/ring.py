@@ -20,9 +20,9 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.layer.phases import Phase
 
 from . import wide_layout
-from .phases import Phase
 from .side_by_side import SideBySide
 from .team import BLOCK_WORDS, LANES, Share, Team
 from .wide_layout import TILE_BYTES, Chunk, m_tiles, part_bytes, swizzled

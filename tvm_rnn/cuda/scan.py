@@ -20,6 +20,11 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.host_program import Expr as Text
 from tvm_rnn.cuda.codegen.host_program import Host
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.layer.packed_layout import Pack
+from tvm_rnn.cuda.layer.phases import NotPersistent, Phase, Step, components, phases, place
+from tvm_rnn.cuda.layer.pointers import Place
+from tvm_rnn.cuda.layer.regime import Where, launch_either
+from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index, element
@@ -27,11 +32,6 @@ from tvm_rnn.schedule.template import DEFAULT, Config, Unit, best
 
 from ..decisions import tell
 from ..target import Target
-from .gemm_layout import Pack
-from .layout import Layout
-from .phases import NotPersistent, Phase, Step, components, phases, place
-from .places import Place
-from .regime import Where, launch_either
 
 Expr = Any
 FOREVER = (1 << 31) - 1

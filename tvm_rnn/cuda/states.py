@@ -17,10 +17,9 @@ from tvm import tirx
 
 from tvm_rnn.cuda.codegen.host_program import Host, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
-
-from .layout import Layout
-from .places import Place, address
-from .rows import THREADS, elements
+from tvm_rnn.cuda.layer.pointers import Place, address
+from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
+from tvm_rnn.cuda.layer.value_layout import Layout
 
 if TYPE_CHECKING:
     from .steps import Buffers, Step

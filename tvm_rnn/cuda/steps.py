@@ -15,6 +15,12 @@ from math import prod
 from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer, Program
+from tvm_rnn.cuda.layer.node_values import sources
+from tvm_rnn.cuda.layer.pointers import Argument, Place
+from tvm_rnn.cuda.layer.regime import Regime, Where
+from tvm_rnn.cuda.layer.row_kernels import rows_kernel
+from tvm_rnn.cuda.layer.value_layout import Layout, Target
+from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.graph.graph import Graph, Group, Node
 
 from ..decisions import about
@@ -22,16 +28,10 @@ from ..target import Target as Machine
 from .chain import chain_kernel, chains
 from .draws import BITS, WORD, Draw, MaskRows, mask_kernel
 from .gemm import gemm
-from .layout import Layout, Target
-from .places import Argument, Place
 from .predict import predict
 from .predict_steps import predict_steps
 from .recurrent import Persistent, choose
-from .regime import Regime, Where
-from .rows import rows_kernel
 from .states import StateKernels
-from .values import sources
-from .weights import Weights
 
 STEP_US = 6.0  # a product and a row kernel, each with a launch
 

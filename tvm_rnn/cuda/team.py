@@ -18,10 +18,10 @@ from functools import cached_property
 from math import ceil
 from typing import Any
 
+from tvm_rnn.cuda.layer.phases import Operand, Phase, Step
 from tvm_rnn.graph.graph import Node
 
 from . import fma_layout, lane_layout, register_estimate, staged_layout, wide_layout
-from .phases import Operand, Phase, Step
 
 Expr = Any
 
@@ -65,7 +65,8 @@ class Team:
     that fetch operands for each other. staged: 1 where a polled grid lays operands, inputs too, down in shared memory,
     once for all warps, and warpgroups multiply them (`staged.py`); warps_k then counts warpgroups. fma: stages of every
     warp's own ring, out of which it multiplies in float32 (`fma_product.py`); warps_u and warps_k then say how warps
-    share cells, and each has a part of K; 0: not so. stored: the dtype of weights (`fp8.py`) where it is not `storage`.
+    share cells, and each has a part of K; 0: not so. stored: the dtype of weights (`cuda/layer/fp8_weights.py`) where
+    it is not `storage`.
     """
 
     step: Step

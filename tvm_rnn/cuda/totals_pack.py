@@ -16,12 +16,12 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
+from tvm_rnn.cuda.layer.pointers import storage
 
-from .gemm_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
 from .gemm_operands import Operand
 from .gemm_problem import int64, keep, uint32
 from .gemm_ring import copy_chunk
-from .places import storage
 
 Expr = Any
 SQUARE = 64  # columns

@@ -20,19 +20,19 @@ from math import ceil
 from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer, Program
+from tvm_rnn.cuda.layer.phases import NotPersistent, Step
+from tvm_rnn.cuda.layer.regime import Where
+from tvm_rnn.cuda.layer.value_layout import Layout
+from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.network.rnn import RNN, constants
 from tvm_rnn.passes.pipeline import run as run_passes
 
 from ..decisions import about, recording, tell
 from ..target import Target
 from .geometry import Geometry, geometry
-from .layout import Layout
-from .phases import NotPersistent, Step
 from .predict import able_to_run, predict, resident_teams
 from .recurrent import EXPECTED_BATCHES, Persistent, step_of
-from .regime import Where
 from .team import MMA, Team
-from .weights import Weights
 
 WAVE_BYTES = 256 << 20  # for what layers hand to the next one, in one tile of time
 LEAST_STEPS = 4

@@ -16,8 +16,8 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.layer.phases import Phase
 
-from .phases import Phase
 from .product import separated, weights
 from .ring import Ring, Ringed, uint32
 from .team import LANES, Share, Team

@@ -17,7 +17,7 @@ from typing import Any
 
 from tvm import tirx
 
-from .gemm_layout import Digits
+from tvm_rnn.cuda.layer.packed_layout import Digits
 
 Expr = Any
 TILE_ROWS, TILE_BYTES, TILE_WORDS = 64, 4096, 8  # of M; of a block of K; per thread

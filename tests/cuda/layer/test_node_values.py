@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from compiled_kernels import graph_of, text_of
 
-from tvm_rnn.cuda.places import Place
-from tvm_rnn.cuda.rows import rows_kernel
-from tvm_rnn.cuda.values import sources
+from tvm_rnn.cuda.layer.node_values import sources
+from tvm_rnn.cuda.layer.pointers import Place
+from tvm_rnn.cuda.layer.row_kernels import rows_kernel
 from tvm_rnn.graph.graph import Graph, Group, Node, make
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from compiled_kernels import graph_of, text_of
 
-from tvm_rnn.cuda.places import Place
-from tvm_rnn.cuda.rows import Rows, rows_kernel
+from tvm_rnn.cuda.layer.pointers import Place
+from tvm_rnn.cuda.layer.row_kernels import Rows, rows_kernel
 from tvm_rnn.graph.graph import Graph, Group, Node, make
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tvm import sym, tirx
 
-from tvm_rnn.cuda.places import Place, address, arithmetic, dense, storage
+from tvm_rnn.cuda.layer.pointers import Place, address, arithmetic, dense, storage
 
 
 def number(expression: Any) -> int:

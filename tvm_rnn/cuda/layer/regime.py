@@ -14,8 +14,8 @@ from tvm_rnn.cuda.codegen.host_program import Expr, Host, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.graph.graph import Node
 
-from .gemm_layout import Pack
-from .layout import Layout
+from .packed_layout import Pack
+from .value_layout import Layout
 
 
 @dataclass(frozen=True)

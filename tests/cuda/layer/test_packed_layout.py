@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tvm import tirx
 
-from tvm_rnn.cuda.gemm_layout import Digits, Fragments, Lanes
+from tvm_rnn.cuda.layer.packed_layout import Digits, Fragments, Lanes
 from tvm_rnn.graph.graph import Node
 
 SHAPES = [(4, 40, 24), (3, 50, 33), (1, 7, 5), (5, 33, 72)]

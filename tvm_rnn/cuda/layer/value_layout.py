@@ -21,9 +21,9 @@ from math import gcd, prod
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
 from tvm_rnn.graph.graph import Graph, Group, Node
 
-from .places import Place, arithmetic, storage
-from .values import sources
-from .weights import Weights
+from .node_values import sources
+from .pointers import Place, arithmetic, storage
+from .weight_packing import Weights
 
 ROW_BYTES = 16  # rows that products read begin at multiples of this, as their fast loads want
 

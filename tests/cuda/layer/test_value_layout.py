@@ -8,8 +8,8 @@ import pytest
 from compiled_kernels import graph_of, layers_of
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda.layout import Layout
-from tvm_rnn.cuda.weights import Weights
+from tvm_rnn.cuda.layer.value_layout import Layout
+from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.graph.graph import Graph
 
 

@@ -1,7 +1,7 @@
 """Values inside a kernel: each node's expression at an index, loaded or computed once and bound to a variable.
 
-In: nodes, and where stored ones are found. Out: TVM variables, for the statements of `rows.py` and the epilogues of
-other kernels. TVM copies an expression wherever it is used, so nothing but variables is handed on.
+In: nodes, and where stored ones are found. Out: TVM variables, for the statements of `row_kernels.py` and the epilogues
+of other kernels. TVM copies an expression wherever it is used, so nothing but variables is handed on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.tensor_expressions import Index, element, fit
 
-from .places import Argument, Place, address, arithmetic, dense
+from .pointers import Argument, Place, address, arithmetic, dense
 
 Expr = Any
 Reads = Callable[[Node], Place | None]

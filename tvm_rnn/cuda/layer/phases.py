@@ -15,8 +15,7 @@ from typing import Any
 from tvm_rnn.graph.graph import Graph, Group, Node, topological
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.tensor_expressions import Index, Lane, NotAligned, element
-
-from ..passes.fuse_pointwise import is_move
+from tvm_rnn.passes.fuse_pointwise import is_move
 
 
 class NotPersistent(Exception):

@@ -25,8 +25,8 @@ from tvm_rnn.graph.ops import Shape
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index, reduced_axes, reduced_index
 
-from .places import Argument, Place, arithmetic
-from .values import Reads, Values, sources, store
+from .node_values import Reads, Values, sources, store
+from .pointers import Argument, Place, arithmetic
 
 Expr = Any
 Writes = Callable[[Node], Sequence[Place]]

@@ -3,7 +3,8 @@
 In: a graph with groups, and the packed form that each product wants. Out: `Weights`: the kept values in an order in
 which they can be computed, and `pack`, which puts their kernels into the host program. A kept value is dense; values
 of parameters that a kernel reads are kept, and so are those that other kept ones are made of. Where weights are stored
-in 8 bits, every product's are: as codes, or rounded to what codes can say, with a scale for each row (`fp8.py`).
+in 8 bits, every product's are: as codes, or rounded to what codes can say, with a scale for each row
+(`fp8_weights.py`).
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.network.rnn import named_constants, weight_name
 
-from . import fp8
-from .gemm_layout import Pack
-from .places import Place, arithmetic, dense
-from .rows import THREADS, WARP, rows_kernel, unravel
-from .values import Values, sources
+from . import fp8_weights
+from .node_values import Values, sources
+from .packed_layout import Pack
+from .pointers import Place, arithmetic, dense
+from .row_kernels import THREADS, WARP, rows_kernel, unravel
 
 Expr = Any
 SCALES = "scales"
@@ -149,7 +150,7 @@ class Weights:
             found = writer.local(1, "uint32")
             writer.store(found, tirx.const(0, "uint32"), 0)
             with writer.when(valid):
-                writer.store(found, fp8.code(writer, value(writer, index), row_scale(writer, index)), 0)
+                writer.store(found, fp8_weights.code(writer, value(writer, index), row_scale(writer, index)), 0)
             return found[0]
 
         def body(writer: Writer) -> None:
@@ -158,14 +159,14 @@ class Weights:
             with writer.when(at < int64(pack.elements)):
                 if pack.coded:
                     codes = [code(writer, at * int64(4) + int64(i)) for i in range(4)]
-                    writer.store(writer["packed"], fp8.word(codes, pack.coded), at)
+                    writer.store(writer["packed"], fp8_weights.word(codes, pack.coded), at)
                     return
                 index, valid = pack.index(at)
                 writer.store(writer["packed"], tirx.const(0.0, pack.dtype), at)
                 with writer.when(valid):
                     found = value(writer, index)
                     found = tf32(found) if pack.tf32 else found
-                    found = fp8.dequantised(writer, found, row_scale(writer, index)) if self.stored else found
+                    found = fp8_weights.dequantised(writer, found, row_scale(writer, index)) if self.stored else found
                     same = str(found.ty) == pack.dtype
                     writer.store(writer["packed"], found if same else tirx.Cast(pack.dtype, found), at)
 
@@ -188,13 +189,13 @@ class Weights:
                 k = w.keep(turn * WARP + lane)
                 with w.when(k < depth):
                     found = Values(w, self.raw_dtype, int64(0), self._reads(None), pointers).at(node, (*index, k))
-                    w.store(largest, tirx.Max(largest[0], fp8.magnitude(found)), 0)
+                    w.store(largest, tirx.Max(largest[0], fp8_weights.magnitude(found)), 0)
             for distance in (16, 8, 4, 2, 1):
                 mask = tirx.const(0xFFFFFFFF, "uint32")
                 other = tirx.call_extern("int32", "__shfl_xor_sync", mask, largest[0], distance, WARP)
                 w.store(largest, tirx.Max(largest[0], w.keep(other)), 0)
             with w.when(tirx.EQ(lane, 0)):
-                w.store(w["scales"], fp8.scale(largest[0], self.precision), wide(row))
+                w.store(w["scales"], fp8_weights.scale(largest[0], self.precision), wide(row))
 
         with flavour(self.raw_dtype):
             name = f"g{self.number}_scale{number}"

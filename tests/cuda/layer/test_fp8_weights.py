@@ -15,15 +15,16 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tests.cuda.test_persistent import cluster, grid
-from tvm_rnn.cuda import fp8, persistent
+from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
-from tvm_rnn.cuda.gemm_layout import Pack
 from tvm_rnn.cuda.geometry import geometry
+from tvm_rnn.cuda.layer import fp8_weights
+from tvm_rnn.cuda.layer.packed_layout import Pack
+from tvm_rnn.cuda.layer.weight_packing import Weights, scales_of
 from tvm_rnn.cuda.predict import able_to_run, predict
 from tvm_rnn.cuda.product import weights
 from tvm_rnn.cuda.team import Team
-from tvm_rnn.cuda.weights import Weights, scales_of
 from tvm_rnn.dtypes import rounded
 from tvm_rnn.oracle.tolerance import tolerance
 
@@ -41,7 +42,7 @@ def decoding(precision: str) -> Kernel:
         k.store(zero, tirx.const(0, "uint32"), 0)
         codes = k.keep(k["codes"][tirx.Cast("int64", at)])
         for name, none in (("resident", zero[0]), ("passing", None)):
-            fp8.decode(k, precision, codes, found[2], found[3], found, none)
+            fp8_weights.decode(k, precision, codes, found[2], found[3], found, none)
             for z in range(2):
                 k.store(k[name], found[2 + z], tirx.Cast("int64", at * 2 + z))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from training_plans import trained
 
 from tvm_rnn.cuda.codegen.host_program import Program
-from tvm_rnn.cuda.parts import COUNT, Parts, parts_of
+from tvm_rnn.cuda.layer.time_segments import COUNT, Parts, parts_of
 from tvm_rnn.cuda.train import of_parts
 
 

@@ -11,8 +11,8 @@ from tvm import tirx
 import tvm_rnn as rnn
 from tvm_rnn import Cell, cell, sigmoid
 from tvm_rnn.cuda.codegen.host_program import Program
-from tvm_rnn.cuda.gemm_layout import Pack
-from tvm_rnn.cuda.weights import Weights, tf32
+from tvm_rnn.cuda.layer.packed_layout import Pack
+from tvm_rnn.cuda.layer.weight_packing import Weights, tf32
 from tvm_rnn.graph.graph import Graph
 from tvm_rnn.passes import pipeline
 from tvm_rnn.target import resolve
