@@ -1,8 +1,8 @@
 """Products with parameters on NVIDIA GPUs: which kernel, which tile.
 
-In: a gemm unit and a GPU. Out: knob values, from which `tvm_rnn.cuda.gemm` writes kernels. Two sets of tiles: `many_*`
-for hoisted products over all of T and B, `few_*` for the rows of one step, where weights come from L2 and blocks must
-be spread over all multiprocessors.
+In: a gemm unit and a GPU. Out: knob values, from which `tvm_rnn.cuda.gemm.group_kernels` writes kernels. Two sets of
+tiles: `many_*` for hoisted products over all of T and B, `few_*` for the rows of one step, where weights come from L2
+and blocks must be spread over all multiprocessors.
 
 Rewrite: out[row, gate, unit] = sum_k x[row, k] w[gate, unit, k]  -->  tiles of rows x (units with all their gates)
 """

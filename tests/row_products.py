@@ -8,7 +8,7 @@ import numpy as np
 from emulated import decoded, encoded, run
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
-from tvm_rnn.cuda.gemm_operands import Operand
+from tvm_rnn.cuda.gemm.operands import Operand
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.graph.graph import Node
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda import gemm, recurrent, steps, wave
+from tvm_rnn.cuda import recurrent, steps, wave
+from tvm_rnn.cuda.gemm import group_kernels
 from tvm_rnn.cuda.geometry import Geometry
 from tvm_rnn.cuda.pooled_layout import Pooled
 from tvm_rnn.cuda.team import Team
@@ -246,14 +247,14 @@ def test_large_steps_in_float32(cell: str, width: int, shape: dict[str, int], mo
     """The kernel that shares K over blocks and warps, at sizes that an emulator can take."""
     knobs = {"units": shape["units"], "share": 64, "share_from": 0, "share_stages": 4}
     knobs |= {f"share_{name}": value for name, value in shape.items() if name != "units"}
-    found = gemm.best
+    found = group_kernels.best
 
     def best(unit: Any, target: Any, record: Any = None) -> Any:
         template, own, _ = found(unit, target, {"units": shape["units"]} if unit.region == "step" else None)
         return template, {**own, **knobs} if unit.region == "step" else own, "forced"
 
     monkeypatch.setattr(steps, "choose", lambda *_: [])
-    monkeypatch.setattr(gemm, "best", best)
+    monkeypatch.setattr(group_kernels, "best", best)
     net = network(cell, width, "float32", inputs=24)
     check(net, emulator.compile(net, batch=[B]), "float32")
 
@@ -273,14 +274,14 @@ def test_large_steps(
     """The kernels that share K over a cluster, at sizes that an emulator can take."""
     knobs = {"share": 128, "share_from": 0, "share_bytes": 120_000}
     knobs |= {f"share_{name}": value for name, value in {"along": 1, "kept": 0, "overlap": 2, **shape}.items()}
-    found = gemm.best
+    found = group_kernels.best
 
     def best(unit: Any, target: Any, record: Any = None) -> Any:
         template, own, _ = found(unit, target, record)
         return template, {**own, **knobs} if unit.region == "step" else own, "forced"
 
     monkeypatch.setattr(steps, "choose", lambda *_: [])
-    monkeypatch.setattr(gemm, "best", best)
+    monkeypatch.setattr(group_kernels, "best", best)
     net = network(cell, 72, "float32" if precision == "tf32" else precision, inputs=24)
     check(net, emulator.compile(net, batch=[rows], precision=precision), precision, rows=rows)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from tvm_rnn.cuda.gemm import Gemm, gemm
+from tvm_rnn.cuda.gemm.group_kernels import Gemm, gemm
 from tvm_rnn.cuda.layer.pointers import Place, arithmetic, storage
 from tvm_rnn.graph.graph import Group, Node, make
 from tvm_rnn.target import resolve

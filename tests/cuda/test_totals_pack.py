@@ -7,7 +7,7 @@ import pytest
 from emulated import decoded, encoded, run
 from row_products import operand
 
-from tvm_rnn.cuda.gemm_operands import Operand
+from tvm_rnn.cuda.gemm.operands import Operand
 from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.cuda.totals_pack import SQUARE_BYTES, pack_kernel, rows_of_stage, squares
 

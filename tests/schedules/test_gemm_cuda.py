@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tvm_rnn import ConfigError, target
-from tvm_rnn.cuda.gemm_lanes import LanesTile
-from tvm_rnn.cuda.gemm_mma import MmaTile
-from tvm_rnn.cuda.gemm_wgmma import WgmmaTile
+from tvm_rnn.cuda.gemm.ffma import LanesTile
+from tvm_rnn.cuda.gemm.mma_sync import MmaTile
+from tvm_rnn.cuda.gemm.wgmma import WgmmaTile
 from tvm_rnn.cuda.layer.packed_layout import Fragments, Lanes
 from tvm_rnn.schedule.template import Config, Knobs, Unit, best, templates
 

@@ -15,6 +15,7 @@ from math import prod
 from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer, Program
+from tvm_rnn.cuda.gemm.group_kernels import gemm
 from tvm_rnn.cuda.layer.node_values import sources
 from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.layer.regime import Regime, Where
@@ -27,7 +28,6 @@ from ..decisions import about
 from ..target import Target as Machine
 from .chain import chain_kernel, chains
 from .draws import BITS, WORD, Draw, MaskRows, mask_kernel
-from .gemm import gemm
 from .predict import predict
 from .predict_steps import predict_steps
 from .recurrent import Persistent, choose

@@ -22,6 +22,8 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cpu.workspace import int64, wide
 from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Host, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.gemm.operands import Operand
+from tvm_rnn.cuda.gemm.operands import operand_of as resolve
 from tvm_rnn.cuda.layer.node_values import Values, sources
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.cuda.layer.pointers import Argument, Place, arithmetic, storage
@@ -29,8 +31,6 @@ from tvm_rnn.cuda.layer.row_kernels import unravel
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 
-from .gemm_operands import Operand
-from .gemm_operands import operand_of as resolve
 from .totals_pack import SQUARE_BYTES, pack_kernel, rows_of_stage, squares
 from .totals_packed import packed_tile_for, packed_totals_kernel
 from .totals_tile import tile_for, tiles_of, totals_kernel

@@ -16,12 +16,11 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.gemm.cp_async_pipeline import copy_chunk
+from tvm_rnn.cuda.gemm.operands import Operand
+from tvm_rnn.cuda.gemm.problem import int64, keep, uint32
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
 from tvm_rnn.cuda.layer.pointers import storage
-
-from .gemm_operands import Operand
-from .gemm_problem import int64, keep, uint32
-from .gemm_ring import copy_chunk
 
 Expr = Any
 SQUARE = 64  # columns

@@ -18,13 +18,13 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.gemm.operands import Operand
+from tvm_rnn.cuda.gemm.problem import keep, uint32
+from tvm_rnn.cuda.gemm.wgmma import BULK
 from tvm_rnn.cuda.layer.packed_layout import ROW_BYTES, ceil_div
 from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.graph.scalar_cuda import flavour
 
-from .gemm_operands import Operand
-from .gemm_problem import keep, uint32
-from .gemm_wgmma import BULK
 from .totals_pack import SQUARE, SQUARE_BYTES, squares
 from .totals_wgmma import WgmmaTotals, WgmmaTotalsTile
 

@@ -17,14 +17,13 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.gemm.epilogue import store_chunk
+from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS
+from tvm_rnn.cuda.gemm.operands import Operand
+from tvm_rnn.cuda.gemm.problem import keep, uint32
 from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
 from tvm_rnn.cuda.layer.pointers import arithmetic, storage
 from tvm_rnn.graph.scalar_cuda import flavour
-
-from .gemm_epilogue import store_chunk
-from .gemm_mma import INSTRUCTIONS
-from .gemm_operands import Operand
-from .gemm_problem import keep, uint32
 
 Expr = Any
 THREADS, WARPS_DOWN, WARPS_ACROSS = 256, 2, 4

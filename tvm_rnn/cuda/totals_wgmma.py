@@ -21,15 +21,15 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.gemm.cp_async_pipeline import copy_chunk
+from tvm_rnn.cuda.gemm.operands import Operand
+from tvm_rnn.cuda.gemm.problem import keep, uint32
+from tvm_rnn.cuda.gemm.wgmma import INPUTS, LAG
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, ceil_div
 from tvm_rnn.cuda.layer.pipeline_barriers import Stages
 from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.graph.scalar_cuda import flavour
 
-from .gemm_operands import Operand
-from .gemm_problem import keep, uint32
-from .gemm_ring import copy_chunk
-from .gemm_wgmma import INPUTS, LAG
 from .totals_pack import SQUARE, SQUARE_BYTES, rows_of_stage
 
 Expr = Any

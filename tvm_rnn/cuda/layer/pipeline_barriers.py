@@ -13,7 +13,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.gemm_problem import uint32
+from tvm_rnn.cuda.gemm.problem import uint32
 
 Expr = Any
 

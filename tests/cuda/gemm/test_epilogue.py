@@ -6,7 +6,7 @@ import pytest
 from compiled_kernels import text_of
 from gemm_groups import hoisted, lstm_step, made
 
-from tvm_rnn.cuda.gemm_epilogue import read_nodes
+from tvm_rnn.cuda.gemm.epilogue import read_nodes
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.graph.graph import Group
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tvm_rnn.cuda.gemm_operands import operands
+from tvm_rnn.cuda.gemm.operands import operands
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.graph.graph import Node, make
 

@@ -6,9 +6,9 @@ import pytest
 from compiled_kernels import text_of
 from gemm_groups import hoisted, lstm_step, made
 
-from tvm_rnn.cuda import gemm as module
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
-from tvm_rnn.cuda.gemm_mma import MmaTile
+from tvm_rnn.cuda.gemm import group_kernels as module
+from tvm_rnn.cuda.gemm.mma_sync import MmaTile
 from tvm_rnn.schedule.template import best
 
 

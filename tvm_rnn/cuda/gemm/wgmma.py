@@ -17,8 +17,8 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, Fragments, ceil_div
 from tvm_rnn.cuda.layer.pipeline_barriers import Stages
 
-from .gemm_problem import Problem, int64, keep, uint32
-from .gemm_ring import copy_chunk
+from .cp_async_pipeline import copy_chunk
+from .problem import Problem, int64, keep, uint32
 
 Expr = Any
 ROWS, CONSUMERS, STEPS = 128, 2, 4  # of a block; warpgroups that multiply; steps of 32 bytes of K in a stage

@@ -17,9 +17,9 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS
 from tvm_rnn.cuda.layer.pipeline_barriers import Stages
 
-from .gemm_lanes import LanesTile, _Lanes
-from .gemm_problem import Problem, keep, uint32
-from .gemm_ring import ring_kernel
+from .cp_async_pipeline import ring_kernel
+from .ffma import LanesTile, _Lanes
+from .problem import Problem, keep, uint32
 
 Expr = Any
 COPIERS = 128  # threads

@@ -6,7 +6,7 @@ import pytest
 from compiled_kernels import text_of
 from gemm_groups import hoisted, made
 
-from tvm_rnn.cuda.gemm_mma import STEPS, MmaTile
+from tvm_rnn.cuda.gemm.mma_sync import STEPS, MmaTile
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from emulated import POISON, decoded, encoded, run
 from emulator import arrays
 from gemm_groups import hoisted, made
 
-from tvm_rnn.cuda import gemm
-from tvm_rnn.cuda.gemm import Gemm, Variant
-from tvm_rnn.cuda.gemm_wgmma import ROWS, WgmmaTile
+from tvm_rnn.cuda.gemm import group_kernels
+from tvm_rnn.cuda.gemm.group_kernels import Gemm, Variant
+from tvm_rnn.cuda.gemm.wgmma import ROWS, WgmmaTile
 
 
 def variant_of(made_for: Gemm, size: str) -> Variant:
@@ -65,13 +65,13 @@ def test_the_ring_fits(columns: int) -> None:
 
 def few_blocks(monkeypatch: pytest.MonkeyPatch, blocks: int) -> None:
     """No more blocks than that, so that each has several items."""
-    best = gemm.best
+    best = group_kernels.best
 
     def fewer(unit: Any, target: Any, record: Any = None) -> Any:
         template, knobs, _ = best(unit, target)
         return template, {**knobs, "wide_blocks": blocks}, "forced"
 
-    monkeypatch.setattr(gemm, "best", fewer)
+    monkeypatch.setattr(group_kernels, "best", fewer)
 
 
 def check(size: str, precision: str, gates: int, width: int, depths: tuple[int, ...], rows: int, blocks: int) -> None:

@@ -15,8 +15,8 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, ceil_div
 
-from .gemm_problem import Problem, uint32
-from .gemm_ring import Ring, RingTile, ring_kernel
+from .cp_async_pipeline import Ring, RingTile, ring_kernel
+from .problem import Problem, uint32
 
 Expr = Any
 STEPS = 4  # of 32 bytes of K in a stage

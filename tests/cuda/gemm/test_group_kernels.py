@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gemm_groups import hoisted, lstm_step, made
 
-from tvm_rnn.cuda.gemm import Gemm
+from tvm_rnn.cuda.gemm.group_kernels import Gemm
 from tvm_rnn.target import resolve
 
 

@@ -20,7 +20,7 @@ from tvm_rnn.cuda.layer.pointers import Place, arithmetic
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.tensor_expressions import Index, element
 
-from .gemm_operands import Operand, linear
+from .operands import Operand, linear
 
 Expr = Any
 Accumulator = Callable[[int, int], Expr]  # (gate, unit of the span) -> register

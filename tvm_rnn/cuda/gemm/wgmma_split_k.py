@@ -2,7 +2,7 @@
 
 In: a `Problem` and a tile. Out: a `Kernel` with one cluster per tile of rows x columns. Weights that do not stay on the
 chip are read once by all blocks together; what else a block reads is its rows of x, and with K shared out over the
-blocks of a cluster that is only a part of each row. A warpgroup copies as in `gemm_wgmma.py`, into a ring that fills
+blocks of a cluster that is only a part of each row. A warpgroup copies as in `wgmma.py`, into a ring that fills
 shared memory; the others multiply 64 rows each. Then the blocks exchange sums, and all warps share the epilogue.
 """
 
@@ -18,9 +18,9 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
 
-from .gemm_problem import Problem, int64, keep, uint32
-from .gemm_ring import COPY, DEPENDENT
-from .gemm_wgmma import BULK, INPUTS, LAG, STEPS, _Wgmma
+from .cp_async_pipeline import COPY, DEPENDENT
+from .problem import Problem, int64, keep, uint32
+from .wgmma import BULK, INPUTS, LAG, STEPS, _Wgmma
 
 Expr = Any
 HIGH = 64  # rows of a warpgroup

@@ -8,7 +8,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer, write
-from tvm_rnn.cuda.gemm_problem import keep
+from tvm_rnn.cuda.gemm.problem import keep
 
 
 def test_a_kept_value_is_computed_once() -> None:

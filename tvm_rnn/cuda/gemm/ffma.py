@@ -17,8 +17,8 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, Lanes, ceil_div
 
-from .gemm_problem import Problem, uint32
-from .gemm_ring import COPY, Ring, RingTile, ring_kernel
+from .cp_async_pipeline import COPY, Ring, RingTile, ring_kernel
+from .problem import Problem, uint32
 
 Expr = Any
 ACROSS = 8  # lanes of a warp along units, at most

@@ -6,8 +6,8 @@ import pytest
 from compiled_kernels import text_of
 from gemm_groups import lstm_step, made
 
-from tvm_rnn.cuda.gemm import Variant
-from tvm_rnn.cuda.gemm_split import SplitTile
+from tvm_rnn.cuda.gemm.group_kernels import Variant
+from tvm_rnn.cuda.gemm.wgmma_split_k import SplitTile
 from tvm_rnn.target import resolve
 
 

@@ -16,15 +16,15 @@ from tvm_rnn.cuda.layer.pointers import Argument, Place, arithmetic, storage
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.schedule.template import Config, Unit, best
 
-from .gemm_epilogue import Epilogue, read_nodes
-from .gemm_lanes import LanesTile, lanes_kernel
-from .gemm_lanes_split import SharedLanesTile, shared_lanes_kernel
-from .gemm_mma import MmaTile, mma_kernel
-from .gemm_operands import Operand
-from .gemm_operands import operands as resolve
-from .gemm_problem import Problem
-from .gemm_split import SplitTile, split_kernel
-from .gemm_wgmma import WgmmaTile, wgmma_kernel
+from .epilogue import Epilogue, read_nodes
+from .ffma import LanesTile, lanes_kernel
+from .ffma_split_k import SharedLanesTile, shared_lanes_kernel
+from .mma_sync import MmaTile, mma_kernel
+from .operands import Operand
+from .operands import operands as resolve
+from .problem import Problem
+from .wgmma import WgmmaTile, wgmma_kernel
+from .wgmma_split_k import SplitTile, split_kernel
 
 __all__ = ["Argument", "Gemm", "Pack", "Place", "Variant", "gemm", "unit_of"]
 

@@ -1,6 +1,6 @@
 """The part that GEMM kernels with cp.async share: which tile a block has, and a ring of stages in shared memory.
 
-In: a `Problem` and a tile. Out: a base class; `gemm_mma.py` and `gemm_lanes.py` say how weights are copied and how a
+In: a `Problem` and a tile. Out: a base class; `mma_sync.py` and `ffma.py` say how weights are copied and how a
 stage is multiplied. A stage holds 128 bytes of K of every row, swizzled: 16 bytes at chunk c of row r are at c ^ r % 8.
 """
 
@@ -18,8 +18,8 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
 
-from .gemm_operands import Operand
-from .gemm_problem import Problem, int64, keep, uint32
+from .operands import Operand
+from .problem import Problem, int64, keep, uint32
 
 Expr = Any
 COPY, COPY_PIECE = "cp.async.cg.shared.global", "cp.async.ca.shared.global"  # of 16 bytes, of fewer

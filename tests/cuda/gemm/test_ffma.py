@@ -6,7 +6,7 @@ import pytest
 from compiled_kernels import text_of
 from gemm_groups import hoisted, lstm_step, made
 
-from tvm_rnn.cuda.gemm_lanes import LanesTile
+from tvm_rnn.cuda.gemm.ffma import LanesTile
 
 
 @pytest.mark.parametrize("gates", [1, 2, 3, 5, 8])

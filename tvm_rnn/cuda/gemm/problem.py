@@ -1,6 +1,6 @@
 """What all GEMM kernels of a group share: pointers, operands, packed order, and how fragments meet the epilogue.
 
-In: from `gemm.py`. Out: helpers for the kernel writers.
+In: from `group_kernels.py`. Out: helpers for the kernel writers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.layer.packed_layout import Fragments, Lanes
 from tvm_rnn.graph.scalar_cuda import flavour
 
-from .gemm_epilogue import Epilogue, store_chunk
-from .gemm_operands import Operand
+from .epilogue import Epilogue, store_chunk
+from .operands import Operand
 
 Expr = Any
 
