@@ -1,7 +1,7 @@
 """Steps without products: all of T in one launch, a thread per batch row and unit, for cells such as SRU and IndRNN.
 
-In: a layer's pointwise step and a GPU. Out: knob values, from which `tvm_rnn.cuda.scan` writes a kernel. Everything
-that a step needs but the state is known beforehand, so its loads are sent out `ahead` steps early.
+In: a layer's pointwise step and a GPU. Out: knob values, from which `tvm_rnn.cuda.rowwise.scan_over_time` writes a
+kernel. Everything that a step needs but the state is known beforehand, so its loads are sent out `ahead` steps early.
 
 Rewrite: for t: pointwise  -->  one kernel; for t inside each thread
 

@@ -36,7 +36,7 @@ from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.pooled_layout import Pooled
 from tvm_rnn.cuda.product import weights
 from tvm_rnn.cuda.recurrent import step_of
-from tvm_rnn.cuda.scan import Scan, scan
+from tvm_rnn.cuda.rowwise.scan_over_time import Scan, scan
 from tvm_rnn.cuda.team import Team
 from tvm_rnn.graph.graph import Node, topological
 from tvm_rnn.network.rnn import weight_name

@@ -18,10 +18,10 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.layer.phases import Phase, place
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.value_layout import Layout
+from tvm_rnn.cuda.rowwise.dropout_masks import WORD
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Index
 
-from .draws import WORD
 from .fetch import Fetch
 from .mask_words import MaskWords
 from .team import Team

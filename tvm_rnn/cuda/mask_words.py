@@ -1,8 +1,8 @@
 """What the cells of a persistent kernel read of masks: words of 32 steps in registers, a bit of them in each step.
 
-In: the kernel's state (`persistent.Body`), and masks as words (`draws.py`). Out: registers, and values of 0 and 1. A
-lane loads the words of its own units and batch rows, once in 32 steps. A mask for whole sequences is loaded once, and
-is a number in a register.
+In: the kernel's state (`persistent.Body`), and masks as words (`cuda/rowwise/dropout_masks.py`). Out: registers, and
+values of 0 and 1. A lane loads the words of its own units and batch rows, once in 32 steps. A mask for whole sequences
+is loaded once, and is a number in a register.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.layer.phases import components, place
+from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Index, element
-
-from .draws import BITS, WORD
 
 Expr = Any
 Key = tuple[Node, int, int, int, int, int]  # mask, component, units of the phase, block, own tile, row of two

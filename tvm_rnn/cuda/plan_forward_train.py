@@ -1,8 +1,8 @@
 """forward_train on the GPU: the program of inference that leaves a tape as it goes.
 
 In: an RNN and its graphs of training after the passes. Out: a `Program` whose `sequence` has one more input after the
-user's, the tape, and for masks three (`draws.py`), for parts of the time four (`cuda/layer/time_segments.py`). The walk
-is that of `plan.py`; layers hand on their outputs in the tape.
+user's, the tape, and for masks three (`cuda/rowwise/dropout_masks.py`), for parts of the time four
+(`cuda/layer/time_segments.py`). The walk is that of `plan.py`; layers hand on their outputs in the tape.
 
     states in, also to the tape; inputs to the tape, where rows end or begin again; for tile: for layer: hoisted groups,
     steps; states out; blank what rows' ends left
@@ -24,10 +24,10 @@ from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer, P
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.pointers import Place, address
 from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
+from tvm_rnn.cuda.rowwise.state_moves import Move
 from tvm_rnn.graph.graph import Graph
 
 from .plan import Plan, Visit
-from .states import Move
 from .steps import Layer
 from .tape import Tape, kept_nodes, narrowed, states_read
 

@@ -18,6 +18,7 @@ from tvm_rnn.cuda.layer.phases import NotPersistent, Step, phases
 from tvm_rnn.cuda.layer.regime import Regime, Where, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import scales_of
+from tvm_rnn.cuda.rowwise.scan_over_time import scan
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.schedule.template import DEFAULT
 
@@ -36,7 +37,6 @@ from .pooled_layout import Pooled
 from .predict import exchange_us, predict, resident_teams
 from .predict_steps import predict_steps
 from .product import weights
-from .scan import scan
 from .team import MMA, Team
 
 MOST_TURNS = 16  # of slices of a batch, beyond which a comparison with step by step says nothing new

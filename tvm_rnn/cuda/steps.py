@@ -22,16 +22,16 @@ from tvm_rnn.cuda.layer.regime import Regime, Where
 from tvm_rnn.cuda.layer.row_kernels import rows_kernel
 from tvm_rnn.cuda.layer.value_layout import Layout, Target
 from tvm_rnn.cuda.layer.weight_packing import Weights
+from tvm_rnn.cuda.rowwise.chained_groups import chain_kernel, chains
+from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, Draw, MaskRows, mask_kernel
+from tvm_rnn.cuda.rowwise.state_moves import StateKernels
 from tvm_rnn.graph.graph import Graph, Group, Node
 
 from ..decisions import about
 from ..target import Target as Machine
-from .chain import chain_kernel, chains
-from .draws import BITS, WORD, Draw, MaskRows, mask_kernel
 from .predict import predict
 from .predict_steps import predict_steps
 from .recurrent import Persistent, choose
-from .states import StateKernels
 
 STEP_US = 6.0  # a product and a row kernel, each with a launch
 

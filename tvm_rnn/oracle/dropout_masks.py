@@ -1,7 +1,7 @@
 """The masks of one call of training, in NumPy: what the oracle runs a network's graphs of training with.
 
 In: a seed, the step at which a sequence begins, a network. Out: the values of mask nodes, and weights with weight drop.
-Compiled code makes the same masks bit for bit (`cpu/dropout_masks.py`, `cuda/draws.py`).
+Compiled code makes the same masks bit for bit (`cpu/dropout_masks.py`, `cuda/rowwise/dropout_masks.py`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 In: a seed, the name of a mask ("zoneout.h"), a layer and direction, a step, rows and units. Out: masks of 0 and 1. They
 are functions of these numbers alone: whoever needs one makes it again, so none is kept, and NumPy here, compiled code
-for CPUs (`cpu/dropout_masks.py`) and for GPUs (`cuda/draws.py`) have the same ones bit for bit. Works alone beside a
-.so.
+for CPUs (`cpu/dropout_masks.py`) and for GPUs (`cuda/rowwise/dropout_masks.py`) have the same ones bit for bit. Works
+alone beside a .so.
 
     key    = threefry((seed's low half, its high half), (crc32 of the name, 2 * layer + direction))
     word   = threefry(key, (row * units + unit, step))[0]        both modulo 2**32; step 0 of masks for whole sequences

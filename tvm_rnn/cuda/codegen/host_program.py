@@ -22,7 +22,7 @@ from tvm_rnn.errors import BuildError, message
 from .kernel_writer import Kernel
 
 if TYPE_CHECKING:
-    from tvm_rnn.cuda.dropped import Dropped
+    from tvm_rnn.cuda.rowwise.weight_drop import Dropped
 
 Expr = str | int
 ALIGNMENT = 256  # of every buffer; also what cudaMalloc gives

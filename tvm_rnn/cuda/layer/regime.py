@@ -41,7 +41,7 @@ class Where:
     work: Pointer  # the regime's own memory, `work_bytes` of it
     lean: bool = False  # there are never lengths or resets
     kept: Sequence[Pointer] = ()  # rows of what training reads later, as layout.kept_place says
-    words: Mapping[Node, Pointer] = field(default_factory=dict)  # masks as words (`draws.py`)
+    words: Mapping[Node, Pointer] = field(default_factory=dict)  # masks as words (`cuda/rowwise/dropout_masks.py`)
 
 
 class Regime(Protocol):

@@ -10,7 +10,7 @@ from persistent_layers import GPU, layout_of
 
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.layer.regime import Where
-from tvm_rnn.cuda.scan import Scan, scan
+from tvm_rnn.cuda.rowwise.scan_over_time import Scan, scan
 from tvm_rnn.oracle.tolerance import tolerance
 
 CELLS = ["brc", *(pytest.param(c, marks=pytest.mark.slow) for c in ("sru", "indrnn", "min_gru", "min_lstm", "t_rnn"))]

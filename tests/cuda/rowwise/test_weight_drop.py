@@ -7,8 +7,8 @@ import pytest
 from emulated import run
 
 from tvm_rnn.cuda.codegen.host_program import Program
-from tvm_rnn.cuda.draws import Draws
-from tvm_rnn.cuda.dropped import Dropped, drop_kernel
+from tvm_rnn.cuda.rowwise.dropout_masks import Draws
+from tvm_rnn.cuda.rowwise.weight_drop import Dropped, drop_kernel
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.runtime import runtime_random
 

@@ -7,9 +7,9 @@ from math import prod
 import pytest
 from compiled_kernels import graph_of, text_of
 
-from tvm_rnn.cuda.chain import MOST_WORK, chain_kernel, chains, work_of
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.row_kernels import Rows
+from tvm_rnn.cuda.rowwise.chained_groups import MOST_WORK, chain_kernel, chains, work_of
 from tvm_rnn.graph.graph import Group, Node, make
 
 BARRIER = "cta_sync();"

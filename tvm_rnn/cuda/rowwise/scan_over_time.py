@@ -25,13 +25,12 @@ from tvm_rnn.cuda.layer.phases import NotPersistent, Phase, Step, components, ph
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.regime import Where, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout
+from tvm_rnn.decisions import tell
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.schedule.template import DEFAULT, Config, Unit, best
-
-from ..decisions import tell
-from ..target import Target
+from tvm_rnn.target import Target
 
 Expr = Any
 FOREVER = (1 << 31) - 1

@@ -7,8 +7,8 @@ import pytest
 from emulated import decoded, encoded, run
 
 from tvm_rnn.cuda.codegen.host_program import Program
-from tvm_rnn.cuda.draws import BITS, Draws, keys_kernel, mask_kernel, words_kernel
 from tvm_rnn.cuda.layer.pointers import Place
+from tvm_rnn.cuda.rowwise.dropout_masks import BITS, Draws, keys_kernel, mask_kernel, words_kernel
 from tvm_rnn.graph.graph import Node, make
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.runtime import runtime_random

@@ -10,7 +10,7 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
-from tvm_rnn.cuda.states import MOVES, Move, StateKernels, move
+from tvm_rnn.cuda.rowwise.state_moves import MOVES, Move, StateKernels, move
 
 
 def kernels(name: str, precision: str) -> StateKernels:

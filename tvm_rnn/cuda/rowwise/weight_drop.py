@@ -23,7 +23,7 @@ from tvm_rnn.graph.graph import Node
 from tvm_rnn.network.rnn import weight_name
 from tvm_rnn.runtime import runtime_random
 
-from .draws import WORD, Draws, threefry
+from .dropout_masks import WORD, Draws, threefry
 
 SEED, SEED_AT = (runtime_random.RAW + name for name in ("seed", "seed_at"))
 
