@@ -21,9 +21,9 @@ from tvm_rnn.cuda.geometry import RecurrentUnit
 from tvm_rnn.cuda.layer.phases import Step
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
+from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.predict import predict
 from tvm_rnn.cuda.recurrent import step_of
-from tvm_rnn.cuda.team import Team
 from tvm_rnn.errors import BuildError
 from tvm_rnn.passes import pipeline
 from tvm_rnn.schedule.template import Config, Knobs, templates

@@ -14,8 +14,8 @@ import tvm_rnn as rnn
 from tvm_rnn.cuda import recurrent, steps, wave
 from tvm_rnn.cuda.gemm import group_kernels
 from tvm_rnn.cuda.geometry import Geometry
-from tvm_rnn.cuda.pooled_layout import Pooled
-from tvm_rnn.cuda.team import Team
+from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
 from tvm_rnn.network.model import NETWORK, Declared, Program, Step
 from tvm_rnn.passes import pipeline
 

@@ -199,4 +199,4 @@ if cuda:
 # ## What to read next
 #
 # `tvm_rnn/cuda/recurrent.py` chooses how steps run, `tvm_rnn/cuda/predict.py` says how long they will take, and
-# `tvm_rnn/cuda/persistent.py` writes the kernel. `tvm-rnn bench --help` times modules beside torch on a GPU.
+# `tvm_rnn/cuda/persistent/kernel.py` writes the kernel. `tvm-rnn bench --help` times modules beside torch on a GPU.

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import emulated
 import pytest
 
-from tvm_rnn.cuda import polled
+from tvm_rnn.cuda.persistent import exchange_by_polling
 
 
 @pytest.fixture
 def short_turns(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Six places: a few steps use each several times."""
     emulated.persistent_kernel.cache_clear()
-    monkeypatch.setattr(polled, "TURN", 2)
+    monkeypatch.setattr(exchange_by_polling, "TURN", 2)
     yield
     emulated.persistent_kernel.cache_clear()

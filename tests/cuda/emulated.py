@@ -26,18 +26,19 @@ from emulator import FLAGS, HERE, translated
 from tvm import tirx
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda import persistent, polled
-from tvm_rnn.cuda.cell_reads import hoisted, params, place_of
 from tvm_rnn.cuda.codegen.cuda_text import compile_kernels
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
-from tvm_rnn.cuda.exchange import COUNTER_WORDS
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
-from tvm_rnn.cuda.pooled_layout import Pooled
-from tvm_rnn.cuda.product import weights
+from tvm_rnn.cuda.persistent import exchange_by_polling
+from tvm_rnn.cuda.persistent import kernel as persistent
+from tvm_rnn.cuda.persistent.cell_reads import hoisted, params, place_of
+from tvm_rnn.cuda.persistent.exchange import COUNTER_WORDS
+from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.cuda.persistent.product.mma_sync import weights
+from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
 from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.rowwise.scan_over_time import Scan, scan
-from tvm_rnn.cuda.team import Team
 from tvm_rnn.graph.graph import Node, topological
 from tvm_rnn.network.rnn import weight_name
 from tvm_rnn.oracle.reference import Reference, evaluate
@@ -317,7 +318,7 @@ def persistent_error(
             continue
         arrays[f"weight_{n}"] = encoded(packed(team, phase, share, value), case.precision)
     teams = -(-case.batch // team.rows)
-    places = max(2, min(case.steps + 1, 3 * polled.TURN))  # where values are polled for; else two copies
+    places = max(2, min(case.steps + 1, 3 * exchange_by_polling.TURN))  # where values are polled for; else two copies
     arrays["exchange"] = np.full(teams * places * team.exchange_words // 2, 0xFFFFFFFF, np.uint32)
     arrays["counter"] = np.zeros(teams * COUNTER_WORDS, np.uint32)
     arrays["below"] = np.full(teams * COUNTER_WORDS, 1 << 30, np.uint32)

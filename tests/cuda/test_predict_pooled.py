@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from persistent_layers import GPU, step
 
-from tvm_rnn.cuda.pooled_layout import Pooled
+from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
 from tvm_rnn.cuda.predict import able_to_run, predict
 from tvm_rnn.cuda.predict_pooled import pooled_product
 

@@ -10,8 +10,9 @@ import pytest
 from persistent_layers import GPU, configured, layout_of, registers_and_spills, team_of, unit_of
 from training_plans import trained
 
-from tvm_rnn.cuda import geometry, persistent
-from tvm_rnn.cuda.pooled_layout import Pooled, able
+from tvm_rnn.cuda import geometry
+from tvm_rnn.cuda.persistent import kernel as persistent
+from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled, able
 from tvm_rnn.cuda.predict import able_to_run, predict, resident_teams
 from tvm_rnn.schedule.template import templates
 

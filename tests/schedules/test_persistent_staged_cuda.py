@@ -10,8 +10,9 @@ import pytest
 from emulated import layer
 from persistent_layers import GPU, configured, registers_and_spills, team_of
 
-from tvm_rnn.cuda import geometry, persistent
+from tvm_rnn.cuda import geometry
 from tvm_rnn.cuda.geometry import RecurrentUnit
+from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.predict import able_to_run
 from tvm_rnn.cuda.recurrent import step_of
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 from tvm_rnn.cuda.layer.phases import Step
+from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.schedule.template import DEFAULT, Knobs, Template, Unit, alike, replayed, stale, templates
 
 from ..decisions import about, listening, recording, tell
 from ..errors import ConfigError
 from ..target import Target
 from .predict import able_to_run, predict
-from .team import Team
 
 # What a record names in place of a template: one launch per group and step; layers one after the other, in no wave.
 STEP_BY_STEP, LAYER_BY_LAYER = "step_by_step", "layer_by_layer"

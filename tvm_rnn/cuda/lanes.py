@@ -18,12 +18,12 @@ from math import ceil
 
 from tvm_rnn.cuda.layer.phases import Step
 from tvm_rnn.cuda.layer.regime import Regime
+from tvm_rnn.cuda.persistent.geometry import Team
 
 from ..decisions import recording, tell
 from ..target import Target
 from .geometry import Geometry, geometry
 from .predict import predict, resident_teams
-from .team import Team
 
 # A wavefront of L layers over n tiles takes n + L - 1 turns in place of L n, each with its launches: a few us.
 WAVE_STEPS, WAVE_TILES = 32, 4  # least steps of a tile, and tiles per layer to aim at

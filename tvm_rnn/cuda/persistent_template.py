@@ -10,11 +10,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.schedule.template import Config, Knobs, Unit
 
 from ..target import Target
 from .predict import cheapest, distinct, predict
-from .team import Team
 
 MOST_ROWS = 128  # of a team
 

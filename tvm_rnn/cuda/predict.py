@@ -16,14 +16,14 @@ from math import ceil, prod
 from typing import Any
 
 from tvm_rnn.cuda.layer.phases import Phase
+from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.cuda.persistent.product import ffma_layout
+from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import FEW_STAGES, chunks, m_tiles
+from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
 
 from ..decisions import listening, tell
 from ..target import Target
-from . import fma_layout
-from .pooled_layout import Pooled
 from .predict_pooled import pooled_product
-from .team import Team
-from .wide_layout import FEW_STAGES, chunks, m_tiles
 
 
 @dataclass(frozen=True)
@@ -252,20 +252,20 @@ def _staged_product(team: Team, phase: Phase) -> float:
 
 def _fma_product(team: Team, phase: Phase) -> float:
     """Of all warps, two on each quarter; the exchange hides behind the product with the layer's input."""
-    high, slots = fma_layout.high(team), fma_layout.columns(team, phase) // fma_layout.ACROSS
+    high, slots = ffma_layout.high(team), ffma_layout.columns(team, phase) // ffma_layout.ACROSS
     # Of one k: sums of a lane, and a quarter of the loads of four k.
     sums = ceil(team.warps / 4) * high * slots * FMA_CYCLES
     loads = team.warps * (high + slots) / 4 * FMA_LOAD_CYCLES
     total = given = 0.0
     for share in team.shares[phase]:
         math = share.kblocks * team.block_k * max(sums, loads) / CLOCK_MHZ
-        brought = team.rows * fma_layout.ROW_BYTES * share.kblocks + share.streamed * fma_layout.weight_bytes(
+        brought = team.rows * ffma_layout.ROW_BYTES * share.kblocks + share.streamed * ffma_layout.weight_bytes(
             team, phase
         )
         us = max(math, brought * team.warps / FMA_L2_BYTES_PER_US)
         total, given = total + us, given + us * share.operand.given
-    met = 2 * team.warps * fma_layout.part_words(team) * 4 / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
-    return total - min(given, _rates(team).exchange) + met + FMA_TURN_US * fma_layout.turns(team)
+    met = 2 * team.warps * ffma_layout.part_words(team) * 4 / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
+    return total - min(given, _rates(team).exchange) + met + FMA_TURN_US * ffma_layout.turns(team)
 
 
 def _product(team: Team, number: int) -> float:

@@ -20,8 +20,7 @@ In CUDA graphs at T = 128, after loads of what cells read had moved behind the p
 from __future__ import annotations
 
 from tvm_rnn.cuda.layer.phases import Phase
-
-from .pooled_layout import Pooled, chunks, sum_bytes
+from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled, chunks, sum_bytes
 
 CHUNK_US = 0.04  # from a chunk to the next
 # Cycles of a product of 64 gates: of 8 rows, where its weights are in registers; where they are in shared memory.

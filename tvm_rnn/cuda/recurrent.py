@@ -18,26 +18,26 @@ from tvm_rnn.cuda.layer.phases import NotPersistent, Step, phases
 from tvm_rnn.cuda.layer.regime import Regime, Where, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import scales_of
+from tvm_rnn.cuda.persistent.cell_reads import hoisted, params
+from tvm_rnn.cuda.persistent.exchange import COUNTER_WORDS
+from tvm_rnn.cuda.persistent.exchange_by_polling import places as place_count
+from tvm_rnn.cuda.persistent.geometry import MMA, Team
+from tvm_rnn.cuda.persistent.layer_input_rows import given
+from tvm_rnn.cuda.persistent.lengths_and_resets import resettable
+from tvm_rnn.cuda.persistent.product.mma_sync import weights
+from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
+from tvm_rnn.cuda.persistent.tape_stores import check_kept, stores
 from tvm_rnn.cuda.rowwise.scan_over_time import scan
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.schedule.template import DEFAULT
 
 from ..decisions import about, listening, tell
 from ..target import Target
-from . import persistent
-from .cell_reads import hoisted, params
-from .exchange import COUNTER_WORDS
 from .geometry import Geometry
-from .inputs import given
-from .keeping import check_kept, stores
 from .lanes import geometry_beside
-from .masks import resettable
-from .polled import places as place_count
-from .pooled_layout import Pooled
+from .persistent import kernel as persistent
 from .predict import exchange_us, predict, resident_teams
 from .predict_steps import predict_steps
-from .product import weights
-from .team import MMA, Team
 
 MOST_TURNS = 16  # of slices of a batch, beyond which a comparison with step by step says nothing new
 EXPECTED_BATCHES = (1, 16, 64, 128)  # where the caller names none

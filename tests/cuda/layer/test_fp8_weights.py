@@ -11,20 +11,20 @@ import pytest
 from compiled_kernels import graph_of
 from emulated import Case, decoded, encoded, persistent_error, run
 from persistent_layers import GPU, layout_of, registers_and_spills, step, text_of
+from tests.cuda.test_persistent import cluster, grid
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tests.cuda.test_persistent import cluster, grid
-from tvm_rnn.cuda import persistent
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.geometry import geometry
 from tvm_rnn.cuda.layer import fp8_weights
 from tvm_rnn.cuda.layer.packed_layout import Pack
 from tvm_rnn.cuda.layer.weight_packing import Weights, scales_of
+from tvm_rnn.cuda.persistent import kernel as persistent
+from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.cuda.persistent.product.mma_sync import weights
 from tvm_rnn.cuda.predict import able_to_run, predict
-from tvm_rnn.cuda.product import weights
-from tvm_rnn.cuda.team import Team
 from tvm_rnn.dtypes import rounded
 from tvm_rnn.oracle.tolerance import tolerance
 

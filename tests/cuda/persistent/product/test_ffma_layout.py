@@ -1,0 +1,62 @@
+"""Products in float32 out of rings: which teams can, sizes that fit, and that every weight is packed once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from emulated import check_packed_once, layer
+from persistent_layers import step
+
+from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.cuda.persistent.product import ffma_layout
+from tvm_rnn.cuda.recurrent import step_of
+
+FMA: dict[str, Any] = {"exchange": "grid", "polled": 1, "register_words": 0, "fma": 2, "warps_k": 8}
+
+
+def team(name: str = "lstm", hidden: int = 512, inputs: int = 512, **knobs: Any) -> Team:
+    made = step_of(layer(name, hidden, "float32", inputs)[1]) if inputs else step(name, hidden, "float32")
+    return Team(made, "float32", **{**FMA, "ctas": 32, "rows": 64, "warps_u": 2, "warps_k": 4, **knobs})
+
+
+def test_polled_grids_of_products_in_float32() -> None:
+    assert team().pollable and team("gru_reset_before").pollable
+    wrong = ({"polled": 0}, {"warps_n": 2}, {"passes": 2}, {"copied": 1}, {"register_words": 32}, {"fma": 1})
+    for knobs in (*wrong, {"fma": 6}, {"rows": 72}):  # more copies ahead than an operand has blocks; too many sums
+        assert not team(**knobs).pollable
+    assert not team("lstm_layer_norm", 64, 0, ctas=4, rows=8).pollable
+    tf32 = Team(step("lstm", 512, "tf32"), "tf32", **{**FMA, "ctas": 32, "rows": 8})
+    assert not tf32.pollable
+
+
+def test_a_tile_and_its_ring() -> None:
+    made = team()
+    (phase,) = made.step.phases
+    assert ffma_layout.columns(made, phase) == 64 and ffma_layout.high(made) == 8
+    assert [share.operand.given for _, share in ffma_layout.order(made)] == [True, False]
+    assert [share.kblocks for _, share in ffma_layout.order(made)] == [4, 4]
+    assert ffma_layout.stage_bytes(made) == 8192 and made.weight_words == 0
+    assert ffma_layout.registers(made) == 128 + 32 + 32
+    assert made.shared_bytes <= ffma_layout.LIMIT and ffma_layout.turns(made) == 2
+
+
+def test_sums_take_turns_where_there_is_no_room() -> None:
+    few, many = team(rows=8), team(fma=3)
+    assert ffma_layout.turns(few) == 1 and ffma_layout.turns(many) == 8
+    for made in (few, many):
+        assert made.partial_words * ffma_layout.turns(made) == made.warps * ffma_layout.part_words(made)
+        assert made.shared_bytes <= ffma_layout.LIMIT
+
+
+def test_resident_weights_leave_the_ring() -> None:
+    none, some, every = (team(rows=8, ctas=64, shared_words=n, warps_u=1, warps_k=8) for n in (0, 32, 1 << 20))
+    assert none.weight_words == 0 and some.weight_words == 8 * 32 * 32
+    assert [ffma_layout.stage_bytes(made) for made in (none, some, every)] == [2560, 2560, 512]
+    assert every.weight_words == 32 * 1024  # 32 gates, K = 1024
+
+
+@pytest.mark.parametrize(("name", "hidden", "inputs"), [("lstm", 36, 20), ("gru", 40, 24), ("gru_reset_before", 33, 0)])
+def test_every_weight_is_packed_once(name: str, hidden: int, inputs: int) -> None:
+    made = team(name, hidden, inputs, ctas=3, rows=8, warps_k=4)
+    check_packed_once(made)

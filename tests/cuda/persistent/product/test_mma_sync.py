@@ -1,0 +1,86 @@
+"""Product: the instructions that a geometry asks for, and where each weight is read from."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from persistent_layers import TENSOR_CORES, layout_of, step, text_of
+
+from tvm_rnn.cuda.persistent import kernel as persistent
+from tvm_rnn.cuda.persistent.geometry import MMA, Team
+from tvm_rnn.cuda.persistent.product.mma_sync import weights
+
+COPIES = 2  # of the loop's body: even and odd steps
+
+
+def team(name: str, hidden: int, precision: str, **knobs: Any) -> Team:
+    knobs = {"exchange": "cluster", "ctas": 1, "rows": 8, **knobs}
+    return Team(step(name, hidden, precision), precision, **knobs)
+
+
+def text(made: Team, name: str, hidden: int) -> str:
+    return text_of(persistent.kernel("k", made, layout_of(name, hidden, made.precision)))
+
+
+def calls(code: str, instruction: str) -> int:
+    """How often the kernel's body, not the function's definition, uses a PTX instruction."""
+    body = code[code.index("{") :]
+    return len(re.findall(rf"\b\w*{instruction}\w*\(", body))
+
+
+@pytest.mark.parametrize("precision", TENSOR_CORES)
+@pytest.mark.parametrize(
+    ("name", "hidden", "knobs"),
+    [
+        ("lstm", 64, {"ctas": 2}),
+        ("lstm", 64, {"ctas": 2, "warps_k": 2}),
+        ("gru", 40, {"rows": 16, "passes": 2}),
+        ("gru_reset_before", 64, {"warps_u": 2, "rows": 16}),
+    ],
+)
+def test_every_fragment_is_multiplied_once(name: str, hidden: int, knobs: dict[str, int], precision: str) -> None:
+    made = team(name, hidden, precision, **knobs)
+    expected = sum(s.kblocks * 2 * made.m_tiles(p) * made.tiles for p, s in weights(made))
+    assert calls(text(made, name, hidden), "mma_sync") == COPIES * expected
+
+
+def test_without_tensor_cores() -> None:
+    code = text(team("lstm", 32, "float32", ctas=2), "lstm", 32)
+    assert not calls(code, "mma_sync") and "__shfl_xor_sync" in code
+
+
+@pytest.mark.parametrize(
+    ("register_words", "shared_words", "places"),
+    [(1000, 0, (8, 0, 0)), (32, 1000, (4, 4, 0)), (0, 1000, (0, 8, 0)), (0, 0, (0, 0, 8)), (16, 16, (2, 2, 4))],
+)
+def test_weights_are_read_from_where_they_are(
+    register_words: int, shared_words: int, places: tuple[int, int, int]
+) -> None:
+    made = team("elman", 256, "bfloat16", ctas=16, register_words=register_words, shared_words=shared_words)
+    ((phase, share),) = weights(made)
+    assert (share.registers, share.shared, share.streamed) == places and made.m_tiles(phase) == 1, share
+    code = text(made, "elman", 256)
+    pieces = 2 * made.m_tiles(phase)
+    # Registers are loaded once; shared memory is filled by one loop; the rest is loaded in every step.
+    loads = share.registers * pieces + bool(share.shared) + COPIES * share.streamed * pieces
+    assert calls(code, "ld_vec_global_nc_v4") == loads
+
+
+def test_parts_of_k_meet_in_shared_memory() -> None:
+    one, four = (text(team("lstm", 128, "bfloat16", ctas=4, warps_k=n), "lstm", 128) for n in (1, 4))
+    assert not calls(one, "bar_arrive") and not calls(one, "ld_vec_shared_v4_f32")
+    # One batch tile: the first of four warps sums it, the others hand over and go on.
+    assert calls(four, "bar_sync") and calls(four, "bar_arrive") == COPIES * 3
+
+
+def test_weights_have_the_order_of_the_kernels_pointers() -> None:
+    made = team("gru_reset_before", 40, "bfloat16")
+    pointers = persistent.pointers(made, layout_of("gru_reset_before", 40))
+    assert [n for n, _ in pointers if n.startswith("weight_")] == [f"weight_{i}" for i in range(len(weights(made)))]
+    assert [phase.root for phase, _ in weights(made)] == [p.root for p in made.step.phases if p.kind == "gemm"]
+
+
+def test_every_precision_has_an_instruction_or_none() -> None:
+    assert set(MMA) == set(TENSOR_CORES)

@@ -1,0 +1,108 @@
+"""How the chunks of a step go through a cluster's ring, where shared memory's regions lie, how weights are packed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from emulated import check_packed_once
+from persistent_layers import step
+
+from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import (
+    Pooled,
+    able,
+    chunks,
+    even,
+    places,
+    stage_bytes,
+    sum_bytes,
+    uses,
+)
+
+
+def team(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16", **knobs: Any) -> Pooled:
+    knobs = {"ctas": 16, "rows": 32, "warps_k": 4, "ring": 3, "together": 2, "register_words": 8, **knobs}
+    return Pooled(step(name, hidden, precision), precision, "grid", **knobs)
+
+
+def large(**knobs: Any) -> Pooled:
+    """192 gates of a cluster, of which no block's weights fit on a multiprocessor."""
+    shape = {"ctas": 108, "rows": 64, "warps_u": 3, "register_words": 64, "shared_words": 48}
+    return team(hidden=2560, **{**shape, **knobs})
+
+
+def test_a_block_multiplies_the_gates_of_its_cluster_by_its_part_of_k() -> None:
+    made = large()
+    ((phase, (share,)),) = made.shares.items()
+    assert (made.threads, made.warpgroups, made.k_parts, made.group_tiles(phase)) == (384, 3, 2, 1)
+    assert made.gate_rows(phase) == 2 * 24 * 4 and made.own_groups(phase) == 12
+    assert (share.kblocks, share.registers, share.shared, share.streamed) == (41, 8, 6, 27)
+    assert made.k_parts * made.part_lanes == made.threads
+
+
+@pytest.mark.parametrize(("pace", "ring"), [(1, 6), (2, 3), (4, 2)])
+def test_every_block_of_k_goes_through_the_ring_once(pace: int, ring: int) -> None:
+    made = large(pace=pace, ring=ring)
+    ((phase, found),) = chunks(made).items()
+    (share,) = made.shares[phase]
+    assert sorted(c.first + i for c in found for i in range(c.count)) == list(range(41))
+    assert all(c.streamed == (c.first >= share.registers + share.shared) for c in found)
+    numbers = [c.turn * ring + c.slot for c in found]
+    assert numbers == list(range(len(found))) and sum(uses(made)) == len(found)
+    for chunk in found:
+        far = made.far_bytes(phase) if chunk.streamed else 0
+        assert 0 < chunk.count * (made.operand_bytes + far) <= stage_bytes(made)
+    streamed = [i for i, c in enumerate(found) if c.streamed]
+    assert streamed[0] == 0 and max(np.diff(streamed)) <= 2
+
+
+def test_runs_are_even() -> None:
+    assert even(0, 0, 3, True) == [] and even(4, 5, 3, False) == [(4, 1, False)]
+    for last in range(1, 30):
+        runs = even(2, 2 + last, 4, True)
+        assert len(runs) == -(-last // 4) and sum(count for _, count, _ in runs) == last
+        assert max(count for _, count, _ in runs) - min(count for _, count, _ in runs) <= 1
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru"])
+def test_regions_do_not_overlap(name: str) -> None:
+    made = team(name, 2560, ctas=108, warps_u=3, ring=4, shared_words=64)
+    found, phase = places(made), next(iter(made.shares))
+    # 32 rows of the block's own gates, in float32, from both blocks.
+    assert found.sums == 0 and found.ring == sum_bytes(made, phase) == 2 * 24 * phase.gates * 32 * 4
+    assert found.weights == found.ring + 4 * stage_bytes(made) and found.weights % 512 == 0
+    assert found.stage == found.weights + 4 * made.weight_words
+    assert found.barriers >= found.stage + 4 * made.stage_words and found.end >= found.barriers + 8 * 2 * 4
+    # Tiles of 64 rows are read past the last weights.
+    assert found.end >= found.stage + made.near_bytes(phase) - made.far_bytes(phase)
+    assert made.shared_bytes == found.end
+    together = places(replace(made, apart=0))
+    assert (together.ring, together.sums, together.end) == (0, 0, found.end - found.ring)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "tf32"])
+@pytest.mark.parametrize(
+    ("name", "hidden", "knobs"),
+    [
+        ("lstm", 128, {"ctas": 8, "warps_u": 2, "warps_k": 2}),
+        ("gru", 72, {"ctas": 10, "register_words": 0}),
+        ("lstm", 130, {"ctas": 20, "together": 4, "shared_words": 8}),
+        ("gru_reset_before", 200, {"ctas": 14, "warps_u": 2, "warps_k": 2, "register_words": 24}),
+    ],
+)
+def test_every_weight_is_packed_once(name: str, hidden: int, knobs: dict[str, int], precision: str) -> None:
+    made = team(name, hidden, precision, **knobs)
+    check_packed_once(made)
+
+
+@pytest.mark.parametrize(
+    "knobs", [{"together": 1}, {"ring": 1}, {"ctas": 17}, {"warps_k": 1}, {"rows": 40}, {"polled": 1}, {"pace": 0}]
+)
+def test_what_such_a_kernel_needs(knobs: dict[str, int]) -> None:
+    assert able(team()) and not able(team(**knobs))
+
+
+def test_more_weights_want_more_registers() -> None:
+    assert large(register_words=80).registers() == large().registers() + 16

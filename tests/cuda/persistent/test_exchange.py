@@ -1,0 +1,56 @@
+"""How values travel: where pieces of a value lie, how many bytes a barrier waits for, and that no wait is missing."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from emulated import Case, persistent_error
+from persistent_layers import layout_of, step, text_of
+from tests.cuda.test_persistent import cluster, grid
+
+from tvm_rnn.cuda.persistent import kernel as persistent
+from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, Team
+from tvm_rnn.oracle.tolerance import tolerance
+
+
+def text(cell: str, hidden: int, **geometry: Any) -> str:
+    team = Team(step(cell, hidden), "bfloat16", **geometry)
+    return text_of(persistent.kernel("k", team, layout_of(cell, hidden)))
+
+
+def test_a_barrier_waits_for_all_units_of_all_rows() -> None:
+    counts = re.findall(r"expect_tx_shared_b64\(.*, \(uint\)(\d+)\)", text("lstm", 64, **cluster(4, 8)))
+    assert set(counts) == {str(64 * 8 * 2)}
+
+
+def test_reductions_have_barriers_of_their_own() -> None:
+    counts = re.findall(r"expect_tx_shared_b64\(.*, \(uint\)(\d+)\)", text("lstm_layer_norm", 64, **cluster(4, 8)))
+    assert set(counts) == {str(64 * 8 * 2), str(4 * 8 * 2 * 4)}  # two numbers for 8 rows from 4 warps
+
+
+def test_values_have_two_copies() -> None:
+    team = Team(step("gru_reset_before", 64), "bfloat16", **cluster(4, 8))
+    assert sorted(team.value_at.values()) == [0, 2 * team.value_words(team.published[0])]
+    assert team.value_words(team.published[0]) == 64 // team.block_k * 8 * BLOCK_WORDS
+
+
+def test_a_grid_counts_blocks_once_per_event() -> None:
+    body = text("lstm_layer_norm", 64, **grid(4, 8))
+    body = body[body.index("{") :]
+    assert body.count("red_release_gpu_global_add_u32(") == 1 + 2 * 3  # at the start; a value and two reductions
+
+
+@pytest.mark.parametrize("ctas", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("exchange", [cluster, grid])
+def test_any_number_of_blocks(ctas: int, exchange: Any) -> None:
+    case = Case("lstm", 24, 3, 4, "tf32")
+    assert persistent_error(case, exchange(ctas, 8, warps_k=2)) < tolerance("tf32", 4)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_slow_warp_still_sends_what_the_step_staged(seed: int) -> None:
+    """The rest of its block may be a step ahead of it by then."""
+    case = Case("lstm", 64, 16, 5, "bfloat16")
+    assert persistent_error(case, cluster(4, 16, warps_u=2), seed=seed) < tolerance("bfloat16", 5)

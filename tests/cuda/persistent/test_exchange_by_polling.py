@@ -1,0 +1,62 @@
+"""Values without a counter: every word is waited for, and places are used again only when nobody reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from emulated import Case, persistent_error
+from persistent_layers import layout_of, step, text_of
+from tests.cuda.test_persistent import grid
+
+from tvm_rnn.cuda.persistent import exchange_by_polling
+from tvm_rnn.cuda.persistent import kernel as persistent
+from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.oracle.tolerance import tolerance
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("cell", "precision", "hidden", "batch", "geometry"),
+    [
+        ("lstm", "bfloat16", 64, 5, grid(2, 8, warps_k=2)),
+        ("gru", "float16", 64, 16, grid(2, 16, warps_k=2, warps_u=2)),
+        ("gru_reset_before", "tf32", 64, 11, grid(4, 8, warps_n=1, ahead=7)),  # two products, two teams
+        ("lstm", "tf32", 48, 16, grid(3, 16, warps_n=2)),
+    ],
+)
+@pytest.mark.usefixtures("short_turns")
+def test_places_are_used_again(
+    cell: str, precision: str, hidden: int, batch: int, geometry: dict[str, Any], seed: int
+) -> None:
+    case = Case(cell, hidden, batch, 17, precision)
+    assert persistent_error(case, {**geometry, "polled": 1}, seed=seed) < tolerance(precision, 17)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("cell", ["lstm", "gru_reset_before"])
+def test_a_warp_that_is_a_step_ahead_does_not_meet_for_its_neighbour(cell: str, seed: int) -> None:
+    """Warps with the second part of K need nothing from the blocks that those with the first part wait for."""
+    case = Case(cell, 128, 8, 6, "bfloat16")
+    geometry = grid(8, 8, warps_k=2, polled=1)
+    assert persistent_error(case, geometry, seed=seed) < tolerance("bfloat16", 6)
+
+
+@pytest.mark.parametrize("options", [{"lengths": True}, {"reset": True, "reverse": True}])
+@pytest.mark.usefixtures("short_turns")
+def test_also_with_lengths_and_resets(options: dict[str, bool]) -> None:
+    case = Case("lstm", 64, 9, 13, "bfloat16")
+    assert persistent_error(case, grid(2, 16, warps_k=2, polled=1), **options) < tolerance("bfloat16", 13)
+
+
+def test_what_is_missing_is_asked_for_again() -> None:
+    team = Team(step("lstm", 64), "bfloat16", **grid(2, 8, polled=1))
+    text = text_of(persistent.kernel("k", team, layout_of("lstm", 64)))
+    body = text[text.index("{") :]
+    # Two K blocks: asked for, and again in a loop, in even and odd steps.
+    assert body.count("ld_vec_relaxed_gpu_global_v4_b32(") == 2 * 2 * 2
+    assert body.count("fence_acq_rel_gpu") == 1 and "red_release" not in body
+
+
+def test_few_steps_have_fewer_places() -> None:
+    assert exchange_by_polling.places("T") == f"std::min<int64_t>(T + 1, {3 * polled.TURN})"

@@ -1,0 +1,51 @@
+"""Hoisted values on their way: which come early, any share of a block, sequences shorter than the way, slow warps."""
+
+from __future__ import annotations
+
+import pytest
+from emulated import Case, persistent_error
+from persistent_layers import step
+from tests.cuda.test_persistent import cluster, grid
+
+from tvm_rnn.cuda.persistent.geometry import FETCH_STEPS, Team
+from tvm_rnn.cuda.persistent.hoisted_value_prefetch import fetched
+from tvm_rnn.oracle.tolerance import tolerance
+
+
+def test_rows_of_eight_units_come_early() -> None:
+    team = Team(step("lstm", 64), "bfloat16", **cluster(2, 8))
+    assert len(fetched(team)) == 4
+    assert team.fetch_words == FETCH_STEPS * 1 * 4 * 4 * 32  # steps, warps, gates, blocks of units, words of 8 x 8
+    assert not fetched(Team(step("lstm", 20), "bfloat16", **cluster(1, 8)))
+
+
+def test_with_weights_in_8_bits_warps_without_cells_copy_nothing() -> None:
+    wide, narrow = (
+        Team(step("lstm", 64), "bfloat16", **cluster(2, 8, warps_k=4), stored=stored) for stored in ("", "float8_e4m3")
+    )
+    assert (wide.fetching, narrow.fetching) == (4, 1) and wide.fetch_words == 4 * narrow.fetch_words
+    assert Team(step("lstm", 64), "bfloat16", **cluster(2, 32, warps_k=4), stored="float8_e4m3").fetching == 4
+
+
+GEOMETRIES = [cluster(2, 16, warps_k=2), grid(3, 16, warps_k=2), grid(2, 16, warps_n=2)]
+USUAL = ((0, 1), (0, 7), (1, 2), (2, 7))  # the others with the slow tests
+
+
+@pytest.mark.parametrize(
+    ("geometry", "steps"),
+    [
+        pytest.param(geometry, steps, marks=() if (number, steps) in USUAL else pytest.mark.slow)
+        for number, geometry in enumerate(GEOMETRIES)
+        for steps in (1, 2, 7)
+    ],
+)
+def test_any_number_of_steps(geometry: dict[str, object], steps: int) -> None:
+    for cell, precision in (("gru_reset_before", "bfloat16"), ("lstm", "tf32")):
+        case = Case(cell, 40, 11, steps, precision)
+        assert persistent_error(case, geometry) < tolerance(precision, steps)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slow_warp_reads_its_own_copies(seed: int) -> None:
+    case = Case("gru", 64, 20, 6, "float16")
+    assert persistent_error(case, cluster(2, 8, warps_u=2, warps_k=2), True, True, True, seed) < tolerance("float16", 6)

@@ -1,0 +1,76 @@
+"""Persistent kernels, run on the CPU: every kind of exchange, phases, shares of a block, and both directions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from emulated import Case, persistent_error
+from persistent_layers import layout_of, step, text_of
+
+from tvm_rnn.cuda.persistent import kernel as persistent
+from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.cuda.persistent.lengths_and_resets import POINTERS, SCALARS
+from tvm_rnn.oracle.tolerance import tolerance
+
+
+def cluster(ctas: int, rows: int, **knobs: int) -> dict[str, Any]:
+    return {"exchange": "cluster", "ctas": ctas, "rows": rows, "shared_words": 1 << 20, **knobs}
+
+
+def grid(ctas: int, rows: int, **knobs: int) -> dict[str, Any]:
+    return {"exchange": "grid", "ctas": ctas, "rows": rows, **knobs}
+
+
+def check(name: str, hidden: int, batch: int, precision: str, geometry: dict[str, Any], **how: Any) -> None:
+    seed = how.pop("seed", 0)
+    modes = how.pop("modes", [(False, False, False)])
+    for reverse, lengths, reset in modes:
+        case = Case(name, hidden, batch, how.get("steps", 4), precision)
+        found = persistent_error(case, geometry, reverse, lengths, reset, seed)
+        assert found < tolerance(precision, 4), (found, reverse, lengths, reset)
+
+
+@pytest.mark.parametrize("geometry", [cluster(2, 8), grid(2, 8, warps_k=2)], ids=["cluster", "grid"])
+def test_a_step_after_the_other(geometry: dict[str, Any]) -> None:
+    check("lstm", 32, 9, "bfloat16", geometry, modes=[(False, False, False), (True, False, False)])
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))])
+def test_the_order_of_threads_does_not_matter(seed: int) -> None:
+    check("gru_reset_before", 20, 3, "bfloat16", cluster(2, 8, warps_k=2), seed=seed)
+    check("gru_reset_before", 20, 3, "bfloat16", grid(2, 8, warps_k=2), seed=seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "hidden", "batch", "precision", "geometry"),
+    [
+        ("gru_reset_before", 33, 20, "tf32", cluster(4, 16, warps_u=2, warps_k=2)),
+        ("lstm_projection", 32, 9, "float16", grid(4, 16, warps_k=2)),
+        ("slstm", 20, 9, "bfloat16", grid(3, 8, warps_k=2)),
+        ("gru", 24, 10, "bfloat16", grid(2, 16, warps_n=2, warps_k=2)),
+        ("lstm_fgr", 20, 9, "bfloat16", cluster(2, 8, warps_k=2)),
+        ("lstm", 32, 20, "bfloat16", cluster(2, 16, warps_u=2, warps_k=4)),
+        ("lem", 24, 9, "bfloat16", cluster(2, 8)),
+        ("multiplicative_lstm", 24, 9, "float16", cluster(1, 8)),
+    ],
+)
+def test_cells_and_geometries(name: str, hidden: int, batch: int, precision: str, geometry: dict[str, Any]) -> None:
+    check(name, hidden, batch, precision, geometry)
+
+
+def test_ptxas_may_use_all_registers() -> None:
+    team = Team(step("lstm", 64), "bfloat16", **cluster(4, 8))
+    text = text_of(persistent.kernel("k", team, layout_of("lstm", 64)))
+    assert f"__launch_bounds__({team.threads}, 1)" in text
+
+
+def test_pointers_and_scalars() -> None:
+    layout, team = layout_of("lstm", 64), Team(step("lstm", 64), "bfloat16", **grid(4, 8))
+    plain, masked = persistent.kernel("k", team, layout), persistent.kernel("k", team, layout, {})
+    assert masked.pointers == (*plain.pointers, *POINTERS) and masked.scalars == (*plain.scalars, *SCALARS)
+    assert plain.resident and plain.cluster == 1
+    assert [name for name, _ in plain.pointers][-3:] == ["exchange", "counter", "below"]
+    clustered = persistent.kernel("k", Team(step("lstm", 64), "bfloat16", **cluster(4, 8)), layout)
+    assert clustered.cluster == 4 and not clustered.resident and clustered.shared_bytes < 227 * 1024

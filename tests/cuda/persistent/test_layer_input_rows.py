@@ -1,0 +1,76 @@
+"""Products that read the layer's input themselves: pieces, rows past the batch, ends of rows, early and late loads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from emulated import Case, layer, persistent_error
+from tests.cuda.test_persistent import cluster
+from tests.cuda.test_persistent import grid as plain_grid
+
+from tvm_rnn.cuda.layer.phases import NotPersistent
+from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.cuda.recurrent import step_of
+from tvm_rnn.oracle.tolerance import tolerance
+
+
+def grid(ctas: int, rows: int, **knobs: int) -> dict[str, Any]:
+    return plain_grid(ctas, rows, copied=ctas % 2, **knobs)
+
+
+GEOMETRIES = [cluster(2, 8), cluster(2, 16, warps_k=2), grid(3, 8, warps_k=2), grid(2, 16)]
+USUAL = ((0, True), (2, False))  # the others with the slow tests
+
+
+@pytest.mark.parametrize(
+    ("geometry", "follows"),
+    [
+        pytest.param(geometry, follows, marks=() if (number, follows) in USUAL else pytest.mark.slow)
+        for number, geometry in enumerate(GEOMETRIES)
+        for follows in (False, True)
+    ],
+)
+def test_inputs_are_multiplied_in_the_step(geometry: dict[str, Any], follows: bool) -> None:
+    for cell, precision, inputs in (("lstm", "bfloat16", 40), ("gru", "tf32", 20)):
+        case = Case(cell, 32, 11, 5, precision, inputs=inputs)
+        assert persistent_error(case, geometry, follows=follows) < tolerance(precision, 5)
+
+
+@pytest.mark.parametrize("mode", [(True, False, False), (False, True, True), (True, True, True)])
+@pytest.mark.parametrize("exchange", [cluster, grid])
+def test_directions_lengths_and_resets(exchange: Any, mode: tuple[bool, bool, bool]) -> None:
+    case = Case("lstm", 24, 7, 6, "float16", inputs=64)
+    assert persistent_error(case, exchange(3, 8, warps_k=2), *mode) < tolerance("float16", 6)
+
+
+@pytest.mark.parametrize("exchange", [cluster, grid])
+def test_wide_inputs(exchange: Any) -> None:
+    case = Case("gru_reset_before", 24, 20, 4, "bfloat16", inputs=400)
+    geometry = exchange(3, 16, register_words=32, shared_words=1 << 12)
+    assert persistent_error(case, geometry) < tolerance("bfloat16", 4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("exchange", [cluster, grid])
+def test_a_slow_warp_finds_its_rows(exchange: Any, seed: int) -> None:
+    case = Case("gru", 32, 16, 6, "bfloat16", inputs=64)
+    assert persistent_error(case, exchange(2, 16, warps_u=2, warps_k=2), seed=seed) < tolerance("bfloat16", 6)
+
+
+def test_without_tensor_cores() -> None:
+    case = Case("lstm", 24, 9, 4, "float32", inputs=20)
+    assert persistent_error(case, cluster(3, 8, warps_k=2)) < tolerance("float32", 4)
+
+
+def test_weights_of_inputs_are_the_first_to_leave_registers() -> None:
+    _, layout = layer("lstm", 64, "bfloat16", 64)
+    team = Team(step_of(layout), "bfloat16", **cluster(2, 8, warps_u=4, register_words=32, shared_words=1 << 12))
+    x, h = next(iter(team.shares.values()))
+    assert x.operand.given and (x.registers, h.registers) == (0, 2) and x.shared == 2
+
+
+def test_rows_that_are_no_pieces() -> None:
+    _, layout = layer("lstm", 64, "bfloat16", 36)
+    with pytest.raises(NotPersistent, match="16-byte pieces"):
+        step_of(layout)

@@ -1,0 +1,154 @@
+"""The pointwise work of one phase, on the units of a lane, and what becomes of its values.
+
+In: the kernel's state (`persistent._Body`), a phase, and the gates that its product left in registers. Out: statements:
+every value once, in registers; y and published values stored. Expressions come from the op table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tvm_rnn.cuda.layer.phases import Phase, components
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.tensor_expressions import Index, element
+
+from .exchange import POISON
+from .initial_operands import convert
+from .tape_stores import pairs
+
+Expr = Any
+
+
+class Epilogue:
+    """One phase of one step."""
+
+    def __init__(self, body: Any, phase: Phase, gates: list[Expr]) -> None:
+        self.body, self.phase, self.gates = body, phase, gates
+        self.k, self.team, self.step = body.k, body.team, body.step
+
+    def emit(self) -> None:
+        body, phase = self.body, self.phase
+        own = [n for n in phase.nodes if n.pointwise and not n.boolean]
+        each = sum(len(list(components(n, self.step.domain[n]))) for n in own)
+        # Outside of every condition, so that later phases see them too.
+        self.registers, self.used = self.k.local(max(1, each * len(list(body._cells(phase.width))))), 0
+        for j in range(self.team.own_tiles):
+            with body._own_tile(j):
+                blocks = 1 if phase.width == 1 else self.team.blocks(phase.width)
+                for block in range(blocks):
+                    for e in range(2):
+                        self._cell(block, j, e)
+                for block in range(blocks):
+                    self._store(block, j)
+        body.exchange.phase(self._handed())
+
+    def _cell(self, block: int, j: int, e: int) -> None:
+        body, phase = self.body, self.phase
+        if phase.root is not None and phase.kind == "gemm":
+            for gate in range(phase.gates):
+                half = block * phase.gates + gate
+                at = (half // 2 * self.team.own_tiles + j) * 4 + half % 2 * 2 + e
+                body.held[(phase.root, gate, block, j, e)] = self.gates[at]
+        for node in phase.nodes:
+            if not node.pointwise or node.boolean:
+                continue
+            own = 0 if self.step.domain[node] == 1 else block
+            for number, index in components(node, self.step.domain[node]):
+                key = (node, number, own, j, e)
+                if key in body.held:
+                    continue
+                self.k.store(self.registers, self._value(node, index, block, j, e), self.used)
+                body.held[key] = self.registers[self.used]
+                self.used += 1
+
+    def _value(self, node: Node, index: Index, block: int, j: int, e: int) -> Expr:
+        known = self.body.reads.reader(self.phase, block, j, e)
+
+        def read(inner: Node, at: Index) -> Expr | None:
+            return None if inner is node else known(inner, at)
+
+        return element(node, index, read, "float32")
+
+    # --- what becomes of the values ----------------------------------------------------------------------------------
+
+    def _store(self, block: int, j: int) -> None:
+        """Published values are staged and, with them, y where it is one of them in 16-bit; otherwise y as scalars."""
+        body, phase = self.body, self.phase
+        for node, (slot, when, y) in self._handed().items():
+            for e in range(2):
+                body.exchange.stage(node, block, j, e, self._stored(self._next(node, block, j, e), block))
+            body.exchange.tile(node, slot, block, j, when, y)
+        output = self.step.graph.output
+        ours = output in phase.nodes or output is phase.root
+        if ours and not (output in phase.published and self._vectors(output)):
+            self._store_scalars(block, j)
+
+    def _next(self, node: Node, block: int, j: int, e: int) -> Expr:
+        """A published value: of a state, what the next step begins with, as products read it."""
+        value = self.body.held[(node, 0, block, j, e)]
+        states = [s for s in self.step.carried if self.step.result(s) is node]
+        if self.body.masks is not None and states:
+            value = self.body.masks.after(states[0], value, block, j, e)
+        return self.body.reads.words.handed(states[0], value, block, j, e) if states else value
+
+    def _handed(self) -> dict[Node, tuple[int, Expr | None, Any]]:
+        """Per published value: the copy it goes to, when, and how 16 bytes of it become y."""
+        body, found = self.body, {}
+        for node in self.phase.published:
+            carried = node in body._carried()
+            same_step = any(o.source is node for p in self.step.phases for o in p.operands)
+            when = body.t + 1 < self.k["steps"] if carried and not same_step else None
+            y = self._store_vector if node is self.step.graph.output and self._vectors(node) else None
+            found[node] = (1 - body.par if carried else body.par, when, y)
+        return found
+
+    def _stored(self, value: Expr, block: int) -> Expr:
+        """In the storage dtype; 0 for units that only fill up the last block, whose weights are 0 but may meet inf."""
+        team, width = self.team, self.phase.width
+        if team.ctas * team.units(width) != width:
+            value = tirx.Select(self.body._unit(width, block) < width, value, tirx.const(0.0, "float32"))
+        return convert(self.body, value)
+
+    def _vectors(self, node: Node) -> bool:
+        if self.body.masks is not None:
+            return False  # what is handed over is the next step's state, y is zero in rows that have ended
+        if any(self.step.result(state) is node for state in self.step.shown):
+            return False
+        place = self.body.layout.output
+        whole = node.shape[0] % 8 == 0 and place.align >= 16 and place.row_stride % 8 == 0
+        return self.team.itemsize == 2 and whole and place.dtype == self.team.storage
+
+    def _store_vector(self, row: Expr, unit: Expr, words: list[Expr]) -> None:
+        """16 bytes of y: 8 units of one of the team's rows."""
+        body, k = self.body, self.k
+        row = k["row0"] + body.ids.team * self.team.rows + row
+        with k.when(tirx.And(row < k["batch"], unit < self.phase.width)):
+            at = (body._time(body.t) + row) * body.layout.output.row_stride + unit
+            k.do(I.ptx["st.global.v4.b32"](k["y"].ptr_to([at]), *words))
+
+    def _store_scalars(self, block: int, j: int) -> None:
+        body, k, width = self.body, self.k, self.phase.width
+        place, node = body.layout.output, self.step.graph.output
+        if body.masks is None and pairs(place, width) and place.align >= 4 and place.row_stride % 2 == 0:
+            values = [body.held[(node, 0, block, j, e)] for e in range(2)]
+            body.keeping.pair("y", place, values, (0, block, j), width)
+            return
+        for e in range(2):
+            with k.when(body._inside(width, block, j, e)):
+                at = (body._time(body.t) + body._row(j, e)) * body.layout.output.row_stride + body._unit(width, block)
+                value = body.held[(self.step.graph.output, 0, block, j, e)]
+                if body.masks is not None:
+                    value = body.masks.kept(value, tirx.const(0.0, "float32"), j, e)
+                k.store(k["y"], self._written(value), at)
+
+    def _written(self, value: Expr) -> Expr:
+        """In y's dtype. A layer above may look for words that are not POISON: as float32, that is a NaN that a sign
+        makes of the usual one, and it becomes another NaN. Conversions to 16 bits never make it."""
+        value = tirx.Cast(self.body.layout.output.dtype, value)
+        if self.body.layout.output.dtype != "float32" or not self.step.given:
+            return value
+        bits = tirx.Min(I.reinterpret("uint32", value), tirx.const(POISON - 1, "uint32"))
+        return I.reinterpret("float32", bits)

@@ -1,0 +1,195 @@
+"""What the cells of a persistent kernel read from memory: parameters once, hoisted values and inputs some steps early.
+
+In: the kernel's state (`persistent.Body`). Out: registers, and readers for expressions of the op table. A lane loads
+exactly what belongs to its own units and batch rows; most hoisted values come by way of `hoisted_value_prefetch.py`,
+masks by way of `dropout_mask_words.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import prod
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tvm_rnn.cuda.layer.phases import Phase, place
+from tvm_rnn.cuda.layer.pointers import Place
+from tvm_rnn.cuda.layer.value_layout import Layout
+from tvm_rnn.cuda.rowwise.dropout_masks import WORD
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.tensor_expressions import Index
+
+from .dropout_mask_words import MaskWords
+from .geometry import Team
+from .hoisted_value_prefetch import Fetch
+
+Expr = Any
+FETCH_AHEAD = 6  # steps between a value's way into L2 and its way into registers, where a ring leaves no room for more
+
+
+def params(team: Team) -> list[Node]:
+    """The values made of parameters that cells read, in the order of the kernel's pointers."""
+    return list(dict.fromkeys(node for node, _ in team.step.params))
+
+
+def hoisted(team: Team) -> list[Node]:
+    """The hoisted values and inputs that cells read, in the order of the kernel's pointers."""
+    return list(dict.fromkeys(node for reads in team.step.reads for node, _ in reads))
+
+
+def place_of(layout: Layout, node: Node) -> Place:
+    """Where an input or a hoisted value lies; of a mask, its words."""
+    if node.random:
+        return Place(WORD, prod(node.shape))
+    return layout.input(layout.graph.inputs.index(node)) if node.op == "input" else layout.hoisted(node)
+
+
+class CellReads:
+    """The registers of one kernel. `coming[par]`: values of the next even or odd step, by (phase, node, slot, cell).
+
+    Steps that take their operands from a ring are long, and short of registers: they ask for their own values while the
+    first product is under way (`now`), or where no product comes first, for the next step's."""
+
+    def __init__(self, body: Any, at: int) -> None:
+        self.body, self.k, self.team, self.step = body, body.k, body.team, body.step
+        numbers = {node: n for n, node in enumerate(hoisted(body.team))}
+        self.fetch, self.words = Fetch(body, at, numbers), MaskWords(body, numbers)
+        self.params: dict[tuple[Node, int, int], Expr] = {}
+        self.ahead = 1 if self.team.ring else 2  # steps
+        self.late = bool(self.team.ring) and self.step.phases[0].kind == "gemm"
+        self.coming: list[dict[tuple[Any, ...], tuple[Any, int]]] = [{} for _ in range(self.ahead)]
+
+    def load_params(self) -> None:
+        """Once, at the kernel's start."""
+        k = self.k
+        numbers = {node: n for n, node in enumerate(params(self.team))}
+        widths = {w for w in self.step.domain.values() if w > 1}
+        for node, slot in self.step.params:
+            source = k[f"param_{numbers[node]}"]
+            if slot < 0:
+                register = k.local(1)
+                k.store(register, source[tirx.const(~slot, "int64")], 0)
+                self.params[(node, slot, 0)] = register[0]
+                continue
+            width = next(w for w in sorted(widths) if node.shape[-1] % w == 0)
+            register = k.local(self.team.blocks(width))
+            for block in range(self.team.blocks(width)):
+                unit = tirx.Min(self.body._unit(width, block), tirx.const(width - 1, "int32"))
+                k.store(register, source[tirx.Cast("int64", slot * width + unit)], block)
+                self.params[(node, slot, block)] = register[block]
+
+    def prepare(self) -> None:
+        """Registers for what is under way; the first two steps' values are asked for."""
+        k = self.k
+        self.fetch.prepare()
+        for par in range(self.ahead):
+            for phase, reads in zip(self.step.phases, self.step.reads, strict=True):
+                cells = list(self.body._cells(phase.width))
+                for node, slot in reads:
+                    if node.random or self.team.fetches(phase, node, slot):
+                        continue
+                    dtype = place_of(self.body.layout, node).dtype
+                    registers = k.local(len(cells), dtype)
+                    for at, (block, j, e) in enumerate(cells):
+                        k.store(registers, tirx.const(0.0, dtype), at)
+                        self.coming[par][(phase, node, slot, block, j, e)] = (registers, at)
+            if not self.late:
+                self.ask(par, tirx.const(par, "int32"))
+
+    def phase(self, phase: Phase, par: int, t: Expr) -> None:
+        """After a phase of step t: ask for what takes the place of the values that it has read.
+
+        A thread waits for loads by counters, of which it has six, and so for all that are under way by the same one:
+        what is asked for at a step's end, the next step waits for as it begins. LSTM 256 backwards, B = 32, on an H200
+        took 1.5 us, and 1.8 where both of two steps did so. Here it is under way while the phase's values are."""
+        if self.ahead > 1:
+            self.ask(par, t + self.ahead, phase)
+
+    def after(self, par: int, t: Expr) -> None:
+        """At the end of step t."""
+        self.words.after(t + 1)
+        if self.ahead == 1 and not self.late:
+            self.ask(0, t + 1)
+
+    def now(self, t: Expr, *, fetch: bool) -> list[Callable[[], None]]:
+        """Loads of what step t reads, row by row; or their successors' way into L2."""
+        rows = dict.fromkeys((phase, node, j, e) for phase, node, _, _, j, e in self.coming[0])
+        at = t + FETCH_AHEAD if fetch else t
+        return [partial(self._row, at, *row, fetch=fetch) for row in rows] if self.late else []
+
+    def _row(self, t: Expr, phase: Phase, node: Node, j: int, e: int, *, fetch: bool) -> None:
+        """Of one batch row, from one address: loads lie at constant distances from it."""
+        k, body = self.k, self.body
+        source, stride = k[f"read_{hoisted(self.team).index(node)}"], place_of(body.layout, node).row_stride
+        keys = [key for key in self.coming[0] if (key[0], key[1], *key[4:]) == (phase, node, j, e)]
+        unit = body._unit0(phase.width, 0) if fetch else body._unit(phase.width, 0)
+        now = tirx.And(body.ids.g == 0, t < k["steps"]) if fetch else tirx.const(True, "bool")
+        with k.when(now), body._own_tile(j):
+            row = k.keep((body._time(t) + body._row(j, e)) * stride)
+            first = k.keep(row + unit)
+            for key in keys:
+                slot, block = key[2:4]
+                at = row + ~slot if slot < 0 else first + (slot * phase.width + block * 8)
+                with k.when(body._inside(phase.width if slot >= 0 else 1, block, j, e)):
+                    if not fetch:
+                        registers, number = self.coming[0][key]
+                        k.store(registers, source[at], number)
+                    elif slot >= 0:
+                        k.do(I.ptx["prefetch.global.L2"](source.ptr_to([at])))
+
+    def ask(self, par: int, t: Expr, of: Phase | None = None) -> None:
+        """Load the values of step t, those of one phase or all; nothing waits for them here."""
+        k, body = self.k, self.body
+        numbers = {node: n for n, node in enumerate(hoisted(self.team))}
+        wanted = {key: place for key, place in self.coming[par].items() if of is None or key[0] is of}
+        if not wanted:
+            return
+        with k.when(t < k["steps"]):
+            time = k.bind(body._time(t))
+            for (phase, node, slot, block, j, e), (registers, at) in wanted.items():
+                stride = place_of(body.layout, node).row_stride
+                offset: Expr = ~slot if slot < 0 else slot * phase.width + body._unit(phase.width, block)
+                row = time + body._row(j, e)
+                with body._own_tile(j), k.when(body._inside(phase.width if slot >= 0 else 1, block, j, e)):
+                    k.store(registers, k[f"read_{numbers[node]}"][row * stride + offset], at)
+
+    def reader(self, phase: Phase, block: int, j: int, e: int) -> Callable[[Node, Index], Expr | None]:
+        """How expressions of one cell read stored values."""
+        body = self.body
+
+        def read(node: Node, index: Index) -> Expr | None:
+            domain = self.step.domain.get(node)
+            if domain is not None:
+                number, _ = place(node, index, domain)
+                own = 0 if domain == 1 else block
+                if (node, number, own, j, e) in body.held:
+                    return body.held[(node, number, own, j, e)]
+                if node.op == "state":
+                    registers, at = body.states[(node, own, j, e)]
+                    return registers[at]
+                return None
+            for slot in _slots(node, index, phase.width):
+                if node.random:
+                    return self.words.value(node, slot, phase.width, block, j, e)
+                if (node, slot, block if slot >= 0 else 0) in self.params:
+                    return self.params[(node, slot, block if slot >= 0 else 0)]
+                if (phase, node, slot, block, j, e) in self.fetch.now:
+                    registers, at = self.fetch.now[(phase, node, slot, block, j, e)]
+                    return tirx.Cast("float32", registers[at])
+                coming = self.coming[body.par % self.ahead]
+                if (phase, node, slot, block, j, e) in coming:
+                    registers, at = coming[(phase, node, slot, block, j, e)]
+                    return tirx.Cast("float32", registers[at])
+            return None
+
+        return read
+
+
+def _slots(node: Node, index: Index, width: int) -> list[int]:
+    if node.leaf and node.op not in ("input", "param") and node.scalar is not None:
+        return []
+    number, moving = place(node, index, width)
+    return [number if moving else ~number]

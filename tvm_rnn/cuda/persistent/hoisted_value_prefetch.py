@@ -1,0 +1,149 @@
+"""Hoisted values on their way: each warp copies what its own cells will read to shared memory, some steps early.
+
+In: the kernel's state (`persistent.Body`). Out: statements that copy 16 bytes at a time (8 units of a row) without
+registers, and that give the values of a step to its cells. Nobody but the warp itself reads what it has copied, so that
+no barrier of the block is needed; early enough, that what lies beyond L2 comes in time as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tvm_rnn.cuda.layer.phases import Phase
+from tvm_rnn.graph.graph import Node
+
+from .geometry import FETCH_STEPS, LANES, Team
+
+Expr = Any
+Read = tuple[Phase, Node, int]
+
+
+def fetched(team: Team) -> list[Read]:
+    """The (phase, hoisted value, component) that come this way."""
+    return [
+        (phase, node, slot)
+        for phase, reads in zip(team.step.phases, team.step.reads, strict=True)
+        for node, slot in reads
+        if team.fetches(phase, node, slot)
+    ]
+
+
+class Fetch:
+    """The copies of one kernel. at: the word of the arena where they begin."""
+
+    def __init__(self, body: Any, at: int, pointers: dict[Node, int]) -> None:
+        self.body, self.k, self.team, self.at = body, body.k, body.team, at
+        self.pointers = pointers  # number of each value's pointer
+        self.now: dict[tuple[Any, ...], tuple[Any, int]] = {}
+        self.order: list[tuple[Phase, Node, int, int, int]] = []  # with block and own tile: 8 x 8 values each
+        for phase, node, slot in fetched(self.team):
+            for block in range(self.team.blocks(phase.width)):
+                self.order += [(phase, node, slot, block, j) for j in range(self.team.own_tiles)]
+        # A value's pieces follow each other, also where several phases read it.
+        known = list(dict.fromkeys(entry[1] for entry in self.order))
+        self.order.sort(key=lambda entry: known.index(entry[1]))
+        self.each = 8 * self.team.itemsize // 16  # pieces of a row
+
+    def prepare(self) -> None:
+        """Where this lane's pieces come from; the first steps' copies begin."""
+        k, team = self.k, self.team
+        if not self.order:
+            return
+        arena = I.cuda.cvta_generic_to_shared(self.body.arena.ptr_to([tirx.const(0, "int32")]))
+        warp = self.at + self._warp() * (team.fetch_words // team.fetching)
+        self.warp = k.keep(warp)
+        self.base = k.keep(arena + tirx.Cast("uint32", (self.warp + self.body.ids.lane * 4) * 4))
+        self.sources: list[tuple[Node, int, Expr]] = []
+        for node in dict.fromkeys(entry[1] for entry in self.order):
+            first = next(n for n, entry in enumerate(self.order) if entry[1] is node)
+            entries = [entry for entry in self.order if entry[1] is node]
+            for i in range(-(-len(entries) * 8 * self.each // LANES)):
+                self.sources.append((node, first * 8 * self.each + i * LANES, self._source(node, entries, i)))
+        self.registers = k.local(2 * len(self.order), team.storage)
+        for n, (phase, node, slot, block, j) in enumerate(self.order):
+            for e in range(2):
+                self.now[(phase, node, slot, block, j, e)] = (self.registers, 2 * n + e)
+        for t in range(FETCH_STEPS - 1):
+            self._copy(tirx.const(t, "int32"), t)
+
+    def _warp(self) -> Expr:
+        """This warp's number, among those that copy."""
+        team, ids = self.team, self.body.ids
+        if team.fetching == team.warps:
+            return ids.warp
+        group, each = tirx.floordiv(ids.warp, team.warps_k), min(team.warps_k, team.pass_tiles)
+        return group * each + tirx.Min(ids.warp_k, tirx.const(each - 1, "int32"))
+
+    def _copies(self) -> Expr:
+        """Whether this warp copies."""
+        team = self.team
+        return tirx.const(True, "bool") if team.fetching == team.warps else self.body.ids.warp_k < team.pass_tiles
+
+    def _source(self, node: Node, entries: list[Any], i: int) -> Expr:
+        """Element at time 0 of this lane's i-th piece of a value. Lanes past the last piece repeat it."""
+        k, body, team = self.k, self.body, self.team
+        lanes = 16 // team.itemsize
+        flat = tirx.Min(body.ids.lane + i * LANES, len(entries) * 8 * self.each - 1)
+        entry, row = tirx.floordiv(flat, 8 * self.each), tirx.floormod(tirx.floordiv(flat, self.each), 8)
+        unit, tile = k.local(1, "int32"), k.local(1, "int32")
+        for n, (phase, _, slot, block, j) in enumerate(entries):
+            with k.when(entry == n):
+                # Units past the last one are never looked at: any will do.
+                within = tirx.Min(body._unit0(phase.width, block), tirx.const(phase.width - 8, "int32"))
+                k.store(unit, slot * phase.width + within, 0)
+                k.store(tile, body._tile(j), 0)
+        row = k["row0"] + body.ids.team * team.rows + tile[0] * 8 + row
+        row = tirx.Cast("int64", tirx.Min(row, k["batch"] - 1))
+        piece = tirx.floormod(flat, self.each) * lanes
+        return k.keep(row * self._stride(node) + unit[0] + piece)
+
+    def _stride(self, node: Node) -> int:
+        layout = self.body.layout
+        inputs = layout.graph.inputs
+        place = layout.input(inputs.index(node)) if node.op == "input" else layout.hoisted(node)
+        return int(place.row_stride)
+
+    def _words(self) -> int:
+        """Of one step of one warp."""
+        words: int = self.team.fetch_words // self.team.fetching // FETCH_STEPS
+        return words
+
+    def _copy(self, t: Expr, slot: Expr) -> None:
+        """Begin to copy step t to one of the places."""
+        k = self.k
+        with k.when(tirx.And(self._copies(), t < k["steps"])):
+            time = k.bind(self.body._time(t))
+            for node, first, element in self.sources:
+                source = k[f"read_{self.pointers[node]}"].ptr_to([time * self._stride(node) + element])
+                target = self.base + tirx.Cast("uint32", slot * (self._words() * 4) + first * 16)
+                pieces = len([entry for entry in self.order if entry[1] is node]) * 8 * self.each
+                start = next(n for n, entry in enumerate(self.order) if entry[1] is node) * 8 * self.each
+                left = pieces - (first - start)
+                copy = I.ptx["cp.async.cg.shared.global"](target, source, 16)
+                if left >= LANES:
+                    k.do(copy)
+                else:
+                    with k.when(self.body.ids.lane < left):
+                        k.do(copy)
+        k.do(I.ptx["cp.async.commit_group"]())
+
+    def begin(self, t: Expr) -> None:
+        """Step t begins: its values to registers; the copy of a later step takes the place of the last one's."""
+        if not self.order:
+            return
+        k, team, ids = self.k, self.team, self.body.ids
+        k.do(I.ptx["cp.async.wait_group"](FETCH_STEPS - 2))
+        k.do(I.cuda.warp_sync())
+        elements = self._words() * 4 // team.itemsize
+        view = I.decl_buffer(
+            (team.shared_bytes // team.itemsize,), team.storage, data=self.body.arena.data, scope="shared.dyn"
+        )
+        place = self.warp * (4 // team.itemsize) + tirx.floormod(t, FETCH_STEPS) * elements
+        place = k.keep(place + ids.q * 16 + ids.g)
+        for n in range(len(self.order)):
+            for e in range(2):
+                k.store(self.registers, view[place + n * 64 + e * 8], 2 * n + e)
+        self._copy(t + (FETCH_STEPS - 1), tirx.floormod(t + (FETCH_STEPS - 1), FETCH_STEPS))

@@ -1,0 +1,163 @@
+"""Operands of a grid on their way: each lane copies the pieces that it will multiply itself to shared memory.
+
+In: the kernel's state (`persistent.Body`). Out: statements that copy without registers, so that all of an operand is
+under way at once, and that wait for one block of K after the other. A lane reads nothing but its own copies: no barrier
+is needed. Pieces of the layer's input are copied one step early, as soon as the layer below has written them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tvm_rnn.cuda.layer.phases import Phase
+from tvm_rnn.graph.graph import Node
+
+from .geometry import LANES, Share, Team
+from .layer_input_rows import round_inputs
+
+Expr = Any
+
+
+class Copies:
+    """The operand copies of one kernel. at: the word of the arena where they begin."""
+
+    def __init__(self, body: Any, at: int) -> None:
+        self.body, self.k, self.at = body, body.k, at
+        self.team: Team = body.team
+        self.newer = 0  # groups of copies that were begun after the operand that is being multiplied
+        self.rows: dict[Node, list[Expr]] = {}
+
+    def _shares(self) -> list[Share]:
+        """Operands that are inputs."""
+        return [s for phase in self.team.step.phases for s in self.team.shares[phase] if s.operand.given]
+
+    def prepare(self) -> None:
+        """Where copies come from and go to; the first step's input is copied."""
+        k, team, ids = self.k, self.team, self.body.ids
+        if team.exchange == "grid":
+            for node in team.step.given:
+                self.rows[node] = [self._row(node, tile) for tile in range(team.tiles)]
+        if not team.copied:
+            return
+        arena = I.cuda.cvta_generic_to_shared(self.body.arena.ptr_to([tirx.const(0, "int32")]))
+        self.own = k.keep(self.at + (ids.warp * (team.copy_words // team.warps // 4) + ids.lane) * 4)
+        self.base = k.keep(arena + tirx.Cast("uint32", self.own * 4))
+        self._inputs(tirx.const(0, "int32"))
+
+    def _row(self, node: Node, tile: int) -> Expr:
+        """Element, at time 0, of this lane's first piece of an input's row. Rows past the batch are never looked at:
+        any will do."""
+        k, team, ids = self.k, self.team, self.body.ids
+        row = k["row0"] + ids.team * team.rows + (ids.warp_n * team.tiles + tile) * 8 + ids.g
+        row = tirx.Cast("int64", tirx.Min(row, k["batch"] - 1))
+        return k.keep(row * node.shape[0] + ids.q * (16 // team.itemsize))
+
+    def _slot(self, share: Share) -> int:
+        """The first piece of a share's place. Inputs have places of their own, other operands take turns with one."""
+        at = 0
+        for other in self._shares() if share.operand.given else ():
+            if other is share:
+                found: int = at + self._shared_place()
+                return found
+            at += other.kblocks * self.team.tiles
+        return 0
+
+    def _shared_place(self) -> int:
+        kblocks = [s.kblocks for parts in self.team.shares.values() for s in parts if not s.operand.given]
+        pieces: int = max(kblocks, default=0) * self.team.tiles
+        return pieces
+
+    def _piece(self, share: Share, kblock: int, tile: int) -> int:
+        return self._slot(share) + kblock * self.team.tiles + tile
+
+    def _block(self, share: Share, kblock: int) -> Expr:
+        return self.body.ids.warp_k * share.kblocks + kblock if self.team.warps_k > 1 else tirx.const(kblock, "int32")
+
+    def _inputs(self, t: Expr) -> None:
+        """Copy the inputs of step t, which are there."""
+        k, team, ids = self.k, self.team, self.body.ids
+        shares = self._shares()
+        with k.when(t < k["steps"]):
+            for share in shares:
+                node = share.operand.source
+                source = k[f"x_{team.step.given.index(node)}"]
+                whole = node.shape[0] == team.depth_blocks(node) * team.block_k
+                for kblock in range(share.kblocks):
+                    block = self._block(share, kblock)
+                    inside = block * team.block_k + ids.q * (16 // team.itemsize) < node.shape[0]
+                    block = block if whole else tirx.Select(inside, block, tirx.const(0, "int32"))
+                    size = tirx.Select(inside, tirx.const(16, "uint32"), tirx.const(0, "uint32"))
+                    for tile in range(team.tiles):
+                        element = self.body._time(t) * node.shape[0] + self.rows[node][tile] + block * team.block_k
+                        target = self.base + tirx.const(self._piece(share, kblock, tile) * LANES * 16, "uint32")
+                        given = (16,) if whole else (16, size)
+                        k.do(I.ptx["cp.async.cg.shared.global"](target, source.ptr_to([element]), *given))
+        if shares:
+            k.do(I.ptx["cp.async.commit_group"]())
+
+    def load(self, share: Share, kblock: int, tile: int, pieces: Any, first: int) -> None:
+        """Without copies: a piece of an input, straight to registers; 0 past the row's end."""
+        k, team, ids, node = self.k, self.team, self.body.ids, share.operand.source
+        block = self._block(share, kblock)
+        element = self.body._time(self.body.t) * node.shape[0] + self.rows[node][tile] + block * team.block_k
+        words = [pieces[first + z] for z in range(4)]
+        source = k[f"x_{team.step.given.index(node)}"].ptr_to([element])
+        load = I.ptx["ld.relaxed.gpu.global.v4.b32"](*words, source)
+        if node.shape[0] == team.depth_blocks(node) * team.block_k:
+            k.do(load)
+            return
+        for z in range(4):
+            k.store(pieces, tirx.const(0, "uint32"), first + z)
+        with k.when(block * team.block_k + ids.q * (16 // team.itemsize) < node.shape[0]):
+            k.do(load)
+
+    def ask(self, phase: Phase, share: Share) -> None:
+        """Begin to copy an operand that is there, block by block of K; behind the last, the inputs of the next step."""
+        team, body, k = self.team, self.body, self.k
+        if share.operand.given:
+            return
+        node = body.value(share.operand.source)
+        slot = body._copy(share.operand.source, node in body._carried())
+        for kblock in range(share.kblocks):
+            for tile in range(team.tiles):
+                row = (body.ids.warp_n * team.tiles + tile) * 8 + body.ids.g
+                place = body.exchange.base + body.exchange.word(node, slot, self._block(share, kblock), row, body.ids.q)
+                target = self.base + tirx.const(self._piece(share, kblock, tile) * LANES * 16, "uint32")
+                k.do(I.ptx["cp.async.cg.shared.global"](target, k["exchange"].ptr_to([place]), 16))
+            k.do(I.ptx["cp.async.commit_group"]())
+        self.newer = 0
+        if not self._later(phase, share) and self.ask_inputs():
+            self.newer = 1
+
+    def _later(self, phase: Phase, share: Share) -> bool:
+        """Whether a product of this step still reads this step's inputs after an operand."""
+        every = [(p, s) for p in self.team.step.phases for s in self.team.shares[p]]
+        return any(s.operand.given for _, s in every[every.index((phase, share)) + 1 :])
+
+    def ask_inputs(self) -> bool:
+        """Begin to copy the next step's inputs, once, when nobody reads this step's any more. Whether it did."""
+        if not self.team.copied or not self._shares() or self.body.asked:
+            return False
+        self.body.asked = True
+        self._inputs(self.body.t + 1)
+        return True
+
+    def wait(self, share: Share, kblock: int) -> None:
+        """Until a block of K is there."""
+        if not share.operand.given:
+            left = share.kblocks - 1 - kblock + self.newer
+        else:  # copied in the step before; hoisted values were asked for since
+            left = 1 if self.body.reads.fetch.order else 0
+        if kblock == 0 or not share.operand.given:
+            self.k.do(I.ptx["cp.async.wait_group"](min(left, 7)))
+
+    def take(self, share: Share, kblock: int, tile: int, pieces: Any, first: int) -> None:
+        """A piece, to registers from `first` on."""
+        words = [pieces[first + z] for z in range(4)]
+        address = self.body.arena.ptr_to([self.own + self._piece(share, kblock, tile) * LANES * 4])
+        self.k.do(I.ptx["ld.shared.v4.b32"](*words, address))
+        if share.operand.given:
+            round_inputs(self.k, self.team, words)

@@ -1,0 +1,236 @@
+"""Sums and maxima over the units of a layer, inside a persistent kernel: one number per batch row, known to every lane.
+
+In: the kernel's state (`persistent.Body`) and a phase of reductions. Out: statements: each lane reduces its own units,
+each warp its lanes, and every block gets the warps' partial results (one exchange for all roots of the phase), which
+each lane then reduces in one fixed order: results are the same in all blocks and from run to run.
+
+A sum of squares around a mean is not sent around twice: every warp sums squares around its own mean, and the parts are
+put together as the variance of a union is.
+
+Source: Chan, Golub & LeVeque 1983, "Algorithms for Computing the Sample Variance", The American Statistician 37(3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+from tvm import tirx
+from tvm.script.ir_builder import tirx as I
+
+from tvm_rnn.cuda.layer.phases import Phase, components
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.tensor_expressions import element
+
+from .geometry import LANES
+
+Expr = Any
+AT_ONCE = 8  # parts that a lane asks for before it uses the first
+GROUPS = 8  # lanes of a warp that share a batch row
+
+
+def _f32(value: float) -> Expr:
+    return tirx.const(value, "float32")
+
+
+def combine(op: str, a: Expr, b: Expr) -> Expr:
+    """a and b reduced. NaN in either of them goes through a maximum."""
+    if op == "sum":
+        return a + b
+    return tirx.Select(tirx.Or(a > b, tirx.isnan(a)), a, b)
+
+
+def neutral(op: str) -> Expr:
+    return _f32(0.0 if op == "sum" else float("-inf"))
+
+
+class Reduction:
+    """One reduction phase of one step. `own`: a warp's part, by (root, tile, row)."""
+
+    def __init__(self, body: Any, phase: Phase) -> None:
+        self.body, self.phase = body, phase
+        self.k, self.team, self.ids = body.k, body.team, body.ids
+        self.gates = len(list(components(phase.roots[0].args[0], phase.width)))
+        self.own: dict[tuple[Node, int, int], tuple[Any, int]] = {}
+        self.exact = self.team.ctas * self.team.units(phase.width) == phase.width
+
+    def emit(self) -> None:
+        team = self.team
+        number = team.reductions.index(self.phase)
+        slots = {(root, j, e): 0.0 for root in self.phase.roots for j in range(team.own_tiles) for e in range(2)}
+        registers = self.k.local(len(slots))
+        self.own = {key: (registers, at) for at, key in enumerate(slots)}
+        for j in range(team.own_tiles):
+            with self.body._own_tile(j):
+                for root, centre in zip(self.phase.roots, self.phase.centres, strict=True):
+                    for e in range(2):
+                        self._lane(root, centre, j, e)
+                    for distance in (4, 8, 16):
+                        for e in range(2):
+                            self._across(root, j, e, distance)
+                for first, count in self._messages():
+                    self._give(number, first, count, j)
+        self.body.exchange.meet(number, self.body)
+        # Results are read later, outside of the condition that there is such a tile.
+        results = [self.k.local(2 * len(self.phase.roots)) for _ in range(team.own_tiles)]
+        for j in range(team.own_tiles):
+            with self.body._own_tile(j):
+                self._take(number, j, results[j])
+
+    # --- a warp's part -----------------------------------------------------------------------------------------------
+
+    def _values(self, root: Node, j: int, e: int) -> Iterator[tuple[int, Expr]]:
+        """(block, value) of everything that this lane reduces for one batch row."""
+        arg, width = root.args[0], self.phase.width
+        for block in range(self.team.blocks(width)):
+            read = self.body.reads.reader(self.phase, block, j, e)
+            for _, index in components(arg, width):
+                yield block, element(arg, index, read, "float32")
+
+    def _masked(self, block: int, value: Expr, instead: Expr) -> Expr:
+        """Units that only fill up the last block count for nothing."""
+        if self.exact:
+            return value
+        return tirx.Select(self.body._unit(self.phase.width, block) < self.phase.width, value, instead)
+
+    def _lane(self, root: Node, centre: Node | None, j: int, e: int) -> None:
+        k, (registers, at) = self.k, self.own[(root, j, e)]
+        k.store(registers, neutral(root.op), at)
+        if centre is None:
+            for block, value in self._values(root, j, e):
+                found = k.keep(self._masked(block, value, neutral(root.op)))
+                k.store(registers, combine(root.op, registers[at], found), at)
+            return
+        total, place = self.own[(centre, j, e)]
+        mean = k.keep(total[place] * self._inverse_count())
+        for block, value in self._values(centre, j, e):
+            off = k.keep(value - mean)
+            k.store(registers, registers[at] + self._masked(block, off * off, _f32(0.0)), at)
+
+    def _across(self, root: Node, j: int, e: int, distance: int) -> None:
+        registers, at = self.own[(root, j, e)]
+        self.k.store(registers, combine(root.op, registers[at], self._other(registers[at], distance)), at)
+
+    def _other(self, value: Expr, distance: int) -> Expr:
+        mask = tirx.const(0xFFFFFFFF, "uint32")
+        return self.k.keep(tirx.call_extern("float32", "__shfl_xor_sync", mask, value, distance, LANES))
+
+    def _count(self, part: Expr) -> Expr:
+        """Numbers that a part is made of, as float32: its units in the layer, times gates."""
+        most = 8 * self.team.blocks(self.phase.width)
+        if self.exact:
+            return _f32(float(most * self.gates))
+        units = tirx.Max(tirx.Min(self.phase.width - part * most, most), 0)
+        return tirx.Cast("float32", units * self.gates)
+
+    def _inverse_count(self) -> Expr:
+        if self.exact:
+            return _f32(1.0 / (8 * self.team.blocks(self.phase.width) * self.gates))
+        return _f32(1.0) / tirx.Max(self._count(self._part()), _f32(1.0))
+
+    # --- the exchange ------------------------------------------------------------------------------------------------
+
+    def _part(self) -> Expr:
+        return self.ids.rank * self.team.warps_u + self.ids.warp_u
+
+    def _messages(self) -> Iterator[tuple[int, int]]:
+        """(first root, roots) of each message: two numbers for two rows are 16 bytes."""
+        roots = len(self.phase.roots)
+        return ((first, min(2, roots - first)) for first in range(0, roots, 2))
+
+    def _word(self, number: int, root: int, j: int, part: Expr) -> tuple[Expr, int]:
+        """Where this lane's two rows of a part lie, in words from the first value, and the numbers per row there.
+
+        [message][tile][part][q][row][number].
+        """
+        team = self.team
+        first, count = next(m for m in self._messages() if m[0] <= root < m[0] + m[1])
+        place = (self.body._tile(j) * team.parts + part) * (8 * count) + self.ids.q * (2 * count)
+        return team.reduce_at + self.slot(number) * team.reduce_words + first * team.parts * team.rows + place, count
+
+    def slot(self, number: int) -> int:
+        """Reductions use two buffers in turn: who writes one again has heard of everybody's having read it."""
+        par: int = self.body.par
+        return (par * len(self.team.reductions) + number) % 2
+
+    def _give(self, number: int, first: int, count: int, j: int) -> None:
+        words = []
+        for e in range(2):
+            for root in self.phase.roots[first : first + count]:
+                registers, at = self.own[(root, j, e)]
+                words.append(I.reinterpret("uint32", registers[at]))
+        word, _ = self._word(number, first, j, self._part())
+        self.body.exchange.give(word, words, self.slot(number))
+
+    def _loaded(self, number: int, j: int, parts: list[Expr]) -> list[dict[Node, list[Expr]]]:
+        """For each part (asked for together): the two rows' numbers, by root."""
+        roots = self.phase.roots
+        registers = self.k.local(len(parts) * 2 * len(roots), "uint32")
+        found: list[dict[Node, list[Expr]]] = [{} for _ in parts]
+        at = 0
+        for values, part in zip(found, parts, strict=True):
+            for first, count in self._messages():
+                word, _ = self._word(number, first, j, part)
+                self.body.exchange.take(word, [registers[at + z] for z in range(2 * count)])
+                for n, root in enumerate(roots[first : first + count]):
+                    values[root] = [I.reinterpret("float32", registers[at + e * count + n]) for e in range(2)]
+                at += 2 * count
+        return found
+
+    def _take(self, number: int, j: int, results: Any) -> None:
+        """All results for a tile of rows, in every lane."""
+        k, team = self.k, self.team
+        sums: dict[tuple[Any, ...], tuple[str, Any, int]] = {}  # what lanes reduce: its op and register
+        for root, centre in zip(self.phase.roots, self.phase.centres, strict=True):
+            for e in range(2):
+                for key in [(root, e)] if centre is None else [(root, e), (root, e, "offset")]:
+                    register = k.local(1)
+                    k.store(register, neutral(root.op), 0)
+                    sums[key] = (root.op, register, 0)
+
+        def add(key: tuple[Any, ...], value: Expr) -> None:
+            op, register, at = sums[key]
+            k.store(register, combine(op, register[at], value), at)
+
+        near = self._near(number, j) if any(self.phase.centres) else {}
+        rounds = -(-team.parts // GROUPS)
+        for begin in range(0, rounds, AT_ONCE):
+            parts = [i * GROUPS + self.ids.g for i in range(begin, min(rounds, begin + AT_ONCE))]
+            safe = [p if team.parts % GROUPS == 0 else tirx.Min(p, team.parts - 1) for p in parts]
+            for part, values in zip(parts, self._loaded(number, j, safe), strict=True):
+                with nullcontext() if team.parts % GROUPS == 0 else k.when(part < team.parts):
+                    self._add(part, values, near, add)
+        for distance in (4, 8, 16):
+            for op, register, at in sums.values():
+                k.store(register, combine(op, register[at], self._other(register[at], distance)), at)
+        for at, (root, centre) in enumerate(zip(self.phase.roots, self.phase.centres, strict=True)):
+            for e in range(2):
+                value = sums[(root, e)][1][0]
+                if centre is not None:
+                    offset = sums[(root, e, "offset")][1][0]
+                    value = value - offset * offset * _f32(1.0 / (self.phase.width * self.gates))
+                k.store(results, value, at * 2 + e)
+                self.body.held[(root, 0, 0, j, e)] = results[at * 2 + e]
+
+    def _near(self, number: int, j: int) -> dict[Node, list[Expr]]:
+        """A number near each row's mean, the same for all lanes: the mean of part 0."""
+        first = self._loaded(number, j, [tirx.const(0, "int32")])[0]
+        count = min(self.phase.width, 8 * self.team.blocks(self.phase.width)) * self.gates
+        centres = {c for c in self.phase.centres if c is not None}
+        return {c: [self.k.keep(value * _f32(1.0 / count)) for value in first[c]] for c in centres}
+
+    def _add(
+        self, part: Expr, values: dict[Node, list[Expr]], near: dict[Node, list[Expr]], add: Callable[..., None]
+    ) -> None:
+        k = self.k
+        for root, centre in zip(self.phase.roots, self.phase.centres, strict=True):
+            for e in range(2):
+                if centre is None:
+                    add((root, e), values[root][e])
+                    continue
+                count = k.keep(self._count(part))
+                inverse = self._inverse_count() if self.exact else _f32(1.0) / tirx.Max(count, _f32(1.0))
+                off = k.keep(values[centre][e] * inverse - near[centre][e])
+                add((root, e), values[root][e] + count * off * off)
+                add((root, e, "offset"), count * off)
