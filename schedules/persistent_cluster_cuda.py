@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any
 
+from tvm_rnn.cuda.model.template_base import PersistentTemplate, allowed, width_of
 from tvm_rnn.cuda.persistent.geometry import Team
-from tvm_rnn.cuda.persistent_template import PersistentTemplate, allowed, width_of
 from tvm_rnn.schedule.template import template
 from tvm_rnn.target import Target
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from tvm_rnn.cuda.model.template_base import MOST_ROWS, PersistentTemplate, allowed, rows_per_team, width_of
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import MANY_ROWS, m_tiles
-from tvm_rnn.cuda.persistent_template import MOST_ROWS, PersistentTemplate, allowed, rows_per_team, width_of
 from tvm_rnn.schedule.template import template
 from tvm_rnn.target import Target
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from math import ceil
 from typing import Any
 
+from tvm_rnn.cuda.model.template_base import MOST_ROWS, PersistentTemplate, allowed, rows_per_team, width_of
 from tvm_rnn.cuda.persistent.geometry import MMA
 from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import TILE_ROWS
 from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import WARPGROUP, Pooled, able
-from tvm_rnn.cuda.persistent_template import MOST_ROWS, PersistentTemplate, allowed, rows_per_team, width_of
 from tvm_rnn.schedule.template import template
 from tvm_rnn.target import Target
 

@@ -12,8 +12,8 @@ Source: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tvm_rnn.cuda.model.template_base import MOST_ROWS, PersistentTemplate, allowed, rows_per_team, width_of
 from tvm_rnn.cuda.persistent.geometry import MMA, Team
-from tvm_rnn.cuda.persistent_template import MOST_ROWS, PersistentTemplate, allowed, rows_per_team, width_of
 from tvm_rnn.schedule.template import template
 from tvm_rnn.target import Target
 

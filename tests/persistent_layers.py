@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda import geometry
 from tvm_rnn.cuda.codegen import nvcc
 from tvm_rnn.cuda.codegen.cuda_text import compile_kernels
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
-from tvm_rnn.cuda.geometry import RecurrentUnit
 from tvm_rnn.cuda.layer.phases import Step
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
+from tvm_rnn.cuda.model import choose_geometry
+from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
+from tvm_rnn.cuda.model.choose_regime import step_of
+from tvm_rnn.cuda.model.persistent_step_time import predict
 from tvm_rnn.cuda.persistent.geometry import Team
-from tvm_rnn.cuda.predict import predict
-from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.errors import BuildError
 from tvm_rnn.passes import pipeline
 from tvm_rnn.schedule.template import Config, Knobs, templates
@@ -51,7 +51,7 @@ def step(name: str, hidden: int, precision: str = "bfloat16") -> Step:
 
 def unit_of(name: str, hidden: int, precision: str, batch: int) -> RecurrentUnit:
     """What templates are asked about."""
-    return geometry.unit_of(step(name, hidden, precision), precision, batch)
+    return choose_geometry.unit_of(step(name, hidden, precision), precision, batch)
 
 
 def configured(template: str, unit: RecurrentUnit, record: Config | None = None) -> tuple[Config, Knobs]:

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda import recurrent, steps, wave
+from tvm_rnn.cuda import steps, wave
 from tvm_rnn.cuda.gemm import group_kernels
-from tvm_rnn.cuda.geometry import Geometry
+from tvm_rnn.cuda.model import choose_regime
+from tvm_rnn.cuda.model.choose_geometry import Geometry
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
 from tvm_rnn.network.model import NETWORK, Declared, Program, Step
@@ -63,8 +64,8 @@ def forced(monkeypatch: pytest.MonkeyPatch, exchange: str, **knobs: int) -> None
     """Every layer runs in a team of that geometry."""
 
     def choose(layout: Any, target: Any, precision: str, batches: Any, initial: Any, *_: Any) -> list[Any]:
-        team = (Pooled if "pace" in knobs else Team)(recurrent.step_of(layout), precision, exchange, **knobs)
-        return [recurrent.Persistent(layout, team, "forced", "forced", None, 2, 0.0, initial)]
+        team = (Pooled if "pace" in knobs else Team)(choose_regime.step_of(layout), precision, exchange, **knobs)
+        return [choose_regime.Persistent(layout, team, "forced", "forced", None, 2, 0.0, initial)]
 
     monkeypatch.setattr(steps, "choose", choose)
 

@@ -195,8 +195,6 @@ if cuda:
     assert_close(plain(y), again[0], "bfloat16", T)
     print("row 3 stops after 40 steps, the others begin again at step 50")
 
-# %% [markdown]
-# ## What to read next
-#
-# `tvm_rnn/cuda/recurrent.py` chooses how steps run, `tvm_rnn/cuda/predict.py` says how long they will take, and
-# `tvm_rnn/cuda/persistent/kernel.py` writes the kernel. `tvm-rnn bench --help` times modules beside torch on a GPU.
+# %% [markdown] ## What to read next  `tvm_rnn/cuda/model/choose_regime.py` chooses how steps run,
+# `tvm_rnn/cuda/model/persistent_step_time.py` says how long they will take, and `tvm_rnn/cuda/persistent/kernel.py`
+# writes the kernel. `tvm-rnn bench --help` times modules beside torch on a GPU.

@@ -22,11 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tvm_rnn.cuda.model.choose_geometry import LAYER_BY_LAYER, STEP_BY_STEP
 from tvm_rnn.passes.pipeline import run as run_passes
 from tvm_rnn.schedule.records import Choice
 from tvm_rnn.schedule.template import Unit, space
 
-from .cuda.geometry import LAYER_BY_LAYER, STEP_BY_STEP
 from .errors import ConfigError, message
 from .spec import find_cell
 from .suites import Point, network

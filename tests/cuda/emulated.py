@@ -30,6 +30,7 @@ from tvm_rnn.cuda.codegen.cuda_text import compile_kernels
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
+from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent import exchange_by_polling
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.cell_reads import hoisted, params, place_of
@@ -37,7 +38,6 @@ from tvm_rnn.cuda.persistent.exchange import COUNTER_WORDS
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.product.mma_sync import weights
 from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
-from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.cuda.rowwise.scan_over_time import Scan, scan
 from tvm_rnn.graph.graph import Node, topological
 from tvm_rnn.network.rnn import weight_name

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from compiled_kernels import layers_of
 
-from tvm_rnn.cuda import recurrent, steps
+from tvm_rnn.cuda import steps
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.pointers import Argument
+from tvm_rnn.cuda.model import choose_regime
 from tvm_rnn.cuda.steps import Layer, launch_variant
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.target import resolve
@@ -59,10 +60,10 @@ def test_predicted_times_of_layers_without_a_regime() -> None:
 
 
 def test_how_many_layers_have_room_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "choose", recurrent.choose)
+    monkeypatch.setattr(steps, "choose", choose_regime.choose)
     layer = layer_of("lstm")
     (regime,) = [r for r in layer.regimes if r.most is None or r.most >= 64][:1]
-    assert isinstance(regime, recurrent.Persistent) and layer.predicted_us(64) > 0
+    assert isinstance(regime, choose_regime.Persistent) and layer.predicted_us(64) > 0
     assert layer.beside(64) == max(1, regime.resident // -(-64 // regime.team.rows))
     if regime.most is None:
         assert layer.predicted_us(1 << 12) > 2 * layer.predicted_us(64) and layer.beside(1 << 12) == 1

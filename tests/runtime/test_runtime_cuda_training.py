@@ -17,7 +17,8 @@ from networks import flags, network
 from tests.test_reference import restless
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda import recurrent, steps
+from tvm_rnn.cuda import steps
+from tvm_rnn.cuda.model import choose_regime
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
 from tvm_rnn.errors import InputError
@@ -169,6 +170,7 @@ def test_runtime_files_alone(tmp_path: Path) -> None:
         / "runtime"
         / "runtime"
         / "runtime"
+        / "runtime"
     )
     for name in ("runtime", "runtime_cuda", "runtime_cuda_tape", "runtime_cuda_training", "gpu_arrays"):
         shutil.copy(package / f"{name}.py", tmp_path)
@@ -185,9 +187,9 @@ def forced(monkeypatch: pytest.MonkeyPatch, **knobs: Any) -> None:
     """Every layer's steps, in both passes, run in teams of that geometry."""
 
     def choose(layout: Any, target: Any, precision: str, batches: Any, initial: Any, *_: Any) -> list[Any]:
-        team = (Pooled if "pace" in knobs else Team)(recurrent.step_of(layout), precision, **knobs)
+        team = (Pooled if "pace" in knobs else Team)(choose_regime.step_of(layout), precision, **knobs)
         name = f"persistent_{layout.weights.number}"
-        return [recurrent.Persistent(layout, team, "forced", name, None, 2, 0.0, initial)]
+        return [choose_regime.Persistent(layout, team, "forced", name, None, 2, 0.0, initial)]
 
     monkeypatch.setattr(steps, "choose", choose)
 

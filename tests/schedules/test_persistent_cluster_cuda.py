@@ -9,8 +9,8 @@ import pytest
 from persistent_layers import GPU, configured, layout_of, registers_and_spills, step, team_of, unit_of
 
 from tvm_rnn import ConfigError
+from tvm_rnn.cuda.model.persistent_step_time import RESIDENT_CLUSTERS, able_to_run
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.predict import RESIDENT_CLUSTERS, able_to_run
 from tvm_rnn.schedule.template import templates
 
 NAME = "persistent_cluster_cuda"

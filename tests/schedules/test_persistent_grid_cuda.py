@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from persistent_layers import GPU, TENSOR_CORES, configured, layout_of, registers_and_spills, team_of, unit_of
 
+from tvm_rnn.cuda.model.persistent_step_time import able_to_run, resident_teams
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.predict import able_to_run, resident_teams
 
 NAME = "persistent_grid_cuda"
 

@@ -10,10 +10,10 @@ import pytest
 from persistent_layers import GPU, configured, layout_of, registers_and_spills, team_of, unit_of
 from training_plans import trained
 
-from tvm_rnn.cuda import geometry
+from tvm_rnn.cuda.model import choose_geometry
+from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict, resident_teams
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled, able
-from tvm_rnn.cuda.predict import able_to_run, predict, resident_teams
 from tvm_rnn.schedule.template import templates
 
 NAME = "persistent_pooled_cuda"
@@ -62,7 +62,7 @@ def test_backward_steps_are_not_its_own() -> None:
     regime: Any = plans.backward.code[0].regimes[0]
     step = regime.team.step
     assert step.graph.kind == "backward"
-    assert configured(NAME, geometry.unit_of(step, "bfloat16", 64), {"ring": 3})[0] == {}
+    assert configured(NAME, choose_geometry.unit_of(step, "bfloat16", 64), {"ring": 3})[0] == {}
 
 
 def test_weights_are_streamed_where_they_do_not_fit() -> None:

@@ -10,11 +10,11 @@ import pytest
 from emulated import layer
 from persistent_layers import GPU, configured, registers_and_spills, team_of
 
-from tvm_rnn.cuda import geometry
-from tvm_rnn.cuda.geometry import RecurrentUnit
+from tvm_rnn.cuda.model import choose_geometry
+from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
+from tvm_rnn.cuda.model.choose_regime import step_of
+from tvm_rnn.cuda.model.persistent_step_time import able_to_run
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.predict import able_to_run
-from tvm_rnn.cuda.recurrent import step_of
 
 NAME = "persistent_staged_cuda"
 LAYERS = 4
@@ -23,7 +23,7 @@ LAYERS = 4
 def unit(name: str = "lstm", hidden: int = 512, batch: int = 64, precision: str = "bfloat16") -> RecurrentUnit:
     """One of four layers in a wave, which multiplies as many inputs as it has units."""
     step = step_of(layer(name, hidden, precision, hidden)[1])
-    return geometry.unit_of(step, precision, batch, LAYERS)
+    return choose_geometry.unit_of(step, precision, batch, LAYERS)
 
 
 @pytest.mark.parametrize(("name", "precision"), [("lstm", "bfloat16"), ("gru", "float16")])

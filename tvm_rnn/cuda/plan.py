@@ -25,6 +25,8 @@ from typing import Any, ClassVar
 from tvm_rnn.cpu.lower_network import flops_per_row
 from tvm_rnn.cuda.codegen.host_program import Expr, Host, Pointer, Program
 from tvm_rnn.cuda.layer.time_segments import COUNT, Parts, parts_of
+from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_STEPS, WAVE_TILES
+from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.rowwise.dropout_masks import Draws
 from tvm_rnn.cuda.rowwise.state_moves import Move, move
 from tvm_rnn.cuda.rowwise.weight_drop import Dropped
@@ -34,8 +36,6 @@ from tvm_rnn.passes.pipeline import PASS_NAMES, Layers
 
 from ..decisions import about, tell
 from ..target import Target
-from .lanes import WAVE_STEPS, WAVE_TILES
-from .recurrent import EXPECTED_BATCHES
 from .steps import Buffers, Layer, Tile
 from .wave import Wave, wave
 

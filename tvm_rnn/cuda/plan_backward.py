@@ -12,7 +12,8 @@ down; its states are the gradients of the states, last ones in and first ones ou
 
 Where the GPU has room for several layers at once, each has a stream of its own, as in `plan.py`: the last layer works
 on tile k, counted from the end of time, while the one below works on tile k - 1. That one begins when the gradients of
-the tile's inputs are there: sums over rows, for weights, run beside its steps. `lanes.py` has a say in kernels' sizes.
+the tile's inputs are there: sums over rows, for weights, run beside its steps. `cuda/model/choose_backward_lanes.py`
+has a say in kernels' sizes.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer, P
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.value_layout import Layout
+from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_TILES, least_steps, room_for_two
+from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.network.rnn import weight_name
 
@@ -34,10 +37,8 @@ from ..passes.fuse_pointwise import read_at_last
 from .finish import FinishKernels
 from .give import Giver
 from .handed_down import HandedDown, Sequences, Tiles
-from .lanes import WAVE_TILES, least_steps, room_for_two
 from .plan import HOISTED_BYTES, STREAMS, Plan, Visit
 from .plan_forward_train import Blank, ForwardTrain, blank_kernel
-from .recurrent import EXPECTED_BATCHES
 from .steps import Layer, Tile
 from .tape import states_read
 from .totals import Totals

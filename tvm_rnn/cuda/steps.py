@@ -22,6 +22,9 @@ from tvm_rnn.cuda.layer.regime import Regime, Where
 from tvm_rnn.cuda.layer.row_kernels import rows_kernel
 from tvm_rnn.cuda.layer.value_layout import Layout, Target
 from tvm_rnn.cuda.layer.weight_packing import Weights
+from tvm_rnn.cuda.model.choose_regime import Persistent, choose
+from tvm_rnn.cuda.model.launched_step_time import predict_steps
+from tvm_rnn.cuda.model.persistent_step_time import predict
 from tvm_rnn.cuda.rowwise.chained_groups import chain_kernel, chains
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, Draw, MaskRows, mask_kernel
 from tvm_rnn.cuda.rowwise.state_moves import StateKernels
@@ -29,9 +32,6 @@ from tvm_rnn.graph.graph import Graph, Group, Node
 
 from ..decisions import about
 from ..target import Target as Machine
-from .predict import predict
-from .predict_steps import predict_steps
-from .recurrent import Persistent, choose
 
 STEP_US = 6.0  # a product and a row kernel, each with a launch
 

@@ -17,14 +17,14 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
-from tvm_rnn.cuda.geometry import geometry
 from tvm_rnn.cuda.layer import fp8_weights
 from tvm_rnn.cuda.layer.packed_layout import Pack
 from tvm_rnn.cuda.layer.weight_packing import Weights, scales_of
+from tvm_rnn.cuda.model.choose_geometry import geometry
+from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.product.mma_sync import weights
-from tvm_rnn.cuda.predict import able_to_run, predict
 from tvm_rnn.dtypes import rounded
 from tvm_rnn.oracle.tolerance import tolerance
 

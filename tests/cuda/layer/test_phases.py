@@ -11,7 +11,7 @@ import tvm_rnn as rnn
 from tvm_rnn.cuda.layer.phases import NotPersistent, components, joined, phases, place
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
-from tvm_rnn.cuda.recurrent import step_of
+from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Lane
 from tvm_rnn.passes import pipeline

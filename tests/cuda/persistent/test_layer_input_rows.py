@@ -10,8 +10,8 @@ from tests.cuda.test_persistent import cluster
 from tests.cuda.test_persistent import grid as plain_grid
 
 from tvm_rnn.cuda.layer.phases import NotPersistent
+from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent.geometry import Team
-from tvm_rnn.cuda.recurrent import step_of
 from tvm_rnn.oracle.tolerance import tolerance
 
 

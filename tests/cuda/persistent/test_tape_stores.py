@@ -8,9 +8,9 @@ import pytest
 from training_plans import trained
 
 from tvm_rnn.cuda.layer.phases import NotPersistent
+from tvm_rnn.cuda.model.choose_regime import Persistent, step_of
 from tvm_rnn.cuda.persistent import tape_stores
 from tvm_rnn.cuda.persistent.kernel import kernel
-from tvm_rnn.cuda.recurrent import Persistent, step_of
 
 
 def regime(cell: str, backward: bool, precision: str = "bfloat16") -> Persistent:

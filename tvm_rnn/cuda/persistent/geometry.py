@@ -1,7 +1,7 @@
 """The geometry of a persistent kernel: how blocks, warps and lanes share a layer's units, batch rows and products.
 
-In: a `Step` and knobs. Out: `Team`, from which `kernel.py` writes the kernel, `recurrent.py` predicts its time, and
-the packing functions of weights and the sizes of everything on the chip.
+In: a `Step` and knobs. Out: `Team`, from which `kernel.py` writes the kernel, `cuda/model/choose_regime.py` predicts
+its time, and the packing functions of weights and the sizes of everything on the chip.
 
 A team of `ctas` blocks owns all units of a layer for `rows` batch rows. Gates = W h, so units are the M of mma.sync and
 batch rows its N: a batch of 1 to 8 costs one tile. A warp owns `blocks` of 8 units and all their gates, so a lane finds

@@ -10,10 +10,10 @@ from emulated import layer
 from persistent_layers import layout_of, step, text_of
 from tests.cuda.test_fma_ring import check, fma
 
+from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.product import ffma_layout
-from tvm_rnn.cuda.recurrent import step_of
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])

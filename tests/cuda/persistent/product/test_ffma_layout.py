@@ -8,9 +8,9 @@ import pytest
 from emulated import check_packed_once, layer
 from persistent_layers import step
 
+from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.product import ffma_layout
-from tvm_rnn.cuda.recurrent import step_of
 
 FMA: dict[str, Any] = {"exchange": "grid", "polled": 1, "register_words": 0, "fma": 2, "warps_k": 8}
 

@@ -8,9 +8,9 @@ import pytest
 from emulated import check_packed_once, layer
 from persistent_layers import step
 
+from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.product import wgmma_staged_layout
-from tvm_rnn.cuda.recurrent import step_of
 
 STAGED: dict[str, Any] = {"warps_u": 4, "polled": 1, "staged": 1, "shared_words": 1 << 20}
 

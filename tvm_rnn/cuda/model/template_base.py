@@ -12,9 +12,9 @@ from typing import Any
 
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.schedule.template import Config, Knobs, Unit
+from tvm_rnn.target import Target
 
-from ..target import Target
-from .predict import cheapest, distinct, predict
+from .persistent_step_time import cheapest, distinct, predict
 
 MOST_ROWS = 128  # of a team
 

@@ -20,10 +20,10 @@ from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.product import ffma_layout
 from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import FEW_STAGES, chunks, m_tiles
 from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
+from tvm_rnn.decisions import listening, tell
+from tvm_rnn.target import Target
 
-from ..decisions import listening, tell
-from ..target import Target
-from .predict_pooled import pooled_product
+from .split_k_time import pooled_product
 
 
 @dataclass(frozen=True)

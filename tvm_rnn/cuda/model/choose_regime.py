@@ -1,7 +1,7 @@
 """Which persistent regimes run a layer's steps, the best first.
 
 In: a layer's layout, a target, a precision, batch sizes to expect. Out: regimes, each a kernel for a range of batch
-sizes, none where the layer can only run step by step. `geometry.py` says in which geometry.
+sizes, none where the layer can only run step by step. `choose_geometry.py` says in which geometry.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tvm_rnn.cuda.layer.phases import NotPersistent, Step, phases
 from tvm_rnn.cuda.layer.regime import Regime, Where, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import scales_of
+from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.cell_reads import hoisted, params
 from tvm_rnn.cuda.persistent.exchange import COUNTER_WORDS
 from tvm_rnn.cuda.persistent.exchange_by_polling import places as place_count
@@ -28,16 +29,15 @@ from tvm_rnn.cuda.persistent.product.mma_sync import weights
 from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
 from tvm_rnn.cuda.persistent.tape_stores import check_kept, stores
 from tvm_rnn.cuda.rowwise.scan_over_time import scan
+from tvm_rnn.decisions import about, listening, tell
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.schedule.template import DEFAULT
+from tvm_rnn.target import Target
 
-from ..decisions import about, listening, tell
-from ..target import Target
-from .geometry import Geometry
-from .lanes import geometry_beside
-from .persistent import kernel as persistent
-from .predict import exchange_us, predict, resident_teams
-from .predict_steps import predict_steps
+from .choose_backward_lanes import geometry_beside
+from .choose_geometry import Geometry
+from .launched_step_time import predict_steps
+from .persistent_step_time import exchange_us, predict, resident_teams
 
 MOST_TURNS = 16  # of slices of a batch, beyond which a comparison with step by step says nothing new
 EXPECTED_BATCHES = (1, 16, 64, 128)  # where the caller names none

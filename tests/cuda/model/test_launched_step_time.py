@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from persistent_layers import GPU, layout_of
 
-from tvm_rnn.cuda.predict_steps import predict_steps
+from tvm_rnn.cuda.model.launched_step_time import predict_steps
 from tvm_rnn.target import resolve
 
 

@@ -1,8 +1,8 @@
 """The geometry of a persistent kernel: what a record says of a layer's time loop, else what the model predicts.
 
 In: a layer's phases, a precision, a batch size, a GPU with its records. Out: a `Geometry`: the template's team, or the
-word that no persistent kernel is to run. Templates in `schedules/` say which geometries there are, `predict.py` which
-of them is fastest.
+word that no persistent kernel is to run. Templates in `schedules/` say which geometries there are,
+`persistent_step_time.py` which of them is fastest.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, cast
 
 from tvm_rnn.cuda.layer.phases import Step
 from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.decisions import about, listening, recording, tell
+from tvm_rnn.errors import ConfigError
 from tvm_rnn.schedule.template import DEFAULT, Knobs, Template, Unit, alike, replayed, stale, templates
+from tvm_rnn.target import Target
 
-from ..decisions import about, listening, recording, tell
-from ..errors import ConfigError
-from ..target import Target
-from .predict import able_to_run, predict
+from .persistent_step_time import able_to_run, predict
 
 # What a record names in place of a template: one launch per group and step; layers one after the other, in no wave.
 STEP_BY_STEP, LAYER_BY_LAYER = "step_by_step", "layer_by_layer"

@@ -17,8 +17,7 @@ from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.rowwise.chained_groups import chains
 from tvm_rnn.graph.graph import Group
 from tvm_rnn.schedule.template import Config, Unit, best
-
-from ..target import Target
+from tvm_rnn.target import Target
 
 LAUNCH_US = 2.0  # a kernel after the one before, in a graph
 WEIGHTS_US, WEIGHTS_US_PER_MB = 5.3, 0.1  # a kernel that reads weights once, from L2

@@ -13,7 +13,7 @@ import tvm_rnn as rnn
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.layer.phases import NotPersistent
 from tvm_rnn.cuda.layer.regime import Regime, Where
-from tvm_rnn.cuda.recurrent import EXPECTED_BATCHES, Persistent, choose, step_of
+from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES, Persistent, choose, step_of
 from tvm_rnn.target import resolve
 
 # The quick one, and the others, which differ little.

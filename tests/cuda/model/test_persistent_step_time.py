@@ -9,8 +9,15 @@ from typing import Any
 import pytest
 from persistent_layers import GPU, best_team, step, unit_of
 
+from tvm_rnn.cuda.model.persistent_step_time import (
+    RESIDENT_CLUSTERS,
+    able_to_run,
+    cheapest,
+    exchange_us,
+    predict,
+    resident_teams,
+)
 from tvm_rnn.cuda.persistent.geometry import Team
-from tvm_rnn.cuda.predict import RESIDENT_CLUSTERS, able_to_run, cheapest, exchange_us, predict, resident_teams
 from tvm_rnn.target import resolve
 
 BATCHES = (1, 8, 16, 64, 128, 256, 1024)

@@ -1,4 +1,4 @@
-"""How long the product of a cluster that shares K takes: for `predict.py`, which adds exchanges and cells.
+"""How long the product of a cluster that shares K takes: for `persistent_step_time.py`, which adds exchanges and cells.
 
 In: a `Pooled` team and a phase. Out: microseconds. Copies and products go on side by side, and each hides the other in
 part; what does not stay in L2 from step to step comes from memory.

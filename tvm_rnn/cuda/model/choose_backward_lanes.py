@@ -19,11 +19,11 @@ from math import ceil
 from tvm_rnn.cuda.layer.phases import Step
 from tvm_rnn.cuda.layer.regime import Regime
 from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.decisions import recording, tell
+from tvm_rnn.target import Target
 
-from ..decisions import recording, tell
-from ..target import Target
-from .geometry import Geometry, geometry
-from .predict import predict, resident_teams
+from .choose_geometry import Geometry, geometry
+from .persistent_step_time import predict, resident_teams
 
 # A wavefront of L layers over n tiles takes n + L - 1 turns in place of L n, each with its launches: a few us.
 WAVE_STEPS, WAVE_TILES = 32, 4  # least steps of a tile, and tiles per layer to aim at

@@ -8,9 +8,8 @@ import pytest
 from networks import network
 from training_plans import trained
 
-from tvm_rnn.cuda import lanes
-from tvm_rnn.cuda.geometry import Geometry, geometry
-from tvm_rnn.cuda.lanes import (
+from tvm_rnn.cuda.model import choose_backward_lanes
+from tvm_rnn.cuda.model.choose_backward_lanes import (
     BESIDE,
     TILE_US,
     WAVE_STEPS,
@@ -20,7 +19,8 @@ from tvm_rnn.cuda.lanes import (
     room_for_two,
     stack_us,
 )
-from tvm_rnn.cuda.recurrent import Persistent, step_of
+from tvm_rnn.cuda.model.choose_geometry import Geometry, geometry
+from tvm_rnn.cuda.model.choose_regime import Persistent, step_of
 from tvm_rnn.cuda.train import plan
 from tvm_rnn.target import resolve
 
@@ -57,7 +57,7 @@ def test_narrow_kernels_where_a_stack_is_faster_with_them() -> None:
     assert at_once(one.team, 64, H200) == 1 < 2 <= at_once(four.team, 64, H200)
     assert one.predicted_us < four.predicted_us
     alone, beside = stack_us(4, 1, one.predicted_us), stack_us(4, at_once(four.team, 64, H200), four.predicted_us)
-    assert beside < lanes.CLEARLY * alone
+    assert beside < choose_backward_lanes.CLEARLY * alone
 
 
 def test_two_layers_that_gain_little_keep_their_geometry() -> None:
@@ -79,7 +79,7 @@ def test_what_was_measured_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(*given: object, **more: object) -> Geometry:
         return measured
 
-    monkeypatch.setattr(lanes, "geometry", found)
+    monkeypatch.setattr(choose_backward_lanes, "geometry", found)
     assert geometry_beside(step, H200, "bfloat16", 64, 4) is measured
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from persistent_layers import GPU, step
 
+from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict
+from tvm_rnn.cuda.model.split_k_time import pooled_product
 from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
-from tvm_rnn.cuda.predict import able_to_run, predict
-from tvm_rnn.cuda.predict_pooled import pooled_product
 
 
 def team(name: str, hidden: int, precision: str = "bfloat16", **knobs: Any) -> Pooled:
