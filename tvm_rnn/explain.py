@@ -212,16 +212,22 @@ def _decided(
             stages = pipeline.run(one, machine, own["without"], batches)
             layers = stages[-1][1]
             if machine.kind == "cuda":
-                from .cuda import artifact, plan, train
+                from tvm_rnn.cuda.training import add_entry_points
+
+                from .cuda import artifact, plan
 
                 programs = [plan.plan(one, layers, machine, batches, precision, kind)]
-                trained = [train.plan(one, machine, batches, own["without"], precision, training)] if training else []
+                trained = (
+                    [add_entry_points.plan(one, machine, batches, own["without"], precision, training)]
+                    if training
+                    else []
+                )
                 facts = artifact.describe(
                     one, layers, programs, (machine,), batches, own["without"], precision, {}, kind
                 )
                 if trained:
-                    train.describe(facts, trained, {})
-                    facts["working"] = train.working(trained[0], machine)
+                    add_entry_points.describe(facts, trained, {})
+                    facts["working"] = add_entry_points.working(trained[0], machine)
             else:
                 lowered = Lowering(one, layers, machine, batches, kind).run()
                 facts = describe(one, lowered, machine, batches, own["without"])

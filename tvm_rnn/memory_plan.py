@@ -166,15 +166,14 @@ def _on_a_gpu(
     net: RNN, machine: Target, batches: tuple[int, ...], without: tuple[str, ...], precision: str, keep: str
 ) -> dict[str, Any]:
     from tvm_rnn.cpu.training.add_entry_points import memory_facts
+    from tvm_rnn.cuda.training import add_entry_points
 
-    from .cuda import train
-
-    trained = train.plan(net, machine, batches, without, precision, keep)
+    trained = add_entry_points.plan(net, machine, batches, without, precision, keep)
     found: dict[str, Any] = {
         "tape": trained.forward.tape.sizes(),
         "memory": memory_facts(net, trained.layers, trained.training),
     }
-    return found | {"working": train.working(trained, machine)}
+    return found | {"working": add_entry_points.working(trained, machine)}
 
 
 __all__ = ["Choice", "MemoryPlans", "facts_of", "plan_memory", "plans_of", "sizes_of"]

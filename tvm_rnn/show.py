@@ -55,11 +55,15 @@ def texts(
     found = [(name, layers_text(net, layers)) for name, layers in stages]
     found.append(("te", "\n\n".join(te_text(te(graph)) for graph in stages[0][1].graphs)))
     if machine.kind == "cuda":
-        from .cuda import plan, train
+        from tvm_rnn.cuda.training import add_entry_points
+
+        from .cuda import plan
 
         layers = pipeline.run(net, machine, without, batch)[-1][1] if training else stages[-1][1]
         programs = [plan.plan(net, layers, machine, batch, precision, stored)]
-        programs += train.plan(net, machine, batch, without, precision, training).programs if training else ()
+        programs += (
+            add_entry_points.plan(net, machine, batch, without, precision, training).programs if training else ()
+        )
         return [*found, *_gpu_texts(programs, machine)]
     if training:
         stages = pipeline.run(net, machine, without, batch)

@@ -8,7 +8,7 @@ from typing import Any
 from networks import network
 
 from tvm_rnn import RNN
-from tvm_rnn.cuda.train import Trained, plan
+from tvm_rnn.cuda.training.add_entry_points import Trained, plan
 from tvm_rnn.target import resolve
 
 

@@ -20,8 +20,9 @@ from tvm_rnn.passes.pipeline import Layers
 from ..build import blob, common_facts
 from ..errors import BuildError, message
 from ..target import Target
-from . import plan, train
+from . import plan
 from .codegen import cuda_text, nvcc
+from .training import add_entry_points
 
 EXACT = ("float32", "float64")  # precisions whose kernels must keep subnormals
 
@@ -43,7 +44,9 @@ def write_module(
     training that the file says. Raises BuildError."""
     tell("planning")
     programs = [plan.plan(net, layers, target, batches, precision, stored) for target in targets]
-    trained = [train.plan(net, target, batches, without, precision, training) for target in targets if training]
+    trained = [
+        add_entry_points.plan(net, target, batches, without, precision, training) for target in targets if training
+    ]
     tell("code generation")
     pairs = [*zip(programs, targets, strict=True)]
     pairs += [(own, t) for found, t in zip(trained, targets, strict=False) for own in found.programs]
@@ -55,7 +58,7 @@ def write_module(
     facts["versions"]["cuda"] = compiler
     arrays = blob(net, layers)
     if trained:
-        train.describe(facts, trained, taken)
+        add_entry_points.describe(facts, trained, taken)
         facts["memory"] |= {} if max_bytes is None else {"max_bytes": max_bytes}
         arrays |= trained[0].constants()
     path = os.path.join(folder, f"{net.cell.name}.so")

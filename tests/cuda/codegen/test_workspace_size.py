@@ -12,7 +12,7 @@ from training_plans import trained
 
 from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
-from tvm_rnn.cuda.train import WAYS, plan, working
+from tvm_rnn.cuda.training.add_entry_points import WAYS, plan, working
 from tvm_rnn.errors import BuildError
 from tvm_rnn.target import resolve
 

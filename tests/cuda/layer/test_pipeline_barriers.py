@@ -7,7 +7,7 @@ import re
 import pytest
 from compiled_kernels import text_of
 
-from tvm_rnn.cuda.totals_packed import PackedTotalsTile, packed_totals_kernel
+from tvm_rnn.cuda.training.weight_gradient_wgmma_packed import PackedTotalsTile, packed_totals_kernel
 
 
 def text(**options: int) -> str:

@@ -6,7 +6,7 @@ from training_plans import trained
 
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.layer.time_segments import COUNT, Parts, parts_of
-from tvm_rnn.cuda.train import of_parts
+from tvm_rnn.cuda.training.add_entry_points import of_parts
 
 
 def test_a_program_reads_four_numbers() -> None:

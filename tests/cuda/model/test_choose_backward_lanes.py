@@ -21,7 +21,7 @@ from tvm_rnn.cuda.model.choose_backward_lanes import (
 )
 from tvm_rnn.cuda.model.choose_geometry import Geometry, geometry
 from tvm_rnn.cuda.model.choose_regime import Persistent, step_of
-from tvm_rnn.cuda.train import plan
+from tvm_rnn.cuda.training.add_entry_points import plan
 from tvm_rnn.target import resolve
 
 H200 = resolve("nvidia-h200")

@@ -18,7 +18,7 @@ from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent.geometry import Team
-from tvm_rnn.cuda.train import plan
+from tvm_rnn.cuda.training.add_entry_points import plan
 from tvm_rnn.graph.graph import Graph
 from tvm_rnn.passes import pipeline
 

@@ -9,7 +9,7 @@ import numpy as np
 from emulated import run
 from training_plans import trained
 
-from tvm_rnn.cuda.finish import FinishKernels
+from tvm_rnn.cuda.training.parameter_gradients import FinishKernels
 
 
 def finish_of(cell: str, **options: object) -> FinishKernels:

@@ -8,7 +8,7 @@ from compiled_kernels import text_of
 from row_products import LIMITS, operand, sums
 
 from tvm_rnn.cuda.layer.pointers import storage
-from tvm_rnn.cuda.totals_tile import THREADS, tile_for, tiles_of, totals_kernel
+from tvm_rnn.cuda.training.weight_gradient_mma import THREADS, tile_for, tiles_of, totals_kernel
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from training_plans import trained
 
 from tvm_rnn.cuda.codegen.host_program import Pointer
 from tvm_rnn.cuda.layer.pointers import Place
-from tvm_rnn.cuda.plan_forward_train import Blank, blank_kernel
+from tvm_rnn.cuda.training.plan_forward import Blank, blank_kernel
 
 T, B, SIZE = 6, 3, 5
 LENGTHS, RESET = np.array([6, 2, 0]), np.zeros((T, B), "u1")

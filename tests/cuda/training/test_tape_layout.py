@@ -8,8 +8,8 @@ from training_plans import trained
 
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.layer.time_segments import Parts, parts_of
-from tvm_rnn.cuda.tape import kept_nodes, narrowed, states_read
-from tvm_rnn.cuda.train import plan
+from tvm_rnn.cuda.training.add_entry_points import plan
+from tvm_rnn.cuda.training.tape_layout import kept_nodes, narrowed, states_read
 from tvm_rnn.target import resolve
 
 

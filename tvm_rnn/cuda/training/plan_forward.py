@@ -24,12 +24,12 @@ from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer, P
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.pointers import Place, address
 from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
+from tvm_rnn.cuda.plan import Plan, Visit
 from tvm_rnn.cuda.rowwise.state_moves import Move
+from tvm_rnn.cuda.steps import Layer
 from tvm_rnn.graph.graph import Graph
 
-from .plan import Plan, Visit
-from .steps import Layer
-from .tape import Tape, kept_nodes, narrowed, states_read
+from .tape_layout import Tape, kept_nodes, narrowed, states_read
 
 MOST_ARRAYS = 32  # of one launch
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from emulated import decoded, encoded, run
 
-from tvm_rnn.cuda.give import Giver
 from tvm_rnn.cuda.layer.pointers import Place
+from tvm_rnn.cuda.training.input_gradients import Giver
 from tvm_rnn.graph.graph import Node, make
 
 T, B, SIZE = 4, 3, 6

@@ -11,8 +11,13 @@ from emulated import decoded, encoded, run
 from row_products import LIMITS, operand
 
 from tvm_rnn.cuda.layer.pointers import storage
-from tvm_rnn.cuda.totals_pack import SQUARE_BYTES, pack_kernel, rows_of_stage, squares
-from tvm_rnn.cuda.totals_packed import SHAPES, PackedTotalsTile, packed_tile_for, packed_totals_kernel
+from tvm_rnn.cuda.training.weight_gradient_pack import SQUARE_BYTES, pack_kernel, rows_of_stage, squares
+from tvm_rnn.cuda.training.weight_gradient_wgmma_packed import (
+    SHAPES,
+    PackedTotalsTile,
+    packed_tile_for,
+    packed_totals_kernel,
+)
 
 
 def sums(tile: PackedTotalsTile, lefts: int, height: int, width: int, rows: int, parts: int) -> tuple[np.ndarray, ...]:

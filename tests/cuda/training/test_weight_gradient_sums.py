@@ -12,8 +12,8 @@ from emulated import run
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
 from tvm_rnn.cuda.layer.pointers import Place
-from tvm_rnn.cuda.totals import COLUMNS, Totals
-from tvm_rnn.cuda.totals_tile import totals_kernel
+from tvm_rnn.cuda.training.weight_gradient_mma import totals_kernel
+from tvm_rnn.cuda.training.weight_gradient_sums import COLUMNS, Totals
 from tvm_rnn.graph.graph import Node, make
 
 
@@ -57,7 +57,7 @@ def test_kernels_know_where_their_operands_begin(monkeypatch: pytest.MonkeyPatch
         seen.extend((*lefts, right))
         return totals_kernel(name, tile, lefts, right)
 
-    monkeypatch.setattr("tvm_rnn.cuda.totals.totals_kernel", spy)
+    monkeypatch.setattr("tvm_rnn.cuda.training.weight_gradient_sums.totals_kernel", spy)
     totals(product(A, X), product(B, X))
     assert [o.name for o in seen] == ["a0", "a1", "x1"] and all(o.told for o in seen)
 

@@ -30,18 +30,18 @@ from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_TILES, least_steps, room_for_two
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
+from tvm_rnn.cuda.plan import HOISTED_BYTES, STREAMS, Plan, Visit
+from tvm_rnn.cuda.steps import Layer, Tile
 from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.network.rnn import weight_name
+from tvm_rnn.passes.fuse_pointwise import read_at_last
 
-from ..passes.fuse_pointwise import read_at_last
-from .finish import FinishKernels
-from .give import Giver
-from .handed_down import HandedDown, Sequences, Tiles
-from .plan import HOISTED_BYTES, STREAMS, Plan, Visit
-from .plan_forward_train import Blank, ForwardTrain, blank_kernel
-from .steps import Layer, Tile
-from .tape import states_read
-from .totals import Totals
+from .input_gradients import Giver
+from .layer_gradients import HandedDown, Sequences, Tiles
+from .parameter_gradients import FinishKernels
+from .plan_forward import Blank, ForwardTrain, blank_kernel
+from .tape_layout import states_read
+from .weight_gradient_sums import Totals
 
 
 @dataclass

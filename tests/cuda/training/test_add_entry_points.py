@@ -8,9 +8,9 @@ import pytest
 from networks import network
 from training_plans import trained
 
-from tvm_rnn.cuda import train
 from tvm_rnn.cuda.codegen.cuda_text import generate
-from tvm_rnn.cuda.train import WAYS, describe, plan
+from tvm_rnn.cuda.training import add_entry_points
+from tvm_rnn.cuda.training.add_entry_points import WAYS, describe, plan
 from tvm_rnn.decisions import recording
 from tvm_rnn.target import resolve
 
@@ -46,7 +46,7 @@ def test_what_is_kept_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None
     net, target = network("cfn", 8, 8), resolve("nvidia-h200")
     found = plan(net, target, (4,), (), "float32", True)
     assert found.training == "states" and all(code.regimes for code in found.backward.code)
-    monkeypatch.setattr(train, "_persistent", lambda trained: trained.training == "values")
+    monkeypatch.setattr(add_entry_points, "_persistent", lambda trained: trained.training == "values")
     with recording() as told:
         assert plan(net, target, (4,), (), "float32", True).training == "values"
     assert {d.what for d in told if d.what.startswith("keep=")} == {'keep="values"'}

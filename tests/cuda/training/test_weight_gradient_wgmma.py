@@ -7,8 +7,8 @@ import pytest
 from compiled_kernels import text_of
 from row_products import LIMITS, operand, sums
 
-from tvm_rnn.cuda.totals_tile import tiles_of
-from tvm_rnn.cuda.totals_wgmma import WgmmaTotalsTile, wgmma_tile_for, wgmma_totals_kernel
+from tvm_rnn.cuda.training.weight_gradient_mma import tiles_of
+from tvm_rnn.cuda.training.weight_gradient_wgmma import WgmmaTotalsTile, wgmma_tile_for, wgmma_totals_kernel
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,16 @@ import numpy as np
 from tvm_rnn.cpu.training.add_entry_points import memory_facts
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
+from tvm_rnn.decisions import about, forget, recording, told
+from tvm_rnn.dtypes import held_dtype
 from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.passes import keep_choice, pipeline
 from tvm_rnn.passes.pipeline import Layers
+from tvm_rnn.target import Target
 
-from ..decisions import about, forget, recording, told
-from ..dtypes import held_dtype
-from ..target import Target
-from .handed_down import handed_width
+from .layer_gradients import handed_width
 from .plan_backward import BackwardPlan
-from .plan_forward_train import ForwardTrain
+from .plan_forward import ForwardTrain
 
 WAYS = ("forward_train", "backward")
 PERSISTENT = "sm_90a"  # which has persistent kernels

@@ -1,9 +1,9 @@
 """The GEMM of a weight's gradient by wgmma, for Hopper: sums over all rows of products of two rows' 16-bit elements.
 
 In: operands that lie as rows of pieces of 16 or 4 bytes, as many of the left ones as share a right one. Out: a `Kernel`
-with the arguments and results of that in `totals_tile.py`. Rows are what K is in other products; wgmma takes 16-bit
-operands along either axis, so rows are copied as they lie, 64 elements of 64 rows at a time, swizzled: 16 bytes at
-chunk c of row r are at c ^ r % 8. One warpgroup copies, the others multiply 64 lines of the result each.
+with the arguments and results of that in `weight_gradient_mma.py`. Rows are what K is in other products; wgmma takes
+16-bit operands along either axis, so rows are copied as they lie, 64 elements of 64 rows at a time, swizzled: 16 bytes
+at chunk c of row r are at c ^ r % 8. One warpgroup copies, the others multiply 64 lines of the result each.
 
 What L2 hands to all blocks is the limit: 12,800 rows of 10,240 and 2,560 elements in bf16 took 1.61 ms on an H200 with
 tiles of 128 x 256, which ask L2 for 4.9 TB/s. A third warpgroup would leave too few registers for 256 columns.
@@ -30,7 +30,7 @@ from tvm_rnn.cuda.layer.pipeline_barriers import Stages
 from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.graph.scalar_cuda import flavour
 
-from .totals_pack import SQUARE, SQUARE_BYTES, rows_of_stage
+from .weight_gradient_pack import SQUARE, SQUARE_BYTES, rows_of_stage
 
 Expr = Any
 WIDTHS, HEIGHTS = (256, 192, 128, 64), (128, 64)
@@ -106,7 +106,7 @@ def wgmma_totals_kernel(name: str, tile: WgmmaTotalsTile, lefts: Sequence[Operan
 
 class WgmmaTotals(Stages, ABC):
     """The body of a kernel: one warpgroup copies, the others multiply. What is copied, and how, others say as well
-    (`totals_packed.py`)."""
+    (`weight_gradient_wgmma_packed.py`)."""
 
     tile: WgmmaTotalsTile
     w: Writer

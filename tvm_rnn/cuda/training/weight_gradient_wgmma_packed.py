@@ -1,9 +1,10 @@
-"""The GEMM of a large weight's gradient by wgmma, for Hopper, of operands that `totals_pack.py` has put in order.
+"""The GEMM of a large weight's gradient by wgmma, for Hopper, of operands that `weight_gradient_pack.py` has put in
+order.
 
 In: how many left operands share a right one, their depths, a tile. Out: a `Kernel` with the results of that in
-`totals_tile.py`. A stage of a block's tile is one piece of memory for each operand, which one thread fetches by bulk
-copies: the left one for itself, of the right one a part for every block of the cluster. The other warpgroups multiply
-64 lines of the result each.
+`weight_gradient_mma.py`. A stage of a block's tile is one piece of memory for each operand, which one thread fetches by
+bulk copies: the left one for itself, of the right one a part for every block of the cluster. The other warpgroups
+multiply 64 lines of the result each.
 
 Asked of L2 per stage by a block of 128 x 256 in a cluster of two: 128 + 128 columns, in place of 128 + 256.
 """
@@ -25,8 +26,8 @@ from tvm_rnn.cuda.layer.packed_layout import ROW_BYTES, ceil_div
 from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.graph.scalar_cuda import flavour
 
-from .totals_pack import SQUARE, SQUARE_BYTES, squares
-from .totals_wgmma import WgmmaTotals, WgmmaTotalsTile
+from .weight_gradient_pack import SQUARE, SQUARE_BYTES, squares
+from .weight_gradient_wgmma import WgmmaTotals, WgmmaTotalsTile
 
 Expr = Any
 SHAPES = ((128, 256), (128, 192), (128, 128), (192, 192), (192, 128))

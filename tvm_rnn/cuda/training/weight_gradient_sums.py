@@ -4,9 +4,9 @@ In: a backward graph's nodes that sum over T and B, and where their operands lie
 of parts of the rows, a kernel that adds the parts up in order, and the statements that launch them. Every number is
 added up in an order that sizes alone decide: results are the same bit for bit.
 
-Products of two rows are GEMMs over all rows (`totals_tile.py`, `totals_wgmma.py`), those with one right operand and one
-shape in one launch; of large ones the operands are put in order first (`totals_packed.py`). All else is summed column
-by column.
+Products of two rows are GEMMs over all rows (`weight_gradient_mma.py`, `weight_gradient_wgmma.py`), those with one
+right operand and one shape in one launch; of large ones the operands are put in order first
+(`weight_gradient_wgmma_packed.py`). All else is summed column by column.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from tvm_rnn.cuda.layer.row_kernels import unravel
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 
-from .totals_pack import SQUARE_BYTES, pack_kernel, rows_of_stage, squares
-from .totals_packed import packed_tile_for, packed_totals_kernel
-from .totals_tile import tile_for, tiles_of, totals_kernel
-from .totals_wgmma import wgmma_tile_for, wgmma_totals_kernel
+from .weight_gradient_mma import tile_for, tiles_of, totals_kernel
+from .weight_gradient_pack import SQUARE_BYTES, pack_kernel, rows_of_stage, squares
+from .weight_gradient_wgmma import wgmma_tile_for, wgmma_totals_kernel
+from .weight_gradient_wgmma_packed import packed_tile_for, packed_totals_kernel
 
 Expr = Any
 Reads = Callable[[Node], Place | None]

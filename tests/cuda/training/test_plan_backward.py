@@ -8,7 +8,7 @@ import pytest
 from training_plans import trained
 
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
-from tvm_rnn.cuda.train import plan
+from tvm_rnn.cuda.training.add_entry_points import plan
 from tvm_rnn.target import resolve
 
 

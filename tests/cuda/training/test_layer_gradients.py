@@ -9,8 +9,8 @@ from networks import network
 
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
-from tvm_rnn.cuda.handed_down import Sequences, Tiles, handed_width
 from tvm_rnn.cuda.layer.time_segments import Parts
+from tvm_rnn.cuda.training.layer_gradients import Sequences, Tiles, handed_width
 
 STEPS, B, WIDTH = 5, 3, 7
 BYTES = STEPS * B * WIDTH * 2

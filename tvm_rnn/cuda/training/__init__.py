@@ -1,0 +1,6 @@
+"""Training on GPUs: the programs `forward_train` and `backward`.
+
+In: graphs with their backward graphs. Out: two host programs more. `add_entry_points.py` plans both; `tape_layout.py`
+says what forward leaves; `plan_forward.py` and `plan_backward.py` order the kernels; `weight_gradient_*.py` accumulate
+over all rows; `layer_gradients.py`, `input_gradients.py` and `parameter_gradients.py` hand gradients on.
+"""
