@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda import steps, wave
 from tvm_rnn.cuda.gemm import group_kernels
 from tvm_rnn.cuda.model import choose_regime
 from tvm_rnn.cuda.model.choose_geometry import Geometry
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
+from tvm_rnn.cuda.plan import layer as steps
+from tvm_rnn.cuda.plan import wave
 from tvm_rnn.network.model import NETWORK, Declared, Program, Step
 from tvm_rnn.passes import pipeline
 

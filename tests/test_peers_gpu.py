@@ -193,7 +193,7 @@ def test_modules_without_layers_in_their_rows_run_step_by_step() -> None:
 
 def test_the_regime_of_a_real_plan() -> None:
     pytest.importorskip("tvm")  # the rest of this file needs no compiler
-    from tvm_rnn.cuda.plan import plan
+    from tvm_rnn.cuda.plan.network import plan
 
     target = resolve("nvidia-h200")
     for without, expected in (

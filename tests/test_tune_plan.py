@@ -126,7 +126,7 @@ def test_plans_are_for_gpus(tmp_path: Path) -> None:
 
 
 def test_a_lean_module_holds_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tvm_rnn.cuda import plan
+    from tvm_rnn.cuda.plan import network as plan
     from tvm_rnn.passes.pipeline import run
 
     def kernels(lean: bool) -> set[str]:

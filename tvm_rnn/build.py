@@ -242,10 +242,9 @@ def _for_gpus(
     folder: str,
     tell: Progress,
 ) -> Module:
+    from tvm_rnn.cuda.write_module import write_module
     from tvm_rnn.runtime.runtime_cuda import CudaModule
     from tvm_rnn.runtime.runtime_cuda_training import CudaTrainingModule
-
-    from .cuda.artifact import write_module
 
     how = (batches, without, precision, Path(folder), tell, stored, training, max_bytes)
     path = write_module(net, layers, targets, *how)

@@ -212,9 +212,10 @@ def _decided(
             stages = pipeline.run(one, machine, own["without"], batches)
             layers = stages[-1][1]
             if machine.kind == "cuda":
+                from tvm_rnn.cuda.plan import network as plan
                 from tvm_rnn.cuda.training import add_entry_points
 
-                from .cuda import artifact, plan
+                from .cuda import write_module
 
                 programs = [plan.plan(one, layers, machine, batches, precision, kind)]
                 trained = (
@@ -222,7 +223,7 @@ def _decided(
                     if training
                     else []
                 )
-                facts = artifact.describe(
+                facts = write_module.describe(
                     one, layers, programs, (machine,), batches, own["without"], precision, {}, kind
                 )
                 if trained:

@@ -55,9 +55,8 @@ def texts(
     found = [(name, layers_text(net, layers)) for name, layers in stages]
     found.append(("te", "\n\n".join(te_text(te(graph)) for graph in stages[0][1].graphs)))
     if machine.kind == "cuda":
+        from tvm_rnn.cuda.plan import network as plan
         from tvm_rnn.cuda.training import add_entry_points
-
-        from .cuda import plan
 
         layers = pipeline.run(net, machine, without, batch)[-1][1] if training else stages[-1][1]
         programs = [plan.plan(net, layers, machine, batch, precision, stored)]

@@ -67,7 +67,7 @@ def workload_of(point: Point) -> Workload:
 
 def asked_units(work: Workload, target: Target) -> list[Unit]:
     """The units that a compilation for a GPU asks templates for."""
-    from .cuda.plan import plan
+    from tvm_rnn.cuda.plan.network import plan
 
     trial = Trial()
     machine = replace(target, records=trial)

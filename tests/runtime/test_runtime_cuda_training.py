@@ -17,10 +17,10 @@ from networks import flags, network
 from tests.test_reference import restless
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda import steps
 from tvm_rnn.cuda.model import choose_regime
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
+from tvm_rnn.cuda.plan import layer as steps
 from tvm_rnn.errors import InputError
 from tvm_rnn.runtime.runtime_cuda_tape import tape_bytes
 from tvm_rnn.runtime.runtime_cuda_training import CudaTrainingModule
@@ -160,6 +160,7 @@ def test_runtime_files_alone(tmp_path: Path) -> None:
     emulator.compile(net, training=True).export(tmp_path / "m.so")
     package = (
         Path(rnn.__file__).parent
+        / "runtime"
         / "runtime"
         / "runtime"
         / "runtime"

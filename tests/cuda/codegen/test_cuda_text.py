@@ -16,7 +16,7 @@ import tvm_rnn as rnn
 from tvm_rnn.cuda.codegen import cuda_text
 from tvm_rnn.cuda.codegen.cuda_text import generate, split_kernels, statements, unrestricted
 from tvm_rnn.cuda.codegen.host_program import Program
-from tvm_rnn.cuda.plan import plan
+from tvm_rnn.cuda.plan.network import plan
 from tvm_rnn.errors import BuildError
 from tvm_rnn.passes import pipeline
 from tvm_rnn.target import GPUS, resolve
@@ -111,7 +111,7 @@ from tvm_rnn.cuda import source
 assert tvm.get_global_func("runtime.GetCudaDeviceCount", allow_missing=True) is not None, "no CUDA runtime"
 before = tvm.get_global_func(source.COMPILER)
 import tvm_rnn as rnn
-from tvm_rnn.cuda.plan import plan
+from tvm_rnn.cuda.plan.network import plan
 from tvm_rnn.passes.pipeline import run
 from tvm_rnn.target import GPUS
 net, machine = rnn.RNN(rnn.cells.elman, 8, 16, dtype="bfloat16"), GPUS["nvidia-h200"]

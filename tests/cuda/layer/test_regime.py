@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from compiled_kernels import layers_of
 
-from tvm_rnn.cuda import steps
 from tvm_rnn.cuda.codegen.host_program import Expr, Host
 from tvm_rnn.cuda.layer.packed_layout import Pack
 from tvm_rnn.cuda.layer.regime import Where
-from tvm_rnn.cuda.plan import plan
+from tvm_rnn.cuda.plan import layer as steps
+from tvm_rnn.cuda.plan.network import plan
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.target import resolve
 

@@ -1,8 +1,8 @@
 """The host program of a compiled network: which kernels run in which order, on which memory, as C++ text.
 
-In: calls of `plan.py` and of the regimes, which say "a buffer of so many bytes", "launch this kernel with these
-pointers", "repeat". Out: `Program`, the statements of the module's two functions (`sequence` and `pack`), its kernels
-and its sizes, which `cuda_text.py` turns into one C++ file.
+In: calls of `cuda/plan/network.py` and of the regimes, which say "a buffer of so many bytes", "launch this kernel with
+these pointers", "repeat". Out: `Program`, the statements of the module's two functions (`sequence` and `pack`), its
+kernels and its sizes, which `cuda_text.py` turns into one C++ file.
 
 Sizes, counts and conditions are C++ expressions as text (or Python integers), evaluated as int64 in each call. All of
 them may use T, B (steps and rows of the call), `sms` (multiprocessors of the GPU) and what `let` returned; statements

@@ -1,7 +1,8 @@
 """Where kernels find values: the dtype and row stride of each node, and what a kernel's pointers stand for.
 
-In: decisions of `plan.py`. Out: `Place`s that kernels are written for, and `Argument`s by which the host program knows
-what to pass. Element (row, index) of a node is at row * row_stride + the dense row-major offset of index in node.shape.
+In: decisions of `cuda/plan/network.py`. Out: `Place`s that kernels are written for, and `Argument`s by which the host
+program knows what to pass. Element (row, index) of a node is at row * row_stride + the dense row-major offset of index
+in node.shape.
 """
 
 from __future__ import annotations

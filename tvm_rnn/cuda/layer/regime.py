@@ -1,7 +1,7 @@
 """What a persistent regime is to the plan: kernels that run all steps of a tile of one layer in place of step by step.
 
-In: from the regimes' own files, objects that are a `Regime`. Out: `plan.py` has their weights packed, reserves their
-memory, and puts `launch` where they apply.
+In: from the regimes' own files, objects that are a `Regime`. Out: `cuda/plan/network.py` has their weights packed,
+reserves their memory, and puts `launch` where they apply.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
 from tvm_rnn.cuda.layer.value_layout import Layout
 
 if TYPE_CHECKING:
-    from tvm_rnn.cuda.steps import Buffers, Step
+    from tvm_rnn.cuda.plan.layer import Buffers, Step
 
 Expr = Any
 MOVES = 32  # of one launch

@@ -1,7 +1,7 @@
 """What training adds to a module for GPUs: two host programs more for each arch, and what the manifest says of them.
 
-In: an RNN and a target, from artifact.py. Out: `Trained`: the programs of forward_train and backward, facts, and the
-constants that their equations read.
+In: an RNN and a target, from cuda/write_module.py. Out: `Trained`: the programs of forward_train and backward, facts,
+and the constants that their equations read.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ down; its states are the gradients of the states, last ones in and first ones ou
     with a reverse:  for layer from the last: for direction: for tile, against the direction's order: the same
     then, of the sums, the gradients of weights
 
-Where the GPU has room for several layers at once, each has a stream of its own, as in `plan.py`: the last layer works
-on tile k, counted from the end of time, while the one below works on tile k - 1. That one begins when the gradients of
-the tile's inputs are there: sums over rows, for weights, run beside its steps. `cuda/model/choose_backward_lanes.py`
-has a say in kernels' sizes.
+Where the GPU has room for several layers at once, each has a stream of its own, as in `cuda/plan/network.py`: the last
+layer works on tile k, counted from the end of time, while the one below works on tile k - 1. That one begins when the
+gradients of the tile's inputs are there: sums over rows, for weights, run beside its steps.
+`cuda/model/choose_backward_lanes.py` has a say in kernels' sizes.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_TILES, least_steps, room_for_two
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
-from tvm_rnn.cuda.plan import HOISTED_BYTES, STREAMS, Plan, Visit
-from tvm_rnn.cuda.steps import Layer, Tile
+from tvm_rnn.cuda.plan.layer import Layer, Tile
+from tvm_rnn.cuda.plan.network import HOISTED_BYTES, STREAMS, Plan, Visit
 from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.network.rnn import weight_name
 from tvm_rnn.passes.fuse_pointwise import read_at_last

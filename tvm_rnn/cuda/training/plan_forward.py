@@ -2,7 +2,7 @@
 
 In: an RNN and its graphs of training after the passes. Out: a `Program` whose `sequence` has one more input after the
 user's, the tape, and for masks three (`cuda/rowwise/dropout_masks.py`), for parts of the time four
-(`cuda/layer/time_segments.py`). The walk is that of `plan.py`; layers hand on their outputs in the tape.
+(`cuda/layer/time_segments.py`). The walk is that of `cuda/plan/network.py`; layers hand on their outputs in the tape.
 
     states in, also to the tape; inputs to the tape, where rows end or begin again; for tile: for layer: hoisted groups,
     steps; states out; blank what rows' ends left
@@ -24,9 +24,9 @@ from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer, P
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.pointers import Place, address
 from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
-from tvm_rnn.cuda.plan import Plan, Visit
+from tvm_rnn.cuda.plan.layer import Layer
+from tvm_rnn.cuda.plan.network import Plan, Visit
 from tvm_rnn.cuda.rowwise.state_moves import Move
-from tvm_rnn.cuda.steps import Layer
 from tvm_rnn.graph.graph import Graph
 
 from .tape_layout import Tape, kept_nodes, narrowed, states_read

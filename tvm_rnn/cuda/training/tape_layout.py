@@ -23,7 +23,7 @@ from math import prod
 from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Pointer, Program
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.time_segments import Parts
-from tvm_rnn.cuda.steps import Layer
+from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.network.rnn import RNN

@@ -9,9 +9,9 @@ import pytest
 from compiled_kernels import layers_of
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda import steps
 from tvm_rnn.cuda.codegen.host_program import Program
-from tvm_rnn.cuda.plan import plan
+from tvm_rnn.cuda.plan import layer as steps
+from tvm_rnn.cuda.plan.network import plan
 from tvm_rnn.passes import pipeline
 from tvm_rnn.target import resolve
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from compiled_kernels import layers_of
 
-from tvm_rnn.cuda import steps
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.pointers import Argument
 from tvm_rnn.cuda.model import choose_regime
-from tvm_rnn.cuda.steps import Layer, launch_variant
+from tvm_rnn.cuda.plan import layer as steps
+from tvm_rnn.cuda.plan.layer import Layer, launch_variant
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.target import resolve
 

@@ -28,11 +28,10 @@ from tvm_rnn.cuda.model.choose_geometry import Geometry, geometry
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES, Persistent, step_of
 from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict, resident_teams
 from tvm_rnn.cuda.persistent.geometry import MMA, Team
+from tvm_rnn.decisions import about, recording, tell
 from tvm_rnn.network.rnn import RNN, constants
 from tvm_rnn.passes.pipeline import run as run_passes
-
-from ..decisions import about, recording, tell
-from ..target import Target
+from tvm_rnn.target import Target
 
 WAVE_BYTES = 256 << 20  # for what layers hand to the next one, in one tile of time
 LEAST_STEPS = 4

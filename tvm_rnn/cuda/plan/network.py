@@ -30,13 +30,13 @@ from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.rowwise.dropout_masks import Draws
 from tvm_rnn.cuda.rowwise.state_moves import Move, move
 from tvm_rnn.cuda.rowwise.weight_drop import Dropped
+from tvm_rnn.decisions import about, tell
 from tvm_rnn.graph.graph import Graph
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.passes.pipeline import PASS_NAMES, Layers
+from tvm_rnn.target import Target
 
-from ..decisions import about, tell
-from ..target import Target
-from .steps import Buffers, Layer, Tile
+from .layer import Buffers, Layer, Tile
 from .wave import Wave, wave
 
 HOISTED_BYTES = 256 << 20  # for hoisted values, of all layers that run at once: more rows make no product faster

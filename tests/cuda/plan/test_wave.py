@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.cuda import wave
-from tvm_rnn.cuda.plan import Plan
+from tvm_rnn.cuda.plan import wave
+from tvm_rnn.cuda.plan.network import Plan
 from tvm_rnn.passes import pipeline
 from tvm_rnn.target import resolve
 

@@ -11,17 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tvm_rnn.build import blob, common_facts
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.layer.pointers import storage
+from tvm_rnn.errors import BuildError, message
 from tvm_rnn.module_file import manifest
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.passes.pipeline import Layers
+from tvm_rnn.target import Target
 
-from ..build import blob, common_facts
-from ..errors import BuildError, message
-from ..target import Target
-from . import plan
 from .codegen import cuda_text, nvcc
+from .plan import network as plan
 from .training import add_entry_points
 
 EXACT = ("float32", "float64")  # precisions whose kernels must keep subnormals

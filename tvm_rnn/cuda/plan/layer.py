@@ -28,10 +28,9 @@ from tvm_rnn.cuda.model.persistent_step_time import predict
 from tvm_rnn.cuda.rowwise.chained_groups import chain_kernel, chains
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, Draw, MaskRows, mask_kernel
 from tvm_rnn.cuda.rowwise.state_moves import StateKernels
+from tvm_rnn.decisions import about
 from tvm_rnn.graph.graph import Graph, Group, Node
-
-from ..decisions import about
-from ..target import Target as Machine
+from tvm_rnn.target import Target as Machine
 
 STEP_US = 6.0  # a product and a row kernel, each with a launch
 

@@ -1,4 +1,5 @@
-"""artifact.py: whole networks to modules for GPUs, without one: what is in the file, and that it loads on its GPU."""
+"""cuda/write_module.py: whole networks to modules for GPUs, without one: what is in the file, and that it loads on its
+GPU."""
 
 from __future__ import annotations
 
