@@ -41,7 +41,7 @@ fast: $(TEST_SETUP) ## Run the tests of what git says is changed, and the house 
 	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 -m "not slow" tests/test_house_rules.py $$($(CHANGED))
 
 golden: $(TEST_SETUP) ## Rewrite the golden texts of the passes; read the difference
-	TVM_RNN_UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/test_show.py
+	TVM_RNN_UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/compiler/test_stage_texts.py
 	git --no-pager diff --stat tests/golden
 
 lint: $(VENV)/.installed-test ## Check style and types (ruff, mypy)

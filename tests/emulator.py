@@ -18,7 +18,8 @@ from unittest import mock
 import numpy as np
 from fake_gpu import toolchain
 
-from tvm_rnn import RNN, build
+from tvm_rnn import RNN
+from tvm_rnn.compiler import compile as build
 from tvm_rnn.cuda.codegen import nvcc
 from tvm_rnn.cuda.codegen.cuda_text import DECLARED, Source
 

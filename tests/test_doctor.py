@@ -11,7 +11,8 @@ from rich.console import Console
 
 import tvm_rnn as rnn
 from tests.test_cli import call
-from tvm_rnn import build, doctor, target
+from tvm_rnn import doctor, target
+from tvm_rnn.compiler import compile as build
 from tvm_rnn.cpu import c_compiler
 from tvm_rnn.cuda.codegen import nvcc
 from tvm_rnn.errors import BuildError, message

@@ -10,9 +10,9 @@ from networks import compiled
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, explain, tanh
+from tvm_rnn.compiler.stage_texts import equations_digest, layers_text
 from tvm_rnn.explain_module import NotDrawn, remade
 from tvm_rnn.passes import pipeline
-from tvm_rnn.show import equations_digest, layers_text
 from tvm_rnn.target import resolve
 
 GPU = "nvidia-h200"

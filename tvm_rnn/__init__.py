@@ -94,7 +94,7 @@ _HOME = {
     "load": "runtime.runtime",
     "plan_memory": "memory_plan",
     "Target": "target",
-    "compile": "build",
+    "compile": "compiler.compile",
     "Explanation": "explain",
     "Record": "schedule.records",
     "from_keras": "frontends.keras",

@@ -163,7 +163,7 @@ def _reason(printed: str, code: int) -> str:
 
 def build_one(request: Mapping[str, Any]) -> None:
     """Compile one network, as `build` asks for it, and write its file."""
-    from .build import compile
+    from tvm_rnn.compiler.compile import compile
 
     point = Point.from_dict(dict(request["network"]))
     options: dict[str, Any] = {"without": point.without}

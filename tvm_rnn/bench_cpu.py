@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.compiler.compile import compile
 from tvm_rnn.network.rnn import RNN
 
 from .bench import OURS, Row, check, compare, cpu_facts
-from .build import compile
 from .errors import TvmRnnError
 from .floors import shares
 from .passes import pipeline

@@ -134,7 +134,7 @@ def compile_cell(
         shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype, "regularisers": regularisers}
         net = net_of(spec, input_size, hidden_size, size, shape, {"weights": weights, "seed": seed})
         stage("loading the compiler")
-        from .build import compile
+        from tvm_rnn.compiler.compile import compile
 
         how: dict[str, Any] = {"weights": weight_dtype, "without": without or (), "dump": dump, "progress": stage}
         how |= {"keep": keep, "max_bytes": parse_bytes(max_bytes), "precision": precision}
@@ -229,11 +229,11 @@ def show_stages(
 
     $ tvm-rnn show mycell.py:mycell --stage asm --hidden-size 256 --input-size 64 --without hoist_gemms
     """
+    from tvm_rnn.compiler.stage_texts import CODE_STAGES, GPU_STAGES, layers_text
     from tvm_rnn.passes.pipeline import PASS_NAMES, run, stages
     from tvm_rnn.schedule.record_files import machines
 
     from .cli_model import looked_at
-    from .show import CODE_STAGES, GPU_STAGES, layers_text
     from .spec import parse_batch
 
     skipped = without or []

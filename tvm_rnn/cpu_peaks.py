@@ -17,10 +17,10 @@ import numpy as np
 import tvm
 from tvm import tirx
 
+from tvm_rnn.compiler.compile import generate
 from tvm_rnn.cpu.workspace import int64
 from tvm_rnn.tir.statements import Expr, Stmt, load, loop, sequence, store, variable, vector
 
-from .build import generate
 from .target import host
 
 SECONDS, TRIES = 0.06, 3  # of one measurement; the best of some counts: a ceiling is what nothing disturbs

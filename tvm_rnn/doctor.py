@@ -188,10 +188,10 @@ def _small_cell() -> dict[str, Any]:
     """Compile, run, compare."""
     import numpy as np
 
+    from tvm_rnn.compiler.compile import compile
     from tvm_rnn.network.rnn import RNN
     from tvm_rnn.oracle.reference import reference
 
-    from .build import compile
     from .cells import get
 
     net = RNN(get("gru"), 3, 5).init(0)

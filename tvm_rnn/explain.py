@@ -45,7 +45,7 @@ class Looked:
         """Tensor expressions and generated code, as (stage, text); nothing of a module's."""
         if self.options is None:
             return []
-        from .show import CODE_STAGES, GPU_STAGES, texts
+        from tvm_rnn.compiler.stage_texts import CODE_STAGES, GPU_STAGES, texts
 
         known = GPU_STAGES if self.machine.kind == "cuda" else CODE_STAGES
         return [(name, words) for name, words in texts(self.net, self.machine, **self.options) if name in known]
@@ -129,7 +129,7 @@ def explain(
 
     Returns an Explanation. Raises ConfigError, CellError or BuildError as `compile` does, LoadError for a bad file.
     """
-    from .build import batch_sizes, kept_as
+    from tvm_rnn.compiler.compile import batch_sizes, kept_as
 
     sizes, without, kept = batch_sizes(batch), tuple(without), kept_as(training, keep)
     machine, module, looked = None, None, list[Looked | None]()
@@ -138,7 +138,7 @@ def explain(
         manifest, found = _decided(net_or_module, target, sizes, kept, own)
         machine, looked = found[0].machine, [*found]
         if measure:
-            from .build import compile
+            from tvm_rnn.compiler.compile import compile
 
             module = compile(net_or_module, target, sizes, training, keep=keep, **own)
             manifest = {**module.manifest, **{name: manifest[name] for name in ("working",) if name in manifest}}
@@ -193,11 +193,11 @@ def _decided(
     net: RNN | Model, target: str | Target, batches: tuple[int, ...], training: bool | str, own: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Looked]]:
     """What the manifest would be, all but what generated code adds to it, and the networks."""
+    from tvm_rnn.compiler.compile import describe, networks_of, precision_of, stored_as
     from tvm_rnn.cpu.lower_network import Lowering
     from tvm_rnn.cpu.training.add_entry_points import add_training
     from tvm_rnn.network.widen import widened
 
-    from .build import describe, networks_of, precision_of, stored_as
     from .passes import pipeline
     from .schedule import record_files
 

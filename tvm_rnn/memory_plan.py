@@ -150,7 +150,8 @@ def facts_of(
     net: RNN, machine: Target, batches: tuple[int, ...], without: tuple[str, ...], precision: str, keep: str
 ) -> dict[str, Any]:
     """What the manifest would say of the memory of training, without generating code."""
-    from .build import common_facts
+    from tvm_rnn.compiler.compile import common_facts
+
     from .decisions import recording
 
     with recording(False):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.compiler.stage_texts import equations_digest
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.rnn import RNN, weight_name
@@ -25,7 +26,6 @@ from .errors import TvmRnnError
 from .frontends.torch import state_arrays
 from .passes.combine_gemms import CombineGemms
 from .passes.hoist_gemms import HoistGemms
-from .show import equations_digest
 from .target import TABLE
 
 Array = np.ndarray

@@ -53,7 +53,7 @@ def to_torch(net: RNN, target: Any = "llvm", names: str = "net", max_bytes: int 
         layer = importlib.import_module(".torch_autograd", __package__).TorchLayer
     except ImportError as reason:
         raise ConfigError(message("to_torch needs torch", got=str(reason), do="pip install torch")) from None
-    from .build import compile
+    from tvm_rnn.compiler.compile import compile
 
     module: Any = compile(net, target, training=True, **options)
     module.max_bytes = max_bytes

@@ -219,7 +219,8 @@ def _write(path: Path, facts: Mapping[str, Any]) -> None:
 
 def _build(one: Planned, target: str, folder: str) -> str:
     """Compile and write one candidate; returns why it could not be."""
-    from .build import compile
+    from tvm_rnn.compiler.compile import compile
+
     from .errors import TvmRnnError
 
     options: dict[str, Any] = {} if one.point.precision == one.point.dtype else {"precision": one.point.precision}

@@ -10,7 +10,8 @@ import tvm
 import tvm_ffi
 from tests.test_totals import aligned
 
-from tvm_rnn import build, target
+from tvm_rnn import target
+from tvm_rnn.compiler import compile as build
 from tvm_rnn.cpu.dropout_masks import Draw, drop_function, fill
 from tvm_rnn.cpu.workspace import Array, int64, row_stride, strides_of
 from tvm_rnn.graph.graph import Node, make

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import cell, concat, einsum, show, sigmoid, softplus, split, stack, tanh
+from tvm_rnn import cell, concat, einsum, sigmoid, softplus, split, stack, tanh
+from tvm_rnn.compiler import stage_texts
 from tvm_rnn.graph.graph import Node, constant
 from tvm_rnn.oracle.reference import Reference
 from tvm_rnn.passes.normalise import Builder, normalise
@@ -86,7 +87,7 @@ def test_meaning_is_kept(name: str) -> None:
 
 def test_it_is_idempotent() -> None:
     graph = normal(packed)
-    assert show.graph_text(normalise(graph)) == show.graph_text(graph)
+    assert stage_texts.graph_text(normalise(graph)) == stage_texts.graph_text(graph)
 
 
 def test_products_with_two_state_dependent_operands_are_no_gemm() -> None:

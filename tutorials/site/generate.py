@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import tvm_rnn as rnn
+from tvm_rnn.compiler.stage_texts import graph_text
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.language import functions
 from tvm_rnn.oracle.tolerance import TABLE as TOLERANCES
@@ -21,7 +22,6 @@ from tvm_rnn.passes import pipeline
 from tvm_rnn.report.drawing import draw
 from tvm_rnn.report.equations import equations, math
 from tvm_rnn.schedule.record_files import read
-from tvm_rnn.show import graph_text
 from tvm_rnn.tables import cell_facts
 from tvm_rnn.target import resolve
 

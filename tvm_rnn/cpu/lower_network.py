@@ -50,7 +50,7 @@ class Run:
 
 @dataclass
 class Lowered:
-    """What `build.py` needs: the functions, and the manifest's facts about memory, packing and schedules."""
+    """What `compiler/compile.py` needs: the functions, and the manifest's facts about memory, packing and schedules."""
 
     module: Any
     packs: list[dict[str, Any]]

@@ -1,6 +1,6 @@
 """An RNN to the file of a module for GPUs: plan, kernels, host program, object, manifest.
 
-In: an RNN, its layers after the passes, and one target per arch, from build.py. Out: a container file that
+In: an RNN, its layers after the passes, and one target per arch, from compiler/compile.py. Out: a container file that
 runtime_cuda.py loads.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tvm_rnn.build import blob, common_facts
+from tvm_rnn.compiler.compile import blob, common_facts
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.errors import BuildError, message

@@ -1,8 +1,8 @@
 """The graph: typed ops of one layer in regions, with groups of work once passes have formed them.
 
 In: nodes from `language/trace.py`, rewritten by `passes/normalise.py` and `passes/`. Out: `oracle/reference.py` runs
-it, `cpu/lower_network.py` compiles it, `show.py` prints it. Every stage of a graph is made of rows of `ops.py`, so
-every stage can be run by the oracle.
+it, `cpu/lower_network.py` compiles it, `compiler/stage_texts.py` prints it. Every stage of a graph is made of rows of
+`ops.py`, so every stage can be run by the oracle.
 
 Regions: `weights` (depends on parameters alone: once, when weights are loaded), `before` (once over all T), `step`
 (inside the time loop), `after` (once over all T). Shapes leave out T and B, which are implicit and leading; totals, and

@@ -1,7 +1,7 @@
 """One value of a graph in words: an op over the names of its arguments, or a short term that says where it is from.
 
-In: nodes of a graph. Out: text for `show.py`, which names every value, and for `decisions.py`, whose reasons name a
-value by what it is made of.
+In: nodes of a graph. Out: text for `compiler/stage_texts.py`, which names every value, and for `decisions.py`, whose
+reasons name a value by what it is made of.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The contract between the compiler and the runtime: what a module's manifest says, and the file that carries it.
 
-In: a linked ELF shared object, facts about it and weights, from build.py and Module.export. Out: one container file
-(ELF, weights, manifest, footer), which runtime.py reads.
+In: a linked ELF shared object, facts about it and weights, from compiler/compile.py and Module.export. Out: one
+container file (ELF, weights, manifest, footer), which runtime.py reads.
 """
 
 from __future__ import annotations

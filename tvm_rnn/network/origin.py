@@ -1,7 +1,7 @@
 """Where a network came from: what a module's manifest says of it, and what the way back to its framework needs.
 
-In: facts from `frontends/`. Out: `RNN.origin`, which `build.py` writes into the manifest, `tvm-rnn inspect` prints, and
-the functions that give a layer back to its framework read.
+In: facts from `frontends/`. Out: `RNN.origin`, which `compiler/compile.py` writes into the manifest, `tvm-rnn inspect`
+prints, and the functions that give a layer back to its framework read.
 """
 
 from __future__ import annotations

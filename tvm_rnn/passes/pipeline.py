@@ -142,6 +142,6 @@ def stages(
 ) -> list[tuple[str, str]]:
     """Every stage as (name, text): the passes' graphs, then "te", "tir", "llvm" and "asm"; for GPUs "tir" (kernels),
     "cuda" and "host" (the program that launches them). training: with backward graphs, and the code of training."""
-    from tvm_rnn.show import texts
+    from tvm_rnn.compiler.stage_texts import texts
 
     return texts(net, target, tuple(batch), tuple(without), precision, weights, training)

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from tvm_rnn.compiler.stage_texts import value_names
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.graph.node_text import expression
 from tvm_rnn.graph.ops import TABLE
 
 from ..errors import ConfigError, message
-from ..show import value_names
 
 LETTER, HEIGHT, PADDING = 7.0, 34.0, 12.0  # pixels: of a letter, of a box, beside the text
 GAP_X, GAP_Y, MARGIN = 18.0, 34.0, 12.0

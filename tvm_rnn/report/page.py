@@ -145,7 +145,7 @@ def _kernels(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _graphs(net: Looked, at: str) -> str:
-    from ..show import graph_text
+    from tvm_rnn.compiler.stage_texts import graph_text
 
     stages = net.stages
     slider = (

@@ -23,7 +23,7 @@ from tests.test_reference import restless
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, cells, einsum, exp, softmax, sum, tanh
-from tvm_rnn.build import describe
+from tvm_rnn.compiler.compile import describe
 from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.cpu.training.add_entry_points import add_training
 from tvm_rnn.oracle.tolerance import assert_close

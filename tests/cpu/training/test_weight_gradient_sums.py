@@ -9,7 +9,8 @@ import pytest
 import tvm
 import tvm_ffi
 
-from tvm_rnn import build, target
+from tvm_rnn import target
+from tvm_rnn.compiler import compile as build
 from tvm_rnn.cpu.lower_group import Emitter
 from tvm_rnn.cpu.register_tile import Places
 from tvm_rnn.cpu.training.weight_gradient_sums import accumulate, axes_of

@@ -1,8 +1,8 @@
 """What training adds to a CPU module: its two functions, and what the manifest says of them.
 (cuda/training/add_entry_points.py: GPUs.)
 
-In: the RNN, a target, and the module of inference with its facts, from `build.py`. Out: the same with forward_train,
-backward, their packing and their facts, and the constants of their equations.
+In: the RNN, a target, and the module of inference with its facts, from `compiler/compile.py`. Out: the same with
+forward_train, backward, their packing and their facts, and the constants of their equations.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What it costs in accuracy to store weights in fewer bits: a module's own error.
 
-In: a compiled module and the RNN that it was made from, with weights. Out: one number, which `build.py` writes into the
-manifest as `weight_error` and `tvm-rnn inspect` shows.
+In: a compiled module and the RNN that it was made from, with weights. Out: one number, which `compile.py` writes into
+the manifest as `weight_error` and `tvm-rnn inspect` shows.
 """
 
 from __future__ import annotations

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 
 from tvm_rnn.graph.graph import Graph, Group, Node, depends
 from tvm_rnn.graph.node_text import expression, leaf_text
-
-from .passes import pipeline
-from .passes.fuse_pointwise import is_move
-from .target import Target, resolve
+from tvm_rnn.passes import pipeline
+from tvm_rnn.passes.fuse_pointwise import is_move
+from tvm_rnn.target import Target, resolve
 
 if TYPE_CHECKING:
     from tvm_rnn.cuda.codegen.host_program import Program
@@ -39,12 +38,12 @@ def texts(
     """All stages in order as (name, text). Compiles, but neither links nor loads."""
     from tvm_rnn.cpu.lower_network import Lowering
     from tvm_rnn.cpu.training.add_entry_points import add_training, check_training
+    from tvm_rnn.dtypes import precision_name, stored_name
     from tvm_rnn.graph.tensor_expressions import te
     from tvm_rnn.graph.tensor_expressions import text as te_text
     from tvm_rnn.network.widen import widened
 
-    from .build import describe, generate
-    from .dtypes import precision_name, stored_name
+    from .compile import describe, generate
 
     net = widened(net, precision)
     machine, precision = resolve(target), precision_name(net.dtype, precision)

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn import show, target
+from tvm_rnn import target
+from tvm_rnn.compiler import stage_texts
 from tvm_rnn.passes import pipeline
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 CELLS = ("lstm", "gru", "gru_reset_before", "lstm_layer_norm", "multiplicative_lstm", "mlstm", "indrnn")
 STAGES = ("trace", "normalise", *pipeline.PASS_NAMES)
 
@@ -28,7 +29,8 @@ def net_of(name: str, **options: object) -> rnn.RNN:
 def graph_stages(net: rnn.RNN, without: tuple[str, ...] = (), training: bool = False) -> dict[str, str]:
     machine = target.resolve("x86-64-v4")
     return {
-        name: show.layers_text(net, layers) for name, layers in pipeline.run(net, machine, without, training=training)
+        name: stage_texts.layers_text(net, layers)
+        for name, layers in pipeline.run(net, machine, without, training=training)
     }
 
 
@@ -75,7 +77,7 @@ def test_text_does_not_depend_on_what_was_shown_before() -> None:
 
 def test_code_stages() -> None:
     stages = dict(pipeline.stages(net_of("gru"), "x86-64-v4"))
-    assert tuple(stages) == (*STAGES, *show.CODE_STAGES)
+    assert tuple(stages) == (*STAGES, *stage_texts.CODE_STAGES)
     assert "T.sblock" in stages["te"] and "T.tanh" in stages["te"]
     assert "def sequence(" in stages["tir"] and "def pack_0(" in stages["tir"]
     assert "define" in stages["llvm"] and "target triple" in stages["llvm"]
@@ -99,7 +101,7 @@ def test_code_stages_of_training() -> None:
 
 def test_code_stages_of_a_gpu() -> None:
     stages = dict(pipeline.stages(net_of("gru"), "nvidia-h200", precision="tf32"))
-    assert tuple(stages) == (*STAGES, *show.GPU_STAGES)
+    assert tuple(stages) == (*STAGES, *stage_texts.GPU_STAGES)
     assert "__global__" in stages["cuda"] and "EXPORT(sequence)" in stages["host"] and "def " in stages["tir"]
 
 
@@ -119,11 +121,11 @@ def test_a_digest_knows_equations_by_what_they_compute() -> None:
         def own(x: "I", h: "H", *, W: "H I"):
             return rnn.tanh(W @ x) * factor + h * np.array(array, "f4")
 
-        return show.equations_digest(rnn.RNN(own, size, 3))
+        return stage_texts.equations_digest(rnn.RNN(own, size, 3))
 
     assert digest() == digest() and len(digest()) == 64
     assert len({digest(), digest(5), digest(factor=0.25), digest(array=(1.0, 2.0, 4.0)), digest(factor=0.5000001)}) == 5
     sizes = {"P": 4, "H": 5}
-    assert show.equations_digest(rnn.RNN(rnn.cells.lstm_projection, 3, **sizes)) == show.equations_digest(
+    assert stage_texts.equations_digest(rnn.RNN(rnn.cells.lstm_projection, 3, **sizes)) == stage_texts.equations_digest(
         rnn.RNN(rnn.cells.lstm_projection, 3, 5, P=4)
     )

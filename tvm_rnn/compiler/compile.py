@@ -21,25 +21,25 @@ from typing import TYPE_CHECKING, Any
 import tvm
 import tvm_ffi
 
+from tvm_rnn import __version__
+from tvm_rnn.cpu import c_compiler, tir_pipeline
 from tvm_rnn.cpu.lower_network import Lowered, Lowering
+from tvm_rnn.decisions import about, heard, recording
+from tvm_rnn.dtypes import held_dtype, precision_name, stored_name
+from tvm_rnn.errors import BuildError, ConfigError, message
+from tvm_rnn.module_file import manifest
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.network.widen import widened
+from tvm_rnn.passes import pipeline
+from tvm_rnn.passes.differentiate import choice
 from tvm_rnn.passes.pipeline import Layers
+from tvm_rnn.runtime import runtime
+from tvm_rnn.schedule import record_files
 from tvm_rnn.schedule.records import Records
+from tvm_rnn.target import Target
 
-from . import __version__
-from .cpu import c_compiler, tir_pipeline
-from .decisions import about, heard, recording
-from .dtypes import held_dtype, precision_name, stored_name
-from .errors import BuildError, ConfigError, message
-from .module_file import manifest
-from .passes import pipeline
-from .passes.differentiate import choice
-from .runtime import runtime
-from .schedule import record_files
-from .show import equations_digest
-from .target import Target
+from .stage_texts import equations_digest
 from .weight_errors import weight_error
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _for_a_model(
     folder: str,
     tell: Progress,
 ) -> Module:
-    from .build_model import write_model
+    from .compile_model import write_model
 
     if machine.kind != "llvm":
         do = "compile model.networks one by one for it, or the whole model for a CPU"

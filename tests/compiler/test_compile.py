@@ -10,7 +10,8 @@ import pytest
 import tvm
 
 import tvm_rnn as rnn
-from tvm_rnn import BuildError, ConfigError, WeightError, build, target
+from tvm_rnn import BuildError, ConfigError, WeightError, target
+from tvm_rnn.compiler import compile as build
 from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime import runtime
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.test_runtime_model import WIDTH, B, T, two
 
 import tvm_rnn as rnn
-from tests.test_runtime_model import WIDTH, B, T, two
-from tvm_rnn.build_model import SHARED
+from tvm_rnn.compiler.compile_model import SHARED
 from tvm_rnn.errors import BuildError, ConfigError
 from tvm_rnn.module_file.manifest import validate
 from tvm_rnn.passes import pipeline

@@ -1,6 +1,6 @@
 """A Model of several networks to one file: their functions side by side in one shared object, one manifest over all.
 
-In: a Model, its networks' layers after the passes, a CPU, from build.py. Out: a container file that runtime_model.py
+In: a Model, its networks' layers after the passes, a CPU, from compile.py. Out: a container file that runtime_model.py
 loads. Function names begin with the number of the network, but for the first one's: sequence, pack_0, n1_sequence.
 """
 
@@ -14,12 +14,12 @@ from typing import Any
 import tvm
 
 from tvm_rnn.cpu.lower_network import Lowered, Lowering
+from tvm_rnn.module_file import manifest
 from tvm_rnn.network.model import Model
 from tvm_rnn.passes.pipeline import Layers
+from tvm_rnn.target import Target
 
-from .build import blob, describe, generate, link
-from .module_file import manifest
-from .target import Target
+from .compile import blob, describe, generate, link
 
 # What a manifest says once for all networks.
 SHARED = ("format", "versions", "target", "batch", "passes", "created")
