@@ -56,7 +56,7 @@ class Work:
         net = self.net(regularised)
         if self.backend == "gloo":
             return rnn.to_torch(net)
-        from tvm_rnn.torch_autograd import TorchLayer
+        from tvm_rnn.torch_layer.autograd import TorchLayer
 
         module = gpu_module(f"parallel_{int(regularised)}", net, training=True)
         module.device = rank

@@ -104,7 +104,7 @@ _HOME = {
     "to_onnx": "frontends.onnx_export",
     "to_torch_layer": "frontends.torch",
     "te": "graph.tensor_expressions",
-    "to_torch": "torch_layer",
+    "to_torch": "torch_layer.to_torch",
 }
 _MODULES = ("cells",)
 

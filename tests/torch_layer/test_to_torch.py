@@ -16,8 +16,9 @@ import pytest
 from networks import network
 
 import tvm_rnn as rnn
-from tvm_rnn import ConfigError, InputError, WeightError, cells, torch_layer
+from tvm_rnn import ConfigError, InputError, WeightError, cells
 from tvm_rnn.oracle.tolerance import assert_close
+from tvm_rnn.torch_layer import to_torch
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers
@@ -90,7 +91,7 @@ def test_parameters_have_torchs_names_and_shapes(layer: Any) -> None:
 @pytest.mark.parametrize("name", ["gru", "lstm_projection", "elman"])
 def test_weights_by_torchs_names_are_the_net_s(name: str) -> None:
     from tvm_rnn.frontends.torch import form_of, state_arrays
-    from tvm_rnn.torch_autograd import net_weights
+    from tvm_rnn.torch_layer.autograd import net_weights
 
     net = network(name, X, H, num_layers=2, bidirectional=True, dtype="float64")
     there = {n: torch.tensor(v) for n, v in state_arrays(net).items()}
@@ -161,6 +162,6 @@ def test_refused(layer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match=r"takes tensors[\s\S]*got: +ndarray"):
         layer(np.zeros((T, B, X)))
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "tvm_rnn.torch_autograd")
+    monkeypatch.delitem(sys.modules, "tvm_rnn.torch_layer.autograd")
     with pytest.raises(ConfigError, match=r"to_torch needs torch[\s\S]*pip install torch"):
-        torch_layer.to_torch(net)
+        to_torch.to_torch(net)

@@ -1,7 +1,7 @@
 """A compiled network as torch sees it: a Module with parameters, and one autograd function for all of its steps.
 
 In: an RNN, its module compiled for training, and tensors. Out: tensors with gradients; their memory is that of the
-module's own arrays. Imported only by `torch_layer.py`, because it imports torch.
+module's own arrays. Imported only by `to_torch.py`, because it imports torch.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
+from tvm_rnn.errors import ConfigError, InputError, WeightError, message
+from tvm_rnn.frontends.torch import form_of, state_arrays
+from tvm_rnn.frontends.torch_names import Form
 from tvm_rnn.network.rnn import RNN, weight_name
-
-from .errors import ConfigError, InputError, WeightError, message
-from .frontends.torch import form_of, state_arrays
-from .frontends.torch_names import Form
-from .runtime import runtime
+from tvm_rnn.runtime import runtime
 
 Tensor = Any
 

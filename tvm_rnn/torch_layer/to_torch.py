@@ -1,7 +1,7 @@
 """to_torch: an RNN as a torch.nn.Module that torch trains: parameters, autograd, optimisers, state_dict.
 
 In: an RNN with weights, and a target. Out: a layer that is called as a compiled Module is; the class
-that it is of needs torch, and lives in `torch_autograd.py`.
+that it is of needs torch, and lives in `autograd.py`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from tvm_rnn.errors import ConfigError, WeightError, message, unknown
+from tvm_rnn.frontends.torch import form_of
 from tvm_rnn.network.rnn import RNN
-
-from .errors import ConfigError, WeightError, message, unknown
-from .frontends.torch import form_of
 
 NAMES = ("net", "torch")
 
@@ -50,7 +49,7 @@ def to_torch(net: RNN, target: Any = "llvm", names: str = "net", max_bytes: int 
         raise WeightError(message("the RNN has no weights", do="call net.init(seed=0) or net.load(...) first"))
     net.check_weights()
     try:
-        layer = importlib.import_module(".torch_autograd", __package__).TorchLayer
+        layer = importlib.import_module(".autograd", __package__).TorchLayer
     except ImportError as reason:
         raise ConfigError(message("to_torch needs torch", got=str(reason), do="pip install torch")) from None
     from tvm_rnn.compiler.compile import compile
