@@ -8,23 +8,25 @@ from typing import Any
 
 import pytest
 
-from tvm_rnn import gpu_timing, gpu_worker, peers_gpu
-from tvm_rnn.suites import Point, network
+from tvm_rnn.bench.measure import gpu_graphs
+from tvm_rnn.bench.peers import gpu as peers_gpu
+from tvm_rnn.bench.run import gpu_worker
+from tvm_rnn.bench.suites.gpu import Point, network
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     """Make the worker run where there is no GPU. What is timed is no more than the order of the calls."""
 
-    def capture(run: Callable[[], Any]) -> gpu_timing.Captured:
+    def capture(run: Callable[[], Any]) -> gpu_graphs.Captured:
         result = run()
 
         def replay() -> None:
-            for old, new in zip(gpu_timing.tensors(result), gpu_timing.tensors(run()), strict=True):
+            for old, new in zip(gpu_graphs.tensors(result), gpu_graphs.tensors(run()), strict=True):
                 old.copy_(new)
 
-        return gpu_timing.Captured(SimpleNamespace(replay=replay), result)
+        return gpu_graphs.Captured(SimpleNamespace(replay=replay), result)
 
-    def rounds_us(graphs: dict[str, gpu_timing.Captured], rounds: int) -> dict[str, list[float]]:
+    def rounds_us(graphs: dict[str, gpu_graphs.Captured], rounds: int) -> dict[str, list[float]]:
         return {name: [100.0 + i for i in range(rounds)] for name in graphs}
 
     monkeypatch.setattr(gpu_worker, "capture", capture)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 import tvm_rnn as rnn
+from tvm_rnn.bench.suites.gpu import TAMED
 from tvm_rnn.oracle.tolerance import assert_close
-from tvm_rnn.suites import TAMED
 
 EXTRA = {"P": 3, "depth": 2}  # sizes of the axes that are neither I nor H
 SCORES = ("a",)  # inputs in 0..1: augru's attention; outside, its gate is none and the state grows without end

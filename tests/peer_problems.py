@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import tvm_rnn as rnn
-from tvm_rnn.peer_models import Problem
+from tvm_rnn.bench.peers.models import Problem
 from tvm_rnn.runtime.runtime import Manifest
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tvm_rnn import bench_build, bench_cpu, bench_gpu, suites, suites_cpu
+from tvm_rnn.bench.run import build_suite, cpu_suite, gpu_suite
+from tvm_rnn.bench.suites import cpu as suites_cpu
+from tvm_rnn.bench.suites import gpu as suites
+from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.cli import app
-from tvm_rnn.suites import Point
 
 TINY = [Point("lstm", 4, 8, 5, 1, "float32"), Point("lstm", 4, 8, 5, 2, "float32"), Point("gru", 4, 8, 5, 2, "float32")]
 
@@ -53,7 +55,7 @@ def test_build_compiles_what_was_chosen(tmp_path: Path) -> None:
 
 
 def test_build_fails_where_nothing_could_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_build, "_build", lambda *given: {"file": "x.so", "reason": "no compiler"})
+    monkeypatch.setattr(build_suite, "_build", lambda *given: {"file": "x.so", "reason": "no compiler"})
     message = call("--suite", "blog", "--build", str(tmp_path), code=1)
     assert "none of the modules" in message and "no compiler" in message
 
@@ -67,7 +69,7 @@ def test_measuring_prints_a_table_json_or_markdown(tmp_path: Path, monkeypatch: 
         row = {"kind": "point", "point": "p", "framework": "tvm_rnn", "precision": "float32", "us_per_step": 1.5}
         return [facts, row]
 
-    monkeypatch.setattr(bench_gpu, "run", run)
+    monkeypatch.setattr(gpu_suite, "run", run)
     words = ["--suite", "blog", "--modules", str(tmp_path), "--only", "b2"]
     assert "a device" in call(*words, "--against", "torch,triton", "--limit", "60", "--records", "r.jsonl")
     assert [p.batch for p in seen["points"]] == [2, 2] and seen["every"] == TINY and seen["records"] == "r.jsonl"
@@ -79,7 +81,7 @@ def test_measuring_prints_a_table_json_or_markdown(tmp_path: Path, monkeypatch: 
 
 def test_a_suite_without_a_folder_runs_on_this_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(suites_cpu.SUITES, "cpu-grid", lambda: list(TINY))
-    monkeypatch.setattr(bench_cpu, "ceilings_of", lambda *sizes: {"memory_tb_s": 0.1, "float32_tflops": 0.2})
+    monkeypatch.setattr(cpu_suite, "ceilings_of", lambda *sizes: {"memory_tb_s": 0.1, "float32_tflops": 0.2})
     words = ["--suite", "cpu-grid", "--only", "lstm,b2", "--against", "numpy", "--threads", "1", "--rounds", "1"]
     text = call(*words, "--plot", str(tmp_path / "ratios.svg"))
     assert "lstm-h8-i4-b2-t5-fp32" in text and "x numpy (geometric mean" in text

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from tests.test_tune_collect import measured
 from tvm_rnn import tune_gpu, tune_plan
+from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.cli import app
-from tvm_rnn.suites import Point
 
 CELL = '''
 from tvm_rnn import cell, tanh

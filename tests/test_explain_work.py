@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import tvm_rnn as rnn
+from tvm_rnn.bench.measure.floors import DATA_SHEETS
 from tvm_rnn.explain import explain
 from tvm_rnn.explain_work import occupancies, occupancy
-from tvm_rnn.floors import DATA_SHEETS
 from tvm_rnn.schedule.records import Record, Records
 from tvm_rnn.target import GPUS, resolve
 from tvm_rnn.workload import Workload

@@ -14,8 +14,8 @@ from networks import arguments, compiled
 from peer_problems import problem_of
 
 import tvm_rnn as rnn
+from tvm_rnn.bench.peers.models import TORCH_CELLS, torch_weights
 from tvm_rnn.oracle.tolerance import assert_close
-from tvm_rnn.peer_models import TORCH_CELLS, torch_weights
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers

@@ -16,8 +16,8 @@ from peer_problems import problem_of
 import tvm_rnn as rnn
 from tests.test_torch_equality import torch_layer
 from tvm_rnn import cell, cells, clip, einsum, layer_norm, maximum, outer, softmax, tanh, where
+from tvm_rnn.bench.peers.models import TORCH_CELLS, Problem, torch_weights
 from tvm_rnn.oracle.tolerance import assert_close
-from tvm_rnn.peer_models import TORCH_CELLS, Problem, torch_weights
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers

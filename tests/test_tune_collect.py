@@ -9,9 +9,9 @@ from typing import Any
 
 from persistent_layers import GPU, step
 
+from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.cuda.model.choose_geometry import geometry
 from tvm_rnn.schedule.record_files import read
-from tvm_rnn.suites import Point
 from tvm_rnn.tune_collect import collect
 from tvm_rnn.tune_plan import candidates
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tvm_rnn import ConfigError, tune_gpu
-from tvm_rnn.suites import Point
+from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.tune_gpu import Results, finalists, measure, outcome, read_plan
 
 # Answers as the worker does: the time is in the file's name, and "crash" and "hang" do what they say.

@@ -12,8 +12,9 @@ import pytest
 from gpu_stand_in import point, stand_in
 
 import tvm_rnn as rnn
-from tvm_rnn import gpu_worker, tune_gpu_worker
-from tvm_rnn.gpu_worker import serve
+from tvm_rnn import tune_gpu_worker
+from tvm_rnn.bench.run import gpu_worker
+from tvm_rnn.bench.run.gpu_worker import serve
 from tvm_rnn.tune_gpu_worker import Candidates
 
 torch = pytest.importorskip("torch")

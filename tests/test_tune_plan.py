@@ -11,10 +11,10 @@ import pytest
 from persistent_layers import GPU
 
 from tvm_rnn import BuildError, ConfigError, tune_plan
+from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.cuda.codegen import nvcc
 from tvm_rnn.cuda.model.choose_geometry import LAYER_BY_LAYER, STEP_BY_STEP
 from tvm_rnn.schedule.records import Choice
-from tvm_rnn.suites import Point
 from tvm_rnn.tune_plan import asked_units, build_candidates, candidates, shortlist, workload_of
 from tvm_rnn.workload import Candidate, Trial
 

@@ -99,8 +99,8 @@ def _words(text: str) -> list[str]:
 
 def _module(module: str, peers: list[str] | None, as_json: bool, sizes: dict[str, Any]) -> None:
     """peers: None where forward and backward passes are timed."""
-    from .bench import compare
-    from .bench_training import compare_training
+    from tvm_rnn.bench.run.compare import compare
+    from tvm_rnn.bench.run.training import compare_training
 
     with progress(as_json) as stage:
         if peers is None:
@@ -114,8 +114,9 @@ def _module(module: str, peers: list[str] | None, as_json: bool, sizes: dict[str
 
 
 def _build(name: str, only: str, folder: str, as_json: bool, options: dict[str, Any]) -> None:
-    from . import suites
-    from .bench_build import build
+    from tvm_rnn.bench.run.build_suite import build
+    from tvm_rnn.bench.suites import gpu as suites
+
     from .tables import plain_table
 
     every, started = suites.suite(name), time.perf_counter()
@@ -137,7 +138,11 @@ def _suite(
     name: str, only: str, modules: str | None, records: str | None, options: dict[str, Any], shown: dict[str, Any]
 ) -> None:
     """On this CPU, or modules on the GPU."""
-    from . import bench_cpu, bench_gpu, bench_plot, bench_report, suites, suites_cpu
+    from tvm_rnn.bench.run import cpu_suite, gpu_suite
+    from tvm_rnn.bench.run import plot as bench_plot
+    from tvm_rnn.bench.run import tables as bench_report
+    from tvm_rnn.bench.suites import cpu as suites_cpu
+    from tvm_rnn.bench.suites import gpu as suites
 
     if shown["plot"] and not shown["plot"].endswith(".svg"):
         raise ConfigError(message("--plot draws one kind of file", got=shown["plot"], expected="a name ending in .svg"))
@@ -147,10 +152,10 @@ def _suite(
         more: dict[str, Any] = {"records": records, "every": every, "progress": stage}
         if modules is None:
             options["stream"] = options["stream"] or name in suites_cpu.STREAMS
-            found = bench_cpu.run(points, bench_cpu.Options(**options), **more)
+            found = cpu_suite.run(points, cpu_suite.Options(**options), **more)
         else:
             own = {name: value for name, value in options.items() if name not in ("threads", "stream")}
-            found = bench_gpu.run(points, modules, bench_gpu.Options(**own), **more)
+            found = gpu_suite.run(points, modules, gpu_suite.Options(**own), **more)
     report = bench_report.report(found)
     if shown["plot"]:
         with open(shown["plot"], "w") as file:

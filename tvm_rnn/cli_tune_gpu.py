@@ -9,11 +9,12 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
+from tvm_rnn.bench.suites.gpu import Point
+
 from .console import print_json, print_rich, progress
 from .dtypes import precision_name
 from .errors import ConfigError, message
 from .spec import parse_sizes
-from .suites import Point
 from .target import GPUS
 
 CANDIDATES = 24  # per point, about
@@ -79,7 +80,7 @@ def _command(given: dict[str, Any]) -> str:
 
 def points_of(suite: str | None, only: str, point: Point | None) -> Sequence[Point]:
     """What to tune: points of a suite, or one network. Raises ConfigError where neither or both are given."""
-    from . import suites
+    from tvm_rnn.bench.suites import gpu as suites
 
     if (suite is None) == (point is None):
         got = "both" if suite else "neither"

@@ -34,7 +34,7 @@ def remade(manifest: Mapping[str, Any], cell: Cell | None = None) -> tuple[RNN, 
 
     Raises NotDrawn where the equations are not at hand, are others, or where this version's passes decide otherwise.
     """
-    from .peer_models import Unsupported, net_of
+    from tvm_rnn.bench.peers.models import Unsupported, net_of
 
     if "equations" not in manifest:
         raise NotDrawn("the module is from a version whose files do not say which equations they have")

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvm_rnn.bench.measure.floors import DATA_SHEETS, floor_us, shares
+
 from .decisions import Decision
 from .dtypes import ITEM_BYTES
-from .floors import DATA_SHEETS, floor_us, shares
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
@@ -125,7 +126,7 @@ def _ceilings(
         return (DATA_SHEETS[name], f"data sheet of {name}") if name in DATA_SHEETS else ({}, "")
     if machine is None or machine.name != "llvm":
         return {}, ""
-    from .bench_cpu import ceilings_of
+    from tvm_rnn.bench.run.cpu_suite import ceilings_of
 
     return ceilings_of(row["precision"], int(row["step_bytes"] or row["bytes"]), 1), "measured here, one thread"
 

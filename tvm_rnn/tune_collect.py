@@ -15,12 +15,12 @@ from typing import Any
 
 import tvm
 
+from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.schedule.record_files import merge
 from tvm_rnn.schedule.records import Choice, Record
 from tvm_rnn.schedule.template import DEFAULT, Unit
 
 from . import __version__
-from .suites import Point
 from .target import Target, resolve
 from .tune_gpu import RESULTS, Results, located, outcome, read_plan
 from .tune_plan import asked_units, workload_of

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .bench_gpu import PATIENCE_SECONDS, Worker, WorkerEnded
+from tvm_rnn.bench.run.gpu_suite import PATIENCE_SECONDS, Worker, WorkerEnded
+
 from .errors import ConfigError, message
 
 PLAN, RESULTS = "plan.json", "results.jsonl"

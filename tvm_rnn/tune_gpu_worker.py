@@ -2,7 +2,7 @@
 
 In: requests as lines of JSON on stdin: {"facts": true}, or a point of a plan with the files to measure. Out: lines of
 JSON on stdout: {"stage", "framework"} (here the file) as each stage begins, then {"rows": [a row per file]}. It is a
-process of its own for the reasons that `gpu_worker.py` gives.
+process of its own for the reasons that `bench/run/gpu_worker.py` gives.
 """
 
 from __future__ import annotations
@@ -12,13 +12,22 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+from tvm_rnn.bench.measure.gpu_graphs import (
+    Captured,
+    Run,
+    capture,
+    memory_of,
+    poison,
+    rounds_us,
+    run_poisoned,
+    same_bits,
+)
+from tvm_rnn.bench.peers.gpu import GpuProblem, prepare_tvm_rnn
+from tvm_rnn.bench.run.gpu_worker import REPEATS, Bench, errors, main
+from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.oracle.tolerance import tolerance
 
 from .errors import TvmRnnError
-from .gpu_timing import Captured, Run, capture, memory_of, poison, rounds_us, run_poisoned, same_bits
-from .gpu_worker import REPEATS, Bench, errors, main
-from .peers_gpu import GpuProblem, prepare_tvm_rnn
-from .suites import Point
 
 
 class Candidates(Bench):

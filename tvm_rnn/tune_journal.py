@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tvm_rnn.bench.run.build_suite import sources_digest
 from tvm_rnn.schedule.records import Choice
 from tvm_rnn.schedule.template import folders
 
-from .bench_build import sources_digest
 from .errors import ConfigError, message
 from .workload import Candidate, Workload
 

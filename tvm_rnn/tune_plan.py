@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tvm_rnn.bench.suites.gpu import Point, network
 from tvm_rnn.cuda.model.choose_geometry import LAYER_BY_LAYER, STEP_BY_STEP
 from tvm_rnn.passes.pipeline import run as run_passes
 from tvm_rnn.schedule.records import Choice
@@ -29,7 +30,6 @@ from tvm_rnn.schedule.template import Unit, space
 
 from .errors import ConfigError, message
 from .spec import find_cell
-from .suites import Point, network
 from .target import Target, resolve
 from .workload import Candidate, Trial, Workload, able, choice_of
 

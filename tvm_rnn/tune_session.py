@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import tvm
 
+from tvm_rnn.bench.suites.gpu import tamed
 from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.network.widen import widened
@@ -33,7 +34,6 @@ from .errors import ConfigError, message
 from .passes import pipeline
 from .rpc_tracker import tracker
 from .schedule import record_files
-from .suites import tamed
 from .target import Target, resolve
 from .tune_cpu import CpuBackend
 from .tune_journal import Journal, Outcome

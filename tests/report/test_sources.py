@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tvm_rnn import ConfigError
+from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.report.sources import ablation_rows, gains
-from tvm_rnn.suites import Point
 from tvm_rnn.tune_journal import Outcome
 from tvm_rnn.workload import Candidate
 

@@ -175,6 +175,7 @@ def test_runtime_files_alone(tmp_path: Path) -> None:
         / "runtime"
         / "runtime"
         / "runtime"
+        / "runtime"
     )
     for name in ("runtime", "runtime_cuda", "runtime_cuda_tape", "runtime_cuda_training", "gpu_arrays"):
         shutil.copy(package / f"{name}.py", tmp_path)

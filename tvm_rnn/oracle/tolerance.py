@@ -1,7 +1,7 @@
 """One table of how far a result may be from the oracle, by dtype and number of steps, and the comparison that uses it.
 
 In: results of compiled code (or of a peer) and the float64 oracle's. Out: an error figure, or an AssertionError that
-says where the worst element is. The tests and `bench.py` compare by nothing else.
+says where the worst element is. The tests and `bench/run/compare.py` compare by nothing else.
 """
 
 from __future__ import annotations

@@ -1,0 +1,101 @@
+"""A module as other frameworks have it: sizes read off a manifest, ONNX models, and NumPy against the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from peer_problems import manifest_of, problem_of, small
+
+import tvm_rnn as rnn
+from tvm_rnn.bench.peers.models import (
+    ONNX_CELLS,
+    TORCH_CELLS,
+    NumpyModel,
+    Unsupported,
+    net_of,
+    onnx_model,
+    torch_weights,
+)
+from tvm_rnn.oracle.tolerance import assert_close
+
+
+@pytest.mark.parametrize("name", rnn.cells.names())
+def test_a_manifest_leads_back_to_the_rnn(name: str) -> None:
+    net = small(name)
+    found = net_of(manifest_of(net))
+    assert found.cell is net.cell
+    assert found.weight_shapes == net.weight_shapes
+    assert found.bidirectional and found.num_layers == 2
+
+
+def test_sizes_per_layer_and_more_axes_are_read_off_the_shapes() -> None:
+    net = rnn.RNN(rnn.cells.lstm_projection, 7, [6, 5], num_layers=2, P=[3, 2], dtype="float64")
+    found = net_of(manifest_of(net))
+    assert [layer.sizes for layer in found.layers] == [{"I": 7, "H": 6, "P": 3}, {"I": 3, "H": 5, "P": 2}]
+    assert found.dtype == "float64"
+
+
+def test_a_cell_that_is_not_of_the_zoo_has_no_peers() -> None:
+    @rnn.cell
+    def mine(x: "I", h: "H", *, W: "H I"):
+        return rnn.tanh(W @ x + h)
+
+    with pytest.raises(Unsupported, match="mine is not a cell of the zoo"):
+        net_of(manifest_of(rnn.RNN(mine, 4, 4)))
+
+
+def test_a_users_cell_with_the_name_of_another_is_not_taken_for_it() -> None:
+    @rnn.cell(name="lstm")
+    def mine(x: "I", h: "H", *, W: "H I", b: "H"):
+        return rnn.tanh(W @ x + h + b)
+
+    problem = problem_of(rnn.RNN(mine, 4, 4).init())
+    with pytest.raises(Unsupported, match="not a cell of the zoo"):
+        problem.form(TORCH_CELLS)
+
+
+@pytest.mark.parametrize("name", rnn.cells.names())
+def test_numpy_agrees_with_the_oracle_and_keeps_the_dtype(name: str) -> None:
+    net = small(name)
+    problem = problem_of(net)
+    y = NumpyModel(problem)(list(problem.inputs.values()))
+    expected, _ = rnn.reference(net)(dict(problem.inputs))
+    assert y.dtype == np.float32
+    assert_close(y, expected, "float32", 6)
+
+
+def test_numpy_in_float64() -> None:
+    net = small("gru", dtype="float64")
+    problem = problem_of(net)
+    expected, _ = rnn.reference(net)(problem.x)
+    assert_close(NumpyModel(problem)([problem.x]), expected, "float64", 6)
+
+
+@pytest.mark.parametrize("name", ONNX_CELLS)
+def test_onnx_models_are_valid(name: str) -> None:
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load_from_string(onnx_model(problem_of(small(name))))
+    onnx.checker.check_model(model, full_check=True)
+    (y,) = model.graph.output
+    assert [d.dim_value for d in y.type.tensor_type.shape.dim] == [6, 3, 8]
+
+
+def test_torch_weights_have_torchs_names() -> None:
+    names = {n.removesuffix("_reverse")[:-3] for n in torch_weights(problem_of(small("lstm_projection")))}
+    assert names == {"weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"}
+
+
+def test_what_onnx_lacks_is_said() -> None:
+    pytest.importorskip("onnx")
+    for net, reason in (
+        (small("mgu"), "no cell mgu"),
+        (small("lstm", dtype="float64"), "float64"),
+        (rnn.RNN(rnn.cells.lstm, 4, [4, 5], num_layers=2).init(), "one size"),
+    ):
+        with pytest.raises(Unsupported, match=reason):
+            onnx_model(problem_of(net))
+
+
+def test_a_cell_with_two_inputs_has_no_single_x() -> None:
+    with pytest.raises(Unsupported, match="2 inputs"):
+        _ = problem_of(small("augru")).x

@@ -1,0 +1,149 @@
+"""A module beside its peers: what is compared, what is refused, what is reported. No test looks at how fast."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import tvm_rnn as rnn
+from tvm_rnn.bench.run import compare
+from tvm_rnn.oracle.tolerance import tolerance
+
+QUICK: dict[str, Any] = {"steps": 3, "batch": 2, "threads": 1, "rounds": 2, "round_seconds": 0.0}
+
+
+@pytest.fixture(scope="module")
+def lstm() -> Any:
+    return rnn.compile(rnn.RNN(rnn.cells.lstm, 4, 8).init(seed=1))
+
+
+@pytest.fixture(scope="module")
+def lstm_file(lstm: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("bench") / "lstm.so")
+    lstm.export(path)
+    return path
+
+
+def printed(report: compare.Report) -> str:
+    out = io.StringIO()
+    Console(file=out, width=160).print(report.table())
+    return out.getvalue()
+
+
+def test_a_module_file_beside_numpy(lstm_file: str) -> None:
+    told: list[str] = []
+    report = compare.compare(lstm_file, ["numpy"], progress=told.append, **QUICK)
+    ours, numpy = report.rows
+    assert (ours.name, numpy.name) == ("tvm_rnn", "numpy")
+    for row in report.rows:
+        assert row.error is not None and row.error <= tolerance("float32", 3)
+        assert row.median_us and row.gflops and row.spread is not None and row.reason == ""
+    assert ours.ratio == 1 and numpy.ratio == numpy.median_us / ours.median_us
+    assert {"starting numpy", "round 2 of 2"} <= set(told)
+
+
+def test_weights_in_fewer_bits_are_compared_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "m.so"
+    rnn.compile(rnn.RNN(rnn.cells.lstm, 8, 16).init(0), weights="int8").export(path)
+    ours = compare.compare(path, (), **QUICK).rows[0]
+    assert ours.error is not None and 1e-4 < ours.error < 2e-2
+
+
+@pytest.mark.peers
+def test_every_peer_that_is_installed_is_timed_and_agrees(lstm_file: str) -> None:
+    report = compare.compare(lstm_file, **QUICK)
+    assert [row.name for row in report.rows] == ["tvm_rnn", *compare.USUAL]
+    for row in report.rows:
+        assert (row.median_us is None) == ("not installed" in row.reason), row
+        assert row.error is None or row.error <= tolerance("float32", 3)
+
+
+def test_the_report_as_table_and_as_json_says_where_it_was_measured(lstm: Any) -> None:
+    report = compare.compare(lstm, ["numpy"], **QUICK)
+    again = json.loads(json.dumps(report.as_dict()))
+    assert again["facts"]["cell"] == "lstm" and again["facts"]["threads"] == 1
+    assert {"cpu", "versions", "load", "rounds", "target"} <= again["facts"].keys()
+    assert [row["name"] for row in again["rows"]] == ["tvm_rnn", "numpy"]
+    text = printed(report)
+    for part in (f"numpy {np.__version__}", "us/step", "GFLOP/s", "T 3, B 2, threads 1", "load average"):
+        assert part in text
+
+
+def test_a_cell_that_a_peer_lacks_is_named_with_the_reason() -> None:
+    module = rnn.compile(rnn.RNN(rnn.cells.augru, 4, 8).init(seed=1))
+    report = compare.compare(module, ["onnxruntime", "numpy"], **QUICK)
+    _, missing, numpy = report.rows
+    assert missing.median_us is None and missing.ratio is None
+    assert "no cell augru" in missing.reason or "not installed" in missing.reason
+    assert numpy.median_us
+    assert missing.reason in " ".join(printed(report).replace("│", " ").split())
+
+
+def test_a_users_own_cell_is_timed_alone_and_unchecked() -> None:
+    @rnn.cell
+    def mine(x: "I", h: "H", *, W: "H I"):
+        return rnn.tanh(W @ x + h)
+
+    report = compare.compare(rnn.compile(rnn.RNN(mine, 4, 8).init(seed=1)), ["numpy", "torch"], **QUICK)
+    assert report.rows[0].median_us and report.rows[0].error is None
+    assert "unchecked" in printed(report)
+    assert all("mine" in row.reason or "not installed" in row.reason for row in report.rows[1:])
+
+
+def test_no_ratio_for_a_result_that_differs(lstm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = iter([1.0, 0.0])  # ours passes whatever it is, then nothing does
+    monkeypatch.setattr(compare, "tolerance", lambda dtype, steps: next(limits))
+    _, numpy = compare.compare(lstm, ["numpy"], **QUICK).rows
+    assert numpy.median_us is None and numpy.ratio is None
+    assert "not timed, its result differs" in numpy.reason
+
+
+def test_a_module_that_is_not_what_its_name_says() -> None:
+    @rnn.cell(name="elman_relu")
+    def mine(x: "I", h: "H", *, W: "H I", R: "H H", b: "H"):
+        return rnn.relu(W @ x + R @ h - b)
+
+    module = rnn.compile(rnn.RNN(mine, 4, 8).init(seed=1))
+    ours, numpy = compare.compare(module, ["numpy"], **QUICK).rows  # its equations tell that it is a user's own
+    assert ours.median_us is not None and "not a cell of the zoo" in numpy.reason
+    del module.manifest["equations"]  # as a file of an older version
+    with pytest.raises(rnn.TvmRnnError, match="differs from the oracle"):
+        compare.compare(module, ["numpy"], **QUICK)
+
+
+def test_wrong_arguments_are_named(lstm: Any) -> None:
+    with pytest.raises(rnn.ConfigError, match=r"(?s)no such peer.*did you mean 'torch'"):
+        compare.compare(lstm, ["torhc"], **QUICK)
+    for name in ("steps", "batch", "rounds", "threads"):
+        with pytest.raises(rnn.ConfigError, match=name):
+            compare.compare(lstm, ["numpy"], **{**QUICK, name: 0})
+
+
+def test_files_that_cannot_be_compared(tmp_path: Path) -> None:
+    with pytest.raises(rnn.LoadError):
+        compare.compare(tmp_path / "none.so", ["numpy"], **QUICK)
+    path = tmp_path / "bare.so"
+    rnn.compile(rnn.RNN(rnn.cells.elman, 4, 8)).export(path)
+    with pytest.raises(rnn.WeightError, match="without weights"):
+        compare.compare(path, ["numpy"], **QUICK)
+
+
+def test_a_process_that_ends_early_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    with (
+        compare.started("numpy", str(tmp_path), 1) as worker,
+        pytest.raises(rnn.TvmRnnError, match="numpy ended early"),
+    ):
+        worker.ask({"path": "nowhere.so"})
+
+
+def test_a_peer_that_fails_does_not_stop_the_others(lstm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "PEERS", (*compare.PEERS, "nobody"))
+    _, nobody, numpy = compare.compare(lstm, ["nobody", "numpy"], **QUICK).rows
+    assert "ended early" in nobody.reason and "KeyError" in nobody.reason
+    assert numpy.median_us

@@ -1,0 +1,170 @@
+"""The worker of a GPU benchmark, on the CPU: what it compares, what it refuses, what it answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from gpu_stand_in import point, stand_in
+
+import tvm_rnn as rnn
+from tvm_rnn.bench.peers import gpu as peers_gpu
+from tvm_rnn.bench.run import gpu_worker
+from tvm_rnn.bench.run.gpu_worker import Bench, errors, serve
+from tvm_rnn.bench.suites.gpu import Point
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.peers
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, torch)
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = str(tmp_path_factory.mktemp("worker") / "lstm.so")
+    rnn.compile(rnn.RNN(rnn.cells.lstm, 4, 8)).export(path)
+    return path
+
+
+def request(of: Point, module: str | None, *frameworks: str, **more: Any) -> dict[str, Any]:
+    options = {"rounds": 3, "compile_seconds": 60.0, "skip": {}, **more}
+    return {"point": of.as_dict(), "module": module, "frameworks": list(frameworks), **options}
+
+
+def test_ours_and_torch_are_compared_with_float64_and_timed(module: str) -> None:
+    told: list[dict[str, Any]] = []
+    ours, theirs = Bench(told.append).measure(request(point(), module, "tvm_rnn", "torch"))
+    assert (ours["framework"], theirs["framework"]) == ("tvm_rnn", "torch")
+    for row in (ours, theirs):
+        assert row["us_per_step"] == 101.0 / 5 and row["spread"] == 2 / 101 and row["error"] < 1e-5
+        assert row["bytes"] == 4 * (5 * 3 * 4 + 5 * 3 * 8 + 4 * 8 * (4 + 8 + 1))
+    assert ours["repeats_equal"] is True and ours["regime"] and ours["flops_per_row"] > 0
+    assert {"stage": "computing the oracle", "framework": "", "config": ""} in told
+    assert [t for t in told if t["framework"] == "torch"]
+
+
+def test_a_point_without_a_module_is_measured_for_its_peers() -> None:
+    ours, theirs = Bench(lambda told: None).measure(request(point("gru"), None, "tvm_rnn", "torch"))
+    assert ours["reason"] == "no module was built for it" and "us_per_step" not in ours
+    assert theirs["us_per_step"]
+
+
+def test_what_is_to_be_skipped_keeps_its_reason(module: str) -> None:
+    asked = request(point(), module, "tvm_rnn", "torch", skip={"tvm_rnn": "it hung"})
+    ours, theirs = Bench(lambda told: None).measure(asked)
+    assert ours["reason"] == "it hung" and theirs["us_per_step"]
+
+
+def test_a_wrong_result_is_not_timed(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_worker, "tolerance", lambda precision, steps: 0.0)
+    (ours,) = Bench(lambda told: None).measure(request(point(), module, "tvm_rnn"))
+    assert "us_per_step" not in ours and "is allowed" in ours["reason"]
+
+
+def test_an_element_that_nobody_writes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    y = torch.zeros(5, 3, 8)
+    monkeypatch.setitem(
+        peers_gpu.FRAMEWORKS, "torch", lambda p: peers_gpu.GpuPrepared("0", {"lazy": lambda: (y, None)})
+    )
+    monkeypatch.setattr(gpu_worker, "poison", lambda result: result[0].fill_(float("nan")))
+    monkeypatch.setattr(gpu_worker, "capture", lambda run: type("C", (), {"graph": Idle(), "result": run()})())
+    (row,) = Bench(lambda told: None).measure(request(point(), None, "torch"))
+    assert "error inf" in row["reason"]
+
+
+def test_one_configuration_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = peers_gpu.prepare_torch
+
+    def two(problem: Any) -> Any:
+        (good,) = made(problem).runs.values()
+
+        def bad() -> Any:
+            raise ValueError("too much shared memory")
+
+        y = torch.zeros(5, 3, 8)
+        return peers_gpu.GpuPrepared("1", {"bad": bad, "wrong": lambda: (y, None), "good": good}, compiling=["good"])
+
+    monkeypatch.setitem(peers_gpu.FRAMEWORKS, "triton", two)
+    (row,) = Bench(lambda told: None).measure(request(point(), None, "triton"))
+    assert row["config"] == "good" and row["configs"] == {"good": 101.0 / 5} and row["compile_seconds"] >= 0
+    assert row["left_out"]["bad"] == "ValueError: too much shared memory" and "is allowed" in row["left_out"]["wrong"]
+    (row,) = Bench(lambda told: None).measure(request(point(), None, "triton", skip={"triton: good": "it hung"}))
+    assert row["reason"].startswith("bad: ValueError: too much shared memory; wrong: error")
+    assert row["reason"].endswith("good: it hung")
+
+
+def test_a_compiler_that_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {"slow": lambda: time.sleep(10)}
+    monkeypatch.setitem(
+        peers_gpu.FRAMEWORKS, "triton", lambda p: peers_gpu.GpuPrepared("1", runs, compiling=tuple(runs))
+    )
+    (row,) = Bench(lambda told: None).measure(request(point(), None, "triton", compile_seconds=0.05))
+    assert row["reason"] == "slow: its compiler was stopped after 0.05 s"
+
+
+@pytest.mark.parametrize(
+    ("precision", "products", "cudnn"), [("float32", False, False), ("tf32", True, True), ("bfloat16", False, True)]
+)
+def test_what_torch_may_multiply_with(precision: str, products: bool, cudnn: bool) -> None:
+    Bench(lambda told: None).measure(request(point(precision=precision), None))
+    flags = torch.backends
+    assert (flags.cuda.matmul.allow_tf32, flags.cudnn.allow_tf32) == (products, cudnn)
+
+
+class Idle:
+    def replay(self) -> None:
+        """Writes nothing."""
+
+
+def test_a_peer_that_fails_says_why_and_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(problem: Any) -> Any:
+        raise ValueError("no such thing\nand more")
+
+    monkeypatch.setitem(peers_gpu.FRAMEWORKS, "triton", broken)
+    failed, theirs = Bench(lambda told: None).measure(request(point(), None, "triton", "torch"))
+    assert failed["reason"] == "ValueError: no such thing" and theirs["us_per_step"]
+
+
+def test_errors_cover_states_and_call_nan_infinite() -> None:
+    y, h = torch.ones(2, 1, 4, dtype=torch.float64), torch.full((1, 1, 4), 2.0, dtype=torch.float64)
+    assert errors((y.float(), {"h": h.float()}), (y, {"h": h})) == (0.0, 0.0)
+    assert errors((y, None), (y, {"h": h})) == (0.0, 0.0)
+    largest, relative = errors((y, {"h": h * 1.5}), (y, {"h": h}))
+    assert (largest, relative) == (0.5, 0.5)
+    assert errors((y * float("nan"), None), (y, {"h": h})) == (float("inf"), float("inf"))
+    assert errors((y[:1], None), (y, {"h": h})) == (float("inf"), float("inf"))
+
+
+def test_requests_and_answers_are_lines_of_json(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    monkeypatch.setattr(gpu_worker, "ceilings", lambda: {"memory_tb_s": 4.0})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties())
+    answers: list[dict[str, Any]] = []
+    lines = [json.dumps({"facts": True}), json.dumps(request(point(), module, "tvm_rnn"))]
+    serve(iter(lines), answers.append)
+    facts, rows = (answer for answer in answers if "stage" not in answer)
+    assert facts["facts"]["device"] == "a device" and facts["facts"]["versions"]["torch"] == torch.__version__
+    assert rows["rows"][0]["us_per_step"] and json.dumps(answers)
+
+
+class Properties:
+    name, multi_processor_count, L2_cache_size = "a device", 1, 2
+
+
+def test_a_machine_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    answers: list[dict[str, Any]] = []
+    serve(iter([]), answers.append)
+    assert answers == [{"failed": "torch finds no NVIDIA GPU on this machine"}]
+
+
+def test_nothing_here_imports_the_compiler() -> None:
+    names = ("gpu_worker", "bench_gpu", "bench_report", "bench_build", "cli")
+    code = f"import sys, {', '.join(f'tvm_rnn.{name}' for name in names)}; assert 'tvm' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

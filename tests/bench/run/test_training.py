@@ -1,0 +1,52 @@
+"""Training beside torch's: a table of both, gradients checked first, and what cannot be compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from networks import network
+from typer.testing import CliRunner
+
+import tvm_rnn as rnn
+from tvm_rnn.bench.run import training
+from tvm_rnn.bench.run.training import compare_training
+from tvm_rnn.cli import app
+from tvm_rnn.errors import ConfigError, WeightError
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("training") / "gru.so"
+    rnn.compile(network("gru", 6, 8), training=True).export(found)
+    return found
+
+
+def test_a_module_beside_torch(path: Path) -> None:
+    pytest.importorskip("torch")
+    words = ["bench", str(path), "--training", "--steps", "5", "--batch", "3", "--rounds", "2", "--json"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["rows"]
+    assert [row["name"] for row in rows] == ["tvm_rnn", "torch"]
+    printed = CliRunner().invoke(app, words[:-1])
+    assert printed.exit_code == 0 and "T 5, B 3" in printed.stdout and "torch" in printed.stdout
+    assert rows[0]["error"] < 1e-5 and rows[1]["ratio"] == pytest.approx(rows[1]["median_us"] / rows[0]["median_us"])
+
+
+def test_wrong_gradients_are_not_timed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_flat", lambda found: [np.array([1.0 if isinstance(found, dict) else 2.0])])
+    monkeypatch.setattr(training, "_error", lambda got, expected: 0.5)
+    with pytest.raises(ConfigError, match="gradients differ from the oracle"):
+        compare_training(path, steps=2, batch=1)
+
+
+def test_what_cannot_be_compared(path: Path, tmp_path: Path) -> None:
+    rnn.compile(network("elman", 3, 4)).export(tmp_path / "plain.so")
+    with pytest.raises(ConfigError, match=r"does not train[\s\S]*--training"):
+        compare_training(tmp_path / "plain.so")
+    rnn.compile(rnn.RNN(rnn.cells.elman, 3, 4), training=True).export(tmp_path / "empty.so")
+    with pytest.raises(WeightError, match="without weights"):
+        compare_training(tmp_path / "empty.so")

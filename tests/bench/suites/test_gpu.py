@@ -1,0 +1,97 @@
+"""Suites: every point can be built and named, the sizes are those that were promised, and words choose points."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn.bench.suites.gpu import ALL, PASSES, SHORT, SUITES, Point, batches, beside_peers, network, select, suite
+from tvm_rnn.passes.pipeline import PASS_NAMES
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_points_have_names_of_their_own_and_survive_json(name: str) -> None:
+    points = suite(name)
+    assert points and len({point.name for point in points}) == len(points)
+    for point in points:
+        assert Point.from_dict(json.loads(json.dumps(point.as_dict()))) == point
+        assert point.precision in SHORT and point.cell in rnn.cells.names()
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_network_of_a_suite_can_be_made(name: str) -> None:
+    kinds = {(p.cell, p.layers, p.directions, tuple(axis for axis, _ in p.sizes)): p for p in suite(name)}
+    for point in kinds.values():  # small: only the names of the axes are in question
+        small = replace(point, input=8, hidden=8, sizes=tuple((axis, 4) for axis, _ in point.sizes))
+        net = network(small)
+        assert net.cell.name == point.cell and net.dtype == point.dtype and net.num_layers == point.layers
+
+
+def test_the_grid_is_the_whole_grid() -> None:
+    grid = suite("gpu-grid")
+    assert len(grid) == 2 * 4 * 4 * 3 and {p.steps for p in grid} == {128} and {p.layers for p in grid} == {1}
+    assert {p.hidden for p in grid} == {256, 512, 1024, 2048} and {p.batch for p in grid} == {1, 16, 64, 128}
+    assert {p.precision for p in grid} == {"bfloat16", "float16", "tf32"} and {p.cell for p in grid} == {"lstm", "gru"}
+    assert all(p.input == p.hidden for p in grid)
+
+
+def test_the_articles_networks() -> None:
+    found = {(p.layers, p.hidden, p.input, p.batch, p.steps) for p in suite("blog")}
+    assert found == {
+        (4, 512, 512, 64, 100),
+        (1, 2560, 2560, 64, 200),
+        (3, 256, 64, 64, 100),
+        (1, 256, 256, 32, 1000),
+        (1, 768, 768, 16, 1024),
+    }
+    assert {p.precision for p in suite("blog") if p.layers == 4} == set(ALL)
+
+
+def test_the_zoo_is_all_of_it_and_the_ablation_all_passes() -> None:
+    assert [p.cell for p in suite("zoo")] == rnn.cells.names()
+    assert PASSES == PASS_NAMES
+    assert [len(p.without) for p in suite("ablation")] == [4, 3, 2, 1, 0]
+
+
+def test_a_record_has_all_of_a_point_and_one_of_each_network_has_the_peers() -> None:
+    points = suite("ablation")
+    assert Point.from_dict({k: v for k, v in points[0].record.items() if k not in ("kind", "point")}) == points[0]
+    assert beside_peers(points) == {points[-1]} and beside_peers(points[:2]) == {points[1]}
+
+
+def test_tf32_is_a_way_to_multiply_float32() -> None:
+    assert Point("lstm", 4, 4, 1, 1, "tf32").dtype == "float32"
+    assert Point("lstm", 4, 4, 1, 1, "float16").dtype == "float16"
+
+
+def test_names_say_what_differs() -> None:
+    point = Point("lstm", 64, 256, 100, 16, "tf32", 3, 2, (("P", 8),), ("hoist_gemms",))
+    assert point.name == "lstm-h256-i64-l3-bi-p8-no_hoist-b16-t100-tf32"
+
+
+def test_words_of_one_kind_are_alternatives_and_kinds_narrow_each_other() -> None:
+    grid = suite("gpu-grid")
+    found = select(grid, "h256,b16,b64,lstm,bf16")
+    assert [p.name for p in found] == ["lstm-h256-b16-t128-bf16", "lstm-h256-b64-t128-bf16"]
+    assert select(grid, "") == grid
+    assert [p.batch for p in select(grid, "gru-h512-b1-t128-tf32")] == [1]
+    assert {p.layers for p in select(suite("blog"), "l1")} == {1}
+    both = select(grid, "gru-h512-b1-t128-tf32,lstm,h256,b1,bf16")
+    assert [p.cell for p in both] == ["lstm", "gru"]
+
+
+def test_wrong_names_and_words_are_named() -> None:
+    with pytest.raises(rnn.ConfigError, match="did you mean 'gpu-grid'"):
+        suite("gpu_grid")
+    with pytest.raises(rnn.ConfigError, match="no point has this"):
+        select(suite("gpu-grid"), "h257")
+    with pytest.raises(rnn.ConfigError, match="no point has all of this"):
+        select(suite("blog"), "h768,tf32")
+
+
+def test_points_of_one_network_share_a_module() -> None:
+    found = batches(suite("gpu-grid"))
+    assert len(found) == 24 and set(found.values()) == {(1, 16, 64, 128)}

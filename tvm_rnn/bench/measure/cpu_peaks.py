@@ -1,0 +1,138 @@
+"""What this CPU does at best, measured: multiply-adds, and reading as many bytes as a network's weights have.
+
+In: a dtype, bytes, a number of threads. Out: GFLOP/s and GB/s of code that does nothing else, compiled as everything
+else here is: a loop of independent multiply-adds in registers, and a loop that adds up an array. Where an array fits a
+cache, that cache's rate is what is found: it is the ceiling of weights that stay there from step to step.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import tirx
+
+from tvm_rnn.compiler.compile import generate
+from tvm_rnn.cpu.workspace import int64
+from tvm_rnn.target import host
+from tvm_rnn.tir.statements import Expr, Stmt, load, loop, sequence, store, variable, vector
+
+SECONDS, TRIES = 0.06, 3  # of one measurement; the best of some counts: a ceiling is what nothing disturbs
+FMA_CALL, READ_CALL = 200_000, 1 << 24  # rounds of multiply-adds, and bytes, of one call: milliseconds
+CHAINS = 12  # accumulators: two pipes of four cycles want 8, and 16 registers hold them with their operands
+
+
+def fma_gflops(dtype: str, threads: int) -> float:
+    """GFLOP/s of `threads` threads that do nothing but multiply-adds of a dtype."""
+    function, lanes = _functions(dtype)["fma"], host().lanes(dtype)
+    work = FMA_CALL * CHAINS * lanes * 2
+
+    def call_of_thread() -> Callable[[], Any]:
+        x, out = (
+            tvm.runtime.tensor(np.full(CHAINS * lanes, 0.5, dtype)),
+            tvm.runtime.tensor(np.zeros(CHAINS * lanes, dtype)),
+        )
+        return lambda: function(FMA_CALL, x, out)
+
+    return _rate([call_of_thread() for _ in range(threads)], work) * 1e-9
+
+
+def read_gbytes(size: int, threads: int) -> float:
+    """GB/s at which `threads` threads read `size` bytes again and again, each its own part of them."""
+    function, lanes = _functions("float32")["read"], host().lanes("float32")
+    round_bytes = CHAINS * lanes * 4
+    rounds = max(1, size // threads // round_bytes)
+    again = max(1, READ_CALL // (rounds * round_bytes))
+
+    def call_of_thread() -> Callable[[], Any]:
+        data = tvm.runtime.tensor(np.ones(rounds * CHAINS * lanes, "float32"))
+        out = tvm.runtime.tensor(np.zeros(CHAINS * lanes, "float32"))
+        return lambda: function(again, rounds, data, out)
+
+    return _rate([call_of_thread() for _ in range(threads)], again * rounds * round_bytes) * 1e-9
+
+
+def _rate(calls: list[Callable[[], Any]], work: int) -> float:
+    """Work per second of all calls side by side, each in a thread of its own, the best of TRIES."""
+    return max(_once(calls, work) for _ in range(TRIES))
+
+
+def _once(calls: list[Callable[[], Any]], work: int) -> float:
+    start, rates = threading.Barrier(len(calls)), [0.0] * len(calls)
+
+    def run(number: int) -> None:
+        call, done, elapsed = calls[number], 0, 0.0
+        call()
+        start.wait()
+        begun = time.perf_counter()
+        while elapsed < SECONDS:
+            call()
+            done, elapsed = done + 1, time.perf_counter() - begun
+        rates[number] = done * work / elapsed
+
+    own = [threading.Thread(target=run, args=(number,)) for number in range(len(calls))]
+    for thread in own:
+        thread.start()
+    for thread in own:
+        thread.join()
+    return sum(rates)
+
+
+@functools.cache
+def _functions(dtype: str) -> dict[str, Any]:
+    """Compiled for this CPU: fma(n, x, out) and read(again, rounds, data, out)."""
+    lanes = host().lanes(dtype)
+    made = generate(tvm.IRModule({"fma": _fma(dtype, lanes), "read": _read(dtype, lanes)}), host())
+    return {name: made[name] for name in ("fma", "read")}
+
+
+def _fma(dtype: str, lanes: int) -> Any:
+    """for i in n: for each accumulator: a = a x + x."""
+    n, x, out = variable("n"), _buffer("x", dtype), _buffer("out", dtype)
+
+    def again(own: Any) -> Callable[[Expr], Stmt]:
+        return lambda at: load(own, at) * load(x, at) + load(x, at)
+
+    return _function("fma", [n, x, out], out, dtype, lanes, lambda own, step: loop("i", n, lambda i: step(again(own))))
+
+
+def _read(dtype: str, lanes: int) -> Any:
+    """for a in again: for i in rounds: for each accumulator: a += data[...]."""
+    again, rounds = variable("again"), variable("rounds")
+    data, out = _buffer("data", dtype), _buffer("out", dtype)
+
+    def work(own: Any, step: Callable[[Callable[[Expr], Expr]], Stmt]) -> Stmt:
+        def add(i: Expr) -> Stmt:
+            return step(lambda at: load(own, at) + load(data, i * int64(CHAINS * lanes) + at))
+
+        return loop("a", again, lambda a: loop("i", rounds, add))
+
+    return _function("read", [again, rounds, data, out], out, dtype, lanes, work)
+
+
+def _buffer(name: str, dtype: str) -> Any:
+    return tirx.decl_buffer((variable(f"size_{name}"),), dtype, name=name, data_alignment=np.dtype(dtype).itemsize)
+
+
+def _function(name: str, params: list[Any], out: Any, dtype: str, lanes: int, work: Callable[..., Stmt]) -> Any:
+    """Accumulators from `out`, the work, and back: what is computed is used, so that no compiler leaves it out."""
+    own = tirx.decl_buffer((CHAINS * lanes,), dtype, name="own", scope="local")
+
+    def each(value: Callable[[Expr], Expr], target: Any) -> Stmt:
+        def chain(c: int) -> Stmt:
+            return vector("v", lanes, lambda v: store(target, int64(c * lanes) + v, value(int64(c * lanes) + v)))
+
+        return sequence([chain(c) for c in range(CHAINS)])
+
+    body = sequence(
+        tirx.AllocBuffer(own),
+        each(lambda at: load(out, at), own),
+        work(own, lambda value: each(value, own)),
+        each(lambda at: load(own, at), out),
+    )
+    return tirx.PrimFunc(params, body).with_attr("global_symbol", name).with_attr("tirx.noalias", True)

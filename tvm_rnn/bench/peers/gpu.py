@@ -1,0 +1,257 @@
+"""The frameworks of a GPU benchmark, each ready to be captured in a CUDA graph: ours, torch, cuDNN, torch.compile,
+Triton, FlashRNN.
+
+In: a `GpuProblem`: a point of a suite, its network with weights, its inputs on the GPU. Out: `GpuPrepared`: functions
+of no arguments, (y [T, B, D*H], state or None). All have the same weights, inputs and dtype; `Unsupported` says what a
+framework lacks. Whatever takes long, such as a peer's own compiler, happens in the first call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import signal
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from tvm_rnn.bench.measure.gpu_graphs import Run
+from tvm_rnn.bench.suites.gpu import Point
+from tvm_rnn.frontends.torch import state_arrays
+from tvm_rnn.network.rnn import RNN, weight_name
+from tvm_rnn.oracle.torch_graph import TorchModel
+
+from .models import TORCH_CELLS, Unsupported
+
+# Sizes of a Triton program's tile (rows of the batch, hidden units, depth): each is a configuration that is timed.
+TRITON_TILES = ((16, 16, 128), (16, 32, 64), (64, 32, 64), (64, 16, 128))
+AGAIN_SECONDS = 1.0  # a compiler that catches what stops it is stopped again
+FLASHRNN_KERNELS = ("cuda_fused", "cuda")
+
+
+@dataclass(frozen=True)
+class GpuProblem:
+    """What everyone computes. inputs: torch tensors [T, B, *shape] of the point's dtype. module: our .so, or None."""
+
+    point: Point
+    net: RNN
+    inputs: tuple[Any, ...]
+    module: str | None = None
+    compile_seconds: float = 60.0
+
+    @property
+    def dtype(self) -> Any:
+        return self.inputs[0].dtype
+
+    @property
+    def device(self) -> Any:
+        return self.inputs[0].device
+
+    def weight(self, name: str, layer: int, direction: int) -> Any:
+        """A weight as torch tensor, in the dtype and on the device of the inputs."""
+        return self.put(self.net.weights[weight_name(name, layer, direction)])
+
+    def put(self, array: Any) -> Any:
+        import torch
+
+        return torch.tensor(array).to(self.device, self.dtype)
+
+
+@dataclass(frozen=True)
+class GpuPrepared:
+    """A framework ready to run: its version, one Run per configuration that may be the fastest, facts to record.
+
+    compiling: the configurations whose first call compiles something: it is timed, and stopped where it takes too long.
+    """
+
+    version: str
+    runs: Mapping[str, Run]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    compiling: Collection[str] = ()
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise Unsupported in the body once it has taken so long. For the main thread; between two steps of Python."""
+    stopped = Unsupported(f"its compiler was stopped after {seconds:g} s")
+    late = []
+
+    def stop(_number: int, _frame: Any) -> None:
+        late.append(True)
+        raise stopped
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_SECONDS)
+    try:
+        yield
+    except Exception:
+        if not late:
+            raise
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    if late:  # a compiler may have made another exception of it, or have gone on with less
+        raise stopped
+
+
+def prepare_tvm_rnn(problem: GpuProblem) -> GpuPrepared:
+    """This project's module, called as its user calls it."""
+    from tvm_rnn.runtime.runtime import load
+
+    if problem.module is None:
+        raise Unsupported("no module was built for it")
+    module = load(problem.module)
+    module.load_weights(problem.net.weights)
+    x = problem.inputs if len(problem.inputs) > 1 else problem.inputs[0]
+    manifest = module.manifest
+    ran = regime(manifest, problem.point.batch, problem.point.steps)
+    facts = {"regime": ran, "flops_per_row": manifest.get("flops_per_row")}
+    return GpuPrepared(manifest.versions["tvm_rnn"], {"compiled": lambda: module(x)}, facts)
+
+
+def regime(manifest: Mapping[str, Any], batch: int, steps: int) -> str:
+    """How a module's steps run at one B and T, in a few words, for layers that differ one after the other.
+
+    The manifest's rows are in the order in which a call tries them; those of a whole time loop say up to which B.
+    """
+
+    def fits(row: Mapping[str, Any]) -> bool:
+        if "most" not in row or steps < row.get("least_steps", 0) or batch < row.get("least_batch", 0):
+            return False
+        return row["most"] is None or batch <= int(row["most"])
+
+    rows, found = manifest["templates"], []
+    for layer in sorted({layer for row in rows for layer in row.get("layers", [0])}):
+        own = [row for row in rows if layer in row.get("layers", [0])]
+        whole = next(filter(fits, own), None)
+        if whole is None:
+            groups = [row for row in own if "most" not in row and str(row.get("unit", "")).startswith("step")]
+            names = dict.fromkeys(row["template"] for row in groups)
+            found += [f"step by step: {', '.join(names)}"] if names else []
+        else:
+            phases = f", {whole['phases']} phases" if whole.get("phases", 1) > 1 else ""
+            found.append(f"{'a wave of ' if 'least_steps' in whole else ''}{whole['template']}{phases}")
+    return "; ".join(dict.fromkeys(found))
+
+
+def prepare_torch(problem: GpuProblem) -> GpuPrepared:
+    """torch.nn, which calls cuDNN, in evaluation mode."""
+    import torch
+
+    point, net = problem.point, problem.net
+    if point.cell not in TORCH_CELLS:
+        raise Unsupported(f"it has no cell {point.cell}")
+    kind, options = TORCH_CELLS[point.cell]
+    if point.cell == "lstm_projection":
+        options = {"proj_size": dict(point.sizes)["P"]}
+    sizes = {"bidirectional": point.directions == 2, "dtype": problem.dtype, "device": problem.device}
+    layer = getattr(torch.nn, kind)(point.input, point.hidden, point.layers, **sizes, **options)
+    layer.load_state_dict({name: problem.put(value) for name, value in state_arrays(net).items()})
+    layer.eval()
+    layer.flatten_parameters()
+
+    def run() -> Any:
+        y, last = layer(problem.inputs[0])
+        states = [state.name for state in net.cell.states]
+        return y, dict(zip(states, last if isinstance(last, tuple) else (last,), strict=True))
+
+    cudnn = torch.backends.cudnn.version()
+    return GpuPrepared(f"{torch.__version__}, cuDNN {cudnn}", {"torch.nn": run})
+
+
+def prepare_cudnn(problem: GpuProblem) -> GpuPrepared:
+    """cuDNN through its own API, with each of its algorithms."""
+    from . import cudnn as peers_cudnn
+
+    runs = peers_cudnn.models(problem)
+    compiling = [name for name, model in runs.items() if model.compiles]
+    return GpuPrepared(f"cuDNN {peers_cudnn.version()}", runs, compiling=compiling)
+
+
+def prepare_torch_compile(problem: GpuProblem) -> GpuPrepared:
+    """torch.compile of the cell's equations: one step, and what its inputs allow to be done before the loop."""
+    import torch
+
+    torch._dynamo.reset()
+    compiled = partial(torch.compile, dynamic=False, fullgraph=True)
+    model = TorchModel(problem.net, problem.dtype, problem.device, compiled)
+    runs = {"input product hoisted": lambda: model(problem.inputs)}
+    return GpuPrepared(torch.__version__, runs, compiling=tuple(runs))
+
+
+def in_a_line(reason: Exception) -> str:
+    """An exception's kind and the first line of what it says."""
+    first = next((line for line in str(reason).splitlines() if line.strip()), "")
+    return f"{type(reason).__name__}: {first}"
+
+
+@contextlib.contextmanager
+def imported(package: str) -> Iterator[None]:
+    """Makes of whatever goes wrong in an import a reason why the framework is absent."""
+    try:
+        yield
+    except ModuleNotFoundError as reason:
+        absent = reason.name is not None and reason.name.partition(".")[0] == package
+        text = f"{package} is not installed" if absent else f"{package} cannot be imported: {reason}"
+        raise Unsupported(text) from None
+    except Exception as reason:  # it may want a compiler or a GPU of its own taste
+        raise Unsupported(f"{package} cannot be imported: {in_a_line(reason)}") from None
+
+
+def prepare_triton(problem: GpuProblem) -> GpuPrepared:
+    """A Triton kernel per step: the recurrent product and the rest of the cell; cuBLAS before the loop."""
+    with imported("triton"):
+        import triton
+
+        from .triton import CELLS, TritonModel
+    if problem.point.cell not in CELLS:
+        raise Unsupported(f"nobody has written a kernel for {problem.point.cell}")
+    model = TritonModel(problem)
+    fitting = [tile for tile in TRITON_TILES if tile[0] <= max(16, problem.point.batch)]
+    names = {f"tile {'x'.join(map(str, tile))}": tile for tile in fitting}
+    runs = {name: partial(model, tile) for name, tile in names.items()}
+    return GpuPrepared(triton.__version__, runs, compiling=tuple(runs))
+
+
+def prepare_flashrnn(problem: GpuProblem) -> GpuPrepared:
+    """FlashRNN's kernels, which take the input product as given: torch computes it here."""
+    import torch
+
+    with imported("flashrnn"):
+        from flashrnn import flashrnn
+    point = problem.point
+    if point.cell not in ("lstm", "elman") or point.layers > 1 or point.directions > 1:
+        raise Unsupported("it has one layer, in one direction, of an LSTM or Elman's network")
+    gates, hidden = (4 if point.cell == "lstm" else 1), point.hidden
+    W, R, b = (problem.weight(name, 0, 0) for name in "WRb")
+    R, b = R.reshape(gates, 1, hidden, hidden), b.reshape(gates, 1, hidden)
+    x = problem.inputs[0].transpose(0, 1).contiguous()  # its arrays have the batch first
+
+    def run(backend: str, recurrent: Any) -> Any:
+        product = torch.nn.functional.linear(x, W.reshape(-1, point.input))
+        product = product.reshape(point.batch, point.steps, gates, 1, hidden)
+        # Without dtype it computes in bfloat16, whatever it is given.
+        how = {"function": point.cell, "backend": backend, "dtype": point.dtype}
+        states, _ = flashrnn(product, recurrent, b, **how)
+        return states[0].reshape(point.batch, point.steps, hidden).transpose(0, 1), None
+
+    runs = {}
+    for name in FLASHRNN_KERNELS:
+        runs[name] = partial(run, name, R)
+        runs[f"{name}, transposed"] = partial(run, name, R.transpose(2, 3).contiguous())
+    try:
+        version = importlib.metadata.version("flashrnn")
+    except importlib.metadata.PackageNotFoundError:  # a folder on the path
+        version = "unknown"
+    return GpuPrepared(version, runs, compiling=tuple(runs))
+
+
+FRAMEWORKS: dict[str, Callable[[GpuProblem], GpuPrepared]] = {
+    "tvm_rnn": prepare_tvm_rnn,
+    "torch": prepare_torch,
+    "cudnn": prepare_cudnn,
+    "torch-compile": prepare_torch_compile,
+    "triton": prepare_triton,
+    "flashrnn": prepare_flashrnn,
+}

@@ -1,0 +1,258 @@
+"""Frameworks that step: one time step a call, the state carried from call to call, as a stream is served.
+
+In: a `Problem`, whose inputs are a stream's steps. Out: for each configuration a function of the step's number, which
+returns that step's y [B, H]; step 0 begins anew. `worker.py` asks for these where a benchmark says "stream".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tvm_rnn.runtime.runtime import load
+
+from .models import TORCH_CELLS, NumpyModel, Problem, Unsupported, net_of, onnx_model, openvino_requests, torch_weights
+
+Step = Callable[[int], Any]
+WARM_UP = 0.1  # of a round's seconds
+LEAST = 2000  # calls of a round: of fewer there is no 99.9th percentile
+
+
+@dataclass(frozen=True)
+class Streams:
+    """A framework ready to step: its version, and one Step per configuration that may be the fastest."""
+
+    version: str
+    runs: Mapping[str, Step]
+
+
+def stream_tvm_rnn(problem: Problem) -> Streams:
+    """This project's module: `step` into arrays that exist, and as most people call it."""
+    module, values = load(problem.path), [*zip(*problem.inputs.values(), strict=True)]
+    if module.manifest.num_directions != 1 or "step" not in module.manifest.entry_points:
+        raise Unsupported("it reads the future: both directions, or reverse")
+    steps = [value if len(value) > 1 else value[0] for value in values]
+    state = module.init_state(problem.batch)
+    y, _ = module.step(steps[0], state)
+    out, held = (y, state), {"state": None}
+
+    def into(t: int) -> Any:
+        if t == 0:
+            for array, first in zip(_flat(state), _flat(module.init_state(problem.batch)), strict=True):
+                array[...] = first
+        return module.step(steps[t], state, out=out)[0]
+
+    def anew(t: int) -> Any:
+        y, held["state"] = module.step(steps[t], held["state"] if t else None)
+        return y
+
+    module.threads = problem.threads if problem.threads > 1 else 1
+    return Streams(problem.manifest.versions["tvm_rnn"], {"step(out=)": into, "step": anew})
+
+
+def _flat(state: Mapping[str, Any]) -> list[np.ndarray]:
+    return [a for value in state.values() for a in (value if isinstance(value, list) else [value])]
+
+
+def stream_torch(problem: Problem) -> Streams:
+    """torch.nn's layer on one step at a time, eager and as TorchScript, with oneDNN and without; and its own cell for
+    one step where there is one layer. On one thread, and on all."""
+    try:
+        import torch
+    except ImportError:
+        raise Unsupported("torch is not installed") from None
+    kind, options = problem.form(TORCH_CELLS)
+    if problem.manifest.num_directions != 1:
+        raise Unsupported("it reads the future: both directions")
+    if problem.manifest.cell == "lstm_projection":
+        raise Unsupported("a projection is not timed step by step")
+    x, layers = torch.from_numpy(problem.x), problem.manifest.num_layers
+    layer = getattr(torch.nn, kind)(x.shape[-1], problem.hidden_size, layers, dtype=x.dtype, **options)
+    weights = {name: torch.from_numpy(value) for name, value in torch_weights(problem).items()}
+    layer.load_state_dict(weights)
+    zeros = torch.zeros(layers, problem.batch, problem.hidden_size, dtype=x.dtype)
+    first = (zeros, zeros) if kind == "LSTM" else zeros
+    held: dict[str, Any] = {}
+
+    def runner(model: Any, threads: int, onednn: bool) -> Step:
+        def step(t: int) -> Any:
+            if torch.get_num_threads() != threads:
+                torch.set_num_threads(threads)
+            with torch.inference_mode(), torch.backends.mkldnn.flags(enabled=onednn):
+                y, held["state"] = model(x[t : t + 1], held["state"] if t else first)
+            return y[0]
+
+        return step
+
+    runs: dict[str, Step] = {}
+    for threads in dict.fromkeys((1, problem.threads)):
+        label = f"{threads} thread{'s' * (threads > 1)}"
+        with torch.inference_mode():
+            traced = torch.jit.freeze(torch.jit.trace(layer.eval(), (x[:1], first)))
+        for name, model in (("nn", layer.eval()), ("TorchScript", traced)):
+            runs |= {f"{name}, {label}": runner(model, threads, False)}
+            runs |= {f"{name}, oneDNN, {label}": runner(model, threads, True)}
+        if layers == 1:
+            cell = getattr(torch.nn, f"{kind}Cell")(x.shape[-1], problem.hidden_size, dtype=x.dtype, **options)
+            cell.load_state_dict({name.removesuffix("_l0"): value for name, value in weights.items()})
+            runs[f"cell, {label}"] = _torch_cell(torch, cell.eval(), x, zeros[0], threads)
+    return Streams(torch.__version__, runs)
+
+
+def _torch_cell(torch: Any, cell: Any, x: Any, zeros: Any, threads: int) -> Step:
+    pair = isinstance(cell, torch.nn.LSTMCell)
+    held: dict[str, Any] = {}
+
+    def step(t: int) -> Any:
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        with torch.inference_mode():
+            held["state"] = cell(x[t], held["state"] if t else (zeros, zeros) if pair else zeros)
+        return held["state"][0] if pair else held["state"]
+
+    return step
+
+
+def stream_onnxruntime(problem: Problem) -> Streams:
+    """onnxruntime on a model of one step with the states as inputs and outputs: bound to memory, and called with
+    arrays; on one thread, and on all."""
+    try:
+        import onnxruntime as ort
+    except ImportError:
+        raise Unsupported("onnxruntime is not installed") from None
+    model = onnx_model(problem, stream=True)
+    runs: dict[str, Step] = {}
+    for threads in dict.fromkeys((1, problem.threads)):
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        label = f"{threads} thread{'s' * (threads > 1)}"
+        runs |= {f"bound, {label}": _ort_bound(ort, session, problem), f"run, {label}": _ort_run(session, problem)}
+    return Streams(ort.__version__, runs)
+
+
+def _ort_run(session: Any, problem: Problem) -> Step:
+    x, names = problem.x, [item.name for item in session.get_inputs()][1:]
+    zeros = {item.name: np.zeros(item.shape, x.dtype) for item in session.get_inputs()[1:]}
+    held: dict[str, Any] = {}
+
+    def step(t: int) -> Any:
+        y, *after = session.run(None, {"x": x[t : t + 1], **(held if t else zeros)})
+        held.update(zip(names, after, strict=True))
+        return y[0]
+
+    return step
+
+
+def _ort_bound(ort: Any, session: Any, problem: Problem) -> Step:
+    """Two sets of states that take turns: each step reads one and writes the other."""
+    x, items = problem.x, session.get_inputs()
+    y = np.zeros((1, problem.batch, session.get_outputs()[0].shape[-1]), x.dtype)
+    given = ort.OrtValue.ortvalue_from_numpy(x[:1].copy())  # it shares the memory
+    states = [[ort.OrtValue.ortvalue_from_numpy(np.zeros(i.shape, x.dtype)) for i in items[1:]] for _ in range(2)]
+    zeros = [np.zeros(item.shape, x.dtype) for item in items[1:]]
+    result, bindings = ort.OrtValue.ortvalue_from_numpy(y), []
+    for turn in range(2):
+        binding = session.io_binding()
+        binding.bind_ortvalue_input("x", given)
+        for item, value in zip(items[1:], states[turn], strict=True):
+            binding.bind_ortvalue_input(item.name, value)
+        outputs = zip(session.get_outputs(), [result, *states[1 - turn]], strict=True)
+        for item, value in outputs:
+            binding.bind_ortvalue_output(item.name, value)
+        bindings.append(binding)
+
+    def step(t: int) -> Any:
+        if t == 0:
+            for value, zero in zip(states[0], zeros, strict=True):
+                value.update_inplace(zero)
+        given.update_inplace(x[t : t + 1])
+        session.run_with_iobinding(bindings[t % 2])
+        return result.numpy()[0]
+
+    return step
+
+
+def stream_openvino(problem: Problem) -> Streams:
+    """OpenVINO on a model of one step, in its memory and ours, on one thread, and on all."""
+    version, request_of = openvino_requests(problem, stream=True)
+    import openvino as ov
+
+    x = problem.x
+
+    def run(threads: int) -> Step:
+        request = request_of(threads, True)
+        given, *states = (np.zeros(tuple(port.shape), x.dtype) for port in request.model_inputs)
+        y, *after = (np.zeros(tuple(port.shape), x.dtype) for port in request.model_outputs)
+        for index, array in enumerate((given, *states)):
+            request.set_input_tensor(index, ov.Tensor(array, shared_memory=True))
+        for index, array in enumerate((y, *after)):
+            request.set_output_tensor(index, ov.Tensor(array, shared_memory=True))
+
+        def step(t: int) -> Any:
+            given[...] = x[t : t + 1]
+            for state, value in zip(states, after, strict=True):
+                state[...] = value if t else 0
+            request.infer()
+            return y[0]
+
+        return step
+
+    counts = dict.fromkeys((1, problem.threads))
+    return Streams(version, {f"{n} thread{'s' * (n > 1)}": run(n) for n in counts})
+
+
+def stream_numpy(problem: Problem) -> Streams:
+    """The cell's own graph in NumPy."""
+    if net_of(problem.manifest).num_directions != 1:
+        raise Unsupported("it reads the future: both directions")
+    model, inputs = NumpyModel(problem), [*problem.inputs.values()]
+    held: dict[str, Any] = {}
+
+    def step(t: int) -> Any:
+        y, held["state"] = model.run([a[t : t + 1] for a in inputs], held["state"] if t else None)
+        return y[0]
+
+    return Streams(np.__version__, {"all rows at once": step})
+
+
+STREAMS: dict[str, Callable[[Problem], Streams]] = {
+    "tvm_rnn": stream_tvm_rnn,
+    "torch": stream_torch,
+    "onnxruntime": stream_onnxruntime,
+    "openvino": stream_openvino,
+    "numpy": stream_numpy,
+}
+
+
+def prepare(name: str, problem: Problem) -> Streams:
+    """A framework's streams. Raises Unsupported where it has none."""
+    if name not in STREAMS:
+        raise Unsupported("it is not timed step by step")
+    return STREAMS[name](problem)
+
+
+def whole(step: Step, steps: int) -> np.ndarray:
+    """All steps, one after the other: y [T, B, H]."""
+    return np.stack([np.array(step(t)) for t in range(steps)])
+
+
+def latencies(step: Step, steps: int, seconds: float) -> dict[str, Any]:
+    """Seconds of one call: the median, and the 99th and 99.9th percentile as "tail"; of at least LEAST calls."""
+    clock, found = time.perf_counter_ns, list[int]()
+    started, warm = clock(), int(seconds * WARM_UP * 1e9)
+    while clock() - started < warm:
+        whole(step, steps)
+    started = clock()
+    while len(found) < LEAST or clock() - started < seconds * 1e9:
+        for t in range(steps):
+            begun = clock()
+            step(t)
+            found.append(clock() - begun)
+    median, *tail = np.percentile(found, (50, 99, 99.9)) * 1e-9
+    return {"seconds": float(median), "tail": [float(value) for value in tail]}

@@ -1,0 +1,387 @@
+"""Time a module beside its peers: torch, onnxruntime, OpenVINO and NumPy, with the same weights and inputs.
+
+In: a module's .so file (`compare`), from which everything is derived. Out: a `Report` of one row per framework, as a
+table or as JSON. Every framework has a process of its own (`bench/peers/worker.py`), of which only one works at a time,
+in alternating rounds; results are compared with the oracle before anything is timed, and one that differs gets no
+ratio.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvm_rnn.bench.peers.models import Unsupported, net_of
+from tvm_rnn.bench.peers.worker import FRAMEWORKS
+from tvm_rnn.errors import ConfigError, TvmRnnError, WeightError, message, unknown
+from tvm_rnn.locations import PYTHONPATH
+from tvm_rnn.oracle.reference import reference
+from tvm_rnn.oracle.tolerance import relative_error, tolerance
+from tvm_rnn.runtime.runtime import Manifest, Module, read_container
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+OURS = "tvm_rnn"
+PEERS = tuple(name for name in FRAMEWORKS if name != OURS)
+USUAL = ("torch", "onnxruntime", "openvino", "numpy")
+# Thread pools that have just worked spin for up to 20 ms (libgomp, onnxruntime) before they sleep: wait that out.
+SETTLE_SECONDS = 0.05
+TAILS = ("p99", "p99.9")
+THREAD_VARIABLES = (
+    "TVM_RNN_NUM_THREADS",
+    "TVM_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One framework's result, or the reason why it has none.
+
+    median_us: per time step, of the whole batch; the median of the rounds of its best configuration. spread: (slowest -
+    fastest round) / median. gflops: GFLOP/s by the manifest's count of FLOPs. ratio: median_us / ours, above 1 where
+    ours is faster. error: relative to the float64 oracle (None: there is no oracle for a user's own cell).
+    """
+
+    name: str
+    version: str = ""
+    config: str = ""
+    median_us: float | None = None
+    spread: float | None = None
+    gflops: float | None = None
+    ratio: float | None = None
+    error: float | None = None
+    reason: str = ""
+    configs: Mapping[str, float] = field(default_factory=dict)  # the median of each, us per step
+    tail_us: tuple[float, ...] = ()  # of a stream: the 99th and the 99.9th percentile of its calls
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was measured, and on what: module, cell, sizes, steps, batch, threads, rounds, CPU, versions, load."""
+
+    rows: tuple[Row, ...]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for json.dumps: {"facts": {...}, "rows": [{...}, ...]}."""
+        return {"facts": dict(self.facts), "rows": [asdict(row) for row in self.rows]}
+
+    def table(self) -> Table:
+        """A rich table; the facts are its caption."""
+        from rich.table import Table
+
+        table = Table(caption=self._caption(), caption_justify="left", box=None, header_style="bold", pad_edge=False)
+        table.add_column("framework", no_wrap=True)
+        table.add_column("configuration", min_width=12)
+        tails = TAILS if any(row.tail_us for row in self.rows) else ()
+        for title in ("us/step", *tails, "spread", "GFLOP/s", "ratio", "error"):
+            table.add_column(title, justify="right", no_wrap=True)
+        for row in self.rows:
+            name = f"{row.name} {row.version}".strip()
+            if row.median_us is None:
+                table.add_row(name, row.reason)
+                continue
+            ratio = "" if row.name == OURS or row.ratio is None else f"{row.ratio:.2f}"
+            error = "unchecked" if row.error is None else f"{row.error:.1e}"
+            spread, gflops = f"{row.spread or 0:.0%}", f"{row.gflops or 0:.1f}"
+            tail = [f"{value:.3g}" for value in row.tail_us] + [""] * (len(tails) - len(row.tail_us))
+            table.add_row(name, row.config, f"{row.median_us:.3g}", *tail, spread, gflops, ratio, error)
+        return table
+
+    def _caption(self) -> str:
+        facts = self.facts
+        shapes = [f"{name} {shape}" for name, shape in facts["inputs"].items()]
+        shapes += [f"{name} {list_of[0]}" for name, list_of in facts["states"].items()]
+        lines = [
+            "",
+            f"{facts['module']}: {facts['cell']} {facts['dtype']}, {', '.join(shapes)}, "
+            f"layers {facts['num_layers']}, directions {facts['num_directions']}",
+            f"T {facts['steps']}, B {facts['batch']}, threads {facts['threads']}; medians of {facts['rounds']} rounds; "
+            "ratio: this framework's time / tvm_rnn's",
+            f"{facts['cpu']} (compiled for {facts['target']}), load average "
+            + " to ".join(f"{load:.2f}" for load in facts["load"]),
+            ", ".join(f"{name} {version}" for name, version in facts["versions"].items()),
+        ]
+        return "\n".join(lines)
+
+
+def compare(
+    module: Module | str | os.PathLike[str],
+    against: Sequence[str] = USUAL,
+    *,
+    steps: int = 100,
+    batch: int = 1,
+    threads: int | None = None,
+    rounds: int = 7,
+    round_seconds: float = 0.2,
+    stream: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Report:
+    """Time a module and the frameworks named in `against`, on inputs [steps, batch, ...] of random numbers in -1..1.
+
+    threads: for each framework; None: the CPUs that this process may use. A round times every configuration for
+    `round_seconds`. stream: one step a call, the state carried from call to call, over and over through `steps` steps;
+    figures are of one call. progress is told what is being done. A framework that is not installed, has no such cell,
+    fails, or whose result differs from the oracle gets a row with the reason and no figures.
+
+    Raises ConfigError for wrong arguments, LoadError for the file, WeightError for a module without weights, and
+    TvmRnnError where the module itself fails or differs from the oracle.
+    """
+    check(against, steps=steps, batch=batch, rounds=rounds, threads=1 if threads is None else threads)
+    threads = threads or len(os.sched_getaffinity(0))
+    tell = progress or (lambda text: None)
+    with tempfile.TemporaryDirectory(prefix="tvm_rnn-bench-") as folder:
+        path = _module_file(module, folder)
+        manifest, weights = read_container(path)
+        if "networks" in manifest:
+            got, do = f"a model of {len(manifest.networks)}", "time a module of each: rnn.compile(model.networks[0])"
+            raise ConfigError(message("one network is compared at a time", where=path, got=got, do=do))
+        if not {item.name for item in manifest.weights} <= weights.keys():
+            do = "compile it with weights (tvm-rnn compile --seed 0 or --weights w.safetensors)"
+            raise WeightError(message("a module without weights cannot be compared", where=path, do=do))
+        inputs = _random_inputs(manifest, steps, batch)
+        request = {"path": path, "inputs": _write(inputs, folder), "folder": folder, "threads": threads}
+        tell("computing the oracle")
+        expected = _oracle(manifest, weights, inputs)
+        load = [os.getloadavg()[0]]
+        with contextlib.ExitStack() as stack:
+            contenders = []
+            for name in (OURS, *against):
+                tell(f"starting {name}")
+                contender = Contender(name, expected, tolerance(manifest.get("weight_dtype") or manifest.dtype, steps))
+                contender.prepare(stack, folder, {**request, "stream": stream})
+                contenders.append(contender)
+            for number in range(rounds):
+                tell(f"round {number + 1} of {rounds}")
+                for contender in contenders:
+                    contender.time_once(round_seconds)
+        load.append(os.getloadavg()[0])
+        facts = run_facts(path, manifest, load, steps=steps, batch=batch, threads=threads, rounds=rounds)
+    flops, each = manifest.flops_per_row * batch, 1 if stream else steps
+    ours = contenders[0].row(each, flops, None)
+    return Report((ours, *(c.row(each, flops, ours.median_us) for c in contenders[1:])), facts)
+
+
+def check(against: Sequence[str], **counts: int) -> None:
+    """Raises ConfigError for a peer that is none, and for a count below 1."""
+    for name in against:
+        if name not in PEERS:
+            raise ConfigError(message("no such peer", **unknown("peer", name, PEERS)))
+    for name, count in counts.items():
+        if not isinstance(count, int) or count < 1:
+            raise ConfigError(message(f"the number of {name} is wrong", got=repr(count), expected="at least 1"))
+
+
+def _module_file(module: Module | str | os.PathLike[str], folder: str) -> str:
+    if isinstance(module, Module):
+        path = os.path.join(folder, "module.so")
+        module.export(path)
+        return path
+    return os.path.abspath(os.fspath(module))
+
+
+def _random_inputs(manifest: Manifest, steps: int, batch: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {i.name: rng.uniform(-1, 1, (steps, batch, *i.shape)).astype(manifest.dtype) for i in manifest.inputs}
+
+
+def _write(inputs: Mapping[str, np.ndarray], folder: str) -> dict[str, str]:
+    paths = {name: os.path.join(folder, f"input_{index}.npy") for index, name in enumerate(inputs)}
+    for name, path in paths.items():
+        np.save(path, inputs[name])
+    return paths
+
+
+def _oracle(
+    manifest: Manifest, weights: Mapping[str, np.ndarray], inputs: Mapping[str, np.ndarray]
+) -> np.ndarray | None:
+    try:
+        net = net_of(manifest)
+    except Unsupported:
+        return None  # a user's own cell: only the module itself is timed
+    y, _ = reference(net.load({name: weights[name] for name in net.weight_shapes}))(inputs)
+    return y
+
+
+class Contender:
+    """One framework: its process, its configurations, and what was measured of each."""
+
+    def __init__(self, name: str, expected: np.ndarray | None, limit: float) -> None:
+        self.name, self.expected, self.limit = name, expected, limit
+        self.version, self.reason = "", ""
+        self.errors: dict[str, float | None] = {}
+        self.seconds: dict[str, list[float]] = {}
+        self.tails: dict[str, list[list[float]]] = {}
+        self.worker: Worker | None = None
+
+    def prepare(self, stack: contextlib.ExitStack, folder: str, request: Mapping[str, Any]) -> None:
+        """Start the process and compare its results. What is wrong with a peer becomes its reason; ours is an error."""
+        worker = stack.enter_context(started(self.name, folder, request["threads"]))
+        try:
+            answer = worker.ask(request)
+        except TvmRnnError as problem:
+            if self.name == OURS:
+                raise
+            self.reason = " ".join(str(problem).split())
+            return
+        if "skip" in answer:
+            self.reason = answer["skip"]
+            return
+        self.version = answer["version"]
+        differing: list[str] = []
+        for config, path in answer["results"].items():
+            error = None if self.expected is None else _error(np.load(path, allow_pickle=False), self.expected)
+            if error is not None and not error <= self.limit:
+                differing.append(f"{config}: relative error {error:.3g}, at most {self.limit:.3g} is allowed")
+            else:
+                self.errors[config], self.seconds[config] = error, []
+        if differing and self.name == OURS:
+            do = "if this cell is your own, give it a name that the zoo does not have; else report this as a bug"
+            raise TvmRnnError(message("the module's result differs from the oracle's", got=differing[0], do=do))
+        if not self.seconds:
+            self.reason = f"not timed, its result differs from the oracle's ({'; '.join(differing)})"
+        else:
+            self.worker = worker
+
+    def time_once(self, seconds: float) -> None:
+        """One round: each configuration once, after a pause in which everyone's threads fall asleep."""
+        if self.worker is None:
+            return
+        for config, found in self.seconds.items():
+            time.sleep(SETTLE_SECONDS)
+            answer = self.worker.ask({"config": config, "seconds": seconds})
+            found.append(answer["seconds"])
+            self.tails.setdefault(config, []).append(answer.get("tail", []))
+
+    def row(self, steps: int, flops: float, ours_us: float | None) -> Row:
+        """The best configuration's figures. flops: of one step. ours_us: what ratios are made with, None for ours."""
+        if self.worker is None:
+            return Row(self.name, self.version, reason=self.reason)
+        config = min(self.seconds, key=lambda c: statistics.median(self.seconds[c]))
+        found = self.seconds[config]
+        median = statistics.median(found)
+        median_us = median / steps * 1e6
+        return Row(
+            self.name,
+            self.version,
+            config,
+            median_us,
+            (max(found) - min(found)) / median,
+            flops / median_us * 1e-3,
+            median_us / (ours_us or median_us),
+            self.errors[config],
+            configs={name: statistics.median(times) / steps * 1e6 for name, times in self.seconds.items()},
+            tail_us=tuple(1e6 * statistics.median(values) for values in zip(*self.tails[config], strict=True)),
+        )
+
+
+def _error(actual: np.ndarray, expected: np.ndarray) -> float:
+    return relative_error(actual, expected) if actual.shape == expected.shape else float("inf")
+
+
+class Worker:
+    """A process that answers one request after the other."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str], log: str) -> None:
+        self.name, self.process, self.log = name, process, log
+
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer. Raises TvmRnnError, with the last line of what the process printed, where it ended instead."""
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None and stdout is not None  # both are pipes
+        line = ""
+        with contextlib.suppress(BrokenPipeError):  # it has ended: stdout says so too
+            stdin.write(json.dumps(dict(request)) + "\n")
+            stdin.flush()
+            line = stdout.readline()
+        if line:
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        self.process.wait()  # it closes stdout before it says why
+        with open(self.log, errors="replace") as file:
+            printed = [text.strip() for text in file if text.strip()]
+        raise TvmRnnError(
+            message(f"the benchmark's process of {self.name} ended early", got=printed[-1] if printed else "no message")
+        )
+
+
+@contextlib.contextmanager
+def started(name: str, folder: str, threads: int) -> Iterator[Worker]:
+    """A framework's process. It runs in `folder`, so that no file of the user's can stand in for a library."""
+    paths = [PYTHONPATH, *filter(None, [os.environ.get("PYTHONPATH")])]
+    variables = dict.fromkeys(THREAD_VARIABLES, str(threads))
+    log = os.path.join(folder, f"{name}.log")
+    with open(log, "w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tvm_rnn.bench.peers.worker", name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            cwd=folder,
+            env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+    with process:
+        try:
+            yield Worker(name, process, log)
+        finally:
+            process.kill()  # it holds nothing that would need a farewell
+
+
+def run_facts(
+    path: str, manifest: Manifest, load: Sequence[float], *, steps: int, batch: int, threads: int, rounds: int
+) -> dict[str, Any]:
+    """What a Report of one module is made on: its caption needs all of it."""
+    return {
+        "module": os.path.basename(path),
+        "cell": manifest.cell,
+        "dtype": manifest.dtype,
+        "inputs": {item.name: item.shape for item in manifest.inputs},
+        "states": {item.name: item.shapes for item in manifest.states},
+        "num_layers": manifest.num_layers,
+        "num_directions": manifest.num_directions,
+        "steps": steps,
+        "batch": batch,
+        "threads": threads,
+        "rounds": rounds,
+        "cpu": _cpu_name(),
+        "target": manifest.target.mcpu or manifest.target.name,
+        "versions": {"python": platform.python_version(), **manifest.versions},
+        "load": list(load),
+    }
+
+
+def cpu_facts(threads: int) -> dict[str, Any]:
+    """What a run is made on: device, versions, threads."""
+    from tvm_rnn import __version__
+
+    versions = {"python": platform.python_version(), "tvm_rnn": __version__, "numpy": np.__version__}
+    return {"device": f"{_cpu_name()}, {threads} thread{'s' * (threads > 1)}", "versions": versions, "ceilings": {}}
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+__all__ = ["PEERS", "Contender", "Report", "Row", "Worker", "check", "compare", "cpu_facts", "run_facts", "started"]

@@ -1,0 +1,276 @@
+"""Run a suite on the GPU: every point beside its peers, in a process that may crash or hang without ending the run.
+
+In: points of a suite, a folder of modules that `build_suite.py` compiled, here or on another machine. Out: records, one
+per point and framework, written to a file as they come: a run that is stopped, by its time limit or from outside, loses
+nothing but the point at hand. Points of one network that differ in what was left out of its compilation share their
+peers: these run beside the one of which the least was left out. Needs torch, tvm_ffi and a GPU, and no compiler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm_rnn.bench.measure.floors import shares
+from tvm_rnn.bench.suites.gpu import Point, batches, beside_peers
+from tvm_rnn.errors import ConfigError, TvmRnnError, message, unknown
+from tvm_rnn.locations import PYTHONPATH
+
+from .build_suite import module_file, module_seconds
+
+# Also the names in gpu_worker.py's table, which is not imported here: it is the other process's.
+OURS = "tvm_rnn"
+PEERS = ("torch", "cudnn", "torch-compile", "triton", "flashrnn")
+# No stage may take longer without a word: a persistent kernel that waits for ever is ended with its process.
+PATIENCE_SECONDS = 90.0
+# A peer's configuration that has ended so many processes is not tried again: each takes seconds to start.
+MOST_ENDS = 2
+COMMAND = [sys.executable, "-m", "tvm_rnn.bench.run.gpu_worker"]
+# Where torch.compile and Triton keep what they have compiled.
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+Progress = Callable[[str], None]
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a run is made. limit: seconds for all of it. rounds: alternating, of which the median counts."""
+
+    against: tuple[str, ...] = ("torch",)
+    limit: float | None = None
+    rounds: int = 9
+    compile_seconds: float = 60.0
+    patience: float = PATIENCE_SECONDS
+
+
+@dataclass
+class Run:
+    """A run: where its records go, when it began, and how often a peer's configuration has ended the process."""
+
+    options: Options
+    write: Callable[[Record], None]
+    started: float = field(default_factory=time.monotonic)
+    ceilings: Mapping[str, float] = field(default_factory=dict)
+    ended: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def left(self) -> float:
+        """Seconds until the limit."""
+        limit = self.options.limit
+        return float("inf") if limit is None else limit - (time.monotonic() - self.started)
+
+
+def check_peers(against: Sequence[str]) -> tuple[str, ...]:
+    """The peers' names as given. Raises ConfigError for one that is none."""
+    for name in against:
+        if name not in PEERS:
+            raise ConfigError(message("no such peer", **unknown("peer", name, PEERS)))
+    return tuple(against)
+
+
+def run(
+    points: Sequence[Point],
+    modules: str | os.PathLike[str],
+    options: Options,
+    records: str | os.PathLike[str] | None = None,
+    *,
+    every: Sequence[Point] = (),
+    progress: Progress | None = None,
+) -> list[Record]:
+    """Measure the points and return the records; the first says what they were measured on.
+
+    modules: the folder of compiled modules; a point without one is measured for its peers. every: all points of the
+    suite, which decide what a module was compiled for (default: points). records: a file of lines of JSON to write.
+
+    Raises ConfigError for a peer that is none or a folder that is missing, TvmRnnError where there is no GPU.
+    """
+    check_peers(options.against)
+    if not os.path.isdir(modules):
+        do = "compile them first: tvm-rnn bench --suite NAME --build DIR"
+        raise ConfigError(message("--modules: no such folder", got=repr(os.fspath(modules)), do=do))
+    modules = os.path.abspath(modules)  # the workers start in a folder of their own
+    built = {network: Built.find(modules, network, sizes) for network, sizes in batches(every or points).items()}
+    with_peers = beside_peers(points)
+    tell, found = progress or (lambda text: None), list[Record]()
+    with contextlib.ExitStack() as stack:
+        file = None if records is None else stack.enter_context(open(records, "w"))
+
+        def write(record: Record) -> None:
+            found.append(record)
+            if file is not None:
+                print(json.dumps(record), file=file, flush=True)
+
+        # What a peer's compiler left running may still write there at the end.
+        folder = tempfile.TemporaryDirectory(prefix="tvm_rnn-bench-", ignore_cleanup_errors=True)
+        worker = Worker(stack.enter_context(folder))
+        stack.callback(worker.stop)
+        this = Run(options, write)
+        tell("starting")
+        facts = worker.ask({"facts": True}, options.patience)["facts"]
+        this.ceilings = facts.get("ceilings") or {}
+        write({"kind": "facts", **facts})
+        for number, point in enumerate(points):
+            if this.left <= 0:
+                write({"kind": "stopped", "limit": options.limit, "points_left": len(points) - number})
+                break
+            tell(f"{number + 1} of {len(points)}: {point.name}")
+            names = (OURS, *options.against) if point in with_peers else (OURS,)
+            _measure(this, worker, point, built[point.network], names)
+    return found
+
+
+def _measure(this: Run, worker: Worker, point: Point, built: Built, names: Sequence[str]) -> None:
+    """All records of one point. What ends the process is left out of the next try, with the reason."""
+    options = this.options
+    skip = {blamed: f"it ended the process at {n} points before" for blamed, n in this.ended.items() if n >= MOST_ENDS}
+    base, facts = point.record, point.as_dict()
+    request = {
+        "point": facts,
+        "module": built.file if os.path.exists(built.file) else None,
+        "frameworks": names,
+        "rounds": options.rounds,
+        "compile_seconds": options.compile_seconds,
+        "skip": skip,
+    }
+    while True:
+        patience = min(options.patience + options.compile_seconds, max(1.0, this.left))
+        try:
+            rows = worker.ask(request, patience)["rows"]
+            break
+        except WorkerEnded as end:
+            if this.left <= 0 or end.framework not in names or end.blamed in skip:
+                rows = [{"framework": name, "reason": skip.get(name, str(end))} for name in names]
+                break
+            skip[end.blamed] = str(end)
+            if end.config and end.framework != OURS:
+                this.ended[end.blamed] += 1
+    flops = next((row["flops_per_row"] for row in rows if row.get("flops_per_row")), 0.0) * point.batch * point.steps
+    for row in rows:
+        own = {"compile_seconds": built.seconds} if row["framework"] == OURS and built.seconds is not None else {}
+        this.write({**base, **own, **row, **shares({**base, **row, "flops": flops}, this.ceilings)})
+
+
+@dataclass(frozen=True)
+class Built:
+    """A network's compiled module: its file, which may be missing, and how long it took to compile."""
+
+    file: str
+    seconds: float | None
+
+    @staticmethod
+    def find(folder: str, network: Point, sizes: Sequence[int]) -> Built:
+        return Built(module_file(folder, network, sizes), module_seconds(folder, network, sizes))
+
+
+class WorkerEnded(Exception):
+    """The worker's process ended or fell silent; the text says how. framework, config: what it was working on."""
+
+    def __init__(self, reason: str, framework: str, config: str = "") -> None:
+        super().__init__(reason)
+        self.framework, self.config = framework, config
+
+    @property
+    def blamed(self) -> str:
+        """What to leave out of the next try, as the worker calls it."""
+        return f"{self.framework}: {self.config}" if self.config else self.framework
+
+
+class Worker:
+    """The process that uses the GPU, started when it is needed and again after it was ended."""
+
+    def __init__(self, folder: str, command: Sequence[str] = ()) -> None:
+        self.folder, self.command = folder, command
+        self.process: subprocess.Popen[str] | None = None
+        self.lines: queue.Queue[str] = queue.Queue()
+        self.log = os.path.join(folder, "worker.log")
+
+    def ask(self, request: Mapping[str, Any], patience: float) -> dict[str, Any]:
+        """The answer. Raises WorkerEnded where the process ended, or said nothing for `patience` seconds.
+
+        Raises TvmRnnError where this machine cannot run benchmarks at all.
+        """
+        process = self.process or self._start()
+        stage, framework, config = "starting", "", ""
+        assert process.stdin is not None  # it is a pipe
+        with contextlib.suppress(BrokenPipeError):  # it has ended: the empty line below says so
+            process.stdin.write(json.dumps(dict(request)) + "\n")
+            process.stdin.flush()
+        while True:
+            try:
+                line = self.lines.get(timeout=patience)
+            except queue.Empty:
+                self.stop()
+                raise WorkerEnded(f"no answer within {patience:.0f} s of {stage}", framework, config) from None
+            if not line:
+                self.stop()
+                raise WorkerEnded(f"the process ended while {stage}: {self._last_words()}", framework, config)
+            answer: dict[str, Any] = json.loads(line)
+            if "failed" in answer:
+                do = "run it on a machine with an NVIDIA GPU, torch for CUDA and apache-tvm-ffi"
+                raise TvmRnnError(message("this machine cannot run GPU benchmarks", got=answer["failed"], do=do))
+            if "stage" not in answer:
+                return answer
+            stage, framework, config = answer["stage"], answer["framework"], answer.get("config", "")
+
+    def _start(self) -> subprocess.Popen[str]:
+        path = os.pathsep.join([PYTHONPATH, *filter(None, [os.environ.get("PYTHONPATH")])])
+        # Caches of their own: peers compile as for the first time, and their seconds say so.
+        caches = {name: os.path.join(self.folder, name.lower()) for name in CACHES}
+        self.lines = queue.Queue()
+        with open(self.log, "w") as errors:
+            self.process = subprocess.Popen(
+                [*self.command] or COMMAND,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=self.folder,  # so that no file of the user's can stand in for a library
+                env={**os.environ, **caches, "PYTHONPATH": path},
+            )
+        threading.Thread(target=_read, args=(self.process.stdout, self.lines), daemon=True).start()
+        return self.process
+
+    def _last_words(self) -> str:
+        with open(self.log, errors="replace") as file:
+            printed = [text.strip() for text in file if text.strip()]
+        raised = [text for text in printed if re.match(r"[\w.]*(Error|Exception)\b", text)]
+        return (raised or printed or ["it printed nothing"])[-1]
+
+    def stop(self) -> None:
+        """End the process; the next request starts another."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            for pipe in (self.process.stdin, self.process.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+            self.process = None
+
+
+def _read(stream: Any, lines: queue.Queue[str]) -> None:
+    """Hand on the lines of a process; an empty one when it has ended."""
+    with contextlib.suppress(ValueError, OSError):  # closed from the other side
+        for line in stream:
+            lines.put(line)
+    lines.put("")
+
+
+def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
+    """The records that a run wrote to a file."""
+    with open(path) as file:
+        for line in file:
+            if line.strip():
+                yield json.loads(line)

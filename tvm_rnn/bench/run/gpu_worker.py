@@ -1,0 +1,283 @@
+"""The process of a GPU benchmark that uses the GPU: `python -m tvm_rnn.bench.run.gpu_worker`, started by
+`gpu_suite.py`.
+
+In: requests as lines of JSON on stdin: {"facts": true}, or a point with the frameworks to compare, and what to leave
+out ("skip": a reason by "framework" or "framework: configuration"). Out: lines of JSON on stdout: {"stage",
+"framework", "config"} as each stage of the work begins, then the answer. It is a process of its own because a kernel
+that fails takes the process's GPU context with it, and one that hangs can only be ended with its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm_rnn import __version__
+from tvm_rnn.bench.measure.gpu_graphs import (
+    Captured,
+    Run,
+    capture,
+    ceilings,
+    memory_of,
+    poison,
+    rounds_us,
+    run_poisoned,
+    same_bits,
+    tensors,
+)
+from tvm_rnn.bench.peers.gpu import FRAMEWORKS, GpuPrepared, GpuProblem, in_a_line, time_limit
+from tvm_rnn.bench.peers.models import Unsupported
+from tvm_rnn.bench.suites.gpu import Point, network, tamed
+from tvm_rnn.errors import TvmRnnError
+from tvm_rnn.network.rnn import RNN
+from tvm_rnn.oracle.tolerance import tolerance
+from tvm_rnn.oracle.torch_graph import TorchModel
+
+OURS = "tvm_rnn"
+REPEATS = 20
+Tell = Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class Contender:
+    """One framework on one point: its configurations, captured, and what is known of them.
+
+    reason: why there are none. left_out: why one is not among them. seconds: of the first call of those that compile.
+    """
+
+    name: str
+    version: str = ""
+    reason: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    graphs: dict[str, Captured] = field(default_factory=dict)
+    errors: dict[str, tuple[float, float]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def row(self, steps: int, found: Mapping[str, list[float]]) -> dict[str, Any]:
+        """The record of its best configuration, or of the reason why there is none."""
+        facts = {"framework": self.name, "version": self.version, **self.facts}
+        if self.left_out:
+            facts["left_out"] = self.left_out
+        times = {config: found[f"{self.name}\t{config}"] for config in self.graphs}
+        if not times:
+            reasons = [f"{config}: {reason}" for config, reason in self.left_out.items()]
+            return {**facts, "reason": self.reason or "; ".join(reasons)}
+        medians = {config: statistics.median(us) for config, us in times.items()}
+        config = min(medians, key=lambda c: medians[c])
+        median = medians[config]
+        spread = (max(times[config]) - min(times[config])) / median
+        largest, relative = self.errors[config]
+        timing = {"config": config, "us_per_step": median / max(1, steps), "us": median, "spread": spread}
+        timing["configs"] = {config: us / max(1, steps) for config, us in medians.items()}
+        if config in self.seconds:
+            timing["compile_seconds"] = round(self.seconds[config], 2)
+        return {**facts, **timing, "error": relative, "largest_error": largest}
+
+
+class Bench:
+    """Points, one after the other; the network of the last one is kept for the next. device: as torch names it."""
+
+    device = "cuda"
+
+    def __init__(self, tell: Tell) -> None:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise TvmRnnError("torch finds no NVIDIA GPU on this machine")
+        self.tell = tell
+        self.network: Point | None = None
+        self.net: RNN | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """The device, versions and measured ceilings."""
+        import torch
+
+        self.tell({"stage": "measuring the ceilings", "framework": ""})
+        properties = torch.cuda.get_device_properties(0)
+        versions = {"tvm_rnn": __version__, "torch": torch.__version__, "cudnn": str(torch.backends.cudnn.version())}
+        versions |= {"cuda": str(torch.version.cuda), "python": platform.python_version()}
+        return {
+            "device": properties.name,
+            "sms": properties.multi_processor_count,
+            "l2_bytes": properties.L2_cache_size,
+            "versions": versions,
+            "ceilings": ceilings(),
+        }
+
+    def measure(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The records of one point, one per framework, in the order in which they were asked for."""
+        import torch
+
+        point = Point.from_dict(request["point"])
+        torch.backends.cuda.matmul.allow_tf32 = point.precision == "tf32"
+        # Without it torch asks cuDNN for plain FMAs also in bfloat16.
+        torch.backends.cudnn.allow_tf32 = point.precision != "float32"
+        self._stage("preparing", "")
+        torch.cuda.empty_cache()
+        problem = self._problem(point, request)
+        expected = self._oracle(problem)
+        contenders = []
+        for name in request["frameworks"]:
+            contender = Contender(name, reason=request["skip"].get(name, ""))
+            if not contender.reason:
+                self._prepare(contender, problem, expected, request["skip"])
+            contenders.append(contender)
+        self._stage("timing", OURS)
+        graphs = {f"{c.name}\t{config}": graph for c in contenders for config, graph in c.graphs.items()}
+        with torch.no_grad():
+            found = rounds_us(graphs, request["rounds"])
+        torch.cuda.synchronize()
+        work = {"bytes": self._bytes(problem, expected)}
+        return [{**contender.row(point.steps, found), **work} for contender in contenders]
+
+    def _stage(self, stage: str, framework: str, config: str = "") -> None:
+        self.tell({"stage": stage, "framework": framework, "config": config})
+
+    def _problem(self, point: Point, request: Mapping[str, Any]) -> GpuProblem:
+        import torch
+
+        dtype = getattr(torch, point.dtype)
+        if self.network != point.network or self.net is None:
+            self.net, self.network = tamed(network(point).init(0)), point.network
+        generator = torch.Generator(self.device).manual_seed(0)
+        shapes = [node.shape for node in self.net.layers[0].graph.inputs]
+        options = {"generator": generator, "device": self.device}
+        inputs = [torch.rand(point.steps, point.batch, *shape, **options).mul_(2).sub_(1).to(dtype) for shape in shapes]
+        return GpuProblem(point, self.net, tuple(inputs), request["module"], request["compile_seconds"])
+
+    def _oracle(self, problem: GpuProblem) -> Any:
+        """(y, state) by the graph in float64, from the weights and inputs that everyone gets."""
+        import torch
+
+        self._stage("computing the oracle", "")
+        model = TorchModel(problem.net, torch.float64, problem.device)
+        with torch.no_grad():
+            return model([x.double() for x in problem.inputs])
+
+    def _prepare(self, contender: Contender, problem: GpuProblem, expected: Any, skip: Mapping[str, str]) -> None:
+        """Compare and capture every configuration. What is wrong becomes the contender's reason, or leaves out one."""
+        import torch
+
+        self._stage("preparing", contender.name)
+        limit = tolerance(problem.point.precision, problem.point.steps)
+        limit *= 1 if contender.name == OURS else 10  # peers that keep states in 16 bits are theirs to judge
+        prepared = GpuPrepared("", {})
+        with torch.no_grad(), _reasons({}, "") as failed:
+            prepared = FRAMEWORKS[contender.name](problem)
+            contender.version, contender.facts = prepared.version, dict(prepared.facts)
+        contender.reason = failed.get("", "")
+        for config, run in prepared.runs.items():
+            if f"{contender.name}: {config}" in skip:
+                contender.left_out[config] = skip[f"{contender.name}: {config}"]
+                continue
+            self._stage(f"checking {config}", contender.name, config)
+            with torch.no_grad(), _reasons(contender.left_out, config):
+                if config in prepared.compiling:
+                    contender.seconds[config] = _first_call(run, problem.compile_seconds)
+                self._check(contender, config, run, expected, limit)
+
+    def _check(self, contender: Contender, config: str, run: Run, expected: Any, limit: float) -> None:
+        if contender.name == OURS:
+            contender.facts["memory_bytes"] = memory = memory_of(run)
+            first = run_poisoned(run, memory)
+            equal = all(same_bits(first, run_poisoned(run, memory)) for _ in range(REPEATS))
+            contender.facts["repeats_equal"] = equal
+        captured = capture(run)
+        poison(captured.result)
+        captured.graph.replay()
+        if contender.name == OURS:
+            contender.facts["repeats_equal"] = equal and same_bits(first, captured.result)
+        largest, relative = errors(captured.result, expected)
+        if not relative <= limit:  # not the largest: one unit of a bistable cell may end on the other side
+            contender.left_out[config] = f"error {relative:.2g}, at most {limit:.2g} is allowed"
+            contender.facts.setdefault("wrong", {})[config] = [largest, relative]
+            return
+        contender.graphs[config], contender.errors[config] = captured, (largest, relative)
+
+    def _bytes(self, problem: GpuProblem, expected: Any) -> int:
+        """What must move through memory at least: inputs, the output and the weights, once each."""
+        size = problem.inputs[0].element_size()
+        weights = sum(array.size for array in problem.net.weights.values())
+        elements = sum(x.numel() for x in problem.inputs) + expected[0].numel() + weights
+        return int(size * elements)
+
+
+@contextlib.contextmanager
+def _reasons(found: dict[str, str], name: str) -> Iterator[dict[str, str]]:
+    """Makes of an exception in the body the entry `name` of `found`."""
+    import torch
+
+    try:
+        yield found
+    except Unsupported as reason:
+        found[name] = str(reason)
+    except torch.AcceleratorError:
+        raise  # the context is lost, and this process with it
+    except Exception as reason:  # a peer may raise anything, and ours is to be reported, not to end the run
+        torch.cuda.synchronize()  # raises where the context is lost
+        found[name] = in_a_line(reason)
+
+
+def _first_call(run: Run, limit: float) -> float:
+    """The seconds that a first call takes, in which a framework compiles. Raises Unsupported beyond the limit."""
+    import torch
+
+    started = time.perf_counter()
+    with time_limit(limit):
+        run()
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def errors(result: Any, expected: Any) -> tuple[float, float]:
+    """(max |a - e| / max(1, max |e|), |a - e| / |e| in the Euclidean norm), the worst of y and the states.
+
+    A framework that does not give the state is compared by y alone. NaN anywhere gives infinity.
+    """
+    y, state = result
+    pairs = [(y, expected[0])]
+    for name in state or {}:
+        pairs += zip(tensors(state[name]), tensors(expected[1][name]), strict=True)
+    largest = relative = 0.0
+    for actual, wanted in pairs:
+        if actual.shape != wanted.shape:
+            return float("inf"), float("inf")
+        gap = (actual.to(wanted.dtype) - wanted).abs()
+        if not wanted.numel():
+            continue
+        found = [float(gap.max() / wanted.abs().max().clamp(min=1.0)), float(gap.norm() / wanted.norm())]
+        found = [value if value == value else float("inf") for value in found]
+        largest, relative = max(largest, found[0]), max(relative, found[1])
+    return largest, relative
+
+
+def serve(requests: Iterator[str], tell: Tell, kind: type[Bench] = Bench) -> None:
+    """Answer requests until there are no more. Points' answers: {"rows": [record, ...]}; facts: {"facts": {...}}."""
+    try:
+        bench = kind(tell)
+    except (ImportError, TvmRnnError) as reason:
+        tell({"failed": str(reason)})
+        return
+    for line in requests:
+        request = json.loads(line)
+        tell({"facts": bench.facts()} if "facts" in request else {"rows": bench.measure(request)})
+
+
+def main(kind: type[Bench] = Bench) -> None:
+    """Serve on stdin and stdout. What libraries print goes to stderr."""
+    with os.fdopen(os.dup(1), "w") as channel:
+        os.dup2(2, 1)
+        serve(sys.stdin, lambda answer: print(json.dumps(answer), file=channel, flush=True), kind)
+
+
+if __name__ == "__main__":
+    main()

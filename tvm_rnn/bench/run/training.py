@@ -1,0 +1,248 @@
+"""Time a module's forward_train and backward beside torch's: the same weights, inputs and gradients.
+
+In: a .so file that was compiled for training, sizes. Out: a `Report` as compare.py's, of one row for the module and one
+for torch.nn's layer. Gradients are compared with the float64 oracle first, over at most CHECKED steps; what differs is
+not timed. On a GPU both are CUDA graphs whose replays take turns; on a CPU both run in this process, in turn, with
+pauses so that one's threads sleep before the other's begin.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tvm_rnn.bench.peers.models import Unsupported, net_of
+from tvm_rnn.errors import ConfigError, WeightError, message
+from tvm_rnn.network.rnn import RNN
+from tvm_rnn.oracle.reference import reference
+from tvm_rnn.runtime.runtime import load, read_container
+
+from .compare import OURS, SETTLE_SECONDS, Report, Row, run_facts
+
+CHECKED = 16  # steps that the oracle differentiates: it takes a second per ten steps of large layers
+# Largest relative error of a gradient in the Euclidean norm.
+LIMITS = {"float64": 1e-10, "float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
+SEED = 1  # of the masks of a network with regularisers
+Run = Callable[[], Any]
+
+
+def compare_training(
+    module: str | os.PathLike[str],
+    *,
+    steps: int = 100,
+    batch: int = 16,
+    threads: int | None = None,
+    rounds: int = 7,
+    progress: Callable[[str], None] | None = None,
+) -> Report:
+    """One step of training without its optimiser: y and all gradients, microseconds per time step.
+
+    Raises ConfigError for a module that does not train or is of no cell of the zoo, WeightError for one without
+    weights, LoadError for the file.
+    """
+    tell, path = progress or (lambda text: None), os.path.abspath(os.fspath(module))
+    manifest, weights = read_container(path)
+    if "forward_train" not in manifest.entry_points:
+        do = "compile it with --training"
+        raise ConfigError(message("the module does not train", where=path, got=[*manifest.entry_points], do=do))
+    if not {item.name for item in manifest.weights} <= weights.keys():
+        do = "compile it with weights (--seed 0 or --weights w.safetensors)"
+        raise WeightError(message("a module without weights cannot be compared", where=path, do=do))
+    try:
+        net = net_of(manifest).load({item.name: weights[item.name] for item in manifest.weights})
+    except Unsupported as reason:
+        do = "call forward_train and backward, and time them"
+        raise ConfigError(message("only cells of the zoo are compared", got=str(reason), do=do)) from None
+    threads = threads or len(os.sched_getaffinity(0))
+    bench = (_OnGpu if "variants" in manifest else _OnCpu)(path, net, threads)
+    tell("computing the oracle")
+    error = bench.check(min(steps, CHECKED), min(batch, 8))
+    limit = LIMITS[net.dtype] if manifest.get("precision", "") != "tf32" else LIMITS["float16"]
+    if not error <= limit:
+        raise ConfigError(message("the gradients differ from the oracle", got=f"{error:.1e}", expected=f"<= {limit}"))
+    tell("measuring")
+    busy = [os.getloadavg()[0]]
+    found = bench.measure(steps, batch, rounds)
+    flops = 3 * float(manifest.flops_per_row) * batch
+    ours = statistics.median(found[OURS]) / steps
+    rows = [_row(OURS, found[OURS], steps, flops, None, error)]
+    rows += [_row("torch", found["torch"], steps, flops, ours, None)] if "torch" in found else []
+    rows += [Row("torch", reason=bench.reason)] if bench.reason else []
+    busy.append(os.getloadavg()[0])
+    facts = run_facts(path, manifest, busy, steps=steps, batch=batch, threads=threads, rounds=rounds)
+    return Report(tuple(rows), bench.facts(facts))
+
+
+def _row(name: str, times: list[float], steps: int, flops: float, ours: float | None, error: float | None) -> Row:
+    """Of the times of whole calls, in microseconds. FLOPs of training: of inference, three times."""
+    median = statistics.median(times) / steps
+    ratio = None if ours is None else median / ours
+    spread = (max(times) - min(times)) / statistics.median(times)
+    return Row(name, "", "training", median, spread, flops / median / 1e3, ratio, error)
+
+
+class _OnCpu:
+    """Both in this process."""
+
+    def __init__(self, path: str, net: RNN, threads: int) -> None:
+        self.net, self.threads, self.reason = net, threads, ""
+        self.module: Any = load(path)
+        self._set_threads()
+
+    def _set_threads(self) -> None:
+        self.module.threads = self.threads
+
+    def facts(self, found: dict[str, Any]) -> dict[str, Any]:
+        """With what is known of the device."""
+        return found
+
+    def given(self, value: np.ndarray) -> Any:
+        """An array as the module takes it."""
+        return value.astype(self.net.dtype)
+
+    def check(self, steps: int, batch: int) -> float:
+        """The largest relative error of a gradient."""
+        x, gy = self._arrays(steps, batch)
+        _, _, tape = self._forward(x)
+        found = self.module.backward(tape, gy)
+        exact = [plain(value) for value in x], plain(gy)
+        names = [a.name for a in self.net.cell.inputs]
+        expected = reference(self.net, SEED).gradients(dict(zip(names, exact[0], strict=True)), None, exact[1], None)
+        return max(_error(a, b) for a, b in zip(_flat(found), _flat(expected), strict=True))
+
+    def _arrays(self, steps: int, batch: int) -> tuple[list[Any], Any]:
+        rng = np.random.default_rng(0)
+        shapes = [node.shape for node in self.net.layers[0].graph.inputs]
+        x = [self.given(rng.uniform(-1, 1, (steps, batch, *shape))) for shape in shapes]
+        return x, self.given(rng.uniform(-1, 1, (steps, batch, self.net.output_size)))
+
+    def _forward(self, x: list[Any]) -> Any:
+        seed = {"seed": SEED} if "masks" in self.module.manifest else {}
+        return self.module.forward_train(x[0] if len(x) == 1 else tuple(x), **seed)
+
+    def _ours(self, x: list[Any], gy: Any) -> Any:
+        _, _, tape = self._forward(x)
+        return self.module.backward(tape, gy)
+
+    def _torch(self, x: list[Any], gy: Any) -> Run | None:
+        """The same by torch.nn; None, and `reason`, where it has no such layer."""
+        try:
+            import torch
+
+            layer = self._layer(torch)
+        except (ImportError, ConfigError) as reason:
+            self.reason = str(reason).splitlines()[0]
+            return None
+        leaf = torch.as_tensor(x[0]).clone().requires_grad_(True)
+        above = torch.as_tensor(gy)
+
+        def run() -> Any:
+            for value in (leaf, *layer.parameters()):
+                value.grad = None
+            y, _ = layer(leaf)
+            y.backward(above)
+            return y
+
+        return run
+
+    def _layer(self, torch: Any) -> Any:
+        from tvm_rnn.frontends.torch import to_torch_layer
+
+        torch.set_num_threads(self.threads)
+        return to_torch_layer(self.net).train()
+
+    def measure(self, steps: int, batch: int, rounds: int) -> dict[str, list[float]]:
+        """Times of each round, in microseconds."""
+        x, gy = self._arrays(steps, batch)
+        runs = {OURS: self.ready(partial(self._ours, x, gy))}
+        other = self._torch(x, gy)
+        runs |= {} if other is None else {"torch": self.ready(other)}
+        found: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(rounds):
+            for name, run in runs.items():
+                found[name].append(self.time(run))
+        return found
+
+    def ready(self, run: Run) -> Run:
+        """What is timed: after a first call."""
+        run()
+        return run
+
+    def time(self, run: Run) -> float:
+        """One call, in microseconds, after the other's threads have gone to sleep."""
+        time.sleep(SETTLE_SECONDS)
+        run()
+        start = time.perf_counter()
+        run()
+        return (time.perf_counter() - start) * 1e6
+
+
+class _OnGpu(_OnCpu):
+    """Both as CUDA graphs."""
+
+    def _set_threads(self) -> None:
+        import torch
+
+        self.torch = torch
+        tf32 = self.module.manifest["precision"] == "tf32"
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
+
+    def facts(self, found: dict[str, Any]) -> dict[str, Any]:
+        versions = {**found["versions"], "torch": self.torch.__version__}
+        return {**found, "cpu": self.torch.cuda.get_device_name(), "versions": versions}
+
+    def given(self, value: np.ndarray) -> Any:
+        return self.torch.as_tensor(value, device="cuda").to(getattr(self.torch, self.net.dtype))
+
+    def _layer(self, torch: Any) -> Any:
+        layer = super()._layer(torch).cuda()
+        layer.flatten_parameters()
+        return layer
+
+    def ready(self, run: Run) -> Run:
+        torch = self.torch
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            run()
+            run()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            run()
+        replay: Run = graph.replay
+        return replay
+
+    def time(self, run: Run) -> float:
+        first, last = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        run()
+        first.record()
+        run()
+        last.record()
+        self.torch.cuda.synchronize()
+        return float(first.elapsed_time(last)) * 1e3
+
+
+def plain(value: Any) -> np.ndarray:
+    """In float64, on the CPU."""
+    return np.asarray(value.double().cpu() if hasattr(value, "cpu") else value, np.float64)
+
+
+def _flat(found: Any) -> list[np.ndarray]:
+    """All gradients, in one order."""
+    if isinstance(found, dict):
+        return [part for name in sorted(found) for part in _flat(found[name])]
+    if isinstance(found, list | tuple):
+        return [part for value in found for part in _flat(value)]
+    return [plain(found)]
+
+
+def _error(got: np.ndarray, expected: np.ndarray) -> float:
+    error = float(np.linalg.norm(got - expected) / max(float(np.linalg.norm(expected)), 1e-30))
+    return error if np.isfinite(error) else float("inf")

@@ -1,0 +1,1 @@
+"""What benchmarks measure, as data: `gpu.py` has the suites of GPUs and what a point is, `cpu.py` those of CPUs."""

@@ -1,0 +1,66 @@
+"""What a CPU benchmark measures: named suites of points in float32, as data.
+
+In: the name of a suite. Out: `Point`s, as for GPUs (`gpu.py`), whose sizes are those that people run on CPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from . import gpu as suites
+from .gpu import PASSES, Point
+
+DTYPE = "float32"
+
+
+def cpu_grid() -> list[Point]:
+    """LSTM and GRU from small to large, one row to many, T=50."""
+    sizes = [(hidden, batch) for hidden in (64, 128, 256, 512, 1024, 2048) for batch in (1, 4, 16, 64)]
+    return [Point(cell, h, h, 50, b, DTYPE) for cell in ("lstm", "gru") for h, b in sizes]
+
+
+def fastrnns() -> list[Point]:
+    """The network of PyTorch's fastrnns benchmark: T=100, I=H=512, B=64."""
+    return [Point(cell, 512, 512, 100, 64, DTYPE) for cell in ("lstm", "lstm_layer_norm")]
+
+
+def deepbench() -> list[Point]:
+    """DeepBench's rows that a CPU finishes in seconds: server inference, and the devices' LSTM."""
+    shapes = [("lstm", h, b, 25) for h in (512, 1024, 2048) for b in (1, 2, 4)]
+    shapes += [("lstm", 1536, b, 50) for b in (1, 2, 4)] + [("lstm", 256, b, 150) for b in (1, 2, 4)]
+    shapes += [("elman_relu", 1760, 16, 50), ("elman_relu", 2560, 16, 50), ("gru", 1024, 1, 1500), ("gru", 512, 32, 1)]
+    return [Point(cell, h, h, t, b, DTYPE) for cell, h, b, t in shapes]
+
+
+def zoo() -> list[Point]:
+    """Every cell at H=256, B=16, T=50; cells whose state is a matrix at H=64."""
+
+    def smaller(point: Point) -> Point:
+        hidden = min(256, point.hidden)
+        sizes = tuple((name, min(size, hidden // 2) if name == "P" else size) for name, size in point.sizes)
+        return replace(point, input=hidden, hidden=hidden, steps=50, batch=16, precision=DTYPE, sizes=sizes)
+
+    return [smaller(point) for point in suites.zoo()]
+
+
+def ablation() -> list[Point]:
+    """Two layers of an LSTM with no pass at all, then one pass more at a time; for one row and for sixteen."""
+    networks = [Point("lstm", 256, 256, 50, batch, DTYPE, layers=2) for batch in (1, 16)]
+    return [replace(n, without=PASSES[done:]) for n in networks for done in range(len(PASSES) + 1)]
+
+
+def streaming() -> list[Point]:
+    """One row, one step a call, as a device or a server of a stream calls it: LSTM and GRU from small to large."""
+    return [Point(cell, h, h, 1, 1, DTYPE) for cell in ("lstm", "gru") for h in (16, 64, 128, 256, 512, 1024)]
+
+
+STREAMS = ("streaming",)  # timed call by call
+SUITES: dict[str, Callable[[], list[Point]]] = {
+    "cpu-grid": cpu_grid,
+    "fastrnns": fastrnns,
+    "deepbench": deepbench,
+    "zoo": zoo,
+    "ablation": ablation,
+    "streaming": streaming,
+}

@@ -1,0 +1,240 @@
+"""What a GPU benchmark measures: named suites of points, as data.
+
+In: the name of a suite and words that choose points of it. Out: `Point`s, each one network (cell, sizes, layers,
+directions, precision) at one T and B. Points of one network share one compiled module, which holds for every T and B.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from tvm_rnn import cells
+from tvm_rnn.errors import ConfigError, message, unknown
+from tvm_rnn.network.rnn import RNN
+from tvm_rnn.spec import find_cell
+
+# What `compile` calls a precision, and how a point's name and a table abbreviate it.
+SHORT = {"bfloat16": "bf16", "float16": "fp16", "tf32": "tf32", "float32": "fp32", "float64": "fp64"}
+ALL = ("bfloat16", "float16", "tf32", "float32")
+# Layer normalisation undoes every scale but that of its gains: with gains of 1, NumPy in float32 is off by 9e-5 after
+# 200 steps (H = 33), with 0.5 by 1e-7.
+TAMED = {"lstm_layer_norm": ("a_h", 0.5)}
+# Every pass switched off in the order in which the ablation adds them again.
+PASSES = ("hoist_gemms", "combine_gemms", "fuse_pointwise", "tile_layers_and_time")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One network at one T and B.
+
+    cell: of the zoo, or "file.py:function". precision: of products, a key of SHORT. sizes: further axes of the cell,
+    (name, size). without: passes left out.
+    """
+
+    cell: str
+    input: int
+    hidden: int
+    steps: int
+    batch: int
+    precision: str = "bfloat16"
+    layers: int = 1
+    directions: int = 1
+    sizes: tuple[tuple[str, int], ...] = ()
+    without: tuple[str, ...] = ()
+
+    @property
+    def dtype(self) -> str:
+        """Of weights, inputs and outputs: TF32 is a way to multiply float32."""
+        return "float32" if self.precision == "tf32" else self.precision
+
+    @property
+    def network(self) -> Point:
+        """The same network without T and B: what is compiled."""
+        return replace(self, steps=0, batch=0)
+
+    @property
+    def network_name(self) -> str:
+        """Such as lstm-h512-i64-l3-bf16: file names begin with it."""
+        words = [self.cell.rpartition(":")[2].removesuffix(".py"), f"h{self.hidden}"]
+        words += [f"i{self.input}"] if self.input != self.hidden else []
+        words += [f"l{self.layers}"] if self.layers > 1 else []
+        words += ["bi"] if self.directions == 2 else []
+        words += [f"{name.lower()}{size}" for name, size in self.sizes]
+        words += [f"no_{name.partition('_')[0]}" for name in self.without]
+        return "-".join([*words, SHORT[self.precision]])
+
+    @property
+    def name(self) -> str:
+        """Such as lstm-h512-i64-l3-b64-t100-bf16. Its words choose points; no two points of a suite share one."""
+        network, _, precision = self.network_name.rpartition("-")
+        return f"{network}-b{self.batch}-t{self.steps}-{precision}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for json.dumps."""
+        return asdict(self)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What a benchmark's records say of the point, as JSON has it."""
+        facts: dict[str, Any] = json.loads(json.dumps(self.as_dict()))
+        return {"kind": "point", "point": self.name, **facts}
+
+    @staticmethod
+    def from_dict(facts: dict[str, Any]) -> Point:
+        """The Point that as_dict made, also after JSON made its tuples lists."""
+        pairs = tuple((str(name), int(size)) for name, size in facts["sizes"])
+        return Point(**{**facts, "sizes": pairs, "without": tuple(facts["without"])})
+
+
+def _over(point: Point, precisions: Iterable[str]) -> list[Point]:
+    return [replace(point, precision=precision) for precision in precisions]
+
+
+def gpu_grid() -> list[Point]:
+    """LSTM and GRU where most users are: four widths, four batches, T=128."""
+    return [
+        Point(cell, hidden, hidden, 128, batch, precision)
+        for precision in ALL[:3]
+        for cell in ("lstm", "gru")
+        for hidden in (256, 512, 1024, 2048)
+        for batch in (1, 16, 64, 128)
+    ]
+
+
+def blog() -> list[Point]:
+    """The networks of the cuDNN articles (Appleyard 2016 and its sample code), and FlashRNN's longest sequence."""
+    networks = (
+        Point("lstm", 512, 512, 100, 64, layers=4),  # the sample code's network
+        Point("lstm", 2560, 2560, 200, 64),  # A
+        Point("lstm", 64, 256, 100, 64, layers=3),  # B
+        Point("lstm", 256, 256, 1000, 32),  # C
+    )
+    flash = Point("lstm", 768, 768, 1024, 16)
+    return [*(p for network in networks for p in _over(network, ALL)), *_over(flash, ALL[:2])]
+
+
+def deepbench() -> list[Point]:
+    """DeepBench's recurrent layers (of training, and B = 1, 2, 4 of its server inference), with the input product."""
+    shapes = [("elman_relu", h, b, 50) for h in (1760, 2048, 2560) for b in (16, 32, 64, 128)]
+    shapes += [("lstm", h, b, 25) for h in (512, 1024, 2048, 4096) for b in (1, 2, 4, 16, 32, 64, 128)]
+    shapes += [("lstm", 1536, b, 50) for b in (1, 2, 4, 8, 16, 32)]
+    shapes += [("lstm", 256, b, 150) for b in (1, 2, 4, 16, 32, 64)]
+    shapes += [("gru", 2816, 32, 1500), ("gru", 2048, 32, 750), ("gru", 1536, 32, 375), ("gru", 2560, 32, 187)]
+    shapes += [("gru", 1024, b, 1500) for b in (32, 64)] + [("gru", 512, 32, 1)]
+    return [p for c, h, b, t in shapes for p in _over(Point(c, h, h, t, b), ALL[:2])]
+
+
+def flashrnn() -> list[Point]:
+    """FlashRNN's figures at one head: batches at T=1024, and lengths at B=16."""
+    sizes = [(1024, b) for b in (2, 8, 16, 32, 64, 128, 256)] + [(t, 16) for t in (256, 512, 2048)]
+    return [p for t, b in sizes for p in _over(Point("lstm", 768, 768, t, b), ALL[:2])]
+
+
+def zoo() -> list[Point]:
+    """Every cell at H=512, B=64, T=64; cells whose state is a matrix at H=64, where that fits on a chip."""
+    points = []
+    for name in cells.names():
+        cell = cells.get(name)
+        matrix = any(len(state.dims.axes) > 1 for state in cell.states)
+        hidden = 64 if matrix else 512
+        own = {"P": hidden // 2, "depth": 3}
+        sizes = tuple((axis, own[axis]) for axis in cell.size_names if axis in own)
+        points.append(Point(name, hidden, hidden, 64, 64, sizes=sizes))
+    return points
+
+
+def ablation() -> list[Point]:
+    """The sample code's network with no pass at all, then one pass more at a time."""
+    network = Point("lstm", 512, 512, 100, 64, layers=4)
+    return [replace(network, without=PASSES[done:]) for done in range(len(PASSES) + 1)]
+
+
+SUITES: dict[str, Callable[[], list[Point]]] = {
+    "gpu-grid": gpu_grid,
+    "blog": blog,
+    "deepbench": deepbench,
+    "flashrnn": flashrnn,
+    "zoo": zoo,
+    "ablation": ablation,
+}
+
+
+def network(point: Point) -> RNN:
+    """The point's network, without weights."""
+    sizes: dict[str, Any] = dict(point.sizes)
+    cell, both = find_cell(point.cell), point.directions == 2
+    return RNN(cell, point.input, point.hidden, point.layers, both, point.dtype, **sizes)
+
+
+def tamed(net: RNN) -> RNN:
+    """The network, with weights scaled where, as drawn, they make a chaotic cell: two dtypes never agree on that."""
+    parameter, factor = TAMED.get(net.cell.name, ("", 1.0))
+    own = {name: value * factor for name, value in net.weights.items() if name.startswith(f"{parameter}_l")}
+    return net.load({**net.weights, **own}) if own else net
+
+
+def suite(name: str, known: Mapping[str, Callable[[], list[Point]]] | None = None) -> list[Point]:
+    """All points of a suite; known: SUITES, or those of CPUs. Raises ConfigError for a name that is none."""
+    known = SUITES if known is None else known
+    if name not in known:
+        raise ConfigError(message("--suite: no such suite", **unknown("suite", name, known)))
+    return known[name]()
+
+
+def select(points: Sequence[Point], only: str) -> list[Point]:
+    """The points that `only` names: words of names; those of one kind are alternatives, kinds narrow each other.
+
+    "h256,b16,b64,lstm" are the LSTMs of H=256 at B=16 or 64; a whole name chooses one point; "" chooses all. Raises
+    ConfigError for a word that no point has, and where no point is left.
+    """
+    words = [word.strip() for word in only.split(",") if word.strip()]
+    names = {point.name: set(_words(point)) for point in points}
+    known = set().union(*names.values()) | names.keys() if names else set()
+    for word in words:
+        if word not in known:
+            raise ConfigError(message("--only: no point has this", **unknown("word", word, known)))
+    whole = {word for word in words if word in names}
+    kinds: dict[str, set[str]] = {}
+    for word in words:
+        if word not in whole:
+            kinds.setdefault(_kind(word), set()).add(word)
+    found = [
+        point
+        for point in points
+        if point.name in whole or (kinds and all(names[point.name] & kind for kind in kinds.values()))
+    ]
+    if words and not found:
+        raise ConfigError(message("--only: no point has all of this", got=only, expected=", ".join(list(names)[:8])))
+    return found if words else list(points)
+
+
+def _words(point: Point) -> list[str]:
+    """What a point can be chosen by: the words of its name, and its input and layers also where the name omits them."""
+    return [*point.name.split("-"), f"i{point.input}", f"l{point.layers}"]
+
+
+def _kind(word: str) -> str:
+    """What a word speaks of: "h" of "h256". Cells are one kind, and so are precisions."""
+    if word in SHORT.values():
+        return "precision"
+    if word in cells.ZOO:
+        return "cell"
+    return word.rstrip("0123456789")
+
+
+def batches(points: Iterable[Point]) -> dict[Point, tuple[int, ...]]:
+    """For each network the batch sizes that its module is to be quickest at."""
+    found: dict[Point, set[int]] = {}
+    for point in points:
+        found.setdefault(point.network, set()).add(point.batch)
+    return {network: tuple(sorted(sizes)) for network, sizes in found.items()}
+
+
+def beside_peers(points: Iterable[Point]) -> set[Point]:
+    """The points that run beside their peers: of those that differ in `without` alone, the one of which the least was
+    left out."""
+    fewest = sorted(points, key=lambda point: -len(point.without))
+    return set({replace(point, without=()): point for point in fewest}.values())
