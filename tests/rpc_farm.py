@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from tvm_rnn.rpc_tracker import Tracker
+from tvm_rnn.tune.rpc_tracker import Tracker
 
 KEY = "here"
 START_SECONDS = 120.0  # on a machine with much else to do

@@ -15,7 +15,7 @@ from derivatives import draw, named, oracle
 from networks import flags, network
 
 import tvm_rnn as rnn
-from tests.test_runtime_cuda_training import LIMITS, cast, error
+from tests.runtime.test_runtime_cuda_training import LIMITS, cast, error
 from tvm_rnn.errors import InputError
 
 EVERYTHING: dict[str, Any] = {"dropout": 0.4, "recurrent_dropout": 0.3, "zoneout": 0.2, "weight_drop": 0.35}

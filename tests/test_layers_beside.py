@@ -16,8 +16,8 @@ from derivatives import Case, draw, oracle
 from networks import flags, network
 
 import tvm_rnn as rnn
-from tests.test_runtime_cuda_segments import sizes
-from tests.test_runtime_cuda_training import LIMITS, error, gradients
+from tests.runtime.test_runtime_cuda_segments import sizes
+from tests.runtime.test_runtime_cuda_training import LIMITS, error, gradients
 from tvm_rnn.cuda.plan import network as plan
 from tvm_rnn.cuda.training import plan_backward
 from tvm_rnn.runtime.runtime_memory import plan_of

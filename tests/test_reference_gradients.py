@@ -10,7 +10,7 @@ from derivatives import Case, assert_slopes, draw, named, oracle
 from networks import flags, network
 
 import tvm_rnn as rnn
-from tests.test_reference import NETS, restless, row_of
+from tests.oracle.test_reference import NETS, restless, row_of
 from tvm_rnn import RNN, InputError, cells
 from tvm_rnn.oracle.tolerance import assert_close
 

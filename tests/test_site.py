@@ -25,7 +25,7 @@ LONG = ("deploy", "deploy_c", "import", "train", "tune")  # more than a few seco
 # One process for all pages: to import TVM takes longer than most pages do.
 RUNNER = """
 import contextlib, io, json, os, runpy
-from tvm_rnn.cli import app
+from tvm_rnn.cli.commands import app
 home = os.getcwd()
 for name, words in json.load(open("pages.json")):
     out = io.StringIO()
@@ -83,7 +83,7 @@ def test_the_code_of_every_page_runs_and_prints_what_is_said(tmp_path: Path, lon
 
 
 def test_commands_that_are_only_shown_exist() -> None:
-    from tvm_rnn.cli import app
+    from tvm_rnn.cli.commands import app
 
     known = {c.name for c in app.registered_commands} | {g.name for g in app.registered_groups}
     makefile = (ROOT / "Makefile").read_text()

@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 import tvm_rnn as rnn
-from tvm_rnn import cli
+from tvm_rnn.cli import commands
 from tvm_rnn.graph.tensor_expressions import text
 from tvm_rnn.passes import pipeline
 from tvm_rnn.passes.pipeline import PASS_NAMES
@@ -35,7 +35,7 @@ for name, lines in stages.items():
 def show(*words: str) -> None:
     """Run `tvm-rnn show` here, as a shell would."""
     print("$ tvm-rnn show", *words)
-    cli.app(["show", *words], standalone_mode=False)
+    commands.app(["show", *words], standalone_mode=False)
 
 
 # %% [markdown]

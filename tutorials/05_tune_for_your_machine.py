@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 import tvm_rnn as rnn
-from tvm_rnn import cli
+from tvm_rnn.cli import commands
 from tvm_rnn.schedule.template import Unit, space
 from tvm_rnn.target import resolve
-from tvm_rnn.workload import able
+from tvm_rnn.tune.workload import able
 
 folder = Path(tempfile.mkdtemp())
 
@@ -133,7 +133,7 @@ for size in (units, 80, 400):
 # another version of a template, or of TVM, is passed over with a line that says so.
 
 # %%
-cli.app(["records", "--records", str(folder)], standalone_mode=False)
+commands.app(["records", "--records", str(folder)], standalone_mode=False)
 
 # %% [markdown]
 # ## A GPU that is elsewhere
@@ -148,4 +148,4 @@ cli.app(["records", "--records", str(folder)], standalone_mode=False)
 # ## What to read next
 #
 # `06_write_a_schedule.py`: a template of your own, with knobs of your own, that `tune` searches like ours.
-# `tvm_rnn/tune_search.py` says how candidates are proposed, `tvm_rnn/tune_cpu.py` how they are measured.
+# `tvm_rnn/tune/search.py` says how candidates are proposed, `tvm_rnn/tune/cpu_builders.py` how they are measured.

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import tvm_rnn as rnn
-from tvm_rnn import cli
+from tvm_rnn.cli import commands
 
 folder = Path(tempfile.mkdtemp(prefix="bring_your_model_"))
 x = np.random.default_rng(0).normal(size=(20, 4, 8)).astype(np.float32)  # 20 steps of 4 rows of 8 features
@@ -95,7 +95,7 @@ if installed("onnx"):
 
 # %%
 if installed("onnx"):
-    cli.app(["inspect", str(folder / "classifier.so")], standalone_mode=False)
+    commands.app(["inspect", str(folder / "classifier.so")], standalone_mode=False)
 
 # %% [markdown]
 # ## What is not supported is named

@@ -14,13 +14,13 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from .explain import explain
+from .explain.explanation import explain
 from .language.cell import (  # now, not lazily: a function named like its file must replace the file as an attribute
     Cell,
     cell,
 )
 from .oracle.reference import reference
-from .tune import tune
+from .tune.tune import tune
 
 __version__ = "0.1.0"
 
@@ -92,10 +92,10 @@ _HOME = {
     "RNN": "network.rnn",
     "Module": "runtime.runtime",
     "load": "runtime.runtime",
-    "plan_memory": "memory_plan",
+    "plan_memory": "explain.memory_plan",
     "Target": "target",
     "compile": "compiler.compile",
-    "Explanation": "explain",
+    "Explanation": "explain.explanation",
     "Record": "schedule.records",
     "from_keras": "frontends.keras",
     "from_onnx": "frontends.onnx",

@@ -1,6 +1,6 @@
 """`python -m tvm_rnn` is `tvm-rnn`."""
 
-from .cli import main
+from tvm_rnn.cli.commands import main
 
 if __name__ == "__main__":
     main()

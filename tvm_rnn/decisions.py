@@ -1,8 +1,8 @@
 """What a compilation decided, and why not otherwise: told by whoever decides, kept only while somebody listens.
 
 In: `tell` from passes, from the choice of a regime and from templates, within the stage that `about` names. Out: a list
-of `Decision`s for `compiler/compile.py`, which puts them into the manifest, and for `explain.py`, which says them to
-people.
+of `Decision`s for `compiler/compile.py`, which puts them into the manifest, and for `explain/explanation.py`, which
+says them to people.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from c_operations import OperationError, run
-from tests.test_runtime_ops import QUICK, REFUSED, arrays_of, program_of
 
+from tests.runtime.test_runtime_ops import QUICK, REFUSED, arrays_of, program_of
 from tvm_rnn.bundle.encoding import BINARY, DTYPES, ENCODERS, REDUCTIONS, UNARY, Impossible, encode
 from tvm_rnn.runtime.runtime_ops import OPERATIONS
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.test_runtime_model import WIDTH, B, T, two
 
 import tvm_rnn as rnn
+from tests.runtime.test_runtime_model import WIDTH, B, T, two
 from tvm_rnn.compiler.compile_model import SHARED
 from tvm_rnn.errors import BuildError, ConfigError
+from tvm_rnn.explain.tables import has_weights, manifest_page
 from tvm_rnn.module_file.manifest import validate
 from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime.runtime import read_container
-from tvm_rnn.tables import has_weights, manifest_page
 
 
 def test_one_file_says_what_all_share_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

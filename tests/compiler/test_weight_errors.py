@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
+from tvm_rnn.cli.console import print_rich
 from tvm_rnn.compiler.weight_errors import weight_error
-from tvm_rnn.console import print_rich
-from tvm_rnn.tables import manifest_page
+from tvm_rnn.explain.tables import manifest_page
 
 
 def test_the_manifest_and_inspect_say_it_until_weights_are_others(

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from tests.test_totals import aligned
 
+from tests.cpu.training.test_weight_gradient_sums import aligned
 from tvm_rnn import target
 from tvm_rnn.compiler import compile as build
 from tvm_rnn.cpu.dropout_masks import Draw, drop_function, fill

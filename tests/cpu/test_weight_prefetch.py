@@ -7,7 +7,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn.schedule.records import Records
-from tvm_rnn.workload import Candidate, Choice, Trial
+from tvm_rnn.tune.workload import Candidate, Choice, Trial
 
 
 def compiled(net: rnn.RNN, ahead: int) -> rnn.Module:

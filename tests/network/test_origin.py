@@ -9,9 +9,9 @@ import pytest
 from tiny_module import Tiny
 
 from tvm_rnn.errors import BuildError
+from tvm_rnn.explain.tables import origin_text
 from tvm_rnn.module_file.manifest import validate
 from tvm_rnn.network.origin import Origin, same_bits, sha256_of
-from tvm_rnn.tables import origin_text
 
 ORIGIN = Origin("onnx", "LSTM node 'l'", file="m.onnx", sha256="ab12", batch_first=True)
 

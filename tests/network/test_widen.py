@@ -12,7 +12,7 @@ from tvm_rnn.network.origin import Origin
 from tvm_rnn.network.widen import widened
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.target import resolve
-from tvm_rnn.tune_session import workload
+from tvm_rnn.tune.session import workload
 
 T, B, WIDTH, H = 5, 3, 7, 10
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from derivatives import draw, named, oracle
 from networks import flags, network
-from tests.test_runtime_cuda_training import LIMITS, cast, error, gradients
 
 import tvm_rnn as rnn
+from tests.runtime.test_runtime_cuda_training import LIMITS, cast, error, gradients
 from tvm_rnn import InputError
 from tvm_rnn.runtime import gpu_arrays
 from tvm_rnn.runtime.runtime_cuda_segments import CudaSegmentedTape, add, clipped, sizes_of, times

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from derivatives import Case, draw, named, oracle
 from networks import flags, network
-from tests.test_reference import restless
 
 import tvm_rnn as rnn
+from tests.oracle.test_reference import restless
 from tvm_rnn.cuda.model import choose_regime
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
@@ -158,25 +158,7 @@ def test_runtime_files_alone(tmp_path: Path) -> None:
     """Beside a .so, without the package."""
     net = network("elman", 4, 4)
     emulator.compile(net, training=True).export(tmp_path / "m.so")
-    package = (
-        Path(rnn.__file__).parent
-        / "runtime"
-        / "runtime"
-        / "runtime"
-        / "runtime"
-        / "runtime"
-        / "runtime"
-        / "runtime"
-        / "runtime"
-        / "runtime"
-        / "runtime"
-        / "runtime"
-        / "runtime"
-        / "runtime"
-        / "runtime"
-        / "runtime"
-        / "runtime"
-    )
+    package = Path(rnn.__file__).parent / "runtime"
     for name in ("runtime", "runtime_cuda", "runtime_cuda_tape", "runtime_cuda_training", "gpu_arrays"):
         shutil.copy(package / f"{name}.py", tmp_path)
     code = (

@@ -11,7 +11,7 @@ import tvm_rnn as rnn
 from tvm_rnn.schedule.records import Choice
 from tvm_rnn.schedule.template import Unit, best, space, templates
 from tvm_rnn.target import TABLE, resolve
-from tvm_rnn.workload import Candidate, Trial
+from tvm_rnn.tune.workload import Candidate, Trial
 
 MACHINE = TABLE["x86-64-v3"]
 

@@ -15,14 +15,14 @@ from pathlib import Path
 
 import tvm_rnn as rnn
 from tvm_rnn.compiler.stage_texts import graph_text
+from tvm_rnn.explain.html.drawing import draw
+from tvm_rnn.explain.html.equations import equations, math
+from tvm_rnn.explain.tables import cell_facts
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.language import functions
 from tvm_rnn.oracle.tolerance import TABLE as TOLERANCES
 from tvm_rnn.passes import pipeline
-from tvm_rnn.report.drawing import draw
-from tvm_rnn.report.equations import equations, math
 from tvm_rnn.schedule.record_files import read
-from tvm_rnn.tables import cell_facts
 from tvm_rnn.target import resolve
 
 HERE = Path(__file__).resolve().parent

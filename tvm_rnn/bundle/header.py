@@ -8,7 +8,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from ..tables import origin_text
+from tvm_rnn.explain.tables import origin_text
+
 from .facts import Facts, Network, listed
 
 ABOUT = """\

@@ -1,6 +1,6 @@
 """The C++ compiler of this machine: it links what TVM generates, and compiles the C files of this package.
 
-In: names of C files, from compiler/compile.py, bundle/ and tune_rpc.py. Out: object files and shared objects. Needs
+In: names of C files, from compiler/compile.py, bundle/ and tune/rpc.py. Out: object files and shared objects. Needs
 tvm_ffi for its headers, not the compiler of tensor programs.
 """
 

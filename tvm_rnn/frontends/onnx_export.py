@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from tvm_rnn.network.rnn import RNN, Layer, weight_name
+from tvm_rnn.npy_files import write_whole
 
-from ..arrays import write_whole
 from ..errors import ConfigError, WeightError, message
 from .onnx_body import Body, constants_of
 from .onnx_cells import DEFAULTS, PARAMETERS, STATES, Form, form_of

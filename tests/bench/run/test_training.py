@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import tvm_rnn as rnn
 from tvm_rnn.bench.run import training
 from tvm_rnn.bench.run.training import compare_training
-from tvm_rnn.cli import app
+from tvm_rnn.cli.commands import app
 from tvm_rnn.errors import ConfigError, WeightError
 
 

@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from networks import flags, network
 from poison import poison
 from random_equations import Equations, equations
-from tests.test_reference import restless
 
 import tvm_rnn as rnn
+from tests.oracle.test_reference import restless
 from tvm_rnn import cell, cells, einsum, exp, softmax, sum, tanh
 from tvm_rnn.compiler.compile import describe
 from tvm_rnn.cpu.lower_network import Lowering
@@ -31,7 +31,7 @@ from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime.runtime_training import TrainingModule
 from tvm_rnn.schedule.template import space
 from tvm_rnn.target import resolve
-from tvm_rnn.workload import Candidate, Trial, able, choice_of
+from tvm_rnn.tune.workload import Candidate, Trial, able, choice_of
 
 ODD = {name: value for name, value in vars(odd).items() if isinstance(value, rnn.Cell)}
 # Between them: every kind of group and of sum, both dtypes, layers and directions, and inputs that all layers read.

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 from networks import network
-from tests.test_lower_training import both
+
+from tests.cpu.training.test_lower_network import both
 
 
 def test_functions_by_name() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 from networks import network
-from tests.test_reference import restless
 
 import tvm_rnn as rnn
+from tests.oracle.test_reference import restless
 from tvm_rnn import target
 from tvm_rnn.cpu.lower_group import Emitter
 from tvm_rnn.cpu.training.lower_layer_backward import BackwardLayer, is_total

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from networks import network
-from tests.test_reference import restless
 
+from tests.oracle.test_reference import restless
 from tvm_rnn import target
 from tvm_rnn.cpu.training.tape_layout import TapeLayout
 from tvm_rnn.cpu.workspace import int64

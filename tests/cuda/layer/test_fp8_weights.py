@@ -11,10 +11,10 @@ import pytest
 from compiled_kernels import graph_of
 from emulated import Case, decoded, encoded, persistent_error, run
 from persistent_layers import GPU, layout_of, registers_and_spills, step, text_of
-from tests.cuda.test_persistent import cluster, grid
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tests.cuda.persistent.test_kernel import cluster, grid
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer import fp8_weights

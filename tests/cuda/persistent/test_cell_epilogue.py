@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from emulated import Case, layer, persistent_error
 from persistent_layers import layout_of, step, text_of
-from tests.cuda.test_persistent import cluster
 
+from tests.cuda.persistent.test_kernel import cluster
 from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.geometry import Team

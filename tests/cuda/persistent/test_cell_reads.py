@@ -6,9 +6,9 @@ import re
 
 from emulated import Case, persistent_error
 from persistent_layers import layout_of, step, text_of
-from tests.cuda.test_persistent import cluster
 from training_plans import trained
 
+from tests.cuda.persistent.test_kernel import cluster
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.cell_reads import hoisted, params, place_of
 from tvm_rnn.cuda.persistent.geometry import Team

@@ -11,9 +11,9 @@ import pytest
 from derivatives import draw, named, oracle
 from networks import network
 from persistent_layers import GPU
-from tests.test_runtime_cuda_training import error
 
 import tvm_rnn as rnn
+from tests.runtime.test_runtime_cuda_training import error
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model.choose_regime import step_of

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from emulated import Case, persistent_error
 from persistent_layers import layout_of, step, text_of
-from tests.cuda.test_persistent import cluster, grid
 
+from tests.cuda.persistent.test_kernel import cluster, grid
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, Team
 from tvm_rnn.oracle.tolerance import tolerance

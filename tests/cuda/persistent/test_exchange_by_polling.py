@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from emulated import Case, persistent_error
 from persistent_layers import layout_of, step, text_of
-from tests.cuda.test_persistent import grid
 
+from tests.cuda.persistent.test_kernel import grid
 from tvm_rnn.cuda.persistent import exchange_by_polling
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.geometry import Team

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from persistent_layers import layout_of, step, text_of
-from tests.cuda.test_staged import staged
 
+from tests.cuda.persistent.test_operands_staged import staged
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import stage_tiles

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from emulated import Case, persistent_error
 from persistent_layers import step
-from tests.cuda.test_persistent import cluster, grid
 
+from tests.cuda.persistent.test_kernel import cluster, grid
 from tvm_rnn.cuda.persistent.geometry import FETCH_STEPS, Team
 from tvm_rnn.cuda.persistent.hoisted_value_prefetch import fetched
 from tvm_rnn.oracle.tolerance import tolerance

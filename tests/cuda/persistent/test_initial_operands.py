@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from emulated import Case, persistent_error
-from tests.cuda.test_persistent import cluster, grid
 
+from tests.cuda.persistent.test_kernel import cluster, grid
 from tvm_rnn.oracle.tolerance import tolerance
 
 

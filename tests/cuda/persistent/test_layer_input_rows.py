@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from emulated import Case, layer, persistent_error
-from tests.cuda.test_persistent import cluster
-from tests.cuda.test_persistent import grid as plain_grid
 
+from tests.cuda.persistent.test_kernel import cluster
+from tests.cuda.persistent.test_kernel import grid as plain_grid
 from tvm_rnn.cuda.layer.phases import NotPersistent
 from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent.geometry import Team

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from emulated import Case, persistent_error
 from persistent_layers import step
-from tests.cuda.test_persistent import cluster, grid
 
+from tests.cuda.persistent.test_kernel import cluster, grid
 from tvm_rnn.cuda.persistent.lengths_and_resets import resettable
 from tvm_rnn.oracle.tolerance import tolerance
 

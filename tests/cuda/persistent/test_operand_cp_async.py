@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from emulated import Case, layer, persistent_error
 from persistent_layers import layout_of, step
-from tests.cuda.test_persistent import cluster, grid
 
+from tests.cuda.persistent.test_kernel import cluster, grid
 from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.geometry import Team

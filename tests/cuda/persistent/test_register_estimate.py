@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from persistent_layers import step
-from tests.cuda.test_fma_layout import team as fma_team
 
+from tests.cuda.persistent.product.test_ffma_layout import team as fma_team
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.product import ffma_layout
 from tvm_rnn.cuda.persistent.register_estimate import registers

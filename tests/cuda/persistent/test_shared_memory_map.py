@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from persistent_layers import layout_of, step, text_of
-from tests.cuda.test_persistent import cluster, grid
-from tests.cuda.test_pooled_ring import pooled
 
+from tests.cuda.persistent.product.test_wgmma_split_k_pipeline import pooled
+from tests.cuda.persistent.test_kernel import cluster, grid
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from emulated import Case, persistent_error
 from persistent_layers import step
-from tests.cuda.test_persistent import cluster, grid
 
+from tests.cuda.persistent.test_kernel import cluster, grid
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.unit_reduction import combine, neutral
 

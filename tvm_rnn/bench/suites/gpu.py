@@ -13,8 +13,8 @@ from typing import Any
 
 from tvm_rnn import cells
 from tvm_rnn.errors import ConfigError, message, unknown
+from tvm_rnn.frontends.spec import find_cell
 from tvm_rnn.network.rnn import RNN
-from tvm_rnn.spec import find_cell
 
 # What `compile` calls a precision, and how a point's name and a table abbreviate it.
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "tf32": "tf32", "float32": "fp32", "float64": "fp64"}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from emulated import layer
 from persistent_layers import layout_of, step, text_of
-from tests.cuda.test_fma_ring import check, fma
 
+from tests.cuda.persistent.product.test_ffma_pipeline import check, fma
 from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.geometry import Team

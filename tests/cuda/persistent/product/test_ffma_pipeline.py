@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from emulated import Case, layer, persistent_error
 from persistent_layers import text_of
-from tests.cuda.test_fma_layout import FMA
 
+from tests.cuda.persistent.product.test_ffma_layout import FMA
 from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.geometry import Team

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from persistent_layers import layout_of, step, text_of
-from tests.cuda.test_persistent import check
-from tests.cuda.test_product import calls
-from tests.cuda.test_staged import staged
 
+from tests.cuda.persistent.product.test_mma_sync import calls
+from tests.cuda.persistent.test_kernel import check
+from tests.cuda.persistent.test_operands_staged import staged
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.product.mma_sync import weights

@@ -1,0 +1,70 @@
+"""`tvm-rnn tune` on this machine's CPU: its table, its JSON, its picture, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tvm_rnn.cli.commands import app
+from tvm_rnn.cli.tune import duration
+
+SMALL = ("--input-size", "5", "--hidden-size", "16", "--steps", "4", "--batch", "2", "--trials", "2")
+
+
+def call(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["tune", *words], env={"COLUMNS": "200"})
+    assert result.exit_code == code, result.output
+    return result.stdout if code == 0 else result.stderr
+
+
+def test_a_search_prints_a_table_and_draws_a_picture(tmp_path: Path) -> None:
+    picture, records = tmp_path / "search.svg", tmp_path / "records"
+    printed = call("elman", *SMALL, "--records", str(records), "--plot", str(picture))
+    assert "elman H=16 B=2 float32: " in printed and "x the defaults" in printed and "recorded in" in printed
+    assert picture.read_text().startswith("<svg ") and list(records.glob("*/elman.jsonl"))
+    found = json.loads(call("elman", *SMALL, "--records", str(records), "--json"))
+    assert (
+        found["resumed"] == found["trials"] > 0 and found["gain"] >= 1.0 and found["record"]["workload"]["batch"] == 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "which network?"),
+        (["lstm"], "no --input-size"),
+        (["no_such", *SMALL], "no such cell"),
+        (["lstm", *SMALL, "--plot", "picture.png"], "a name ending in .svg"),
+        (["lstm", *SMALL, "--target", "x86-64-v3"], "tune measures on this machine"),
+        (["lstm", *SMALL, "--rpc-tracker", "127.0.0.1:9190"], "a tracker's address alone"),
+        (["lstm", *SMALL, "--device-key", "nuc"], "a device key alone"),
+        (["lstm", *SMALL, "--rpc-tracker", "here", "--device-key", "nuc"], "expected: HOST:PORT"),
+        (["lstm", *SMALL, "--rpc-tracker", "127.0.0.1:9", "--device-key", "nuc"], "the RPC tracker does not answer"),
+        (["lstm", *SMALL, "--weights", "/no/such.safetensors"], "no/such.safetensors"),
+    ],
+)
+def test_wrong_words_are_one_clear_error(words: list[str], expected: str) -> None:
+    assert expected in call(*words, code=1)
+
+
+def test_durations_are_for_people() -> None:
+    assert (duration(0.4), duration(59.2), duration(65), duration(3600)) == ("0 s", "59 s", "1:05", "60:00")
+
+
+def test_a_record_says_the_whole_command() -> None:
+    from tvm_rnn.cli.tune import _command
+
+    given = {"spec": "lstm_projection", "input_size": 8, "hidden_size": 16, "layers": 2, "bidirectional": True}
+    given |= {"dtype": "float64", "size": ["P=4"], "steps": 5, "batch": 3, "seconds": 2.5, "target": "x86-64-v3"}
+    given |= {"rpc_tracker": None, "device_key": None}
+    assert _command(given, 7) == (
+        "tvm-rnn tune lstm_projection --input-size 8 --hidden-size 16 --layers 2 --dtype float64 --steps 5 --batch 3 "
+        "--seconds 2.5 --bidirectional --size P=4 --target x86-64-v3 --trials 7"
+    )
+    plain = {**given, "layers": 1, "bidirectional": False, "dtype": "float32", "size": None, "seconds": 90.0}
+    assert _command({**plain, "target": "llvm"}, 7).endswith(
+        "--hidden-size 16 --steps 5 --batch 3 --seconds 90 --trials 7"
+    )

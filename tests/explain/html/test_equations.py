@@ -1,0 +1,56 @@
+"""equations: a cell as mathematics, well-formed, with every state defined."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+
+import tvm_rnn as rnn
+from tvm_rnn import cell, where
+from tvm_rnn.explain.html.equations import equations, math
+
+EXTRA = {"P": 3, "depth": 2}
+
+
+def rows(c: rnn.Cell) -> list[tuple[str, str]]:
+    sizes = {axis: size for axis, size in {**EXTRA, "H": 8}.items() if axis in c.size_names}
+    return equations(rnn.RNN(c, 8, **sizes).layers[0].graph)
+
+
+def plain(row: str) -> str:
+    """The text, without the elements."""
+    named = {"&minus;": "-", "&sigma;": "sigma", "&InvisibleTimes;": " ", "&#8857;": "*", "&ApplyFunction;": ""}
+    text = re.sub(r"<[^>]*>", "", row)
+    for entity, sign in named.items():
+        text = text.replace(entity, sign)
+    return text
+
+
+@pytest.mark.parametrize("name", rnn.cells.names())
+def test_every_cell_is_well_formed_and_defines_its_states(name: str) -> None:
+    c = rnn.cells.get(name)
+    found = rows(c)
+    for _, row in found:
+        ElementTree.fromstring(re.sub(r"&\w+;", "", math(row)))
+    assert {s.name for s in c.states} <= {label for label, _ in found}
+
+
+def test_an_lstm_reads_as_in_the_papers() -> None:
+    texts = [plain(row) for _, row in rows(rnn.cells.lstm)]
+    assert texts == [
+        "z1=W xt+R ht-1+b",
+        "ct=sigma(z1[1])*ct-1+sigma(z1[0])*tanh(z1[2])",
+        "ht=sigma(z1[3])*tanh(ct)",
+    ]
+
+
+def test_parentheses_stand_where_they_are_needed() -> None:
+    @cell(states="h")
+    def odd(x: "H", h: "H", *, a: "H"):
+        return where(x < 0, (x - (h - a)) * (a + h) / -x, -(x + h))
+
+    ((_, row),) = rows(odd)
+    text = plain(row)
+    assert "(xt-(ht-1-a))*(a+ht-1)" in text and "-(xt+ht-1)" in text and "xt&lt;0" in text

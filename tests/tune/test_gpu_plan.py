@@ -1,0 +1,140 @@
+"""tune_plan: which candidates a point gets, that they differ from the default, and what is built of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from persistent_layers import GPU
+
+from tvm_rnn import BuildError, ConfigError
+from tvm_rnn.bench.suites.gpu import Point
+from tvm_rnn.cuda.codegen import nvcc
+from tvm_rnn.cuda.model.choose_geometry import LAYER_BY_LAYER, STEP_BY_STEP
+from tvm_rnn.schedule.records import Choice
+from tvm_rnn.tune import gpu_plan
+from tvm_rnn.tune.gpu_plan import asked_units, build_candidates, candidates, shortlist, workload_of
+from tvm_rnn.tune.workload import Candidate, Trial
+
+SMALL = Point("lstm", 64, 64, 8, 16)
+
+
+def templates_of(point: Point, count: int = 12) -> list[list[str]]:
+    return [[c.template for c in one.candidate.choices] for one in candidates(point, GPU, count)]
+
+
+def test_the_units_are_those_that_compiling_asks_for() -> None:
+    found = asked_units(workload_of(SMALL), GPU)
+    assert [(u.kind, u.region) for u in found] == [("gemm", "before"), ("gemm", "step"), ("recurrent", "step")]
+    assert all(u.key["sizes"]["batch"] == [16] for u in found)
+
+
+def test_the_default_comes_first_then_geometries_then_other_products() -> None:
+    found = templates_of(SMALL)
+    assert found[0] == [] and ["persistent_cluster_cuda"] in found
+    assert [STEP_BY_STEP] in found and ["gemm_cuda"] in found
+    assert not any(STEP_BY_STEP in f and len(f) > 1 for f in found)  # it would not be worth while
+
+
+def test_large_layers_are_tried_step_by_step_with_other_knobs() -> None:
+    assert [STEP_BY_STEP, "gemm_cuda"] in templates_of(Point("lstm", 2560, 2560, 8, 64))
+
+
+def test_layers_are_tried_in_waves_and_one_by_one() -> None:
+    found = candidates(replace(SMALL, layers=3), GPU, 12)
+    shapes = [c.unit["shape"] for one in found for c in one.candidate.choices if c.unit["shape"][0] == "recurrent"]
+    assert {shape[2] for shape in shapes} == {1, 3}
+    assert any(c.template == LAYER_BY_LAYER for one in found for c in one.candidate.choices)
+
+
+def test_scans_have_candidates() -> None:
+    assert ["scan_cuda"] in templates_of(Point("sru", 64, 64, 8, 16))
+
+
+def test_no_family_takes_all_places() -> None:
+    def choice(rows: int, words: int) -> Choice:
+        return Choice({}, "a", 1, {"rows": rows, "register_words": words})
+
+    every = [(1.0 + n / 100, choice(8, n)) for n in range(9)] + [(2.0, choice(16, 0)), (3.0, choice(24, 0))]
+    found = [c.knobs["rows"] for _, c in shortlist(every, 5)]
+    assert found == [8, 8, 16, 24, 8]
+    assert len(shortlist(every, 99)) == len(every)
+
+
+@pytest.mark.slow
+def test_a_choice_that_does_not_fit_is_no_candidate(tmp_path: Path) -> None:
+    unit = asked_units(workload_of(SMALL), GPU)[-1]
+    one = gpu_plan.Planned(SMALL, Candidate((Choice(unit.key, "persistent_cluster_cuda", 1, {"ctas": 3}),)))
+    try:
+        nvcc.find()
+    except BuildError as reason:
+        pytest.skip(str(reason).splitlines()[0])
+    assert gpu_plan._build(one, "nvidia-h200", str(tmp_path)) == "persistent_cluster_cuda cannot have these knobs here"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_plan_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(one: Any, target: str, folder: str) -> str:
+        if "gemm_cuda" in one.candidate.key:
+            return "it cannot be built"
+        Path(folder, one.file).touch()
+        return ""
+
+    class Pool:
+        def __init__(self, *_: Any, **__: Any) -> None: ...
+        def __enter__(self) -> Pool:
+            return self
+
+        def __exit__(self, *_: Any) -> None: ...
+        def map(self, work: Any, values: Any) -> list[Any]:
+            return [work(value) for value in values]
+
+        def submit(self, work: Any, *arguments: Any) -> Any:
+            from concurrent.futures import Future
+
+            built.append(arguments[0].file)  # as `_build` is given it
+            future: Future[str] = Future()
+            future.set_result(work(*arguments))
+            return future
+
+    built: list[str] = []
+    monkeypatch.setattr(gpu_plan, "_build", build)
+    monkeypatch.setattr(gpu_plan, "ProcessPoolExecutor", Pool)
+    made = build_candidates([SMALL], tmp_path, count=4, command="tvm-rnn tune")
+    rows = made["points"][0]["candidates"]
+    assert json.loads((tmp_path / "plan.json").read_text()) == json.loads(json.dumps(made))
+    assert made["command"] == "tvm-rnn tune"
+    assert rows[0]["file"] == f"{SMALL.name}-default.so" and len({row["file"] for row in rows}) == len(rows) == len(
+        built
+    )
+    assert [row["file"] for row in rows if "reason" in row] == [
+        row["file"] for row in rows if any(c["template"] == "gemm_cuda" for c in row["choices"])
+    ]
+    built.clear()
+    build_candidates([SMALL], tmp_path, count=4)
+    assert all("gemm_cuda" in json.dumps(row) for row in rows if row["file"] in built)
+
+
+def test_plans_are_for_gpus(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="plans are for GPUs"):
+        build_candidates([SMALL], tmp_path, target="x86-64-v3")
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="this folder cannot be made"):
+        build_candidates([SMALL], tmp_path / "file" / "plan")
+
+
+def test_a_lean_module_holds_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tvm_rnn.cuda.plan import network as plan
+    from tvm_rnn.passes.pipeline import run
+
+    def kernels(lean: bool) -> set[str]:
+        machine = replace(GPU, records=Trial(lean=lean))
+        work = workload_of(SMALL)
+        return set(plan.plan(work.net, run(work.net, machine, ())[-1][1], machine, (16,), "bfloat16").kernels)
+
+    whole, lean = kernels(False), kernels(True)
+    assert lean < whole and {name for name in whole - lean if "masked" in name} and any("persistent" in n for n in lean)
+    assert not any("step" in name or "masked" in name for name in lean)

@@ -1,0 +1,330 @@
+"""The command line: `tvm-rnn compile`, `run`, `show`, `explain`, `inspect`, `cells`, `bench`, `tune` and more.
+
+In: words and files from the user's shell. Out: files and text; exit code 0, 1 with one message on stderr (the text of
+a TvmRnnError), 2 for wrong usage, 130 for Ctrl-C. Commands import what they need: help and lists stay quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from tvm_rnn import __version__
+from tvm_rnn.errors import ConfigError, TvmRnnError, message, unknown
+
+from .bench import bench
+from .console import print_json, print_rich, progress
+from .explain import doctor, explain
+from .options import (
+    Batch,
+    Bidirectional,
+    Bundle,
+    Dtype,
+    HiddenSize,
+    InputSize,
+    Json,
+    Keep,
+    Layers,
+    MaxBytes,
+    ModuleFile,
+    Precision,
+    Size,
+    Spec,
+    Target,
+    WeightDtype,
+    Weights,
+    Without,
+    regularised,
+)
+from .records import app as records
+from .tune import tune
+
+
+class Commands(TyperGroup):
+    """All commands; what goes wrong in one becomes a message on stderr and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TvmRnnError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(1) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(130) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="tvm-rnn",
+    help="Compile recurrent cells to shared objects, look at every step of that, run and time the results.",
+    epilog="Begin with: tvm-rnn cells",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    ctx: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+) -> None:
+    if version:
+        print(f"tvm-rnn {__version__}")
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
+
+
+@app.command("compile")
+@regularised
+def compile_cell(
+    spec: Spec,
+    output: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="The .so file to write.")] = None,
+    bundle: Bundle = None,
+    input_size: InputSize = None,
+    hidden_size: HiddenSize = None,
+    layers: Layers = 1,
+    bidirectional: Bidirectional = False,
+    dtype: Dtype = None,
+    size: Size = None,
+    target: Target = "llvm",
+    arch: Annotated[str, typer.Option("--arch", help="GPUs for one file, e.g. sm_80,sm_90a. [the target's]")] = "",
+    precision: Precision = None,
+    weight_dtype: WeightDtype = None,
+    batch: Batch = "",
+    weights: Weights = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Random weights, the same for the same number.")] = None,
+    without: Without = None,
+    training: Annotated[bool, typer.Option("--training", help="With gradients.")] = False,
+    keep: Keep = None,
+    max_bytes: MaxBytes = "",
+    regularisers: Any = None,
+    dump: Annotated[str | None, typer.Option("--dump", metavar="DIR", help="Write every stage to this folder.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Compile a cell over time, or a network of another framework, to a shared object.
+
+    Without --weights and --seed the file of a cell holds no weights: give them to it when it is run. A .onnx file says
+    its own sizes and weights, and is compiled whole. Give --output, --bundle or both.
+
+    [bold]Examples[/]
+
+    $ tvm-rnn compile lstm -o lstm.so --input-size 64 --hidden-size 256 --layers 2 --batch 1,16 --weights w.safetensors
+
+    $ tvm-rnn compile mycell.py:mycell -o my.so --input-size 8 --hidden-size 32 --size P=16 --seed 0 --dump stages
+
+    $ tvm-rnn compile model.onnx -o model.so --bundle model_for_c
+    """
+    from tvm_rnn.frontends.spec import is_model, parse_batch, parse_bytes, parse_names
+
+    from .networks import check_outputs, net_of, report_compiled
+
+    if weights is not None and seed is not None:
+        raise typer.BadParameter("give --weights or --seed, not both")
+    if input_size is None and not is_model(spec):
+        raise typer.BadParameter("--input-size is needed for a cell")
+    check_outputs(output, bundle, weights is not None or seed is not None or is_model(spec))
+    started, written = time.perf_counter(), {"output": output, "bundle": bundle}
+    with progress(as_json) as stage:
+        stage("tracing")
+        shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype, "regularisers": regularisers}
+        net = net_of(spec, input_size, hidden_size, size, shape, {"weights": weights, "seed": seed})
+        stage("loading the compiler")
+        from tvm_rnn.compiler.compile import compile
+
+        how: dict[str, Any] = {"weights": weight_dtype, "without": without or (), "dump": dump, "progress": stage}
+        how |= {"keep": keep, "max_bytes": parse_bytes(max_bytes), "precision": precision}
+        module = compile(net, target, parse_batch(batch), training, arch=parse_names(arch), **how)
+        stage(f"writing {output or bundle}")
+        module.export(output, bundle=bundle)
+    report_compiled(written, module.manifest, time.perf_counter() - started, as_json, bool(net.weights))
+
+
+@app.command("run")
+def run_module(
+    module: ModuleFile,
+    inputs: Annotated[
+        list[str],
+        typer.Option("--input", metavar="FILE", help="x [T, B, I] as .npy; further inputs as NAME=FILE. Repeatable."),
+    ],
+    output: Annotated[str, typer.Option("--output", metavar="FILE", help="y [T, B, D*H], written as .npy.")],
+    state_in: Annotated[str | None, typer.Option(metavar="FILE", help="The state to begin with, .npz by name.")] = None,
+    state_out: Annotated[str | None, typer.Option(metavar="FILE", help="The last state, written as .npz.")] = None,
+    lengths: Annotated[str | None, typer.Option(metavar="FILE", help="Steps of each row, [B] integers, .npy.")] = None,
+    reset: Annotated[str | None, typer.Option(metavar="FILE", help="Where rows restart, [T, B] bool, .npy.")] = None,
+    weights: Weights = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Most threads to use.")] = None,
+) -> None:
+    """Run a compiled module on arrays in files. Nothing is written unless all of it succeeds.
+
+    A module of a whole model (an ONNX file's) takes that model's inputs as NAME=FILE and writes its first output to an
+    .npy file, all of them by name to an .npz file.
+
+    [bold]Examples[/]
+
+    $ tvm-rnn run lstm.so --input x.npy --output y.npy
+
+    $ tvm-rnn run augru.so --input x.npy --input a=attention.npy --output y.npy --state-in s.npz --state-out s.npz
+
+    $ tvm-rnn run model.so --input X=x.npy --output results.npz
+    """
+    from tvm_rnn.npy_files import npy_writer, npz_writer, read_npy, state_from_npz, write_whole
+    from tvm_rnn.runtime.runtime import load
+
+    from .networks import name_inputs, run_model
+
+    loaded = load(module)
+    if weights is not None:
+        loaded.load_weights(weights)
+    if threads is not None:
+        loaded.threads = threads
+    manifest = loaded.manifest
+    if "model" in manifest:
+        options = {"--state-in": state_in, "--state-out": state_out, "--lengths": lengths, "--reset": reset}
+        run_model(loaded, inputs, output, [name for name, value in options.items() if value is not None])
+        return
+    given = name_inputs(inputs, [item["name"] for item in manifest["inputs"]])
+    state = None if state_in is None else state_from_npz(state_in, manifest["states"])
+    extra = {name: read_npy(path) for name, path in (("lengths", lengths), ("reset", reset)) if path is not None}
+    y, after = loaded({name: read_npy(path) for name, path in given.items()}, state, **extra)
+    writers = {output: npy_writer(y)}
+    if state_out is not None:
+        if os.path.realpath(state_out) == os.path.realpath(output):
+            raise ConfigError(message("--output and --state-out are one file", got=repr(output), do="give two names"))
+        writers[state_out] = npz_writer(after)
+    write_whole(writers)
+
+
+@app.command("show")
+@regularised
+def show_stages(
+    spec: Spec,
+    stage: Annotated[
+        str, typer.Option("--stage", help="trace, a pass, te, tir, llvm, asm (GPUs: cuda, host); or all.")
+    ] = "trace",
+    input_size: InputSize = None,
+    hidden_size: HiddenSize = None,
+    layers: Layers = 1,
+    bidirectional: Bidirectional = False,
+    dtype: Dtype = None,
+    size: Size = None,
+    target: Target = "llvm",
+    precision: Precision = None,
+    weight_dtype: WeightDtype = None,
+    batch: Batch = "",
+    without: Without = None,
+    training: Annotated[bool, typer.Option("--training", help="With gradients.")] = False,
+    regularisers: Any = None,
+    as_json: Json = False,
+) -> None:
+    """Print what a cell becomes on its way to machine code. Axes that got no size get a small one.
+
+    [bold]Examples[/]
+
+    $ tvm-rnn show gru --stage combine_gemms
+
+    $ tvm-rnn show mycell.py:mycell --stage asm --hidden-size 256 --input-size 64 --without hoist_gemms
+    """
+    from tvm_rnn.compiler.stage_texts import CODE_STAGES, GPU_STAGES, layers_text
+    from tvm_rnn.frontends.spec import parse_batch
+    from tvm_rnn.passes.pipeline import PASS_NAMES, run, stages
+    from tvm_rnn.schedule.record_files import machines
+
+    from .networks import looked_at
+
+    skipped = without or []
+    machine, _ = machines(target, (), None, lambda line: None)  # with the records that `compile` would use
+    code = GPU_STAGES if machine.kind == "cuda" else CODE_STAGES
+    known = ["trace", "differentiate" if training else "normalise", *PASS_NAMES, *code, "all"]
+    if stage not in known:
+        raise ConfigError(message("no such stage", **unknown("stage", stage, known)))
+    shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype, "regularisers": regularisers}
+    net = looked_at(spec, input_size, hidden_size, size, shape)
+    found = []
+    for number, own in enumerate(nets := getattr(net, "networks", [net])):
+        first = f"{number} " if len(nets) > 1 else ""
+        if stage in (*code, "all"):
+            with progress(as_json) as update:
+                update(f"compiling {own.cell.name} to look at it")
+                texts = stages(own, machine, parse_batch(batch), skipped, precision, weight_dtype, training)
+        else:  # a graph: nothing to compile
+            passed = run(own, machine, skipped, parse_batch(batch), training=training)
+            texts = [(name, layers_text(own, traced)) for name, traced in passed]
+        found += [(first + name, text) for name, text in texts]
+    wanted = [(name, text) for name, text in found if stage in (name.split()[-1], "all")]
+    if not wanted:
+        there = ", ".join(name for name, _ in found)
+        raise ConfigError(message(f"stage {stage} was left out", got=f"--without {' '.join(skipped)}", expected=there))
+    _print_stages(wanted, len(wanted) > 1 or stage == "all", as_json)
+
+
+def _print_stages(wanted: list[tuple[str, str]], named: bool, as_json: bool) -> None:
+    if as_json:
+        print_json([{"stage": name, "text": text} for name, text in wanted])
+        return
+    for name, text in wanted:
+        print(f"== {name}\n{text.rstrip()}\n" if named else text.rstrip())
+
+
+@app.command("inspect")
+def inspect_module(module: ModuleFile, as_json: Json = False) -> None:
+    """Say what a compiled module is: its manifest, read without running any of its code.
+
+    [bold]Example[/]
+
+    $ tvm-rnn inspect lstm.so --json | jq .manifest.target
+    """
+    from tvm_rnn.explain.tables import has_weights, manifest_page
+    from tvm_rnn.runtime.runtime import read_container
+
+    manifest, weights = read_container(module)
+    file_bytes = os.path.getsize(module)
+    if as_json:
+        print_json(
+            {"file": module, "bytes": file_bytes, "has_weights": has_weights(manifest, weights), "manifest": manifest}
+        )
+        return
+    print_rich(manifest_page(module, manifest, weights, file_bytes))
+
+
+@app.command("cells")
+def list_cells(
+    name: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="One cell, to be told all about it.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List the cells of the zoo, or tell all about one.
+
+    [bold]Examples[/]
+
+    $ tvm-rnn cells
+
+    $ tvm-rnn cells gru
+    """
+    from tvm_rnn import cells
+    from tvm_rnn.explain.tables import cell_facts, cell_page, cells_table
+    from tvm_rnn.frontends.spec import find_cell
+
+    found = [cells.get(n) for n in cells.names()] if name is None else [find_cell(name)]
+    if as_json:
+        facts = [cell_facts(cell) for cell in found]
+        print_json(facts if name is None else facts[0])
+    else:
+        print_rich(cells_table(found) if name is None else cell_page(found[0]))
+
+
+app.command("explain")(explain)
+app.command("doctor")(doctor)
+app.command("bench")(bench)
+app.command("tune")(tune)
+app.add_typer(records, name="records")
+
+
+def main() -> None:
+    """The console script `tvm-rnn`."""
+    app()

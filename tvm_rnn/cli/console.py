@@ -1,0 +1,37 @@
+"""What every command of the command line prints with: the stage at hand, JSON, and what rich renders.
+
+In: texts, values and renderables from `commands.py` and `bench.py`. Out: stderr for progress, stdout for results.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A function that shows the stage at hand on stderr; silent where nobody watches."""
+    if quiet or not (sys.stdout.isatty() and sys.stderr.isatty()):
+        yield lambda stage: None
+        return
+    with Console(stderr=True).status("starting") as status:
+        yield lambda stage: status.update(stage)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def print_rich(*renderables: Any) -> None:
+    """Tables and texts. In a file or a pipe nobody's window limits the lines: rows are not folded, for grep's sake."""
+    free = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    console = Console(width=160 if free else None)
+    for renderable in renderables:
+        console.print(renderable)

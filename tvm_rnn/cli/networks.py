@@ -1,0 +1,135 @@
+"""What the command line does with networks: those of cells and sizes, and those that come whole in a file.
+
+In: words and options from `commands.py`. Out: an `RNN` or a `Model`; a whole model's results in files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import typer
+
+from tvm_rnn.errors import ConfigError, InputError, message, unknown
+from tvm_rnn.explain.tables import size_text
+from tvm_rnn.frontends.spec import build_net, find_cell, is_model, parse_sizes, read_model
+from tvm_rnn.network.model import Model
+from tvm_rnn.network.rnn import RNN
+from tvm_rnn.npy_files import npy_writer, npz_writer, read_npy, write_whole
+
+from .console import print_json
+
+
+def net_of(
+    spec: str,
+    width: int | None,
+    hidden: int | None,
+    size: list[str] | None,
+    shape: dict[str, Any],
+    more: dict[str, Any],
+) -> RNN | Model:
+    """The network that a SPEC names. shape: layers, bidirectional, dtype, regularisers (if any). more: weights, seed or
+    fill.
+
+    Raises ConfigError, CellError or WeightError, as what reads it does.
+    """
+    if is_model(spec):
+        said = {"--input-size": width, "--hidden-size": hidden, "--size": size or None, "--dtype": shape["dtype"]}
+        said |= {"--layers": shape["layers"] if shape["layers"] > 1 else None}
+        said |= {"--bidirectional": shape["bidirectional"] or None}
+        said |= {"--weights": more.get("weights"), "--seed": more.get("seed")}
+        said |= {f"--{name.replace('_', '-')}": value for name, value in (shape.get("regularisers") or {}).items()}
+        return read_model(spec, [option for option, value in said.items() if value is not None])
+    shape = {**shape, "dtype": shape["dtype"] or "float32", "fill": more.get("fill")}
+    net = build_net(find_cell(spec), width or 0, hidden, sizes=parse_sizes(size or []), **shape)
+    if more.get("weights") is not None:
+        net.load(more["weights"])
+    elif more.get("seed") is not None:
+        net.init(more["seed"])
+    return net
+
+
+def looked_at(
+    spec: str, width: int | None, hidden: int | None, size: list[str] | None, shape: dict[str, Any]
+) -> RNN | Model:
+    """As `net_of`, for what is only looked at: axes that got no size get a small one."""
+    if not is_model(spec):
+        width = width or 8
+        hidden = None if any(word.startswith("H=") for word in size or []) else hidden or 16
+    return net_of(spec, width, hidden, size, shape, {"fill": 4})
+
+
+def check_outputs(output: str | None, bundle: str | None, weights: bool) -> None:
+    """Whether what `compile` writes has a place, and a bundle weights: said before the compilation. Raises ConfigError,
+    and BadParameter where there are none."""
+    if bundle is not None and not weights:
+        raise typer.BadParameter("--bundle needs weights: give --weights or --seed")
+    if output is None and bundle is None:
+        do = "-o FILE, --bundle DIR, or both"
+        raise ConfigError(message("compile: nothing to write", got="neither --output nor --bundle", do=do))
+    for option, path in (("--output", output), ("--bundle", bundle)):
+        folder = os.path.dirname(os.path.abspath(path or ""))
+        if not os.path.isdir(folder):
+            raise ConfigError(message(f"{option}: no such folder", got=repr(folder), do="make it first"))
+    if bundle is not None:
+        from tvm_rnn.bundle import check_place
+
+        check_place(bundle)
+
+
+def report_compiled(
+    written: Mapping[str, str | None], manifest: Mapping[str, Any], seconds: float, as_json: bool, filled: bool
+) -> None:
+    """What `compile` says when it is done. written: the paths of "output" and "bundle", None for what was not."""
+    output, bundle = written["output"], written["bundle"]
+    file_bytes = 0 if output is None else os.path.getsize(output)
+    library_bytes = 0 if bundle is None else sum(entry.stat().st_size for entry in os.scandir(bundle))
+    if as_json:
+        facts = {"output": output, "bytes": file_bytes} | ({} if bundle is None else {"bundle": bundle})
+        facts |= {} if bundle is None else {"bundle_bytes": library_bytes}
+        print_json({**facts, "seconds": round(seconds, 3), "manifest": manifest})
+        return
+    target = manifest["target"]
+    machine = f"{target['machine']} {target['mcpu']}".strip()
+    if "variants" in manifest:
+        machine = f"{', '.join(v['arch'] for v in manifest['variants'])} in {manifest['precision']}"
+    own = " and ".join(part["cell"] for part in manifest.get("networks", (manifest,)))
+    for path, count in ((output, file_bytes), (bundle, library_bytes)):
+        if path is not None:
+            print(f"wrote {path}: {own} for {machine}, {size_text(count)}, {seconds:.1f} s")
+    if output is None:
+        print(f"next: read {os.path.join(bundle or '', 'README.md')}")
+    elif "model" in manifest:
+        given = " ".join(f"--input {item['name']}=FILE.npy" for item in manifest["model"]["inputs"])
+        print(f"next: tvm-rnn run {output} {given} --output results.npz")
+    else:
+        print(
+            f"next: tvm-rnn run {output} --input x.npy --output y.npy" + ("" if filled else " --weights w.safetensors")
+        )
+
+
+def run_model(loaded: Any, words: list[str], output: str, options: list[str]) -> None:
+    """`tvm-rnn run` for a module of a whole model: by the model's own names. options: those that it has no use for."""
+    names = [item["name"] for item in loaded.manifest["model"]["inputs"]]
+    if options:
+        do = f"give the model's own inputs: {', '.join(names)}"
+        raise ConfigError(message("this module is a whole model", got=", ".join(options), do=do))
+    results = loaded.run({name: read_npy(path) for name, path in name_inputs(words, names).items()})
+    first = loaded.manifest["model"]["outputs"][0]["name"]
+    write_whole({output: npz_writer(results) if output.endswith(".npz") else npy_writer(results[first])})
+
+
+def name_inputs(words: list[str], names: list[str]) -> dict[str, str]:
+    """{input: path} from "path" (the first input) and "name=path"."""
+    given: dict[str, str] = {}
+    for word in words:
+        name, equals, path = word.partition("=")
+        if equals and name not in names and not os.path.exists(word):
+            raise InputError(message("--input: no such input", **unknown("input", name, names)))
+        if not equals or name not in names:
+            name, path = names[0], word
+        if name in given:
+            raise InputError(message(f"--input: {name} is given twice", got=f"{given[name]}, {path}", expected="once"))
+        given[name] = path
+    return given

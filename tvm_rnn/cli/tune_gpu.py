@@ -1,0 +1,158 @@
+"""The parts of `tvm-rnn tune` for GPUs: plan here, measure there, collect here; or all of it where the GPU is.
+
+In: what `tune.py` was given. Out: a folder of candidates, results beside it, records; tables or JSON on stdout.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from tvm_rnn.bench.suites.gpu import Point
+from tvm_rnn.dtypes import precision_name
+from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.frontends.spec import parse_sizes
+from tvm_rnn.target import GPUS
+
+from .console import print_json, print_rich, progress
+
+CANDIDATES = 24  # per point, about
+
+
+def wanted(given: dict[str, Any]) -> bool:
+    """Whether a command line is about a GPU."""
+    if any(given[name] is not None for name in ("suite", "plan", "measure", "collect")):
+        return True
+    return given["target"] == "cuda" or given["target"] in GPUS
+
+
+def tune(given: dict[str, Any]) -> None:
+    """What the options say. Raises ConfigError where they do not go together."""
+    folders = [name for name in ("plan", "measure", "collect") if given[name] is not None]
+    for name in ("rpc_tracker", "device_key"):
+        if given[name] is not None:
+            do = "leave it out: GPUs are tuned with --plan, --measure and --collect"
+            raise ConfigError(message(f"--{name.replace('_', '-')} is for CPUs", got=repr(given[name]), do=do))
+    if len(folders) > 1:
+        raise ConfigError(
+            message("tune does one thing at a time", got=", ".join(f"--{n}" for n in folders), do="give one")
+        )
+    if given["measure"] is not None:
+        measure(given["measure"], given["seconds"], given["as_json"])
+    elif given["collect"] is not None:
+        collect(given["collect"], given["records"], given["as_json"])
+    else:
+        points, target = points_of(given["suite"], given["only"], _point(given)), given["target"]
+        target = "nvidia-h200" if target == "llvm" else target  # --suite alone
+        how = {"count": given["trials"] or CANDIDATES, "jobs": given["jobs"], "command": _command(given)}
+        if given["plan"] is not None:
+            plan(points, given["plan"], target, how, given["as_json"])
+        else:
+            on_the_spot(points, target, how, given["records"], given)
+
+
+def _point(given: dict[str, Any]) -> Point | None:
+    """The network that SPEC and its sizes name."""
+    if given["spec"] is None:
+        return None
+    if given["input_size"] is None or given["hidden_size"] is None:
+        do = "give --input-size and --hidden-size"
+        raise ConfigError(message("tune: which network?", got=f"{given['spec']} without sizes", do=do))
+    sizes = []
+    for name, value in parse_sizes(given["size"] or []).items():
+        if not isinstance(value, int):
+            raise ConfigError(message("tune: --size", got=f"{name}={value}", expected="one number for all layers"))
+        sizes.append((name, value))
+    precision = precision_name(given["dtype"], given["precision"])
+    own = {"layers": given["layers"], "directions": 1 + given["bidirectional"], "sizes": tuple(sizes)}
+    where = given["input_size"], given["hidden_size"], given["steps"], given["batch"]
+    return Point(given["spec"], *where, precision, **own)
+
+
+def _command(given: dict[str, Any]) -> str:
+    """What made the records, as a command line."""
+    if given["suite"]:
+        return f"tvm-rnn tune --suite {given['suite']}" + (f" --only {given['only']}" if given["only"] else "")
+    sizes = f"--input-size {given['input_size']} --hidden-size {given['hidden_size']}"
+    return f"tvm-rnn tune {given['spec']} {sizes} --steps {given['steps']} --batch {given['batch']}"
+
+
+def points_of(suite: str | None, only: str, point: Point | None) -> Sequence[Point]:
+    """What to tune: points of a suite, or one network. Raises ConfigError where neither or both are given."""
+    from tvm_rnn.bench.suites import gpu as suites
+
+    if (suite is None) == (point is None):
+        got = "both" if suite else "neither"
+        raise ConfigError(message("tune takes a SPEC with its sizes, or --suite", got=got, do="give one of them"))
+    return suites.select(suites.suite(suite), only) if suite is not None else [p for p in (point,) if p is not None]
+
+
+def plan(points: Sequence[Point], folder: str, target: str, how: dict[str, Any], as_json: bool) -> None:
+    """Build candidates into a folder."""
+    from tvm_rnn.explain.tables import plain_table
+    from tvm_rnn.tune.gpu_plan import build_candidates
+
+    with progress(as_json) as stage:
+        made = build_candidates(points, folder, target=target, progress=stage, **how)
+    if as_json:
+        print_json(made)
+        return
+    table = plain_table("point", "candidates", "not built")
+    for row in made["points"]:
+        failed = sum("reason" in c for c in row["candidates"])
+        table.add_row(row["name"], str(len(row["candidates"])), str(failed or ""))
+    print_rich(table, "", f"On the GPU machine: tvm-rnn tune --measure {folder}")
+
+
+def measure(folder: str, seconds: float | None, as_json: bool) -> None:
+    """Measure a plan on this machine's GPU."""
+    from tvm_rnn.tune.gpu_measure import measure as run
+
+    with progress(as_json) as stage:
+        found = run(folder, limit=seconds, progress=stage)
+    counts = {
+        "measured": sum("us" in row for row in found.first.values()),
+        "failed": sum("reason" in row for row in found.first.values()),
+        "results": str(found.path),
+    }
+    if as_json:
+        print_json(counts)
+    else:
+        print_rich(f"{counts['measured']} measured, {counts['failed']} failed: {found.path}")
+        print_rich(f"Where the compiler is: tvm-rnn tune --collect {folder}")
+
+
+def collect(folder: str, records: str | None, as_json: bool) -> None:
+    """Records from a plan's results."""
+    from tvm_rnn.explain.tables import plain_table
+    from tvm_rnn.schedule.record_files import own_folder
+    from tvm_rnn.tune.gpu_collect import collect as run
+
+    into = records or str(own_folder())
+    found = run(folder, into)
+    if as_json:
+        rows = [record.as_dict() for record in found.records]
+        print_json({"records": rows, "failed": dict(found.failed), "unmeasured": found.unmeasured, "folder": into})
+        return
+    table = plain_table("workload", "us", "defaults", "gain", "templates")
+    for record in found.records:
+        names = ", ".join(dict.fromkeys(choice.template for choice in record.choices))
+        table.add_row(record.name, f"{record.median_us:.4g}", f"{record.default_us:.4g}", f"{record.gain:.3f}", names)
+    print_rich(table, "", f"{len(found.records)} records in {into}")
+    if found.unmeasured:
+        print_rich(f"not measured: {', '.join(found.unmeasured)}")
+
+
+def on_the_spot(
+    points: Sequence[Point], target: str, how: dict[str, Any], records: str | None, rest: dict[str, Any]
+) -> None:
+    """Plan, measure and collect on a machine that has the compiler and the GPU."""
+    with tempfile.TemporaryDirectory(prefix="tvm_rnn-tune-") as folder:
+        from tvm_rnn.tune.gpu_measure import measure as run
+        from tvm_rnn.tune.gpu_plan import build_candidates
+
+        with progress(rest["as_json"]) as stage:
+            build_candidates(points, folder, target=target, progress=stage, **how)
+            run(folder, limit=rest["seconds"], progress=stage)
+        collect(folder, records, rest["as_json"])

@@ -1,0 +1,363 @@
+"""explain: what a compilation did and why not otherwise, how its steps run, and how far that is from a floor.
+
+In: an RNN, a Model or a module, and a target, from users. Out: an `Explanation`: facts for --json, text by
+`text.py`. Reasons are those that passes, templates and the choice of a regime told while they decided
+(`decisions.py`); of a module they are in its manifest, so that nothing is decided twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tvm_rnn.decisions import Decision, recording
+from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.language.cell import Cell
+from tvm_rnn.network.model import Model
+from tvm_rnn.network.rnn import RNN
+
+from .work import occupancies, work
+
+if TYPE_CHECKING:
+    from tvm_rnn.passes.pipeline import Layers
+    from tvm_rnn.runtime.runtime import Module
+    from tvm_rnn.schedule.records import Records
+    from tvm_rnn.target import Target
+
+STEPS, BATCH = 100, 1  # of the workload whose time is estimated, where the caller names none
+CLOSING = ("regime", "wave")  # stages after the passes
+
+
+@dataclass(frozen=True)
+class Looked:
+    """A network that was explained, for pictures of it. stages: its graphs after each pass. options: of `compile`; None
+    for a module's network, which has its code in its file."""
+
+    net: RNN
+    machine: Target
+    stages: list[tuple[str, Layers]]
+    options: Mapping[str, Any] | None
+
+    def code(self) -> list[tuple[str, str]]:
+        """Tensor expressions and generated code, as (stage, text); nothing of a module's."""
+        if self.options is None:
+            return []
+        from tvm_rnn.compiler.stage_texts import CODE_STAGES, GPU_STAGES, texts
+
+        known = GPU_STAGES if self.machine.kind == "cuda" else CODE_STAGES
+        return [(name, words) for name, words in texts(self.net, self.machine, **self.options) if name in known]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What `explain` found. `str()` is a page of text; `facts` is ready for json.dumps:
+
+    networks: one entry for each, with
+        cell, layers, directions, dtype, precision, weights (how they are stored), target, made_for (batch sizes)
+        passes: {pass: {"did": [...], "did_not": [...]}}, each with what, why and figures; in order
+        phases: what runs in one go, per graph; regimes: who runs the steps, and who does not and why
+        templates: schedules with knobs and where they are from; kernels: registers, shared memory, occupancy (GPUs)
+        work: per batch size FLOPs, bytes, the floor, the share of it, predicted and measured time
+        memory: bytes of weights, packed weights and workspace; training: the tape; regularisers, where there are any
+        not_drawn: of a module, why its page has no pictures of equations and graphs, where it has none
+    looked: the networks themselves, None where one is not at hand.
+    """
+
+    facts: Mapping[str, Any]
+    looked: tuple[Looked | None, ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        from .text import text
+
+        return text(self.facts)
+
+    __repr__ = __str__
+
+    def write_html(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        command: str = "",
+        ablation: Sequence[Mapping[str, Any]] = (),
+        history: Sequence[float | None] = (),
+    ) -> None:
+        """One self-contained page: what `str()` says, and of a network its equations, graphs, layers over time,
+        roofline and generated code. Needs the extra "report".
+
+        command: what the page says that it was made by. ablation: rows with `without` (words) and `us` (microseconds
+        per step). history: of tuning, the speed over the defaults by trial, None where a trial failed. Raises
+        ConfigError where what it needs is not installed, InputError where the file cannot be written.
+        """
+        from tvm_rnn.explain.html.page import page
+        from tvm_rnn.npy_files import write_whole
+
+        whole = page(self.facts, self.looked, command, ablation, history).encode()
+
+        def write(file: Any) -> None:
+            file.write(whole)
+
+        write_whole({os.fspath(path): write})
+
+
+def explain(
+    net_or_module: RNN | Model | Module | str | os.PathLike[str],
+    target: str | Target = "llvm",
+    *,
+    batch: int | Sequence[int] = (),
+    steps: int = STEPS,
+    precision: str | None = None,
+    weights: str | None = None,
+    training: bool = False,
+    keep: str | None = None,
+    max_bytes: int | None = None,
+    without: Iterable[str] = (),
+    records: Records | str | os.PathLike[str] | None = None,
+    measure: bool = False,
+    cell: Cell | None = None,
+) -> Explanation:
+    """What was combined, moved, fused and tiled, why not more, who runs the steps, and how far that is from a floor.
+
+    net_or_module: an RNN or a Model, which is taken through all passes and, for GPUs, the choice of regimes, without
+    generating code; or a Module or the path of one, whose manifest says it. target, batch, precision, weights,
+    training, keep, without, records: as for `compile`, and not for a module; without keep memory is planned for every
+    choice of it. steps: T of the workload that is counted. max_bytes: of training, the budget to plan memory for.
+    measure: a network is compiled, which tells a GPU's registers; and what is for this CPU is timed. cell: of a module,
+    whose file has no equations: the cell that it was made from, for pictures, where the zoo does not have it.
+
+    Returns an Explanation. Raises ConfigError, CellError or BuildError as `compile` does, LoadError for a bad file.
+    """
+    from tvm_rnn.compiler.compile import batch_sizes, kept_as
+
+    sizes, without, kept = batch_sizes(batch), tuple(without), kept_as(training, keep)
+    machine, module, looked = None, None, list[Looked | None]()
+    if isinstance(net_or_module, RNN | Model):
+        own: dict[str, Any] = {"precision": precision, "weights": weights, "without": without, "records": records}
+        manifest, found = _decided(net_or_module, target, sizes, kept, own)
+        machine, looked = found[0].machine, [*found]
+        if measure:
+            from tvm_rnn.compiler.compile import compile
+
+            module = compile(net_or_module, target, sizes, training, keep=keep, **own)
+            manifest = {**module.manifest, **{name: manifest[name] for name in ("working",) if name in manifest}}
+    else:
+        manifest, module = _read(net_or_module, bool(sizes or without or precision or weights or training), measure)
+    nets: Sequence[RNN] = getattr(net_or_module, "networks", [])
+    nets = [net_or_module] if isinstance(net_or_module, RNN) else nets
+    shared = {name: value for name, value in manifest.items() if name != "networks"}
+    networks = []
+    for number, facts in enumerate(manifest.get("networks", (manifest,))):
+        net, own_machine, reason = nets[number] if number < len(nets) else None, machine, ""
+        if net is None:
+            drawn, reason = _remade({**shared, **facts}, cell)
+            looked.append(drawn)
+            net, own_machine = (None, None) if drawn is None else (drawn.net, drawn.machine)
+        timed = module if measure and "networks" not in manifest else None
+        networks.append(_network({**shared, **facts}, own_machine, net, steps, timed))
+        networks[-1] |= {"not_drawn": reason} if reason else {}
+        if "training" in networks[-1]:
+            seen = looked[0] if keep is None and isinstance(net_or_module, RNN) else None
+            networks[-1]["training"] |= _plans({**shared, **facts}, seen, module, steps, max_bytes)
+    return Explanation({"networks": networks, "versions": dict(manifest["versions"])}, tuple(looked))
+
+
+def _remade(manifest: Mapping[str, Any], cell: Cell | None) -> tuple[Looked | None, str]:
+    """A module's network for pictures; or None, and why."""
+    from .module import NotDrawn, remade
+
+    try:
+        return Looked(*remade(manifest, cell), None), ""
+    except NotDrawn as reason:
+        return None, str(reason)
+
+
+def _read(source: Any, options: bool, measure: bool) -> tuple[dict[str, Any], Any]:
+    """The manifest of a module or of a file, and the module where there is one, or one is to be measured."""
+    if options:
+        do = "leave them out, or explain the network it was made from"
+        raise ConfigError(message("a module says itself how it was compiled", got="options of compile", do=do))
+    if isinstance(source, str | os.PathLike):
+        from tvm_rnn.runtime.runtime import load, read_container
+
+        manifest = dict(read_container(source)[0])
+        return manifest, load(source) if measure and manifest["target"]["kind"] == "llvm" else None
+    if not isinstance(getattr(source, "manifest", None), Mapping):
+        expected = "an RNN, a Model, a Module or the path of one"
+        raise ConfigError(message("explain: this cannot be explained", got=f"{source!r:.80}", expected=expected))
+    return dict(source.manifest), source
+
+
+def _decided(
+    net: RNN | Model, target: str | Target, batches: tuple[int, ...], training: bool | str, own: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Looked]]:
+    """What the manifest would be, all but what generated code adds to it, and the networks."""
+    from tvm_rnn.compiler.compile import describe, networks_of, precision_of, stored_as
+    from tvm_rnn.cpu.lower_network import Lowering
+    from tvm_rnn.cpu.training.add_entry_points import add_training
+    from tvm_rnn.network.widen import widened
+    from tvm_rnn.passes import pipeline
+    from tvm_rnn.schedule import record_files
+
+    machine, _ = record_files.machines(target, (), own["records"], lambda line: None)
+    net = widened(net, own["precision"])
+    networks = networks_of(net, machine, training)
+    precisions = [precision_of(one, machine, own["precision"]) for one in networks]
+    stored = stored_as(precisions, machine, own["weights"], training)
+    found, looked = [], []
+    for one, precision, kind in zip(networks, precisions, stored, strict=True):
+        with recording():
+            stages = pipeline.run(one, machine, own["without"], batches)
+            layers = stages[-1][1]
+            if machine.kind == "cuda":
+                from tvm_rnn.cuda import write_module
+                from tvm_rnn.cuda.plan import network as plan
+                from tvm_rnn.cuda.training import add_entry_points
+
+                programs = [plan.plan(one, layers, machine, batches, precision, kind)]
+                trained = (
+                    [add_entry_points.plan(one, machine, batches, own["without"], precision, training)]
+                    if training
+                    else []
+                )
+                facts = write_module.describe(
+                    one, layers, programs, (machine,), batches, own["without"], precision, {}, kind
+                )
+                if trained:
+                    add_entry_points.describe(facts, trained, {})
+                    facts["working"] = add_entry_points.working(trained[0], machine)
+            else:
+                lowered = Lowering(one, layers, machine, batches, kind).run()
+                facts = describe(one, lowered, machine, batches, own["without"])
+                if training:
+                    add_training(one, lowered, facts, machine, batches, own["without"], training)
+        found.append(facts)
+        options = {"batch": batches, "without": own["without"], "precision": own["precision"]}
+        options |= {"weights": own["weights"], "training": training}
+        looked.append(Looked(one, machine, stages, options))
+    return (found[0] if len(found) == 1 else {**found[0], "networks": found}), looked
+
+
+def _network(
+    manifest: Mapping[str, Any], machine: Target | None, net: RNN | None, steps: int, module: Any
+) -> dict[str, Any]:
+    """Everything about one network."""
+    decisions = [Decision.from_dict({"subject": {}, "facts": {}, **d}) for d in manifest.get("decisions", ())]
+    decisions = [d for d in decisions if d.stage != "trace" or "training" not in d.subject]
+    variants = manifest.get("variants", ())
+    target = {**manifest["target"], "archs": [v["arch"] for v in variants]}
+    return {
+        "cell": manifest["cell"],
+        "layers": manifest["num_layers"],
+        "directions": manifest["num_directions"],
+        "dtype": manifest["dtype"],
+        "precision": manifest.get("precision", manifest["dtype"]),
+        "weights": manifest.get("weight_dtype") or manifest.get("precision", manifest["dtype"]),
+        "target": target,
+        "made_for": list(manifest["batch"]),
+        "graphs": [list(d.facts["layers"]) for d in decisions if d.stage == "trace"],
+        "passes": _passes(decisions, manifest["passes"]),
+        "phases": _phases(decisions),
+        "regimes": [d.as_dict() for d in decisions if d.stage in CLOSING],
+        "templates": list(manifest["templates"]),
+        "kernels": occupancies(variants, machine),
+        "work": work(manifest, decisions, machine, net, steps, module),
+        "memory": _memory(manifest),
+        **({"training": _training(manifest, decisions, steps)} if {"training", "tape"} & manifest.keys() else {}),
+        **({"regularisers": manifest["regularisers"]} if "regularisers" in manifest else {}),
+        "told": bool(decisions),
+    }
+
+
+def _passes(decisions: Sequence[Decision], names: Sequence[str]) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    """By pass what it did and what it did not do; of graphs of training only what inference does not say."""
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    known = [d.stage for d in decisions if d.stage not in ("trace", *CLOSING)]
+    for name in dict.fromkeys((*known, *names)):
+        rows = [d for d in decisions if d.stage == name]
+        plain = {(d.what, d.why) for d in rows if "training" not in d.subject}
+        rows = [d for d in rows if "training" not in d.subject or (d.what, d.why) not in plain]
+        did = [d.as_dict() for d in rows if d.done and not _is_phase(d)]
+        found[name] = {"did": did, "did_not": [d.as_dict() for d in rows if not d.done]}
+    return found
+
+
+def _is_phase(decision: Decision) -> bool:
+    return decision.stage == "fuse_pointwise" and decision.done
+
+
+def _phases(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
+    """The groups of inference, per graph, in order."""
+    rows = [d for d in decisions if _is_phase(d) and "training" not in d.subject]
+    return [{"graph": d.subject.get("graph", 0), "runs": d.what, "with": d.why, **d.facts} for d in rows]
+
+
+def _memory(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Bytes that stay for all calls, and for CPUs elements of the workspace by what they grow with."""
+    from tvm_rnn.dtypes import ITEM_BYTES
+
+    elements = sum(_product(item["shape"]) for item in manifest["weights"])
+    found: dict[str, Any] = {"weight_bytes": elements * ITEM_BYTES[manifest["dtype"]], "parameters": elements}
+    if "variants" in manifest:
+        found["packed_bytes"] = manifest["variants"][0]["packed_bytes"]
+    else:
+        size = ITEM_BYTES[manifest["dtype"]]
+        found["packed_bytes"] = manifest["packed_elements"] * size
+        found["workspace_bytes"] = {name: count * size for name, count in manifest["workspace"].items()}
+        found["rows_per_tile"] = manifest["rows_per_tile"]
+    return found
+
+
+def _training(manifest: Mapping[str, Any], decisions: Sequence[Decision], steps: int) -> dict[str, Any]:
+    """What the tape holds: bytes by what they grow with, and for T = steps. kept_elements: values per step and row of
+    all graphs; pass `differentiate` says which, and why not others."""
+    from tvm_rnn.dtypes import ITEM_BYTES
+
+    if "tape" in manifest:  # of a GPU: for each array bytes per row of a step, and steps beyond T
+        arrays = [part[:2] for part in manifest["tape"] if len(part) == 2]
+        size, tape = 1, {"fixed": 0, "per_row": sum(row * more for row, more in arrays)}
+        tape["per_sequence_row"] = sum(row for row, _ in arrays)
+    else:
+        size, tape = ITEM_BYTES[manifest["dtype"]], manifest["training"]["tape"]
+    rows = max(manifest["batch"], default=BATCH)
+    whole = tape["fixed"] + tape["per_row"] * rows + tape["per_sequence_row"] * steps * rows
+    return {
+        "tape_bytes": {name: count * size for name, count in tape.items()},
+        "steps": steps,
+        "batch": rows,
+        "bytes": whole * size,
+        "kept_elements": sum(d.facts["elements"] for d in decisions if d.stage == "differentiate" and d.done),
+    }
+
+
+def _plans(
+    manifest: Mapping[str, Any], seen: Looked | None, module: Any, steps: int, max_bytes: int | None
+) -> dict[str, Any]:
+    """The plans of memory (`memory_plan.py`): of a network for every choice of what a tape keeps, of a module for its
+    own; none of a module for GPUs that is not on one."""
+    from tvm_rnn.passes.keep_choice import names
+    from tvm_rnn.runtime.runtime_memory import check_budget
+
+    from .memory_plan import facts_of, plans_of, sizes_of
+
+    budget, rows = check_budget(max_bytes), max(manifest["batch"], default=BATCH)
+    own = str(manifest.get("memory", {}).get("keep", "values"))
+    if "tape" not in manifest or "working" in manifest:
+        sizes = {own: sizes_of(manifest, steps, rows)}
+    elif getattr(module, "_devices", None):
+        sizes = {own: module.memory_sizes(steps, rows)}
+    else:
+        return {}
+    if seen is not None and seen.options is not None:
+        named = str(manifest.get("precision", seen.net.dtype))
+        how = (seen.net, seen.machine, tuple(manifest["batch"]), seen.options["without"], named)
+        kinds = [kind for kind in names(seen.net.dtype, seen.machine.kind) if kind != own]
+        sizes |= {kind: sizes_of(facts_of(*how, kind), steps, rows) for kind in kinds}
+    return {"plans": plans_of(sizes, budget).facts()}
+
+
+def _product(shape: Iterable[int]) -> int:
+    total = 1
+    for size in shape:
+        total *= size
+    return total

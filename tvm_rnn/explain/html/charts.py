@@ -1,0 +1,162 @@
+"""The charts of a report, by Vega-Lite: roofline, layers and time, ablation, tuning.
+
+In: facts of an explanation, records of a benchmark, outcomes of tuning. Out: SVG elements, drawn when the page is
+written (by vl-convert, which holds Vega and needs no network), so that the page itself needs no library. Colours are
+the page's: text takes its colour from the style sheet, marks are readable on light and dark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm_rnn.errors import ConfigError, message
+
+BLUE, ORANGE, GREEN, GREY = "#3b82c4", "#e07b39", "#4c9f70", "#888888"
+SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"  # a name that Vega-Lite knows: nothing is fetched
+INK = "currentColor"
+CONFIG = {
+    "background": "transparent",
+    "view": {"stroke": None},
+    "axis": {"labelColor": INK, "titleColor": INK, "domainColor": GREY, "tickColor": GREY, "gridOpacity": 0.25},
+    "legend": {"labelColor": INK, "titleColor": INK},
+    "title": {"color": INK},
+    "text": {"color": INK, "fill": INK},
+    "font": "system-ui, sans-serif",
+}
+WIDTH = 620
+
+
+def svg(spec: Mapping[str, Any], title: str) -> str:
+    """A Vega-Lite chart as an SVG element with a title for those who do not see it. Raises ConfigError without
+    vl-convert."""
+    try:
+        import vl_convert
+    except ImportError as reason:
+        do = "pip install 'tvm_rnn[report]'"
+        raise ConfigError(message("the report page needs vl-convert-python", got=str(reason), do=do)) from None
+    whole = {"$schema": SCHEMA, "width": WIDTH, "config": CONFIG, "description": title, **spec}
+    drawn: str = vl_convert.vegalite_to_svg(json.dumps(whole))
+    return drawn.replace("<svg ", '<svg role="img" ', 1)
+
+
+def roofline(
+    kernels: Sequence[Mapping[str, Any]], ceilings: Mapping[str, float], measured: float | None
+) -> dict[str, Any]:
+    """What the device does at best over FLOPs per byte, with each kernel at its own intensity, where no kernel can be
+    above the roof, and the whole network where a time is known.
+
+    kernels: name, flops, bytes. ceilings: memory_tb_s, tflops. measured: TFLOP/s of the whole; None: unknown.
+    """
+    memory, peak = ceilings["memory_tb_s"], ceilings["tflops"]
+    points, merged = [], dict[str, Any]()
+    for kernel in kernels:  # layers whose kernels have one name are one point
+        own = merged.setdefault(kernel["name"], {"name": kernel["name"], "flops": 0.0, "bytes": 0.0})
+        own["flops"], own["bytes"] = own["flops"] + kernel["flops"], own["bytes"] + kernel["bytes"]
+    for kernel in merged.values():
+        intensity = kernel["flops"] / max(1.0, kernel["bytes"])
+        roof = min(peak, intensity * memory)
+        points.append({"intensity": intensity, "tflops": roof, "name": kernel["name"], "kind": "a kernel, at most"})
+    if measured is not None:
+        flops, size = (sum(k[what] for k in kernels) for what in ("flops", "bytes"))
+        points.append(
+            {
+                "intensity": flops / max(1.0, size),
+                "tflops": measured,
+                "name": "all of it",
+                "kind": "measured or predicted",
+            }
+        )
+    points = [p for p in points if p["intensity"] > 0 and p["tflops"] > 0]
+    ridge = peak / memory
+    low = min([ridge / 10, *(p["intensity"] / 2 for p in points)])
+    high = max([ridge * 10, *(p["intensity"] * 2 for p in points)])
+    roof = [{"intensity": x, "tflops": min(peak, x * memory)} for x in (low, ridge, high)]
+    x = {"field": "intensity", "type": "quantitative", "scale": {"type": "log"}, "title": "FLOPs per byte moved"}
+    y = {"field": "tflops", "type": "quantitative", "scale": {"type": "log"}, "title": "TFLOP/s"}
+    colour = {"field": "kind", "type": "nominal", "title": None, "scale": {"range": [BLUE, ORANGE]}}
+    return {
+        "height": 300,
+        "layer": [
+            {"data": {"values": roof}, "mark": {"type": "line", "color": GREY}, "encoding": {"x": x, "y": y}},
+            {
+                "data": {"values": points},
+                "mark": {"type": "point", "filled": True, "size": 90},
+                "encoding": {"x": x, "y": y, "color": colour, "shape": {"field": "kind", "legend": None}},
+            },
+            {
+                "data": {"values": points},
+                "mark": {"type": "text", "align": "left", "dx": 8, "dy": 4},
+                "encoding": {"x": x, "y": y, "text": {"field": "name"}},
+            },
+        ],
+    }
+
+
+def wavefront(turns: Sequence[Mapping[str, Any]], words: str) -> dict[str, Any]:
+    """Layers over the order in which they run. turns: turn, layer, tile, in order; words: what a tile is."""
+    return {
+        "height": max(60, 28 * len({row["layer"] for row in turns})),
+        "data": {"values": list(turns)},
+        "mark": {"type": "rect", "stroke": GREY, "strokeWidth": 0.5, "aria": True},
+        "encoding": {
+            "x": {"field": "turn", "type": "ordinal", "title": "turn", "axis": {"labelAngle": 0, "labelOverlap": True}},
+            "y": {"field": "layer", "type": "ordinal", "title": "layer", "sort": "descending"},
+            "color": {"field": "tile", "type": "quantitative", "title": words, "scale": {"scheme": "viridis"}},
+        },
+    }
+
+
+def ablation(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Bars: microseconds per step with passes left out. rows: without, us."""
+    value = {"field": "us", "type": "quantitative", "title": "microseconds per step"}
+    return {
+        "height": {"step": 24},
+        "data": {"values": list(rows)},
+        "encoding": {"y": {"field": "without", "type": "nominal", "sort": None, "title": "left out"}, "x": value},
+        "layer": [
+            {"mark": {"type": "bar", "color": BLUE}},
+            {"mark": {"type": "text", "align": "left", "dx": 4}, "encoding": {"text": {**value, "format": ".3s"}}},
+        ],
+    }
+
+
+def history(gains: Sequence[float | None]) -> dict[str, Any]:
+    """Speed over the defaults by trial (None: it failed), and the best so far."""
+    rows, best = [], 1.0
+    for number, gain in enumerate(gains, 1):
+        best = max(best, gain or 0.0)
+        rows.append({"trial": number, "gain": gain, "best": best})
+    x = {"field": "trial", "type": "quantitative", "title": "trial"}
+    scale = {"zero": False}
+    return {
+        "height": 220,
+        "data": {"values": rows},
+        "layer": [
+            {
+                "mark": {"type": "point", "filled": True, "color": ORANGE},
+                "encoding": {"x": x, "y": {"field": "gain", "type": "quantitative", "scale": scale}},
+            },
+            {
+                "mark": {"type": "line", "interpolate": "step-after", "color": BLUE},
+                "encoding": {
+                    "x": x,
+                    "y": {"field": "best", "type": "quantitative", "title": "speed over the defaults", "scale": scale},
+                },
+            },
+        ],
+    }
+
+
+def turns(layers: int, tiles: int, order: str) -> list[dict[str, int]]:
+    """Which layer works on which tile in which turn. order: "wave" (layer l on tile t in turn t + l, side by side),
+    "time-major" (a tile through all layers, one after the other) or "layer-major" (all tiles of a layer first)."""
+    found = []
+    for layer in range(layers):
+        for tile in range(tiles):
+            turn = {"wave": tile + layer, "time-major": tile * layers + layer, "layer-major": layer * tiles + tile}[
+                order
+            ]
+            found.append({"turn": turn, "layer": layer, "tile": tile})
+    return sorted(found, key=lambda row: (row["turn"], row["layer"]))

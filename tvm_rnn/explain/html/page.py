@@ -1,0 +1,227 @@
+"""The report as one HTML file: nothing is fetched, and all of it can be read without scripts.
+
+In: an `Explanation`, records of an ablation, outcomes of tuning. Out: the text of a page: what was decided, equations,
+the graph at every stage behind a slider, layers over time, roofline, bars, generated code. Style and script are
+`page.css` and `page.js`, written into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tvm_rnn.explain.text import cpu_text, in_turn_text, percent, phase_text, subject_text, text
+
+from . import charts
+from .drawing import draw
+from .equations import equations, math
+
+if TYPE_CHECKING:
+    from tvm_rnn.explain.explanation import Looked
+
+HERE = Path(__file__).parent
+TILES = 24  # at most, in the picture of layers and time
+
+
+def page(
+    facts: Mapping[str, Any],
+    looked: Sequence[Looked | None] = (),
+    command: str = "",
+    ablation: Sequence[Mapping[str, Any]] = (),
+    history: Sequence[float | None] = (),
+) -> str:
+    """The whole page. looked: the networks themselves, for equations, graphs and code; None where one is not at hand.
+    ablation: without, us. history: speed over the defaults by trial."""
+    networks = facts["networks"]
+    title = " and ".join(f"{own['cell']} for {_where(own)}" for own in networks)
+    body = [f"<h1>{escape(title)}</h1>", _contents(bool(looked and looked[0]), bool(ablation), bool(history))]
+    for number, own in enumerate(networks):
+        net = looked[number] if number < len(looked) else None
+        body += _network(own, net, number)
+    if ablation:
+        body += [
+            _h2("ablation", "What each pass is worth"),
+            _chart(charts.ablation(ablation), "time without each pass"),
+        ]
+    if history:
+        body += [_h2("tuning", "Tuning"), _chart(charts.history(history), "speed over the defaults by trial")]
+    for number, net in enumerate(looked):
+        body += _code(net, number) if net is not None else ()
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    body += [_h2("made", "How this page was made"), f"<pre>{escape(command)}</pre>" if command else ""]
+    body += [f'<p class="soft">{escape(versions)}. Charts by Vega-Lite, layout of graphs by grandalf.</p>']
+    style, script = ((HERE / name).read_text() for name in ("page.css", "page.js"))
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    inside = f"<main>{''.join(body)}</main><script>{script}</script>"
+    return (
+        f'<!DOCTYPE html>\n<html lang="en"><head>{head}<title>{escape(title)}</title><style>{style}</style></head>'
+        f"<body>{inside}</body></html>\n"
+    )
+
+
+def _where(own: Mapping[str, Any]) -> str:
+    return ", ".join(own["target"]["archs"]) or own["target"]["mcpu"]
+
+
+def _contents(looked: bool, ablation: bool, history: bool) -> str:
+    parts = [("decided", "What was decided"), *([("equations", "Equations"), ("graph", "Graph")] if looked else [])]
+    parts += [("time", "Layers and time"), ("work", "Work")]
+    parts += [("ablation", "Ablation")] if ablation else []
+    parts += [("tuning", "Tuning")] if history else []
+    parts += [("code", "Code")] if looked else []
+    links = "".join(f'<a href="#{at}">{words}</a>' for at, words in (*parts, ("made", "How it was made")))
+    return f'<nav aria-label="Contents">{links}</nav>'
+
+
+def _h2(at: str, words: str) -> str:
+    return f'<h2 id="{at}">{escape(words)}</h2>'
+
+
+def _chart(spec: Mapping[str, Any], title: str, at: str = "") -> str:
+    own = f' id="{at}"' if at else ""
+    return f'<div class="chart wide"{own}>{charts.svg(spec, title)}</div>'
+
+
+def _network(own: Mapping[str, Any], net: Looked | None, number: int) -> Iterator[str]:
+    more = f"-{number}" if number else ""
+    yield _h2(f"decided{more}", "What was decided, and why not otherwise")
+    yield from _decided(own)
+    if net is not None:
+        yield _h2(f"equations{more}", "Equations of one step")
+        for graph in net.stages[0][1].graphs[:1]:
+            yield "".join(f'<div class="wide">{math(row)}</div>' for _, row in equations(graph))
+            words = "&#8857; is element by element; [g] is part g; sigma is the logistic function."
+            yield f'<p class="soft">{words}</p>'
+        yield _h2(f"graph{more}", "The graph before and after each pass")
+        yield _graphs(net, f"stages{number}")
+    elif "not_drawn" in own:
+        yield _h2(f"graph{more}", "No equations and graphs")
+        yield f"<p>{escape(own['not_drawn'])}.</p>"
+    yield _h2(f"time{more}", "Layers and time")
+    yield from _time(own, f"turns{number}")
+    yield _h2(f"work{more}", "Work, and the least time for it")
+    yield from _work(own)
+    yield f"<details><summary>All of it as text</summary><pre>{escape(text({'networks': [own]}))}</pre></details>"
+
+
+def _decided(own: Mapping[str, Any]) -> Iterator[str]:
+    for name, rows in own["passes"].items():
+        if any(rows.values()):
+            yield f"<h3>{escape(name)}</h3>{_told(rows['did'], rows['did_not'], own['graphs'])}"
+    if own["phases"]:
+        items = "".join(f'<li class="did">{escape(phase_text(row, own["graphs"]))}</li>' for row in own["phases"])
+        yield f'<h3>What runs in one go</h3><ul class="told">{items}</ul>'
+    if not own["target"]["archs"]:
+        yield f'<h3>Who runs the steps</h3><ul class="told"><li class="did">{escape(cpu_text(own["work"]))}</li></ul>'
+    elif own["regimes"]:
+        did, rest = ([row for row in own["regimes"] if row["done"] == done] for done in (True, False))
+        yield f"<h3>Who runs the steps</h3>{_told(did, rest, own['graphs'])}"
+    if own["kernels"]:
+        yield _kernels(own["kernels"])
+
+
+def _told(did: Sequence[Mapping[str, Any]], rest: Sequence[Mapping[str, Any]], graphs: Sequence[Sequence[int]]) -> str:
+    rows = [("did", row) for row in did] + [("not", row) for row in rest]
+    items = [
+        f'<li class="{kind}">{escape(row["what"] + subject_text(row, graphs))}: {escape(row.get("why", ""))}</li>'
+        for kind, row in rows
+    ]
+    return f'<ul class="told">{"".join(items)}</ul>'
+
+
+def _kernels(rows: Sequence[Mapping[str, Any]]) -> str:
+    columns = ("kernel", "registers", "spill_bytes", "shared_bytes", "dynamic_shared_bytes", "threads", "occupancy")
+    head = "".join(f'<th scope="col">{escape(name.replace("_", " "))}</th>' for name in columns)
+    lines = []
+    for row in rows:
+        cells = [f"<td>{escape(str(row['kernel']))}</td>"]
+        for name in columns[1:]:
+            value = row.get(name, "")
+            shown = f"{value:.0%}" if name == "occupancy" and value != "" else str(value)
+            cells.append(f'<td class="number">{escape(shown)}</td>')
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return f'<h3>Kernels</h3><div class="wide"><table><tr>{head}</tr>{"".join(lines)}</table></div>'
+
+
+def _graphs(net: Looked, at: str) -> str:
+    from tvm_rnn.compiler.stage_texts import graph_text
+
+    stages = net.stages
+    slider = (
+        f'<p><label for="{at}-slider">Stage: <strong id="{at}-name">{escape(stages[-1][0])}</strong></label><br>'
+        f'<input class="stages" id="{at}-slider" data-of="{at}" type="range" min="0" max="{len(stages) - 1}"'
+        f' value="{len(stages) - 1}" step="1"></p>'
+    )
+    kinds = ("state", "weights", "before", "step", "after")
+    key = "".join(f'<span class="{kind}">{kind}</span>' for kind in kinds)
+    parts = []
+    for number, (name, layers) in enumerate(stages):
+        pictures = []
+        for graph in layers.graphs[:1]:
+            pictures.append(f'<div class="wide">{draw(graph, f"{graph.cell} after {name}")}</div>')
+            pictures.append(f"<details><summary>As text</summary><pre>{escape(graph_text(graph))}</pre></details>")
+        hidden = "" if number == len(stages) - 1 else " hidden"
+        parts.append(f'<div class="stage" data-name="{escape(name)}"{hidden}>{"".join(pictures)}</div>')
+    note = "Numbers at boxes are groups that run in one go; thick frames are stored."
+    return f'{slider}<p class="key">{key}</p><div id="{at}">{"".join(parts)}</div><p class="soft">{note}</p>'
+
+
+def _time(own: Mapping[str, Any], at: str) -> Iterator[str]:
+    """How layers take turns: from what was decided of waves and tiles."""
+    row = own["work"][0]
+    wave = any(d["done"] and d["stage"] == "wave" for d in own["regimes"])
+    tiles = own["passes"].get("tile_layers_and_time", {"did": [], "did_not": []})
+    rows = next((d["facts"]["rows"] for d in tiles["did"] if "rows" in d.get("facts", {})), 0)
+    each = min(max(1, rows // row["batch"]), row["steps"]) if rows else 1 if wave else row["steps"]
+    count = -(-row["steps"] // each)
+    through = wave or any("through all" in d["what"] or "side by side" in d["what"] for d in tiles["did"])
+    order = "wave" if wave else "time-major" if through else "layer-major"
+    shown = min(count, TILES)
+    words = {
+        "wave": "Layers run side by side: each works on a step as soon as the layer below has written it.",
+        "time-major": "A tile of steps goes through all layers while it is in cache.",
+        "layer-major": "Each layer runs over all steps before the next one begins.",
+    }[order]
+    more = f" The first {shown} of {count} are drawn." if shown < count else ""
+    tile = "step" if each == 1 else f"tile of {each} steps"
+    yield f"<p>{words} T = {row['steps']}, B = {row['batch']}: {count} x {tile} for {own['layers']} layers.{more}</p>"
+    yield f'<p><button class="play" data-of="{at}" type="button">Play once</button></p>'
+    yield _chart(charts.wavefront(charts.turns(own["layers"], shown, order), tile), f"layers over time: {words}", at)
+
+
+def _work(own: Mapping[str, Any]) -> Iterator[str]:
+    for row in own["work"]:
+        if not row["ceilings"]:
+            continue
+        peak = row["ceilings"].get(f"{row['precision']}_tflops")
+        if not peak or not row["kernels"]:
+            continue
+        timed = row.get("measured_us") or row.get("predicted_us")
+        measured = row["flops"] / timed * 1e-6 if timed else None
+        roof = {"memory_tb_s": row["ceilings"]["memory_tb_s"], "tflops": peak}
+        yield f"<h3>B = {row['batch']}</h3>"
+        yield _chart(charts.roofline(row["kernels"], roof, measured), f"roofline, B = {row['batch']}")
+        source = "measured" if "measured_us" in row else "predicted"
+        share = f" All of it, {source}: {escape(percent(row['share']))} of the roof." if "share" in row else ""
+        turns = f" {escape(in_turn_text(row))}." if row.get("exchanges") else ""
+        yield f'<p class="soft">Ceilings: {escape(row["ceilings_from"])}.{share}{turns}</p>'
+
+
+def _code(net: Looked, number: int) -> Iterator[str]:
+    at = f"code{number}" if number else "code"
+    yield _h2(at, "Generated code")
+    if net.options is None:
+        show = f"tvm-rnn show {net.net.cell.name} --stage all"
+        words = (
+            f"A module has machine code alone. {show}, with its sizes and --target, prints what this version writes."
+        )
+        yield f"<p>{escape(words)}</p>"
+        return
+    yield f'<p><label>Search <input class="search" type="search" data-of="{at}-folds"></label> '
+    yield f'<span id="{at}-folds-found" role="status"></span></p><div id="{at}-folds">'
+    for name, words in net.code():
+        lines = words.count("\n") + 1
+        yield f"<details><summary>{escape(name)}, {lines} lines</summary><pre>{escape(words)}</pre></details>"
+    yield "</div>"

@@ -1,0 +1,81 @@
+"""A module's network, made again from its manifest, so that pictures of it can be drawn: a file has no equations.
+
+In: a manifest, which says the cell's name, all sizes and a digest of the equations; the cell itself where the zoo has
+none of that name. Out: the network, its target and its graphs after every pass; or in words why there are none. What
+is drawn is what was compiled: the digest and every decision of the passes are compared with the manifest's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tvm_rnn.decisions import recording
+from tvm_rnn.language.cell import Cell
+from tvm_rnn.network.rnn import RNN
+from tvm_rnn.passes import pipeline
+from tvm_rnn.runtime.runtime import Manifest
+from tvm_rnn.target import GPUS, TABLE, Target, host, resolve
+
+if TYPE_CHECKING:
+    from tvm_rnn.passes.pipeline import Layers
+
+AFTER = ("regime", "wave")  # stages of decisions that are not of passes
+Stages = list[tuple[str, "Layers"]]
+
+
+class NotDrawn(Exception):
+    """Why there are no pictures, in words. Never leaves `explain`."""
+
+
+def remade(manifest: Mapping[str, Any], cell: Cell | None = None) -> tuple[RNN, Target, Stages]:
+    """The network of a module, its target, and its graphs after each pass. manifest: of one network.
+
+    Raises NotDrawn where the equations are not at hand, are others, or where this version's passes decide otherwise.
+    """
+    from tvm_rnn.bench.peers.models import Unsupported, net_of
+
+    if "equations" not in manifest:
+        raise NotDrawn("the module is from a version whose files do not say which equations they have")
+    try:
+        net = net_of(Manifest(_plain(manifest)), cell)
+    except Unsupported:
+        name = manifest["cell"] if cell is None else cell.name
+        do = "name its own: --cell FILE.py:FUNCTION" if cell is None else "it is not this module's"
+        raise NotDrawn(f"a module has no equations in its file, and {name} here has others or none; {do}") from None
+    machine = _target(manifest)
+    without = [name for name in pipeline.PASS_NAMES if name not in manifest["passes"]]
+    with recording() as told:
+        stages = pipeline.run(net, machine, without, manifest["batch"])
+    if _of_passes([d.as_dict() for d in told]) != _of_passes(manifest.get("decisions", ())):
+        raise NotDrawn("the passes of this version decide otherwise than those that made the module: compile it again")
+    return net, machine, stages
+
+
+def _target(manifest: Mapping[str, Any]) -> Target:
+    """The target by its name; of a machine that is not named, this one if it is of that kind."""
+    own = manifest["target"]
+    name = (manifest.get("variants") or [{"target": own["name"]}])[0]["target"]
+    if name in GPUS or name in TABLE:
+        return resolve(name)
+    here = host()
+    if own["kind"] == "llvm" and here.mcpu == own["mcpu"]:
+        return here
+    raise NotDrawn(f"it was compiled for {own['mcpu'] or name}, where its passes saw other caches than here")
+
+
+def _of_passes(decisions: Any) -> list[dict[str, Any]]:
+    """What was decided about inference, without the number that the network has in a model of several."""
+    found = []
+    for row in decisions:
+        subject = {name: value for name, value in row.get("subject", {}).items() if name != "network"}
+        if row["stage"] not in AFTER and "training" not in subject:
+            found.append({**{k: v for k, v in row.items() if k != "subject"}, "subject": subject})
+    return [row for i, row in enumerate(found) if row not in found[:i]]
+
+
+def _plain(value: Any) -> Any:
+    """Dicts as manifests have them, whose keys are attributes too."""
+    if isinstance(value, Mapping):
+        return Manifest({name: _plain(own) for name, own in value.items()})
+    return [_plain(own) for own in value] if isinstance(value, list | tuple) else value

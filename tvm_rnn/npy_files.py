@@ -1,0 +1,114 @@
+"""Arrays in and out of .npy and .npz files for the command line: clear errors in, whole files or none out.
+
+In: paths from `cli/commands.py`. Out: NumPy arrays; a module's state as a dict, as `Module` takes and gives it.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from .errors import InputError, message
+
+Writer = Callable[[BinaryIO], None]
+
+
+def read_npy(path: str) -> np.ndarray:
+    """The array of an .npy file. Raises InputError where the file is missing, damaged, or of Python objects."""
+    value = _read(path, ".npy", "numpy.save")
+    if not isinstance(value, np.ndarray):
+        raise InputError(message("one array is expected", got=f"{path!r}, an .npz file", do="save the array as .npy"))
+    return value
+
+
+def read_npz(path: str) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file by name. Raises InputError where the file is missing, damaged, or holds objects."""
+    value = _read(path, ".npz", "numpy.savez")
+    if isinstance(value, np.ndarray):
+        raise InputError(message("arrays by name are expected", got=f"{path!r}, an .npy file", do="save them as .npz"))
+    return value
+
+
+def _read(path: str, kind: str, writer: str) -> np.ndarray | dict[str, np.ndarray]:
+    try:
+        with open(path, "rb") as file:  # ours to close: numpy.load leaves its own open where an archive is damaged
+            value = np.load(file, allow_pickle=False)
+            return value if isinstance(value, np.ndarray) else {name: value[name] for name in value.files}
+    except FileNotFoundError:
+        raise InputError(message("no such file", got=repr(path), do="check the path")) from None
+    except (ValueError, zipfile.BadZipFile, EOFError, OSError) as reason:
+        got, expected = str(reason).split("\n")[0] or type(reason).__name__, f"an {kind} file of numbers"
+        text = message(f"{path!r} cannot be read", got=got, expected=expected, do=f"write it with {writer}")
+        raise InputError(text) from None
+
+
+def state_from_npz(path: str, states: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """A module's state from an .npz file. states: the manifest's.
+
+    A state whose layers differ in shape is a list of one array per layer, in the file `<name>_l0`, `<name>_l1`, ...
+    Other names are kept, for the module to refuse.
+    """
+    arrays: dict[str, Any] = dict(read_npz(path))
+    for state in states:
+        parts = [f"{state['name']}_l{layer}" for layer in range(len(state["shapes"]))]
+        if _per_layer(state) and all(part in arrays for part in parts):
+            arrays[state["name"]] = [arrays.pop(part) for part in parts]
+    return arrays
+
+
+def _per_layer(state: Mapping[str, Any]) -> bool:
+    return any(list(shape) != list(state["shapes"][0]) for shape in state["shapes"])
+
+
+def npy_writer(array: Any) -> Writer:
+    """What writes an array as .npy."""
+    return lambda file: np.save(file, np.asarray(array), allow_pickle=False)
+
+
+def npz_writer(state: Mapping[str, Any]) -> Writer:
+    """What writes a state as .npz, in the form that `state_from_npz` reads."""
+    arrays: dict[str, Any] = {}
+    for name, value in state.items():
+        parts = {f"{name}_l{i}": part for i, part in enumerate(value)} if isinstance(value, list) else {name: value}
+        arrays.update({key: np.asarray(part) for key, part in parts.items()})
+    return lambda file: np.savez(file, **arrays)
+
+
+def text_writer(text: str) -> Writer:
+    """What writes a text as UTF-8."""
+
+    def write(file: BinaryIO) -> None:
+        file.write(text.encode())
+
+    return write
+
+
+def write_whole(writers: Mapping[str, Writer]) -> None:
+    """Write every file, {path: what writes it}, or none: each under another name beside its own, then all renamed.
+
+    Raises InputError where a file cannot be written; nothing is left behind then.
+    """
+    done: dict[str, str] = {}
+    try:
+        for path, write in writers.items():
+            folder, name = os.path.split(os.path.realpath(path))
+            if os.path.isdir(path):
+                raise IsADirectoryError(f"{path!r} is a folder")
+            beside = os.path.join(folder, f".{name}.{os.getpid()}.part")
+            with open(beside, "xb") as file:
+                done[beside] = os.path.join(folder, name)
+                write(file)
+        for beside, path in list(done.items()):
+            os.replace(beside, path)
+            del done[beside]
+    except OSError as reason:
+        text = reason.strerror or str(reason)
+        do = "check that the folder exists and can be written to"
+        raise InputError(message("the result cannot be written", where=path, got=text, do=do)) from None
+    finally:
+        for beside in done:
+            os.unlink(beside)

@@ -1,0 +1,290 @@
+"""Build candidates here, and measure them on the devices of an RPC tracker, several side by side.
+
+In: candidates from `session.py`; a tracker. Out: an `Outcome` for each, as cpu_builders.py has them: its time over
+that of the defaults on the same device. A process here (rpc_worker.py) holds each device, so that nothing that
+becomes of one holds up the others. What a device was measuring when it was lost is measured on another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import select
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tvm_rnn.cpu.c_compiler import compile_c
+from tvm_rnn.errors import TvmRnnError, message
+from tvm_rnn.target import Target
+
+from .cpu_builders import START_SECONDS, CpuBackend, Ended, Late, Worker, trial
+from .journal import CRASHED, HUNG, Outcome
+from .rpc_tracker import Tracker
+from .workload import Candidate, Workload
+
+BUSY_SECONDS = 60.0  # to wait for a device while others use all of them
+HOLD_SECONDS = 30.0  # of one session; then it is somebody else's turn, and a device that was taken away is missed
+SPARE_SECONDS = 20.0  # for the network, above what a device may take
+LOSSES = 2  # as many devices are lost with a candidate before it is the candidate's fault
+Reply = Mapping[str, Any]
+
+
+@dataclass
+class Job:
+    """Candidates to measure together, and their files. lost: devices that ended meanwhile."""
+
+    candidates: list[Candidate]
+    paths: list[Path]
+    about: Mapping[str, Any]
+    limit: float
+    lost: list[str] = field(default_factory=list)
+
+
+class Holder:
+    """A process that holds a device, or asks the tracker for one."""
+
+    def __init__(self, first: Mapping[str, Any], folder: Path) -> None:
+        self.worker = Worker("device", first, folder)
+        self.device, self.job = "", None  # type: str, Job | None
+        self.until = 0.0  # when an answer is due; 0: none is
+        self.hold, self.held_until = 0.0, 0.0  # how long the session is for; until when it can be relied on
+        self.gone = ""  # why it has no device, and gets none
+
+    @property
+    def busy(self) -> bool:
+        return self.until > 0
+
+    def fit(self, job: Job) -> bool:
+        """Whether it has a device for long enough."""
+        return bool(self.device) and time.monotonic() + job.limit < self.held_until
+
+    def open(self, about: Mapping[str, Any], limit: float, longest: float) -> None:
+        """Ask for a device. about: the defaults; limit: seconds for those; longest: for any job."""
+        self.device, self.hold = "", HOLD_SECONDS + longest
+        session = limit + self.hold + SPARE_SECONDS
+        request = {**about, "open": BUSY_SECONDS, "session": session, "at_most": limit}
+        self._send(request, BUSY_SECONDS + limit + (0 if self.worker.ready else START_SECONDS))
+
+    def measure(self, job: Job) -> None:
+        """Have a job measured."""
+        self.job = job
+        self._send({**job.about, "candidates": [str(path) for path in job.paths], "at_most": job.limit}, job.limit)
+
+    def _send(self, request: Mapping[str, Any], seconds: float) -> None:
+        self.worker.send(request)
+        self.until = time.monotonic() + seconds + SPARE_SECONDS
+
+    def answer(self) -> Reply:
+        """What there is, now. A process that says nothing, or has ended, has lost its device."""
+        try:
+            found: Reply = self.worker.receive(max(0.0, self.until - time.monotonic()))
+        except Late:
+            found = {"lost": "no answer", "late": True, "ended": True}
+        except Ended as reason:
+            found = {"lost": str(reason), "late": False, "ended": True}
+        self.until = 0.0
+        return found
+
+    def close(self) -> None:
+        """Give the device back."""
+        if self.device and not self.busy and not self.gone:
+            self._send({"close": True}, 0)
+            if "closed" not in self.answer():
+                self.end()
+        elif self.busy:
+            self.end()
+        self.device = ""
+
+    def end(self) -> None:
+        """End the process: whatever it holds is free."""
+        self.worker.end()
+        self.gone = self.gone or "ended"
+
+
+class RpcBackend(CpuBackend):
+    """Measures candidates of one workload on devices of a tracker. Use as a context manager; `start` first.
+
+    tracker: where it is, and the devices' key. timeout, jobs: see `CpuBackend`. Raises ConfigError where the tracker
+    does not answer or has no such device; methods raise TvmRnnError when no device is left.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        target: Target,
+        tracker: Tracker,
+        *,
+        jobs: int | None = None,
+        timeout: float = 30.0,
+        seed: int = 0,
+    ) -> None:
+        self.tracker, self.count = tracker, tracker.check()
+        super().__init__(workload, target, jobs=jobs, timeout=timeout, seed=seed)
+        self.name, self.where = f"devices {tracker.key}", json.dumps([tracker.name, tracker.key])
+        self.alone = contextlib.nullcontext  # measurements do not disturb what else is done here
+        self.holders: list[Holder] = []
+        self.tell: Callable[[str], None] = lambda stage: None
+
+    @property
+    def at_once(self) -> int:
+        """How many candidates are worth asking for together."""
+        return 4 * max(self.builders.jobs, self.count)
+
+    def __exit__(self, *_: object) -> None:
+        for holder in self.holders:
+            holder.end()
+        super().__exit__()
+
+    def start(self, tell: Callable[[str], None]) -> Outcome:
+        """As `CpuBackend.start`, on one device: others are asked to run the defaults before they measure."""
+        self.tell = tell
+        compile_c("tune/rpc_guard.c", self.folder / "guard.so", "-shared")
+        return super().start(tell)
+
+    # --- devices -------------------------------------------------------------------------------------------------
+
+    def _holders(self, count: int) -> list[Holder]:
+        """Processes for so many devices, as far as there are any; whether these are free is for them to find out."""
+        self.count = max(1, self.tracker.servers()[0])
+        self.holders = [holder for holder in self.holders if not holder.gone]
+        tracker = [self.tracker.host, self.tracker.port, self.tracker.key]
+        first = {**self._first(), "tracker": tracker, "guard": str(self.folder / "guard.so")}
+        while len(self.holders) < min(count, self.count):
+            self.holders.append(Holder(first, self.folder))
+        return self.holders[: min(count, self.count)]
+
+    def _opening(self) -> float:
+        """Seconds that a device may take for all that comes before the first candidate."""
+        return self.timeout + 60 * max(1.0, self.default_seconds)
+
+    def _defaults(self) -> dict[str, Any]:
+        """What the first device that runs them says of the defaults."""
+        found: Reply = {}
+        for _ in range(self.count):  # one that was given back is the last in the tracker's queue
+            holder = self._holders(self.count)[0]  # the others' processes start meanwhile
+            try:
+                holder.open(self._about(), self._opening(), 0)
+                found = holder.answer()
+            except BaseException:  # Ctrl-C
+                holder.end()
+                raise
+            self._learn(holder, found)
+            holder.close()
+            if "unfit" not in found:
+                break
+        if "unfit" in found:
+            return {"failed": found["unfit"]}
+        if "device" not in found:
+            raise self._no_device([holder])
+        return dict(found)
+
+    def _learn(self, holder: Holder, found: Reply) -> None:
+        """What an answer says of its device."""
+        if "device" in found:
+            holder.device, holder.held_until = found["device"], time.monotonic() + holder.hold
+            self.default_seconds = max(self.default_seconds, float(found["seconds"]))
+        for name in ("none", "unfit", "lost"):
+            if name in found:
+                if holder.device:
+                    self.tell(f"lost the device {holder.device}")
+                holder.device = ""
+                if name != "lost" or "ended" in found:
+                    holder.gone = str(found[name])
+                    holder.end()
+
+    def _checked(self, found: Reply) -> Reply:
+        """The same, but for a device on which the defaults compute something else."""
+        if "device" not in found or found["error"] <= self.limit:
+            return found
+        return {"unfit": f"{found['device']}: the defaults have a relative error of {found['error']:.3g} there"}
+
+    def _no_device(self, holders: Sequence[Holder]) -> TvmRnnError:
+        reasons = "; ".join(dict.fromkeys(holder.gone for holder in holders if holder.gone))
+        do = f"{self.tracker.how_to_serve}; run this again: what was measured is kept"
+        return TvmRnnError(message("no device is left to measure on", got=reasons, do=do))
+
+    # --- candidates ----------------------------------------------------------------------------------------------
+
+    def measure(self, candidates: Sequence[Candidate], best: float) -> Generator[Outcome]:
+        """What becomes of candidates, as it happens. best: the least ratio so far."""
+        jobs = []
+        for candidate, found in zip(candidates, self._build(candidates), strict=True):
+            if isinstance(found, Outcome):
+                yield found
+            else:
+                jobs.append(Job([candidate], [found], trial(best), self._limit([found], trial(best))))
+        with contextlib.closing(self._serve(jobs)) as done:
+            for job, (outcome,) in done:
+                self._keep(outcome, job.paths[0])
+                yield outcome
+
+    def _turns(self, candidates: Sequence[Candidate], paths: Sequence[Path], about: Mapping[str, Any]) -> list[Outcome]:
+        job = Job([*candidates], [*paths], about, self._limit(paths, about))
+        with contextlib.closing(self._serve([job])) as done:
+            return next(done)[1]
+
+    def _serve(self, jobs: Sequence[Job]) -> Generator[tuple[Job, list[Outcome]]]:
+        """Jobs with what became of them, in the order in which that happens."""
+        waiting = deque(jobs)
+        if not waiting:
+            return
+        holders = self._holders(len(jobs))
+        self.tell(f"measuring on {len(holders)} devices" if len(holders) > 1 else "measuring on a device")
+        try:
+            while waiting or any(holder.job for holder in holders):
+                self._hand_out(waiting, holders)
+                if not any(holder.busy for holder in holders):
+                    raise self._no_device(holders)
+                holder = self._next(holders)
+                job, holder.job = holder.job, None
+                device, found = holder.device, self._checked(holder.answer())
+                self._learn(holder, found)
+                if job is None:
+                    continue
+                outcomes = self._result(job, found, device)
+                if outcomes is None:
+                    waiting.appendleft(job)
+                else:
+                    yield job, outcomes
+        finally:
+            for holder in holders:
+                holder.close()
+
+    def _hand_out(self, waiting: deque[Job], holders: Sequence[Holder]) -> None:
+        """Something to do for each process that has none. A job that was lost is for another device, if any is."""
+        present = [holder for holder in holders if not holder.gone]
+        for holder in present:
+            if holder.busy or not waiting:
+                continue
+            others = sum(bool(other.device) and other is not holder for other in present)
+            job = next((job for job in waiting if not others or holder.device not in job.lost), None)
+            if job is None:
+                continue
+            if holder.fit(job):
+                waiting.remove(job)
+                holder.measure(job)
+            else:
+                holder.open(self._about(), self._opening(), max(job.limit for job in waiting))
+
+    def _next(self, holders: Sequence[Holder]) -> Holder:
+        """The process that has something to say, or has said nothing for too long."""
+        busy = {holder.worker.pipe: holder for holder in holders if holder.busy}
+        first = min(busy.values(), key=lambda holder: holder.until)
+        ready, _, _ = select.select(list(busy), [], [], max(0.0, first.until - time.monotonic()))
+        return busy[ready[0]] if ready else first
+
+    def _result(self, job: Job, found: Reply, device: str) -> list[Outcome] | None:
+        """What became of a job; None: it is to be done again."""
+        if "lost" not in found:
+            return self._outcomes(job.candidates, found)
+        job.lost.append(device)
+        if len(job.lost) < LOSSES:
+            return None
+        late = bool(found["late"])
+        what = f"no result after {job.limit:.0f} s" if late else "ended its session"
+        reason = f"{what} on {' and on '.join(dict.fromkeys(job.lost))}"
+        return [Outcome(candidate, HUNG if late else CRASHED, reason=reason) for candidate in job.candidates]

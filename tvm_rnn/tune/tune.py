@@ -1,0 +1,65 @@
+"""tune: search the knobs of a network's schedules for one T and B on this machine or on devices of its kind, and record
+what won.
+
+In: an RNN, a target, T, B, how much to try. Out: the record; files in a folder of records, which `compile` reads. What
+it takes is imported by the call: this module is loaded with the package, because the function has its name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tvm_rnn.network.rnn import RNN
+    from tvm_rnn.schedule.records import Record
+    from tvm_rnn.target import Target
+
+    from .session import Status
+
+
+def tune(
+    net: RNN,
+    target: str | Target = "llvm",
+    steps: int = 128,
+    batch: int = 16,
+    trials: int = 200,
+    *,
+    seconds: float | None = None,
+    patience: int | None = None,
+    precision: str | None = None,
+    records: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    jobs: int | None = None,
+    timeout: float = 30.0,
+    fresh: bool = False,
+    rpc_tracker: str | None = None,
+    device_key: str | None = None,
+    progress: Callable[[Status], None] | None = None,
+) -> list[Record]:
+    """Find knob values that make a network faster than the defaults do, at T = steps and B = batch.
+
+    Measures on this machine's CPU; or, with rpc_tracker ("HOST:PORT") and device_key, on all devices that have that key
+    at TVM's RPC tracker, several side by side: they run `python -m tvm.exec.rpc_server` and need nothing of tvm_rnn;
+    target is then the kind of their CPUs. Every ratio is of times on one device.
+
+    trials: candidates to measure at most. seconds: for all of it, about; None: as long as the trials take. patience:
+    ends the search after so many trials without anything better (default: a third of trials, at least 32). records: the
+    folder to write to; None: the user's own, which `compile` reads. jobs: compilations at a time (default: one per
+    CPU). timeout: seconds that one candidate may take to compile or to answer. seed: of random weights where the
+    network has none, of inputs, and of the search. fresh: forget what an earlier run measured; else its journal counts,
+    and a run that was stopped goes on where it was. progress: called with a `Status`, which prints as one line.
+
+    Returns the record, in a list. Its gain is 1.0, and its knobs are the defaults', where nothing was surely faster.
+    Ctrl-C ends the search, and what was found is compared and recorded as at its end; a second one ends that as well.
+
+    Raises ConfigError for a wrong argument, and where the target, the tracker or its devices are not at hand;
+    TvmRnnError where the defaults fail, and where no device is left: the journal has what was measured till then.
+    """
+    from .session import run
+
+    own = {"seconds": seconds, "patience": patience, "precision": precision, "records": records, "seed": seed}
+    more = {"jobs": jobs, "timeout": timeout, "fresh": fresh, "progress": progress}
+    farm = {"rpc_tracker": rpc_tracker, "device_key": device_key}
+    return [run(net, target, steps, batch, trials, **own, **more, **farm).record]
