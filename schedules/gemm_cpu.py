@@ -13,7 +13,7 @@ Multiplication".
 
 from tvm.s_tir import Schedule
 
-from tvm_rnn.schedule.template import Config, Knobs, Unit, template
+from tvm_rnn.schedule.schedule_template import Config, Knobs, Unit, template
 from tvm_rnn.target import Target
 
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)

@@ -13,7 +13,7 @@ from itertools import product
 from typing import Any
 
 from tvm_rnn.errors import ConfigError
-from tvm_rnn.schedule.template import Config, Knobs, Unit, template
+from tvm_rnn.schedule.schedule_template import Config, Knobs, Unit, template
 from tvm_rnn.target import Target
 
 TENSOR = ("float16", "bfloat16", "tf32")

@@ -14,7 +14,7 @@ from typing import Any
 
 from tvm_rnn.cuda.model.template_base import PersistentTemplate, allowed, width_of
 from tvm_rnn.cuda.persistent.geometry import Team
-from tvm_rnn.schedule.template import template
+from tvm_rnn.schedule.schedule_template import template
 from tvm_rnn.target import Target
 
 CTAS = (1, 2, 4, 8, 16)

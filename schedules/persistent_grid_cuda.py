@@ -15,7 +15,7 @@ from typing import Any
 from tvm_rnn.cuda.model.template_base import MOST_ROWS, PersistentTemplate, allowed, rows_per_team, width_of
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import MANY_ROWS, m_tiles
-from tvm_rnn.schedule.template import template
+from tvm_rnn.schedule.schedule_template import template
 from tvm_rnn.target import Target
 
 BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8)  # of 8 units, per CTA

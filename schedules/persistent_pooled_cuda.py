@@ -18,7 +18,7 @@ from tvm_rnn.cuda.model.template_base import MOST_ROWS, PersistentTemplate, allo
 from tvm_rnn.cuda.persistent.geometry import MMA
 from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import TILE_ROWS
 from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import WARPGROUP, Pooled, able
-from tvm_rnn.schedule.template import template
+from tvm_rnn.schedule.schedule_template import template
 from tvm_rnn.target import Target
 
 BLOCKS = (1, 2, 3, 4)  # of 8 units, per CTA

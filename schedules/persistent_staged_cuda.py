@@ -14,7 +14,7 @@ from typing import Any
 
 from tvm_rnn.cuda.model.template_base import MOST_ROWS, PersistentTemplate, allowed, rows_per_team, width_of
 from tvm_rnn.cuda.persistent.geometry import MMA, Team
-from tvm_rnn.schedule.template import template
+from tvm_rnn.schedule.schedule_template import template
 from tvm_rnn.target import Target
 
 UNITS = (1, 2, 3, 4)  # blocks of 8 units of each warp

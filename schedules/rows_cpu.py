@@ -8,7 +8,7 @@ Rewrite: for lane: y[lane] = f(x[lane])  -->  vector lane: y = f(x)
 
 from tvm.s_tir import Schedule
 
-from tvm_rnn.schedule.template import Config, Knobs, Unit, template
+from tvm_rnn.schedule.schedule_template import Config, Knobs, Unit, template
 from tvm_rnn.target import Target
 
 

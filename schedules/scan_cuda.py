@@ -10,7 +10,7 @@ Source: Lei et al. 2018, "Simple Recurrent Units for Highly Parallelizable Recur
 
 from typing import Any
 
-from tvm_rnn.schedule.template import Config, Knobs, Unit, template
+from tvm_rnn.schedule.schedule_template import Config, Knobs, Unit, template
 from tvm_rnn.target import Target
 
 THREADS = (32, 64, 128, 256)

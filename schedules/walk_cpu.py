@@ -10,7 +10,7 @@ Rewrite: for layer: for t in T: step   -->   for tile in T/n: for layer: for t i
 from tvm.s_tir import Schedule
 
 from tvm_rnn.decisions import tell
-from tvm_rnn.schedule.template import Config, Knobs, Unit, template
+from tvm_rnn.schedule.schedule_template import Config, Knobs, Unit, template
 from tvm_rnn.target import Target
 
 MIN_ROWS, MAX_ROWS = 32, 512  # of the default: below, the product runs short of rows; above, little is gained

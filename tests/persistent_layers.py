@@ -26,7 +26,7 @@ from tvm_rnn.cuda.model.persistent_step_time import predict
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.errors import BuildError
 from tvm_rnn.passes import pipeline
-from tvm_rnn.schedule.template import Config, Knobs, templates
+from tvm_rnn.schedule.schedule_template import Config, Knobs, templates
 from tvm_rnn.target import resolve
 
 GPU = resolve("nvidia-h200")

@@ -14,7 +14,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn.cuda.codegen import nvcc
-from tvm_rnn.schedule.template import templates
+from tvm_rnn.schedule.schedule_template import templates
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()

@@ -15,7 +15,7 @@ import numpy as np
 
 import tvm_rnn as rnn
 from tvm_rnn.cli import commands
-from tvm_rnn.schedule.template import Unit, space
+from tvm_rnn.schedule.schedule_template import Unit, space
 from tvm_rnn.target import resolve
 from tvm_rnn.tune.workload import able
 

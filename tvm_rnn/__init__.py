@@ -14,13 +14,14 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+# Now, not lazily: functions that are named as their folder replace it as an attribute.
+from .earlier_names import MOVED, install
 from .explain.explanation import explain
-from .language.cell import (  # now, not lazily: a function named like its file must replace the file as an attribute
-    Cell,
-    cell,
-)
+from .language.cell import Cell, cell
 from .oracle.reference import reference
-from .tune.tune import tune
+from .tune.tune_network import tune
+
+install()
 
 __version__ = "0.1.0"
 
@@ -96,7 +97,7 @@ _HOME = {
     "Target": "target",
     "compile": "compiler.compile",
     "Explanation": "explain.explanation",
-    "Record": "schedule.records",
+    "Record": "records",
     "from_keras": "frontends.keras",
     "from_onnx": "frontends.onnx",
     "from_torch": "frontends.torch",
@@ -112,7 +113,7 @@ __all__ = ["Cell", "cell", "explain", "reference", "tune", *_HOME, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in _MODULES or f"{__name__}.{name}" in MOVED:
         return importlib.import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module 'tvm_rnn' has no attribute {name!r}")

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_rnn.schedule.records import Records
+from tvm_rnn.records import Records
 
 from .errors import ConfigError, message, unknown
 

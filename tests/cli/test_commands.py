@@ -21,9 +21,9 @@ from tvm_rnn.cuda.codegen import nvcc
 from tvm_rnn.frontends import spec
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes.pipeline import PASS_NAMES
+from tvm_rnn.records import Choice, Record
 from tvm_rnn.schedule.record_files import merge
-from tvm_rnn.schedule.records import Choice, Record
-from tvm_rnn.schedule.template import templates
+from tvm_rnn.schedule.schedule_template import templates
 from tvm_rnn.target import resolve
 from tvm_rnn.tune.workload import Trial
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.schedule.records import Records
+from tvm_rnn.records import Records
 from tvm_rnn.tune.workload import Candidate, Choice, Trial
 
 
@@ -21,7 +21,7 @@ def compiled(net: rnn.RNN, ahead: int) -> rnn.Module:
 
 
 def version(name: str) -> int:
-    from tvm_rnn.schedule.template import templates
+    from tvm_rnn.schedule.schedule_template import templates
 
     return templates()[name].version
 

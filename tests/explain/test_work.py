@@ -11,7 +11,7 @@ import tvm_rnn as rnn
 from tvm_rnn.bench.measure.floors import DATA_SHEETS
 from tvm_rnn.explain.explanation import explain
 from tvm_rnn.explain.work import occupancies, occupancy
-from tvm_rnn.schedule.records import Record, Records
+from tvm_rnn.records import Record, Records
 from tvm_rnn.target import GPUS, resolve
 from tvm_rnn.tune.workload import Workload
 

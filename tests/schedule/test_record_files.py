@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import tvm_rnn as rnn
-from tests.schedule.test_records import MACHINE, record
+from tests.test_records import MACHINE, record
 from tvm_rnn import ConfigError
+from tvm_rnn.records import Record, Records
 from tvm_rnn.schedule.record_files import folders, for_target, merge, own_folder, read, remove, resolve
-from tvm_rnn.schedule.records import Record, Records
 from tvm_rnn.target import resolve as target_of
 from tvm_rnn.tune.workload import Candidate, Trial
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tvm_rnn import ConfigError, target
-from tvm_rnn.schedule.template import Knobs, Unit, best, space, templates
+from tvm_rnn.schedule.schedule_template import Knobs, Unit, best, space, templates
 
 TARGETS = tuple(target.TABLE.values())
 

@@ -9,7 +9,7 @@ from tvm_rnn.cuda.gemm.ffma import LanesTile
 from tvm_rnn.cuda.gemm.mma_sync import MmaTile
 from tvm_rnn.cuda.gemm.wgmma import WgmmaTile
 from tvm_rnn.cuda.layer.packed_layout import Fragments, Lanes
-from tvm_rnn.schedule.template import Config, Knobs, Unit, best, templates
+from tvm_rnn.schedule.schedule_template import Config, Knobs, Unit, best, templates
 
 GPU = target.resolve("nvidia-h200")
 

@@ -11,7 +11,7 @@ from persistent_layers import GPU, configured, layout_of, registers_and_spills, 
 from tvm_rnn import ConfigError
 from tvm_rnn.cuda.model.persistent_step_time import RESIDENT_CLUSTERS, able_to_run
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.schedule.template import templates
+from tvm_rnn.schedule.schedule_template import templates
 
 NAME = "persistent_cluster_cuda"
 # The estimate of registers leaves out part of what reductions and masks hold: these spill more than others.

@@ -15,7 +15,7 @@ from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
 from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.model.persistent_step_time import able_to_run, lacking, predict
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.schedule.template import templates
+from tvm_rnn.schedule.schedule_template import templates
 
 NAME = "persistent_fma_cuda"
 LAYERS = 4

@@ -14,7 +14,7 @@ from tvm_rnn.cuda.model import choose_geometry
 from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict, resident_teams
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled, able
-from tvm_rnn.schedule.template import templates
+from tvm_rnn.schedule.schedule_template import templates
 
 NAME = "persistent_pooled_cuda"
 MOST_SPILLED = 64  # bytes, of stores and loads together: values of a step's start and end

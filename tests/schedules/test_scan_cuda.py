@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tvm_rnn import ConfigError, target
-from tvm_rnn.schedule.template import Unit, best
+from tvm_rnn.schedule.schedule_template import Unit, best
 
 GPU = target.resolve("nvidia-h200")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tvm_rnn import target
-from tvm_rnn.schedule.template import Knobs, Unit, best, templates
+from tvm_rnn.schedule.schedule_template import Knobs, Unit, best, templates
 
 TARGETS = tuple(target.TABLE.values())
 

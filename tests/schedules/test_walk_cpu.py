@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.schedule.records import Choice
-from tvm_rnn.schedule.template import Unit, best, space, templates
+from tvm_rnn.records import Choice
+from tvm_rnn.schedule.schedule_template import Unit, best, space, templates
 from tvm_rnn.target import TABLE, resolve
 from tvm_rnn.tune.workload import Candidate, Trial
 

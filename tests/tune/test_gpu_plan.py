@@ -14,7 +14,7 @@ from tvm_rnn import BuildError, ConfigError
 from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.cuda.codegen import nvcc
 from tvm_rnn.cuda.model.choose_geometry import LAYER_BY_LAYER, STEP_BY_STEP
-from tvm_rnn.schedule.records import Choice
+from tvm_rnn.records import Choice
 from tvm_rnn.tune import gpu_plan
 from tvm_rnn.tune.gpu_plan import asked_units, build_candidates, candidates, shortlist, workload_of
 from tvm_rnn.tune.workload import Candidate, Trial

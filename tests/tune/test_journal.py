@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.schedule.records import Choice
+from tvm_rnn.records import Choice
 from tvm_rnn.tune import journal as tune_journal
 from tvm_rnn.tune.journal import CRASHED, HUNG, MEASURED, UNBUILT, WRONG, Journal, Outcome
 from tvm_rnn.tune.workload import Candidate, Workload

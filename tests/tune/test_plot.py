@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
 
-from tvm_rnn.schedule.records import Choice
+from tvm_rnn.records import Choice
 from tvm_rnn.tune.journal import Outcome
 from tvm_rnn.tune.plot import influences, plot, unit_name
 from tvm_rnn.tune.workload import Candidate

@@ -15,7 +15,7 @@ import pytest
 from rpc_farm import KEY, Farm
 
 import tvm_rnn as rnn
-from tests.tune.test_tune import journal_of
+from tests.tune.test_tune_network import journal_of
 from tvm_rnn.schedule.record_files import read
 from tvm_rnn.target import host
 from tvm_rnn.tune.journal import CRASHED, HUNG

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tvm_rnn.schedule.records import Choice
-from tvm_rnn.schedule.template import Unit
+from tvm_rnn.records import Choice
+from tvm_rnn.schedule.schedule_template import Unit
 from tvm_rnn.target import TABLE
 from tvm_rnn.tune.journal import CRASHED, Outcome
 from tvm_rnn.tune.search import Part, Search, Surrogate, part_of

@@ -7,8 +7,8 @@ import json
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.schedule.records import Choice
-from tvm_rnn.schedule.template import Unit, templates
+from tvm_rnn.records import Choice
+from tvm_rnn.schedule.schedule_template import Unit, templates
 from tvm_rnn.target import TABLE
 from tvm_rnn.tune.workload import Candidate, Trial, Workload, able, choice_of, units
 

@@ -82,9 +82,10 @@ def language() -> str:
         lines.append(f"| `{name}` | {' '.join(words.split())} |")
     lines += ["", "## Operations", ""]
     lines += [
-        "What functions are made of: one row of `tvm_rnn/graph/ops.py` each, with its shape rule, its meaning in NumPy, its"
+        "What functions are made of: one row of `tvm_rnn/graph/ops.py` each, with its shape rule, its meaning in NumPy,",
+        "its expression in TVM and its gradient. A cell that is made of these can be compiled and trained.",
+        "",
     ]
-    lines += ["expression in TVM and its gradient. A cell that is made of these can be compiled and trained.", ""]
     for kind, title in KINDS.items():
         lines += [f"### {title}", "", "| operation | operands | gradient | FLOPs per element |", "|---|---|---|---|"]
         for op in (op for op in TABLE.values() if op.kind == kind):

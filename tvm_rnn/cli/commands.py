@@ -42,7 +42,7 @@ from .options import (
     regularised,
 )
 from .records import app as records
-from .tune import tune
+from .tune_network import tune
 
 
 class Commands(TyperGroup):

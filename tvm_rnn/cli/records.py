@@ -17,7 +17,7 @@ from .console import print_json, print_rich, progress
 from .options import Json
 
 if TYPE_CHECKING:
-    from tvm_rnn.schedule.records import Record
+    from tvm_rnn.records import Record
 
 Folder = Annotated[
     str | None, typer.Option("--records", metavar="DIR", help="A folder of records. [all that compile reads]")

@@ -34,9 +34,9 @@ from tvm_rnn.network.widen import widened
 from tvm_rnn.passes import pipeline
 from tvm_rnn.passes.differentiate import choice
 from tvm_rnn.passes.pipeline import Layers
+from tvm_rnn.records import Records
 from tvm_rnn.runtime import runtime
 from tvm_rnn.schedule import record_files
-from tvm_rnn.schedule.records import Records
 from tvm_rnn.target import Target
 
 from .stage_texts import equations_digest

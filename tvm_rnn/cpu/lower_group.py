@@ -16,7 +16,7 @@ from tvm import tirx
 
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.tensor_expressions import reduced_axes
-from tvm_rnn.schedule.template import Chosen, Config, Template, Unit, best
+from tvm_rnn.schedule.schedule_template import Chosen, Config, Template, Unit, best
 from tvm_rnn.target import Target
 from tvm_rnn.tir.statements import Expr, Stmt, bind, floordiv, floormod, loop, sequence, when
 

@@ -17,7 +17,7 @@ from typing import Any
 from tvm import tirx
 
 from tvm_rnn.graph.graph import Group
-from tvm_rnn.schedule.template import Config, Template, Unit
+from tvm_rnn.schedule.schedule_template import Config, Template, Unit
 from tvm_rnn.tir.statements import Expr, Stmt, bind, floordiv, floormod, loop, when
 
 from . import int8_products, register_tile

@@ -23,7 +23,7 @@ from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.passes.fuse_pointwise import FUNCTION, is_truth
-from tvm_rnn.schedule.template import Config, Template, Unit
+from tvm_rnn.schedule.schedule_template import Config, Template, Unit
 
 from .dropout_masks import Draw
 from .weight_prefetch import with_requests

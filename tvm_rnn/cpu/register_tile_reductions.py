@@ -15,7 +15,7 @@ from tvm import te, tirx
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar import let, where
 from tvm_rnn.graph.tensor_expressions import Index, element, reduced_axes, reduced_index
-from tvm_rnn.schedule.template import Config, Template
+from tvm_rnn.schedule.schedule_template import Config, Template
 
 from .register_tile import Expr, Tile
 

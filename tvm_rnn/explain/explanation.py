@@ -22,8 +22,8 @@ from .work import occupancies, work
 
 if TYPE_CHECKING:
     from tvm_rnn.passes.pipeline import Layers
+    from tvm_rnn.records import Records
     from tvm_rnn.runtime.runtime import Module
-    from tvm_rnn.schedule.records import Records
     from tvm_rnn.target import Target
 
 STEPS, BATCH = 100, 1  # of the workload whose time is estimated, where the caller names none

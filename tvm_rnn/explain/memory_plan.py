@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import os
 
     from tvm_rnn.network.rnn import RNN
-    from tvm_rnn.schedule.records import Records
+    from tvm_rnn.records import Records
     from tvm_rnn.target import Target
 
 

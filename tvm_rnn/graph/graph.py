@@ -20,7 +20,7 @@ import numpy as np
 from .ops import TABLE, Shape
 
 if TYPE_CHECKING:
-    from tvm_rnn.schedule.template import Chosen, Unit
+    from tvm_rnn.schedule.schedule_template import Chosen, Unit
 
 LEAVES = ("input", "state", "param", "const")
 

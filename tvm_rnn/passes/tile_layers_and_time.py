@@ -18,7 +18,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from tvm_rnn.graph.graph import Graph, Tiling
-from tvm_rnn.schedule.template import Chosen, Unit, best
+from tvm_rnn.schedule.schedule_template import Chosen, Unit, best
 
 from ..decisions import tell
 from . import Pass

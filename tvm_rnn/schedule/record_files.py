@@ -17,10 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.records import FORMAT, Record, Records
 from tvm_rnn.target import Target, for_archs
 from tvm_rnn.target import resolve as target_of
-
-from .records import FORMAT, Record, Records
 
 NONE = "none"  # in place of a folder: no records
 VARIABLE = "TVM_RNN_RECORDS"
@@ -36,7 +35,7 @@ def own_folder() -> Path:
 def folders() -> list[Path]:
     """Where records are looked for: those of TVM_RNN_RECORDS alone if it is set ("none": nowhere), else the user's own
     and then those that ship with tvm_rnn."""
-    from .template import folders as schedules
+    from .schedule_template import folders as schedules
 
     named = os.environ.get(VARIABLE)
     if named is not None:

@@ -6,6 +6,6 @@ try next, `journal.py` keeps what came. Devices: `cpu_builders.py` and `cpu_work
 records, `plot.py` draws.
 """
 
-from .tune import tune
+from .tune_network import tune
 
 __all__ = ["tune"]

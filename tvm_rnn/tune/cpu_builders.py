@@ -30,7 +30,7 @@ from tvm_rnn.errors import TvmRnnError, message
 from tvm_rnn.locations import PYTHONPATH
 from tvm_rnn.oracle.reference import reference
 from tvm_rnn.oracle.tolerance import tolerance
-from tvm_rnn.schedule.records import Records
+from tvm_rnn.records import Records
 from tvm_rnn.target import Target
 
 from .cpu_worker import named_states, pickled

@@ -75,7 +75,7 @@ def pickled(net: RNN) -> bytes:
 def builder(first: Request) -> Callable[[Request], Reply]:
     """first: net (a file with `pickled`), target (a file), batch, precision. Requests: choices, path, lean."""
     from tvm_rnn.compiler.compile import compile
-    from tvm_rnn.schedule.records import Choice
+    from tvm_rnn.records import Choice
 
     from .workload import Candidate, Trial
 

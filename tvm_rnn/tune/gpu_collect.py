@@ -17,9 +17,9 @@ import tvm
 
 from tvm_rnn import __version__
 from tvm_rnn.bench.suites.gpu import Point
+from tvm_rnn.records import Choice, Record
 from tvm_rnn.schedule.record_files import merge
-from tvm_rnn.schedule.records import Choice, Record
-from tvm_rnn.schedule.template import DEFAULT, Unit
+from tvm_rnn.schedule.schedule_template import DEFAULT, Unit
 from tvm_rnn.target import Target, resolve
 
 from .gpu_measure import RESULTS, Results, located, outcome, read_plan

@@ -27,8 +27,8 @@ from tvm_rnn.cuda.model.choose_geometry import LAYER_BY_LAYER, STEP_BY_STEP
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.frontends.spec import find_cell
 from tvm_rnn.passes.pipeline import run as run_passes
-from tvm_rnn.schedule.records import Choice
-from tvm_rnn.schedule.template import Unit, space
+from tvm_rnn.records import Choice
+from tvm_rnn.schedule.schedule_template import Unit, space
 from tvm_rnn.target import Target, resolve
 
 from .workload import Candidate, Trial, Workload, able, choice_of

@@ -21,8 +21,8 @@ from typing import Any
 
 from tvm_rnn.bench.run.build_suite import sources_digest
 from tvm_rnn.errors import ConfigError, message
-from tvm_rnn.schedule.records import Choice
-from tvm_rnn.schedule.template import folders
+from tvm_rnn.records import Choice
+from tvm_rnn.schedule.schedule_template import folders
 
 from .workload import Candidate, Workload
 

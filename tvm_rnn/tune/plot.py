@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
-from tvm_rnn.schedule.records import Choice
+from tvm_rnn.records import Choice
 
 from .journal import Outcome
 

@@ -16,9 +16,9 @@ import tvm
 from tvm_rnn import cells
 from tvm_rnn.errors import ConfigError, TvmRnnError, message
 from tvm_rnn.network.rnn import RNN
+from tvm_rnn.records import Choice, Record
 from tvm_rnn.schedule import record_files
-from tvm_rnn.schedule.records import Choice, Record
-from tvm_rnn.schedule.template import Knobs, Unit, replayed, stale, templates
+from tvm_rnn.schedule.schedule_template import Knobs, Unit, replayed, stale, templates
 from tvm_rnn.target import Target, host
 
 from .cpu_builders import CpuBackend

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_rnn.schedule.records import Choice
-from tvm_rnn.schedule.template import Unit, space
+from tvm_rnn.records import Choice
+from tvm_rnn.schedule.schedule_template import Unit, space
 from tvm_rnn.target import Target
 
 from .journal import Outcome

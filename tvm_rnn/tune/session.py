@@ -29,9 +29,9 @@ from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.network.widen import widened
 from tvm_rnn.passes import pipeline
+from tvm_rnn.records import Record, Records
 from tvm_rnn.schedule import record_files
-from tvm_rnn.schedule.records import Record, Records
-from tvm_rnn.schedule.template import Unit
+from tvm_rnn.schedule.schedule_template import Unit
 from tvm_rnn.target import Target, resolve
 
 from .cpu_builders import CpuBackend

@@ -13,8 +13,8 @@ from typing import Any
 
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.network.rnn import RNN
-from tvm_rnn.schedule.records import Choice, Found, Record, Records
-from tvm_rnn.schedule.template import Template, Unit, templates
+from tvm_rnn.records import Choice, Found, Record, Records
+from tvm_rnn.schedule.schedule_template import Template, Unit, templates
 from tvm_rnn.target import Target
 
 
@@ -113,7 +113,7 @@ def units(asked: Sequence[Unit], target: Target) -> list[Unit]:
 
 
 def _spaces(unit: Unit, target: Target) -> Iterator[tuple[int, ...]]:
-    from tvm_rnn.schedule.template import Knobs
+    from tvm_rnn.schedule.schedule_template import Knobs
 
     for own in able(unit, target):
         asked = Knobs()

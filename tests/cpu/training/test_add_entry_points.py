@@ -29,7 +29,7 @@ from tvm_rnn.cpu.training.add_entry_points import add_training
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime.runtime_training import TrainingModule
-from tvm_rnn.schedule.template import space
+from tvm_rnn.schedule.schedule_template import space
 from tvm_rnn.target import resolve
 from tvm_rnn.tune.workload import Candidate, Trial, able, choice_of
 

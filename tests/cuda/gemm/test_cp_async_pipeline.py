@@ -9,7 +9,7 @@ from gemm_groups import hoisted, lstm_step, made
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.gemm import group_kernels as module
 from tvm_rnn.cuda.gemm.mma_sync import MmaTile
-from tvm_rnn.schedule.template import best
+from tvm_rnn.schedule.schedule_template import best
 
 
 def test_shared_memory_holds_the_ring_or_the_sums() -> None:

@@ -8,8 +8,8 @@ import pytest
 from persistent_layers import GPU, configured, step, unit_of
 
 from tvm_rnn.cuda.model.choose_geometry import LAYER_BY_LAYER, STEP_BY_STEP, geometry
-from tvm_rnn.schedule.records import Choice, Record, Records
-from tvm_rnn.schedule.template import space, templates
+from tvm_rnn.records import Choice, Record, Records
+from tvm_rnn.schedule.schedule_template import space, templates
 from tvm_rnn.target import Target
 
 GRID = "persistent_grid_cuda"

@@ -11,7 +11,7 @@ from persistent_layers import GPU, unit_of
 from tvm_rnn import ConfigError
 from tvm_rnn.cuda.model.template_base import MOST_ROWS, PersistentTemplate, allowed, rows_per_team, width_of
 from tvm_rnn.cuda.persistent.geometry import Team
-from tvm_rnn.schedule.template import Knobs, template
+from tvm_rnn.schedule.schedule_template import Knobs, template
 from tvm_rnn.target import Target
 
 

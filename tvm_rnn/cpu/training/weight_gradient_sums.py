@@ -22,7 +22,7 @@ from tvm_rnn.cpu.register_tile import Places, Tile
 from tvm_rnn.cpu.workspace import Array, int64
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.tensor_expressions import Index, element
-from tvm_rnn.schedule.template import Config, Template, Unit, best
+from tvm_rnn.schedule.schedule_template import Config, Template, Unit, best
 from tvm_rnn.tir.statements import Expr, Stmt, loop, sequence, when
 
 

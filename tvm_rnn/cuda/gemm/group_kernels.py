@@ -14,7 +14,7 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.packed_layout import Fragments, Lanes, Pack
 from tvm_rnn.cuda.layer.pointers import Argument, Place, arithmetic, storage
 from tvm_rnn.graph.graph import Group, Node
-from tvm_rnn.schedule.template import Config, Unit, best
+from tvm_rnn.schedule.schedule_template import Config, Unit, best
 
 from .epilogue import Epilogue, read_nodes
 from .ffma import LanesTile, lanes_kernel

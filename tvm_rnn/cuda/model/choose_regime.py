@@ -31,7 +31,7 @@ from tvm_rnn.cuda.persistent.tape_stores import check_kept, stores
 from tvm_rnn.cuda.rowwise.scan_over_time import scan
 from tvm_rnn.decisions import about, listening, tell
 from tvm_rnn.graph.graph import Node
-from tvm_rnn.schedule.template import DEFAULT
+from tvm_rnn.schedule.schedule_template import DEFAULT
 from tvm_rnn.target import Target
 
 from .choose_backward_lanes import geometry_beside

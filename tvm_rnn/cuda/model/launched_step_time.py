@@ -16,7 +16,7 @@ from tvm_rnn.cuda.gemm.group_kernels import unit_of
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.rowwise.chained_groups import chains
 from tvm_rnn.graph.graph import Group
-from tvm_rnn.schedule.template import Config, Unit, best
+from tvm_rnn.schedule.schedule_template import Config, Unit, best
 from tvm_rnn.target import Target
 
 LAUNCH_US = 2.0  # a kernel after the one before, in a graph

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tvm_rnn.cuda.persistent.geometry import Team
-from tvm_rnn.schedule.template import Config, Knobs, Unit
+from tvm_rnn.schedule.schedule_template import Config, Knobs, Unit
 from tvm_rnn.target import Target
 
 from .persistent_step_time import cheapest, distinct, predict

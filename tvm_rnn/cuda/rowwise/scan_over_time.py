@@ -29,7 +29,7 @@ from tvm_rnn.decisions import tell
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index, element
-from tvm_rnn.schedule.template import DEFAULT, Config, Unit, best
+from tvm_rnn.schedule.schedule_template import DEFAULT, Config, Unit, best
 from tvm_rnn.target import Target
 
 Expr = Any

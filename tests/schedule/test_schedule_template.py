@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import tvm_rnn.schedule.schedule_template as discovery
 from tvm_rnn import ConfigError
-from tvm_rnn.schedule import template
-from tvm_rnn.schedule.template import Knobs, Template, Unit, folders, replayed, space, templates
+from tvm_rnn.schedule.schedule_template import Knobs, Template, Unit, folders, replayed, space, templates
 from tvm_rnn.target import TABLE, Target
 
 OWN = """
@@ -60,7 +60,7 @@ def _with(folder: Path) -> str:
 
 def test_a_folder_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TVM_RNN_SCHEDULES", "/no/such/folder")
-    monkeypatch.setattr(template, "_found", None)
+    monkeypatch.setattr(discovery, "_found", None)
     with pytest.raises(ConfigError, match=r"no such folder of schedules[\s\S]*/no/such/folder"):
         templates()
 

@@ -1,6 +1,6 @@
 """Records: which knob values won where, and how a compilation finds them.
 
-In: lines of JSON that `record_files.py` reads from folders. Out: `Records.find`, asked by `schedule.best` for each unit
+In: lines of JSON that `schedule/record_files.py` reads from folders. Out: `Records.find`, asked by `schedule.best` for each unit
 of work: the choice of a record for exactly this unit, or of the nearest ones that it may learn from. A record belongs
 to a workload (a network, T, B), and holds a choice per unit; a unit's key says nothing of the cell, so what an LSTM was
 tuned for serves every cell with products of the same shape.
@@ -13,14 +13,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import log2
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .template import Unit
+from typing import Any, Protocol
 
 Config = dict[str, int]
 FORMAT = 1
 NEAR = 1.0  # a nearest record differs by less than a factor of two, 2 ** NEAR, in every size
+
+
+class HasKey(Protocol):
+    """A unit of work, as far as records care."""
+
+    @property
+    def key(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -161,7 +165,7 @@ class Records:
                 found.setdefault(_text(choice.unit.get("shape")), []).append((choice, record))
         return found
 
-    def find(self, unit: Unit) -> Iterator[Found]:
+    def find(self, unit: HasKey) -> Iterator[Found]:
         """Exact ones first (of equal units the one whose record is newest), then by rising distance up to NEAR."""
         key = unit.key
         sizes, found = key["sizes"], []

@@ -24,7 +24,7 @@ from tvm_rnn.target import Target
 if TYPE_CHECKING:
     from tvm.s_tir import Schedule
 
-    from .records import Choice
+    from tvm_rnn.records import Choice
 
 Config = dict[str, int]
 # Where knob values are from. In place of a template in a record: its defaults were the fastest.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
-    from tvm_rnn.schedule.records import Record
+    from tvm_rnn.records import Record
     from tvm_rnn.target import Target
 
     from .session import Status

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.schedule.records import Choice, Record, Records
-from tvm_rnn.schedule.template import DEFAULT, Unit, best, space, templates
+from tvm_rnn.records import Choice, Record, Records
+from tvm_rnn.schedule.schedule_template import DEFAULT, Unit, best, space, templates
 from tvm_rnn.target import TABLE
 
 UNIT = Unit("gemm", "step", "float32", 4, 256, (256,), 3, (16,))
