@@ -95,10 +95,13 @@ y_restarted, _ = mod(x, reset=reset)
 assert np.allclose(y_restarted[50:], mod(x[50:])[0], atol=1e-5)
 print("row 3 stops after 40 steps; a reset at step 50 forgets what was before")
 
-# %% [markdown] ## A file, and a process without the compiler  `export` writes one shared object: machine code, weights,
-# and a manifest that says what is in it. To load it, a process needs numpy and tvm_ffi. The one file
-# `tvm_rnn/runtime/runtime.py`, copied beside the .so, does the same where tvm_rnn is not installed; the demo does that.
-# `load` refuses a file that is damaged or that needs another CPU, before any of its code runs.
+# %% [markdown]
+# ## A file, and a process without the compiler
+#
+# `export` writes one shared object: machine code, weights, and a manifest that says what is in it. To load it, a
+# process needs numpy and tvm_ffi. The one file `tvm_rnn/runtime/runtime.py`, copied beside the .so, does the same where
+# tvm_rnn is not installed; the demo does that. `load` refuses a file that is damaged or that needs another CPU, before
+# any of its code runs.
 
 # %%
 program = """

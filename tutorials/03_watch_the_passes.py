@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 import tvm_rnn as rnn
-from tvm_rnn.cli import commands
+from tvm_rnn import cli
 from tvm_rnn.graph.tensor_expressions import text
 from tvm_rnn.passes import pipeline
 from tvm_rnn.passes.pipeline import PASS_NAMES
@@ -35,7 +35,7 @@ for name, lines in stages.items():
 def show(*words: str) -> None:
     """Run `tvm-rnn show` here, as a shell would."""
     print("$ tvm-rnn show", *words)
-    commands.app(["show", *words], standalone_mode=False)
+    cli.app(["show", *words], standalone_mode=False)
 
 
 # %% [markdown]
@@ -132,6 +132,9 @@ for name, found in seconds.items():
 assert tuple(h.shape) == (2, 16)
 print(text([h]))
 
-# %% [markdown] ## What to read next  `04_compile_for_a_gpu.py`: the same cells on a GPU. `tvm_rnn/passes`: each pass is
-# one file whose docstring says what it rewrites to what. `tvm_rnn/passes/pipeline.py` puts them in order and says why.
-# `tvm-rnn compile ... --dump DIR` writes every stage of a compilation to a folder.
+# %% [markdown]
+# ## What to read next
+#
+# `04_compile_for_a_gpu.py`: the same cells on a GPU. `tvm_rnn/passes`: each pass is one file whose docstring says what
+# it rewrites to what. `tvm_rnn/passes/pipeline.py` puts them in order and says why. `tvm-rnn compile ... --dump DIR`
+# writes every stage of a compilation to a folder.

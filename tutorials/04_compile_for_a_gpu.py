@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import tvm_rnn as rnn
-from tvm_rnn.cli import commands
+from tvm_rnn import cli
 from tvm_rnn.oracle.tolerance import assert_close
 
 try:
@@ -92,7 +92,7 @@ assert any(row["template"].startswith("persistent") for row in leaky_mod.manifes
 words = ["lstm", "--stage", "cuda", "--target", "nvidia-h200", "--dtype", "bfloat16", "--batch", "16"]
 print("$ tvm-rnn show", *words)
 with contextlib.redirect_stdout(io.StringIO()) as shown:
-    commands.app(["show", *words], standalone_mode=False)
+    cli.app(["show", *words], standalone_mode=False)
 lines = shown.getvalue().splitlines()
 start = next(n for n, line in enumerate(lines) if "persistent" in line and line.endswith("{"))
 print("...", *(line[:100] for line in lines[start : start + 6]), "...", sep="\n")
@@ -195,6 +195,9 @@ if cuda:
     assert_close(plain(y), again[0], "bfloat16", T)
     print("row 3 stops after 40 steps, the others begin again at step 50")
 
-# %% [markdown] ## What to read next  `tvm_rnn/cuda/model/choose_regime.py` chooses how steps run,
-# `tvm_rnn/cuda/model/persistent_step_time.py` says how long they will take, and `tvm_rnn/cuda/persistent/kernel.py`
-# writes the kernel. `tvm-rnn bench --help` times modules beside torch on a GPU.
+# %% [markdown]
+# ## What to read next
+#
+# `tvm_rnn/cuda/model/choose_regime.py` chooses how steps run, `tvm_rnn/cuda/model/persistent_step_time.py` says how
+# long they will take, and `tvm_rnn/cuda/persistent/kernel.py` writes the kernel. `tvm-rnn bench --help` times modules
+# beside torch on a GPU.

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 import tvm_rnn as rnn
-from tvm_rnn.cli import commands
-from tvm_rnn.schedule.schedule_template import Unit, space
+from tvm_rnn import cli
+from tvm_rnn.schedule import Unit, space
 from tvm_rnn.target import resolve
 from tvm_rnn.tune.workload import able
 
@@ -133,7 +133,7 @@ for size in (units, 80, 400):
 # another version of a template, or of TVM, is passed over with a line that says so.
 
 # %%
-commands.app(["records", "--records", str(folder)], standalone_mode=False)
+cli.app(["records", "--records", str(folder)], standalone_mode=False)
 
 # %% [markdown]
 # ## A GPU that is elsewhere

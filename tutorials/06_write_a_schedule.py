@@ -16,7 +16,7 @@ from tvm.s_tir import Schedule
 
 import tvm_rnn as rnn
 from tvm_rnn.passes import pipeline
-from tvm_rnn.schedule.schedule_template import Knobs, Unit, space, templates
+from tvm_rnn.schedule import Knobs, Unit, space, templates
 from tvm_rnn.target import resolve
 
 # %% [markdown]
@@ -155,6 +155,9 @@ _, layers = pipeline.run(net, machine)[-1]
 for group in layers.graphs[0].groups:
     print(f"  {group.region:<8}phase {group.phase}  {group.kind:<10}{len(group.nodes)} operations")
 
-# %% [markdown] ## What to read next  `schedules/gemm_cpu.py`: the template that you replaced;
-# `schedules/persistent_cluster_cuda.py`: one for GPUs. `tvm_rnn/schedule/schedule_template.py` defines templates, knobs and
-# units; `tvm_rnn/cpu/register_tile.py` makes the tile that a template gets.
+# %% [markdown]
+# ## What to read next
+#
+# `schedules/gemm_cpu.py`: the template that you replaced; `schedules/persistent_cluster_cuda.py`: one for GPUs.
+# `tvm_rnn/schedule/schedule_template.py` defines templates, knobs and units; `tvm_rnn/cpu/register_tile.py` makes the
+# tile that a template gets.

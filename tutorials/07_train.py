@@ -267,6 +267,9 @@ for name, (perplexity, milliseconds) in found.items():
 first, second = (perplexity for perplexity, _ in found.values())
 assert abs(first - second) < 0.05 * second and second < 15
 
-# %% [markdown] ## What to read next  `tvm_rnn/passes/differentiate.py` derives the backward graph,
-# `tvm_rnn/cpu/training/tape_layout.py` says what is kept for it, and `tvm_rnn/torch_layer/autograd.py` is the torch
-# module. `02_write_a_cell.py` is for cells of your own: all of them train.
+# %% [markdown]
+# ## What to read next
+#
+# `tvm_rnn/passes/differentiate.py` derives the backward graph, `tvm_rnn/cpu/training/tape_layout.py` says what is kept
+# for it, and `tvm_rnn/torch_layer/autograd.py` is the torch module. `02_write_a_cell.py` is for cells of your own: all
+# of them train.

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import tvm_rnn as rnn
-from tvm_rnn.cli import commands
+from tvm_rnn import cli
 
 folder = Path(tempfile.mkdtemp(prefix="bring_your_model_"))
 x = np.random.default_rng(0).normal(size=(20, 4, 8)).astype(np.float32)  # 20 steps of 4 rows of 8 features
@@ -95,7 +95,7 @@ if installed("onnx"):
 
 # %%
 if installed("onnx"):
-    commands.app(["inspect", str(folder / "classifier.so")], standalone_mode=False)
+    cli.app(["inspect", str(folder / "classifier.so")], standalone_mode=False)
 
 # %% [markdown]
 # ## What is not supported is named
@@ -201,6 +201,9 @@ sound.tofile(folder / "sound.raw")
 words = [folder / "lstm" / "example_c", "--time", "2000", folder / "sound.raw"]
 print(subprocess.run(words, capture_output=True, check=True, env={}, text=True).stdout.splitlines()[-1])
 
-# %% [markdown] ## What to read next  `tvm_rnn/frontends/onnx_recurrent.py` says how ONNX's layouts and gates become
-# ours, `tvm_rnn/runtime/runtime_ops.py` which operators may stand around a network, `tvm_rnn/bundle/engine.c` what a
-# bundle's library does. `02_write_a_cell.py` is for cells that no framework has.
+# %% [markdown]
+# ## What to read next
+#
+# `tvm_rnn/frontends/onnx_recurrent.py` says how ONNX's layouts and gates become ours, `tvm_rnn/runtime/runtime_ops.py`
+# which operators may stand around a network, `tvm_rnn/bundle/engine.c` what a bundle's library does.
+# `02_write_a_cell.py` is for cells that no framework has.

@@ -1,9 +1,9 @@
 """Records: which knob values won where, and how a compilation finds them.
 
-In: lines of JSON that `schedule/record_files.py` reads from folders. Out: `Records.find`, asked by `schedule.best` for each unit
-of work: the choice of a record for exactly this unit, or of the nearest ones that it may learn from. A record belongs
-to a workload (a network, T, B), and holds a choice per unit; a unit's key says nothing of the cell, so what an LSTM was
-tuned for serves every cell with products of the same shape.
+In: lines of JSON that `schedule/record_files.py` reads from folders. Out: `Records.find`, asked by `schedule.best` for
+each unit of work: the choice of a record for exactly this unit, or of the nearest ones that it may learn from. A record
+belongs to a workload (a network, T, B), and holds a choice per unit; a unit's key says nothing of the cell, so what an
+LSTM was tuned for serves every cell with products of the same shape.
 """
 
 from __future__ import annotations

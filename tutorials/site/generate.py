@@ -82,8 +82,8 @@ def language() -> str:
         lines.append(f"| `{name}` | {' '.join(words.split())} |")
     lines += ["", "## Operations", ""]
     lines += [
-        "What functions are made of: one row of `tvm_rnn/graph/ops.py` each, with its shape rule, its meaning in NumPy,",
-        "its expression in TVM and its gradient. A cell that is made of these can be compiled and trained.",
+        "What functions are made of: one row of `tvm_rnn/graph/ops.py` each, with its shape rule, its meaning in",
+        "NumPy, its expression in TVM and its gradient. A cell that is made of these can be compiled and trained.",
         "",
     ]
     for kind, title in KINDS.items():

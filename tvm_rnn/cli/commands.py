@@ -42,7 +42,7 @@ from .options import (
     regularised,
 )
 from .records import app as records
-from .tune_network import tune
+from .tune import tune
 
 
 class Commands(TyperGroup):

@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.network.rnn import RNN
-from tvm_rnn.records import Choice, Found, Record, Records
+from tvm_rnn.records import Choice, Found, HasKey, Record, Records
 from tvm_rnn.schedule.schedule_template import Template, Unit, templates
 from tvm_rnn.target import Target
 
@@ -85,7 +85,8 @@ class Trial(Records):
     def for_target(self, name: str, versions: Any) -> Records:
         return self
 
-    def find(self, unit: Unit) -> Iterator[Found]:
+    def find(self, unit: HasKey) -> Iterator[Found]:
+        assert isinstance(unit, Unit)  # whoever asks has one
         key = unit.key
         self.asked.setdefault(json.dumps(key, sort_keys=True), unit)
         for choice in self.candidate.choices:
