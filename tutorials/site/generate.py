@@ -192,6 +192,7 @@ def generate(folder: Path) -> None:
     cells: Nav = [(name, write(f"zoo/{name}.md", zoo(name))) for name in rnn.cells.names()]
     works: Nav = [(name, write(f"how/{file}.md", text)) for name, file, text in stages()]
     write("contributing/index.md", (ROOT / ".github" / "CONTRIBUTING.md").read_text())
+    pages = [("What TVM does", "contributing/tvm.md"), ("A first day", "contributing/newcomer.md")]
     nav = navigation(
         [
             ("Start", [("Start here", "index.md"), *lessons]),
@@ -199,7 +200,7 @@ def generate(folder: Path) -> None:
             ("Reference", reference),
             ("The zoo", cells),
             ("How it works", works),
-            ("Contributing", [("Contributing", "contributing/index.md"), ("A first day", "contributing/newcomer.md")]),
+            ("Contributing", [("Contributing", "contributing/index.md"), *pages]),
         ]
     )
     (folder / "mkdocs.yml").write_text((HERE / "mkdocs.yml").read_text() + nav)
