@@ -18,6 +18,7 @@ from tiny_module import include_flags
 
 import tvm_rnn
 from tvm_rnn.bundle.encoding import DTYPES, MOST_AXES, MOST_VALUES, encode
+from tvm_rnn.module_schema import ModelStep
 
 FOLDER = Path(tvm_rnn.__file__).parent / "bundle"
 NAMES = {code: name for name, code in DTYPES.items()}
@@ -74,7 +75,7 @@ def value_of(array: np.ndarray) -> Value:
 
 def run(step: Mapping[str, Any], given: Sequence[Any]) -> list[np.ndarray]:
     """The outputs of one step. given: arrays, None for what is not given. Raises OperationError, and Impossible."""
-    own = encode(step, ())
+    own = encode(ModelStep(**step), ())
     arrays = [None if a is None else np.ascontiguousarray(a).reshape(np.shape(a)) for a in given]
     inputs = [None if a is None else value_of(a) for a in arrays]
     outputs = [Value() for _ in step["outputs"]]

@@ -90,9 +90,9 @@ def test_flops_of_an_lstm() -> None:
 def test_packs_cover_every_weight_once_and_do_not_overlap() -> None:
     net = rnn.RNN(rnn.cells.lstm, 6, 5, num_layers=3, bidirectional=True)
     low = lowered(net)
-    names = [n for pack in low.packs for n in pack["weights"]]
+    names = [n for pack in low.packs for n in pack.weights]
     assert sorted(names) == sorted(net.weight_shapes)
-    offsets = sorted(pack["offset"] for pack in low.packs)
+    offsets = sorted(pack.offset for pack in low.packs)
     assert len(set(offsets)) == 6 and offsets[-1] < low.packed_elements
 
 

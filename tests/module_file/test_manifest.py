@@ -21,15 +21,7 @@ from tiny_module import H, Tiny
 
 from tvm_rnn.errors import BuildError, WeightError
 from tvm_rnn.module_file import manifest as module
-from tvm_rnn.module_file.manifest import (
-    CPU_FIELDS,
-    FIELDS,
-    GPU_FIELDS,
-    TRAINING_FIELDS,
-    serialize_weights,
-    validate,
-    write_container,
-)
+from tvm_rnn.module_file.manifest import serialize_weights, validate, write_container
 from tvm_rnn.runtime.runtime import read_container
 
 CODE = b"\x7fELF" + bytes(range(200))
@@ -63,10 +55,29 @@ def manifest_with(path: str) -> dict[str, Any]:
     """A good manifest that has this field."""
     if path.startswith("training"):
         return training_manifest()
-    return copy.deepcopy(tiny_manifest() if path in {p for p, _, _ in GPU_FIELDS} else Tiny().manifest())
+    return copy.deepcopy(tiny_manifest() if path in GPU.split() else Tiny().manifest())
 
 
-PATHS = [path for path, _, _ in (*FIELDS, *CPU_FIELDS, *GPU_FIELDS, *TRAINING_FIELDS)]
+NETWORK = """
+versions cell dtype num_layers num_directions inputs[].name inputs[].shape output.name output.shape states[].name
+states[].shapes states[].initial weights[].name weights[].shape target.name target.kind target.mcpu target.machine
+target.features entry_points batch flops_per_row templates passes created
+"""
+FUNCTION = """
+packs[].function packs[].weights packs[].offset packed_elements workspace.fixed workspace.per_row
+workspace.per_tile_row workspace.per_sequence_row rows_per_tile
+"""
+GPU = """
+precision weight_dtype variants variants[].arch variants[].target variants[].packed_bytes variants[].parameters[]
+variants[].kernels[].kernel variants[].templates
+"""
+BETWEEN = """
+training.tape.fixed training.tape.per_row training.tape.per_sequence_row training.backward.totals_elements
+training.backward.finishes[].function training.backward.finishes[].weights training.backward.finishes[].offset
+training.backward.finishes[].gradients
+"""
+TRAINING = [*(f"training.{way}.{path}" for way in ("forward", "backward") for path in FUNCTION.split())]
+PATHS = [*NETWORK.split(), *FUNCTION.split(), *GPU.split(), *TRAINING, *BETWEEN.split()]
 
 
 def slots(error: pytest.ExceptionInfo[Exception]) -> str:
@@ -144,15 +155,15 @@ def test_another_format_is_refused(number: Any) -> None:
     ("changes", "text"),
     [
         ({"inputs": [{"name": "x", "shape": [H]}] * 2}, "each name once"),
-        ({"inputs": {}}, "a list"),
+        ({"inputs": {}}, "expected: `array`"),
         ({"packs": [{"function": "pack_0", "weights": ["decay_l7"], "offset": 0}]}, "decay_l7"),
         ({"states": [{"name": "h", "shapes": [[H], [H]], "initial": 0.0}]}, "one per layer"),
-        ({"states": [{"name": "h", "shapes": [[H]], "initial": float("inf")}]}, "a finite number"),
-        ({"states": [{"name": "h", "shapes": [[H]], "initial": float("nan")}]}, "a finite number"),
-        ({"dtype": "float8"}, "float32 or float64"),
-        ({"num_directions": 3}, "1 or 2"),
-        ({"rows_per_tile": 0}, "at least 1"),
-        ({"num_layers": True}, "an integer"),
+        ({"states": [{"name": "h", "shapes": [[H]], "initial": float("inf")}]}, "expected: `float` <="),
+        ({"states": [{"name": "h", "shapes": [[H]], "initial": float("nan")}]}, "expected: `float` >="),
+        ({"dtype": "float8"}, r"float32\|float64"),
+        ({"num_directions": 3}, "expected: `int` <= 2"),
+        ({"rows_per_tile": 0}, "expected: `int` >= 1"),
+        ({"num_layers": True}, r"got: +True\n +expected: `int`"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value,
 )

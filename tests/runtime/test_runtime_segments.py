@@ -123,7 +123,7 @@ def test_chunks_of_time_with_carried_states_under_a_budget() -> None:
     second: Any
     _, middle, first = module.forward_train(early, case.state, max_bytes=smallest(module.memory_sizes(13, 3)).bytes)
     _, _, second = module.forward_train(late, middle, max_bytes=smallest(module.memory_sizes(17, 3)).bytes)
-    assert first.nbytes > 0 and len(first.spans) > 1 < len(second.spans)
+    assert first.nbytes > 0 and len(first.plan.spans) > 1 < len(second.plan.spans)
     gx_late, carried, g_late = module.backward(second, case.gy[13:], case.gstate)
     gx_early, gstate, g_early = module.backward(first, case.gy[:13], carried)
     found = named(np.concatenate([gx_early, gx_late]), gstate, {n: g_early[n] + g_late[n] for n in g_early})

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..module_schema import CpuNetwork, ModelStep
+
 NETWORK = "Network"
 DTYPES = {"bool": 0, "int32": 1, "int64": 2, "float32": 3, "float64": 4}  # IS_BOOL, ... of operations.h
 MOST_AXES, MOST_VALUES = 8, 64
@@ -224,28 +226,28 @@ ENCODERS: dict[str, Callable[[Attributes], Encoded]] = {
 }
 
 
-def encode(step: Mapping[str, Any], networks: Sequence[Mapping[str, Any]]) -> Encoded:
+def encode(step: ModelStep, networks: Sequence[CpuNetwork]) -> Encoded:
     """A step's function and numbers. networks: what the manifest says of each. Raises Impossible."""
-    a = step["attributes"]
-    if max(len(step["inputs"]), len(step["outputs"])) > MOST_VALUES:
+    a: Attributes = step.attributes
+    if max(len(step.inputs), len(step.outputs)) > MOST_VALUES:
         raise Impossible(f"more than {MOST_VALUES} inputs or outputs")
-    if step["op"] != NETWORK:
-        if step["op"] not in ENCODERS:
+    if step.op != NETWORK:
+        if step.op not in ENCODERS:
             raise Impossible("the operation has no form in C")
-        return ENCODERS[step["op"]](a)
+        return ENCODERS[step.op](a)
     number = int(a["network"])
     m = networks[number]
-    directions, layers = int(m["num_directions"]), int(m["num_layers"])
-    shapes = [tuple(shape) for state in m["states"] for shape in state["shapes"]]
-    first, *rest = m["output"]["shape"] or [1]
-    y = (directions * first, *rest) if m["output"]["shape"] else (directions,) * (directions > 1)
+    directions, layers = m.num_directions, m.num_layers
+    shapes = [tuple(shape) for state in m.states for shape in state.shapes]
+    first, *rest = m.output.shape or [1]
+    y = (directions * first, *rest) if m.output.shape else (directions,) * (directions > 1)
     parts = [directions * math.prod(shape) for shape in shapes]
     tails = [(2 + len(shape), directions, -1, *shape) for shape in shapes]
     return Encoded("", (number, layers, *parts, len(y), *y, *(n for tail in tails for n in tail), *_weights(a, m)))
 
 
-def _weights(a: Attributes, m: Mapping[str, Any]) -> tuple[int, ...]:
+def _weights(a: Attributes, m: CpuNetwork) -> tuple[int, ...]:
     """Of weights that are values: how many, and the rank and sizes of each."""
     names = a.get("weights", ())
-    shapes = {item["name"]: item["shape"] for item in m["weights"]}
+    shapes = {item.name: item.shape for item in m.weights}
     return (len(names), *(n for name in names for n in (len(shapes[name]), *shapes[name]))) if names else ()

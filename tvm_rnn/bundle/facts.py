@@ -11,13 +11,13 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from tvm_rnn.runtime import runtime
 
 from ..errors import ConfigError, message
+from ..module_schema import CpuNetwork, GpuNetwork, Model, SeveralNetworks, State, read
 from .encoding import NETWORK
 
 MOST_ARRAYS = 64  # inputs and states of one network: ENGINE_MOST_ARRAYS of engine.h
@@ -110,7 +110,7 @@ class Facts:
     name: str
     networks: tuple[Network, ...]
     arrays: tuple[Stored, ...]
-    manifest: Mapping[str, Any]
+    manifest: CpuNetwork | SeveralNetworks
     code_bytes: int
     code_crc: int
     header_bytes: int
@@ -121,6 +121,18 @@ class Facts:
     def number(self) -> dict[str, int]:
         """The numbers of the arrays."""
         return {array.name: i for i, array in enumerate(self.arrays)}
+
+    @property
+    def manifest_networks(self) -> Sequence[CpuNetwork]:
+        """What the manifest says of each network."""
+        return self.manifest.networks if isinstance(self.manifest, SeveralNetworks) else [self.manifest]
+
+    @property
+    def model(self) -> Model:
+        """The model around the networks, of which there must be one."""
+        if self.manifest.model is None:
+            raise ValueError("the module is a network alone")
+        return self.manifest.model
 
 
 def c_name(text: str, what: str = "bundle") -> str:
@@ -143,7 +155,7 @@ def unique(names: Iterable[str], bundle: str = "") -> list[str]:
     return found
 
 
-def read_facts(data: bytes, manifest: Mapping[str, Any], name: str) -> Facts:
+def read_facts(data: bytes, manifest: Mapping[str, object], name: str) -> Facts:
     """The facts of a module's file. data: its bytes. Raises ConfigError for a module that cannot be bundled."""
     _, _, _, code_bytes, start, size, _ = runtime.FOOTER.unpack(data[-runtime.FOOTER.size :])
     header_bytes = int.from_bytes(data[start : start + HEADER_WORDS], "little") if size else 0
@@ -154,20 +166,24 @@ def read_facts(data: bytes, manifest: Mapping[str, Any], name: str) -> Facts:
         Stored(n, np.dtype(runtime.SAFETENSORS[e["dtype"]]).name, tuple(e["shape"]), e["data_offsets"][0])
         for n, e in entries.items()
     )
-    several = manifest.get("networks")
-    parts = [({**manifest, **own}, f"{i}.") for i, own in enumerate(several)] if several else [(manifest, "")]
-    values = [_weights_as_values(manifest, i) for i in range(len(parts))]
-    for (own, first), names in zip(parts, values, strict=True):
-        shapes = {item["name"]: tuple(item["shape"]) for item in own["weights"]}
-        arrays += tuple(Stored(first + n, own["dtype"], shapes[n], -1 - i) for i, n in enumerate(names))
+    said = read(manifest)
+    if isinstance(said, GpuNetwork):
+        raise ConfigError(message("bundle: only modules for CPUs", got=said.target.name, do="compile it for a CPU"))
+    several = isinstance(said, SeveralNetworks)
+    parts = said.networks if isinstance(said, SeveralNetworks) else [said]
+    values = [_weights_as_values(said.model, i) for i in range(len(parts))]
+    prefixes = [f"{i}." if several else "" for i in range(len(parts))]
+    for own, first, names in zip(parts, prefixes, values, strict=True):
+        shapes = {item.name: tuple(item.shape) for item in own.weights}
+        arrays += tuple(Stored(first + n, own.dtype, shapes[n], -1 - i) for i, n in enumerate(names))
     number = {array.name: i for i, array in enumerate(arrays)}
     networks = [
-        _network(own, f"{name}_n{i}" if several else name, number, first, bool(values[i]))
-        for i, (own, first) in enumerate(parts)
+        _network(own, f"{name}_n{i}" if several else name, number, prefixes[i], bool(values[i]))
+        for i, own in enumerate(parts)
     ]
     code = zlib.crc32(data[:code_bytes])
-    features = tuple((word, runtime.KERNEL_NAMES.get(word)) for word in map(_plain, manifest["target"]["features"]))
-    return Facts(name, tuple(networks), arrays, manifest, code_bytes, code, header_bytes, zlib.crc32(header), features)
+    features = tuple((word, runtime.KERNEL_NAMES.get(word)) for word in map(_plain, said.target.features))
+    return Facts(name, tuple(networks), arrays, said, code_bytes, code, header_bytes, zlib.crc32(header), features)
 
 
 def _plain(feature: str) -> str:
@@ -175,64 +191,63 @@ def _plain(feature: str) -> str:
     return re.sub(r"[_.-]", "", feature)
 
 
-def _weights_as_values(manifest: Mapping[str, Any], network: int) -> list[str]:
+def _weights_as_values(model: Model | None, network: int) -> list[str]:
     """The weights of a network that the model around it gives it, in the order of the step's inputs."""
-    for step in manifest.get("model", {}).get("steps", ()):
-        if step["op"] == NETWORK and int(step["attributes"]["network"]) == network:
-            return list(step["attributes"].get("weights", ()))
+    for step in model.steps if model is not None else ():
+        if step.op == NETWORK and step.attributes["network"] == network:
+            return list(step.attributes.get("weights", ()))
     return []
 
 
-def _network(m: Mapping[str, Any], name: str, number: Mapping[str, int], first: str, given: bool) -> Network:
-    directions, layers = int(m["num_directions"]), int(m["num_layers"])
-    words = unique([*(item["name"] for item in m["inputs"]), *(state["name"] for state in m["states"])], name)
+def _network(m: CpuNetwork, name: str, number: Mapping[str, int], first: str, given: bool) -> Network:
+    directions, layers, w = m.num_directions, m.num_layers, m.workspace
+    words = unique([*(item.name for item in m.inputs), *(state.name for state in m.states)], name)
     if len(words) > MOST_ARRAYS:
         got, expected = f"{len(words)} inputs and states", f"at most {MOST_ARRAYS}"
         raise ConfigError(message("bundle: a network with too many arrays", got=got, expected=expected))
     inputs = [
-        Array(word, math.prod(item["shape"]), _axes("batch", *item["shape"]))
-        for word, item in zip(words, m["inputs"], strict=False)
+        Array(word, math.prod(item.shape), _axes("batch", *item.shape))
+        for word, item in zip(words, m.inputs, strict=False)
     ]
     states = [
-        _state(word, state, directions, layers) for word, state in zip(words[len(inputs) :], m["states"], strict=True)
+        _state(word, state, directions, layers) for word, state in zip(words[len(inputs) :], m.states, strict=True)
     ]
-    width = [directions * n if i == 0 else n for i, n in enumerate(m["output"]["shape"] or [1])]
-    both = "both directions" if directions == 2 else "backwards" if m.get("reverse") else "forwards"
-    w = m["workspace"]
+    width = [directions * n if i == 0 else n for i, n in enumerate(m.output.shape or [1])]
+    both = "both directions" if directions == 2 else "backwards" if m.reverse else "forwards"
     return Network(
         name,
-        f"{m['cell']}, {layers} layer{'s' * (layers > 1)}, {both}, {m['dtype']}",
-        m["dtype"],
+        f"{m.cell}, {layers} layer{'s' * (layers > 1)}, {both}, {m.dtype}",
+        m.dtype,
         tuple(inputs),
         tuple(states),
         Array("y", math.prod(width), _axes("batch", *width)),
-        directions == 1 and "step" in m["entry_points"] and not given,
-        m.get("sequence", "sequence"),
+        directions == 1 and "step" in m.entry_points and not given,
+        m.sequence,
         tuple(_packs(m, number, first)),
-        int(m["packed_elements"]),
-        (int(w["fixed"]), int(w["per_row"]), int(w["per_tile_row"]), int(w["per_sequence_row"])),
-        int(m["rows_per_tile"]),
-        tuple(m["batch"]),
+        m.packed_elements,
+        (w.fixed, w.per_row, w.per_tile_row, w.per_sequence_row),
+        m.rows_per_tile,
+        tuple(m.batch),
         given,
     )
 
 
-def _packs(m: Mapping[str, Any], number: Mapping[str, int], first: str) -> list[Pack]:
-    missing = [n for pack in m["packs"] for n in pack["weights"] if first + n not in number]
+def _packs(m: CpuNetwork, number: Mapping[str, int], first: str) -> list[Pack]:
+    missing = [n for pack in m.packs for n in pack.weights if first + n not in number]
     if missing:
         do = "compile with weights, or load_weights before: a bundle has them in it"
         raise ConfigError(message("bundle: the module has no weights", got=f"no {missing[0]}", do=do))
-    return [Pack(p["function"], int(p["offset"]), tuple(number[first + n] for n in p["weights"])) for p in m["packs"]]
+    return [Pack(p.function, p.offset, tuple(number[first + n] for n in p.weights)) for p in m.packs]
 
 
-def _state(word: str, state: Mapping[str, Any], directions: int, layers: int) -> Array:
-    shapes = [tuple(shape) for shape in state["shapes"]]
+def _state(word: str, state: State, directions: int, layers: int) -> Array:
+    shapes = [tuple(shape) for shape in state.shapes]
     per_row = directions * sum(map(math.prod, shapes))
     if len({*shapes}) == 1:
         layout = _axes(directions * layers, "batch", *shapes[0])
     else:  # one after the other
         layout = " then ".join(_axes(directions, "batch", *shape) for shape in shapes)
-    return Array(word, per_row, layout, float(state["initial"]))
+    return Array(word, per_row, layout, state.initial)
 
 
 def _axes(*sizes: object) -> str:

@@ -96,7 +96,7 @@ def _fill(module: Any, folder: Path, name: str) -> None:
         do = "compile it again with this version"
         raise ConfigError(message("bundle: the module is from an older tvm_rnn", got=module.path, do=do))
     facts = read_facts(data, module.manifest, name)
-    if "model" in facts.manifest:
+    if facts.manifest.model:
         check_program(facts)
     (folder / f"{name}.h").write_text(header_text(facts, program_header(facts)))
     _compile(facts, folder)
@@ -107,7 +107,7 @@ def _fill(module: Any, folder: Path, name: str) -> None:
 
 def _programs(facts: Facts, folder: Path) -> Mapping[str, str]:
     """The examples' files by their programs' names, written."""
-    if "model" in facts.manifest:
+    if facts.manifest.model:
         texts = {"example.c": model_example(facts, False), "example.cpp": model_example(facts, True)}
     else:
         texts = {"example.c": examples.example_c(facts), "example.cpp": examples.example_cpp(facts)}
@@ -127,7 +127,7 @@ def _compile(facts: Facts, folder: Path) -> None:
     compiler, options = find_compiler(), ("-std=gnu11", "-fvisibility=hidden", f"-I{here}")
     compile_c(made, folder / "module.o", "-c", *options, f"-I{folder}", compiler=compiler)
     parts = [folder / "module.o"]
-    for name in ("engine", *(("program", "operations") if "model" in facts.manifest else ())):
+    for name in ("engine", *(("program", "operations") if facts.manifest.model else ())):
         parts.append(folder / f"{name}.o")
         parts[-1].write_bytes(object_of(f"bundle/{name}", compiler, *options))
     # now: nothing is looked up at the first call, which may be a real-time thread's. C alone: no library of C++.

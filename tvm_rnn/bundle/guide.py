@@ -76,8 +76,8 @@ def readme_text(facts: Facts, sources: Mapping[str, str]) -> str:
         about="\n\n".join(about_lines(facts)),
         files="\n".join(f"| `{key}` | {text} |" for key, text in files.items()),
         stream=stream,
-        inputs=arguments(facts) if "model" in facts.manifest else "".join(f" {x.name}.raw" for x in network.inputs),
-        kind="number" if "model" in facts.manifest else network.c_type,
+        inputs=arguments(facts) if facts.manifest.model else "".join(f" {x.name}.raw" for x in network.inputs),
+        kind="number" if facts.manifest.model else network.c_type,
     )
 
 

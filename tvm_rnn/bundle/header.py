@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from tvm_rnn.explain.tables import origin_text
 
+from ..module_schema import plain
 from .facts import Facts, Network, listed
 
 ABOUT = """\
@@ -119,7 +120,7 @@ def _about(facts: Facts) -> str:
         title=title_of(facts),
         lines="\n".join(f"   {line}" for text in about_lines(facts)[1:] for line in textwrap.wrap(text, 115)),
         steps=said,
-        version=facts.manifest["versions"]["tvm_rnn"],
+        version=facts.manifest.versions["tvm_rnn"],
     )
 
 
@@ -130,14 +131,14 @@ def title_of(facts: Facts) -> str:
 
 def about_lines(facts: Facts) -> list[str]:
     """What `NAME_about` says."""
-    m, target = facts.manifest, facts.manifest["target"]
+    m, target = facts.manifest, facts.manifest.target
     lines = [title_of(facts)]
-    if "origin" in m:
-        lines.append(f"Made from: {origin_text(m['origin'])}.")
-    needs = ", ".join(target["features"])
-    lines.append(f"For: {target['machine']} {target['mcpu']}".rstrip() + (f" ({needs})." if needs else "."))
-    versions = ", ".join(f"{name} {version}" for name, version in m["versions"].items())
-    lines.append(f"Made by: {versions}, {m['created']}.")
+    if m.origin is not None:
+        lines.append(f"Made from: {origin_text(plain(m.origin))}.")
+    needs = ", ".join(target.features)
+    lines.append(f"For: {target.machine} {target.mcpu}".rstrip() + (f" ({needs})." if needs else "."))
+    versions = ", ".join(f"{name} {version}" for name, version in m.versions.items())
+    lines.append(f"Made by: {versions}, {m.created}.")
     return [line.replace("*/", "* /") for line in lines]
 
 

@@ -207,20 +207,20 @@ static int run(int argc, char **argv) {{
 
 def model_example(facts: Facts, cpp: bool) -> str:
     """The program in C, or in C++."""
-    model = facts.manifest["model"]
-    names = {kind: ", ".join(c_text(item["name"]) for item in model[kind]) for kind in ("inputs", "outputs")}
+    model = facts.model
+    names = [", ".join(c_text(item.name) for item in items) for items in (model.inputs, model.outputs)]
     program = (CPP if cpp else C).format(
         name=facts.name,
         macro=facts.name.upper(),
         usage=arguments(facts),
-        input_names=names["inputs"],
-        output_names=names["outputs"],
-        input_dtypes=", ".join(str(DTYPES[item["dtype"]]) for item in model["inputs"]),
+        input_names=names[0],
+        output_names=names[1],
+        input_dtypes=", ".join(str(DTYPES[item.dtype]) for item in model.inputs),
     )
     return program + CPP_MAIN * cpp
 
 
 def arguments(facts: Facts) -> str:
     """What the programs are given: a file and a shape for each input."""
-    words = [f"input_{i}" for i in range(len(facts.manifest["model"]["inputs"]))]
+    words = [f"input_{i}" for i in range(len(facts.model.inputs))]
     return "".join(f" {word}.raw SHAPE" for word in words)

@@ -6,10 +6,10 @@ In: `manifest.model` of a module. Out: C text; or ConfigError, with everything i
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from ..errors import ConfigError, message
+from ..module_schema import Declared, Model
 from .encoding import DTYPES, MOST_AXES, MOST_VALUES, Impossible, encode
 from .facts import Facts, listed
 from .text import c_text, initialiser
@@ -40,21 +40,21 @@ enum {{ {macro}_INPUTS = {input_count}, {macro}_OUTPUTS = {count} }};
 
 def check_program(facts: Facts) -> None:
     """Raise ConfigError with every step that a bundle cannot do."""
-    model, networks = facts.manifest["model"], _networks(facts)
+    model, networks = facts.model, facts.manifest_networks
     problems = []
-    for step in model["steps"]:
+    for step in model.steps:
         try:
             encode(step, networks)
         except Impossible as reason:
-            problems.append(f"{step['node'] or step['op']}: {reason}")
-    for item in (*model["inputs"], *model["outputs"]):
-        if item["dtype"] not in DTYPES or len(item["shape"] or ()) > MOST_AXES:
-            problems.append(f"{item['name']!r}: {item['dtype']} of {len(item['shape'] or ())} axes")
+            problems.append(f"{step.node or step.op}: {reason}")
+    for item in (*model.inputs, *model.outputs):
+        if item.dtype not in DTYPES or len(item.shape or ()) > MOST_AXES:
+            problems.append(f"{item.name!r}: {item.dtype} of {len(item.shape or ())} axes")
     shapes = {array.name: array for array in facts.arrays}
-    for item in model["constants"]:
-        array = shapes[item["array"]]
+    for constant in model.constants:
+        array = shapes[constant.array]
         if array.dtype not in DTYPES or len(array.shape) > MOST_AXES:
-            problems.append(f"constant {item['name']!r}: {array.dtype} of {len(array.shape)} axes")
+            problems.append(f"constant {constant.name!r}: {array.dtype} of {len(array.shape)} axes")
     if problems:
         expected = f"arrays of {listed(list(DTYPES))} of at most {MOST_AXES} axes"
         do = "export a .so, for Python; or bundle the network alone, without what is around it"
@@ -64,37 +64,33 @@ def check_program(facts: Facts) -> None:
         raise ConfigError(message("bundle: a model that cannot run without Python", got=got, expected=expected, do=do))
 
 
-def _networks(facts: Facts) -> list[Mapping[str, Any]]:
-    return [{**facts.manifest, **own} for own in facts.manifest.get("networks", ({},))]
-
-
 def program_header(facts: Facts) -> str:
     """What the header says of the model; "" where the module is a network alone."""
-    model = facts.manifest.get("model")
+    model = facts.manifest.model
     if model is None:
         return ""
     macro = facts.name.upper()
     codes = ",\n".join(f"  {macro}_{name.upper()} = {code}" for name, code in DTYPES.items())
-    described = ["\n".join(f"     {_described(item)}" for item in model[kind]) for kind in ("inputs", "outputs")]
+    described = ["\n".join(f"     {_described(item)}" for item in items) for items in (model.inputs, model.outputs)]
     return HEADER.format(
         name=facts.name,
         macro=macro,
         dtypes=codes,
         inputs=described[0],
         outputs=described[1],
-        input_count=len(model["inputs"]),
-        count=len(model["outputs"]),
+        input_count=len(model.inputs),
+        count=len(model.outputs),
     )
 
 
-def _described(item: Mapping[str, Any]) -> str:
-    axes = "of any shape" if item["shape"] is None else "".join(f"[{'any' if a is None else a}]" for a in item["shape"])
-    return f"{item['name']}: {item['dtype']} {axes}".replace("*/", "* /")
+def _described(item: Declared) -> str:
+    axes = "of any shape" if item.shape is None else "".join(f"[{'any' if a is None else a}]" for a in item.shape)
+    return f"{item.name}: {item.dtype} {axes}".replace("*/", "* /")
 
 
 def program_source(facts: Facts) -> str:
     """Tables of the steps, and NAME_run."""
-    model = facts.manifest.get("model")
+    model = facts.manifest.model
     if model is None:
         return ""
     names: dict[str, int] = {}
@@ -102,26 +98,26 @@ def program_source(facts: Facts) -> str:
     def number(name: str) -> int:
         return names.setdefault(name, len(names)) if name else -1
 
-    kept = {item["name"] for item in (*model["outputs"], *model["constants"])}
-    last = {name: i for i, step in enumerate(model["steps"]) for name in (*step["inputs"], *step["outputs"])}
+    kept = {item.name for item in model.outputs} | {item.name for item in model.constants}
+    last = {name: i for i, step in enumerate(model.steps) for name in (*step.inputs, *step.outputs)}
     parts, rows = [], []
-    for i, step in enumerate(model["steps"]):
-        own = encode(step, _networks(facts))
-        drop = {name for name in (*step["inputs"], *step["outputs"]) if name and name not in kept and last[name] == i}
-        lists = [[*map(number, step[key])] for key in ("inputs", "outputs")] + [[*map(number, sorted(drop))]]
+    for i, step in enumerate(model.steps):
+        own = encode(step, facts.manifest_networks)
+        drop = {name for name in (*step.inputs, *step.outputs) if name and name not in kept and last[name] == i}
+        lists = [[*map(number, names)] for names in (step.inputs, step.outputs, sorted(drop))]
         for word, values in zip(("in", "out", "drop"), lists, strict=True):
             parts.append(f"static const int32_t step_{i}_{word}[] = {{{initialiser(values)}}};")
         parts.append(f"static const int64_t step_{i}_ints[] = {{{initialiser(map(_c_int, own.ints))}}};")
         parts.append(f"static const double step_{i}_floats[] = {{{initialiser(map(_c_float, own.floats))}}};")
         function = f"op_{own.function}" if own.function else "0"
         counts = f"{len(lists[0])}, {len(lists[1])}, {len(own.ints)}, {len(lists[2])}"
-        node = c_text(step["node"] or step["op"])
+        node = c_text(step.node or step.op)
         arrays = ", ".join(f"step_{i}_{word}" for word in ("in", "out", "drop", "ints", "floats"))
         rows.append(f"  {{{function}, {node}, {counts}, {arrays}}},")
     table = "static const struct program_step steps[] = {\n" + "\n".join([*rows, "  {0}"]) + "\n};"
-    declared = [_declared(facts, model, kind, number) for kind in ("inputs", "outputs")]
+    declared = [_declared(model, kind, number) for kind in ("inputs", "outputs")]
     constants = _constants(facts, model, number)
-    counts = f"{len(names)}, {len(rows)}, {len(model['inputs'])}, {len(model['outputs'])}, {len(model['constants'])}"
+    counts = f"{len(names)}, {len(rows)}, {len(model.inputs)}, {len(model.outputs)}, {len(model.constants)}"
     whole = f"static const struct program program = {{{counts}, steps, inputs, outputs, constants}};"
     return "\n".join([*parts, table, *declared, constants, whole, RUN.format(name=facts.name)])
 
@@ -143,33 +139,33 @@ def _c_float(value: float) -> str:
     return repr(value) if math.isfinite(value) else "INFINITY" if value > 0 else "-INFINITY"
 
 
-def _declared(facts: Facts, model: Mapping[str, Any], kind: str, number: Callable[[str], int]) -> str:
+def _declared(model: Model, kind: str, number: Callable[[str], int]) -> str:
     names = {axis: -2 - i for i, axis in enumerate(_axes(model))}
     parts, rows = [], []
-    for i, item in enumerate(model[kind]):
-        shape = item["shape"]
+    for i, item in enumerate(model.inputs if kind == "inputs" else model.outputs):
+        shape = item.shape
         sizes = [axis if isinstance(axis, int) else -1 if axis is None else names[axis] for axis in shape or ()]
         parts.append(f"static const int64_t {kind}_{i}_shape[] = {{{initialiser(sizes)}}};")
         rank = -1 if shape is None else len(shape)
-        row = f"{c_text(item['name'])}, {number(item['name'])}, {DTYPES[item['dtype']]}, {rank}, {kind}_{i}_shape"
+        row = f"{c_text(item.name)}, {number(item.name)}, {DTYPES[item.dtype]}, {rank}, {kind}_{i}_shape"
         rows.append(f"  {{{row}}},")
     return "\n".join([*parts, f"static const struct program_declared {kind}[] = {{", *rows, "  {0}\n};"])
 
 
-def _axes(model: Mapping[str, Any]) -> list[str]:
+def _axes(model: Model) -> list[str]:
     """The names that sizes have; those of outputs alone mean nothing, and fit anything."""
-    found = dict.fromkeys(a for kind in ("inputs", "outputs") for i in model[kind] for a in i["shape"] or ())
+    found = dict.fromkeys(a for i in (*model.inputs, *model.outputs) for a in i.shape or ())
     names = [axis for axis in found if isinstance(axis, str)]
     if len(names) > MOST_VALUES:
         raise ConfigError(message("bundle: a model with too many names of sizes", got=len(names), expected=MOST_VALUES))
     return names
 
 
-def _constants(facts: Facts, model: Mapping[str, Any], number: Callable[[str], int]) -> str:
+def _constants(facts: Facts, model: Model, number: Callable[[str], int]) -> str:
     parts, rows = [], []
-    for i, item in enumerate(model["constants"]):
-        array = facts.arrays[facts.number[item["array"]]]
+    for i, item in enumerate(model.constants):
+        array = facts.arrays[facts.number[item.array]]
         parts.append(f"static const int64_t constant_{i}[] = {{{initialiser(array.shape)}}};")
-        row = f"{number(item['name'])}, {facts.number[item['array']]}, {DTYPES[array.dtype]}, {len(array.shape)}"
+        row = f"{number(item.name)}, {facts.number[item.array]}, {DTYPES[array.dtype]}, {len(array.shape)}"
         rows.append(f"  {{{row}, constant_{i}}},")
     return "\n".join([*parts, "static const struct program_constant constants[] = {", *rows, "  {0}\n};"])

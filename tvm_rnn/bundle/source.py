@@ -104,7 +104,7 @@ def _module(facts: Facts) -> str:
             *rows,
             "};",
             "static const struct engine_module module = {",
-            f"  {c_text(f'{facts.name}.so')}, {c_text(facts.manifest['target']['machine'])},",
+            f"  {c_text(f'{facts.name}.so')}, {c_text(facts.manifest.target.machine)},",
             f"  {facts.code_bytes}, {facts.header_bytes}, {facts.code_crc}u, {facts.header_crc}u,",
             f"  {counts}, networks, arrays, features",
             "};\n",

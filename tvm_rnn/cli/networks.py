@@ -14,6 +14,7 @@ import typer
 from tvm_rnn.errors import ConfigError, InputError, message, unknown
 from tvm_rnn.explain.tables import size_text
 from tvm_rnn.frontends.spec import build_net, find_cell, is_model, parse_sizes, read_model
+from tvm_rnn.module_schema import GpuNetwork, SeveralNetworks, read
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.npy_files import npy_writer, npz_writer, read_npy, write_whole
@@ -79,7 +80,7 @@ def check_outputs(output: str | None, bundle: str | None, weights: bool) -> None
 
 
 def report_compiled(
-    written: Mapping[str, str | None], manifest: Mapping[str, Any], seconds: float, as_json: bool, filled: bool
+    written: Mapping[str, str | None], manifest: Mapping[str, object], seconds: float, as_json: bool, filled: bool
 ) -> None:
     """What `compile` says when it is done. written: the paths of "output" and "bundle", None for what was not."""
     output, bundle = written["output"], written["bundle"]
@@ -90,18 +91,18 @@ def report_compiled(
         facts |= {} if bundle is None else {"bundle_bytes": library_bytes}
         print_json({**facts, "seconds": round(seconds, 3), "manifest": manifest})
         return
-    target = manifest["target"]
-    machine = f"{target['machine']} {target['mcpu']}".strip()
-    if "variants" in manifest:
-        machine = f"{', '.join(v['arch'] for v in manifest['variants'])} in {manifest['precision']}"
-    own = " and ".join(part["cell"] for part in manifest.get("networks", (manifest,)))
+    said = read(manifest)
+    machine = f"{said.target.machine} {said.target.mcpu}".strip()
+    if isinstance(said, GpuNetwork):
+        machine = f"{', '.join(v.arch for v in said.variants)} in {said.precision}"
+    own = " and ".join(part.cell for part in (said.networks if isinstance(said, SeveralNetworks) else [said]))
     for path, count in ((output, file_bytes), (bundle, library_bytes)):
         if path is not None:
             print(f"wrote {path}: {own} for {machine}, {size_text(count)}, {seconds:.1f} s")
     if output is None:
         print(f"next: read {os.path.join(bundle or '', 'README.md')}")
-    elif "model" in manifest:
-        given = " ".join(f"--input {item['name']}=FILE.npy" for item in manifest["model"]["inputs"])
+    elif said.model is not None:
+        given = " ".join(f"--input {item.name}=FILE.npy" for item in said.model.inputs)
         print(f"next: tvm-rnn run {output} {given} --output results.npz")
     else:
         print(

@@ -20,14 +20,16 @@ from typing import TYPE_CHECKING, Any
 
 import tvm
 import tvm_ffi
+from msgspec import convert, structs
 
-from tvm_rnn import __version__
+from tvm_rnn import __version__, module_schema
 from tvm_rnn.cpu import c_compiler, tir_pipeline
 from tvm_rnn.cpu.lower_network import Lowered, Lowering
 from tvm_rnn.decisions import about, heard, recording
 from tvm_rnn.dtypes import held_dtype, precision_name, stored_name
 from tvm_rnn.errors import BuildError, ConfigError, message
 from tvm_rnn.module_file import manifest
+from tvm_rnn.module_schema import Array, CpuNetwork, Machine, Network, Origin, State
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.network.widen import widened
@@ -194,7 +196,8 @@ def _for_a_cpu(
 
         tell("lowering of training")
         arrays |= add_training(net, lowered, facts, machine, batches, without, training)
-        facts["memory"] |= {} if max_bytes is None else {"max_bytes": max_bytes}
+        if facts.memory is not None:
+            facts.memory.max_bytes = max_bytes
     tell("code generation")
     executable = generate(lowered.module, machine)
     tell("linking")
@@ -346,61 +349,55 @@ def blob(net: RNN, layers: Layers) -> dict[str, Any]:
 
 def describe(
     net: RNN, lowered: Lowered, target: Target, batches: tuple[int, ...], without: tuple[str, ...]
-) -> dict[str, Any]:
+) -> CpuNetwork:
     """The manifest of a module for a CPU."""
-    return {
-        **common_facts(net, target, batches, without),
-        "packs": lowered.packs,
-        "packed_elements": lowered.packed_elements,
-        "workspace": lowered.workspace,
-        "rows_per_tile": lowered.rows_per_tile,
-        "flops_per_row": lowered.flops_per_row,
-        "templates": [used.facts() for used in (*lowered.used, *lowered.walks)],
-        **({"weight_dtype": lowered.stored} if lowered.stored else {}),
-    }
+    return CpuNetwork(
+        **structs.asdict(common_facts(net, target, batches, without)),
+        packs=lowered.packs,
+        packed_elements=lowered.packed_elements,
+        workspace=lowered.workspace,
+        rows_per_tile=lowered.rows_per_tile,
+        flops_per_row=lowered.flops_per_row,
+        templates=[used.facts() for used in (*lowered.used, *lowered.walks)],
+        weight_dtype=lowered.stored or None,
+    )
 
 
-def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tuple[str, ...]) -> dict[str, Any]:
+def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tuple[str, ...]) -> Network:
     """What the manifest of format 1 says of every module."""
     first, last = net.layers[0].graph, net.layers[-1]
-    return {
-        "format": 1,
-        "versions": {"tvm_rnn": __version__, "tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__},
-        **({} if net.origin is None else {"origin": net.origin.facts()}),
-        **({} if net.program is None else {"model": net.program.facts()}),
-        "cell": net.cell.name,
-        "equations": equations_digest(net),
-        "dtype": net.dtype,
-        "num_layers": net.num_layers,
-        "num_directions": net.num_directions,
-        "inputs": [{"name": n.name, "shape": list(n.shape)} for n in first.inputs],
-        "output": {"name": net.cell.output, "shape": [last.width]},
-        "states": [
-            {
-                "name": s.name,
-                "shapes": [list(layer.graph.states[i].shape) for layer in net.layers],
-                "initial": float(net.cell.initial.get(s.name, 0.0)),
-            }
+    return Network(
+        format=runtime.MANIFEST_FORMAT,
+        versions={"tvm_rnn": __version__, "tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__},
+        origin=None if net.origin is None else convert(net.origin.facts(), Origin),
+        model=None if net.program is None else convert(net.program.facts(), module_schema.Model),
+        cell=net.cell.name,
+        equations=equations_digest(net),
+        dtype=net.dtype,
+        num_layers=net.num_layers,
+        num_directions=net.num_directions,
+        inputs=[Array(n.name, list(n.shape)) for n in first.inputs],
+        output=Array(net.cell.output, [last.width]),
+        states=[
+            State(
+                s.name,
+                [list(layer.graph.states[i].shape) for layer in net.layers],
+                float(net.cell.initial.get(s.name, 0.0)),
+            )
             for i, s in enumerate(net.cell.states)
         ],
-        "weights": [{"name": name, "shape": list(shape)} for name, shape in net.weight_shapes.items()],
-        "target": {
-            "name": target.name,
-            "kind": target.kind,
-            "mcpu": target.mcpu,
-            "machine": target.machine,
-            "features": list(target.features),
-        },
-        **({"reverse": True} if net.reverse else {}),
-        **({"regularisers": net.regularisers.facts()} if net.regularisers else {}),
-        "entry_points": [
+        weights=[Array(name, list(shape)) for name, shape in net.weight_shapes.items()],
+        target=Machine(target.name, target.kind, target.mcpu, target.machine, list(target.features)),
+        reverse=net.reverse,
+        regularisers=net.regularisers.facts() or None,
+        entry_points=[
             "sequence",
             *([] if net.reverse else ["step"]),
             "init_state",
             *([] if net.program is None else ["run"]),
         ],
-        "batch": list(batches),
-        "passes": [name for name in pipeline.PASS_NAMES if name not in without],
-        "decisions": heard(),
-        "created": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-    }
+        batch=list(batches),
+        passes=[name for name in pipeline.PASS_NAMES if name not in without],
+        decisions=heard(),
+        created=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )

@@ -9,20 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import tvm
+from msgspec import convert, structs
 
-from tvm_rnn.cpu.lower_network import Lowered, Lowering
+from tvm_rnn import module_schema
+from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.module_file import manifest
+from tvm_rnn.module_schema import SHARED, CpuNetwork, Origin, SeveralNetworks
 from tvm_rnn.network.model import Model
 from tvm_rnn.passes.pipeline import Layers
 from tvm_rnn.target import Target
 
 from .compile import blob, describe, generate, link
-
-# What a manifest says once for all networks.
-SHARED = ("format", "versions", "target", "batch", "passes", "created")
 
 
 def write_model(
@@ -49,9 +48,13 @@ def write_model(
     tell("linking")
     elf = link(executable, folder, machine)
     facts = [describe(n, own, machine, batches, without) for n, own in zip(model.networks, lowered, strict=True)]
-    whole = {name: facts[0][name] for name in SHARED}
-    whole |= {"entry_points": ["run"], "origin": model.origin.facts(), "model": model.program.facts()}
-    whole["networks"] = [_own(f, own, i) for i, (f, own) in enumerate(zip(facts, lowered, strict=True))]
+    whole = SeveralNetworks(
+        **{name: getattr(facts[0], name) for name in SHARED},
+        entry_points=["run"],
+        origin=convert(model.origin.facts(), Origin),
+        model=convert(model.program.facts(), module_schema.Model),
+        networks=[_own(network, i) for i, network in enumerate(facts)],
+    )
     arrays = {
         f"{i}.{name}": value
         for i, (net, own) in enumerate(zip(model.networks, layers, strict=True))
@@ -66,9 +69,8 @@ def _named(number: int, function: str) -> str:
     return f"n{number}_{function}" if number else function
 
 
-def _own(facts: dict[str, Any], lowered: Lowered, number: int) -> dict[str, Any]:
+def _own(network: CpuNetwork, number: int) -> CpuNetwork:
     """What the manifest says of one network, with its functions by the names that they have in the file."""
-    packs = [{**pack, "function": _named(number, pack["function"])} for pack in lowered.packs]
-    own = {name: value for name, value in facts.items() if name not in SHARED}
-    decisions = [d for d in facts["decisions"] if d["subject"].get("network", number) == number]
-    return {**own, "packs": packs, "decisions": decisions, "sequence": _named(number, "sequence")}
+    packs = [structs.replace(pack, function=_named(number, pack.function)) for pack in network.packs]
+    decisions = [d for d in network.decisions or () if d["subject"].get("network", number) == number]
+    return structs.replace(network, packs=packs, decisions=decisions, sequence=_named(number, "sequence"))

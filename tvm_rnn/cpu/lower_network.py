@@ -18,10 +18,12 @@ import numpy as np
 import tvm
 from tvm import tirx
 
+from tvm_rnn import module_schema
 from tvm_rnn.errors import PassError, message
 from tvm_rnn.graph.graph import Node, depends
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.tensor_expressions import reduced_axes
+from tvm_rnn.module_schema import Pack
 from tvm_rnn.network.rnn import RNN, named_constants, weight_name
 from tvm_rnn.passes.pipeline import Layers
 from tvm_rnn.target import Target
@@ -53,9 +55,9 @@ class Lowered:
     """What `compiler/compile.py` needs: the functions, and the manifest's facts about memory, packing and schedules."""
 
     module: Any
-    packs: list[dict[str, Any]]
+    packs: list[Pack]
     packed_elements: int
-    workspace: dict[str, int]
+    workspace: module_schema.Workspace
     rows_per_tile: int
     flops_per_row: int
     used: list[Used]
@@ -162,7 +164,7 @@ class Lowering:
         """Which template chose how each graph's layers and time are walked."""
         return [Used(t.unit, *t.chosen) for g in self.layers.graphs if (t := g.tiling) and t.unit and t.chosen]
 
-    def _packs(self) -> list[dict[str, Any]]:
+    def _packs(self) -> list[Pack]:
         packs = []
         for run in self.runs:
             layer = self.code[run.graph]
@@ -173,7 +175,7 @@ class Lowering:
                     at = self.packed_at[run.graph] + ((run.at + i) * self.net.num_directions + d) * layer.packed.size
                     weights = [weight_name(n, run.first + i, d) for n in names]
                     name = f"{self.prefix}pack_{run.graph}"
-                    packs.append({"function": name, "weights": weights + fixed, "offset": at})
+                    packs.append(Pack(name, weights + fixed, at))
         return packs
 
     def _pack(self, layer: Layer, name: str) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_rnn import module_schema
 from tvm_rnn.graph.ops import Shape
 
 Expr = Any
@@ -84,13 +85,9 @@ class Workspace:
     per_tile_row: int = 0
     per_sequence_row: int = 0
 
-    def sizes(self) -> dict[str, int]:
-        return {
-            "fixed": self.fixed,
-            "per_row": self.per_row,
-            "per_tile_row": self.per_tile_row,
-            "per_sequence_row": self.per_sequence_row,
-        }
+    def sizes(self) -> module_schema.Workspace:
+        """What a manifest says of it."""
+        return module_schema.Workspace(self.fixed, self.per_row, self.per_tile_row, self.per_sequence_row)
 
 
 @dataclass

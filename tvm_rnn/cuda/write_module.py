@@ -11,11 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from tvm_rnn.compiler.compile import blob, common_facts
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.errors import BuildError, message
 from tvm_rnn.module_file import manifest
+from tvm_rnn.module_schema import GpuNetwork, Kernel, Variant
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.passes.pipeline import Layers
 from tvm_rnn.target import Target
@@ -55,11 +58,12 @@ def write_module(
     elf, taken, compiler = nvcc.build(sources, folder, precision not in EXACT)
     tell("writing")
     facts = describe(net, layers, programs, targets, batches, without, precision, taken, stored)
-    facts["versions"]["cuda"] = compiler
+    facts.versions["cuda"] = compiler
     arrays = blob(net, layers)
     if trained:
         add_entry_points.describe(facts, trained, taken)
-        facts["memory"] |= {} if max_bytes is None else {"max_bytes": max_bytes}
+        if facts.memory is not None:
+            facts.memory.max_bytes = max_bytes
         arrays |= trained[0].constants()
     path = os.path.join(folder, f"{net.cell.name}.so")
     manifest.write_container(elf, facts, arrays, path)
@@ -76,38 +80,34 @@ def describe(
     precision: str,
     taken: dict[str, list[dict[str, Any]]],
     stored: str = "",
-) -> dict[str, Any]:
+) -> GpuNetwork:
     """The manifest: what all modules say, and one variant per arch."""
-    variants = []
-    for program, target in zip(programs, targets, strict=True):
-        facts = dict(program.facts)
-        facts.pop("flops_per_row", None)
-        variants.append(
-            {
-                "arch": target.arch,
-                "target": target.name,
-                "packed_bytes": program.packed_bytes,
-                "parameters": [list(row) for row in program.parameters],
-                "kernels": [_with_threads(row, program) for row in taken.get(target.arch, [])],
-                "templates": facts.pop("templates", []),
-                **facts,
-            }
+    variants = [
+        Variant(
+            arch=target.arch,
+            target=target.name,
+            packed_bytes=program.packed_bytes,
+            parameters=program.parameters,
+            kernels=[_with_threads(row, program) for row in taken.get(target.arch, [])],
+            templates=program.facts.get("templates", []),
         )
-    if len({v["arch"] for v in variants}) != len(variants):
+        for program, target in zip(programs, targets, strict=True)
+    ]
+    if len({v.arch for v in variants}) != len(variants):
         raise BuildError(message("two targets have one arch", got=", ".join(t.arch for t in targets)))
-    return {
-        **common_facts(net, targets[0], batches, without),
-        "precision": precision,
-        "weight_dtype": stored or storage(precision),
-        "flops_per_row": float(programs[0].facts.get("flops_per_row", 0.0)),
-        "templates": variants[0]["templates"],
-        "variants": variants,
-    }
+    return GpuNetwork(
+        **structs.asdict(common_facts(net, targets[0], batches, without)),
+        precision=precision,
+        weight_dtype=stored or storage(precision),
+        flops_per_row=float(programs[0].facts.get("flops_per_row", 0.0)),
+        templates=variants[0].templates,
+        variants=variants,
+    )
 
 
-def _with_threads(row: dict[str, Any], program: Program) -> dict[str, Any]:
+def _with_threads(row: dict[str, Any], program: Program) -> Kernel:
     """What the compiler says that a kernel takes, and with what it is launched."""
     kernel = program.kernels.get(row["kernel"])
     if kernel is None:
-        return row
-    return {**row, "threads": kernel.threads, "cluster": kernel.cluster, "dynamic_shared_bytes": kernel.shared_bytes}
+        return Kernel(**row)
+    return Kernel(**row, threads=kernel.threads, cluster=kernel.cluster, dynamic_shared_bytes=kernel.shared_bytes)

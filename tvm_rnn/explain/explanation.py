@@ -195,6 +195,7 @@ def _decided(
     from tvm_rnn.compiler.compile import describe, networks_of, precision_of, stored_as
     from tvm_rnn.cpu.lower_network import Lowering
     from tvm_rnn.cpu.training.add_entry_points import add_training
+    from tvm_rnn.module_schema import plain
     from tvm_rnn.network.widen import widened
     from tvm_rnn.passes import pipeline
     from tvm_rnn.schedule import record_files
@@ -220,17 +221,18 @@ def _decided(
                     if training
                     else []
                 )
-                facts = write_module.describe(
+                on_gpu = write_module.describe(
                     one, layers, programs, (machine,), batches, own["without"], precision, {}, kind
                 )
                 if trained:
-                    add_entry_points.describe(facts, trained, {})
-                    facts["working"] = add_entry_points.working(trained[0], machine)
+                    add_entry_points.describe(on_gpu, trained, {})
+                facts = plain(on_gpu) | ({"working": add_entry_points.working(trained[0], machine)} if trained else {})
             else:
                 lowered = Lowering(one, layers, machine, batches, kind).run()
-                facts = describe(one, lowered, machine, batches, own["without"])
+                on_cpu = describe(one, lowered, machine, batches, own["without"])
                 if training:
-                    add_training(one, lowered, facts, machine, batches, own["without"], training)
+                    add_training(one, lowered, on_cpu, machine, batches, own["without"], training)
+                facts = plain(on_cpu)
         found.append(facts)
         options = {"batch": batches, "without": own["without"], "precision": own["precision"]}
         options |= {"weights": own["weights"], "training": training}

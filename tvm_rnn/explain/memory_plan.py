@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_rnn.dtypes import precision_name
 from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.module_schema import plain
 from tvm_rnn.passes import keep_choice
 from tvm_rnn.runtime.runtime_cuda_segments import sizes_of as sizes_on_gpu
 from tvm_rnn.runtime.runtime_memory import MemoryPlan, Sizes, check_budget, fastest, plan_of, smallest, table
@@ -151,12 +152,13 @@ def facts_of(
     from tvm_rnn.decisions import recording
 
     with recording(False):
-        facts = common_facts(net, machine, batches, without)
+        facts = plain(common_facts(net, machine, batches, without))
         if machine.kind == "cuda":
             return facts | _on_a_gpu(net, machine, batches, without, precision, keep)
         from tvm_rnn.cpu.training.add_entry_points import planned
 
-        return facts | planned(net, machine, batches, without, keep)
+        training, memory = planned(net, machine, batches, without, keep)
+        return facts | {"training": plain(training), "memory": plain(memory)}
 
 
 def _on_a_gpu(
@@ -166,11 +168,9 @@ def _on_a_gpu(
     from tvm_rnn.cuda.training import add_entry_points
 
     trained = add_entry_points.plan(net, machine, batches, without, precision, keep)
-    found: dict[str, Any] = {
-        "tape": trained.forward.tape.sizes(),
-        "memory": memory_facts(net, trained.layers, trained.training),
-    }
-    return found | {"working": add_entry_points.working(trained, machine)}
+    memory = memory_facts(net, trained.layers, trained.training)
+    working = add_entry_points.working(trained, machine)
+    return {"tape": trained.forward.tape.sizes(), "memory": plain(memory), "working": working}
 
 
 __all__ = ["Choice", "MemoryPlans", "facts_of", "plan_memory", "plans_of", "sizes_of"]

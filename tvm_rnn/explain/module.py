@@ -7,11 +7,13 @@ is drawn is what was compiled: the digest and every decision of the passes are c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from tvm_rnn.decisions import recording
 from tvm_rnn.language.cell import Cell
+from tvm_rnn.module_schema import CpuNetwork, GpuNetwork, Row, SeveralNetworks, plain, read
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime.runtime import Manifest
@@ -28,43 +30,44 @@ class NotDrawn(Exception):
     """Why there are no pictures, in words. Never leaves `explain`."""
 
 
-def remade(manifest: Mapping[str, Any], cell: Cell | None = None) -> tuple[RNN, Target, Stages]:
+def remade(manifest: Mapping[str, object], cell: Cell | None = None) -> tuple[RNN, Target, Stages]:
     """The network of a module, its target, and its graphs after each pass. manifest: of one network.
 
     Raises NotDrawn where the equations are not at hand, are others, or where this version's passes decide otherwise.
     """
     from tvm_rnn.bench.peers.models import Unsupported, net_of
 
-    if "equations" not in manifest:
+    facts = read(manifest)
+    if isinstance(facts, SeveralNetworks) or facts.equations is None:
         raise NotDrawn("the module is from a version whose files do not say which equations they have")
     try:
-        net = net_of(Manifest(_plain(manifest)), cell)
+        net = net_of(json.loads(json.dumps(plain(facts)), object_hook=Manifest), cell)
     except Unsupported:
-        name = manifest["cell"] if cell is None else cell.name
+        name = facts.cell if cell is None else cell.name
         do = "name its own: --cell FILE.py:FUNCTION" if cell is None else "it is not this module's"
         raise NotDrawn(f"a module has no equations in its file, and {name} here has others or none; {do}") from None
-    machine = _target(manifest)
-    without = [name for name in pipeline.PASS_NAMES if name not in manifest["passes"]]
+    machine = _target(facts)
+    without = [name for name in pipeline.PASS_NAMES if name not in facts.passes]
     with recording() as told:
-        stages = pipeline.run(net, machine, without, manifest["batch"])
-    if _of_passes([d.as_dict() for d in told]) != _of_passes(manifest.get("decisions", ())):
+        stages = pipeline.run(net, machine, without, facts.batch)
+    if _of_passes([d.as_dict() for d in told]) != _of_passes(facts.decisions or ()):
         raise NotDrawn("the passes of this version decide otherwise than those that made the module: compile it again")
     return net, machine, stages
 
 
-def _target(manifest: Mapping[str, Any]) -> Target:
+def _target(facts: CpuNetwork | GpuNetwork) -> Target:
     """The target by its name; of a machine that is not named, this one if it is of that kind."""
-    own = manifest["target"]
-    name = (manifest.get("variants") or [{"target": own["name"]}])[0]["target"]
+    own = facts.target
+    name = facts.variants[0].target if isinstance(facts, GpuNetwork) else own.name
     if name in GPUS or name in TABLE:
         return resolve(name)
     here = host()
-    if own["kind"] == "llvm" and here.mcpu == own["mcpu"]:
+    if own.kind == "llvm" and here.mcpu == own.mcpu:
         return here
-    raise NotDrawn(f"it was compiled for {own['mcpu'] or name}, where its passes saw other caches than here")
+    raise NotDrawn(f"it was compiled for {own.mcpu or name}, where its passes saw other caches than here")
 
 
-def _of_passes(decisions: Any) -> list[dict[str, Any]]:
+def _of_passes(decisions: Iterable[Row]) -> list[Row]:
     """What was decided about inference, without the number that the network has in a model of several."""
     found = []
     for row in decisions:
@@ -72,10 +75,3 @@ def _of_passes(decisions: Any) -> list[dict[str, Any]]:
         if row["stage"] not in AFTER and "training" not in subject:
             found.append({**{k: v for k, v in row.items() if k != "subject"}, "subject": subject})
     return [row for i, row in enumerate(found) if row not in found[:i]]
-
-
-def _plain(value: Any) -> Any:
-    """Dicts as manifests have them, whose keys are attributes too."""
-    if isinstance(value, Mapping):
-        return Manifest({name: _plain(own) for name, own in value.items()})
-    return [_plain(own) for own in value] if isinstance(value, list | tuple) else value

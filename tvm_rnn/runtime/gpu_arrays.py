@@ -12,9 +12,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+
+from .runtime import Array, Function, Shape
+
+if TYPE_CHECKING:
+    from .runtime_cuda import CudaModule
 
 CPU, CUDA = 1, 2  # DLPack's device types
 PER_THREAD_STREAM = 2  # CUDA's handle: calls with arrays of the CPU from several threads do not wait for each other
@@ -22,7 +27,71 @@ INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32
 # The functions of a module's library, each with the arch as suffix.
 FUNCTIONS: tuple[str, ...] = ("allocate", "release", "transfer", "finish", "settle", "capturing")
 FUNCTIONS += ("load", "pack", "workspace", "sequence")
-Library = Mapping[str, Callable[..., Any]]
+Library = Mapping[str, Function]
+
+
+class Arrays(Protocol):
+    """What a module does with arrays on one GPU, whichever library they are of. Its own arrays are flat and of the
+    network's dtype where nothing else is said; memory is not initialised."""
+
+    number: int  # of the GPU
+
+    def use(self, library: Library) -> None:
+        """Take the module's functions for memory on its GPU, where they are needed."""
+
+    def stream(self) -> int:
+        """The CUDA stream for work."""
+
+    def empty(self, shape: Shape) -> Array:
+        """An array."""
+
+    def full(self, elements: int, value: float) -> Array:
+        """An array of one value."""
+
+    def zeros(self, shape: Shape, dtype: str) -> Array:
+        """An array of zeros."""
+
+    def typed(self, shape: Shape, dtype: str) -> Array:
+        """An array in a dtype that may not be the network's."""
+
+    def workspace(self, size: int) -> Array:
+        """Bytes for one call."""
+
+    def lasting(self, size: int) -> Array:
+        """Bytes that other calls do not use."""
+
+    def within(self, memory: Array, first: int, shape: Shape) -> Array:
+        """An array in lasting memory, from byte `first` on."""
+
+    def join(self, arrays: list[Array]) -> Array:
+        """Arrays one after the other."""
+
+    def adopt(self, value: Array) -> Array:
+        """The user's array, contiguous, on this GPU: the same memory where it is so already."""
+
+    def adopt_rows(self, value: Array) -> Array:
+        """The same for lengths, resets and seeds."""
+
+    def flags(self, value: Array) -> Array:
+        """0 where a value is 0, else 1, as bytes."""
+
+    def cast(self, value: Array, dtype: str) -> Array:
+        """The values in another dtype."""
+
+    def flat(self, array: Array) -> Array:
+        """The values in one dimension."""
+
+    def copy(self, array: Array) -> Array:
+        """The values in memory of their own."""
+
+    def result(self, array: Array, shape: Shape) -> Array:
+        """What the user gets: an array of the kind of x."""
+
+    def address(self, array: Array) -> int:
+        """Where it is on the GPU."""
+
+    def dtype(self, array: Array) -> str:
+        """Its dtype's name."""
 
 
 def narrow(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -44,7 +113,7 @@ def widen(bits: np.ndarray) -> np.ndarray:
     return floats
 
 
-def to_numpy(value: Any, widens: bool = False) -> Any:
+def to_numpy(value: Array, widens: bool = False) -> Array:
     """An array of any place as one of numpy's, other things as they are. widens: 16-bit floats become float32."""
     if hasattr(value, "detach"):  # torch
         value = value.detach().cpu()
@@ -57,7 +126,7 @@ def to_numpy(value: Any, widens: bool = False) -> Any:
     return value
 
 
-def sender(like: Any) -> Callable[[np.ndarray], Any]:
+def sender(like: Array) -> Callable[[np.ndarray], Array]:
     """What makes of an array of numpy's one of the kind and at the place of `like`."""
     if hasattr(like, "detach"):  # torch
         torch = importlib.import_module("torch")
@@ -67,7 +136,7 @@ def sender(like: Any) -> Callable[[np.ndarray], Any]:
     return lambda array: array
 
 
-def gpu_of(value: Any) -> int | None:
+def gpu_of(value: Array) -> int | None:
     """The number of the GPU that an array is on; None: it is not on one, or no array."""
     if getattr(value, "is_cuda", False):
         return int(value.get_device())  # torch says so, in a tenth of the time that DLPack takes
@@ -79,7 +148,7 @@ def gpu_of(value: Any) -> int | None:
     return None
 
 
-def kind_of(x: Any, module: Any) -> Any:
+def kind_of(x: object, module: CudaModule) -> Arrays:
     """What handles arrays of the kind of x. Raises ImportError and ValueError where nothing does."""
     number = gpu_of(x)
     if number is None:
@@ -90,7 +159,7 @@ def kind_of(x: Any, module: Any) -> Any:
     return known
 
 
-def _on_a_gpu(x: Any, module: Any, number: int) -> Any:
+def _on_a_gpu(x: object, module: CudaModule, number: int) -> Arrays:
     if type(x).__module__.partition(".")[0] == "cupy":
         return CupyArrays(module, number, None)
     with contextlib.suppress(ImportError):
@@ -101,15 +170,15 @@ def _on_a_gpu(x: Any, module: Any, number: int) -> Any:
     return CupyArrays(module, number, type(x))
 
 
-def _from_dlpack(kind: type) -> Callable[[Any], Any]:
+def _from_dlpack(kind: type) -> Callable[[Array], Array]:
     """The function that makes that kind of array, from the package where its class is."""
     packages = [base.__module__.partition(".")[0] for base in kind.__mro__]
     if "jaxlib" in packages:  # whose arrays are made by another package
         packages.insert(0, "jax")
     for package in packages:
-        module: Any = sys.modules.get(package)
+        module: CudaModule = sys.modules.get(package)
         for home in (module, getattr(module, "dlpack", None)):
-            maker: Callable[[Any], Any] | None = getattr(home, "from_dlpack", None)
+            maker: Callable[[Array], Array] | None = getattr(home, "from_dlpack", None)
             if package != "builtins" and maker is not None:
                 return maker
     return lambda array: array
@@ -118,7 +187,7 @@ def _from_dlpack(kind: type) -> Callable[[Any], Any]:
 class TorchArrays:
     """Arrays on a GPU as torch tensors: memory from torch's allocator, work on torch's current stream."""
 
-    def __init__(self, module: Any, number: int, back: type | None) -> None:
+    def __init__(self, module: CudaModule, number: int, back: type | None) -> None:
         self.torch, self.number, self.back = sys.modules["torch"], number, back
         self.kind = getattr(self.torch, module.manifest["dtype"])
         self.place = self.torch.device("cuda", number)
@@ -129,29 +198,29 @@ class TorchArrays:
     def stream(self) -> int:
         return int(self.torch.cuda.current_stream(self.number).cuda_stream)
 
-    def empty(self, shape: tuple[int, ...]) -> Any:
+    def empty(self, shape: Shape) -> Array:
         return self.torch.empty(shape, dtype=self.kind, device=self.place)
 
-    def full(self, elements: int, value: float) -> Any:
+    def full(self, elements: int, value: float) -> Array:
         return self.torch.full((elements,), value, dtype=self.kind, device=self.place)
 
-    def workspace(self, size: int) -> Any:
+    def workspace(self, size: int) -> Array:
         return self.torch.empty(size, dtype=self.torch.uint8, device=self.place)
 
     lasting = workspace
 
-    def within(self, memory: Any, first: int, shape: tuple[int, ...]) -> Any:
+    def within(self, memory: Array, first: int, shape: Shape) -> Array:
         """An array in lasting memory, from byte `first` on: no view of another one, for autograd."""
         empty = self.torch.empty(0, dtype=self.kind, device=self.place)
         return empty.set_(memory.untyped_storage(), first // empty.element_size(), shape)
 
-    def typed(self, shape: tuple[int, ...], dtype: str) -> Any:
+    def typed(self, shape: Shape, dtype: str) -> Array:
         return self.torch.empty(shape, dtype=getattr(self.torch, dtype), device=self.place)
 
-    def join(self, arrays: list[Any]) -> Any:
+    def join(self, arrays: list[Array]) -> Array:
         return self.torch.cat([array.reshape(-1) for array in arrays])
 
-    def adopt(self, value: Any) -> Any:
+    def adopt(self, value: Array) -> Array:
         """A contiguous tensor on this GPU: the same memory where it is one already. float32 from NumPy is rounded to
         bfloat16, which NumPy lacks."""
         if not isinstance(value, self.torch.Tensor):
@@ -166,38 +235,38 @@ class TorchArrays:
 
     adopt_rows = adopt
 
-    def flags(self, value: Any) -> Any:
+    def flags(self, value: Array) -> Array:
         return (value != 0).view(self.torch.uint8)
 
-    def cast(self, value: Any, dtype: str) -> Any:
+    def cast(self, value: Array, dtype: str) -> Array:
         return value.to(getattr(self.torch, dtype))
 
-    def flat(self, array: Any) -> Any:
+    def flat(self, array: Array) -> Array:
         return array.reshape(-1)
 
-    def copy(self, array: Any) -> Any:
+    def copy(self, array: Array) -> Array:
         return array.clone()
 
-    def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+    def zeros(self, shape: Shape, dtype: str) -> Array:
         return self.torch.zeros(shape, dtype=getattr(self.torch, dtype), device=self.place)
 
-    def result(self, array: Any, shape: tuple[int, ...]) -> Any:
+    def result(self, array: Array, shape: Shape) -> Array:
         array = array if array.shape == shape else array.view(shape)
         return array if self.back is None else _from_dlpack(self.back)(array)
 
     @staticmethod
-    def address(array: Any) -> int:
+    def address(array: Array) -> int:
         return int(array.data_ptr())
 
     @staticmethod
-    def dtype(array: Any) -> str:
+    def dtype(array: Array) -> str:
         return str(array.dtype)[6:]  # without "torch."
 
 
 class CupyArrays:
     """The same as cupy arrays."""
 
-    def __init__(self, module: Any, number: int, back: type | None) -> None:
+    def __init__(self, module: CudaModule, number: int, back: type | None) -> None:
         self.cupy, self.number, self.back = sys.modules["cupy"], number, back
         self.kind = module.manifest["dtype"]
         if self.kind == "bfloat16":
@@ -209,31 +278,31 @@ class CupyArrays:
     def stream(self) -> int:
         return int(self.cupy.cuda.get_current_stream(self.number).ptr)
 
-    def empty(self, shape: tuple[int, ...]) -> Any:
+    def empty(self, shape: Shape) -> Array:
         with self.cupy.cuda.Device(self.number):
             return self.cupy.empty(shape, self.kind)
 
-    def full(self, elements: int, value: float) -> Any:
+    def full(self, elements: int, value: float) -> Array:
         with self.cupy.cuda.Device(self.number):
             return self.cupy.full(elements, value, self.kind)
 
-    def workspace(self, size: int) -> Any:
+    def workspace(self, size: int) -> Array:
         with self.cupy.cuda.Device(self.number):
             return self.cupy.empty(size, np.uint8)
 
     lasting = workspace
 
-    def within(self, memory: Any, first: int, shape: tuple[int, ...]) -> Any:
+    def within(self, memory: Array, first: int, shape: Shape) -> Array:
         return self.cupy.ndarray(shape, self.kind, memory.data + first)
 
-    def typed(self, shape: tuple[int, ...], dtype: str) -> Any:
+    def typed(self, shape: Shape, dtype: str) -> Array:
         with self.cupy.cuda.Device(self.number):
             return self.cupy.empty(shape, dtype)
 
-    def join(self, arrays: list[Any]) -> Any:
+    def join(self, arrays: list[Array]) -> Array:
         return self.cupy.concatenate([array.ravel() for array in arrays])
 
-    def adopt(self, value: Any) -> Any:
+    def adopt(self, value: Array) -> Array:
         """A contiguous array on this GPU: the same memory where it is one already."""
         with self.cupy.cuda.Device(self.number):
             if not isinstance(value, self.cupy.ndarray) and gpu_of(value) is not None:
@@ -242,39 +311,39 @@ class CupyArrays:
 
     adopt_rows = adopt
 
-    def flags(self, value: Any) -> Any:
+    def flags(self, value: Array) -> Array:
         return (value != 0).view(np.uint8)
 
-    def cast(self, value: Any, dtype: str) -> Any:
+    def cast(self, value: Array, dtype: str) -> Array:
         return self.cupy.ascontiguousarray(value, dtype)
 
-    def flat(self, array: Any) -> Any:
+    def flat(self, array: Array) -> Array:
         return array.ravel()
 
-    def copy(self, array: Any) -> Any:
+    def copy(self, array: Array) -> Array:
         return array.copy()
 
-    def zeros(self, shape: tuple[int, ...], dtype: str) -> Any:
+    def zeros(self, shape: Shape, dtype: str) -> Array:
         with self.cupy.cuda.Device(self.number):
             return self.cupy.zeros(shape, dtype)
 
-    def result(self, array: Any, shape: tuple[int, ...]) -> Any:
+    def result(self, array: Array, shape: Shape) -> Array:
         array = array.reshape(shape)
         return array if self.back is None else _from_dlpack(self.back)(array)
 
     @staticmethod
-    def address(array: Any) -> int:
+    def address(array: Array) -> int:
         return int(array.data.ptr)
 
     @staticmethod
-    def dtype(array: Any) -> str:
+    def dtype(array: Array) -> str:
         return str(array.dtype)
 
 
 class Piece:
     """An array of the CPU and its place on the GPU: 0 until it is asked for, when the array is sent there."""
 
-    def __init__(self, array: np.ndarray, dtype: str, address: int = 0, memory: Any = None) -> None:
+    def __init__(self, array: np.ndarray, dtype: str, address: int = 0, memory: Array = None) -> None:
         self.array, self.dtype, self.shape, self.address, self.memory = array, dtype, array.shape, address, memory
 
 
@@ -283,7 +352,7 @@ class HostArrays:
 
     _local = threading.local()
 
-    def __init__(self, module: Any, x: Any) -> None:
+    def __init__(self, module: CudaModule, x: Array) -> None:
         self.number, self.kind, self.x, self.slot = int(module.device), str(module.manifest["dtype"]), x, 0
         self.item = np.dtype(np.uint16 if self.kind == "bfloat16" else self.kind)
         self.module = module
@@ -315,7 +384,7 @@ class HostArrays:
             self.library["transfer"](self.number, PER_THREAD_STREAM, piece.address, piece.array.ctypes.data, size)
         return piece.address
 
-    def empty(self, shape: tuple[int, ...]) -> Piece:
+    def empty(self, shape: Shape) -> Piece:
         array = np.empty(shape, self.item)
         return Piece(array, self.kind, self._memory(array.nbytes))
 
@@ -329,10 +398,10 @@ class HostArrays:
         """Memory that other calls do not use."""
         return Block(self.library, self.number, size)
 
-    def within(self, memory: Block, first: int, shape: tuple[int, ...]) -> Piece:
+    def within(self, memory: Block, first: int, shape: Shape) -> Piece:
         return Piece(np.empty(shape, self.item), self.kind, memory.address + first, memory)
 
-    def typed(self, shape: tuple[int, ...], dtype: str) -> Piece:
+    def typed(self, shape: Shape, dtype: str) -> Piece:
         """For results in a dtype that is not the network's."""
         array = np.empty(shape, dtype)
         return Piece(array, dtype, self._memory(array.nbytes))
@@ -340,7 +409,7 @@ class HostArrays:
     def join(self, pieces: list[Piece]) -> Piece:
         return Piece(np.concatenate([piece.array.ravel() for piece in pieces]), self.kind)
 
-    def adopt(self, value: Any) -> Piece:
+    def adopt(self, value: Array) -> Piece:
         """The array, contiguous. float32 is rounded to bfloat16, which NumPy lacks."""
         if str(getattr(value, "dtype", "")) == "torch.bfloat16":
             torch = sys.modules["torch"]
@@ -359,10 +428,16 @@ class HostArrays:
     def adopt_rows(self, value: np.ndarray) -> Piece:
         return Piece(np.ascontiguousarray(value), str(value.dtype))
 
+    def flags(self, value: Piece) -> Piece:
+        return Piece((value.array != 0).view(np.uint8), "uint8")
+
+    def cast(self, value: Piece, dtype: str) -> Piece:
+        return Piece(value.array.astype(dtype), dtype)
+
     def copy(self, piece: Piece) -> Piece:
         return Piece(piece.array.copy(), piece.dtype)
 
-    def zeros(self, shape: tuple[int, ...], dtype: str) -> Piece:
+    def zeros(self, shape: Shape, dtype: str) -> Piece:
         return Piece(np.zeros(shape, dtype), dtype)
 
     def flat(self, piece: Piece) -> np.ndarray:
@@ -372,7 +447,7 @@ class HostArrays:
             self.library["transfer"](self.number, PER_THREAD_STREAM, array.ctypes.data, piece.address, array.nbytes)
         return array.reshape(-1)
 
-    def result(self, array: Any, shape: tuple[int, ...]) -> Any:
+    def result(self, array: Array, shape: Shape) -> Array:
         values = (self.flat(array) if isinstance(array, Piece) else array).reshape(shape)
         dtype = getattr(self.x, "dtype", None)
         torch = sys.modules.get("torch")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import itertools
 import json
 import math
@@ -20,16 +19,23 @@ import sys
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 try:
-    from ..errors import InputError, LoadError, TvmRnnError, WeightError
-except ImportError:  # this file alone, beside a .so: the same names, made here
-    for name in ("TvmRnnError", "InputError", "LoadError", "WeightError"):
+    from ..errors import DeviceError, InputError, LoadError, TvmRnnError, WeightError
+except ImportError:  # this file beside a .so: the same names, made here
+    for name in ("TvmRnnError", "DeviceError", "InputError", "LoadError", "WeightError"):
         globals()[name] = type(name, (globals().get("TvmRnnError", Exception),), {})
+if not __package__ and __spec__ is not None:
+    # Files of the runtime that are copied beside a .so too become submodules of this one: "from . import" finds them.
+    __package__, __path__ = __name__, [os.path.dirname(os.path.abspath(__file__))]
+    __spec__.submodule_search_locations, sys.modules[f"{__name__}.runtime"] = __path__, sys.modules[__name__]
+
+if TYPE_CHECKING:
+    import tvm_ffi
 
 MAGIC, CONTAINER_VERSION, MANIFEST_FORMAT = b"TVMRNN\0\1", 1, 1
 FOOTER = struct.Struct("<8sIIQQQQ")  # magic, version, crc32 of all before; ELF size; weights at, size; manifest size
@@ -39,18 +45,121 @@ ALIGNMENT = 64  # generated code moves whole cache lines to and from its own buf
 SAFETENSORS = {f"{kind}{8 * size}": f"{kind.lower()}{size}" for kind in "FIU" for size in (1, 2, 4, 8)} | {"BOOL": "?"}
 # Where LLVM's name of a CPU feature is not the kernel's.
 KERNEL_NAMES = {"sse3": "pni", "lzcnt": "abm", "bmi": "bmi1", "sha": "shani", "pclmul": "pclmulqdq", "neon": "asimd"}
-OTHERS = {"networks": "Model", "tape": "Cuda_Training", "variants": "Cuda", "training": "Training"}
 _opened: dict[str, tuple[int, ...]] = {}
-_beside = functools.cache(lambda name: importlib.import_module(f"{__package__}.{name}" if __package__ else name))
+
+Array = Any  # of any library: results are of the kind of x
+State = dict[str, Array]  # by name; a list of one by layer where layers differ in shape
+Facts = Mapping[str, Any]  # a manifest, or a part of one, read by its keys
+Shape = tuple[int, ...]
+Function = Callable[..., int]  # of a compiled library; most return nothing
+
+
+class Library(Protocol):
+    """A compiled module's functions, as tvm_ffi opens them."""
+
+    sequence: Function
+    forward_train: Function
+    pool_size: Function
+    pool_resize: Function
+
+    def get_function(self, name: str) -> Function:
+        """The function of that name."""
+
+
+class Named(Protocol):
+    """An input, the output or a weight, in a manifest."""
+
+    name: str
+    shape: Sequence[int]
+
+
+class StateFacts(Protocol):
+    """A state. shapes: by layer."""
+
+    name: str
+    shapes: Sequence[Sequence[int]]
+    initial: float
+
+
+class Machine(Protocol):
+    """What code runs on."""
+
+    name: str
+    machine: str
+    features: Sequence[str]
+
+
+class Pack(Protocol):
+    """One call of a function that lays out weights; gradients: where it makes these of sums."""
+
+    function: str
+    weights: Sequence[str]
+    offset: int
+    gradients: Sequence[str]
+
+
+class Elements(Protocol):
+    """Of a workspace or a tape: fixed + B (per_row + tile * per_tile_row + T * per_sequence_row)."""
+
+    fixed: int
+    per_row: int
+    per_tile_row: int
+    per_sequence_row: int
+
+
+class FunctionFacts(Protocol):
+    """What a call of a function on a CPU needs."""
+
+    packs: Sequence[Pack]
+    packed_elements: int
+    workspace: Elements
+    rows_per_tile: int
 
 
 class Manifest(dict[str, Any]):
     """The facts about a module, as in its file; keys are attributes too: `mod.manifest.target.mcpu`."""
 
+    format: int
+    cell: str
+    dtype: str
+    num_layers: int
+    num_directions: int
+    inputs: Sequence[Named]
+    output: Named
+    states: Sequence[StateFacts]
+    weights: Sequence[Named]
+    target: Machine
+    entry_points: Sequence[str]
+    packs: Sequence[Pack]
+    packed_elements: int
+    workspace: Elements
+    rows_per_tile: int
+    flops_per_row: float
+
     def __getattr__(self, name: str) -> Any:
         if name in self:
             return self[name]
         raise AttributeError(f"the manifest has no {name!r}; it has: {', '.join(self)}")
+
+
+class Opened(NamedTuple):
+    """A module's file, read: its path, bytes, manifest, arrays by name, and how many bytes are code."""
+
+    path: str
+    data: mmap.mmap
+    manifest: Manifest
+    arrays: dict[str, np.ndarray]
+    elf_size: int
+
+
+class Flat(NamedTuple):
+    """A state of B rows as one flat array: its name, first value, elements, and (place, shape) of each of its arrays:
+    one, or where layers differ in shape one by layer."""
+
+    name: str
+    initial: float
+    size: int
+    parts: list[tuple[slice, Shape]]
 
 
 def _error(kind: type[Exception], what: str, got: object, expected: object = None, do: object = None) -> Exception:
@@ -67,7 +176,7 @@ def _map_file(path: str, kind: type[Exception]) -> mmap.mmap:
         raise _error(kind, f"cannot read {path!r}", error, "a file with something in it") from None
 
 
-def _open_container(path: str | os.PathLike[str]) -> tuple[str, mmap.mmap, Manifest, dict[str, np.ndarray], int]:
+def _open_container(path: str | os.PathLike[str]) -> Opened:
     data = _map_file(path := os.fsdecode(path), LoadError)
     end = len(data) - FOOTER.size
     magic, version, crc, elf_size, start, size, text = FOOTER.unpack(data[-FOOTER.size :].ljust(FOOTER.size))
@@ -87,12 +196,14 @@ def _open_container(path: str | os.PathLike[str]) -> tuple[str, mmap.mmap, Manif
             raise _error(LoadError, newer, f"manifest format {manifest.format}", f"at most {MANIFEST_FORMAT}", do)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _error(LoadError, f"{path!r} has no readable manifest", error, do="export it again") from None
-    return path, data, manifest, _parse_weights(data, start, size, path, LoadError) if size else {}, elf_size
+    arrays = _parse_weights(data, start, size, path, LoadError) if size else {}
+    return Opened(path, data, manifest, arrays, elf_size)
 
 
 def read_container(path: str | os.PathLike[str]) -> tuple[Manifest, dict[str, np.ndarray]]:
     """The manifest and the weights ({name: array}) of a module's file. Raises LoadError. Loads no code."""
-    return _open_container(path)[2:4]
+    opened = _open_container(path)
+    return opened.manifest, opened.arrays
 
 
 def _parse_weights(data: mmap.mmap, start: int, size: int, path: str, kind: type[Exception]) -> dict[str, np.ndarray]:
@@ -120,7 +231,7 @@ def cpu_features() -> set[str] | None:
     return None
 
 
-def _check_machine(path: str, target: Manifest) -> None:
+def _check_machine(path: str, target: Machine) -> None:
     do = f"compile for this machine; it was compiled for {target.name!r}"
     machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
     if target.machine != machine:
@@ -131,7 +242,7 @@ def _check_machine(path: str, target: Manifest) -> None:
         raise _error(LoadError, f"{path!r} needs a CPU with more features", f"without {missing}", target.features, do)
 
 
-def _open_library(path: str, data: mmap.mmap, elf_size: int, first: str = "pool_install") -> Any:
+def _open_library(path: str, data: mmap.mmap, elf_size: int, first: str = "pool_install") -> Library:
     """The tvm_ffi module, with its function `first` called. dlopen finds an open library by its path and would return
     old code for a file since replaced; such a file, and one not named .so, is opened through a copy of a new name."""
     real = os.path.realpath(path)
@@ -151,12 +262,12 @@ def _open_library(path: str, data: mmap.mmap, elf_size: int, first: str = "pool_
         raise _error(LoadError, f"{path!r} cannot be loaded", got, do=do) from error
 
 
-def _aligned(elements: int, dtype: Any) -> np.ndarray:
+def _aligned(elements: int, dtype: np.dtype) -> np.ndarray:
     raw = np.empty(elements * dtype.itemsize + ALIGNMENT, np.uint8)
     return raw[-raw.ctypes.data % ALIGNMENT :][: elements * dtype.itemsize].view(dtype)
 
 
-def _numpy(what: str, value: Any, kind: type[Exception] = InputError) -> np.ndarray:
+def _numpy(what: str, value: Array, kind: type[Exception] = InputError) -> np.ndarray:
     """The same memory as numpy array. A torch tensor is detached: nothing here computes gradients."""
     if isinstance(value, np.ndarray):
         return np.asarray(value)
@@ -173,13 +284,13 @@ def _numpy(what: str, value: Any, kind: type[Exception] = InputError) -> np.ndar
 
 
 @functools.cache
-def _like(kind: Any) -> Callable[[np.ndarray], Any] | None:
+def _like(kind: type) -> Callable[[np.ndarray], Array] | None:
     """What turns a numpy array into that kind of array; None: it stays one (also where the package is not known)."""
     makers = [getattr(sys.modules.get(base.__module__.partition(".")[0]), "from_dlpack", None) for base in kind.__mro__]
     return None if np.from_dlpack in makers else next(filter(None, makers), None)
 
 
-def _per_row(what: str, value: Any, dtype: type, shape: tuple[int, ...], steps: int) -> np.ndarray:
+def _per_row(what: str, value: object, dtype: type, shape: Shape, steps: int) -> np.ndarray:
     """A copy of lengths (int64) or reset (bool) as array of that dtype and shape, from any dtype of its kind."""
     if isinstance(value, list | tuple):
         with contextlib.suppress(ValueError, TypeError):  # a ragged list stays a list, which is refused below
@@ -197,11 +308,18 @@ def _per_row(what: str, value: Any, dtype: type, shape: tuple[int, ...], steps: 
 
 
 class Module:
-    """A compiled RNN. Time-major: x [T, B, *input], y [T, B, D*H], a state [L*D, B, *shape] in torch's order (a list of
-    [D, B, *shape] by layer where these differ). Thread-safe. Results are new arrays of the kind of x and carry no
-    gradient; dtypes are never cast. `weights`: {name: read-only array}, or empty. Raises InputError and WeightError."""
+    """A compiled RNN: call it for all steps, or `step` for one.
 
-    def __init__(self, path: str | os.PathLike[str], opened: tuple[Any, ...] | None = None) -> None:
+    Arrays are time-major: x [T, B, *input], y [T, B, D*H], a state [L*D, B, *shape] in torch's order (a list of
+    [D, B, *shape] by layer where these differ), where D is 1 or 2 directions. Results are new arrays of the kind of x
+    and carry no gradient. dtypes are never cast. Thread-safe, but for changes of weights.
+
+    path: of the file that it came from.
+    manifest: what the file says of the module; keys are attributes too: `mod.manifest.target.mcpu`.
+    weights: {name: read-only array}; empty until there are any.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], opened: Opened | None = None) -> None:
         self.path, self._file, self.manifest, arrays, self._elf_size = opened or _open_container(path)
         try:
             self._read_manifest(self.manifest)
@@ -209,13 +327,32 @@ class Module:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise _error(LoadError, f"{self.path!r} has an unusable manifest", error, do="export it again") from None
         self._library = _open_library(self.path, self._file, self._elf_size)
-        self._tensor, self._sequence = sys.modules["tvm_ffi"].from_dlpack, self._library.sequence
+        self._tensor: Callable[[np.ndarray], tvm_ffi.Tensor] = sys.modules["tvm_ffi"].from_dlpack
+        self._sequence = self._library.sequence
         self._no_lengths, self._no_reset = (self._tensor(np.zeros(1, dtype)) for dtype in (np.int64, np.uint8))
-        self._local = threading.local()  # a workspace per thread: no lock is held while compiled code runs
-        self._threads, self._packed, self._plans, self.weights = 0, None, dict[int, Any](), dict[str, np.ndarray]()
-        self._constants = {name: arrays.pop(name) for name in [*arrays] if name.startswith(CONSTANT)}
+        self._begin(arrays)
         if arrays or not self._weight_shapes:
             self._use_weights(arrays)
+
+    def _begin(self, arrays: dict[str, np.ndarray]) -> None:
+        """What every kind of module begins with. arrays: of the file, which the constants are taken from."""
+        self._local = threading.local()  # a workspace per thread: no lock is held while compiled code runs
+        self._threads, self._packed, self._plans = 0, None, dict[int, list[Flat]]()
+        self.weights: dict[str, np.ndarray] = {}
+        self._constants = {name: arrays.pop(name) for name in [*arrays] if name.startswith(CONSTANT)}
+
+    def __repr__(self) -> str:
+        m = self.manifest
+        both = " in both directions" if m.num_directions == 2 else " backwards" if m.get("reverse") else ""
+        shapes = [f"{item.name} {[*item.shape]}" for item in (*m.inputs, m.output)]
+        layers = f"{m.num_layers} layer{'s' * (m.num_layers > 1)}{both}"
+        return (
+            f"<{type(self).__name__} {m.cell}: {', '.join(shapes[:-1])} -> {shapes[-1]}, {layers}, {self._runs_on()}>"
+        )
+
+    def _runs_on(self) -> str:
+        """The dtype and the target, for people."""
+        return f"{self.manifest.dtype} on {self.manifest.target.name}"
 
     def _read_manifest(self, m: Manifest) -> None:
         D, self._dtype = int(m.num_directions), np.dtype(m.dtype)
@@ -227,38 +364,94 @@ class Module:
         self._sizes = (int(w.fixed), int(w.per_row), int(w.per_tile_row), int(w.per_sequence_row), int(m.rows_per_tile))
         self._packs, self._packed_elements, self._flops = m.packs, int(m.packed_elements), float(m.flops_per_row)
 
-    def __call__(self, x: Any, state: Any = None, *, lengths: Any = None, reset: Any = None, **inputs: Any) -> Any:
-        """All steps: (y [T, B, D*H], {name: last state}). x: an array [T, B, *input]; several: a tuple in manifest's
-        order, a dict, or keywords. state: a dict of all; None: the initial ones. lengths: [B] integers in 0..T: row b
-        stops after so many steps, its y is 0 from there. reset: [T, B] bool or uint8: row b starts again at step t."""
-        arrays, (T, B), like = self._read_inputs(x, inputs, ("T", "B"))
+    def __call__(
+        self,
+        x: object,
+        state: Mapping[str, object] | None = None,
+        *,
+        lengths: object = None,
+        reset: object = None,
+        **inputs: object,
+    ) -> tuple[Array, State]:
+        """All steps.
+
+        x: [T, B, *input], in the module's dtype; of a cell with several inputs a tuple in the manifest's order, a dict,
+            or the first one, with the others as keywords.
+        state: all first states by name, [L*D, B, *shape] each; None: the initial ones.
+        lengths: [B] integers in 0..T: row b stops after so many steps, and its y is 0 from there. None: all are T.
+        reset: [T, B] bool or uint8: row b begins again, at the initial state, at step t. None: never.
+
+        Returns y [T, B, D*H] and {name: state after the last step}, of the kind of x. Raises InputError for arrays that
+        do not fit, WeightError where there are no weights."""
+        arrays, lead, like = self._read_inputs(x, inputs, ("T", "B"))
+        has, rows = self._read_rows(lengths, reset, *lead)
+        return self._run(arrays, state, lead[0], lead, like, has, rows)
+
+    def _read_rows(self, lengths: object, reset: object, T: int, B: int) -> tuple[tuple[bool, bool], list[Array]]:
+        """Whether there are lengths and resets, and what compiled code takes for them."""
         counts = self._no_lengths if lengths is None else _per_row("lengths", lengths, np.int64, (B,), T)
         mask = self._no_reset if reset is None else _per_row("reset", reset, bool, (T, B), T).ravel().view(np.uint8)
-        return self._run(arrays, state, T, (T, B), like, (lengths is not None, reset is not None), (counts, mask))
+        return (lengths is not None, reset is not None), [counts, mask]
 
-    def step(self, x: Any, state: Any = None, *, out: Any = None, **inputs: Any) -> Any:
-        """One step: x [B, *input] -> (y [B, H], {name: state}). out: such a pair, of arrays that are written to, and
-        returned, in place of new ones; its state may be the one given: mod.step(x, state, out=(y, state))."""
+    def step(
+        self,
+        x: object,
+        state: Mapping[str, object] | None = None,
+        *,
+        out: tuple[Array, State] | None = None,
+        **inputs: object,
+    ) -> tuple[Array, State]:
+        """One step.
+
+        x: [B, *input], as for a call of all steps.
+        state: all states by name, [L, B, *shape] each; None: the initial ones.
+        out: (y, state) to write to, and to return, in place of new arrays; its state may be the one given:
+            mod.step(x, state, out=(y, state)). Then nothing is allocated.
+
+        Returns y [B, H] and {name: state}. Raises InputError, also for a module that cannot step because it has two
+        directions or goes backwards, and WeightError where there are no weights."""
         if not self._steps:
             raise _error(InputError, "this module cannot step", "two directions or reverse", "forward", "call mod(x)")
         if out is not None:
-            return _beside("runtime_step").step_into(self, x, state, out, inputs)
-        arrays, lead, like = self._read_inputs(x, inputs, ("B",))
-        return self._run(arrays, state, 1, lead, like, (0, 0), (self._no_lengths, self._no_reset))
+            from .runtime_step import step_into
 
-    def init_state(self, batch: int) -> dict[str, Any]:
-        """The initial state for that many rows, as numpy arrays."""
+            return step_into(self, x, state, out, inputs)
+        arrays, lead, like = self._read_inputs(x, inputs, ("B",))
+        return self._run(arrays, state, 1, lead, like, (False, False), [self._no_lengths, self._no_reset])
+
+    def init_state(self, batch: int) -> State:
+        """The initial state.
+
+        batch: B, how many rows, at least 0.
+
+        Returns {name: [L*D, B, *shape]} as numpy arrays. Raises InputError for another batch."""
         if not isinstance(batch, int | np.integer) or batch < 0:
             raise _error(InputError, "the batch size is wrong", repr(batch), "an integer, at least 0")
         return self._shape_states(self._read_states(None, int(batch)), int(batch), None)
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """All of the model that this module was made from: its outputs by name, of its inputs by name."""
-        return cast(dict[str, Any], _beside("runtime_model").run(self, inputs))
+    def run(self, inputs: Mapping[str, object]) -> dict[str, Array]:
+        """All of the ONNX or Keras model that this module was made from.
 
-    def _run(self, arrays: Any, state: Any, T: int, lead: Any, like: Any, has: Any, rows: Any) -> Any:
+        inputs: {name: array}, all of the model's, with its dtypes and shapes.
+
+        Returns {name: output}, of the kind of the first input. Raises InputError, also for a module that was not made
+        from a model."""
+        from . import runtime_model
+
+        return runtime_model.run(self, inputs)
+
+    def _run(
+        self,
+        arrays: list[np.ndarray],
+        state: Mapping[str, object] | None,
+        T: int,
+        lead: Shape,
+        like: Callable[[np.ndarray], Array] | None,
+        has: tuple[bool, bool],
+        rows: Sequence[Array],
+    ) -> tuple[Array, State]:
         if self._packed is None:
-            raise _error(WeightError, "the module has no weights", "none", [*self._weight_shapes], "load_weights first")
+            raise self._weightless()
         before = self._read_states(state, B := lead[-1])
         after, y = [array.copy() for array in before], np.empty((*lead, *self._output), self._dtype)
         if T and B:
@@ -269,11 +462,17 @@ class Module:
             if held < elements:
                 work = self._tensor(_aligned(max(1, elements), self._dtype))
                 self._local.workspace = (elements, work)
-            threads = self._threads or (1 if self._flops * B < PARALLEL_FLOPS_PER_STEP else self.threads)
+            threads = self._threads_for(B)
             self._sequence(T, B, tile, threads, *has, *arrays, y.ravel(), *before, *after, *rows, self._packed, work)
         return y if like is None else like(y), self._shape_states(after, B, like)
 
-    def _flat(self, what: str, value: Any, shape: tuple[int, ...], axes: str) -> np.ndarray:
+    def _threads_for(self, B: int) -> int:
+        return self._threads or (1 if self._flops * B < PARALLEL_FLOPS_PER_STEP else self.threads)
+
+    def _weightless(self) -> Exception:
+        return _error(WeightError, "the module has no weights", "none", [*self._weight_shapes], "load_weights first")
+
+    def _flat(self, what: str, value: object, shape: Shape, axes: str) -> np.ndarray:
         """Flat, contiguous, aligned, writable (DLPack wants that), native: the user's memory where it is so already."""
         array = value if type(value) is np.ndarray else _numpy(what, value)
         if array.shape != shape:
@@ -284,31 +483,42 @@ class Module:
             array = np.array(array, self._dtype, order="C")
         return array.ravel()
 
-    def _name_inputs(self, x: Any, named: dict[str, Any]) -> list[Any]:
+    def _name_inputs(self, x: object, named: Mapping[str, object]) -> list[object]:
+        """All inputs, in the manifest's order."""
         names = [name for name, _ in self._inputs]
+        if not named and len(names) == 1 and hasattr(x, "shape"):
+            return [x]
         values = x if isinstance(x, list | tuple) and len(names) > 1 else [x]
         numbered = zip(itertools.chain(names, itertools.count()), values, strict=False)  # a surplus one is a number
-        given = dict(x) if isinstance(x, Mapping) else dict(numbered)
+        given: dict[object, object] = dict(x) if isinstance(x, Mapping) else dict(numbered)
         if sorted([*map(str, given), *named]) != sorted(names):
             got, do = [*given, *named], "give each input once: mod((a, b)), mod({'a': a, 'b': b}) or mod(a, b=b)"
             raise _error(InputError, "the inputs are not the module's", got, names, do)
-        return [{**given, **named}[name] for name in names]
+        return [(given | {**named})[name] for name in names]
 
-    def _read_inputs(self, x: Any, named: dict[str, Any], axes: tuple[str, ...]) -> tuple[list[np.ndarray], Any, Any]:
+    def _read_inputs(
+        self, x: object, named: Mapping[str, object], axes: tuple[str, ...]
+    ) -> tuple[list[np.ndarray], Shape, Callable[[np.ndarray], Array] | None]:
         """Flat arrays in the manifest's order, the leading dimensions, and what makes results of the kind of x."""
-        values = self._name_inputs(x, named) if named or len(self._inputs) > 1 or not hasattr(x, "shape") else [x]
+        values = self._name_inputs(x, named)
         (name, shape), *others = self._inputs
         array = values[0] if type(values[0]) is np.ndarray else _numpy(name, values[0])
-        if array.ndim != len(axes) + len(shape) or array.shape[len(axes) :] != shape:
-            expected = f"[{', '.join([*axes, *map(str, shape)])}]"
-            raise _error(InputError, f"{name} has the wrong shape", array.shape, expected, "T is time, B the batch")
+        self._check_lead(name, array.shape, axes)
         lead, flat = array.shape[: len(axes)], [self._flat(name, array, array.shape, "")]
         for (other, shape), value in zip(others, values[1:], strict=True) if others else ():
             flat.append(self._flat(other, value, (*lead, *shape), f"[{', '.join(axes)}, ...], as in {name}"))
-        return flat, lead, None if array is values[0] else _like(values[0].__class__)
+        kind: type = values[0].__class__
+        return flat, lead, None if array is values[0] else _like(kind)
 
-    def _plan(self, B: int) -> Any:
-        """For each state: name, initial value, size; of each of its arrays the place in the flat one, and the shape."""
+    def _check_lead(self, name: str, found: Shape, axes: tuple[str, ...]) -> None:
+        """Whether the first input has these axes and its own ones behind them."""
+        shape = self._inputs[0][1]
+        if len(found) != len(axes) + len(shape) or found[len(axes) :] != shape:
+            expected = f"[{', '.join([*axes, *map(str, shape)])}]"
+            raise _error(InputError, f"{name} has the wrong shape", found, expected, "T is time, B the batch")
+
+    def _plan(self, B: int) -> list[Flat]:
+        """Each state of B rows."""
         if B in self._plans:
             return self._plans[B]
         plan = []
@@ -316,39 +526,53 @@ class Module:
             rows, shapes = (D, layers) if len({*layers}) > 1 else (D * len(layers), layers[:1])
             arrays = [(rows, B, *shape) for shape in shapes]
             ends = [*itertools.accumulate(map(math.prod, arrays), initial=0)]
-            plan.append((name, initial, ends[-1], [*zip(map(slice, ends, ends[1:]), arrays, strict=True)]))
+            plan.append(Flat(name, initial, ends[-1], [*zip(map(slice, ends, ends[1:]), arrays, strict=True)]))
         self._plans = {**self._plans, B: plan} if len(self._plans) < 64 else {B: plan}
         return plan
 
-    def _read_states(self, state: Any, B: int) -> list[np.ndarray]:
-        plan, result = self._plan(B), []
-        if state is None:
-            return [np.full(size, initial, self._dtype) for _, initial, size, _ in plan]
-        if (type(state) is not dict and not isinstance(state, Mapping)) or state.keys() != self._states.keys():
+    def _state_arrays(
+        self, state: object, B: int, whole: str = "state", each: str = "state {}", do: str = "see mod.init_state(batch)"
+    ) -> Iterator[list[tuple[str, object, Shape, str]]]:
+        """Of each state its arrays: (what it is called, the user's object, its shape and axes). whole, each: what the
+        dict and its items are called. Raises InputError where names or numbers of arrays are not the module's."""
+        if not isinstance(state, Mapping) or state.keys() != self._states.keys():
             got = [*state] if isinstance(state, Mapping) else type(state).__name__
-            raise _error(InputError, "the state is not the module's", got, [*self._states], "see mod.init_state(batch)")
-        for name, _, _, parts in plan:
-            values = [state[name]] if len(parts) == 1 else state[name]
+            raise _error(InputError, f"the {whole} is not the module's", got, [*self._states], do)
+        for name, _, _, parts in self._plan(B):
+            what, values = each.format(name), [state[name]] if len(parts) == 1 else state[name]
             if not isinstance(values, list | tuple) or len(values) != len(parts):
-                raise _error(InputError, f"state {name} is not a list", type(values), f"{len(parts)} arrays by layer")
+                raise _error(InputError, f"{what} is not a list", type(values), f"{len(parts)} arrays by layer")
             axes = "[L*D, B, ...]" if len(parts) == 1 else "[D, B, ...]"
-            flat = [self._flat(name, value, shape, axes) for value, (_, shape) in zip(values, parts, strict=True)]
-            result.append(np.concatenate(flat) if len(flat) > 1 else flat[0])
-        return result
+            yield [(what, value, shape, axes) for value, (_, shape) in zip(values, parts, strict=True)]
 
-    def _shape_states(self, flat: list[np.ndarray], B: int, like: Any) -> dict[str, Any]:
-        result: dict[str, Any] = {}
+    def _read_states(self, state: Mapping[str, object] | None, B: int) -> list[np.ndarray]:
+        if state is None:
+            return [np.full(size, initial, self._dtype) for _, initial, size, _ in self._plan(B)]
+        return self._joined(self._state_arrays(state, B))
+
+    def _joined(self, states: Iterator[list[tuple[str, object, Shape, str]]]) -> list[np.ndarray]:
+        """Each state as one flat array."""
+        every = ([self._flat(*array) for array in arrays] for arrays in states)
+        return [np.concatenate(flat) if len(flat) > 1 else flat[0] for flat in every]
+
+    def _shape_states(self, flat: list[np.ndarray], B: int, like: Callable[[np.ndarray], Array] | None) -> State:
+        result: State = {}
         for array, (name, _, _, parts) in zip(flat, self._plan(B), strict=True):
             arrays = [(like or np.asarray)(array[place].reshape(shape)) for place, shape in parts]
             result[name] = arrays[0] if len(arrays) == 1 else arrays
         return result
 
-    def load_weights(self, weights: Mapping[str, Any] | str | os.PathLike[str]) -> None:
-        """Replace all weights: a dict of arrays, or the path of a .safetensors file. All or none: WeightError."""
-        if isinstance(weights, str | os.PathLike):
-            weights = _parse_weights(f := _map_file(p := os.fspath(weights), WeightError), 0, len(f), p, WeightError)
-        if not isinstance(weights, Mapping):
+    def load_weights(self, weights: Mapping[str, object] | str | os.PathLike[str]) -> None:
+        """Replace all weights, or none where one is not right.
+
+        weights: {name: array}, with the shapes and the dtype that the manifest says, or the path of a .safetensors
+            file.
+
+        Raises WeightError for wrong names, shapes or dtypes, and for a file that cannot be read."""
+        if not isinstance(weights, Mapping | str | os.PathLike):
             raise _error(WeightError, "these are not weights", type(weights), "a dict of arrays, or a safetensors file")
+        if not isinstance(weights, Mapping):
+            weights = _weights_in(os.fspath(weights))
         self._use_weights({name: np.array(_numpy(name, value, WeightError)) for name, value in weights.items()})
         self.manifest.pop("weight_error", None)  # it was that of others
 
@@ -374,7 +598,8 @@ class Module:
 
     @property
     def threads(self) -> int:
-        """The most threads that one call uses; None, as at first: small steps one, others the process's whole pool."""
+        """The most threads that one call uses, 1 to 256. At first, and after None was set: small steps one, others the
+        process's whole pool. Raises InputError for another number."""
         return self._threads or int(self._library.pool_size())
 
     @threads.setter
@@ -384,17 +609,75 @@ class Module:
         self._threads = int(count or 0)
         self._library.pool_resize(max(self._threads, self._library.pool_size()))  # it grows, for all modules
 
-    def export(self, path: Any = None, *, bundle: Any = None, name: str | None = None) -> None:
-        """Write this module with its present weights, whole or not at all: to a .so file (path), to a folder for
-        programs without Python (bundle; its C names begin with `name`, as the folder's does at first), or to both."""
-        if not __package__:
-            raise _error(TvmRnnError, "runtime.py alone cannot export", "no package", "tvm_rnn installed")
-        importlib.import_module("tvm_rnn.module_file.manifest").export(self, path, bundle, name)
+    def export(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        bundle: str | os.PathLike[str] | None = None,
+        name: str | None = None,
+    ) -> None:
+        """Write this module with its present weights, whole or not at all.
+
+        path: of a .so file, for `load`.
+        bundle: of a folder for programs without Python: a library with a C API, header, examples.
+        name: what the bundle's C names begin with; None: the folder's name.
+
+        Raises ConfigError where it is not told what to write, and BuildError where it cannot be written."""
+        try:
+            from ..module_file.manifest import export
+        except ImportError as error:
+            what, do = "runtime.py alone cannot export", "use it with tvm_rnn installed"
+            raise _error(TvmRnnError, what, error, "tvm_rnn installed", do) from None
+        export(self, path, bundle, name)
+
+
+def _weights_in(path: str) -> dict[str, np.ndarray]:
+    """The arrays of a .safetensors file. Raises WeightError."""
+    data = _map_file(path, WeightError)
+    return _parse_weights(data, 0, len(data), path, WeightError)
+
+
+def _class_for(manifest: Manifest) -> type[Module]:
+    """The kind of module that a file has; only its own files are imported."""
+    if "networks" in manifest:
+        from .runtime_model import ModelModule
+
+        return ModelModule
+    if "tape" in manifest:
+        from .runtime_cuda_training import CudaTrainingModule
+
+        return CudaTrainingModule
+    if "variants" in manifest:
+        from .runtime_cuda import CudaModule
+
+        return CudaModule
+    if "training" in manifest:
+        from .runtime_training import TrainingModule
+
+        return TrainingModule
+    return Module
 
 
 def load(path: str | os.PathLike[str]) -> Module:
-    """The module in a file that `export` wrote. LoadError, before any of its code runs, where it is not fit."""
+    """The module in a file that `Module.export` wrote.
+
+    path: of the file.
+
+    Returns a Module, or its subclass for training, GPUs, or models of several networks. Raises LoadError, before any of
+    its code runs, where the file is damaged, newer, or for another machine."""
     opened = _open_container(path)
-    kind = next((kind for key, kind in OTHERS.items() if key in opened[2]), "")
-    made = getattr(_beside(f"runtime_{kind.lower()}"), f"{kind.replace('_', '')}Module") if kind else Module
-    return cast(Module, made(path, opened))
+    return _class_for(opened.manifest)(path, opened)
+
+
+__all__ = [
+    "DeviceError",
+    "InputError",
+    "LoadError",
+    "Manifest",
+    "Module",
+    "TvmRnnError",
+    "WeightError",
+    "cpu_features",
+    "load",
+    "read_container",
+]

@@ -21,18 +21,13 @@ Source: Griewank & Walther 2000, "Algorithm 799: Revolve", of which this is the 
 
 from __future__ import annotations
 
-import importlib
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-try:
-    from ..errors import InputError
-    from . import runtime
-except ImportError:  # this file and runtime.py alone, beside a .so
-    runtime = importlib.import_module("runtime")
-    globals()["InputError"] = vars(runtime)["InputError"]
+from . import runtime
+from .runtime import Facts, InputError
 
 SHARES = (0.75, 0.5, 0.375, 0.25, 0.125, 0.0625, 0.03125)  # of the bytes of all steps, in a table
 MEGABYTE = 1e6
@@ -62,7 +57,7 @@ class Sizes:
     whole: str = ""
 
 
-def why_whole(manifest: Any, by_visit: bool) -> str:
+def why_whole(manifest: Facts, by_visit: bool) -> str:
     """Why time cannot be gone through in parts; "": it can. by_visit: the module's functions take one layer and
     direction at a time, as those of two directions do that were compiled since."""
     if int(manifest["num_directions"]) > 1 and not by_visit:
@@ -70,23 +65,23 @@ def why_whole(manifest: Any, by_visit: bool) -> str:
     return ""
 
 
-def row_elements(manifest: Any) -> int:
+def row_elements(manifest: Facts) -> int:
     """Of y, for one row of one step."""
     return int(manifest["num_directions"]) * int(math.prod(manifest["output"]["shape"]))
 
 
-def input_elements(manifest: Any) -> int:
+def input_elements(manifest: Facts) -> int:
     """Of all inputs, for one row of one step."""
     return int(sum(math.prod(item["shape"]) for item in manifest["inputs"]))
 
 
-def state_elements(manifest: Any) -> int:
+def state_elements(manifest: Facts) -> int:
     """Of all states, for one row."""
     own = sum(math.prod(shape) for item in manifest["states"] for shape in item["shapes"])
     return int(manifest["num_directions"]) * int(own)
 
 
-def weight_elements(manifest: Any) -> int:
+def weight_elements(manifest: Facts) -> int:
     """Of all weights."""
     return int(sum(math.prod(item["shape"]) for item in manifest["weights"]))
 
@@ -131,12 +126,54 @@ class MemoryPlan:
         words += f"{parts} parts of {self.segment} steps" + (", by layer and direction" if self.by_visit else "")
         return words + f", {self.again} steps forward twice, time x {self.time:.3g}"
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, int | float | bool]:
         """Ready for json.dumps."""
-        parts: dict[str, Any] = {"segment_steps": self.segment, "segments": len(self.spans), "steps_again": self.again}
+        parts: dict[str, int | float | bool] = {
+            "segment_steps": self.segment,
+            "segments": len(self.spans),
+            "steps_again": self.again,
+        }
         parts |= {"by_layer_and_direction": True} if self.by_visit else {}
         sizes = {"bytes": self.bytes, "result_bytes": self.result_bytes, "peak_bytes": self.peak_bytes}
         return {**parts, **sizes, "relative_time": self.time}
+
+
+class Segments:
+    """In which order one call goes through the parts of its time, by their numbers. visit: a layer and direction that
+    goes for itself, by its number, or -1: all at once. held: the part whose values are on the tape, and whose they are;
+    whoever reads these has the lock."""
+
+    def __init__(self, manifest: Facts, plan: MemoryPlan) -> None:
+        self.count, self.alone, self.reverse = len(plan.spans), plan.by_visit, bool(manifest.get("reverse", False))
+        self.layers, self.directions = int(manifest["num_layers"]), int(manifest["num_directions"])
+        self.held, self.lock = [(-1, -1)], threading.Lock()
+
+    @property
+    def visits(self) -> list[int]:
+        """In forward's order."""
+        return [*range(self.layers * self.directions)] if self.alone else [-1]
+
+    @property
+    def back_visits(self) -> list[int]:
+        """In backward's order: layers from the last, but directions as they are."""
+        d = self.directions
+        return [layer * d + i for layer in reversed(range(self.layers)) for i in range(d)] if self.alone else [-1]
+
+    def goes_back(self, visit: int) -> bool:
+        """Whether a visit goes from the last step to the first."""
+        return self.reverse != (visit >= 0 and visit % self.directions == 1)
+
+    def order(self, visit: int) -> list[int]:
+        """The parts as forward goes through them."""
+        numbers = [*range(self.count)]
+        return numbers[::-1] if self.goes_back(visit) else numbers
+
+    def backward(self) -> Iterator[tuple[int, int, bool, bool]]:
+        """What backward goes through: part, visit, and whether it is the visit's first and last."""
+        for visit in self.back_visits:
+            order = self.order(visit)[::-1]
+            for number in order:
+                yield number, visit, number == order[0], number == order[-1]
 
 
 def plan_of(sizes: Sizes, segment: int) -> MemoryPlan:
@@ -190,7 +227,7 @@ def fastest(sizes: Sizes, max_bytes: int | None) -> MemoryPlan:
     return least
 
 
-def within(sizes: Sizes, max_bytes: Any, own: int | None) -> MemoryPlan:
+def within(sizes: Sizes, max_bytes: object, own: int | None) -> MemoryPlan:
     """The fastest plan within a call's max_bytes, or where that is None within the module's own."""
     return fastest(sizes, own if max_bytes is None else check_budget(max_bytes))
 
@@ -222,7 +259,7 @@ def _too_small(sizes: Sizes, least: MemoryPlan, max_bytes: int) -> Exception:
     return runtime._error(InputError, what, f"max_bytes={max_bytes}", f"at least {least.bytes}", do)
 
 
-def check_budget(max_bytes: Any) -> int | None:
+def check_budget(max_bytes: object) -> int | None:
     """A number of bytes, or None. Raises InputError."""
     if max_bytes is None:
         return None

@@ -19,12 +19,12 @@ def test_facts_cover_every_weight_once_and_sums_do_not_overlap() -> None:
     net = network("lstm", 6, 5, num_layers=3, bidirectional=True)
     _, backward = both(net)
     facts = backward.facts()
-    assert sorted(n for row in facts["finishes"] for n in row["gradients"]) == sorted(net.weight_shapes)
-    offsets = sorted(row["offset"] for row in facts["finishes"])
+    assert sorted(n for row in facts.finishes for n in row.gradients) == sorted(net.weight_shapes)
+    offsets = sorted(row.offset for row in facts.finishes)
     sizes = {code.finish.size for code in backward.backs}
-    assert len(set(offsets)) == 6 and offsets[-1] + min(sizes) <= facts["totals_elements"]
+    assert len(set(offsets)) == 6 and offsets[-1] + min(sizes) <= facts.totals_elements
     assert all(b - a >= min(sizes) for a, b in pairwise(offsets))
-    assert sorted(n for pack in facts["packs"] for n in pack["weights"]) == sorted(net.weight_shapes)
+    assert sorted(n for pack in facts.packs for n in pack.weights) == sorted(net.weight_shapes)
 
 
 def test_gradients_between_layers_are_for_all_steps() -> None:

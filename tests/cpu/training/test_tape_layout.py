@@ -58,7 +58,7 @@ def places(layout: TapeLayout) -> list[tuple[int, int]]:
 def test_every_value_has_a_place_of_its_own(name: str) -> None:
     layout = layout_of(**NETS[name])
     sizes = layout.sizes()
-    taken = np.zeros(B * sizes["per_row"] + T * B * sizes["per_sequence_row"], int)
+    taken = np.zeros(B * sizes.per_row + T * B * sizes.per_sequence_row, int)
     for first, count in places(layout):
         taken[first : first + count] += 1
     assert (taken == 1).all()
@@ -77,8 +77,8 @@ def test_layers_that_share_a_graph_follow_each_other() -> None:
 
 def test_inputs_are_there_for_all_steps_and_visits_for_a_part() -> None:
     layout = layout_of("lstm", num_layers=2, bidirectional=True)
-    inputs, rest = layout.sizes()["inputs_per_row"], layout.per_sequence_row - layout.inputs_per_row
-    assert inputs == sum(stride for _, stride in layout.inputs) and "inputs_per_row" not in layout_of("lstm").sizes()
+    inputs, rest = layout.sizes().inputs_per_row, layout.per_sequence_row - layout.inputs_per_row
+    assert inputs == sum(stride for _, stride in layout.inputs) and layout_of("lstm").sizes().inputs_per_row is None
     whole, part, batch = int64(10 * T * B), int64(T * B), int64(B)
     assert number(layout.input(1, int64(0), whole)) == 10 * T * B * layout.inputs[0][1]
     first, last = (layout.visit(1, int64(d), part, batch, whole) for d in (0, 1))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+from fake_gpu import tiny_manifest
 from networks import network
 from training_plans import trained
 
@@ -12,6 +11,7 @@ from tvm_rnn.cuda.codegen.cuda_text import generate
 from tvm_rnn.cuda.training import add_entry_points
 from tvm_rnn.cuda.training.add_entry_points import WAYS, describe, plan
 from tvm_rnn.decisions import recording
+from tvm_rnn.module_schema import GpuNetwork, Kernel, read
 from tvm_rnn.target import resolve
 
 
@@ -26,13 +26,16 @@ def test_programs_have_names_of_their_own() -> None:
 
 def test_what_the_manifest_says() -> None:
     net, plans = trained("lstm")
-    facts: dict[str, Any] = {"variants": [{"arch": "sm_90a"}], "entry_points": ["sequence"]}
+    facts = read(tiny_manifest(entry_points=["sequence"]))
+    assert isinstance(facts, GpuNetwork)
     describe(facts, [plans], {"sm_90a_backward": [{"kernel": "k"}]})
-    assert facts["entry_points"] == ["sequence", *WAYS]
-    assert facts["variants"][0]["backward"]["kernels"] == [{"kernel": "k"}]
-    assert sorted(facts["gradients"]) == sorted(net.weight_shapes)
-    read = [name for name, _ in facts["variants"][0]["forward_train"]["parameters"]]
-    assert sorted(read) == sorted(net.weight_shapes)
+    (variant,) = facts.variants
+    assert facts.entry_points == ["sequence", *WAYS] and facts.gradients is not None
+    assert variant.forward_train is not None and variant.backward is not None
+    assert variant.backward.kernels == [Kernel(kernel="k")]
+    assert sorted(facts.gradients) == sorted(net.weight_shapes)
+    read_first = [name for name, _ in variant.forward_train.parameters]
+    assert sorted(read_first) == sorted(net.weight_shapes)
 
 
 def test_constants_are_those_that_packing_reads() -> None:

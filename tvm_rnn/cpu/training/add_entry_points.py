@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tvm
 import tvm_ffi
+from msgspec import convert, structs
 
 from tvm_rnn.cpu.lower_network import Lowered, node_flops
 from tvm_rnn.decisions import about, heard
@@ -19,6 +20,7 @@ from tvm_rnn.dtypes import held_dtype
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.graph.graph import Graph, depends
 from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.module_schema import CpuNetwork, CpuTraining, Masks, Memory, Pack
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.passes import keep_choice, pipeline
@@ -41,7 +43,7 @@ def check_training(net: RNN | Model, target: Target) -> None:
 def add_training(
     net: RNN,
     lowered: Lowered,
-    facts: dict[str, Any],
+    facts: CpuNetwork,
     target: Target,
     batches: tuple[int, ...],
     without: tuple[str, ...],
@@ -53,24 +55,24 @@ def add_training(
     training = keep_choice.chosen(training, net, target, batches)
     with about("", training=True):
         layers = pipeline.run(net, target, without, batches, training=training)[-1][1]
-    facts["decisions"] = heard()
+    facts.decisions = heard()
     forward, backward = _lowerings(net, layers, target, batches)
     known = {variable.name_hint: func for variable, func in lowered.module.functions_items()}
     found, of_forward = forward.functions(), forward.facts()
     dropped = bool(net.regularisers.weight_drop)  # what a call packs is not what inference does
-    if not dropped and _packs_alike(lowered.packs, known, of_forward["packs"], found):
+    if not dropped and _packs_alike(lowered.packs, known, of_forward.packs, found):
         found = {name: func for name, func in found.items() if not name.startswith(forward.prefix)}
-        facts["packed_elements"] = max(facts["packed_elements"], of_forward["packed_elements"])
-        of_forward |= {"packs": [], "packed_elements": 0, "packed_as_inference": True}
+        facts.packed_elements = max(facts.packed_elements, of_forward.packed_elements)
+        of_forward = structs.replace(of_forward, packs=[], packed_elements=0, packed_as_inference=True)
     lowered.module = tvm.IRModule(known | found | backward.functions())
     lowered.used += [*forward.emitter.used, *backward.emitter.used]
     lowered.walks += [*forward.walks, *backward.walks]
-    facts["templates"] = [used.facts() for used in (*lowered.used, *lowered.walks)]
-    facts["training"] = {"forward": of_forward, "backward": backward.facts(), "tape": forward.tape.sizes()}
-    facts["memory"] = memory_facts(net, layers, training)
+    facts.templates = [used.facts() for used in (*lowered.used, *lowered.walks)]
+    facts.training = CpuTraining(of_forward, backward.facts(), forward.tape.sizes())
+    facts.memory = memory_facts(net, layers, training)
     if net.regularisers:
-        facts["masks"] = net.regularisers.masks(net.layers, net.num_directions)
-    facts["entry_points"] += ["forward_train", "backward"]
+        facts.masks = convert(net.regularisers.masks(net.layers, net.num_directions), Masks)
+    facts.entry_points += ["forward_train", "backward"]
     constants: dict[str, np.ndarray] = {}
     for code in (*forward.code, *backward.code):
         constants |= named_constants(code.graph, code.number)
@@ -81,13 +83,13 @@ def add_training(
 
 def planned(
     net: RNN, target: Target, batches: tuple[int, ...], without: tuple[str, ...], training: bool | str
-) -> dict[str, Any]:
+) -> tuple[CpuTraining, Memory]:
     """What the manifest says of the memory of training, without the functions."""
     training = keep_choice.chosen(training, net, target, batches)
     layers = pipeline.run(net, target, without, batches, training=training)[-1][1]
     forward, backward = _lowerings(net, layers, target, batches)
-    own = {"forward": forward.facts(), "backward": backward.facts(), "tape": forward.tape.sizes()}
-    return {"training": own, "memory": memory_facts(net, layers, training)}
+    own = CpuTraining(forward.facts(), backward.facts(), forward.tape.sizes())
+    return own, memory_facts(net, layers, training)
 
 
 def _lowerings(net: RNN, layers: Layers, target: Target, batches: tuple[int, ...]) -> tuple[ForwardTrain, Backward]:
@@ -100,18 +102,14 @@ def _lowerings(net: RNN, layers: Layers, target: Target, batches: tuple[int, ...
     return forward, backward
 
 
-def memory_facts(net: RNN, layers: Layers, training: bool | str) -> dict[str, Any]:
+def memory_facts(net: RNN, layers: Layers, training: bool | str) -> Memory:
     """What a plan of memory must know of a module, on any target: what its tape keeps, and FLOPs per row and step.
     again: those of backward's that are before its steps, for the most part products of forward once more."""
     forward = sum(_flops(layers.graphs[i]) for i in layers.of_layer)
     backward = sum(_flops(graph) for i in layers.of_layer if (graph := layers.graphs[i].backward) is not None)
     again = sum(_flops(graph, "before") for i in layers.of_layer if (graph := layers.graphs[i].backward) is not None)
-    return {
-        "keep": "values" if training is True else training,
-        "forward_flops_per_row": forward * net.num_directions,
-        "backward_flops_per_row": backward * net.num_directions,
-        "again_flops_per_row": again * net.num_directions,
-    }
+    flops = [each * net.num_directions for each in (forward, backward, again)]
+    return Memory("values" if training is True else str(training), *flops)
 
 
 def _flops(graph: Graph, region: str = "") -> int:
@@ -129,15 +127,13 @@ def _flops(graph: Graph, region: str = "") -> int:
     return total
 
 
-def _packs_alike(
-    packs: list[dict[str, Any]], known: dict[str, Any], ours: list[dict[str, Any]], found: dict[str, Any]
-) -> bool:
+def _packs_alike(packs: list[Pack], known: dict[str, Any], ours: list[Pack], found: dict[str, Any]) -> bool:
     """Whether forward_train can use the weights as inference packs them: the same code, for the same places."""
     for one, other in zip(packs, ours, strict=True):
-        fixed = any(name.startswith(CONSTANT) for name in one["weights"])
-        if fixed or one["weights"] != other["weights"] or one["offset"] != other["offset"]:
+        fixed = any(name.startswith(CONSTANT) for name in one.weights)
+        if fixed or one.weights != other.weights or one.offset != other.offset:
             return False
-        functions = (known[one["function"]], found[other["function"]])
+        functions = (known[one.function], found[other.function])
         if not tvm_ffi.structural_equal(*(f.with_attr("global_symbol", "pack") for f in functions)):
             return False
     return True

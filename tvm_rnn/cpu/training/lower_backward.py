@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
+from msgspec import structs
 from tvm import tirx
 
 from tvm_rnn.cpu.lower_layer import Layer, fill_row
@@ -19,6 +20,7 @@ from tvm_rnn.cpu.lower_network import Run
 from tvm_rnn.cpu.user_array_copies import rows_in
 from tvm_rnn.cpu.verify_time_order import verify
 from tvm_rnn.cpu.workspace import Array, int64
+from tvm_rnn.module_schema import CpuBackward, Finish
 from tvm_rnn.network.rnn import named_constants, weight_name
 from tvm_rnn.tir.statements import (
     Expr,
@@ -72,7 +74,7 @@ class Backward(TrainingLowering):
                 found[f"finish_{i}"] = self._finish(code, f"finish_{i}")
         return found
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> CpuBackward:
         """What the runtime must know to call both kinds of function."""
         finishes = []
         for layer, index in enumerate(self.layers.of_layer):
@@ -82,9 +84,9 @@ class Backward(TrainingLowering):
             for d in range(self.net.num_directions if names else 0):
                 weights = [weight_name(n, layer, d) for n in names]
                 at = self.totals_at[layer] + d * code.finish.size
-                row = {"function": f"finish_{index}", "weights": weights + fixed, "offset": at, "gradients": weights}
-                finishes.append(row)
-        return {**super().facts(), "totals_elements": self.totals_elements, "finishes": finishes}
+                finishes.append(Finish(f"finish_{index}", weights + fixed, at, weights))
+        own = structs.asdict(super().facts())
+        return CpuBackward(**own, totals_elements=self.totals_elements, finishes=finishes)
 
     def _finish(self, code: BackwardLayer, name: str) -> Any:
         params = [p.name for p in code.graph.params]

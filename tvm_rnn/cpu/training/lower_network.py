@@ -14,6 +14,7 @@ from tvm import tirx
 from tvm_rnn.cpu.lower_layer import Context
 from tvm_rnn.cpu.lower_network import Lowering, Run
 from tvm_rnn.cpu.workspace import int64, strides_of
+from tvm_rnn.module_schema import CpuFunction
 from tvm_rnn.tir.statements import Expr, Stmt, bind, buffer, load, loop, sequence, variable, when
 
 from .lower_layer_backward import BackwardLayer
@@ -122,14 +123,14 @@ class TrainingLowering(Lowering):
     def _users(self, names: list[str]) -> list[Any]:
         return [buffer(name, self.net.dtype, self.itemsize) for name in names]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> CpuFunction:
         """What the runtime must know to call the function."""
-        return {
-            "packs": self._packs(),
-            "packed_elements": self.packed_elements,
-            "workspace": self.memory.sizes(),
-            "rows_per_tile": self.rows_per_tile,
-        }
+        return CpuFunction(
+            packs=self._packs(),
+            packed_elements=self.packed_elements,
+            workspace=self.memory.sizes(),
+            rows_per_tile=self.rows_per_tile,
+        )
 
     def _ended(self, start: Expr, count: Expr, blank: Callable[[Expr, Expr], Stmt]) -> Stmt:
         """blank(t, b) for each row b of the steps start + t that has ended before."""

@@ -22,6 +22,7 @@ import numpy as np
 
 from tvm_rnn.cpu.workspace import Array, Expr, int64, row_stride, strides_of
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.module_schema import CpuTape
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.passes.pipeline import Layers
 
@@ -77,11 +78,11 @@ class TapeLayout:
     def stride(self, node: Node) -> int:
         return row_stride(node.shape, self.lanes, np.dtype(self.net.dtype).itemsize)
 
-    def sizes(self) -> dict[str, int]:
+    def sizes(self) -> CpuTape:
         """Elements: fixed + per_row B + per_sequence_row T B. inputs_per_row, in networks of two directions: those of
         per_sequence_row that all of the time has, where it is gone through in parts."""
-        found = {"fixed": self.fixed, "per_row": self.per_row, "per_sequence_row": self.per_sequence_row}
-        return found | ({"inputs_per_row": self.inputs_per_row} if self.net.num_directions > 1 else {})
+        inputs = self.inputs_per_row if self.net.num_directions > 1 else None
+        return CpuTape(self.fixed, self.per_row, self.per_sequence_row, inputs)
 
     # --- addresses: `steps` is T B, `batch` is B, `whole` what T B is of the whole of time --------------------------
 

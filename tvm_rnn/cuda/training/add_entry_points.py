@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import convert
 
 from tvm_rnn.cpu.training.add_entry_points import memory_facts
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
 from tvm_rnn.decisions import about, forget, recording, told
 from tvm_rnn.dtypes import held_dtype
+from tvm_rnn.module_schema import GpuNetwork, GpuProgram, Kernel, Masks, TimeParts
 from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.passes import keep_choice, pipeline
 from tvm_rnn.passes.pipeline import Layers
@@ -108,33 +110,36 @@ def working(trained: Trained, target: Target) -> dict[str, Callable[[int, int], 
     return {way: working_memory(program, target.sms) for way, program in pairs}
 
 
-def of_parts(trained: Trained) -> dict[str, Any]:
+def of_parts(trained: Trained) -> TimeParts | None:
     """What calls for a part of the time must know, in the manifest: how many arrays of the tape, the first ones, have
     room for all of it, and bytes of a row of what layers hand down."""
     net, tape = trained.net, trained.forward.tape
     if net.num_directions == 1:
-        return {"parts": {"by": "borders"}} if net.reverse else {}
+        return TimeParts("borders") if net.reverse else None
     row = handed_width(net) * ITEM_BYTES[net.dtype] * (2 if net.num_layers > 1 else 1)
-    return {"parts": {"by": "visits", "whole_arrays": sum(part.whole for part in tape.parts), "handed_bytes": row}}
+    return TimeParts("visits", sum(part.whole for part in tape.parts), row)
 
 
-def describe(facts: dict[str, Any], trained: Sequence[Trained], taken: dict[str, list[dict[str, Any]]]) -> None:
+def describe(facts: GpuNetwork, trained: Sequence[Trained], taken: dict[str, list[dict[str, Any]]]) -> None:
     """Add to the manifest's facts: of each variant its two programs, the tape, and the order of gradients."""
-    for variant, own in zip(facts["variants"], trained, strict=True):
-        for way, program in zip(WAYS, own.programs, strict=True):
-            variant[way] = {
-                "packed_bytes": program.packed_bytes,
-                "parameters": [list(row) for row in program.parameters],
-                "kernels": taken.get(f"{variant['arch']}_{way}", []),
-                "templates": program.facts.get("templates", []),
-            }
-    net = trained[0].net
+    for variant, own in zip(facts.variants, trained, strict=True):
+        variant.forward_train, variant.backward = (
+            GpuProgram(
+                packed_bytes=program.packed_bytes,
+                parameters=program.parameters,
+                kernels=[Kernel(**row) for row in taken.get(f"{variant.arch}_{way}", [])],
+                templates=program.facts.get("templates", []),
+            )
+            for way, program in zip(WAYS, own.programs, strict=True)
+        )
+    first = trained[0]
+    net = first.net
     if net.regularisers:
-        facts["masks"] = net.regularisers.masks(net.layers, net.num_directions)
-    facts["tape"] = trained[0].forward.tape.sizes()
-    facts["reads_inputs"] = True  # backward takes the caller's inputs too
-    facts["reads_output"] = trained[0].forward.tape.output is not None  # and y, which has room for one step more
-    facts |= of_parts(trained[0])
-    facts["gradients"] = trained[0].backward.gradient_names
-    facts["memory"] = memory_facts(trained[0].net, trained[0].layers, trained[0].training)
-    facts["entry_points"] += [*WAYS]
+        facts.masks = convert(net.regularisers.masks(net.layers, net.num_directions), Masks)
+    facts.tape = first.forward.tape.sizes()
+    facts.reads_inputs = True  # backward takes the caller's inputs too
+    facts.reads_output = first.forward.tape.output is not None  # and y, which has room for one step more
+    facts.parts = of_parts(first)
+    facts.gradients = first.backward.gradient_names
+    facts.memory = memory_facts(net, first.layers, first.training)
+    facts.entry_points += [*WAYS]
