@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from tvm import tirx
 
-from tvm_rnn import module_schema
 from tvm_rnn.cpu.workspace import Array, Packed, Workspace, int64, pad, row_stride, strides_of, wide
+from tvm_rnn.module_file import schema as module_schema
 
 
 @pytest.mark.parametrize(("size", "padded"), [(1, 16), (15, 16), (16, 16), (17, 32), (0, 0)])

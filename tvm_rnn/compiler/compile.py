@@ -29,7 +29,7 @@ from tvm_rnn.decisions import about, heard, recording
 from tvm_rnn.dtypes import held_dtype, precision_name, stored_name
 from tvm_rnn.errors import BuildError, ConfigError, message
 from tvm_rnn.module_file import manifest
-from tvm_rnn.module_schema import Array, CpuNetwork, Machine, Network, Origin, State
+from tvm_rnn.module_file.schema import Array, CpuNetwork, Machine, Network, Origin, State
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.network.widen import widened

@@ -13,10 +13,10 @@ from pathlib import Path
 import tvm
 from msgspec import convert, structs
 
-from tvm_rnn import module_schema
 from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.module_file import manifest
-from tvm_rnn.module_schema import SHARED, CpuNetwork, Origin, SeveralNetworks
+from tvm_rnn.module_file import schema as module_schema
+from tvm_rnn.module_file.schema import SHARED, CpuNetwork, Origin, SeveralNetworks
 from tvm_rnn.network.model import Model
 from tvm_rnn.passes.pipeline import Layers
 from tvm_rnn.target import Target

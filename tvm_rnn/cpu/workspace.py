@@ -13,8 +13,8 @@ from typing import Any
 
 from tvm import tirx
 
-from tvm_rnn import module_schema
 from tvm_rnn.graph.ops import Shape
+from tvm_rnn.module_file import schema as module_schema
 
 Expr = Any
 INDEX = "int64"

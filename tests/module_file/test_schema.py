@@ -19,7 +19,7 @@ from tvm_rnn.cuda import write_module
 from tvm_rnn.cuda.plan import network as plan
 from tvm_rnn.cuda.training import add_entry_points
 from tvm_rnn.errors import BuildError
-from tvm_rnn.module_schema import CpuNetwork, Facts, GpuNetwork, SeveralNetworks, plain, read
+from tvm_rnn.module_file.schema import CpuNetwork, Facts, GpuNetwork, SeveralNetworks, plain, read
 from tvm_rnn.passes import pipeline
 from tvm_rnn.target import resolve
 
