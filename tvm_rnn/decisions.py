@@ -11,7 +11,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias, TypedDict
+
+Figures: TypeAlias = Mapping[str, Any]  # numbers and lists by name, as a pass, a template or a manifest gives them
+
+
+class DecisionFacts(TypedDict, total=False):
+    """A decision: `stage`, `done` and `what` are always there. subject: graph (its number), kind, batch, template."""
+
+    stage: str
+    done: bool
+    what: str
+    why: str
+    subject: Figures
+    facts: Figures
 
 
 @dataclass(frozen=True)
@@ -24,23 +37,28 @@ class Decision:
     done: bool
     what: str
     why: str = ""
-    subject: Mapping[str, Any] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    subject: Figures = field(default_factory=dict)
+    facts: Figures = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> DecisionFacts:
         """Ready for json.dumps; what is empty is left out."""
-        found: dict[str, Any] = {"stage": self.stage, "done": self.done, "what": self.what, "why": self.why}
-        found |= {"subject": dict(self.subject), "facts": dict(self.facts)}
-        return {name: value for name, value in found.items() if value not in ("", {})}
+        facts: DecisionFacts = {"stage": self.stage, "done": self.done, "what": self.what}
+        if self.why:
+            facts["why"] = self.why
+        if self.subject:
+            facts["subject"] = dict(self.subject)
+        if self.facts:
+            facts["facts"] = dict(self.facts)
+        return facts
 
     @staticmethod
-    def from_dict(found: Mapping[str, Any]) -> Decision:
+    def from_dict(found: Figures) -> Decision:
         """What as_dict made."""
         return Decision(**{"why": "", **found})
 
 
 _LISTENER: ContextVar[list[Decision] | None] = ContextVar("_LISTENER", default=None)
-_STAGE: ContextVar[tuple[str, Mapping[str, Any]]] = ContextVar("_STAGE", default=("", {}))
+_STAGE: ContextVar[tuple[str, Figures]] = ContextVar("_STAGE", default=("", {}))
 
 
 @contextmanager
@@ -56,7 +74,7 @@ def recording(listen: bool = True) -> Iterator[list[Decision]]:
 
 
 @contextmanager
-def about(stage: str, **subject: Any) -> Iterator[None]:
+def about(stage: str, **subject: object) -> Iterator[None]:
     """What is told in this block belongs to that stage ("": the one around it), and is about this as well."""
     outer, known = _STAGE.get()
     token = _STAGE.set((stage or outer, {**known, **subject}))
@@ -71,7 +89,7 @@ def listening() -> bool:
     return _LISTENER.get() is not None
 
 
-def tell(done: bool, what: str, why: str = "", **facts: Any) -> None:
+def tell(done: bool, what: str, why: str = "", **facts: object) -> None:
     """Something was done, or was not done and why; facts: figures."""
     listener = _LISTENER.get()
     if listener is None:
@@ -94,6 +112,6 @@ def forget(count: int) -> None:
         del listener[count:]
 
 
-def heard() -> list[dict[str, Any]]:
+def heard() -> list[DecisionFacts]:
     """All that was told so far to whoever listens here, ready for json.dumps: what a manifest says of it."""
     return [decision.as_dict() for decision in _LISTENER.get() or ()]

@@ -6,9 +6,8 @@ for all who hold such values in float32: NumPy has no bfloat16, and arithmetic o
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
 
 from .errors import ConfigError, message, unknown
 
@@ -27,7 +26,7 @@ STORED_ON_CPUS = {"bfloat16": ("float32",), "float16": ("float32",), "int8": ("f
 STORED = (*STORED_ON_GPUS, *STORED_ON_CPUS)
 
 
-def dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: DTypeLike) -> str:
     """The name of a network's dtype, from its name, a NumPy dtype, a NumPy scalar type or a torch dtype; ConfigError
     for any other."""
     try:
@@ -44,7 +43,7 @@ def held_dtype(dtype: str) -> str:
     return dtype if dtype in ("float32", "float64") else "float32"
 
 
-def rounded(values: Any, dtype: str) -> np.ndarray:
+def rounded(values: ArrayLike, dtype: str) -> np.ndarray:
     """An array of `held_dtype(dtype)` whose values are all representable in `dtype`: nearest, ties to even."""
     array: np.ndarray = np.asarray(values)
     if dtype == "float16":
@@ -76,7 +75,7 @@ def precision_name(dtype: str, precision: str | None) -> str:
     return precision
 
 
-def stored_name(precision: str, gpu: bool, weights: Any) -> str:
+def stored_name(precision: str, gpu: bool, weights: object) -> str:
     """The dtype of products' weights on a GPU or a CPU, from its name or a torch dtype; "" for None, "" and what
     the precision has anyway. Raises ConfigError for another."""
     name = "" if weights is None else str(weights).removeprefix("torch.").removesuffix("fn")

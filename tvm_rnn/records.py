@@ -13,7 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import log2
-from typing import Any, Protocol
+from typing import Protocol
+
+from tvm_rnn.decisions import Figures
 
 Config = dict[str, int]
 FORMAT = 1
@@ -24,25 +26,25 @@ class HasKey(Protocol):
     """A unit of work, as far as records care."""
 
     @property
-    def key(self) -> dict[str, Any]: ...
+    def key(self) -> Mapping[str, object]: ...
 
 
 @dataclass(frozen=True)
 class Choice:
     """A unit's template and knob values. unit: `Unit.key` as JSON has it. version: the template's."""
 
-    unit: Mapping[str, Any]
+    unit: Figures
     template: str
     version: int
     knobs: Mapping[str, int]
 
     @staticmethod
-    def from_dict(facts: Mapping[str, Any]) -> Choice:
+    def from_dict(facts: Figures) -> Choice:
         """Raises KeyError, TypeError or ValueError where it is none."""
         knobs = {str(name): int(value) for name, value in facts["knobs"].items()}
         return Choice(dict(facts["unit"]), str(facts["template"]), int(facts["version"]), knobs)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         return {"unit": dict(self.unit), "template": self.template, "version": self.version, "knobs": dict(self.knobs)}
 
 
@@ -56,7 +58,7 @@ class Record:
     """
 
     target: str
-    workload: Mapping[str, Any]
+    workload: Figures
     choices: tuple[Choice, ...]
     median_us: float
     default_us: float
@@ -84,7 +86,7 @@ class Record:
         layers = f" L={work['layers']}" if work.get("layers", 1) > 1 else ""
         return f"{work['cell']} H={work['hidden']}{layers} B={work['batch']} {work['precision']}"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """Ready for json.dumps, in the order in which people read it."""
         return {
             "format": FORMAT,
@@ -101,7 +103,7 @@ class Record:
         }
 
     @staticmethod
-    def from_dict(facts: Mapping[str, Any], source: str = "") -> Record:
+    def from_dict(facts: Figures, source: str = "") -> Record:
         """Raises KeyError, TypeError or ValueError where it is no record."""
         if facts["format"] != FORMAT:
             raise ValueError(f"format {facts['format']}, not {FORMAT}")
@@ -180,11 +182,11 @@ class Records:
         """Told of a record for exactly this unit that cannot be used: a compilation goes on with the defaults."""
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _distance(ours: Mapping[str, Any], theirs: Any) -> float:
+def _distance(ours: Figures, theirs: object) -> float:
     """The largest ratio between two units' sizes, as a power of two; infinite where they do not compare.
 
     Of batches, the largest that a module is made for counts: one code serves all of them, and what suits one row may

@@ -10,15 +10,18 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tvm_rnn.records import Records
 
 from .errors import ConfigError, message, unknown
+
+if TYPE_CHECKING:
+    import tvm
 
 # Features that generated code may use and that the runtime can recognise; names as LLVM has them.
 CHECKED = [
@@ -86,12 +89,12 @@ class Target:
         return self.vector_bytes // np.dtype(dtype).itemsize
 
     @property
-    def tvm_target(self) -> Any:
+    def tvm_target(self) -> tvm.target.Target:
         import tvm
 
         if self.kind == "cuda":
             return tvm.target.Target({"kind": "cuda", "arch": self.arch}, host="cuda_host")
-        options: dict[str, Any] = {"kind": self.kind, "mcpu": self.mcpu}
+        options = {"kind": self.kind, "mcpu": self.mcpu}
         if self.triple:
             options["mtriple"] = self.triple
         return tvm.target.Target(options)
@@ -116,8 +119,17 @@ _ROWS = (
 def _gpu(name: str, arch: str, sms: int, shared_kb: tuple[int, int], l2_mb: int) -> Target:
     """shared_kb: of one block, of a multiprocessor."""
     block, whole = (kb << 10 for kb in shared_kb)
-    facts: dict[str, Any] = {"sms": sms, "shared_bytes": block, "sm_shared_bytes": whole, "l2_bytes": l2_mb << 20}
-    return Target(name, "cuda", machine=platform.machine(), arch=arch, **facts)
+    machine = platform.machine()
+    return Target(
+        name,
+        "cuda",
+        machine=machine,
+        arch=arch,
+        sms=sms,
+        shared_bytes=block,
+        sm_shared_bytes=whole,
+        l2_bytes=l2_mb << 20,
+    )
 
 
 # Source: CUDA C++ Programming Guide, technical specifications per compute capability; NVIDIA's data sheets.
@@ -212,9 +224,18 @@ def gpu(number: int = 0) -> Target:
         raise ConfigError(message("this GPU is too old", got=f"compute capability {major}.{minor}", expected="8.0 on"))
     # Only sm_90a has Hopper's matrix and bulk copy instructions; later GPUs do not run it.
     arch = "sm_90a" if (major, minor) == (9, 0) else f"sm_{major}{minor}"
-    facts: dict[str, Any] = {name: ask(attribute) for name, attribute in _ATTRIBUTES.items()}
     name = text.value.decode(errors="replace").lower().replace(" ", "-")
-    return Target(name, "cuda", machine=platform.machine(), arch=arch, **facts)
+    return Target(
+        name,
+        "cuda",
+        machine=platform.machine(),
+        arch=arch,
+        sms=ask(_ATTRIBUTES["sms"]),
+        l2_bytes=ask(_ATTRIBUTES["l2_bytes"]),
+        shared_bytes=ask(_ATTRIBUTES["shared_bytes"]),
+        sm_shared_bytes=ask(_ATTRIBUTES["sm_shared_bytes"]),
+        registers=ask(_ATTRIBUTES["registers"]),
+    )
 
 
 def for_archs(target: Target, archs: Sequence[str]) -> tuple[Target, ...]:
@@ -250,7 +271,7 @@ def _features(target: Target) -> tuple[str, ...]:
     return tuple(name for name in CHECKED if _asks(has, name, target))
 
 
-def _asks(has: Any, name: str, target: Target) -> bool:
+def _asks(has: Callable[..., object], name: str, target: Target) -> bool:
     if (name in ("neon", "sve")) != (target.machine in ("aarch64", "arm64")):
         return False
     with target.tvm_target:

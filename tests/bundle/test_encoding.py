@@ -30,7 +30,7 @@ def test_every_operation_has_a_form_in_c() -> None:
 def test_the_standards_own_tests(modules: tuple[str, ...]) -> None:
     from onnx.backend.test.case import node as cases
 
-    from tvm_rnn.frontends.folding import Unreadable
+    from tvm_rnn.frontends.fields import Unreadable
 
     tested: set[str] = set()
     for module in modules:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.errors import CellError
-from tvm_rnn.frontends.built_cells import build_cell
+from tvm_rnn.frontends.built_cells import Values, build_cell, build_gru
+from tvm_rnn.language.trace import Value
 
 
-def make(scale: float, **options: Any) -> rnn.Cell:
-    def equations(v: Any) -> tuple[Any, ...]:
+def make(scale: float, output: str | None = None) -> rnn.Cell:
+    def equations(v: Values) -> tuple[Value, ...]:
         c = scale * (v["W"] @ v["x"]) + v["a"] * v["c"]
         return rnn.tanh(c), c
 
     states = {"h": "H", "c": "H"}
-    return build_cell("made", "What it does.", {"x": "I", "a": ""}, states, {"W": "H I"}, equations, **options)
+    return build_cell("made", "What it does.", {"x": "I", "a": ""}, states, {"W": "H I"}, equations, output=output)
 
 
 def test_it_is_a_cell_like_any_other() -> None:
@@ -36,7 +34,13 @@ def test_it_is_a_cell_like_any_other() -> None:
 
 def test_each_has_equations_and_options_of_its_own() -> None:
     x = {"x": np.ones((1, 1, 3)), "a": np.ones((1, 1))}
-    ys = [rnn.reference(rnn.RNN(make(s, initial={"c": 1.0}, output="c"), 3, 2).init(1))(x)[0] for s in (0.0, 1.0)]
-    assert (ys[0] == 1.0).all() and not (ys[1] == 1.0).any()
-    with pytest.raises(CellError, match="initial"):
-        make(1.0, initial={"z": 1.0})
+    ys = [rnn.reference(rnn.RNN(make(s, output="c"), 3, 2).init(1))(x)[0] for s in (0.0, 1.0)]
+    assert not ys[0].any() and ys[1].all()
+
+
+@pytest.mark.parametrize(("reset_after", "cell"), [(True, rnn.cells.gru), (False, rnn.cells.gru_reset_before)])
+def test_a_gru_of_the_usual_functions_is_that_of_the_zoo(reset_after: bool, cell: rnn.Cell) -> None:
+    made = build_gru("made", "A GRU.", lambda v, x: rnn.sigmoid(x), lambda v, x: rnn.tanh(x), reset_after)
+    x = np.random.default_rng(0).normal(size=(4, 2, 3))
+    ours, theirs = (rnn.reference(rnn.RNN(one, 3, 5).init(1))(x)[0] for one in (made, cell))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-12)

@@ -9,7 +9,8 @@ import pytest
 from onnx_models import node
 
 from tests.frontends.test_onnx_graph import steps_of
-from tvm_rnn.frontends.folding import Steps, Unreadable
+from tvm_rnn.frontends.fields import Unreadable
+from tvm_rnn.frontends.folding import Steps
 from tvm_rnn.network.model import Declared
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.frontends.folding import Unreadable
+from tvm_rnn.frontends.fields import Unreadable
 from tvm_rnn.frontends.keras_cells import GATES, Form, cell_of, form_of, parameters
 from tvm_rnn.oracle.tolerance import assert_close
 

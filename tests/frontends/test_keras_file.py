@@ -138,7 +138,7 @@ def test_weights_that_are_refused(weights: bytes, text: str, tmp_path: Path) -> 
         (changed(CONFIG, 1, layer={"class_name": "Conv1D", "config": {}}), "it wraps 'Conv1D'"),
         (changed(CONFIG, 1, layer=3), "it wraps ''"),
         (changed(CONFIG, 0, ragged=True), "sparse and ragged"),
-        (changed(CONFIG, 0, batch_shape=7), "config is not Keras's"),
+        (changed(CONFIG, 0, batch_shape=7), "batch_shape is 7"),
         (sequential(("Lambda", {"function": ["cos\nsystem", None, None]}, {})), "layers of class Lambda"),
         (sequential(("Conv1D", {}, {}), ("Custom", {}, {})), "layers of class Custom"),
         (sequential(("Dropout", {}, {})), "no recurrent layer"),

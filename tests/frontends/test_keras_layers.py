@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tvm_rnn.frontends.folding import Steps, Unreadable
+from tvm_rnn.frontends.fields import Unreadable
+from tvm_rnn.frontends.folding import Steps
 from tvm_rnn.frontends.keras_layers import HANDLERS, STEPWISE, apply_layer
 from tvm_rnn.frontends.keras_recurrent import Model, Part, Value
 from tvm_rnn.network.model import Declared, Program

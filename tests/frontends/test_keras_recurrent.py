@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from keras_files import cell_arrays
 
-from tvm_rnn.frontends.folding import Steps, Unreadable
+from tvm_rnn.frontends.fields import Unreadable
+from tvm_rnn.frontends.folding import Steps
 from tvm_rnn.frontends.keras_recurrent import Model, Part, Value, bidirectional, recurrent
 from tvm_rnn.network.model import NETWORK, Declared
 

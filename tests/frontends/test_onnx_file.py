@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 from tvm_rnn.errors import ConfigError
-from tvm_rnn.frontends.folding import Unreadable
+from tvm_rnn.frontends.fields import Unreadable
 from tvm_rnn.frontends.onnx_file import TYPES, Source, read_model, stored_elements, tensor_array
 
 SOURCE = Source(onnx.ModelProto())

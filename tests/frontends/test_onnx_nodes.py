@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx_models import model_of, node
 
-from tvm_rnn.frontends.folding import Unreadable
+from tvm_rnn.frontends.fields import Unreadable
 from tvm_rnn.frontends.onnx_file import Source
 from tvm_rnn.frontends.onnx_graph import GraphSteps
 from tvm_rnn.frontends.onnx_nodes import add_node

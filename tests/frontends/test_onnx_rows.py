@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tvm_rnn.frontends.folding import Unreadable
+from tvm_rnn.frontends.fields import Unreadable
 from tvm_rnn.frontends.onnx_rows import (
     BATCH,
     Item,

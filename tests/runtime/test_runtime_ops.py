@@ -24,7 +24,7 @@ def arrays_of(values: Any) -> list[Any]:
 
 def program_of(model: Any) -> Program:
     """The model's nodes as steps. Raises Unreadable for what is not supported."""
-    from tvm_rnn.frontends.folding import Unreadable
+    from tvm_rnn.frontends.fields import Unreadable
     from tvm_rnn.frontends.onnx_file import Source
     from tvm_rnn.frontends.onnx_graph import GraphSteps
     from tvm_rnn.frontends.onnx_nodes import add_node
@@ -44,8 +44,6 @@ QUICK = ("slice", "softmax", "reshape", "split", "squeeze", "pad", "gather", "re
 def test_the_standards_own_tests(modules: tuple[str, ...]) -> None:
     """Whatever of ONNX's node tests is made of our operations, in float32 and all other dtypes."""
     from onnx.backend.test.case import node as cases
-
-    from tvm_rnn.frontends.folding import Unreadable
 
     tested: set[str] = set()
     for module in modules:  # to import all of them takes 8 s

@@ -12,15 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tvm_rnn.decisions import Decision, recording
+from tvm_rnn.decisions import Decision, Figures, recording
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.rnn import RNN
 
+from .facts import ExplanationFacts, MemoryFacts, NetworkFacts, PassFacts, TrainingFacts
 from .work import occupancies, work
 
 if TYPE_CHECKING:
+    from tvm_rnn.explain.html.charts import AblationRow
     from tvm_rnn.passes.pipeline import Layers
     from tvm_rnn.records import Records
     from tvm_rnn.runtime.runtime import Module
@@ -65,7 +67,7 @@ class Explanation:
     looked: the networks themselves, None where one is not at hand.
     """
 
-    facts: Mapping[str, Any]
+    facts: ExplanationFacts
     looked: tuple[Looked | None, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
@@ -80,7 +82,7 @@ class Explanation:
         path: str | os.PathLike[str],
         *,
         command: str = "",
-        ablation: Sequence[Mapping[str, Any]] = (),
+        ablation: Sequence[AblationRow] = (),
         history: Sequence[float | None] = (),
     ) -> None:
         """One self-contained page: what `str()` says, and of a network its equations, graphs, layers over time,
@@ -146,7 +148,7 @@ def explain(
     nets: Sequence[RNN] = getattr(net_or_module, "networks", [])
     nets = [net_or_module] if isinstance(net_or_module, RNN) else nets
     shared = {name: value for name, value in manifest.items() if name != "networks"}
-    networks = []
+    explained = list[NetworkFacts]()
     for number, facts in enumerate(manifest.get("networks", (manifest,))):
         net, own_machine, reason = nets[number] if number < len(nets) else None, machine, ""
         if net is None:
@@ -154,12 +156,14 @@ def explain(
             looked.append(drawn)
             net, own_machine = (None, None) if drawn is None else (drawn.net, drawn.machine)
         timed = module if measure and "networks" not in manifest else None
-        networks.append(_network({**shared, **facts}, own_machine, net, steps, timed))
-        networks[-1] |= {"not_drawn": reason} if reason else {}
-        if "training" in networks[-1]:
+        network = _network({**shared, **facts}, own_machine, net, steps, timed)
+        explained.append(network)
+        if reason:
+            network["not_drawn"] = reason
+        if "training" in network:
             seen = looked[0] if keep is None and isinstance(net_or_module, RNN) else None
-            networks[-1]["training"] |= _plans({**shared, **facts}, seen, module, steps, max_bytes)
-    return Explanation({"networks": networks, "versions": dict(manifest["versions"])}, tuple(looked))
+            network["training"] |= _plans({**shared, **facts}, seen, module, steps, max_bytes)
+    return Explanation({"networks": explained, "versions": dict(manifest["versions"])}, tuple(looked))
 
 
 def _remade(manifest: Mapping[str, Any], cell: Cell | None) -> tuple[Looked | None, str]:
@@ -242,13 +246,13 @@ def _decided(
 
 def _network(
     manifest: Mapping[str, Any], machine: Target | None, net: RNN | None, steps: int, module: Any
-) -> dict[str, Any]:
+) -> NetworkFacts:
     """Everything about one network."""
     decisions = [Decision.from_dict({"subject": {}, "facts": {}, **d}) for d in manifest.get("decisions", ())]
     decisions = [d for d in decisions if d.stage != "trace" or "training" not in d.subject]
     variants = manifest.get("variants", ())
-    target = {**manifest["target"], "archs": [v["arch"] for v in variants]}
-    return {
+    target = dict(manifest["target"], archs=[v["arch"] for v in variants])
+    network: NetworkFacts = {
         "cell": manifest["cell"],
         "layers": manifest["num_layers"],
         "directions": manifest["num_directions"],
@@ -265,15 +269,18 @@ def _network(
         "kernels": occupancies(variants, machine),
         "work": work(manifest, decisions, machine, net, steps, module),
         "memory": _memory(manifest),
-        **({"training": _training(manifest, decisions, steps)} if {"training", "tape"} & manifest.keys() else {}),
-        **({"regularisers": manifest["regularisers"]} if "regularisers" in manifest else {}),
         "told": bool(decisions),
     }
+    if {"training", "tape"} & manifest.keys():
+        network["training"] = _training(manifest, decisions, steps)
+    if "regularisers" in manifest:
+        network["regularisers"] = manifest["regularisers"]
+    return network
 
 
-def _passes(decisions: Sequence[Decision], names: Sequence[str]) -> dict[str, dict[str, list[dict[str, Any]]]]:
+def _passes(decisions: Sequence[Decision], names: Sequence[str]) -> dict[str, PassFacts]:
     """By pass what it did and what it did not do; of graphs of training only what inference does not say."""
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    found: dict[str, PassFacts] = {}
     known = [d.stage for d in decisions if d.stage not in ("trace", *CLOSING)]
     for name in dict.fromkeys((*known, *names)):
         rows = [d for d in decisions if d.stage == name]
@@ -288,18 +295,18 @@ def _is_phase(decision: Decision) -> bool:
     return decision.stage == "fuse_pointwise" and decision.done
 
 
-def _phases(decisions: Sequence[Decision]) -> list[dict[str, Any]]:
+def _phases(decisions: Sequence[Decision]) -> list[Figures]:
     """The groups of inference, per graph, in order."""
     rows = [d for d in decisions if _is_phase(d) and "training" not in d.subject]
     return [{"graph": d.subject.get("graph", 0), "runs": d.what, "with": d.why, **d.facts} for d in rows]
 
 
-def _memory(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def _memory(manifest: Mapping[str, Any]) -> MemoryFacts:
     """Bytes that stay for all calls, and for CPUs elements of the workspace by what they grow with."""
     from tvm_rnn.dtypes import ITEM_BYTES
 
     elements = sum(_product(item["shape"]) for item in manifest["weights"])
-    found: dict[str, Any] = {"weight_bytes": elements * ITEM_BYTES[manifest["dtype"]], "parameters": elements}
+    found: MemoryFacts = {"weight_bytes": elements * ITEM_BYTES[manifest["dtype"]], "parameters": elements}
     if "variants" in manifest:
         found["packed_bytes"] = manifest["variants"][0]["packed_bytes"]
     else:
@@ -310,7 +317,7 @@ def _memory(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _training(manifest: Mapping[str, Any], decisions: Sequence[Decision], steps: int) -> dict[str, Any]:
+def _training(manifest: Mapping[str, Any], decisions: Sequence[Decision], steps: int) -> TrainingFacts:
     """What the tape holds: bytes by what they grow with, and for T = steps. kept_elements: values per step and row of
     all graphs; pass `differentiate` says which, and why not others."""
     from tvm_rnn.dtypes import ITEM_BYTES
@@ -334,7 +341,7 @@ def _training(manifest: Mapping[str, Any], decisions: Sequence[Decision], steps:
 
 def _plans(
     manifest: Mapping[str, Any], seen: Looked | None, module: Any, steps: int, max_bytes: int | None
-) -> dict[str, Any]:
+) -> TrainingFacts:
     """The plans of memory (`memory_plan.py`): of a network for every choice of what a tape keeps, of a module for its
     own; none of a module for GPUs that is not on one."""
     from tvm_rnn.passes.keep_choice import names

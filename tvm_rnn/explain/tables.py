@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tvm_rnn.decisions import Figures
 from tvm_rnn.language.cell import Argument, Cell
 
 AXES = {
@@ -32,7 +33,7 @@ def plain_table(*columns: str, title: str | None = None) -> Table:
     return table
 
 
-def cell_facts(cell: Cell) -> dict[str, Any]:
+def cell_facts(cell: Cell) -> dict[str, object]:
     """What `tvm-rnn cells --json` says of a cell: names, dims, axes, documentation."""
 
     def dims(arguments: Iterable[Argument]) -> dict[str, list[str]]:
@@ -75,9 +76,7 @@ def cell_page(cell: Cell) -> RenderableType:
     return Group(head, "", Text(cell.doc), "", table, "", axes, "", Text(f"defined in {cell.where}", "dim"))
 
 
-def manifest_page(
-    path: str, manifest: Mapping[str, Any], weights: Mapping[str, Any], file_bytes: int
-) -> RenderableType:
+def manifest_page(path: str, manifest: Figures, weights: Mapping[str, np.ndarray], file_bytes: int) -> RenderableType:
     """A module's manifest for people: what it computes, for which machine, how it was made, what is in the file."""
     facts = plain_table("", "")
     facts.show_header = False
@@ -91,7 +90,7 @@ def manifest_page(
     return Group(facts, *_model(manifest), *(piece for part in parts for piece in part))
 
 
-def _arrays(manifest: Mapping[str, Any], title: str = "arrays") -> list[RenderableType]:
+def _arrays(manifest: Figures, title: str = "arrays") -> list[RenderableType]:
     """One network's arrays, schedules and kernels."""
     arrays = plain_table("array", "shape", "", title=title)
     for item in manifest["inputs"]:
@@ -110,7 +109,7 @@ def _arrays(manifest: Mapping[str, Any], title: str = "arrays") -> list[Renderab
     return ["", arrays, "", templates, *_kernels(manifest)]
 
 
-def _model(manifest: Mapping[str, Any]) -> list[RenderableType]:
+def _model(manifest: Figures) -> list[RenderableType]:
     """The whole model around the networks: its inputs and outputs, and what it does between them."""
     if "model" not in manifest:
         return []
@@ -126,7 +125,7 @@ def _model(manifest: Mapping[str, Any]) -> list[RenderableType]:
     return ["", table, Text(f"steps: {steps}")]
 
 
-def _kernels(manifest: Mapping[str, Any]) -> list[RenderableType]:
+def _kernels(manifest: Figures) -> list[RenderableType]:
     """What each kernel takes of a GPU, per arch."""
     found: list[RenderableType] = []
     for variant in manifest.get("variants", ()):
@@ -138,7 +137,7 @@ def _kernels(manifest: Mapping[str, Any]) -> list[RenderableType]:
     return found
 
 
-def has_weights(manifest: Mapping[str, Any], arrays: Mapping[str, Any]) -> bool:
+def has_weights(manifest: Figures, arrays: Mapping[str, object]) -> bool:
     """Whether the arrays in a module's file include its weights; there may also be constants of the equations."""
     own = manifest.get("networks")
     if own is not None:
@@ -146,7 +145,7 @@ def has_weights(manifest: Mapping[str, Any], arrays: Mapping[str, Any]) -> bool:
     return all(item["name"] in arrays for item in manifest["weights"])
 
 
-def _facts(path: str, m: Mapping[str, Any], weights: Mapping[str, Any], file_bytes: int) -> list[tuple[str, str]]:
+def _facts(path: str, m: Figures, weights: Mapping[str, np.ndarray], file_bytes: int) -> list[tuple[str, str]]:
     target, variants, networks = m["target"], m.get("variants", ()), m.get("networks", (m,))
     held = sum(array.nbytes for array in weights.values())
     there = has_weights(m, weights)
@@ -174,13 +173,13 @@ def _facts(path: str, m: Mapping[str, Any], weights: Mapping[str, Any], file_byt
     ]
 
 
-def _cell_text(m: Mapping[str, Any]) -> str:
+def _cell_text(m: Figures) -> str:
     layers = f"{m['num_layers']} layer{'s' * (m['num_layers'] > 1)}"
     directions = "both directions" if m["num_directions"] == 2 else "reverse" if m.get("reverse") else "forward"
     return f"{m['cell']}, {layers}, {directions}, {m['dtype']}"
 
 
-def origin_text(origin: Mapping[str, Any]) -> str:
+def origin_text(origin: Figures) -> str:
     """Which layer of which framework a module was, and the file that it was read from."""
     parts = [origin["layer"]]
     if origin["batch_first"]:
@@ -190,7 +189,7 @@ def origin_text(origin: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def regularisers_text(own: Mapping[str, Any]) -> str:
+def regularisers_text(own: Figures) -> str:
     """The regularisers of a network, each with its probabilities."""
     words = []
     for name, value in own.items():
@@ -199,7 +198,7 @@ def regularisers_text(own: Mapping[str, Any]) -> str:
     return "; ".join(words)
 
 
-def _cpu_facts(m: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _cpu_facts(m: Figures) -> list[tuple[str, str]]:
     work = m["workspace"]
     names = [key for key in ("fixed", "per_row", "per_tile_row", "per_sequence_row") if work.get(key)]
     return [
@@ -208,11 +207,11 @@ def _cpu_facts(m: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _shape(*axes: Any) -> Text:
+def _shape(*axes: int | str) -> Text:
     return Text(f"[{', '.join(str(axis) for axis in axes)}]")
 
 
-def _state_shapes(m: Mapping[str, Any], state: Mapping[str, Any]) -> list[Text]:
+def _state_shapes(m: Figures, state: Figures) -> list[Text]:
     shapes, directions = [list(shape) for shape in state["shapes"]], m["num_directions"]
     if shapes.count(shapes[0]) == len(shapes):
         return [_shape(len(shapes) * directions, "B", *shapes[0])]

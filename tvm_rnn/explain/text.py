@@ -5,13 +5,15 @@ In: the facts of an `Explanation`. Out: renderables for the command line, and th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from tvm_rnn.decisions import DecisionFacts, Figures
+
+from .facts import ExplanationFacts, KernelFacts, NetworkFacts, PassFacts, TemplateFacts, WorkFacts
 from .tables import plain_table, regularisers_text, size_text
 
 WIDTH = 120
@@ -19,7 +21,7 @@ MOST_KNOBS = 12  # of a template, in words
 HOSTS = ("load", "save", "pack", "keep", "restart", "freeze")  # kernels around the work, left out of the page
 
 
-def text(facts: Mapping[str, Any]) -> str:
+def text(facts: ExplanationFacts) -> str:
     """The page as plain text."""
     console = Console(width=WIDTH, no_color=True, highlight=False)
     with console.capture() as capture:
@@ -27,7 +29,7 @@ def text(facts: Mapping[str, Any]) -> str:
     return capture.get().rstrip()
 
 
-def page(facts: Mapping[str, Any]) -> RenderableType:
+def page(facts: ExplanationFacts) -> RenderableType:
     """Everything about every network."""
     parts: list[RenderableType] = []
     for network in facts["networks"]:
@@ -35,7 +37,7 @@ def page(facts: Mapping[str, Any]) -> RenderableType:
     return Group(*parts)
 
 
-def _network(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _network(facts: NetworkFacts) -> Iterator[RenderableType]:
     layers = f"{facts['layers']} layer{'s' * (facts['layers'] > 1)}"
     where = ", ".join(facts["target"]["archs"]) or facts["target"]["mcpu"]
     made = f", made for B = {', '.join(map(str, facts['made_for']))}" if facts["made_for"] else ""
@@ -66,7 +68,7 @@ def _bullet(mark: str, words: str, style: str = "") -> RenderableType:
     return Padding(line, (0, 0, 0, 2))
 
 
-def subject_text(row: Mapping[str, Any], graphs: Sequence[Sequence[int]]) -> str:
+def subject_text(row: DecisionFacts, graphs: Sequence[Sequence[int]]) -> str:
     """What a decision is about, in brackets: layers (of graphs[number]), training, batch size, template."""
     own, words = row.get("subject", {}), list[str]()
     if len(graphs) > 1 and own.get("graph", len(graphs)) < len(graphs):  # those of training have numbers beyond
@@ -80,19 +82,17 @@ def subject_text(row: Mapping[str, Any], graphs: Sequence[Sequence[int]]) -> str
     return f" ({'; '.join(words)})" if words else ""
 
 
-def _pass(
-    name: str, rows: Mapping[str, Sequence[Mapping[str, Any]]], graphs: Sequence[Sequence[int]]
-) -> Iterator[RenderableType]:
+def _pass(name: str, rows: PassFacts, graphs: Sequence[Sequence[int]]) -> Iterator[RenderableType]:
     yield from _title(name)
-    for kind, mark, style in (("did", "+", "green"), ("did_not", "-", "yellow")):
-        for row in rows[kind]:
+    for decisions, mark, style in ((rows["did"], "+", "green"), (rows["did_not"], "-", "yellow")):
+        for row in decisions:
             yield _bullet(mark, f"{row['what']}{subject_text(row, graphs)}: {row.get('why', '')}".rstrip(": "), style)
     if not any(rows.values()):
         nothing = "all pointwise work is in a group with a product or a reduction: see what runs in one go"
         yield _bullet("+", nothing if name == "fuse_pointwise" else "nothing to say")
 
 
-def _phases(rows: Sequence[Mapping[str, Any]], graphs: Sequence[Sequence[int]]) -> Iterator[RenderableType]:
+def _phases(rows: Sequence[Figures], graphs: Sequence[Sequence[int]]) -> Iterator[RenderableType]:
     if not rows:
         return
     phases = len({(row["graph"], row["phase"]) for row in rows if row["region"] == "step" and row["graph"] == 0})
@@ -101,14 +101,14 @@ def _phases(rows: Sequence[Mapping[str, Any]], graphs: Sequence[Sequence[int]]) 
         yield _bullet("+", phase_text(row, graphs))
 
 
-def phase_text(row: Mapping[str, Any], graphs: Sequence[Sequence[int]]) -> str:
+def phase_text(row: Figures, graphs: Sequence[Sequence[int]]) -> str:
     """One group of what runs in one go, and of which layers where they differ."""
     own = graphs[row["graph"]] if row["graph"] < len(graphs) else []
     where = f" [layer{'s' * (len(own) > 1)} {', '.join(map(str, own))}]" if len(graphs) > 1 else ""
     return f"{row['runs']}{where}; {row['with']}"
 
 
-def cpu_text(work: Sequence[Mapping[str, Any]]) -> str:
+def cpu_text(work: Sequence[WorkFacts]) -> str:
     """A CPU's only regime, and what limits it: nothing is kept on the chip but by caches."""
     words, read = "one call for all of T: the loop over steps is in the compiled code", work[0]["step_bytes"]
     if not read:
@@ -121,10 +121,10 @@ def cpu_text(work: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _regimes(
-    rows: Sequence[Mapping[str, Any]],
-    target: Mapping[str, Any],
+    rows: Sequence[DecisionFacts],
+    target: Figures,
     graphs: Sequence[Sequence[int]],
-    work: Sequence[Mapping[str, Any]],
+    work: Sequence[WorkFacts],
 ) -> Iterator[RenderableType]:
     yield from _title("who runs the steps")
     if not target["archs"]:
@@ -143,7 +143,7 @@ def _regimes(
             yield Padding(Text(words + f"a thread about {chip['registers_estimated']} registers"), (0, 0, 0, 6))
 
 
-def _templates(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+def _templates(rows: Sequence[TemplateFacts]) -> Iterator[RenderableType]:
     yield from _title("schedules")
     table = plain_table("unit", "template", "from", "knobs")
     counts: dict[tuple[str, str, str, str], int] = {}
@@ -158,7 +158,7 @@ def _templates(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     yield Padding(table, (0, 0, 0, 2))
 
 
-def _kernels(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+def _kernels(rows: Sequence[KernelFacts]) -> Iterator[RenderableType]:
     if not rows:
         return
     yield from _title("kernels")
@@ -173,7 +173,7 @@ def _kernels(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
     yield Padding(table, (0, 0, 0, 2))
 
 
-def _work(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+def _work(rows: Sequence[WorkFacts]) -> Iterator[RenderableType]:
     yield from _title(f"work of T = {rows[0]['steps']} steps")
     table = plain_table(
         "B", "MFLOP", "moved", "read per step", "floor, us", "bound by", "predicted", "measured", "share"
@@ -194,8 +194,10 @@ def _work(rows: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
             share,
         )
     yield Padding(table, (0, 0, 0, 2))
-    for name, title in (("ceilings_from", "floor"), ("measured_by", "measured")):
-        for note in dict.fromkeys(row[name] for row in rows if row.get(name)):
+    floors_from = [row["ceilings_from"] for row in rows if row["ceilings_from"]]
+    measured_by = [row["measured_by"] for row in rows if "measured_by" in row]
+    for title, notes in (("floor", floors_from), ("measured", measured_by)):
+        for note in dict.fromkeys(notes):
             yield Padding(Text(f"{title}: {note}", "dim"), (0, 0, 0, 2))
     for row in rows:
         if words := in_turn_text(row):
@@ -210,7 +212,7 @@ def percent(part: float) -> str:
     return "< 1%" if 0 < part < 0.01 else f"{part:.0%}"
 
 
-def in_turn_text(row: Mapping[str, Any]) -> str:
+def in_turn_text(row: WorkFacts) -> str:
     """Why steps that follow each other are far from a floor of bytes and arithmetic: how long their blocks wait for
     each other's values; "" where they do not."""
     if not row.get("exchanges"):
@@ -220,11 +222,11 @@ def in_turn_text(row: Mapping[str, Any]) -> str:
         f"B = {row['batch']}: steps take turns, and their blocks wait for each other {count} time{'s' * (count > 1)}"
     )
     words += f" in each: {us / row['steps']:.2f} us of a step at least, {us:.4g} us of all"
-    timed = row.get("measured_us") or row.get("predicted_us")
+    timed = row["measured_us"] if "measured_us" in row else row["predicted_us"]
     return f"{words}, {percent(us / timed)} of the time {'measured' if 'measured_us' in row else 'predicted'}"
 
 
-def _memory(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _memory(facts: NetworkFacts) -> Iterator[RenderableType]:
     yield from _title("memory")
     memory = facts["memory"]
     words = f"weights {size_text(memory['weight_bytes'])} ({memory['parameters']} numbers)"
@@ -245,7 +247,7 @@ def _memory(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
             yield from _plans(own["plans"])
 
 
-def plans_text(facts: Mapping[str, Any]) -> str:
+def plans_text(facts: Figures) -> str:
     """Plans of memory (`memory_plan.py`) as plain text."""
     console = Console(width=WIDTH, no_color=True, highlight=False)
     with console.capture() as capture:
@@ -253,7 +255,7 @@ def plans_text(facts: Mapping[str, Any]) -> str:
     return capture.get().strip("\n")
 
 
-def _plans(facts: Mapping[str, Any]) -> Iterator[RenderableType]:
+def _plans(facts: Figures) -> Iterator[RenderableType]:
     yield from _title(f"plans of training's memory for T = {facts['steps']}, B = {facts['batch']}")
     table = plain_table("", "keep", "steps on tape", "parts", "again", "bytes", "with results", "time")
     rows = [*facts["table"], *([facts["chosen"]] if facts["chosen"] not in facts["table"] else [])]

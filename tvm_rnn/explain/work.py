@@ -9,16 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tvm_rnn.bench.measure.floors import DATA_SHEETS, floor_us, shares
-from tvm_rnn.decisions import Decision
+from tvm_rnn.decisions import Decision, Figures
 from tvm_rnn.dtypes import ITEM_BYTES
+
+from .facts import GroupFacts, KernelFacts, WorkFacts
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
+    from tvm_rnn.runtime.runtime import Module
     from tvm_rnn.target import Target
 
 ITEM = {**ITEM_BYTES, "tf32": 4, "int8": 1, "float8_e4m3": 1}
@@ -30,13 +33,13 @@ SYSTEM_BYTES = 1024
 
 
 def work(
-    manifest: Mapping[str, Any],
+    manifest: Figures,
     decisions: Sequence[Decision],
     machine: Target | None,
     net: RNN | None,
     steps: int,
-    module: Any = None,
-) -> list[dict[str, Any]]:
+    module: Module | None = None,
+) -> list[WorkFacts]:
     """A row per batch size that the module is made for (none named: 1): of the whole sequence of T = steps.
 
     flops, bytes (inputs, outputs and weights, each moved once), step_bytes (matrices of products that every step
@@ -52,17 +55,22 @@ def work(
         if predicted:
             row["predicted_us"] = predicted * steps
         row |= _in_turn(manifest, decisions, batch, steps)
-        row |= {"l2_bytes": machine.l2_bytes} if machine is not None and machine.kind == "llvm" else {}
+        if machine is not None and machine.kind == "llvm":
+            row["l2_bytes"] = machine.l2_bytes
         row |= _measured(manifest, machine, net, module, batch, steps)
         if row["ceilings"]:
             row["floor_us"] = floor_us(row, row["ceilings"])
             timed = row.get("measured_us") or row.get("predicted_us")
-            row |= shares({**row, "us": timed}, row["ceilings"])
+            parts = shares({**row, "us": timed}, row["ceilings"])
+            if parts:
+                row |= {"byte_share": parts["byte_share"], "share": parts["share"]}
+            if "flop_share" in parts:
+                row["flop_share"] = parts["flop_share"]
         found.append(row)
     return found
 
 
-def _counted(manifest: Mapping[str, Any], decisions: Sequence[Decision], batch: int, steps: int) -> dict[str, Any]:
+def _counted(manifest: Figures, decisions: Sequence[Decision], batch: int, steps: int) -> WorkFacts:
     size, directions = ITEM[manifest["dtype"]], manifest["num_directions"]
     stored = ITEM.get(manifest.get("weight_dtype", ""), size)
     row = sum(int(np.prod(item["shape"])) for item in manifest["inputs"])
@@ -84,27 +92,27 @@ def _counted(manifest: Mapping[str, Any], decisions: Sequence[Decision], batch: 
 
 def _groups(
     decisions: Sequence[Decision],
-    manifest: Mapping[str, Any],
+    manifest: Figures,
     batch: int,
     steps: int,
     kept: bool,
     sizes: tuple[int, int],
-) -> list[dict[str, Any]]:
+) -> list[GroupFacts]:
     """FLOPs and bytes of each group over the whole sequence: what it reads and stores for each row and step, and its
     matrices once, or in every step where they do not stay on the chip."""
     layers = {d.subject.get("graph", 0): len(d.facts["layers"]) for d in decisions if "layers" in d.facts}
-    found = []
+    groups = list[GroupFacts]()
     for d in decisions:
         if d.stage == "fuse_pointwise" and d.done and "flops" in d.facts and "training" not in d.subject:
             times = layers.get(d.subject.get("graph", 0), 1) * manifest["num_directions"]
             again = steps if d.facts["region"] == "step" and not kept else 1
             moved = d.facts["moved_elements"] * sizes[0] * batch * steps
             moved += d.facts.get("weight_elements", 0) * sizes[1] * again
-            found.append({"name": d.what, "flops": d.facts["flops"] * batch * steps * times, "bytes": moved * times})
-    return found
+            groups.append({"name": d.what, "flops": d.facts["flops"] * batch * steps * times, "bytes": moved * times})
+    return groups
 
 
-def _step_elements(manifest: Mapping[str, Any], decisions: Sequence[Decision]) -> int:
+def _step_elements(manifest: Figures, decisions: Sequence[Decision]) -> int:
     """Elements of the matrices of products within the loop, of all layers and directions."""
     layers = {d.subject.get("graph", 0): len(d.facts["layers"]) for d in decisions if "layers" in d.facts}
     total = 0
@@ -115,9 +123,7 @@ def _step_elements(manifest: Mapping[str, Any], decisions: Sequence[Decision]) -
     return total * int(manifest["num_directions"])
 
 
-def _ceilings(
-    manifest: Mapping[str, Any], machine: Target | None, row: Mapping[str, Any]
-) -> tuple[Mapping[str, float], str]:
+def _ceilings(manifest: Figures, machine: Target | None, row: WorkFacts) -> tuple[Mapping[str, float], str]:
     """What the device does at best: a GPU's data sheet; this CPU's rates, measured with what a step reads."""
     name = (manifest.get("variants") or [manifest])[0]["target"]
     if "variants" in manifest:
@@ -129,7 +135,7 @@ def _ceilings(
     return ceilings_of(row["precision"], int(row["step_bytes"] or row["bytes"]), 1), "measured here, one thread"
 
 
-def _predicted(manifest: Mapping[str, Any], decisions: Sequence[Decision], batch: int) -> float | None:
+def _predicted(manifest: Figures, decisions: Sequence[Decision], batch: int) -> float | None:
     """Microseconds of one step of all layers, by the model; None where it has nothing to say."""
     for d in decisions:
         if d.stage == "wave" and d.done and d.subject.get("batch") == batch:
@@ -150,7 +156,7 @@ def _predicted(manifest: Mapping[str, Any], decisions: Sequence[Decision], batch
     return total or None
 
 
-def _in_turn(manifest: Mapping[str, Any], decisions: Sequence[Decision], batch: int, steps: int) -> dict[str, Any]:
+def _in_turn(manifest: Figures, decisions: Sequence[Decision], batch: int, steps: int) -> WorkFacts:
     """The exchanges that follow each other: those of the layers' steps, which take turns but in a wave."""
     done = [d for d in decisions if d.done and d.stage in ("regime", "wave") and d.subject.get("batch") == batch]
     if any(d.stage == "wave" for d in done) or not any("exchange_us" in d.facts for d in done):
@@ -165,8 +171,8 @@ def _in_turn(manifest: Mapping[str, Any], decisions: Sequence[Decision], batch: 
 
 
 def _measured(
-    manifest: Mapping[str, Any], machine: Target | None, net: RNN | None, module: Any, batch: int, steps: int
-) -> dict[str, Any]:
+    manifest: Figures, machine: Target | None, net: RNN | None, module: Module | None, batch: int, steps: int
+) -> WorkFacts:
     """measured_us of the sequence and where it is from: this moment, or a record of the same network and batch."""
     if module is not None and "variants" not in manifest and module.manifest["target"]["kind"] == "llvm":
         return {"measured_us": _time(module, batch, steps), "measured_by": "this run, one thread"}
@@ -183,7 +189,7 @@ def _measured(
     return {"measured_us": nearest.median_us / nearest.workload["steps"] * steps, "measured_by": where}
 
 
-def _time(module: Any, batch: int, steps: int) -> float:
+def _time(module: Module, batch: int, steps: int) -> float:
     """The median of rounds of calls on one thread, as the floor is one thread's, microseconds."""
     threads, module.threads = module.threads, 1
     dtype, rng = module.manifest["dtype"], np.random.default_rng(0)
@@ -202,21 +208,24 @@ def _time(module: Any, batch: int, steps: int) -> float:
     return median(rounds) * 1e6
 
 
-def occupancies(variants: Sequence[Mapping[str, Any]], machine: Target | None) -> list[dict[str, Any]]:
+def occupancies(variants: Sequence[Figures], machine: Target | None) -> list[KernelFacts]:
     """Each kernel of a GPU with its occupancy: the part of a multiprocessor's threads that it can fill, and what is
     short first: "registers", "shared memory" or "threads"."""
     from tvm_rnn.target import GPUS
 
-    found = []
+    kernels = list[KernelFacts]()
     for variant in variants:
         gpu = machine if machine is not None and machine.arch == variant["arch"] else GPUS.get(variant["target"])
         for row in variant["kernels"]:
-            more = occupancy(row, gpu) if gpu is not None and row.get("threads") else {}
-            found.append({"arch": variant["arch"], **row, **more})
-    return found
+            kernel = KernelFacts(arch=variant["arch"])
+            kernel.update(row)
+            if gpu is not None and row.get("threads"):
+                kernel.update(occupancy(row, gpu))
+            kernels.append(kernel)
+    return kernels
 
 
-def occupancy(row: Mapping[str, Any], gpu: Target) -> dict[str, Any]:
+def occupancy(row: Figures, gpu: Target) -> KernelFacts:
     """Blocks of a kernel that one multiprocessor holds, its occupancy, and what limits it."""
     threads, most = row["threads"], FEWER_THREADS if gpu.arch in FEW else THREADS
     shared = row["shared_bytes"] + row.get("dynamic_shared_bytes", 0)

@@ -7,23 +7,21 @@ In: operations on values by name, from the frontends. Out: `Steps`: constants, d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tvm_rnn.network.model import Declared, Step
 from tvm_rnn.runtime.runtime_ops import MOVES, OPERATIONS
+
+from .fields import Fields, Unreadable, integer, number
 
 Array = np.ndarray
 
 # What constants that are made here may have in elements, all together: so many, and so many for each element of the
 # file. Weights are copied a few times on their way, and a file of a few bytes cannot ask for all memory.
 FREE_ELEMENTS, MADE_PER_ELEMENT = 1 << 24, 32
-
-
-class Unreadable(Exception):
-    """Why a part of a model cannot be used; a frontend collects these and says all of them at once."""
 
 
 class Steps:
@@ -42,6 +40,11 @@ class Steps:
     @property
     def declared(self) -> dict[str, Declared]:
         return {d.name: d for d in self.inputs}
+
+    @property
+    def makers(self) -> dict[str, Step]:
+        """The step that makes a value, by the value's name."""
+        return {output: step for step in self.steps for output in step.outputs}
 
     def known(self, name: str) -> bool:
         """Whether anything has made this value so far."""
@@ -69,19 +72,19 @@ class Steps:
             self._names += 1
         return f"{hint}#{self._names}"
 
-    def keep(self, value: Any, dtype: str = "int64") -> str:
+    def keep(self, value: ArrayLike, dtype: str = "int64") -> str:
         """A new constant."""
         name = self.fresh("constant")
         self.constants[name] = np.array(value, dtype)
         return name
 
-    def emit(self, op: str, inputs: Sequence[str], node: str, count: int = 1, **attributes: Any) -> str:
+    def emit(self, op: str, inputs: Sequence[str], node: str, **attributes: object) -> str:
         """Add a step (or, where all its inputs are constants, its result) and return the name of what it makes."""
-        outputs = [self.fresh(node) for _ in range(count)]
-        self.add(Step(op, tuple(inputs), tuple(outputs), attributes, node))
-        return outputs[0]
+        name = self.fresh(node)
+        self.add_named(op, inputs, name, node, **attributes)
+        return name
 
-    def add_named(self, op: str, inputs: Sequence[str], name: str, node: str, **attributes: Any) -> None:
+    def add_named(self, op: str, inputs: Sequence[str], name: str, node: str, **attributes: object) -> None:
         """Add a step whose result has a name of the user's."""
         self.add(Step(op, tuple(inputs), (name,), attributes, node))
 
@@ -99,7 +102,7 @@ class Steps:
         self.constants.update(zip(step.outputs, made, strict=False))
         self.made.update(step.outputs)
 
-    def compute(self, op: str, values: Sequence[Any], attributes: Mapping[str, Any]) -> list[Array]:
+    def compute(self, op: str, values: Sequence[Array | None], attributes: Fields) -> list[Array]:
         """What an operation of the table makes of arrays that are known now. Raises Unreadable."""
         try:
             self.room -= _elements(op, values, attributes)
@@ -113,7 +116,7 @@ class Steps:
 
     def is_zero(self, name: str) -> bool:
         """Whether a value is 0 everywhere, whatever the inputs: as exporters make the first state of a network."""
-        makers = {output: step for step in self.steps for output in step.outputs}
+        makers = self.makers
         while True:
             value = self.constant(name)
             if value is not None:
@@ -122,15 +125,16 @@ class Steps:
             if step is None:
                 return False
             if step.op == "ConstantOfShape":
-                return float(step.attributes.get("value", 0)) == 0
+                return number(step.attributes, "value", 0.0) == 0
             if step.op == "Concat" or step.op not in MOVES:
                 return False
             name = step.inputs[0]  # the others say where its elements go
 
 
-def _elements(op: str, values: Sequence[Any], attributes: Mapping[str, Any]) -> int:
+def _elements(op: str, values: Sequence[Array | None], attributes: Fields) -> int:
     """How many elements a step will make of constants, so that a few bytes of a file cannot ask for all memory."""
-    sizes: list[int] = [int(v.size) for v in values if v is not None]
+    sizes = [v.size for v in values if v is not None]
+    shapes = [v.shape for v in values if v is not None]
     if op in ("Expand", "ConstantOfShape"):
         shape = [int(n) for n in np.asarray(values[-1]).reshape(-1)]
         return math.prod(max(n, 1) for n in shape) * (sizes[0] if op == "Expand" else 1)
@@ -141,16 +145,15 @@ def _elements(op: str, values: Sequence[Any], attributes: Mapping[str, Any]) -> 
         return max(0, math.ceil((limit - start) / delta))
     if op == "Pad":
         pads = values[1] if len(values) > 1 else attributes.get("pads", ())
-        widest = sum(abs(int(p)) for p in np.asarray(pads).reshape(-1))
-        return math.prod(int(n) + widest for n in values[0].shape)
+        widest = sum(abs(int(n)) for n in np.asarray(pads, np.int64).reshape(-1).tolist())
+        return math.prod(n + widest for n in shapes[0])
     if op == "Gather":
-        axis = int(attributes.get("axis", 0))
-        return sizes[1] * (sizes[0] // max(1, int(values[0].shape[axis])))
+        axis = integer(attributes, "axis", 0)
+        return sizes[1] * (sizes[0] // max(1, shapes[0][axis]))
     if op in ("MatMul", "Gemm"):
         return sizes[0] * sizes[1]
     if op in ("Concat", "Shape", "Size"):
         return sum(sizes)
-    shapes = [np.shape(v) for v in values if v is not None]
     return max(math.prod(max(axis) for axis in _aligned(shapes)), *sizes, 1)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tvm_rnn.network.model import Declared
 from tvm_rnn.network.model import Model as Whole
@@ -16,7 +15,8 @@ from tvm_rnn.network.origin import Origin
 from tvm_rnn.network.rnn import RNN
 
 from ..errors import ConfigError, message
-from .folding import Steps, Unreadable
+from .fields import Unreadable, items, mapping, text
+from .folding import Steps
 from .keras_cells import GATES
 from .keras_file import Config, Source, describe, groups_of, read_file
 from .keras_layers import apply_layer
@@ -28,9 +28,10 @@ DTYPES = ("float32", "float64", "float16")
 BARE = (*GATES, "RNN", "Bidirectional")
 MASKED = (*BARE, "GlobalAveragePooling1D")
 Problems = list[str]
+Reference = tuple[str, int, int]  # a value: the name of its layer, which call of it, which of its outputs
 
 
-def from_keras(source: Any) -> RNN | Whole:
+def from_keras(source: object) -> RNN | Whole:
     """The recurrent network of a Keras layer or model, with its weights and with everything around it.
 
     source: a SimpleRNN, LSTM, GRU, Bidirectional or RNN (of cells of these, also stacked) that has its weights; a
@@ -66,12 +67,12 @@ def from_keras(source: Any) -> RNN | Whole:
 
 
 def _read(source: Source, problems: Problems) -> Model:
-    kind, config = source.config["class_name"], source.config["config"]
+    kind, config = source.config["class_name"], mapping(source.config["config"])
     model = Model(Steps(stored=_stored(source)))
     if kind in BARE:
         _bare(model, source, problems)
     elif kind == "Sequential":
-        _sequential(model, source, config["layers"], problems)
+        _sequential(model, source, list(map(mapping, items(config["layers"]))), problems)
     elif kind in ("Functional", "Model"):
         _functional(model, source, config, problems)
     else:
@@ -88,8 +89,8 @@ def _stored(source: Source) -> int:
 
 def _dtype(config: Config) -> str:
     """The dtype that a layer computes in. Raises Unreadable for a policy that mixes several."""
-    given = config.get("dtype", "float32")
-    name = given["config"]["name"] if isinstance(given, Mapping) else given
+    policy = config.get("dtype", "float32")
+    name = text(mapping(policy["config"]), "name") if isinstance(policy, Mapping) else policy
     if name not in DTYPES:
         raise Unreadable(f"dtype {name!r} is none of {', '.join(DTYPES)}")
     return str(name)
@@ -99,7 +100,7 @@ def _parts(source: Source, layers: Sequence[Config], problems: Problems) -> list
     """Every layer with its arrays; what cannot be read is in `problems`."""
     found = []
     for layer, group in zip(layers, groups_of([str(each["class_name"]) for each in layers]), strict=True):
-        config = layer["config"]
+        config = mapping(layer["config"])
         name = str(config.get("name", layer.get("name", group)))
         part = Part(name, str(layer["class_name"]), config, [])
         try:
@@ -115,6 +116,8 @@ def _declare(model: Model, part: Part) -> Value:
     shape = part.config.get("batch_shape", part.config.get("batch_input_shape"))
     if part.config.get("sparse") or part.config.get("ragged"):
         raise Unreadable("sparse and ragged inputs are not supported")
+    if not isinstance(shape, list | None):
+        raise Unreadable(f"batch_shape is {shape!r:.60}, expected a list of sizes")
     axes = None if shape is None else tuple(n if isinstance(n, int) else None for n in shape)
     dtype = str(part.config.get("dtype", "float32"))
     model.steps.inputs.append(Declared(part.name, dtype, axes))
@@ -171,7 +174,7 @@ def _applied(model: Model, part: Part, inputs: Sequence[Value], problems: Proble
 
 
 def _functional(model: Model, source: Source, config: Config, problems: Problems) -> None:
-    layers = config["layers"]
+    layers = list(map(mapping, items(config["layers"])))
     parts = {part.name: part for part in _parts(source, [e for e in layers if _is_layer(e)], problems)}
     model.dtype = next((_dtype(p.config) for p in parts.values() if p.kind in BARE), "float32")
     values: dict[tuple[str, int], list[Value]] = {}
@@ -179,7 +182,7 @@ def _functional(model: Model, source: Source, config: Config, problems: Problems
     for name in order:
         values[name, 0] = [_declare(model, parts[name])]
     wanted = _flat(config["output_layers"])
-    entries = {str(entry["name"] if "name" in entry else entry["config"]["name"]): entry for entry in layers}
+    entries = {str(entry["name"] if "name" in entry else mapping(entry["config"])["name"]): entry for entry in layers}
     for each in wanted:
         _evaluate(model, entries, parts, values, _history(each), problems)
     names: list[str] = []
@@ -197,9 +200,9 @@ def _is_layer(entry: Config) -> bool:
     return "layers" in str(entry.get("module", "keras.layers"))
 
 
-def _flat(given: Any) -> list[Any]:
+def _flat(given: object) -> list[object]:
     """One reference ["name", 0, 0], or lists of them in lists (states of stacked cells are so), as a list."""
-    found, stack = [], [given]
+    found, stack = list[object](), [given]
     while stack:  # without recursion: a file may be nested as deep as it likes
         each = stack.pop()
         if isinstance(each, list) and not (each and isinstance(each[0], str)):
@@ -209,16 +212,18 @@ def _flat(given: Any) -> list[Any]:
     return found
 
 
-def _history(reference: Any) -> tuple[str, int, int]:
-    name, node, tensor = reference
-    return str(name), int(node), int(tensor)
+def _history(reference: object) -> Reference:
+    match reference:
+        case [str(name), int(node), int(tensor)]:
+            return name, node, tensor
+    raise Unreadable(f"a reference to a value is {reference!r:.60}")
 
 
-def _tensors(given: Any) -> list[Any]:
+def _tensors(given: object) -> list[Reference | float]:
     """The references to values, and the numbers, in a call's arguments, in order."""
     if isinstance(given, Mapping):
         is_value = given.get("class_name") == "__keras_tensor__"
-        return [_history(given["config"]["keras_history"])] if is_value else []
+        return [_history(mapping(given["config"])["keras_history"])] if is_value else []
     if isinstance(given, list):
         return [found for each in given for found in _tensors(each)]
     return [given] if isinstance(given, (int, float)) and not isinstance(given, bool) else []
@@ -229,18 +234,18 @@ def _evaluate(
     entries: Mapping[str, Config],
     parts: Mapping[str, Part],
     values: dict[tuple[str, int], list[Value]],
-    wanted: tuple[str, int, int],
+    wanted: Reference,
     problems: Problems,
 ) -> None:
     """Fill `values` with what a reference needs, what it reads first. Without recursion: models may be deep."""
-    stack, begun = [(wanted, False)], set()
+    stack, begun = [(wanted, False)], set[tuple[str, int]]()
     while stack:
         (name, number, index), ready = stack.pop()
         if (name, number) in values:
             continue
-        node = entries[name]["inbound_nodes"][number]
-        args, kwargs = _tensors(node["args"]), node.get("kwargs", {})
-        part = parts.get(name) or Part(name, str(entries[name]["class_name"]), entries[name]["config"], [])
+        node = mapping(items(entries[name]["inbound_nodes"])[number])
+        args, kwargs = _tensors(node["args"]), mapping(node.get("kwargs"))
+        part = parts.get(name) or Part(name, str(entries[name]["class_name"]), mapping(entries[name]["config"]), [])
         states = _tensors(kwargs.get("initial_state"))
         mask = _tensors(kwargs.get("mask")) if part.kind in MASKED else []
         reads = [each for each in (*args, *states, *mask) if isinstance(each, tuple)]
@@ -261,7 +266,7 @@ def _evaluate(
         values[name, number] = _applied(model, called, given, problems)
 
 
-def _value(model: Model, values: Mapping[tuple[str, int], list[Value]], reference: Any) -> Value:
+def _value(model: Model, values: Mapping[tuple[str, int], list[Value]], reference: Reference | float) -> Value:
     if not isinstance(reference, tuple):
         return Value(model.steps.keep(reference, "int32" if isinstance(reference, int) else model.dtype))
     name, number, index = reference

@@ -7,16 +7,23 @@ cell, `StepMath` for values of a model.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol, TypeAlias
 
 from tvm_rnn.language import functions
+from tvm_rnn.language.trace import Value
 
-from .folding import Steps, Unreadable
+from .fields import Unreadable
+from .folding import Steps
 
-Math = Any  # language/functions.py, or a StepMath: the same names
-Activation = Callable[[Math, Any], Any]
+Operand: TypeAlias = "Value | StepValue | float"
 
-EQUATIONS: Math = functions
+
+def _operator(op: str) -> Callable[[StepValue, Operand], StepValue]:
+    return lambda self, other: self.math.make(op, self, other)
+
+
+def _swapped(op: str) -> Callable[[StepValue, float], StepValue]:
+    return lambda self, other: self.math.make(op, other, self)
 
 
 class StepValue:
@@ -25,32 +32,13 @@ class StepValue:
     def __init__(self, math: StepMath, name: str) -> None:
         self.math, self.name = math, name
 
-    def __add__(self, other: Any) -> StepValue:
-        return self.math.make("Add", self, other)
-
-    def __sub__(self, other: Any) -> StepValue:
-        return self.math.make("Sub", self, other)
-
-    def __mul__(self, other: Any) -> StepValue:
-        return self.math.make("Mul", self, other)
-
-    def __truediv__(self, other: Any) -> StepValue:
-        return self.math.make("Div", self, other)
+    __add__, __radd__ = _operator("Add"), _swapped("Add")
+    __sub__, __rsub__ = _operator("Sub"), _swapped("Sub")
+    __mul__, __rmul__ = _operator("Mul"), _swapped("Mul")
+    __truediv__, __gt__ = _operator("Div"), _operator("Greater")
 
     def __neg__(self) -> StepValue:
         return self.math.make("Neg", self)
-
-    def __gt__(self, other: Any) -> StepValue:
-        return self.math.make("Greater", self, other)
-
-    def __radd__(self, other: Any) -> StepValue:
-        return self.math.make("Add", self, other)
-
-    def __rsub__(self, other: Any) -> StepValue:
-        return self.math.make("Sub", self.math.number(other), self)
-
-    def __rmul__(self, other: Any) -> StepValue:
-        return self.math.make("Mul", self, other)
 
 
 class StepMath:
@@ -62,50 +50,78 @@ class StepMath:
     def number(self, value: float) -> StepValue:
         return StepValue(self, self.steps.keep(value, self.dtype))
 
-    def make(self, op: str, *values: Any, **attributes: Any) -> StepValue:
+    def make(self, op: str, *values: Operand, **attributes: object) -> StepValue:
         """A step; numbers among the values are constants."""
-        names = [v.name if isinstance(v, StepValue) else self.number(v).name for v in values]
+        names = []
+        for value in values:
+            assert not isinstance(value, Value)
+            names.append((value if isinstance(value, StepValue) else self.number(value)).name)
         return StepValue(self, self.steps.emit(op, names, self.node, **attributes))
 
-    def where(self, condition: Any, a: Any, b: Any) -> StepValue:
+    def where(self, condition: Operand, a: Operand, b: Operand) -> StepValue:
         return self.make("Where", condition, a, b)
 
-    def maximum(self, a: Any, b: Any) -> StepValue:
+    def maximum(self, a: Operand, b: Operand) -> StepValue:
         return self.make("Max", a, b)
 
-    def minimum(self, a: Any, b: Any) -> StepValue:
+    def minimum(self, a: Operand, b: Operand) -> StepValue:
         return self.make("Min", a, b)
 
-    def clip(self, x: Any, low: float, high: float) -> StepValue:
+    def clip(self, x: Operand, low: float, high: float) -> StepValue:
         return self.minimum(self.maximum(x, low), high)
 
-    def softmax(self, x: Any) -> StepValue:
+    def softmax(self, x: Operand) -> StepValue:
         return self.make("Softmax", x, axis=-1)
 
-    def __getattr__(self, name: str) -> Callable[[Any], StepValue]:
+    def __getattr__(self, name: str) -> Callable[[Operand], StepValue]:
         """Functions of one value whose ONNX name is theirs: tanh, sigmoid, exp, ..."""
         op = {"absolute": "Abs"}.get(name, name.capitalize())
         return lambda x: self.make(op, x)
 
 
-def _elu(f: Math, x: Any, alpha: float) -> Any:
+Term = Value | StepValue
+
+
+class Math(Protocol):
+    """The functions that activations are made of: those of `language/functions.py` for a cell, or a StepMath."""
+
+    def where(self, condition: Operand, a: Operand, b: Operand, /) -> Term: ...
+    def maximum(self, a: Operand, b: Operand, /) -> Term: ...
+    def minimum(self, a: Operand, b: Operand, /) -> Term: ...
+    def clip(self, x: Operand, low: float, high: float, /) -> Term: ...
+    def softmax(self, x: Operand, /) -> Term: ...
+    def absolute(self, x: Operand, /) -> Term: ...
+    def erf(self, x: Operand, /) -> Term: ...
+    def exp(self, x: Operand, /) -> Term: ...
+    def relu(self, x: Operand, /) -> Term: ...
+    def sigmoid(self, x: Operand, /) -> Term: ...
+    def softplus(self, x: Operand, /) -> Term: ...
+    def sqrt(self, x: Operand, /) -> Term: ...
+    def tanh(self, x: Operand, /) -> Term: ...
+
+
+Activation = Callable[[Math, Term], Term]
+EQUATIONS: Math = functions
+
+
+def _elu(f: Math, x: Term, alpha: float) -> Term:
     return f.where(x > 0.0, x, alpha * (f.exp(f.minimum(x, 0.0)) - 1.0))
 
 
-def _shrink(f: Math, x: Any) -> Any:
+def _shrink(f: Math, x: Term) -> Term:
     """0 between -0.5 and 0.5."""
     return f.where(f.absolute(x) > 0.5, x, 0.0 * x)
 
 
-def _sparse_plus(f: Math, x: Any) -> Any:
+def _sparse_plus(f: Math, x: Term) -> Term:
     return f.where(x > 1.0, x, f.maximum(0.25 * (x + 1.0) * f.maximum(x + 1.0, 0.0), 0.0))
 
 
-def _log_softmax(f: Math, x: Any) -> Any:
-    if isinstance(f, StepMath):
-        return f.make("LogSoftmax", x, axis=-1)
-    shifted = x - f.max(x, -1, keepdims=True)
-    return shifted - f.log(f.sum(f.exp(shifted), -1, keepdims=True))
+def _log_softmax(f: Math, x: Term) -> Term:
+    if isinstance(x, StepValue):
+        return x.math.make("LogSoftmax", x, axis=-1)
+    shifted: Value = x - functions.max(x, -1, keepdims=True)
+    return shifted - functions.log(functions.sum(functions.exp(shifted), -1, keepdims=True))
 
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -140,13 +156,11 @@ ACTIVATIONS: dict[str, Activation] = {
 ACTIVATIONS |= {"swish": ACTIVATIONS["silu"], "hard_swish": ACTIVATIONS["hard_silu"]}
 
 
-def activation_name(config: Any) -> str:
+def activation_name(config: object) -> str:
     """The name of the function that a config means. Raises Unreadable for one that is not Keras's, or has arguments."""
     if config is None:
         return "linear"
-    name = config
-    if isinstance(config, dict) and config.get("class_name") == "function":
-        name = config.get("config")
+    name = config.get("config") if isinstance(config, dict) and config.get("class_name") == "function" else config
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise Unreadable(f"activation {name!r} is none of {', '.join(ACTIVATIONS)}")
     return name

@@ -9,17 +9,17 @@ In: the kind of cell and its config. Out: a `Cell`, and its parameters from Kera
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from tvm_rnn.language.cell import Cell
+from tvm_rnn.language.trace import Value
 
 from .. import cells
-from .built_cells import Values, build_cell
-from .folding import Unreadable
+from .built_cells import Values, build_cell, build_gru
+from .fields import Fields, Unreadable, integer
 from .keras_activations import ACTIVATIONS, EQUATIONS, activation_name
 
 Array = np.ndarray
@@ -39,7 +39,7 @@ class Form:
     reset_after: bool = False
 
 
-def form_of(kind: str, config: Mapping[str, Any]) -> Form:
+def form_of(kind: str, config: Fields) -> Form:
     """The form of a cell with that config. Raises Unreadable for a function that is not Keras's."""
     recurrent = "" if kind == "SimpleRNN" else activation_name(config.get("recurrent_activation", "sigmoid"))
     reset_after = kind == "GRU" and bool(config.get("reset_after", True))
@@ -56,8 +56,10 @@ def cell_of(form: Form) -> Cell:
     return {"SimpleRNN": _simple, "LSTM": _lstm, "GRU": _gru}[form.kind](form)
 
 
-def _apply(name: str, x: Any) -> Any:
-    return ACTIVATIONS[name](EQUATIONS, x)
+def _apply(name: str, x: Value) -> Value:
+    y = ACTIVATIONS[name](EQUATIONS, x)
+    assert isinstance(y, Value)
+    return y
 
 
 def _doc(form: Form) -> str:
@@ -66,7 +68,7 @@ def _doc(form: Form) -> str:
 
 
 def _simple(form: Form) -> Cell:
-    def equations(v: Values) -> tuple[Any, ...]:
+    def equations(v: Values) -> tuple[Value, ...]:
         return (_apply(form.activation, v["W"] @ v["x"] + v["R"] @ v["h"] + v["b"]),)
 
     params = {"W": "H I", "R": "H H", "b": "H"}
@@ -74,7 +76,7 @@ def _simple(form: Form) -> Cell:
 
 
 def _lstm(form: Form) -> Cell:
-    def equations(v: Values) -> tuple[Any, ...]:
+    def equations(v: Values) -> tuple[Value, ...]:
         i, f, g, o = v["W"] @ v["x"] + v["R"] @ v["h"] + v["b"]
         c = _apply(form.recurrent, f) * v["c"] + _apply(form.recurrent, i) * _apply(form.activation, g)
         return _apply(form.recurrent, o) * _apply(form.activation, c), c
@@ -84,27 +86,23 @@ def _lstm(form: Form) -> Cell:
 
 
 def _gru(form: Form) -> Cell:
-    def equations(v: Values) -> tuple[Any, ...]:
-        h = v["h"]
-        r, z, n = v["W"] @ v["x"] + v["b"]
-        u_r, u_z, *u_n = v["R"] @ h
-        r, z = _apply(form.recurrent, r + u_r), _apply(form.recurrent, z + u_z)
-        n = n + r * (u_n[0] + v["b_R"]) if form.reset_after else n + v["R_n"] @ (r * h)
-        return ((1.0 - z) * _apply(form.activation, n) + z * h,)
+    def gate(v: Values, x: Value) -> Value:
+        return _apply(form.recurrent, x)
 
-    own = {"R": "3 H H", "b": "3 H", "b_R": "H"} if form.reset_after else {"R": "2 H H", "R_n": "H H", "b": "3 H"}
-    params = {"W": "3 H I", **own}
-    return build_cell("keras_gru", _doc(form), {"x": "I"}, {"h": "H"}, params, equations)
+    def candidate(v: Values, x: Value) -> Value:
+        return _apply(form.activation, x)
+
+    return build_gru("keras_gru", _doc(form), gate, candidate, form.reset_after)
 
 
-def parameters(form: Form, config: Mapping[str, Any], arrays: Sequence[Array]) -> tuple[dict[str, Array], Array | None]:
+def parameters(form: Form, config: Fields, arrays: Sequence[Array]) -> tuple[dict[str, Array], Array | None]:
     """The cell's parameters, of Keras's arrays in their order; and where a GRU has two biases, those in our order.
 
     Raises Unreadable where arrays are missing, too many, or of shapes that do not go together.
     """
-    gates, order, units = GATES[form.kind], ORDER[form.kind], config.get("units")
+    gates, order, units = GATES[form.kind], ORDER[form.kind], integer(config, "units")
     bias = bool(config.get("use_bias", True))
-    if not isinstance(units, int) or isinstance(units, bool) or units < 1:
+    if units < 1:
         raise Unreadable(f"units is {units!r}, expected a whole number of at least 1")
     shapes = [a.shape for a in arrays]
     width = shapes[0][0] if shapes and len(shapes[0]) == 2 else 0

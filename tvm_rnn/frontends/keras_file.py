@@ -17,17 +17,20 @@ import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
 from tvm_rnn.network.origin import sha256_of
 
 from ..errors import ConfigError, message
-from .folding import Unreadable
+from .fields import Fields, Unreadable, items, mapping
+
+if TYPE_CHECKING:
+    import h5py
 
 Array = np.ndarray
-Config = Mapping[str, Any]
+Config = Fields  # of a layer, as Keras serializes it
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
 MOST_CONFIG_BYTES = 64 << 20
@@ -55,7 +58,7 @@ class Source:
     path: str | None = None
     sha256: str | None = None
     arrays: Mapping[str, Sequence[Array]] = field(default_factory=dict)
-    file: Any = None
+    file: h5py.File | None = None
 
     def weights(self, name: str, layer: Config, group: str) -> list[Array]:
         """A layer's arrays in Keras's order. group: its place among the layers in a file. Raises Unreadable."""
@@ -86,22 +89,17 @@ def groups_of(names: Sequence[str]) -> list[str]:
 
 def paths_of(layer: Config) -> list[str]:
     """Where a layer's variables are below it, each path ending in "/" or empty, in the order of get_weights()."""
-    kind, config = layer.get("class_name"), layer.get("config")
-    config = config if isinstance(config, Mapping) else {}
+    kind, config = layer.get("class_name"), mapping(layer.get("config"))
     if kind in ("SimpleRNN", "LSTM", "GRU"):
         return ["cell/"]
     if kind == "RNN":
-        cell = config.get("cell")
-        cell = cell if isinstance(cell, Mapping) else {}
-        inner = cell.get("config")
-        cells = inner.get("cells") if isinstance(inner, Mapping) else None
-        if cell.get("class_name") == "StackedRNNCells" and isinstance(cells, list):
-            names = [str(c.get("class_name")) if isinstance(c, Mapping) else "" for c in cells]
+        cell = mapping(config.get("cell"))
+        if cell.get("class_name") == "StackedRNNCells":
+            names = [str(mapping(c).get("class_name", "")) for c in items(mapping(cell.get("config")).get("cells"))]
             return [f"cell/cells/{name}/" for name in groups_of(names)]
         return ["cell/"]
     if kind == "Bidirectional":
-        inner = config.get("layer")
-        below = paths_of(inner) if isinstance(inner, Mapping) else [""]
+        below = paths_of(mapping(config.get("layer")))
         return [f"{side}/{path}" for side in ("forward_layer", "backward_layer") for path in below]
     return ["layer/"] if kind == "TimeDistributed" else [""]
 
@@ -148,7 +146,7 @@ def _member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
     return data
 
 
-def _variables(file: Any, path: str) -> list[Array]:
+def _variables(file: h5py.File, path: str) -> list[Array]:
     """The arrays 0, 1, ... of a group; none where there is no such group. Raises Unreadable."""
     group = _inside(file, path)
     if group is None:
@@ -157,7 +155,7 @@ def _variables(file: Any, path: str) -> list[Array]:
     return [_array(group, name, f"{path}/{name}") for name in names]
 
 
-def _inside(file: Any, path: str) -> Any:
+def _inside(file: h5py.File, path: str) -> h5py.Group | None:
     """The group at a path, by links within this file alone."""
     import h5py
 
@@ -171,7 +169,7 @@ def _inside(file: Any, path: str) -> Any:
     return group if isinstance(group, h5py.Group) else None
 
 
-def _array(group: Any, name: str, path: str) -> Array:
+def _array(group: h5py.Group, name: str, path: str) -> Array:
     import h5py
 
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
@@ -190,20 +188,28 @@ def _array(group: Any, name: str, path: str) -> Array:
 # --- objects ---------------------------------------------------------------------------------------------------------
 
 
-def describe(thing: Any) -> Source:
+@runtime_checkable
+class Layer(Protocol):
+    """A layer or a model of Keras."""
+
+    name: str
+
+    def get_config(self) -> dict[str, object]: ...
+    def get_weights(self) -> list[Array]: ...
+
+
+def describe(thing: object) -> Source:
     """A layer or model in memory. Raises ConfigError for what is none of Keras's own, or has no weights yet."""
     kind = type(thing)
     own = kind.__module__.split(".")[0] in ("keras", "tf_keras", "tensorflow")
-    if not own or not hasattr(thing, "get_config") or not hasattr(thing, "get_weights"):
+    if not own or not isinstance(thing, Layer):
         expected = "a built-in layer or a Sequential or Functional model of Keras 3, or the path of a .keras file"
         got = f"{kind.__module__}.{kind.__qualname__}"
         raise ConfigError(message("from_keras: not a layer of Keras", got=got, expected=expected))
     if not getattr(thing, "built", True):
         do = "call it on an array, or layer.build((None, None, features))"
         raise ConfigError(message("from_keras: this layer has no weights yet", got=kind.__name__, do=do))
-    config = {"class_name": kind.__name__, "config": thing.get_config()}
-    if "layers" in config["config"]:
-        arrays = {layer.name: layer.get_weights() for layer in thing.layers}
-    else:
-        arrays = {thing.name: thing.get_weights()}
-    return Source(json.loads(json.dumps(config, default=str)), arrays=arrays)
+    config = thing.get_config()
+    layers = getattr(thing, "layers", ()) if "layers" in config else [thing]
+    text = json.dumps({"class_name": kind.__name__, "config": config}, default=str)
+    return Source(json.loads(text), arrays={layer.name: layer.get_weights() for layer in layers})

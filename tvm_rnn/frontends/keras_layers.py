@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from .folding import Unreadable
+from .fields import Unreadable, integer, integers, mapping, number
 from .keras_activations import ACTIVATIONS, StepMath, StepValue, activation_name
 from .keras_recurrent import Model, Part, Value, bidirectional, recurrent
 
@@ -29,8 +29,9 @@ def apply_layer(model: Model, part: Part, inputs: Sequence[Value]) -> list[Value
 def activate(model: Model, part: Part, value: str, name: str) -> str:
     """A value through one of Keras's activation functions."""
     math = StepMath(model.steps, part.label, model.dtype)
-    found: str = ACTIVATIONS[name](math, StepValue(math, value)).name
-    return found
+    y = ACTIVATIONS[name](math, StepValue(math, value))
+    assert isinstance(y, StepValue)
+    return y.name
 
 
 def _constant(model: Model, part: Part, at: int, rank: int) -> str:
@@ -54,7 +55,7 @@ def _embedding(model: Model, part: Part, inputs: Sequence[Value]) -> list[Value]
 
 
 def _masking(model: Model, part: Part, inputs: Sequence[Value]) -> list[Value]:
-    x, value = inputs[0].name, model.steps.keep(float(part.config.get("mask_value", 0.0)), model.dtype)
+    x, value = inputs[0].name, model.steps.keep(number(part.config, "mask_value", 0.0), model.dtype)
     other = model.emit(part, "Not", model.emit(part, "Equal", x, value))
     counts = model.emit(part, "Cast", other, dtype=model.dtype)
     kept = model.emit(part, "ReduceMax", counts, axes=[-1], keepdims=1)
@@ -84,23 +85,20 @@ def _relu(model: Model, part: Part, inputs: Sequence[Value]) -> list[Value]:
 
 def _slope(op: str, key: str, default: float) -> Handler:
     def apply(model: Model, part: Part, inputs: Sequence[Value]) -> list[Value]:
-        alpha = float(part.config.get(key, default))
+        alpha = number(part.config, key, default)
         return [Value(model.emit(part, op, inputs[0].name, alpha=alpha), inputs[0].mask)]
 
     return apply
 
 
 def _softmax(model: Model, part: Part, inputs: Sequence[Value]) -> list[Value]:
-    axis = part.config.get("axis", -1)
-    if not isinstance(axis, int):
-        raise Unreadable(f"axis {axis!r} is no whole number")
+    axis = integer(part.config, "axis", -1)
     return [Value(model.emit(part, "Softmax", inputs[0].name, axis=axis), inputs[0].mask)]
 
 
 def _time_distributed(model: Model, part: Part, inputs: Sequence[Value]) -> list[Value]:
-    inner = part.config.get("layer")
-    kind = str(inner.get("class_name")) if isinstance(inner, Mapping) else ""
-    config = inner.get("config") if isinstance(inner, Mapping) else None
+    inner = mapping(part.config.get("layer"))
+    kind, config = str(inner.get("class_name", "")), inner.get("config")
     if kind not in STEPWISE or not isinstance(config, Mapping):
         raise Unreadable(f"it wraps {kind!r}, which is none of {', '.join(sorted(STEPWISE))}")
     return HANDLERS[kind](model, Part(part.name, kind, config, part.arrays), inputs)
@@ -120,7 +118,7 @@ def _batch_normalization(model: Model, part: Part, inputs: Sequence[Value]) -> l
     if len(arrays) != len(part.arrays) or {a.ndim for a in arrays.values()} != {1} or "variance" not in arrays:
         raise Unreadable(f"its arrays have shapes {[list(a.shape) for a in part.arrays]}")
     wide = {name: value.astype(np.float64) for name, value in arrays.items()}
-    scale = wide.get("gamma", 1.0) / np.sqrt(wide["variance"] + float(part.config.get("epsilon", 1e-3)))
+    scale = wide.get("gamma", 1.0) / np.sqrt(wide["variance"] + number(part.config, "epsilon", 1e-3))
     shift = wide.get("beta", 0.0) - wide["mean"] * scale
     y = model.emit(part, "Mul", inputs[0].name, model.steps.keep(scale, model.dtype))
     return [Value(model.emit(part, "Add", y, model.steps.keep(shift, model.dtype)), inputs[0].mask)]
@@ -136,24 +134,17 @@ def _layer_normalization(model: Model, part: Part, inputs: Sequence[Value]) -> l
     if part.config.get("scale", True):
         scale, at = _constant(model, part, 0, 1), 1
     inputs_of = [inputs[0].name, scale, *([_constant(model, part, at, 1)] if part.config.get("center", True) else [])]
-    epsilon = float(part.config.get("epsilon", 1e-3))
+    epsilon = number(part.config, "epsilon", 1e-3)
     return [Value(model.emit(part, "LayerNormalization", *inputs_of, epsilon=epsilon), inputs[0].mask)]
 
 
-def _numbers(part: Part, key: str) -> list[int]:
-    given = part.config.get(key)
-    if not isinstance(given, list) or not all(isinstance(n, int) and not isinstance(n, bool) for n in given):
-        raise Unreadable(f"{key} is {given!r}, expected a list of whole numbers")
-    return given
-
-
 def _reshape(model: Model, part: Part, inputs: Sequence[Value]) -> list[Value]:
-    sizes = _numbers(part, "target_shape")
+    sizes = integers(part.config, "target_shape")
     return [Value(model.emit(part, "Reshape", inputs[0].name, model.whole(0, *sizes)))]
 
 
 def _permute(model: Model, part: Part, inputs: Sequence[Value]) -> list[Value]:
-    return [Value(model.emit(part, "Transpose", inputs[0].name, perm=[0, *_numbers(part, "dims")]))]
+    return [Value(model.emit(part, "Transpose", inputs[0].name, perm=[0, *integers(part.config, "dims")]))]
 
 
 def _flatten(model: Model, part: Part, inputs: Sequence[Value]) -> list[Value]:
@@ -161,8 +152,8 @@ def _flatten(model: Model, part: Part, inputs: Sequence[Value]) -> list[Value]:
 
 
 def _repeat(model: Model, part: Part, inputs: Sequence[Value]) -> list[Value]:
-    count = part.config.get("n")
-    if not isinstance(count, int) or count < 1:
+    count = integer(part.config, "n")
+    if count < 1:
         raise Unreadable(f"n is {count!r}")
     spread = model.emit(part, "Unsqueeze", inputs[0].name, model.whole(1))
     return [Value(model.emit(part, "Expand", spread, model.whole(1, count, 1)))]
@@ -185,9 +176,7 @@ def _merged(op: str) -> Handler:
 
 
 def _concatenate(model: Model, part: Part, inputs: Sequence[Value]) -> list[Value]:
-    axis = part.config.get("axis", -1)
-    if not isinstance(axis, int):
-        raise Unreadable(f"axis {axis!r} is no whole number")
+    axis = integer(part.config, "axis", -1)
     return [Value(model.emit(part, "Concat", *(value.name for value in inputs), axis=axis), _one_mask(inputs))]
 
 

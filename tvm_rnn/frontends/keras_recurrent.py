@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from tvm_rnn.network.model import Declared
 
-from .folding import Steps, Unreadable
+from .fields import Fields, Unreadable, integer, items, mapping
+from .folding import Steps
 from .keras_cells import GATES, cell_of, form_of, parameters
 from .layers import Recurrent, add_network, without_empty_rows
 
 Array = np.ndarray
-Config = Mapping[str, Any]
+Config = Fields
 LAST = -(2**31)  # the end of a slice that goes backwards through all
 
 
@@ -60,7 +60,7 @@ class Model:
     lengths: dict[str, str] = field(default_factory=dict)
     more_outputs: list[Declared] = field(default_factory=list)
 
-    def emit(self, part: Part, op: str, *inputs: str, **attributes: Any) -> str:
+    def emit(self, part: Part, op: str, *inputs: str, **attributes: object) -> str:
         return self.steps.emit(op, inputs, part.label, **attributes)
 
     def whole(self, *numbers: int) -> str:
@@ -112,21 +112,19 @@ def _cells(part: Part) -> list[tuple[str, Config]]:
     """The kind and config of each cell, bottom first."""
     if part.kind in GATES:
         return [(part.kind, part.config)]
-    cell = part.config.get("cell")
-    inner = cell.get("config") if isinstance(cell, Mapping) else None
-    kind = cell.get("class_name") if isinstance(cell, Mapping) else None
-    if not isinstance(inner, Mapping):
-        raise Unreadable(f"its cell is {cell!r:.60}")
-    given = inner.get("cells") if kind == "StackedRNNCells" else [cell]
-    found = []
-    for one in given if isinstance(given, list) else []:
-        name = str(one.get("class_name")) if isinstance(one, Mapping) else ""
-        if name.removesuffix("Cell") not in GATES or not isinstance(one.get("config"), Mapping):
+    cell = mapping(part.config.get("cell"))
+    if not isinstance(cell.get("config"), Mapping):
+        raise Unreadable(f"its cell is {part.config.get('cell')!r:.60}")
+    stacked = cell.get("class_name") == "StackedRNNCells"
+    cells = []
+    for one in map(mapping, items(mapping(cell["config"]).get("cells")) if stacked else [cell]):
+        name, config = str(one.get("class_name", "")), one.get("config")
+        if name.removesuffix("Cell") not in GATES or not isinstance(config, Mapping):
             raise Unreadable(f"a cell {name!r} is none of SimpleRNNCell, LSTMCell, GRUCell: write it as a cell of ours")
-        found.append((name.removesuffix("Cell"), one["config"]))
-    if not found:
+        cells.append((name.removesuffix("Cell"), config))
+    if not cells:
         raise Unreadable("it has no cells")
-    return found
+    return cells
 
 
 def _run(
@@ -147,7 +145,7 @@ def _run(
         own, pair = parameters(form_of(kind, config), config, arrays)
         params.append({name: model.steps.keep(value, model.dtype) for name, value in own.items()})
         biases += [] if pair is None else [(pair[0], pair[1])]
-        sizes.add((own["W"].shape[-1], int(config["units"])))
+        sizes.add((own["W"].shape[-1], integer(config, "units")))
     ((width, units),) = sizes
     cell = cell_of(form)
     layer = Recurrent(part.label, cell, width, units, back, model.dtype, params, biases, True)
@@ -212,11 +210,10 @@ def bidirectional(model: Model, part: Part, x: Value) -> list[Value]:
     """A wrapped layer in both directions: one layer of ours where they are alike, else two."""
     sides: list[Part] = []
     for side in ("layer", "backward_layer"):
-        own = part.config.get(side)
-        config = own.get("config") if isinstance(own, Mapping) else None
-        kind = str(own.get("class_name")) if isinstance(own, Mapping) else ""
-        if side == "backward_layer" and own is None:  # older files leave it out where it is a copy
-            (kind, config), own = (sides[0].kind, {**sides[0].config, "go_backwards": True}), {}
+        wrapped = mapping(part.config.get(side))
+        kind, config = str(wrapped.get("class_name", "")), wrapped.get("config")
+        if side == "backward_layer" and part.config.get(side) is None:  # older files leave it out where it is a copy
+            kind, config = sides[0].kind, {**sides[0].config, "go_backwards": True}
         if kind not in GATES or not isinstance(config, Mapping):
             raise Unreadable(f"it wraps {kind!r}, which is none of {', '.join(GATES)}")
         half = len(part.arrays) // 2

@@ -45,7 +45,7 @@ def build_networks(steps: Steps, layers: Sequence[Recurrent], stacks: Stacks, so
 
 def _with_weights(step: Step, changed: dict[int, dict[str, str]]) -> Step:
     """A network whose weights are not constants reads them as values."""
-    given = changed.get(step.attributes["network"]) if step.op == NETWORK else None
+    given = changed.get(step.network) if step.op == NETWORK else None
     if not given:
         return step
     attributes = {**step.attributes, "weights": list(given)}

@@ -7,20 +7,20 @@ where one network does not say it all; what is around the networks in `program`.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.origin import Origin
 from tvm_rnn.network.rnn import RNN
 
 from ..errors import ConfigError, message
-from .folding import Unreadable
+from .fields import Unreadable
 from .layers import Recurrent
 from .networks import build_networks
-from .onnx_file import Proto, Source, import_onnx, read_model
+from .onnx_file import Source, import_onnx, read_model
 from .onnx_graph import BODIES, RECURRENT, GraphSteps, bodies, label
 from .onnx_loop import read_loop
 from .onnx_nodes import add_node
+from .onnx_protos import NodeProto
 from .onnx_recurrent import read_recurrent
 from .onnx_scan import read_scan
 from .stacks import Stacks
@@ -28,7 +28,7 @@ from .stacks import Stacks
 OLDEST = 7  # operator set: RNN, LSTM and GRU have had their present inputs since
 
 
-def from_onnx(source: Any) -> RNN | Model:
+def from_onnx(source: object) -> RNN | Model:
     """The recurrent network of an ONNX model, with its weights and with everything around it.
 
     source: the path of an .onnx file, its bytes, or an onnx.ModelProto. RNN, LSTM and GRU nodes with every attribute,
@@ -116,7 +116,7 @@ def _read_nodes(steps: GraphSteps, layers: list[Recurrent]) -> list[str]:
     return problems
 
 
-def _needed(steps: GraphSteps) -> list[Proto]:
+def _needed(steps: GraphSteps) -> list[NodeProto]:
     makers = {name: i for i, node in enumerate(steps.graph.node) for name in node.output if name}
     found: set[int] = set()
     stack = [d.name for d in steps.outputs]
@@ -128,6 +128,6 @@ def _needed(steps: GraphSteps) -> list[Proto]:
     return [steps.graph.node[i] for i in sorted(found)]
 
 
-def _read_by(node: Proto) -> list[str]:
+def _read_by(node: NodeProto) -> list[str]:
     """The values that a node reads, and all names that its body does: some are values of the model."""
     return [*node.input, *(name for body in bodies(node) for own in body.node for name in own.input)]

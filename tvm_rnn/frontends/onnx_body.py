@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tvm_rnn.graph.graph import Graph, Node, depends
 
@@ -59,7 +59,7 @@ class Body:
 
     graph: Graph
     make: Make
-    constant: Callable[[Any, str], str]
+    constant: Callable[[ArrayLike, str], str]
     dtype: str
     names: dict[Node, str]
     batch: str = ""
@@ -151,7 +151,7 @@ class Body:
         return self.make("Einsum", *names, equation=f"{left},{right}->{row * self.batched[node]}{out}")
 
 
-def constants_of(values: np.ndarray | Any, dtype: str) -> np.ndarray:
+def constants_of(values: ArrayLike, dtype: str) -> np.ndarray:
     """An array for an initializer; bfloat16 by the type that the onnx package has for it."""
     if dtype != "bfloat16":
         return np.asarray(values, dtype)

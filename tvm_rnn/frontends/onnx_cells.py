@@ -11,13 +11,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from tvm_rnn.language import functions as f
 from tvm_rnn.language.cell import Cell
+from tvm_rnn.language.trace import Value
 
 from .. import cells
-from .built_cells import Values, build_cell
+from .built_cells import Values, build_cell, build_gru
 
 GATES = {"RNN": 1, "LSTM": 4, "GRU": 3}
 STATES = {"RNN": ("h",), "LSTM": ("h", "c"), "GRU": ("h",)}
@@ -31,7 +31,7 @@ class Activation:
     alpha: float = 0.0
     beta: float = 0.0
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: Value) -> Value:
         return FUNCTIONS[self.name](x, self.alpha, self.beta)
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class Activation:
         return f"{self.name}({', '.join(['x', *given])})"
 
 
-FUNCTIONS: dict[str, Callable[[Any, float, float], Any]] = {
+FUNCTIONS: dict[str, Callable[[Value, float, float], Value]] = {
     "Relu": lambda x, a, b: f.relu(x),
     "Tanh": lambda x, a, b: f.tanh(x),
     "Sigmoid": lambda x, a, b: f.sigmoid(x),
@@ -137,10 +137,10 @@ def doc_of(form: Form) -> str:
     return f"{form.kind} of ONNX with {', '.join(special)}."
 
 
-def _gate(form: Form, which: int, values: Values) -> Callable[[Any], Any]:
+def _gate(form: Form, which: int, values: Values) -> Callable[[Value], Value]:
     """Function number `which` of the form, after the clip; where directions differ, the one of this direction."""
 
-    def apply(x: Any) -> Any:
+    def apply(x: Value) -> Value:
         held = x if form.clip is None else f.clip(x, -form.clip, form.clip)
         first, *second = (own[which] for own in form.activations)
         if not second or second[0] == first:
@@ -156,7 +156,7 @@ def _backward(form: Form) -> dict[str, str]:
 
 
 def _elman(form: Form) -> Cell:
-    def equations(v: Values) -> tuple[Any, ...]:
+    def equations(v: Values) -> tuple[Value, ...]:
         return (_gate(form, 0, v)(v["W"] @ v["x"] + v["R"] @ v["h"] + v["b"]),)
 
     params = {"W": "H I", "R": "H H", "b": "H", **_backward(form)}
@@ -166,7 +166,7 @@ def _elman(form: Form) -> Cell:
 def _lstm(form: Form) -> Cell:
     memory = Form(form.kind, form.activations)  # h reads the memory without the clip
 
-    def equations(v: Values) -> tuple[Any, ...]:
+    def equations(v: Values) -> tuple[Value, ...]:
         i, forget, g, o = v["W"] @ v["x"] + v["R"] @ v["h"] + v["b"]
         c = v["c"]
         p_i, p_f, p_o = v["p"] if form.peepholes else (0.0, 0.0, 0.0)
@@ -182,14 +182,10 @@ def _lstm(form: Form) -> Cell:
 
 
 def _gru(form: Form) -> Cell:
-    def equations(v: Values) -> tuple[Any, ...]:
-        h = v["h"]
-        r, z, n = v["W"] @ v["x"] + v["b"]
-        u_r, u_z, *u_n = v["R"] @ h
-        r, z = _gate(form, 0, v)(r + u_r), _gate(form, 0, v)(z + u_z)
-        n = n + r * (u_n[0] + v["b_R"]) if form.reset_after else n + v["R_n"] @ (r * h)
-        return ((1.0 - z) * _gate(form, 1, v)(n) + z * h,)
+    def gate(v: Values, x: Value) -> Value:
+        return _gate(form, 0, v)(x)
 
-    own = {"R": "3 H H", "b": "3 H", "b_R": "H"} if form.reset_after else {"R": "2 H H", "R_n": "H H", "b": "3 H"}
-    params = {"W": "3 H I", **own, **_backward(form)}
-    return build_cell("onnx_gru", doc_of(form), {"x": "I"}, {"h": "H"}, params, equations)
+    def candidate(v: Values, x: Value) -> Value:
+        return _gate(form, 1, v)(x)
+
+    return build_gru("onnx_gru", doc_of(form), gate, candidate, form.reset_after, _backward(form))

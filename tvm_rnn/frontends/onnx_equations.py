@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -17,12 +16,13 @@ from tvm_rnn.language.trace import Value
 from tvm_rnn.runtime.runtime_ops import OPERATIONS
 
 from ..errors import CellError
-from .folding import Steps, Unreadable
+from .fields import Fields, Unreadable, integer, number, text
+from .folding import Steps
 from .onnx_moves import MOVES
 from .onnx_rows import (
     BATCH,
     MOST_ELEMENTS,
-    Attributes,
+    Data,
     Item,
     Items,
     aligned,
@@ -35,12 +35,12 @@ from .onnx_rows import (
 )
 
 
-def evaluate(steps: Steps, op: str, items: Items, attributes: Attributes) -> list[Item]:
+def evaluate(steps: Steps, op: str, items: Items, attributes: Fields) -> list[Item]:
     """The outputs of a node. steps: of the model, which says how much may be made of constants. Raises Unreadable."""
     given = [item for item in items if item is not None]
     try:
         if op == "Shape":
-            made: Any = shape_of(given[0], attributes)
+            made: Item | list[Item] = shape_of(given[0], attributes)
         elif all(item.known and not item.batched for item in given):
             made = _known(steps, op, items, attributes)
         elif any(map(has_batch_size, items[:1] if op in ("Expand", "Reshape") else items)):
@@ -68,16 +68,17 @@ def evaluate(steps: Steps, op: str, items: Items, attributes: Attributes) -> lis
     return found
 
 
-def _known(steps: Steps, op: str, items: Items, attributes: Attributes) -> list[Item]:
+def _known(steps: Steps, op: str, items: Items, attributes: Fields) -> list[Item]:
     """A node whose inputs are all known: sizes with BATCH among them, too, are cut and joined as any numbers."""
-    arrays = [None if item is None else item.data for item in items]
+    arrays = [None if item is None else np.asarray(item.data) for item in items]
     if not any(map(has_batch_size, items)):
         return [Item(value) for value in steps.compute(op, arrays, attributes)]
     if op in ("Expand", "ConstantOfShape"):
         shape = [int(n) for n in np.asarray(arrays[-1]).reshape(-1)]
         if shape[:1] != [BATCH] or BATCH in shape[1:]:
             raise Unreadable(f"sizes {sizes_text(shape)}: the batch is not the first axis")
-        data = np.asarray(arrays[0] if op == "Expand" else attributes.get("value", 0), attributes.get("dtype"))
+        value = arrays[0] if op == "Expand" else number(attributes, "value", 0.0)
+        data = np.asarray(value, text(attributes, "dtype") if "dtype" in attributes else None)
         if data.ndim == len(shape):
             data = np.squeeze(data, 0)
         return [Item(np.broadcast_to(data, tuple(shape[1:])), True)]
@@ -91,8 +92,11 @@ def _known(steps: Steps, op: str, items: Items, attributes: Attributes) -> list[
 # --- nodes that are not pointwise ------------------------------------------------------------------------------------
 
 
-def _reduce(function: Callable[..., Any]) -> Callable[[Items, Attributes], Item]:
-    def reduce(items: Items, a: Attributes) -> Item:
+Operator = Callable[[Items, Fields], Item]  # makes a node's only output
+
+
+def _reduce(function: Callable[..., Data]) -> Operator:
+    def reduce(items: Items, a: Fields) -> Item:
         item, axes = first_of(items), numbers_of(items, 1, a, "axes")
         if axes is None:
             raise Unreadable("a reduction over all axes, the batch's too")
@@ -102,29 +106,29 @@ def _reduce(function: Callable[..., Any]) -> Callable[[Items, Attributes], Item]
     return reduce
 
 
-def _softmax(items: Items, a: Attributes) -> Item:
+def _softmax(items: Items, a: Fields) -> Item:
     item = first_of(items)
     if a.get("flatten"):
         raise Unreadable("softmax as before operator set 13")
-    return Item(f.softmax(item.data, axis_of(item, int(a.get("axis", -1)))), item.batched)
+    return Item(f.softmax(item.data, axis_of(item, integer(a, "axis", -1))), item.batched)
 
 
-def _log_softmax(items: Items, a: Attributes) -> Item:
+def _log_softmax(items: Items, a: Fields) -> Item:
     item = first_of(items)
     if a.get("flatten"):
         raise Unreadable("softmax as before operator set 13")
-    axis = axis_of(item, int(a.get("axis", -1)))
+    axis = axis_of(item, integer(a, "axis", -1))
     less = item.data - f.max(item.data, axis, keepdims=True)
     return Item(less - f.log(f.sum(f.exp(less), axis, keepdims=True)), item.batched)
 
 
-def _layer_normalization(items: Items, a: Attributes) -> Item:
+def _layer_normalization(items: Items, a: Fields) -> Item:
     """Its first output; the others are for training."""
     item = first_of(items)
-    own = [*range(axis_of(item, int(a.get("axis", -1))), 0)]
+    own = [*range(axis_of(item, integer(a, "axis", -1)), 0)]
     centred = item.data - f.mean(item.data, own, keepdims=True)
     variance = f.mean(centred * centred, own, keepdims=True)
-    y = Item(centred / f.sqrt(variance + float(a.get("epsilon", 1e-5))), item.batched)
+    y = Item(centred / f.sqrt(variance + number(a, "epsilon", 1e-5)), item.batched)
     for other, op in zip(items[1:], ("Mul", "Add"), strict=False):
         if other is not None:
             batched, data = aligned([y, other])
@@ -132,7 +136,7 @@ def _layer_normalization(items: Items, a: Attributes) -> Item:
     return y
 
 
-def _matmul(items: Items, a: Attributes) -> Item:
+def _matmul(items: Items, a: Fields) -> Item:
     left, right = first_of(items), first_of(items[1:])
     ranks = len(left.shape), len(right.shape)
     if not left.batched and not right.batched:
@@ -144,7 +148,7 @@ def _matmul(items: Items, a: Attributes) -> Item:
     raise Unreadable(f"a MatMul of shapes {list(left.shape)} and {list(right.shape)} of a row")
 
 
-def _gemm(items: Items, a: Attributes) -> Item:
+def _gemm(items: Items, a: Fields) -> Item:
     x, weight = first_of(items), first_of(items[1:])
     if weight.batched or len(x.shape) != 2 - x.batched or (x.batched and a.get("transA")):
         raise Unreadable("a Gemm that is not of rows and a matrix")
@@ -153,15 +157,16 @@ def _gemm(items: Items, a: Attributes) -> Item:
     else:
         left = f.transpose(x.data) if a.get("transA") else x.data
         y = f.matmul(left, f.transpose(weight.data) if a.get("transB") else weight.data)
-    y = y if float(a.get("alpha", 1)) == 1 else float(a["alpha"]) * y
+    alpha, beta = number(a, "alpha", 1.0), number(a, "beta", 1.0)
+    y = y if alpha == 1 else alpha * y
     bias = items[2] if len(items) > 2 else None
     if bias is None:
         return Item(y, x.batched)
     batched, (y, own) = aligned([Item(y, x.batched), bias])
-    return Item(y + (own if float(a.get("beta", 1)) == 1 else float(a["beta"]) * own), batched)
+    return Item(y + (own if beta == 1 else beta * own), batched)
 
 
-def _einsum(items: Items, a: Attributes) -> Item:
+def _einsum(items: Items, a: Fields) -> Item:
     inputs, arrow, out = str(a.get("equation", "")).replace(" ", "").partition("->")
     terms = inputs.split(",")
     given = [item for item in items if item is not None]
@@ -177,12 +182,12 @@ def _einsum(items: Items, a: Attributes) -> Item:
     return Item(f.einsum(f"{','.join(cut)}->{out[1:]}", *(item.data for item in given)), True)
 
 
-def _clip(items: Items, a: Attributes) -> Item:
+def _clip(items: Items, a: Fields) -> Item:
     ends = []
     for at, name, function in ((1, "min", f.maximum), (2, "max", f.minimum)):
         item = items[at] if len(items) > at else None
         if item is None and a.get(name) is not None:
-            item = Item(np.float64(a[name]))
+            item = Item(np.array(number(a, name)))
         if item is not None:
             ends.append((item, function))
     batched, data = aligned([first_of(items), *(item for item, _ in ends)])
@@ -192,7 +197,7 @@ def _clip(items: Items, a: Attributes) -> Item:
     return Item(x, batched)
 
 
-def _cast(items: Items, a: Attributes) -> Item:
+def _cast(items: Items, a: Fields) -> Item:
     if not str(a.get("dtype")).startswith("float"):
         raise Unreadable(f"a cast to {a.get('dtype')} of a value of the step")
     item = first_of(items)
@@ -200,7 +205,7 @@ def _cast(items: Items, a: Attributes) -> Item:
     return Item(f.where(item.data, 1.0, 0.0), item.batched) if truth else item
 
 
-OTHERS: dict[str, Callable[[Items, Attributes], Any]] = {
+OTHERS: dict[str, Callable[[Items, Fields], Item | list[Item]]] = {
     **MOVES,
     "ReduceSum": _reduce(f.sum),
     "ReduceMax": _reduce(f.max),
@@ -217,8 +222,8 @@ OTHERS: dict[str, Callable[[Items, Attributes], Any]] = {
 }
 
 
-def _chained(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    def chain(a: Attributes, *data: Any) -> Any:
+def _chained(function: Callable[[Data, Data], Data]) -> Callable[..., Data]:
+    def chain(a: Fields, *data: Data) -> Data:
         total = data[0]
         for value in data[1:]:
             total = function(total, value)
@@ -227,22 +232,22 @@ def _chained(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     return chain
 
 
-def _each(function: Callable[..., Any]) -> Callable[..., Any]:
+def _each(function: Callable[..., Data]) -> Callable[..., Data]:
     return lambda a, *data: function(*data)
 
 
-def _power(x: Any, y: Any) -> Any:
+def _power(x: Data, y: Data) -> Data:
     """With a number for an exponent, which may be a product or a square root, where the array is one."""
     return f.power(x, float(y.reshape(())) if isinstance(y, np.ndarray) and y.size == 1 and y.ndim <= x.ndim else y)
 
 
-def _gelu(a: Attributes, x: Any) -> Any:
+def _gelu(a: Fields, x: Data) -> Data:
     if a.get("approximate", "none") != "tanh":
         return f.gelu(x)
     return 0.5 * x * (1.0 + f.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
-POINTWISE: dict[str, Callable[..., Any]] = {
+POINTWISE: dict[str, Callable[..., Data]] = {
     **{n: _each(getattr(f, n.lower())) for n in ("Exp", "Log", "Sqrt", "Tanh", "Sigmoid", "Relu", "Softplus", "Erf")},
     **{n: _each(getattr(f, n.lower())) for n in ("Sin", "Cos", "Sign", "Softsign")},
     "Abs": _each(f.absolute),
@@ -267,9 +272,9 @@ POINTWISE: dict[str, Callable[..., Any]] = {
     "Not": _each(f.logical_not),
     "Gelu": _gelu,
     "HardSwish": _each(lambda x: x * f.clip(x * (1 / 6) + 0.5, 0.0, 1.0)),
-    "Elu": lambda a, x: f.elu(x, float(a.get("alpha", 1.0))),
-    "LeakyRelu": lambda a, x: f.leaky_relu(x, float(a.get("alpha", 0.01))),
-    "HardSigmoid": lambda a, x: f.clip(float(a.get("alpha", 0.2)) * x + float(a.get("beta", 0.5)), 0.0, 1.0),
+    "Elu": lambda a, x: f.elu(x, number(a, "alpha", 1.0)),
+    "LeakyRelu": lambda a, x: f.leaky_relu(x, number(a, "alpha", 0.01)),
+    "HardSigmoid": lambda a, x: f.clip(number(a, "alpha", 0.2) * x + number(a, "beta", 0.5), 0.0, 1.0),
 }
 
 # Of these, what has no row of its own here may only make what is known before the model runs.

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from types import ModuleType
+from typing import BinaryIO
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tvm_rnn.network.rnn import RNN, Layer, weight_name
 from tvm_rnn.npy_files import write_whole
@@ -22,6 +24,7 @@ from ..errors import ConfigError, WeightError, message
 from .onnx_body import Body, constants_of
 from .onnx_cells import DEFAULTS, PARAMETERS, STATES, Form, form_of
 from .onnx_file import Array, import_onnx
+from .onnx_protos import GraphProto, ModelProto, NodeProto, ValueInfoProto
 from .onnx_recurrent import ORDER, PEEPHOLES
 from .torch import split_biases
 
@@ -55,7 +58,7 @@ def to_onnx(net: RNN, path: str | os.PathLike[str], *, lengths: bool = False, st
     write_whole({os.fspath(path): lambda file: _write(file, data)})
 
 
-def _write(file: Any, data: bytes) -> None:
+def _write(file: BinaryIO, data: bytes) -> None:
     file.write(data)
 
 
@@ -63,9 +66,9 @@ class _Graph:
     """Nodes in the making, of a model or of a Scan's body; constants are the model's."""
 
     def __init__(self, writer: _Writer) -> None:
-        self.writer, self.nodes = writer, list[Any]()
+        self.writer, self.nodes = writer, list[NodeProto]()
 
-    def make(self, op: str, *inputs: str, outputs: Sequence[str] | None = None, **attributes: Any) -> str:
+    def make(self, op: str, *inputs: str, outputs: Sequence[str] | None = None, **attributes: object) -> str:
         """Add a node; the name of its first output."""
         made = list(outputs) if outputs is not None else [self.writer.fresh(op.lower())]
         self.nodes.append(self.writer.onnx.helper.make_node(op, list(inputs), made, **attributes))
@@ -75,7 +78,7 @@ class _Graph:
 class _Writer:
     """One network's model."""
 
-    def __init__(self, net: RNN, onnx: Any, lengths: bool, state: bool) -> None:
+    def __init__(self, net: RNN, onnx: ModuleType, lengths: bool, state: bool) -> None:
         self.net, self.onnx, self.given_state = net, onnx, state
         self.count, self.constants = 0, dict[str, Array]()
         self.graph = _Graph(self)
@@ -95,18 +98,18 @@ class _Writer:
         self.count += 1
         return f"{hint}.{self.count}"
 
-    def constant(self, value: Any, dtype: str = "int64") -> str:
+    def constant(self, value: ArrayLike, dtype: str = "int64") -> str:
         """The name of an initializer with this value."""
         name = self.fresh("constant")
         self.constants[name] = constants_of(value, dtype)
         return name
 
-    def weight(self, name: str, value: Any) -> str:
+    def weight(self, name: str, value: ArrayLike) -> str:
         """The name of an initializer in the network's dtype."""
         self.constants[name] = constants_of(value, self.net.dtype)
         return name
 
-    def model(self) -> Any:
+    def model(self) -> ModelProto:
         """The ModelProto."""
         # The standard's operators have no zoneout, whose expectation is part of the steps.
         form = None if self.net.regularisers.zoneout else form_of(self.net.cell)
@@ -131,10 +134,10 @@ class _Writer:
 
     # --- inputs and outputs ------------------------------------------------------------------------------------------
 
-    def _value(self, name: str, shape: Sequence[Any], element: int | None = None) -> Any:
+    def _value(self, name: str, shape: Sequence[int | str], element: int | None = None) -> ValueInfoProto:
         return self.onnx.helper.make_tensor_value_info(name, self.element if element is None else element, shape)
 
-    def _state_shapes(self, position: int) -> list[list[Any]]:
+    def _state_shapes(self, position: int) -> list[list[int | str]]:
         """[L*D, B, *shape], or [D, B, *shape] for each layer where layers differ in shape."""
         net = self.net
         shapes = [layer.graph.states[position].shape for layer in net.layers]
@@ -145,7 +148,7 @@ class _Writer:
     def _named(self, name: str, count: int) -> list[str]:
         return [name] if count == 1 else [f"{name}_l{i}" for i in range(count)]
 
-    def _inputs(self) -> list[Any]:
+    def _inputs(self) -> list[ValueInfoProto]:
         first = self.net.layers[0].graph
         found = [self._value(n, ["T", "B", *node.shape]) for n, node in zip(self.x, first.inputs, strict=True)]
         if self.lengths:
@@ -156,7 +159,7 @@ class _Writer:
             found += [self._value(name, shape) for name, shape in zip(names, shapes, strict=True)]
         return found
 
-    def _outputs(self) -> list[Any]:
+    def _outputs(self) -> list[ValueInfoProto]:
         found = [self._value(self.y, ["T", "B", self.net.output_size])]
         for position, state in enumerate(self.net.cell.states):
             shapes, parts = self._state_shapes(position), self.final[state.name]
@@ -197,10 +200,10 @@ class _Writer:
         flat = self.graph.make("Transpose", outputs[0], perm=[0, 2, 1, 3])
         return self.graph.make("Reshape", flat, self.constant([0, 0, -1]))
 
-    def _attributes(self, form: Form, layer: Layer) -> dict[str, Any]:
+    def _attributes(self, form: Form, layer: Layer) -> dict[str, object]:
         net = self.net
         direction = "bidirectional" if net.bidirectional else "reverse" if net.reverse else "forward"
-        found: dict[str, Any] = {"hidden_size": layer.sizes["H"], "direction": direction}
+        found: dict[str, object] = {"hidden_size": layer.sizes["H"], "direction": direction}
         if form.activations != (DEFAULTS[form.kind],):
             each = (
                 form.activations
@@ -287,7 +290,7 @@ class _Writer:
         every = self.graph.make("Range", self.constant(0), count, self.constant(1))
         return self.graph.make("Cast", every, to=self.onnx.TensorProto.INT32)
 
-    def _body(self, layer: Layer, direction: int) -> Any:
+    def _body(self, layer: Layer, direction: int) -> GraphProto:
         graph, inner, helper = layer.graph, _Graph(self), self.onnx.helper
         names = {node: self.fresh(node.name) for node in (*graph.states, *graph.inputs)}
         for param in graph.params:

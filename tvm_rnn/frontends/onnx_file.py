@@ -10,15 +10,15 @@ import hashlib
 import math
 import os
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
 from ..errors import ConfigError, message
-from .folding import Unreadable
+from .fields import Unreadable
+from .onnx_protos import Message, ModelProto, TensorProto
 
 Array = np.ndarray
-Proto = Any  # a message of the onnx package, which is an optional dependency
 
 MOST_BYTES = (1 << 31) - 1  # protobuf's own limit
 MOST_AXES = 32  # of an array in NumPy 1; 64 in NumPy 2
@@ -44,7 +44,7 @@ TYPES = {
 class Source:
     """A model and where it came from. folder: where its external data may lie; None for a model in memory."""
 
-    model: Proto
+    model: ModelProto
     path: str | None = None
     sha256: str | None = None
 
@@ -59,7 +59,7 @@ class Source:
         return own[0] if own else 0
 
 
-def import_onnx() -> Any:
+def import_onnx() -> ModuleType:
     """The onnx package, or ConfigError where it is missing."""
     try:
         import onnx
@@ -68,8 +68,11 @@ def import_onnx() -> Any:
     return onnx
 
 
-def read_model(source: Any) -> Source:
-    """The model in a file, in bytes or in memory. External data is not read yet. Raises ConfigError."""
+def read_model(source: object) -> Source:
+    """The model in a file (a path), in bytes or in memory (an onnx.ModelProto). External data is not read yet.
+
+    Raises ConfigError for what is no ONNX model.
+    """
     onnx = import_onnx()
     path, digest, model, data = None, None, onnx.ModelProto(), b""
     if isinstance(source, onnx.ModelProto):
@@ -102,7 +105,7 @@ def read_model(source: Any) -> Source:
     return Source(model, path, digest)
 
 
-def _is_text(found: Proto) -> bool:
+def _is_text(found: Message) -> bool:
     """Whether every string of a message is one: protobuf gives those that are not UTF-8 as bytes."""
     for kind, value in found.ListFields():
         if kind.type not in (kind.TYPE_STRING, kind.TYPE_MESSAGE):
@@ -120,7 +123,7 @@ def type_name(code: int) -> str:
     return TYPES[code][0]
 
 
-def tensor_array(tensor: Proto, source: Source) -> Array:
+def tensor_array(tensor: TensorProto, source: Source) -> Array:
     """A tensor's elements; bfloat16 as float32 of the same values. Raises Unreadable where it does not hold them."""
     name, dims = type_name(tensor.data_type), [int(d) for d in tensor.dims]
     stored = np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
@@ -145,7 +148,7 @@ def tensor_array(tensor: Proto, source: Source) -> Array:
     return flat.reshape(dims).astype("float32" if name == "bfloat16" else name)
 
 
-def stored_elements(tensor: Proto, source: Source) -> int:
+def stored_elements(tensor: TensorProto, source: Source) -> int:
     """At most how many elements of a tensor are really there; nothing of it is read."""
     count = math.prod(max(0, int(d)) for d in tensor.dims)
     if tensor.data_location != 1:
@@ -155,7 +158,7 @@ def stored_elements(tensor: Proto, source: Source) -> int:
     return min(count, os.path.getsize(path)) if os.path.isfile(path) else 0
 
 
-def _external(tensor: Proto, stored: np.dtype[Any], count: int, source: Source) -> Array:
+def _external(tensor: TensorProto, stored: np.dtype[np.generic], count: int, source: Source) -> Array:
     """Elements that lie in a file of their own, which must be in the model's folder and as long as it says."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")

@@ -9,20 +9,22 @@ from collections.abc import Sequence
 
 from tvm_rnn.network.model import Declared
 
-from .folding import Steps, Unreadable
-from .onnx_file import Array, Proto, Source, stored_elements, tensor_array, type_name
+from .fields import Unreadable
+from .folding import Steps
+from .onnx_file import Array, Source, stored_elements, tensor_array, type_name
+from .onnx_protos import GraphProto, NodeProto, ValueInfoProto
 
 RECURRENT = ("RNN", "LSTM", "GRU")
 BODIES = ("Scan", "Loop")  # nodes with one step of a recurrence in them
 
 
-def label(node: Proto) -> str:
+def label(node: NodeProto) -> str:
     """How messages name a node."""
     name = node.name or next(filter(None, node.output), "")
     return f"{node.op_type} {name!r}"
 
 
-def bodies(node: Proto) -> list[Proto]:
+def bodies(node: NodeProto) -> list[GraphProto]:
     """The graphs that a node has for attributes."""
     return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
 
@@ -40,7 +42,7 @@ class GraphSteps(Steps):
         self.outputs = self._declared(self.graph.output)
         self.taken = {name for n in self.graph.node for name in (*n.input, *n.output)} | {*self.tensors, *self.declared}
 
-    def _declared(self, values: Sequence[Proto]) -> list[Declared]:
+    def _declared(self, values: Sequence[ValueInfoProto]) -> list[Declared]:
         found = []
         for value in values:
             if value.name in self.tensors and values is self.graph.input:

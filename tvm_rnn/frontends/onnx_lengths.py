@@ -16,7 +16,8 @@ import numpy as np
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.language.trace import Value, apply
 
-from .folding import Steps, Unreadable
+from .fields import Unreadable
+from .folding import Steps
 from .onnx_rows import Item
 
 COUNTERS = ("int32", "int64")
@@ -25,7 +26,7 @@ MOVED = ("reshape", "index")  # what a truth value of a row may go through
 
 def counts_steps(steps: Steps, name: str) -> bool:
     """Whether a value is 0, 1, 2, ...: a constant, or a Range."""
-    makers = {output: step for step in steps.steps for output in step.outputs}
+    makers = steps.makers
     while not steps.is_constant(name):
         step = makers.get(name)
         if step is None:

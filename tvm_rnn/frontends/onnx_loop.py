@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from typing import Any
 
-import numpy as np
-
-from .folding import Unreadable
+from .fields import Unreadable, integer
 from .layers import Recurrent
-from .onnx_file import Array, Proto, import_onnx, tensor_array
-from .onnx_graph import GraphSteps, label
+from .onnx_file import Array, import_onnx, tensor_array
+from .onnx_graph import GraphSteps, bodies, label
 from .onnx_nodes import attributes_of, constant_of, ordinary_attributes
+from .onnx_protos import GraphProto, NodeProto, ValueInfoProto
 from .onnx_scan import read_scan
 from .onnx_scan_body import unsupported
 
@@ -27,11 +25,12 @@ PLACES = ("Identity", "Add", "Sub", "Mul")  # what may be done with the number o
 ELEMENTS = {"float32": "FLOAT", "float64": "DOUBLE"}  # ONNX's names, where they are not ours in capitals
 
 
-def read_loop(steps: GraphSteps, node: Proto, found: list[Recurrent]) -> None:
+def read_loop(steps: GraphSteps, node: NodeProto, found: list[Recurrent]) -> None:
     """Add a Loop, as `read_scan` adds a Scan. Raises Unreadable with all that is wrong."""
-    body = attributes_of(node, steps.source.opset).get("body")
-    if body is None:
+    attributes_of(node, steps.source.opset)
+    if not (graphs := bodies(node)):
         raise Unreadable("it has no body")
+    (body,) = graphs
     wrong = _misfits(node, body)
     if not wrong and (early := _ends_early(steps, node, body)):
         wrong.append(early)
@@ -43,7 +42,7 @@ def read_loop(steps: GraphSteps, node: Proto, found: list[Recurrent]) -> None:
     read_scan(steps, scan, found, label(node))
 
 
-def _misfits(node: Proto, body: Proto) -> list[str]:
+def _misfits(node: NodeProto, body: GraphProto) -> list[str]:
     """What the node and its body do not agree on, or do not say."""
     wrong = []
     if len(body.input) != len(node.input) or len(body.output) != len(node.output) + 1:
@@ -61,7 +60,7 @@ def _misfits(node: Proto, body: Proto) -> list[str]:
     return wrong
 
 
-def _ends_early(steps: GraphSteps, node: Proto, body: Proto) -> str:
+def _ends_early(steps: GraphSteps, node: NodeProto, body: GraphProto) -> str:
     """Why it may end before its last step; "" where it cannot."""
     if node.input[1]:
         value = steps.constant(node.input[1])
@@ -82,22 +81,23 @@ def _ends_early(steps: GraphSteps, node: Proto, body: Proto) -> str:
     return "" if value is not None and value.all() else f"its body computes the condition {name!r} to go on"
 
 
-def _constants(steps: GraphSteps, body: Proto) -> dict[str, Array]:
+def _constants(steps: GraphSteps, body: GraphProto) -> dict[str, Array]:
     """The body's own, as far as they can be read: what is wrong with one is said where it is used."""
     found = {}
-    for own in (*body.initializer, *(own for own in body.node if own.op_type == "Constant" and len(own.output) == 1)):
+    for tensor in body.initializer:
         with contextlib.suppress(Unreadable):
-            if hasattr(own, "op_type"):
-                found[own.output[0]] = np.asarray(constant_of(steps, own)[0])
-            else:
-                found[own.name] = tensor_array(own, steps.source)
+            found[tensor.name] = tensor_array(tensor, steps.source)
+    for node in body.node:
+        if node.op_type == "Constant" and len(node.output) == 1:
+            with contextlib.suppress(Unreadable):
+                found[node.output[0]], _ = constant_of(steps, node)
     return found
 
 
 class _Rewritten:
     """A Loop's body without its number of the step."""
 
-    def __init__(self, steps: GraphSteps, node: Proto, body: Proto) -> None:
+    def __init__(self, steps: GraphSteps, node: NodeProto, body: GraphProto) -> None:
         self.steps, self.node, self.body, self.where = steps, node, body, label(node)
         self.onnx = import_onnx()
         self.inside = {name for own in body.node for name in own.output} | {info.name for info in body.input}
@@ -106,10 +106,10 @@ class _Rewritten:
         count = steps.emit("Reshape", [node.input[0], steps.keep([])], self.where)
         self.every = steps.emit("Range", [steps.keep(0), count, steps.keep(1)], self.where)
         self.places = {body.input[0].name: self.every}  # by the body's name: the value of the model for all steps
-        self.given: list[tuple[Any, str, int]] = []  # scan inputs: the body's, the model's value, the axis of time
+        self.given: list[tuple[ValueInfoProto, str, int]] = []  # scan inputs: ours, the model's value, its axis T
         self.wrong: list[str] = []
 
-    def scan(self) -> Proto:
+    def scan(self) -> NodeProto:
         """The Scan node."""
         helper, body = self.onnx.helper, self.body
         kept = self._read_later([own for own in body.node if not self._moved(own)])
@@ -138,7 +138,7 @@ class _Rewritten:
             scan_input_axes=[axis for _, _, axis in self.given] or None,
         )
 
-    def _read_later(self, nodes: list[Proto]) -> list[Proto]:
+    def _read_later(self, nodes: list[NodeProto]) -> list[NodeProto]:
         """Those that a result needs: the number of the step and the condition go where nobody reads them."""
         wanted, kept = {info.name for info in list(self.body.output)[1:]}, []
         for own in reversed(nodes):
@@ -147,7 +147,7 @@ class _Rewritten:
                 kept.append(own)
         return kept[::-1]
 
-    def _moved(self, own: Proto) -> bool:
+    def _moved(self, own: NodeProto) -> bool:
         """Whether a node is not the body's any more: it takes a step of a value of the model. What computes a place is
         computed for all steps at once, too."""
         try:
@@ -161,13 +161,13 @@ class _Rewritten:
             self.wrong.append(f"{label(own)} in its body: {reason}")
         return False
 
-    def _taken(self, own: Proto) -> bool:
+    def _taken(self, own: NodeProto) -> bool:
         data = own.input[0]
         if data in self.inside:
             return False
         if not self.steps.known(data):
             raise Unreadable(f"value {data!r} is missing, or made later")
-        axis = int(ordinary_attributes(self.steps, own).get("axis", 0))
+        axis = integer(ordinary_attributes(self.steps, own), "axis", 0)
         info = self._declared(own.output[0], data, axis)
         value = self.steps.emit("Gather", [data, self.places[own.input[1]]], self.where, axis=axis)
         self.given.append((info, value, axis))
@@ -182,7 +182,7 @@ class _Rewritten:
             return self.steps.keep(value)
         return name if name not in self.inside and _is_number(self.steps, name) else None
 
-    def _declared(self, name: str, data: str, axis: int) -> Proto:
+    def _declared(self, name: str, data: str, axis: int) -> ValueInfoProto:
         """What the body has at a place of a value of the model."""
         for info in self.body.value_info:
             if info.name == name and info.type.tensor_type.HasField("shape"):
@@ -203,7 +203,7 @@ class _Rewritten:
 
 def _is_number(steps: GraphSteps, name: str) -> bool:
     """Whether a value of the model has no axes: a constant, an input, or what comes of those and of sizes."""
-    makers = {output: step for step in steps.steps for output in step.outputs}
+    makers = steps.makers
     stack, seen = [name], set[str]()
     while stack:
         name = stack.pop()

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from tvm_rnn.language import functions as f
+from tvm_rnn.language.trace import Value
 from tvm_rnn.runtime.runtime_ops import reshaped
 
-from .folding import Unreadable
+from .fields import Fields, Unreadable, integer, integers
 from .onnx_rows import (
     BATCH,
     MOST_ELEMENTS,
-    Attributes,
     Item,
     Items,
     axis_of,
@@ -30,10 +29,10 @@ from .onnx_rows import (
 MOST_PARTS = 64  # that one node may cut a value into
 
 
-def _transpose(items: Items, a: Attributes) -> Item:
+def _transpose(items: Items, a: Fields) -> Item:
     item = first_of(items)
     rank = len(item.shape) + item.batched
-    perm = [int(p) for p in a.get("perm", range(rank)[::-1])]
+    perm = integers(a, "perm") if "perm" in a else [*range(rank)][::-1]
     if item.batched:
         if perm[:1] != [0]:
             raise Unreadable("a transposition moves the batch")
@@ -41,7 +40,7 @@ def _transpose(items: Items, a: Attributes) -> Item:
     return Item(f.transpose(item.data, perm) if len(perm) > 1 else item.data, item.batched)
 
 
-def _reshape(items: Items, a: Attributes) -> Item:
+def _reshape(items: Items, a: Fields) -> Item:
     item, sizes = first_of(items), numbers_of(items, 1, a, "shape") or []
     if a.get("allowzero") and 0 in sizes:
         raise Unreadable("a reshape to nothing")
@@ -58,7 +57,7 @@ def _reshape(items: Items, a: Attributes) -> Item:
     return Item(f.reshape(item.data, own), True)
 
 
-def _squeeze(items: Items, a: Attributes) -> Item:
+def _squeeze(items: Items, a: Fields) -> Item:
     item, data = first_of(items), first_of(items).data
     axes = numbers_of(items, 1, a, "axes")
     if axes is None:
@@ -68,7 +67,7 @@ def _squeeze(items: Items, a: Attributes) -> Item:
     return Item(data, item.batched)
 
 
-def _unsqueeze(items: Items, a: Attributes) -> Item:
+def _unsqueeze(items: Items, a: Fields) -> Item:
     item, data = first_of(items), first_of(items).data
     axes = numbers_of(items, 1, a, "axes") or []
     rank = len(item.shape) + item.batched + len(axes)
@@ -79,7 +78,7 @@ def _unsqueeze(items: Items, a: Attributes) -> Item:
     return Item(data, item.batched)
 
 
-def _slice(items: Items, a: Attributes) -> Item:
+def _slice(items: Items, a: Fields) -> Item:
     item, data = first_of(items), first_of(items).data
     starts, ends = numbers_of(items, 1, a, "starts") or [], numbers_of(items, 2, a, "ends") or []
     axes = numbers_of(items, 3, a, "axes") or list(range(len(starts)))
@@ -92,21 +91,21 @@ def _slice(items: Items, a: Attributes) -> Item:
     return Item(data, item.batched)
 
 
-def _split(items: Items, a: Attributes) -> list[Item]:
+def _split(items: Items, a: Fields) -> list[Item]:
     item = first_of(items)
-    axis = axis_of(item, int(a.get("axis", 0)))
+    axis = axis_of(item, integer(a, "axis", 0))
     sizes = numbers_of(items, 1, a, "split")
-    parts: Any = int(a["num_outputs"]) if sizes is None else sizes
-    if (len(sizes) if sizes is not None else parts) > MOST_PARTS:
+    parts = integer(a, "num_outputs") if sizes is None else sizes
+    if (parts if isinstance(parts, int) else len(parts)) > MOST_PARTS:
         raise Unreadable("a Split into so many parts")
     return [Item(part, item.batched) for part in f.split(item.data, parts, axis)]
 
 
-def _gather(items: Items, a: Attributes) -> Item:
+def _gather(items: Items, a: Fields) -> Item:
     item, index = first_of(items), first_of(items[1:])
-    if not index.known or index.batched or index.data.ndim > 1:
+    if isinstance(index.data, Value) or index.batched or index.data.ndim > 1:
         raise Unreadable("a Gather whose places are not known, or have several axes")
-    axis = axis_of(item, int(a.get("axis", 0)))
+    axis = axis_of(item, integer(a, "axis", 0))
     size = item.shape[axis]
     runs: list[list[int]] = []  # first place of each run of neighbours, and the one behind it
     for place in (int(n) + size * (n < 0) for n in index.data.reshape(-1)):
@@ -118,7 +117,7 @@ def _gather(items: Items, a: Attributes) -> Item:
             runs.append([place, place + 1])
     if len(runs) > MOST_PARTS:
         raise Unreadable("a Gather of so many parts")
-    keys: list[Any] = [slice(None)] * len(item.shape)
+    keys: list[slice | int] = [slice(None)] * len(item.shape)
     picked = []
     for start, end in runs:
         keys[axis] = slice(start, end) if index.data.ndim else start
@@ -126,16 +125,16 @@ def _gather(items: Items, a: Attributes) -> Item:
     return Item(picked[0] if len(picked) == 1 else f.concat(picked, axis), item.batched)
 
 
-def _concat(items: Items, a: Attributes) -> Item:
+def _concat(items: Items, a: Fields) -> Item:
     given = [item for item in items if item is not None]
     batched = any(item.batched for item in given)
     if batched and not all(item.batched for item in given):
         raise Unreadable("a Concat of values with and without the batch")
-    axis = axis_of(given[0], int(a["axis"]))
+    axis = axis_of(given[0], integer(a, "axis"))
     return Item(f.concat([item.data for item in given], axis), batched)
 
 
-def _expand(items: Items, a: Attributes) -> Item:
+def _expand(items: Items, a: Fields) -> Item:
     item, sizes = first_of(items), numbers_of(items, 1, a, "shape") or []
     batched = item.batched or sizes[:1] == [BATCH]
     own = sizes[1:] if batched else sizes
@@ -149,7 +148,7 @@ def _expand(items: Items, a: Attributes) -> Item:
     return Item(item.data if target == item.shape else item.data + np.zeros(target), batched)
 
 
-MOVES: dict[str, Callable[[Items, Attributes], Any]] = {
+MOVES: dict[str, Callable[[Items, Fields], Item | list[Item]]] = {
     "Identity": lambda items, a: first_of(items),
     "Transpose": _transpose,
     "Reshape": _reshape,

@@ -6,26 +6,22 @@ In: nodes that are not recurrent, from `onnx.py`. Out: steps that `runtime_ops.p
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from typing import Any
 
 import numpy as np
 
 from tvm_rnn.network.model import Step
 from tvm_rnn.runtime.runtime_ops import OPERATIONS
 
-from .folding import Unreadable
-from .onnx_file import Proto, import_onnx, tensor_array, type_name
+from .fields import Fields, Unreadable, integer
+from .onnx_file import Array, import_onnx, tensor_array, type_name
 from .onnx_graph import GraphSteps, label
+from .onnx_protos import AttributeProto, NodeProto, TensorProto
 
-# Attribute types are numbers, in the tables and in an attribute.
-FLOAT, INT, STRING, TENSOR, GRAPH, FLOATS, INTS, STRINGS = 1, 2, 3, 4, 5, 6, 7, 8
-FIELDS = {FLOAT: "f", INT: "i", STRING: "s", TENSOR: "t", GRAPH: "g"}
-FIELDS |= {FLOATS: "floats", INTS: "ints", STRINGS: "strings"}
 # Attributes that change no result of ours: storage for training, precision of intermediate sums, saturation of float8.
 WITHOUT_EFFECT = {"stash_type", "momentum", "ratio", "seed", "saturate", "round_mode", "output_dtype"}
 
 
-def attributes_of(node: Proto, version: int) -> dict[str, Any]:
+def attributes_of(node: NodeProto, version: int) -> dict[str, object]:
     """A node's attributes by name as Python values. Raises Unreadable for one that the standard's version lacks or that
     has another type there, and where inputs or outputs are too few or too many."""
     defs = import_onnx().defs
@@ -43,7 +39,7 @@ def attributes_of(node: Proto, version: int) -> dict[str, Any]:
     for formal, name in zip(schema.inputs, node.input, strict=False):
         if formal.option == single and not name:
             raise Unreadable(f"input {formal.name} is not given")
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for attribute in node.attribute:
         if attribute.name in found:
             raise Unreadable(f"attribute {attribute.name!r} is there twice")
@@ -54,21 +50,23 @@ def attributes_of(node: Proto, version: int) -> dict[str, Any]:
     return found
 
 
-def _value(attribute: Proto) -> Any:
-    if attribute.type not in FIELDS:
-        raise Unreadable(f"attribute {attribute.name!r} is of a type that is not supported")
-    value = getattr(attribute, FIELDS[attribute.type])
+def _value(attribute: AttributeProto) -> object:
+    """A number, a text, a list of these, or a message."""
+    value = import_onnx().helper.get_attribute_value(attribute)
     try:
-        if attribute.type == STRING:
+        if isinstance(value, bytes):
             return value.decode()
-        if attribute.type == STRINGS:
-            return [text.decode() for text in value]
+        return [v.decode() if isinstance(v, bytes) else v for v in value] if isinstance(value, list) else value
     except UnicodeDecodeError:
         raise Unreadable(f"attribute {attribute.name!r} is no text") from None
-    return list(value) if attribute.type in (FLOATS, INTS) else value
 
 
-def add_node(steps: GraphSteps, node: Proto) -> None:
+def _tensor(node: NodeProto) -> TensorProto | None:
+    """A node's attribute "value", if it has one."""
+    return next((attribute.t for attribute in node.attribute if attribute.name == "value"), None)
+
+
+def add_node(steps: GraphSteps, node: NodeProto) -> None:
     """Add an ordinary node's step. Raises Unreadable."""
     if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
         steps.constants[node.output[0]], steps.dtypes[node.output[0]] = constant_of(steps, node)
@@ -77,7 +75,7 @@ def add_node(steps: GraphSteps, node: Proto) -> None:
     steps.add(Step(node.op_type, tuple(node.input), tuple(node.output), attributes, label(node)))
 
 
-def ordinary_attributes(steps: GraphSteps, node: Proto, known: Container[str] = OPERATIONS.keys()) -> dict[str, Any]:
+def ordinary_attributes(steps: GraphSteps, node: NodeProto, known: Container[str] = OPERATIONS.keys()) -> Fields:
     """The attributes, as `runtime_ops.py` wants them, of a node of a known operator. Raises Unreadable."""
     if node.domain not in ("", "ai.onnx"):
         raise Unreadable(f"operator {node.domain}.{node.op_type} is not of the standard set")
@@ -85,21 +83,22 @@ def ordinary_attributes(steps: GraphSteps, node: Proto, known: Container[str] = 
         raise Unreadable(f"operator {node.op_type} is not supported")
     attributes = attributes_of(node, steps.source.opset)
     if node.op_type in REWRITES:
-        attributes = REWRITES[node.op_type](steps, node, attributes)
+        attributes = dict(REWRITES[node.op_type](steps, node, attributes))
     outputs = [name for name in node.output if name]
     if node.op_type == "BatchNormalization" and len(outputs) > 1:
         raise Unreadable(f"output {outputs[1]!r} is for training")
     return {name: value for name, value in attributes.items() if name not in WITHOUT_EFFECT}
 
 
-def constant_of(steps: GraphSteps, node: Proto) -> tuple[Any, str]:
+def constant_of(steps: GraphSteps, node: NodeProto) -> tuple[Array, str]:
     """A Constant's value, and the name of its element type. Raises Unreadable."""
     given = attributes_of(node, steps.source.opset)
     if len(given) != 1:
         raise Unreadable("it has no value, or several")
     ((name, value),) = given.items()
-    if name == "value":
-        return tensor_array(value, steps.source), type_name(value.data_type)
+    tensor = _tensor(node)
+    if tensor is not None:
+        return tensor_array(tensor, steps.source), type_name(tensor.data_type)
     if name in ("value_float", "value_floats", "value_int", "value_ints"):
         dtype = "float32" if "float" in name else "int64"
         return np.array(value, dtype), dtype
@@ -108,36 +107,37 @@ def constant_of(steps: GraphSteps, node: Proto) -> tuple[Any, str]:
 
 # --- what versions and options come to -------------------------------------------------------------------------------
 
-Rewrite = Callable[[GraphSteps, Proto, dict[str, Any]], dict[str, Any]]
+Rewrite = Callable[[GraphSteps, NodeProto, Fields], Fields]
 
 
-def _softmax(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
+def _softmax(steps: GraphSteps, node: NodeProto, a: Fields) -> Fields:
     return {"axis": 1, **a, "flatten": 1} if steps.source.opset < 13 else a
 
 
-def _constant_of_shape(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
-    if "value" not in a:
+def _constant_of_shape(steps: GraphSteps, node: NodeProto, a: Fields) -> Fields:
+    tensor = _tensor(node)
+    if tensor is None:
         return {"value": 0.0, "dtype": "float32"}
-    value = tensor_array(a["value"], steps.source)
+    value = tensor_array(tensor, steps.source)
     if value.size != 1:
         raise Unreadable(f"its value has {value.size} elements")
     return {"value": value.reshape(()).item(), "dtype": value.dtype.name}
 
 
-def _cast(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
-    dtype = type_name(a.get("to", 0))
+def _cast(steps: GraphSteps, node: NodeProto, a: Fields) -> Fields:
+    dtype = type_name(integer(a, "to", 0))
     if dtype == "bfloat16":
         raise Unreadable("casts to bfloat16 are not supported")
     return {"dtype": dtype}
 
 
-def _split(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
+def _split(steps: GraphSteps, node: NodeProto, a: Fields) -> Fields:
     if "split" in a or (len(node.input) > 1 and node.input[1]):
         return a
     return {"num_outputs": len(node.output), **a}
 
 
-def _dropout(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
+def _dropout(steps: GraphSteps, node: NodeProto, a: Fields) -> Fields:
     flag = node.input[2] if len(node.input) > 2 else ""
     value = steps.constant(flag) if flag else None
     if flag and (value is None or value.any()):
@@ -145,13 +145,13 @@ def _dropout(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any
     return {}
 
 
-def _batch_normalization(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
-    if a.pop("training_mode", 0) or not a.pop("spatial", 1):
+def _batch_normalization(steps: GraphSteps, node: NodeProto, a: Fields) -> Fields:
+    if a.get("training_mode", 0) or not a.get("spatial", 1):
         raise Unreadable("batch normalization in training mode, or per element, is not supported")
-    return a
+    return {name: value for name, value in a.items() if name not in ("training_mode", "spatial")}
 
 
-def _pad(steps: GraphSteps, node: Proto, a: dict[str, Any]) -> dict[str, Any]:
+def _pad(steps: GraphSteps, node: NodeProto, a: Fields) -> Fields:
     if a.get("mode", "constant") not in ("constant", "edge", "reflect"):
         raise Unreadable(f"mode {a['mode']!r} is not supported")
     return a

@@ -15,18 +15,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from tvm_rnn.network.model import Step
 
-from .folding import Steps, Unreadable
+from .fields import Fields, Unreadable, floats, integer, number, strings, text
+from .folding import Steps
 from .layers import Recurrent, add_network, held_dtype_of, without_empty_rows
 from .onnx_cells import DEFAULTS, FUNCTIONS, GATES, PARAMETERS, STATES, Activation, Form, cell_of
-from .onnx_file import Proto
 from .onnx_graph import GraphSteps, label
 from .onnx_nodes import attributes_of
+from .onnx_protos import NodeProto
 
 ORDER = {"RNN": [0], "LSTM": [0, 2, 3, 1], "GRU": [1, 0, 2]}  # our gates among theirs
 PEEPHOLES = [0, 2, 1]
@@ -36,18 +36,19 @@ MOST_BROUGHT = 1 << 28  # elements of weights that a file only declares
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 
-def read_recurrent(steps: GraphSteps, node: Proto, found: list[Recurrent]) -> None:
+def read_recurrent(steps: GraphSteps, node: NodeProto, found: list[Recurrent]) -> None:
     """Add a recurrent node: its layer to `found`, its steps to `steps`. Raises Unreadable with all that is wrong."""
     attributes = attributes_of(node, steps.source.opset)
     given = {name: value for name, value in zip(INPUTS, node.input, strict=False) if value}
     wrong: list[str] = []
     form = _form(node.op_type, attributes, "P" in given, wrong)
-    direction = attributes.get("direction", "forward")
+    direction = text(attributes, "direction", "forward")
     if direction not in DIRECTIONS:
         wrong.append(f"direction {direction!r} is none of {', '.join(DIRECTIONS)}")
     count = 2 if direction == "bidirectional" else 1
-    sizes = _sizes(steps, node.op_type, given, count, attributes.get("hidden_size"), wrong)
-    layout = attributes.get("layout", 0)
+    hidden_size = integer(attributes, "hidden_size") if "hidden_size" in attributes else None
+    sizes = _sizes(steps, node.op_type, given, count, hidden_size, wrong)
+    layout = integer(attributes, "layout", 0)
     if layout not in (0, 1):
         wrong.append(f"layout {layout} is neither 0 nor 1")
     if wrong or form is None or sizes is None:
@@ -74,9 +75,9 @@ def read_recurrent(steps: GraphSteps, node: Proto, found: list[Recurrent]) -> No
 # --- attributes ------------------------------------------------------------------------------------------------------
 
 
-def _form(kind: str, a: dict[str, Any], peepholes: bool, wrong: list[str]) -> Form | None:
+def _form(kind: str, a: Fields, peepholes: bool, wrong: list[str]) -> Form | None:
     count = 2 if a.get("direction") == "bidirectional" else 1
-    clip = a.get("clip")
+    clip = number(a, "clip") if "clip" in a else None
     if clip is not None and not (clip > 0 and math.isfinite(clip)):
         wrong.append(f"clip {clip:g} is no threshold above 0")
     activations = _activations(kind, a, count, wrong)
@@ -92,10 +93,10 @@ def _form(kind: str, a: dict[str, Any], peepholes: bool, wrong: list[str]) -> Fo
     )
 
 
-def _activations(kind: str, a: dict[str, Any], count: int, wrong: list[str]) -> tuple[tuple[Activation, ...], ...]:
+def _activations(kind: str, a: Fields, count: int, wrong: list[str]) -> tuple[tuple[Activation, ...], ...]:
     """One tuple per direction. Parameters are taken from the lists in the order of the functions that have any."""
     each = len(DEFAULTS[kind])
-    names = list(a.get("activations", ()))
+    names = strings(a, "activations")
     if kind == "RNN" and count == 1 and len(names) == 2:
         names = names[:1]  # the standard's default for RNN is a list for two directions
     if not names:
@@ -107,7 +108,7 @@ def _activations(kind: str, a: dict[str, Any], count: int, wrong: list[str]) -> 
         if len(names) != each * count:
             wrong.append(f"it has {len(names)} activations, {kind} in {count} direction(s) has {each * count}")
         return (DEFAULTS[kind],)
-    lists = [iter(a.get(f"activation_{which}", ())) for which in ("alpha", "beta")]
+    lists = [iter(floats(a, f"activation_{which}")) for which in ("alpha", "beta")]
     made = []
     for name in (known[name.lower()] for name in names):
         values = [next(own, default) for own, default in zip(lists, PARAMETERS.get(name, ()), strict=False)]
@@ -251,18 +252,18 @@ class _Direction:
     def _reshape(self, value: str, shape: Sequence[int]) -> str:
         return self._emit("Reshape", [value, self.steps.keep(list(shape))])
 
-    def _emit(self, op: str, inputs: Sequence[str], **attributes: Any) -> str:
+    def _emit(self, op: str, inputs: Sequence[str], **attributes: object) -> str:
         return self.steps.emit(op, inputs, self.node, **attributes)
 
 
 # --- what is around the network --------------------------------------------------------------------------------------
 
 
-def _around(steps: Steps, node: Proto, layer: Recurrent, given: dict[str, str], number: int) -> None:
+def _around(steps: Steps, node: NodeProto, layer: Recurrent, given: dict[str, str], number: int) -> None:
     """The network's step, and the steps between the node's inputs and outputs and the network's."""
     states, first = STATES[node.op_type], layer.batch_first
 
-    def emit(op: str, inputs: Sequence[str], **attributes: Any) -> str:
+    def emit(op: str, inputs: Sequence[str], **attributes: object) -> str:
         return steps.emit(op, inputs, layer.node, **attributes)
 
     x = emit("Transpose", [given["X"]], perm=[1, 0, 2]) if first else given["X"]

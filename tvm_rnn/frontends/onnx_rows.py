@@ -7,25 +7,27 @@ axis and whether it has it there; and what a body computes with the batch size i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from tvm_rnn.language.trace import Value
 
-from .folding import Unreadable
+from .fields import Fields, Unreadable, integer, integers
 
 BATCH = -7919  # stands for the batch size among sizes: no size is negative
 MOST_ELEMENTS = 1 << 24  # of one value in one step of a row
+
+
+Data = Value | np.ndarray  # traced, or known now
 
 
 @dataclass(frozen=True)
 class Item:
     """A value. data: traced, or an array known now, without the batch axis. batched: whether ONNX's has that axis."""
 
-    data: Any
+    data: Data
     batched: bool = False
 
     @property
@@ -37,13 +39,14 @@ class Item:
         return tuple(self.data.shape)
 
 
-Items = Sequence["Item | None"]
-Attributes = Mapping[str, Any]
+Items = Sequence[Item | None]
 
 
 def has_batch_size(item: Item | None) -> bool:
     """Whether these are sizes, the batch's among them."""
-    return item is not None and item.known and item.data.dtype.kind == "i" and bool((item.data == BATCH).any())
+    if item is None or isinstance(item.data, Value):
+        return False
+    return item.data.dtype.kind == "i" and bool(np.any(item.data == BATCH))
 
 
 def sizes_text(shape: Sequence[int]) -> str:
@@ -51,7 +54,7 @@ def sizes_text(shape: Sequence[int]) -> str:
     return f"[{', '.join('B' if n == BATCH else str(n) for n in shape)}]"
 
 
-def aligned(items: Sequence[Item]) -> tuple[bool, list[Any]]:
+def aligned(items: Sequence[Item]) -> tuple[bool, list[Data]]:
     """Operands of a pointwise operation, and whether the result has the batch axis."""
     if not any(item.batched for item in items):
         return False, [item.data for item in items]
@@ -70,11 +73,11 @@ def aligned(items: Sequence[Item]) -> tuple[bool, list[Any]]:
     return True, data
 
 
-def shape_of(item: Item, attributes: Attributes) -> Item:
+def shape_of(item: Item, attributes: Fields) -> Item:
     """What Shape gives: sizes, the batch's as BATCH."""
     sizes = [*([BATCH] if item.batched else []), *item.shape]
-    end = attributes.get("end")
-    return Item(np.array(sizes, np.int64)[int(attributes.get("start", 0)) : None if end is None else int(end)])
+    end = integer(attributes, "end") if "end" in attributes else None
+    return Item(np.array(sizes, np.int64)[integer(attributes, "start", 0) : end])
 
 
 def axis_of(item: Item, axis: int) -> int:
@@ -86,14 +89,14 @@ def axis_of(item: Item, axis: int) -> int:
     return own
 
 
-def numbers_of(items: Items, at: int, attributes: Attributes, name: str) -> list[int] | None:
+def numbers_of(items: Items, at: int, attributes: Fields, name: str) -> list[int] | None:
     """Whole numbers that a node has for an input, or in older versions for an attribute. None for neither."""
     item = items[at] if len(items) > at else None
     if item is not None:
         if not item.known:
             raise Unreadable(f"{name} depends on the step")
         return [int(n) for n in np.asarray(item.data).reshape(-1)]
-    return None if attributes.get(name) is None else [int(n) for n in attributes[name]]
+    return integers(attributes, name) if attributes.get(name) is not None else None
 
 
 def first_of(items: Items) -> Item:

@@ -12,17 +12,17 @@ Where a body cannot be one step of rows, because it has no batch, all of it is o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from tvm_rnn.network.model import Step
 
-from .folding import Unreadable
+from .fields import Fields, Unreadable, integer, integers
 from .layers import Recurrent, add_network
-from .onnx_file import Proto, type_name
-from .onnx_graph import GraphSteps, label
+from .onnx_file import type_name
+from .onnx_graph import GraphSteps, bodies, label
 from .onnx_lengths import COUNTERS, counts_steps
 from .onnx_nodes import attributes_of
+from .onnx_protos import NodeProto
 from .onnx_rows import MOST_ELEMENTS
 from .onnx_scan_body import ScanBody, Shape, unsupported
 
@@ -31,7 +31,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 FIRST = -(1 << 63)  # where a slice that runs backwards ends
 
 
-def read_scan(steps: GraphSteps, node: Proto, found: list[Recurrent], where: str = "") -> None:
+def read_scan(steps: GraphSteps, node: NodeProto, found: list[Recurrent], where: str = "") -> None:
     """Add a Scan: its layer to `found`, its steps to `steps`. Raises Unreadable with all that is wrong. where: what
     messages call it, if it is a node of another kind in the model."""
     if steps.source.opset < OLDEST:
@@ -54,11 +54,11 @@ def read_scan(steps: GraphSteps, node: Proto, found: list[Recurrent], where: str
 class _Scan:
     """A node and its attributes, with what they say of each other checked."""
 
-    def __init__(self, steps: GraphSteps, node: Proto, a: Mapping[str, Any], where: str) -> None:
+    def __init__(self, steps: GraphSteps, node: NodeProto, a: Fields, where: str) -> None:
         self.steps, self.node, self.where = steps, node, where
         if "body" not in a or "num_scan_inputs" not in a:
             raise Unreadable("it has no body, or no num_scan_inputs")
-        self.body, self.scanned = a["body"], int(a["num_scan_inputs"])
+        (self.body,), self.scanned = bodies(node), integer(a, "num_scan_inputs")
         self.states = len(node.input) - self.scanned
         self.emitted = len(self.body.output) - self.states
         wrong = []
@@ -189,9 +189,9 @@ class _Scan:
         return [n if isinstance(n, int) else None for n in declared.shape]
 
 
-def _listed(a: Mapping[str, Any], name: str, count: int, wrong: list[str], known: Sequence[int] = ()) -> list[int]:
+def _listed(a: Fields, name: str, count: int, wrong: list[str], known: Sequence[int] = ()) -> list[int]:
     """An attribute with a number for each input or output; 0 where it is not given."""
-    values = [int(n) for n in a.get(name, ())] or [0] * count
+    values = (integers(a, name) if name in a else []) or [0] * count
     if len(values) != count or (known and not {*values} <= {*known}):
         wrong.append(f"{name} is {values}, expected {count} numbers" + " of 0 and 1" * bool(known))
     return values

@@ -9,9 +9,8 @@ from __future__ import annotations
 import keyword
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from tvm_rnn.graph.graph import Node, topological
 from tvm_rnn.language import functions as f
@@ -19,20 +18,21 @@ from tvm_rnn.language.cell import Cell
 from tvm_rnn.language.trace import Value, lift
 
 from ..errors import CellError
-from .built_cells import build_cell
-from .folding import Unreadable
+from .built_cells import Equations, build_cell
+from .fields import Unreadable
 from .layers import held_dtype_of
 from .onnx_equations import KNOWN, evaluate
-from .onnx_file import Array, Proto, tensor_array, type_name
+from .onnx_file import Array, tensor_array, type_name
 from .onnx_graph import GraphSteps, label
 from .onnx_lengths import Ends
 from .onnx_nodes import constant_of, ordinary_attributes
+from .onnx_protos import GraphProto, NodeProto
 from .onnx_rows import Item
 
 Shape = tuple[int, ...]
 
 
-def unsupported(steps: GraphSteps, graph: Proto) -> list[str]:
+def unsupported(steps: GraphSteps, graph: GraphProto) -> list[str]:
     """What would be refused in any case, by what nodes are called and their attributes alone."""
     found = []
     for node in graph.node:
@@ -50,7 +50,7 @@ class ScanBody:
     numbers the steps, if one does. wrong: why it cannot be used."""
 
     steps: GraphSteps
-    graph: Proto
+    graph: GraphProto
     where: str
     dtype: str
     batched: bool
@@ -159,7 +159,7 @@ class ScanBody:
             except Unreadable as reason:
                 self._refuse(node.output, f"{label(node)} in its body: {reason}")
 
-    def _node(self, node: Proto) -> None:
+    def _node(self, node: NodeProto) -> None:
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
             array, dtype = constant_of(self.steps, node)
             self._constant(node.output[0], array, dtype)
@@ -239,10 +239,10 @@ class ScanBody:
             self.wrong.append(str(error).splitlines()[0])
 
 
-def _replayed(leaves: Mapping[Node, str], roots: Sequence[Node], where: str) -> Callable[..., tuple[Any, ...]]:
+def _replayed(leaves: Mapping[Node, str], roots: Sequence[Node], where: str) -> Equations:
     """The traced body, as equations of a cell's own arguments."""
 
-    def equations(named: Mapping[str, Any]) -> tuple[Any, ...]:
+    def equations(named: Mapping[str, Value]) -> tuple[Value, ...]:
         made = {leaf: named[name].node for leaf, name in leaves.items()}
         for node in topological(roots):
             if node not in made:

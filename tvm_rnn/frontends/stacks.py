@@ -32,7 +32,7 @@ class Stacks:
         self.values, self.layers = steps, layers
         self.wanted = [d.name for d in steps.outputs]
         self.steps = needed(steps.steps, self.wanted)
-        own = [step.attributes["network"] for step in self.steps if step.op == NETWORK]
+        own = [step.network for step in self.steps if step.op == NETWORK]
         self.groups: dict[int, list[int]] = {n: [n] for n in own}
 
     def merge(self) -> None:
@@ -45,14 +45,12 @@ class Stacks:
         numbers = {old: new for new, old in enumerate(self.groups)}
         self.groups = {numbers[old]: own for old, own in self.groups.items()}
         self.steps = [
-            replace(s, attributes={**s.attributes, "network": numbers[s.attributes["network"]]})
-            if s.op == NETWORK
-            else s
+            replace(s, attributes={**s.attributes, "network": numbers[s.network]}) if s.op == NETWORK else s
             for s in self.steps
         ]
 
     def _step(self, number: int) -> Step:
-        return next(s for s in self.steps if s.op == NETWORK and s.attributes["network"] == number)
+        return next(s for s in self.steps if s.op == NETWORK and s.network == number)
 
     def _below(self, upper: int) -> int | None:
         """The network whose y, unchanged, is the x of this one, if both can be one."""
@@ -63,7 +61,7 @@ class Stacks:
             return None
         (y,) = leaves
         below = makers[y]
-        number = int(below.attributes["network"])
+        number = below.network
         one, two = self.layers[self.groups[number][-1]], self.layers[self.groups[upper][0]]
         if not _alike(one, two) or below.inputs[1] != step.inputs[1]:
             return None
@@ -100,7 +98,7 @@ class Stacks:
         return all(below.outputs[0] not in s.inputs for s in rest) and below.outputs[0] not in self.wanted
 
     def _joined(self, below: Step, step: Step) -> Step:
-        number, upper = int(below.attributes["network"]), int(step.attributes["network"])
+        number, upper = below.network, step.network
         states = len(self.layers[self.groups[number][0]].cell.states)
 
         def interleaved(lower: Sequence[str], higher: Sequence[str]) -> Iterable[str]:

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,13 +26,15 @@ from ..dtypes import held_dtype, rounded
 from ..errors import ConfigError, WeightError, message
 from .torch_names import GATES, Form, Given, read_form, select
 
+if TYPE_CHECKING:
+    import torch
+
 Array = np.ndarray
-Tensor = Any  # torch.Tensor: torch is an optional dependency
 
 NUMPY_DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 
 
-def from_torch(source: Any, kind: Any = None, *, prefix: str | None = None, nonlinearity: str = "tanh") -> RNN:
+def from_torch(source: object, kind: object = None, *, prefix: str | None = None, nonlinearity: str = "tanh") -> RNN:
     """An RNN with the weights of a layer of torch.nn.
 
     source: a torch.nn.RNN, LSTM, GRU, RNNCell, LSTMCell or GRUCell (float32, float64, float16 or bfloat16, on any
@@ -51,11 +55,11 @@ def from_torch(source: Any, kind: Any = None, *, prefix: str | None = None, nonl
         values = {str(name): value for name, value in source.items()}
         names, prefix = select(values, prefix)  # a larger model's other arrays may be anything
         form, arrays = read_form({name: _array(name, values[name]) for name in names}, kind, prefix, nonlinearity)
-        return _network(form, arrays, _layer_name(form))
+        return _network(form, arrays, Origin("torch", _layer_name(form)))
     return _from_module(source)
 
 
-def _from_file(path: str, kind: Any, prefix: str | None, nonlinearity: str) -> RNN:
+def _from_file(path: str, kind: object, prefix: str | None, nonlinearity: str) -> RNN:
     if path.endswith((".pt", ".pth", ".bin", ".ckpt", ".pkl")):
         do = "load it yourself with torch.load(path, weights_only=True) and pass that, or write it as .safetensors"
         raise ConfigError(message("from_torch does not open pickles: they can run code", got=repr(path), do=do))
@@ -68,7 +72,7 @@ def _from_file(path: str, kind: Any, prefix: str | None, nonlinearity: str) -> R
             raise _wrong_dtype(name, tensors[name].dtype)
         arrays[name] = (tensors[name].read(), dtype)
     form, arrays = read_form(arrays, kind, prefix, nonlinearity)
-    return _network(form, arrays, _layer_name(form), file=path, sha256=sha256_of(path))
+    return _network(form, arrays, Origin("torch", _layer_name(form), path, sha256_of(path)))
 
 
 def _layer_name(form: Form) -> str:
@@ -78,7 +82,7 @@ def _layer_name(form: Form) -> str:
 # --- a layer in memory -----------------------------------------------------------------------------------------------
 
 
-def _from_module(layer: Any) -> RNN:
+def _from_module(layer: torch.nn.Module) -> RNN:
     torch = _import_torch()
     known = {name: getattr(torch.nn, name) for name in (*GATES, *(f"{kind}Cell" for kind in GATES))}
     name = next((n for n, base in known.items() if isinstance(layer, base)), None)
@@ -100,10 +104,11 @@ def _from_module(layer: Any) -> RNN:
         got, do = f"dropout={layer.dropout} in training mode", "call layer.eval() first: there dropout does nothing"
         raise ConfigError(message("from_torch: this layer drops units at random", got=got, do=do))
     arrays = {n: _array(n, getattr(layer, n)) for n in form.shapes()}
-    return _network(form, arrays, f"torch.nn.{name}", batch_first=not single and bool(layer.batch_first))
+    batch_first = not single and bool(layer.batch_first)
+    return _network(form, arrays, Origin("torch", f"torch.nn.{name}", batch_first=batch_first))
 
 
-def _import_torch() -> Any:
+def _import_torch() -> ModuleType:
     try:
         import torch
     except ImportError:
@@ -112,7 +117,7 @@ def _import_torch() -> Any:
     return torch
 
 
-def _no_layer(layer: Any, torch: Any, known: Mapping[str, Any]) -> ConfigError:
+def _no_layer(layer: object, torch: ModuleType, known: Mapping[str, type[object]]) -> ConfigError:
     expected = ", ".join(f"torch.nn.{name}" for name in known) + ", a state_dict, or a .safetensors file"
     got, do = f"{type(layer).__module__}.{type(layer).__qualname__}", None
     if isinstance(layer, torch.nn.Module):
@@ -124,17 +129,21 @@ def _no_layer(layer: Any, torch: Any, known: Mapping[str, Any]) -> ConfigError:
     return ConfigError(message("from_torch: not a recurrent layer of torch.nn", got=got, expected=expected, do=do))
 
 
-def _array(name: str, value: Any) -> tuple[Array, str]:
+def _tensor_array(name: str, tensor: torch.Tensor) -> tuple[Array, str]:
+    if tensor.is_meta:
+        do = "give it weights: layer.to_empty(device='cpu'), then load_state_dict"
+        raise WeightError(message(f"parameter {name} has no values", got="a tensor on device meta", do=do))
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in NUMPY_DTYPES.values():
+        raise _wrong_dtype(name, dtype)
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if dtype == "bfloat16" else tensor).numpy(), dtype
+
+
+def _array(name: str, value: object) -> tuple[Array, str]:
     """A parameter as NumPy array (16 bits widened to float32) and the name of its dtype."""
     if hasattr(value, "detach"):
-        if value.is_meta:
-            do = "give it weights: layer.to_empty(device='cpu'), then load_state_dict"
-            raise WeightError(message(f"parameter {name} has no values", got="a tensor on device meta", do=do))
-        dtype = str(value.dtype).removeprefix("torch.")
-        if dtype not in NUMPY_DTYPES.values():
-            raise _wrong_dtype(name, dtype)
-        value = value.detach().cpu()
-        return (value.float() if dtype == "bfloat16" else value).numpy(), dtype
+        return _tensor_array(name, value)
     array = np.asarray(value)
     if array.dtype.name not in NUMPY_DTYPES.values():
         raise _wrong_dtype(name, array.dtype.name)
@@ -149,13 +158,14 @@ def _wrong_dtype(name: str, dtype: str) -> WeightError:
 # --- torch's arrays to ours and back ---------------------------------------------------------------------------------
 
 
-def _network(form: Form, given: Given, layer: str, **facts: Any) -> RNN:
+def _network(form: Form, given: Given, origin: Origin) -> RNN:
+    """origin: framework, name of the layer and file; options and biases are added here."""
     dtypes = {dtype for _, dtype in given.values()}
     if len(dtypes) > 1:
         raise WeightError(message("from_torch: the parameters differ in dtype", got=", ".join(sorted(dtypes))))
     (dtype,) = dtypes
-    sizes: dict[str, Any] = {"P": form.proj_size} if form.proj_size else {}
-    net = RNN(form.cell, form.input_size, form.hidden_size, form.num_layers, form.bidirectional, dtype=dtype, **sizes)
+    options = (form.cell, form.input_size, form.hidden_size, form.num_layers, form.bidirectional, dtype)
+    net = RNN(*options, P=form.proj_size) if form.proj_size else RNN(*options)
     arrays = {name: np.array(array, held_dtype(dtype)) for name, (array, _) in given.items()}
     weights: dict[str, Array] = {}
     biases = {}
@@ -174,8 +184,8 @@ def _network(form: Form, given: Given, layer: str, **facts: Any) -> RNN:
             weights[full] = value.reshape(net.weight_shapes[full])
         biases[weight_name("b", layer_index, d)] = (one, two)
     net.load(weights)
-    options = {"bias": form.bias, "single": form.single}
-    net.origin = Origin("torch", layer, options=options, biases=biases if form.bias else {}, **facts)
+    names = {"bias": form.bias, "single": form.single}
+    net.origin = replace(origin, options=names, biases=biases if form.bias else {})
     return net
 
 
@@ -272,7 +282,7 @@ def split_biases(
     return one, two
 
 
-def state_dict(net: RNN) -> dict[str, Tensor]:
+def state_dict(net: RNN) -> dict[str, torch.Tensor]:
     """The weights as torch tensors of the network's dtype by torch's names, for `load_state_dict`.
 
     The same bits that `from_torch` was given, unless weights were changed since. Raises ConfigError where torch.nn has
@@ -283,7 +293,7 @@ def state_dict(net: RNN) -> dict[str, Tensor]:
     return {name: torch.from_numpy(value).to(dtype) for name, value in arrays.items()}
 
 
-def to_torch_layer(net: RNN) -> Any:
+def to_torch_layer(net: RNN) -> torch.nn.Module:
     """The layer of torch.nn with this network's weights: an RNN, LSTM or GRU, or the cell that it was made from.
 
     In eval mode, on the CPU, with batch_first as the layer that the network came from, and its dropout between layers.
@@ -294,7 +304,7 @@ def to_torch_layer(net: RNN) -> Any:
         do = "make the network without them"
         raise ConfigError(message("torch.nn's layers have no such regularisers", got=", ".join(strange), do=do))
     torch, values, form = _import_torch(), state_dict(net), form_of(net)
-    options: dict[str, Any] = {"bias": form.bias, "dtype": getattr(torch, net.dtype)}
+    options: dict[str, object] = {"bias": form.bias, "dtype": getattr(torch, net.dtype)}
     if form.kind == "RNN":
         options["nonlinearity"] = form.nonlinearity
     if form.single:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -95,7 +94,7 @@ def select(names: Iterable[str], prefix: str | None) -> tuple[list[str], str]:
     return [name for name, (head, dot, _) in parts.items() if f"{head}{dot}" == prefix], prefix
 
 
-def read_form(given: Given, kind: Any, prefix: str, nonlinearity: str) -> tuple[Form, Given]:
+def read_form(given: Given, kind: object, prefix: str, nonlinearity: str) -> tuple[Form, Given]:
     """The layer that these names and shapes belong to, and its arrays by torch's names without the prefix.
 
     Raises WeightError with everything that does not fit, ConfigError where the kind is unknown or cannot be told.
@@ -145,7 +144,7 @@ def _unfit(wrong: list[str], expected: str) -> WeightError:
     return WeightError(message("from_torch: these are not the weights of one layer", got=text, expected=expected))
 
 
-def _kind(kind: Any, rows: int, hidden: int, projection: bool) -> str:
+def _kind(kind: object, rows: int, hidden: int, projection: bool) -> str:
     """LSTM, GRU or RNN: as told, or as the number of gates tells."""
     if kind is None:
         gates = rows / hidden if hidden else 0
@@ -164,7 +163,7 @@ def _kind(kind: Any, rows: int, hidden: int, projection: bool) -> str:
     return name
 
 
-def _nonlinearity(kind: Any, nonlinearity: str) -> str:
+def _nonlinearity(kind: object, nonlinearity: str) -> str:
     for word in ("tanh", "relu"):
         if str(kind).endswith(f"_{word.upper()}"):  # torch's own `mode`
             return word

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -42,6 +42,27 @@ def user_line() -> str:
 def fail(what: str, *, got: object = None, expected: object = None, do: str | None = None) -> NoReturn:
     """Raise CellError at the user's line that is being traced."""
     raise CellError(message(what, where=user_line(), got=got, expected=expected, do=do))
+
+
+Operator = Callable[["Value", object], "Value"]
+
+
+def _operator(op: str) -> Operator:
+    """`value <operator> other`, as a row of the table."""
+    return lambda self, other: apply(op, self, other)
+
+
+def _swapped(op: str) -> Operator:
+    """`other <operator> value`."""
+    return lambda self, other: apply(op, other, self)
+
+
+def _missing_operator(symbol: str) -> Callable[[Value, object], NoReturn]:
+    def operator(self: Value, other: object) -> NoReturn:
+        what = f"a traced value has no operator {symbol}"
+        fail(what, got=f"{self!r} and {other!r:.60}", do="use + - * / ** @ and functions")
+
+    return operator
 
 
 class Value:
@@ -102,24 +123,24 @@ class Value:
     def __index__(self) -> NoReturn:
         self._number("index")
 
-    def __array__(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+    def __array__(self, *_args: object, **_kwargs: object) -> NoReturn:
         fail(
             "a traced value cannot become a NumPy array",
             got=repr(self),
             do="use tvm_rnn's functions (tanh, where, mean, concat, einsum, ...) in place of NumPy's",
         )
 
-    def __array_function__(self, func: Any, *_args: Any, **_kwargs: Any) -> NoReturn:
+    def __array_function__(self, func: Callable[..., object], *_args: object, **_kwargs: object) -> NoReturn:
         _no_numpy(func.__name__, self)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Value:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **options: object) -> Value:
         # NumPy calls this for `array * value` too, where it cannot be told from numpy.multiply(array, value).
         operation = _UFUNCS.get(ufunc.__name__)
         if operation is None or method != "__call__" or options:
             _no_numpy(ufunc.__name__, self)
         return operation(*map(lift, inputs))
 
-    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+    def __setitem__(self, key: object, value: object) -> NoReturn:
         fail(
             "a traced value cannot be changed in place",
             got=f"{self!r}[{key!r}] = ...",
@@ -136,14 +157,14 @@ class Value:
             do=f"call it as a function where tvm_rnn has one: {name}(value)",
         )
 
-    def __getitem__(self, key: Any) -> Value:
+    def __getitem__(self, key: object) -> Value:
         return getitem(self, key)
 
     @property
     def T(self) -> Value:
         return self.transpose()
 
-    def transpose(self, *axes: Any) -> Value:
+    def transpose(self, *axes: object) -> Value:
         """All axes in the given order; without arguments in reverse order."""
         given = _whole(axes) or list(reversed(range(self.ndim)))
         order = tuple(a + self.ndim if a < 0 else a for a in given)
@@ -155,7 +176,7 @@ class Value:
             )
         return Value(node("transpose", self, axes=order))
 
-    def reshape(self, *shape: Any) -> Value:
+    def reshape(self, *shape: object) -> Value:
         """The same elements in another shape; one size may be -1: whatever is left."""
         to = _whole(shape)
         known = int(np.prod([s for s in to if s != -1], dtype=int))
@@ -169,6 +190,24 @@ class Value:
             )
         return Value(node("reshape", self, rank=self.ndim, to=tuple(to)))
 
+    __add__, __radd__ = _operator("add"), _swapped("add")
+    __sub__, __rsub__ = _operator("sub"), _swapped("sub")
+    __mul__, __rmul__ = _operator("mul"), _swapped("mul")
+    __truediv__, __rtruediv__ = _operator("div"), _swapped("div")
+    __and__, __rand__ = _operator("logical_and"), _swapped("logical_and")
+    __or__, __ror__ = _operator("logical_or"), _swapped("logical_or")
+    __lt__ = _operator("less")
+    __le__ = _operator("less_equal")
+    __gt__ = _operator("greater")
+    __ge__ = _operator("greater_equal")
+
+    __floordiv__ = __rfloordiv__ = _missing_operator("floordiv")
+    __mod__ = __rmod__ = _missing_operator("mod")
+    __divmod__ = __rdivmod__ = _missing_operator("divmod")
+    __xor__ = __rxor__ = _missing_operator("xor")
+    __lshift__ = __rlshift__ = _missing_operator("lshift")
+    __rshift__ = __rrshift__ = _missing_operator("rshift")
+
     def __pos__(self) -> Value:
         return self
 
@@ -181,24 +220,24 @@ class Value:
     def __invert__(self) -> Value:
         return apply("logical_not", self)
 
-    def __pow__(self, exponent: Any) -> Value:
+    def __pow__(self, exponent: object) -> Value:
         from .functions import power
 
         return lift(power(self, exponent))
 
-    def __rpow__(self, base: Any) -> Value:
+    def __rpow__(self, base: object) -> Value:
         from .functions import power
 
         return lift(power(base, self))
 
-    def __matmul__(self, other: Any) -> Value:
+    def __matmul__(self, other: object) -> Value:
         return matmul(self, lift(other))
 
-    def __rmatmul__(self, other: Any) -> Value:
+    def __rmatmul__(self, other: object) -> Value:
         return matmul(lift(other), self)
 
 
-def lift(x: Any) -> Value:
+def lift(x: object) -> Value:
     """A traced value from a traced value, a number, or an array known now."""
     if isinstance(x, Value):
         return x
@@ -222,16 +261,18 @@ def _no_numpy(name: str, value: Value) -> NoReturn:
     fail(f"numpy.{name} cannot be traced", got=f"numpy.{name} of {value!r}", do=do)
 
 
-def _whole(numbers: tuple[Any, ...]) -> list[int]:
+def _whole(numbers: tuple[object, ...]) -> list[int]:
     """The numbers of f(2, 3) or f((2, 3)), which must be known now."""
     given = numbers[0] if len(numbers) == 1 and isinstance(numbers[0], (tuple, list)) else numbers
+    sizes = []
     for n in given:
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)):
             fail("a size or an axis must be a whole number", got=repr(n), do="use .shape of a value for sizes")
-    return [int(n) for n in given]
+        sizes.append(int(n))
+    return sizes
 
 
-def node(op: str, *values: Value, **attrs: Any) -> Node:
+def node(op: str, *values: Value, **attrs: object) -> Node:
     """Apply a row of the table; a shape that does not fit becomes an error at the user's line."""
     truths = [v for v in values if v.node.boolean]
     if truths and (TABLE[op].kind in ("reduce", "contract") or (op == "concat" and len(truths) < len(values))):
@@ -249,7 +290,7 @@ def node(op: str, *values: Value, **attrs: Any) -> Node:
         fail(f"{op}: operands do not fit: {reason}", got=shapes + extra, do="check the dims of this line's operands")
 
 
-def apply(op: str, *operands: Any) -> Value:
+def apply(op: str, *operands: object) -> Value:
     """A pointwise op on operands of any rank: ranks are made equal by leading axes of size 1."""
     values = [lift(v) for v in operands]
     rank = max(v.ndim for v in values)
@@ -295,7 +336,7 @@ def matmul(a: Value, b: Value) -> Value:
     return contract(spec, a, b)
 
 
-def contract(spec: str, a: Any, b: Any) -> Value:
+def contract(spec: str, a: object, b: object) -> Value:
     """einsum of two operands in which every letter of an operand is in the other or in the result."""
     a, b = lift(a), lift(b)
     inputs, out = spec.split("->")
@@ -315,7 +356,7 @@ def _spread(v: Value, letters: str, out: str) -> Value:
     return v.reshape(tuple(sizes.get(letter, 1) for letter in out))
 
 
-def getitem(v: Value, key: Any) -> Value:
+def getitem(v: Value, key: object) -> Value:
     """v[key] as in NumPy for ints, slices of step 1, None and one ellipsis: slice, index and reshape nodes."""
     keys = list(key) if isinstance(key, tuple) else [key]
     places = [i for i, k in enumerate(keys) if k is Ellipsis]
@@ -352,39 +393,23 @@ def getitem(v: Value, key: Any) -> Value:
     return result
 
 
-def _operator(op: str, swap: bool = False) -> Any:
-    if swap:
-        return lambda self, other: apply(op, other, self)
-    return lambda self, other: apply(op, self, other)
-
-
-def _missing_operator(symbol: str) -> Any:
-    def operator(self: Value, other: Any) -> NoReturn:
-        what = f"a traced value has no operator {symbol}"
-        fail(what, got=f"{self!r} and {other!r:.60}", do="use + - * / ** @ and functions")
-
-    return operator
-
-
-_BINARY = (  # Python's name, NumPy's name, row of the table
-    ("add", "add", "add"),
-    ("sub", "subtract", "sub"),
-    ("mul", "multiply", "mul"),
-    ("truediv", "divide", "div"),
-    ("and", "bitwise_and", "logical_and"),
-    ("or", "bitwise_or", "logical_or"),
-    ("lt", "less", "less"),
-    ("le", "less_equal", "less_equal"),
-    ("gt", "greater", "greater"),
-    ("ge", "greater_equal", "greater_equal"),
-    ("eq", "equal", "equal"),
-    ("ne", "not_equal", "not_equal"),
-)
-for _symbol, _, _op in _BINARY:
+for _symbol, _op in (("eq", "equal"), ("ne", "not_equal")):  # object's own promise a bool
     setattr(Value, f"__{_symbol}__", _operator(_op))
-    setattr(Value, f"__r{_symbol}__", _operator(_op, swap=True))
-for _symbol in ("floordiv", "mod", "divmod", "xor", "lshift", "rshift"):
-    setattr(Value, f"__{_symbol}__", _missing_operator(_symbol))
-    setattr(Value, f"__r{_symbol}__", _missing_operator(_symbol))
-_UFUNCS: dict[str, Callable[..., Value]] = {name: partial(apply, op) for _, name, op in _BINARY}
+
+# NumPy calls a value's operators by the names of its own functions.
+_OPERATIONS = {
+    "add": "add",
+    "subtract": "sub",
+    "multiply": "mul",
+    "divide": "div",
+    "bitwise_and": "logical_and",
+    "bitwise_or": "logical_or",
+    "less": "less",
+    "less_equal": "less_equal",
+    "greater": "greater",
+    "greater_equal": "greater_equal",
+    "equal": "equal",
+    "not_equal": "not_equal",
+}
+_UFUNCS: dict[str, Callable[..., Value]] = {name: partial(apply, op) for name, op in _OPERATIONS.items()}
 _UFUNCS.update(matmul=matmul, power=lambda a, b: a**b)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -43,8 +43,15 @@ class Step:
     op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    attributes: Mapping[str, Any] = field(default_factory=dict)
+    attributes: Mapping[str, object] = field(default_factory=dict)
     node: str = ""
+
+    @property
+    def network(self) -> int:
+        """The number of the network that a NETWORK step runs."""
+        number = self.attributes["network"]
+        assert isinstance(number, int)
+        return number
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class Program:
         """Whether a network's weights are values of the program."""
         return any(step.attributes.get("weights") for step in self.steps)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """The program as a manifest has it; its constants are in the file beside the weights."""
         return {
             "inputs": [{"name": d.name, "dtype": d.dtype, "shape": _listed(d.shape)} for d in self.inputs],
@@ -95,8 +102,8 @@ class Program:
         wide = dict.fromkeys(floats[: floats.index(dtype)], dtype)
 
         def step(s: Step) -> Step:
-            dtype = s.attributes.get("dtype")
-            return replace(s, attributes={**s.attributes, "dtype": wide[dtype]}) if dtype in wide else s
+            dtype = wide.get(str(s.attributes.get("dtype")))
+            return replace(s, attributes={**s.attributes, "dtype": dtype}) if dtype else s
 
         def declared(d: Declared) -> Declared:
             return replace(d, dtype=wide.get(d.dtype, d.dtype))
@@ -128,7 +135,7 @@ def _listed(shape: tuple[Axis, ...] | None) -> list[Axis] | None:
     return None if shape is None else list(shape)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """An attribute as JSON has it: infinities and NaN become words."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)

@@ -10,7 +10,6 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -32,10 +31,10 @@ class Origin:
     file: str | None = None
     sha256: str | None = None
     batch_first: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict)
     biases: Mapping[str, Pair] = field(default_factory=dict)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """What the manifest says: everything but the arrays."""
         return {
             "framework": self.framework,

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tvm_rnn.errors import InputError, WeightError, message
 from tvm_rnn.graph.graph import Graph, Node, depends
@@ -23,6 +24,10 @@ from tvm_rnn.runtime.runtime_model import Plan, call, check_inputs
 from .dropout_masks import Draws
 
 Array = np.ndarray
+Inputs = ArrayLike | Mapping[str, ArrayLike] | Sequence[ArrayLike]  # one array, or one for each input of the cell
+# Each state by its name: one array of all layers, or a list of one for each layer where layers differ in shape.
+GivenState = Mapping[str, ArrayLike | Sequence[ArrayLike]]
+State = dict[str, Array | list[Array]]
 Tape = dict[int, list[Array]]  # for each step: inputs, states before it, what the graph emits
 
 
@@ -61,8 +66,14 @@ class Reference:
         return {} if self.draws is None else self.draws.masks(nodes, place, batch, t)
 
     def __call__(
-        self, x: Any, state: Mapping[str, Any] | None = None, *, lengths: Any = None, reset: Any = None, **inputs: Any
-    ) -> tuple[Array, dict[str, Any]]:
+        self,
+        x: Inputs,
+        state: GivenState | None = None,
+        *,
+        lengths: ArrayLike | None = None,
+        reset: ArrayLike | None = None,
+        **inputs: ArrayLike,
+    ) -> tuple[Array, State]:
         """x [T, B, I] (a dict, or a sequence where the cell has several inputs); lengths [B] ints; reset [T, B] bool.
 
         Returns y [T, B, D*H] and the final state, both float64. Raises InputError for arrays that do not fit.
@@ -73,15 +84,15 @@ class Reference:
 
     def gradients(
         self,
-        x: Any,
-        state: Mapping[str, Any] | None = None,
-        gy: Any = None,
-        gstate: Mapping[str, Any] | None = None,
+        x: Inputs,
+        state: GivenState | None = None,
+        gy: ArrayLike | None = None,
+        gstate: GivenState | None = None,
         *,
-        lengths: Any = None,
-        reset: Any = None,
-        **inputs: Any,
-    ) -> tuple[Any, dict[str, Any], dict[str, Array]]:
+        lengths: ArrayLike | None = None,
+        reset: ArrayLike | None = None,
+        **inputs: ArrayLike,
+    ) -> tuple[Array | dict[str, Array], State, dict[str, Array]]:
         """The gradients of sum(gy * y) + sum(gstate * state), where (y, state) is what a call with x, state, lengths
         and reset returns: those of x, of the first state and of the weights, all float64.
 
@@ -96,8 +107,10 @@ class Reference:
         d_y = np.zeros_like(y) if gy is None else _floats("the gradient of y", gy)
         if d_y.shape != y.shape:
             raise InputError(message("the gradient of y has the wrong shape", got=d_y.shape, expected=y.shape))
-        zero = _each(net.initial_state(y.shape[1]), np.zeros_like)
-        carried = self._states(zero if gstate is None else gstate, y.shape[1], "the gradient of state")
+        first = net.initial_state(y.shape[1]) if gstate is None else gstate
+        carried = self._states(first, y.shape[1], "the gradient of state")
+        if gstate is None:
+            carried = {name: [np.zeros_like(part) for part in parts] for name, parts in carried.items()}
         d_extra = [np.zeros(array.shape) for array in arrays[1:]]
         d_weights: dict[str, Array] = {}
         for layer, graph in reversed(list(zip(net.layers, graphs, strict=True))):
@@ -120,7 +133,12 @@ class Reference:
         return (d_inputs if len(names) > 1 else d_y), self._joined(carried), d_weights
 
     def _arguments(
-        self, x: Any, inputs: Mapping[str, Any], state: Mapping[str, Any] | None, lengths: Any, reset: Any
+        self,
+        x: Inputs,
+        inputs: Mapping[str, ArrayLike],
+        state: GivenState | None,
+        lengths: ArrayLike | None,
+        reset: ArrayLike | None,
     ) -> tuple[list[Array], dict[str, list[Array]], Array, Array]:
         arrays = self._inputs(x, inputs)
         steps, batch = arrays[0].shape[:2]
@@ -148,7 +166,7 @@ class Reference:
             layer_input = np.concatenate(outputs, axis=-1)
         return layer_input, tapes
 
-    def _joined(self, states: Mapping[str, list[Array]]) -> dict[str, Any]:
+    def _joined(self, states: Mapping[str, list[Array]]) -> State:
         whole = self.net.initial_state(0)
         return {n: parts if isinstance(whole[n], list) else np.concatenate(parts) for n, parts in states.items()}
 
@@ -161,11 +179,11 @@ class Reference:
             self._differentiated[id(graph)] = differentiate(graph)
         return self._differentiated[id(graph)]
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+    def run(self, inputs: Mapping[str, ArrayLike]) -> dict[str, Array]:
         """All of the model that the network came from, as Module.run; results of floats are float64."""
         return run_program(self.net.program, [self.net], inputs)
 
-    def _inputs(self, x: Any, inputs: Mapping[str, Any]) -> list[Array]:
+    def _inputs(self, x: Inputs, inputs: Mapping[str, ArrayLike]) -> list[Array]:
         names = [a.name for a in self.net.cell.inputs]
         values = list(x) if isinstance(x, (tuple, list)) and len(names) > 1 else [x]
         pairs = list(x.items()) if isinstance(x, Mapping) else list(zip(names, values, strict=False))
@@ -189,7 +207,7 @@ class Reference:
                 )
         return arrays
 
-    def _states(self, given: Any, batch: int, what: str = "state") -> dict[str, list[Array]]:
+    def _states(self, given: GivenState, batch: int, what: str = "state") -> dict[str, list[Array]]:
         """Each state as one float64 array [D, B, *shape] per layer, copied."""
         initial = self.net.initial_state(batch)
         if not isinstance(given, Mapping) or given.keys() != initial.keys():
@@ -305,18 +323,14 @@ def _full(value: Array, batch: int, node: Node) -> Array:
     return np.broadcast_to(value, (batch, *node.shape))
 
 
-def _chosen(rows: Array, yes: Any, no: Any) -> Array:
+def _chosen(rows: Array, yes: ArrayLike, no: ArrayLike) -> Array:
     """One or the other, row by row of the batch."""
     rank = max(np.ndim(yes), np.ndim(no))
     chosen: Array = np.where(rows.reshape(-1, *[1] * (rank - 1)), yes, no)
     return chosen
 
 
-def _each(state: Mapping[str, Any], change: Any) -> dict[str, Any]:
-    return {n: [*map(change, v)] if isinstance(v, list) else change(v) for n, v in state.items()}
-
-
-def _floats(what: str, value: Any) -> Array:
+def _floats(what: str, value: object) -> Array:
     try:
         return np.asarray(value, np.float64)
     except (TypeError, ValueError, RuntimeError) as reason:
@@ -324,7 +338,7 @@ def _floats(what: str, value: Any) -> Array:
         raise InputError(message(f"{what} is not an array of numbers", got=got, do="pass a NumPy array")) from None
 
 
-def _rows(what: str, value: Any, shape: tuple[int, ...], kinds: str) -> Array:
+def _rows(what: str, value: ArrayLike, shape: tuple[int, ...], kinds: str) -> Array:
     """lengths or reset as an array of that shape and of one of those kinds of dtype."""
     array = np.asarray(value)
     if array.size == 0:  # an empty list is float64
@@ -341,7 +355,7 @@ class ModelReference:
     def __init__(self, model: Model) -> None:
         self.model, self.networks = model, [Reference(net) for net in model.networks]
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+    def run(self, inputs: Mapping[str, ArrayLike]) -> dict[str, Array]:
         """The model's outputs by name, of its inputs by name; results of floats are float64."""
         return run_program(self.model.program, self.model.networks, inputs)
 
@@ -353,19 +367,18 @@ class _Oracle:
         self.net = copy.copy(net)  # its weights may be values of the model
         self.manifest = {"states": [{"name": s.name} for s in net.cell.states], "num_layers": net.num_layers}
 
-    def init_state(self, batch: int) -> dict[str, Any]:
+    def init_state(self, batch: int) -> State:
         state = self.net.initial_state(batch)
-        wide = {name: v if isinstance(v, list) else v.astype(np.float64) for name, v in state.items()}
-        return {name: [p.astype(np.float64) for p in v] if isinstance(v, list) else v for name, v in wide.items()}
+        return {n: [p.astype(float) for p in v] if isinstance(v, list) else v.astype(float) for n, v in state.items()}
 
     def load_weights(self, weights: Mapping[str, Array]) -> None:
         self.net.load(weights)
 
-    def __call__(self, x: Array, state: Any, lengths: Any) -> tuple[Array, dict[str, Any]]:
+    def __call__(self, x: Array, state: GivenState, lengths: Array | None) -> tuple[Array, State]:
         return Reference(self.net)(x, state, lengths=lengths)
 
 
-def run_program(program: Program | None, networks: Sequence[RNN], inputs: Mapping[str, Any]) -> dict[str, Array]:
+def run_program(program: Program | None, networks: Sequence[RNN], inputs: Mapping[str, ArrayLike]) -> dict[str, Array]:
     """A program in float64. Raises InputError where there is none, or for inputs that do not fit."""
     if program is None:
         do = "call it as a module: reference(net)(x)"

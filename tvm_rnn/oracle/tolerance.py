@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from tvm_rnn.errors import ConfigError, message, unknown
 
@@ -38,7 +38,7 @@ def tolerance(dtype: str, steps: int) -> float:
     return next(limit for most, limit in TABLE[name] if steps <= most)
 
 
-def relative_error(actual: Any, expected: Any) -> float:
+def relative_error(actual: ArrayLike, expected: ArrayLike) -> float:
     """max |actual - expected| / max(1, max |expected|), over the elements where `expected` is finite, in float64.
 
     The scale is one number for the whole array, at least 1, so that small elements are held to the absolute error that
@@ -58,7 +58,7 @@ def relative_error(actual: Any, expected: Any) -> float:
     return float(np.max(np.abs(a[finite] - e[finite])) / max(1.0, np.max(np.abs(e[finite]))))
 
 
-def assert_close(actual: Any, expected: Any, dtype: str, steps: int, what: str = "result") -> None:
+def assert_close(actual: object, expected: object, dtype: str, steps: int, what: str = "result") -> None:
     """Raise AssertionError unless `actual` is within the table's tolerance of `expected`.
 
     actual, expected: arrays (NumPy or what NumPy can read), or dicts, lists and tuples of them with the same keys and
@@ -103,7 +103,7 @@ def _assert_array_close(actual: np.ndarray, expected: np.ndarray, dtype: str, st
     )
 
 
-def _names(value: Any) -> str:
+def _names(value: object) -> str:
     if isinstance(value, Mapping):
         return ", ".join(map(str, value)) or "no names"
     return f"{len(value)} parts" if isinstance(value, list | tuple) else f"a {type(value).__name__}"

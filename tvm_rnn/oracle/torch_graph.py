@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.network.rnn import RNN, weight_name
@@ -20,8 +20,11 @@ from tvm_rnn.passes.hoist_gemms import HoistGemms
 from tvm_rnn.passes.normalise import normalise
 from tvm_rnn.target import TABLE as TARGETS
 
-Tensor = Any  # torch.Tensor: torch is an optional dependency
-Function = Callable[..., tuple[Tensor, ...]]
+if TYPE_CHECKING:
+    from torch import Tensor, device
+    from torch import dtype as TorchDtype
+
+Function = Callable[..., "tuple[Tensor, ...]"]
 Wrap = Callable[[Function], Function]
 
 # Ops as Python operators, whose operands may be plain numbers.
@@ -144,7 +147,7 @@ class TorchModel:
     and to one step of it.
     """
 
-    def __init__(self, net: RNN, dtype: Any, device: Any, wrap: Wrap | None = None) -> None:
+    def __init__(self, net: RNN, dtype: TorchDtype, device: device | str, wrap: Wrap | None = None) -> None:
         target = TARGETS["x86-64"]  # the two passes used here look at no machine
         programs: dict[int, Program] = {}
         for layer in net.layers:
@@ -160,7 +163,7 @@ class TorchModel:
             for layer in net.layers
         ]
 
-    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, dict[str, Any]]:
+    def __call__(self, inputs: Sequence[Tensor]) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
         import torch
 
         x, *others = inputs
@@ -173,7 +176,7 @@ class TorchModel:
                     states[name].append(value)
         return x, {name: self._joined(parts) for name, parts in states.items()}
 
-    def _joined(self, parts: list[Tensor]) -> Any:
+    def _joined(self, parts: list[Tensor]) -> Tensor | list[Tensor]:
         import torch
 
         if len({part.shape for part in parts}) == 1:
@@ -185,7 +188,9 @@ class TorchModel:
 class TorchLayer:
     """One layer in one direction: what reads inputs alone over all of T at once, the rest step by step."""
 
-    def __init__(self, program: Program, net: RNN, place: tuple[int, int], dtype: Any, device: Any) -> None:
+    def __init__(
+        self, program: Program, net: RNN, place: tuple[int, int], dtype: TorchDtype, device: device | str
+    ) -> None:
         import torch
 
         layer, direction = place

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict
 
 from tvm_rnn.errors import BuildError, ConfigError, message, unknown
 from tvm_rnn.locations import PACKAGE
@@ -51,11 +52,11 @@ class Unit:
     stored: str = ""
 
     @property
-    def key(self) -> dict[str, Any]:
+    def key(self) -> UnitKey:
         """What a record is found by: nearest ones share the shape, exact ones the sizes too. Nothing of it names a
         cell: one of the same products is served by the same record."""
         dtype = f"{alike(self.dtype)}, weights in {self.stored}" if self.stored else alike(self.dtype)
-        shape = [self.kind, self.region, dtype, self.gates, len(self.depths)]
+        shape: list[object] = [self.kind, self.region, dtype, self.gates, len(self.depths)]
         sizes = {"width": [self.width], "depths": list(self.depths), "batch": list(self.batches)}
         return {"shape": shape, "sizes": sizes}
 
@@ -84,6 +85,22 @@ class Knobs:
         return value
 
 
+class UnitKey(TypedDict):
+    """What a record is found by, as JSON has it. shape: what nearest units share; sizes: numbers by name."""
+
+    shape: list[object]
+    sizes: dict[str, list[int]]
+
+
+class Methods(Protocol):
+    """A class that `template` decorates; it may also have `every` and `predict`."""
+
+    @staticmethod
+    def configure(unit: Unit, target: Target, knob: Knobs, /) -> Config: ...
+    @staticmethod
+    def schedule(sch: Schedule, unit: Unit, config: Config, /) -> object: ...
+
+
 @dataclass(frozen=True)
 class Template:
     """One way to schedule units of a kind on targets of a kind.
@@ -100,7 +117,7 @@ class Template:
     kinds: tuple[str, ...]
     targets: tuple[str, ...]
     configure: Callable[[Unit, Target, Knobs], Config]
-    schedule: Callable[[Schedule, Unit, Config], None]
+    schedule: Callable[[Schedule, Unit, Config], object]
     every: Callable[[Unit, Target], Iterable[Config]] | None = None
     predict: Callable[[Unit, Config, Target], float] | None = None
     version: int = 1
@@ -114,11 +131,11 @@ _found: dict[str, Template] | None = None
 
 def template(
     name: str, *, kinds: Sequence[str], targets: Sequence[str], version: int = 1
-) -> Callable[[type], Template]:
+) -> Callable[[type[Methods]], Template]:
     """Class decorator: a class with static functions `configure` and `schedule`, and if it likes `every` and `predict`,
     becomes a Template."""
 
-    def make(c: Any) -> Template:
+    def make(c: type[Methods]) -> Template:
         more = getattr(c, "every", None), getattr(c, "predict", None)
         return Template(name, tuple(kinds), tuple(targets), c.configure, c.schedule, *more, version)
 
@@ -148,7 +165,7 @@ def templates() -> dict[str, Template]:
     return _found
 
 
-def _load(file: Path) -> Any:
+def _load(file: Path) -> ModuleType:
     name = f"tvm_rnn_schedules_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec and spec.loader

@@ -14,7 +14,17 @@ from tvm_rnn.cuda.layer.phases import Step
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.decisions import about, listening, recording, tell
 from tvm_rnn.errors import ConfigError
-from tvm_rnn.schedule.schedule_template import DEFAULT, Knobs, Template, Unit, alike, replayed, stale, templates
+from tvm_rnn.schedule.schedule_template import (
+    DEFAULT,
+    Knobs,
+    Template,
+    Unit,
+    UnitKey,
+    alike,
+    replayed,
+    stale,
+    templates,
+)
 from tvm_rnn.target import Target
 
 from .persistent_step_time import able_to_run, predict
@@ -37,7 +47,7 @@ class RecurrentUnit(Unit):
     stored: str = ""
 
     @property
-    def key(self) -> dict[str, Any]:
+    def key(self) -> UnitKey:
         assert self.step is not None
         phases, sizes = [], list[int]()
         for phase in self.step.phases:

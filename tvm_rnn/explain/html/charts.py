@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TypeAlias, TypedDict
 
 from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.explain.facts import GroupFacts
 
 BLUE, ORANGE, GREEN, GREY = "#3b82c4", "#e07b39", "#4c9f70", "#888888"
 SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"  # a name that Vega-Lite knows: nothing is fetched
@@ -28,7 +29,32 @@ CONFIG = {
 WIDTH = 620
 
 
-def svg(spec: Mapping[str, Any], title: str) -> str:
+Spec: TypeAlias = dict[str, object]  # a chart in Vega-Lite's own words
+
+
+class AblationRow(TypedDict):
+    """Microseconds per step without some passes."""
+
+    without: str
+    us: float
+
+
+class _Point(TypedDict):
+    intensity: float
+    tflops: float
+    name: str
+    kind: str
+
+
+class Turn(TypedDict):
+    """Which layer works on which tile in a turn."""
+
+    turn: int
+    layer: int
+    tile: int
+
+
+def svg(spec: Spec, title: str) -> str:
     """A Vega-Lite chart as an SVG element with a title for those who do not see it. Raises ConfigError without
     vl-convert."""
     try:
@@ -41,25 +67,24 @@ def svg(spec: Mapping[str, Any], title: str) -> str:
     return drawn.replace("<svg ", '<svg role="img" ', 1)
 
 
-def roofline(
-    kernels: Sequence[Mapping[str, Any]], ceilings: Mapping[str, float], measured: float | None
-) -> dict[str, Any]:
+def roofline(kernels: Sequence[GroupFacts], ceilings: Mapping[str, float], measured: float | None) -> Spec:
     """What the device does at best over FLOPs per byte, with each kernel at its own intensity, where no kernel can be
     above the roof, and the whole network where a time is known.
 
     kernels: name, flops, bytes. ceilings: memory_tb_s, tflops. measured: TFLOP/s of the whole; None: unknown.
     """
     memory, peak = ceilings["memory_tb_s"], ceilings["tflops"]
-    points, merged = [], dict[str, Any]()
+    points, merged = list[_Point](), dict[str, GroupFacts]()
     for kernel in kernels:  # layers whose kernels have one name are one point
-        own = merged.setdefault(kernel["name"], {"name": kernel["name"], "flops": 0.0, "bytes": 0.0})
-        own["flops"], own["bytes"] = own["flops"] + kernel["flops"], own["bytes"] + kernel["bytes"]
+        group = merged.setdefault(kernel["name"], GroupFacts(name=kernel["name"], flops=0.0, bytes=0.0))
+        group["flops"] += kernel["flops"]
+        group["bytes"] += kernel["bytes"]
     for kernel in merged.values():
         intensity = kernel["flops"] / max(1.0, kernel["bytes"])
         roof = min(peak, intensity * memory)
         points.append({"intensity": intensity, "tflops": roof, "name": kernel["name"], "kind": "a kernel, at most"})
     if measured is not None:
-        flops, size = (sum(k[what] for k in kernels) for what in ("flops", "bytes"))
+        flops, size = sum(k["flops"] for k in kernels), sum(k["bytes"] for k in kernels)
         points.append(
             {
                 "intensity": flops / max(1.0, size),
@@ -72,14 +97,14 @@ def roofline(
     ridge = peak / memory
     low = min([ridge / 10, *(p["intensity"] / 2 for p in points)])
     high = max([ridge * 10, *(p["intensity"] * 2 for p in points)])
-    roof = [{"intensity": x, "tflops": min(peak, x * memory)} for x in (low, ridge, high)]
+    line = [{"intensity": x, "tflops": min(peak, x * memory)} for x in (low, ridge, high)]
     x = {"field": "intensity", "type": "quantitative", "scale": {"type": "log"}, "title": "FLOPs per byte moved"}
     y = {"field": "tflops", "type": "quantitative", "scale": {"type": "log"}, "title": "TFLOP/s"}
     colour = {"field": "kind", "type": "nominal", "title": None, "scale": {"range": [BLUE, ORANGE]}}
     return {
         "height": 300,
         "layer": [
-            {"data": {"values": roof}, "mark": {"type": "line", "color": GREY}, "encoding": {"x": x, "y": y}},
+            {"data": {"values": line}, "mark": {"type": "line", "color": GREY}, "encoding": {"x": x, "y": y}},
             {
                 "data": {"values": points},
                 "mark": {"type": "point", "filled": True, "size": 90},
@@ -94,7 +119,7 @@ def roofline(
     }
 
 
-def wavefront(turns: Sequence[Mapping[str, Any]], words: str) -> dict[str, Any]:
+def wavefront(turns: Sequence[Turn], words: str) -> Spec:
     """Layers over the order in which they run. turns: turn, layer, tile, in order; words: what a tile is."""
     return {
         "height": max(60, 28 * len({row["layer"] for row in turns})),
@@ -108,7 +133,7 @@ def wavefront(turns: Sequence[Mapping[str, Any]], words: str) -> dict[str, Any]:
     }
 
 
-def ablation(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def ablation(rows: Sequence[AblationRow]) -> Spec:
     """Bars: microseconds per step with passes left out. rows: without, us."""
     value = {"field": "us", "type": "quantitative", "title": "microseconds per step"}
     return {
@@ -122,9 +147,9 @@ def ablation(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def history(gains: Sequence[float | None]) -> dict[str, Any]:
+def history(gains: Sequence[float | None]) -> Spec:
     """Speed over the defaults by trial (None: it failed), and the best so far."""
-    rows, best = [], 1.0
+    rows, best = list[dict[str, float | None]](), 1.0
     for number, gain in enumerate(gains, 1):
         best = max(best, gain or 0.0)
         rows.append({"trial": number, "gain": gain, "best": best})
@@ -149,7 +174,7 @@ def history(gains: Sequence[float | None]) -> dict[str, Any]:
     }
 
 
-def turns(layers: int, tiles: int, order: str) -> list[dict[str, int]]:
+def turns(layers: int, tiles: int, order: str) -> list[Turn]:
     """Which layer works on which tile in which turn. order: "wave" (layer l on tile t in turn t + l, side by side),
     "time-major" (a tile through all layers, one after the other) or "layer-major" (all tiles of a layer first)."""
     found = []
@@ -158,5 +183,5 @@ def turns(layers: int, tiles: int, order: str) -> list[dict[str, int]]:
             turn = {"wave": tile + layer, "time-major": tile * layers + layer, "layer-major": layer * tiles + tile}[
                 order
             ]
-            found.append({"turn": turn, "layer": layer, "tile": tile})
+            found.append(Turn(turn=turn, layer=layer, tile=tile))
     return sorted(found, key=lambda row: (row["turn"], row["layer"]))

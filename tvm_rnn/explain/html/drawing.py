@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
-from typing import Any
+from types import ModuleType
 
 from tvm_rnn.compiler.stage_texts import value_names
 from tvm_rnn.errors import ConfigError, message
@@ -24,7 +24,7 @@ MOST = 400  # values: beyond, a picture says nothing any more
 LONGEST = 34  # letters of a box's second line
 
 
-def _layouts() -> tuple[Any, Any]:
+def _layouts() -> tuple[ModuleType, ModuleType]:
     try:
         from grandalf import graphs, layouts
     except ImportError as reason:
@@ -88,7 +88,7 @@ def _is_view(node: Node) -> bool:
     return not node.leaf and TABLE[node.op].kind == "move" and len(node.args) == 1
 
 
-def _read(node: Node, drawn: Mapping[Node, Any]) -> list[Node]:
+def _read(node: Node, drawn: Mapping[Node, object]) -> list[Node]:
     """The values with boxes that a value reads, through views."""
     found: dict[Node, None] = {}
     for arg in node.args:

@@ -7,11 +7,13 @@ the graph at every stage behind a slider, layers over time, roofline, bars, gene
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tvm_rnn.decisions import DecisionFacts
+from tvm_rnn.explain.facts import ExplanationFacts, KernelFacts, NetworkFacts, PassFacts
 from tvm_rnn.explain.text import cpu_text, in_turn_text, percent, phase_text, subject_text, text
 
 from . import charts
@@ -26,10 +28,10 @@ TILES = 24  # at most, in the picture of layers and time
 
 
 def page(
-    facts: Mapping[str, Any],
+    facts: ExplanationFacts,
     looked: Sequence[Looked | None] = (),
     command: str = "",
-    ablation: Sequence[Mapping[str, Any]] = (),
+    ablation: Sequence[charts.AblationRow] = (),
     history: Sequence[float | None] = (),
 ) -> str:
     """The whole page. looked: the networks themselves, for equations, graphs and code; None where one is not at hand.
@@ -61,7 +63,7 @@ def page(
     )
 
 
-def _where(own: Mapping[str, Any]) -> str:
+def _where(own: NetworkFacts) -> str:
     return ", ".join(own["target"]["archs"]) or own["target"]["mcpu"]
 
 
@@ -79,12 +81,12 @@ def _h2(at: str, words: str) -> str:
     return f'<h2 id="{at}">{escape(words)}</h2>'
 
 
-def _chart(spec: Mapping[str, Any], title: str, at: str = "") -> str:
+def _chart(spec: charts.Spec, title: str, at: str = "") -> str:
     own = f' id="{at}"' if at else ""
     return f'<div class="chart wide"{own}>{charts.svg(spec, title)}</div>'
 
 
-def _network(own: Mapping[str, Any], net: Looked | None, number: int) -> Iterator[str]:
+def _network(own: NetworkFacts, net: Looked | None, number: int) -> Iterator[str]:
     more = f"-{number}" if number else ""
     yield _h2(f"decided{more}", "What was decided, and why not otherwise")
     yield from _decided(own)
@@ -106,7 +108,7 @@ def _network(own: Mapping[str, Any], net: Looked | None, number: int) -> Iterato
     yield f"<details><summary>All of it as text</summary><pre>{escape(text({'networks': [own]}))}</pre></details>"
 
 
-def _decided(own: Mapping[str, Any]) -> Iterator[str]:
+def _decided(own: NetworkFacts) -> Iterator[str]:
     for name, rows in own["passes"].items():
         if any(rows.values()):
             yield f"<h3>{escape(name)}</h3>{_told(rows['did'], rows['did_not'], own['graphs'])}"
@@ -122,7 +124,7 @@ def _decided(own: Mapping[str, Any]) -> Iterator[str]:
         yield _kernels(own["kernels"])
 
 
-def _told(did: Sequence[Mapping[str, Any]], rest: Sequence[Mapping[str, Any]], graphs: Sequence[Sequence[int]]) -> str:
+def _told(did: Sequence[DecisionFacts], rest: Sequence[DecisionFacts], graphs: Sequence[Sequence[int]]) -> str:
     rows = [("did", row) for row in did] + [("not", row) for row in rest]
     items = [
         f'<li class="{kind}">{escape(row["what"] + subject_text(row, graphs))}: {escape(row.get("why", ""))}</li>'
@@ -131,7 +133,7 @@ def _told(did: Sequence[Mapping[str, Any]], rest: Sequence[Mapping[str, Any]], g
     return f'<ul class="told">{"".join(items)}</ul>'
 
 
-def _kernels(rows: Sequence[Mapping[str, Any]]) -> str:
+def _kernels(rows: Sequence[KernelFacts]) -> str:
     columns = ("kernel", "registers", "spill_bytes", "shared_bytes", "dynamic_shared_bytes", "threads", "occupancy")
     head = "".join(f'<th scope="col">{escape(name.replace("_", " "))}</th>' for name in columns)
     lines = []
@@ -168,11 +170,11 @@ def _graphs(net: Looked, at: str) -> str:
     return f'{slider}<p class="key">{key}</p><div id="{at}">{"".join(parts)}</div><p class="soft">{note}</p>'
 
 
-def _time(own: Mapping[str, Any], at: str) -> Iterator[str]:
+def _time(own: NetworkFacts, at: str) -> Iterator[str]:
     """How layers take turns: from what was decided of waves and tiles."""
     row = own["work"][0]
     wave = any(d["done"] and d["stage"] == "wave" for d in own["regimes"])
-    tiles = own["passes"].get("tile_layers_and_time", {"did": [], "did_not": []})
+    tiles = own["passes"].get("tile_layers_and_time", PassFacts(did=[], did_not=[]))
     rows = next((d["facts"]["rows"] for d in tiles["did"] if "rows" in d.get("facts", {})), 0)
     each = min(max(1, rows // row["batch"]), row["steps"]) if rows else 1 if wave else row["steps"]
     count = -(-row["steps"] // each)
@@ -191,7 +193,7 @@ def _time(own: Mapping[str, Any], at: str) -> Iterator[str]:
     yield _chart(charts.wavefront(charts.turns(own["layers"], shown, order), tile), f"layers over time: {words}", at)
 
 
-def _work(own: Mapping[str, Any]) -> Iterator[str]:
+def _work(own: NetworkFacts) -> Iterator[str]:
     for row in own["work"]:
         if not row["ceilings"]:
             continue

@@ -8,27 +8,30 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from typing import Any
 
+from tvm_rnn.decisions import Figures
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.tune.journal import Outcome
 
+from .charts import AblationRow
 
-def ablation_rows(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+
+def ablation_rows(path: str | os.PathLike[str]) -> list[AblationRow]:
     """without (the passes that were left out, in words) and us (per step) of our own rows. Raises ConfigError."""
     rows = [row for row in _lines(path) if row.get("framework") == "tvm_rnn" and row.get("us_per_step")]
     several = len({row.get("point") for row in rows}) > 1 and len({_network(row) for row in rows}) > 1
     found = []
     for row in rows:
         without = ", ".join(row.get("without") or ()) or "nothing"
-        found.append({"without": f"{_network(row)}: {without}" if several else without, "us": row["us_per_step"]})
+        words = f"{_network(row)}: {without}" if several else without
+        found.append(AblationRow(without=words, us=row["us_per_step"]))
     if not found:
         do = "write it with: tvm-rnn bench --suite ablation --records FILE"
         raise ConfigError(message("--ablation: no times of tvm_rnn in this file", got=os.fspath(path), do=do))
     return found
 
 
-def _network(row: dict[str, Any]) -> str:
+def _network(row: Figures) -> str:
     return f"{row.get('cell')} H={row.get('hidden')} B={row.get('batch')}"
 
 
@@ -45,7 +48,7 @@ def gains(path: str | os.PathLike[str]) -> list[float | None]:
     return found
 
 
-def _lines(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+def _lines(path: str | os.PathLike[str]) -> Iterator[Figures]:
     try:
         with open(path) as file:
             for line in file:
