@@ -18,7 +18,7 @@ from tiny_module import include_flags
 
 import tvm_rnn
 from tvm_rnn.bundle.encoding import DTYPES, MOST_AXES, MOST_VALUES, encode
-from tvm_rnn.module_schema import ModelStep
+from tvm_rnn.module_file.schema import ModelStep
 
 FOLDER = Path(tvm_rnn.__file__).parent / "bundle"
 NAMES = {code: name for name, code in DTYPES.items()}

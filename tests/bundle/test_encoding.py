@@ -11,7 +11,7 @@ from c_operations import OperationError, run
 
 from tests.runtime.test_runtime_ops import QUICK, REFUSED, arrays_of, program_of
 from tvm_rnn.bundle.encoding import BINARY, DTYPES, ENCODERS, REDUCTIONS, UNARY, Impossible, encode
-from tvm_rnn.module_schema import ModelStep
+from tvm_rnn.module_file.schema import ModelStep
 from tvm_rnn.runtime.runtime_ops import OPERATIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of onnx's own reference implementation

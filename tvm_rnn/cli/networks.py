@@ -14,7 +14,7 @@ import typer
 from tvm_rnn.errors import ConfigError, InputError, message, unknown
 from tvm_rnn.explain.tables import size_text
 from tvm_rnn.frontends.spec import build_net, find_cell, is_model, parse_sizes, read_model
-from tvm_rnn.module_schema import GpuNetwork, SeveralNetworks, read
+from tvm_rnn.module_file.schema import GpuNetwork, SeveralNetworks, read
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.npy_files import npy_writer, npz_writer, read_npy, write_whole

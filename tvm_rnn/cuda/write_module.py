@@ -18,7 +18,7 @@ from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.errors import BuildError, message
 from tvm_rnn.module_file import manifest
-from tvm_rnn.module_schema import GpuNetwork, Kernel, Variant
+from tvm_rnn.module_file.schema import GpuNetwork, Kernel, Variant
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.passes.pipeline import Layers
 from tvm_rnn.target import Target

@@ -195,7 +195,7 @@ def _decided(
     from tvm_rnn.compiler.compile import describe, networks_of, precision_of, stored_as
     from tvm_rnn.cpu.lower_network import Lowering
     from tvm_rnn.cpu.training.add_entry_points import add_training
-    from tvm_rnn.module_schema import plain
+    from tvm_rnn.module_file.schema import plain
     from tvm_rnn.network.widen import widened
     from tvm_rnn.passes import pipeline
     from tvm_rnn.schedule import record_files

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_rnn.dtypes import precision_name
 from tvm_rnn.errors import ConfigError, message
-from tvm_rnn.module_schema import plain
+from tvm_rnn.module_file.schema import plain
 from tvm_rnn.passes import keep_choice
 from tvm_rnn.runtime.runtime_cuda_segments import sizes_of as sizes_on_gpu
 from tvm_rnn.runtime.runtime_memory import MemoryPlan, Sizes, check_budget, fastest, plan_of, smallest, table

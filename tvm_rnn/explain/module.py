@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tvm_rnn.decisions import recording
 from tvm_rnn.language.cell import Cell
-from tvm_rnn.module_schema import CpuNetwork, GpuNetwork, Row, SeveralNetworks, plain, read
+from tvm_rnn.module_file.schema import CpuNetwork, GpuNetwork, Row, SeveralNetworks, plain, read
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime.runtime import Manifest

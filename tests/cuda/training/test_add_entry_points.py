@@ -11,7 +11,7 @@ from tvm_rnn.cuda.codegen.cuda_text import generate
 from tvm_rnn.cuda.training import add_entry_points
 from tvm_rnn.cuda.training.add_entry_points import WAYS, describe, plan
 from tvm_rnn.decisions import recording
-from tvm_rnn.module_schema import GpuNetwork, Kernel, read
+from tvm_rnn.module_file.schema import GpuNetwork, Kernel, read
 from tvm_rnn.target import resolve
 
 

@@ -20,7 +20,7 @@ from tvm_rnn.dtypes import held_dtype
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.graph.graph import Graph, depends
 from tvm_rnn.graph.ops import TABLE
-from tvm_rnn.module_schema import CpuNetwork, CpuTraining, Masks, Memory, Pack
+from tvm_rnn.module_file.schema import CpuNetwork, CpuTraining, Masks, Memory, Pack
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.passes import keep_choice, pipeline

@@ -20,7 +20,7 @@ from tvm_rnn.cpu.lower_network import Run
 from tvm_rnn.cpu.user_array_copies import rows_in
 from tvm_rnn.cpu.verify_time_order import verify
 from tvm_rnn.cpu.workspace import Array, int64
-from tvm_rnn.module_schema import CpuBackward, Finish
+from tvm_rnn.module_file.schema import CpuBackward, Finish
 from tvm_rnn.network.rnn import named_constants, weight_name
 from tvm_rnn.tir.statements import (
     Expr,

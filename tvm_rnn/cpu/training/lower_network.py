@@ -14,7 +14,7 @@ from tvm import tirx
 from tvm_rnn.cpu.lower_layer import Context
 from tvm_rnn.cpu.lower_network import Lowering, Run
 from tvm_rnn.cpu.workspace import int64, strides_of
-from tvm_rnn.module_schema import CpuFunction
+from tvm_rnn.module_file.schema import CpuFunction
 from tvm_rnn.tir.statements import Expr, Stmt, bind, buffer, load, loop, sequence, variable, when
 
 from .lower_layer_backward import BackwardLayer

@@ -22,7 +22,7 @@ import numpy as np
 
 from tvm_rnn.cpu.workspace import Array, Expr, int64, row_stride, strides_of
 from tvm_rnn.graph.graph import Node
-from tvm_rnn.module_schema import CpuTape
+from tvm_rnn.module_file.schema import CpuTape
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.passes.pipeline import Layers
 

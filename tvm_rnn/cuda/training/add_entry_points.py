@@ -18,7 +18,7 @@ from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
 from tvm_rnn.decisions import about, forget, recording, told
 from tvm_rnn.dtypes import held_dtype
-from tvm_rnn.module_schema import GpuNetwork, GpuProgram, Kernel, Masks, TimeParts
+from tvm_rnn.module_file.schema import GpuNetwork, GpuProgram, Kernel, Masks, TimeParts
 from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.passes import keep_choice, pipeline
 from tvm_rnn.passes.pipeline import Layers

@@ -1,4 +1,4 @@
-"""module_schema.py: manifests that an earlier version wrote are read, and say what those of this version say."""
+"""module_file/schema.py: manifests that an earlier version wrote are read, and say what those of this version say."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tvm_rnn.cuda import write_module
 from tvm_rnn.cuda.plan import network as plan
 from tvm_rnn.cuda.training import add_entry_points
 from tvm_rnn.errors import BuildError
-from tvm_rnn.module_schema import CpuNetwork, Facts, GpuNetwork, SeveralNetworks, plain, read
+from tvm_rnn.module_file.schema import CpuNetwork, Facts, GpuNetwork, SeveralNetworks, plain, read
 from tvm_rnn.passes import pipeline
 from tvm_rnn.target import resolve
 
