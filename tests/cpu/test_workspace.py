@@ -6,7 +6,7 @@ import pytest
 from tvm import tirx
 
 from tvm_rnn.cpu.workspace import Array, Packed, Workspace, int64, pad, row_stride, strides_of, wide
-from tvm_rnn.module_file import schema as module_schema
+from tvm_rnn.module_file import schema
 
 
 @pytest.mark.parametrize(("size", "padded"), [(1, 16), (15, 16), (16, 16), (17, 32), (0, 0)])
@@ -45,7 +45,7 @@ def test_a_parameter_has_the_same_address_in_every_row() -> None:
 def test_the_workspace_ends_behind_all_of_its_parts() -> None:
     workspace = Workspace(fixed=5, per_row=3, per_tile_row=2, per_sequence_row=1)
     sizes = workspace.sizes()
-    assert sizes == module_schema.Workspace(5, 3, 2, 1)
+    assert sizes == schema.Workspace(5, 3, 2, 1)
 
 
 def test_packed_offsets_follow_each_other() -> None:

@@ -1,4 +1,4 @@
-"""module_schema.py: manifests that an earlier version wrote are read, and say what those of this version say."""
+"""module_file/schema.py: manifests that an earlier version wrote are read, and say what those of this version say."""
 
 from __future__ import annotations
 

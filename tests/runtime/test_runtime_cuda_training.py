@@ -159,7 +159,14 @@ def test_runtime_files_alone(tmp_path: Path) -> None:
     net = network("elman", 4, 4)
     emulator.compile(net, training=True).export(tmp_path / "m.so")
     package = Path(rnn.__file__).parent / "runtime"
-    for name in ("runtime", "runtime_cuda", "runtime_cuda_tape", "runtime_cuda_training", "gpu_arrays"):
+    for name in (
+        "runtime",
+        "runtime_cuda",
+        "runtime_cuda_tape",
+        "runtime_cuda_training",
+        "runtime_training",
+        "gpu_arrays",
+    ):
         shutil.copy(package / f"{name}.py", tmp_path)
     code = (
         "import numpy as np, runtime\n"

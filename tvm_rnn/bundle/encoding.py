@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..module_schema import CpuNetwork, ModelStep
+from tvm_rnn.module_file.schema import CpuNetwork, ModelStep
 
 NETWORK = "Network"
 DTYPES = {"bool": 0, "int32": 1, "int64": 2, "float32": 3, "float64": 4}  # IS_BOOL, ... of operations.h

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tvm_rnn.module_file.schema import CpuNetwork, GpuNetwork, Model, SeveralNetworks, State, read
 from tvm_rnn.runtime import runtime
 
 from ..errors import ConfigError, message
-from ..module_schema import CpuNetwork, GpuNetwork, Model, SeveralNetworks, State, read
 from .encoding import NETWORK
 
 MOST_ARRAYS = 64  # inputs and states of one network: ENGINE_MOST_ARRAYS of engine.h

@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Sequence
 
 from tvm_rnn.explain.tables import origin_text
+from tvm_rnn.module_file.schema import plain
 
-from ..module_schema import plain
 from .facts import Facts, Network, listed
 
 ABOUT = """\

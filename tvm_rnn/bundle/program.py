@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from tvm_rnn.module_file.schema import Declared, Model
+
 from ..errors import ConfigError, message
-from ..module_schema import Declared, Model
 from .encoding import DTYPES, MOST_AXES, MOST_VALUES, Impossible, encode
 from .facts import Facts, listed
 from .text import c_text, initialiser

@@ -22,13 +22,13 @@ import tvm
 import tvm_ffi
 from msgspec import convert, structs
 
-from tvm_rnn import __version__, module_schema
+from tvm_rnn import __version__
 from tvm_rnn.cpu import c_compiler, tir_pipeline
 from tvm_rnn.cpu.lower_network import Lowered, Lowering
 from tvm_rnn.decisions import about, heard, recording
 from tvm_rnn.dtypes import held_dtype, precision_name, stored_name
 from tvm_rnn.errors import BuildError, ConfigError, message
-from tvm_rnn.module_file import manifest
+from tvm_rnn.module_file import manifest, schema
 from tvm_rnn.module_file.schema import Array, CpuNetwork, Machine, Network, Origin, State
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.rnn import RNN, named_constants
@@ -370,7 +370,7 @@ def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tu
         format=runtime.MANIFEST_FORMAT,
         versions={"tvm_rnn": __version__, "tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__},
         origin=None if net.origin is None else convert(net.origin.facts(), Origin),
-        model=None if net.program is None else convert(net.program.facts(), module_schema.Model),
+        model=None if net.program is None else convert(net.program.facts(), schema.Model),
         cell=net.cell.name,
         equations=equations_digest(net),
         dtype=net.dtype,

@@ -14,8 +14,7 @@ import tvm
 from msgspec import convert, structs
 
 from tvm_rnn.cpu.lower_network import Lowering
-from tvm_rnn.module_file import manifest
-from tvm_rnn.module_file import schema as module_schema
+from tvm_rnn.module_file import manifest, schema
 from tvm_rnn.module_file.schema import SHARED, CpuNetwork, Origin, SeveralNetworks
 from tvm_rnn.network.model import Model
 from tvm_rnn.passes.pipeline import Layers
@@ -52,7 +51,7 @@ def write_model(
         **{name: getattr(facts[0], name) for name in SHARED},
         entry_points=["run"],
         origin=convert(model.origin.facts(), Origin),
-        model=convert(model.program.facts(), module_schema.Model),
+        model=convert(model.program.facts(), schema.Model),
         networks=[_own(network, i) for i, network in enumerate(facts)],
     )
     arrays = {

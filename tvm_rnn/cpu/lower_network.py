@@ -22,7 +22,7 @@ from tvm_rnn.errors import PassError, message
 from tvm_rnn.graph.graph import Node, depends
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.tensor_expressions import reduced_axes
-from tvm_rnn.module_file import schema as module_schema
+from tvm_rnn.module_file import schema
 from tvm_rnn.module_file.schema import Pack
 from tvm_rnn.network.rnn import RNN, named_constants, weight_name
 from tvm_rnn.passes.pipeline import Layers
@@ -57,7 +57,7 @@ class Lowered:
     module: Any
     packs: list[Pack]
     packed_elements: int
-    workspace: module_schema.Workspace
+    workspace: schema.Workspace
     rows_per_tile: int
     flops_per_row: int
     used: list[Used]

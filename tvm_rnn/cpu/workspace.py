@@ -14,7 +14,7 @@ from typing import Any
 from tvm import tirx
 
 from tvm_rnn.graph.ops import Shape
-from tvm_rnn.module_file import schema as module_schema
+from tvm_rnn.module_file import schema
 
 Expr = Any
 INDEX = "int64"
@@ -85,9 +85,9 @@ class Workspace:
     per_tile_row: int = 0
     per_sequence_row: int = 0
 
-    def sizes(self) -> module_schema.Workspace:
+    def sizes(self) -> schema.Workspace:
         """What a manifest says of it."""
-        return module_schema.Workspace(self.fixed, self.per_row, self.per_tile_row, self.per_sequence_row)
+        return schema.Workspace(self.fixed, self.per_row, self.per_tile_row, self.per_sequence_row)
 
 
 @dataclass

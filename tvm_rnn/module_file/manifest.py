@@ -1,4 +1,4 @@
-"""The file of a module: ELF, weights, manifest, footer; `module_schema.py` has the types of the manifest.
+"""The file of a module: ELF, weights, manifest, footer; `schema.py` has the types of the manifest.
 
 In: a linked ELF shared object, facts about it and weights, from compiler/compile.py and Module.export. Out: one
 container file, which runtime.py reads; what does not fit together is refused before.
@@ -17,11 +17,12 @@ import numpy as np
 
 from tvm_rnn.dtypes import held_dtype
 from tvm_rnn.errors import BuildError, ConfigError, WeightError, message
-from tvm_rnn.module_file.schema import CpuNetwork, Facts, GpuNetwork, SeveralNetworks, invalid, plain, read
 from tvm_rnn.network.model import NETWORK
 from tvm_rnn.runtime.runtime import ALIGNMENT, CONSTANT, CONTAINER_VERSION, FOOTER, MAGIC
 from tvm_rnn.runtime.runtime_ops import OPERATIONS
 from tvm_rnn.runtime.runtime_random import RAW
+
+from .schema import CpuNetwork, Facts, GpuNetwork, SeveralNetworks, invalid, plain, read
 
 if TYPE_CHECKING:
     from tvm_rnn.runtime.runtime import Module

@@ -15,10 +15,9 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
+from tvm_rnn.dtypes import DTYPES, PRECISIONS, STORED
+from tvm_rnn.errors import BuildError, message
 from tvm_rnn.runtime.runtime import CONSTANT, MANIFEST_FORMAT
-
-from .dtypes import DTYPES, PRECISIONS, STORED
-from .errors import BuildError, message
 
 MODEL_CONSTANT = f"{CONSTANT}model."  # begins the names of arrays that belong to a model around networks
 

@@ -176,7 +176,7 @@ def _from_dlpack(kind: type) -> Callable[[Array], Array]:
     if "jaxlib" in packages:  # whose arrays are made by another package
         packages.insert(0, "jax")
     for package in packages:
-        module: CudaModule = sys.modules.get(package)
+        module = sys.modules.get(package)
         for home in (module, getattr(module, "dlpack", None)):
             maker: Callable[[Array], Array] | None = getattr(home, "from_dlpack", None)
             if package != "builtins" and maker is not None:

@@ -51,7 +51,7 @@ Array = Any  # of any library: results are of the kind of x
 State = dict[str, Array]  # by name; a list of one by layer where layers differ in shape
 Facts = Mapping[str, Any]  # a manifest, or a part of one, read by its keys
 Shape = tuple[int, ...]
-Function = Callable[..., int]  # of a compiled library; most return nothing
+Function = Callable[..., Any]  # of a compiled library; most return nothing
 
 
 class Library(Protocol):
@@ -85,6 +85,7 @@ class Machine(Protocol):
     """What code runs on."""
 
     name: str
+    mcpu: str
     machine: str
     features: Sequence[str]
 

@@ -7,33 +7,57 @@ new arrays of the same kind and place. Works alone beside a .so, together with r
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 import weakref
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-try:
-    from ..errors import DeviceError, InputError, LoadError, WeightError
-    from . import gpu_arrays, runtime
-    from .runtime import Manifest, Module
-except ImportError:  # this file, runtime.py and gpu_arrays.py alone, beside a .so
-    globals().update({name: importlib.import_module(name) for name in ("gpu_arrays", "runtime")})
-    globals().update({n: getattr(runtime, n) for n in ("InputError", "LoadError", "WeightError", "Manifest", "Module")})
-    globals()["DeviceError"] = type("DeviceError", InputError.__bases__, {})
+from . import gpu_arrays, runtime
+from .gpu_arrays import Arrays
+from .runtime import Array, DeviceError, Function, InputError, LoadError, Manifest, Module, Opened, Shape, State
 
+Result = TypeVar("Result")
 KEPT_STATE_BYTES = 64 << 20  # of initial states, which stay on the GPU so that a call need not write them again
 # What CPU modules have in their manifests, for the parts of Module that read it.
-NO_CPU_PART: dict[str, Any] = {
+NO_CPU_PART = {
     "packs": (),
     "packed_elements": 0,
     "rows_per_tile": 1,
     "flops_per_row": 0.0,
     "workspace": Manifest(fixed=0, per_row=0, per_tile_row=0, per_sequence_row=0),
 }
+
+
+class Program(Protocol):
+    """The code of one function for one GPU arch, in a manifest. parameters: (name, dtype) of what its packing reads."""
+
+    arch: str
+    packed_bytes: int
+    parameters: Sequence[tuple[str, str]]
+
+
+class Call(NamedTuple):
+    """One call. values: inputs in the manifest's order; axes: names of the leading ones; lengths and reset: None where
+    there are none."""
+
+    values: list[object]
+    state: Mapping[str, object] | None
+    axes: tuple[str, ...]
+    lengths: object = None
+    reset: object = None
+
+
+class Given(NamedTuple):
+    """A call's arrays on the GPU. lead: the leading axes; rows: lengths and resets, None where there are none."""
+
+    inputs: list[Array]
+    lead: Shape
+    T: int
+    B: int
+    rows: list[Array]
 
 
 def fits(arch: str, capability: int) -> bool:
@@ -49,7 +73,8 @@ class Device:
     """One GPU with one module on it: its functions for that arch, packed weights and initial states."""
 
     def __init__(self, module: CudaModule, number: int, stream: int) -> None:
-        self.number, variants = number, module.manifest["variants"]
+        variants: Sequence[Program] = module.manifest.variants
+        self.number = number
         library, first = module._library, variants[0].arch
         capability = int(library.get_function(f"capability_{first}")(number))
         fitting = [v for v in variants if fits(v.arch, capability)]
@@ -66,7 +91,7 @@ class Device:
         self._kept: dict[tuple[int, int], tuple[int, int]] = {}  # (state, B): address, bytes
         self._lock = threading.Lock()
 
-    def allocate(self, owner: Any, size: int) -> int:
+    def allocate(self, owner: object, size: int) -> int:
         """Memory that lives as long as `owner`."""
         address = int(self.functions["allocate"](self.number, max(size, 256)))
         weakref.finalize(owner, self.functions["release"], self.number, address).atexit = False
@@ -77,7 +102,7 @@ class Device:
         self.functions["settle"](self.number)
         self.pack_as(self.functions["pack"], self.variant, self.packed, sources)
 
-    def pack_as(self, pack: Any, facts: Any, packed: int, sources: Mapping[str, np.ndarray]) -> None:
+    def pack_as(self, pack: Function, facts: Program, packed: int, sources: Mapping[str, np.ndarray]) -> None:
         """Write the weights to `packed` in the order of one program, which wants them as `facts` says."""
         stream, raw = gpu_arrays.PER_THREAD_STREAM, list[int]()
         try:
@@ -132,7 +157,7 @@ class CudaModule(Module):
 
     device_type = Device
 
-    def __init__(self, path: str | os.PathLike[str], opened: Any = None, anywhere: bool = False) -> None:
+    def __init__(self, path: str | os.PathLike[str], opened: Opened | None = None, anywhere: bool = False) -> None:
         """anywhere: also where no GPU fits: the module can then be exported, not called."""
         self.path, self._file, self.manifest, arrays, self._elf_size = opened or runtime._open_container(path)
         try:
@@ -145,14 +170,12 @@ class CudaModule(Module):
             what = f"{self.path!r} has an unusable manifest"
             raise runtime._error(LoadError, what, error, do="export it again") from None
         self._library = runtime._open_library(self.path, self._file, self._elf_size, f"devices_{self._first}")
-        self._tensor = lambda array: array
+        self._tensor: Callable[[np.ndarray], Array] = lambda array: array
         self._lock, self._devices, self.device = threading.Lock(), dict[int, Device](), 0
-        self._local = threading.local()  # memory for arrays of the CPU, per thread
-        self._kinds = dict[Any, Any]()  # what handles the arrays of a GPU and type
-        self._threads, self._packed, self._plans, self.weights = 0, None, dict[int, Any](), dict[str, np.ndarray]()
+        self._kinds = dict[tuple[int, type], Arrays]()  # what handles the arrays of a GPU and type
         seconds = os.environ.get("TVM_RNN_WATCHDOG_SECONDS", "")
         self.watchdog_seconds: float | None = float(seconds) if seconds else None
-        self._constants = {name: arrays.pop(name) for name in [*arrays] if name.startswith(runtime.CONSTANT)}
+        self._begin(arrays)
         if not anywhere:
             self._check_gpus()
         if arrays or not self._weight_shapes:
@@ -170,21 +193,21 @@ class CudaModule(Module):
             for device in self._devices.values():
                 device.pack({**self.weights, **self._constants})
 
-    def load_weights(self, weights: Mapping[str, Any] | str | os.PathLike[str]) -> None:
+    def load_weights(self, weights: Mapping[str, object] | str | os.PathLike[str]) -> None:
         """Replace all weights, as Module.load_weights; from arrays anywhere. Graphs captured before use them too."""
         if isinstance(weights, Mapping):
             weights = {name: gpu_arrays.to_numpy(value, self._dtype == np.float32) for name, value in weights.items()}
         super().load_weights(weights)
 
-    def init_state(self, batch: int) -> dict[str, Any]:
+    def init_state(self, batch: int) -> State:
         """The initial state for that many rows, as numpy arrays, which a call with any kind of x takes."""
         dtype = np.float16 if self._kind == "float16" else self._dtype
-        found: dict[str, Any] = {}
+        found: State = {}
         for name, value in super().init_state(batch).items():
             found[name] = [v.astype(dtype) for v in value] if isinstance(value, list) else value.astype(dtype)
         return found
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    def run(self, inputs: Mapping[str, object]) -> dict[str, Array]:
         """All of the model, as Module.run. What is around the network runs on the CPU: arrays of a GPU are copied
         there, and results to where the first input is."""
         if not isinstance(inputs, Mapping):
@@ -203,41 +226,64 @@ class CudaModule(Module):
     def threads(self, count: int | None) -> None:
         raise runtime._error(InputError, "a module for a GPU has no threads to set", repr(count))
 
-    def __call__(self, x: Any, state: Any = None, *, lengths: Any = None, reset: Any = None, **inputs: Any) -> Any:
-        """All steps: (y [T, B, D*H], {name: state after the last step}); see Module. State arrays may be anywhere."""
-        return self._enqueue(x, inputs, state, ("T", "B"), lengths, reset)
+    def __call__(
+        self,
+        x: object,
+        state: Mapping[str, object] | None = None,
+        *,
+        lengths: object = None,
+        reset: object = None,
+        **inputs: object,
+    ) -> tuple[Array, State]:
+        """All steps, as Module says. x, state, lengths and reset may each be on the GPU or of the CPU; results are of
+        the kind and at the place of x. Raises DeviceError too, where the GPU fails."""
+        call = Call(self._asked(x, inputs), state, ("T", "B"), lengths, reset)
+        return self._on_device(call.values[0], lambda arrays: self._run_on(arrays, call))
 
-    def step(self, x: Any, state: Any = None, *, out: Any = None, **inputs: Any) -> Any:
-        """One step: x [B, *input] -> (y [B, H], {name: state}). out: only of modules for CPUs."""
+    def step(
+        self,
+        x: object,
+        state: Mapping[str, object] | None = None,
+        *,
+        out: tuple[Array, State] | None = None,
+        **inputs: object,
+    ) -> tuple[Array, State]:
+        """One step, as Module says. out: only of modules for CPUs."""
         if not self._steps:
             do = "call mod(x) with all steps"
             raise runtime._error(InputError, "this module cannot step", "two directions or reverse", "forward", do)
         if out is not None:
             do = "capture the step in a CUDA graph, whose arrays stay where they are"
             raise runtime._error(InputError, "out= is of modules for CPUs", "a module for a GPU", do=do)
-        return self._enqueue(x, inputs, state, ("B",), None, None)
+        call = Call(self._asked(x, inputs), state, ("B",))
+        return self._on_device(call.values[0], lambda arrays: self._run_on(arrays, call))
 
-    def _enqueue(
-        self, x: Any, named: Any, state: Any, axes: tuple[str, ...], lengths: Any, reset: Any, run: Any = None
-    ) -> Any:
-        values = self._name_inputs(x, named) if named or len(self._inputs) > 1 or not hasattr(x, "shape") else [x]
+    def _asked(self, x: object, named: Mapping[str, object]) -> list[object]:
+        """The inputs of a call, for which there must be weights."""
+        values = self._name_inputs(x, named)
         if not self.weights and self._weight_shapes:
-            got, do = [*self._weight_shapes], "load_weights first"
-            raise runtime._error(WeightError, "the module has no weights", "none", got, do)
+            raise self._weightless()
+        return values
+
+    def _on_device(self, x: object, run: Callable[[Arrays], Result]) -> Result:
+        """What `run` returns, given what handles arrays like x on their GPU."""
         try:
-            arrays = gpu_arrays.kind_of(values[0], self)
+            arrays = gpu_arrays.kind_of(x, self)
         except (ImportError, ValueError) as error:
             do = "pass a torch tensor on that GPU, or a numpy array"
             what = f"{self._inputs[0][0]} is not an array for this module"
-            raise runtime._error(InputError, what, f"{type(values[0]).__name__}: {error}", do=do) from None
+            raise runtime._error(InputError, what, f"{type(x).__name__}: {error}", do=do) from None
         try:
-            device = self._devices.get(arrays.number) or self._open_device(arrays)
-            arrays.use(device.functions)
-            return (run or self._run_on)(device, arrays, values, state, axes, lengths, reset)
+            arrays.use(self._device(arrays).functions)
+            return run(arrays)
         except RuntimeError as error:
             raise runtime._error(DeviceError, "the GPU could not run this", error) from error
 
-    def _open_device(self, arrays: Any) -> Device:
+    def _device(self, arrays: Arrays) -> Device:
+        """The GPU that arrays are on, with the module on it."""
+        return self._devices.get(arrays.number) or self._open_device(arrays)
+
+    def _open_device(self, arrays: Arrays) -> Device:
         with self._lock:
             if arrays.number not in self._devices:
                 count = self._library.get_function(f"devices_{self._first}")()
@@ -248,48 +294,63 @@ class CudaModule(Module):
                 self._devices[arrays.number] = device
             return self._devices[arrays.number]
 
-    def _given(
-        self, arrays: Any, values: Any, axes: tuple[str, ...], lengths: Any, reset: Any
-    ) -> tuple[list[Any], tuple[int, ...], tuple[int, int], list[Any]]:
-        """Inputs on the GPU, their leading axes, T and B, and lengths and resets (None where there are none)."""
-        (name, shape), *others = self._inputs
-        first = self._take(arrays, name, values[0], None, "")
-        lead, given = tuple(first.shape[: len(axes)]), tuple(first.shape[len(axes) :])
-        if len(lead) != len(axes) or given != shape:
-            expected = f"[{', '.join([*axes, *map(str, shape)])}]"
-            what, do = f"{name} has the wrong shape", "T is time, B the batch"
-            raise runtime._error(InputError, what, tuple(first.shape), expected, do)
-        text = f"[{', '.join(axes)}, ...], as in {name}"
-        more = [self._take(arrays, n, v, (*lead, *s), text) for (n, s), v in zip(others, values[1:], strict=True)]
+    def _given(self, arrays: Arrays, call: Call) -> Given:
+        (name, _), *others = self._inputs
+        first = self._take(arrays, name, call.values[0], None, "")
+        self._check_lead(name, tuple(first.shape), call.axes)
+        lead = tuple(first.shape[: len(call.axes)])
+        text = f"[{', '.join(call.axes)}, ...], as in {name}"
+        pairs = zip(others, call.values[1:], strict=True)
+        more = [self._take(arrays, n, v, (*lead, *s), text) for (n, s), v in pairs]
         T, B = (1, *lead) if len(lead) == 1 else lead
-        rows = [
-            None if value is None else self._rows(arrays, what, value, dtype, size, T)
-            for what, value, dtype, size in (("lengths", lengths, np.int64, (B,)), ("reset", reset, bool, (T, B)))
-        ]
-        return [first, *more], lead, (T, B), rows
+        lengths = None if call.lengths is None else self._rows(arrays, "lengths", call.lengths, np.int64, (B,), T)
+        reset = None if call.reset is None else self._rows(arrays, "reset", call.reset, bool, (T, B), T)
+        return Given([first, *more], lead, T, B, [lengths, reset])
 
-    def _run_on(
-        self, device: Device, arrays: Any, values: Any, state: Any, axes: tuple[str, ...], lengths: Any, reset: Any
-    ) -> Any:
-        given, lead, (T, B), rows = self._given(arrays, values, axes, lengths, reset)
-        stream = arrays.stream()
-        before, y = self._before(device, arrays, state, B, stream), arrays.empty((*lead, *self._output))
+    def _run_on(self, arrays: Arrays, call: Call) -> tuple[Array, State]:
+        device, given, stream = self._device(arrays), self._given(arrays, call), arrays.stream()
+        T, B, shape = given.T, given.B, (*given.lead, *self._output)
+        before, y = self._before(device, arrays, call.state, B, stream), arrays.empty(shape)
         if not T or not B:
-            plan = self._plan(B)
-            pairs = zip(plan, before, strict=True)
-            after = [arrays.full(p[2], p[1]) if type(b) is int else arrays.copy(b) for p, b in pairs]
-            return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B)
-        after = [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
-        # In the order of sequence's arguments, but for the packed weights, which come fourth.
-        held = [y, *rows, arrays.workspace(device.workspace(T, B, stream)), *given, *before, *after]
-        at = [0 if a is None else a if type(a) is int else arrays.address(a) for a in held]
+            return arrays.result(y, shape), self._shaped(arrays, self._unchanged(arrays, before, B), B)
+        after, work = self._after(arrays, B), arrays.workspace(device.workspace(T, B, stream))
+        held = [y, *given.rows, work, *given.inputs, *before, *after]
+        self._launch(device, device.functions["sequence"], device.packed, arrays, (T, B), given.rows, held)
+        return arrays.result(y, shape), self._shaped(arrays, after, B)
+
+    def _launch(
+        self,
+        device: Device,
+        function: Function,
+        packed: int,
+        arrays: Arrays,
+        sizes: tuple[int, int],
+        rows: Sequence[Array],
+        held: Sequence[Array],
+    ) -> None:
+        """Call a program. held: its arguments in order, arrays or numbers, but for packed weights, which come
+        fourth."""
+        stream, at = arrays.stream(), [self._address(arrays, array) for array in held]
         has = [row is not None for row in rows]
-        device.functions["sequence"](device.number, stream, T, B, *has, *at[:3], device.packed, *at[3:])
+        function(device.number, stream, *sizes, *has, *at[:3], packed, *at[3:])
         if self.watchdog_seconds and not device.functions["capturing"](device.number, stream):
             device.functions["finish"](device.number, stream, max(1, int(1000 * self.watchdog_seconds)))
-        return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B)
 
-    def _take(self, arrays: Any, what: str, value: Any, shape: Any, axes: str) -> Any:
+    @staticmethod
+    def _address(arrays: Arrays, array: Array) -> int:
+        """Where an array is, or 0 for None; a number stays one."""
+        return 0 if array is None else array if type(array) is int else arrays.address(array)
+
+    def _after(self, arrays: Arrays, B: int) -> list[Array]:
+        """Memory for the last states."""
+        return [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
+
+    def _unchanged(self, arrays: Arrays, before: Sequence[Array], B: int) -> list[Array]:
+        """The last states of no steps."""
+        pairs = zip(self._plan(B), before, strict=True)
+        return [arrays.full(p.size, p.initial) if type(b) is int else arrays.copy(b) for p, b in pairs]
+
+    def _take(self, arrays: Arrays, what: str, value: object, shape: Shape | None, axes: str) -> Array:
         """The array on the GPU, contiguous; its memory where it is so already."""
         try:
             array = arrays.adopt(value)
@@ -303,7 +364,7 @@ class CudaModule(Module):
             raise runtime._error(InputError, f"{what} has the wrong dtype", found, self._kind, "cast it")
         return array
 
-    def _rows(self, arrays: Any, what: str, value: Any, dtype: type, shape: tuple[int, ...], steps: int) -> Any:
+    def _rows(self, arrays: Arrays, what: str, value: object, dtype: type, shape: Shape, steps: int) -> Array:
         """lengths as int64, reset as uint8 (0 or 1), on the GPU."""
         if gpu_arrays.gpu_of(value) is None:
             array = runtime._per_row(what, value, dtype, shape, steps)
@@ -316,30 +377,25 @@ class CudaModule(Module):
             raise runtime._error(InputError, f"{what} does not fit x", got, f"{expected} of shape {shape}", do)
         return arrays.flags(array) if dtype is bool else arrays.cast(array, "int64")
 
-    def _before(self, device: Device, arrays: Any, state: Any, B: int, stream: int) -> list[Any]:
-        """Each state as one flat array, or as the address of kept initial values."""
-        plan, result = self._plan(B), list[Any]()
-        if state is None:
-            for i, (_, value, size, _) in enumerate(plan):
-                address = device.initial(self, i, B, size, value, stream) if size else None
-                result.append(arrays.full(size, value) if address is None else address)
-            return result
-        if not isinstance(state, Mapping) or state.keys() != self._states.keys():
-            got = [*state] if isinstance(state, Mapping) else type(state).__name__
-            do = "see mod.init_state(batch)"
-            raise runtime._error(InputError, "the state is not the module's", got, [*self._states], do)
-        for name, _, _, parts in plan:
-            values = [state[name]] if len(parts) == 1 else state[name]
-            if not isinstance(values, list | tuple) or len(values) != len(parts):
-                what, expected = f"state {name} is not a list", f"{len(parts)} arrays by layer"
-                raise runtime._error(InputError, what, type(values), expected)
-            axes = "[L*D, B, ...]" if len(parts) == 1 else "[D, B, ...]"
-            taken = [self._take(arrays, name, v, shape, axes) for v, (_, shape) in zip(values, parts, strict=True)]
-            result.append(taken[0] if len(taken) == 1 else arrays.join(taken))
+    def _before(
+        self, device: Device, arrays: Arrays, state: Mapping[str, object] | None, B: int, stream: int
+    ) -> list[Array]:
+        """Each first state as one flat array, or as the address of kept initial values."""
+        if state is not None:
+            return self._taken(arrays, self._state_arrays(state, B))
+        result = []
+        for i, (_, value, size, _) in enumerate(self._plan(B)):
+            address = device.initial(self, i, B, size, value, stream) if size else None
+            result.append(arrays.full(size, value) if address is None else address)
         return result
 
-    def _shaped(self, arrays: Any, flat: list[Any], B: int) -> dict[str, Any]:
-        result: dict[str, Any] = {}
+    def _taken(self, arrays: Arrays, states: Iterator[list[tuple[str, object, Shape, str]]]) -> list[Array]:
+        """Each state as one flat array on the GPU."""
+        every = ([self._take(arrays, *array) for array in own] for own in states)
+        return [taken[0] if len(taken) == 1 else arrays.join(taken) for taken in every]
+
+    def _shaped(self, arrays: Arrays, flat: Sequence[Array], B: int) -> State:
+        result: State = {}
         for array, (name, _, _, parts) in zip(flat, self._plan(B), strict=True):
             if len(parts) == 1:
                 result[name] = arrays.result(array, parts[0][1])
@@ -347,6 +403,10 @@ class CudaModule(Module):
             whole = arrays.flat(array)
             result[name] = [arrays.result(whole[place], shape) for place, shape in parts]
         return result
+
+    def _runs_on(self) -> str:
+        archs = ", ".join(variant.arch for variant in self.manifest.variants)
+        return f"{self.manifest.get('precision', self._kind)} on {self.manifest.target.name} ({archs})"
 
 
 __all__ = ["CudaModule", "Device", "fits"]

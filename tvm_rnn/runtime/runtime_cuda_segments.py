@@ -9,41 +9,29 @@ network of two directions each layer and direction goes through the parts for it
 
 from __future__ import annotations
 
-import importlib
 import math
-import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-try:
-    from . import gpu_arrays
-    from .runtime_cuda_tape import (
-        ITEM_BYTES,
-        CudaTape,
-        Part,
-        by_visit,
-        fresh,
-        numbers,
-        reads_output,
-        rounded,
-        tape_bytes,
-    )
-    from .runtime_cuda_training import CudaTrainingModule
-    from .runtime_memory import (
-        MemoryPlan,
-        Sizes,
-        input_elements,
-        row_elements,
-        state_elements,
-        weight_elements,
-        why_whole,
-    )
-except ImportError:  # this file and those that it names alone, beside a .so
-    gpu_arrays = importlib.import_module("gpu_arrays")
-    for _home in ("runtime_cuda_tape", "runtime_cuda_training", "runtime_memory"):
-        globals().update(vars(importlib.import_module(_home)))
+from .gpu_arrays import PER_THREAD_STREAM, Arrays, HostArrays, Piece
+from .runtime import Array, Facts
+from .runtime_cuda_tape import ITEM_BYTES, CudaTape, Steps, fresh, numbers, reads_output, rounded, tape_bytes
+from .runtime_memory import (
+    MemoryPlan,
+    Segments,
+    Sizes,
+    input_elements,
+    row_elements,
+    state_elements,
+    weight_elements,
+    why_whole,
+)
+from .runtime_training import Part, by_visit
+
+if TYPE_CHECKING:
+    from .runtime_cuda_training import CudaTrainingModule, TrainingDevice
 
 # Of the model of time, measured on an H200 with forward_train and backward of LSTMs in bfloat16 (1 layer of 256 with
 # B = 32, and 4 of 512 with B = 64): the least time of a step of one layer in both; FLOPs per microsecond of larger
@@ -54,7 +42,7 @@ FLOPS_PER_US = {"bfloat16": 80e6, "float16": 80e6, "tf32": 40e6, "float32": 15e6
 
 
 def sizes_of(
-    manifest: Any, T: int, B: int, reset: bool, workspace: Callable[[str, int], int], lengths: bool = False
+    manifest: Facts, T: int, B: int, reset: bool, workspace: Callable[[str, int], int], lengths: bool = False
 ) -> Sizes:
     """What calls of T steps of B rows take, of the module that has this manifest. reset, lengths: with them.
     workspace(way, steps): bytes of working memory of one of its programs."""
@@ -77,11 +65,12 @@ def sizes_of(
     states = item * B * state_elements(manifest)
     steps = T + int(reads_output(manifest, reset or lengths))
     results = item * B * (steps * output + T * input_elements(manifest)) + weights + 2 * states
-    own: dict[str, Any] = {"by_visit": alone, "serial": manifest["num_directions"], "whole": why_whole(manifest, alone)}
-    return Sizes(T, B, tape, work, states, 0, results, *times(manifest, B), **own)
+    serial, whole = float(manifest["num_directions"]), why_whole(manifest, alone)
+    timed = times(manifest, B)
+    return Sizes(T, B, tape, work, states, 0, results, *timed, by_visit=alone, serial=serial, whole=whole)
 
 
-def handed_bytes(manifest: Any, T: int, B: int) -> int:
+def handed_bytes(manifest: Facts, T: int, B: int) -> int:
     """Of gradients that layers hand down, where each goes through time for itself."""
     if not by_visit(manifest):
         return 0
@@ -89,16 +78,16 @@ def handed_bytes(manifest: Any, T: int, B: int) -> int:
     return buffers * rounded(T * B * int(manifest["parts"]["handed_bytes"]) // buffers)
 
 
-def sizes_on(module: Any, device: Any, T: int, B: int, reset: bool, lengths: bool) -> Sizes:
+def sizes_on(module: CudaTrainingModule, device: TrainingDevice, T: int, B: int, reset: bool, lengths: bool) -> Sizes:
     """What calls take on a GPU that the module is on."""
 
     def workspace(way: str, steps: int) -> int:
-        return int(device.parts[way].workspace(steps, B, gpu_arrays.PER_THREAD_STREAM))
+        return int(device.parts[way].workspace(steps, B, PER_THREAD_STREAM))
 
     return sizes_of(module.manifest, T, B, reset, workspace, lengths)
 
 
-def times(manifest: Any, batch: int) -> tuple[float, float, float]:
+def times(manifest: Facts, batch: int) -> tuple[float, float, float]:
     """Microseconds of a step forward and backward, and of a program's start: a rough model of an H200. Two directions
     go forward at the same time."""
     memory, visits = manifest.get("memory", {}), int(manifest["num_layers"]) * int(manifest["num_directions"])
@@ -119,104 +108,120 @@ class CudaSegmentedTape(CudaTape):
     borders, the inputs themselves, which must not change until then, and the values of one part at a time. Of a network
     of two directions these are of one layer and direction, and what layers hand to the next is there for all steps."""
 
+    again = True
+
     def __init__(
         self,
         module: CudaTrainingModule,
-        arrays: Any,
-        x: Any,
+        arrays: Arrays,
+        x: Array,
         plan: MemoryPlan,
-        weights: Any,
-        inputs: Sequence[Any],
+        inputs: Sequence[Array],
         flagged: bool,
     ) -> None:
-        super().__init__(module, arrays, x, (plan.steps, plan.batch), weights, inputs, flagged, plan.segment)
-        self.plan, self.spans = plan, plan.spans
-        manifest = module.manifest
-        self.layers, self.directions = int(manifest["num_layers"]), int(manifest["num_directions"])
-        self.reverse = bool(manifest.get("reverse", False))
-        self.first: list[Any] = []  # states before the first step
+        super().__init__(module, arrays, x, (plan.steps, plan.batch), inputs, flagged, plan.segment)
+        self.plan, self.segments = plan, Segments(module.manifest, plan)
+        self.first: list[Array] = []  # states before the first step
         item = ITEM_BYTES[module._kind]
-        self.state_bytes = [item * size for _, _, size, _ in module._plan(plan.batch)]
+        state_bytes = [item * state.size for state in module._plan(plan.batch)]
         self.row_bytes = [item * math.prod(shape) for _, shape in module._inputs]
         # Before each part in time but the first one. Each layer and direction has its own place in them.
-        self.borders = [[arrays.lasting(max(size, 1)) for size in self.state_bytes] for _ in self.spans[1:]]
-        self.held, self.lock = [(-1, -1)], threading.Lock()  # the part whose values are on the tape, and whose they are
-        self.nbytes += len(self.borders) * sum(self.state_bytes)
+        self.borders = [[arrays.lasting(max(size, 1)) for size in state_bytes] for _ in plan.spans[1:]]
+        self.bytes += len(self.borders) * sum(state_bytes)
 
-    @property
-    def visits(self) -> list[int]:
-        """Layers and directions, in forward's order, where each goes through time for itself; else -1 for all."""
-        return [*range(self.layers * self.directions)] if by_visit(self.module.manifest) else [-1]
-
-    @property
-    def back_visits(self) -> list[int]:
-        """In backward's order: layers from the last, but directions as they are."""
-        d = self.directions
-        return [v // d * d + d - 1 - v % d for v in reversed(self.visits)] if self.visits[0] >= 0 else [-1]
-
-    def goes_back(self, visit: int) -> bool:
-        """Whether a layer and direction goes from the last step to the first."""
-        return self.reverse != (visit >= 0 and visit % self.directions == 1)
-
-    def order(self, visit: int) -> list[int]:
-        """Numbers of the parts as forward goes through them."""
-        found = [*range(len(self.spans))]
-        return found[::-1] if self.goes_back(visit) else found
-
-    def ends(self, number: int, visit: int, last: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    def ends(self, number: int, visit: int, last: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array]]:
         """The states before and after a part. last: those after all of them."""
         known = [None, *self.borders, None]
-        before, after = known[number : number + 2][:: -1 if self.goes_back(visit) else 1]
+        before, after = known[number : number + 2][:: -1 if self.segments.goes_back(visit) else 1]
         return self.first if before is None else before, last if after is None else after
+
+    def forward(self, call: Steps, inputs: Sequence[Array], before: list[Array], y: Array, after: list[Array]) -> None:
+        parts = Parts(call.device, call.arrays, self, ("forward_train",))
+        self.first = [_lasting(call.arrays, state) for state in before]
+        for visit in self.segments.visits:
+            for number in self.segments.order(visit):
+                parts.forward(number, visit, parts.at(y, number, parts.row), after)
+
+    def backward(
+        self, call: Steps, above: Array, carried: list[Array], d_x: list[Array], kind: str
+    ) -> tuple[list[Array], list[Array]]:
+        module, manifest, arrays = self.module, self.module.manifest, call.arrays
+        shapes = [module._weight_shapes[name] for name in manifest["gradients"]]
+        d_weights = [arrays.zeros(shape, kind) for shape in shapes]
+        parts = Parts(call.device, arrays, self, ("forward_train", "backward"))
+        longest = self.plan.segment * self.B
+        zeros = arrays.full(longest * math.prod(module._output), 0.0) if above is None else None
+        rows = arrays.workspace(longest * parts.row) if self.output is None else None
+        ends, results, *turns = (module._after(arrays, self.B) for _ in range(4))
+        own = [arrays.typed(shape, kind) for shape in shapes]
+        handed = arrays.workspace(handed_bytes(manifest, self.T, self.B)) if self.segments.alone else None
+        given = carried
+        with self.segments.lock:
+            for number, visit, begins, last in self.segments.backward():
+                if self.segments.held[0] != (number, visit):
+                    y = parts.at(self.output, number, parts.row) if rows is None else rows
+                    parts.forward(number, visit, y, ends)
+                gradient = zeros if above is None else parts.at(above, number, parts.row)
+                given, after = carried if begins else given, results if last else turns[number % 2]
+                parts.backward(number, visit, gradient, d_x, own, (given, after), handed)
+                add(arrays, *of_visit(manifest, visit, d_weights, own))
+                given = after
+        return results, d_weights
 
 
 class Parts:
     """The calls of one module's programs on parts of one tape's time, in the order of the stream."""
 
-    def __init__(self, device: Any, arrays: Any, tape: CudaSegmentedTape, ways: Sequence[str]) -> None:
-        self.device, self.arrays, self.tape = device, arrays, tape
-        self.module: Any = tape.module
+    def __init__(self, device: TrainingDevice, arrays: Arrays, tape: CudaSegmentedTape, ways: Sequence[str]) -> None:
+        self.device, self.arrays, self.tape, self.module = device, arrays, tape, tape.module
         self.item = ITEM_BYTES[self.module._kind]
         self.row = self.item * math.prod(self.module._output)
-        steps, stream = {count for _, count in tape.spans}, arrays.stream()
+        steps, stream = {count for _, count in tape.plan.spans}, arrays.stream()
         work = max(int(device.parts[way].workspace(count, tape.B, stream)) for way in ways for count in steps)
         self.work = arrays.workspace(work)
         self.inputs = [fresh(array) for array in tape.inputs]
         self.rows = [None if row is None else fresh(row) for row in tape.rows]
 
-    def at(self, array: Any, number: int, row_bytes: int) -> int:
+    def at(self, array: Array, number: int, row_bytes: int) -> int:
         """The address of a part's first row in an array over all of the time."""
         if type(array) is not int:
             array = self.arrays.address(array)
-        return int(array) + self.tape.spans[number][0] * self.tape.B * row_bytes
+        return int(array) + self.tape.plan.spans[number][0] * self.tape.B * row_bytes
 
-    def given(self, number: int) -> tuple[list[int], list[Any]]:
+    def given(self, number: int) -> tuple[list[int], list[Array]]:
         """A part's inputs, and its lengths and resets. A row that ends after the part has its next step, too."""
-        start, count = self.tape.spans[number]
+        start, count = self.tape.plan.spans[number]
         inputs = [self.at(a, number, size) for a, size in zip(self.inputs, self.tape.row_bytes, strict=True)]
         lengths, reset = self.rows
         if lengths is not None:
             lengths = clipped(lengths, start, count + int(start + count < self.tape.T))
         return inputs, [lengths, None if reset is None else self.at(reset, number, 1)]
 
-    def more(self, number: int, visit: int) -> list[Any]:
+    def more(self, number: int, visit: int) -> list[Array]:
         """What masks are made of, and what the call is for."""
-        start, count = self.tape.spans[number]
+        start, count = self.tape.plan.spans[number]
         seed, seed_at, first = self.tape.masks or (0, 0, 0)
         masks = [seed, seed_at, first + start] if self.tape.masks else []
         return [*masks, *numbers(self.module.manifest, Part(start, count, self.tape.T, visit))]
 
-    def forward(self, number: int, visit: int, y: Any, last: Sequence[Any]) -> None:
+    def forward(self, number: int, visit: int, y: Array, last: Sequence[Array]) -> None:
         """Run forward through a part, onto the tape. y: where its output goes; last: the states after all parts."""
         inputs, rows = self.given(number)
         tape, part = self.tape, self.device.parts["forward_train"]
         before, after = tape.ends(number, visit, last)
         held = [y, *rows, self.work, *inputs, tape.array, *self.more(number, visit), *before, *after]
-        self.module._call(part, self.arrays, (tape.spans[number][1], tape.B), rows, held)
-        tape.held[0] = number, visit
+        self.module._call(part, self.arrays, (tape.plan.spans[number][1], tape.B), rows, held)
+        tape.segments.held[0] = number, visit
 
     def backward(
-        self, number: int, visit: int, above: Any, d_x: Any, d_weights: Any, states: tuple[Any, Any], handed: Any
+        self,
+        number: int,
+        visit: int,
+        above: Array,
+        d_x: Array,
+        d_weights: Array,
+        states: tuple[list[Array], list[Array]],
+        handed: Array,
     ) -> None:
         """backward of a part that is on the tape. states: gradients of those after it, and where those of the ones
         before it go; handed: memory for what layers hand down, where each goes through time for itself."""
@@ -227,36 +232,27 @@ class Parts:
         more = [*self.more(number, visit), *([] if handed is None else [handed])]
         y = None if tape.output is None else self.at(tape.output, number, self.row)
         held = [y, *rows, self.work, above, tape.array, *inputs, *d_x, *d_weights, *more, *before, *after]
-        self.module._call(part, self.arrays, (tape.spans[number][1], tape.B), rows, held)
+        self.module._call(part, self.arrays, (tape.plan.spans[number][1], tape.B), rows, held)
 
 
-def clipped(lengths: Any, start: int, count: int) -> Any:
+def clipped(lengths: Array, start: int, count: int) -> Array:
     """Of rows' lengths what lies in a part of the time."""
-    if isinstance(lengths, gpu_arrays.Piece):
-        return gpu_arrays.Piece(np.clip(lengths.array - start, 0, count), lengths.dtype)
+    if isinstance(lengths, Piece):
+        return Piece(np.clip(lengths.array - start, 0, count), lengths.dtype)
     return (lengths - start).clip(0, count)
 
 
-def forward(device: Any, arrays: Any, tape: CudaSegmentedTape, before: Any, y: Any, after: Any) -> None:
-    """All parts. before: the first states; y and after: where results go."""
-    parts = Parts(device, arrays, tape, ("forward_train",))
-    tape.first = [_lasting(arrays, state) for state in before]
-    for visit in tape.visits:
-        for number in tape.order(visit):
-            parts.forward(number, visit, parts.at(y, number, parts.row), after)
-
-
-def _lasting(arrays: Any, state: Any) -> Any:
+def _lasting(arrays: Arrays, state: Array) -> Array:
     """A first state for as long as the tape: kept initial values stay where they are, the caller's may change."""
     if type(state) is int:
         return state
-    return Sent(arrays, state) if isinstance(state, gpu_arrays.Piece) else arrays.copy(state)
+    return Sent(arrays, state) if isinstance(arrays, HostArrays) else arrays.copy(state)
 
 
 class Sent:
     """A state of the CPU, in memory on the GPU that other calls do not use."""
 
-    def __init__(self, arrays: Any, piece: Any) -> None:
+    def __init__(self, arrays: HostArrays, piece: Piece) -> None:
         self.block = arrays.lasting(max(piece.array.nbytes, 1))
         self.address = self.block.address
         arrays.library["transfer"](
@@ -264,37 +260,7 @@ class Sent:
         )
 
 
-def backward(
-    device: Any, arrays: Any, tape: CudaSegmentedTape, above: Any, carried: Any, d_x: Any, d_weights: Any, kind: str
-) -> Any:
-    """From the gradient of y (None: zeros) and those of the last states to those of the first, which are returned; the
-    gradients of inputs go to d_x, those of weights are added up in d_weights, of dtype `kind`."""
-    module: Any = tape.module
-    plan, manifest = module._plan(tape.B), module.manifest
-    parts = Parts(device, arrays, tape, ("forward_train", "backward"))
-    longest = tape.plan.segment * tape.B
-    zeros = arrays.full(longest * math.prod(module._output), 0.0) if above is None else None
-    rows = arrays.workspace(longest * parts.row) if tape.output is None else None
-    shapes = [p[0][1] if len(p) == 1 else (size,) for _, _, size, p in plan]
-    ends, results, *turns = ([arrays.empty(shape) for shape in shapes] for _ in range(4))
-    own = [arrays.typed(module._weight_shapes[name], kind) for name in manifest["gradients"]]
-    handed = arrays.workspace(handed_bytes(manifest, tape.T, tape.B)) if by_visit(manifest) else None
-    with tape.lock:
-        for visit in tape.back_visits:
-            given, order = carried, tape.order(visit)[::-1]
-            for number in order:
-                if tape.held[0] != (number, visit):
-                    y = parts.at(tape.output, number, parts.row) if rows is None else rows
-                    parts.forward(number, visit, y, ends)
-                gradient = zeros if above is None else parts.at(above, number, parts.row)
-                after = results if number == order[-1] else turns[number % 2]
-                parts.backward(number, visit, gradient, d_x, own, (given, after), handed)
-                add(arrays, *of_visit(manifest, visit, d_weights, own))
-                given = after
-    return results
-
-
-def of_visit(manifest: Any, visit: int, *arrays: Sequence[Any]) -> list[list[Any]]:
+def of_visit(manifest: Facts, visit: int, *arrays: Sequence[Array]) -> list[list[Array]]:
     """Of arrays in the order of the gradients of weights, those of one layer and direction; of -1: all."""
     layer, direction = divmod(visit, int(manifest["num_directions"]))
     end = f"_l{layer}" + ("_reverse" if direction else "")
@@ -302,13 +268,13 @@ def of_visit(manifest: Any, visit: int, *arrays: Sequence[Any]) -> list[list[Any
     return [[array for array, own in zip(found, mine, strict=True) if own] for found in arrays]
 
 
-def add(arrays: Any, totals: Sequence[Any], own: Sequence[Any]) -> None:
+def add(arrays: Arrays, totals: Sequence[Array], own: Sequence[Array]) -> None:
     """Gradients of weights of one more part."""
     for total, part in zip(totals, own, strict=True):
-        if isinstance(part, gpu_arrays.Piece):
+        if isinstance(part, Piece):
             total.array += arrays.flat(part).reshape(total.array.shape)
         else:
             total += part
 
 
-__all__ = ["CudaSegmentedTape", "Parts", "backward", "forward", "sizes_of"]
+__all__ = ["CudaSegmentedTape", "Parts", "sizes_of"]

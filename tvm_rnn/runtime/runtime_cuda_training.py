@@ -2,31 +2,29 @@
 
 In: a .so file that was compiled for training for GPUs, arrays as for every such module, and gradients of results. Out:
 results with a `CudaTape`, and gradients of inputs, states and weights, of the kind and at the place of x. Works alone
-beside a .so, together with runtime.py, runtime_cuda.py, runtime_cuda_tape.py and gpu_arrays.py, and of networks with
-regularisers runtime_random.py; with max_bytes also with runtime_memory.py and runtime_cuda_segments.py.
+beside a .so, together with runtime.py, runtime_cuda.py, runtime_cuda_tape.py, runtime_training.py and gpu_arrays.py,
+and of networks with regularisers runtime_random.py; with max_bytes also with runtime_memory.py and
+runtime_cuda_segments.py.
 """
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-try:
-    from ..errors import DeviceError, InputError
-    from . import gpu_arrays, runtime
-    from .runtime_cuda import CudaModule, Device
-    from .runtime_cuda_tape import CudaTape, Part, by_visit, check_tape, new_output, numbers, readable
-except ImportError:  # this file and those that it names alone, beside a .so
-    globals().update({name: importlib.import_module(name) for name in ("gpu_arrays", "runtime")})
-    globals().update({n: getattr(importlib.import_module("runtime_cuda"), n) for n in ("CudaModule", "Device")})
-    globals().update({n: getattr(importlib.import_module("runtime_cuda"), n) for n in ("DeviceError", "InputError")})
-    _tape = importlib.import_module("runtime_cuda_tape")
-    globals().update(vars(_tape))
+from . import gpu_arrays, runtime
+from .gpu_arrays import Arrays
+from .runtime import Array, DeviceError, InputError, State
+from .runtime_cuda import Call, CudaModule, Device, Program
+from .runtime_cuda_tape import CudaTape, Steps, new_output, readable
+from .runtime_training import Gradients, Trainable
+
+if TYPE_CHECKING:
+    from .runtime_memory import MemoryPlan, Sizes
 
 WAYS = ("forward_train", "backward")
 
@@ -35,7 +33,8 @@ class Way:
     """One of the two programs on one GPU: its functions, and the weights in its kernels' order."""
 
     def __init__(self, device: TrainingDevice, module: CudaModule, way: str, stream: int) -> None:
-        self.facts, self.device, self.stale = device.variant[way], device, True
+        self.device, self.stale = device, True
+        self.facts: Program = getattr(device.variant, way)
         names = ("load", "pack", "workspace", "sequence")
         library, arch = module._library, device.variant.arch
         self.functions = {n: library.get_function(f"{n}_{arch}_{way}") for n in names}
@@ -53,8 +52,8 @@ class TrainingDevice(Device):
     def __init__(self, module: CudaModule, number: int, stream: int) -> None:
         super().__init__(module, number, stream)
         self._constants: dict[str, int] | None = None
-        self.used: dict[str, Any] = {}  # addresses of the caller's tensors that were packed last, by program
-        self.held: dict[str, Any] = {}  # and these
+        self.used: dict[str, dict[str, int]] = {}  # addresses of the caller's tensors that were packed last, by program
+        self.held: dict[str, Mapping[str, Array]] = {}  # and these
         self.drops = bool(module.manifest.get("masks", {}).get("weights"))  # then weights are packed in every call
         self._own: dict[str, int] = {}  # addresses of the module's own weights, for such calls
         self._fresh = False
@@ -103,7 +102,7 @@ class TrainingDevice(Device):
             if way in self.parts:
                 self.parts[way].stale = False
 
-    def pack_drawn(self, module: CudaModule, way: str, stream: int, masks: Sequence[Any], seed_at: int) -> None:
+    def pack_drawn(self, module: CudaModule, way: str, stream: int, masks: Sequence[Array], seed_at: int) -> None:
         """The weights of one call, where some of their elements are dropped; enqueued on the stream."""
         part, there = self.parts[way], self.used.get(way)
         known = {**(there or self._given(module)), **self.constants(module), "masks.seed": masks[0]}
@@ -122,27 +121,24 @@ class TrainingDevice(Device):
         return self._own
 
 
-class CudaTrainingModule(CudaModule):
-    """A compiled RNN that can be trained on a GPU: a CudaModule with `forward_train` and `backward`, which only enqueue
-    work, too, and can be captured in a CUDA graph after a first call outside.
+class CudaTrainingModule(Trainable[CudaTape], CudaModule):
+    """A compiled RNN that can be trained on a GPU. forward_train and backward only enqueue work, as calls do, and can
+    be captured in a CUDA graph after a first call outside."""
 
-    max_bytes: how much memory forward_train and backward may take together besides what they return; None: all they
-    want, which is quickest. Calls for which it is too little for one tape go through time in parts (`plan_memory`)."""
+    device_type, tape_type = TrainingDevice, CudaTape
 
-    device_type = TrainingDevice
+    def _device(self, arrays: Arrays) -> TrainingDevice:
+        device = super()._device(arrays)
+        assert isinstance(device, TrainingDevice)
+        return device
 
-    @cached_property
-    def _max_bytes(self) -> Any:
-        return self.manifest.get("memory", {}).get("max_bytes")
-
-    def use_there(self, weights: Mapping[str, Any], ways: Sequence[str], known: bool = False) -> None:
+    def use_there(self, weights: Mapping[str, Array], ways: Sequence[str], known: bool = False) -> None:
         """Use torch tensors as weights from here on, on their GPU's current stream: all of them, on one GPU, dense and
         in float32 (float64 for float64). ways: for "sequence" (plain calls), "forward_train", "backward". known: these
         tensors may have been given before, and not changed since. Nothing is copied to the CPU: `weights` stays as it
         was. Where a CUDA graph is captured, this is part of it."""
         arrays = gpu_arrays.kind_of(next(iter(weights.values())), self)
-        device: Any = self._devices.get(arrays.number) or self._open_device(arrays)
-        stream = arrays.stream()
+        device, stream = self._device(arrays), arrays.stream()
         which = {name: arrays.address(tensor) for name, tensor in weights.items()}
         if known and all(device.used.get(way) == which for way in ways):
             return
@@ -150,92 +146,73 @@ class CudaTrainingModule(CudaModule):
         device.held = {**device.held, **dict.fromkeys(ways, weights)}  # nobody else gets their memory meanwhile
         device.used = {**device.used, **dict.fromkeys(ways, which)}
 
-    def forward_train(
+    def _recorded(
         self,
-        x: Any,
-        state: Any = None,
-        *,
-        lengths: Any = None,
-        reset: Any = None,
-        max_bytes: int | None = None,
-        seed: Any = None,
-        first_step: int = 0,
-        **inputs: Any,
-    ) -> tuple[Any, dict[str, Any], CudaTape]:
-        """As calling the module: (y, {name: state after the last step}), and the tape that `backward` reads. It reads x
-        on the GPU too and, where the output of the last layer is a state, y, which must not change until then; where
-        there are lengths or resets, the tape has copies.
+        x: object,
+        inputs: Mapping[str, object],
+        state: Mapping[str, object] | None,
+        rows: tuple[object, object],
+        drawn: tuple[object, object],
+        max_bytes: int | None,
+    ) -> tuple[Array, State, CudaTape]:
+        call = Call(self._asked(x, inputs), state, ("T", "B"), *rows)
+        return self._on_device(call.values[0], lambda arrays: self._forward_on(arrays, call, drawn, max_bytes))
 
-        seed: an integer of 64 bits, of which all masks are made; or an array of one int64 on the GPU of x, which a CUDA
-        graph reads anew at each replay. A network without regularisers needs none. first_step: the number of x's first
-        step in a longer sequence, whose chunks then have the masks of the whole.
-
-        max_bytes: for this call; None: the module's own. Where all steps do not fit, backward reads x in any case.
-        Raises InputError, with the smallest number possible, where no plan fits."""
-        run = partial(self._forward_on, drawn=(seed, first_step), max_bytes=max_bytes)
-        found: tuple[Any, dict[str, Any], CudaTape] = self._enqueue(x, inputs, state, ("T", "B"), lengths, reset, run)
-        return found
-
-    def _drawn(self, arrays: Any, seed: Any, first_step: Any) -> tuple[Any, ...]:
+    def _drawn(self, arrays: Arrays, seed: object, first_step: object) -> tuple[Array, ...]:
         """The last inputs of both programs, where the network has regularisers."""
         if "masks" not in self.manifest:
             return ()
+        from . import runtime_random as random
+
         there = gpu_arrays.gpu_of(seed) is not None
         if there:
             seed_at = arrays.copy(arrays.adopt_rows(seed))
             if arrays.dtype(seed_at) != "int64" or math.prod(seed_at.shape) != 1:
                 got = f"{arrays.dtype(seed_at)} of shape {tuple(seed_at.shape)}"
                 raise runtime._error(InputError, "the seed is wrong", got, "one int64")
-        random, error = runtime._beside("runtime_random"), partial(runtime._error, InputError)
+        error = partial(runtime._error, InputError)
         number, first = random.checked(self.manifest, 0 if there else seed, first_step, error)
         signed = number - (1 << 64) if number >> 63 else number
         return signed, seed_at if there else 0, first
 
     def _forward_on(
-        self,
-        device: Any,
-        arrays: Any,
-        values: Any,
-        state: Any,
-        axes: tuple[str, ...],
-        lengths: Any,
-        reset: Any,
-        drawn: tuple[Any, Any],
-        max_bytes: int | None = None,
-    ) -> Any:
-        given, lead, (T, B), rows = self._given(arrays, values, axes, lengths, reset)
-        given = readable(arrays, given)
-        stream, part = arrays.stream(), device.parts["forward_train"]
-        flagged = lengths is not None or reset is not None
-        plan = self._planned(device, T, B, max_bytes, reset is not None, lengths is not None)
+        self, arrays: Arrays, call: Call, drawn: tuple[object, object], max_bytes: int | None
+    ) -> tuple[Array, State, CudaTape]:
+        device, given, stream = self._device(arrays), self._given(arrays, call), arrays.stream()
+        T, B, reset, lengths = given.T, given.B, call.reset is not None, call.lengths is not None
+        plan = self._planned(device, T, B, max_bytes, reset, lengths)
         device.prepare({**self.weights, **self._constants}, stream)
-        before = self._before(device, arrays, state, B, stream)
-        y, lasting = new_output(arrays, self.manifest, (*lead, *self._output), flagged)
-        if plan is not None and plan.again:
-            segments = runtime._beside("runtime_cuda_segments")
-            tape = segments.CudaSegmentedTape(self, arrays, values[0], plan, self.weights, given, flagged)
-        else:
-            tape = CudaTape(self, arrays, values[0], (T, B), self.weights, given, flagged)
+        before, shape = self._before(device, arrays, call.state, B, stream), (T, B, *self._output)
+        y, lasting = new_output(arrays, self.manifest, shape, lengths or reset)
+        inputs, flagged = readable(arrays, given.inputs), lengths or reset
+        tape = self._new_tape(arrays, call.values[0], (T, B), inputs, flagged, plan)
         tape.keep(lasting)
-        tape.rows, tape.masks = [self._lasting(arrays, row) for row in rows], self._drawn(arrays, *drawn)
+        tape.rows, tape.masks = [self._lasting(arrays, row) for row in given.rows], self._drawn(arrays, *drawn)
         if not T or not B:
-            pairs = zip(self._plan(B), before, strict=True)
-            after = [arrays.full(p[2], p[1]) if type(b) is int else arrays.copy(b) for p, b in pairs]
-            return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B), tape
-        after = [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
-        if hasattr(tape, "plan"):
-            self._drop(device, arrays, "forward_train", tape)
-            segments.forward(device, arrays, tape, before, y, after)
+            after = self._unchanged(arrays, before, B)
         else:
-            work = arrays.workspace(part.workspace(T, B, stream))
-            more = numbers(self.manifest, Part(0, T, T))
-            held = [y, *rows, work, *given, tape.array, *tape.masks, *more, *before, *after]
+            after = self._after(arrays, B)
             self._drop(device, arrays, "forward_train", tape)
-            self._call(part, arrays, (T, B), rows, held)
-        return arrays.result(y, (*lead, *self._output)), self._shaped(arrays, after, B), tape
+            tape.forward(Steps(device, arrays, given.rows), inputs, before, y, after)
+        return arrays.result(y, shape), self._shaped(arrays, after, B), tape
+
+    def _new_tape(
+        self,
+        arrays: Arrays,
+        x: object,
+        sizes: tuple[int, int],
+        inputs: Sequence[Array],
+        flagged: bool,
+        plan: MemoryPlan | None,
+    ) -> CudaTape:
+        if plan is None or not plan.again:
+            return CudaTape(self, arrays, x, sizes, inputs, flagged)
+        from .runtime_cuda_segments import CudaSegmentedTape
+
+        return CudaSegmentedTape(self, arrays, x, plan, inputs, flagged)
 
     @staticmethod
-    def _drop(device: TrainingDevice, arrays: Any, way: str, tape: CudaTape) -> None:
+    def _drop(device: TrainingDevice, arrays: Arrays, way: str, tape: CudaTape) -> None:
         """Pack this call's weights, where they are dropped."""
         if device.drops and tape.masks:
             at = tape.masks[1]
@@ -243,135 +220,60 @@ class CudaTrainingModule(CudaModule):
             device.pack_drawn(tape.module, way, arrays.stream(), tape.masks, address)
 
     @staticmethod
-    def _lasting(arrays: Any, row: Any) -> Any:
+    def _lasting(arrays: Arrays, row: Array) -> Array:
         """lengths or resets for as long as the tape: a caller's tensor may change before backward."""
         return None if row is None else arrays.copy(row)
 
-    def _call(self, part: Way, arrays: Any, sizes: tuple[int, int], rows: Sequence[Any], held: Sequence[Any]) -> None:
-        """sequence's arguments are in this order, but for the packed weights, which come fourth."""
-        device, stream = part.device, arrays.stream()
-        at = [0 if a is None else a if type(a) is int else arrays.address(a) for a in held]
-        has = [row is not None for row in rows]
-        part.functions["sequence"](device.number, stream, *sizes, *has, *at[:3], part.packed, *at[3:])
-        if self.watchdog_seconds and not device.functions["capturing"](device.number, stream):
-            device.functions["finish"](device.number, stream, max(1, int(1000 * self.watchdog_seconds)))
+    def _call(
+        self, way: Way, arrays: Arrays, sizes: tuple[int, int], rows: Sequence[Array], held: Sequence[Array]
+    ) -> None:
+        """Call one of the two programs."""
+        self._launch(way.device, way.functions["sequence"], way.packed, arrays, sizes, rows, held)
 
-    def backward(
-        self, tape: CudaTape, gy: Any = None, gstate: Any = None
-    ) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-        """The gradients of sum(gy * y) + sum(gstate * state) for what `forward_train` returned with that tape.
+    def _gradients(self, tape: CudaTape, gy: object, gstate: object) -> Gradients:
+        return self._on_device(tape.like, lambda arrays: self._backward_on(arrays, tape, gy, gstate))
 
-        gy: [T, B, D*H], None: zeros; what it holds after a row's length counts nothing. gstate: a dict of all states,
-        None: zeros; in truncated back-propagation the gradient of the next chunk's first state. Returns the gradient of
-        x (where the cell has several inputs {input: gradient}), of the first state (a dict, as the state), both in the
-        network's dtype, and {weight: gradient}, float32 for 16-bit networks, of the kind that x was. Raises InputError
-        for a tape that is not this module's, whose weights are no longer the module's or whose x has changed, and for
-        arrays that do not fit."""
-        check_tape(self, tape)
-        return self._gradients(tape, gy, gstate)
-
-    def _gradients(self, tape: CudaTape, gy: Any, gstate: Any) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-        """What `backward` returns, for the weights that the tape was written with."""
-        try:
-            arrays = gpu_arrays.kind_of(tape.like, self)
-            device: Any = self._devices.get(arrays.number) or self._open_device(arrays)
-            arrays.use(device.functions)
-            found: tuple[Any, dict[str, Any], dict[str, Any]]
-            found = self._backward_on(device, arrays, tape, gy, gstate)
-            return found
-        except RuntimeError as error:
-            raise runtime._error(DeviceError, "the GPU could not run this", error) from error
-
-    def _backward_on(self, device: Any, arrays: Any, tape: CudaTape, gy: Any, gstate: Any) -> Any:
-        T, B, stream = tape.T, tape.B, arrays.stream()
-        shape, part = (T, B, *self._output), device.parts["backward"]
+    def _backward_on(self, arrays: Arrays, tape: CudaTape, gy: object, gstate: object) -> Gradients:
+        T, B, device = tape.T, tape.B, self._device(arrays)
         above = None
         if gy is not None:
-            (above,) = readable(arrays, [self._take(arrays, "the gradient of y", gy, shape, "[T, B, D*H], as y")])
-        elif not hasattr(tape, "plan"):
-            above = arrays.full(math.prod(shape), 0.0)
-        before = self._gradients_of_states(arrays, gstate, B)
-        kind = "float64" if self._kind == "float64" else "float32"
-        if not T or not B:
-            return self._nothing(arrays, before, kind, T, B)
-        d_x = [arrays.empty((T, B, *inner)) for _, inner in self._inputs]
-        shapes = [self._weight_shapes[name] for name in self.manifest["gradients"]]
-        if hasattr(tape, "plan"):
-            d_weights = [arrays.zeros(inner, kind) for inner in shapes]
-            segments = runtime._beside("runtime_cuda_segments")
-            for way in WAYS:
-                self._drop(device, arrays, way, tape)
-            after = segments.backward(device, arrays, tape, above, before, d_x, d_weights, kind)
-            return self._results(arrays, d_x, after, d_weights, T, B)
-        d_weights = [arrays.typed(inner, kind) for inner in shapes]
-        after = [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
-        work = arrays.workspace(part.workspace(T, B, stream))
-        rows = [self._lasting(arrays, row) for row in tape.rows]
-        more = [*tape.masks, *numbers(self.manifest, Part(0, T, T)), *([0] if by_visit(self.manifest) else [])]
-        held = [tape.output, *rows, work, above, tape.array, *tape.given, *d_x, *d_weights, *more, *before, *after]
-        self._drop(device, arrays, "backward", tape)
-        self._call(part, arrays, (T, B), rows, held)
-        return self._results(arrays, d_x, after, d_weights, T, B)
-
-    def _results(self, arrays: Any, d_x: Any, after: Any, d_weights: Any, T: int, B: int) -> Any:
-        """Gradients as the caller gets them."""
-        pairs = zip(self._inputs, d_x, strict=True)
-        named = {name: arrays.result(array, (T, B, *inner)) for (name, inner), array in pairs}
-        made = zip(self.manifest["gradients"], d_weights, strict=True)
-        found = {name: arrays.result(array, self._weight_shapes[name]) for name, array in made}
-        weights = {name: found[name] for name in self._weight_shapes}
-        return (named if len(named) > 1 else named[self._inputs[0][0]]), self._shaped(arrays, after, B), weights
-
-    def _nothing(self, arrays: Any, before: Any, kind: str, T: int, B: int) -> Any:
-        """No step, no row: the states' gradients go through."""
-        d_x = [arrays.empty((T, B, *inner)) for _, inner in self._inputs]
-        d_weights = []
-        for name in self.manifest["gradients"]:
-            d_weights.append(arrays.zeros(self._weight_shapes[name], kind))
-        return self._results(arrays, d_x, [arrays.copy(value) for value in before], d_weights, T, B)
-
-    def _gradients_of_states(self, arrays: Any, gstate: Any, B: int) -> list[Any]:
-        """Flat gradients of the last states, in the order of the states."""
+            taken = self._take(arrays, "the gradient of y", gy, (T, B, *self._output), "[T, B, D*H], as y")
+            (above,) = readable(arrays, [taken])
         if gstate is None:
-            return [arrays.full(size, 0.0) for _, _, size, _ in self._plan(B)]
-        if not isinstance(gstate, Mapping) or gstate.keys() != self._states.keys():
-            got = [*gstate] if isinstance(gstate, Mapping) else type(gstate).__name__
-            do = "give all of them, as backward returns them, or None"
-            raise runtime._error(InputError, "the gradient of the state is not the module's", got, [*self._states], do)
-        device: Any = None  # whose initial states are not wanted
-        return self._before(device, arrays, gstate, B, arrays.stream())
+            before = [arrays.full(size, 0.0) for _, _, size, _ in self._plan(B)]
+        else:
+            before = self._taken(arrays, self._gradient_arrays(gstate, B))
+        kind = "float64" if self._kind == "float64" else "float32"
+        d_x = [arrays.empty((T, B, *inner)) for _, inner in self._inputs]
+        names: Sequence[str] = self.manifest["gradients"]
+        if not T or not B:  # the states' gradients go through
+            after, d_weights = [*map(arrays.copy, before)], [arrays.zeros(self._weight_shapes[n], kind) for n in names]
+        else:
+            for way in WAYS if tape.again else WAYS[1:]:
+                self._drop(device, arrays, way, tape)
+            rows = [self._lasting(arrays, row) for row in tape.rows]
+            after, d_weights = tape.backward(Steps(device, arrays, rows), above, before, d_x, kind)
+        pairs = zip(self._inputs, d_x, strict=True)
+        d_inputs = [arrays.result(array, (T, B, *inner)) for (_, inner), array in pairs]
+        found = {n: arrays.result(a, self._weight_shapes[n]) for n, a in zip(names, d_weights, strict=True)}
+        weights = {name: found[name] for name in self._weight_shapes}
+        return self._named(d_inputs), self._shaped(arrays, after, B), weights
 
-    @property
-    def max_bytes(self) -> Any:
-        return self._max_bytes
-
-    @max_bytes.setter
-    def max_bytes(self, count: int | None) -> None:
-        self._max_bytes = runtime._beside("runtime_memory").check_budget(count)
-
-    def memory_sizes(self, steps: int, batch: int, reset: bool = False, lengths: bool = False) -> Any:
-        """What calls of T steps of B rows take, as `runtime_memory.Sizes`. reset, lengths: with them."""
-        arrays = gpu_arrays.HostArrays(self, None)
-        device: Any = self._devices.get(arrays.number) or self._open_device(arrays)
+    def memory_sizes(self, steps: int, batch: int, reset: bool = False, lengths: bool = False) -> Sizes:
+        device = self._device(gpu_arrays.HostArrays(self, None))
         return self._sizes_on(device, steps, batch, reset, lengths)
 
-    def plan_memory(
-        self, steps: int, batch: int, max_bytes: int | None = None, *, reset: bool = False, lengths: bool = False
-    ) -> Any:
-        """How forward_train and backward would use at most that many bytes (None: the module's own max_bytes) for T
-        steps of B rows: a `MemoryPlan`, which says its `bytes` and the `time` it takes relative to no limit. reset:
-        and lengths: with them. Raises InputError, with the smallest number possible, where no plan fits."""
-        sizes = self.memory_sizes(steps, batch, reset, lengths)
-        return runtime._beside("runtime_memory").within(sizes, max_bytes, self._max_bytes)
+    def _sizes_on(self, device: TrainingDevice, T: int, B: int, reset: bool, lengths: bool) -> Sizes:
+        from .runtime_cuda_segments import sizes_on
 
-    def _sizes_on(self, device: Any, T: int, B: int, reset: bool, lengths: bool) -> Any:
-        return runtime._beside("runtime_cuda_segments").sizes_on(self, device, T, B, reset, lengths)
+        return sizes_on(self, device, T, B, reset, lengths)
 
-    def _planned(self, device: Any, T: int, B: int, max_bytes: int | None, reset: bool, lengths: bool) -> Any:
-        if (max_bytes is None and self._max_bytes is None) or not T or not B:
+    def _planned(
+        self, device: TrainingDevice, T: int, B: int, max_bytes: int | None, reset: bool, lengths: bool
+    ) -> MemoryPlan | None:
+        if not self._limited(T, B, max_bytes):
             return None
-        sizes = self._sizes_on(device, T, B, reset, lengths)
-        return runtime._beside("runtime_memory").within(sizes, max_bytes, self._max_bytes)
+        return self._within(lambda: self._sizes_on(device, T, B, reset, lengths), max_bytes)
 
 
 __all__ = ["CudaTrainingModule", "TrainingDevice"]

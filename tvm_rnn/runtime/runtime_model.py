@@ -7,23 +7,35 @@ and arrays by name. Out: arrays by name. Works alone beside a .so, with runtime.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import NoReturn, Protocol
 
 import numpy as np
 
-try:
-    from ..errors import InputError, LoadError, WeightError
-    from . import runtime, runtime_ops
-except ImportError:  # this file, runtime.py and runtime_ops.py alone, beside a .so
-    globals().update({name: importlib.import_module(name) for name in ("runtime", "runtime_ops")})
-    globals().update({name: getattr(runtime, name) for name in ("InputError", "LoadError", "WeightError")})
+from . import runtime, runtime_ops
+from .runtime import Array, Facts, InputError, LoadError, Module, Opened, State, WeightError
 
-Array = np.ndarray
-Network = Callable[[Sequence[Any], Mapping[str, Any]], list[Any]]
+
+class Network(Protocol):
+    """A compiled network, or the oracle's of the same equations."""
+
+    @property
+    def manifest(self) -> Facts:
+        """Of which the states and the number of layers are read."""
+
+    def __call__(self, x: Array, state: State | None, *, lengths: Array) -> tuple[Array, State]:
+        """All steps."""
+
+    def init_state(self, batch: int) -> State:
+        """The initial state."""
+
+    def load_weights(self, weights: Mapping[str, Array]) -> None:
+        """Replace all weights."""
+
+
+Runner = Callable[[Sequence[Array], Facts], list[Array]]  # of a step that is a network
 # What NumPy, or a network that is given what does not fit, may say of a model's arrays.
 FAILURES = (ValueError, IndexError, TypeError, KeyError, ZeroDivisionError, OverflowError, MemoryError, AttributeError)
 
@@ -31,7 +43,7 @@ FAILURES = (ValueError, IndexError, TypeError, KeyError, ZeroDivisionError, Over
 class Plan:
     """A model's steps, ready to run: which function makes what of which values, and when a value has served."""
 
-    def __init__(self, model: Mapping[str, Any], constants: Mapping[str, Array]) -> None:
+    def __init__(self, model: Facts, constants: Mapping[str, np.ndarray]) -> None:
         self.inputs, self.outputs = list(model["inputs"]), [item["name"] for item in model["outputs"]]
         self.constants = {item["name"]: constants[item["array"]] for item in model["constants"]}
         self.steps = list(model["steps"])
@@ -45,9 +57,9 @@ class Plan:
             for i, step in enumerate(self.steps)
         ]
 
-    def run(self, values: Mapping[str, Any], network: Network) -> dict[str, Any]:
+    def run(self, values: Facts, network: Runner) -> dict[str, Array]:
         """The model's outputs. values: its inputs. network: what runs a step that is a network."""
-        found: dict[str, Any] = {**self.constants, **values, "": None}
+        found: dict[str, Array] = {**self.constants, **values, "": None}
         with np.errstate(all="ignore"):  # NaN and inf are results, not accidents
             for step, dropped in zip(self.steps, self.dropped, strict=True):
                 given = [found[name] for name in step["inputs"]]
@@ -58,7 +70,7 @@ class Plan:
         return {name: found[name] for name in self.outputs}
 
     @staticmethod
-    def _made(step: Mapping[str, Any], given: Sequence[Any], network: Network) -> Sequence[Any]:
+    def _made(step: Facts, given: Sequence[Array], network: Runner) -> Sequence[Array]:
         if step["op"] == "Network":
             return network(given, step["attributes"])
         try:
@@ -70,9 +82,9 @@ class Plan:
         return made if isinstance(made, list) else [np.asarray(made)]
 
 
-def _plan(module: Any) -> Plan:
+def _plan(module: Module) -> Plan:
     """The module's plan, made at the first call."""
-    plan = getattr(module, "_model_plan", None)
+    plan: Plan | None = getattr(module, "_model_plan", None)
     if plan is None:
         if "model" not in module.manifest:
             do = "call mod(x); run() is for modules of ONNX or Keras models"
@@ -82,11 +94,11 @@ def _plan(module: Any) -> Plan:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             what = f"{module.path!r} has an unusable model"
             raise runtime._error(LoadError, what, error, do="export it again") from None
-        module._model_plan = plan
+        vars(module)["_model_plan"] = plan
     return plan
 
 
-def run(module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+def run(module: Module, inputs: Mapping[str, object]) -> dict[str, Array]:
     """The outputs by name of the model that `module` was made from. inputs: all of the model's, by name; numpy, torch
     or anything with DLPack on the CPU, with the model's dtypes. Results are of the kind of the first input.
 
@@ -95,12 +107,12 @@ def run(module: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     arrays = check_inputs(plan.inputs, inputs)
     networks = getattr(module, "networks", [module])
     results = plan.run(arrays, lambda given, attributes: call(networks[int(attributes["network"])], given, attributes))
-    kinds: list[Any] = [type(inputs[item["name"]]) for item in plan.inputs]
+    kinds: list[type] = [type(inputs[item["name"]]) for item in plan.inputs]
     like = runtime._like(kinds[0]) if kinds else None
     return {name: np.array(value) if like is None else like(np.array(value)) for name, value in results.items()}
 
 
-def check_inputs(declared: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any]) -> dict[str, Array]:
+def check_inputs(declared: Sequence[Facts], inputs: Facts) -> dict[str, Array]:
     """A model's inputs as arrays, if they are what it says of them. Raises InputError."""
     names = [item["name"] for item in declared]
     if not isinstance(inputs, Mapping) or {*inputs} != {*names}:
@@ -111,7 +123,7 @@ def check_inputs(declared: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any
     return {item["name"]: _fitting(item, inputs[item["name"]], sizes) for item in declared}
 
 
-def _fitting(item: Mapping[str, Any], value: Any, sizes: dict[str, tuple[int, str]]) -> Array:
+def _fitting(item: Facts, value: object, sizes: dict[str, tuple[int, str]]) -> Array:
     """The array, if it is what the model says of this input. sizes: of the axes that have a name, as seen so far."""
     name, shape = item["name"], item["shape"]
     if isinstance(value, list | tuple | int | float):
@@ -143,7 +155,7 @@ def _fitting(item: Mapping[str, Any], value: Any, sizes: dict[str, tuple[int, st
 _loading = threading.Lock()  # weights that are values of the model: nobody else may use the module meanwhile
 
 
-def call(module: Any, given: Sequence[Any], attributes: Mapping[str, Any]) -> list[Any]:
+def call(module: Network, given: Sequence[Array], attributes: Facts) -> list[Array]:
     """One step that is a network. given: x [T, B, I], lengths or None, each state of each layer [D, B, *shape] or None
     for its first value, then weights that are no constants. Returns y [T, B, D*H] and each state of each layer."""
     names, weights = [state["name"] for state in module.manifest["states"]], attributes.get("weights", ())
@@ -159,7 +171,7 @@ def call(module: Any, given: Sequence[Any], attributes: Mapping[str, Any]) -> li
         return _parts(module, names, module(x, state, lengths=lengths))
 
 
-def _joined(module: Any, names: Sequence[str], given: Sequence[Any], batch: int) -> dict[str, Any]:
+def _joined(module: Network, names: Sequence[str], given: Sequence[Array], batch: int) -> dict[str, Array]:
     """A state as the module takes it, of its parts by layer."""
     first, layers = module.init_state(batch), int(module.manifest["num_layers"])
     state = {}
@@ -175,7 +187,7 @@ def _joined(module: Any, names: Sequence[str], given: Sequence[Any], batch: int)
     return state
 
 
-def _parts(module: Any, names: Sequence[str], result: tuple[Any, Mapping[str, Any]]) -> list[Any]:
+def _parts(module: Network, names: Sequence[str], result: tuple[Array, Facts]) -> list[Array]:
     """y and each state of each layer; as numpy arrays."""
     y, state = result
     layers = int(module.manifest["num_layers"])
@@ -190,14 +202,14 @@ class ModelModule(runtime.Module):
 
     `weights` and `load_weights` have the names of all of them, after the number of the network: "0.W_l0"."""
 
-    def __init__(self, path: Any, opened: tuple[Any, ...]) -> None:
-        self.path, self._file, self.manifest, arrays, self._elf_size = opened
+    def __init__(self, path: str | os.PathLike[str], opened: Opened | None = None) -> None:
+        self.path, self._file, self.manifest, arrays, self._elf_size = opened or runtime._open_container(path)
         self._constants = {name: arrays[name] for name in arrays if name.startswith(runtime.CONSTANT)}
-        self.networks = []
+        self.networks: list[Module] = []
         for i, own in enumerate(self.manifest.networks):
             mine = {name.partition(".")[2]: value for name, value in arrays.items() if name.startswith(f"{i}.")}
             manifest = runtime.Manifest({**self.manifest, **own})
-            network = runtime.Module(path, (self.path, self._file, manifest, mine, self._elf_size))
+            network = runtime.Module(path, Opened(self.path, self._file, manifest, mine, self._elf_size))
             network._sequence = network._library.get_function(own.sequence)
             self.networks.append(network)
             self._constants |= {f"{i}.{name}": value for name, value in network._constants.items()}  # export's too
@@ -207,11 +219,10 @@ class ModelModule(runtime.Module):
         own = enumerate(net.weights for net in self.networks)
         self.weights = {f"{i}.{name}": value for i, weights in own for name, value in weights.items()}
 
-    def load_weights(self, weights: Mapping[str, Any] | Any) -> None:
+    def load_weights(self, weights: Mapping[str, object] | str | os.PathLike[str]) -> None:
         """Replace all weights of all networks: a dict of arrays, or the path of a .safetensors file. All or none."""
         if not isinstance(weights, Mapping):
-            data = runtime._map_file(path := os.fspath(weights), WeightError)
-            weights = runtime._parse_weights(data, 0, len(data), path, WeightError)
+            weights = runtime._weights_in(os.fspath(weights))
         wanted = [f"{i}.{name}" for i, net in enumerate(self.networks) for name in net._weight_shapes]
         missing, unknown = sorted({*wanted} - {*weights}), sorted({*weights} - {*wanted})
         if missing or unknown:
@@ -228,7 +239,7 @@ class ModelModule(runtime.Module):
             raise
         self._gather()
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, *given: object, **named: object) -> NoReturn:
         """Several networks have no one x: this says what to call."""
         do = "mod.run({name: array, ...}), or one of mod.networks"
         expected = [item["name"] for item in self.manifest["model"]["inputs"]]

@@ -20,8 +20,7 @@ integers are enough on every machine.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -33,7 +32,7 @@ SHARED = "dropout"  # the name of the mask that both directions of a layer share
 ONCE = "weight_drop."  # how names of masks of weights begin
 RAW = "masks."  # how names begin of what GPU programs take among raw weights, and is none
 
-Word = Any  # arrays of uint32, or whatever `step` and `inject` of `rounds` make of them
+Word = int | np.integer | np.ndarray  # uint32
 
 
 def rounds(step: Callable[[int], None], inject: Callable[[int, int, int], None]) -> None:
@@ -90,16 +89,20 @@ def mask(words: tuple[int, int], keep: float, rows: int, units: int, step: int) 
     return result
 
 
-def checked(manifest: Any, seed: Any, first_step: Any, error: Callable[..., Exception]) -> tuple[int, int]:
+def checked(
+    manifest: Mapping[str, object], seed: object, first_step: object, error: Callable[..., Exception]
+) -> tuple[int, int]:
     """The seed, from 0 to below 2**64, and the first step of a call of a network with masks. error(what, got, expected,
     do): what is raised where they are not integers, or where there is no seed."""
     if seed is None:
         do = "give one that differs from call to call: forward_train(x, seed=step)"
-        raise error("training with regularisers needs a seed", dict(manifest["regularisers"]), "an integer", do)
+        raise error("training with regularisers needs a seed", manifest["regularisers"], "an integer", do)
+    found = []
     for what, value, low, high in (("the seed", seed, -(1 << 63), 1 << 64), ("first_step", first_step, 0, 1 << 62)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value < high:
             raise error(f"{what} is wrong", repr(value), f"an integer from {low} to {high - 1}")
-    return int(seed) % (1 << 64), int(first_step)
+        found.append(int(value))
+    return found[0] % (1 << 64), found[1]
 
 
 def keys(seed: int, names: list[str], layers: int, directions: int) -> np.ndarray:

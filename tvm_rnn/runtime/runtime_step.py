@@ -7,20 +7,14 @@ together with runtime.py.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from itertools import combinations
 from operator import is_
-from typing import Any
 
 import numpy as np
 
-try:
-    from ..errors import InputError, WeightError
-    from . import runtime
-except ImportError:  # this file and runtime.py alone, beside a .so
-    globals()["runtime"] = importlib.import_module("runtime")
-    globals().update({name: getattr(runtime, name) for name in ("InputError", "WeightError")})
+from . import runtime
+from .runtime import Array, InputError, Module, Shape, State
 
 KEPT = 16  # bindings per thread and module: a stream has one, or two where states take turns
 DO = "make them once: y = numpy.empty(...), state = mod.init_state(batch); then out=(y, state)"
@@ -33,28 +27,28 @@ class Bound:
     time than to find out about a new array.
     """
 
-    def __init__(self, module: Any, y: Any, new: Any, B: int) -> None:
+    def __init__(self, module: Module, y: Array, new: Array, B: int) -> None:
         dtype, plan = module._dtype, module._plan(B)
-        target, after = _writable("y", y, (B, *module._output), dtype), _states_of(module, new, plan)
+        target, after = _writable("y of out", y, (B, *module._output), dtype), _states_of(module, new, B)
         if any(np.shares_memory(a, b) for a, b in combinations([target, *(a for parts in after for _, a in parts)], 2)):
             raise runtime._error(InputError, "arrays of out overlap", "shared memory", "one memory for each", DO)
         inputs = [runtime._aligned(B * int(np.prod(shape, dtype=int)), dtype) for _, shape in module._inputs]
         states = [runtime._aligned(size, dtype) for _, _, size, _ in plan]
         self.results: list[tuple[np.ndarray, np.ndarray]] = []  # (the user's, what compiled code wrote)
-        self.update: list[tuple[Any, Any, np.ndarray, np.ndarray]] = []  # (name, the user's object, own, the user's)
+        self.update: list[tuple[Array, Array, np.ndarray, np.ndarray]] = []  # (name, the user's, own, array)
         outs = [self._out(target)]
         for before, held, (name, _, size, parts) in zip(states, after, plan, strict=True):
             outs.append(self._out(held[0][1]) if len(held) == 1 else runtime._aligned(size, dtype))
             for (value, array), (place, shape) in zip(held, parts, strict=True):
-                own, its = before[place].reshape(shape), array
+                own: np.ndarray = before[place].reshape(shape)
+                its = array
                 if array.flags.carray:  # flat arrays are copied faster
                     own, its = own.reshape(-1), array.reshape(-1)
                 self.update.append((name, value, own, its))
                 if len(held) > 1:
                     self.results.append((array, outs[-1][place].reshape(shape)))
         fixed, *per_row, _ = module._sizes
-        few = module._flops * B < runtime.PARALLEL_FLOPS_PER_STEP
-        numbers = (1, B, 1, module._threads or (1 if few else module.threads), 0, 0)
+        numbers = (1, B, 1, module._threads_for(B), 0, 0)
         work = runtime._aligned(max(1, fixed + B * sum(per_row)), dtype)
         rest = (module._no_lengths, module._no_reset, module._packed, module._tensor(work))
         self.args = (*numbers, *map(module._tensor, (*inputs, outs[0], *states, *outs[1:])), *rest)
@@ -73,7 +67,7 @@ class Bound:
         self.results.append((array, flat.reshape(array.shape)))
         return flat
 
-    def fits(self, module: Any, B: int) -> bool:
+    def fits(self, module: Module, B: int) -> bool:
         """Whether batch size, weights, threads, the state's arrays and torch's memory are still those of then."""
         if self.packed is not module._packed or self.threads != module._threads or self.shape[0] != B:
             return False
@@ -84,7 +78,13 @@ class Bound:
         return same and all(tensor.data_ptr() == at for tensor, at in tensors)
 
 
-def step_into(module: Any, x: Any, state: Any, out: Any, inputs: dict[str, Any]) -> Any:
+def step_into(
+    module: Module,
+    x: Array,
+    state: Mapping[str, object] | None,
+    out: tuple[Array, State],
+    inputs: Mapping[str, object],
+) -> tuple[Array, State]:
     """What `Module.step` with out=(y, state) does: see there. Returns `out`."""
     try:
         y, new = out
@@ -111,11 +111,11 @@ def step_into(module: Any, x: Any, state: Any, out: Any, inputs: dict[str, Any])
     return out
 
 
-def _take(module: Any, x: Any, out: Any, inputs: dict[str, Any]) -> Bound | None:
+def _take(module: Module, x: Array, out: tuple[Array, State], inputs: Mapping[str, object]) -> Bound | None:
     """The binding of these arrays, kept or new, with the inputs read. None: there are no rows."""
     arrays, (B,), _ = module._read_inputs(x, inputs, ("B",))
     if module._packed is None:
-        raise runtime._error(WeightError, "the module has no weights", "none", [*module._weight_shapes], "load_weights")
+        raise module._weightless()
     if not isinstance(out, list | tuple) or len(out) != 2 or not isinstance(out[1], Mapping):
         raise runtime._error(InputError, "out is not what a step writes", type(out).__name__, "a pair (y, state)", DO)
     y, new = out
@@ -132,24 +132,15 @@ def _take(module: Any, x: Any, out: Any, inputs: dict[str, Any]) -> Bound | None
     return bound if B else None
 
 
-def _states_of(module: Any, new: Mapping[str, Any], plan: Any) -> list[list[tuple[Any, np.ndarray]]]:
+def _states_of(module: Module, new: Mapping[str, object], B: int) -> list[list[tuple[Array, np.ndarray]]]:
     """For each state its arrays: the user's objects, and these as numpy arrays."""
-    if new.keys() != module._states.keys():
-        raise runtime._error(InputError, "the state of out is not the module's", [*new], [*module._states], DO)
-    found = []
-    for name, _, _, parts in plan:
-        values = [new[name]] if len(parts) == 1 else new[name]
-        if not isinstance(values, list | tuple) or len(values) != len(parts):
-            raise runtime._error(InputError, f"state {name} of out is not a list", type(values), f"{len(parts)} arrays")
-        shapes = (shape for _, shape in parts)
-        arrays = (_writable(f"state {name}", v, s, module._dtype) for v, s in zip(values, shapes, strict=True))
-        found.append([*zip(values, arrays, strict=True)])
-    return found
+    every = module._state_arrays(new, B, "state of out", "state {} of out", DO)
+    return [[(v, _writable(what, v, shape, module._dtype)) for what, v, shape, _ in own] for own in every]
 
 
-def _writable(what: str, value: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    array: np.ndarray = runtime._numpy(f"{what} of out", value)
+def _writable(what: str, value: Array, shape: Shape, dtype: np.dtype) -> np.ndarray:
+    array: np.ndarray = runtime._numpy(what, value)
     if array.shape != shape or array.dtype != dtype or not array.flags.writeable:
         got = f"{array.dtype} of shape {array.shape}" + ", read-only" * (not array.flags.writeable)
-        raise runtime._error(InputError, f"{what} of out does not fit", got, f"{dtype} of shape {shape}, writable", DO)
+        raise runtime._error(InputError, f"{what} does not fit", got, f"{dtype} of shape {shape}, writable", DO)
     return array

@@ -75,6 +75,14 @@ class Recorded:
         """How much memory it takes."""
         raise NotImplementedError
 
+    @property
+    def stale(self) -> bool:
+        """Whether the module has other weights since."""
+        raise NotImplementedError
+
+    def check_arrays(self) -> None:
+        """Raises InputError where arrays of the caller that backward reads have changed since."""
+
     def __repr__(self) -> str:
         name, cell = type(self).__name__, self.module.manifest.cell
         return f"<{name} of {cell}, {self.T} steps of {self.B} rows, {self.nbytes} bytes>"
@@ -145,13 +153,11 @@ class Trainable(Module, Generic[AnyTape]):
             raise runtime._error(InputError, "this is not a tape", type(tape).__name__, article, do)
         if tape.module is not self:
             raise runtime._error(InputError, "the tape is another module's", tape, f"a tape of {self.path!r}", do)
-        if self._weights_changed(tape):
+        if tape.stale:
             got = "weights that were loaded after it was written"
             raise runtime._error(InputError, "the tape was written with other weights", got, "the same weights", do)
+        tape.check_arrays()
         return self._gradients(tape, gy, gstate)
-
-    def _weights_changed(self, tape: AnyTape) -> bool:
-        raise NotImplementedError
 
     def _gradients(self, tape: AnyTape, gy: object, gstate: object) -> Gradients:
         """What `backward` returns, for the weights that the tape was written with."""
@@ -286,6 +292,10 @@ class Tape(Recorded):
     def nbytes(self) -> int:
         return int(self.array.nbytes)
 
+    @property
+    def stale(self) -> bool:
+        return self.given.whole is not self.module._given
+
     def masks(self, part: Part) -> tuple[int | np.ndarray, ...]:
         """The last arguments of both functions, for a part."""
         return () if self.drawn is None else self.drawn.arguments(part.start)
@@ -382,9 +392,6 @@ class TrainingModule(Trainable["Tape"]):
             tape = Tape(self, call)
         after = tape.forward(arrays, before, y.ravel())
         return (y if like is None else like(y)), self._shape_states(after, B, like), tape
-
-    def _weights_changed(self, tape: Tape) -> bool:
-        return tape.given.whole is not self._given
 
     def _gradients(self, tape: Tape, gy: object, gstate: object) -> Gradients:
         T, B, like = tape.T, tape.B, tape.like

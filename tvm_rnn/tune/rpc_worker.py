@@ -65,6 +65,8 @@ class RemoteModule(Module):
     """A module whose code is on a device: what the runtime would call here is called there, with copies of the same
     arguments, which stay there. weights: of the network."""
 
+    _library: Any  # of TVM's RPC
+
     def __init__(self, path: str, device: Device, weights: Mapping[str, np.ndarray]) -> None:
         # Not Module's own: it opens the code here, where this CPU may not be able to run it.
         self.path, self._file, self.manifest, arrays, self._elf_size = _open_container(path)

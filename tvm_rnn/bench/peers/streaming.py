@@ -38,7 +38,8 @@ def stream_tvm_rnn(problem: Problem) -> Streams:
     steps = [value if len(value) > 1 else value[0] for value in values]
     state = module.init_state(problem.batch)
     y, _ = module.step(steps[0], state)
-    out, held = (y, state), {"state": None}
+    out = (y, state)
+    held: dict[str, Any] = {"state": None}
 
     def into(t: int) -> Any:
         if t == 0:
