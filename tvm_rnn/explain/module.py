@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from tvm_rnn.decisions import recording
 from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.rnn import RNN
+from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime.runtime import Manifest
 from tvm_rnn.target import GPUS, TABLE, Target, host, resolve
 
 if TYPE_CHECKING:
-    from tvm_rnn.passes.pipeline import Layers
+    from tvm_rnn.graph.graph import Layers
 
 AFTER = ("regime", "wave")  # stages of decisions that are not of passes
 Stages = list[tuple[str, "Layers"]]
@@ -44,7 +45,7 @@ def remade(manifest: Mapping[str, Any], cell: Cell | None = None) -> tuple[RNN, 
         do = "name its own: --cell FILE.py:FUNCTION" if cell is None else "it is not this module's"
         raise NotDrawn(f"a module has no equations in its file, and {name} here has others or none; {do}") from None
     machine = _target(manifest)
-    without = [name for name in pipeline.PASS_NAMES if name not in manifest["passes"]]
+    without = [name for name in PASS_NAMES if name not in manifest["passes"]]
     with recording() as told:
         stages = pipeline.run(net, machine, without, manifest["batch"])
     if _of_passes([d.as_dict() for d in told]) != _of_passes(manifest.get("decisions", ())):

@@ -201,6 +201,8 @@ class Module:
     [D, B, *shape] by layer where these differ). Thread-safe. Results are new arrays of the kind of x and carry no
     gradient; dtypes are never cast. `weights`: {name: read-only array}, or empty. Raises InputError and WeightError."""
 
+    drawing: Callable[[], str] | None = None  # of its network, as HTML
+
     def __init__(self, path: str | os.PathLike[str], opened: tuple[Any, ...] | None = None) -> None:
         self.path, self._file, self.manifest, arrays, self._elf_size = opened or _open_container(path)
         try:
@@ -216,6 +218,10 @@ class Module:
         self._constants = {name: arrays.pop(name) for name in [*arrays] if name.startswith(CONSTANT)}
         if arrays or not self._weight_shapes:
             self._use_weights(arrays)
+
+    def _repr_html_(self) -> str | None:
+        """For notebooks: the equations, which a file does not have; None for a module that was loaded from one."""
+        return None if self.drawing is None else self.drawing()
 
     def _read_manifest(self, m: Manifest) -> None:
         D, self._dtype = int(m.num_directions), np.dtype(m.dtype)
@@ -393,7 +399,17 @@ class Module:
 
 
 def load(path: str | os.PathLike[str]) -> Module:
-    """The module in a file that `export` wrote. LoadError, before any of its code runs, where it is not fit."""
+    """The module in a file that `export` wrote.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The Module, with the weights that the file has.
+
+    Raises:
+        LoadError: the file is not fit for this machine; before any of its code runs.
+    """
     opened = _open_container(path)
     kind = next((kind for key, kind in OTHERS.items() if key in opened[2]), "")
     made = getattr(_beside(f"runtime_{kind.lower()}"), f"{kind.replace('_', '')}Module") if kind else Module
