@@ -16,6 +16,7 @@ from networks import arguments, compiled, network
 import tvm_rnn as rnn
 from tvm_rnn import cell, concat, sigmoid, tanh, target
 from tvm_rnn.cpu.lower_network import Lowering
+from tvm_rnn.options import Options
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes import pipeline
 
@@ -109,7 +110,7 @@ def joined(x: "I", h: "H", c: "H", *, W: "4*H I+H", b: "4*H"):
 def code(c: rnn.Cell) -> tvm.tirx.PrimFunc:
     machine = target.TABLE["x86-64-v4"]
     net = rnn.RNN(c, 9, 20)
-    return Lowering(net, pipeline.run(net, machine)[-1][1], machine).run().module["sequence"]
+    return Lowering(net, pipeline.run(net, machine)[-1][1], Options(machine)).run().module["sequence"]
 
 
 @pytest.mark.parametrize("c", [by_gate, joined], ids=lambda c: c.name)

@@ -19,7 +19,7 @@ from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
 from tvm_rnn.cuda.plan import layer as steps
 from tvm_rnn.cuda.plan import wave
 from tvm_rnn.network.model import NETWORK, Declared, Program, Step
-from tvm_rnn.passes import pipeline
+from tvm_rnn.options import PASS_NAMES
 
 T, B = 5, 11
 # Relative error in the Euclidean norm.
@@ -199,11 +199,11 @@ def test_layers_in_a_wave(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("done", range(len(pipeline.PASS_NAMES)))
+@pytest.mark.parametrize("done", range(len(PASS_NAMES)))
 def test_passes_that_are_left_out_change_no_result(done: int) -> None:
     """One more at a time, as the ablation has them: layers one after the other, and no wave in any of them."""
     net = network("lstm", 32, "bfloat16", num_layers=3, inputs=16)
-    mod = emulator.compile(net, batch=[B], without=pipeline.PASS_NAMES[done:])
+    mod = emulator.compile(net, batch=[B], without=PASS_NAMES[done:])
     assert not any("layers in a wave" in row["unit"] for row in mod.manifest.templates)
     check(net, mod, "bfloat16")
 

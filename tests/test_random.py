@@ -17,12 +17,13 @@ from random_equations import Equations, equations
 
 import tvm_rnn as rnn
 from tvm_rnn import target
+from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.oracle.reference import Reference
 from tvm_rnn.oracle.tolerance import assert_close, relative_error
 from tvm_rnn.passes import pipeline
 
 HERE = [n for n in ("llvm", "x86-64-v3", "x86-64") if set(target.resolve(n).features) <= set(target.host().features)]
-PASSES = st.sets(st.sampled_from(pipeline.PASS_NAMES))
+PASSES = st.sets(st.sampled_from(PASS_NAMES))
 STEPS = 4
 # No explain phase: it compiles a counter-example hundreds of times over.
 PHASES = (Phase.explicit, Phase.generate, Phase.shrink)

@@ -12,8 +12,8 @@ from networks import arguments, network
 
 import tvm_rnn as rnn
 from tvm_rnn import target
+from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.oracle.tolerance import assert_close
-from tvm_rnn.passes import pipeline
 
 CALLS = st.tuples(st.integers(0, 25), st.integers(0, 20), st.integers(0, 7))  # T, B, which of state, lengths, reset
 WIDTHS = st.sampled_from([1, 2, 7, 15, 16, 17, 31, 33, 40])
@@ -36,7 +36,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
         },
         "seed": draw(st.integers(0, 999)),
         "calls": draw(st.lists(CALLS, min_size=2, max_size=4)),
-        "without": draw(st.lists(st.sampled_from(pipeline.PASS_NAMES), unique=True, max_size=2)),
+        "without": draw(st.lists(st.sampled_from(PASS_NAMES), unique=True, max_size=2)),
         "target": draw(st.sampled_from(HERE)),
         "batch": draw(st.sampled_from([(), (1,), (4, 16)])),
     }

@@ -146,7 +146,7 @@ def test_files_and_links_exist() -> None:
 
 
 def test_every_pass_is_explained() -> None:
-    from tvm_rnn.passes.pipeline import PASS_NAMES
+    from tvm_rnn.options import PASS_NAMES
 
     rows = re.findall(r"^\| (\w+) \|", section("How it works"), re.M)
     assert [row for row in rows if row in PASS_NAMES] == list(PASS_NAMES)

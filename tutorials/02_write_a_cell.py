@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 import tvm_rnn as rnn
+from tvm_rnn.compiler.stage_texts import stages
 from tvm_rnn.oracle.tolerance import assert_close
-from tvm_rnn.passes import pipeline
 
 # %% [markdown]
 # ## Five lines
@@ -160,7 +160,7 @@ def spelled_out(
 
 def instructions(cell: rnn.Cell) -> list[str]:
     """The names of the instructions of the compiled sequence, in order."""
-    assembly = dict(pipeline.stages(rnn.RNN(cell, input_size=8, hidden_size=32)))["asm"]
+    assembly = dict(stages(rnn.RNN(cell, input_size=8, hidden_size=32)))["asm"]
     body = assembly.split("\nsequence_compute_:")[1].split(".Lfunc_end")[0]
     return [line.split()[0] for line in body.splitlines() if line.startswith("\t") and not line.startswith("\t.")]
 

@@ -13,21 +13,20 @@ import numpy as np
 
 import tvm_rnn as rnn
 from tvm_rnn import cli
+from tvm_rnn.compiler.stage_texts import stages as stages_of
 from tvm_rnn.graph.tensor_expressions import text
+from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.passes import pipeline
-from tvm_rnn.passes.pipeline import PASS_NAMES
 from tvm_rnn.target import resolve
 
-# %% [markdown]
-# ## One line, from the equations to the file
-#
-# `tvm-rnn show SPEC --stage NAME` prints a stage; SPEC is a cell of the zoo or `file.py:function`. In Python,
-# `pipeline.stages` gives all of them. `trace` is the equations, `normalise` splits packed matrices into single
-# products; then come the passes, then TVM: `te`, `tir`, `llvm` and `asm`.
+# %% [markdown] ## One line, from the equations to the file  `tvm-rnn show SPEC --stage NAME` prints a stage; SPEC is a
+# cell of the zoo or `file.py:function`. In Python, `tvm_rnn.compiler.stage_texts.stages` gives all of them. `trace` is
+# the equations, `normalise` splits packed matrices into single products; then come the passes, then TVM: `te`, `tir`,
+# `llvm` and `asm`.
 
 # %%
 net = rnn.RNN(rnn.cells.lstm, input_size=8, hidden_size=16)
-stages = dict(pipeline.stages(net))
+stages = dict(stages_of(net))
 for name, lines in stages.items():
     print(f"{name:<22}{len(lines.splitlines()):6} lines")
 

@@ -23,7 +23,7 @@ import numpy as np
 
 import tvm_rnn as rnn
 from tvm_rnn import target
-from tvm_rnn.compiler import stage_texts
+from tvm_rnn.graph.graph_text import layers_text
 from tvm_rnn.oracle.tolerance import relative_error, tolerance
 from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime import runtime
@@ -86,7 +86,7 @@ def compile_to(path: Path, net: rnn.RNN, batch: list[int]) -> str:
     module.export(path)
     print(f"\n   {path.name}: {path.stat().st_size / 1024:.0f} KiB. The step, as compiled:\n")
     _, layers = pipeline.run(net, target.resolve("llvm"))[-1]
-    print("\n".join(f"   {line}" for line in stage_texts.layers_text(net, layers).splitlines()))
+    print("\n".join(f"   {line}" for line in layers_text(layers).splitlines()))
     return str(module.manifest.target.mcpu)
 
 

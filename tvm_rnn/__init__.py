@@ -12,7 +12,7 @@ Most names are imported on first use: `import tvm_rnn.runtime` must stay quick a
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 # Now, not lazily: functions that are named as their folder replace it as an attribute.
 from .earlier_names import MOVED, install
@@ -23,73 +23,88 @@ from .tune.tune_network import tune
 
 install()
 
+if TYPE_CHECKING:  # what `__getattr__` finds when a name is first used, for type checkers and editors
+    from . import cells
+    from .compiler.compile import compile
+    from .errors import (
+        BuildError,
+        CellError,
+        ConfigError,
+        DeviceError,
+        InputError,
+        LoadError,
+        PassError,
+        TvmRnnError,
+        WeightError,
+    )
+    from .explain.explanation import Explanation
+    from .explain.memory_plan import plan_memory
+    from .frontends.keras import from_keras
+    from .frontends.onnx import from_onnx
+    from .frontends.onnx_export import to_onnx
+    from .frontends.torch import from_torch, state_dict, to_torch_layer
+    from .graph.tensor_expressions import te
+    from .language.functions import (
+        absolute,
+        clip,
+        concat,
+        cos,
+        dot,
+        einsum,
+        elu,
+        erf,
+        exp,
+        expand,
+        gelu,
+        hard_sigmoid,
+        hard_tanh,
+        layer_norm,
+        leaky_relu,
+        log,
+        log1p,
+        log_sigmoid,
+        logical_and,
+        logical_not,
+        logical_or,
+        matmul,
+        max,
+        maximum,
+        mean,
+        min,
+        minimum,
+        negative,
+        outer,
+        power,
+        relu,
+        reshape,
+        sigmoid,
+        sign,
+        silu,
+        sin,
+        softmax,
+        softplus,
+        softsign,
+        split,
+        sqrt,
+        square,
+        squeeze,
+        stack,
+        sum,
+        tanh,
+        transpose,
+        var,
+        where,
+    )
+    from .network.rnn import RNN
+    from .records import Record
+    from .runtime.runtime import Module, load
+    from .target import Target
+    from .torch_layer.to_torch import to_torch
+
 __version__ = "0.1.0"
 
-_FUNCTIONS = [
-    "absolute",
-    "clip",
-    "concat",
-    "cos",
-    "dot",
-    "einsum",
-    "elu",
-    "erf",
-    "exp",
-    "expand",
-    "gelu",
-    "hard_sigmoid",
-    "hard_tanh",
-    "layer_norm",
-    "leaky_relu",
-    "log",
-    "log1p",
-    "log_sigmoid",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "matmul",
-    "max",
-    "maximum",
-    "mean",
-    "min",
-    "minimum",
-    "negative",
-    "outer",
-    "power",
-    "relu",
-    "reshape",
-    "sigmoid",
-    "sign",
-    "silu",
-    "sin",
-    "softmax",
-    "softplus",
-    "softsign",
-    "split",
-    "sqrt",
-    "square",
-    "squeeze",
-    "stack",
-    "sum",
-    "tanh",
-    "transpose",
-    "var",
-    "where",
-]
-_ERRORS = [
-    "TvmRnnError",
-    "CellError",
-    "ConfigError",
-    "WeightError",
-    "InputError",
-    "LoadError",
-    "BuildError",
-    "DeviceError",
-    "PassError",
-]
+# Where names are that are imported on first use; errors are in errors.py, all others in language/functions.py.
 _HOME = {
-    **dict.fromkeys(_FUNCTIONS, "language.functions"),
-    **dict.fromkeys(_ERRORS, "errors"),
     "RNN": "network.rnn",
     "Module": "runtime.runtime",
     "load": "runtime.runtime",
@@ -109,15 +124,98 @@ _HOME = {
 }
 _MODULES = ("cells",)
 
-__all__ = ["Cell", "cell", "explain", "reference", "tune", *_HOME, *_MODULES]
+__all__ = [
+    "RNN",
+    "BuildError",
+    "Cell",
+    "CellError",
+    "ConfigError",
+    "DeviceError",
+    "Explanation",
+    "InputError",
+    "LoadError",
+    "Module",
+    "PassError",
+    "Record",
+    "Target",
+    "TvmRnnError",
+    "WeightError",
+    "absolute",
+    "cell",
+    "cells",
+    "clip",
+    "compile",
+    "concat",
+    "cos",
+    "dot",
+    "einsum",
+    "elu",
+    "erf",
+    "exp",
+    "expand",
+    "explain",
+    "from_keras",
+    "from_onnx",
+    "from_torch",
+    "gelu",
+    "hard_sigmoid",
+    "hard_tanh",
+    "layer_norm",
+    "leaky_relu",
+    "load",
+    "log",
+    "log1p",
+    "log_sigmoid",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "matmul",
+    "max",
+    "maximum",
+    "mean",
+    "min",
+    "minimum",
+    "negative",
+    "outer",
+    "plan_memory",
+    "power",
+    "reference",
+    "relu",
+    "reshape",
+    "sigmoid",
+    "sign",
+    "silu",
+    "sin",
+    "softmax",
+    "softplus",
+    "softsign",
+    "split",
+    "sqrt",
+    "square",
+    "squeeze",
+    "stack",
+    "state_dict",
+    "sum",
+    "tanh",
+    "te",
+    "to_onnx",
+    "to_torch",
+    "to_torch_layer",
+    "transpose",
+    "tune",
+    "var",
+    "where",
+]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES or f"{__name__}.{name}" in MOVED:
-        return importlib.import_module(f".{name}", __name__)
-    if name not in _HOME:
+def __getattr__(name: str) -> object:
+    moved = f"{__name__}.{name}" in MOVED
+    if name not in __all__ and not moved:
         raise AttributeError(f"module 'tvm_rnn' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    if name in _MODULES or moved:
+        return importlib.import_module(f".{name}", __name__)
+    home = _HOME.get(name) or ("errors" if name.endswith("Error") else "language.functions")
+    value = getattr(importlib.import_module(f".{home}", __name__), name)
     globals()[name] = value
     return value
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import log2
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from tvm_rnn.decisions import Figures
 
@@ -22,11 +22,18 @@ FORMAT = 1
 NEAR = 1.0  # a nearest record differs by less than a factor of two, 2 ** NEAR, in every size
 
 
+class UnitKey(TypedDict):
+    """What a record is found by, as JSON has it. shape: what nearest units share; sizes: numbers by name."""
+
+    shape: list[object]
+    sizes: dict[str, list[int]]
+
+
 class HasKey(Protocol):
     """A unit of work, as far as records care."""
 
     @property
-    def key(self) -> Mapping[str, object]: ...
+    def key(self) -> UnitKey: ...
 
 
 @dataclass(frozen=True)

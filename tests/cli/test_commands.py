@@ -19,8 +19,8 @@ import tvm_rnn as rnn
 from tvm_rnn.cli.commands import app
 from tvm_rnn.cuda.codegen import nvcc
 from tvm_rnn.frontends import spec
+from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.oracle.tolerance import assert_close
-from tvm_rnn.passes.pipeline import PASS_NAMES
 from tvm_rnn.records import Choice, Record
 from tvm_rnn.schedule.record_files import merge
 from tvm_rnn.schedule.schedule_template import templates

@@ -12,7 +12,7 @@ import tvm
 import tvm_rnn as rnn
 from tvm_rnn import BuildError, ConfigError, WeightError, target
 from tvm_rnn.compiler import compile as build
-from tvm_rnn.passes import pipeline
+from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.runtime import runtime
 
 NET = rnn.RNN(rnn.cells.elman, 3, 5).init()
@@ -24,7 +24,7 @@ def test_the_manifest_says_what_was_built() -> None:
     assert (m.cell, m.dtype, m.num_layers, m.num_directions, m.batch) == ("lstm", "float32", 2, 2, [1, 16])
     assert m.states[0].shapes == [[5], [4]] and m.output.shape == [4] and m.inputs[0].shape == [3]
     assert [w.name for w in m.weights] == list(net.weight_shapes)
-    assert m.passes == [p for p in pipeline.PASS_NAMES if p != "combine_gemms"]
+    assert m.passes == [p for p in PASS_NAMES if p != "combine_gemms"]
     assert m.versions["tvm"] == tvm.__version__ and m.target.features == list(target.host().features)
     assert {t["template"] for t in m.templates} == {"gemm_cpu", "walk_cpu"}
     assert all(t["record"] == "default" for t in m.templates)

@@ -9,16 +9,16 @@ import pytest
 
 import tvm_rnn as rnn
 from tests.runtime.test_runtime_model import WIDTH, B, T, two
+from tvm_rnn.compiler import compile as build
 from tvm_rnn.compiler.compile_model import SHARED
 from tvm_rnn.errors import BuildError, ConfigError
 from tvm_rnn.explain.tables import has_weights, manifest_page
 from tvm_rnn.module_file.manifest import validate
-from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime.runtime import read_container
 
 
 def test_one_file_says_what_all_share_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline, "stages", lambda *given: [("trace", f"of {given[0].cell.name}")])
+    monkeypatch.setattr(build, "texts", lambda net, options: [("trace", f"of {net.cell.name}")])
     rnn.compile(two(), batch=[1, 16], without=["fuse_pointwise"], dump=tmp_path / "stages").export(tmp_path / "m.so")
     manifest, arrays = read_container(tmp_path / "m.so")
     assert manifest.batch == [1, 16] and "fuse_pointwise" not in manifest.passes

@@ -9,17 +9,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn import target
 from tvm_rnn.compiler import stage_texts
+from tvm_rnn.graph.graph_text import layers_text
+from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.passes import pipeline
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CELLS = ("lstm", "gru", "gru_reset_before", "lstm_layer_norm", "multiplicative_lstm", "mlstm", "indrnn")
-STAGES = ("trace", "normalise", *pipeline.PASS_NAMES)
+STAGES = ("trace", "normalise", *PASS_NAMES)
 
 
 def net_of(name: str, **options: object) -> rnn.RNN:
@@ -28,10 +29,7 @@ def net_of(name: str, **options: object) -> rnn.RNN:
 
 def graph_stages(net: rnn.RNN, without: tuple[str, ...] = (), training: bool = False) -> dict[str, str]:
     machine = target.resolve("x86-64-v4")
-    return {
-        name: stage_texts.layers_text(net, layers)
-        for name, layers in pipeline.run(net, machine, without, training=training)
-    }
+    return {name: layers_text(layers) for name, layers in pipeline.run(net, machine, without, training=training)}
 
 
 def compare(file: Path, text: str) -> None:
@@ -49,7 +47,7 @@ def test_every_stage_of_a_cell(name: str) -> None:
         compare(GOLDEN / f"{name}.{stage}.txt", text)
 
 
-@pytest.mark.parametrize("off", pipeline.PASS_NAMES)
+@pytest.mark.parametrize("off", PASS_NAMES)
 def test_lstm_with_a_pass_switched_off(off: str) -> None:
     text = list(graph_stages(net_of("lstm"), (off,)).values())[-1]
     compare(GOLDEN / f"lstm.without_{off}.txt", text)
@@ -58,7 +56,7 @@ def test_lstm_with_a_pass_switched_off(off: str) -> None:
 @pytest.mark.parametrize("name", ["lstm", "gru", "mlstm"])
 def test_the_graphs_of_training(name: str) -> None:
     stages = graph_stages(net_of(name), training=True)
-    assert tuple(stages) == ("trace", "differentiate", *pipeline.PASS_NAMES)
+    assert tuple(stages) == ("trace", "differentiate", *PASS_NAMES)
     for stage in ("differentiate", "tile_layers_and_time"):
         compare(GOLDEN / f"{name}.training.{stage}.txt", stages[stage])
 
@@ -76,7 +74,7 @@ def test_text_does_not_depend_on_what_was_shown_before() -> None:
 
 
 def test_code_stages() -> None:
-    stages = dict(pipeline.stages(net_of("gru"), "x86-64-v4"))
+    stages = dict(stage_texts.stages(net_of("gru"), "x86-64-v4"))
     assert tuple(stages) == (*STAGES, *stage_texts.CODE_STAGES)
     assert "T.sblock" in stages["te"] and "T.tanh" in stages["te"]
     assert "def sequence(" in stages["tir"] and "def pack_0(" in stages["tir"]
@@ -87,45 +85,29 @@ def test_code_stages() -> None:
 
 @pytest.mark.parametrize(("name", "register", "fma"), [("x86-64-v3", "ymm", True), ("x86-64", "xmm", False)])
 def test_code_for_other_instruction_sets(name: str, register: str, fma: bool) -> None:
-    asm = dict(pipeline.stages(net_of("lstm"), name))["asm"]
+    asm = dict(stage_texts.stages(net_of("lstm"), name))["asm"]
     assert register in asm and "zmm" not in asm
     assert ("vfmadd" in asm) == fma
 
 
 def test_code_stages_of_training() -> None:
-    stages = dict(pipeline.stages(rnn.RNN(rnn.cells.elman, 8, 8), "x86-64-v4", training=True))
+    stages = dict(stage_texts.stages(rnn.RNN(rnn.cells.elman, 8, 8), "x86-64-v4", training=True))
     for name in ("sequence", "forward_train", "backward", "backward_pack_0", "finish_0"):
         assert f"def {name}(" in stages["tir"]
     assert "graph elman backward" in stages["differentiate"] and "normalise" not in stages
 
 
 def test_code_stages_of_a_gpu() -> None:
-    stages = dict(pipeline.stages(net_of("gru"), "nvidia-h200", precision="tf32"))
+    stages = dict(stage_texts.stages(net_of("gru"), "nvidia-h200", precision="tf32"))
     assert tuple(stages) == (*STAGES, *stage_texts.GPU_STAGES)
     assert "__global__" in stages["cuda"] and "EXPORT(sequence)" in stages["host"] and "def " in stages["tir"]
 
 
 def test_weights_in_8_bits_on_a_gpu() -> None:
     net = rnn.RNN(rnn.cells.gru, 8, 16, dtype="float16")
-    stages = dict(pipeline.stages(net, "nvidia-h200", (1,), precision=None, weights="float8_e4m3"))
+    stages = dict(stage_texts.stages(net, "nvidia-h200", (1,), precision=None, weights="float8_e4m3"))
     assert "cvt.rn.f16x2.e4m3x2" in stages["cuda"]
 
 
 def test_code_for_another_machine_is_shown() -> None:
-    assert "fmla" in dict(pipeline.stages(net_of("lstm"), "aarch64"))["asm"]
-
-
-def test_a_digest_knows_equations_by_what_they_compute() -> None:
-    def digest(size: int = 4, factor: float = 0.5, array: tuple[float, ...] = (1.0, 2.0, 3.0)) -> str:
-        @rnn.cell(states="h")
-        def own(x: "I", h: "H", *, W: "H I"):
-            return rnn.tanh(W @ x) * factor + h * np.array(array, "f4")
-
-        return stage_texts.equations_digest(rnn.RNN(own, size, 3))
-
-    assert digest() == digest() and len(digest()) == 64
-    assert len({digest(), digest(5), digest(factor=0.25), digest(array=(1.0, 2.0, 4.0)), digest(factor=0.5000001)}) == 5
-    sizes = {"P": 4, "H": 5}
-    assert stage_texts.equations_digest(rnn.RNN(rnn.cells.lstm_projection, 3, **sizes)) == stage_texts.equations_digest(
-        rnn.RNN(rnn.cells.lstm_projection, 3, 5, P=4)
-    )
+    assert "fmla" in dict(stage_texts.stages(net_of("lstm"), "aarch64"))["asm"]

@@ -11,12 +11,13 @@ import tvm_ffi
 
 from tests.cpu.training.test_weight_gradient_sums import aligned
 from tvm_rnn import target
-from tvm_rnn.compiler import compile as build
+from tvm_rnn.compiler.link import generate
 from tvm_rnn.cpu.dropout_masks import Draw, drop_function, fill
-from tvm_rnn.cpu.workspace import Array, int64, row_stride, strides_of
+from tvm_rnn.cpu.workspace import Array, row_stride, strides_of
 from tvm_rnn.graph.graph import Node, make
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.runtime import runtime_random
+from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import buffer, function, variable
 
 HOST = target.resolve("llvm")
@@ -31,9 +32,9 @@ def filled(node: Node, dtype: str, rows: int, batch: int, start: int, keys: np.n
     into, words = buffer("workspace", dtype), buffer("keys", "uint32", 4)
     array = Array("workspace", int64(0), stride, steps, node.shape)
     draw = Draw(words, int64(4), STREAMS, names[1], names[2])
-    body = fill(node, array, into, names[0], draw, lanes, dtype)
+    body = fill(node, array, into, names[0], draw, lanes)
     module = tvm.IRModule({"fill": function("fill", [*names, into, words], body)})
-    run: Any = build.generate(module, HOST)["fill"]
+    run: Any = generate(module, HOST)["fill"]
     memory = aligned(np.full(rows * stride + 64, np.nan, dtype))
     run(rows, start, batch, *(tvm_ffi.from_dlpack(a) for a in (memory, keys.ravel())))
     assert np.isnan(memory[rows * stride :]).all()
@@ -63,7 +64,7 @@ def test_masks_are_numpys(shape: tuple[int, ...], dtype: str) -> None:
 def test_dropped_weights_are_numpys(dtype: str) -> None:
     lanes = HOST.lanes(dtype)
     func = drop_function(lanes, dtype, np.dtype(dtype).itemsize)
-    run: Any = build.generate(tvm.IRModule({"weight_drop": func}), HOST)["weight_drop"]
+    run: Any = generate(tvm.IRModule({"weight_drop": func}), HOST)["weight_drop"]
     words, keep = runtime_random.key(8, "weight_drop.R", 1, 1), 0.6
     for size in (1, 7, 16, 33, 4 * 130 * 130):
         source = np.random.default_rng(0).normal(size=size).astype(dtype)

@@ -10,6 +10,7 @@ import tvm_rnn as rnn
 from tvm_rnn import target
 from tvm_rnn.cpu.lower_group import PARALLEL_ELEMENTS, Emitter
 from tvm_rnn.cpu.lower_network import Lowering
+from tvm_rnn.options import Options
 from tvm_rnn.passes import pipeline
 
 V4 = target.TABLE["x86-64-v4"]
@@ -17,7 +18,7 @@ V4 = target.TABLE["x86-64-v4"]
 
 def parallel_loops(name: str, hidden: int) -> list[str]:
     net = rnn.RNN(rnn.cells.get(name), 8, hidden)
-    func = Lowering(net, pipeline.run(net, V4)[-1][1], V4).run().module["sequence"]
+    func = Lowering(net, pipeline.run(net, V4)[-1][1], Options(V4)).run().module["sequence"]
     found: list[str] = []
 
     def visit(node: tirx.For) -> None:

@@ -12,6 +12,7 @@ from networks import arguments, check, compiled, flags, network
 import tvm_rnn as rnn
 from tvm_rnn import PassError, target
 from tvm_rnn.cpu.lower_network import Lowered, Lowering
+from tvm_rnn.options import Options
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime import runtime
@@ -23,7 +24,7 @@ GUARD = 4096
 
 
 def lowered(net: rnn.RNN, without: tuple[str, ...] = ()) -> Lowered:
-    return Lowering(net, pipeline.run(net, V4, without)[-1][1], V4).run()
+    return Lowering(net, pipeline.run(net, V4, without)[-1][1], Options(V4)).run()
 
 
 def net_of(name: str, **options: object) -> rnn.RNN:
@@ -46,7 +47,7 @@ def test_a_graph_without_tiling_is_refused() -> None:
     net = rnn.RNN(rnn.cells.lstm, 3, 5)
     stages = dict(pipeline.run(net, V4))
     with pytest.raises(PassError, match="no tiling"):
-        Lowering(net, stages["fuse_pointwise"], V4)
+        Lowering(net, stages["fuse_pointwise"], Options(V4))
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CELLS])

@@ -11,6 +11,7 @@ from tvm_rnn.cpu.lower_group import Emitter
 from tvm_rnn.cpu.lower_layer import Layer
 from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.graph.graph import Group
+from tvm_rnn.options import Options
 from tvm_rnn.passes import pipeline
 from tvm_rnn.schedule import template
 
@@ -31,7 +32,7 @@ def loops(statement: object) -> list[tuple[str, int, int]]:
 
 def sequence(name: str, **sizes: int) -> tirx.PrimFunc:
     net = rnn.RNN(rnn.cells.get(name), 8, 32, **sizes)
-    return Lowering(net, pipeline.run(net, V4)[-1][1], V4).run().module["sequence"]
+    return Lowering(net, pipeline.run(net, V4)[-1][1], Options(V4)).run().module["sequence"]
 
 
 def test_lanes_are_vectors_and_accumulators_unrolled() -> None:

@@ -8,7 +8,8 @@ import tvm
 from tvm import tirx
 
 from tvm_rnn.cpu.user_array_copies import each, rows_in, rows_out
-from tvm_rnn.cpu.workspace import Array, int64, row_stride, strides_of
+from tvm_rnn.cpu.workspace import Array, row_stride, strides_of
+from tvm_rnn.tir.index import int64
 
 LANES = 4
 

@@ -12,6 +12,7 @@ import tvm_rnn as rnn
 from tvm_rnn import PassError, target
 from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.cpu.verify_time_order import verify
+from tvm_rnn.options import Options
 from tvm_rnn.passes import pipeline
 
 V4 = target.TABLE["x86-64-v4"]
@@ -19,7 +20,7 @@ V4 = target.TABLE["x86-64-v4"]
 
 def sequence() -> Any:
     net = rnn.RNN(rnn.cells.lstm, 3, 5)
-    return Lowering(net, pipeline.run(net, V4)[-1][1], V4).run().module["sequence"]
+    return Lowering(net, pipeline.run(net, V4)[-1][1], Options(V4)).run().module["sequence"]
 
 
 @pytest.mark.parametrize("loop", ["tile", "step"])

@@ -11,7 +11,7 @@ from tvm import tirx
 
 import tvm_rnn as rnn
 from tvm_rnn import ConfigError
-from tvm_rnn.compiler.compile import generate
+from tvm_rnn.compiler.link import generate
 from tvm_rnn.cpu.weight_storage import STORAGES
 from tvm_rnn.dtypes import STORED_ON_CPUS, rounded
 from tvm_rnn.oracle.tolerance import assert_close

@@ -8,8 +8,10 @@ from typing import Any
 import tvm_rnn as rnn
 from tvm_rnn.cuda.codegen.cuda_text import compile_kernels
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
-from tvm_rnn.graph.graph import Graph
+from tvm_rnn.graph.graph import Graph, Layers
+from tvm_rnn.options import Options
 from tvm_rnn.passes import pipeline
+from tvm_rnn.passes.passed import Passed
 from tvm_rnn.target import resolve
 
 SIZES = {"depth": 2, "P": 3}
@@ -21,11 +23,17 @@ def graph_of(name: str, inputs: int = 5, hidden: int = 7) -> Graph:
 
 
 @functools.cache
-def layers_of(name: str, inputs: int = 5, hidden: int = 7, **options: Any) -> tuple[rnn.RNN, pipeline.Layers]:
+def layers_of(name: str, inputs: int = 5, hidden: int = 7, **options: Any) -> tuple[rnn.RNN, Layers]:
     cell = rnn.cells.get(name)
     sizes = {axis: size for axis, size in SIZES.items() if axis in cell.size_names}
     net = rnn.RNN(cell, inputs if "I" in cell.size_names else hidden, hidden, **sizes, **options)
     return net, pipeline.run(net, resolve("nvidia-h200"))[-1][1]
+
+
+def passed_of(name: str, precision: str = "float32", batches: tuple[int, ...] = (), **options: Any) -> Passed:
+    """The same network for planners."""
+    net, _ = layers_of(name, **options)
+    return pipeline.passed(net, Options(resolve("nvidia-h200"), batches, precision=precision))
 
 
 def text_of(*kernels: Kernel) -> str:

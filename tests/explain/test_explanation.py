@@ -12,7 +12,7 @@ from networks import compiled
 
 import tvm_rnn as rnn
 from tvm_rnn import InputError, cell, explain, sigmoid, tanh
-from tvm_rnn.passes.pipeline import PASS_NAMES
+from tvm_rnn.options import PASS_NAMES
 
 GPU = "nvidia-h200"
 

@@ -10,8 +10,9 @@ from networks import compiled
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, explain, tanh
-from tvm_rnn.compiler.stage_texts import equations_digest, layers_text
 from tvm_rnn.explain.module import NotDrawn, remade
+from tvm_rnn.graph.graph_text import layers_text
+from tvm_rnn.network.equations_digest import equations_digest
 from tvm_rnn.passes import pipeline
 from tvm_rnn.target import resolve
 
@@ -35,7 +36,7 @@ def module() -> Any:
 
 def texts(net: rnn.RNN, stages: Any) -> list[list[str]]:
     """Without the lines that begin graphs: the sizes there are in the order in which they were given."""
-    every = [[name, *layers_text(net, layers).splitlines()] for name, layers in stages]
+    every = [[name, *layers_text(layers).splitlines()] for name, layers in stages]
     return [[line for line in lines if not line.startswith("graph ")] for lines in every]
 
 

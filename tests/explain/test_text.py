@@ -5,7 +5,7 @@ from __future__ import annotations
 import tvm_rnn as rnn
 from tvm_rnn import explain
 from tvm_rnn.explain.text import percent, plans_text, text
-from tvm_rnn.passes.pipeline import PASS_NAMES
+from tvm_rnn.options import PASS_NAMES
 
 
 def test_a_network_for_a_gpu() -> None:

@@ -8,8 +8,9 @@ import tvm
 from tvm import te as tvm_te
 
 import tvm_rnn as rnn
+from tvm_rnn.graph.axes import reduced_axes
 from tvm_rnn.graph.graph import Node, make
-from tvm_rnn.graph.tensor_expressions import moved, reduced_axes, reduced_index, text
+from tvm_rnn.graph.tensor_expressions import moved, reduced_index, text
 
 X = Node("input", shape=(4, 6), name="x")
 

@@ -11,6 +11,7 @@ from networks import arguments, flags, network
 
 import tvm_rnn as rnn
 from tvm_rnn import ConfigError, cell, cells, concat, mean, tanh
+from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.oracle.dropout_masks import Draws
 from tvm_rnn.oracle.reference import Reference
 from tvm_rnn.oracle.tolerance import assert_close
@@ -137,7 +138,7 @@ def test_the_oracles_gradients_are_slopes(name: str) -> None:
     assert_slopes(net, case)
 
 
-@pytest.mark.parametrize("without", [(), ("hoist_gemms",), pipeline.PASS_NAMES], ids=["all", "no hoisting", "none"])
+@pytest.mark.parametrize("without", [(), ("hoist_gemms",), PASS_NAMES], ids=["all", "no hoisting", "none"])
 def test_every_stage_has_the_same_masks(without: tuple[str, ...]) -> None:
     net = network("lstm", 3, 4, num_layers=2, bidirectional=True, dtype="float64", **EVERYTHING)
     case, draws = draw(net, 4, 3), Draws(9, 3)

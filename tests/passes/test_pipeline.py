@@ -11,11 +11,12 @@ from networks import flags, network
 
 import tvm_rnn as rnn
 from tvm_rnn import ConfigError, target
+from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.oracle.reference import Reference
 from tvm_rnn.passes import pipeline
 
 V4 = target.TABLE["x86-64-v4"]
-OFF = [(), *((name,) for name in pipeline.PASS_NAMES), *combinations(pipeline.PASS_NAMES[:3], 2), pipeline.PASS_NAMES]
+OFF = [(), *((name,) for name in PASS_NAMES), *combinations(PASS_NAMES[:3], 2), PASS_NAMES]
 
 
 @pytest.mark.parametrize("off", OFF, ids=lambda off: "+".join(off) or "all on")
@@ -63,7 +64,7 @@ def test_training_applies_every_pass_to_both_graphs() -> None:
 
 def test_stages_are_in_order() -> None:
     names = [name for name, _ in pipeline.run(rnn.RNN(rnn.cells.lstm, 3, 5), V4)]
-    assert names == ["trace", "normalise", *pipeline.PASS_NAMES]
+    assert names == ["trace", "normalise", *PASS_NAMES]
 
 
 def test_a_pass_that_only_improves_is_left_out() -> None:

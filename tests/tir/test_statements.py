@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from tvm_rnn.cpu.workspace import int64
+from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import bind, floordiv, floormod, load, loop, sequence, store, variable, when
 
 BUFFER = tirx.decl_buffer((64,), "float32", name="buffer")

@@ -128,12 +128,13 @@ def test_plans_are_for_gpus(tmp_path: Path) -> None:
 
 def test_a_lean_module_holds_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     from tvm_rnn.cuda.plan import network as plan
-    from tvm_rnn.passes.pipeline import run
+    from tvm_rnn.options import Options
+    from tvm_rnn.passes.pipeline import passed
 
     def kernels(lean: bool) -> set[str]:
         machine = replace(GPU, records=Trial(lean=lean))
         work = workload_of(SMALL)
-        return set(plan.plan(work.net, run(work.net, machine, ())[-1][1], machine, (16,), "bfloat16").kernels)
+        return set(plan.plan(passed(work.net, Options(machine, (16,), precision="bfloat16")), machine).kernels)
 
     whole, lean = kernels(False), kernels(True)
     assert lean < whole and {name for name in whole - lean if "masked" in name} and any("persistent" in n for n in lean)

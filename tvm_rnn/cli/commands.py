@@ -231,9 +231,11 @@ def show_stages(
 
     $ tvm-rnn show mycell.py:mycell --stage asm --hidden-size 256 --input-size 64 --without hoist_gemms
     """
-    from tvm_rnn.compiler.stage_texts import CODE_STAGES, GPU_STAGES, layers_text
+    from tvm_rnn.compiler.stage_texts import CODE_STAGES, GPU_STAGES, stages
     from tvm_rnn.frontends.spec import parse_batch
-    from tvm_rnn.passes.pipeline import PASS_NAMES, run, stages
+    from tvm_rnn.graph.graph_text import layers_text
+    from tvm_rnn.options import PASS_NAMES
+    from tvm_rnn.passes.pipeline import run
     from tvm_rnn.schedule.record_files import machines
 
     from .networks import looked_at
@@ -252,10 +254,11 @@ def show_stages(
         if stage in (*code, "all"):
             with progress(as_json) as update:
                 update(f"compiling {own.cell.name} to look at it")
-                texts = stages(own, machine, parse_batch(batch), skipped, precision, weight_dtype, training)
+                made_with: dict[str, Any] = {"precision": precision, "weights": weight_dtype, "training": training}
+                texts = stages(own, machine, parse_batch(batch), skipped, **made_with)
         else:  # a graph: nothing to compile
             passed = run(own, machine, skipped, parse_batch(batch), training=training)
-            texts = [(name, layers_text(own, traced)) for name, traced in passed]
+            texts = [(name, layers_text(traced)) for name, traced in passed]
         found += [(first + name, text) for name, text in texts]
     wanted = [(name, text) for name, text in found if stage in (name.split()[-1], "all")]
     if not wanted:

@@ -14,29 +14,21 @@ import tvm
 from msgspec import convert, structs
 
 from tvm_rnn.cpu.lower_network import Lowering
+from tvm_rnn.cpu.module_facts import describe
 from tvm_rnn.module_file import manifest, schema
+from tvm_rnn.module_file.facts import blob
 from tvm_rnn.module_file.schema import SHARED, CpuNetwork, Origin, SeveralNetworks
 from tvm_rnn.network.model import Model
-from tvm_rnn.passes.pipeline import Layers
-from tvm_rnn.target import Target
+from tvm_rnn.passes.passed import Passed
 
-from .compile import blob, describe, generate, link
+from .link import generate, link
 
 
-def write_model(
-    model: Model,
-    layers: Sequence[Layers],
-    machine: Target,
-    batches: tuple[int, ...],
-    without: tuple[str, ...],
-    stored: Sequence[str],
-    folder: Path,
-    tell: Callable[[str], None],
-) -> str:
+def write_model(model: Model, networks: Sequence[Passed], folder: Path, tell: Callable[[str], None]) -> str:
     """Compile every network for one CPU; returns the path of the file. Raises BuildError."""
+    machine = networks[0].options.target
     tell("lowering")
-    every = zip(model.networks, layers, stored, strict=True)
-    lowered = [Lowering(n, own, machine, batches, kind).run() for n, own, kind in every]
+    lowered = [Lowering(own.net, own.layers, own.options).run() for own in networks]
     tell("code generation")
     functions = {
         _named(i, variable.name_hint): function.with_attr("global_symbol", _named(i, variable.name_hint))
@@ -46,7 +38,7 @@ def write_model(
     executable = generate(tvm.IRModule(functions), machine)
     tell("linking")
     elf = link(executable, folder, machine)
-    facts = [describe(n, own, machine, batches, without) for n, own in zip(model.networks, lowered, strict=True)]
+    facts = [describe(own.net, code, own.options) for own, code in zip(networks, lowered, strict=True)]
     whole = SeveralNetworks(
         **{name: getattr(facts[0], name) for name in SHARED},
         entry_points=["run"],
@@ -55,9 +47,7 @@ def write_model(
         networks=[_own(network, i) for i, network in enumerate(facts)],
     )
     arrays = {
-        f"{i}.{name}": value
-        for i, (net, own) in enumerate(zip(model.networks, layers, strict=True))
-        for name, value in blob(net, own).items()
+        f"{i}.{name}": value for i, own in enumerate(networks) for name, value in blob(own.net, own.layers).items()
     }
     path = os.path.join(folder, "model.so")
     manifest.write_container(elf, whole, arrays | model.program.arrays(), path)

@@ -1,74 +1,76 @@
 """Every stage as text: the graph in its regions, then tensor expressions, TIR, LLVM and assembly.
 
-In: an RNN, a target, passes to leave out. Out: (stage, text) pairs for `tvm-rnn show`, `--dump` and the golden tests.
-Names in the text are stable: they depend on the equations alone.
+In: an RNN and options. Out: (stage, text) pairs for `tvm-rnn show`, `--dump` and the golden tests. Names in the text
+are stable: they depend on the equations alone.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from tvm_rnn.graph.graph import Graph, Group, Node, depends
-from tvm_rnn.graph.node_text import expression, leaf_text
-from tvm_rnn.passes import pipeline
-from tvm_rnn.passes.fuse_pointwise import is_move
+from tvm_rnn.cpu.lower_network import Lowering
+from tvm_rnn.cpu.module_facts import describe
+from tvm_rnn.cpu.training.add_entry_points import add_training, check_training
+from tvm_rnn.graph.graph_text import layers_text
+from tvm_rnn.graph.tensor_expressions import te
+from tvm_rnn.graph.tensor_expressions import text as te_text
+from tvm_rnn.network.widen import widened
+from tvm_rnn.options import Options, asked
+from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import Target, resolve
+
+from .link import generate
 
 if TYPE_CHECKING:
     from tvm_rnn.cuda.codegen.host_program import Program
     from tvm_rnn.network.rnn import RNN
-    from tvm_rnn.passes.pipeline import Layers
 
 CODE_STAGES = ("te", "tir", "llvm", "asm")
 GPU_STAGES = ("te", "tir", "cuda", "host")
 
 
-def texts(
+def stages(
     net: RNN,
-    target: str | Target,
-    batch: tuple[int, ...],
-    without: tuple[str, ...],
+    target: str | Target = "llvm",
+    batch: Sequence[int] = (),
+    without: Iterable[str] = (),
+    *,
     precision: str | None = None,
     weights: str | None = None,
-    training: bool | str = False,
+    training: bool = False,
 ) -> list[tuple[str, str]]:
-    """All stages in order as (name, text). Compiles, but neither links nor loads."""
-    from tvm_rnn.cpu.lower_network import Lowering
-    from tvm_rnn.cpu.training.add_entry_points import add_training, check_training
-    from tvm_rnn.dtypes import precision_name, stored_name
-    from tvm_rnn.graph.tensor_expressions import te
-    from tvm_rnn.graph.tensor_expressions import text as te_text
-    from tvm_rnn.network.widen import widened
+    """Every stage as (name, text): the passes' graphs, then "te", "tir", "llvm" and "asm"; for GPUs "tir" (kernels),
+    "cuda" and "host" (the program that launches them).
 
-    from .compile import describe, generate
-
+    net, target, batch, without, precision, weights, training: as for `compile`; with training backward graphs and the
+    code of training are among the texts. Raises ConfigError, CellError or BuildError as `compile` does.
+    """
+    options = asked(
+        resolve(target), batch=batch, without=without, precision=precision, weights=weights, training=training
+    )
     net = widened(net, precision)
-    machine, precision = resolve(target), precision_name(net.dtype, precision)
-    stored = stored_name(precision, machine.kind == "cuda", weights)
     if training:
-        check_training(net, machine)
-    stages = pipeline.run(net, machine, without, batch, training=training, precision=precision)
-    found = [(name, layers_text(net, layers)) for name, layers in stages]
-    found.append(("te", "\n\n".join(te_text(te(graph)) for graph in stages[0][1].graphs)))
+        check_training(net)
+    return texts(net, options.of(net.dtype))
+
+
+def texts(net: RNN, options: Options) -> list[tuple[str, str]]:
+    """All stages in order as (name, text). Compiles, but neither links nor loads."""
+    own, machine = passed(net, options), options.target
+    shown = own.training(options.training) if options.training else own.stages
+    found = [(name, layers_text(layers)) for name, layers in shown]
+    found.append(("te", "\n\n".join(te_text(te(graph)) for graph in shown[0][1].graphs)))
     if machine.kind == "cuda":
         from tvm_rnn.cuda.plan import network as plan
         from tvm_rnn.cuda.training import add_entry_points
 
-        layers = pipeline.run(net, machine, without, batch)[-1][1] if training else stages[-1][1]
-        programs = [plan.plan(net, layers, machine, batch, precision, stored)]
-        programs += (
-            add_entry_points.plan(net, machine, batch, without, precision, training).programs if training else ()
-        )
+        programs = [plan.plan(own, machine)]
+        programs += add_entry_points.plan(own, machine).programs if options.training else ()
         return [*found, *_gpu_texts(programs, machine)]
-    if training:
-        stages = pipeline.run(net, machine, without, batch)
-    lowered = Lowering(net, stages[-1][1], machine, batch, stored).run()
-    if training:
-        facts = describe(net, lowered, machine, batch, without)
-        add_training(net, lowered, facts, machine, batch, without, training)
+    lowered = Lowering(net, own.layers, options).run()
+    if options.training:
+        add_training(own, lowered, describe(net, lowered, options))
     executable = generate(lowered.module, machine)
     found.append(("tir", lowered.module.script()))
     found.append(("llvm", executable.mod.inspect_source("ll")))
@@ -83,160 +85,3 @@ def _gpu_texts(programs: Sequence[Program], machine: Target) -> list[tuple[str, 
     kernels = "\n\n".join(kernel.func.script() for program in programs for kernel in program.kernels.values())
     hosts = "\n\n".join(map(cuda_text.statements, programs))
     return [("tir", kernels), ("cuda", "\n".join(shards)), ("host", hosts)]
-
-
-def layers_text(net: RNN, layers: Layers) -> str:
-    """The distinct graphs of a network, each with the layers that share it."""
-    parts = []
-    for number, graph in enumerate(layers.graphs):
-        own = [i for i, g in enumerate(layers.of_layer) if g == number]
-        where = "" if net.num_layers == 1 else f"  layers {','.join(map(str, own))}"
-        parts.append("\n".join(_graph(graph, where)))
-    return "\n\n".join(parts)
-
-
-def equations_digest(net: RNN) -> str:
-    """SHA-256 of every layer's equations as traced, with the arrays in them: what a manifest knows them by."""
-    distinct = {id(layer.graph): layer.graph for layer in net.layers}.values()
-    found = hashlib.sha256()
-    for graph in distinct:
-        found.update(f"{sorted(graph.sizes.items())} {graph.dtype}{graph_text(graph).partition(chr(10))[2]}".encode())
-        for node in graph.nodes():
-            if node.op == "const" and node.value is not None:
-                found.update(node.value.tobytes())
-    return found.hexdigest()
-
-
-def graph_text(graph: Graph) -> str:
-    """One graph as text."""
-    return "\n".join(_graph(graph, ""))
-
-
-def _graph(graph: Graph, where: str) -> Iterator[str]:
-    sizes = " ".join(f"{k}={v}" for k, v in graph.sizes.items())
-    yield f"graph {graph.cell} {graph.kind}  T=* B=* {sizes} {graph.dtype}{where}"
-    if graph.tiling:
-        rows = "all" if graph.tiling.rows_per_tile is None else graph.tiling.rows_per_tile
-        yield f"walk    {graph.tiling.order}, {rows} rows (steps x batch) per tile"
-    names = value_names(graph)
-    if graph.groups:
-        yield from _groups(graph, names)
-    else:
-        yield from _regions(graph, names)
-    states = ", ".join(f"{s.name} = {names[r]}" for s, r in zip(graph.states, graph.results, strict=True))
-    yield f"states  {states}"
-    yield f"output  {graph.output_name} = {names[graph.output]}"
-    if graph.emitted:
-        yield f"emits   {', '.join(names[n] for n in graph.emitted)}"
-    if graph.totals:
-        pairs = zip(graph.params, graph.totals, strict=True)
-        yield f"totals  {', '.join(f'd_{p.name} = {names[n]}' for p, n in pairs)}"
-    if graph.backward is not None:
-        yield ""
-        yield from _graph(graph.backward, where)
-
-
-def value_names(graph: Graph) -> dict[Node, str]:
-    """Short names: leaves keep theirs, new states get a prime, the rest are numbered in order."""
-    names: dict[Node, str] = {}
-    taken = {s.name for s in graph.states}
-    for state, result in zip(graph.states, graph.results, strict=True):
-        if not result.leaf:
-            names.setdefault(result, f"{state.name}'")
-    if not graph.output.leaf:
-        names.setdefault(graph.output, graph.output_name if graph.output_name not in taken else f"{graph.output_name}'")
-    for param, total in zip(graph.params, graph.totals, strict=False):
-        if not total.leaf:
-            names.setdefault(total, f"d_{param.name}")
-    count = 0
-    for node in graph.nodes():
-        if node.leaf:
-            names[node] = leaf_text(node)
-        elif node not in names:
-            names[node] = f"v{count}"
-            count += 1
-    return names
-
-
-def _shape(graph: Graph, node: Node, batched: bool, time: bool) -> str:
-    axes = [*(["T"] if time else []), *(["B"] if batched else []), *map(str, node.shape)]
-    return f"[{','.join(axes)}]"
-
-
-def _regions(graph: Graph, names: dict[Node, str]) -> Iterator[str]:
-    nodes = graph.nodes()
-    leaves = depends(nodes)
-    for region in ("weights", "before", "step", "after"):
-        own = [n for n in nodes if not n.leaf and _region(graph, n, leaves) == region]
-        label = region
-        for node in own:
-            rows = bool(leaves[node]) and "total" not in leaves[node]
-            shape = _shape(graph, node, rows, rows and region != "step")
-            yield f"{label:<8}{names[node]}{shape} = {expression(node, names)}"
-            label = ""
-        if not own:
-            yield f"{label:<8}-"
-
-
-def _region(graph: Graph, node: Node, leaves: dict[Node, frozenset[str]]) -> str:
-    if "total" in leaves[node]:
-        return "after"
-    return graph.region_of(node) if leaves[node] else "weights"
-
-
-def _groups(graph: Graph, names: dict[Node, str]) -> Iterator[str]:
-    nodes = graph.nodes()
-    leaves = depends(nodes)
-    views = dict(names)
-    for node in nodes:  # views and values of parameters are written where they are read
-        if not node.leaf and (is_move(node) or not leaves[node]) and node not in graph.roots:
-            views[node] = expression(node, views)
-    for region in ("before", "step", "after"):
-        own = [g for g in graph.groups if g.region == region]
-        for number, group in enumerate(own):
-            label = region if region != "step" else f"step {group.phase}"
-            same = number and own[number - 1].phase == group.phase and own[number - 1].region == region
-            yield from _group("" if same else label, graph, group, views)
-        totals = [
-            n for n in nodes if region == "after" and "total" in leaves[n] and (not is_move(n) or n in graph.roots)
-        ]
-        for node in totals:
-            label = "" if own or node is not totals[0] else region
-            yield f"{label:<8}{names[node]}{_shape(graph, node, False, False)} = {expression(node, views)}"
-        if not own and not totals:
-            yield f"{region:<8}-"
-
-
-def _group(label: str, graph: Graph, group: Group, names: dict[Node, str]) -> Iterator[str]:
-    stored = ", ".join(f"{names[n]}{_shape(graph, n, True, group.region != 'step')}" for n in group.stored)
-    members = [n for n in group.nodes if n is not group.root]
-    counts = Counter(n.op for n in members)
-    summary = ", ".join(f"{c} {op}" for op, c in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-    if group.root is not None:
-        shape = _shape(graph, group.root, True, group.region != "step")
-        yield f"{label:<8}{group.kind} {names[group.root]}{shape} = {_root(group.root, names)}"
-        label = ""
-    if members:
-        yield f"{label:<8}  {stored or '-'} = pointwise  # {summary}"
-        for node in members:
-            mark = "*" if node in group.stored else " "
-            text = names[node] if node.leaf else expression(node, names)
-            yield f"{'':<8}  {mark} {names[node]} = {text}"
-    elif stored:
-        yield f"{'':<8}  {stored}"
-
-
-def _root(root: Node, names: dict[Node, str]) -> str:
-    if root.op != "gemm":
-        return expression(root, names)
-    pairs = zip(root.args[::2], root.args[1::2], strict=True)
-    return "gemm(" + ", ".join(f"{_weight(w, names)} @ {names[x]}[{x.shape[0]}]" for w, x in pairs) + ")"
-
-
-def _weight(node: Node, names: dict[Node, str]) -> str:
-    """A packed parameter by its gates: stack(W_i, W_f)[2,H,I]."""
-    shape = f"[{','.join(map(str, node.shape))}]"
-    if node.op != "concat":
-        return f"{names[node]}{shape}"
-    parts = [names[p.args[0]] if p.op == "reshape" else names[p] for p in node.args]
-    return f"stack({', '.join(parts)}){shape}"

@@ -12,28 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
 
 from tvm import tirx
 
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.runtime import runtime_random
-from tvm_rnn.tir.statements import (
-    Expr,
-    Stmt,
-    bind,
-    buffer,
-    function,
-    load,
-    loop,
-    sequence,
-    store,
-    variable,
-    vector,
-    when,
-)
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import Block, bind, buffer, function, load, loop, sequence, store, variable, vector, when
 
-from .workspace import Array, int64
+from .workspace import Array
 
 PARALLEL_UNITS = 32  # with less in a row, a launch costs more than it gives: see emit.PARALLEL_ELEMENTS
 TOGETHER = (4, 2, 1)  # vectors at a time: 4 take 0.50 ns an element on one thread of Zen 5, 1 takes 0.87
@@ -44,23 +32,23 @@ WORD = "uint32"
 class Draw:
     """What the masks of one visit of a layer and direction are made of."""
 
-    keys: Any  # buffer of uint32
+    keys: Buffer  # of uint32
     at: Expr  # address in it of this layer's and direction's first key word
     streams: Sequence[str]  # names of masks, in the order of their keys
     start: Expr  # the step that the tile's first row is of
     batch: Expr
 
 
-def fill(node: Node, array: Array, into: Any, rows: Expr, draw: Draw, lanes: int, dtype: str) -> Stmt:
+def fill(node: Node, array: Array, into: Buffer, rows: Expr, draw: Draw, lanes: int) -> Stmt:
     """Fill `rows` rows of the array, those of a step one after the other; of a mask for sequences those of one step are
     made, and copied. Padding gets zeros and ones, too."""
     words, set_words = _key(node, draw)
     units, per_step = prod(node.shape), node.attrs["every"] == "step"
     limit = tirx.const(runtime_random.threshold(node.attrs["keep"]), WORD)
-    one, zero = tirx.const(1.0, dtype), tirx.const(0.0, dtype)
+    one, zero = tirx.const(1.0, into.dtype), tirx.const(0.0, into.dtype)
     outer, last = node.shape[:-1], node.shape[-1] if node.shape else 1
 
-    def one_row(row: Expr) -> list[Any]:
+    def one_row(row: Expr) -> list[Block]:
         step, set_step = bind("mask_step", draw.start + tirx.floordiv(row, draw.batch))
         first, set_first = bind("mask_unit", tirx.floormod(row, draw.batch) * int64(units))
         second = tirx.Cast(WORD, step) if per_step else tirx.const(0, WORD)
@@ -100,7 +88,7 @@ def fill(node: Node, array: Array, into: Any, rows: Expr, draw: Draw, lanes: int
     return sequence(set_words, first_step, loop("row", rows - draw.batch, copy, parallel=shared))
 
 
-def drop_function(lanes: int, dtype: str, itemsize: int) -> Any:
+def drop_function(lanes: int, dtype: str, itemsize: int) -> tirx.PrimFunc:
     """weight_drop(n, key words 0 and 1, limit, scale, source, target): target = source * scale where the word of an
     element is below the limit, else 0, for n elements of a weight, or of its gradient."""
     count, *given = (variable(n) for n in ("n", "key_0", "key_1", "limit"))
@@ -126,13 +114,13 @@ def drop_function(lanes: int, dtype: str, itemsize: int) -> Any:
     return function("weight_drop", [count, *given, scale, source, target], sequence(set_words, parts))
 
 
-def _key(node: Node, draw: Draw) -> tuple[list[Any], list[Any]]:
+def _key(node: Node, draw: Draw) -> tuple[list[tirx.Var], list[Stmt]]:
     """The three key words, and the statements that set them."""
     at = draw.at + int64(2 * draw.streams.index(node.attrs["stream"]))
     return _words([load(draw.keys, at), load(draw.keys, at + int64(1))])
 
 
-def _words(values: list[Any]) -> tuple[list[Any], list[Any]]:
+def _words(values: list[TirExpr]) -> tuple[list[tirx.Var], list[Stmt]]:
     words = [tirx.Var(f"key_{i}", WORD) for i in range(3)]
     values.append(tirx.bitwise_xor(tirx.bitwise_xor(words[0], words[1]), tirx.const(runtime_random.PARITY, WORD)))
     return words, [tirx.Bind(word, value) for word, value in zip(words, values, strict=True)]
@@ -149,12 +137,12 @@ class _Words:
     second: Expr
     put: Callable[[Expr, Expr], Stmt]
 
-    def panel(self, begin: Expr, unit: Expr, count: Expr | None = None) -> list[Any]:
+    def panel(self, begin: Expr, unit: Expr, count: Expr | None = None) -> list[Block]:
         """The words of units from `unit` on, whose counters begin with begin + unit. count: of the units that there
         are, where they are fewer than a vector."""
         shape = (self.together * self.lanes,)
         x = [tirx.decl_buffer(shape, WORD, name=f"x{i}", scope="local") for i in range(2)]
-        parts: list[Any] = [tirx.AllocBuffer(buffer) for buffer in x]
+        parts: list[Block] = [tirx.AllocBuffer(buffer) for buffer in x]
 
         def each(body: Callable[[Expr], Stmt]) -> None:
             for first in range(0, self.together * self.lanes, self.lanes):

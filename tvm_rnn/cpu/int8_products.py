@@ -15,7 +15,6 @@ Rewrite: acc[r, unit] += a[r, k] * w[unit, k]
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import tvm
 from tvm import tirx
@@ -23,12 +22,14 @@ from tvm import tirx
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.scalar import let, where
-from tvm_rnn.graph.tensor_expressions import element
-from tvm_rnn.tir.statements import Expr, Stmt, bind, load, loop, sequence, store, vector
+from tvm_rnn.graph.tensor_expressions import Index, element
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt
+from tvm_rnn.tir.index import int64, wide
+from tvm_rnn.tir.statements import Block, bind, load, loop, sequence, store, vector
 
 from .register_tile import Places, Tile
 from .weight_storage import LARGEST, MOST_DEPTH, OFFSET, WORD
-from .workspace import Array, int64, pad, wide
+from .workspace import Array, pad
 
 INSTRUCTION = "llvm.x86.avx512.vpdpbusd.512"
 VECTOR = 16  # words of the instruction
@@ -61,24 +62,24 @@ def quantise(group: Group, rows: Expr, places: Places, lanes: int, many: int) ->
     return parts
 
 
-def _row_of(operand: Node, levels: Array, places: Places, lanes: int) -> Callable[[tirx.Var], list[Any]]:
+def _row_of(operand: Node, levels: Array, places: Places, lanes: int) -> Callable[[tirx.Var], list[Block]]:
     depth, quarter = operand.shape[0], -(-operand.shape[0] // WORD)
     workspace, words = places.buffers["workspace"], places.buffers["levels"]
 
-    def row(r: tirx.Var) -> list[Any]:
+    def row(r: tirx.Var) -> list[Block]:
         peak = tirx.decl_buffer((lanes,), "float32", name="peak", scope="local")
         whole = tirx.decl_buffer((2,), "float32", name="whole", scope="local")
         zero, one, largest = (tirx.const(v, "float32") for v in (0.0, 1.0, LARGEST))
         at, set_at = bind("at", levels.address(r, (int64(0),)))
 
-        def read(node: Node, index: Any) -> Expr | None:
+        def read(node: Node, index: Index) -> Expr | None:
             array = places.read(node)
             return None if array is None else load(places.buffers[array.buffer], array.address(r, index))
 
         def value(k: Expr) -> Expr:
             return element(operand, (k,), read, "float32")
 
-        def larger(into: Any, place: Expr, found: Expr) -> Stmt:
+        def larger(into: Buffer, place: Expr, found: Expr) -> Stmt:
             """A NaN stays: it is the row's scale then."""
             so_far = load(into, place)
             return store(into, place, let(found, lambda v: where(tirx.Or(v > so_far, tirx.isnan(v)), v, so_far)))
@@ -101,7 +102,7 @@ def _row_of(operand: Node, levels: Array, places: Places, lanes: int) -> Callabl
 
         full, rest = divmod(depth, lanes)
         blank = vector("v", lanes, lambda v: store(peak, v, zero))
-        parts: list[Any] = [set_at, tirx.AllocBuffer(peak), tirx.AllocBuffer(whole), blank]
+        parts: list[Block] = [set_at, tirx.AllocBuffer(peak), tirx.AllocBuffer(whole), blank]
         parts.append(loop("c", full, lambda c: peaks(c, lanes)))
         parts += [peaks(int64(full), rest)] if rest else []
         parts.append(store(whole, int64(0), zero))
@@ -121,7 +122,7 @@ def product(tile: Tile) -> Stmt:
     places = [(r, p, g) for r in range(tile.rows) for p in range(tile.panels) for g in range(tile.gates)]
     size = len(places) * lanes
     sums = tirx.decl_buffer((size,), "int32", name="sums", scope="local")
-    parts: list[Any] = [tirx.AllocBuffer(sums)]
+    parts: list[Block] = [tirx.AllocBuffer(sums)]
     for number, operand in enumerate(root.args[1::2]):
         parts += _sums(tile, number, operand, places, sums)
         parts += [_scaled(tile, number, place, at, sums) for at, place in enumerate(places)]
@@ -132,7 +133,7 @@ def _vector_at(address: Expr) -> Expr:
     return tirx.Ramp(address, int64(1), VECTOR)
 
 
-def _sums(tile: Tile, number: int, operand: Node, places: list[tuple[int, int, int]], sums: Any) -> list[Stmt]:
+def _sums(tile: Tile, number: int, operand: Node, places: list[tuple[int, int, int]], sums: Buffer) -> list[Stmt]:
     root, own, lanes = _root(tile.group), tile.places, tile.lanes
     words, levels = own.buffers["words"], own.levels[root][number]
     quarter = -(-operand.shape[0] // WORD)
@@ -163,7 +164,7 @@ def _row(tile: Tile, p: int, g: int) -> Expr:
     return ((tile.panel0 + int64(p)) * int64(tile.gates) + int64(g)) * int64(tile.lanes)
 
 
-def _scaled(tile: Tile, number: int, place: tuple[int, int, int], at: int, sums: Any) -> Stmt:
+def _scaled(tile: Tile, number: int, place: tuple[int, int, int], at: int, sums: Buffer) -> Stmt:
     (r, p, g), root, own = place, _root(tile.group), tile.places
     mine, gates = _vector_at(int64(at * tile.lanes)), own.buffers["gates"]
     scale = load(own.buffers["packed"], _vector_at(own.scales[root][number] + _row(tile, p, g)))

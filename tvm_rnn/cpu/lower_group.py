@@ -14,17 +14,18 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_rnn.graph.axes import reduced_axes, runs_along
 from tvm_rnn.graph.graph import Group, Node
-from tvm_rnn.graph.tensor_expressions import reduced_axes
 from tvm_rnn.schedule.schedule_template import Chosen, Config, Template, Unit, best
 from tvm_rnn.target import Target
-from tvm_rnn.tir.statements import Expr, Stmt, bind, floordiv, floormod, loop, sequence, when
+from tvm_rnn.tir.expr import Expr, Stmt
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import bind, floordiv, floormod, loop, sequence, when
 
 from . import dropout_masks, int8_products, register_tile, register_tile_reductions
 from .panel_loops import Panels
 from .register_tile import Places, Tile
 from .weight_storage import Storage
-from .workspace import int64
 
 # A row group is shared among threads only if one row is at least this many elements of work (a launch costs about 1
 # us).
@@ -119,7 +120,7 @@ class Emitter:
     def _random(self, group: Group, rows: Expr, places: Places) -> Stmt:
         assert places.draw is not None
         pairs = [(node, array) for node in group.stored for array in places.write(node)]
-        common = (rows, places.draw, self.lanes, self.dtype)
+        common = (rows, places.draw, self.lanes)
         return sequence(
             [dropout_masks.fill(node, array, places.buffers[array.buffer], *common) for node, array in pairs]
         )
@@ -127,7 +128,7 @@ class Emitter:
     def _reduce(self, group: Group, unit: Unit, rows: Expr, places: Places, template: Template, config: Config) -> Stmt:
         root = group.root
         assert root is not None
-        along = register_tile_reductions.runs_along(root)
+        along = runs_along(root)
         work = _reduced_elements(root)
 
         def body(row: Expr, index: tuple[Expr, ...]) -> Stmt:

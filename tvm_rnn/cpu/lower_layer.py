@@ -6,37 +6,38 @@ tiles. The same statements serve every layer and direction of equal sizes: what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tvm import tirx
 
 from tvm_rnn.graph.graph import Graph, Group, Node, depends
-from tvm_rnn.tir.statements import Expr, Stmt, bind, load, loop, sequence, store, when
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import Block, bind, load, loop, sequence, store, when
 
 from .dropout_masks import Draw
 from .int8_products import row_elements
 from .lower_group import Emitter
 from .register_tile import Places
 from .weight_packing import PackedWeights
-from .workspace import Array, int64, row_stride, strides_of
+from .workspace import Array, row_stride, strides_of
 
 
 @dataclass
 class Context:
     """The variables of the sequence function that a layer's code uses."""
 
-    buffers: Mapping[str, Any]
+    buffers: Mapping[str, Buffer]
     batch: Expr
     steps: Expr
     tile_rows: Expr  # rows of the largest tile: n B
     has_lengths: Expr
     has_reset: Expr
-    lengths: Any
-    reset: Any
+    lengths: Buffer
+    reset: Buffer
     threads: Expr | None = None  # that may share the work
-    keys: Any = None  # of masks, where there are any
+    keys: Buffer | None = None  # of masks, where there are any
     streams: Sequence[str] = ()  # their names, in the order of keys
     first_step: Expr | None = None  # the number of step 0 in its whole sequence
 
@@ -107,7 +108,7 @@ class Layer:
     def hoisted_per_row(self) -> int:
         return self.extent(self.hoisted) + self.levels["before"][1]
 
-    def _rows(self, nodes: Any) -> dict[Node, tuple[int, int]]:
+    def _rows(self, nodes: Iterable[Node]) -> dict[Node, tuple[int, int]]:
         """Offset and stride of each stored value, in elements per row."""
         found, at = {}, 0
         for node in dict.fromkeys(nodes):
@@ -138,7 +139,7 @@ class Layer:
     def visit(self, ctx: Context, visit: Visit) -> Stmt:
         """`before` over the tile's rows, then the steps in this direction's order."""
         rows, set_rows = bind("rows", visit.count * ctx.batch)
-        parts: list[Any] = [set_rows]
+        parts: list[Block] = [set_rows]
         arrays = {n: self._hoisted(n, visit, int64(0), ctx) for n in self.hoisted}
         arrays |= {n: self._input(i, visit, int64(0), ctx) for i, n in enumerate(self.graph.inputs)}
         places = self._places(ctx, visit, arrays, {n: [arrays[n]] for n in self.hoisted})
@@ -174,7 +175,7 @@ class Layer:
             dict(ctx.buffers), lambda n: read.get(n) or self._weights(n, visit), lambda n: write[n], products
         )
         places = replace(places, batch=ctx.batch, threads=ctx.threads, storage=own.storage, scales=scales)
-        if ctx.keys is not None:
+        if ctx.keys is not None and ctx.first_step is not None:
             draw = Draw(ctx.keys, visit.keys, ctx.streams, ctx.first_step + visit.start, ctx.batch)
             places = replace(places, draw=draw)
         return replace(places, sums=sums, levels=self._levels_at(ctx, visit)) if own.sums else places
@@ -191,7 +192,7 @@ class Layer:
             for node, places in self.levels[region][0].items()
         }
 
-    def _step(self, ctx: Context, visit: Visit, s: Expr) -> list[Any]:
+    def _step(self, ctx: Context, visit: Visit, s: Expr) -> list[Block]:
         t, set_t = bind("t", s + visit.direction * (visit.count - int64(1) - s - s))
         parity, set_parity = bind("parity", tirx.bitwise_and(visit.done + s, int64(1)))
         old: list[Array] = []
@@ -281,13 +282,13 @@ class Layer:
         return when(tirx.NE(ctx.has_lengths, int64(0)), loop("b", ctx.batch, row))
 
 
-def fill_row(ws: Any, array: Array, value: Expr, b: Expr) -> Stmt:
+def fill_row(ws: Buffer, array: Array, value: Expr, b: Expr) -> Stmt:
     """One batch row of an array, padding included, becomes `value`."""
     at = array.base + b * int64(array.row_stride)
     return loop("j", array.row_stride, lambda j: store(ws, at + j, value))
 
 
-def keep_row(ws: Any, old: Array, new: Array, b: Expr) -> Stmt:
+def keep_row(ws: Buffer, old: Array, new: Array, b: Expr) -> Stmt:
     """One batch row of the new state becomes that of the old one."""
     source, place = old.base + b * int64(old.row_stride), new.base + b * int64(new.row_stride)
     return loop("j", new.row_stride, lambda j: store(ws, place + j, load(ws, source + j)))

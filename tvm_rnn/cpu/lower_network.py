@@ -10,31 +10,31 @@ distinct layer, and the facts that the manifest needs. Closing the loop over tim
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import tvm
 from tvm import tirx
 
 from tvm_rnn.errors import PassError, message
-from tvm_rnn.graph.graph import Node, depends
-from tvm_rnn.graph.ops import TABLE
-from tvm_rnn.graph.tensor_expressions import reduced_axes
+from tvm_rnn.graph.flops import flops_per_row
+from tvm_rnn.graph.graph import Layers
 from tvm_rnn.module_file import schema
 from tvm_rnn.module_file.schema import Pack
 from tvm_rnn.network.rnn import RNN, named_constants, weight_name
-from tvm_rnn.passes.pipeline import Layers
-from tvm_rnn.target import Target
-from tvm_rnn.tir.statements import Expr, Named, Stmt, bind, buffer, function, load, loop, sequence, store, variable
+from tvm_rnn.options import Options
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import Block, Named, bind, buffer, function, load, loop, sequence, store, variable
 
 from .lower_group import Emitter, Used
 from .lower_layer import Context, Layer, Visit
 from .user_array_copies import each, rows_in, rows_out
 from .verify_time_order import verify
 from .weight_storage import STORAGES
-from .workspace import Array, Workspace, int64, row_stride, strides_of
+from .workspace import Array, Workspace, row_stride, strides_of
 
 MAX_ROWS = 1 << 30  # "all of T in one tile"
 
@@ -50,11 +50,22 @@ class Run:
     at: int
 
 
+@dataclass(frozen=True)
+class Tile:
+    """A tile of time of one layer and direction: `done` steps are before it in the order of processing; it has `count`
+    steps from `start` on in the order of time. row: step `start` in the buffers between layers."""
+
+    done: Expr
+    start: Expr
+    count: Expr
+    row: Expr
+
+
 @dataclass
 class Lowered:
     """What `compiler/compile.py` needs: the functions, and the manifest's facts about memory, packing and schedules."""
 
-    module: Any
+    module: tvm.IRModule
     packs: list[Pack]
     packed_elements: int
     workspace: schema.Workspace
@@ -71,18 +82,17 @@ class Lowering:
 
     net: RNN
     layers: Layers
-    target: Target
-    batches: tuple[int, ...] = ()
-    stored: str = ""
+    options: Options
     number: int = 0
     memory: Workspace = field(default_factory=Workspace)
     layer_type: ClassVar[type[Layer]] = Layer
     prefix: ClassVar[str] = ""  # of the names of packing functions
 
     def __post_init__(self) -> None:
-        net = self.net
+        net, options = self.net, self.options
+        self.stored = options.stored
         self.itemsize = np.dtype(net.dtype).itemsize
-        self.emitter = Emitter(self.target, net.dtype, self.batches, STORAGES.get(self.stored))
+        self.emitter = Emitter(options.target, net.dtype, options.batches, STORAGES.get(self.stored))
         self.lanes, self.back = self.emitter.lanes, int64(int(net.reverse))
         initial = net.cell.initial
         numbered = enumerate(self.layers.graphs, self.number)
@@ -178,7 +188,7 @@ class Lowering:
                     packs.append(Pack(name, weights + fixed, at))
         return packs
 
-    def _pack(self, layer: Layer, name: str) -> Any:
+    def _pack(self, layer: Layer, name: str) -> tirx.PrimFunc:
         dtype, raw = self.net.dtype, {}
         for key in (*(p.name for p in layer.graph.params), *named_constants(layer.graph, layer.number)):
             raw[key] = buffer(key.replace(".", "_"), dtype, self.itemsize)
@@ -188,12 +198,12 @@ class Lowering:
         body = sequence(_views(stored, packed), layer.weights.pack(raw, packed, offset, *stored))
         return function(name, [*raw.values(), packed, offset], body)
 
-    def _stored(self, packed: Any) -> list[Any]:
+    def _stored(self, packed: Buffer) -> list[Buffer]:
         """The packed memory as elements of the dtype in which products' parameters are stored, if that is another."""
         kinds = [STORAGES[self.stored]] if self.stored else []
         return [tirx.decl_buffer(packed.shape, k.dtype, name="words" if k.integer else "stored") for k in kinds]
 
-    def _sequence(self) -> Any:
+    def _sequence(self) -> tirx.PrimFunc:
         dtype, cell, size = self.net.dtype, self.net.cell, self.itemsize
         ints = {n: variable(n) for n in ("T", "B", "n", "threads", "has_lengths", "has_reset")}
         self.T, self.B, self.n = ints["T"], ints["B"], ints["n"]
@@ -258,7 +268,7 @@ class Lowering:
                 start += visits * int(np.prod(self.code[run.graph].graph.states[number].shape, dtype=int))
         return parts
 
-    def _state(self, run: Run, number: int, user: Any, start: int, into: bool) -> Stmt:
+    def _state(self, run: Run, number: int, user: Buffer, start: int, into: bool) -> Stmt:
         """One state of all layers and directions of a run; `start`: elements per batch row that come before."""
         code = self.code[run.graph]
         size = int(np.prod(code.graph.states[number].shape, dtype=int))
@@ -282,7 +292,7 @@ class Lowering:
 
         return loop("v", run.count * self.net.num_directions, visit)
 
-    def _if_called(self, run: Run, visit: Expr, *body: Any) -> Stmt:
+    def _if_called(self, run: Run, visit: Expr, *body: Block) -> Stmt:
         """What is done for one layer and direction of a run: in inference in every call."""
         return sequence(*body)
 
@@ -291,9 +301,9 @@ class Lowering:
         at = self.states_at[run.graph] + run.at * self.net.num_directions * per
         return self.B * (int64(at) + visit * int64(per))
 
-    def _copy_in(self, start: Expr, count: Expr) -> list[Stmt]:
+    def _copy_in(self, start: Expr, count: Expr) -> list[Block]:
         """The user's inputs from step `start` on, into the buffers that the first layer reads."""
-        parts = []
+        parts: list[Block] = []
         for number, (node, user) in enumerate(zip(self.code[0].graph.inputs, self.x, strict=True)):
             stride = self.stride if number == 0 else self.extra[number - 1]
             steps = strides_of(node.shape, self.lanes)[0]
@@ -308,10 +318,10 @@ class Lowering:
 
     # --- the two walks -------------------------------------------------------------------------------------------
 
-    def _tiles(self, body: Any) -> Stmt:
+    def _tiles(self, body: Callable[[Expr, Expr], Block]) -> Stmt:
         """for tile: body(index of its first step in processing order, number of steps)."""
 
-        def tile(i: Expr) -> list[Any]:
+        def tile(i: Expr) -> list[Block]:
             done, set_done = bind("done", i * self.n)
             count, set_count = bind("count", tirx.min(self.n, self.T - done))
             return [set_done, set_count, body(done, count)]
@@ -319,9 +329,9 @@ class Lowering:
         return loop("tile", tirx.floordiv(self.T + self.n - int64(1), self.n), tile)
 
     def _time_major(self) -> Stmt:
-        def tile(done: Expr, count: Expr) -> list[Any]:
+        def tile(done: Expr, count: Expr) -> list[Block]:
             def layers(run: Run) -> Stmt:
-                return loop("l", run.count, lambda i: self._visit(run, i, int64(0), done, done, count, int64(0)))
+                return loop("l", run.count, lambda i: self._visit(run, i, int64(0), Tile(done, done, count, int64(0))))
 
             return [self._copy_in(done, count), *map(layers, self.runs), self._copy_out(done, count)]
 
@@ -332,7 +342,7 @@ class Lowering:
             def direction(d: Expr) -> Stmt:
                 def tile(done: Expr, count: Expr) -> Stmt:
                     start, set_start = bind("start", done + (d + self.back) * (self.T - done - done - count))
-                    return sequence(set_start, self._visit(run, i, d, done, start, count, start))
+                    return sequence(set_start, self._visit(run, i, d, Tile(done, start, count, start)))
 
                 return self._tiles(tile)
 
@@ -349,17 +359,17 @@ class Lowering:
         size = self.code[run.graph].packed.size
         return int64(self.packed_at[run.graph] + run.at * self.net.num_directions * size) + visit * int64(size)
 
-    def _visit(self, run: Run, i: Expr, d: Expr, done: Expr, start: Expr, count: Expr, row: Expr) -> Stmt:
-        """Layer `run.first + i` on one tile; `row` is the tile's first step in the buffers between layers."""
+    def _visit(self, run: Run, i: Expr, d: Expr, tile: Tile) -> Stmt:
+        """Layer `run.first + i` on one tile of time."""
         code, directions = self.code[run.graph], self.net.num_directions
         visit = i * int64(directions) + d
         named = Named()
         odd = tirx.bitwise_and(i + int64(run.first), int64(1))
         size = self._flow(1) - self._flow(0)
-        inputs = [named("input", self._flow(0) + odd * size + row * self.B * int64(self.stride))]
+        inputs = [named("input", self._flow(0) + odd * size + tile.row * self.B * int64(self.stride))]
         for number, stride in enumerate(self.extra):
-            inputs.append(named(f"input_{number + 1}", self._flow(number + 2) + row * self.B * int64(stride)))
-        output = self._flow(0) + (int64(1) - odd) * size + row * self.B * int64(self.stride)
+            inputs.append(named(f"input_{number + 1}", self._flow(number + 2) + tile.row * self.B * int64(stride)))
+        output = self._flow(0) + (int64(1) - odd) * size + tile.row * self.B * int64(self.stride)
         work = Visit(
             weights=named("weights", self._weights_of(run, visit)),
             states=named("states", self._state_base(run, visit)),
@@ -370,34 +380,13 @@ class Lowering:
             output=named("output", output + d * int64(code.graph.output.shape[0])),
             output_stride=self.stride,
             direction=d + self.back,
-            start=start,
-            count=count,
-            done=done,
+            start=tile.start,
+            count=tile.count,
+            done=tile.done,
         )
         return sequence(named.sets, code.visit(self.ctx, work))
 
 
-def _views(buffers: Sequence[Any], memory: Any) -> list[Stmt]:
+def _views(buffers: Sequence[Buffer], memory: Buffer) -> list[Stmt]:
     """Statements that make buffers views of memory."""
     return [tirx.DeclBuffer(view, data=tirx.buffer.buffer_data(memory)) for view in buffers]
-
-
-def flops_per_row(layers: Layers, directions: int) -> int:
-    """FLOPs of one step of one batch row through all layers; what parameters alone decide is not counted."""
-    total = 0
-    for index in layers.of_layer:
-        nodes = layers.graphs[index].nodes()
-        leaves = depends(nodes)
-        total += sum(node_flops(n) for n in nodes if not n.leaf and leaves[n])
-    return total * directions
-
-
-def node_flops(node: Node) -> int:
-    """Operations of one value for one row: a multiply-add counts two, a pointwise op what its row of the table says."""
-    op = TABLE[node.op]
-    size = int(np.prod(node.shape, dtype=int))
-    if node.op == "gemm":
-        return size * sum(2 * int(a.shape[0]) for a in node.args[1::2])
-    if node.op in ("einsum", "sum", "max"):
-        return size * int(np.prod([s for _, s in reduced_axes(node)], dtype=int)) * op.cost
-    return size * op.cost if op.kind == "pointwise" else 0

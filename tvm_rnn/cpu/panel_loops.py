@@ -12,17 +12,17 @@ Rewrite: group  -->  parallel for chunk of panels: for "broad" panels: for full 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tvm import tirx
 
 from tvm_rnn.graph.graph import Group
 from tvm_rnn.schedule.schedule_template import Config, Template, Unit
-from tvm_rnn.tir.statements import Expr, Stmt, bind, floordiv, floormod, loop, when
+from tvm_rnn.tir.expr import Expr, Stmt
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import Block, bind, floordiv, floormod, loop, when
 
 from . import int8_products, register_tile
 from .register_tile import Places, Tile
-from .workspace import int64
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Panels:
         def part(begin: Expr, end: Expr) -> Stmt:
             """Forwards and backwards in turns from step to step: what came last is still in a thread's cache."""
 
-            def one(i: Expr) -> list[Any]:
+            def one(i: Expr) -> list[Block]:
                 chunk, set_chunk = bind("chunk", begin + i + odd * (end - begin - int64(1) - i - i))
                 return [set_chunk, body(chunk)]
 
@@ -63,14 +63,14 @@ class Panels:
         if not shared:
             return part(int64(0), int64(chunks))
 
-        def worker(w: Expr) -> list[Any]:
+        def worker(w: Expr) -> list[Block]:
             begin, set_begin = bind("begin", tirx.floordiv(w * int64(chunks), threads))
             end, set_end = bind("end", tirx.floordiv((w + int64(1)) * int64(chunks), threads))
             return [set_begin, set_end, part(begin, end)]
 
         return loop("worker", threads, worker, parallel=True)
 
-    def _chunk(self, c: tirx.Var) -> list[Any]:
+    def _chunk(self, c: tirx.Var) -> list[Block]:
         full, across = self.config["rows"], self.config["panels"]
         first, set_first = bind("first", c * int64(across))
 
@@ -110,7 +110,7 @@ class Panels:
         last = loop("r", self.rows, lambda r: self._tile(1, rest, r, int64(whole * across)))
         return when(c < int64(whole), full, last)
 
-    def _tile(self, height: int, across: int, row0: Expr, panel0: Expr) -> list[Any]:
+    def _tile(self, height: int, across: int, row0: Expr, panel0: Expr) -> list[Block]:
         """Product and epilogue of `height` rows by `across` panels."""
         row, set_row = bind("row", row0)
         panel, set_panel = bind("panel", panel0)

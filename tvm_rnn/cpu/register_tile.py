@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import tvm
 import tvm_ffi
@@ -24,13 +23,13 @@ from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.passes.fuse_pointwise import FUNCTION, is_truth
 from tvm_rnn.schedule.schedule_template import Config, Template, Unit
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
+from tvm_rnn.tir.index import INDEX, int64, wide
 
 from .dropout_masks import Draw
-from .weight_prefetch import with_requests
+from .weight_prefetch import CACHE_LINE, with_prefetches
 from .weight_storage import Storage
-from .workspace import INDEX, Array, int64, wide
-
-Expr = Any
+from .workspace import Array
 
 _LOWER = (
     s_tir.transform.LowerInitBlock,
@@ -45,7 +44,7 @@ _LOWER = (
 class Places:
     """Where the nodes that a tile reads and writes live, and the buffers they live in."""
 
-    buffers: Mapping[str, Any]  # "workspace", "packed" -> tirx.Buffer
+    buffers: Mapping[str, Buffer]  # "workspace", "packed" -> tirx.Buffer
     read: Callable[[Node], Array | None]
     write: Callable[[Node], Sequence[Array]]
     products: Mapping[Node, Sequence[Expr]]  # a gemm -> address of each packed parameter
@@ -74,11 +73,11 @@ class Tile:
     panel0: Expr = 0  # first vector of units
     outer: Index = ()  # leading indices of a pointwise group of several axes
     slot: tuple[Expr, Expr, int] | None = None  # in an epilogue: row and panel inside the product's tile, its panels
-    stages: dict[Node, Any] = field(default_factory=dict)
-    outputs: dict[Any, list[Array]] = field(default_factory=dict)
-    tensors: list[Any] = field(default_factory=list)
-    sums: list[Any] = field(default_factory=list)
-    halves: list[Any] = field(default_factory=list)  # of the lanes of a sum
+    stages: dict[Node, te.Tensor] = field(default_factory=dict)
+    outputs: dict[te.Tensor, tuple[Array, Callable[..., Index]]] = field(default_factory=dict)
+    tensors: list[te.Tensor] = field(default_factory=list)
+    sums: list[te.Tensor] = field(default_factory=list)
+    halves: list[te.Tensor] = field(default_factory=list)  # of the lanes of a sum
 
     def __post_init__(self) -> None:
         self.flat = {
@@ -107,7 +106,7 @@ class Tile:
         for number, operand in enumerate(root.args[1::2]):
             self.sums.append(self._product(f"product_{number}", operand, self.places.products[root][number], gates))
 
-    def _product(self, name: str, operand: Node, base: Expr, gates: int) -> Any:
+    def _product(self, name: str, operand: Node, base: Expr, gates: int) -> te.Tensor:
         depth = operand.shape[0]
         k = te.reduce_axis((0, depth), name=f"k_{name}")
 
@@ -186,7 +185,7 @@ class Tile:
             for array in self.places.write(node):
                 self._store(node, array)
 
-    def _vectors(self, name: str, body: Callable[[Expr, Expr, Expr], Expr]) -> Any:
+    def _vectors(self, name: str, body: Callable[[Expr, Expr, Expr], Expr]) -> te.Tensor:
         return te.compute((self.rows, self.panels, self.lanes), body, name=name)
 
     def _top(self, node: Node) -> Callable[[Expr, Expr, Expr], Expr]:
@@ -209,13 +208,13 @@ class Tile:
             lead = (gate,) if len(node.shape) == 2 else ()
             self._emit(out, array, lambda r, p, v, lead=lead: (*lead, self.unit_of(p, v)))
 
-    def _emit(self, out: Any, array: Array, index: Callable[..., Index]) -> None:
+    def _emit(self, out: te.Tensor, array: Array, index: Callable[..., Index]) -> None:
         self.tensors.append(out)
-        self.outputs[out] = [(array, index)]  # type: ignore[list-item]
+        self.outputs[out] = (array, index)
 
     # --- scheduling and embedding --------------------------------------------------------------------------------
 
-    def statement(self, template: Template, config: Config) -> Any:
+    def statement(self, template: Template, config: Config) -> Stmt:
         """The scheduled tile as a statement on the real buffers."""
         func = te.create_prim_func([*self.flat.values(), *self.tensors])
         # The enclosing loops' variables become parameters, because a Schedule takes closed functions only.
@@ -237,26 +236,26 @@ class Tile:
         for loop in outer:
             sch.unroll(loop)
 
-    def _embed(self, func: Any, free: int) -> Any:
+    def _embed(self, func: tirx.PrimFunc, free: int) -> Stmt:
         flat = list(self.flat)
         real = {p: self.places.buffers[flat[i]] for i, p in enumerate(func.params[: len(flat)])}
         targets = dict(zip(func.params[len(flat) + free :], self.outputs.values(), strict=True))
 
-        def place(buffer: Any, indices: Sequence[Expr]) -> tuple[Any, list[Expr]] | None:
+        def place(buffer: Buffer, indices: Sequence[Expr]) -> tuple[Buffer, list[Expr]] | None:
             for param, buf in real.items():
                 if buffer.same_as(param):
                     return buf, list(indices)
-            for param, homes in targets.items():
+            for param, home in targets.items():
                 if buffer.same_as(param):
-                    array, index = homes[0]
+                    array, index = home
                     return self.places.buffers[array.buffer], [array.address(self.row0 + indices[0], index(*indices))]
             return None
 
-        def load(node: Any) -> Any:
+        def load(node: tvm.ir.TensorLoad) -> TirExpr:
             found = place(node.source, node.indices)
             return node if found is None else tirx.BufferLoad(*found)
 
-        def store(node: Any) -> Any:
+        def store(node: tirx.BufferStore) -> Stmt:
             found = place(node.buffer, node.indices)
             return node if found is None else tirx.BufferStore(found[0], node.value, found[1])
 
@@ -268,7 +267,7 @@ def _operands(node: Node) -> list[Node]:
     return [b for a in node.args for b in (_operands(a) if is_truth(a) else [a])]
 
 
-def product(tile: Tile, template: Template, config: Config) -> Any:
+def product(tile: Tile, template: Template, config: Config) -> Stmt:
     """The products of a gemm group, summed in registers, then left in "gates" [row, panel, gate, lane]."""
     tile.products()
     shape = (tile.rows, tile.panels, tile.gates, tile.lanes)
@@ -276,16 +275,37 @@ def product(tile: Tile, template: Template, config: Config) -> Any:
     out = te.compute(shape, lambda r, p, g, v: tile.accumulated(r, p, g, v), name="out_0")
     tile._emit(out, Array("gates", int64(0), 0, strides, shape), lambda *index: index)
     done, ahead = tile.statement(template, config), config.get("ahead", 0)
-    return with_requests(tile, done, ahead) if ahead else done
+    if not ahead:
+        return done
+    packed = tile.places.buffers.get("stored", tile.places.buffers["packed"])
+    step = max(1, CACHE_LINE * 8 // int(tvm_ffi.dtype(packed.dtype).bits))
+    return with_prefetches(done, packed, lambda k: _wanted(tile, k, ahead, step))
 
 
-def epilogue(tile: Tile, template: Template, config: Config) -> Any:
+def _wanted(tile: Tile, k: tirx.Var, ahead: int, step: int) -> list[Expr]:
+    """The weights of the k that comes `ahead` vectors of all gates later, every `step` elements, where k is the loop of
+    a product. What lies past the end is the next panel's, or nobody's, which does no harm."""
+    root = tile.group.root
+    assert root is not None
+    numbers = {f"k_product_{i}": i for i in range(len(root.args) // 2)}
+    if k.name not in numbers:
+        return []
+    number = numbers[k.name]
+    depth, base = root.args[2 * number + 1].shape[0], tile.places.products[root][number]
+    found = []
+    for p in range(tile.panels):
+        first = tile.weight_address(base, depth, p, k) + int64(ahead * tile.gates * tile.lanes)
+        found += [first + int64(at) for at in range(0, tile.gates * tile.lanes, step)]
+    return found
+
+
+def epilogue(tile: Tile, template: Template, config: Config) -> Stmt:
     """The pointwise work of a gemm group on a part of what `product` left."""
     tile.values()
     return tile.statement(template, config)
 
 
-def pointwise(tile: Tile, template: Template, config: Config) -> Any:
+def pointwise(tile: Tile, template: Template, config: Config) -> Stmt:
     """A tile of a pointwise group: one row, one vector along the last axis."""
     tile.values()
     return tile.statement(template, config)

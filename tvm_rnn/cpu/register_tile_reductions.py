@@ -12,12 +12,14 @@ from typing import Any
 
 from tvm import te, tirx
 
+from tvm_rnn.graph.axes import reduced_axes
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar import let, where
-from tvm_rnn.graph.tensor_expressions import Index, element, reduced_axes, reduced_index
+from tvm_rnn.graph.tensor_expressions import Index, element, reduced_index
 from tvm_rnn.schedule.schedule_template import Config, Template
+from tvm_rnn.tir.expr import Expr, TirExpr
 
-from .register_tile import Expr, Tile
+from .register_tile import Tile
 
 
 def reduction(tile: Tile, template: Template, config: Config, index: Index, along: bool) -> Any:
@@ -73,17 +75,6 @@ def _halved(root: Node, wide: Any, lanes: int) -> tuple[Any, int]:
     return te.compute((half,), both, name=f"half_{half}"), half
 
 
-def runs_along(root: Node) -> bool:
-    """Whether the reduction's vectors run along the reduced axis (else along the result's last axis)."""
-    if not root.shape:
-        return True
-    if root.op != "einsum":
-        return bool(root.attrs["axis"] == -1)
-    inputs, out = root.attrs["spec"].split("->")
-    last = out[-1]
-    return not all(last not in text or text[-1] == last for text in inputs.split(","))
-
-
 def _combiner(root: Node, dtype: str) -> tuple[Any, Expr]:
     if root.op == "max":
         low = tirx.const(float("-inf"), dtype)
@@ -91,7 +82,7 @@ def _combiner(root: Node, dtype: str) -> tuple[Any, Expr]:
     return te.sum, tirx.const(0.0, dtype)
 
 
-def _larger(a: Expr, b: Expr) -> Expr:
+def _larger(a: TirExpr, b: TirExpr) -> TirExpr:
     """The larger number, or NaN where there is one. TVM puts the reduced value in the place of b: once, for it may have
     variables of its own."""
     value = tirx.Var("value", str(b.ty))
@@ -154,7 +145,8 @@ def _shared(
 
 def _is_same(one: Index, other: Index) -> bool:
     def equal(a: Expr, b: Expr) -> bool:
-        numbers = isinstance(a, int) + isinstance(b, int)
-        return bool(a.same_as(b)) if not numbers else numbers == 2 and a == b
+        if isinstance(a, int) or isinstance(b, int):
+            return isinstance(a, int) and isinstance(b, int) and a == b
+        return bool(a.same_as(b))
 
     return len(one) == len(other) and all(map(equal, one, other))

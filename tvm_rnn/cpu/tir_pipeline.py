@@ -15,13 +15,15 @@ from tvm import s_tir, tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 from tvm.tirx import compilation_pipeline
 
+from tvm_rnn.tir.expr import Stmt
+
 NAME = "tvm_rnn_cpu"
 # Register tiles and vectors of an epilogue, never state: those are in the workspace. TVM's own limit of 1 KB would send
 # every tile to a heap allocator that lives in libtvm_runtime, which a deployed module does not have.
 STACK_BYTES = 1 << 16
 
 
-def keep_on_stack(alloc: Any) -> Any:
+def keep_on_stack(alloc: tirx.AllocBuffer) -> Stmt:
     """An allocation of up to STACK_BYTES, marked as one for the stack."""
     size = 8
     for extent in alloc.buffer.shape:
@@ -33,15 +35,15 @@ def keep_on_stack(alloc: Any) -> Any:
     return tirx.AllocBuffer(alloc.buffer, {"disable_lower_builtin": tirx.IntImm("int32", 1)})
 
 
-def one_by_one(loop: Any) -> Any:
+def one_by_one(loop: tirx.For) -> Stmt:
     """A vectorised loop that calls libm, one lane after the other. VectorizeLoop makes the same of it, but on the way
     it may visit a value that Let binds twice, and then it says "Let cannot bind the same var to two different values".
 
     Rewrite: for v in vectorized(n): body(libm)  -->  for v in range(n): body(libm)
     """
-    found: list[Any] = []
+    found: list[tirx.Call] = []
 
-    def note(call: Any) -> None:
+    def note(call: tirx.Call) -> None:
         if getattr(call.op, "name", "") == "tirx.call_pure_extern":
             found.append(call)
 

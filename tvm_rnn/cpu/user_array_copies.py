@@ -7,13 +7,14 @@ alignment of their elements, so these loops are scalar in TIR; LLVM vectorises t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
-from tvm_rnn.tir.statements import Expr, Stmt, load, loop, store
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import load, loop, store
 
-from .workspace import Array, int64
+from .workspace import Array
 
 
 def each(shape: Sequence[int], body: Callable[[tuple[Expr, ...], Expr], Stmt]) -> Stmt:
@@ -28,7 +29,7 @@ def each(shape: Sequence[int], body: Callable[[tuple[Expr, ...], Expr], Stmt]) -
     return nest((), int64(0))
 
 
-def rows_in(workspace: Any, user: Any, array: Array, first: Expr, rows: Expr) -> Stmt:
+def rows_in(workspace: Buffer, user: Buffer, array: Array, first: Expr, rows: Expr) -> Stmt:
     """Rows first, first + 1, ... of the user's [rows, *shape] to rows 0, 1, ... of `array`."""
     size = int(np.prod(array.shape, dtype=int))
 
@@ -41,7 +42,7 @@ def rows_in(workspace: Any, user: Any, array: Array, first: Expr, rows: Expr) ->
     return loop("r", rows, row)
 
 
-def rows_out(workspace: Any, user: Any, array: Array, first: Expr, rows: Expr) -> Stmt:
+def rows_out(workspace: Buffer, user: Buffer, array: Array, first: Expr, rows: Expr) -> Stmt:
     """Rows 0, 1, ... of `array` to rows first, first + 1, ... of the user's [rows, *shape]."""
     size = int(np.prod(array.shape, dtype=int))
 

@@ -5,24 +5,22 @@ In: a lowered function. Out: nothing, or a PassError that names the loops.
 
 from __future__ import annotations
 
-from typing import Any
-
 import tvm_ffi
 from tvm import tirx
 
 from tvm_rnn.errors import PassError, message
 
 
-def verify(func: Any) -> None:
+def verify(func: tirx.PrimFunc) -> None:
     """Raise PassError unless every loop over time ("tile", "step") is serial and outside of every parallel loop."""
     problems: list[str] = []
     time = ("tile", "step")
 
-    def inside(node: Any) -> None:
+    def inside(node: tirx.For) -> None:
         if node.loop_var.name in time:
             problems.append(f"loop over {node.loop_var.name} inside a parallel loop")
 
-    def check(node: Any) -> None:
+    def check(node: tirx.For) -> None:
         serial = node.kind == tirx.ForKind.SERIAL
         if node.loop_var.name in time and not serial:
             problems.append(f"loop over {node.loop_var.name} is not serial")

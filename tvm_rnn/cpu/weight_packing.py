@@ -7,23 +7,26 @@ in elements of the network's dtype, also those of matrices whose own elements ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from tvm import tirx
 
+from tvm_rnn.graph.axes import reduced_axes
 from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.scalar import let, where
-from tvm_rnn.graph.tensor_expressions import Index, element, reduced_axes, reduced_index
+from tvm_rnn.graph.tensor_expressions import Index, Reader, element, reduced_index
 from tvm_rnn.network.rnn import named_constants
 from tvm_rnn.passes.fuse_pointwise import FUNCTION, bases
-from tvm_rnn.tir.statements import Expr, Stmt, load, loop, sequence, store, vector
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import Block, load, loop, sequence, store, vector
 
 from .weight_storage import LARGEST, OFFSET, WORD, Storage
-from .workspace import Array, Packed, int64, pad, strides_of
+from .workspace import Array, Packed, pad, strides_of
 
 
 class PackedWeights:
@@ -105,7 +108,7 @@ class PackedWeights:
             return [arg]
         return [b for b in bases(arg) if b in self.free] if not arg.leaf else []
 
-    def pack(self, raw: Mapping[str, Any], packed: Any, offset: Expr, stored: Any = None) -> Stmt:
+    def pack(self, raw: Mapping[str, Buffer], packed: Buffer, offset: Expr, stored: Buffer | None = None) -> Stmt:
         """The statement that fills the packed weights at `offset` from raw parameters (flat buffers by name).
 
         stored: the same memory as elements of the storage's dtype, where there is one."""
@@ -131,10 +134,13 @@ class PackedWeights:
         for node, offsets in self.products.items():
             for number, at in enumerate(offsets):
                 matrix = Matrix(self, node, number, offset + int64(at), packed, read)
-                parts.append(matrix.pack() if self.storage is None else matrix.store(self.storage, stored, offset))
+                if self.storage is None or stored is None:
+                    parts.append(matrix.pack())
+                else:
+                    parts.append(matrix.store(self.storage, stored, offset))
         return sequence(parts)
 
-    def _pack_array(self, node: Node, array: Array, packed: Any, read: Any) -> Stmt:
+    def _pack_array(self, node: Node, array: Array, packed: Buffer, read: Reader) -> Stmt:
         shape = node.shape or (1,)
 
         def fill(index: tuple[Expr, ...]) -> Stmt:
@@ -161,14 +167,14 @@ class PackedWeights:
 class Matrix:
     """A parameter of a product on its way to its place."""
 
-    def __init__(self, own: PackedWeights, node: Node, number: int, base: Expr, packed: Any, read: Any) -> None:
+    def __init__(self, own: PackedWeights, node: Node, number: int, base: Expr, packed: Buffer, read: Reader) -> None:
         self.own, self.node, self.number, self.packed, self.read, self.base = own, node, number, packed, read, base
         self.weight, self.lanes = node.args[2 * number], own.lanes
         self.gates = node.shape[0] if len(node.shape) == 2 else 1
         self.depth = self.weight.shape[-1]
         self.dtype = own.graph.dtype
 
-    def value(self, p: Expr, k: Expr, g: int, v: Expr) -> Expr:
+    def value(self, p: Expr, k: Expr, g: int, v: Expr) -> TirExpr:
         unit = p * int64(self.lanes) + v
         index = (g, unit, k) if len(self.node.shape) == 2 else (unit, k)
         return element(self.weight, index, self.read, self.dtype)
@@ -178,7 +184,7 @@ class Matrix:
         zero = tirx.const(0.0, self.dtype)
         return self._everywhere(self.packed, self.base, self.value, zero)
 
-    def store(self, storage: Storage, stored: Any, offset: Expr) -> Stmt:
+    def store(self, storage: Storage, stored: Buffer, offset: Expr) -> Stmt:
         """The same in the storage's dtype; before it the scales of its rows, 1 for a row of zeros."""
         base = self.base * int64(self.own.ratio)
         zero = tirx.const(0, storage.dtype) if storage.dtype != "float16" else tirx.const(0.0, "float16")
@@ -265,10 +271,12 @@ class Matrix:
             beyond = range(self.gates) if count < self.lanes else ()
             return [*units, *(loop("v", self.lanes - count, partial(blank, g)) for g in beyond)]
 
-        parts: list[Any] = [loop("p", full, lambda p: panel(p, self.lanes))] if full else []
+        parts: list[Block] = [loop("p", full, lambda p: panel(p, self.lanes))] if full else []
         return sequence(*parts, *(panel(int64(full), rest) if rest else []))
 
-    def _everywhere(self, target: Any, base: Expr, value: Any, zero: Expr, depth: int | None = None) -> Stmt:
+    def _everywhere(
+        self, target: Buffer, base: Expr, value: Callable[..., Expr], zero: Expr, depth: int | None = None
+    ) -> Stmt:
         depth, lanes, gates = depth or self.depth, self.lanes, self.gates
         full, rest = divmod(self.node.shape[-1], lanes)
 
@@ -296,7 +304,7 @@ class Matrix:
         return sequence([gate(g) for g in range(gates)])
 
 
-def accumulated(node: Node, index: Index, read: Any, packed: Any, address: Expr, dtype: str) -> Stmt:
+def accumulated(node: Node, index: Index, read: Reader, packed: Buffer, address: Expr, dtype: str) -> Stmt:
     """A reduction over parameters, in place: packed[address] = 0 (or -inf); packed[address] += ... ."""
     axes = reduced_axes(node)
     low = tirx.const(float("-inf") if node.op == "max" else 0.0, dtype)

@@ -11,13 +11,12 @@ the row's sum is multiplied at its end. A NaN in a row makes its scale NaN, an i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import tirx
 
 from tvm_rnn.graph.scalar import let, where
+from tvm_rnn.tir.expr import Expr, TirExpr
 
-Expr = Any
 LARGEST = 127.0  # of int8, on both sides
 WORD = 4  # levels of a word: what one instruction multiplies and sums
 OFFSET = 128  # by which levels of operands are stored larger: they are unsigned bytes
@@ -35,11 +34,12 @@ class Storage:
     scaled: bool = False
     integer: bool = False
 
-    def encode(self, value: Expr, scale: Expr | None = None) -> Expr:
+    def encode(self, value: TirExpr, scale: TirExpr | None = None) -> TirExpr:
         """A float32 value as it is stored: nearest, ties to even. scale: of its row."""
         if self.name == "float16":
             return tirx.Cast("float16", value)
         if self.scaled:
+            assert scale is not None
             return let(
                 value / scale, lambda v: tirx.Cast("int8", tirx.Cast("int32", where(tirx.isnan(v), 0.0, _nearest(v))))
             )
@@ -49,18 +49,18 @@ class Storage:
             bits, lambda b: tirx.Cast("uint16", where(tirx.isnan(value), b | _u(0x400000), _to_even(b)) >> _u(16))
         )
 
-    def decode(self, stored: Expr) -> Expr:
+    def decode(self, stored: TirExpr) -> TirExpr:
         """The float32 value, of int8 without its scale."""
         if self.name != "bfloat16":
             return tirx.Cast("float32", stored)
         return tirx.reinterpret("float32", tirx.Cast("uint32", stored) << _u(16))
 
 
-def _u(value: int) -> Expr:
+def _u(value: int) -> TirExpr:
     return tirx.const(value, "uint32")
 
 
-def _to_even(bits: Expr) -> Expr:
+def _to_even(bits: TirExpr) -> TirExpr:
     return bits + _u(0x7FFF) + ((bits >> _u(16)) & _u(1))
 
 

@@ -11,17 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm import tirx
-
 from tvm_rnn.graph.ops import Shape
 from tvm_rnn.module_file import schema
-
-Expr = Any
-INDEX = "int64"
-
-
-def int64(value: int) -> tirx.IntImm:
-    return tirx.IntImm(INDEX, int(value))
+from tvm_rnn.tir.expr import Expr
+from tvm_rnn.tir.index import int64, wide
 
 
 def pad(size: int, lanes: int) -> int:
@@ -67,13 +60,6 @@ class Array:
             if not (isinstance(i, int) and i == 0):
                 total = total + wide(i) * int64(stride)
         return total
-
-
-def wide(value: Expr) -> Expr:
-    """An index as a 64-bit expression."""
-    if isinstance(value, int):
-        return int64(value)
-    return value if str(value.ty) == INDEX else tirx.Cast(INDEX, value)
 
 
 @dataclass

@@ -7,21 +7,19 @@ runtime_cuda.py loads.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec import structs
 
-from tvm_rnn.compiler.compile import blob, common_facts
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.errors import BuildError, message
 from tvm_rnn.module_file import manifest
+from tvm_rnn.module_file.facts import blob, common_facts
 from tvm_rnn.module_file.schema import GpuNetwork, Kernel, Variant
-from tvm_rnn.network.rnn import RNN
-from tvm_rnn.passes.pipeline import Layers
-from tvm_rnn.target import Target
+from tvm_rnn.passes.passed import Passed
 
 from .codegen import cuda_text, nvcc
 from .plan import network as plan
@@ -30,58 +28,37 @@ from .training import add_entry_points
 EXACT = ("float32", "float64")  # precisions whose kernels must keep subnormals
 
 
-def write_module(
-    net: RNN,
-    layers: Layers,
-    targets: tuple[Target, ...],
-    batches: tuple[int, ...],
-    without: tuple[str, ...],
-    precision: str,
-    folder: Path,
-    tell: Callable[[str], None],
-    stored: str = "",
-    training: bool | str = False,
-    max_bytes: int | None = None,
-) -> str:
-    """Compile for every target, each of another arch; returns the path of the module's file. max_bytes: the budget of
-    training that the file says. Raises BuildError."""
+def write_module(passed: Passed, folder: Path, tell: Callable[[str], None]) -> str:
+    """Compile for every target of the options, each of another arch; returns the path of the module's file. Raises
+    BuildError."""
+    net, options = passed.net, passed.options
     tell("planning")
-    programs = [plan.plan(net, layers, target, batches, precision, stored) for target in targets]
-    trained = [
-        add_entry_points.plan(net, target, batches, without, precision, training) for target in targets if training
-    ]
+    programs = [plan.plan(passed, target) for target in options.targets]
+    trained = [add_entry_points.plan(passed, target) for target in options.targets if options.training]
     tell("code generation")
-    pairs = [*zip(programs, targets, strict=True)]
-    pairs += [(own, t) for found, t in zip(trained, targets, strict=False) for own in found.programs]
+    pairs = [*zip(programs, options.targets, strict=True)]
+    pairs += [(own, t) for found, t in zip(trained, options.targets, strict=False) for own in found.programs]
     sources = [cuda_text.generate(program, target) for program, target in pairs]
     tell("compiling kernels")
-    elf, taken, compiler = nvcc.build(sources, folder, precision not in EXACT)
+    elf, taken, compiler = nvcc.build(sources, folder, options.precision not in EXACT)
     tell("writing")
-    facts = describe(net, layers, programs, targets, batches, without, precision, taken, stored)
+    facts = describe(passed, programs, taken)
     facts.versions["cuda"] = compiler
-    arrays = blob(net, layers)
+    arrays = blob(net, passed.layers)
     if trained:
         add_entry_points.describe(facts, trained, taken)
         if facts.memory is not None:
-            facts.memory.max_bytes = max_bytes
+            facts.memory.max_bytes = options.max_bytes
         arrays |= trained[0].constants()
     path = os.path.join(folder, f"{net.cell.name}.so")
     manifest.write_container(elf, facts, arrays, path)
     return path
 
 
-def describe(
-    net: RNN,
-    layers: Layers,
-    programs: list[Program],
-    targets: tuple[Target, ...],
-    batches: tuple[int, ...],
-    without: tuple[str, ...],
-    precision: str,
-    taken: dict[str, list[dict[str, Any]]],
-    stored: str = "",
-) -> GpuNetwork:
-    """The manifest: what all modules say, and one variant per arch."""
+def describe(passed: Passed, programs: Sequence[Program], taken: Mapping[str, list[dict[str, Any]]]) -> GpuNetwork:
+    """The manifest: what all modules say, and one variant per arch, in the order of the options' targets. taken: by
+    arch what the compiler says of each kernel."""
+    options, targets = passed.options, passed.options.targets
     variants = [
         Variant(
             arch=target.arch,
@@ -96,9 +73,9 @@ def describe(
     if len({v.arch for v in variants}) != len(variants):
         raise BuildError(message("two targets have one arch", got=", ".join(t.arch for t in targets)))
     return GpuNetwork(
-        **structs.asdict(common_facts(net, targets[0], batches, without)),
-        precision=precision,
-        weight_dtype=stored or storage(precision),
+        **structs.asdict(common_facts(passed.net, targets[0], options.batches, options.without)),
+        precision=options.precision,
+        weight_dtype=options.stored or storage(options.precision),
         flops_per_row=float(programs[0].facts.get("flops_per_row", 0.0)),
         templates=variants[0].templates,
         variants=variants,

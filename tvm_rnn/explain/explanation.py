@@ -17,39 +17,21 @@ from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.rnn import RNN
+from tvm_rnn.network.widen import widened
 
 from .facts import ExplanationFacts, MemoryFacts, NetworkFacts, PassFacts, TrainingFacts
+from .looked import Looked
 from .work import occupancies, work
 
 if TYPE_CHECKING:
     from tvm_rnn.explain.html.charts import AblationRow
-    from tvm_rnn.passes.pipeline import Layers
+    from tvm_rnn.options import Options
     from tvm_rnn.records import Records
     from tvm_rnn.runtime.runtime import Module
     from tvm_rnn.target import Target
 
 STEPS, BATCH = 100, 1  # of the workload whose time is estimated, where the caller names none
 CLOSING = ("regime", "wave")  # stages after the passes
-
-
-@dataclass(frozen=True)
-class Looked:
-    """A network that was explained, for pictures of it. stages: its graphs after each pass. options: of `compile`; None
-    for a module's network, which has its code in its file."""
-
-    net: RNN
-    machine: Target
-    stages: list[tuple[str, Layers]]
-    options: Mapping[str, Any] | None
-
-    def code(self) -> list[tuple[str, str]]:
-        """Tensor expressions and generated code, as (stage, text); nothing of a module's."""
-        if self.options is None:
-            return []
-        from tvm_rnn.compiler.stage_texts import CODE_STAGES, GPU_STAGES, texts
-
-        known = GPU_STAGES if self.machine.kind == "cuda" else CODE_STAGES
-        return [(name, words) for name, words in texts(self.net, self.machine, **self.options) if name in known]
 
 
 @dataclass(frozen=True)
@@ -121,30 +103,47 @@ def explain(
 ) -> Explanation:
     """What was combined, moved, fused and tiled, why not more, who runs the steps, and how far that is from a floor.
 
-    net_or_module: an RNN or a Model, which is taken through all passes and, for GPUs, the choice of regimes, without
-    generating code; or a Module or the path of one, whose manifest says it. target, batch, precision, weights,
-    training, keep, without, records: as for `compile`, and not for a module; without keep memory is planned for every
-    choice of it. steps: T of the workload that is counted. max_bytes: of training, the budget to plan memory for.
-    measure: a network is compiled, which tells a GPU's registers; and what is for this CPU is timed. cell: of a module,
-    whose file has no equations: the cell that it was made from, for pictures, where the zoo does not have it.
+    Args:
+        net_or_module: an RNN or a Model, which is taken through all passes and, for GPUs, the choice of regimes,
+            without generating code. Or a Module or the path of one, whose manifest says it.
+        target: as for `compile`; not for a module, like all up to `records` but `steps` and `max_bytes`.
+        batch: batch sizes to be quickest at.
+        steps: T of the workload that is counted.
+        precision: as for `compile`.
+        weights: as for `compile`.
+        training: with the decisions about forward_train and backward.
+        keep: as for `compile`; None: memory is planned for every choice.
+        max_bytes: of training: the budget to plan memory for, in bytes.
+        without: names of passes to switch off.
+        records: as for `compile`.
+        measure: compile the network, which tells a GPU's registers, and time what is for this CPU.
+        cell: of a module, whose file has no equations: the cell that it was made from, for pictures, where the zoo does
+            not have it.
 
-    Returns an Explanation. Raises ConfigError, CellError or BuildError as `compile` does, LoadError for a bad file.
+    Returns:
+        An Explanation: `str()` of it is a page of text.
+
+    Raises:
+        ConfigError, CellError, BuildError: as `compile` does.
+        LoadError: the file of a module is bad.
     """
-    from tvm_rnn.compiler.compile import batch_sizes, kept_as
-
-    sizes, without, kept = batch_sizes(batch), tuple(without), kept_as(training, keep)
+    without = tuple(without)
     machine, module, looked = None, None, list[Looked | None]()
     if isinstance(net_or_module, RNN | Model):
-        own: dict[str, Any] = {"precision": precision, "weights": weights, "without": without, "records": records}
-        manifest, found = _decided(net_or_module, target, sizes, kept, own)
-        machine, looked = found[0].machine, [*found]
-        if measure:
-            from tvm_rnn.compiler.compile import compile
+        from tvm_rnn.compiler.compile import compile
+        from tvm_rnn.options import asked
+        from tvm_rnn.schedule import record_files
 
-            module = compile(net_or_module, target, sizes, training, keep=keep, **own)
+        machine, targets = record_files.machines(target, (), records, lambda line: None)
+        own: dict[str, Any] = {"precision": precision, "weights": weights, "without": without}
+        options = asked(machine, targets, batch=batch, training=training, keep=keep, **own)
+        manifest, found = _decided(widened(net_or_module, precision), options)
+        looked = [*found]
+        if measure:
+            module = compile(net_or_module, target, batch, training, keep=keep, records=records, **own)
             manifest = {**module.manifest, **{name: manifest[name] for name in ("working",) if name in manifest}}
     else:
-        manifest, module = _read(net_or_module, bool(sizes or without or precision or weights or training), measure)
+        manifest, module = _read(net_or_module, bool(batch or without or precision or weights or training), measure)
     nets: Sequence[RNN] = getattr(net_or_module, "networks", [])
     nets = [net_or_module] if isinstance(net_or_module, RNN) else nets
     shared = {name: value for name, value in manifest.items() if name != "networks"}
@@ -192,55 +191,40 @@ def _read(source: Any, options: bool, measure: bool) -> tuple[dict[str, Any], An
     return dict(source.manifest), source
 
 
-def _decided(
-    net: RNN | Model, target: str | Target, batches: tuple[int, ...], training: bool | str, own: Mapping[str, Any]
-) -> tuple[dict[str, Any], list[Looked]]:
+def _decided(net: RNN | Model, options: Options) -> tuple[dict[str, Any], list[Looked]]:
     """What the manifest would be, all but what generated code adds to it, and the networks."""
-    from tvm_rnn.compiler.compile import describe, networks_of, precision_of, stored_as
+    from tvm_rnn.compiler.compile import networks_of
     from tvm_rnn.cpu.lower_network import Lowering
+    from tvm_rnn.cpu.module_facts import describe
     from tvm_rnn.cpu.training.add_entry_points import add_training
     from tvm_rnn.module_file.schema import plain
-    from tvm_rnn.network.widen import widened
-    from tvm_rnn.passes import pipeline
-    from tvm_rnn.schedule import record_files
+    from tvm_rnn.passes.pipeline import passed
 
-    machine, _ = record_files.machines(target, (), own["records"], lambda line: None)
-    net = widened(net, own["precision"])
-    networks = networks_of(net, machine, training)
-    precisions = [precision_of(one, machine, own["precision"]) for one in networks]
-    stored = stored_as(precisions, machine, own["weights"], training)
+    machine = options.target
     found, looked = [], []
-    for one, precision, kind in zip(networks, precisions, stored, strict=True):
+    for one in networks_of(net, options):
+        own = passed(one, options.of(one.dtype))
         with recording():
-            stages = pipeline.run(one, machine, own["without"], batches)
-            layers = stages[-1][1]
+            stages = own.stages
             if machine.kind == "cuda":
                 from tvm_rnn.cuda import write_module
                 from tvm_rnn.cuda.plan import network as plan
                 from tvm_rnn.cuda.training import add_entry_points
 
-                programs = [plan.plan(one, layers, machine, batches, precision, kind)]
-                trained = (
-                    [add_entry_points.plan(one, machine, batches, own["without"], precision, training)]
-                    if training
-                    else []
-                )
-                on_gpu = write_module.describe(
-                    one, layers, programs, (machine,), batches, own["without"], precision, {}, kind
-                )
+                programs = [plan.plan(own, machine)]
+                trained = [add_entry_points.plan(own, machine)] if options.training else []
+                on_gpu = write_module.describe(own, programs, {})
                 if trained:
                     add_entry_points.describe(on_gpu, trained, {})
                 facts = plain(on_gpu) | ({"working": add_entry_points.working(trained[0], machine)} if trained else {})
             else:
-                lowered = Lowering(one, layers, machine, batches, kind).run()
-                on_cpu = describe(one, lowered, machine, batches, own["without"])
-                if training:
-                    add_training(one, lowered, on_cpu, machine, batches, own["without"], training)
+                lowered = Lowering(one, own.layers, own.options).run()
+                on_cpu = describe(one, lowered, own.options)
+                if options.training:
+                    add_training(own, lowered, on_cpu)
                 facts = plain(on_cpu)
         found.append(facts)
-        options = {"batch": batches, "without": own["without"], "precision": own["precision"]}
-        options |= {"weights": own["weights"], "training": training}
-        looked.append(Looked(one, machine, stages, options))
+        looked.append(Looked(one, machine, stages, own.options))
     return (found[0] if len(found) == 1 else {**found[0], "networks": found}), looked
 
 
@@ -358,10 +342,8 @@ def _plans(
     else:
         return {}
     if seen is not None and seen.options is not None:
-        named = str(manifest.get("precision", seen.net.dtype))
-        how = (seen.net, seen.machine, tuple(manifest["batch"]), seen.options["without"], named)
         kinds = [kind for kind in names(seen.net.dtype, seen.machine.kind) if kind != own]
-        sizes |= {kind: sizes_of(facts_of(*how, kind), steps, rows) for kind in kinds}
+        sizes |= {kind: sizes_of(facts_of(seen.net, seen.options, kind), steps, rows) for kind in kinds}
     return {"plans": plans_of(sizes, budget).facts()}
 
 

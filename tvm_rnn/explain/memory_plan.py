@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tvm_rnn.dtypes import precision_name
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.module_file.schema import plain
+from tvm_rnn.options import Options
 from tvm_rnn.passes import keep_choice
 from tvm_rnn.runtime.runtime_cuda_segments import sizes_of as sizes_on_gpu
 from tvm_rnn.runtime.runtime_memory import MemoryPlan, Sizes, check_budget, fastest, plan_of, smallest, table
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import os
 
     from tvm_rnn.network.rnn import RNN
+    from tvm_rnn.passes.passed import Passed
     from tvm_rnn.records import Records
     from tvm_rnn.target import Target
 
@@ -79,12 +81,30 @@ def plan_memory(
     without: Iterable[str] = (),
     records: Records | str | os.PathLike[str] | None = None,
 ) -> MemoryPlans:
-    """How training of T = steps, B = batch may trade memory for time: predicted bytes and relative time of each plan.
+    """How training may trade memory for time: predicted bytes and relative time of each plan.
 
-    max_bytes: the budget, in bytes, of what `forward_train` and `backward` take together besides what they return;
-    None: no limit. keep: only that choice, as for `compile`; None: all. Others: as for `compile`. Use the result
-    so: `mod = compile(net, target, batch, training=True, keep=plans.chosen.keep); mod.max_bytes = max_bytes`. Raises
-    ConfigError for a bad argument, InputError, with the smallest number possible, where no plan fits."""
+    Use the result so: `mod = compile(net, target, batch, training=True, keep=plans.chosen.keep); mod.max_bytes =
+    max_bytes`.
+
+    Args:
+        net: the RNN to train.
+        target: as for `compile`.
+        steps: T of a call.
+        batch: B of a call.
+        max_bytes: the budget, in bytes, of what `forward_train` and `backward` take together besides what they return;
+            None: no limit.
+        keep: only that choice of what forward_train leaves, as for `compile`; None: all.
+        precision: as for `compile`.
+        without: names of passes to switch off.
+        records: as for `compile`.
+
+    Returns:
+        MemoryPlans: a table from the fastest to the smallest, and the fastest that fits.
+
+    Raises:
+        ConfigError: an argument is wrong.
+        InputError: no plan fits; it says the smallest number of bytes that is possible.
+    """
     from tvm_rnn.cpu.training.add_entry_points import check_training
     from tvm_rnn.schedule import record_files
 
@@ -92,13 +112,13 @@ def plan_memory(
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(message(f"plan_memory: {name}", got=repr(value), expected="an integer, at least 1"))
     machine, _ = record_files.machines(target, (), records, lambda line: None)
-    check_training(net, machine)
+    check_training(net)
     if keep is not None:
         keep_choice.check(keep, net.dtype, machine.kind)
     kinds = [keep] if keep else keep_choice.names(net.dtype, machine.kind)
-    named = precision_name(net.dtype, precision)
+    options = Options(machine, (batch,), tuple(without), precision_name(net.dtype, precision))
     budget = check_budget(max_bytes)
-    found = {kind: facts_of(net, machine, (batch,), tuple(without), named, kind) for kind in kinds}
+    found = {kind: facts_of(net, options, kind) for kind in kinds}
     return plans_of({kind: sizes_of(facts, steps, batch) for kind, facts in found.items()}, budget)
 
 
@@ -144,32 +164,28 @@ def sizes_of(manifest: Mapping[str, Any], steps: int, batch: int) -> Sizes:
 # --- of a network ----------------------------------------------------------------------------------------------------
 
 
-def facts_of(
-    net: RNN, machine: Target, batches: tuple[int, ...], without: tuple[str, ...], precision: str, keep: str
-) -> dict[str, Any]:
+def facts_of(net: RNN, options: Options, keep: str) -> dict[str, Any]:
     """What the manifest would say of the memory of training, without generating code."""
-    from tvm_rnn.compiler.compile import common_facts
+    from tvm_rnn.cpu.training.add_entry_points import planned
     from tvm_rnn.decisions import recording
+    from tvm_rnn.module_file.facts import common_facts
+    from tvm_rnn.passes.pipeline import passed
 
     with recording(False):
-        facts = plain(common_facts(net, machine, batches, without))
-        if machine.kind == "cuda":
-            return facts | _on_a_gpu(net, machine, batches, without, precision, keep)
-        from tvm_rnn.cpu.training.add_entry_points import planned
-
-        training, memory = planned(net, machine, batches, without, keep)
+        facts = plain(common_facts(net, options.target, options.batches, options.without))
+        if options.target.kind == "cuda":
+            return facts | _on_a_gpu(passed(net, replace(options, training=keep)))
+        training, memory = planned(passed(net, options), keep)
         return facts | {"training": plain(training), "memory": plain(memory)}
 
 
-def _on_a_gpu(
-    net: RNN, machine: Target, batches: tuple[int, ...], without: tuple[str, ...], precision: str, keep: str
-) -> dict[str, Any]:
-    from tvm_rnn.cpu.training.add_entry_points import memory_facts
+def _on_a_gpu(own: Passed) -> dict[str, Any]:
     from tvm_rnn.cuda.training import add_entry_points
+    from tvm_rnn.module_file.facts import memory_facts
 
-    trained = add_entry_points.plan(net, machine, batches, without, precision, keep)
-    memory = memory_facts(net, trained.layers, trained.training)
-    working = add_entry_points.working(trained, machine)
+    trained = add_entry_points.plan(own, own.options.target)
+    memory = memory_facts(own.net, trained.layers, trained.training)
+    working = add_entry_points.working(trained, own.options.target)
     return {"tape": trained.forward.tape.sizes(), "memory": plain(memory), "working": working}
 
 

@@ -11,16 +11,17 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from tvm_rnn.decisions import recording
+from tvm_rnn.decisions import DecisionFacts, recording
 from tvm_rnn.language.cell import Cell
-from tvm_rnn.module_file.schema import CpuNetwork, GpuNetwork, Row, SeveralNetworks, plain, read
+from tvm_rnn.module_file.schema import CpuNetwork, GpuNetwork, SeveralNetworks, plain, read
 from tvm_rnn.network.rnn import RNN
+from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime.runtime import Manifest
 from tvm_rnn.target import GPUS, TABLE, Target, host, resolve
 
 if TYPE_CHECKING:
-    from tvm_rnn.passes.pipeline import Layers
+    from tvm_rnn.graph.graph import Layers
 
 AFTER = ("regime", "wave")  # stages of decisions that are not of passes
 Stages = list[tuple[str, "Layers"]]
@@ -47,7 +48,7 @@ def remade(manifest: Mapping[str, object], cell: Cell | None = None) -> tuple[RN
         do = "name its own: --cell FILE.py:FUNCTION" if cell is None else "it is not this module's"
         raise NotDrawn(f"a module has no equations in its file, and {name} here has others or none; {do}") from None
     machine = _target(facts)
-    without = [name for name in pipeline.PASS_NAMES if name not in facts.passes]
+    without = [name for name in PASS_NAMES if name not in facts.passes]
     with recording() as told:
         stages = pipeline.run(net, machine, without, facts.batch)
     if _of_passes([d.as_dict() for d in told]) != _of_passes(facts.decisions or ()):
@@ -67,7 +68,7 @@ def _target(facts: CpuNetwork | GpuNetwork) -> Target:
     raise NotDrawn(f"it was compiled for {own.mcpu or name}, where its passes saw other caches than here")
 
 
-def _of_passes(decisions: Iterable[Row]) -> list[Row]:
+def _of_passes(decisions: Iterable[DecisionFacts]) -> list[dict[str, object]]:
     """What was decided about inference, without the number that the network has in a model of several."""
     found = []
     for row in decisions:

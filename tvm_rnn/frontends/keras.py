@@ -34,18 +34,23 @@ Reference = tuple[str, int, int]  # a value: the name of its layer, which call o
 def from_keras(source: object) -> RNN | Whole:
     """The recurrent network of a Keras layer or model, with its weights and with everything around it.
 
-    source: a SimpleRNN, LSTM, GRU, Bidirectional or RNN (of cells of these, also stacked) that has its weights; a
-    Sequential or Functional model; or the path of a .keras file of Keras 3. Everything that these layers can be told is
-    followed: activations, reset_after, go_backwards, return_sequences, return_state, merge_mode, first states, masks
-    (which may leave out steps at the end of rows). A stateful layer has its states as inputs "<layer>.h" [D, B, H] and
-    as outputs "<layer>.h.next".
+    Everything that these layers can be told is followed: activations, reset_after, go_backwards, return_sequences,
+    return_state, merge_mode, first states, masks (which may leave out steps at the end of rows). A stateful layer has
+    its states as inputs "<layer>.h" [D, B, H] and as outputs "<layer>.h.next".
 
-    Returns an RNN (time-major, as always; `.program` is the whole model), or a Model of several RNNs. `rnn.compile`
-    puts the whole model into one file: `mod.run({"input_layer": x})` takes arrays [B, T, ...] by the names of the
-    model's input layers, and gives its outputs by the names of their layers ("inputs" and "outputs" of a bare layer).
+    Args:
+        source: a SimpleRNN, LSTM, GRU, Bidirectional or RNN (of cells of these, also stacked) that has its weights; a
+            Sequential or Functional model; or the path of a .keras file of Keras 3.
 
-    Raises ConfigError for a file that is damaged, for what is not supported (all of it at once), and for what is no
-    layer of Keras.
+    Returns:
+        An RNN (time-major, as always; `.program` is the whole model), or a Model of several RNNs. `rnn.compile` puts
+        the whole model into one file: `mod.run({"input_layer": x})` takes arrays [B, T, ...] by the names of the
+        model's input layers, and gives its outputs by the names of their layers ("inputs" and "outputs" of a bare
+        layer).
+
+    Raises:
+        ConfigError: the file is damaged, something in it is not supported (it says all of it at once), or this is no
+            layer of Keras.
     """
     found = read_file(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else describe(source)
     problems: Problems = []

@@ -31,16 +31,21 @@ OLDEST = 7  # operator set: RNN, LSTM and GRU have had their present inputs sinc
 def from_onnx(source: object) -> RNN | Model:
     """The recurrent network of an ONNX model, with its weights and with everything around it.
 
-    source: the path of an .onnx file, its bytes, or an onnx.ModelProto. RNN, LSTM and GRU nodes with every attribute,
-    of operator set 7 on, stacks of which become the layers of one network; Scan nodes, and Loop nodes that run over
-    time, whose bodies become cells; the operators of `runtime_ops.OPERATIONS` before, between and after. Weights may be
-    initializers, external data in the model's own folder, constants, or inputs of the model.
+    RNN, LSTM and GRU nodes with every attribute, of operator set 7 on, stacks of which become the layers of one
+    network; Scan nodes, and Loop nodes that run over time, whose bodies become cells; the operators of
+    `runtime_ops.OPERATIONS` before, between and after. Weights may be initializers, external data in the model's own
+    folder, constants, or inputs of the model.
 
-    Returns an RNN (time-major, as always; `.program` is the whole model), or a Model of several RNNs where layers
-    differ in cell or direction. `rnn.compile` puts the whole model into one file: `mod.run({"X": x, ...})` has its
-    inputs and outputs by its own names; mod(x) is the recurrent network alone, from initial states of 0.
+    Args:
+        source: the path of an .onnx file, its bytes, or an onnx.ModelProto.
 
-    Raises ConfigError for a file that is damaged or not supported, with everything in it that is not.
+    Returns:
+        An RNN (time-major, as always; `.program` is the whole model), or a Model of several RNNs where layers differ in
+        cell or direction. `rnn.compile` puts the whole model into one file: `mod.run({"X": x, ...})` has its inputs and
+        outputs by its own names; mod(x) is the recurrent network alone, from initial states of 0.
+
+    Raises:
+        ConfigError: the file is damaged or not supported; it says everything in it that is not.
     """
     found = read_model(source)
     steps = GraphSteps(found)

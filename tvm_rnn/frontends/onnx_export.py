@@ -36,11 +36,15 @@ OPSET, OPSET_BFLOAT16, IR_VERSION, IR_VERSION_BFLOAT16 = 14, 22, 8, 10
 def to_onnx(net: RNN, path: str | os.PathLike[str], *, lengths: bool = False, state: bool = False) -> None:
     """Write a network as an ONNX model, whole or not at all.
 
-    lengths: give the model an input `lengths` [B] int32 (ONNX's sequence_lens); state: initial states as inputs, in
-    place of the cell's own. Of a network that came from a larger model, the network alone is written.
+    Args:
+        net: an RNN with weights. Of one that came from a larger model, the network alone is written.
+        path: the file.
+        lengths: give the model an input `lengths` [B] int32 (ONNX's sequence_lens).
+        state: initial states as inputs, in place of the cell's own.
 
-    Raises ConfigError where onnx is not installed, for what is no RNN, and for bfloat16 where the standard has no
-    operator of the cell; WeightError where there are no weights.
+    Raises:
+        ConfigError: onnx is not installed, this is no RNN, or the standard has no bfloat16 operator of the cell.
+        WeightError: there are no weights.
     """
     onnx = import_onnx()
     if not isinstance(net, RNN):

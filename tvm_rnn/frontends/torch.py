@@ -37,17 +37,23 @@ NUMPY_DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "
 def from_torch(source: object, kind: object = None, *, prefix: str | None = None, nonlinearity: str = "tanh") -> RNN:
     """An RNN with the weights of a layer of torch.nn.
 
-    source: a torch.nn.RNN, LSTM, GRU, RNNCell, LSTMCell or GRUCell (float32, float64, float16 or bfloat16, on any
-    device; every option; dropout only in eval mode, where it does nothing), or a state_dict of one by torch's names, or
-    the path of a .safetensors file with these names. kind: for a state_dict or a file, "LSTM", "GRU" or "RNN"; where
-    the shapes tell, it may be left out. prefix: which of a larger model's names are meant, "encoder.rnn."; only needed
-    where several layers are there. nonlinearity: of kind "RNN": "tanh" or "relu".
-
     Inputs and outputs of the RNN are time-major, [T, B, ...], whatever batch_first was; `net.origin.batch_first` tells.
     Weights are copies; `state_dict(net)` gives torch's names and the same bits again.
 
-    Raises ConfigError for a layer that is not supported or a kind that cannot be told, WeightError for weights that do
-    not fit or a file that is none.
+    Args:
+        source: a torch.nn.RNN, LSTM, GRU, RNNCell, LSTMCell or GRUCell (float32, float64, float16 or bfloat16, on any
+            device; every option; dropout only in eval mode, where it does nothing), a state_dict of one by torch's
+            names, or the path of a .safetensors file with these names.
+        kind: for a state_dict or a file: "LSTM", "GRU" or "RNN"; where the shapes tell, it may be left out.
+        prefix: which of a larger model's names are meant, "encoder.rnn."; only needed where several layers are there.
+        nonlinearity: of kind "RNN": "tanh" or "relu".
+
+    Returns:
+        The RNN.
+
+    Raises:
+        ConfigError: the layer is not supported, or its kind cannot be told.
+        WeightError: weights do not fit, or a file has none.
     """
     if isinstance(source, (str, os.PathLike)):
         return _from_file(os.fspath(source), kind, prefix, nonlinearity)
@@ -285,8 +291,15 @@ def split_biases(
 def state_dict(net: RNN) -> dict[str, torch.Tensor]:
     """The weights as torch tensors of the network's dtype by torch's names, for `load_state_dict`.
 
-    The same bits that `from_torch` was given, unless weights were changed since. Raises ConfigError where torch.nn has
-    no layer of this cell, or torch is not installed; WeightError where there are no weights.
+    Args:
+        net: an RNN with weights.
+
+    Returns:
+        {name: tensor}: the same bits that `from_torch` was given, unless weights were changed since.
+
+    Raises:
+        ConfigError: torch.nn has no layer of this cell, or torch is not installed.
+        WeightError: there are no weights.
     """
     torch, arrays = _import_torch(), state_arrays(net)
     dtype = getattr(torch, net.dtype)
@@ -294,10 +307,17 @@ def state_dict(net: RNN) -> dict[str, torch.Tensor]:
 
 
 def to_torch_layer(net: RNN) -> torch.nn.Module:
-    """The layer of torch.nn with this network's weights: an RNN, LSTM or GRU, or the cell that it was made from.
+    """The layer of torch.nn with this network's weights.
 
-    In eval mode, on the CPU, with batch_first as the layer that the network came from, and its dropout between layers.
-    Raises as `state_dict` does, and ConfigError for regularisers that torch.nn does not have.
+    Args:
+        net: an RNN with weights.
+
+    Returns:
+        An RNN, LSTM or GRU of torch.nn, or the cell that the network was made from; in eval mode, on the CPU, with
+        batch_first as the layer that the network came from, and its dropout between layers.
+
+    Raises:
+        ConfigError, WeightError: as `state_dict` does, and for regularisers that torch.nn does not have.
     """
     own = net.regularisers.facts() if isinstance(net, RNN) else {}
     if strange := [name for name in own if name != "dropout"]:

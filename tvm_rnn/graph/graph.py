@@ -152,6 +152,14 @@ class Graph:
         return self.region.get(node, "before" if node.random else "step")
 
 
+@dataclass(frozen=True)
+class Layers:
+    """The graphs of an RNN's layers at one stage: distinct graphs, and for each layer the index of its graph."""
+
+    graphs: tuple[Graph, ...]
+    of_layer: tuple[int, ...]
+
+
 def topological(roots: Iterable[Node]) -> Iterator[Node]:
     """Arguments before users, each node once, in the order of a depth-first walk from the roots (iterative)."""
     seen: set[Node] = set()
@@ -178,6 +186,14 @@ def depends(nodes: Sequence[Node]) -> dict[Node, frozenset[str]]:
         own = frozenset({node.op}) if node.op in ("input", "state") else frozenset({"input"} if node.random else ())
         found[node] = own.union(*(found[arg] for arg in node.args))
     return found
+
+
+def is_move(node: Node) -> bool:
+    return not node.leaf and TABLE[node.op].kind == "move"
+
+
+def is_total(node: Node) -> bool:
+    return not node.leaf and TABLE[node.op].kind == "total"
 
 
 def rewrite(graph: Graph, replace: Mapping[Node, Node], **changes: Any) -> Graph:

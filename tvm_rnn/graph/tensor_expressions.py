@@ -16,6 +16,7 @@ from tvm import tirx
 
 from tvm_rnn.language.cell import Cell
 
+from .axes import reduced_axes
 from .graph import Graph, Node
 from .ops import TABLE, Shape
 
@@ -156,11 +157,19 @@ def _joined(node: Node, index: Index, read: Reader, dtype: str) -> Expr:
 def te(
     cell: Cell | Graph, sizes: Mapping[str, int] | None = None, *, batch: int = 1, dtype: str = "float32"
 ) -> list[tvm_te.Tensor]:
-    """One step of a cell as TVM tensor expressions: the new states, then the output, each [B, *shape].
+    """One step of a cell as TVM tensor expressions. Print `tensor.op` and its `input_tensors` to read them.
 
-    cell: a Cell (with sizes such as {"I": 8, "H": 16}; default: 4 for every axis) or a Graph. Print `tensor.op` and its
-    `input_tensors` to read them. One `te.compute` per node of the graph as traced; nothing is scheduled or optimised.
-    Masks, which are made of counters, are placeholders.
+    One `te.compute` per node of the graph as traced; nothing is scheduled or optimised. Masks, which are made of
+    counters, are placeholders.
+
+    Args:
+        cell: a Cell or a Graph.
+        sizes: of a Cell, such as {"I": 8, "H": 16}; None: 4 for every axis.
+        batch: B.
+        dtype: of all values.
+
+    Returns:
+        The new states, then the output, each [B, *shape].
     """
     graph = cell.trace(sizes or dict.fromkeys(cell.size_names, 4), dtype) if isinstance(cell, Cell) else cell
     tensors: dict[Node, tvm_te.Tensor] = {}
@@ -213,16 +222,6 @@ def _reduction(node: Node, index: Index, read: Reader, dtype: str) -> Expr:
     k = tvm_te.reduce_axis((0, arg.shape[node.attrs["axis"]]), name="k")
     value = element(arg, reduced_index(node, index, k), read, dtype)
     return (tvm_te.sum if node.op == "sum" else tvm_te.max)(value, axis=k)
-
-
-def reduced_axes(node: Node) -> list[tuple[str, int]]:
-    """The axes that a sum, max or einsum node reduces, in order: (letter, size)."""
-    if node.op != "einsum":
-        return [("k", node.args[0].shape[node.attrs["axis"]])]
-    inputs, out = node.attrs["spec"].split("->")
-    shapes = zip(inputs.split(","), (a.shape for a in node.args), strict=True)
-    sizes = {t: s for text, shape in shapes for t, s in zip(text, shape, strict=True)}
-    return [(t, s) for t, s in sizes.items() if t not in out]
 
 
 def reduced_index(node: Node, index: Index, k: Expr) -> Index:

@@ -26,6 +26,7 @@ from .trace import Value, fail
 
 # The cells whose equations are being traced or called, outermost first; per thread and per asynchronous task.
 _active: ContextVar[tuple[Cell, ...]] = ContextVar("active", default=())
+SHOWN_SIZE = 4  # of every axis, where equations are drawn and no size is known
 INITIALISERS = ("uniform", "zeros", "ones")
 
 
@@ -45,12 +46,18 @@ class Argument:
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A recurrent cell: per-step inputs, states, parameters and the function that relates them.
+    """A recurrent cell: per-step inputs, states, parameters and the function that relates them. Made by `@cell`.
 
-    inputs: arguments given at every step, the first of which is the layer's input. states: carried from step to step.
-    params: learned arrays. output: the name of the state (or of the extra last result) that the layer emits.
-    initial: a state's value before the first step where it is not 0. init: how a parameter is initialised where it is
-    not uniform: "zeros", "ones" or a number.
+    Args:
+        name: of the cell, in messages, files and the zoo.
+        function: one step, written with tvm_rnn's functions.
+        inputs: arguments given at every step, the first of which is the layer's input.
+        states: arguments that are carried from step to step.
+        params: learned arrays.
+        output: the name of the state (or of the extra last result) that the layer emits.
+        where: "file:line" of the function.
+        initial: a state's value before the first step, where it is not 0.
+        init: how a parameter is initialised where it is not uniform: "zeros", "ones" or a number.
     """
 
     name: str
@@ -62,6 +69,12 @@ class Cell:
     where: str
     initial: Mapping[str, float] = field(default_factory=dict)
     init: Mapping[str, str | float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # `help(cells.lstm)` and editors show the function's own text and arguments, not those of this class.
+        text = f"{self.name}{inspect.signature(self.function)}\n\n{self.doc}".rstrip()
+        for name, value in (("__doc__", text), ("__signature__", inspect.signature(self.function))):
+            object.__setattr__(self, name, value)
 
     @property
     def doc(self) -> str:
@@ -88,6 +101,16 @@ class Cell:
     def __repr__(self) -> str:
         parts = [*map(str, self.inputs), *(f"state {s}" for s in self.states), "*", *map(str, self.params)]
         return f"<cell {self.name}({', '.join(parts)})>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the equations."""
+        from tvm_rnn.explain.html.equations import drawn
+
+        try:
+            graph = self.trace(dict.fromkeys(self.size_names, SHOWN_SIZE))
+        except CellError:  # sizes that this cell does not take
+            return drawn(repr(self), [])
+        return drawn(repr(self), [graph])
 
     def trace(self, sizes: Mapping[str, int], dtype: str = "float32") -> Graph:
         """The graph of one step with every axis bound to a size. Raises CellError at the line that is wrong."""
@@ -258,12 +281,22 @@ def cell(
     """Make a Cell from a function: `@cell(states="h c")`.
 
     The function's positional arguments are per-step inputs and states, keyword-only ones are parameters; each
-    annotation is a string of dims ("4 H I"), "" for a scalar. It returns the new states in order; `output` names the
-    state that the layer emits (default: the first), or an extra value returned after the states. `initial` gives a
-    state another first value than 0; `init` gives a parameter another initialisation than uniform ("zeros", "ones" or a
-    number).
+    annotation is a string of dims ("4 H I"), "" for a scalar. It returns the new states, in the order of `states`.
 
-    Raises CellError, with the function's file and line, if the signature is not of this form.
+    Args:
+        function: one step; where `@cell` is written without arguments.
+        states: names of the arguments that are carried from step to step.
+        output: the state that the layer emits, by name (default: the first), or the name of an extra value that is
+            returned after the states.
+        initial: {state: its value before the first step}, where that is not 0.
+        init: {parameter: "zeros", "ones" or a number}, where it is not initialised uniformly.
+        name: of the cell (default: the function's).
+
+    Returns:
+        The Cell, or the decorator that makes one.
+
+    Raises:
+        CellError: the signature is not of this form; it names the function's file and line.
     """
     if function is not None:
         return _define(function, "h", None, {}, {}, None)

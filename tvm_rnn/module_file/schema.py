@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import msgspec
 from msgspec import Meta, Struct
 
+from tvm_rnn.decisions import DecisionFacts
 from tvm_rnn.dtypes import DTYPES, PRECISIONS, STORED
 from tvm_rnn.errors import BuildError, message
 from tvm_rnn.runtime.runtime import CONSTANT, MANIFEST_FORMAT
@@ -259,7 +260,7 @@ class Network(Shared, kw_only=True):
     equations: Name | None = None
     reverse: bool = False
     regularisers: dict[str, object] | None = None
-    decisions: list[Row] | None = None
+    decisions: list[DecisionFacts] | None = None
     origin: Origin | None = None
     model: Model | None = None
     masks: Masks | None = None

@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,20 +47,32 @@ class Layer:
 class RNN:
     """A recurrent network: `num_layers` layers of one cell, in one or both directions, over time.
 
-    cell: a Cell. input_size: features of x (axis I). hidden_size: axis H; an int, or one int per layer. Other axes of
-    the cell by name: `RNN(cells.lstm_projection, 32, 64, P=16)`, an int or one per layer; proj_size is P, as in torch.
-    dtype: of x, y, states and weights: "float32", "float64", and for GPUs "float16" and "bfloat16". Weights and states
-    of the 16-bit dtypes are float32 arrays whose values 16 bits can hold. reverse: one direction that begins at
-    each row's last step and ends at step 0; such a network cannot be called step by step.
+    Args:
+        cell: a Cell of `tvm_rnn.cells`, or a user's own.
+        input_size: features of x (axis I).
+        hidden_size: axis H: an int, or one int per layer.
+        num_layers: layers, each of which reads the output of the one before.
+        bidirectional: two directions per layer; the output is [T, B, 2 H].
+        dtype: of x, y, states and weights: "float32" or "float64", and for GPUs "float16" and "bfloat16". Weights and
+            states of the 16-bit dtypes are float32 arrays whose values 16 bits can hold.
+        reverse: one direction that begins at each row's last step and ends at step 0. Such a network cannot be called
+            step by step.
+        dropout: probability, from 0 to below 1, of what layers hand to the next one.
+        recurrent_dropout: probability for a state where a parameter multiplies it; the same units at all steps of a
+            sequence. A number, or {name of a state: number}.
+        zoneout: how likely a unit of a state keeps its value; in inference the expectation. A number, or {name of a
+            state: number}.
+        weight_drop: probability for the elements of parameters that multiply states, drawn once per call. A number, or
+            {name of a parameter: number}.
+        **sizes: other axes of the cell by name: `RNN(cells.lstm_projection, 32, 64, P=16)`; an int, or one per layer.
+            proj_size is P, as in torch.
 
-    Regularisers, probabilities from 0 to below 1, act in training (`forward_train`, `to_torch(net).train()`); masks
-    depend on seed, layer, direction, step, row and unit alone, and are never stored (`regularise.py`). dropout: of what
-    layers hand to the next one. recurrent_dropout: of a state where a parameter multiplies it, the same units at all
-    steps of a sequence. zoneout: how likely a unit of a state keeps its value; in inference the expectation.
-    weight_drop: of the elements of parameters that multiply states, once per call. The last three: a number, or
-    {name of a state or parameter: number}.
+    The four regularisers act in training (`forward_train`, `to_torch(net).train()`). Their masks depend on seed, layer,
+    direction, step, row and unit alone, and are never stored (`regularise.py`).
 
-    Raises ConfigError for a bad argument, CellError for equations that do not fit these sizes.
+    Raises:
+        ConfigError: an argument is wrong.
+        CellError: the equations do not fit these sizes.
     """
 
     def __init__(
@@ -121,6 +133,21 @@ class RNN:
         directions = "reverse" if self.reverse else f"directions={self.num_directions}"
         drops = f" {self.regularisers}" if self.regularisers else ""
         return f"<RNN {self.cell.name} {sizes} layers={self.num_layers} {directions} {self.dtype}{drops}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the equations of each layer; those of layers with equal sizes once."""
+        return self.drawing()()
+
+    def drawing(self) -> Callable[[], str]:
+        """What `_repr_html_` returns, made when it is called; it keeps no weights alive."""
+        graphs, title = {id(layer.graph): layer.graph for layer in self.layers}, repr(self)
+
+        def html() -> str:
+            from tvm_rnn.explain.html.equations import drawn
+
+            return drawn(title, graphs.values())
+
+        return html
 
     def _bind(self, hidden_size: Sizes | None, sizes: Mapping[str, Sizes]) -> list[dict[str, int]]:
         names = self.cell.size_names

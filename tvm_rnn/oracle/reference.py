@@ -118,7 +118,7 @@ class Reference:
             for direction, d_out in enumerate(np.split(d_y, net.num_directions, axis=-1)):
                 place = (layer.index, direction)
                 own = {name: parts[layer.index][direction] for name, parts in carried.items()}
-                d_first, *d_others, totals = self._back(graph, place, tapes[place], d_out, own, n, mask)
+                d_first, *d_others, totals = self._back(graph, place, tapes[place], d_out, own, (n, mask))
                 d_x = d_x + d_first
                 for into, more in zip(d_extra, d_others, strict=True):
                     into += more
@@ -277,14 +277,14 @@ class Reference:
         tape: Tape,
         d_y: Array,
         carry: dict[str, Array],
-        lengths: Array,
-        reset: Array,
+        ends: tuple[Array, Array],
     ) -> list[Any]:
         """One layer in one direction, back over its tape; `carry`, the gradients of its states, is changed in place.
-        Returns the gradient of each input, then a list of those of the parameters."""
+        ends: rows' lengths, and their reset flags. Returns the gradient of each input, then a list of those of the
+        parameters."""
         back = graph.backward
         assert back is not None
-        steps, batch = d_y.shape[:2]
+        (lengths, reset), (steps, batch) = ends, d_y.shape[:2]
         fixed, way = self._fixed(back, place), place[1] + self.net.reverse
         leaves = depends(nodes := back.nodes())
         own = [n for n in nodes if "total" not in leaves[n]]
@@ -374,7 +374,7 @@ class _Oracle:
     def load_weights(self, weights: Mapping[str, Array]) -> None:
         self.net.load(weights)
 
-    def __call__(self, x: Array, state: GivenState, lengths: Array | None) -> tuple[Array, State]:
+    def __call__(self, x: Array, state: GivenState | None, *, lengths: Array | None = None) -> tuple[Array, State]:
         return Reference(self.net)(x, state, lengths=lengths)
 
 
@@ -396,12 +396,16 @@ def reference(net: RNN, seed: int | None = None, first_step: int = 0) -> Referen
 @overload
 def reference(net: Model) -> ModelReference: ...
 def reference(net: RNN | Model, seed: int | None = None, first_step: int = 0) -> Reference | ModelReference:
-    """The NumPy float64 oracle of `net`, with the call signature of a compiled Module; of a Model, with its `run`.
+    """The NumPy float64 oracle: the op table's NumPy column (`graph/ops.py`), run step by step.
 
-    seed: the network in training, as `forward_train(..., seed=seed, first_step=first_step)` runs it: with the masks of
-    its regularisers. None: in inference.
+    Args:
+        net: an RNN with weights, or a Model.
+        seed: the network in training, as `forward_train(..., seed=seed)` runs it: with the masks of its regularisers.
+            None: in inference.
+        first_step: with a seed: the number of step 0 in its whole sequence.
 
-    Source: the op table's NumPy column (`graph/ops.py`), run step by step.
+    Returns:
+        An object with the call signature of a compiled Module; of a Model, with its `run`.
     """
     if isinstance(net, Model):
         return ModelReference(net)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from tvm_rnn.graph.graph import Graph, Group, Node, depends, rewrite
+from tvm_rnn.graph.graph import Graph, Group, Node, depends, is_move, rewrite
 from tvm_rnn.graph.node_text import in_words, joined
 from tvm_rnn.graph.ops import TABLE, Shape
 
@@ -98,10 +98,6 @@ def read_at_last(graph: Graph) -> list[Node]:
     read = {b for n in nodes if graph.region_of(n) == "after" for a in n.args for b in bases(a)}
     wanted = ends | {b for b in read if graph.region_of(b) != "after"}
     return [n for n in nodes if n in wanted and (_is_work(n, leaves) or n.op == "state")]
-
-
-def is_move(node: Node) -> bool:
-    return not node.leaf and TABLE[node.op].kind == "move"
 
 
 def _own_results(graph: Graph) -> Graph:
@@ -348,7 +344,7 @@ def _tell(group: Group, graph: Graph) -> None:
     words = f"{inside} pointwise operation{'s' * (inside != 1)}" if inside else "nothing else"
     why = f"{words} in it; stored: {stored}"
     facts = {"region": group.region, "phase": group.phase, "kind": group.kind, "pointwise": inside}
-    from tvm_rnn.cpu.lower_network import node_flops  # which needs TVM: only where somebody listens
+    from tvm_rnn.graph.flops import node_flops
 
     members = set(group.nodes)
     read = {

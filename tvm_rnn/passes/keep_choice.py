@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tvm_rnn.errors import ConfigError, message, unknown
+from tvm_rnn.graph.flops import node_flops
+from tvm_rnn.graph.graph import depends
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
@@ -45,6 +47,11 @@ def names(dtype: str, kind: str) -> list[str]:
     return [*WHAT, *narrow]
 
 
+def check_name(training: bool | str) -> None:
+    """Raises ConfigError for a choice that no network has."""
+    check(training, "float32", "cuda")  # which have every choice
+
+
 def check(training: bool | str, dtype: str, kind: str) -> None:
     """Raises ConfigError for a choice that a network of that dtype does not have there."""
     name = "values" if training is True else str(training)
@@ -61,9 +68,6 @@ def check(training: bool | str, dtype: str, kind: str) -> None:
 def share_again(net: RNN, batch: int, precision: str = "") -> float:
     """What products that run again take of both passes, predicted: of their time without. precision: of products; "":
     that of the network's dtype."""
-    from tvm_rnn.cpu.lower_network import node_flops
-    from tvm_rnn.graph.graph import depends
-
     flops = 0.0
     for layer in net.layers:
         nodes = layer.graph.nodes()

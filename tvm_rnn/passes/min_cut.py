@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from math import inf, prod
-from typing import Any
+from typing import TypeAlias
 
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.graph.ops import TABLE
 
+Point: TypeAlias = "str | tuple[Node, int]"  # of the network of flows: a value's entrance or exit, or an end of it
 HEAVY = ("contract", "reduce")  # kinds of what is not done again
 
 
@@ -27,9 +28,9 @@ def cheapest_cut(graph: Graph, read: Sequence[Node], there: Collection[Node] = (
     nodes = graph.nodes()
     leaves = depends(nodes)
     late = [n for n in nodes if leaves[n] and not n.leaf]
-    room: dict[Any, dict[Any, float]] = {}
+    room: dict[Point, dict[Point, float]] = {}
 
-    def edge(a: Any, b: Any, capacity: float) -> None:
+    def edge(a: Point, b: Point, capacity: float) -> None:
         room.setdefault(a, {})[b] = capacity
         room.setdefault(b, {}).setdefault(a, 0.0)
 
@@ -48,7 +49,7 @@ def cheapest_cut(graph: Graph, read: Sequence[Node], there: Collection[Node] = (
                 edge((node, 1), (arg, 0), inf)
     near = _reachable(room)
     while "products" in near:
-        path = ["products"]
+        path: list[Point] = ["products"]
         while path[-1] != "read":
             path.append(near[path[-1]])
         steps = list(zip(path[1:], path, strict=False))
@@ -60,10 +61,10 @@ def cheapest_cut(graph: Graph, read: Sequence[Node], there: Collection[Node] = (
     return [n for n in late if (n, 0) in near and (n, 1) not in near]
 
 
-def _reachable(room: Mapping[Any, Mapping[Any, float]]) -> dict[Any, Any]:
+def _reachable(room: Mapping[Point, Mapping[Point, float]]) -> dict[Point, Point]:
     """From "read" along edges with room left, breadth first: what each place was reached from."""
-    found: dict[Any, Any] = {"read": None}
-    queue: deque[Any] = deque(["read"])
+    found: dict[Point, Point] = {"read": "read"}
+    queue: deque[Point] = deque(["read"])
     while queue:
         place = queue.popleft()
         for other, left in room[place].items():

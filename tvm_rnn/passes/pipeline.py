@@ -7,12 +7,12 @@ In: an RNN, a target, and names of passes to leave out. Out: one graph per disti
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tvm_rnn.decisions import about, tell
-from tvm_rnn.errors import ConfigError, message, unknown
-from tvm_rnn.graph.graph import Graph
+from tvm_rnn.graph.graph import Graph, Layers
+from tvm_rnn.options import Options, check_passes
 
 from . import Pass, keep_choice
 from .combine_gemms import CombineGemms
@@ -20,6 +20,7 @@ from .differentiate import Differentiate, choice
 from .fuse_pointwise import FusePointwise
 from .hoist_gemms import HoistGemms
 from .normalise import normalise
+from .passed import Passed
 from .tile_layers_and_time import TileLayersAndTime
 
 if TYPE_CHECKING:
@@ -36,24 +37,6 @@ PASSES: tuple[Pass, ...] = (
     # Last: needs to know how much is stored per row.
     TileLayersAndTime(),
 )
-PASS_NAMES = tuple(p.name for p in PASSES)
-
-
-@dataclass(frozen=True)
-class Layers:
-    """The graphs of an RNN's layers at one stage: distinct graphs, and for each layer the index of its graph."""
-
-    graphs: tuple[Graph, ...]
-    of_layer: tuple[int, ...]
-
-
-def check_names(without: Iterable[str]) -> frozenset[str]:
-    """The passes to leave out, or ConfigError for a name that is none."""
-    names = frozenset(without)
-    for name in names:
-        if name not in PASS_NAMES:
-            raise ConfigError(message("no such pass", **unknown("pass", name, PASS_NAMES)))
-    return names
 
 
 def run(
@@ -74,7 +57,7 @@ def run(
     that later stages cannot do without, so leaving them out means running them in their plain form: one group per node;
     all of T in one tile, layer by layer.
     """
-    off, batches = check_names(without), tuple(batches)
+    off, batches = check_passes(without), tuple(batches)
     graphs: list[Graph] = []
     of_layer = []
     for layer in net.layers:
@@ -131,17 +114,11 @@ def _apply(step: Pass, graph: Graph, net: RNN, target: Target) -> Graph:
     return result
 
 
-def stages(
-    net: RNN,
-    target: str | Target = "llvm",
-    batch: Sequence[int] = (),
-    without: Iterable[str] = (),
-    precision: str | None = None,
-    weights: str | None = None,
-    training: bool | str = False,
-) -> list[tuple[str, str]]:
-    """Every stage as (name, text): the passes' graphs, then "te", "tir", "llvm" and "asm"; for GPUs "tir" (kernels),
-    "cuda" and "host" (the program that launches them). training: with backward graphs, and the code of training."""
-    from tvm_rnn.compiler.stage_texts import texts
+def passed(net: RNN, options: Options) -> Passed:
+    """A network with its graphs after the passes, for planners."""
 
-    return texts(net, target, tuple(batch), tuple(without), precision, weights, training)
+    def graphs(net: RNN, options: Options) -> list[tuple[str, Layers]]:
+        training, precision = options.training, options.precision
+        return run(net, options.target, options.without, options.batches, training=training, precision=precision)
+
+    return Passed(net, options, graphs)

@@ -320,6 +320,8 @@ class Module:
     weights: {name: read-only array}; empty until there are any.
     """
 
+    drawing: Callable[[], str] | None = None  # of its network, as HTML
+
     def __init__(self, path: str | os.PathLike[str], opened: Opened | None = None) -> None:
         self.path, self._file, self.manifest, arrays, self._elf_size = opened or _open_container(path)
         try:
@@ -354,6 +356,10 @@ class Module:
     def _runs_on(self) -> str:
         """The dtype and the target, for people."""
         return f"{self.manifest.dtype} on {self.manifest.target.name}"
+
+    def _repr_html_(self) -> str | None:
+        """For notebooks: the equations, which a file does not have; None for a module that was loaded from one."""
+        return None if self.drawing is None else self.drawing()
 
     def _read_manifest(self, m: Manifest) -> None:
         D, self._dtype = int(m.num_directions), np.dtype(m.dtype)

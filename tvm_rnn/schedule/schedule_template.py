@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tvm_rnn.errors import BuildError, ConfigError, message, unknown
 from tvm_rnn.locations import PACKAGE
+from tvm_rnn.records import UnitKey
 from tvm_rnn.target import Target
 
 if TYPE_CHECKING:
@@ -83,13 +84,6 @@ class Knobs:
         self.space[name] = options
         self.chosen[name] = value
         return value
-
-
-class UnitKey(TypedDict):
-    """What a record is found by, as JSON has it. shape: what nearest units share; sizes: numbers by name."""
-
-    shape: list[object]
-    sizes: dict[str, list[int]]
 
 
 class Methods(Protocol):

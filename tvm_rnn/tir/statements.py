@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 from tvm import tirx
 
-from tvm_rnn.cpu.workspace import INDEX, int64
+from .expr import Buffer, Expr, Stmt, TirExpr
+from .index import INDEX, int64
 
-Expr = Any
-Stmt = Any
+Block: TypeAlias = "Stmt | Sequence[Block] | None"  # statements one after the other
 
 _names = itertools.count()
 
@@ -24,12 +24,12 @@ def variable(name: str) -> tirx.Var:
     return tirx.Var(name, INDEX)
 
 
-def sequence(*parts: Any) -> Stmt:
+def sequence(*parts: Block) -> Stmt:
     """Statements one after the other; nested lists are flattened, None is skipped."""
-    flat: list[Any] = []
+    flat: list[Stmt] = []
 
-    def add(part: Any) -> None:
-        if isinstance(part, (list, tuple)):
+    def add(part: Block) -> None:
+        if isinstance(part, Sequence):
             for p in part:
                 add(p)
         elif part is not None:
@@ -41,7 +41,7 @@ def sequence(*parts: Any) -> Stmt:
     return flat[0] if len(flat) == 1 else tirx.SeqStmt(flat)
 
 
-def loop(name: str, extent: Expr, body: Callable[[tirx.Var], Any], parallel: bool = False) -> Stmt:
+def loop(name: str, extent: Expr, body: Callable[[tirx.Var], Block], parallel: bool = False) -> Stmt:
     """for name in range(extent): body(name)."""
     var = variable(name)
     extent = int64(extent) if isinstance(extent, int) else extent
@@ -49,7 +49,7 @@ def loop(name: str, extent: Expr, body: Callable[[tirx.Var], Any], parallel: boo
     return tirx.For(var, int64(0), extent, kind, sequence(body(var)))
 
 
-def vector(name: str, extent: int, body: Callable[[tirx.Var], Any]) -> Stmt:
+def vector(name: str, extent: int, body: Callable[[tirx.Var], Block]) -> Stmt:
     """for name in range(extent): body(name), as one operation on vectors. extent: of one register at most."""
     var = variable(name)
     kind = tirx.ForKind.VECTORIZED if extent > 1 else tirx.ForKind.SERIAL  # TVM has no vectors of one
@@ -74,25 +74,25 @@ class Named:
         return var
 
 
-def when(condition: Expr, then: Any, otherwise: Any = None) -> Stmt:
+def when(condition: Expr, then: Block, otherwise: Block = None) -> Stmt:
     return tirx.IfThenElse(condition, sequence(then), None if otherwise is None else sequence(otherwise))
 
 
-def store(into: Any, address: Expr, value: Expr) -> Stmt:
+def store(into: Buffer, address: Expr, value: Expr) -> Stmt:
     return tirx.BufferStore(into, value, [address])
 
 
-def load(source: Any, address: Expr) -> Expr:
+def load(source: Buffer, address: Expr) -> TirExpr:
     return tirx.BufferLoad(source, [address])
 
 
-def buffer(name: str, dtype: str, alignment: int = 64) -> Any:
+def buffer(name: str, dtype: str, alignment: int = 64) -> Buffer:
     """A flat argument. LLVM uses aligned moves as far as it may: users' arrays promise no more than their element
     size."""
     return tirx.decl_buffer((variable(f"size_{name}"),), dtype, name=name, data_alignment=alignment)
 
 
-def function(name: str, params: Sequence[Any], body: Stmt) -> Any:
+def function(name: str, params: Sequence[TirExpr | Buffer], body: Stmt) -> tirx.PrimFunc:
     """A PrimFunc that a module has under that name; none of its buffers overlap."""
     func = tirx.PrimFunc(list(params), body)
     return func.with_attr("global_symbol", name).with_attr("tirx.noalias", True)

@@ -6,24 +6,22 @@ that it is of needs torch, and lives in `autograd.py`.
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tvm_rnn.errors import ConfigError, WeightError, message, unknown
 from tvm_rnn.frontends.torch import form_of
 from tvm_rnn.network.rnn import RNN
 
+if TYPE_CHECKING:
+    from .autograd import TorchLayer
+
 NAMES = ("net", "torch")
 
 
-def to_torch(net: RNN, target: Any = "llvm", names: str = "net", max_bytes: int | None = None, **options: Any) -> Any:
+def to_torch(
+    net: RNN, target: Any = "llvm", names: str = "net", max_bytes: int | None = None, **options: Any
+) -> TorchLayer:
     """The network as a torch.nn.Module on the target: a CPU, or a GPU, where its parameters are then.
-
-    net: with weights, which the parameters begin with. names: of the parameters; "net": as in `net.weights`; "torch":
-    as torch.nn's LSTM, GRU and RNN have them, with their shapes and both of their biases, so that their state_dict fits
-    (only for networks that `to_torch_layer` takes). max_bytes: how much memory a training step may take besides what it
-    returns, as `TrainingModule.max_bytes`; also to be set later, `layer.max_bytes`. options: of `compile`, such as
-    batch=16 or keep="states".
 
     Call it as a Module: `y, state = layer(x, state, lengths=n, reset=mask)`, with x [T, B, I] and a state that is a
     dict, all tensors of the net's dtype. What y and state depend on gets gradients; gradients of gradients raise
@@ -37,7 +35,22 @@ def to_torch(net: RNN, target: Any = "llvm", names: str = "net", max_bytes: int 
     On a GPU its tensors are used where they are, on the current stream; of a 16-bit network the parameters are float32,
     and under torch.autocast x is cast to the network's dtype.
 
-    Raises ConfigError for wrong names, and where torch is not installed; WeightError for a net without weights.
+    Args:
+        net: an RNN with weights, which the parameters begin with.
+        target: as for `compile`.
+        names: of the parameters. "net": as in `net.weights`. "torch": as torch.nn's LSTM, GRU and RNN have them, with
+            their shapes and both of their biases, so that their state_dict fits (only for networks that
+            `to_torch_layer` takes).
+        max_bytes: how much memory a training step may take besides what it returns, in bytes, as
+            `TrainingModule.max_bytes`; `layer.max_bytes` sets it later.
+        **options: of `compile`, such as batch=16 or keep="states".
+
+    Returns:
+        The layer.
+
+    Raises:
+        ConfigError: names are wrong, or torch is not installed.
+        WeightError: the net has no weights.
     """
     if not isinstance(net, RNN):
         raise ConfigError(message("to_torch needs an RNN", got=f"{net!r:.80}", do="rnn.to_torch(rnn.RNN(...).init())"))
@@ -49,14 +62,14 @@ def to_torch(net: RNN, target: Any = "llvm", names: str = "net", max_bytes: int 
         raise WeightError(message("the RNN has no weights", do="call net.init(seed=0) or net.load(...) first"))
     net.check_weights()
     try:
-        layer = importlib.import_module(".autograd", __package__).TorchLayer
+        from .autograd import TorchLayer
     except ImportError as reason:
         raise ConfigError(message("to_torch needs torch", got=str(reason), do="pip install torch")) from None
     from tvm_rnn.compiler.compile import compile
 
     module: Any = compile(net, target, training=True, **options)
     module.max_bytes = max_bytes
-    return layer(net, module, names)
+    return TorchLayer(net, module, names)
 
 
 def _check_form(net: RNN) -> None:

@@ -26,7 +26,8 @@ from tvm_rnn.bench.suites.gpu import Point, network
 from tvm_rnn.cuda.model.choose_geometry import LAYER_BY_LAYER, STEP_BY_STEP
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.frontends.spec import find_cell
-from tvm_rnn.passes.pipeline import run as run_passes
+from tvm_rnn.options import Options
+from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.records import Choice
 from tvm_rnn.schedule.schedule_template import Unit, space
 from tvm_rnn.target import Target, resolve
@@ -71,7 +72,7 @@ def asked_units(work: Workload, target: Target) -> list[Unit]:
 
     trial = Trial()
     machine = replace(target, records=trial)
-    plan(work.net, run_passes(work.net, machine, ())[-1][1], machine, (work.batch,), work.precision)
+    plan(passed(work.net, Options(machine, (work.batch,), precision=work.precision)), machine)
     return [unit for unit in trial.asked.values() if unit.key["sizes"].get("batch")]
 
 

@@ -28,6 +28,7 @@ from tvm_rnn.dtypes import precision_name
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.network.widen import widened
+from tvm_rnn.options import Options
 from tvm_rnn.passes import pipeline
 from tvm_rnn.records import Record, Records
 from tvm_rnn.schedule import record_files
@@ -162,8 +163,8 @@ def asked(work: Workload, target: Target) -> list[Unit]:
     """The units of a workload on a CPU that have something to choose."""
     trial = Trial()
     machine = replace(target, records=trial)
-    layers = pipeline.run(work.net, machine, (), (work.batch,))[-1][1]
-    Lowering(work.net, layers, machine, (work.batch,)).run()
+    options = Options(machine, (work.batch,))
+    Lowering(work.net, pipeline.passed(work.net, options).layers, options).run()
     return units(list(trial.asked.values()), target)
 
 

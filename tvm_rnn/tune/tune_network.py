@@ -40,22 +40,36 @@ def tune(
 ) -> list[Record]:
     """Find knob values that make a network faster than the defaults do, at T = steps and B = batch.
 
-    Measures on this machine's CPU; or, with rpc_tracker ("HOST:PORT") and device_key, on all devices that have that key
-    at TVM's RPC tracker, several side by side: they run `python -m tvm.exec.rpc_server` and need nothing of tvm_rnn;
-    target is then the kind of their CPUs. Every ratio is of times on one device.
+    Measures on this machine's CPU; or, with rpc_tracker and device_key, on all devices that have that key at TVM's RPC
+    tracker, several side by side: they run `python -m tvm.exec.rpc_server` and need nothing of tvm_rnn. Every ratio is
+    of times on one device. Ctrl-C ends the search, and what was found is compared and recorded as at its end; a second
+    one ends that as well.
 
-    trials: candidates to measure at most. seconds: for all of it, about; None: as long as the trials take. patience:
-    ends the search after so many trials without anything better (default: a third of trials, at least 32). records: the
-    folder to write to; None: the user's own, which `compile` reads. jobs: compilations at a time (default: one per
-    CPU). timeout: seconds that one candidate may take to compile or to answer. seed: of random weights where the
-    network has none, of inputs, and of the search. fresh: forget what an earlier run measured; else its journal counts,
-    and a run that was stopped goes on where it was. progress: called with a `Status`, which prints as one line.
+    Args:
+        net: the RNN.
+        target: as for `compile`: a CPU; with rpc_tracker the kind of the devices' CPUs.
+        steps: T.
+        batch: B.
+        trials: candidates to measure at most.
+        seconds: for all of it, about; None: as long as the trials take.
+        patience: end after so many trials without anything better; None: a third of trials, at least 32.
+        precision: as for `compile`.
+        records: the folder to write to; None: the user's own, which `compile` reads.
+        seed: of random weights where the network has none, of inputs, and of the search.
+        jobs: compilations at a time; None: one per CPU.
+        timeout: seconds that one candidate may take to compile or to answer.
+        fresh: forget what an earlier run measured; else its journal counts, and a run that was stopped goes on where it
+            was.
+        rpc_tracker: "HOST:PORT" of a TVM RPC tracker.
+        device_key: the key of the devices at the tracker.
+        progress: called with a `Status`, which prints as one line.
 
-    Returns the record, in a list. Its gain is 1.0, and its knobs are the defaults', where nothing was surely faster.
-    Ctrl-C ends the search, and what was found is compared and recorded as at its end; a second one ends that as well.
+    Returns:
+        The record, in a list. Its gain is 1.0, and its knobs are the defaults', where nothing was surely faster.
 
-    Raises ConfigError for a wrong argument, and where the target, the tracker or its devices are not at hand;
-    TvmRnnError where the defaults fail, and where no device is left: the journal has what was measured till then.
+    Raises:
+        ConfigError: an argument is wrong, or the target, the tracker or its devices are not at hand.
+        TvmRnnError: the defaults fail, or no device is left; the journal has what was measured till then.
     """
     from .session import run
 

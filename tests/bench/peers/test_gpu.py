@@ -17,8 +17,9 @@ from tvm_rnn.bench.peers.gpu import FRAMEWORKS, GpuProblem, prepare_torch, prepa
 from tvm_rnn.bench.peers.models import Unsupported
 from tvm_rnn.bench.run.gpu_worker import errors
 from tvm_rnn.bench.suites.gpu import Point, network
+from tvm_rnn.options import Options
 from tvm_rnn.oracle.torch_graph import TorchModel
-from tvm_rnn.passes import pipeline
+from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import resolve
 
 torch = pytest.importorskip("torch")
@@ -202,5 +203,5 @@ def test_the_regime_of_a_real_plan() -> None:
         (("fuse_pointwise",), r"persistent_(cluster|grid)_cuda, \d+ phases"),
     ):
         net = network(Point("lstm", 64, 256, 0, 0, layers=2))
-        facts = plan(net, pipeline.run(net, target, without)[-1][1], target, (16,), "bfloat16").facts
+        facts = plan(passed(net, Options(target, (16,), tuple(without), "bfloat16")), target).facts
         assert re.fullmatch(expected, regime(facts, 16, 100)), (without, regime(facts, 16, 100))

@@ -9,7 +9,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn.bench.suites.gpu import ALL, PASSES, SHORT, SUITES, Point, batches, beside_peers, network, select, suite
-from tvm_rnn.passes.pipeline import PASS_NAMES
+from tvm_rnn.options import PASS_NAMES
 
 
 @pytest.mark.parametrize("name", SUITES)

@@ -23,11 +23,12 @@ from random_equations import Equations, equations
 import tvm_rnn as rnn
 from tests.oracle.test_reference import restless
 from tvm_rnn import cell, cells, einsum, exp, softmax, sum, tanh
-from tvm_rnn.compiler.compile import describe
 from tvm_rnn.cpu.lower_network import Lowering
+from tvm_rnn.cpu.module_facts import describe
 from tvm_rnn.cpu.training.add_entry_points import add_training
+from tvm_rnn.options import PASS_NAMES, Options
 from tvm_rnn.oracle.tolerance import assert_close
-from tvm_rnn.passes import pipeline
+from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.runtime.runtime_training import TrainingModule
 from tvm_rnn.schedule.schedule_template import space
 from tvm_rnn.target import resolve
@@ -114,8 +115,9 @@ def test_records_are_used() -> None:
     """What was tuned for inference serves training: any knobs, other ones for each named batch size."""
     net, first, batches = network("lstm", 14, 33, num_layers=2), Trial(), (1, 7)
     machine = replace(resolve("llvm"), records=first)
-    lowered = Lowering(net, pipeline.run(net, machine, (), batches)[-1][1], machine, batches).run()
-    add_training(net, lowered, describe(net, lowered, machine, batches, ()), machine, batches, ())
+    own = passed(net, Options(machine, batches, training=True))
+    lowered = Lowering(net, own.layers, own.options).run()
+    add_training(own, lowered, describe(net, lowered, own.options))
     choices = []
     for number, unit in enumerate(first.asked.values()):
         (own,) = able(unit, machine)
@@ -266,7 +268,7 @@ def test_other_vectors(name: str, target: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("off", [*((name,) for name in pipeline.PASS_NAMES), pipeline.PASS_NAMES], ids="+".join)
+@pytest.mark.parametrize("off", [*((name,) for name in PASS_NAMES), PASS_NAMES], ids="+".join)
 @pytest.mark.parametrize("name", ["lstm", "gru_reset_before", "lstm_layer_norm", "mlstm", "augru"])
 def test_passes_that_are_left_out(name: str, off: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     net, module = trained(name, 5, 7, off, num_layers=2, dtype="float64")

@@ -9,7 +9,8 @@ import tvm_rnn as rnn
 from tests.oracle.test_reference import restless
 from tvm_rnn import target
 from tvm_rnn.cpu.lower_group import Emitter
-from tvm_rnn.cpu.training.lower_layer_backward import BackwardLayer, is_total
+from tvm_rnn.cpu.training.lower_layer_backward import BackwardLayer
+from tvm_rnn.graph.graph import is_total
 from tvm_rnn.passes import pipeline
 
 V4 = target.TABLE["x86-64-v4"]

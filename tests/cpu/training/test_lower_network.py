@@ -13,8 +13,9 @@ from tvm_rnn.cpu.training.lower_backward import Backward
 from tvm_rnn.cpu.training.lower_forward import ForwardTrain
 from tvm_rnn.cpu.training.tape_layout import TapeLayout
 from tvm_rnn.cpu.verify_time_order import verify
+from tvm_rnn.graph.graph import Layers
+from tvm_rnn.options import Options
 from tvm_rnn.passes import pipeline
-from tvm_rnn.passes.pipeline import Layers
 
 V4 = target.TABLE["x86-64-v4"]
 
@@ -22,7 +23,7 @@ V4 = target.TABLE["x86-64-v4"]
 def both(net: rnn.RNN) -> tuple[ForwardTrain, Backward]:
     layers = pipeline.run(net, V4, training=True)[-1][1]
     backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
-    forward, backward = ForwardTrain(net, layers, V4, number=1), Backward(net, backs, V4, number=2)
+    forward, backward = ForwardTrain(net, layers, Options(V4), number=1), Backward(net, backs, Options(V4), number=2)
     for part in (forward, backward):
         part.use(TapeLayout(net, layers, part.lanes))
     return forward, backward

@@ -11,8 +11,8 @@ from networks import network
 from tests.oracle.test_reference import restless
 from tvm_rnn import target
 from tvm_rnn.cpu.training.tape_layout import TapeLayout
-from tvm_rnn.cpu.workspace import int64
 from tvm_rnn.passes import pipeline
+from tvm_rnn.tir.index import int64
 
 V4 = target.TABLE["x86-64-v4"]
 T, B = 3, 2

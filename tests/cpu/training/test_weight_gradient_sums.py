@@ -10,13 +10,14 @@ import tvm
 import tvm_ffi
 
 from tvm_rnn import target
-from tvm_rnn.compiler import compile as build
+from tvm_rnn.compiler.link import generate
 from tvm_rnn.cpu.lower_group import Emitter
 from tvm_rnn.cpu.register_tile import Places
 from tvm_rnn.cpu.training.weight_gradient_sums import accumulate, axes_of
-from tvm_rnn.cpu.workspace import Array, int64, row_stride, strides_of
+from tvm_rnn.cpu.workspace import Array, row_stride, strides_of
 from tvm_rnn.graph.graph import Node, make
 from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import buffer, function, variable
 
 HOST = target.resolve("llvm")
@@ -61,7 +62,7 @@ def totals_of(node: Node, dtype: str, arrays: list[np.ndarray], calls: int) -> n
     reads = Places(buffers, places.get, lambda n: [], {})
     body = accumulate(parallel, node, rows, reads, into)
     module = tvm.IRModule({"sum": function("sum", [rows, *buffers.values()], body)})
-    run: Any = build.generate(module, HOST)["sum"]
+    run: Any = generate(module, HOST)["sum"]
     work = aligned(np.concatenate([*flat, np.full(4096, np.nan, dtype)]))
     result = aligned(np.zeros(strides_of(node.shape, lanes)[1] + 64, dtype))
     for _ in range(calls):

@@ -18,7 +18,8 @@ from tvm_rnn.cuda.codegen.cuda_text import generate, split_kernels, statements, 
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.plan.network import plan
 from tvm_rnn.errors import BuildError
-from tvm_rnn.passes import pipeline
+from tvm_rnn.options import Options
+from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import GPUS, resolve
 
 SHARED = "#include <cstdint>\n__device__ int both() { return 1; }\n"
@@ -88,8 +89,7 @@ def test_kernels_for_a_gpu_before_sm_90_are_generated(dtype: str) -> None:
     """TVM runs other passes for them: one did not take the address of a pointer as a number."""
     net = rnn.RNN(rnn.cells.gru, input_size=8, hidden_size=32, dtype=dtype)
     target = resolve("nvidia-a100")
-    layers = pipeline.run(net, target)[-1][1]
-    made = generate(plan(net, layers, target, (4,), dtype), target)
+    made = generate(plan(passed(net, Options(target, (4,), precision=dtype)), target), target)
     assert made.arch == "sm_80"
     assert any("mma_sync" in shard for shard in made.shards) == (dtype == "bfloat16")
 
@@ -112,10 +112,11 @@ assert tvm.get_global_func("runtime.GetCudaDeviceCount", allow_missing=True) is 
 before = tvm.get_global_func(source.COMPILER)
 import tvm_rnn as rnn
 from tvm_rnn.cuda.plan.network import plan
-from tvm_rnn.passes.pipeline import run
+from tvm_rnn.options import Options
+from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import GPUS
 net, machine = rnn.RNN(rnn.cells.elman, 8, 16, dtype="bfloat16"), GPUS["nvidia-h200"]
-made = source.generate(plan(net, run(net, machine)[-1][1], machine, (4,), "bfloat16"), machine)
+made = source.generate(plan(passed(net, Options(machine, (4,), precision="bfloat16")), machine), machine)
 assert "__global__" in made.shards[0] and not [name for name in sys.modules if name.startswith("cuda.")]
 assert tvm.get_global_func(source.COMPILER).same_as(before)
 print("fine")

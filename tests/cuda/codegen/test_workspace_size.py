@@ -14,6 +14,8 @@ from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
 from tvm_rnn.cuda.training.add_entry_points import WAYS, plan, working
 from tvm_rnn.errors import BuildError
+from tvm_rnn.options import Options
+from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import resolve
 
 
@@ -74,7 +76,7 @@ def test_the_compiled_function_says_the_same(monkeypatch: pytest.MonkeyPatch) ->
     module.memory_sizes(1, 1)
     (device,) = module._devices.values()
     machine = resolve("nvidia-h200")
-    own = working(plan(net, machine, (), (), "float32", "states"), machine)
+    own = working(plan(passed(net, Options(machine, precision="float32", training="states")), machine), machine)
     for steps, batch in ((1, 1), (7, 3), (100, 33), (5000, 7), (0, 3)):
         for way in WAYS:
             assert own[way](steps, batch) == device.parts[way].workspace(steps, batch, 2)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from compiled_kernels import layers_of
+from compiled_kernels import layers_of, passed_of
 
 from tvm_rnn.cuda.codegen.host_program import Expr, Host
 from tvm_rnn.cuda.layer.packed_layout import Pack
@@ -44,8 +44,8 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> Noted:
 
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"bidirectional": True}])
 def test_it_runs_beside_the_steps(noted: Noted, options: dict[str, Any]) -> None:
-    net, layers = layers_of("lstm", **options)
-    program = plan(net, layers, resolve("nvidia-h200"), (1,), "float32")
+    net, _ = layers_of("lstm", **options)
+    program = plan(passed_of("lstm", batches=(1,), **options), resolve("nvidia-h200"))
     visits = net.num_layers * net.num_directions
     assert len(noted.seen) == visits
     text = "\n".join(program.sequence.lines)
@@ -55,8 +55,7 @@ def test_it_runs_beside_the_steps(noted: Noted, options: dict[str, Any]) -> None
 
 
 def test_it_is_given_two_copies_of_each_state(noted: Noted) -> None:
-    net, layers = layers_of("lstm", bidirectional=True)
-    plan(net, layers, resolve("nvidia-h200"), (1,), "bfloat16")
+    plan(passed_of("lstm", "bfloat16", (1,), bidirectional=True), resolve("nvidia-h200"))
     for where, reverse in zip(noted.seen, (False, True), strict=True):
         assert where.reverse is reverse
         assert len(where.before) == len(where.after) == 2

@@ -22,6 +22,8 @@ from tvm_rnn.cuda.model.choose_backward_lanes import (
 from tvm_rnn.cuda.model.choose_geometry import Geometry, geometry
 from tvm_rnn.cuda.model.choose_regime import Persistent, step_of
 from tvm_rnn.cuda.training.add_entry_points import plan
+from tvm_rnn.options import Options
+from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import resolve
 
 H200 = resolve("nvidia-h200")
@@ -30,7 +32,7 @@ H200 = resolve("nvidia-h200")
 def backward(layers: int, hidden: int, batch: int, dtype: str = "bfloat16") -> list[Persistent]:
     """The regimes of the layers of a stack."""
     net = network("lstm", hidden, hidden, dtype=dtype, num_layers=layers)
-    (code,) = plan(net, H200, (batch,), (), dtype, "states").backward.code
+    (code,) = plan(passed(net, Options(H200, (batch,), precision=dtype, training="states")), H200).backward.code
     return [regime for regime in code.regimes if isinstance(regime, Persistent)]
 
 

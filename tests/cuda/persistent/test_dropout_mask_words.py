@@ -20,7 +20,9 @@ from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.training.add_entry_points import plan
 from tvm_rnn.graph.graph import Graph
+from tvm_rnn.options import Options
 from tvm_rnn.passes import pipeline
+from tvm_rnn.passes.pipeline import passed
 
 LIMIT = 1e-3  # relative, of float16; one wrong mask of 70 steps changes a hundredth
 
@@ -48,7 +50,7 @@ def test_masks_are_read_in_words_and_not_copied() -> None:
 def test_masks_are_drawn_as_the_regime_reads_them() -> None:
     """Words for persistent kernels; rows where the steps run one by one, and always where sums read them."""
     net = network("lstm", 16, 16, dtype="bfloat16", recurrent_dropout=0.2, zoneout={"c": 0.1})
-    trained = plan(net, GPU, (4,), (), "bfloat16")
+    trained = plan(passed(net, Options(GPU, (4,), precision="bfloat16", training=True)), GPU)
     (forward,), (back,) = trained.forward.code, trained.backward.backs
     for code, program, alone in ((forward, trained.programs[0], 2), (back.layer, trained.programs[1], 1)):
         text = "\n".join(line.strip() for line in program.sequence.lines)

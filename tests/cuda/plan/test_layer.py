@@ -16,7 +16,10 @@ from tvm_rnn.cuda.model import choose_regime
 from tvm_rnn.cuda.plan import layer as steps
 from tvm_rnn.cuda.plan.layer import Layer, launch_variant
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.options import Options
 from tvm_rnn.target import resolve
+
+GPU = resolve("nvidia-h200")
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +29,7 @@ def step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def layer_of(name: str, precision: str = "float32") -> Layer:
     net, layers = layers_of(name)
-    return Layer(layers.graphs[0], 0, precision, precision, resolve("nvidia-h200"), net.cell.initial)
+    return Layer(layers.graphs[0], 0, precision, Options(GPU, precision=precision), GPU, net.cell.initial)
 
 
 @pytest.mark.parametrize("name", ["elman", "lstm_layer_norm", "mlstm"])

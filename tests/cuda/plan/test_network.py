@@ -6,19 +6,19 @@ import re
 from typing import Any
 
 import pytest
-from compiled_kernels import layers_of
+from compiled_kernels import passed_of
 
 import tvm_rnn as rnn
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.plan import layer as steps
 from tvm_rnn.cuda.plan.network import plan
-from tvm_rnn.passes import pipeline
+from tvm_rnn.options import Options
+from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import resolve
 
 
 def program_of(name: str, precision: str = "float32", **options: Any) -> Program:
-    net, layers = layers_of(name, **options)
-    return plan(net, layers, resolve("nvidia-h200"), (), precision)
+    return plan(passed_of(name, precision, **options), resolve("nvidia-h200"))
 
 
 def lines(program: Program) -> list[str]:
@@ -62,8 +62,8 @@ def test_layers_have_streams_of_their_own(step_by_step: None) -> None:
 def test_layers_run_one_after_the_other_where_the_pass_was_left_out(step_by_step: None) -> None:
     target = resolve("nvidia-h200")
     net = rnn.RNN(rnn.cells.lstm, 5, 7, num_layers=3)
-    layers = pipeline.run(net, target, ["tile_layers_and_time"])[-1][1]
-    text = "\n".join(lines(plan(net, layers, target, (), "float32")))
+    options = Options(target, without=("tile_layers_and_time",), precision="float32")
+    text = "\n".join(lines(plan(passed(net, options), target)))
     assert "OnStream" not in text and "fork" not in text and ".wait(" not in text
 
 

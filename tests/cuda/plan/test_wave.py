@@ -9,6 +9,7 @@ import pytest
 import tvm_rnn as rnn
 from tvm_rnn.cuda.plan import wave
 from tvm_rnn.cuda.plan.network import Plan
+from tvm_rnn.options import PASS_NAMES, Options
 from tvm_rnn.passes import pipeline
 from tvm_rnn.target import resolve
 
@@ -19,7 +20,8 @@ def planned(cell: str, hidden: int, batches: tuple[int, ...] = (16,), precision:
     dtype = "float32" if precision == "tf32" else precision
     without = how.pop("without", ())
     net = rnn.RNN(rnn.cells.get(cell), how.pop("inputs", hidden), hidden, dtype=dtype, **how)
-    plan = Plan(net, pipeline.run(net, GPU, without)[-1][1], GPU, batches, precision)
+    own = pipeline.passed(net, Options(GPU, batches, without, precision))
+    plan = Plan(own, own.layers, GPU)
     plan.run()
     return plan
 
@@ -82,7 +84,7 @@ def test_few_rows_are_left_to_layers_side_by_side() -> None:
         ("lstm", 512, {"num_layers": 4, "precision": "float32", "batches": (1,)}),  # side by side
         ("lstm", 256, {"num_layers": 2, "inputs": 12}),  # rows of 24 bytes
         ("lstm", 2048, {"num_layers": 2}),  # does not fit
-        *(("lstm", 256, {"num_layers": 2, "without": (name,)}) for name in pipeline.PASS_NAMES),
+        *(("lstm", 256, {"num_layers": 2, "without": (name,)}) for name in PASS_NAMES),
         ("sru", 256, {"num_layers": 2}),
     ],
 )

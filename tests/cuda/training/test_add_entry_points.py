@@ -7,12 +7,19 @@ from fake_gpu import tiny_manifest
 from networks import network
 from training_plans import trained
 
+from tvm_rnn import RNN
 from tvm_rnn.cuda.codegen.cuda_text import generate
 from tvm_rnn.cuda.training import add_entry_points
-from tvm_rnn.cuda.training.add_entry_points import WAYS, describe, plan
+from tvm_rnn.cuda.training.add_entry_points import WAYS, Trained, describe, plan
 from tvm_rnn.decisions import recording
 from tvm_rnn.module_file.schema import GpuNetwork, Kernel, read
-from tvm_rnn.target import resolve
+from tvm_rnn.options import Options
+from tvm_rnn.passes.pipeline import passed
+from tvm_rnn.target import Target, resolve
+
+
+def planned(net: RNN, target: Target, training: bool | str) -> Trained:
+    return plan(passed(net, Options(target, (4,), precision="float32", training=training)), target)
 
 
 def test_programs_have_names_of_their_own() -> None:
@@ -47,10 +54,10 @@ def test_constants_are_those_that_packing_reads() -> None:
 def test_what_is_kept_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """States, but where only steps that read values have persistent kernels."""
     net, target = network("cfn", 8, 8), resolve("nvidia-h200")
-    found = plan(net, target, (4,), (), "float32", True)
+    found = planned(net, target, True)
     assert found.training == "states" and all(code.regimes for code in found.backward.code)
     monkeypatch.setattr(add_entry_points, "_persistent", lambda trained: trained.training == "values")
     with recording() as told:
-        assert plan(net, target, (4,), (), "float32", True).training == "values"
+        assert planned(net, target, True).training == "values"
     assert {d.what for d in told if d.what.startswith("keep=")} == {'keep="values"'}
-    assert plan(net, target, (4,), (), "float32", "states").training == "states"
+    assert planned(net, target, "states").training == "states"

@@ -9,6 +9,8 @@ from training_plans import trained
 
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
 from tvm_rnn.cuda.training.add_entry_points import plan
+from tvm_rnn.options import Options
+from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import resolve
 
 
@@ -80,7 +82,8 @@ def test_others_use_the_callers_stream_alone(cell: str, options: dict[str, Any])
 
 def test_layers_run_one_after_the_other_where_the_pass_was_left_out() -> None:
     net, _ = trained("lstm", num_layers=2)
-    plans = plan(net, resolve("nvidia-h200"), (4,), ("tile_layers_and_time",), "float32", "values")
+    options = Options(resolve("nvidia-h200"), (4,), ("tile_layers_and_time",), "float32", training="values")
+    plans = plan(passed(net, options), options.target)
     assert "OnStream" not in "\n".join(plans.programs[1].sequence.lines)
 
 

@@ -10,6 +10,8 @@ from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.layer.time_segments import Parts, parts_of
 from tvm_rnn.cuda.training.add_entry_points import plan
 from tvm_rnn.cuda.training.tape_layout import kept_nodes, narrowed, states_read
+from tvm_rnn.options import Options
+from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import resolve
 
 
@@ -59,12 +61,12 @@ def test_tapes_of_float32_may_be_narrower_but_for_what_products_read() -> None:
     """Gates and c in bfloat16, h, which the gradient of R reads, as it is."""
     net = network("lstm", 8, 8, num_layers=2)
     target = resolve("nvidia-h200")
-    forward = plan(net, target, (4,), (), "tf32", "values:bfloat16").forward
+    forward = plan(passed(net, Options(target, (4,), precision="tf32", training="values:bfloat16")), target).forward
     layout = forward.code[0].layout
     assert [layout.kept_place(n).dtype for n in layout.kept] == [*["bfloat16"] * 4, "float32", "bfloat16"]
     assert forward.tape.shared  # h is what the upper layer reads
     assert narrowed(forward.code[0].graph, "") == {}
-    whole = plan(net, target, (4,), (), "tf32", "values").forward.tape.sizes()
+    whole = plan(passed(net, Options(target, (4,), precision="tf32", training="values")), target).forward.tape.sizes()
     assert sum(row for row, *_ in forward.tape.sizes()) == sum(row for row, *_ in whole) - 2 * 5 * 16
 
 

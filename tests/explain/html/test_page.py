@@ -15,7 +15,7 @@ import pytest
 import tvm_rnn as rnn
 from tests.cli.test_commands import call
 from tvm_rnn import explain
-from tvm_rnn.passes.pipeline import PASS_NAMES
+from tvm_rnn.options import PASS_NAMES
 
 for needed in ("grandalf", "vl_convert"):
     pytest.importorskip(needed)

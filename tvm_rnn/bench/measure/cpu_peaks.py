@@ -17,10 +17,11 @@ import numpy as np
 import tvm
 from tvm import tirx
 
-from tvm_rnn.compiler.compile import generate
-from tvm_rnn.cpu.workspace import int64
+from tvm_rnn.compiler.link import generate
 from tvm_rnn.target import host
-from tvm_rnn.tir.statements import Expr, Stmt, load, loop, sequence, store, variable, vector
+from tvm_rnn.tir.expr import Expr, Stmt, TirExpr
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import load, loop, sequence, store, variable, vector
 
 SECONDS, TRIES = 0.06, 3  # of one measurement; the best of some counts: a ceiling is what nothing disturbs
 FMA_CALL, READ_CALL = 200_000, 1 << 24  # rounds of multiply-adds, and bytes, of one call: milliseconds
@@ -95,7 +96,7 @@ def _fma(dtype: str, lanes: int) -> Any:
     """for i in n: for each accumulator: a = a x + x."""
     n, x, out = variable("n"), _buffer("x", dtype), _buffer("out", dtype)
 
-    def again(own: Any) -> Callable[[Expr], Stmt]:
+    def again(own: Any) -> Callable[[Expr], TirExpr]:
         return lambda at: load(own, at) * load(x, at) + load(x, at)
 
     return _function("fma", [n, x, out], out, dtype, lanes, lambda own, step: loop("i", n, lambda i: step(again(own))))

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from tvm_rnn import cells
-from tvm_rnn.compiler.stage_texts import equations_digest
 from tvm_rnn.errors import TvmRnnError
 from tvm_rnn.frontends.torch import state_arrays
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.language.cell import Cell
+from tvm_rnn.network.equations_digest import equations_digest
 from tvm_rnn.network.rnn import RNN, weight_name
 from tvm_rnn.oracle.reference import evaluate
 from tvm_rnn.passes.combine_gemms import CombineGemms

@@ -14,49 +14,41 @@ import tvm
 import tvm_ffi
 from msgspec import convert, structs
 
-from tvm_rnn.cpu.lower_network import Lowered, node_flops
+from tvm_rnn.cpu.lower_network import Lowered
 from tvm_rnn.decisions import about, heard
 from tvm_rnn.dtypes import held_dtype
 from tvm_rnn.errors import ConfigError, message
-from tvm_rnn.graph.graph import Graph, depends
-from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.graph.graph import Layers
+from tvm_rnn.module_file.facts import memory_facts
 from tvm_rnn.module_file.schema import CpuNetwork, CpuTraining, Masks, Memory, Pack
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.rnn import RNN, named_constants
-from tvm_rnn.passes import keep_choice, pipeline
-from tvm_rnn.passes.pipeline import Layers
+from tvm_rnn.options import Options
+from tvm_rnn.passes import keep_choice
+from tvm_rnn.passes.passed import Passed
 from tvm_rnn.runtime.runtime import CONSTANT
-from tvm_rnn.target import Target
 
 from .lower_backward import Backward
 from .lower_forward import ForwardTrain
 from .tape_layout import TapeLayout
 
 
-def check_training(net: RNN | Model, target: Target) -> None:
+def check_training(net: RNN | Model) -> None:
     """Raises ConfigError for what cannot be trained: several networks in one file."""
     if isinstance(net, Model):
         got, do = f"training of {len(net.networks)} networks", "compile model.networks one by one"
         raise ConfigError(message("a model of several networks does not train as a whole", got=got, do=do))
 
 
-def add_training(
-    net: RNN,
-    lowered: Lowered,
-    facts: CpuNetwork,
-    target: Target,
-    batches: tuple[int, ...],
-    without: tuple[str, ...],
-    training: bool | str = True,
-) -> dict[str, np.ndarray]:
-    """Adds functions to `lowered` and facts to `facts`. training: what is kept, by name; True: "values". Returns the
-    constants that the functions read, by name."""
-    keep_choice.check(training, net.dtype, target.kind)
-    training = keep_choice.chosen(training, net, target, batches)
+def add_training(own: Passed, lowered: Lowered, facts: CpuNetwork) -> dict[str, np.ndarray]:
+    """Adds functions to `lowered` and facts to `facts`; what is kept is as the options say. Returns the constants that
+    the functions read, by name."""
+    net, options = own.net, own.options
+    training = _kept(own, options.training)
     with about("", training=True):
-        layers = pipeline.run(net, target, without, batches, training=training)[-1][1]
+        layers = own.training(training)[-1][1]
     facts.decisions = heard()
-    forward, backward = _lowerings(net, layers, target, batches)
+    forward, backward = _lowerings(net, layers, options)
     known = {variable.name_hint: func for variable, func in lowered.module.functions_items()}
     found, of_forward = forward.functions(), forward.facts()
     dropped = bool(net.regularisers.weight_drop)  # what a call packs is not what inference does
@@ -81,50 +73,30 @@ def add_training(
     return {name: value.astype(held_dtype(net.dtype)) for name, value in constants.items()}
 
 
-def planned(
-    net: RNN, target: Target, batches: tuple[int, ...], without: tuple[str, ...], training: bool | str
-) -> tuple[CpuTraining, Memory]:
-    """What the manifest says of the memory of training, without the functions."""
-    training = keep_choice.chosen(training, net, target, batches)
-    layers = pipeline.run(net, target, without, batches, training=training)[-1][1]
-    forward, backward = _lowerings(net, layers, target, batches)
-    own = CpuTraining(forward.facts(), backward.facts(), forward.tape.sizes())
-    return own, memory_facts(net, layers, training)
+def planned(own: Passed, keep: bool | str) -> tuple[CpuTraining, Memory]:
+    """What the manifest says of the memory of training, without the functions. keep: what is kept, by name."""
+    training = _kept(own, keep)
+    layers = own.training(training)[-1][1]
+    forward, backward = _lowerings(own.net, layers, own.options)
+    found = CpuTraining(forward.facts(), backward.facts(), forward.tape.sizes())
+    return found, memory_facts(own.net, layers, training)
 
 
-def _lowerings(net: RNN, layers: Layers, target: Target, batches: tuple[int, ...]) -> tuple[ForwardTrain, Backward]:
+def _kept(own: Passed, keep: bool | str) -> bool | str:
+    """What is kept, by name. Raises ConfigError where the network has no such choice on this target."""
+    net, options = own.net, own.options
+    keep_choice.check(keep, net.dtype, options.target.kind)
+    return keep_choice.chosen(keep, net, options.target, options.batches)
+
+
+def _lowerings(net: RNN, layers: Layers, options: Options) -> tuple[ForwardTrain, Backward]:
     count = len(layers.graphs)
     backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
-    forward = ForwardTrain(net, layers, target, batches, number=count)
-    backward = Backward(net, backs, target, batches, number=2 * count)
+    forward = ForwardTrain(net, layers, options, number=count)
+    backward = Backward(net, backs, options, number=2 * count)
     for part in (forward, backward):
         part.use(TapeLayout(net, layers, part.lanes))
     return forward, backward
-
-
-def memory_facts(net: RNN, layers: Layers, training: bool | str) -> Memory:
-    """What a plan of memory must know of a module, on any target: what its tape keeps, and FLOPs per row and step.
-    again: those of backward's that are before its steps, for the most part products of forward once more."""
-    forward = sum(_flops(layers.graphs[i]) for i in layers.of_layer)
-    backward = sum(_flops(graph) for i in layers.of_layer if (graph := layers.graphs[i].backward) is not None)
-    again = sum(_flops(graph, "before") for i in layers.of_layer if (graph := layers.graphs[i].backward) is not None)
-    flops = [each * net.num_directions for each in (forward, backward, again)]
-    return Memory("values" if training is True else str(training), *flops)
-
-
-def _flops(graph: Graph, region: str = "") -> int:
-    """Operations for one row of one step, with its part of the sums over rows; what follows these sums is not. region:
-    of that one alone."""
-    nodes = graph.nodes()
-    leaves, total = depends(nodes), 0
-    for node in nodes:
-        if node.leaf or (region and graph.region_of(node) != region):
-            continue
-        if TABLE[node.op].kind == "total":
-            total += int(np.prod(node.shape, dtype=int)) * (2 if node.op == "total_product" else 1)
-        elif leaves[node] and "total" not in leaves[node]:
-            total += node_flops(node)
-    return total
 
 
 def _packs_alike(packs: list[Pack], known: dict[str, Any], ours: list[Pack], found: dict[str, Any]) -> bool:

@@ -9,33 +9,22 @@ distinct layer a function that makes gradients of weights of its sums.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from msgspec import structs
 from tvm import tirx
 
 from tvm_rnn.cpu.lower_layer import Layer, fill_row
-from tvm_rnn.cpu.lower_network import Run
+from tvm_rnn.cpu.lower_network import Run, Tile
 from tvm_rnn.cpu.user_array_copies import rows_in
 from tvm_rnn.cpu.verify_time_order import verify
-from tvm_rnn.cpu.workspace import Array, int64
+from tvm_rnn.cpu.workspace import Array
 from tvm_rnn.module_file.schema import CpuBackward, Finish
 from tvm_rnn.network.rnn import named_constants, weight_name
-from tvm_rnn.tir.statements import (
-    Expr,
-    Named,
-    Stmt,
-    bind,
-    buffer,
-    function,
-    load,
-    loop,
-    sequence,
-    store,
-    variable,
-    when,
-)
+from tvm_rnn.tir.expr import Expr, Stmt
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import Named, bind, buffer, function, load, loop, sequence, store, variable, when
 
 from .lower_layer_backward import BackwardLayer, BackwardVisit
 from .lower_network import TrainingLowering
@@ -64,7 +53,7 @@ class Backward(TrainingLowering):
             self.totals_elements += self.backs[index].finish.size * self.net.num_directions
         self.totals_elements += self.slack
 
-    def functions(self) -> dict[str, Any]:
+    def functions(self) -> dict[str, tirx.PrimFunc]:
         """backward, its packing, and what turns sums to gradients, by name."""
         found = {"backward": self._backward()}
         verify(found["backward"])
@@ -88,7 +77,7 @@ class Backward(TrainingLowering):
         own = structs.asdict(super().facts())
         return CpuBackward(**own, totals_elements=self.totals_elements, finishes=finishes)
 
-    def _finish(self, code: BackwardLayer, name: str) -> Any:
+    def _finish(self, code: BackwardLayer, name: str) -> tirx.PrimFunc:
         params = [p.name for p in code.graph.params]
         keys = [*params, *named_constants(code.finish.graph, code.finish.number)]
         raw = dict(zip(keys, self._users([key.replace(".", "_") for key in keys]), strict=True))
@@ -99,7 +88,7 @@ class Backward(TrainingLowering):
 
     # --- the backward function ---------------------------------------------------------------------------------------
 
-    def _backward(self) -> Any:
+    def _backward(self) -> tirx.PrimFunc:
         given, cell = self._arguments(), self.net.cell
         (self.gy,) = self._users(["gy"])
         self.s_in, self.s_out = (self._users([f"d_{a.name}_{way}" for a in cell.states]) for way in ("in", "out"))
@@ -141,7 +130,7 @@ class Backward(TrainingLowering):
                 def tile(done: Expr, count: Expr) -> Stmt:
                     back = int64(1) - d - self.back
                     start, set_start = bind("start", done + back * (self.T - done - done - count))
-                    return sequence(set_start, self._visit(run, i, d, done, start, count, start))
+                    return sequence(set_start, self._visit(run, i, d, Tile(done, start, count, start)))
 
                 return self._tiles(tile)
 
@@ -149,7 +138,8 @@ class Backward(TrainingLowering):
 
         return loop("l", run.count, layer)
 
-    def _visit(self, run: Run, i: Expr, d: Expr, done: Expr, start: Expr, count: Expr, row: Expr) -> Stmt:
+    def _visit(self, run: Run, i: Expr, d: Expr, tile: Tile) -> Stmt:
+        start = tile.start
         code, directions = self.backs[run.graph], self.net.num_directions
         visit, layer = i * int64(directions) + d, i + int64(run.first)
         named = Named()
@@ -171,8 +161,8 @@ class Backward(TrainingLowering):
             output_stride=0,
             direction=int64(1) - d - self.back,
             start=start,
-            count=count,
-            done=done,
+            count=tile.count,
+            done=tile.done,
             block=named("block", self.tape.visit(run.first, visit, self.steps, self.B, self.whole)),
             side=d + self.back,
             totals=named("sums", int64(self.totals_at[run.first]) + visit * int64(code.finish.size)),

@@ -8,18 +8,20 @@ is copied.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from tvm import tirx
 
 from tvm_rnn.cpu.dropout_masks import drop_function
 from tvm_rnn.cpu.lower_layer import Layer, fill_row
-from tvm_rnn.cpu.lower_network import Run
+from tvm_rnn.cpu.lower_network import Run, Tile
 from tvm_rnn.cpu.user_array_copies import each, rows_in
 from tvm_rnn.cpu.verify_time_order import verify
-from tvm_rnn.cpu.workspace import Array, int64, row_stride, strides_of
-from tvm_rnn.tir.statements import Expr, Named, Stmt, function, load, loop, sequence, store, when
+from tvm_rnn.cpu.workspace import Array, row_stride, strides_of
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import Block, Named, function, load, loop, sequence, store, when
 
 from .lower_layer_forward import KeepingLayer, TrainingVisit
 from .lower_network import TrainingLowering
@@ -33,7 +35,7 @@ class ForwardTrain(TrainingLowering):
     layer_type: ClassVar[type[Layer]] = KeepingLayer
     prefix: ClassVar[str] = "train_"
 
-    def functions(self) -> dict[str, Any]:
+    def functions(self) -> dict[str, tirx.PrimFunc]:
         """forward_train, its packing, and what drops weights, by name."""
         packs = {f"{self.prefix}pack_{i}": layer for i, layer in enumerate(self.code)}
         found = {"forward_train": self._forward_train()}
@@ -42,7 +44,7 @@ class ForwardTrain(TrainingLowering):
             found["weight_drop"] = drop_function(self.lanes, self.net.dtype, self.itemsize)
         return found | {name: self._pack(layer, name) for name, layer in packs.items()}
 
-    def _forward_train(self) -> Any:
+    def _forward_train(self) -> tirx.PrimFunc:
         given, cell = self._arguments(), self.net.cell
         self.x, (self.y,) = self._users([a.name for a in cell.inputs]), self._users(["y"])
         self.s_in, self.s_out = (self._users([f"{a.name}_{way}" for a in cell.states]) for way in ("in", "out"))
@@ -53,7 +55,7 @@ class ForwardTrain(TrainingLowering):
         params = [*(given[n] for n in self.integers), *self.x, self.y, *self.s_in, *self.s_out, *own]
         return function("forward_train", params, body)
 
-    def _state(self, run: Run, number: int, user: Any, start: int, into: bool) -> Stmt:
+    def _state(self, run: Run, number: int, user: Buffer, start: int, into: bool) -> Stmt:
         """The user's states to the entry that the first step of each direction reads, or the last one written back."""
         directions, tape = self.net.num_directions, self.ctx.buffers["tape"]
         size = int(np.prod(self.code[run.graph].graph.states[number].shape, dtype=int))
@@ -79,9 +81,9 @@ class ForwardTrain(TrainingLowering):
 
         return loop("v", run.count * directions, visit)
 
-    def _copy_in(self, start: Expr, count: Expr) -> list[Any]:
+    def _copy_in(self, start: Expr, count: Expr) -> list[Block]:
         """The user's inputs to the tape; nothing that is in their padding."""
-        parts: list[Any] = []
+        parts: list[Block] = []
         places = [self.tape.inputs[0], *self.tape.extra]
         zero = tirx.const(0.0, self.net.dtype)
         for node, user, (at, stride) in zip(self.net.layers[0].graph.inputs, self.x, places, strict=True):
@@ -100,7 +102,8 @@ class ForwardTrain(TrainingLowering):
         """Nothing: the last layer writes y itself."""
         return sequence()
 
-    def _visit(self, run: Run, i: Expr, d: Expr, done: Expr, start: Expr, count: Expr, row: Expr) -> Stmt:
+    def _visit(self, run: Run, i: Expr, d: Expr, tile: Tile) -> Stmt:
+        start = tile.start
         code, directions = self.code[run.graph], self.net.num_directions
         visit = i * int64(directions) + d
         named = Named()
@@ -121,8 +124,8 @@ class ForwardTrain(TrainingLowering):
             output_stride=0,
             direction=d + self.back,
             start=start,
-            count=count,
-            done=done,
+            count=tile.count,
+            done=tile.done,
             block=named("block", self.tape.visit(run.first, visit, self.steps, self.B, self.whole)),
             emit=self._emission(run, i, d, start),
             keys=self._keys_of(run, visit),

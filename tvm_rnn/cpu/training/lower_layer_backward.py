@@ -18,18 +18,19 @@ from tvm import tirx
 from tvm_rnn.cpu.lower_layer import Context, Layer, Visit, fill_row, keep_row
 from tvm_rnn.cpu.register_tile import Places
 from tvm_rnn.cpu.user_array_copies import each
-from tvm_rnn.cpu.workspace import Array, int64
-from tvm_rnn.graph.graph import Node
-from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.cpu.workspace import Array
+from tvm_rnn.graph.graph import Node, is_total
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.passes.fuse_pointwise import read_at_last
-from tvm_rnn.tir.statements import Expr, Stmt, bind, load, loop, sequence, when
+from tvm_rnn.tir.expr import Expr, Stmt
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import bind, load, loop, sequence, when
 
 from .parameter_gradients import Finish
 from .tape_layout import TapeLayout
 from .weight_gradient_sums import accumulate
 
-Give = Callable[[int, Expr, Expr, Expr, Expr], Stmt]
+Give = Callable[[int, "Expr", "Expr", "Expr", "Expr | None"], "Stmt"]
 
 
 @dataclass
@@ -41,11 +42,7 @@ class BackwardVisit(Visit):
     block: Expr = 0
     side: Expr = 0
     totals: Expr = 0
-    give: Give = field(default=lambda *where: None)
-
-
-def is_total(node: Node) -> bool:
-    return not node.leaf and TABLE[node.op].kind == "total"
+    give: Give = field(default=lambda *where: sequence())
 
 
 @dataclass

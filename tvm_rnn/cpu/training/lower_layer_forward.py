@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from tvm import tirx
 
 from tvm_rnn.cpu.lower_layer import Context, Layer, Visit, fill_row, keep_row
-from tvm_rnn.cpu.workspace import Array, int64
+from tvm_rnn.cpu.workspace import Array
 from tvm_rnn.graph.graph import Node
-from tvm_rnn.tir.statements import Expr, Stmt, bind, load, loop, when
+from tvm_rnn.tir.expr import Expr, Stmt
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import Block, bind, load, loop, sequence, when
 
 from .tape_layout import TapeLayout
 
@@ -29,7 +30,7 @@ class TrainingVisit(Visit):
     output of row b of step t, counted from the tile's first."""
 
     block: Expr = 0
-    emit: Emit = field(default=lambda *where: None)
+    emit: Emit = field(default=lambda *where: sequence())
 
 
 @dataclass
@@ -65,12 +66,12 @@ class KeepingLayer(Layer):
     def _input(self, number: int, visit: Visit, t: Expr, ctx: Context) -> Array:
         return replace(super()._input(number, visit, t, ctx), buffer="tape")
 
-    def _entries(self, ctx: Context, visit: Visit, time: Expr) -> tuple[list[Array], list[Array], list[Any]]:
+    def _entries(self, ctx: Context, visit: Visit, time: Expr) -> tuple[list[Array], list[Array], list[Block]]:
         """Each state before and after step `time`, and the statements that bind their addresses."""
         assert isinstance(visit, TrainingVisit) and self.tape is not None
         old: list[Array] = []
         new: list[Array] = []
-        sets: list[Any] = []
+        sets: list[Block] = []
         for number, node in enumerate(self.graph.states):
             for into, entry in ((old, time + visit.direction), (new, time + int64(1) - visit.direction)):
                 array = self.tape.state(self.index, number, visit.block, entry, ctx.steps * ctx.batch, ctx.batch)
@@ -79,7 +80,7 @@ class KeepingLayer(Layer):
                 into.append(replace(array, base=base))
         return old, new, sets
 
-    def _step(self, ctx: Context, visit: Visit, s: Expr) -> list[Any]:
+    def _step(self, ctx: Context, visit: Visit, s: Expr) -> list[Block]:
         assert isinstance(visit, TrainingVisit)
         t, set_t = bind("t", s + visit.direction * (visit.count - int64(1) - s - s))
         time, set_time = bind("time", visit.start + t)
@@ -105,7 +106,7 @@ class KeepingLayer(Layer):
             self._restart(on_tape, visit, time, old),
             *groups,
             self._emit(ctx, visit, out, t),
-            self._end(ctx, visit, time, t, old, new, kept),
+            self._end(ctx, visit, time, t, list(zip(old, new, strict=True)), kept),
         ]
 
     def _emit(self, ctx: Context, visit: TrainingVisit, out: Array, t: Expr) -> Stmt:
@@ -122,8 +123,7 @@ class KeepingLayer(Layer):
         visit: TrainingVisit,
         time: Expr,
         t: Expr,
-        old: list[Array],
-        new: list[Array],
+        states: list[tuple[Array, Array]],
         kept: list[Array],
     ) -> Stmt:
         """Rows that have ended keep their state and emit zeros. What the tape has of them becomes 0: weight gradients
@@ -131,8 +131,8 @@ class KeepingLayer(Layer):
         tape, zero = ctx.buffers["tape"], tirx.const(0.0, self.graph.dtype)
 
         def row(b: Expr) -> Stmt:
-            keep = [keep_row(tape, a, n, b) for a, n in zip(old, new, strict=True)]
-            blank = [fill_row(tape, a, zero, b) for a in (*old, *kept)]
+            keep = [keep_row(tape, old, new, b) for old, new in states]
+            blank = [fill_row(tape, a, zero, b) for a in (*(old for old, _ in states), *kept)]
             silent = loop("j", self.graph.output.shape[0], lambda j: visit.emit(t, b, j, zero))
             return when(tirx.GE(time, load(ctx.lengths, b)), [*keep, *blank, silent])
 

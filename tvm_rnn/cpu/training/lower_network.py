@@ -13,9 +13,11 @@ from tvm import tirx
 
 from tvm_rnn.cpu.lower_layer import Context
 from tvm_rnn.cpu.lower_network import Lowering, Run
-from tvm_rnn.cpu.workspace import int64, strides_of
+from tvm_rnn.cpu.workspace import strides_of
 from tvm_rnn.module_file.schema import CpuFunction
-from tvm_rnn.tir.statements import Expr, Stmt, bind, buffer, load, loop, sequence, variable, when
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import Block, bind, buffer, load, loop, sequence, variable, when
 
 from .lower_layer_backward import BackwardLayer
 from .lower_layer_forward import KeepingLayer
@@ -58,8 +60,10 @@ class TrainingLowering(Lowering):
         self.T, self.B, self.n, self.ws = found["T"], found["B"], found["n"], found["workspace"]
         self.steps, self.set_steps = bind("steps", self.T * self.B)
         self.tile_rows, self.set_rows = bind("tile_rows", self.n * self.B)
-        one: tuple[Expr, Stmt] = (self.steps, None)
-        self.whole, self.set_whole = bind("all", found["whole"] * self.B) if self.in_parts else one
+        self.whole: Expr = self.steps
+        self.set_whole: Stmt | None = None
+        if self.in_parts:
+            self.whole, self.set_whole = bind("all", found["whole"] * self.B)
         self.first, self.visit = found["first"], found["visit"]  # of calls for a part
         return found
 
@@ -77,14 +81,14 @@ class TrainingLowering(Lowering):
         """A step of the call among those of all of the time."""
         return self.first + start if self.in_parts else start
 
-    def _if_called(self, run: Run, visit: Expr, *body: Any) -> Stmt:
+    def _if_called(self, run: Run, visit: Expr, *body: Block) -> Stmt:
         """What is done for one layer and direction of a run, in calls for it."""
         if not self.in_parts:
             return super()._if_called(run, visit, *body)
         number = int64(run.first * self.net.num_directions) + visit
         return when(tirx.Or(self.visit < int64(0), tirx.EQ(self.visit, number)), [*body])
 
-    def _if_layer(self, layer: int, body: Any) -> Stmt:
+    def _if_layer(self, layer: int, body: Block) -> Stmt:
         """What is done for both directions of a layer, in calls for either."""
         first, d = layer * self.net.num_directions, self.net.num_directions
         if not self.in_parts:
@@ -103,7 +107,7 @@ class TrainingLowering(Lowering):
         """The names of masks. Where there are any, both functions have two arguments more."""
         return self.net.regularisers.streams
 
-    def _of_masks(self, given: dict[str, Any]) -> list[Any]:
+    def _of_masks(self, given: dict[str, Any]) -> list[TirExpr | Buffer]:
         """These arguments, the last ones: the number of the first step in its whole sequence, and the keys [L, D,
         masks, 2]."""
         return [given["first_step"], given["keys"]] if self.streams else []
@@ -113,14 +117,14 @@ class TrainingLowering(Lowering):
         first = run.first * self.net.num_directions
         return (int64(first) + visit) * int64(2 * len(self.streams))
 
-    def _with_threads(self, count: Expr, *body: Any) -> Stmt:
+    def _with_threads(self, count: Expr, *body: Block) -> Stmt:
         use = [
             tirx.Evaluate(tirx.call_extern("int32", "tvm_rnn_pool_use", tirx.Cast("int32", number)))
             for number in (count, int64(1))
         ]
         return sequence(use[0], self.set_steps, self.set_rows, self.set_whole, body, use[1])
 
-    def _users(self, names: list[str]) -> list[Any]:
+    def _users(self, names: list[str]) -> list[Buffer]:
         return [buffer(name, self.net.dtype, self.itemsize) for name in names]
 
     def facts(self) -> CpuFunction:

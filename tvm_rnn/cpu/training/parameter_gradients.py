@@ -8,66 +8,46 @@ T and B are: mostly it joins the gates' gradients to one array.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 from tvm_rnn.cpu.user_array_copies import each
 from tvm_rnn.cpu.weight_packing import accumulated
-from tvm_rnn.cpu.workspace import Array, int64, pad, strides_of
-from tvm_rnn.graph.graph import Graph, Node, rewrite
+from tvm_rnn.cpu.workspace import Array, pad, strides_of
+from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.ops import TABLE
-from tvm_rnn.graph.tensor_expressions import Index, element
+from tvm_rnn.graph.tensor_expressions import Index, Reader, element
 from tvm_rnn.network.rnn import named_constants
-from tvm_rnn.passes.fuse_pointwise import FUNCTION
-from tvm_rnn.tir.statements import Expr, Stmt, load, loop, sequence, store
+from tvm_rnn.passes.sums_to_gradients import SumsToGradients
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import load, loop, sequence, store
 
 
 @dataclass
-class Finish:
-    """graph: what is made of the sums, which are its inputs. size: elements of "totals" for one layer and direction."""
+class Finish(SumsToGradients):
+    """size: elements of "totals" for one layer and direction."""
 
-    whole: Graph
-    sums: Sequence[Node]
     lanes: int
     number: str
     size: int = 0
     places: dict[Node, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        leaves = {n: Node("input", shape=n.shape, name=f"sum_{i}") for i, n in enumerate(self.sums)}
-        new: dict[Node, Node] = dict(leaves)
-        for node in self.whole.nodes():
-            if node not in new:
-                new[node] = node if node.leaf else replace(node, args=tuple(new[a] for a in node.args))
-        graph = rewrite(replace(self.whole, results=(), emitted=()), new, backward=None, groups=())
-        # A graph has an output; this one is read for its totals alone.
-        self.graph = replace(graph, output=graph.totals[0] if graph.totals else Node("input"))
-        for node in self.sums:
+        super().__post_init__()
+        for node in (*self.sums, *self.kept):
             self.places[node] = self._reserve(node)
-        self.kept = [n for n in self.graph.nodes() if self._is_kept(n)]
-        for node in self.kept:
-            self.places[node] = self._reserve(node)
-        self.inner = {leaf: node for node, leaf in leaves.items()}
 
     def _reserve(self, node: Node) -> int:
         at = self.size
         self.size += pad(strides_of(node.shape, self.lanes)[1], 16)
         return at
 
-    def _is_kept(self, node: Node) -> bool:
-        """Reductions, functions, and what several read: TVM's lowering of one expression is exponential in both."""
-        if node.leaf or node.boolean or node in self.graph.totals:
-            return not node.leaf and TABLE[node.op].kind in ("reduce", "contract")
-        users = self.graph.users()[node]
-        op = TABLE[node.op]
-        return op.kind in ("reduce", "contract") or (op.kind == "pointwise" and (len(users) > 1 or op.cost >= FUNCTION))
-
     def place(self, node: Node, base: Expr) -> Array:
         """One of the sums, or of the values kept on the way, where that layer's part of "totals" begins at `base`."""
         strides = strides_of(node.shape, self.lanes)[0]
         return Array("totals", base + int64(self.places[node]), 0, strides, node.shape)
 
-    def statement(self, raw: Mapping[str, Any], totals: Any, offset: Expr, gradients: Sequence[Any]) -> Stmt:
+    def statement(self, raw: Mapping[str, Buffer], totals: Buffer, offset: Expr, gradients: Sequence[Buffer]) -> Stmt:
         """Fills `gradients`, dense, in the order of the parameters. raw: parameters and constants by name, dense."""
         names = {id(value): name for name, value in named_constants(self.graph, self.number).items()}
         ready: dict[Node, Array] = {leaf: self.place(node, offset) for leaf, node in self.inner.items()}
@@ -89,7 +69,7 @@ class Finish:
             parts.append(self._give(node, into, read))
         return sequence(parts)
 
-    def _fill(self, node: Node, array: Array, totals: Any, read: Any) -> Stmt:
+    def _fill(self, node: Node, array: Array, totals: Buffer, read: Reader) -> Stmt:
         def one(index: Index, _: Expr) -> Stmt:
             address = array.address(0, index)
             if TABLE[node.op].kind in ("reduce", "contract"):
@@ -98,7 +78,7 @@ class Finish:
 
         return each(node.shape, one)
 
-    def _give(self, node: Node, into: Any, read: Any) -> Stmt:
+    def _give(self, node: Node, into: Buffer, read: Reader) -> Stmt:
         """Dense stores of a gradient; of joined gates part by part: one choice per part, not per element."""
 
         def nest(part: Node, index: tuple[Expr, ...], own: tuple[Expr, ...]) -> Stmt:
@@ -119,7 +99,7 @@ class Finish:
         return sequence(parts)
 
 
-def _without(node: Node, read: Any) -> Any:
+def _without(node: Node, read: Reader) -> Reader:
     return lambda n, index: None if n is node else read(n, index)
 
 

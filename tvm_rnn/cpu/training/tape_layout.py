@@ -20,11 +20,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tvm_rnn.cpu.workspace import Array, Expr, int64, row_stride, strides_of
-from tvm_rnn.graph.graph import Node
+from tvm_rnn.cpu.workspace import Array, row_stride, strides_of
+from tvm_rnn.graph.graph import Layers, Node
 from tvm_rnn.module_file.schema import CpuTape
 from tvm_rnn.network.rnn import RNN
-from tvm_rnn.passes.pipeline import Layers
+from tvm_rnn.tir.expr import Expr
+from tvm_rnn.tir.index import int64
 
 
 @dataclass

@@ -13,17 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tvm import te, tirx
 
 from tvm_rnn.cpu.lower_group import PARALLEL_ELEMENTS, Emitter, Used
 from tvm_rnn.cpu.register_tile import Places, Tile
-from tvm_rnn.cpu.workspace import Array, int64
+from tvm_rnn.cpu.workspace import Array
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.schedule.schedule_template import Config, Template, Unit, best
-from tvm_rnn.tir.statements import Expr, Stmt, loop, sequence, when
+from tvm_rnn.tir.expr import Expr, Stmt
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import loop, sequence, when
 
 
 @dataclass(frozen=True)
@@ -114,13 +115,13 @@ class _Sum:
         across = min(self.config["panels"], vectors)
         whole, rest = divmod(vectors, across)
 
-        def tile(count: int, at: Expr) -> Any:
+        def tile(count: int, at: Expr) -> Stmt:
             return self._tile(height, count, first, at, known)
 
         parts = [loop("p", whole, lambda p: tile(across, p * int64(across)))] if whole else []
         return sequence(parts, tile(rest, int64(whole * across)) if rest else None)
 
-    def _tile(self, height: int, across: int, first: Expr, panel0: Expr, known: dict[str, Expr]) -> Any:
+    def _tile(self, height: int, across: int, first: Expr, panel0: Expr, known: dict[str, Expr]) -> Stmt:
         """One register tile: its sum over all rows, added to what is there."""
         group = Group("total", "after", 0, self.node, (self.node,), (self.node,))
         tile = Tile(group, self.places, self.unit, self.lanes, rows=height, panels=across, panel0=panel0)
@@ -132,7 +133,7 @@ class _Sum:
             unit = tile.unit_of(p, v)
             place = {**known, axes.tall: first + tirx.Cast("int64", m), axes.last: unit}
             place |= {t: k.var for t, k in inner.items()}
-            value: Expr = None
+            value: Expr | None = None
             for text, operand in zip(axes.operands, self.node.args, strict=True):
                 one = self._operand(tile, operand, text, place, row.var)
                 value = one if value is None else value * one

@@ -15,19 +15,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tvm_rnn.errors import BuildError, message
+from tvm_rnn.graph.graph import Node
 
 from .kernel_writer import Kernel
-
-if TYPE_CHECKING:
-    from tvm_rnn.cuda.rowwise.weight_drop import Dropped
 
 Expr = str | int
 ALIGNMENT = 256  # of every buffer; also what cudaMalloc gives
 ITEM_BYTES = {"bool": 1, "int8": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "uint32": 4}
 ITEM_BYTES |= {"float64": 8, "int64": 8, "uint64": 8, "float8_e4m3fn": 1}
+
+
+class WeightDrop(Protocol):
+    """What drops parameters (`cuda/rowwise/weight_drop.py`): own: by name the probability of an element to be 0."""
+
+    @property
+    def own(self) -> Mapping[str, float]: ...
+
+    def weight(self, program: Program, node: Node, layer: int, direction: int, dtype: str) -> Pointer: ...
 
 
 @dataclass(frozen=True)
@@ -190,7 +197,7 @@ class Program:
     layout: list[str] = field(default_factory=list)  # statements that compute offsets, shared by all functions
     facts: dict[str, Any] = field(default_factory=dict)  # for the manifest: templates, flops_per_row, what plan adds
     flags: str = "reset"  # C++ expression: where the steps find their reset flags
-    dropped: Dropped | None = None  # parameters that are dropped in each call
+    dropped: WeightDrop | None = None  # parameters that are dropped in each call
 
     def __post_init__(self) -> None:
         self._names: dict[str, int] = {}

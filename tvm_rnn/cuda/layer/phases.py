@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
-from tvm_rnn.graph.graph import Graph, Group, Node, topological
+from tvm_rnn.graph.graph import Graph, Group, Node, is_move, topological
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.tensor_expressions import Index, Lane, NotAligned, element
-from tvm_rnn.passes.fuse_pointwise import is_move
 
 
 class NotPersistent(Exception):

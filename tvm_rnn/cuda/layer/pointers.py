@@ -13,9 +13,9 @@ from typing import Any
 
 from tvm import tirx
 
-from tvm_rnn.cpu.workspace import wide
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.ops import Shape
+from tvm_rnn.tir.index import wide
 
 Expr = Any
 PRECISIONS = ("float64", "float32", "tf32", "float16", "bfloat16")

@@ -16,14 +16,14 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cpu.register_tile_reductions import runs_along
-from tvm_rnn.cpu.workspace import int64, wide
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.graph import scalar
+from tvm_rnn.graph.axes import reduced_axes, runs_along
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.ops import Shape
 from tvm_rnn.graph.scalar_cuda import flavour
-from tvm_rnn.graph.tensor_expressions import Index, reduced_axes, reduced_index
+from tvm_rnn.graph.tensor_expressions import Index, reduced_index
+from tvm_rnn.tir.index import int64, wide
 
 from .node_values import Reads, Values, sources, store
 from .pointers import Argument, Place, arithmetic

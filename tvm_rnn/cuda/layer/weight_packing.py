@@ -17,13 +17,13 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cpu.workspace import int64, wide
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.graph.graph import Graph, Group, Node, depends
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.network.rnn import named_constants, weight_name
+from tvm_rnn.tir.index import int64, wide
 
 from . import fp8_weights
 from .node_values import Values, sources

@@ -14,12 +14,12 @@ from tvm_rnn.cuda.layer.phases import Step
 from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.decisions import about, listening, recording, tell
 from tvm_rnn.errors import ConfigError
+from tvm_rnn.records import UnitKey
 from tvm_rnn.schedule.schedule_template import (
     DEFAULT,
     Knobs,
     Template,
     Unit,
-    UnitKey,
     alike,
     replayed,
     stale,

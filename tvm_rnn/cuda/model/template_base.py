@@ -1,7 +1,7 @@
 """What the templates of persistent kernels share: every geometry of a schedule's own is predicted, the cheapest taken.
 
-In: a schedule's knobs, and how it makes a `Team` of them. Out: what `schedule.template` asks for: `configure`, `every`,
-`predict` and `schedule`.
+In: a schedule's knobs, and how it makes a `Team` of them. Out: what `schedule_template.template` asks for:
+`configure`, `every`, `predict` and `schedule`.
 """
 
 from __future__ import annotations

@@ -26,56 +26,15 @@ from tvm_rnn.cuda.model.choose_regime import Persistent, choose
 from tvm_rnn.cuda.model.launched_step_time import predict_steps
 from tvm_rnn.cuda.model.persistent_step_time import predict
 from tvm_rnn.cuda.rowwise.chained_groups import chain_kernel, chains
-from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, Draw, MaskRows, mask_kernel
+from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, MaskRows, mask_kernel
 from tvm_rnn.cuda.rowwise.state_moves import StateKernels
+from tvm_rnn.cuda.rowwise.step_memory import Buffers, Step, Tile
 from tvm_rnn.decisions import about
 from tvm_rnn.graph.graph import Graph, Group, Node
+from tvm_rnn.options import Options
 from tvm_rnn.target import Target as Machine
 
 STEP_US = 6.0  # a product and a row kernel, each with a launch
-
-
-@dataclass
-class Buffers:
-    """The memory of one layer and direction, or what several share.
-
-    states, shadows: for each state its two copies, by parity. hoisted: each value for all rows of a tile. step: each
-    value's copies.
-    """
-
-    weights: Mapping[Any, Pointer]
-    states: list[tuple[Pointer, Pointer]]
-    shadows: dict[int, tuple[Pointer, Pointer]]
-    hoisted: dict[Node, Pointer]
-    step: dict[Node, list[Pointer]]
-    regimes: list[Pointer]  # each regime's own memory
-    draw: Draw | None = None  # what masks are made of
-    words: dict[Node, Pointer] = field(default_factory=dict)  # masks as persistent kernels read them
-
-
-@dataclass
-class Tile:
-    """One tile of time of one layer and direction. Pointers are those of the tile's first step, in order of time."""
-
-    inputs: list[Pointer]
-    output: Pointer
-    start: Expr  # its first step, in order of time
-    count: Expr  # its steps
-    reverse: bool
-    parity: Expr  # which copy of the states holds the values before it: 0 or 1
-    kept: list[Pointer] = field(default_factory=list)  # rows of what training reads later
-
-
-@dataclass
-class Step:
-    """What the kernels of one step work on."""
-
-    tile: Tile
-    t: Expr  # within the tile
-    old: list[Pointer]
-    new: list[Pointer]
-    old_shadows: dict[int, Pointer]
-    new_shadows: dict[int, Pointer]
 
 
 @dataclass
@@ -84,13 +43,11 @@ class Layer:
 
     graph: Graph
     number: int  # of the graph
-    precision: str
-    dtype: str
+    dtype: str  # of the network
+    options: Options
     machine: Machine
     initial: Mapping[str, float]
-    batches: tuple[int, ...] = ()
     directions: int = 1
-    stored: str = ""  # the dtype of products' parameters, where it is not the precision's
     kept: tuple[Node, ...] = ()  # what has rows for all steps
     given: Mapping[int, Place] = field(default_factory=dict)  # how inputs lie that are not as the user has x
     streams: tuple[str, ...] = ()  # the names of masks, in the order of their keys
@@ -102,7 +59,8 @@ class Layer:
     regime: str = "-1"  # C++ expression: which of `regimes` runs in this call; below 0: none
 
     def __post_init__(self) -> None:
-        self.weights = Weights(self.graph, self.number, self.precision, self.stored)
+        self.precision, self.batches = self.options.precision, self.options.batches
+        self.weights = Weights(self.graph, self.number, self.precision, self.options.stored)
         common = (self.dtype, self.directions, self.kept, self.given, self.narrow)
         self.layout = Layout(self.graph, self.precision, self.weights, *common)
         for number, groups in enumerate(chains(self.graph.groups)):
@@ -158,7 +116,9 @@ class Layer:
         places = [self.layout.hoisted(n) for n in self.layout.hoisted_nodes]
         return sum(p.row_stride * ITEM_BYTES[p.dtype] for p in places)
 
-    def state_buffers(self, program: Program) -> tuple[list[Any], dict[int, Any]]:
+    def state_buffers(
+        self, program: Program
+    ) -> tuple[list[tuple[Pointer, Pointer]], dict[int, tuple[Pointer, Pointer]]]:
         """Both copies of every state, and of its shadow."""
 
         def pair(name: str, place: Place) -> tuple[Pointer, Pointer]:
@@ -331,7 +291,7 @@ class Layer:
                 return buffers.step[node][number]
             if kind == "weights":
                 return buffers.weights[node]
-            pointers: dict[str, Any] = {
+            pointers: dict[str, list[Pointer] | dict[int, Pointer]] = {
                 "old": step.old,
                 "state": step.new,
                 "old shadow": step.old_shadows,

@@ -22,21 +22,22 @@ from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
-from tvm_rnn.cpu.lower_network import flops_per_row
 from tvm_rnn.cuda.codegen.host_program import Expr, Host, Pointer, Program
 from tvm_rnn.cuda.layer.time_segments import COUNT, Parts, parts_of
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_STEPS, WAVE_TILES
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.rowwise.dropout_masks import Draws
 from tvm_rnn.cuda.rowwise.state_moves import Move, move
+from tvm_rnn.cuda.rowwise.step_memory import Buffers, Tile
 from tvm_rnn.cuda.rowwise.weight_drop import Dropped
 from tvm_rnn.decisions import about, tell
-from tvm_rnn.graph.graph import Graph
-from tvm_rnn.network.rnn import RNN
-from tvm_rnn.passes.pipeline import PASS_NAMES, Layers
+from tvm_rnn.graph.flops import flops_per_row
+from tvm_rnn.graph.graph import Graph, Layers
+from tvm_rnn.options import PASS_NAMES
+from tvm_rnn.passes.passed import Passed
 from tvm_rnn.target import Target
 
-from .layer import Buffers, Layer, Tile
+from .layer import Layer
 from .wave import Wave, wave
 
 HOISTED_BYTES = 256 << 20  # for hoisted values, of all layers that run at once: more rows make no product faster
@@ -58,21 +59,20 @@ class Visit:
 class Plan:
     """Writes the program of one network. Call `run()`."""
 
-    net: RNN
+    passed: Passed
     layers: Layers
     target: Target
-    batches: tuple[int, ...]
-    precision: str
-    stored: str = ""
     program: Program = field(init=False)
     draws: Draws | None = field(init=False, default=None)
+    dropped: Dropped | None = field(init=False, default=None)
     parts: Parts = field(init=False, default=Parts())
     way: ClassVar[int] = 1  # from the first layer to the last one, or -1
     # The first of the events after which a tile's output is there; number 0 is the first of those after all its work.
     _handed_event: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
-        net = self.net
+        net = self.net = self.passed.net
+        self.options = self.passed.options
         self.program = Program(dtype=net.dtype)
         self.directions = net.num_directions
         self.whole = self.directions > 1 or net.reverse  # each layer over all of T before the next one
@@ -81,8 +81,7 @@ class Plan:
     def _layer(self, graph: Graph, number: int) -> Layer:
         """The code of the layers that share a graph."""
         net = self.net
-        common = (net.dtype, self.target, net.cell.initial, self.batches, self.directions, self.stored)
-        return Layer(graph, number, self.precision, *common)
+        return Layer(graph, number, net.dtype, self.options, self.target, net.cell.initial, directions=self.directions)
 
     def run(self) -> Program:
         """The program of inference."""
@@ -114,7 +113,7 @@ class Plan:
             self.draws = Draws(self.program, number, own.streams, self.net.num_layers, self.directions)
             self.draws.prepare(self.program.sequence)
         if own.weight_drop:
-            self.program.dropped = Dropped(own.weight_drop)
+            self.program.dropped = self.dropped = Dropped(own.weight_drop)
         return number + (3 if own else 0)
 
     def _parts(self, number: int) -> int:
@@ -146,11 +145,11 @@ class Plan:
             return None  # a wave's layers run all passes: what was left out would be back
         alone = [
             sum(self.code[index].predicted_us(batch) for index in self.layers.of_layer)
-            for batch in self.batches or EXPECTED_BATCHES
+            for batch in self.options.batches or EXPECTED_BATCHES
         ]
-        beside = [min(code.beside(batch) for code in self.code) for batch in self.batches or EXPECTED_BATCHES]
+        beside = [min(code.beside(batch) for code in self.code) for batch in self.options.batches or EXPECTED_BATCHES]
         with about("wave"):
-            found = wave(self.net, self.target, self.precision, self.batches, alone, beside, self.stored)
+            found = wave(self.passed, self.target, alone, beside)
         if found is not None:
             found.reserve(self.program)
         return found
@@ -340,9 +339,7 @@ class Plan:
         code.recurrence(host, visit.buffers, work)
 
 
-def plan(
-    net: RNN, layers: Layers, target: Target, batches: tuple[int, ...], precision: str, stored: str = ""
-) -> Program:
-    """The program of a network for one target. precision: "float64", "float32", "tf32", "float16" or "bfloat16".
-    stored: "float8_e4m3" where products' parameters are, with a 16-bit precision."""
-    return Plan(net, layers, target, batches, precision, stored).run()
+def plan(passed: Passed, target: Target) -> Program:
+    """The program of inference for one target: one of those of the options, or like them. options.precision: "float64",
+    "float32", "tf32", "float16" or "bfloat16"; options.stored: "float8_e4m3", with a 16-bit precision, or ""."""
+    return Plan(passed, passed.layers, target).run()

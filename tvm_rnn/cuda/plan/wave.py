@@ -28,9 +28,10 @@ from tvm_rnn.cuda.model.choose_geometry import Geometry, geometry
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES, Persistent, step_of
 from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict, resident_teams
 from tvm_rnn.cuda.persistent.geometry import MMA, Team
-from tvm_rnn.decisions import about, recording, tell
+from tvm_rnn.decisions import about, tell
+from tvm_rnn.graph.graph import Graph
 from tvm_rnn.network.rnn import RNN, constants
-from tvm_rnn.passes.pipeline import run as run_passes
+from tvm_rnn.passes.passed import Passed
 from tvm_rnn.target import Target
 
 WAVE_BYTES = 256 << 20  # for what layers hand to the next one, in one tile of time
@@ -174,27 +175,19 @@ def _most(values: Sequence[Expr]) -> str:
     return text
 
 
-def wave(
-    net: RNN,
-    target: Target,
-    precision: str,
-    batches: Sequence[int],
-    alone: Sequence[float],
-    beside: Sequence[int],
-    stored: str = "",
-) -> Wave | None:
+def wave(passed: Passed, target: Target, alone: Sequence[float], beside: Sequence[int]) -> Wave | None:
     """The waves of a network; None where there is none that is worth while.
 
     alone: for each expected batch size the predicted time of a step of all layers one after the other. beside: how many
-    of them run at the same time. stored: the dtype of products' parameters, where it is not the precision's.
+    of them run at the same time.
     """
+    net, precision, batches = passed.net, passed.options.precision, passed.options.batches
     if net.num_directions > 1 or net.reverse or net.num_layers < 2 or precision not in WAVES or target.arch != "sm_90a":
         tell(False, "layers in a wave", _no_wave(net, target, precision))
         return None
-    with recording(listen=False):  # the passes of this attempt are not those of the network
-        layers = run_passes(net, target, ("hoist_gemms",))[-1][1]  # products of inputs are part of the step
+    layers = passed.in_wave
     try:
-        members = [_member(net, graph, n, precision, stored) for n, graph in enumerate(layers.graphs)]
+        members = [_member(passed, graph, n) for n, graph in enumerate(layers.graphs)]
     except NotPersistent as reason:
         tell(False, "layers in a wave", str(reason))
         return None
@@ -246,10 +239,11 @@ def _tell(best: Geometry | None, other: float, most: float) -> None:
         tell(False, "layers in a wave", why, predicted_us=round(best.us, 3), one_by_one_us=round(other, 3))
 
 
-def _member(net: RNN, graph: Any, number: int, precision: str, stored: str) -> Member:
+def _member(passed: Passed, graph: Graph, number: int) -> Member:
     if constants(graph):
         raise NotPersistent("arrays of constants are known by the hoisted graph's names")
-    weights = Weights(graph, len(net.layers) + number, precision, stored)
+    net, precision = passed.net, passed.options.precision
+    weights = Weights(graph, len(net.layers) + number, precision, passed.options.stored)
     layout = Layout(graph, precision, weights, net.dtype)
     step = step_of(layout)
     # What layers hand over is their output, as the product of the next one reads it.

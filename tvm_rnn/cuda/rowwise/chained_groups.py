@@ -18,15 +18,15 @@ import numpy as np
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cpu.register_tile_reductions import runs_along
-from tvm_rnn.cpu.workspace import wide
 from tvm_rnn.cuda.codegen.kernel_writer import Writer, write
 from tvm_rnn.cuda.layer.node_values import Values
 from tvm_rnn.cuda.layer.pointers import Argument, Place, arithmetic
 from tvm_rnn.cuda.layer.row_kernels import WARP, Job, Rows, combiner, finish_group, reduced, unravel
+from tvm_rnn.graph.axes import reduced_axes, runs_along
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.scalar_cuda import flavour
-from tvm_rnn.graph.tensor_expressions import Index, reduced_axes
+from tvm_rnn.graph.tensor_expressions import Index
+from tvm_rnn.tir.index import wide
 
 Expr = Any
 JOINED = ("pointwise", "reduce")  # kinds of groups

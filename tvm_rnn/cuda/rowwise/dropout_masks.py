@@ -21,7 +21,6 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cpu.workspace import int64, wide
 from tvm_rnn.cuda.codegen.host_program import Expr as Text
 from tvm_rnn.cuda.codegen.host_program import Host, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
@@ -29,6 +28,7 @@ from tvm_rnn.cuda.layer.pointers import Argument, Place, address
 from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.runtime import runtime_random
+from tvm_rnn.tir.index import int64, wide
 
 Expr = Any
 WORD = "uint32"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm import tirx
 
@@ -21,8 +21,7 @@ from tvm_rnn.cuda.layer.pointers import Place, address
 from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
 from tvm_rnn.cuda.layer.value_layout import Layout
 
-if TYPE_CHECKING:
-    from tvm_rnn.cuda.plan.layer import Buffers, Step
+from .step_memory import Buffers, Step
 
 Expr = Any
 MOVES = 32  # of one launch

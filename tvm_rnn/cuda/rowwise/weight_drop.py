@@ -15,13 +15,13 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cpu.workspace import int64, wide
 from tvm_rnn.cuda.codegen.host_program import Expr, Host, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.row_kernels import THREADS
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.network.rnn import weight_name
 from tvm_rnn.runtime import runtime_random
+from tvm_rnn.tir.index import int64, wide
 
 from .dropout_masks import WORD, Draws, threefry
 

@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 from msgspec import convert
 
-from tvm_rnn.cpu.training.add_entry_points import memory_facts
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
 from tvm_rnn.decisions import about, forget, recording, told
 from tvm_rnn.dtypes import held_dtype
+from tvm_rnn.graph.graph import Layers
+from tvm_rnn.module_file.facts import memory_facts
 from tvm_rnn.module_file.schema import GpuNetwork, GpuProgram, Kernel, Masks, TimeParts
 from tvm_rnn.network.rnn import RNN, named_constants
-from tvm_rnn.passes import keep_choice, pipeline
-from tvm_rnn.passes.pipeline import Layers
+from tvm_rnn.passes import keep_choice
+from tvm_rnn.passes.passed import Passed
 from tvm_rnn.target import Target
 
 from .layer_gradients import handed_width
@@ -54,27 +55,20 @@ class Trained:
         return {name: value.astype(held_dtype(self.net.dtype)) for name, value in found.items() if name in used}
 
 
-def plan(
-    net: RNN,
-    target: Target,
-    batches: tuple[int, ...],
-    without: tuple[str, ...],
-    precision: str,
-    training: bool | str = True,
-) -> Trained:
-    """Both programs of training for one target. training: what is kept, by name; True: "auto", which is "values" in any
-    case where steps that read values have a persistent kernel, and those with "states" none."""
-    how, before = (net, target, batches, without, precision), told()
+def plan(passed: Passed, target: Target) -> Trained:
+    """Both programs of training for one target. What is kept is as the options say, by name; True: "auto", which is
+    "values" in any case where steps that read values have a persistent kernel, and those with "states" none."""
+    training, before = passed.options.training, told()
     with about("", training=True):
-        found = _plan(*how, training)
+        found = _plan(passed, target, training)
         own = found.training == "states" != training
         if not own or target.arch != PERSISTENT or _persistent(found):
             return found
         with recording(False):
-            better = _persistent(_plan(*how, "values"))
+            better = _persistent(_plan(passed, target, "values"))
         if better:
             forget(before)
-            found = _plan(*how, "values")
+            found = _plan(passed, target, "values")
         return found
 
 
@@ -83,21 +77,15 @@ def _persistent(trained: Trained) -> bool:
     return all(code.regimes for code in trained.backward.code)
 
 
-def _plan(
-    net: RNN,
-    target: Target,
-    batches: tuple[int, ...],
-    without: tuple[str, ...],
-    precision: str,
-    training: bool | str,
-) -> Trained:
+def _plan(passed: Passed, target: Target, training: bool | str) -> Trained:
+    net, options = passed.net, passed.options
     keep_choice.check(training, net.dtype, target.kind)
-    layers = pipeline.run(net, target, without, batches, training=training, precision=precision)[-1][1]
-    training = keep_choice.chosen(training, net, target, batches, precision)
+    layers = passed.training(training)[-1][1]
+    training = keep_choice.chosen(training, net, target, options.batches, options.precision)
     count, narrow = len(layers.graphs), keep_choice.split(training)[1]
     backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
-    forward = ForwardTrain(net, layers, target, batches, precision, number=count, narrow=narrow)
-    backward = BackwardPlan(net, backs, target, batches, precision, forward=forward, number=2 * count)
+    forward = ForwardTrain(passed, layers, target, number=count, narrow=narrow)
+    backward = BackwardPlan(passed, backs, target, forward=forward, number=2 * count)
     programs = (forward.run(), backward.run())
     for program, way in zip(programs, WAYS, strict=True):
         program.suffix = f"_{way}"

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from tvm_rnn.cpu.training.parameter_gradients import Finish
 from tvm_rnn.cuda.codegen.host_program import Host, Pointer, Program
 from tvm_rnn.cuda.layer.pointers import Place, arithmetic
 from tvm_rnn.cuda.layer.row_kernels import Rows, rows_kernel
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.graph.graph import Graph, Group, Node
 from tvm_rnn.graph.ops import TABLE
+from tvm_rnn.passes.sums_to_gradients import SumsToGradients
 
 
 @dataclass
@@ -30,7 +30,7 @@ class FinishKernels:
     precision: str
 
     def __post_init__(self) -> None:
-        self.finish = Finish(self.whole, self.sums, 1, self.number)
+        self.finish = SumsToGradients(self.whole, self.sums)
         self.graph = self.finish.graph
         self.weights = Weights(self.graph, self.number, self.precision)
         self.kernels: dict[Any, Rows] = {}

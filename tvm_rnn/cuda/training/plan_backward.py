@@ -23,16 +23,16 @@ from dataclasses import dataclass, field, replace
 from math import gcd, prod
 from typing import ClassVar
 
-from tvm_rnn.cpu.training.lower_layer_backward import is_total
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_TILES, least_steps, room_for_two
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
-from tvm_rnn.cuda.plan.layer import Layer, Tile
+from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.cuda.plan.network import HOISTED_BYTES, STREAMS, Plan, Visit
-from tvm_rnn.graph.graph import Graph, Node
+from tvm_rnn.cuda.rowwise.step_memory import Tile
+from tvm_rnn.graph.graph import Graph, Node, is_total
 from tvm_rnn.network.rnn import weight_name
 from tvm_rnn.passes.fuse_pointwise import read_at_last
 
@@ -80,12 +80,19 @@ class BackwardPlan(Plan):
         kept = tuple(n for n in last if n.op == "state" or stored.get(n) == "step")
         operands = tuple(a for n in sums for a in n.args)
         rows = replace(graph, totals=(), emitted=(*graph.emitted, *operands))
-        zeros: dict[str, float] = {}
-        common = (self.net.dtype, self.target, zeros, self.batches, 1, "")
         given = self._given(self.forward.code[number].layout)
-        own, masks = self.number + number, tuple(self.net.regularisers.streams)
-        together = 1 if self.whole else self.net.num_layers
-        layer = Layer(rows, own, self.precision, *common, kept=kept, given=given, streams=masks, together=together)
+        layer = Layer(
+            rows,
+            self.number + number,
+            self.net.dtype,
+            self.options,
+            self.target,
+            initial={},
+            kept=kept,
+            given=given,
+            streams=tuple(self.net.regularisers.streams),
+            together=1 if self.whole else self.net.num_layers,
+        )
         name = f"g{layer.number}"
         layout = layer.layout
 
@@ -97,11 +104,13 @@ class BackwardPlan(Plan):
             found = layout.source(node, True, "after")
             return None if found is None else found.place
 
-        totals = Totals(name, sums, self.precision, reads, operand, self.target.arch, self.target.sms)
-        finish = FinishKernels(graph, sums, f"{layer.number}_finish", self.precision)
+        totals = Totals(name, sums, self.options.precision, reads, operand, self.target.arch, self.target.sms)
+        finish = FinishKernels(graph, sums, f"{layer.number}_finish", self.options.precision)
         direct = layout.written_last and self.directions == 1
         roots = [*([] if direct else [graph.output]), *graph.emitted]
-        givers = [Giver(f"{name}_give{i}", n, self.precision, reads, self.net.dtype) for i, n in enumerate(roots)]
+        givers = [
+            Giver(f"{name}_give{i}", n, self.options.precision, reads, self.net.dtype) for i, n in enumerate(roots)
+        ]
         early = [n for n in last if stored.get(n) == "before"]
         self.backs.append(BackwardCode(layer, totals, finish, givers, early))
         return layer
@@ -151,7 +160,7 @@ class BackwardPlan(Plan):
 
     def _drop(self, host: Host, params: Sequence[Node], key: tuple[int, int]) -> None:
         """Weight drop, in the gradients of what was dropped."""
-        dropped = self.program.dropped
+        dropped = self.dropped
         for param, gradient in zip(params, self.weight_gradients[key], strict=True):
             if dropped is not None and self.draws is not None and param.name in dropped.own:
                 dropped.gradient(host, self.draws, param, key, gradient)
@@ -168,7 +177,7 @@ class BackwardPlan(Plan):
             at += 1
         self.weight_gradients: dict[tuple[int, int], list[Pointer]] = {}
         self.gradient_names: list[str] = []
-        dtype = "float64" if self.precision == "float64" else "float32"
+        dtype = "float64" if self.options.precision == "float64" else "float32"
         for layer, index in enumerate(self.layers.of_layer):
             for direction in range(self.directions):
                 names = [weight_name(p.name, layer, direction) for p in self.layers.graphs[index].params]
@@ -186,7 +195,9 @@ class BackwardPlan(Plan):
         tiled = all("tile_layers_and_time" in graph.applied for graph in self.layers.graphs)
         able = tiled and not self.whole and all(code.regimes for code in self.code)
         self.lanes = min(layers, STREAMS) if able else 1
-        us = min(max(code.predicted_us(batch) for code in self.code) for batch in self.batches or EXPECTED_BATCHES)
+        us = min(
+            max(code.predicted_us(batch) for code in self.code) for batch in self.options.batches or EXPECTED_BATCHES
+        )
         least = least_steps(us)
         room = "".join(f" && {room_for_two(code.regimes)}" for code in self.code)
         self.wave = program.let("wave", f"T > {least}{room}" if self.lanes > 1 else "0")

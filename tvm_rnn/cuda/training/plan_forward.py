@@ -14,12 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 from tvm import tirx
 
-from tvm_rnn.cpu.workspace import int64, wide
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.pointers import Place, address
@@ -28,6 +26,8 @@ from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.cuda.plan.network import Plan, Visit
 from tvm_rnn.cuda.rowwise.state_moves import Move
 from tvm_rnn.graph.graph import Graph
+from tvm_rnn.tir.expr import TirExpr
+from tvm_rnn.tir.index import int64, wide
 
 from .tape_layout import Tape, kept_nodes, narrowed, states_read
 
@@ -60,10 +60,18 @@ class ForwardTrain(Plan):
 
     def _layer(self, graph: Graph, number: int) -> Layer:
         net = self.net
-        common = (net.dtype, self.target, net.cell.initial, self.batches, self.directions, self.stored)
-        masks = tuple(net.regularisers.streams)
-        how: dict[str, Any] = {"kept": kept_nodes(graph), "narrow": narrowed(graph, self.narrow), "streams": masks}
-        return Layer(graph, self.number + number, self.precision, *common, **how)
+        return Layer(
+            graph,
+            self.number + number,
+            net.dtype,
+            self.options,
+            self.target,
+            net.cell.initial,
+            directions=self.directions,
+            kept=kept_nodes(graph),
+            narrow=narrowed(graph, self.narrow),
+            streams=tuple(net.regularisers.streams),
+        )
 
     def run(self) -> Program:
         """The program."""
@@ -211,7 +219,7 @@ def blank_kernel(name: str, arrays: list[Blank], side: int) -> Kernel:
                         w.store(w[f"a{n}"], value, address(array.place, row, j))
                 _blank_one(w, f"a{n}", array, (row, j), t >= end[0], tirx.NE(again[0], tirx.const(0, "int32")))
 
-    pointers: list[Any] = [(f"a{n}", a.place.dtype) for n, a in enumerate(arrays)]
+    pointers: list[tuple[str, str]] = [(f"a{n}", a.place.dtype) for n, a in enumerate(arrays)]
     pointers += [(f"first{n}", a.first.dtype) for n, a in enumerate(arrays) if a.first is not None]
     pointers += [("lengths", "int64"), ("reset", "uint8")]
     scalars = [("rows", "int64"), ("batch", "int64"), ("steps", "int64"), ("has_lengths", "int32")]
@@ -219,7 +227,7 @@ def blank_kernel(name: str, arrays: list[Blank], side: int) -> Kernel:
     return write(name, pointers, scalars, body, threads=THREADS)
 
 
-def _blank_one(w: Writer, name: str, array: Blank, at: tuple[Any, Any], ended: Any, again: Any) -> None:
+def _blank_one(w: Writer, name: str, array: Blank, at: tuple[TirExpr, TirExpr], ended: TirExpr, again: TirExpr) -> None:
     place = address(array.place, *at)
     with w.when(at[1] < array.size):
         if array.initial is not None:
@@ -229,7 +237,7 @@ def _blank_one(w: Writer, name: str, array: Blank, at: tuple[Any, Any], ended: A
             w.store(w[name], tirx.const(0.0, array.place.dtype), place)
 
 
-def _literal(value: float, dtype: str) -> Any:
+def _literal(value: float, dtype: str) -> TirExpr:
     """A number as a constant. What float16 cannot hold is infinite there, which TVM refuses to write."""
     if dtype != "float16":
         return tirx.const(value, dtype)

@@ -19,7 +19,6 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cpu.workspace import int64, wide
 from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Host, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.gemm.operands import Operand
@@ -30,6 +29,7 @@ from tvm_rnn.cuda.layer.pointers import Argument, Place, arithmetic, storage
 from tvm_rnn.cuda.layer.row_kernels import unravel
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
+from tvm_rnn.tir.index import int64, wide
 
 from .weight_gradient_mma import tile_for, tiles_of, totals_kernel
 from .weight_gradient_pack import SQUARE_BYTES, pack_kernel, rows_of_stage, squares

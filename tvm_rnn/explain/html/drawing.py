@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from html import escape
 from types import ModuleType
 
-from tvm_rnn.compiler.stage_texts import value_names
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.graph.graph import Graph, Node, depends
+from tvm_rnn.graph.graph_text import value_names
 from tvm_rnn.graph.node_text import expression
 from tvm_rnn.graph.ops import TABLE
 

@@ -6,7 +6,7 @@ else is written where it is read. States are those of step t - 1, new states tho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 
 from tvm_rnn.graph.graph import Graph, Node
@@ -45,6 +45,14 @@ def equations(graph: Graph) -> list[tuple[str, str]]:
 def math(row: str) -> str:
     """One row as an element for a page."""
     return f'<math xmlns="http://www.w3.org/1998/Math/MathML" display="block"><mrow>{row}</mrow></math>'
+
+
+def drawn(title: str, graphs: Iterable[Graph]) -> str:
+    """HTML for a notebook: a line that says what it is, and the equations of each graph."""
+    parts = [f"<p><code>{escape(title)}</code></p>"]
+    for graph in graphs:
+        parts += [math(row) for _, row in equations(graph)]
+    return "\n".join(parts)
 
 
 def _state(name: str, before: bool = False) -> str:

@@ -21,7 +21,7 @@ from .drawing import draw
 from .equations import equations, math
 
 if TYPE_CHECKING:
-    from tvm_rnn.explain.explanation import Looked
+    from tvm_rnn.explain.looked import Looked
 
 HERE = Path(__file__).parent
 TILES = 24  # at most, in the picture of layers and time
@@ -148,7 +148,7 @@ def _kernels(rows: Sequence[KernelFacts]) -> str:
 
 
 def _graphs(net: Looked, at: str) -> str:
-    from tvm_rnn.compiler.stage_texts import graph_text
+    from tvm_rnn.graph.graph_text import graph_text
 
     stages = net.stages
     slider = (

@@ -1,0 +1,41 @@
+"""link: machine code of an IRModule, as a shared object with what every module for a CPU has in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tvm
+
+import tvm_rnn as rnn
+from tvm_rnn.compiler import link
+from tvm_rnn.errors import BuildError
+from tvm_rnn.target import host
+from tvm_rnn.tir.index import int64
+from tvm_rnn.tir.statements import buffer, function, store
+
+
+def executable() -> object:
+    array = buffer("a", "int64", 8)
+    return link.generate(tvm.IRModule({"put": function("put", [array], store(array, 0, int64(7)))}), host())
+
+
+def test_the_file_has_the_function_and_the_pool(tmp_path: Path) -> None:
+    elf = link.link(executable(), tmp_path, host())
+    assert elf.startswith(b"\x7fELF") and b"put" in elf and b"tvm_rnn_pool_use" in elf
+
+
+def test_code_for_another_machine_is_not_linked_here(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="cannot link for another machine"):
+        link.link(executable(), tmp_path, replace(host(), machine="other"))
+
+
+def test_what_tvm_refuses_is_said_in_words() -> None:
+    with pytest.raises(BuildError, match=r"code generation failed[\s\S]*report this cell"):
+        link.generate(object(), host())
+
+
+def test_its_names_are_those_that_compile_uses() -> None:
+    assert rnn.compile(rnn.RNN(rnn.cells.elman, 2, 3).init()).manifest.cell == "elman"
+    assert link.LINKED == ("pool", "ffi")

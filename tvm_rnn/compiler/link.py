@@ -1,0 +1,56 @@
+"""Code generation and linking for CPUs: from an IRModule to the bytes of a shared object.
+
+In: an IRModule of functions, a CPU. Out: TVM's executable (LLVM machine code), and that with the thread pool and what
+stands in for tvm_ffi as one ELF file.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+
+import tvm
+
+from tvm_rnn.cpu import c_compiler, tir_pipeline
+from tvm_rnn.errors import BuildError, message
+from tvm_rnn.target import Target
+
+LINKED = ("cpu/c/pool", "cpu/c/ffi")  # the C files that every module for a CPU has in it
+
+
+def generate(module: tvm.IRModule, target: Target) -> tvm.runtime.Executable:
+    """The IRModule as TVM executable (LLVM machine code)."""
+    try:
+        return tvm.compile(module, target.tvm_target, tir_pipeline=tir_pipeline.NAME)
+    except Exception as reason:  # TVM raises many classes, none of them meant for users
+        text = str(reason).strip().splitlines()
+        what = text[-1] if text else type(reason).__name__
+        full = message("code generation failed", where=target.name, got=what, do="report this cell")
+        raise BuildError(full) from reason
+
+
+def link(executable: tvm.runtime.Executable, folder: Path, target: Target) -> bytes:
+    """The code, the thread pool and what stands in for tvm_ffi as one shared object. Raises BuildError."""
+    compiler = c_compiler.find_compiler()
+    if target.machine != platform.machine():
+        here, there = platform.machine(), target.machine
+        do = "compile on that machine; `tvm-rnn show --stage asm` works for every target"
+        raise BuildError(message("cannot link for another machine", got=f"{there} on {here}", expected=here, do=do))
+    linked, addons = folder / "code.so", []
+    for name in LINKED:
+        addons.append(str(folder / f"{Path(name).name}.o"))
+        Path(addons[-1]).write_bytes(c_compiler.object_of(name, compiler))
+    try:
+        executable.export_library(str(linked), fcompile=functools.partial(_shared_object, compiler), addons=addons)
+    except (RuntimeError, OSError) as reason:
+        raise BuildError(
+            message("linking failed", got=str(reason).strip()[-400:], do=f"check {compiler[0]}")
+        ) from reason
+    return linked.read_bytes()
+
+
+def _shared_object(compiler: Sequence[str], output: str, objects: Sequence[str], **options: object) -> None:
+    """What TVM calls to link. options: TVM's own, of which a compiler named by us wants none."""
+    c_compiler.run([*compiler, "-shared", "-fPIC", "-o", output, *objects])

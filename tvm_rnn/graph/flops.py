@@ -1,0 +1,48 @@
+"""Floating-point operations of a node, a graph and a network, for one row of one step.
+
+In: nodes, graphs. Out: numbers: a multiply-add counts two, a pointwise op what its row of the table says.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .axes import reduced_axes
+from .graph import Graph, Layers, Node, depends
+from .ops import TABLE
+
+
+def node_flops(node: Node) -> int:
+    """Operations of one value for one row: a multiply-add counts two, a pointwise op what its row of the table says."""
+    op = TABLE[node.op]
+    size = int(np.prod(node.shape, dtype=int))
+    if node.op == "gemm":
+        return size * sum(2 * int(a.shape[0]) for a in node.args[1::2])
+    if node.op in ("einsum", "sum", "max"):
+        return size * int(np.prod([s for _, s in reduced_axes(node)], dtype=int)) * op.cost
+    return size * op.cost if op.kind == "pointwise" else 0
+
+
+def flops_per_row(layers: Layers, directions: int) -> int:
+    """FLOPs of one step of one batch row through all layers; what parameters alone decide is not counted."""
+    total = 0
+    for index in layers.of_layer:
+        nodes = layers.graphs[index].nodes()
+        leaves = depends(nodes)
+        total += sum(node_flops(n) for n in nodes if not n.leaf and leaves[n])
+    return total * directions
+
+
+def graph_flops(graph: Graph, region: str = "") -> int:
+    """Operations for one row of one step, with its part of the sums over rows; what follows these sums is not. region:
+    of that one alone."""
+    nodes = graph.nodes()
+    leaves, total = depends(nodes), 0
+    for node in nodes:
+        if node.leaf or (region and graph.region_of(node) != region):
+            continue
+        if TABLE[node.op].kind == "total":
+            total += int(np.prod(node.shape, dtype=int)) * (2 if node.op == "total_product" else 1)
+        elif leaves[node] and "total" not in leaves[node]:
+            total += node_flops(node)
+    return total

@@ -1,0 +1,23 @@
+"""Indices as TVM expressions: 64 bits wide, so that no product of sizes overflows.
+
+In: Python integers and expressions. Out: expressions of int64.
+"""
+
+from __future__ import annotations
+
+from tvm import tirx
+
+from .expr import Expr
+
+INDEX = "int64"
+
+
+def int64(value: int) -> tirx.IntImm:
+    return tirx.IntImm(INDEX, int(value))
+
+
+def wide(value: Expr) -> Expr:
+    """An index as a 64-bit expression."""
+    if isinstance(value, int):
+        return int64(value)
+    return value if str(value.ty) == INDEX else tirx.Cast(INDEX, value)
