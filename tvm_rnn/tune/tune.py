@@ -57,9 +57,19 @@ def tune(
     Raises ConfigError for a wrong argument, and where the target, the tracker or its devices are not at hand;
     TvmRnnError where the defaults fail, and where no device is left: the journal has what was measured till then.
     """
-    from .session import run
+    from .session import Options, run
 
-    own = {"seconds": seconds, "patience": patience, "precision": precision, "records": records, "seed": seed}
-    more = {"jobs": jobs, "timeout": timeout, "fresh": fresh, "progress": progress}
-    farm = {"rpc_tracker": rpc_tracker, "device_key": device_key}
-    return [run(net, target, steps, batch, trials, **own, **more, **farm).record]
+    options = Options(
+        seconds=seconds,
+        patience=patience,
+        precision=precision,
+        records=records,
+        seed=seed,
+        jobs=jobs,
+        timeout=timeout,
+        fresh=fresh,
+        rpc_tracker=rpc_tracker,
+        device_key=device_key,
+        progress=progress,
+    )
+    return [run(net, target, steps, batch, trials, options).record]
