@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from tvm_rnn.cli.commands import app
+from tvm_rnn.cli.options import Devices, Measured, OnGpu, Search, Sizes, Tuning
 from tvm_rnn.cli.tune import duration
 
 SMALL = ("--input-size", "5", "--hidden-size", "16", "--steps", "4", "--batch", "2", "--trials", "2")
@@ -57,14 +59,12 @@ def test_durations_are_for_people() -> None:
 def test_a_record_says_the_whole_command() -> None:
     from tvm_rnn.cli.tune import _command
 
-    given = {"spec": "lstm_projection", "input_size": 8, "hidden_size": 16, "layers": 2, "bidirectional": True}
-    given |= {"dtype": "float64", "size": ["P=4"], "steps": 5, "batch": 3, "seconds": 2.5, "target": "x86-64-v3"}
-    given |= {"rpc_tracker": None, "device_key": None}
-    assert _command(given, 7) == (
+    sizes = Sizes(8, 16, 2, True, "float64", ["P=4"])
+    measured = Measured(steps=5, batch=3, target="x86-64-v3")
+    asked = Tuning("lstm_projection", sizes, measured, Search(seconds=2.5), Devices(), OnGpu())
+    assert _command(asked, 7) == (
         "tvm-rnn tune lstm_projection --input-size 8 --hidden-size 16 --layers 2 --dtype float64 --steps 5 --batch 3 "
         "--seconds 2.5 --bidirectional --size P=4 --target x86-64-v3 --trials 7"
     )
-    plain = {**given, "layers": 1, "bidirectional": False, "dtype": "float32", "size": None, "seconds": 90.0}
-    assert _command({**plain, "target": "llvm"}, 7).endswith(
-        "--hidden-size 16 --steps 5 --batch 3 --seconds 90 --trials 7"
-    )
+    plain = replace(asked, sizes=Sizes(8, 16), measured=Measured(steps=5, batch=3), search=Search(seconds=90.0))
+    assert _command(plain, 7).endswith("--hidden-size 16 --steps 5 --batch 3 --seconds 90 --trials 7")

@@ -16,17 +16,19 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn.target import host
-from tvm_rnn.tune.cpu_builders import CpuBackend, Ended, Late, Worker, quiet
+from tvm_rnn.tune.cpu_builders import CpuBackend, quiet, worker
 from tvm_rnn.tune.session import workload
 from tvm_rnn.tune.workload import Candidate, Workload
+from tvm_rnn.worker_process import Ended
 
 # A tune of a tiny network in which every trial is a planted fault.
 TUNE = """
 import json, sys
 import tvm_rnn as rnn
-from tvm_rnn.tune.session import run
+from tvm_rnn.tune.session import SearchOptions, run
 net = rnn.RNN(rnn.cells.gru, 5, 33)
-result = run(net, "llvm", 4, 2, 20, records=sys.argv[1], timeout=float(sys.argv[2]), jobs=2)
+options = SearchOptions(records=sys.argv[1], timeout=float(sys.argv[2]), jobs=2)
+result = run(net, "llvm", 4, 2, 20, options)
 faults = [(c.knobs["fault"], o) for o in result.outcomes for c in o.candidate.choices if c.knobs["fault"]]
 states = {fault: (o.state, o.reason) for fault, o in faults}
 print(json.dumps([states, result.record.as_dict(), result.record.gain]))
@@ -70,7 +72,7 @@ def test_what_is_faster_than_a_slow_default_wins(tmp_path: Path) -> None:
 
 def test_defaults_that_are_wrong_are_an_error(tmp_path: Path) -> None:
     environment = {**os.environ, **planted.plant(tmp_path, planted.OK, default=planted.WRONG)}
-    command = [sys.executable, "-c", TUNE, str(tmp_path / "records"), "3"]
+    command = [sys.executable, "-c", TUNE, str(tmp_path / "records"), "30"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert "the defaults cannot be measured" in done.stderr and "after 3 steps" in done.stderr
 
@@ -114,18 +116,11 @@ def test_a_cell_that_does_not_forget_is_compared_over_fewer_steps() -> None:
         assert len(np.load(backend.folder / "expected.npz")["y"]) < 300
 
 
-def test_a_worker_that_ends_or_is_late_says_so(tmp_path: Path) -> None:
-    worker = Worker("build", {"net": str(tmp_path / "missing")}, tmp_path)
+def test_a_compiler_that_cannot_start_is_the_reason(tmp_path: Path) -> None:
+    process = worker("build", {"net": str(tmp_path / "missing")}, tmp_path)
     with pytest.raises(Ended, match="FileNotFoundError"):
-        worker.receive(60)
-    worker.end()
-    other = Worker("measure", {"inputs": [], "weights": None}, tmp_path)
-    started = time.monotonic()
-    with pytest.raises(Late):
-        other.receive(0.2)  # nothing was asked
-    assert time.monotonic() - started < 60
-    other.end()
-    assert other.process.returncode is not None
+        process.ask({"choices": [], "path": str(tmp_path / "x.so")}, 60)
+    assert process.process is None
 
 
 def test_measuring_waits_for_builds_and_for_other_measurements() -> None:

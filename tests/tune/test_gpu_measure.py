@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ POINT = Point("lstm", 4, 8, 5, 3)
 
 @pytest.fixture(autouse=True)
 def worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_measure, "COMMAND", (sys.executable, "-c", WORKER))
+    monkeypatch.setattr(gpu_measure, "COMMAND", ("-c", WORKER))
 
 
 def plan(folder: Path, files: tuple[str, ...] = FILES) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from tvm_rnn.schedule.record_files import read
 from tvm_rnn.target import host
 from tvm_rnn.tune.journal import CRASHED, HUNG
 from tvm_rnn.tune.rpc import Job, RpcBackend
-from tvm_rnn.tune.session import Status, run
+from tvm_rnn.tune.session import SearchOptions, Status, run
 from tvm_rnn.tune.workload import Candidate
 
 pytest.importorskip("tornado", reason="TVM's tracker needs it")
@@ -71,7 +71,7 @@ def test_devices_that_are_killed_cost_no_measurement(farm: Farm, tmp_path: Path)
             killed.append(status.trials)
             farm.kill(1)
 
-    result = run(NET, "llvm", 6, 4, 8, **about, progress=kill_one)
+    result = run(NET, "llvm", 6, 4, 8, SearchOptions(**about, progress=kill_one))
     assert killed and killed[0] < 8 and result.stopped == "8 trials"
     assert len(result.outcomes) == 8 and all(outcome.valid for outcome in result.outcomes)
     (record,) = read([tmp_path], host().records_name).records
@@ -83,7 +83,7 @@ def test_devices_that_are_killed_cost_no_measurement(farm: Farm, tmp_path: Path)
             farm.kill(0)
 
     with pytest.raises(rnn.TvmRnnError, match=rf"no device is left.*\n.*got:.*{KEY}.*\n.*do:.*run this again"):
-        run(NET, "llvm", 6, 4, 60, **about, progress=kill_the_other)
+        run(NET, "llvm", 6, 4, 60, SearchOptions(**about, progress=kill_the_other))
     assert 8 < len(journal_of(tmp_path)) < 60
     with pytest.raises(rnn.ConfigError, match="no server has this device key"):
         rnn.tune(NET, "llvm", 6, 4, 12, records=tmp_path, rpc_tracker=farm.tracker.name, device_key=KEY)

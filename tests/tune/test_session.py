@@ -17,7 +17,7 @@ from tvm_rnn.schedule.record_files import read
 from tvm_rnn.target import Target, host
 from tvm_rnn.tune.journal import CRASHED, HUNG, WRONG, Outcome
 from tvm_rnn.tune.search import part_of
-from tvm_rnn.tune.session import Result, Session, Status, asked, known, run, workload
+from tvm_rnn.tune.session import Result, SearchOptions, Session, Status, asked, known, run, workload
 from tvm_rnn.tune.workload import Candidate, Workload
 
 NET = rnn.RNN(rnn.cells.lstm, 24, 40)
@@ -64,7 +64,7 @@ def work(steps: int = 6, batch: int = 4) -> Workload:
 
 
 def tuned(backend: Known, folder: Path, trials: int = 60, **options: Any) -> Result:
-    return Session(work(), host(), backend, trials, {"records": folder, **options}).run()
+    return Session(work(), host(), backend, trials, SearchOptions(records=folder, **options)).run()
 
 
 def better(knobs: dict[str, int]) -> float:
@@ -186,7 +186,8 @@ def test_arguments_are_checked_before_anything_is_done(tmp_path: Path) -> None:
     for options, text in wrong:
         given = {"net": NET, "target": "llvm", "steps": 4, "batch": 2, "trials": 5} | options
         with pytest.raises(rnn.ConfigError, match=text.replace("(", r"\(")):
-            run(**given, records=tmp_path)
+            own = {name: given.pop(name) for name in ("seconds", "timeout", "precision") if name in given}
+            run(**given, options=SearchOptions(records=tmp_path, **own))
     assert list(tmp_path.iterdir()) == []
 
 

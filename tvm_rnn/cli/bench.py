@@ -8,13 +8,15 @@ compiler is, and `bench --suite NAME --modules DIR` to measure, where the GPU is
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 
-from tvm_rnn.errors import BuildError, ConfigError, message
+from tvm_rnn.errors import BuildError, message
 
 from .console import print_json, print_rich, progress
+from .options import Jobs, Json, grouped
 
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
 SUITE_HELP = (
@@ -28,35 +30,56 @@ PEERS_HELP = (
 TRAINING_HELP = "Time forward and backward passes of MODULE, on CPU or GPU, and torch's."
 ONLY_HELP = "Points by words of their names: h256,b16,b64,lstm,bf16. Words of one kind are alternatives."
 
-Suite = Annotated[str | None, typer.Option("--suite", metavar="NAME", help=SUITE_HELP)]
 STREAM_HELP = "One step a call, as a stream is served: percentiles of a call's time."
-Stream = Annotated[bool, typer.Option("--stream", help=STREAM_HELP)]
+MODULE_HELP = "A .so file of `compile`, for a CPU."
 
 
+@dataclass(frozen=True)
+class Timing:
+    """What is timed, and how often."""
+
+    against: Annotated[str | None, typer.Option("--against", help=PEERS_HELP)] = None
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of the sequence (T).")] = 100
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Rows (B).")] = 1
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads for everyone. [all CPUs]")] = None
+    stream: Annotated[bool, typer.Option("--stream", help=STREAM_HELP)] = False
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Alternating rounds; their median counts.")] = 7
+    training: Annotated[bool, typer.Option("--training", help=TRAINING_HELP)] = False
+
+    def peers(self, usual: str) -> list[str]:
+        """The peers' names; usual: where none were given."""
+        return [word.strip() for word in (self.against or usual).split(",") if word.strip()]
+
+
+@dataclass(frozen=True)
+class SuiteOptions:
+    """Which networks are measured, and which part of the work is done here."""
+
+    suite: Annotated[str | None, typer.Option("--suite", metavar="NAME", help=SUITE_HELP)] = None
+    build: Annotated[str | None, typer.Option("--build", metavar="DIR", help="Compile the suite's modules.")] = None
+    modules: Annotated[str | None, typer.Option("--modules", metavar="DIR", help="Measure the modules there.")] = None
+    only: Annotated[str, typer.Option("--only", metavar="WORDS", help=ONLY_HELP)] = ""
+    limit: Annotated[float | None, typer.Option("--limit", min=1, help="Seconds for the run, or per module.")] = None
+    target: Annotated[str, typer.Option("--target", help="The GPU that --build compiles for.")] = "nvidia-h200"
+    jobs: Jobs = None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Where results go."""
+
+    as_json: Json = False
+    records: Annotated[str | None, typer.Option("--records", metavar="FILE", help="Write records as they come.")] = None
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False
+    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the ratios: an .svg file.")] = None
+
+
+@grouped
 def bench(
-    module: Annotated[
-        str | None, typer.Argument(metavar="[MODULE]", help="A .so file of `compile`, for a CPU.")
-    ] = None,
-    against: Annotated[str | None, typer.Option("--against", help=PEERS_HELP)] = None,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of the sequence (T).")] = 100,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Rows (B).")] = 1,
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads for everyone. [all CPUs]")] = None,
-    stream: Stream = False,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Alternating rounds; their median counts.")] = 7,
-    as_json: Annotated[bool, typer.Option("--json", help="Print machine-readable results, nothing else.")] = False,
-    suite: Suite = None,
-    build: Annotated[str | None, typer.Option("--build", metavar="DIR", help="Compile the suite's modules.")] = None,
-    modules: Annotated[str | None, typer.Option("--modules", metavar="DIR", help="Measure the modules there.")] = None,
-    only: Annotated[str, typer.Option("--only", metavar="WORDS", help=ONLY_HELP)] = "",
-    limit: Annotated[float | None, typer.Option("--limit", min=1, help="Seconds for the run, or per module.")] = None,
-    target: Annotated[str, typer.Option("--target", help="The GPU that --build compiles for.")] = "nvidia-h200",
-    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Compilations at a time. [one per CPU]")] = None,
-    records: Annotated[
-        str | None, typer.Option("--records", metavar="FILE", help="Write records as they come.")
-    ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False,
-    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the ratios: an .svg file.")] = None,
-    training: Annotated[bool, typer.Option("--training", help=TRAINING_HELP)] = False,
+    timing: Timing,
+    suite: SuiteOptions,
+    shown: Shown,
+    module: Annotated[str | None, typer.Argument(metavar="[MODULE]", help=MODULE_HELP)] = None,
 ) -> None:
     """Time a module beside its peers, or a suite of networks on a CPU or GPU: same weights, same input.
 
@@ -75,55 +98,63 @@ def bench(
 
     $ tvm-rnn bench --suite gpu-grid --modules modules --only lstm,bf16 --records grid.jsonl --limit 300
     """
-    if training and (suite is not None or against is not None or stream):
+    if timing.training and (suite.suite is not None or timing.against is not None or timing.stream):
         raise typer.BadParameter("--training times one MODULE, beside torch")
-    if (module is None) == (suite is None):
+    if (module is None) == (suite.suite is None):
         raise typer.BadParameter("give a MODULE to time on the CPU, or --suite to measure many networks")
-    if suite is not None and build is not None and modules is not None:
+    if suite.suite is not None and suite.build is not None and suite.modules is not None:
         raise typer.BadParameter("--build DIR compiles a suite, --modules DIR measures it: one after the other")
     if module is not None:
-        sizes = {"steps": steps, "batch": batch, "threads": threads, "rounds": rounds}
-        sizes |= {} if training else {"stream": stream}
-        _module(module, None if training else _words(against or CPU_PEERS), as_json, sizes)
-    elif build is not None:
-        _build(str(suite), only, build, as_json, {"target": target, "jobs": jobs, "limit": limit or 600.0})
+        _module(module, timing, shown)
+    elif suite.build is not None:
+        _build(suite, suite.build, shown)
     else:
-        shown = {"as_json": as_json, "markdown": markdown, "plot": plot}
-        peers = tuple(_words(against or (CPU_PEERS if modules is None else "torch")))
-        options = {"against": peers, "limit": limit, "rounds": rounds, "threads": threads, "stream": stream}
-        _suite(str(suite), only, modules, records, options, shown)
+        _suite(suite, timing, shown)
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _module(module: str, peers: list[str] | None, as_json: bool, sizes: dict[str, Any]) -> None:
-    """peers: None where forward and backward passes are timed."""
+def _module(module: str, timing: Timing, shown: Shown) -> None:
+    """One module beside its peers, or its forward and backward passes beside torch's."""
     from tvm_rnn.bench.run.compare import compare
     from tvm_rnn.bench.run.training import compare_training
 
-    with progress(as_json) as stage:
-        if peers is None:
-            report = compare_training(module, progress=stage, **sizes)
+    sizes = {"steps": timing.steps, "batch": timing.batch, "rounds": timing.rounds}
+    with progress(shown.as_json) as stage:
+        if timing.training:
+            report = compare_training(module, threads=timing.threads, progress=stage, **sizes)
         else:
-            report = compare(module, peers, progress=stage, **sizes)
-    if as_json:
+            report = compare(
+                module,
+                timing.peers(CPU_PEERS),
+                threads=timing.threads,
+                stream=timing.stream,
+                progress=stage,
+                **sizes,
+            )
+    if shown.as_json:
         print_json(report.as_dict())
     else:
         print_rich(report.table())
 
 
-def _build(name: str, only: str, folder: str, as_json: bool, options: dict[str, Any]) -> None:
+def _build(suite: SuiteOptions, folder: str, shown: Shown) -> None:
+    """The modules of a suite, compiled into a folder."""
     from tvm_rnn.bench.run.build_suite import build
     from tvm_rnn.bench.suites import gpu as suites
     from tvm_rnn.explain.tables import plain_table
 
-    every, started = suites.suite(name), time.perf_counter()
-    with progress(as_json) as stage:
-        index = build(suites.select(every, only), folder, every=every, progress=stage, **options)
+    every, started = suites.suite(str(suite.suite)), time.perf_counter()
+    with progress(shown.as_json) as stage:
+        index = build(
+            suites.select(every, suite.only),
+            folder,
+            every=every,
+            target=suite.target,
+            jobs=suite.jobs,
+            limit=suite.limit or 600.0,
+            progress=stage,
+        )
     failed = [row["reason"] for row in index.values() if "reason" in row]
-    if as_json:
+    if shown.as_json:
         print_json(index)
     else:
         table = plain_table("network", "seconds", "result")
@@ -134,35 +165,40 @@ def _build(name: str, only: str, folder: str, as_json: bool, options: dict[str, 
         raise BuildError(message("none of the modules could be compiled", got=failed[0]))
 
 
-def _suite(
-    name: str, only: str, modules: str | None, records: str | None, options: dict[str, Any], shown: dict[str, Any]
-) -> None:
+def _suite(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
     """On this CPU, or modules on the GPU."""
     from tvm_rnn.bench.run import cpu_suite, gpu_suite
     from tvm_rnn.bench.run import plot as bench_plot
     from tvm_rnn.bench.run import tables as bench_report
     from tvm_rnn.bench.suites import cpu as suites_cpu
     from tvm_rnn.bench.suites import gpu as suites
+    from tvm_rnn.vega_lite import check_plot
 
-    if shown["plot"] and not shown["plot"].endswith(".svg"):
-        raise ConfigError(message("--plot draws one kind of file", got=shown["plot"], expected="a name ending in .svg"))
-    every = suites.suite(name, suites_cpu.SUITES if modules is None else suites.SUITES)
-    points = suites.select(every, only)
-    with progress(shown["as_json"]) as stage:
-        more: dict[str, Any] = {"records": records, "every": every, "progress": stage}
-        if modules is None:
-            options["stream"] = options["stream"] or name in suites_cpu.STREAMS
-            found = cpu_suite.run(points, cpu_suite.Options(**options), **more)
+    if shown.plot:
+        check_plot(shown.plot)
+    name = str(suite.suite)
+    every = suites.suite(name, suites_cpu.SUITES if suite.modules is None else suites.SUITES)
+    points = suites.select(every, suite.only)
+    with progress(shown.as_json) as stage:
+        if suite.modules is None:
+            on_cpu = cpu_suite.Options(
+                tuple(timing.peers(CPU_PEERS)),
+                threads=timing.threads,
+                limit=suite.limit,
+                rounds=timing.rounds,
+                stream=timing.stream or name in suites_cpu.STREAMS,
+            )
+            found = cpu_suite.run(points, on_cpu, shown.records, every=every, progress=stage)
         else:
-            own = {name: value for name, value in options.items() if name not in ("threads", "stream")}
-            found = gpu_suite.run(points, modules, gpu_suite.Options(**own), **more)
+            on_gpu = gpu_suite.Options(tuple(timing.peers("torch")), limit=suite.limit, rounds=timing.rounds)
+            found = gpu_suite.run(points, suite.modules, on_gpu, shown.records, every=every, progress=stage)
     report = bench_report.report(found)
-    if shown["plot"]:
-        with open(shown["plot"], "w") as file:
+    if shown.plot:
+        with open(shown.plot, "w") as file:
             file.write(bench_plot.plot(report))
-    if shown["as_json"]:
+    if shown.as_json:
         print_json(found)
-    elif shown["markdown"]:
+    elif shown.markdown:
         print(report.markdown())
     else:
         print_rich(report.table())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 import typer
@@ -20,27 +21,7 @@ from tvm_rnn.errors import ConfigError, TvmRnnError, message, unknown
 from .bench import bench
 from .console import print_json, print_rich, progress
 from .explain import doctor, explain
-from .options import (
-    Batch,
-    Bidirectional,
-    Bundle,
-    Dtype,
-    HiddenSize,
-    InputSize,
-    Json,
-    Keep,
-    Layers,
-    MaxBytes,
-    ModuleFile,
-    Precision,
-    Size,
-    Spec,
-    Target,
-    WeightDtype,
-    Weights,
-    Without,
-    regularised,
-)
+from .options import Code, Json, ModuleFile, Outputs, Regularisers, Sizes, Spec, Tape, Values, Weights, grouped
 from .records import app as records
 from .tune import tune
 
@@ -82,31 +63,16 @@ def _options(
 
 
 @app.command("compile")
-@regularised
+@grouped
 def compile_cell(
     spec: Spec,
-    output: Annotated[str | None, typer.Option("--output", "-o", metavar="FILE", help="The .so file to write.")] = None,
-    bundle: Bundle = None,
-    input_size: InputSize = None,
-    hidden_size: HiddenSize = None,
-    layers: Layers = 1,
-    bidirectional: Bidirectional = False,
-    dtype: Dtype = None,
-    size: Size = None,
-    target: Target = "llvm",
+    sizes: Sizes,
+    code: Code,
+    tape: Tape,
+    regularisers: Regularisers,
+    values: Values,
+    outputs: Outputs,
     arch: Annotated[str, typer.Option("--arch", help="GPUs for one file, e.g. sm_80,sm_90a. [the target's]")] = "",
-    precision: Precision = None,
-    weight_dtype: WeightDtype = None,
-    batch: Batch = "",
-    weights: Weights = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Random weights, the same for the same number.")] = None,
-    without: Without = None,
-    training: Annotated[bool, typer.Option("--training", help="With gradients.")] = False,
-    keep: Keep = None,
-    max_bytes: MaxBytes = "",
-    regularisers: Any = None,
-    dump: Annotated[str | None, typer.Option("--dump", metavar="DIR", help="Write every stage to this folder.")] = None,
-    as_json: Json = False,
 ) -> None:
     """Compile a cell over time, or a network of another framework, to a shared object.
 
@@ -125,28 +91,50 @@ def compile_cell(
 
     from .networks import check_outputs, net_of, report_compiled
 
-    if weights is not None and seed is not None:
+    if values.weights is not None and values.seed is not None:
         raise typer.BadParameter("give --weights or --seed, not both")
-    if input_size is None and not is_model(spec):
+    if sizes.input_size is None and not is_model(spec):
         raise typer.BadParameter("--input-size is needed for a cell")
-    check_outputs(output, bundle, weights is not None or seed is not None or is_model(spec))
-    started, written = time.perf_counter(), {"output": output, "bundle": bundle}
-    with progress(as_json) as stage:
+    filled = values.weights is not None or values.seed is not None
+    check_outputs(outputs.output, outputs.bundle, filled or is_model(spec))
+    started = time.perf_counter()
+    with progress(outputs.as_json) as stage:
         stage("tracing")
-        shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype, "regularisers": regularisers}
-        net = net_of(spec, input_size, hidden_size, size, shape, {"weights": weights, "seed": seed})
+        net = net_of(spec, sizes, regularisers.parsed(), values)
         stage("loading the compiler")
         from tvm_rnn.compiler.compile import compile
 
-        how: dict[str, Any] = {"weights": weight_dtype, "without": without or (), "dump": dump, "progress": stage}
-        how |= {"keep": keep, "max_bytes": parse_bytes(max_bytes), "precision": precision}
-        module = compile(net, target, parse_batch(batch), training, arch=parse_names(arch), **how)
-        stage(f"writing {output or bundle}")
-        module.export(output, bundle=bundle)
-    report_compiled(written, module.manifest, time.perf_counter() - started, as_json, bool(net.weights))
+        module = compile(
+            net,
+            code.target,
+            parse_batch(code.batch),
+            code.training,
+            arch=parse_names(arch),
+            weights=code.weight_dtype,
+            without=code.without or (),
+            keep=tape.keep,
+            max_bytes=parse_bytes(tape.max_bytes),
+            precision=code.precision,
+            dump=outputs.dump,
+            progress=stage,
+        )
+        stage(f"writing {outputs.output or outputs.bundle}")
+        module.export(outputs.output, bundle=outputs.bundle)
+    report_compiled(outputs, module.manifest, time.perf_counter() - started, bool(net.weights))
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Files of a run beside x and y."""
+
+    state_in: Annotated[str | None, typer.Option(metavar="FILE", help="The state to begin with, .npz by name.")] = None
+    state_out: Annotated[str | None, typer.Option(metavar="FILE", help="The last state, written as .npz.")] = None
+    lengths: Annotated[str | None, typer.Option(metavar="FILE", help="Steps of each row, [B] integers, .npy.")] = None
+    reset: Annotated[str | None, typer.Option(metavar="FILE", help="Where rows restart, [T, B] bool, .npy.")] = None
 
 
 @app.command("run")
+@grouped
 def run_module(
     module: ModuleFile,
     inputs: Annotated[
@@ -154,10 +142,7 @@ def run_module(
         typer.Option("--input", metavar="FILE", help="x [T, B, I] as .npy; further inputs as NAME=FILE. Repeatable."),
     ],
     output: Annotated[str, typer.Option("--output", metavar="FILE", help="y [T, B, D*H], written as .npy.")],
-    state_in: Annotated[str | None, typer.Option(metavar="FILE", help="The state to begin with, .npz by name.")] = None,
-    state_out: Annotated[str | None, typer.Option(metavar="FILE", help="The last state, written as .npz.")] = None,
-    lengths: Annotated[str | None, typer.Option(metavar="FILE", help="Steps of each row, [B] integers, .npy.")] = None,
-    reset: Annotated[str | None, typer.Option(metavar="FILE", help="Where rows restart, [T, B] bool, .npy.")] = None,
+    files: RunFiles,
     weights: Weights = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Most threads to use.")] = None,
 ) -> None:
@@ -186,41 +171,32 @@ def run_module(
         loaded.threads = threads
     manifest = loaded.manifest
     if "model" in manifest:
-        options = {"--state-in": state_in, "--state-out": state_out, "--lengths": lengths, "--reset": reset}
-        run_model(loaded, inputs, output, [name for name, value in options.items() if value is not None])
+        useless = [f"--{name.replace('_', '-')}" for name, path in asdict(files).items() if path is not None]
+        run_model(loaded, inputs, output, useless)
         return
     given = name_inputs(inputs, [item["name"] for item in manifest["inputs"]])
-    state = None if state_in is None else state_from_npz(state_in, manifest["states"])
-    extra = {name: read_npy(path) for name, path in (("lengths", lengths), ("reset", reset)) if path is not None}
+    state = None if files.state_in is None else state_from_npz(files.state_in, manifest["states"])
+    rows = {"lengths": files.lengths, "reset": files.reset}
+    extra = {name: read_npy(path) for name, path in rows.items() if path is not None}
     y, after = loaded({name: read_npy(path) for name, path in given.items()}, state, **extra)
     writers = {output: npy_writer(y)}
-    if state_out is not None:
-        if os.path.realpath(state_out) == os.path.realpath(output):
+    if files.state_out is not None:
+        if os.path.realpath(files.state_out) == os.path.realpath(output):
             raise ConfigError(message("--output and --state-out are one file", got=repr(output), do="give two names"))
-        writers[state_out] = npz_writer(after)
+        writers[files.state_out] = npz_writer(after)
     write_whole(writers)
 
 
 @app.command("show")
-@regularised
+@grouped
 def show_stages(
     spec: Spec,
+    sizes: Sizes,
+    code: Code,
+    regularisers: Regularisers,
     stage: Annotated[
         str, typer.Option("--stage", help="trace, a pass, te, tir, llvm, asm (GPUs: cuda, host); or all.")
     ] = "trace",
-    input_size: InputSize = None,
-    hidden_size: HiddenSize = None,
-    layers: Layers = 1,
-    bidirectional: Bidirectional = False,
-    dtype: Dtype = None,
-    size: Size = None,
-    target: Target = "llvm",
-    precision: Precision = None,
-    weight_dtype: WeightDtype = None,
-    batch: Batch = "",
-    without: Without = None,
-    training: Annotated[bool, typer.Option("--training", help="With gradients.")] = False,
-    regularisers: Any = None,
     as_json: Json = False,
 ) -> None:
     """Print what a cell becomes on its way to machine code. Axes that got no size get a small one.
@@ -240,24 +216,27 @@ def show_stages(
 
     from .networks import looked_at
 
-    skipped = without or []
-    machine, _ = machines(target, (), None, lambda line: None)  # with the records that `compile` would use
-    code = GPU_STAGES if machine.kind == "cuda" else CODE_STAGES
-    known = ["trace", "differentiate" if training else "normalise", *PASS_NAMES, *code, "all"]
+    skipped = code.without or []
+    machine, _ = machines(code.target, (), None, lambda line: None)  # with the records that `compile` would use
+    compiled = GPU_STAGES if machine.kind == "cuda" else CODE_STAGES
+    known = ["trace", "differentiate" if code.training else "normalise", *PASS_NAMES, *compiled, "all"]
     if stage not in known:
         raise ConfigError(message("no such stage", **unknown("stage", stage, known)))
-    shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype, "regularisers": regularisers}
-    net = looked_at(spec, input_size, hidden_size, size, shape)
-    found = []
+    net = looked_at(spec, sizes, regularisers.parsed())
+    found, batch = [], parse_batch(code.batch)
     for number, own in enumerate(nets := getattr(net, "networks", [net])):
         first = f"{number} " if len(nets) > 1 else ""
-        if stage in (*code, "all"):
+        if stage in (*compiled, "all"):
             with progress(as_json) as update:
                 update(f"compiling {own.cell.name} to look at it")
-                made_with: dict[str, Any] = {"precision": precision, "weights": weight_dtype, "training": training}
-                texts = stages(own, machine, parse_batch(batch), skipped, **made_with)
+                made_with: dict[str, Any] = {
+                    "precision": code.precision,
+                    "weights": code.weight_dtype,
+                    "training": code.training,
+                }
+                texts = stages(own, machine, batch, skipped, **made_with)
         else:  # a graph: nothing to compile
-            passed = run(own, machine, skipped, parse_batch(batch), training=training)
+            passed = run(own, machine, skipped, batch, training=code.training)
             texts = [(name, layers_text(traced)) for name, traced in passed]
         found += [(first + name, text) for name, text in texts]
     wanted = [(name, text) for name, text in found if stage in (name.split()[-1], "all")]

@@ -24,6 +24,8 @@ from tvm_rnn import __version__
 from tvm_rnn.errors import TvmRnnError
 from tvm_rnn.explain.tables import plain_table, size_text
 
+Facts = dict[str, Any]  # what --json prints of one check
+
 PYTHON = ((3, 10), (3, 12))
 PACKAGES = ("apache-tvm", "apache-tvm-ffi", "numpy", "rich", "safetensors", "typer")
 # What some parts need, and which.
@@ -36,6 +38,7 @@ OPTIONAL = {
     "openvino": "bench --against openvino",
     "cloudpickle": "tune --rpc-tracker: on the machines that it measures on",
     "cupy": "arrays on GPUs",
+    "vl-convert-python": "bench --plot, tune --plot, explain --html",
 }
 VARIABLES = (
     *("TVM_RNN_SCHEDULES", "TVM_RNN_RECORDS", "TVM_NUM_THREADS", "OMP_NUM_THREADS"),
@@ -43,7 +46,7 @@ VARIABLES = (
 )
 
 
-def examine(tell: Callable[[str], None] = lambda stage: None) -> dict[str, Any]:
+def examine(tell: Callable[[str], None] = lambda stage: None) -> Facts:
     """Everything that is checked, in order.
 
     works: whether a cell can be compiled and run here. problems: texts, each with what to do. versions: {package:
@@ -82,7 +85,7 @@ def examine(tell: Callable[[str], None] = lambda stage: None) -> dict[str, Any]:
     }
 
 
-def _attempt(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _attempt(check: Callable[[], Facts]) -> Facts:
     """What a check found, or why it could not."""
     try:
         return check()
@@ -112,7 +115,7 @@ def pins() -> dict[str, str]:
     return {match[1]: match[2].strip() for match in found if match}
 
 
-def _versions(problems: list[str]) -> dict[str, dict[str, Any]]:
+def _versions(problems: list[str]) -> dict[str, Facts]:
     """Python and the packages that everything needs."""
     low, high = (".".join(map(str, version)) for version in PYTHON)
     fits = PYTHON[0] <= sys.version_info[:2] <= PYTHON[1]
@@ -143,7 +146,7 @@ def _numbers(version: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", version.split("+")[0])]
 
 
-def _cpu() -> dict[str, Any]:
+def _cpu() -> Facts:
     from tvm_rnn.target import host
 
     own = host()
@@ -156,12 +159,12 @@ def _cpu() -> dict[str, Any]:
     }
 
 
-def _threads() -> dict[str, Any]:
+def _threads() -> Facts:
     """Of this machine, and of this process."""
     return {"cpus": os.cpu_count(), "allowed": len(os.sched_getaffinity(0))}
 
 
-def _cxx() -> dict[str, Any]:
+def _cxx() -> Facts:
     from tvm_rnn.cpu.c_compiler import find_compiler
 
     command = find_compiler()
@@ -169,14 +172,14 @@ def _cxx() -> dict[str, Any]:
     return {"command": " ".join(command), "version": (done.stdout or done.stderr).split("\n")[0]}
 
 
-def _cuda() -> dict[str, Any]:
+def _cuda() -> Facts:
     from tvm_rnn.cuda.codegen import nvcc
 
     tools = nvcc.find()
     return {"command": tools.nvcc or tools.nvrtc, "version": tools.name}
 
 
-def _gpu() -> dict[str, Any]:
+def _gpu() -> Facts:
     from tvm_rnn.target import gpu
 
     found = gpu()
@@ -184,7 +187,7 @@ def _gpu() -> dict[str, Any]:
     return {"name": found.name, "arch": found.arch, "sms": found.sms, **known}
 
 
-def _small_cell() -> dict[str, Any]:
+def _small_cell() -> Facts:
     """Compile, run, compare."""
     import numpy as np
 
@@ -202,14 +205,12 @@ def _small_cell() -> dict[str, Any]:
     return {"cell": net.cell.name, "error": error}
 
 
-def _targets(
-    cpu: Mapping[str, Any], compilers: Mapping[str, Mapping[str, Any]], gpu: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
+def _targets(cpu: Facts, compilers: Mapping[str, Facts], gpu: Facts) -> dict[str, Facts]:
     """For each name that `compile` takes: whether code can be made for it here, and run here; else why not."""
     from tvm_rnn.target import GPUS, TABLE, resolve
 
     cxx, cuda = (compilers[name].get("missing") for name in ("c++", "cuda"))
-    found: dict[str, dict[str, Any]] = {"llvm": {"compiles": cxx or True, "runs": cxx or True}}
+    found: dict[str, Facts] = {"llvm": {"compiles": cxx or True, "runs": cxx or True}}
     for name, row in TABLE.items():
         lacking = sorted({*resolve(name).features} - {*cpu["features"]})
         other = f"this machine is {platform.machine()}" if row.machine != platform.machine() else ""
@@ -223,13 +224,13 @@ def _targets(
     return found
 
 
-def _alike(name: str, gpu: Mapping[str, Any]) -> bool:
+def _alike(name: str, gpu: Facts) -> bool:
     from tvm_rnn.target import GPUS
 
     return GPUS[name].arch == str(gpu["arch"])
 
 
-def _records() -> dict[str, Any]:
+def _records() -> Facts:
     from tvm_rnn.schedule.record_files import folders
     from tvm_rnn.tune.record_checks import every
 
@@ -241,7 +242,7 @@ def _records() -> dict[str, Any]:
 # --- as text ---------------------------------------------------------------------------------------------------------
 
 
-def page(found: Mapping[str, Any]) -> RenderableType:
+def page(found: Facts) -> RenderableType:
     """The same for people."""
     system = found["system"]
     parts: list[RenderableType] = [Text(f"tvm_rnn {system['tvm_rnn']} on {system['platform']}", "bold"), ""]
@@ -262,7 +263,7 @@ def page(found: Mapping[str, Any]) -> RenderableType:
     return Group(*parts, "", Text(f"{verdict}; {len(found['problems'])} problems", "bold"))
 
 
-def _facts(found: Mapping[str, Any]) -> RenderableType:
+def _facts(found: Facts) -> RenderableType:
     table = plain_table("", "")
     table.show_header = False
     cpu, gpu, threads = found["cpu"], found["gpu"], found["threads"]

@@ -7,70 +7,61 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .console import print_json, print_rich, progress
-from .options import (
-    Batch,
-    Bidirectional,
-    Dtype,
-    HiddenSize,
-    InputSize,
-    Json,
-    Keep,
-    Layers,
-    MaxBytes,
-    Precision,
-    Size,
-    Target,
-    WeightDtype,
-    Without,
-    regularised,
-)
+from .options import Code, Json, Regularisers, Sizes, Tape, grouped
 
 if TYPE_CHECKING:
     from tvm_rnn.explain.explanation import Explanation
+    from tvm_rnn.language.cell import Cell
 
 Explained = Annotated[str, typer.Argument(metavar="SPEC|MODULE", help="A cell, a network, or a .so file.")]
-Steps = Annotated[int, typer.Option("--steps", min=1, help="Steps (T) of the work that is counted.")]
-Html = Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write it as one page, with pictures.")]
-Ablation = Annotated[
-    str | None, typer.Option("--ablation", metavar="FILE", help="For the page: records of `bench --suite ablation`.")
-]
-History = Annotated[str | None, typer.Option("--journal", metavar="FILE", help="For the page: a journal of `tune`.")]
 OwnCell = Annotated[
     str | None, typer.Option("--cell", metavar="SPEC", help="Of a module: its cell, for pictures, if not the zoo's.")
 ]
-Measure = Annotated[bool, typer.Option("--measure", help="Compile it too: a GPU's registers; on CPUs, time it here.")]
 
 
-@regularised
+@dataclass(frozen=True)
+class Work:
+    """What is counted."""
+
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps (T) of the work that is counted.")] = 100
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Compile it too: a GPU's registers; on CPUs, time it here.")
+    ] = False
+
+
+@dataclass(frozen=True)
+class Page:
+    """Where it is written as a page, and what else that shows."""
+
+    html: Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write it as one page, with pictures.")] = (
+        None
+    )
+    ablation: Annotated[
+        str | None,
+        typer.Option("--ablation", metavar="FILE", help="For the page: records of `bench --suite ablation`."),
+    ] = None
+    journal: Annotated[
+        str | None, typer.Option("--journal", metavar="FILE", help="For the page: a journal of `tune`.")
+    ] = None
+    as_json: Json = False
+
+
+@grouped
 def explain(
     spec: Explained,
-    input_size: InputSize = None,
-    hidden_size: HiddenSize = None,
-    layers: Layers = 1,
-    bidirectional: Bidirectional = False,
-    dtype: Dtype = None,
-    size: Size = None,
-    target: Target = "llvm",
-    precision: Precision = None,
-    weight_dtype: WeightDtype = None,
-    batch: Batch = "",
-    steps: Steps = 100,
-    training: Annotated[bool, typer.Option("--training", help="With gradients.")] = False,
-    keep: Keep = None,
-    max_bytes: MaxBytes = "",
-    regularisers: Any = None,
-    without: Without = None,
-    measure: Measure = False,
+    sizes: Sizes,
+    code: Code,
+    tape: Tape,
+    regularisers: Regularisers,
+    work: Work,
+    shown: Page,
     cell: OwnCell = None,
-    html: Html = None,
-    ablation: Ablation = None,
-    journal: History = None,
-    as_json: Json = False,
 ) -> None:
     """Say what each pass did and why not more, who runs the steps and why nothing faster, and how far from the floor.
 
@@ -91,26 +82,34 @@ def explain(
 
     from .networks import looked_at
 
-    own: dict[str, Any] = {"steps": steps, "measure": measure, "precision": precision, "cell": _own_cell(cell, spec)}
-    own |= {"training": training, "without": without or (), "keep": keep, "max_bytes": parse_bytes(max_bytes)}
-    with progress(as_json) as stage:
+    own = _own_cell(cell, spec)
+    with progress(shown.as_json) as stage:
         stage("looking at what is decided")
-        if spec.endswith(".so"):
-            found = explained(spec, batch=parse_batch(batch), weights=weight_dtype, **own)
-        else:
-            shape = {"layers": layers, "bidirectional": bidirectional, "dtype": dtype, "regularisers": regularisers}
-            net = looked_at(spec, input_size, hidden_size, size, shape)
-            found = explained(net, target, batch=parse_batch(batch), weights=weight_dtype, **own)
-        if html is not None:
-            stage(f"writing {html}")
-            _write_page(found, html, ablation, journal)
-    if as_json:
+        module = spec.endswith(".so")
+        found = explained(
+            spec if module else looked_at(spec, sizes, regularisers.parsed()),
+            "llvm" if module else code.target,
+            batch=parse_batch(code.batch),
+            steps=work.steps,
+            precision=code.precision,
+            weights=code.weight_dtype,
+            training=code.training,
+            keep=tape.keep,
+            max_bytes=parse_bytes(tape.max_bytes),
+            without=code.without or (),
+            measure=work.measure,
+            cell=own,
+        )
+        if shown.html is not None:
+            stage(f"writing {shown.html}")
+            _write_page(found, shown.html, shown)
+    if shown.as_json:
         print_json(found.facts)
     else:
         print_rich(page(found.facts))
 
 
-def _own_cell(cell: str | None, spec: str) -> Any:
+def _own_cell(cell: str | None, spec: str) -> Cell | None:
     """The cell that a module is said to be made from."""
     from tvm_rnn.frontends.spec import find_cell
 
@@ -119,11 +118,12 @@ def _own_cell(cell: str | None, spec: str) -> Any:
     return None if cell is None else find_cell(cell)
 
 
-def _write_page(found: Explanation, path: str, ablation: str | None, journal: str | None) -> None:
+def _write_page(found: Explanation, path: str, shown: Page) -> None:
     from tvm_rnn.explain.html.sources import ablation_rows, gains
 
     command = shlex.join(["tvm-rnn", *sys.argv[1:]])
-    times, trials = ablation_rows(ablation) if ablation else (), gains(journal) if journal else ()
+    times = ablation_rows(shown.ablation) if shown.ablation else ()
+    trials = gains(shown.journal) if shown.journal else ()
     found.write_html(path, command=command, ablation=times, history=trials)
 
 

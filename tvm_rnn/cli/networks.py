@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import asdict, replace
 
 import typer
 
@@ -18,47 +18,62 @@ from tvm_rnn.module_file.schema import GpuNetwork, SeveralNetworks, read
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.npy_files import npy_writer, npz_writer, read_npy, write_whole
+from tvm_rnn.runtime.runtime import Module
 
 from .console import print_json
+from .options import Outputs, Sizes, Values
+
+Given = Mapping[str, float | Mapping[str, float]]  # regularisers, as RNN takes them
 
 
 def net_of(
-    spec: str,
-    width: int | None,
-    hidden: int | None,
-    size: list[str] | None,
-    shape: dict[str, Any],
-    more: dict[str, Any],
+    spec: str, sizes: Sizes, regularisers: Given, values: Values | None = None, fill: int | None = None
 ) -> RNN | Model:
-    """The network that a SPEC names. shape: layers, bidirectional, dtype, regularisers (if any). more: weights, seed or
-    fill.
+    """The network that a SPEC names: a cell with sizes, or a file of a whole network, which says them itself.
 
-    Raises ConfigError, CellError or WeightError, as what reads it does.
+    Parameters and errors: see `rnn_of`.
     """
-    if is_model(spec):
-        said = {"--input-size": width, "--hidden-size": hidden, "--size": size or None, "--dtype": shape["dtype"]}
-        said |= {"--layers": shape["layers"] if shape["layers"] > 1 else None}
-        said |= {"--bidirectional": shape["bidirectional"] or None}
-        said |= {"--weights": more.get("weights"), "--seed": more.get("seed")}
-        said |= {f"--{name.replace('_', '-')}": value for name, value in (shape.get("regularisers") or {}).items()}
-        return read_model(spec, [option for option, value in said.items() if value is not None])
-    shape = {**shape, "dtype": shape["dtype"] or "float32", "fill": more.get("fill")}
-    net = build_net(find_cell(spec), width or 0, hidden, sizes=parse_sizes(size or []), **shape)
-    if more.get("weights") is not None:
-        net.load(more["weights"])
-    elif more.get("seed") is not None:
-        net.init(more["seed"])
+    if not is_model(spec):
+        return rnn_of(spec, sizes, regularisers, values, fill)
+    said: dict[str, object] = {**asdict(sizes), **regularisers, **asdict(values or Values())}
+    said |= {"layers": None if sizes.layers == 1 else sizes.layers, "size": sizes.size or None}
+    said |= {"bidirectional": sizes.bidirectional or None}
+    return read_model(spec, [f"--{name.replace('_', '-')}" for name, value in said.items() if value is not None])
+
+
+def rnn_of(spec: str, sizes: Sizes, regularisers: Given, values: Values | None = None, fill: int | None = None) -> RNN:
+    """The network of a cell.
+
+    spec: a cell of the zoo, or FILE:FUNCTION. sizes: as options say. regularisers: those that were given. values: where
+    its weights come from; None: it has none. fill: the size of axes that got none; None: that is an error.
+
+    Raises ConfigError, CellError or WeightError, as what reads them does.
+    """
+    net = build_net(
+        find_cell(spec),
+        sizes.input_size or 0,
+        sizes.hidden_size,
+        layers=sizes.layers,
+        bidirectional=sizes.bidirectional,
+        dtype=sizes.dtype or "float32",
+        sizes=parse_sizes(sizes.size or []),
+        fill=fill,
+        regularisers=regularisers,
+    )
+    if values is not None and values.weights is not None:
+        net.load(values.weights)
+    elif values is not None and values.seed is not None:
+        net.init(values.seed)
     return net
 
 
-def looked_at(
-    spec: str, width: int | None, hidden: int | None, size: list[str] | None, shape: dict[str, Any]
-) -> RNN | Model:
+def looked_at(spec: str, sizes: Sizes, regularisers: Given) -> RNN | Model:
     """As `net_of`, for what is only looked at: axes that got no size get a small one."""
     if not is_model(spec):
-        width = width or 8
-        hidden = None if any(word.startswith("H=") for word in size or []) else hidden or 16
-    return net_of(spec, width, hidden, size, shape, {"fill": 4})
+        given = any(word.startswith("H=") for word in sizes.size or [])
+        hidden = None if given else sizes.hidden_size or 16
+        sizes = replace(sizes, input_size=sizes.input_size or 8, hidden_size=hidden)
+    return net_of(spec, sizes, regularisers, fill=4)
 
 
 def check_outputs(output: str | None, bundle: str | None, weights: bool) -> None:
@@ -79,14 +94,15 @@ def check_outputs(output: str | None, bundle: str | None, weights: bool) -> None
         check_place(bundle)
 
 
-def report_compiled(
-    written: Mapping[str, str | None], manifest: Mapping[str, object], seconds: float, as_json: bool, filled: bool
-) -> None:
-    """What `compile` says when it is done. written: the paths of "output" and "bundle", None for what was not."""
-    output, bundle = written["output"], written["bundle"]
+def report_compiled(outputs: Outputs, manifest: Mapping[str, object], seconds: float, filled: bool) -> None:
+    """What `compile` says when it is done.
+
+    outputs: what was written. seconds: that it took. filled: whether the module has weights.
+    """
+    output, bundle = outputs.output, outputs.bundle
     file_bytes = 0 if output is None else os.path.getsize(output)
     library_bytes = 0 if bundle is None else sum(entry.stat().st_size for entry in os.scandir(bundle))
-    if as_json:
+    if outputs.as_json:
         facts = {"output": output, "bytes": file_bytes} | ({} if bundle is None else {"bundle": bundle})
         facts |= {} if bundle is None else {"bundle_bytes": library_bytes}
         print_json({**facts, "seconds": round(seconds, 3), "manifest": manifest})
@@ -110,7 +126,7 @@ def report_compiled(
         )
 
 
-def run_model(loaded: Any, words: list[str], output: str, options: list[str]) -> None:
+def run_model(loaded: Module, words: list[str], output: str, options: list[str]) -> None:
     """`tvm-rnn run` for a module of a whole model: by the model's own names. options: those that it has no use for."""
     names = [item["name"] for item in loaded.manifest["model"]["inputs"]]
     if options:

@@ -6,8 +6,7 @@ picture. Exit code 130 after Ctrl-C, which ends the search: what was found is co
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,69 +16,29 @@ from tvm_rnn.errors import ConfigError, message
 
 from . import tune_gpu
 from .console import print_json, print_rich
-from .options import (
-    Bidirectional,
-    CollectFolder,
-    DeviceKey,
-    Dtype,
-    HiddenSize,
-    InputSize,
-    Json,
-    Layers,
-    MeasureFolder,
-    Only,
-    Patience,
-    PlanFolder,
-    Plot,
-    Precision,
-    RecordsFolder,
-    Rows,
-    RpcTracker,
-    Seconds,
-    Size,
-    Steps,
-    Suite,
-    Target,
-    Trials,
-    TunedSpec,
-    Weights,
-)
+from .options import Devices, Json, Measured, OnGpu, Search, Sizes, Tuning, Values, grouped
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from tvm_rnn.tune.session import Result, Status
 
 TRIALS = 200
 
 
+TunedSpec = Annotated[str | None, typer.Argument(metavar="[SPEC]", help="As for compile. Not with --suite.")]
+Plot = Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the search: an .svg file.")]
+
+
+@grouped
 def tune(
+    sizes: Sizes,
+    measured: Measured,
+    search: Search,
+    devices: Devices,
+    gpu: OnGpu,
     spec: TunedSpec = None,
-    input_size: InputSize = None,
-    hidden_size: HiddenSize = None,
-    layers: Layers = 1,
-    bidirectional: Bidirectional = False,
-    dtype: Dtype = "float32",
-    size: Size = None,
-    steps: Steps = 128,
-    batch: Rows = 16,
-    target: Target = "llvm",
-    precision: Precision = None,
-    trials: Trials = None,
-    seconds: Seconds = None,
-    patience: Patience = None,
-    records: RecordsFolder = None,
-    weights: Weights = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of random weights, inputs and the search.")] = 0,
-    jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Compilations at a time. [one per CPU]")] = None,
-    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds that one candidate may take.")] = 30.0,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what an earlier run measured.")] = False,
-    rpc_tracker: RpcTracker = None,
-    device_key: DeviceKey = None,
     plot: Plot = None,
-    suite: Suite = None,
-    only: Only = "",
-    plan: PlanFolder = None,
-    measure: MeasureFolder = None,
-    collect: CollectFolder = None,
     as_json: Json = False,
 ) -> None:
     """Find knob values that make a cell faster than the defaults do, for one T and B, and record them.
@@ -99,40 +58,50 @@ def tune(
 
     $ tvm-rnn tune --suite gpu-grid --only lstm,h512,bf16 --plan candidates
     """
-    given = dict(locals())
+    asked = Tuning(spec, sizes, measured, search, devices, gpu)
     if plot is not None:
-        _check_plot(plot)
-    if tune_gpu.wanted(given):
-        tune_gpu.tune(given)
+        from tvm_rnn.vega_lite import check_plot
+
+        check_plot(plot)
+    if tune_gpu.wanted(asked):
+        tune_gpu.tune(asked, as_json)
     else:
-        _here(given)
+        _here(asked, plot, as_json)
 
 
-def _here(given: dict[str, Any]) -> None:
+def _here(asked: Tuning, plot: str | None, as_json: bool) -> None:
     """On this machine's CPU, or on those of a tracker's devices."""
-    from tvm_rnn.frontends.spec import build_net, find_cell, parse_sizes
-    from tvm_rnn.tune.session import run
+    from tvm_rnn.tune.session import SearchOptions, run
 
-    if given["spec"] is None or given["input_size"] is None:
-        got = "no SPEC" if given["spec"] is None else "no --input-size"
+    from .networks import rnn_of
+
+    if asked.spec is None or asked.sizes.input_size is None:
+        got = "no SPEC" if asked.spec is None else "no --input-size"
         raise ConfigError(
             message("tune: which network?", got=got, do="tvm-rnn tune lstm --input-size 64 --hidden-size 64")
         )
-    shape = {name: given[name] for name in ("layers", "bidirectional", "dtype")}
-    sizes = parse_sizes(given["size"] or [])
-    net = build_net(find_cell(given["spec"]), given["input_size"], given["hidden_size"], sizes=sizes, **shape)
-    if given["weights"] is not None:
-        net.load(given["weights"])
-    names = ["seconds", "patience", "precision", "records", "seed", "jobs", "timeout", "fresh"]
-    names += ["rpc_tracker", "device_key"]
-    how, trials = {name: given[name] for name in names}, given["trials"] or TRIALS
-    steps, batch = given["steps"], given["batch"]
-    with live(given["as_json"]) as show:
-        command = _command(given, trials)
-        result = run(net, given["target"], steps, batch, trials, **how, command=command, progress=show)
-    if given["plot"] is not None:
-        _draw(result, given["plot"])
-    if given["as_json"]:
+    measured, search = asked.measured, asked.search
+    net = rnn_of(asked.spec, asked.sizes, {}, Values(weights=measured.weights))
+    trials = search.trials or TRIALS
+    with live(as_json) as show:
+        options = SearchOptions(
+            seconds=search.seconds,
+            patience=search.patience,
+            precision=measured.precision,
+            records=search.records,
+            seed=search.seed,
+            jobs=search.jobs,
+            timeout=search.timeout,
+            fresh=search.fresh,
+            rpc_tracker=asked.devices.rpc_tracker,
+            device_key=asked.devices.device_key,
+            progress=show,
+            command=_command(asked, trials),
+        )
+        result = run(net, measured.target, measured.steps, measured.batch, trials, options)
+    if plot is not None:
+        _draw(result, plot)
+    if as_json:
         print_json(facts(result))
     else:
         report(result)
@@ -140,29 +109,25 @@ def _here(given: dict[str, Any]) -> None:
         raise typer.Exit(130)
 
 
-def _command(given: dict[str, Any], trials: int) -> str:
+def _command(asked: Tuning, trials: int) -> str:
     """What a record says it was made by: the words of this command that decide what is measured."""
-    names = ("input_size", "hidden_size", "layers", "dtype", "steps", "batch", "seconds", "rpc_tracker", "device_key")
-    usual = {"layers": 1, "dtype": "float32"}
-    words = [name for name in names if given[name] is not None and given[name] != usual.get(name)]
-    text = [f"--{name.replace('_', '-')} {_plain(given[name])}" for name in words]
-    text += ["--bidirectional"] if given["bidirectional"] else []
-    text += [f"--size {size}" for size in given["size"] or []]
-    text += [f"--target {given['target']}"] if given["target"] != "llvm" else []
-    return " ".join(["tvm-rnn tune", str(given["spec"]), *text, f"--trials {trials}"])
-
-
-def _plain(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _check_plot(path: str) -> None:
-    """Now, not after the search."""
-    if not path.endswith(".svg"):
-        raise ConfigError(message("--plot draws one kind of file", got=path, expected="a name ending in .svg"))
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(folder):
-        raise ConfigError(message("--plot: no such folder", got=repr(folder), do="make it first"))
+    sizes, measured = asked.sizes, asked.measured
+    said: dict[str, object] = {
+        "input-size": sizes.input_size,
+        "hidden-size": sizes.hidden_size,
+        "layers": sizes.layers if sizes.layers != 1 else None,
+        "dtype": sizes.dtype if asked.dtype != "float32" else None,
+        "steps": measured.steps,
+        "batch": measured.batch,
+        "seconds": None if asked.search.seconds is None else f"{asked.search.seconds:g}",
+        "rpc-tracker": asked.devices.rpc_tracker,
+        "device-key": asked.devices.device_key,
+    }
+    text = [f"--{name} {value}" for name, value in said.items() if value is not None]
+    text += ["--bidirectional"] if sizes.bidirectional else []
+    text += [f"--size {size}" for size in sizes.size or []]
+    text += [f"--target {measured.target}"] if measured.target != "llvm" else []
+    return " ".join(["tvm-rnn tune", str(asked.spec), *text, f"--trials {trials}"])
 
 
 def _draw(result: Result, path: str) -> None:
@@ -209,7 +174,7 @@ def live(quiet: bool) -> Iterator[Callable[[Status], None]]:
         yield show
 
 
-def _lines(console: Any) -> Callable[[Status], None]:
+def _lines(console: Console) -> Callable[[Status], None]:
     """A line for every stage and every improvement."""
     last = [("", 0.0)]
 
@@ -275,11 +240,11 @@ def report(result: Result) -> None:
     )
 
 
-def _unit(key: Any) -> str:
+def _unit(key: Mapping[str, Any]) -> str:
     kind, region, *_ = key["shape"]
     sizes = key["sizes"]
     return f"{region} {kind} " + " ".join(f"{name}={','.join(map(str, value))}" for name, value in sizes.items())
 
 
-def _knobs(knobs: Any) -> str:
+def _knobs(knobs: Mapping[str, int]) -> str:
     return ", ".join(f"{name}={value}" for name, value in knobs.items())

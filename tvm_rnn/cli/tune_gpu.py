@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.dtypes import precision_name
@@ -16,66 +16,87 @@ from tvm_rnn.frontends.spec import parse_sizes
 from tvm_rnn.target import GPUS
 
 from .console import print_json, print_rich, progress
+from .options import Search, Tuning
 
 CANDIDATES = 24  # per point, about
 
 
-def wanted(given: dict[str, Any]) -> bool:
+@dataclass(frozen=True)
+class Building:
+    """How candidates are built: for which GPU, how many of a point, how many at a time; what the records say of it."""
+
+    target: str
+    count: int
+    jobs: int | None
+    command: str
+
+
+def wanted(asked: Tuning) -> bool:
     """Whether a command line is about a GPU."""
-    if any(given[name] is not None for name in ("suite", "plan", "measure", "collect")):
-        return True
-    return given["target"] == "cuda" or given["target"] in GPUS
+    gpu, target = asked.gpu, asked.measured.target
+    parts = (gpu.suite, gpu.plan, gpu.measure, gpu.collect)
+    return any(part is not None for part in parts) or target == "cuda" or target in GPUS
 
 
-def tune(given: dict[str, Any]) -> None:
+def tune(asked: Tuning, as_json: bool) -> None:
     """What the options say. Raises ConfigError where they do not go together."""
-    folders = [name for name in ("plan", "measure", "collect") if given[name] is not None]
-    for name in ("rpc_tracker", "device_key"):
-        if given[name] is not None:
+    gpu, search = asked.gpu, asked.search
+    for name, value in asdict(asked.devices).items():
+        if value is not None:
             do = "leave it out: GPUs are tuned with --plan, --measure and --collect"
-            raise ConfigError(message(f"--{name.replace('_', '-')} is for CPUs", got=repr(given[name]), do=do))
+            raise ConfigError(message(f"--{name.replace('_', '-')} is for CPUs", got=repr(value), do=do))
+    folders = [name for name in ("plan", "measure", "collect") if getattr(gpu, name) is not None]
     if len(folders) > 1:
         raise ConfigError(
             message("tune does one thing at a time", got=", ".join(f"--{n}" for n in folders), do="give one")
         )
-    if given["measure"] is not None:
-        measure(given["measure"], given["seconds"], given["as_json"])
-    elif given["collect"] is not None:
-        collect(given["collect"], given["records"], given["as_json"])
+    if gpu.measure is not None:
+        measure(gpu.measure, search.seconds, as_json)
+    elif gpu.collect is not None:
+        collect(gpu.collect, search.records, as_json)
     else:
-        points, target = points_of(given["suite"], given["only"], _point(given)), given["target"]
+        points, target = points_of(gpu.suite, gpu.only, _point(asked)), asked.measured.target
         target = "nvidia-h200" if target == "llvm" else target  # --suite alone
-        how = {"count": given["trials"] or CANDIDATES, "jobs": given["jobs"], "command": _command(given)}
-        if given["plan"] is not None:
-            plan(points, given["plan"], target, how, given["as_json"])
+        how = Building(target, search.trials or CANDIDATES, search.jobs, _command(asked))
+        if gpu.plan is not None:
+            plan(points, gpu.plan, how, as_json)
         else:
-            on_the_spot(points, target, how, given["records"], given)
+            on_the_spot(points, how, search, as_json)
 
 
-def _point(given: dict[str, Any]) -> Point | None:
+def _point(asked: Tuning) -> Point | None:
     """The network that SPEC and its sizes name."""
-    if given["spec"] is None:
+    if asked.spec is None:
         return None
-    if given["input_size"] is None or given["hidden_size"] is None:
+    own, measured = asked.sizes, asked.measured
+    if own.input_size is None or own.hidden_size is None:
         do = "give --input-size and --hidden-size"
-        raise ConfigError(message("tune: which network?", got=f"{given['spec']} without sizes", do=do))
+        raise ConfigError(message("tune: which network?", got=f"{asked.spec} without sizes", do=do))
     sizes = []
-    for name, value in parse_sizes(given["size"] or []).items():
+    for name, value in parse_sizes(own.size or []).items():
         if not isinstance(value, int):
             raise ConfigError(message("tune: --size", got=f"{name}={value}", expected="one number for all layers"))
         sizes.append((name, value))
-    precision = precision_name(given["dtype"], given["precision"])
-    own = {"layers": given["layers"], "directions": 1 + given["bidirectional"], "sizes": tuple(sizes)}
-    where = given["input_size"], given["hidden_size"], given["steps"], given["batch"]
-    return Point(given["spec"], *where, precision, **own)
+    return Point(
+        asked.spec,
+        own.input_size,
+        own.hidden_size,
+        measured.steps,
+        measured.batch,
+        precision_name(asked.dtype, measured.precision),
+        layers=own.layers,
+        directions=1 + own.bidirectional,
+        sizes=tuple(sizes),
+    )
 
 
-def _command(given: dict[str, Any]) -> str:
+def _command(asked: Tuning) -> str:
     """What made the records, as a command line."""
-    if given["suite"]:
-        return f"tvm-rnn tune --suite {given['suite']}" + (f" --only {given['only']}" if given["only"] else "")
-    sizes = f"--input-size {given['input_size']} --hidden-size {given['hidden_size']}"
-    return f"tvm-rnn tune {given['spec']} {sizes} --steps {given['steps']} --batch {given['batch']}"
+    gpu, own = asked.gpu, asked.sizes
+    if gpu.suite:
+        return f"tvm-rnn tune --suite {gpu.suite}" + (f" --only {gpu.only}" if gpu.only else "")
+    sizes = f"--input-size {own.input_size} --hidden-size {own.hidden_size}"
+    return f"tvm-rnn tune {asked.spec} {sizes} --steps {asked.measured.steps} --batch {asked.measured.batch}"
 
 
 def points_of(suite: str | None, only: str, point: Point | None) -> Sequence[Point]:
@@ -88,13 +109,13 @@ def points_of(suite: str | None, only: str, point: Point | None) -> Sequence[Poi
     return suites.select(suites.suite(suite), only) if suite is not None else [p for p in (point,) if p is not None]
 
 
-def plan(points: Sequence[Point], folder: str, target: str, how: dict[str, Any], as_json: bool) -> None:
+def plan(points: Sequence[Point], folder: str, how: Building, as_json: bool) -> None:
     """Build candidates into a folder."""
     from tvm_rnn.explain.tables import plain_table
     from tvm_rnn.tune.gpu_plan import build_candidates
 
     with progress(as_json) as stage:
-        made = build_candidates(points, folder, target=target, progress=stage, **how)
+        made = build_candidates(points, folder, progress=stage, **asdict(how))
     if as_json:
         print_json(made)
         return
@@ -144,15 +165,13 @@ def collect(folder: str, records: str | None, as_json: bool) -> None:
         print_rich(f"not measured: {', '.join(found.unmeasured)}")
 
 
-def on_the_spot(
-    points: Sequence[Point], target: str, how: dict[str, Any], records: str | None, rest: dict[str, Any]
-) -> None:
+def on_the_spot(points: Sequence[Point], how: Building, search: Search, as_json: bool) -> None:
     """Plan, measure and collect on a machine that has the compiler and the GPU."""
     with tempfile.TemporaryDirectory(prefix="tvm_rnn-tune-") as folder:
         from tvm_rnn.tune.gpu_measure import measure as run
         from tvm_rnn.tune.gpu_plan import build_candidates
 
-        with progress(rest["as_json"]) as stage:
-            build_candidates(points, folder, target=target, progress=stage, **how)
-            run(folder, limit=rest["seconds"], progress=stage)
-        collect(folder, records, rest["as_json"])
+        with progress(as_json) as stage:
+            build_candidates(points, folder, progress=stage, **asdict(how))
+            run(folder, limit=search.seconds, progress=stage)
+        collect(folder, search.records, as_json)

@@ -10,70 +10,51 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes
-import io
 import json
 import os
 import pickle
-import signal
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from tvm_rnn.language.cell import Cell
 from tvm_rnn.oracle.tolerance import relative_error
+from tvm_rnn.worker_process import Reply, Request, channel
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
     from tvm_rnn.runtime.runtime import Module
 
-Request = Mapping[str, Any]
-Reply = dict[str, Any]
 SAMPLE_SECONDS = 0.004  # one turn of one module: at least one call, and so many that the clock does not matter
 FEWEST_ROUNDS = 3
 WARM_UP_BELOW = 0.02  # seconds of a call: a longer one does not notice its first steps
 PRIORITY = -20  # of a process that measures, where the user may have it
-PR_SET_PDEATHSIG = 1
 
 
 # --- a network without its equations ---------------------------------------------------------------------------------
 
 
-def _no_equations(*_: Any, **__: Any) -> Any:
+def _no_equations(*given: object) -> None:
     raise TypeError("a network in a tuning process has graphs, not equations")
 
 
-def _cell(facts: dict[str, Any]) -> Cell:
-    return Cell(function=_no_equations, **facts)
-
-
-class _Pickler(pickle.Pickler):
-    """A cell's function may be defined anywhere, such as in a notebook: the graphs made of it are enough to compile."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, Cell):
-            return _cell, ({name: own for name, own in vars(value).items() if name != "function"},)
-        return NotImplemented
-
-
 def pickled(net: RNN) -> bytes:
-    """A network without weights, for another process of this package."""
+    """A network without weights, for another process of this package. Its cell's function may be defined anywhere, such
+    as in a notebook: the graphs made of it are enough to compile."""
     bare = copy.copy(net)
-    bare.weights = {}
-    buffer = io.BytesIO()
-    _Pickler(buffer).dump(bare)
-    return buffer.getvalue()
+    bare.weights, bare.cell = {}, replace(net.cell, function=_no_equations)
+    return pickle.dumps(bare)
 
 
 # --- building --------------------------------------------------------------------------------------------------------
 
 
 def builder(first: Request) -> Callable[[Request], Reply]:
-    """first: net (a file with `pickled`), target (a file), batch, precision. Requests: choices, path, lean."""
+    """first: net (a file with `pickled`), target (a file), batch, precision. Requests: choices, path."""
     from tvm_rnn.compiler.compile import compile
     from tvm_rnn.records import Choice
 
@@ -84,8 +65,7 @@ def builder(first: Request) -> Callable[[Request], Reply]:
 
     def build(request: Request) -> Reply:
         candidate = Candidate(tuple(map(Choice.from_dict, request["choices"])))
-        records = Trial(candidate, lean=bool(request.get("lean")))
-        module = compile(net, target, first["batch"], precision=first["precision"], records=records)
+        module = compile(net, target, first["batch"], precision=first["precision"], records=Trial(candidate))
         module.export(request["path"])
         return {"path": request["path"]}
 
@@ -255,21 +235,12 @@ def keep_apart(cpus: list[int]) -> None:
         file.write(str(PRIORITY))  # where Linux shares CPUs among sessions first
 
 
-def end_with_parent() -> None:
-    """The kernel kills this process when its parent ends, were it in a loop without end."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def main() -> None:
-    """Serve on stdin and stdout. What others print goes to stderr; Ctrl-C is the parent's."""
-    end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Serve on stdin and stdout."""
     # Neither compiler nor runtime needs torch, and tvm_ffi imports it, in two seconds, where it is installed.
     sys.modules["torch"] = cast(Any, None)
-    with os.fdopen(os.dup(1), "w") as channel:
-        os.dup2(2, 1)
-        serve(sys.argv[1], sys.stdin, lambda answer: print(json.dumps(answer), file=channel, flush=True))
+    with channel() as reply:
+        serve(sys.argv[1], sys.stdin, reply)
 
 
 if __name__ == "__main__":

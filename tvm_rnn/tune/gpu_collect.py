@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import tvm
 
@@ -21,6 +20,7 @@ from tvm_rnn.records import Choice, Record
 from tvm_rnn.schedule.record_files import merge
 from tvm_rnn.schedule.schedule_template import DEFAULT, Unit
 from tvm_rnn.target import Target, resolve
+from tvm_rnn.worker_process import Request
 
 from .gpu_measure import RESULTS, Results, located, outcome, read_plan
 from .gpu_plan import asked_units, workload_of
@@ -61,7 +61,7 @@ def collect(
     return Collected(tuple(made), {r["file"]: r["reason"] for r in rows if "reason" in r}, tuple(unmeasured))
 
 
-def _record(point: Mapping[str, Any], found: Results, target: Target, command: str) -> Record | None:
+def _record(point: Request, found: Results, target: Target, command: str) -> Record | None:
     best = outcome(point, found)
     if best is None:
         return None

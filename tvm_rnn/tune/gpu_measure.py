@@ -12,23 +12,22 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from tvm_rnn.bench.run.gpu_suite import PATIENCE_SECONDS, Worker, WorkerEnded
+from tvm_rnn.bench.run.gpu_suite import PATIENCE_SECONDS, WorkerEnded, ask, process
 from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.worker_process import Reply, Request, WorkerProcess
 
 PLAN, RESULTS = "plan.json", "results.jsonl"
-COMMAND = (sys.executable, "-m", "tvm_rnn.tune.gpu_worker")
+COMMAND = ("-m", "tvm_rnn.tune.gpu_worker")
 FINALISTS, BRIEFLY = 4, 3  # rounds of the first timing
 WORTH = 0.985  # of the default's time: what is closer is noise, and the default stays
 Progress = Callable[[str], None]
-Row = dict[str, Any]
+Row = Reply
 
 
 @dataclass
@@ -62,11 +61,11 @@ class Results:
             file.flush()
 
 
-def read_plan(folder: str | os.PathLike[str]) -> dict[str, Any]:
+def read_plan(folder: str | os.PathLike[str]) -> Reply:
     """What is in a folder. Raises ConfigError where it is no plan."""
     path = Path(folder, PLAN)
     try:
-        plan: dict[str, Any] = json.loads(path.read_text())
+        plan: Reply = json.loads(path.read_text())
         if plan["format"] != 1:
             raise ValueError(f"format {plan['format']}")
         return plan
@@ -95,10 +94,10 @@ def measure(
     ends = time.monotonic() + limit if limit is not None else float("inf")
     with contextlib.ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tvm_rnn-tune-"))
-        worker = Worker(scratch, COMMAND)
-        stack.callback(worker.stop)
+        worker = process(scratch, COMMAND)
+        stack.callback(worker.end)
         tell("starting")
-        found.write([{"kind": "facts", **worker.ask({"facts": True}, patience)["facts"]}])
+        found.write([{"kind": "facts", **ask(worker, {"facts": True}, patience)["facts"]}])
         for number, point in enumerate(plan["points"]):
             tell(f"{number + 1} of {len(plan['points'])}: {point['name']}")
             request = {"point": located(point["point"], folder), "folder": os.path.abspath(folder)}
@@ -116,10 +115,10 @@ def measure(
     return found
 
 
-def _ask(worker: Worker, request: Mapping[str, Any], patience: float) -> list[Row]:
+def _ask(worker: WorkerProcess, request: Request, patience: float) -> list[Row]:
     """A row per file. One that ends the process, or silences it, has the reason; the others are asked for again."""
     try:
-        return list(worker.ask(request, patience)["rows"])
+        return list(ask(worker, request, patience)["rows"])
     except WorkerEnded as end:
         blamed = end.framework if end.framework in request["files"] else request["files"][0]
         left = [file for file in request["files"] if file != blamed]
@@ -127,13 +126,13 @@ def _ask(worker: Worker, request: Mapping[str, Any], patience: float) -> list[Ro
         return [*rows, {"file": blamed, "reason": str(end)}]
 
 
-def located(point: Mapping[str, Any], folder: str | os.PathLike[str]) -> dict[str, Any]:
+def located(point: Request, folder: str | os.PathLike[str]) -> Reply:
     """A plan's point with the path of its cell's file, which lies beside the plan."""
     own = dict(point)
     return {**own, "cell": os.path.join(os.path.abspath(folder), own["cell"])} if ".py" in own["cell"] else own
 
 
-def finalists(point: Mapping[str, Any], found: Results) -> list[str]:
+def finalists(point: Request, found: Results) -> list[str]:
     """The default's file and those of the candidates that were faster, the best first, FINALISTS in all."""
     files = [c["file"] for c in point["candidates"]]
     timed = {f: found.first[f]["us"] for f in files if "us" in found.first.get(f, {})}
@@ -142,7 +141,7 @@ def finalists(point: Mapping[str, Any], found: Results) -> list[str]:
     return [f for f in (default, *fast) if f in timed][:FINALISTS]
 
 
-def outcome(point: Mapping[str, Any], found: Results) -> tuple[Mapping[str, Any], Row, Row] | None:
+def outcome(point: Request, found: Results) -> tuple[Request, Row, Row] | None:
     """(candidate, its final row, the default's) of the fastest of a point; None where nothing was measured."""
     final = {c["file"]: c for c in point["candidates"] if "us" in found.final.get(c["file"], {})}
     default = point["candidates"][0]["file"]

@@ -14,13 +14,12 @@ import json
 import multiprocessing
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tvm_rnn.bench.suites.gpu import Point, network
 from tvm_rnn.cuda.model.choose_geometry import LAYER_BY_LAYER, STEP_BY_STEP
@@ -31,6 +30,7 @@ from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.records import Choice
 from tvm_rnn.schedule.schedule_template import Unit, space
 from tvm_rnn.target import Target, resolve
+from tvm_rnn.worker_process import Reply, Request
 
 from .workload import Candidate, Trial, Workload, able, choice_of
 
@@ -56,7 +56,7 @@ class Planned:
             return f"{self.point.name}-default.so"
         return f"{self.point.name}-{hashlib.sha256(self.candidate.key.encode()).hexdigest()[:12]}.so"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Reply:
         choices = [choice.as_dict() for choice in self.candidate.choices]
         return {"file": self.file, "choices": choices, "predicted_us": round(self.predicted_us, 3)}
 
@@ -118,7 +118,7 @@ def _predicted(unit: Unit, choice: Choice, target: Target) -> float:
 
 def shortlist(every: Sequence[tuple[float, Choice]], count: int) -> list[tuple[float, Choice]]:
     """The best by prediction, at most EACH of a family in turn."""
-    families: dict[tuple[Any, ...], list[tuple[float, Choice]]] = {}
+    families: dict[tuple[str | int | None, ...], list[tuple[float, Choice]]] = {}
     for us, choice in sorted(every, key=lambda found: found[0]):
         key = (choice.template, *(choice.knobs.get(name) for name in FAMILY))
         families.setdefault(key, []).append((us, choice))
@@ -143,7 +143,7 @@ def build_candidates(
     jobs: int | None = None,
     command: str = "",
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> Reply:
     """Build the candidates of points into a folder, and its plan.json. Returns what that says.
 
     count: candidates per point, about. jobs: processes that build (default: one per CPU). A module that is there
@@ -200,7 +200,7 @@ def _carried(point: Point, folder: Path) -> Point:
     return replace(point, cell=f"{copy}{colon}{name}")
 
 
-def _row(point: Point, own: Sequence[Planned]) -> dict[str, Any]:
+def _row(point: Point, own: Sequence[Planned]) -> Reply:
     facts = point.as_dict()
     if ".py" in point.cell:
         facts["cell"] = os.path.basename(point.cell)  # in the folder, wherever that will be
@@ -212,7 +212,7 @@ def _row(point: Point, own: Sequence[Planned]) -> dict[str, Any]:
     }
 
 
-def _write(path: Path, facts: Mapping[str, Any]) -> None:
+def _write(path: Path, facts: Request) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(facts, indent=1))
     os.replace(temporary, path)
@@ -223,7 +223,7 @@ def _build(one: Planned, target: str, folder: str) -> str:
     from tvm_rnn.compiler.compile import compile
     from tvm_rnn.errors import TvmRnnError
 
-    options: dict[str, Any] = {} if one.point.precision == one.point.dtype else {"precision": one.point.precision}
+    options: Reply = {} if one.point.precision == one.point.dtype else {"precision": one.point.precision}
     path = os.path.join(folder, one.file)
     try:
         trial = Trial(one.candidate, lean=True)
@@ -238,7 +238,7 @@ def _build(one: Planned, target: str, folder: str) -> str:
     return ""
 
 
-def _unused(candidate: Candidate, rows: Sequence[Mapping[str, Any]]) -> str:
+def _unused(candidate: Candidate, rows: Sequence[Request]) -> str:
     """The choice that compiling passed over, if there is one. rows: a manifest's templates."""
     used = {row["template"] for row in rows if str(row.get("record", "")).startswith("record")}
     passed = [c.template for c in candidate.choices if c.knobs and c.template not in used]

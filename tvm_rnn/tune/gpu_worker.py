@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Mapping
-from typing import Any
 
 from tvm_rnn.bench.measure.gpu_graphs import (
     Captured,
@@ -23,10 +21,11 @@ from tvm_rnn.bench.measure.gpu_graphs import (
     same_bits,
 )
 from tvm_rnn.bench.peers.gpu import GpuProblem, prepare_tvm_rnn
-from tvm_rnn.bench.run.gpu_worker import REPEATS, Bench, errors, main
+from tvm_rnn.bench.run.gpu_worker import REPEATS, Bench, Exact, errors, main
 from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.errors import TvmRnnError
 from tvm_rnn.oracle.tolerance import tolerance
+from tvm_rnn.worker_process import Reply, Request
 
 
 class Candidates(Bench):
@@ -34,9 +33,9 @@ class Candidates(Bench):
 
     point: Point | None = None
     problem: GpuProblem
-    expected: Any
+    expected: Exact
 
-    def measure(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def measure(self, request: Request) -> list[Reply]:
         """A row per file: us (of the whole sequence), spread and error, or the reason why there is none."""
         import torch
 
@@ -45,7 +44,7 @@ class Candidates(Bench):
             torch.cuda.empty_cache()
             self.problem = self._problem(point, {"module": None, "compile_seconds": 0.0})
             self.expected, self.point = self._oracle(self.problem), point
-        found: dict[str, dict[str, Any]] = {}
+        found: dict[str, Reply] = {}
         graphs: dict[str, Captured] = {}
         for file in request["files"]:
             found[file] = {"file": file}
@@ -75,7 +74,7 @@ class Candidates(Bench):
         (run,) = prepare_tvm_rnn(replace(self.problem, module=path)).runs.values()
         return run
 
-    def _checked(self, run: Run, row: dict[str, Any], repeatedly: bool) -> Captured:
+    def _checked(self, run: Run, row: Reply, repeatedly: bool) -> Captured:
         """The function as graph. Raises TvmRnnError where its result is wrong or differs from time to time."""
         import torch
 

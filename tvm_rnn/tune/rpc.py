@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import select
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tvm_rnn.cpu.c_compiler import compile_c
 from tvm_rnn.errors import TvmRnnError, message
 from tvm_rnn.target import Target
+from tvm_rnn.worker_process import Late, Lost, Reply, Request, wait
 
-from .cpu_builders import START_SECONDS, CpuBackend, Ended, Late, Worker, trial
+from .cpu_builders import CpuBackend, trial, worker
 from .journal import CRASHED, HUNG, Outcome
 from .rpc_tracker import Tracker
 from .workload import Candidate, Workload
@@ -30,7 +29,6 @@ BUSY_SECONDS = 60.0  # to wait for a device while others use all of them
 HOLD_SECONDS = 30.0  # of one session; then it is somebody else's turn, and a device that was taken away is missed
 SPARE_SECONDS = 20.0  # for the network, above what a device may take
 LOSSES = 2  # as many devices are lost with a candidate before it is the candidate's fault
-Reply = Mapping[str, Any]
 
 
 @dataclass
@@ -39,7 +37,7 @@ class Job:
 
     candidates: list[Candidate]
     paths: list[Path]
-    about: Mapping[str, Any]
+    about: Request
     limit: float
     lost: list[str] = field(default_factory=list)
 
@@ -47,47 +45,41 @@ class Job:
 class Holder:
     """A process that holds a device, or asks the tracker for one."""
 
-    def __init__(self, first: Mapping[str, Any], folder: Path) -> None:
-        self.worker = Worker("device", first, folder)
+    def __init__(self, first: Request, folder: Path) -> None:
+        self.worker = worker("device", first, folder)
+        self.worker.start()  # it imports while others are asked
         self.device, self.job = "", None  # type: str, Job | None
-        self.until = 0.0  # when an answer is due; 0: none is
+        self.busy = False  # whether an answer is due
         self.hold, self.held_until = 0.0, 0.0  # how long the session is for; until when it can be relied on
         self.gone = ""  # why it has no device, and gets none
-
-    @property
-    def busy(self) -> bool:
-        return self.until > 0
 
     def fit(self, job: Job) -> bool:
         """Whether it has a device for long enough."""
         return bool(self.device) and time.monotonic() + job.limit < self.held_until
 
-    def open(self, about: Mapping[str, Any], limit: float, longest: float) -> None:
+    def open(self, about: Request, limit: float, longest: float) -> None:
         """Ask for a device. about: the defaults; limit: seconds for those; longest: for any job."""
         self.device, self.hold = "", HOLD_SECONDS + longest
         session = limit + self.hold + SPARE_SECONDS
         request = {**about, "open": BUSY_SECONDS, "session": session, "at_most": limit}
-        self._send(request, BUSY_SECONDS + limit + (0 if self.worker.ready else START_SECONDS))
+        self._send(request, BUSY_SECONDS + limit)
 
     def measure(self, job: Job) -> None:
         """Have a job measured."""
         self.job = job
         self._send({**job.about, "candidates": [str(path) for path in job.paths], "at_most": job.limit}, job.limit)
 
-    def _send(self, request: Mapping[str, Any], seconds: float) -> None:
-        self.worker.send(request)
-        self.until = time.monotonic() + seconds + SPARE_SECONDS
+    def _send(self, request: Request, seconds: float) -> None:
+        self.worker.send(request, seconds + SPARE_SECONDS)
+        self.busy = True
 
     def answer(self) -> Reply:
-        """What there is, now. A process that says nothing, or has ended, has lost its device."""
+        """The answer that is due. A process that says nothing, or has ended, has lost its device."""
+        self.busy = False
         try:
-            found: Reply = self.worker.receive(max(0.0, self.until - time.monotonic()))
-        except Late:
-            found = {"lost": "no answer", "late": True, "ended": True}
-        except Ended as reason:
-            found = {"lost": str(reason), "late": False, "ended": True}
-        self.until = 0.0
-        return found
+            return self.worker.receive()
+        except Lost as reason:
+            return {"lost": str(reason), "late": isinstance(reason, Late), "ended": True}
 
     def close(self) -> None:
         """Give the device back."""
@@ -161,7 +153,7 @@ class RpcBackend(CpuBackend):
         """Seconds that a device may take for all that comes before the first candidate."""
         return self.timeout + 60 * max(1.0, self.default_seconds)
 
-    def _defaults(self) -> dict[str, Any]:
+    def _defaults(self) -> Reply:
         """What the first device that runs them says of the defaults."""
         found: Reply = {}
         for _ in range(self.count):  # one that was given back is the last in the tracker's queue
@@ -180,7 +172,7 @@ class RpcBackend(CpuBackend):
             return {"failed": found["unfit"]}
         if "device" not in found:
             raise self._no_device([holder])
-        return dict(found)
+        return found
 
     def _learn(self, holder: Holder, found: Reply) -> None:
         """What an answer says of its device."""
@@ -222,7 +214,7 @@ class RpcBackend(CpuBackend):
                 self._keep(outcome, job.paths[0])
                 yield outcome
 
-    def _turns(self, candidates: Sequence[Candidate], paths: Sequence[Path], about: Mapping[str, Any]) -> list[Outcome]:
+    def _turns(self, candidates: Sequence[Candidate], paths: Sequence[Path], about: Request) -> list[Outcome]:
         job = Job([*candidates], [*paths], about, self._limit(paths, about))
         with contextlib.closing(self._serve([job])) as done:
             return next(done)[1]
@@ -272,10 +264,8 @@ class RpcBackend(CpuBackend):
 
     def _next(self, holders: Sequence[Holder]) -> Holder:
         """The process that has something to say, or has said nothing for too long."""
-        busy = {holder.worker.pipe: holder for holder in holders if holder.busy}
-        first = min(busy.values(), key=lambda holder: holder.until)
-        ready, _, _ = select.select(list(busy), [], [], max(0.0, first.until - time.monotonic()))
-        return busy[ready[0]] if ready else first
+        busy = {holder.worker: holder for holder in holders if holder.busy}
+        return busy[wait(list(busy))]
 
     def _result(self, job: Job, found: Reply, device: str) -> list[Outcome] | None:
         """What became of a job; None: it is to be done again."""

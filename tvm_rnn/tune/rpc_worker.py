@@ -13,44 +13,47 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import tvm
 from tvm import rpc
+from tvm.runtime import Tensor
 
 from tvm_rnn.runtime.runtime import Module, _open_container
+from tvm_rnn.worker_process import Reply, Request
 
-from .cpu_worker import Bench, Reply, Request
+from .cpu_worker import Bench
 from .rpc_tracker import NoDevice, Server, Tracker
 
+Argument: TypeAlias = int | np.ndarray | Tensor  # of a module's function
 CONNECT_SECONDS = 10.0  # a server that is free answers at once, but for one that is frozen
 
 
 class Device:
     """A session with a server. Files go there once, arrays when they are asked for."""
 
-    def __init__(self, server: Server, session: Any, guard: str) -> None:
+    def __init__(self, server: Server, session: rpc.RPCSession, guard: str) -> None:
         self.server, self.session, self.cpu = server, session, session.cpu(0)
-        self.inputs: dict[tuple[int, int], Any] = {}
-        self.weights: dict[str, Any] = {}
+        self.inputs: dict[tuple[int, int], Tensor] = {}
+        self.weights: dict[str, Tensor] = {}
         self.guard = self.load(guard)
         self.guard["guard_install"]()
 
-    def load(self, path: str) -> Any:
+    def load(self, path: str) -> tvm.runtime.Module:
         """The module of a file."""
         self.session.upload(path)
         return self.session.load_module(path.rpartition("/")[2])
 
-    def tensor(self, array: np.ndarray) -> Any:
+    def tensor(self, array: np.ndarray) -> Tensor:
         """A copy of an array."""
         return tvm.runtime.tensor(np.ascontiguousarray(array).ravel(), self.cpu)
 
-    def like(self, array: np.ndarray) -> Any:
+    def like(self, array: np.ndarray) -> Tensor:
         """Room for an array."""
         return tvm.runtime.empty((array.size,), str(array.dtype), self.cpu)
 
-    def zeros(self, elements: int, dtype: np.dtype[Any]) -> Any:
+    def zeros(self, elements: int, dtype: np.dtype) -> Tensor:
         """An array of zeros, made there."""
         found = tvm.runtime.empty((elements,), str(dtype), self.cpu)
         self.guard["guard_clear"](found)
@@ -76,7 +79,7 @@ class RemoteModule(Module):
         self._tensor, self._sequence = device.like, self._call_there
         self._no_lengths, self._no_reset = (device.tensor(np.zeros(1, dtype)) for dtype in (np.int64, np.uint8))
         self._local, self._threads, self._plans, self.weights = threading.local(), 0, dict[int, Any](), {}
-        self._placed: dict[int, list[Any]] = {}
+        self._placed: dict[int, list[Argument]] = {}
         self._pack({**arrays, **weights})
 
     def _pack(self, arrays: Mapping[str, np.ndarray]) -> None:
@@ -88,7 +91,7 @@ class RemoteModule(Module):
                     held[name] = self._device.tensor(arrays[name])
             self._library[pack.function](*(held[name] for name in pack.weights), self._packed, int(pack.offset))
 
-    def _call_there(self, *given: Any) -> None:
+    def _call_there(self, *given: Argument) -> None:
         """In the place of `sequence`. What it does not write is NaN."""
         first = 6 + len(self._inputs)  # behind T, B, tile, threads, whether there are lengths and resets, and inputs
         states = len(self._states)
@@ -103,7 +106,7 @@ class RemoteModule(Module):
         for i in written:
             given[i][:] = there[i].numpy()
 
-    def _place(self, number: int, value: Any, is_input: bool) -> Any:
+    def _place(self, number: int, value: Argument, is_input: bool) -> Argument:
         if not isinstance(value, np.ndarray):
             return value  # a number, or an array that is there
         if not is_input:
@@ -113,7 +116,7 @@ class RemoteModule(Module):
             self._device.inputs[key] = self._device.tensor(value)
         return self._device.inputs[key]
 
-    def seconds(self, inputs: Any, calls: int) -> float:
+    def seconds(self, inputs: list[np.ndarray], calls: int) -> float:
         """The median time of a call, by the device's clock, after one that warms its caches up."""
         if len(inputs[0]) not in self._placed:
             self(tuple(inputs) if len(inputs) > 1 else inputs[0])
@@ -200,9 +203,9 @@ class RemoteBench(Bench):
         """Nothing runs here."""
 
 
-def connect(server: Server, seconds: float) -> Any:
+def connect(server: Server, seconds: float) -> rpc.RPCSession:
     """A session with a server, for so many seconds. Raises NoDevice, also where the server accepts and says nothing."""
-    found: list[Any] = []
+    found: list[rpc.RPCSession | Exception] = []
 
     def run() -> None:
         try:

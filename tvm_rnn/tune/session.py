@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import tvm
@@ -107,29 +107,48 @@ class Result:
 Progress = Callable[[Status], None]
 
 
-def run(net: RNN, target: str | Target, steps: int, batch: int, trials: int, **options: Any) -> Result:
-    """`tune`, with all that it learnt. command: what to say in the record made it. Further options: see `tune`."""
+@dataclass(frozen=True)
+class SearchOptions:
+    """How a search is made: see `tune`. command: what to say in the record made it."""
+
+    seconds: float | None = None
+    patience: int | None = None
+    precision: str | None = None
+    records: str | os.PathLike[str] | None = None
+    seed: int = 0
+    jobs: int | None = None
+    timeout: float = 30.0
+    fresh: bool = False
+    rpc_tracker: str | None = None
+    device_key: str | None = None
+    progress: Progress | None = None
+    command: str = ""
+
+
+def run(
+    net: RNN, target: str | Target, steps: int, batch: int, trials: int, options: SearchOptions | None = None
+) -> Result:
+    """`tune`, with all that it learnt: see there."""
+    options = options or SearchOptions()
     machine = resolve(target)
-    work = workload(net, machine, steps, batch, options.get("precision"), options.get("seed", 0))
-    check(trials=trials, jobs=options.get("jobs") or 1, patience=options.get("patience") or 1)
-    for name in ("seconds", "timeout"):
-        value = options.get(name)
+    work = workload(net, machine, steps, batch, options.precision, options.seed)
+    check(trials=trials, jobs=options.jobs or 1, patience=options.patience or 1)
+    for name, value in (("seconds", options.seconds), ("timeout", options.timeout)):
         if value is not None and not (isinstance(value, (int, float)) and value > 0):
             raise ConfigError(message(f"tune: {name}", got=repr(value), expected="a number above 0"))
-    devices = tracker(options.get("rpc_tracker"), options.get("device_key"))
+    devices = tracker(options.rpc_tracker, options.device_key)
     if machine.kind != "llvm":
         do = "tvm-rnn tune --plan DIR makes what that machine needs to measure"
         raise ConfigError(message("tune measures on CPUs only", got=f"target {machine.name}", do=do))
     if machine.name != "llvm" and devices is None:
         do = 'tune on a machine of that kind, with target "llvm"; or name the tracker of such devices: rpc_tracker'
         raise ConfigError(message("tune measures on this machine", got=f"target {machine.name}", do=do))
-    about = {"jobs": options.get("jobs"), "timeout": options.get("timeout") or 30.0, "seed": options.get("seed", 0)}
     if devices is None:
-        backend = CpuBackend(work, machine, **about)
+        backend = CpuBackend(work, machine, jobs=options.jobs, timeout=options.timeout, seed=options.seed)
     else:
         from .rpc import RpcBackend
 
-        backend = RpcBackend(work, machine, devices, **about)
+        backend = RpcBackend(work, machine, devices, jobs=options.jobs, timeout=options.timeout, seed=options.seed)
     with backend:
         return Session(work, machine, backend, trials, options).run()
 
@@ -152,7 +171,7 @@ def workload(net: RNN, target: Target, steps: int, batch: int, precision: str | 
     return Workload(net, int(steps), int(batch), name)
 
 
-def check(**counts: Any) -> None:
+def check(**counts: object) -> None:
     """Raises ConfigError for a count that is not at least 1."""
     for name, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
@@ -185,11 +204,11 @@ def known(parts: Sequence[Part], target: Target, records: Records) -> list[Candi
 class Session:
     """One run of tuning: the loop between a search and a backend."""
 
-    def __init__(self, work: Workload, target: Target, backend: Backend, trials: int, options: dict[str, Any]) -> None:
+    def __init__(self, work: Workload, target: Target, backend: Backend, trials: int, options: SearchOptions) -> None:
         self.work, self.target, self.backend, self.budget, self.options = work, target, backend, trials, options
-        self.folder = options.get("records") or record_files.own_folder()
+        self.folder = options.records or record_files.own_folder()
         self.started = time.monotonic()
-        self.patience = options.get("patience") or max(32, trials // 3)
+        self.patience = options.patience or max(32, trials // 3)
         self.outcomes: list[Outcome] = []
         self.default = Outcome(Candidate(), ratio=1.0)
         self.pace = 0.0  # seconds per candidate, of the last ones
@@ -200,11 +219,10 @@ class Session:
         at_hand = [*record_files.folders(), self.folder]
         records = record_files.read([p for p in at_hand if os.path.isdir(p)], self.target.records_name)
         self.tell("looking at the units")
-        seed = self.options.get("seed", 0)
+        seed = self.options.seed
         parts = [part_of(unit, self.target, seed) for unit in asked(self.work, self.target)]
         self.search = Search(parts, self.budget, known(parts, self.target, records), seed)
-        fresh = bool(self.options.get("fresh"))
-        about = (self.folder, self.target.records_name, self.work, fresh, self.backend.where)
+        about = (self.folder, self.target.records_name, self.work, self.options.fresh, self.backend.where)
         with contextlib.closing(Journal(*about)) as journal:
             for outcome in journal.outcomes:
                 self._learn(outcome)
@@ -269,7 +287,7 @@ class Session:
         best = sorted((o for o in self.outcomes if o.valid and o.ratio < 1), key=lambda o: o.ratio)[:FINALISTS]
         known = [o for o in best if self.search.vector(o.candidate) is not None]
         seconds = FINAL_SECONDS
-        if (limit := self.options.get("seconds")) is not None:
+        if (limit := self.options.seconds) is not None:
             seconds = min(seconds, FINAL_PART / 3 * limit)
         if len(known) > 1:
             self.tell(f"comparing the best {len(known)}")
@@ -296,23 +314,23 @@ class Session:
             trials=len(self.outcomes),
             versions=versions,
             date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            command=self.options.get("command") or f"rnn.tune, {len(self.outcomes)} trials{self._devices()}",
+            command=self.options.command or f"rnn.tune, {len(self.outcomes)} trials{self._devices()}",
         )
 
     def _devices(self) -> str:
         """As in `tune`'s arguments."""
-        given = {name: self.options.get(name) for name in ("rpc_tracker", "device_key")}
+        given = {"rpc_tracker": self.options.rpc_tracker, "device_key": self.options.device_key}
         return "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
 
     # --- time and progress ---------------------------------------------------------------------------------------
 
     def _left(self) -> float | None:
         """Seconds of search that are left."""
-        limit = self.options.get("seconds")
+        limit = self.options.seconds
         return None if limit is None else (1 - FINAL_PART) * limit - (time.monotonic() - self.started)
 
     def tell(self, stage: str) -> None:
-        progress = self.options.get("progress")
+        progress = self.options.progress
         if progress is None:
             return
         done, failed = len(self.outcomes), sum(not o.valid for o in self.outcomes)

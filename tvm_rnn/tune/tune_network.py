@@ -71,9 +71,19 @@ def tune(
         ConfigError: an argument is wrong, or the target, the tracker or its devices are not at hand.
         TvmRnnError: the defaults fail, or no device is left; the journal has what was measured till then.
     """
-    from .session import run
+    from .session import SearchOptions, run
 
-    own = {"seconds": seconds, "patience": patience, "precision": precision, "records": records, "seed": seed}
-    more = {"jobs": jobs, "timeout": timeout, "fresh": fresh, "progress": progress}
-    farm = {"rpc_tracker": rpc_tracker, "device_key": device_key}
-    return [run(net, target, steps, batch, trials, **own, **more, **farm).record]
+    options = SearchOptions(
+        seconds=seconds,
+        patience=patience,
+        precision=precision,
+        records=records,
+        seed=seed,
+        jobs=jobs,
+        timeout=timeout,
+        fresh=fresh,
+        rpc_tracker=rpc_tracker,
+        device_key=device_key,
+        progress=progress,
+    )
+    return [run(net, target, steps, batch, trials, options).record]

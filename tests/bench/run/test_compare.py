@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 from pathlib import Path
@@ -135,11 +136,10 @@ def test_files_that_cannot_be_compared(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ends_early_is_an_error_with_its_last_words(tmp_path: Path) -> None:
-    with (
-        compare.started("numpy", str(tmp_path), 1) as worker,
-        pytest.raises(rnn.TvmRnnError, match="numpy ended early"),
-    ):
-        worker.ask({"path": "nowhere.so"})
+    contender = compare.Contender("numpy", None, 1.0)
+    with contextlib.ExitStack() as stack:
+        contender.prepare(stack, str(tmp_path), {"path": "nowhere.so", "threads": 1})
+    assert "numpy ended early" in contender.reason and "nowhere.so" in contender.reason
 
 
 def test_a_peer_that_fails_does_not_stop_the_others(lstm: Any, monkeypatch: pytest.MonkeyPatch) -> None:

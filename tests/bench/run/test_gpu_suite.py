@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,9 @@ from gpu_stand_in import point
 import tvm_rnn as rnn
 from tvm_rnn.bench.peers.gpu import FRAMEWORKS
 from tvm_rnn.bench.run import gpu_suite
-from tvm_rnn.bench.run.gpu_suite import PEERS, Options, read_records, run
+from tvm_rnn.bench.run.gpu_suite import PEERS, Options, run
 from tvm_rnn.bench.suites.gpu import PASSES
+from tvm_rnn.worker_process import WorkerProcess
 
 # Answers like bench/run/gpu_worker.py; what it does at a point is decided by the point's batch.
 STAND_IN = """
@@ -56,7 +56,7 @@ for line in sys.stdin:
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_suite, "COMMAND", [sys.executable, "-c", STAND_IN])
+    monkeypatch.setattr(gpu_suite, "COMMAND", ("-c", STAND_IN))
 
 
 def rows_of(found: list[dict[str, Any]], batch: int) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def test_records_say_what_was_measured_and_are_written_as_they_come(tmp_path: Pa
     points = [point(), point(batch=4)]
     found = run(points, tmp_path, Options(), tmp_path / "r.jsonl", progress=told.append)
     assert [record["kind"] for record in found] == ["facts", *["point"] * 4]
-    assert found == list(read_records(tmp_path / "r.jsonl"))
+    assert found == [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
     row = found[1]
     assert (row["point"], row["cell"], row["hidden"], row["framework"]) == (points[0].name, "lstm", 8, "tvm_rnn")
     assert row["module"] is None  # none was built
@@ -91,8 +91,8 @@ def test_a_configuration_that_ended_two_processes_is_not_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[str] = []
-    start = gpu_suite.Worker._start
-    monkeypatch.setattr(gpu_suite.Worker, "_start", lambda self: started.append("") or start(self))
+    start = WorkerProcess.start
+    monkeypatch.setattr(WorkerProcess, "start", lambda self: started.append("") or start(self))
     found = run([point(batch=9, steps=steps) for steps in (5, 6, 7, 8)], tmp_path, Options(against=("cudnn",)))
     assert [row["config"] for row in found if row.get("framework") == "cudnn"] == ["second"] * 4
     assert len(started) == 3
@@ -160,7 +160,7 @@ def test_wrong_arguments_are_named(tmp_path: Path) -> None:
 
 def test_a_machine_that_cannot_run_them_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = "import json; print(json.dumps({'failed': 'no GPU here'}))"
-    monkeypatch.setattr(gpu_suite, "COMMAND", [sys.executable, "-c", words])
+    monkeypatch.setattr(gpu_suite, "COMMAND", ("-c", words))
     with pytest.raises(rnn.TvmRnnError, match="no GPU here"):
         run([point()], tmp_path, Options())
 

@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tvm_rnn.explain.html import charts
+from tvm_rnn.vega_lite import svg
 
 KERNELS = [{"name": "R @ h", "flops": 1e6, "bytes": 1e5}, {"name": "W @ x", "flops": 1e9, "bytes": 1e6}]
 
@@ -31,21 +32,15 @@ def test_no_kernel_is_above_the_roof() -> None:
     assert points["all of it"]["tflops"] == 5.0 and len(points) == 3
 
 
-def test_the_best_so_far_never_falls() -> None:
-    rows = charts.history([0.9, None, 1.2, 1.1])["data"]["values"]
-    assert [row["best"] for row in rows] == [1.0, 1.0, 1.2, 1.2]
-
-
 @pytest.mark.parametrize(
     "spec",
     [
         charts.roofline(KERNELS, {"memory_tb_s": 2.0, "tflops": 100.0}, 5.0),
         charts.wavefront(charts.turns(2, 3, "wave"), "step"),
         charts.ablation([{"without": "nothing", "us": 1.0}, {"without": "hoist_gemms", "us": 2.0}]),
-        charts.history([0.9, None, 1.2]),
     ],
 )
 def test_charts_become_svg(spec: dict[str, object]) -> None:
     pytest.importorskip("vl_convert")
-    found = ElementTree.fromstring(charts.svg(spec, "a title"))
+    found = ElementTree.fromstring(svg(spec, "a title"))
     assert found.attrib["role"] == "img" and len(list(found.iter("{http://www.w3.org/2000/svg}path"))) > 3

@@ -33,7 +33,7 @@ def fma_gflops(dtype: str, threads: int) -> float:
     function, lanes = _functions(dtype)["fma"], host().lanes(dtype)
     work = FMA_CALL * CHAINS * lanes * 2
 
-    def call_of_thread() -> Callable[[], Any]:
+    def call_of_thread() -> Callable[[], object]:
         x, out = (
             tvm.runtime.tensor(np.full(CHAINS * lanes, 0.5, dtype)),
             tvm.runtime.tensor(np.zeros(CHAINS * lanes, dtype)),
@@ -50,7 +50,7 @@ def read_gbytes(size: int, threads: int) -> float:
     rounds = max(1, size // threads // round_bytes)
     again = max(1, READ_CALL // (rounds * round_bytes))
 
-    def call_of_thread() -> Callable[[], Any]:
+    def call_of_thread() -> Callable[[], object]:
         data = tvm.runtime.tensor(np.ones(rounds * CHAINS * lanes, "float32"))
         out = tvm.runtime.tensor(np.zeros(CHAINS * lanes, "float32"))
         return lambda: function(again, rounds, data, out)
@@ -58,12 +58,12 @@ def read_gbytes(size: int, threads: int) -> float:
     return _rate([call_of_thread() for _ in range(threads)], again * rounds * round_bytes) * 1e-9
 
 
-def _rate(calls: list[Callable[[], Any]], work: int) -> float:
+def _rate(calls: list[Callable[[], object]], work: int) -> float:
     """Work per second of all calls side by side, each in a thread of its own, the best of TRIES."""
     return max(_once(calls, work) for _ in range(TRIES))
 
 
-def _once(calls: list[Callable[[], Any]], work: int) -> float:
+def _once(calls: list[Callable[[], object]], work: int) -> float:
     start, rates = threading.Barrier(len(calls)), [0.0] * len(calls)
 
     def run(number: int) -> None:

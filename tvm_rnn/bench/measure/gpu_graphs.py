@@ -10,9 +10,13 @@ import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-Run = Callable[[], Any]
+if TYPE_CHECKING:
+    import torch
+
+Result = object  # tensors in nested tuples, lists and dicts
+Run = Callable[[], Result]
 # A round of a captured function is at least so long: the two events around it cost about a microsecond.
 ROUND_US = 1000.0
 SMALL_BLOCKS = (1 << 18,) * 32
@@ -25,8 +29,8 @@ class Captured:
     run is kept because the graph uses what it holds: a module's code and weights are unloaded with the module.
     """
 
-    graph: Any
-    result: Any
+    graph: torch.cuda.CUDAGraph
+    result: Result
     run: Run | None = None
 
 
@@ -73,9 +77,11 @@ def rounds_us(graphs: Mapping[str, Captured], rounds: int) -> dict[str, list[flo
     return found
 
 
-def tensors(value: Any) -> Iterator[Any]:
+def tensors(value: Result) -> Iterator[torch.Tensor]:
     """All tensors in nested tuples, lists and dicts."""
-    if hasattr(value, "data_ptr"):
+    import torch
+
+    if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
         for part in value.values():
@@ -85,14 +91,14 @@ def tensors(value: Any) -> Iterator[Any]:
             yield from tensors(part)
 
 
-def poison(result: Any) -> None:
+def poison(result: Result) -> None:
     """Fill floating-point results with NaN, so that an element nobody writes is noticed."""
     for tensor in tensors(result):
         if tensor.is_floating_point():
             tensor.fill_(math.nan)
 
 
-def run_poisoned(run: Run, size: int) -> Any:
+def run_poisoned(run: Run, size: int) -> Result:
     """The function's result, where the memory that torch hands out to it is full of NaN (in any floating type).
 
     size: the bytes that it needs. The allocator keeps blocks of up to 1 MB apart from larger ones: both get NaN.
@@ -117,7 +123,7 @@ def memory_of(run: Run) -> int:
     return int(torch.cuda.max_memory_allocated() - before)
 
 
-def same_bits(one: Any, other: Any) -> bool:
+def same_bits(one: Result, other: Result) -> bool:
     """Whether two results are equal bit for bit, NaN included."""
     import torch
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from tvm_rnn.runtime.runtime import Manifest
 
@@ -18,6 +20,8 @@ from . import cudnn_api as api
 from .models import Problem, Unsupported
 
 if TYPE_CHECKING:
+    import torch
+
     from .gpu import GpuProblem
 
 MODES = {
@@ -68,13 +72,13 @@ class CudnnModel:
         self.cudnn, self.problem, self.point = cudnn, problem, problem.point
         self.algorithm, self.math_type, self.layout = algorithm, math_type, layout
         self.width = dict(self.point.sizes)["P"] if self.point.cell == "lstm_projection" else self.point.hidden
-        self.arguments: list[Any] = []
+        self.arguments: list[api.Argument] = []
 
     @property
     def compiles(self) -> bool:
         return self.algorithm == "PERSIST_DYNAMIC"
 
-    def __call__(self) -> tuple[Any, dict[str, Any]]:
+    def __call__(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         if not self.arguments:
             self.arguments = self._prepare()
         self.cudnn.call("cudnnSetStream", self.cudnn.handle, self._stream())
@@ -87,7 +91,7 @@ class CudnnModel:
         device = self.problem.device
         return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else None
 
-    def _prepare(self) -> list[Any]:
+    def _prepare(self) -> list[api.Argument]:
         """The arguments of cudnnRNNForward."""
         import torch
 
@@ -115,7 +119,7 @@ class CudnnModel:
             *(weights.numel(), weights.data_ptr(), workspace.numel(), workspace.data_ptr(), 0, None),
         ]
 
-    def _descriptor(self) -> Any:
+    def _descriptor(self) -> ctypes.c_void_p:
         point = self.point
         rnn = self.cudnn.descriptor("RNN", self)
         kinds = (api.ALGORITHMS[self.algorithm], MODES[point.cell], api.DOUBLE_BIAS, point.directions - 1)
@@ -125,7 +129,7 @@ class CudnnModel:
         self.cudnn.call("cudnnSetRNNDescriptor_v8", rnn, *kinds, *types, *sizes, None, padded)
         return rnn
 
-    def _data(self, features: int) -> Any:
+    def _data(self, features: int) -> ctypes.c_void_p:
         """What an array [T, B, features] is to cuDNN."""
         point = self.point
         made = self.cudnn.descriptor("RNNData", self)
@@ -134,7 +138,7 @@ class CudnnModel:
         self.cudnn.call("cudnnSetRNNDataDescriptor", made, api.DATA[point.dtype], self.layout, *sizes, lengths, None)
         return made
 
-    def _state(self, width: int) -> Any:
+    def _state(self, width: int) -> ctypes.c_void_p:
         """What an array [L*D, B, width] is to cuDNN."""
         point = self.point
         made = self.cudnn.descriptor("Tensor", self)
@@ -144,20 +148,20 @@ class CudnnModel:
         self.cudnn.call("cudnnSetTensorNdDescriptor", made, api.DATA[point.dtype], 3, *arrays)
         return made
 
-    def _workspace_bytes(self, rnn: Any, x_data: Any) -> int:
+    def _workspace_bytes(self, rnn: ctypes.c_void_p, x_data: ctypes.c_void_p) -> int:
         work, reserve = ctypes.c_size_t(), ctypes.c_size_t()
         sizes = (ctypes.byref(work), ctypes.byref(reserve))
         self.cudnn.call("cudnnGetRNNTempSpaceSizes", self.cudnn.handle, rnn, api.INFERENCE, x_data, *sizes)
         return work.value
 
-    def _bytes(self, count: int) -> Any:
+    def _bytes(self, count: int) -> torch.Tensor:
         import torch
 
         return torch.zeros(count, dtype=torch.uint8, device=self.problem.device)
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
-    def _weights(self, rnn: Any) -> Any:
+    def _weights(self, rnn: ctypes.c_void_p) -> torch.Tensor:
         """cuDNN's weight space with our weights in it, as bytes."""
         point, net = self.point, self.problem.net
         size = ctypes.c_size_t()
@@ -177,7 +181,14 @@ class CudnnModel:
                     self._put(rnn, space, (at, PROJECTION), ours.weight("W_P", layer, direction), None)
         return space
 
-    def _put(self, rnn: Any, space: Any, which: tuple[int, int], matrix: Any, bias: Any) -> None:
+    def _put(
+        self,
+        rnn: ctypes.c_void_p,
+        space: torch.Tensor,
+        which: tuple[int, int],
+        matrix: np.ndarray,
+        bias: np.ndarray | None,
+    ) -> None:
         """One matrix, with its bias, to where cuDNN wants it. which: layer and direction, number of the product."""
         places = (ctypes.c_void_p(), ctypes.c_void_p())
         of_matrix, of_bias = zip(self.shapes, map(ctypes.byref, places), strict=True)
@@ -187,7 +198,7 @@ class CudnnModel:
             if value is not None:
                 self._copy(shape, place.value, space, self.problem.put(value))
 
-    def _copy(self, descriptor: Any, address: int | None, space: Any, value: Any) -> None:
+    def _copy(self, descriptor: ctypes.c_void_p, address: int | None, space: torch.Tensor, value: torch.Tensor) -> None:
         kind, count = ctypes.c_int(), ctypes.c_int()
         dims, strides = api.integers([0] * 3), api.integers([0] * 3)
         found = (ctypes.byref(kind), ctypes.byref(count), dims, strides)

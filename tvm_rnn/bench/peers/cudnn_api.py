@@ -11,10 +11,9 @@ import ctypes
 import functools
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from ctypes import POINTER, c_int, c_int32, c_size_t, c_uint32, c_void_p
 from pathlib import Path
-from typing import Any
 
 from .models import Unsupported
 
@@ -31,7 +30,7 @@ MOST_LETTERS = 240  # of a reason, for tables' sake
 
 ENUM, OUT = c_int, c_void_p  # OUT: where a function writes a pointer
 INTS, SIZE = POINTER(c_int), POINTER(c_size_t)
-SIGNATURES: dict[str, list[Any]] = {
+SIGNATURES: dict[str, list[type]] = {
     "cudnnCreate": [OUT],
     "cudnnSetStream": [c_void_p, c_void_p],
     "cudnnCreateTensorDescriptor": [OUT],
@@ -67,11 +66,14 @@ SIGNATURES: dict[str, list[Any]] = {
 }
 
 
+Argument = object  # whatever ctypes takes: numbers, addresses, None
+
+
 class CudnnError(Exception):
     """A function of cuDNN failed; the text has its name, status and reason. Never leaves the benchmark."""
 
 
-def integers(values: Any) -> Any:
+def integers(values: Iterable[int]) -> ctypes.Array[c_int]:
     """A C array of ints."""
     values = tuple(values)
     return (c_int * len(values))(*values)
@@ -101,7 +103,7 @@ class Cudnn:
         """Made when it is first asked for; needs a GPU."""
         return self._made("cudnnCreate")
 
-    def call(self, name: str, *arguments: Any) -> None:
+    def call(self, name: str, *arguments: Argument) -> None:
         """Raises Unsupported where cuDNN says that it does not support this, CudnnError for any other failure."""
         status = getattr(self.library, name)(*arguments)
         if not status:

@@ -14,7 +14,10 @@ import signal
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tvm_rnn.bench.measure.gpu_graphs import Run
 from tvm_rnn.bench.suites.gpu import Point
@@ -23,6 +26,9 @@ from tvm_rnn.network.rnn import RNN, weight_name
 from tvm_rnn.oracle.torch_graph import TorchModel
 
 from .models import TORCH_CELLS, Unsupported
+
+if TYPE_CHECKING:
+    import torch
 
 # Sizes of a Triton program's tile (rows of the batch, hidden units, depth): each is a configuration that is timed.
 TRITON_TILES = ((16, 16, 128), (16, 32, 64), (64, 32, 64), (64, 16, 128))
@@ -36,23 +42,23 @@ class GpuProblem:
 
     point: Point
     net: RNN
-    inputs: tuple[Any, ...]
+    inputs: tuple[torch.Tensor, ...]
     module: str | None = None
     compile_seconds: float = 60.0
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> torch.dtype:
         return self.inputs[0].dtype
 
     @property
-    def device(self) -> Any:
+    def device(self) -> torch.device:
         return self.inputs[0].device
 
-    def weight(self, name: str, layer: int, direction: int) -> Any:
+    def weight(self, name: str, layer: int, direction: int) -> torch.Tensor:
         """A weight as torch tensor, in the dtype and on the device of the inputs."""
         return self.put(self.net.weights[weight_name(name, layer, direction)])
 
-    def put(self, array: Any) -> Any:
+    def put(self, array: np.ndarray) -> torch.Tensor:
         import torch
 
         return torch.tensor(array).to(self.device, self.dtype)
@@ -77,7 +83,7 @@ def time_limit(seconds: float) -> Iterator[None]:
     stopped = Unsupported(f"its compiler was stopped after {seconds:g} s")
     late = []
 
-    def stop(_number: int, _frame: Any) -> None:
+    def stop(_number: int, _frame: FrameType | None) -> None:
         late.append(True)
         raise stopped
 
@@ -151,7 +157,7 @@ def prepare_torch(problem: GpuProblem) -> GpuPrepared:
     layer.eval()
     layer.flatten_parameters()
 
-    def run() -> Any:
+    def run() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         y, last = layer(problem.inputs[0])
         states = [state.name for state in net.cell.states]
         return y, dict(zip(states, last if isinstance(last, tuple) else (last,), strict=True))
@@ -228,7 +234,7 @@ def prepare_flashrnn(problem: GpuProblem) -> GpuPrepared:
     R, b = R.reshape(gates, 1, hidden, hidden), b.reshape(gates, 1, hidden)
     x = problem.inputs[0].transpose(0, 1).contiguous()  # its arrays have the batch first
 
-    def run(backend: str, recurrent: Any) -> Any:
+    def run(backend: str, recurrent: torch.Tensor) -> tuple[torch.Tensor, None]:
         product = torch.nn.functional.linear(x, W.reshape(-1, point.input))
         product = product.reshape(point.batch, point.steps, gates, 1, hidden)
         # Without dtype it computes in bfloat16, whatever it is given.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,7 +17,11 @@ from tvm_rnn.runtime.runtime import load
 
 from .models import TORCH_CELLS, NumpyModel, Problem, Unsupported, net_of, onnx_model, openvino_requests, torch_weights
 
-Step = Callable[[int], Any]
+if TYPE_CHECKING:
+    import torch
+    from onnxruntime import InferenceSession
+
+Step = Callable[[int], object]  # y [B, H], in the framework's own form
 WARM_UP = 0.1  # of a round's seconds
 LEAST = 2000  # calls of a round: of fewer there is no 99.9th percentile
 
@@ -41,13 +45,13 @@ def stream_tvm_rnn(problem: Problem) -> Streams:
     out = (y, state)
     held: dict[str, Any] = {"state": None}
 
-    def into(t: int) -> Any:
+    def into(t: int) -> np.ndarray:
         if t == 0:
             for array, first in zip(_flat(state), _flat(module.init_state(problem.batch)), strict=True):
                 array[...] = first
         return module.step(steps[t], state, out=out)[0]
 
-    def anew(t: int) -> Any:
+    def anew(t: int) -> np.ndarray:
         y, held["state"] = module.step(steps[t], held["state"] if t else None)
         return y
 
@@ -79,8 +83,8 @@ def stream_torch(problem: Problem) -> Streams:
     first = (zeros, zeros) if kind == "LSTM" else zeros
     held: dict[str, Any] = {}
 
-    def runner(model: Any, threads: int, onednn: bool) -> Step:
-        def step(t: int) -> Any:
+    def runner(model: torch.nn.Module, threads: int, onednn: bool) -> Step:
+        def step(t: int) -> object:
             if torch.get_num_threads() != threads:
                 torch.set_num_threads(threads)
             with torch.inference_mode(), torch.backends.mkldnn.flags(enabled=onednn):
@@ -100,15 +104,17 @@ def stream_torch(problem: Problem) -> Streams:
         if layers == 1:
             cell = getattr(torch.nn, f"{kind}Cell")(x.shape[-1], problem.hidden_size, dtype=x.dtype, **options)
             cell.load_state_dict({name.removesuffix("_l0"): value for name, value in weights.items()})
-            runs[f"cell, {label}"] = _torch_cell(torch, cell.eval(), x, zeros[0], threads)
+            runs[f"cell, {label}"] = _torch_cell(cell.eval(), x, zeros[0], threads)
     return Streams(torch.__version__, runs)
 
 
-def _torch_cell(torch: Any, cell: Any, x: Any, zeros: Any, threads: int) -> Step:
+def _torch_cell(cell: torch.nn.RNNCellBase, x: torch.Tensor, zeros: torch.Tensor, threads: int) -> Step:
+    import torch
+
     pair = isinstance(cell, torch.nn.LSTMCell)
     held: dict[str, Any] = {}
 
-    def step(t: int) -> Any:
+    def step(t: int) -> object:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         with torch.inference_mode():
@@ -133,16 +139,16 @@ def stream_onnxruntime(problem: Problem) -> Streams:
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         label = f"{threads} thread{'s' * (threads > 1)}"
-        runs |= {f"bound, {label}": _ort_bound(ort, session, problem), f"run, {label}": _ort_run(session, problem)}
+        runs |= {f"bound, {label}": _ort_bound(session, problem), f"run, {label}": _ort_run(session, problem)}
     return Streams(ort.__version__, runs)
 
 
-def _ort_run(session: Any, problem: Problem) -> Step:
+def _ort_run(session: InferenceSession, problem: Problem) -> Step:
     x, names = problem.x, [item.name for item in session.get_inputs()][1:]
     zeros = {item.name: np.zeros(item.shape, x.dtype) for item in session.get_inputs()[1:]}
     held: dict[str, Any] = {}
 
-    def step(t: int) -> Any:
+    def step(t: int) -> object:
         y, *after = session.run(None, {"x": x[t : t + 1], **(held if t else zeros)})
         held.update(zip(names, after, strict=True))
         return y[0]
@@ -150,8 +156,10 @@ def _ort_run(session: Any, problem: Problem) -> Step:
     return step
 
 
-def _ort_bound(ort: Any, session: Any, problem: Problem) -> Step:
+def _ort_bound(session: InferenceSession, problem: Problem) -> Step:
     """Two sets of states that take turns: each step reads one and writes the other."""
+    import onnxruntime as ort
+
     x, items = problem.x, session.get_inputs()
     y = np.zeros((1, problem.batch, session.get_outputs()[0].shape[-1]), x.dtype)
     given = ort.OrtValue.ortvalue_from_numpy(x[:1].copy())  # it shares the memory
@@ -168,7 +176,7 @@ def _ort_bound(ort: Any, session: Any, problem: Problem) -> Step:
             binding.bind_ortvalue_output(item.name, value)
         bindings.append(binding)
 
-    def step(t: int) -> Any:
+    def step(t: int) -> object:
         if t == 0:
             for value, zero in zip(states[0], zeros, strict=True):
                 value.update_inplace(zero)
@@ -195,7 +203,7 @@ def stream_openvino(problem: Problem) -> Streams:
         for index, array in enumerate((y, *after)):
             request.set_output_tensor(index, ov.Tensor(array, shared_memory=True))
 
-        def step(t: int) -> Any:
+        def step(t: int) -> object:
             given[...] = x[t : t + 1]
             for state, value in zip(states, after, strict=True):
                 state[...] = value if t else 0
@@ -215,7 +223,7 @@ def stream_numpy(problem: Problem) -> Streams:
     model, inputs = NumpyModel(problem), [*problem.inputs.values()]
     held: dict[str, Any] = {}
 
-    def step(t: int) -> Any:
+    def step(t: int) -> object:
         y, held["state"] = model.run([a[t : t + 1] for a in inputs], held["state"] if t else None)
         return y[0]
 
@@ -243,7 +251,7 @@ def whole(step: Step, steps: int) -> np.ndarray:
     return np.stack([np.array(step(t)) for t in range(steps)])
 
 
-def latencies(step: Step, steps: int, seconds: float) -> dict[str, Any]:
+def latencies(step: Step, steps: int, seconds: float) -> dict[str, float | list[float]]:
     """Seconds of one call: the median, and the 99th and 99.9th percentile as "tail"; of at least LEAST calls."""
     clock, found = time.perf_counter_ns, list[int]()
     started, warm = clock(), int(seconds * WARM_UP * 1e9)

@@ -7,11 +7,15 @@ sums and the memory cell stay in float32. The product of the inputs is one call 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .gpu import GpuProblem
 
 
 @triton.jit
@@ -127,13 +131,15 @@ def _elman(
     tl.store(out + place, _tanh(state).to(out.dtype.element_ty), mask=inside)
 
 
+Weights = tuple[Tensor, Tensor, Tensor, Tensor]  # W, R, b and the bias of the recurrent product
+Tile = tuple[int, int, int]  # rows, units, depth
 CELLS = {"lstm": (_lstm, 4), "gru": (_gru, 3), "elman": (_elman, 1)}
 
 
 class TritonModel:
     """A network of one of CELLS: `model((rows, units, depth))` -> (y [T, B, D*H], None)."""
 
-    def __init__(self, problem: Any) -> None:
+    def __init__(self, problem: GpuProblem) -> None:
         self.problem, self.point = problem, problem.point
         self.kernel, self.gates = CELLS[self.point.cell]
         self.mode = "ieee" if self.point.precision == "float32" else "tf32"
@@ -142,19 +148,19 @@ class TritonModel:
             for layer in range(self.point.layers)
         ]
 
-    def _weights(self, layer: int, direction: int) -> tuple[Any, Any, Any, Any]:
+    def _weights(self, layer: int, direction: int) -> Weights:
         W, R, b = (self.problem.weight(name, layer, direction) for name in "WRb")
         extra = self.problem.weight("b_R", layer, direction) if self.point.cell == "gru" else b.reshape(-1)
         return W.reshape(-1, W.shape[-1]), R.contiguous(), b.reshape(-1), extra
 
-    def __call__(self, tile: tuple[int, int, int]) -> tuple[Any, None]:
+    def __call__(self, tile: Tile) -> tuple[Tensor, None]:
         x = self.problem.inputs[0]
         for directions in self.layers:
             parts = [self._layer(x, weights, index, tile) for index, weights in enumerate(directions)]
             x = torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
         return x, None
 
-    def _layer(self, x: Any, weights: tuple[Any, Any, Any, Any], direction: int, tile: tuple[int, int, int]) -> Any:
+    def _layer(self, x: Tensor, weights: Weights, direction: int, tile: Tile) -> Tensor:
         W, R, b, extra = weights
         steps, batch = x.shape[:2]
         hidden, (m, n, k) = self.point.hidden, tile

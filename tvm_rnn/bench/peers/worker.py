@@ -22,11 +22,12 @@ import numpy as np
 
 from tvm_rnn.oracle.torch_graph import TorchModel
 from tvm_rnn.runtime.runtime import load, read_container
+from tvm_rnn.worker_process import Reply, Request, channel
 
 from . import streaming as peers_stream
 from .models import TORCH_CELLS, NumpyModel, Problem, Unsupported, net_of, onnx_model, openvino_requests, torch_weights
 
-Run = Callable[[], Any]  # one pass over all steps; the result is y [T, B, D*H] in the framework's own form
+Run = Callable[[], object]  # one pass over all steps; the result is y [T, B, D*H] in the framework's own form
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def prepare_torch(problem: Problem) -> Prepared:
     layer.load_state_dict({name: torch.from_numpy(value) for name, value in torch_weights(problem).items()})
     layer.eval()
 
-    def run(onednn: bool, threads: int) -> Any:
+    def run(onednn: bool, threads: int) -> torch.Tensor:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         with torch.inference_mode(), torch.backends.mkldnn.flags(enabled=onednn):
@@ -111,7 +112,7 @@ def _in_torch(problem: Problem, compiled: bool) -> Prepared:
     wrap = partial(torch.compile, dynamic=False, fullgraph=True) if compiled else None
     model = TorchModel(net, inputs[0].dtype, inputs[0].device, wrap)
 
-    def run(threads: int) -> Any:
+    def run(threads: int) -> torch.Tensor:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
         with torch.inference_mode():
@@ -188,7 +189,7 @@ def median_seconds(run: Run, seconds: float) -> float:
     return statistics.median(times)
 
 
-def read_problem(request: Mapping[str, Any]) -> Problem:
+def read_problem(request: Request) -> Problem:
     """The problem that bench/run/compare.py wrote: path: a module's file; inputs: .npy files by name, in order;
     threads."""
     manifest, weights = read_container(request["path"])
@@ -196,7 +197,7 @@ def read_problem(request: Mapping[str, Any]) -> Problem:
     return Problem(request["path"], manifest, weights, inputs, request["threads"])
 
 
-def serve(name: str, requests: Iterator[str], reply: Callable[[dict[str, Any]], None]) -> None:
+def serve(name: str, requests: Iterator[str], reply: Callable[[Reply], None]) -> None:
     """Answer requests, one line of JSON each: the first prepares, every other times one configuration."""
     request = json.loads(next(requests))
     results = {}
@@ -218,12 +219,6 @@ def serve(name: str, requests: Iterator[str], reply: Callable[[dict[str, Any]], 
         reply(timed)
 
 
-def main() -> None:
-    """Serve on stdin and stdout. What the framework itself prints goes to stderr."""
-    with os.fdopen(os.dup(1), "w") as channel:
-        os.dup2(2, 1)
-        serve(sys.argv[1], sys.stdin, lambda answer: print(json.dumps(answer), file=channel, flush=True))
-
-
 if __name__ == "__main__":
-    main()
+    with channel() as answer:
+        serve(sys.argv[1], sys.stdin, answer)

@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ INDEX = "index.json"
 ASIDE = ("bench", "cli", "console", "gpu_", "peer", "reference", "show", "suites", "tables", "tolerance", "torch_model")
 SUFFIXES = (".py", ".c", ".h", ".cu")
 Progress = Callable[[str], None]
+Row = dict[str, Any]
 
 
 @functools.cache
@@ -68,10 +69,10 @@ def _file_name(network: Point, sizes: Sequence[int]) -> str:
     return f"{network.network_name}-{hashlib.sha256(key.encode()).hexdigest()[:10]}.so"
 
 
-def _indexed(folder: str) -> dict[str, Any]:
+def _indexed(folder: str) -> Row:
     try:
         with open(os.path.join(folder, INDEX)) as file:
-            rows: dict[str, Any] = json.load(file)
+            rows: Row = json.load(file)
             return rows
     except (OSError, ValueError):
         return {}
@@ -86,7 +87,7 @@ def build(
     jobs: int | None = None,
     limit: float = 600.0,
     progress: Progress | None = None,
-) -> dict[str, Any]:
+) -> Row:
     """Compile the networks of the points to a folder. Returns their part of its index: {name: {"file", "reason", ...}}.
 
     every: all points of the suite, whose batch sizes a module is made for (default: points). jobs: compilations at a
@@ -118,18 +119,16 @@ def build(
     return {name: index[name] for name in names}
 
 
-def _write(folder: str | os.PathLike[str], index: Mapping[str, Any]) -> None:
+def _write(folder: str | os.PathLike[str], index: Row) -> None:
     path = os.path.join(folder, INDEX)
     with open(f"{path}.tmp", "w") as file:
         json.dump(index, file, indent=1)
     os.replace(f"{path}.tmp", path)
 
 
-def _build(
-    network: Point, sizes: Sequence[int], folder: str | os.PathLike[str], target: str, limit: float
-) -> dict[str, Any]:
+def _build(network: Point, sizes: Sequence[int], folder: str | os.PathLike[str], target: str, limit: float) -> Row:
     """One row of the index."""
-    row: dict[str, Any] = {"file": _file_name(network, sizes), "batches": list(sizes), "target": target}
+    row: Row = {"file": _file_name(network, sizes), "batches": list(sizes), "target": target}
     path = os.path.abspath(os.path.join(folder, row["file"]))
     if os.path.exists(path):
         return {**row, "kept": True}
@@ -161,12 +160,12 @@ def _reason(printed: str, code: int) -> str:
     return (errors or lines or [f"exit code {code}"])[-1][:400]
 
 
-def build_one(request: Mapping[str, Any]) -> None:
+def build_one(request: Row) -> None:
     """Compile one network, as `build` asks for it, and write its file."""
     from tvm_rnn.compiler.compile import compile
 
     point = Point.from_dict(dict(request["network"]))
-    options: dict[str, Any] = {"without": point.without}
+    options: Row = {"without": point.without}
     if point.precision != point.dtype:
         options["precision"] = point.precision
     compile(network(point), request["target"], tuple(request["batches"]), **options).export(request["path"])

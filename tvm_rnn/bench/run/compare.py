@@ -9,27 +9,24 @@ ratio.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tvm_rnn.bench.peers.models import Unsupported, net_of
 from tvm_rnn.bench.peers.worker import FRAMEWORKS
 from tvm_rnn.errors import ConfigError, TvmRnnError, WeightError, message, unknown
-from tvm_rnn.locations import PYTHONPATH
 from tvm_rnn.oracle.reference import reference
 from tvm_rnn.oracle.tolerance import relative_error, tolerance
 from tvm_rnn.runtime.runtime import Manifest, Module, read_container
+from tvm_rnn.worker_process import Lost, Reply, Request, WorkerProcess
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,9 +73,9 @@ class Report:
     """What was measured, and on what: module, cell, sizes, steps, batch, threads, rounds, CPU, versions, load."""
 
     rows: tuple[Row, ...]
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Request = field(default_factory=dict)
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Reply:
         """Ready for json.dumps: {"facts": {...}, "rows": [{...}, ...]}."""
         return {"facts": dict(self.facts), "rows": [asdict(row) for row in self.rows]}
 
@@ -228,13 +225,14 @@ class Contender:
         self.errors: dict[str, float | None] = {}
         self.seconds: dict[str, list[float]] = {}
         self.tails: dict[str, list[list[float]]] = {}
-        self.worker: Worker | None = None
+        self.worker: WorkerProcess | None = None
 
-    def prepare(self, stack: contextlib.ExitStack, folder: str, request: Mapping[str, Any]) -> None:
+    def prepare(self, stack: contextlib.ExitStack, folder: str, request: Request) -> None:
         """Start the process and compare its results. What is wrong with a peer becomes its reason; ours is an error."""
-        worker = stack.enter_context(started(self.name, folder, request["threads"]))
+        worker = process(self.name, folder, request["threads"])
+        stack.callback(worker.end)
         try:
-            answer = worker.ask(request)
+            answer = self._ask(worker, request)
         except TvmRnnError as problem:
             if self.name == OURS:
                 raise
@@ -259,13 +257,20 @@ class Contender:
         else:
             self.worker = worker
 
+    def _ask(self, worker: WorkerProcess, request: Request) -> Reply:
+        """The answer. Raises TvmRnnError, with the last line of what the process printed, where it ended instead."""
+        try:
+            return worker.ask(request)
+        except Lost as reason:
+            raise TvmRnnError(message(f"the benchmark's process of {self.name} ended early", got=str(reason))) from None
+
     def time_once(self, seconds: float) -> None:
         """One round: each configuration once, after a pause in which everyone's threads fall asleep."""
         if self.worker is None:
             return
         for config, found in self.seconds.items():
             time.sleep(SETTLE_SECONDS)
-            answer = self.worker.ask({"config": config, "seconds": seconds})
+            answer = self._ask(self.worker, {"config": config, "seconds": seconds})
             found.append(answer["seconds"])
             self.tails.setdefault(config, []).append(answer.get("tail", []))
 
@@ -295,58 +300,15 @@ def _error(actual: np.ndarray, expected: np.ndarray) -> float:
     return relative_error(actual, expected) if actual.shape == expected.shape else float("inf")
 
 
-class Worker:
-    """A process that answers one request after the other."""
-
-    def __init__(self, name: str, process: subprocess.Popen[str], log: str) -> None:
-        self.name, self.process, self.log = name, process, log
-
-    def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer. Raises TvmRnnError, with the last line of what the process printed, where it ended instead."""
-        stdin, stdout = self.process.stdin, self.process.stdout
-        assert stdin is not None and stdout is not None  # both are pipes
-        line = ""
-        with contextlib.suppress(BrokenPipeError):  # it has ended: stdout says so too
-            stdin.write(json.dumps(dict(request)) + "\n")
-            stdin.flush()
-            line = stdout.readline()
-        if line:
-            answer: dict[str, Any] = json.loads(line)
-            return answer
-        self.process.wait()  # it closes stdout before it says why
-        with open(self.log, errors="replace") as file:
-            printed = [text.strip() for text in file if text.strip()]
-        raise TvmRnnError(
-            message(f"the benchmark's process of {self.name} ended early", got=printed[-1] if printed else "no message")
-        )
-
-
-@contextlib.contextmanager
-def started(name: str, folder: str, threads: int) -> Iterator[Worker]:
-    """A framework's process. It runs in `folder`, so that no file of the user's can stand in for a library."""
-    paths = [PYTHONPATH, *filter(None, [os.environ.get("PYTHONPATH")])]
-    variables = dict.fromkeys(THREAD_VARIABLES, str(threads))
-    log = os.path.join(folder, f"{name}.log")
-    with open(log, "w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tvm_rnn.bench.peers.worker", name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            cwd=folder,
-            env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(paths)},
-        )
-    with process:
-        try:
-            yield Worker(name, process, log)
-        finally:
-            process.kill()  # it holds nothing that would need a farewell
+def process(name: str, folder: str, threads: int) -> WorkerProcess:
+    """A framework's process, which may use so many threads."""
+    environment = dict.fromkeys(THREAD_VARIABLES, str(threads))
+    return WorkerProcess(("-m", "tvm_rnn.bench.peers.worker", name), folder, environment=environment)
 
 
 def run_facts(
     path: str, manifest: Manifest, load: Sequence[float], *, steps: int, batch: int, threads: int, rounds: int
-) -> dict[str, Any]:
+) -> Reply:
     """What a Report of one module is made on: its caption needs all of it."""
     return {
         "module": os.path.basename(path),
@@ -367,7 +329,7 @@ def run_facts(
     }
 
 
-def cpu_facts(threads: int) -> dict[str, Any]:
+def cpu_facts(threads: int) -> Reply:
     """What a run is made on: device, versions, threads."""
     from tvm_rnn import __version__
 
@@ -384,4 +346,4 @@ def _cpu_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
-__all__ = ["PEERS", "Contender", "Report", "Row", "Worker", "check", "compare", "cpu_facts", "run_facts", "started"]
+__all__ = ["PEERS", "Contender", "Report", "Row", "check", "compare", "cpu_facts", "process", "run_facts"]

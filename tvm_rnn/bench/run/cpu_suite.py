@@ -9,15 +9,12 @@ have that every step reads. Those that fit a cache have its rate; the others are
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -30,9 +27,9 @@ from tvm_rnn.passes import pipeline
 from tvm_rnn.target import host
 
 from .compare import OURS, Row, check, compare, cpu_facts
+from .gpu_suite import Record, writing
 
 Progress = Callable[[str], None]
-Record = dict[str, Any]
 STREAM_STEPS = 64  # different inputs, over and over
 
 
@@ -67,14 +64,7 @@ def run(
     tell, found = progress or (lambda text: None), list[Record]()
     sizes, started = batches(every or points), time.monotonic()
     with_peers = beside_peers(points)
-    with contextlib.ExitStack() as stack:
-        file = None if records is None else stack.enter_context(open(records, "w"))
-
-        def write(record: Record) -> None:
-            found.append(record)
-            if file is not None:
-                print(json.dumps(record), file=file, flush=True)
-
+    with writing(found, records) as write:
         write({"kind": "facts", **cpu_facts(threads)})
         for number, point in enumerate(points):
             if options.limit is not None and time.monotonic() - started > options.limit:
@@ -122,7 +112,7 @@ def _measure(point: Point, sizes: Sequence[int], peers: Sequence[str], options: 
         yield {**record, **(shares(everything, ceilings) if row.name == OURS else {})}
 
 
-def _figures(row: Row, steps: int) -> dict[str, Any]:
+def _figures(row: Row, steps: int) -> Record:
     if row.median_us is None:
         return {"framework": row.name, "reason": row.reason}
     timing = {"us_per_step": row.median_us, "us": row.median_us * steps, "spread": row.spread, "config": row.config}

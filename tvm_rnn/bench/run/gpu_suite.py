@@ -11,22 +11,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import queue
-import re
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from tvm_rnn.bench.measure.floors import shares
 from tvm_rnn.bench.suites.gpu import Point, batches, beside_peers
 from tvm_rnn.errors import ConfigError, TvmRnnError, message, unknown
-from tvm_rnn.locations import PYTHONPATH
+from tvm_rnn.worker_process import Ended, Late, Reply, Request, WorkerProcess
 
 from .build_suite import module_file, module_seconds
 
@@ -37,11 +31,11 @@ PEERS = ("torch", "cudnn", "torch-compile", "triton", "flashrnn")
 PATIENCE_SECONDS = 90.0
 # A peer's configuration that has ended so many processes is not tried again: each takes seconds to start.
 MOST_ENDS = 2
-COMMAND = [sys.executable, "-m", "tvm_rnn.bench.run.gpu_worker"]
+COMMAND = ("-m", "tvm_rnn.bench.run.gpu_worker")
 # Where torch.compile and Triton keep what they have compiled.
 CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 Progress = Callable[[str], None]
-Record = dict[str, Any]
+Record = Reply
 
 
 @dataclass(frozen=True)
@@ -105,20 +99,14 @@ def run(
     with_peers = beside_peers(points)
     tell, found = progress or (lambda text: None), list[Record]()
     with contextlib.ExitStack() as stack:
-        file = None if records is None else stack.enter_context(open(records, "w"))
-
-        def write(record: Record) -> None:
-            found.append(record)
-            if file is not None:
-                print(json.dumps(record), file=file, flush=True)
-
+        write = stack.enter_context(writing(found, records))
         # What a peer's compiler left running may still write there at the end.
         folder = tempfile.TemporaryDirectory(prefix="tvm_rnn-bench-", ignore_cleanup_errors=True)
-        worker = Worker(stack.enter_context(folder))
-        stack.callback(worker.stop)
+        worker = process(stack.enter_context(folder))
+        stack.callback(worker.end)
         this = Run(options, write)
         tell("starting")
-        facts = worker.ask({"facts": True}, options.patience)["facts"]
+        facts = ask(worker, {"facts": True}, options.patience)["facts"]
         this.ceilings = facts.get("ceilings") or {}
         write({"kind": "facts", **facts})
         for number, point in enumerate(points):
@@ -131,7 +119,21 @@ def run(
     return found
 
 
-def _measure(this: Run, worker: Worker, point: Point, built: Built, names: Sequence[str]) -> None:
+@contextlib.contextmanager
+def writing(found: list[Record], path: str | os.PathLike[str] | None) -> Iterator[Callable[[Record], None]]:
+    """A function that notes a record, and writes it to a file of lines of JSON at once, if there is to be one."""
+    with contextlib.ExitStack() as stack:
+        file = None if path is None else stack.enter_context(open(path, "w"))
+
+        def write(record: Record) -> None:
+            found.append(record)
+            if file is not None:
+                print(json.dumps(record), file=file, flush=True)
+
+        yield write
+
+
+def _measure(this: Run, worker: WorkerProcess, point: Point, built: Built, names: Sequence[str]) -> None:
     """All records of one point. What ends the process is left out of the next try, with the reason."""
     options = this.options
     skip = {blamed: f"it ended the process at {n} points before" for blamed, n in this.ended.items() if n >= MOST_ENDS}
@@ -147,7 +149,7 @@ def _measure(this: Run, worker: Worker, point: Point, built: Built, names: Seque
     while True:
         patience = min(options.patience + options.compile_seconds, max(1.0, this.left))
         try:
-            rows = worker.ask(request, patience)["rows"]
+            rows = ask(worker, request, patience)["rows"]
             break
         except WorkerEnded as end:
             if this.left <= 0 or end.framework not in names or end.blamed in skip:
@@ -187,90 +189,30 @@ class WorkerEnded(Exception):
         return f"{self.framework}: {self.config}" if self.config else self.framework
 
 
-class Worker:
-    """The process that uses the GPU, started when it is needed and again after it was ended."""
+def process(folder: str, command: Sequence[str] | None = None) -> WorkerProcess:
+    """The process that uses the GPU; command: if it is not the benchmark's.
 
-    def __init__(self, folder: str, command: Sequence[str] = ()) -> None:
-        self.folder, self.command = folder, command
-        self.process: subprocess.Popen[str] | None = None
-        self.lines: queue.Queue[str] = queue.Queue()
-        self.log = os.path.join(folder, "worker.log")
+    Its compilers' caches are its own: peers compile as for the first time, and their seconds say so.
+    """
+    caches = {name: os.path.join(folder, name.lower()) for name in CACHES}
+    return WorkerProcess(command or COMMAND, folder, environment=caches)
 
-    def ask(self, request: Mapping[str, Any], patience: float) -> dict[str, Any]:
-        """The answer. Raises WorkerEnded where the process ended, or said nothing for `patience` seconds.
 
-        Raises TvmRnnError where this machine cannot run benchmarks at all.
-        """
-        process = self.process or self._start()
-        stage, framework, config = "starting", "", ""
-        assert process.stdin is not None  # it is a pipe
-        with contextlib.suppress(BrokenPipeError):  # it has ended: the empty line below says so
-            process.stdin.write(json.dumps(dict(request)) + "\n")
-            process.stdin.flush()
-        while True:
-            try:
-                line = self.lines.get(timeout=patience)
-            except queue.Empty:
-                self.stop()
-                raise WorkerEnded(f"no answer within {patience:.0f} s of {stage}", framework, config) from None
-            if not line:
-                self.stop()
-                raise WorkerEnded(f"the process ended while {stage}: {self._last_words()}", framework, config)
-            answer: dict[str, Any] = json.loads(line)
-            if "failed" in answer:
-                do = "run it on a machine with an NVIDIA GPU, torch for CUDA and apache-tvm-ffi"
-                raise TvmRnnError(message("this machine cannot run GPU benchmarks", got=answer["failed"], do=do))
-            if "stage" not in answer:
-                return answer
+def ask(worker: WorkerProcess, request: Request, patience: float) -> Reply:
+    """The answer, which is waited for as long as a stage begins every `patience` seconds. Raises WorkerEnded where the
+    process ended or was ended for its silence, TvmRnnError where this machine cannot run benchmarks at all."""
+    stage, framework, config = "starting", "", ""
+    try:
+        answer = worker.ask(request, patience)
+        while "stage" in answer:
             stage, framework, config = answer["stage"], answer["framework"], answer.get("config", "")
-
-    def _start(self) -> subprocess.Popen[str]:
-        path = os.pathsep.join([PYTHONPATH, *filter(None, [os.environ.get("PYTHONPATH")])])
-        # Caches of their own: peers compile as for the first time, and their seconds say so.
-        caches = {name: os.path.join(self.folder, name.lower()) for name in CACHES}
-        self.lines = queue.Queue()
-        with open(self.log, "w") as errors:
-            self.process = subprocess.Popen(
-                [*self.command] or COMMAND,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                cwd=self.folder,  # so that no file of the user's can stand in for a library
-                env={**os.environ, **caches, "PYTHONPATH": path},
-            )
-        threading.Thread(target=_read, args=(self.process.stdout, self.lines), daemon=True).start()
-        return self.process
-
-    def _last_words(self) -> str:
-        with open(self.log, errors="replace") as file:
-            printed = [text.strip() for text in file if text.strip()]
-        raised = [text for text in printed if re.match(r"[\w.]*(Error|Exception)\b", text)]
-        return (raised or printed or ["it printed nothing"])[-1]
-
-    def stop(self) -> None:
-        """End the process; the next request starts another."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            for pipe in (self.process.stdin, self.process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
-            self.process = None
-
-
-def _read(stream: Any, lines: queue.Queue[str]) -> None:
-    """Hand on the lines of a process; an empty one when it has ended."""
-    with contextlib.suppress(ValueError, OSError):  # closed from the other side
-        for line in stream:
-            lines.put(line)
-    lines.put("")
-
-
-def read_records(path: str | os.PathLike[str]) -> Iterator[Record]:
-    """The records that a run wrote to a file."""
-    with open(path) as file:
-        for line in file:
-            if line.strip():
-                yield json.loads(line)
+            worker.extend(patience)
+            answer = worker.receive()
+    except Late:
+        raise WorkerEnded(f"no answer within {patience:.0f} s of {stage}", framework, config) from None
+    except Ended as reason:
+        raise WorkerEnded(f"the process ended while {stage}: {reason}", framework, config) from None
+    if "failed" in answer:
+        do = "run it on a machine with an NVIDIA GPU, torch for CUDA and apache-tvm-ffi"
+        raise TvmRnnError(message("this machine cannot run GPU benchmarks", got=answer["failed"], do=do))
+    return answer

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tvm_rnn import __version__
 from tvm_rnn.bench.measure.gpu_graphs import (
     Captured,
+    Result,
     Run,
     capture,
     ceilings,
@@ -40,10 +40,15 @@ from tvm_rnn.errors import TvmRnnError
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.oracle.tolerance import tolerance
 from tvm_rnn.oracle.torch_graph import TorchModel
+from tvm_rnn.worker_process import Reply, Request, channel
+
+if TYPE_CHECKING:
+    import torch
 
 OURS = "tvm_rnn"
 REPEATS = 20
-Tell = Callable[[dict[str, Any]], None]
+Exact = tuple["torch.Tensor", dict[str, Result]]  # y and the state
+Tell = Callable[[Reply], None]
 
 
 @dataclass
@@ -56,13 +61,13 @@ class Contender:
     name: str
     version: str = ""
     reason: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Reply = field(default_factory=dict)
     graphs: dict[str, Captured] = field(default_factory=dict)
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def row(self, steps: int, found: Mapping[str, list[float]]) -> dict[str, Any]:
+    def row(self, steps: int, found: Mapping[str, list[float]]) -> Reply:
         """The record of its best configuration, or of the reason why there is none."""
         facts = {"framework": self.name, "version": self.version, **self.facts}
         if self.left_out:
@@ -97,7 +102,7 @@ class Bench:
         self.network: Point | None = None
         self.net: RNN | None = None
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Reply:
         """The device, versions and measured ceilings."""
         import torch
 
@@ -113,7 +118,7 @@ class Bench:
             "ceilings": ceilings(),
         }
 
-    def measure(self, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def measure(self, request: Request) -> list[Reply]:
         """The records of one point, one per framework, in the order in which they were asked for."""
         import torch
 
@@ -142,7 +147,7 @@ class Bench:
     def _stage(self, stage: str, framework: str, config: str = "") -> None:
         self.tell({"stage": stage, "framework": framework, "config": config})
 
-    def _problem(self, point: Point, request: Mapping[str, Any]) -> GpuProblem:
+    def _problem(self, point: Point, request: Request) -> GpuProblem:
         import torch
 
         dtype = getattr(torch, point.dtype)
@@ -154,7 +159,7 @@ class Bench:
         inputs = [torch.rand(point.steps, point.batch, *shape, **options).mul_(2).sub_(1).to(dtype) for shape in shapes]
         return GpuProblem(point, self.net, tuple(inputs), request["module"], request["compile_seconds"])
 
-    def _oracle(self, problem: GpuProblem) -> Any:
+    def _oracle(self, problem: GpuProblem) -> Exact:
         """(y, state) by the graph in float64, from the weights and inputs that everyone gets."""
         import torch
 
@@ -163,7 +168,7 @@ class Bench:
         with torch.no_grad():
             return model([x.double() for x in problem.inputs])
 
-    def _prepare(self, contender: Contender, problem: GpuProblem, expected: Any, skip: Mapping[str, str]) -> None:
+    def _prepare(self, contender: Contender, problem: GpuProblem, expected: Exact, skip: Mapping[str, str]) -> None:
         """Compare and capture every configuration. What is wrong becomes the contender's reason, or leaves out one."""
         import torch
 
@@ -185,7 +190,7 @@ class Bench:
                     contender.seconds[config] = _first_call(run, problem.compile_seconds)
                 self._check(contender, config, run, expected, limit)
 
-    def _check(self, contender: Contender, config: str, run: Run, expected: Any, limit: float) -> None:
+    def _check(self, contender: Contender, config: str, run: Run, expected: Exact, limit: float) -> None:
         if contender.name == OURS:
             contender.facts["memory_bytes"] = memory = memory_of(run)
             first = run_poisoned(run, memory)
@@ -203,7 +208,7 @@ class Bench:
             return
         contender.graphs[config], contender.errors[config] = captured, (largest, relative)
 
-    def _bytes(self, problem: GpuProblem, expected: Any) -> int:
+    def _bytes(self, problem: GpuProblem, expected: Exact) -> int:
         """What must move through memory at least: inputs, the output and the weights, once each."""
         size = problem.inputs[0].element_size()
         weights = sum(array.size for array in problem.net.weights.values())
@@ -238,11 +243,12 @@ def _first_call(run: Run, limit: float) -> float:
     return time.perf_counter() - started
 
 
-def errors(result: Any, expected: Any) -> tuple[float, float]:
+def errors(result: Result, expected: Exact) -> tuple[float, float]:
     """(max |a - e| / max(1, max |e|), |a - e| / |e| in the Euclidean norm), the worst of y and the states.
 
     A framework that does not give the state is compared by y alone. NaN anywhere gives infinity.
     """
+    assert isinstance(result, tuple)  # as a framework's function gives it
     y, state = result
     pairs = [(y, expected[0])]
     for name in state or {}:
@@ -273,10 +279,9 @@ def serve(requests: Iterator[str], tell: Tell, kind: type[Bench] = Bench) -> Non
 
 
 def main(kind: type[Bench] = Bench) -> None:
-    """Serve on stdin and stdout. What libraries print goes to stderr."""
-    with os.fdopen(os.dup(1), "w") as channel:
-        os.dup2(2, 1)
-        serve(sys.stdin, lambda answer: print(json.dumps(answer), file=channel, flush=True), kind)
+    """Serve on stdin and stdout."""
+    with channel() as tell:
+        serve(sys.stdin, tell, kind)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,14 +22,20 @@ from tvm_rnn.errors import ConfigError, WeightError, message
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.oracle.reference import reference
 from tvm_rnn.runtime.runtime import load, read_container
+from tvm_rnn.worker_process import Reply
 
 from .compare import OURS, SETTLE_SECONDS, Report, Row, run_facts
+
+if TYPE_CHECKING:
+    import torch
 
 CHECKED = 16  # steps that the oracle differentiates: it takes a second per ten steps of large layers
 # Largest relative error of a gradient in the Euclidean norm.
 LIMITS = {"float64": 1e-10, "float32": 1e-3, "float16": 1e-2, "bfloat16": 5e-2}
 SEED = 1  # of the masks of a network with regularisers
-Run = Callable[[], Any]
+Run = Callable[[], object]
+Array = Any  # of NumPy or torch, as the module takes it
+Nested = Any  # gradients, in tuples and dicts
 
 
 def compare_training(
@@ -92,17 +98,17 @@ class _OnCpu:
 
     def __init__(self, path: str, net: RNN, threads: int) -> None:
         self.net, self.threads, self.reason = net, threads, ""
-        self.module: Any = load(path)
+        self.module: Any = load(path)  # one that trains, on a CPU or a GPU
         self._set_threads()
 
     def _set_threads(self) -> None:
         self.module.threads = self.threads
 
-    def facts(self, found: dict[str, Any]) -> dict[str, Any]:
+    def facts(self, found: Reply) -> Reply:
         """With what is known of the device."""
         return found
 
-    def given(self, value: np.ndarray) -> Any:
+    def given(self, value: np.ndarray) -> Array:
         """An array as the module takes it."""
         return value.astype(self.net.dtype)
 
@@ -116,33 +122,33 @@ class _OnCpu:
         expected = reference(self.net, SEED).gradients(dict(zip(names, exact[0], strict=True)), None, exact[1], None)
         return max(_error(a, b) for a, b in zip(_flat(found), _flat(expected), strict=True))
 
-    def _arrays(self, steps: int, batch: int) -> tuple[list[Any], Any]:
+    def _arrays(self, steps: int, batch: int) -> tuple[list[Array], Array]:
         rng = np.random.default_rng(0)
         shapes = [node.shape for node in self.net.layers[0].graph.inputs]
         x = [self.given(rng.uniform(-1, 1, (steps, batch, *shape))) for shape in shapes]
         return x, self.given(rng.uniform(-1, 1, (steps, batch, self.net.output_size)))
 
-    def _forward(self, x: list[Any]) -> Any:
+    def _forward(self, x: list[Array]) -> tuple[Array, Nested, object]:
         seed = {"seed": SEED} if "masks" in self.module.manifest else {}
         return self.module.forward_train(x[0] if len(x) == 1 else tuple(x), **seed)
 
-    def _ours(self, x: list[Any], gy: Any) -> Any:
+    def _ours(self, x: list[Array], gy: Array) -> Nested:
         _, _, tape = self._forward(x)
         return self.module.backward(tape, gy)
 
-    def _torch(self, x: list[Any], gy: Any) -> Run | None:
+    def _torch(self, x: list[Array], gy: Array) -> Run | None:
         """The same by torch.nn; None, and `reason`, where it has no such layer."""
         try:
             import torch
 
-            layer = self._layer(torch)
+            layer = self._layer()
         except (ImportError, ConfigError) as reason:
             self.reason = str(reason).splitlines()[0]
             return None
         leaf = torch.as_tensor(x[0]).clone().requires_grad_(True)
         above = torch.as_tensor(gy)
 
-        def run() -> Any:
+        def run() -> torch.Tensor:
             for value in (leaf, *layer.parameters()):
                 value.grad = None
             y, _ = layer(leaf)
@@ -151,7 +157,9 @@ class _OnCpu:
 
         return run
 
-    def _layer(self, torch: Any) -> Any:
+    def _layer(self) -> torch.nn.Module:
+        import torch
+
         from tvm_rnn.frontends.torch import to_torch_layer
 
         torch.set_num_threads(self.threads)
@@ -193,15 +201,15 @@ class _OnGpu(_OnCpu):
         tf32 = self.module.manifest["precision"] == "tf32"
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = tf32
 
-    def facts(self, found: dict[str, Any]) -> dict[str, Any]:
+    def facts(self, found: Reply) -> Reply:
         versions = {**found["versions"], "torch": self.torch.__version__}
         return {**found, "cpu": self.torch.cuda.get_device_name(), "versions": versions}
 
-    def given(self, value: np.ndarray) -> Any:
+    def given(self, value: np.ndarray) -> Array:
         return self.torch.as_tensor(value, device="cuda").to(getattr(self.torch, self.net.dtype))
 
-    def _layer(self, torch: Any) -> Any:
-        layer = super()._layer(torch).cuda()
+    def _layer(self) -> torch.nn.Module:
+        layer = super()._layer().cuda()
         layer.flatten_parameters()
         return layer
 
@@ -229,12 +237,12 @@ class _OnGpu(_OnCpu):
         return float(first.elapsed_time(last)) * 1e3
 
 
-def plain(value: Any) -> np.ndarray:
+def plain(value: Array) -> np.ndarray:
     """In float64, on the CPU."""
     return np.asarray(value.double().cpu() if hasattr(value, "cpu") else value, np.float64)
 
 
-def _flat(found: Any) -> list[np.ndarray]:
+def _flat(found: Nested) -> list[np.ndarray]:
     """All gradients, in one order."""
     if isinstance(found, dict):
         return [part for name in sorted(found) for part in _flat(found[name])]

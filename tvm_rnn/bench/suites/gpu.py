@@ -16,6 +16,7 @@ from tvm_rnn.errors import ConfigError, message, unknown
 from tvm_rnn.frontends.spec import find_cell
 from tvm_rnn.network.rnn import RNN
 
+Facts = dict[str, Any]  # what JSON says of a point
 # What `compile` calls a precision, and how a point's name and a table abbreviate it.
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "tf32": "tf32", "float32": "fp32", "float64": "fp64"}
 ALL = ("bfloat16", "float16", "tf32", "float32")
@@ -72,18 +73,18 @@ class Point:
         network, _, precision = self.network_name.rpartition("-")
         return f"{network}-b{self.batch}-t{self.steps}-{precision}"
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> Facts:
         """Ready for json.dumps."""
         return asdict(self)
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Facts:
         """What a benchmark's records say of the point, as JSON has it."""
-        facts: dict[str, Any] = json.loads(json.dumps(self.as_dict()))
+        facts: Facts = json.loads(json.dumps(self.as_dict()))
         return {"kind": "point", "point": self.name, **facts}
 
     @staticmethod
-    def from_dict(facts: dict[str, Any]) -> Point:
+    def from_dict(facts: Facts) -> Point:
         """The Point that as_dict made, also after JSON made its tuples lists."""
         pairs = tuple((str(name), int(size)) for name, size in facts["sizes"])
         return Point(**{**facts, "sizes": pairs, "without": tuple(facts["without"])})
@@ -164,7 +165,7 @@ SUITES: dict[str, Callable[[], list[Point]]] = {
 
 def network(point: Point) -> RNN:
     """The point's network, without weights."""
-    sizes: dict[str, Any] = dict(point.sizes)
+    sizes: Facts = dict(point.sizes)
     cell, both = find_cell(point.cell), point.directions == 2
     return RNN(cell, point.input, point.hidden, point.layers, both, point.dtype, **sizes)
 

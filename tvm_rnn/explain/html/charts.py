@@ -1,35 +1,17 @@
-"""The charts of a report, by Vega-Lite: roofline, layers and time, ablation, tuning.
+"""The charts of a report, by Vega-Lite: roofline, layers and time, ablation.
 
-In: facts of an explanation, records of a benchmark, outcomes of tuning. Out: SVG elements, drawn when the page is
-written (by vl-convert, which holds Vega and needs no network), so that the page itself needs no library. Colours are
-the page's: text takes its colour from the style sheet, marks are readable on light and dark.
+In: facts of an explanation, records of a benchmark. Out: specifications, which `vega_lite.py` draws when the page is
+written, so that the page itself needs no library. Colours are the page's: text takes its colour from the style sheet,
+marks are readable on light and dark.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias, TypedDict
+from typing import TypedDict
 
-from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.explain.facts import GroupFacts
-
-BLUE, ORANGE, GREEN, GREY = "#3b82c4", "#e07b39", "#4c9f70", "#888888"
-SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"  # a name that Vega-Lite knows: nothing is fetched
-INK = "currentColor"
-CONFIG = {
-    "background": "transparent",
-    "view": {"stroke": None},
-    "axis": {"labelColor": INK, "titleColor": INK, "domainColor": GREY, "tickColor": GREY, "gridOpacity": 0.25},
-    "legend": {"labelColor": INK, "titleColor": INK},
-    "title": {"color": INK},
-    "text": {"color": INK, "fill": INK},
-    "font": "system-ui, sans-serif",
-}
-WIDTH = 620
-
-
-Spec: TypeAlias = dict[str, object]  # a chart in Vega-Lite's own words
+from tvm_rnn.vega_lite import BLUE, GREY, ORANGE, Spec
 
 
 class AblationRow(TypedDict):
@@ -52,19 +34,6 @@ class Turn(TypedDict):
     turn: int
     layer: int
     tile: int
-
-
-def svg(spec: Spec, title: str) -> str:
-    """A Vega-Lite chart as an SVG element with a title for those who do not see it. Raises ConfigError without
-    vl-convert."""
-    try:
-        import vl_convert
-    except ImportError as reason:
-        do = "pip install 'tvm_rnn[report]'"
-        raise ConfigError(message("the report page needs vl-convert-python", got=str(reason), do=do)) from None
-    whole = {"$schema": SCHEMA, "width": WIDTH, "config": CONFIG, "description": title, **spec}
-    drawn: str = vl_convert.vegalite_to_svg(json.dumps(whole))
-    return drawn.replace("<svg ", '<svg role="img" ', 1)
 
 
 def roofline(kernels: Sequence[GroupFacts], ceilings: Mapping[str, float], measured: float | None) -> Spec:
@@ -143,33 +112,6 @@ def ablation(rows: Sequence[AblationRow]) -> Spec:
         "layer": [
             {"mark": {"type": "bar", "color": BLUE}},
             {"mark": {"type": "text", "align": "left", "dx": 4}, "encoding": {"text": {**value, "format": ".3s"}}},
-        ],
-    }
-
-
-def history(gains: Sequence[float | None]) -> Spec:
-    """Speed over the defaults by trial (None: it failed), and the best so far."""
-    rows, best = list[dict[str, float | None]](), 1.0
-    for number, gain in enumerate(gains, 1):
-        best = max(best, gain or 0.0)
-        rows.append({"trial": number, "gain": gain, "best": best})
-    x = {"field": "trial", "type": "quantitative", "title": "trial"}
-    scale = {"zero": False}
-    return {
-        "height": 220,
-        "data": {"values": rows},
-        "layer": [
-            {
-                "mark": {"type": "point", "filled": True, "color": ORANGE},
-                "encoding": {"x": x, "y": {"field": "gain", "type": "quantitative", "scale": scale}},
-            },
-            {
-                "mark": {"type": "line", "interpolate": "step-after", "color": BLUE},
-                "encoding": {
-                    "x": x,
-                    "y": {"field": "best", "type": "quantitative", "title": "speed over the defaults", "scale": scale},
-                },
-            },
         ],
     }
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from tvm_rnn.decisions import DecisionFacts
 from tvm_rnn.explain.facts import ExplanationFacts, KernelFacts, NetworkFacts, PassFacts
 from tvm_rnn.explain.text import cpu_text, in_turn_text, percent, phase_text, subject_text, text
+from tvm_rnn.tune.plot import history as trials
+from tvm_rnn.vega_lite import Spec, svg
 
 from . import charts
 from .drawing import draw
@@ -48,7 +50,7 @@ def page(
             _chart(charts.ablation(ablation), "time without each pass"),
         ]
     if history:
-        body += [_h2("tuning", "Tuning"), _chart(charts.history(history), "speed over the defaults by trial")]
+        body += [_h2("tuning", "Tuning"), _chart(trials(history), "speed over the defaults by trial")]
     for number, net in enumerate(looked):
         body += _code(net, number) if net is not None else ()
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
@@ -81,9 +83,9 @@ def _h2(at: str, words: str) -> str:
     return f'<h2 id="{at}">{escape(words)}</h2>'
 
 
-def _chart(spec: charts.Spec, title: str, at: str = "") -> str:
+def _chart(spec: Spec, title: str, at: str = "") -> str:
     own = f' id="{at}"' if at else ""
-    return f'<div class="chart wide"{own}>{charts.svg(spec, title)}</div>'
+    return f'<div class="chart wide"{own}>{svg(spec, title)}</div>'
 
 
 def _network(own: NetworkFacts, net: Looked | None, number: int) -> Iterator[str]:

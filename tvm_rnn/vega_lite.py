@@ -1,0 +1,57 @@
+"""Charts as SVG: Vega-Lite specifications, drawn by vl-convert, which holds Vega and needs no network.
+
+In: a specification, such as `explain/html/charts.py`, `bench/run/plot.py` and `tune/plot.py` make. Out: an SVG element.
+Text and background are those of the page around it; what is to be a file of its own has a background of its own
+(`PAPER`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+
+from .errors import ConfigError, message
+
+Spec = dict[str, object]
+
+BLUE, ORANGE, GREEN, GREY, RED, PURPLE = "#3b82c4", "#e07b39", "#4c9f70", "#888888", "#c44536", "#8d5a97"
+PAPER = {"background": "white", "padding": 16}
+SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"  # a name that Vega-Lite knows: nothing is fetched
+WIDTH = 620
+INK = "currentColor"
+CONFIG = {
+    "background": "transparent",
+    "view": {"stroke": None, "continuousWidth": WIDTH, "discreteWidth": WIDTH},
+    "axis": {"labelColor": INK, "titleColor": INK, "domainColor": GREY, "tickColor": GREY, "gridOpacity": 0.25},
+    "legend": {"labelColor": INK, "titleColor": INK},
+    "title": {"color": INK, "subtitleColor": INK},
+    "text": {"color": INK, "fill": INK},
+    "font": "system-ui, sans-serif",
+}
+
+
+def svg(spec: Mapping[str, object], title: str) -> str:
+    """A chart as an SVG element.
+
+    spec: Vega-Lite, without what all charts share. title: for those who do not see it. Raises ConfigError without
+    vl-convert.
+    """
+    try:
+        import vl_convert
+    except ImportError as reason:
+        do = "pip install 'tvm_rnn[report]'"
+        raise ConfigError(message("charts need vl-convert-python", got=str(reason), do=do)) from None
+    whole = {"$schema": SCHEMA, "config": CONFIG, "description": title, **spec}
+    drawn: str = vl_convert.vegalite_to_svg(json.dumps(whole))
+    return drawn.replace("<svg ", '<svg role="img" ', 1)
+
+
+def check_plot(path: str) -> None:
+    """Whether a chart can be drawn into this file: asked before what it shows is measured. Raises ConfigError."""
+    if not path.endswith(".svg"):
+        raise ConfigError(message("--plot draws one kind of file", got=path, expected="a name ending in .svg"))
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        raise ConfigError(message("--plot: no such folder", got=repr(folder), do="make it first"))
+    svg({"mark": "point"}, "nothing")
