@@ -2,7 +2,10 @@
 #
 # Needed on the machine: python3 (3.10 to 3.12), a C++ compiler, make, and a package index that pip can reach.
 # Variables: PYTHON (the interpreter to make .venv with), JOBS (parallel test processes), PEERS=1 (tests install torch and
-# openvino too), BENCH (arguments of `make bench`), TESTS (what `make test` runs).
+# openvino too), BENCH (arguments of `make bench`), TESTS (files or folders: what `make test` and its like take tests from).
+#
+# Tests have three tiers, by marker. Unmarked: `make test`, minutes, every feature at a tiny size. `broad`: further sizes,
+# dtypes and networks of the same features; continuous integration runs them too. `slow`: long sweeps, `make test-all` alone.
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,6 +15,7 @@ BENCH ?= lstm --input-size 256 --hidden-size 256
 DEMO := tutorials/demo.py
 TORCH := torch==2.13.0
 
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
 TEST_SETUP := $(VENV)/.installed-test $(if $(filter 1,$(PEERS)),$(VENV)/.installed-peers)
 
 # The test files of the names of changed files; all cells share theirs.
@@ -22,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all fast lint format golden docs docs-serve hooks doctor bench clean distclean
+.PHONY: help demo test test-broad test-all fast lint format golden docs docs-serve hooks doctor bench clean distclean
 
 help: ## List these targets
 	@echo "usage: make TARGET"
@@ -31,23 +35,27 @@ help: ## List these targets
 demo: $(VENV)/.installed-demo ## Compile a cell, check it and use it: the tour of this project
 	$(BIN)/python $(DEMO)
 
-test: $(TEST_SETUP) ## Run the tests but the slow ones
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 -m "not slow" $(TESTS)
+test: $(TEST_SETUP) ## Run the quick tests: every feature, in at most five minutes on two cores
+	$(PYTEST) -m "not broad and not slow" $(TESTS)
+
+test-broad: $(TEST_SETUP) ## Run what continuous integration runs beyond `make test`
+	$(PYTEST) -m "broad and not slow" $(TESTS)
 
 test-all: $(TEST_SETUP) ## Run every test; with PEERS=1 also those that need torch or openvino
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 $(TESTS)
+	$(PYTEST) $(TESTS)
 
-fast: $(TEST_SETUP) ## Run the tests of what git says is changed, and the house rules
-	$(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 -m "not slow" tests/test_house_rules.py $$($(CHANGED))
+fast: $(TEST_SETUP) ## Run the tests of what git says is changed but the slow ones, and the house rules
+	$(PYTEST) -m "not slow" tests/test_house_rules.py $$($(CHANGED))
 
 golden: $(TEST_SETUP) ## Rewrite the golden texts of the passes; read the difference
 	TVM_RNN_UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/compiler/test_stage_texts.py
 	git --no-pager diff --stat tests/golden
 
-lint: $(VENV)/.installed-test ## Check style and types (ruff, mypy)
+lint: $(VENV)/.installed-test ## Check style and types (ruff, mypy); print the longest files and functions
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@$(BIN)/python tests/longest.py
 
 format: $(VENV)/.installed-test ## Rewrite the sources in the house style
 	$(BIN)/ruff check --fix .

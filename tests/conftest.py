@@ -1,5 +1,41 @@
-"""What holds for every test: schedules are the templates' own, whatever this machine's user has tuned."""
+"""What holds for every test: schedules are the templates' own, whatever this machine's user has tuned; and the tiers:
+which cases of a sweep are quick, and which files have a quick test.
+
+A test is quick (`make test`) unless it is marked `broad` or `slow`. `@pytest.mark.broad_after(2)` leaves the first two
+cases of a parametrised test quick and marks the others `broad`.
+"""
 
 import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
 
 os.environ["TVM_RNN_RECORDS"] = "none"
+LEFT_OUT = ("broad", "slow")  # of `make test`
+FILES = pytest.StashKey[dict[Path, bool]]()
+CASES = pytest.StashKey[Counter[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[FILES] = {}
+    config.stash[CASES] = Counter()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    sweep = item.get_closest_marker("broad_after")
+    quick = not any(map(item.get_closest_marker, LEFT_OUT))
+    if sweep is not None and quick:
+        cases, test = item.config.stash[CASES], item.nodeid.partition("[")[0]
+        cases[test] += 1
+        quick = cases[test] <= sweep.args[0]
+        if not quick:
+            item.add_marker("broad")
+    files = item.config.stash[FILES]
+    files[item.path] = files.get(item.path, False) or quick
+
+
+@pytest.fixture(scope="session")
+def quick_files(request: pytest.FixtureRequest) -> dict[Path, bool]:
+    """Of every collected file: whether one of its tests is quick."""
+    return request.config.stash[FILES]

@@ -107,6 +107,7 @@ GEOMETRIES = {
 USUAL = ("cluster, rows shared, weights in shared memory",)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", [n if n in USUAL else pytest.param(n, marks=pytest.mark.slow) for n in GEOMETRIES])
 def test_a_persistent_geometry_is_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (cell, width, dtype, precision), knobs = GEOMETRIES[name]
@@ -125,6 +126,7 @@ def test_rows_of_odd_lengths(dtype: str, width: int, inputs: int) -> None:
     check(net, emulator.compile(net, batch=[B]), dtype)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("cell", "dtype"), [pytest.param("gru", "float32", marks=pytest.mark.slow), ("lstm", "float64")]
 )
@@ -182,13 +184,14 @@ def test_every_cell_as_chosen(cell: str, precision: str) -> None:
 
 
 WAVES = {
-    "clusters": ("lstm", "bfloat16", None, {"num_layers": 3, "inputs": 16}),
+    "clusters": ("lstm", "bfloat16", None, {"num_layers": 2, "inputs": 16}),
     "clusters of layers of one size": ("gru", "float16", None, {"num_layers": 2, "inputs": 64}),
     "tf32": ("lstm_peephole", "float32", "tf32", {"num_layers": 2, "inputs": 12}),
     "norms of inputs": ("lstm_layer_norm", "bfloat16", None, {"num_layers": 2, "inputs": 24}),
 }
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", ["clusters", *(pytest.param(n, marks=pytest.mark.slow) for n in list(WAVES)[1:])])
 def test_layers_in_a_wave(name: str) -> None:
     cell, dtype, precision, sizes = WAVES[name]
@@ -221,6 +224,7 @@ def test_a_wave_in_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
     check(net, mod, "bfloat16")
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("cell", ["lstm", pytest.param("gru_reset_before", marks=pytest.mark.slow)])
 def test_a_wave_in_strict_float32(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Units that only fill up a block, blocks of K that end early, a slice of rows past the batch."""
@@ -236,6 +240,7 @@ def test_a_wave_in_strict_float32(cell: str, monkeypatch: pytest.MonkeyPatch) ->
     check(net, mod, "float32")
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("cell", "width", "shape"),
     [
@@ -261,6 +266,7 @@ def test_large_steps_in_float32(cell: str, width: int, shape: dict[str, int], mo
     check(net, emulator.compile(net, batch=[B]), "float32")
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("cell", "precision", "shape"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,8 @@ MANY_POSITIONAL = {
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Lint pragmas that may remain, in all: each has a reason beside it. Lower this when one goes.
 PRAGMA_BUDGET = 6
+# Tests that take 20 seconds each: an emulated GPU trains. Those of cuda/ plan and run the same kernels one by one.
+NEVER_QUICK = {"runtime_cuda_training.py"}
 # In brackets, so that this file does not contain what it forbids.
 UNFINISHED = re.compile(r"\b(?:TO[D]O|FIX[M]E|X{3})\b")
 PRAGMA = re.compile(r"#\s*(?:no[q]a|type:\s*ig[n]ore|ruff:|pylint:|mypy:|fmt:)")
@@ -55,13 +58,13 @@ def expect_none(found: list[str]) -> None:
     assert not found, "\n" + "\n".join(found)
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), name(path))
+
+
 def trees(paths: list[Path]) -> Iterator[tuple[Path, ast.Module]]:
-    for path in paths:
-        yield path, ast.parse(path.read_text(), name(path))
-
-
-def functions(tree: ast.Module) -> Iterator[Function]:
-    return (node for node in ast.walk(tree) if isinstance(node, Function))
+    return ((path, tree_of(path)) for path in paths)
 
 
 def imported(path: Path, node: ast.AST) -> list[str]:
@@ -151,12 +154,41 @@ def test_public_functions_and_classes_are_explained() -> None:
     expect_none(bare)
 
 
-def test_every_source_file_has_a_test_of_its_name() -> None:
-    tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+def mirror(source: Path) -> Path:
+    """tests/a/test_b.py of tvm_rnn/a/b.py, tests/schedules/test_x.py of schedules/x.py."""
+    parts = source.relative_to(ROOT).parts
+    folders = parts[1:-1] if parts[0] == "tvm_rnn" else parts[:-1]
+    return ROOT.joinpath("tests", *folders, f"test_{source.name}")
+
+
+@pytest.mark.parametrize(
+    ("source", "test"),
+    [
+        ("tvm_rnn/errors.py", "tests/test_errors.py"),
+        ("tvm_rnn/a/b/c.py", "tests/a/b/test_c.py"),
+        ("schedules/x.py", "tests/schedules/test_x.py"),
+    ],
+)
+def test_the_tests_mirror_the_folders(source: str, test: str) -> None:
+    assert mirror(ROOT / source) == ROOT / test
+
+
+def test_every_source_file_has_a_test_at_the_same_place() -> None:
     exempt = {"__init__.py", "__main__.py"}
     sources = [path for path in PACKAGE if path.name not in exempt and path.parent.name != "cells"]
-    expect_none([name(path) for path in sources if f"test_{path.name}" not in tests])
-    assert "test_cells.py" in tests  # one for all cells
+    expect_none([f"{name(path)}: no {name(mirror(path))}" for path in sources if not mirror(path).is_file()])
+    assert list((ROOT / "tests").rglob("test_cells.py"))  # one for all cells
+
+
+def test_every_test_file_has_a_test_that_make_test_runs(
+    request: pytest.FixtureRequest, quick_files: dict[Path, bool]
+) -> None:
+    """Every one that is the test of a source file, of those that this run has collected. A test that needs a GPU or a
+    framework counts where it is skipped."""
+    if any("::" in argument for argument in request.config.args):
+        pytest.skip("only some tests of a file were asked for")
+    mirrors = {mirror(path) for path in PACKAGE if path.name not in NEVER_QUICK}
+    expect_none([name(path) for path, quick in quick_files.items() if path in mirrors and not quick])
 
 
 def test_nothing_is_left_unfinished() -> None:

@@ -79,6 +79,7 @@ def numbers(dtype: str) -> np.ndarray:
     return drawn.astype(dtype)
 
 
+@pytest.mark.broad_after(1)
 @DTYPES
 def test_functions_of_inputs_states_and_weights(dtype: str) -> None:
     values = numbers(dtype)
@@ -100,6 +101,7 @@ def test_functions_of_inputs_states_and_weights(dtype: str) -> None:
                 assert (error / unit)[worst] <= max(ULP[name], 0.5), (name, source, values[finite][worst])
 
 
+@pytest.mark.broad_after(1)
 @DTYPES
 def test_functions_of_two(dtype: str) -> None:
     """All pairs of special values: between an input and a state, and between an input and a weight."""
@@ -146,6 +148,7 @@ def reduced(dtype: str) -> tuple[rnn.RNN, rnn.Module]:
     return net, rnn.compile(net)
 
 
+@pytest.mark.broad_after(9)
 @DTYPES
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [(0,), (18,), (3, 18)], ids=str)
@@ -166,6 +169,7 @@ def test_products_and_reductions(dtype: str, value: float, place: tuple[int, ...
         assert np.isfinite(y[0, [0, 2]]).all() or where.endswith("_l0")
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", ["lstm", "gru", "gru_reset_before", "slstm", "lstm_layer_norm"])
 def test_special_values_in_a_cell(name: str) -> None:
     """In x, in a state and in a weight, at a step in the middle: the same elements as the oracle's become NaN."""

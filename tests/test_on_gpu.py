@@ -63,6 +63,7 @@ def test_torch(module: Any, x: Any, precision: str) -> None:
     check(again, x, precision, state={name: plain(value) for name, value in state.items()})
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(("cell", "hidden"), [("lstm", 40), ("gru_reset_before", 96), ("lstm", 1024), ("lstm", 2560)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_weights_in_8_bits(cell: str, hidden: int, dtype: str) -> None:

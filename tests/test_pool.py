@@ -134,14 +134,29 @@ def test_pool_resize_refuses_what_is_not_a_number_of_threads(library: Any) -> No
     assert library.pool_resize(10**9) == 256
 
 
-def test_the_size_comes_from_the_environment_or_the_affinity_mask(path: Path) -> None:
-    code = "print(library.pool_size())"
-    mask = str(min(256, len(os.sched_getaffinity(0))))
-    assert run_python(code, path) == mask
-    assert run_python(code, path, OMP_NUM_THREADS="5,2") == "5"
-    assert run_python(code, path, OMP_NUM_THREADS="5", TVM_RNN_NUM_THREADS="3") == "3"
-    assert run_python(code, path, TVM_RNN_NUM_THREADS="many") == mask
-    assert run_python("os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n" + code, path) == "1"
+MASK = str(min(256, len(os.sched_getaffinity(0))))
+
+
+@pytest.mark.broad_after(3)
+@pytest.mark.parametrize(
+    ("environment", "size"),
+    [
+        ({}, MASK),
+        ({"OMP_NUM_THREADS": "5", "TVM_RNN_NUM_THREADS": "3"}, "3"),
+        ({"OMP_NUM_THREADS": "5,2"}, "5"),
+        ({"TVM_RNN_NUM_THREADS": "many"}, MASK),
+    ],
+)
+def test_the_size_comes_from_the_environment_or_the_affinity_mask(
+    path: Path, environment: dict[str, str], size: str
+) -> None:
+    assert run_python("print(library.pool_size())", path, **environment) == size
+
+
+@pytest.mark.broad
+def test_a_mask_of_one_cpu_gives_a_pool_of_one(path: Path) -> None:
+    code = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nprint(library.pool_size())"
+    assert run_python(code, path) == "1"
 
 
 def test_fork_while_the_pool_is_busy(path: Path) -> None:
@@ -170,6 +185,7 @@ def test_fork_while_the_pool_is_busy(path: Path) -> None:
     assert run_python(code, path) == "done"
 
 
+@pytest.mark.broad
 def test_one_pool_for_all_modules_of_a_process(path: Path, tmp_path: Path) -> None:
     second = Tiny(layers=2).write(tmp_path / "second.so")
     code = """
@@ -211,20 +227,29 @@ def test_the_pool_outlives_the_module_that_provides_it(path: Path, tmp_path: Pat
     assert run_python(code, path, second) == "done"
 
 
-def test_an_idle_process_uses_no_cpu(path: Path) -> None:
+def test_idle_workers_sleep_until_they_are_woken(path: Path) -> None:
+    """Threads that sleep do not run: the operating system never switches to them."""
     code = """
     import time
     library.pool_resize(8)
     for _ in range(200):
         library.probe(8, 0, -1, 0, 10)
-    time.sleep(0.05)
-    before = time.process_time()
-    time.sleep(1)
-    print(time.process_time() - before)
+    workers = {int(task) for task in os.listdir("/proc/self/task")} - {os.getpid()}
+    def switches():
+        lines = [line for task in workers for line in open(f"/proc/self/task/{task}/status")]
+        asleep = [line.split()[1] == "S" for line in lines if line.startswith("State")]
+        return all(asleep), sum(int(line.split()[1]) for line in lines if "voluntary_ctxt_switches" in line)
+    before, now = None, switches()
+    while not now[0] or now != before:  # those that have not lain down yet
+        time.sleep(0.1)
+        before, now = now, switches()
+    time.sleep(0.5)
+    print(len(workers) >= 7, switches() == now)
     """
-    assert float(run_python(code, path)) < 0.02
+    assert run_python(code, path) == "True True"
 
 
+@pytest.mark.broad
 def test_workers_leave_signals_to_the_main_thread(path: Path) -> None:
     code = """
     import signal, time

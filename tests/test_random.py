@@ -96,6 +96,7 @@ def every_stage_is_the_oracle(cell: Equations, without: set[str]) -> None:
         assert max(relative_error(end[n], final[n]) for n in final) < 1e-12, stage
 
 
+@pytest.mark.broad
 @examples(200, same=True)
 @given(cell=equations(), without=PASSES)
 def test_every_stage_keeps_the_meaning(cell: Equations, without: set[str]) -> None:

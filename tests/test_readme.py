@@ -39,6 +39,7 @@ def call(folder: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.broad
 def test_the_python_runs_in_order_and_prints_what_is_said(tmp_path: Path) -> None:
     (tmp_path / "readme.py").write_text("\n".join(PYTHON))
     said = "".join(text for language, text in BLOCKS if language == "text")
@@ -46,6 +47,7 @@ def test_the_python_runs_in_order_and_prints_what_is_said(tmp_path: Path) -> Non
     assert call(tmp_path, "readme.py") == said
 
 
+@pytest.mark.broad
 def test_the_torch_layer_trains(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (program,) = TORCH_PYTHON
@@ -55,6 +57,7 @@ def test_the_torch_layer_trains(tmp_path: Path) -> None:
     assert (tmp_path / "gru.so").exists()
 
 
+@pytest.mark.broad
 def test_the_commands_run_in_order(tmp_path: Path) -> None:
     """Those of the command line one after the other in one process: starting each costs as much as what it does."""
     ours = [shlex.split(line) for line in COMMANDS if not line.startswith("make ")]

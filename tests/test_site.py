@@ -59,6 +59,7 @@ def site() -> ModuleType:
     return module
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("long", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_code_of_every_page_runs_and_prints_what_is_said(tmp_path: Path, long: bool) -> None:
     pages, expected = [], {}

@@ -53,6 +53,7 @@ def run(layer: Any, x: np.ndarray, state: dict[str, np.ndarray], lengths: Any = 
     return y.numpy(), [e.numpy() for e in (end if isinstance(end, tuple) else (end,))]
 
 
+@pytest.mark.broad_after(2)
 @EVERY_STACK
 @EVERY_CELL
 def test_is_the_layer_of_torch(name: str, layers: int, bidirectional: bool) -> None:
@@ -65,6 +66,7 @@ def test_is_the_layer_of_torch(name: str, layers: int, bidirectional: bool) -> N
         assert_close(list(end.values()), ends, "float32", STEPS)
 
 
+@pytest.mark.broad_after(2)
 @EVERY_CELL
 def test_tensors_go_in_and_come_out(name: str) -> None:
     """As torch's users have them: tensors, also ones that need gradients, are not part of numpy's world."""
@@ -91,6 +93,7 @@ def test_large_layers(name: str, hidden: int, bidirectional: bool) -> None:
         assert_close(list(end.values()), ends, "float32", 100)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("projection", [4, *(pytest.param(p, marks=pytest.mark.slow) for p in (1, 8))])
 def test_projections_of_other_widths(projection: int) -> None:
     net = rnn.RNN(

@@ -106,6 +106,7 @@ def module(name: str) -> ModuleType:
     return found
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in PRINTED])
 def test_it_runs_and_prints_what_matters(name: str, tmp_path: Path) -> None:
     if "gpu" in name:

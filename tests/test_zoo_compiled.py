@@ -1,8 +1,9 @@
 """Every cell of the zoo, compiled, is the oracle: over 200 steps within 1e-5 in float32 and 1e-12 in float64.
 
-Of the sweeps over cells and sizes, those that are not slow take every cell once in float32, and some cells otherwise.
-Sizes include 1, primes, and numbers that are no multiple of a vector. Weights and inputs are as `networks.network`
-draws them: see there for the one cell whose gains are scaled down, because with gains of 1 no float32 follows float64.
+The quick tests take every cell once, at a tiny size. Of the sweeps over cells and sizes, those that are not slow take
+every cell in float32, and some cells otherwise. Sizes include 1, primes, and numbers that are no multiple of a vector.
+Weights and inputs are as `networks.network` draws them: see there for the one cell whose gains are scaled down, because
+with gains of 1 no float32 follows float64.
 """
 
 from __future__ import annotations
@@ -31,11 +32,18 @@ def test_the_tolerance_is_that_of_the_issue() -> None:
     assert TABLE["float32"][0] == (200, 1e-5)
 
 
+@EVERY_CELL
+def test_every_cell_compiles_at_a_tiny_size(name: str) -> None:
+    net, module = compiled(name, 2, 3)
+    check(net, module, 9, 2, **flags(9, 2))
+
+
 def quick(first: bool, name: str, *more: object) -> Any:
     """A case that is slow unless it is among the first of its sweep or the cell is one of QUICK."""
     return pytest.param(name, *more, marks=() if first or name in QUICK else pytest.mark.slow)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(("name", "sizes"), [quick(s == SIZES[0], n, s) for n in NAMES for s in SIZES], ids=str)
 def test_float32(name: str, sizes: tuple[int, int]) -> None:
     net, module = compiled(name, *sizes)
@@ -46,6 +54,7 @@ def test_float32(name: str, sizes: tuple[int, int]) -> None:
         no_state_is_the_initial_one(net, module)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("name", [quick(number % 9 == 0, name) for number, name in enumerate(NAMES)])
 def test_float64(name: str) -> None:
     net, module = compiled(name, 5, 7, dtype="float64")
@@ -62,6 +71,7 @@ def no_state_is_the_initial_one(net: rnn.RNN, module: rnn.Module) -> None:
     assert abs(y - expected).max() < 1e-5
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("number", range(len(STACKS)), ids=["3 layers", "both ways", "3 layers both ways"])
 @pytest.mark.parametrize("third", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 def test_layers_and_directions(number: int, third: int) -> None:

@@ -46,6 +46,7 @@ def test_wrong_words_exit_with_1(tmp_path: Path) -> None:
     assert ".svg" in call("--suite", "blog", "--modules", folder, "--plot", "a.png", code=1)
 
 
+@pytest.mark.broad
 def test_build_compiles_what_was_chosen(tmp_path: Path) -> None:
     folder = str(tmp_path / "modules")
     text = call("--suite", "blog", "--build", folder, "--only", "lstm", "--target", "llvm")
@@ -79,6 +80,7 @@ def test_measuring_prints_a_table_json_or_markdown(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "p.svg").read_text().startswith("<svg")
 
 
+@pytest.mark.broad
 def test_a_suite_without_a_folder_runs_on_this_cpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(suites_cpu.SUITES, "cpu-grid", lambda: list(TINY))
     monkeypatch.setattr(cpu_suite, "ceilings_of", lambda *sizes: {"memory_tb_s": 0.1, "float32_tflops": 0.2})

@@ -169,6 +169,7 @@ def test_compile_says_what_it_wrote(files: Paths, tmp_path: Path) -> None:
     assert any("trace" in name for name in os.listdir(dump))
 
 
+@pytest.mark.broad
 def test_compile_for_training_with_regularisers_and_a_budget(tmp_path: Path) -> None:
     path = str(tmp_path / "trained.so")
     how = ["--training", "--layers", "2", "--dropout", "0.25", "--zoneout", "h=0.1,c=0.05", "--max-bytes", "20k"]
@@ -254,6 +255,7 @@ def test_run_writes_nothing_when_it_fails(lstm: str, files: Paths, tmp_path: Pat
     assert sorted(os.listdir(tmp_path)) == before
 
 
+@pytest.mark.broad
 def test_show_prints_one_stage_or_all() -> None:
     assert "sigmoid" in call("show", "lstm")
     assert "graph lstm backward" in call("show", "lstm", "--stage", "differentiate", "--training")
@@ -297,6 +299,7 @@ def test_inspect_reads_the_manifest_and_runs_nothing(lstm: str, files: Paths) ->
     assert "error: " in call("inspect", files["out"], code=1)
 
 
+@pytest.mark.broad
 def test_bench_prints_a_table_or_json(lstm: str) -> None:
     words = ["bench", lstm, "--against", "numpy", "--steps", "3", "--batch", "2", "--threads", "1", "--rounds", "1"]
     assert "numpy" in call(*words)

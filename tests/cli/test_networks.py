@@ -90,6 +90,7 @@ def test_inspect_says_where_it_is_from_and_what_it_does(folder: Path) -> None:
     assert facts["origin"]["sha256"] and [d["name"] for d in facts["model"]["outputs"]] == ["z0", "h0"]
 
 
+@pytest.mark.broad
 def test_several_networks(folder: Path) -> None:
     done = call("compile", folder / "two.onnx", "-o", folder / "two.so", "--json")
     assert done.exit_code == 0, done.output
@@ -139,6 +140,7 @@ def test_names_of_inputs() -> None:
         name_inputs(["a.npy", "x=b.npy"], ["x", "n"])
 
 
+@pytest.mark.broad
 def test_a_bundle_from_the_command_line(folder: Path, tmp_path: Path) -> None:
     done = call("compile", folder / "m.onnx", "--bundle", tmp_path / "own")
     assert done.exit_code == 0, done.output

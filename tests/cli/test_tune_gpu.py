@@ -93,6 +93,7 @@ def test_measuring_says_what_came_of_it(tmp_path: Path, monkeypatch: pytest.Monk
     assert "1 measured, 1 failed" in run("tune", "--measure", str(tmp_path))
 
 
+@pytest.mark.broad
 def test_where_the_gpu_is_all_of_it_happens_at_once(
     asked: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -34,6 +34,7 @@ def test_one_file_says_what_all_share_once(tmp_path: Path, monkeypatch: pytest.M
         validate(broken)
 
 
+@pytest.mark.broad
 def test_layers_of_one_kind_twice_have_code_of_their_own() -> None:
     """Both networks have the same function names; the constants of each belong to it alone."""
 

@@ -83,6 +83,7 @@ def test_code_stages() -> None:
     assert "TVMBackendAllocWorkspace" not in stages["asm"]
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(("name", "register", "fma"), [("x86-64-v3", "ymm", True), ("x86-64", "xmm", False)])
 def test_code_for_other_instruction_sets(name: str, register: str, fma: bool) -> None:
     asm = dict(stage_texts.stages(net_of("lstm"), name))["asm"]
@@ -90,6 +91,7 @@ def test_code_for_other_instruction_sets(name: str, register: str, fma: bool) ->
     assert ("vfmadd" in asm) == fma
 
 
+@pytest.mark.broad
 def test_code_stages_of_training() -> None:
     stages = dict(stage_texts.stages(rnn.RNN(rnn.cells.elman, 8, 8), "x86-64-v4", training=True))
     for name in ("sequence", "forward_train", "backward", "backward_pack_0", "finish_0"):

@@ -46,6 +46,7 @@ def filled(node: Node, dtype: str, rows: int, batch: int, start: int, keys: np.n
     return result
 
 
+@pytest.mark.broad_after(4)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_masks_are_numpys(shape: tuple[int, ...], dtype: str) -> None:

@@ -49,6 +49,7 @@ def expected(net: rnn.RNN, x: np.ndarray) -> np.ndarray:
     return np.stack(steps)
 
 
+@pytest.mark.broad_after(1)
 @needs_vnni
 @pytest.mark.parametrize(
     ("inputs", "hidden"),
@@ -69,6 +70,7 @@ def test_sums_are_exact(inputs: int, hidden: int) -> None:
         assert relative_error(y, expected(net, x)) < 1e-6
 
 
+@pytest.mark.broad
 @needs_vnni
 def test_what_is_not_finite_makes_its_row_nan_and_no_other() -> None:
     module = rnn.compile(rnn.RNN(linear, 40, 20).init(2), weights="int8_dynamic")
@@ -84,11 +86,11 @@ def test_what_is_not_finite_makes_its_row_nan_and_no_other() -> None:
 )
 def test_cells_in_layers_and_both_directions_are_near_float64(name: str) -> None:
     sizes = {"depth": 2} if name == "rhn" else {}
-    net = rnn.RNN(rnn.cells.get(name), 40, 40, 2, True, **sizes).init(1)
+    net = rnn.RNN(rnn.cells.get(name), 20, 20, 2, True, **sizes).init(1)
     module = rnn.compile(net, weights="int8_dynamic", batch=[1, 4])
     assert module.manifest.weight_dtype == "int8_dynamic"
     for batch in (1, 4, 33):
-        x = np.random.default_rng(batch).uniform(-1, 1, (7, batch, 40)).astype("float32")
+        x = np.random.default_rng(batch).uniform(-1, 1, (7, batch, 20)).astype("float32")
         lengths = 7 - np.arange(batch) % 8
         y, _ = module(x, lengths=lengths)
         assert 1e-5 < relative_error(y, rnn.reference(net)(x, lengths=lengths)[0]) < 2e-2

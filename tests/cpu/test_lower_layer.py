@@ -54,6 +54,7 @@ def tied(x: "H", h: "H", *, W: "H H"):
     return tanh(W @ x + W.T @ h)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("c", [normed, low_rank, tied], ids=lambda c: c.name)
 def test_expressions_of_parameters_are_computed_when_weights_are_loaded(c: rnn.Cell) -> None:
     net = rnn.RNN(c, 19, 19).init(4)

@@ -50,6 +50,7 @@ def test_a_graph_without_tiling_is_refused() -> None:
         Lowering(net, stages["fuse_pointwise"], Options(V4))
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CELLS])
 def test_the_workspace_is_large_enough_and_its_contents_do_not_matter(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -103,6 +104,7 @@ def test_packing_has_no_condition_in_its_loops(width: int) -> None:
     assert "if " not in lowered(rnn.RNN(rnn.cells.lstm, 3, width)).module["pack_0"].script()
 
 
+@pytest.mark.broad_after(2)
 @pytest.mark.parametrize("cell", ["lstm", "min_gru"])
 @pytest.mark.parametrize("layers", [1, 3])
 def test_the_reverse_direction_alone(cell: str, layers: int) -> None:

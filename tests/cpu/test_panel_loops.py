@@ -14,6 +14,7 @@ FEW, MANY = (1, 8, 1), ((1, 1, 1), (1, 4, 1), (2, 2, 1), (4, 4, 1), (8, 8, 1), (
 TILES = [FEW, (4, 1, 1), (8, 2, 1), (4, 4, 2), *(pytest.param(*tile, marks=pytest.mark.slow) for tile in MANY)]
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(("rows", "panels", "broad"), TILES)
 def test_every_tile_with_every_rest(rows: int, panels: int, broad: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def forced(unit: template.Unit, machine: rnn.Target) -> tuple[template.Template, template.Config]:
@@ -33,6 +34,7 @@ def test_every_tile_with_every_rest(rows: int, panels: int, broad: int, monkeypa
         assert_close(state["h"], expected_state["h"], "float32", 3)
 
 
+@pytest.mark.broad
 def test_threads_share_panels_without_changing_a_bit() -> None:
     net = rnn.RNN(rnn.cells.lstm, 40, 130, num_layers=2).init()
     module = rnn.compile(net)

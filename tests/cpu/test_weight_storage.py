@@ -69,6 +69,7 @@ def stored_net(net: rnn.RNN, name: str, matrices: tuple[str, ...]) -> rnn.RNN:
     return again.load(own)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("name", WIDENED)
 @pytest.mark.parametrize(
     ("cell", "matrices"),
@@ -87,6 +88,7 @@ def test_the_oracle_of_stored_weights_agrees(name: str, cell: str, matrices: tup
         assert_close(state, expected(x)[1], "float32", 9)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("name", WIDENED)
 @pytest.mark.parametrize(
     "cell", ["lstm_projection", *(pytest.param(c, marks=pytest.mark.slow) for c in ("lstm_layer_norm", "mlstm", "rhn"))]
@@ -99,6 +101,7 @@ def test_other_cells_are_near_their_float32(name: str, cell: str) -> None:
     assert 0 < error < {"bfloat16": 0.03, "float16": 3e-3, "int8": 0.1}[name]
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("name", WIDENED)
 def test_what_is_not_a_number_stays_in_its_unit(name: str) -> None:
     net = rnn.RNN(rnn.cells.elman, 4, 20).init(0)

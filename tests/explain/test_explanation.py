@@ -131,6 +131,7 @@ def test_regularisers_are_named_and_their_masks_not_kept() -> None:
     assert "in training zoneout h 0.1, c 0.05" in str(explain(net, "x86-64-v4", training=True))
 
 
+@pytest.mark.broad
 def test_training_on_a_gpu_has_a_tape_and_regimes_of_its_own() -> None:
     found = facts(zoo("elman", 64, 2, dtype="float16"), GPU, batch=16, training=True, steps=10)
     own = found["training"]
@@ -164,6 +165,7 @@ def test_by_how_many_bytes_a_geometry_does_not_fit() -> None:
     assert steps["done"] and found["work"][0]["predicted_us"] == pytest.approx(100 * steps["facts"]["predicted_us"])
 
 
+@pytest.mark.broad
 def test_how_much_of_a_large_layer_stays_on_the_chip() -> None:
     found = facts(zoo("gru", 2816, dtype="bfloat16"), GPU, batch=32)
     (taken,) = (row for row in regime(found, "persistent_pooled_cuda") if row["done"])
@@ -186,6 +188,7 @@ def test_why_not_the_faster_regime(net: rnn.RNN, target: str, what: str, why: st
     assert [row["why"] for row in regime(facts(net, target, batch=1), what)] == [why]
 
 
+@pytest.mark.broad
 def test_waves_say_what_they_save() -> None:
     found = facts(zoo("lstm", 128, 3, dtype="bfloat16"), GPU, batch=16)
     (row,) = regime(found, "layers in a wave")

@@ -21,6 +21,7 @@ def planned(**options: Any) -> MemoryPlans:
     return plan_memory(network("lstm", 9, 16, num_layers=2), steps=STEPS, batch=BATCH, **options)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("keep", ["values", pytest.param("states", marks=pytest.mark.slow)])
 def test_a_module_has_the_plans_that_its_network_had(keep: str) -> None:
     net = network("lstm", 9, 16, num_layers=2)

@@ -47,6 +47,7 @@ def test_the_graphs_are_those_that_were_compiled() -> None:
     assert machine.mcpu == own.manifest.target.mcpu and equations_digest(found) == own.manifest.equations
 
 
+@pytest.mark.broad
 def test_options_of_the_compilation_are_kept() -> None:
     net = rnn.RNN(rnn.cells.lstm_projection, 6, [9, 7], 2, True, P=[4, 5])
     own = rnn.compile(net, "x86-64-v3", batch=[3], without=["hoist_gemms"])

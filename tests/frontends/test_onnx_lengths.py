@@ -31,6 +31,7 @@ def scan_of(model: Any) -> tuple[Any, Any]:
     return scan, next(a.g for a in scan.attribute if a.name == "body")
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_lengths_become_the_networks(reverse: bool, tmp_path: Path) -> None:
     """Nothing of them is left in the cell; compiled, it is what ONNX Runtime computes."""
@@ -44,6 +45,7 @@ def test_lengths_become_the_networks(reverse: bool, tmp_path: Path) -> None:
     assert_close(rnn.compile(again).run(feeds), onnx_runtime(model, feeds), "float32", 6)
 
 
+@pytest.mark.broad
 def test_layers_and_directions_compiled(tmp_path: Path) -> None:
     """A network each, with the same lengths."""
     net, model = written(tmp_path / "m.onnx", num_layers=2, bidirectional=True)

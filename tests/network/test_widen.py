@@ -35,6 +35,7 @@ def halves() -> rnn.RNN:
     return net
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_a_cpu_runs_it_in_float32(dtype: str) -> None:
     net, x = network(dtype), np.random.default_rng(0).normal(size=(T, B, WIDTH)).astype("f4")

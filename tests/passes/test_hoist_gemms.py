@@ -145,6 +145,7 @@ def test_what_sums_read_of_inputs_with_masks_is_made_before_the_steps() -> None:
     assert sum(n.random for n in nodes) == 4
 
 
+@pytest.mark.broad
 def test_what_sums_and_the_steps_both_read_stays_in_the_steps() -> None:
     """h * mask is a factor of itself: sums read it and its square, which is not made before what it is made of."""
 

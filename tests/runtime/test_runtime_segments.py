@@ -73,6 +73,7 @@ def check(name: str, steps: int, batch: int, seed: int = 0, **rows: Any) -> None
     assert len(plans) > 2 or steps < 5
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in NETS])
 def test_gradients_under_every_plan_are_the_oracle_s(name: str) -> None:
     check(name, 23, 3)
@@ -141,6 +142,7 @@ def test_the_first_state_may_change_and_x_is_read_again() -> None:
     assert_close(named(*module.backward(tape, case.gy, case.gstate)), expected, net.dtype, 24)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("name", ["lstm", "both", pytest.param("matrix", marks=pytest.mark.slow)])
 def test_the_predicted_peak_is_what_is_measured(name: str) -> None:
     """All that both calls take, with what they return, within 5 %."""
@@ -190,6 +192,7 @@ def test_budgets_that_nothing_fits() -> None:
     gradients(module, case, least)
 
 
+@pytest.mark.broad
 def test_two_directions_go_through_time_each_for_itself() -> None:
     net, module = trained("both")
     case = draw(net, 40, 3)

@@ -54,6 +54,7 @@ def same(a: Any, b: Any) -> None:
             np.testing.assert_array_equal(left, right)
 
 
+@pytest.mark.broad_after(2)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_in_place_and_in_turns_are_what_steps_return(module: Module, batch: int) -> None:
     state, mine = module.init_state(batch), module.init_state(batch)
@@ -86,6 +87,7 @@ def test_arrays_with_gaps_and_other_inputs_are_written_too(module: Module) -> No
     assert not wide[..., 1].any()
 
 
+@pytest.mark.broad
 def test_other_arrays_weights_and_threads_are_noticed() -> None:
     module = rnn.compile(rnn.RNN(rnn.cells.lstm, 7, 33).init(3))
     (x,), state = numbers(module, 1, 1), module.init_state(1)

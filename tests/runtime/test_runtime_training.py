@@ -221,6 +221,7 @@ np.save("y.npy", y)
     assert_close(np.load(tmp_path / "y.npy"), expected, "float32", T)
 
 
+@pytest.mark.broad
 def test_a_budget_from_the_beginning(tmp_path: Path) -> None:
     net = network("elman", 3, 5)
     free: Any = rnn.compile(net, training=True)

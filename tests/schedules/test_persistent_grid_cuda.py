@@ -14,6 +14,7 @@ from tvm_rnn.cuda.persistent import kernel as persistent
 NAME = "persistent_grid_cuda"
 
 
+@pytest.mark.broad_after(9)
 @pytest.mark.parametrize("precision", TENSOR_CORES)
 @pytest.mark.parametrize(("name", "hidden"), [("lstm", 64), ("gru_reset_before", 130), ("lstm", 1024)])
 @pytest.mark.parametrize("batch", [1, 20, 200])
@@ -49,6 +50,7 @@ def test_a_record_is_replayed() -> None:
     assert configured(NAME, unit, {"ahead": other})[0]["ahead"] == other
 
 
+@pytest.mark.broad_after(2)
 @pytest.mark.parametrize(
     ("name", "hidden", "precision", "batch", "ring"),
     [
@@ -72,6 +74,7 @@ def test_many_rows_take_turns_where_one_round_has_no_room() -> None:
     assert team_of(NAME, unit, configured(NAME, unit)[0]).rows == 64
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("precision", TENSOR_CORES)
 def test_kernels_do_not_spill(precision: str, tmp_path: Path) -> None:
     check_spills("lstm", 64, precision, 8, tmp_path, {})

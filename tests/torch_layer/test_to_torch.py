@@ -71,6 +71,7 @@ def curve(layer: Any, optimiser: str, steps: int, **options: Any) -> list[float]
     return losses
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("optimiser", "options"), [("SGD", {"lr": 0.05, "momentum": 0.9}), ("Adam", {"lr": 0.01})], ids=str
 )
@@ -107,6 +108,7 @@ def test_weights_by_torchs_names_are_the_net_s(name: str) -> None:
     assert_close(own(torch.tensor(x))[0].detach(), rnn.reference(net)(x)[0], "float64", T)
 
 
+@pytest.mark.broad
 def test_a_layer_of_torch_and_back() -> None:
     """One without biases has none here either; the net's, which are zeros, take no gradient from it."""
     own = torch.nn.GRU(X, H, bias=False, dtype=torch.float64)

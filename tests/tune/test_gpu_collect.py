@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from persistent_layers import GPU, step
 
 from tvm_rnn.bench.suites.gpu import Point
@@ -48,6 +49,7 @@ def test_the_fastest_becomes_a_record_that_is_found(tmp_path: Path) -> None:
     assert {name: getattr(chosen.team, name) for name in wanted} == wanted
 
 
+@pytest.mark.broad
 def test_a_default_that_was_best_is_a_record_too(tmp_path: Path) -> None:
     measured(tmp_path, [10.0, 11.0])
     (record,) = collect(tmp_path, tmp_path / "records").records

@@ -43,6 +43,7 @@ def test_large_layers_are_tried_step_by_step_with_other_knobs() -> None:
     assert [STEP_BY_STEP, "gemm_cuda"] in templates_of(Point("lstm", 2560, 2560, 8, 64))
 
 
+@pytest.mark.broad
 def test_layers_are_tried_in_waves_and_one_by_one() -> None:
     found = candidates(replace(SMALL, layers=3), GPU, 12)
     shapes = [c.unit["shape"] for one in found for c in one.candidate.choices if c.unit["shape"][0] == "recurrent"]
@@ -126,6 +127,7 @@ def test_plans_are_for_gpus(tmp_path: Path) -> None:
         build_candidates([SMALL], tmp_path / "file" / "plan")
 
 
+@pytest.mark.broad
 def test_a_lean_module_holds_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     from tvm_rnn.cuda.plan import network as plan
     from tvm_rnn.options import Options

@@ -85,6 +85,7 @@ def test_it_answers_on_a_channel_of_its_own(folder: Path, monkeypatch: pytest.Mo
     assert "no NVIDIA GPU" in told[-1]["failed"]
 
 
+@pytest.mark.broad
 def test_without_a_gpu_the_process_says_so() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tvm_rnn.tune.gpu_worker"], input="", capture_output=True, text=True, check=True

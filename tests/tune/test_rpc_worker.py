@@ -66,7 +66,7 @@ def test_a_module_in_another_session_gives_the_same_bits_and_its_time(tmp_path: 
     done = local(tmp_path, "run")
     assert done.returncode == 0, done.stderr[-2000:]
     seconds, inputs, weights = json.loads(done.stdout)
-    assert 0 < seconds < 1 and inputs == 2 and weights  # of each length of x once
+    assert seconds > 0 and inputs == 2 and weights  # of each length of x once
 
 
 @pytest.mark.parametrize(("what", "code"), [("crash", 0), ("hang", 0), ("stop", 7)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -76,13 +75,14 @@ def test_a_framework_without_steps_is_a_reason() -> None:
 
 def test_percentiles_are_of_single_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers_stream, "LEAST", 200)
-    calls = []
+    clock, calls = [0], []
+    monkeypatch.setattr(peers_stream.time, "perf_counter_ns", lambda: clock[0])
 
     def step(t: int) -> np.ndarray:
         calls.append(t)
-        time.sleep(0.01 if t == 0 else 0.0005)
+        clock[0] += 10_000_000 if t == 0 else 500_000
         return np.zeros(1)
 
     found = latencies(step, 50, 0.0)
     assert len(calls) == 200 and calls[:3] == [0, 1, 2]
-    assert 0.0005 < found["seconds"] < 0.005 and 0.01 < found["tail"][0] <= found["tail"][1]
+    assert found["seconds"] == pytest.approx(0.0005) and found["tail"] == pytest.approx([0.01, 0.01])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,7 @@ def check(prepare: Prepare, name: str, num_layers: int, bidirectional: bool, thr
     return prepared
 
 
+@pytest.mark.broad_after(3)
 @pytest.mark.peers
 @pytest.mark.parametrize("name", TORCH_CELLS)
 @pytest.mark.filterwarnings("ignore:TF32 acceleration:UserWarning")
@@ -100,15 +100,17 @@ def test_a_framework_that_is_not_installed_is_a_reason(monkeypatch: pytest.Monke
             peers.FRAMEWORKS[name](problem_of(small("lstm")))
 
 
-def test_the_time_is_the_median_of_at_least_three_calls() -> None:
-    calls: list[float] = []
+def test_the_time_is_the_median_of_at_least_three_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(peers.time, "perf_counter", lambda: clock[0])
+    takes = [1.0, 4.0, 32.0, 2.0, 8.0]  # of which the first warms up
+    left = iter(takes)
 
     def run() -> None:
-        calls.append(time.perf_counter())
-        time.sleep(0.02 if len(calls) == 3 else 0.001)
+        clock[0] += next(left)
 
-    assert 0.0009 < peers.median_seconds(run, 0.0) < 0.015
-    assert len(calls) == 4
+    assert peers.median_seconds(run, 0.0) == 4.0
+    assert list(left) == takes[4:]
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +135,7 @@ def test_the_first_request_prepares_and_the_others_time(name: str, module: str, 
     peers.serve(name, iter(lines), answers.append)
     ready, *times = answers
     assert ready["version"] and list(ready["results"]) == [config]
-    assert all(0 < answer["seconds"] < 1 for answer in times) and len(times) == 2
+    assert all(answer["seconds"] > 0 for answer in times) and len(times) == 2
     expected, _ = rnn.reference(rnn.RNN(rnn.cells.elman, 4, 4).init(seed=1))(np.load(request["inputs"]["x"]))
     assert_close(np.load(ready["results"][config]), expected, "float32", 5)
 

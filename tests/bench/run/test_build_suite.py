@@ -37,6 +37,7 @@ def test_a_point_is_compiled_for_all_batches_of_its_suite(tmp_path: Path) -> Non
     assert os.path.getmtime(path) == written and again[name]["kept"] and again[name]["seconds"] == row["seconds"]
 
 
+@pytest.mark.broad
 def test_one_that_fails_has_a_reason_and_stops_no_other(tmp_path: Path) -> None:
     wrong: Point = point(without=("nothing",))
     index = build([wrong, point("elman")], tmp_path, jobs=2, **CPU)

@@ -49,6 +49,7 @@ def test_a_module_file_beside_numpy(lstm_file: str) -> None:
     assert {"starting numpy", "round 2 of 2"} <= set(told)
 
 
+@pytest.mark.broad
 def test_weights_in_fewer_bits_are_compared_as_such(tmp_path: Path) -> None:
     path = tmp_path / "m.so"
     rnn.compile(rnn.RNN(rnn.cells.lstm, 8, 16).init(0), weights="int8").export(path)
@@ -56,6 +57,7 @@ def test_weights_in_fewer_bits_are_compared_as_such(tmp_path: Path) -> None:
     assert ours.error is not None and 1e-4 < ours.error < 2e-2
 
 
+@pytest.mark.broad
 @pytest.mark.peers
 def test_every_peer_that_is_installed_is_timed_and_agrees(lstm_file: str) -> None:
     report = compare.compare(lstm_file, **QUICK)
@@ -76,6 +78,7 @@ def test_the_report_as_table_and_as_json_says_where_it_was_measured(lstm: Any) -
         assert part in text
 
 
+@pytest.mark.broad
 def test_a_cell_that_a_peer_lacks_is_named_with_the_reason() -> None:
     module = rnn.compile(rnn.RNN(rnn.cells.augru, 4, 8).init(seed=1))
     report = compare.compare(module, ["onnxruntime", "numpy"], **QUICK)
@@ -86,6 +89,7 @@ def test_a_cell_that_a_peer_lacks_is_named_with_the_reason() -> None:
     assert missing.reason in " ".join(printed(report).replace("│", " ").split())
 
 
+@pytest.mark.broad
 def test_a_users_own_cell_is_timed_alone_and_unchecked() -> None:
     @rnn.cell
     def mine(x: "I", h: "H", *, W: "H I"):
@@ -105,6 +109,7 @@ def test_no_ratio_for_a_result_that_differs(lstm: Any, monkeypatch: pytest.Monke
     assert "not timed, its result differs" in numpy.reason
 
 
+@pytest.mark.broad
 def test_a_module_that_is_not_what_its_name_says() -> None:
     @rnn.cell(name="elman_relu")
     def mine(x: "I", h: "H", *, W: "H I", R: "H H", b: "H"):

@@ -42,6 +42,7 @@ def test_a_point_becomes_a_record_of_everyone(tmp_path: Path) -> None:
     assert report.markdown().startswith("| point |") and len(report.cells(report.lines[0])) == len(report.header())
 
 
+@pytest.mark.broad
 def test_peers_run_once_where_passes_alone_differ() -> None:
     points = [replace(TINY, without=PASSES[done:]) for done in (0, len(PASSES))]
     found = run(points, QUICK)
@@ -53,6 +54,7 @@ def test_peers_run_once_where_passes_alone_differ() -> None:
     assert bench_report.report(found).lines[0].us("all passes") == found[2]["us_per_step"]
 
 
+@pytest.mark.broad
 def test_a_point_that_fails_has_the_reason_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     real = cpu_suite.compile
 

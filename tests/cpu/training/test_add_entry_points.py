@@ -79,18 +79,21 @@ def sweep(net: rnn.RNN, module: TrainingModule, monkeypatch: pytest.MonkeyPatch,
     guarded()
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("name", QUICK)
 def test_gradients_are_the_oracle_s(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, module = quick(name)
     sweep(net, module, monkeypatch)
 
 
+@pytest.mark.broad
 def test_states_that_begin_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """An output that is no state; reset rows begin again from other values than 0; a sum over carried gradients."""
     net, module = trained(restless, 10, 5, num_layers=2, bidirectional=True, dtype="float64")
     sweep(net, module, monkeypatch)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("c", "dtype"),
     [
@@ -134,6 +137,7 @@ def test_records_are_used() -> None:
         check(net, module, 20, batch, **flags(20, batch))
 
 
+@pytest.mark.broad
 def test_networks_of_other_frameworks(tmp_path: Path) -> None:
     """The recurrent network trains; the model around it runs as before, also from a file."""
     rnn.to_onnx(network("gru", 3, 5, reverse=True), tmp_path / "gru.onnx")
@@ -170,6 +174,7 @@ def of_parameters(x: "I", h: "H", k: "H", *, W: "H I", U: "H 2", V: "2 H", a: "H
     return h, b, einsum("i,ij->j", h, U @ V) + sum(a * a) * h + b
 
 
+@pytest.mark.broad
 def test_gradients_through_what_parameters_make(monkeypatch: pytest.MonkeyPatch) -> None:
     net, module = trained(of_parameters, 3, 9, dtype="float64")
     sweep(net, module, monkeypatch)
@@ -184,6 +189,7 @@ def test_several_tiles_of_time(rows: tuple[int, int]) -> None:
     check(net, module, steps, batch, **flags(steps, batch))
 
 
+@pytest.mark.broad
 def test_the_number_of_threads_changes_nothing() -> None:
     """Not even the last bit: every element of a sum belongs to one thread."""
     net, module = trained("elman", 140, 150)

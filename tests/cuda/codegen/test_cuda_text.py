@@ -84,6 +84,7 @@ def test_statements_are_the_host_program_alone() -> None:
     assert "class" not in found
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_kernels_for_a_gpu_before_sm_90_are_generated(dtype: str) -> None:
     """TVM runs other passes for them: one did not take the address of a pointer as a number."""
@@ -123,6 +124,7 @@ print("fine")
 """
 
 
+@pytest.mark.broad
 def test_tvm_compiles_no_text_itself_where_its_cuda_runtime_is_loaded(tmp_path: Path) -> None:
     """As on a machine with a GPU. The driver is a stand-in whose functions all fail: nothing may need them."""
     runtime = Path(tvm.__file__).parent / "lib" / "libtvm_runtime_cuda.so"

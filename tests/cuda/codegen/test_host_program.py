@@ -151,6 +151,7 @@ def test_errors_end_the_call(build: Callable[[Program], Built]) -> None:
         built(1, 13)
 
 
+@pytest.mark.broad
 def test_blocks_that_wait_for_each_other_must_fit(build: Callable[[Program], Built]) -> None:
     program, fill = Program(), kernel(resident=True)
     place = program.buffer("x", 100, "float32")

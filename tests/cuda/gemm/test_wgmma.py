@@ -105,12 +105,14 @@ def check(size: str, precision: str, gates: int, width: int, depths: tuple[int, 
         np.testing.assert_allclose(found, expected, rtol=0, atol=2**-8 * np.abs(expected).max())
 
 
+@pytest.mark.broad
 def test_one_tile_of_k_and_several_items_per_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ring runs over the end of an item: all stages that are in it must be announced in the end."""
     few_blocks(monkeypatch, 2)
     check("wide", "bfloat16", 2, 32, (64,), rows=2 * ROWS * 3 - 70, blocks=2)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("size", "precision", "gates", "depths", "blocks"),
     [

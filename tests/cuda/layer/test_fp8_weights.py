@@ -49,6 +49,7 @@ def decoding(precision: str) -> Kernel:
     return write("k", [(name, "uint32") for name in ("codes", "resident", "passing")], [], body, threads=256)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_code_is_decoded_in_every_place(precision: str) -> None:
     """Subnormals, zeros of both signs and 448 among them. No weight has the codes of NaN."""
@@ -94,6 +95,7 @@ def packed(precision: str, given: np.ndarray) -> tuple[np.ndarray, np.ndarray, n
     return scales, words, decoded(wide, precision).reshape(ROWS, DEPTH)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_codes_and_16_bit_weights_are_the_same_numbers(precision: str) -> None:
     given = matrix(precision)
@@ -105,6 +107,7 @@ def test_codes_and_16_bit_weights_are_the_same_numbers(precision: str) -> None:
     assert error[np.abs(given) <= 448 * scales[:, None]].max() <= 2.0**-4
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_row_that_is_not_finite_is_nan(bad: float) -> None:
     given = matrix("float16")
@@ -134,6 +137,7 @@ def e4m3_case(name: str, hidden: int, batch: int, precision: str, **how: Any) ->
     return case
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("name", "hidden", "precision", "geometry"),
     [
@@ -148,6 +152,7 @@ def test_products(name: str, hidden: int, precision: str, geometry: dict[str, An
     check(name, hidden, 11, precision, geometry)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     "geometry", [cluster(2, 8, warps_k=2), pytest.param(grid(2, 16, copied=1), marks=pytest.mark.slow)]
 )
@@ -222,6 +227,7 @@ def test_each_fragment_is_decoded_once_in_each_step() -> None:
         assert text.count(instruction) == 2 * share.kblocks * 2 * made.m_tiles(phase) * 4
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("name", "hidden", "batch", "precision"),
     [

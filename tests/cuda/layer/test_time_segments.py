@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from training_plans import trained
 
 from tvm_rnn.cuda.codegen.host_program import Program
@@ -31,6 +32,7 @@ def test_one_direction_has_no_conditions() -> None:
         assert [line.strip() for line in host.lines] == ["here;"]
 
 
+@pytest.mark.broad
 def test_which_programs_have_them() -> None:
     """Networks that go forward in time need none, reverse ones know what follows, and two directions what lasts."""
     for options, numbers, facts in (

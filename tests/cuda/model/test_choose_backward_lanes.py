@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from math import ceil
 
 import pytest
@@ -29,6 +30,7 @@ from tvm_rnn.target import resolve
 H200 = resolve("nvidia-h200")
 
 
+@functools.cache
 def backward(layers: int, hidden: int, batch: int, dtype: str = "bfloat16") -> list[Persistent]:
     """The regimes of the layers of a stack."""
     net = network("lstm", hidden, hidden, dtype=dtype, num_layers=layers)
@@ -53,6 +55,7 @@ def test_a_stack_takes_turns() -> None:
     assert stack_us(2, 2, 2.0, 80000) == 9 * (TILE_US + 10000 * 2.0 * BESIDE)
 
 
+@pytest.mark.broad
 def test_narrow_kernels_where_a_stack_is_faster_with_them() -> None:
     """Four layers of 512 units have room for two and more at once; alone a layer has the whole GPU."""
     (one,), (four,) = backward(1, 512, 64), backward(4, 512, 64)
@@ -62,11 +65,13 @@ def test_narrow_kernels_where_a_stack_is_faster_with_them() -> None:
     assert beside < choose_backward_lanes.CLEARLY * alone
 
 
+@pytest.mark.broad
 def test_two_layers_that_gain_little_keep_their_geometry() -> None:
     two, one = ([(r.team.ctas, r.team.rows, r.most) for r in backward(n, 650, 32)] for n in (2, 1))
     assert two == one
 
 
+@pytest.mark.broad
 def test_what_was_measured_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     (one,) = backward(1, 512, 64)
     step = step_of(one.layout)

@@ -52,6 +52,7 @@ def test_a_record_may_say_that_no_persistent_kernel_runs(word: str) -> None:
     assert found is not None and found.team is None and found.recorded
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     "change", [{"version": 99}, {"template": "gone"}, {"knobs": {"ctas": 1, "strange": 2}}, {"knobs": {"ctas": 999}}]
 )
@@ -61,6 +62,7 @@ def test_a_stale_record_is_passed_over(change: dict[str, object]) -> None:
     assert found == geometry(step("lstm", 256, "bfloat16"), GPU, "bfloat16", 16)
 
 
+@pytest.mark.broad
 def test_the_nearest_record_counts_where_the_model_has_nothing_against_it() -> None:
     unit = unit_of("lstm", 1024, "bfloat16", 16)
     config, _ = configured(GRID, unit)

@@ -44,6 +44,7 @@ def check_ranges(found: list[Any], largest: int = max(EXPECTED_BATCHES)) -> None
     assert found[-1].applies == ("true" if found[-1].most is None else f"B <= {found[-1].most}")
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("precision", PRECISIONS[:3])
 @pytest.mark.parametrize(
     ("name", "hidden"),
@@ -71,6 +72,7 @@ def test_strict_float32_while_it_fits(hidden: int, runs: bool) -> None:
     assert bool(regimes("lstm", hidden, "float32", [16])) is runs
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_large_layers_take_slices_while_steps_are_not_quicker(cell: str) -> None:
     """H200, B = 128: LSTM 16.5 us where clusters share K, 19.6 step by step; GRU 14.1, 15.6."""
@@ -101,6 +103,7 @@ def test_what_does_not_run() -> None:
     assert regimes("lstm", 8192, "bfloat16", [16]) == []  # 537 MB of weights
 
 
+@pytest.mark.broad_after(8)
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("name", rnn.cells.names())
 def test_every_zoo_cell_has_a_regime_or_a_reason(name: str, precision: str) -> None:

@@ -41,6 +41,7 @@ def test_blocks_of_a_cluster_copy_for_all() -> None:
     )
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
 @pytest.mark.parametrize("together", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ring", [2, *(pytest.param(count, marks=pytest.mark.slow) for count in (3, 4))])

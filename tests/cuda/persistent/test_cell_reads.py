@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from emulated import Case, persistent_error
 from persistent_layers import layout_of, step, text_of
 from training_plans import trained
@@ -30,6 +31,7 @@ def test_values_are_asked_for_before_the_loop() -> None:
     assert text.index("if (1 < steps)") < text.index("for (int v_9" if "for (int v_9" in text else "mma_sync")
 
 
+@pytest.mark.broad
 def test_units_and_rows_past_the_end() -> None:
     """13 units over 2 blocks of 8, 3 rows of 8: arrays end where the layer does, and their padding is poison."""
     case = Case("lstm_peephole", 13, 3, 3, "tf32")

@@ -42,6 +42,7 @@ def test_a_grid_counts_blocks_once_per_event() -> None:
     assert body.count("red_release_gpu_global_add_u32(") == 1 + 2 * 3  # at the start; a value and two reductions
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("ctas", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("exchange", [cluster, grid])
 def test_any_number_of_blocks(ctas: int, exchange: Any) -> None:

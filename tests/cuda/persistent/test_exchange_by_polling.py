@@ -15,6 +15,7 @@ from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.oracle.tolerance import tolerance
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("cell", "precision", "hidden", "batch", "geometry"),
@@ -33,6 +34,7 @@ def test_places_are_used_again(
     assert persistent_error(case, {**geometry, "polled": 1}, seed=seed) < tolerance(precision, 17)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("cell", ["lstm", "gru_reset_before"])
 def test_a_warp_that_is_a_step_ahead_does_not_meet_for_its_neighbour(cell: str, seed: int) -> None:
@@ -42,6 +44,7 @@ def test_a_warp_that_is_a_step_ahead_does_not_meet_for_its_neighbour(cell: str, 
     assert persistent_error(case, geometry, seed=seed) < tolerance("bfloat16", 6)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("options", [{"lengths": True}, {"reset": True, "reverse": True}])
 @pytest.mark.usefixtures("short_turns")
 def test_also_with_lengths_and_resets(options: dict[str, bool]) -> None:

@@ -31,6 +31,7 @@ GEOMETRIES = [cluster(2, 16, warps_k=2), grid(3, 16, warps_k=2), grid(2, 16, war
 USUAL = ((0, 1), (0, 7), (1, 2), (2, 7))  # the others with the slow tests
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("geometry", "steps"),
     [
@@ -45,6 +46,7 @@ def test_any_number_of_steps(geometry: dict[str, object], steps: int) -> None:
         assert persistent_error(case, geometry) < tolerance(precision, steps)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("seed", range(3))
 def test_a_slow_warp_reads_its_own_copies(seed: int) -> None:
     case = Case("gru", 64, 20, 6, "float16")

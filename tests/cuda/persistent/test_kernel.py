@@ -31,11 +31,13 @@ def check(name: str, hidden: int, batch: int, precision: str, geometry: dict[str
         assert found < tolerance(precision, 4), (found, reverse, lengths, reset)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("geometry", [cluster(2, 8), grid(2, 8, warps_k=2)], ids=["cluster", "grid"])
 def test_a_step_after_the_other(geometry: dict[str, Any]) -> None:
     check("lstm", 32, 9, "bfloat16", geometry, modes=[(False, False, False), (True, False, False)])
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))])
 def test_the_order_of_threads_does_not_matter(seed: int) -> None:
     check("gru_reset_before", 20, 3, "bfloat16", cluster(2, 8, warps_k=2), seed=seed)

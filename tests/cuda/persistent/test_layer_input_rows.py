@@ -23,6 +23,7 @@ GEOMETRIES = [cluster(2, 8), cluster(2, 16, warps_k=2), grid(3, 8, warps_k=2), g
 USUAL = ((0, True), (2, False))  # the others with the slow tests
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("geometry", "follows"),
     [
@@ -37,6 +38,7 @@ def test_inputs_are_multiplied_in_the_step(geometry: dict[str, Any], follows: bo
         assert persistent_error(case, geometry, follows=follows) < tolerance(precision, 5)
 
 
+@pytest.mark.broad_after(2)
 @pytest.mark.parametrize("mode", [(True, False, False), (False, True, True), (True, True, True)])
 @pytest.mark.parametrize("exchange", [cluster, grid])
 def test_directions_lengths_and_resets(exchange: Any, mode: tuple[bool, bool, bool]) -> None:
@@ -44,6 +46,7 @@ def test_directions_lengths_and_resets(exchange: Any, mode: tuple[bool, bool, bo
     assert persistent_error(case, exchange(3, 8, warps_k=2), *mode) < tolerance("float16", 6)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("exchange", [cluster, grid])
 def test_wide_inputs(exchange: Any) -> None:
     case = Case("gru_reset_before", 24, 20, 4, "bfloat16", inputs=400)
@@ -51,6 +54,7 @@ def test_wide_inputs(exchange: Any) -> None:
     assert persistent_error(case, geometry) < tolerance("bfloat16", 4)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("exchange", [cluster, grid])
 def test_a_slow_warp_finds_its_rows(exchange: Any, seed: int) -> None:

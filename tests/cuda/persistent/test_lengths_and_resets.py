@@ -27,6 +27,7 @@ def test_lengths_and_resets(geometry: dict[str, Any]) -> None:
     check(Case("lstm", 20, 9, 5, "bfloat16"), geometry, MODES)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("start", "total"), [(2, 9), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((0, 7), (2, 6)))]
 )
@@ -35,6 +36,7 @@ def test_tiles_of_time(start: int, total: int) -> None:
     check(Case("gru", 24, 10, 4, "bfloat16", start, total), cluster(1, 8, warps_k=2), MODES)
 
 
+@pytest.mark.broad
 def test_initial_values_that_are_not_zero() -> None:
     check(Case("slstm", 20, 9, 5, "bfloat16"), grid(3, 8, warps_k=2), [(False, True, True), (True, False, True)])
 

@@ -21,6 +21,7 @@ GEOMETRIES = [
 ]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     "geometry", [GEOMETRIES[0], *(pytest.param(g, marks=pytest.mark.slow) for g in GEOMETRIES[1:])]
 )
@@ -30,12 +31,14 @@ def test_operands_are_copied(geometry: dict[str, Any]) -> None:
         assert persistent_error(case, geometry) < 10 * tolerance(precision, 4)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_inputs_are_copied_a_step_early(seed: int) -> None:
     case = Case("gru_reset_before", 40, 20, 5, "bfloat16", inputs=72)
     assert persistent_error(case, grid(2, 16, copied=1, warps_k=2), seed=seed) < tolerance("bfloat16", 5)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("geometry", [grid(2, 16, copied=1, warps_k=2), grid(2, 16), cluster(2, 16, warps_k=2)])
 def test_products_of_inputs_and_states_in_turn(geometry: dict[str, Any]) -> None:
     """The next inputs must not take the place of those that a later product of the step reads."""

@@ -19,6 +19,7 @@ def staged(ctas: int, rows: int, **knobs: Any) -> dict[str, Any]:
     return grid(ctas, rows, **{**STAGED, "register_words": 32, **knobs})
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("cell", "precision", "inputs", "geometry", "follows"),
     [

@@ -20,6 +20,7 @@ def regime(cell: str, backward: bool, precision: str = "bfloat16") -> Persistent
     return found
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(("cell", "phases"), [("lstm", 2), ("gru_reset_before", 3)])
 def test_a_backward_step_is_one_more_graph_with_phases(cell: str, phases: int) -> None:
     """Pointwise work first, whose results products with transposed weights read; nothing but states is carried."""

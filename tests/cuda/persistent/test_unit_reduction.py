@@ -30,6 +30,7 @@ def test_layer_norm(hidden: int, batch: int, precision: str, geometry: dict[str,
     assert persistent_error(Case("lstm_layer_norm", hidden, batch, 5, precision), geometry) < MOST[precision]
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_order_of_threads_does_not_matter(seed: int) -> None:
     case = Case("lstm_layer_norm", 20, 3, 4, "bfloat16")

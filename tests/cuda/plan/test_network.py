@@ -33,7 +33,7 @@ def step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
 SLOW = [pytest.param(p, marks=pytest.mark.slow) for p in ("float64", "tf32", "float16")]
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", *SLOW])
+@pytest.mark.parametrize("precision", ["bfloat16", pytest.param("float32", marks=pytest.mark.broad), *SLOW])
 @pytest.mark.parametrize("name", rnn.cells.names())
 def test_every_cell_has_a_program(step_by_step: None, name: str, precision: str) -> None:
     program = program_of(name, precision)
@@ -41,6 +41,7 @@ def test_every_cell_has_a_program(step_by_step: None, name: str, precision: str)
     assert program.facts["flops_per_row"] > 0 and program.packed_bytes % 256 == 0
 
 
+@pytest.mark.broad
 def test_braces_match(step_by_step: None) -> None:
     for options in ({}, {"num_layers": 3}, {"num_layers": 2, "bidirectional": True}):
         text = "\n".join(lines(program_of("lstm", **options)))

@@ -48,12 +48,14 @@ def test_layers_of_one_size_share_a_kernel() -> None:
     assert plan.together is not None and len([name for name in plan.program.kernels if name.startswith("wave_")]) == 1
 
 
+@pytest.mark.broad
 def test_a_grid_counts_for_the_layer_above() -> None:
     plan = planned("lstm", 512, (64,), num_layers=4)
     assert plan.together is not None and plan.together.regimes[0][0].team.exchange == "grid"
     assert text(plan).count("counters_") >= 8  # own and below, of four layers
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("cell", ["lstm", "gru", "gru_reset_before"])
 def test_strict_float32_has_waves_of_its_own(cell: str) -> None:
     plan = planned(cell, 512, (64,), "float32", num_layers=4)
@@ -72,6 +74,7 @@ def test_few_rows_are_left_to_layers_side_by_side() -> None:
     assert few["least_batch"] == 2 and few["unit"].endswith("B > 1") and "least_batch" not in many
 
 
+@pytest.mark.broad_after(2)
 @pytest.mark.parametrize(
     ("cell", "hidden", "how"),
     [
@@ -93,6 +96,7 @@ def test_networks_without_a_wave(cell: str, hidden: int, how: dict[str, Any]) ->
     assert plan.together is None and "behind(" not in text(plan)
 
 
+@pytest.mark.broad
 def test_what_must_fit_side_by_side() -> None:
     plan = planned("lstm", 256, (16, 64), num_layers=3)
     assert plan.together is not None

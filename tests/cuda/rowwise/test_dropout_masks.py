@@ -16,6 +16,7 @@ from tvm_rnn.runtime import runtime_random
 STREAMS = ("dropout", "recurrent_dropout.h", "zoneout.c")
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(("layers", "directions"), [(3, 2), (2, 1)])
 def test_keys_are_numpys(layers: int, directions: int) -> None:
     kernel = keys_kernel(STREAMS, layers, directions)
@@ -36,6 +37,7 @@ def mask(every: str, shape: tuple[int, ...]) -> Node:
     return make("mask", stream="zoneout.c", keep=0.3, every=every, to=shape)
 
 
+@pytest.mark.broad_after(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     ("every", "shape", "steps"),
@@ -59,6 +61,7 @@ def test_masks_are_numpys(every: str, shape: tuple[int, ...], steps: int, dtype:
         np.testing.assert_array_equal(found[t, :, :size].reshape(batch, *shape), expected)
 
 
+@pytest.mark.broad_after(2)
 @pytest.mark.parametrize("every", ["step", "sequence"])
 @pytest.mark.parametrize(("shape", "batch", "steps"), [((33,), 5, 70), ((130,), 1, 32), ((1,), 7, 1), ((2, 3), 3, 65)])
 def test_words_hold_32_steps(every: str, shape: tuple[int, ...], batch: int, steps: int) -> None:

@@ -21,12 +21,14 @@ def regime(cell: str, hidden: int = 20) -> Scan:
     return found
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("cell", CELLS)
 def test_every_cell_without_products(cell: str) -> None:
     for mode in [(False, False, False), (True, True, True)]:
         assert scan_error(Case(cell, 20, 3, 18, "float32"), *mode) < tolerance("float32", 18), mode
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     "precision", ["bfloat16", *(pytest.param(p, marks=pytest.mark.slow) for p in ("float16", "float64", "tf32"))]
 )
@@ -34,11 +36,13 @@ def test_precisions(precision: str) -> None:
     assert scan_error(Case("sru", 33, 7, 21, precision)) < tolerance(precision, 21)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("mode", list(product((False, True), repeat=3)))
 def test_tiles_of_time(mode: tuple[bool, bool, bool]) -> None:
     assert scan_error(Case("sru", 33, 4, 19, "float32", 3, 30), *mode) < tolerance("float32", 19)
 
 
+@pytest.mark.broad
 def test_fewer_steps_than_are_asked_for_ahead() -> None:
     assert scan_error(Case("indrnn", 20, 3, 2, "float32"), False, True, True) < tolerance("float32", 2)
 

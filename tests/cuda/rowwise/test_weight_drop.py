@@ -15,6 +15,7 @@ from tvm_rnn.runtime import runtime_random
 WEIGHT = Node("param", shape=(3, 7), name="R")
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_dropped_weights_are_numpys(dtype: str) -> None:
     kernel, name, size = drop_kernel("drop", dtype, 0.6), runtime_random.ONCE + "R", 300

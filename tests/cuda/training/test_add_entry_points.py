@@ -51,6 +51,7 @@ def test_constants_are_those_that_packing_reads() -> None:
     assert plans.constants().keys() == read
 
 
+@pytest.mark.broad
 def test_what_is_kept_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """States, but where only steps that read values have persistent kernels."""
     net, target = network("cfn", 8, 8), resolve("nvidia-h200")

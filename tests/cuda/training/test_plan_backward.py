@@ -80,6 +80,7 @@ def test_others_use_the_callers_stream_alone(cell: str, options: dict[str, Any])
     assert "OnStream" not in text and "fork" not in text and ".wait(" not in text
 
 
+@pytest.mark.broad
 def test_layers_run_one_after_the_other_where_the_pass_was_left_out() -> None:
     net, _ = trained("lstm", num_layers=2)
     options = Options(resolve("nvidia-h200"), (4,), ("tile_layers_and_time",), "float32", training="values")

@@ -34,6 +34,7 @@ def test_an_lstm_keeps_its_gates_and_both_states() -> None:
     assert own.text.startswith("(has_lengths || has_reset ? ") and state.text in own.text
 
 
+@pytest.mark.broad
 def test_outputs_that_are_no_state_or_lie_otherwise_are_kept_apart() -> None:
     for options in ({"width": 7}, {"bidirectional": True}):
         _, plans = trained("lstm", precision="bfloat16", num_layers=2, **options)

@@ -11,6 +11,7 @@ from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.cuda.training.weight_gradient_mma import THREADS, tile_for, tiles_of, totals_kernel
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("precision", "rows", "parts"),
     [

@@ -28,6 +28,7 @@ def packed(one: Operand, precision: str, rows: int, values: np.ndarray, spare: i
     return np.take_along_axis(found, order[None, None, :, :, None], 3)
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("precision", ["bfloat16", "tf32"])
 @pytest.mark.parametrize(
     ("depth", "stride", "offset", "rows"),
@@ -50,6 +51,7 @@ def test_every_element_has_its_place(precision: str, depth: int, stride: int, of
         assert not (got.astype("f4").view("u4") & 0x1FFF).any()
 
 
+@pytest.mark.broad
 def test_nan_and_inf_stay() -> None:
     one = operand("r", 64, 64, "float32")
     values = np.ones((32, 64))

@@ -111,6 +111,7 @@ def test_sums_may_have_a_place_already() -> None:
     assert first.text == given.text and second.text.startswith(f"({given.text}") and "work" in third.text
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("node", "expected"),
     [
@@ -133,6 +134,7 @@ def test_sums_by_column(node: Node, expected: object) -> None:
     np.testing.assert_allclose(arrays["sums"].sum(0), expected(*values.values()), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.broad
 def test_parts_are_added_to_what_is_there() -> None:
     fold = totals(make("total", A, rank=1)).fold
     assert fold is not None

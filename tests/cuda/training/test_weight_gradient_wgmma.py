@@ -40,6 +40,7 @@ def test_sums_over_rows(precision: str, height: int, width: int, rows: int, part
     assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
 
 
+@pytest.mark.broad
 def test_rows_of_4_byte_pieces() -> None:
     """Some of each: rows of 132 bytes, rows of 148 of which 4 are before them, and rows of 144."""
     lefts = [operand("a0", 66, 66, "bfloat16"), operand("a1", 66, 74, "bfloat16", 2)]

@@ -44,6 +44,7 @@ def sums(tile: PackedTotalsTile, lefts: int, height: int, width: int, rows: int,
     return arrays["sums"].sum(0), np.stack([left.T @ values[-1] for left in values[:-1]])
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("precision", "shape", "lefts", "height", "width", "rows", "parts"),
     [

@@ -102,6 +102,7 @@ def test_every_part_is_there(report: Path, structure: Structure) -> None:
     assert "<math" in text and "R @ h (layer 0): reads h" in text and "vfmadd" in text
 
 
+@pytest.mark.broad
 def test_a_module_has_a_page_of_what_its_file_says(tmp_path: Path) -> None:
     from networks import compiled
 

@@ -43,6 +43,7 @@ def test_also_with_lengths_and_resets(options: dict[str, bool], inputs: int) -> 
     check("lstm", 40, 9, inputs, fma(5, 16), **options)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("turns", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_parts_take_turns(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ffma_layout, "turns", lambda team: turns)

@@ -48,11 +48,13 @@ def test_operands_come_in_time(
     check(cell, hidden, batch, inputs, geometry, follows=follows, seed=batch)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("steps", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))])
 def test_few_steps(steps: int) -> None:
     check("gru", 24, 3, 20, fma(3, 8), steps=steps)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3, 4))])
 @pytest.mark.parametrize("inputs", [20, pytest.param(0, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("short_turns")

@@ -17,6 +17,7 @@ from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
 COPIES = 2  # of the loop's body: even and odd steps
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize(
     "precision", ["bfloat16", *(pytest.param(p, marks=pytest.mark.slow) for p in ("float16", "tf32"))]
 )
@@ -38,6 +39,7 @@ def test_every_tile_is_multiplied_once(register_words: int, kinds: str) -> None:
     assert {kind for kind in ("rs", "ss") if calls(code, f"wgmma_bf16_{kind}")} == set(kinds.split())
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("name", "hidden", "batch", "precision", "geometry"),
     [
@@ -71,6 +73,7 @@ def test_cells_and_geometries(name: str, hidden: int, batch: int, precision: str
     check(name, hidden, batch, precision, geometry)
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (2, 3))])
 def test_lengths_and_resets(seed: int) -> None:
     check("gru", 72, 9, "bfloat16", pooled(10, 32), modes=[(True, True, True), (False, True, False)], seed=seed)

@@ -38,6 +38,7 @@ def test_weights_are_asked_to_stay_in_l2() -> None:
     assert "L2__cache_hint" not in text(**pooled(16, 32, warps_u=2, warps_k=2, shared_words=1000))
 
 
+@pytest.mark.broad
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
 @pytest.mark.parametrize("together", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("apart", [0, pytest.param(1, marks=pytest.mark.slow)])
