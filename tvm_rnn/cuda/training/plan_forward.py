@@ -20,7 +20,7 @@ import numpy as np
 from tvm import tirx
 
 from tvm_rnn.cpu.workspace import int64, wide
-from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer, Program
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.pointers import Place, address
 from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
@@ -117,7 +117,7 @@ class ForwardTrain(Plan):
                     with self.parts.of_visit(host, visit.layer, visit.direction):
                         visit.code.states.begin_again(host, visit.buffers)
 
-    def _kept(self, visit: Visit, row: Expr) -> list[Pointer]:
+    def _kept(self, visit: Visit, row: HostExpr) -> list[Pointer]:
         """From the tile's first step on: values of the step, and states after it."""
         found = []
         for pointer, place, _, state in self._arrays(visit):
@@ -128,7 +128,7 @@ class ForwardTrain(Plan):
     def _between(self) -> None:
         """Layers hand on what the tape keeps."""
 
-    def _handed(self, host: Host, layer: int, tile: str, row: Expr, stride: int) -> Pointer:
+    def _handed(self, host: Host, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
         return self.places[self.tape.inputs[layer + 1]].at(f"{row} * {stride}")
 
     def _user_inputs(self) -> list[tuple[Pointer, Pointer, int]]:
@@ -178,7 +178,7 @@ class ForwardTrain(Plan):
             more = [self.program.lengths, self.program.reset]
             flags = ["has_lengths ? 1 : 0", "has_reset ? 1 : 0"]
             firsts = [a.first for a in part if a.first is not None]
-            scalars: list[Expr] = ["T * B", "B", "T", *flags, 0, f"{self.parts.border} & 1"]
+            scalars: list[HostExpr] = ["T * B", "B", "T", *flags, 0, f"{self.parts.border} & 1"]
             host.launch(kernel, [*(a.pointer for a in part), *firsts, *more], scalars)
 
 
