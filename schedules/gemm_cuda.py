@@ -19,7 +19,7 @@ from tvm_rnn.target import Target
 TENSOR = ("float16", "bfloat16", "tf32")
 # Clusters of so many blocks with a multiprocessor for each, of 132: they lie within a group of at most 18.
 CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15}
-LEAST_STAGES, GAIN = 4, 0.8  # of a ring; of what is read, below which a larger cluster was quicker
+LEAST_STAGES, GAIN = 4, 0.8  # of a pipeline; of what is read, below which a larger cluster was quicker
 SHARE_ACROSS = 8  # threads along units
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 

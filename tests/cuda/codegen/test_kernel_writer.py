@@ -83,3 +83,15 @@ def test_the_writer_knows_buffers_and_scalars_by_name(name: str) -> None:
 
     made(body)
     assert len(seen) == 1
+
+
+def test_a_kept_value_is_computed_once() -> None:
+    def body(w: Writer) -> None:
+        I.cta_id([1])
+        tx = I.thread_id([32])
+        divided = w.keep(tirx.Cast("int64", tx) // w["n"])
+        for i in range(3):
+            w.store(w["out"], divided + i, divided * (i + 1))
+
+    kernel = write("kernel", [("out", "int64")], [("n", "int64")], body, threads=32)
+    assert text_of(kernel).count(" / ") <= 2  # the floor of a signed division

@@ -7,11 +7,11 @@ import re
 import pytest
 from compiled_kernels import text_of
 
-from tvm_rnn.cuda.training.weight_gradient_wgmma_packed import PackedTotalsTile, packed_totals_kernel
+from tvm_rnn.cuda.training.weight_gradient_wgmma_packed import PackedWeightGradientTile, packed_weight_gradient
 
 
 def text(**options: int) -> str:
-    return text_of(packed_totals_kernel("t", PackedTotalsTile("bfloat16", 128, 128, **options), 1, 130, 130))
+    return text_of(packed_weight_gradient("t", PackedWeightGradientTile("bfloat16", 128, 128, **options), 1, 130, 130))
 
 
 @pytest.mark.parametrize("stages", [4, 5])

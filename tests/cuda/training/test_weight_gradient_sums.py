@@ -12,8 +12,8 @@ from emulated import run
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
 from tvm_rnn.cuda.layer.pointers import Place
-from tvm_rnn.cuda.training.weight_gradient_mma import totals_kernel
-from tvm_rnn.cuda.training.weight_gradient_sums import COLUMNS, Totals
+from tvm_rnn.cuda.training.weight_gradient_mma import mma_weight_gradient
+from tvm_rnn.cuda.training.weight_gradient_sums import COLUMNS, WeightGradients
 from tvm_rnn.graph.graph import Node, make
 
 
@@ -21,11 +21,11 @@ def leaf(name: str, *shape: int) -> Node:
     return Node("input", shape=shape, name=name)
 
 
-def totals(*nodes: Node) -> Totals:
+def totals(*nodes: Node) -> WeightGradients:
     def reads(node: Node) -> Place | None:
         return Place("float32", prod(node.shape)) if node.leaf and node.scalar is None else None
 
-    return Totals("t", nodes, "float32", reads, reads)
+    return WeightGradients("t", nodes, "float32", reads, reads)
 
 
 X, H, A, B, C = leaf("x", 8), leaf("h", 16), leaf("a", 16), leaf("b", 16), leaf("c", 2, 3)
@@ -55,9 +55,9 @@ def test_kernels_know_where_their_operands_begin(monkeypatch: pytest.MonkeyPatch
 
     def spy(name: str, tile: Any, lefts: Any, right: Any) -> Any:
         seen.extend((*lefts, right))
-        return totals_kernel(name, tile, lefts, right)
+        return mma_weight_gradient(name, tile, lefts, right)
 
-    monkeypatch.setattr("tvm_rnn.cuda.training.weight_gradient_sums.totals_kernel", spy)
+    monkeypatch.setattr("tvm_rnn.cuda.training.weight_gradient_sums.mma_weight_gradient", spy)
     totals(product(A, X), product(B, X))
     assert [o.name for o in seen] == ["a0", "a1", "x1"] and all(o.told for o in seen)
 
@@ -70,7 +70,7 @@ def test_operands_of_large_products_are_put_in_order_once() -> None:
         return Place("float32", prod(node.shape)) if node.leaf else None
 
     sums = [product(gate, other) for other in (x, h) for gate in (a, b)]
-    found = Totals("t", sums, "tf32", reads, reads, "sm_90a")
+    found = WeightGradients("t", sums, "tf32", reads, reads, "sm_90a")
     assert [len(work.packed) for work in found.work] == [2, 2]
     program = Program()
     found.reserve(program, "T * B")
@@ -87,7 +87,9 @@ def test_operands_of_large_products_are_put_in_order_once() -> None:
 def test_layers_at_once_have_memory_of_their_own() -> None:
     """Of both operands in another order, and of the parts' sums; and a part of the multiprocessors each."""
     sums = [product(leaf("a", 1024), leaf("x", 700))]
-    found = Totals("t", sums, "tf32", *[lambda n: Place("float32", prod(n.shape)) if n.leaf else None] * 2, "sm_90a")
+    found = WeightGradients(
+        "t", sums, "tf32", *[lambda n: Place("float32", prod(n.shape)) if n.leaf else None] * 2, "sm_90a"
+    )
     program = Program()
     found.reserve(program, "T * B", "3", "2")
     places = found.places(program, {})

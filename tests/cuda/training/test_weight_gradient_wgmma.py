@@ -7,8 +7,8 @@ import pytest
 from compiled_kernels import text_of
 from row_products import LIMITS, operand, sums
 
-from tvm_rnn.cuda.training.weight_gradient_mma import tiles_of
-from tvm_rnn.cuda.training.weight_gradient_wgmma import WgmmaTotalsTile, wgmma_tile_for, wgmma_totals_kernel
+from tvm_rnn.cuda.training.weight_gradient_block import tiles_of
+from tvm_rnn.cuda.training.weight_gradient_wgmma import WgmmaWeightGradientTile, wgmma_tile_for, wgmma_weight_gradient
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_sums_over_rows(precision: str, height: int, width: int, rows: int, part
     right = operand("b", width, -(-width // 8) * 8 + 8, precision, 8)
     tile = wgmma_tile_for(precision, lefts, right, "sm_90a")
     assert tile is not None
-    kernel = wgmma_totals_kernel("totals", tile, lefts, right)
+    kernel = wgmma_weight_gradient("totals", tile, lefts, right)
     found, expected = sums(kernel, 2 * tiles_of(tile, height, width), lefts, right, rows, parts)
     assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
 
@@ -47,7 +47,7 @@ def test_rows_of_4_byte_pieces() -> None:
     for right in (operand("b", 70, 72, "bfloat16"), operand("b", 70, 70, "bfloat16")):
         tile = wgmma_tile_for("bfloat16", lefts, right, "sm_90a")
         assert tile is not None
-        kernel = wgmma_totals_kernel("totals", tile, lefts, right)
+        kernel = wgmma_weight_gradient("totals", tile, lefts, right)
         found, expected = sums(kernel, 2 * tiles_of(tile, 66, 70), lefts, right, 70, 1)
         assert np.linalg.norm(found - expected) < 1e-6 * np.linalg.norm(expected)
 
@@ -55,7 +55,7 @@ def test_rows_of_4_byte_pieces() -> None:
 def test_it_is_for_large_results_of_16_bit_rows_on_hopper() -> None:
     left, right = operand("a0", 512, 512, "bfloat16"), operand("b", 512, 512, "bfloat16")
     tile = wgmma_tile_for("bfloat16", [left], right, "sm_90a")
-    assert tile == WgmmaTotalsTile("bfloat16", 256, 128) and tile.shared_bytes < 227 * 1024
+    assert tile == WgmmaWeightGradientTile("bfloat16", 256, 128) and tile.shared_bytes < 227 * 1024
     assert wgmma_tile_for("bfloat16", [left], right, "sm_80") is None
     assert wgmma_tile_for("tf32", [left], right, "sm_90a") is None
     assert wgmma_tile_for("bfloat16", [operand("a0", 33, 40, "bfloat16")], right, "sm_90a") is None
@@ -73,12 +73,12 @@ def test_the_tile_that_reads_least(height: int) -> None:
     read = tiles_of(tile, height, 650) * (tile.high + tile.wide)
     for high in (64, 128):
         for wide in (64, 128, 256):
-            assert read <= tiles_of(WgmmaTotalsTile("float16", wide, high), height, 650) * (high + wide)
+            assert read <= tiles_of(WgmmaWeightGradientTile("float16", wide, high), height, 650) * (high + wide)
 
 
 def test_operands_are_multiplied_as_they_lie() -> None:
     left, right = (operand(name, 64, 64, "bfloat16") for name in ("a0", "b"))
     tile = wgmma_tile_for("bfloat16", [left], right, "sm_90a")
     assert tile is not None
-    text = text_of(wgmma_totals_kernel("t", tile, [left], right))
+    text = text_of(wgmma_weight_gradient("t", tile, [left], right))
     assert "m64n64k16_f32_bf16_bf16_1_1_1_1" in text and "atomic" not in text

@@ -10,17 +10,20 @@ from compiled_kernels import text_of
 from emulated import decoded, encoded, run
 from row_products import LIMITS, operand
 
+from tvm_rnn.cuda.gemm.wgmma_product import SQUARE_BYTES
 from tvm_rnn.cuda.layer.pointers import storage
-from tvm_rnn.cuda.training.weight_gradient_pack import SQUARE_BYTES, pack_kernel, rows_of_stage, squares
+from tvm_rnn.cuda.training.weight_gradient_pack import pack_kernel, rows_of_stage, squares
 from tvm_rnn.cuda.training.weight_gradient_wgmma_packed import (
     SHAPES,
-    PackedTotalsTile,
+    PackedWeightGradientTile,
     packed_tile_for,
-    packed_totals_kernel,
+    packed_weight_gradient,
 )
 
 
-def sums(tile: PackedTotalsTile, lefts: int, height: int, width: int, rows: int, parts: int) -> tuple[np.ndarray, ...]:
+def sums(
+    tile: PackedWeightGradientTile, lefts: int, height: int, width: int, rows: int, parts: int
+) -> tuple[np.ndarray, ...]:
     """Both kernels on random rows, added up over parts, and what it should be. What nobody packs is NaN."""
     rng, dtype = np.random.default_rng(0), storage(tile.precision)
     stages = -(-rows // rows_of_stage(tile.precision))
@@ -39,7 +42,7 @@ def sums(tile: PackedTotalsTile, lefts: int, height: int, width: int, rows: int,
             run(kernel, {"r": given, "packed": into}, {"rows": rows}, stages * each)
         arrays[name] = into
     arrays["sums"] = np.full((parts, lefts, height, width), np.nan, "f4")
-    kernel = packed_totals_kernel("totals", tile, lefts, height, width)
+    kernel = packed_weight_gradient("totals", tile, lefts, height, width)
     run(kernel, arrays, {"rows": rows, "parts": parts}, parts * tile.blocks(lefts, height, width))
     return arrays["sums"].sum(0), np.stack([left.T @ values[-1] for left in values[:-1]])
 
@@ -67,13 +70,13 @@ def test_sums_over_rows(
     precision: str, shape: tuple[int, int], lefts: int, height: int, width: int, rows: int, parts: int
 ) -> None:
     """Fewer rows than a stage and more, parts that have none, clusters of which a block has no work."""
-    tile = PackedTotalsTile(precision, shape[1], shape[0])
+    tile = PackedWeightGradientTile(precision, shape[1], shape[0])
     found, expected = sums(tile, lefts, height, width, rows, parts)
     assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
 
 
 def test_it_is_for_large_results_on_hopper() -> None:
-    def tile(precision: str, height: int, width: int, arch: str = "sm_90a") -> PackedTotalsTile | None:
+    def tile(precision: str, height: int, width: int, arch: str = "sm_90a") -> PackedWeightGradientTile | None:
         lefts = [operand(f"a{i}", height, height, storage(precision)) for i in range(4)]
         return packed_tile_for(precision, lefts, operand("b", width, width, storage(precision)), arch, 132)
 
@@ -87,12 +90,12 @@ def test_it_is_for_large_results_on_hopper() -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tiles_fit(shape: tuple[int, int]) -> None:
     """Shared memory, registers, and halves of the right operand of whole 16 bytes."""
-    tile = PackedTotalsTile("bfloat16", shape[1], shape[0])
+    tile = PackedWeightGradientTile("bfloat16", shape[1], shape[0])
     assert tile.shared_bytes <= 227 * 1024 and tile.threads <= 512 and tile.wide % (8 * tile.cluster) == 0
     assert tile.blocks(4, 650, 650) % tile.cluster == 0
     assert replace(tile, cluster=1).blocks(1, 1, 1) == 1
 
 
 def test_blocks_of_a_cluster_share_what_they_fetch() -> None:
-    text = text_of(packed_totals_kernel("t", PackedTotalsTile("tf32", 192, 192), 1, 200, 200))
+    text = text_of(packed_weight_gradient("t", PackedWeightGradientTile("tf32", 192, 192), 1, 200, 200))
     assert "multicast__cluster" in text and "m64n192k8_f32_tf32_tf32_1_1" in text and "atomic" not in text

@@ -12,10 +12,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tvm
 import tvm_ffi
@@ -24,6 +23,7 @@ from tvm_rnn.errors import BuildError, message
 from tvm_rnn.target import Target
 
 from .host_program import ALIGNMENT, Program
+from .kernel_writer import Function
 
 # TVM's text that is changed: a launch goes through host::launch; no symbol is exported that two archs would share.
 LAUNCH = re.compile(r"template <typename\.\.\. Params.*?\n}\n", re.DOTALL)
@@ -110,7 +110,7 @@ def split_kernels(device: str, most: int) -> tuple[str, ...]:
     return tuple(shared + "".join(part) for part in parts) if kernels else ()
 
 
-def compile_kernels(functions: dict[str, Any], target: Target) -> tuple[str, str]:
+def compile_kernels(functions: Mapping[str, Function], target: Target) -> tuple[str, str]:
     """The CUDA text of the kernels and TVM's C++ text that launches them."""
     cuda = tvm.target.Target({"kind": "cuda", "arch": target.arch}, host="cuda_host")
     try:

@@ -15,14 +15,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from tvm_rnn.errors import BuildError, message
 from tvm_rnn.graph.graph import Node
 
 from .kernel_writer import Kernel
 
-Expr = str | int
+T = TypeVar("T")
+HostExpr: TypeAlias = "str | int"  # a piece of C++ text of the host program, or an integer
 ALIGNMENT = 256  # of every buffer; also what cudaMalloc gives
 ITEM_BYTES = {"bool": 1, "int8": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "uint32": 4}
 ITEM_BYTES |= {"float64": 8, "int64": 8, "uint64": 8, "float8_e4m3fn": 1}
@@ -44,11 +45,11 @@ class Pointer:
     text: str
     dtype: str = "uint8"
 
-    def at(self, elements: Expr) -> Pointer:
+    def at(self, elements: HostExpr) -> Pointer:
         """The address so many elements further (64-bit arithmetic)."""
         return self if elements == 0 else self.skip(f"{ITEM_BYTES[self.dtype]} * {_long(elements)}")
 
-    def skip(self, count: Expr) -> Pointer:
+    def skip(self, count: HostExpr) -> Pointer:
         """The address so many bytes further."""
         return self if count == 0 else replace(self, text=f"({self.text} + {_long(count)})")
 
@@ -73,7 +74,7 @@ class Host:
         """One line of C++."""
         self.lines.append("  " * self.depth + line)
 
-    def let(self, name: str, value: Expr) -> str:
+    def let(self, name: str, value: HostExpr) -> str:
         """A new int64 variable of this block; returns its name, which begins with `name` and is unique."""
         unique = self.program.unique(name)
         self.code(f"const int64_t {unique} = {_text(value)};")
@@ -89,7 +90,7 @@ class Host:
         self,
         kernel: Kernel,
         pointers: Sequence[Pointer] | Mapping[str, Pointer],
-        scalars: Sequence[Expr] | Mapping[str, Expr] = (),
+        scalars: Sequence[HostExpr] | Mapping[str, HostExpr] = (),
         behind: bool = False,
     ) -> None:
         """Enqueue a kernel with its pointers and scalars, in its own order or by name. behind: it may start as soon as
@@ -110,27 +111,27 @@ class Host:
         words += [_long(number) for number in numbers]
         self.code(f"RUN({'behind' if behind else 'call'}({', '.join(words)}));")
 
-    def memset(self, place: Pointer, count: Expr, value: int = 0) -> None:
+    def memset(self, place: Pointer, count: HostExpr, value: int = 0) -> None:
         """Enqueue: set `count` bytes to `value` (0 to 255). None at all is allowed."""
         self.code(f"RUN(fill({place.text}, {value}, {_long(count)}));")
 
-    def copy(self, target: Pointer, source: Pointer, count: Expr) -> None:
+    def copy(self, target: Pointer, source: Pointer, count: HostExpr) -> None:
         """Enqueue: copy `count` bytes on the GPU. None at all, and a copy onto itself, are allowed."""
         self.code(f"RUN(copy({target.text}, {source.text}, {_long(count)}));")
 
-    def fail_when(self, condition: Expr, text: str) -> None:
+    def fail_when(self, condition: HostExpr, text: str) -> None:
         """End the call with an error where the condition holds."""
         self.code(f'if ({_text(condition)}) return fail("{_escaped(text)}");')
 
     @contextmanager
-    def loop(self, extent: Expr, name: str = "i", start: Expr = 0) -> Iterator[str]:
+    def loop(self, extent: HostExpr, name: str = "i", start: HostExpr = 0) -> Iterator[str]:
         """Repeat for a new variable from `start` to before `extent`; gives the variable's name."""
         i = self.program.unique(name)
         with self._block(f"for (int64_t {i} = {_text(start)}, end = {_text(extent)}; {i} < end; ++{i}) {{"):
             yield i
 
     @contextmanager
-    def when(self, condition: Expr) -> Iterator[None]:
+    def when(self, condition: HostExpr) -> Iterator[None]:
         """Statements under a condition."""
         with self._block(f"if ({_text(condition)}) {{"):
             yield
@@ -142,7 +143,7 @@ class Host:
             yield
 
     @contextmanager
-    def stream(self, number: Expr) -> Iterator[None]:
+    def stream(self, number: HostExpr) -> Iterator[None]:
         """What is enqueued here goes to an internal stream: 0 is the caller's, 1 and more are the module's.
 
         Streams run at the same time as each other; only `record` and `wait` order them. Before the first use of an
@@ -154,19 +155,19 @@ class Host:
             self.code("RUN(other.status);")
             yield
 
-    def record(self, event: Expr) -> None:
+    def record(self, event: HostExpr) -> None:
         """Enqueue: event number `event` happens here. A number may be used again; it then means the newest one."""
         self.code(f"RUN(call_state.record({_long(event)}));")
 
-    def wait(self, event: Expr) -> None:
+    def wait(self, event: HostExpr) -> None:
         """Enqueue: wait for that event, as last recorded in this call; no effect where it has not been recorded."""
         self.code(f"RUN(call_state.wait({_long(event)}));")
 
-    def fork(self, count: Expr) -> None:
+    def fork(self, count: HostExpr) -> None:
         """Internal streams 1 to `count` begin after all that is enqueued so far on the current stream."""
         self.code(f"RUN(call_state.fork({_long(count)}));")
 
-    def join(self, count: Expr) -> None:
+    def join(self, count: HostExpr) -> None:
         """What follows on the current stream begins after all that is enqueued on internal streams 1 to `count`."""
         self.code(f"RUN(call_state.join({_long(count)}));")
 
@@ -217,7 +218,7 @@ class Program:
 
     # --- memory -------------------------------------------------------------------------------------------------
 
-    def let(self, name: str, value: Expr) -> str:
+    def let(self, name: str, value: HostExpr) -> str:
         """An int64 variable for sizes and statements alike, such as the steps of a tile; returns its unique name.
 
         It may use T, B, sms, `resident` and variables made before it.
@@ -226,7 +227,7 @@ class Program:
         self.layout.append(f"const int64_t {unique} = {_text(value)};")
         return unique
 
-    def buffer(self, name: str, count: Expr, dtype: str = "uint8") -> Pointer:
+    def buffer(self, name: str, count: HostExpr, dtype: str = "uint8") -> Pointer:
         """`count` elements of workspace, for `sequence`, aligned to 256 bytes and not initialised.
 
         The place is this buffer's alone, save inside `scratch`.
@@ -297,7 +298,7 @@ class Program:
         return f"resident(kernels::{self.add(kernel)})"
 
 
-def _arguments(kernel: Kernel, what: str, names: list[str], given: Any) -> list[Any]:
+def _arguments(kernel: Kernel, what: str, names: list[str], given: Sequence[T] | Mapping[str, T]) -> list[T]:
     if isinstance(given, Mapping):
         if given.keys() != set(names):
             raise BuildError(message(f"kernel {kernel.name}: wrong {what}", got=[*given], expected=names))
@@ -307,12 +308,12 @@ def _arguments(kernel: Kernel, what: str, names: list[str], given: Any) -> list[
     return list(given)
 
 
-def _text(value: Expr) -> str:
+def _text(value: HostExpr) -> str:
     """Python integers beyond 32 bits need a suffix in C++."""
     return str(value) if isinstance(value, str) else f"INT64_C({value})"
 
 
-def _long(value: Expr) -> str:
+def _long(value: HostExpr) -> str:
     return f"int64_t({value})"
 
 
@@ -327,4 +328,4 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-__all__ = ["ALIGNMENT", "ITEM_BYTES", "Expr", "Host", "Pointer", "Program"]
+__all__ = ["ALIGNMENT", "ITEM_BYTES", "Host", "HostExpr", "Pointer", "Program"]

@@ -9,16 +9,31 @@ written as CUDA text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as I
 
-Expr = Any
+from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
+
+from .register_tile import RegisterTile
+
+
+class Function(Protocol):
+    """A finished function of TVM."""
+
+    def script(self) -> str: ...
+    def with_attr(self, name: str, value: str) -> Function: ...
+
+
+class Argument(Buffer, TirExpr, Protocol):
+    """What a kernel is passed: an array is indexed, a scalar is computed with."""
+
+    def __getitem__(self, index: Expr | tuple[Expr, ...]) -> TirExpr: ...
 
 
 @dataclass(frozen=True)
@@ -29,7 +44,7 @@ class Kernel:
     """
 
     name: str
-    func: Any
+    func: Function
     pointers: tuple[tuple[str, str], ...]
     scalars: tuple[tuple[str, str], ...]
     threads: int
@@ -43,16 +58,16 @@ class Kernel:
 class Writer:
     """What a kernel's body sees: its buffers and scalars by name, and statements as methods."""
 
-    buffers: dict[str, Any] = field(default_factory=dict)
-    scalars: dict[str, Expr] = field(default_factory=dict)
+    arguments: dict[str, Argument] = field(default_factory=dict)
 
-    def __getitem__(self, name: str) -> Any:
-        return self.buffers[name] if name in self.buffers else self.scalars[name]
+    def __getitem__(self, name: str) -> Argument:
+        return self.arguments[name]
 
-    def store(self, buffer: Any, value: Expr, *index: Expr) -> None:
+    def store(self, buffer: Buffer, value: Expr, *index: Expr) -> None:
+        """buffer[index] = value."""
         I.buffer_store(buffer, value, list(index))
 
-    def do(self, call: Expr) -> None:
+    def do(self, call: TirExpr) -> None:
         """A call for its effect: PTX instructions, barriers."""
         I.evaluate(call)
 
@@ -63,29 +78,40 @@ class Writer:
             yield
 
     @contextmanager
-    def loop(self, extent: Expr, start: Expr = 0) -> Iterator[Any]:
+    def loop(self, extent: Expr, start: Expr = 0) -> Iterator[TirExpr]:
         with I.serial(start, extent) as i:
             yield i
 
-    def bind(self, value: Expr) -> Expr:
+    def bind(self, value: Expr) -> TirExpr:
         """A value computed once, here."""
-        return I.bind(value) if hasattr(I, "bind") else value
+        return I.bind(value)
 
-    def keep(self, value: Expr) -> Expr:
+    def keep(self, value: Expr) -> TirExpr:
         """A value computed once, here, in a register: what is only bound, TVM's simplifier copies to every use."""
-        register = self.local(1, str(value.ty))
+        register = self.local(1, "int32" if isinstance(value, int) else str(value.ty))
         self.store(register, value, 0)
         return register[0]
 
-    def fresh(self, value: Expr) -> Expr:
+    def fresh(self, value: TirExpr) -> TirExpr:
         """The same value, of which the compiler does not know that it is: it would compute all addresses of a step
         before the loop over time, and keep them in registers that weights need. For whole warps."""
         everyone = tirx.const(0xFFFFFFFF, "uint32")
         return self.keep(tirx.call_extern(str(value.ty), "__shfl_xor_sync", everyone, value, 0, 32))
 
-    def local(self, count: int, dtype: str = "float32") -> Any:
+    def local(self, count: int, dtype: str = "float32") -> Buffer:
         """Registers. Index them with Python integers only, or they go to memory."""
         return I.alloc_local((count,), dtype)
+
+    def tile(self, *shape: int, dtype: str = "float32") -> RegisterTile:
+        """Registers in fragments: `tile(high, broad, 4)[m, n]` are four."""
+        return RegisterTile(*shape, dtype=dtype)
+
+
+def converted(value: Expr, dtype: str) -> TirExpr:
+    """A value in that dtype."""
+    if isinstance(value, int):
+        return tirx.const(value, dtype)
+    return value if str(value.ty) == dtype else tirx.Cast(dtype, value)
 
 
 def write(
@@ -95,20 +121,26 @@ def write(
     body: Callable[[Writer], None],
     *,
     threads: int,
-    attributes: dict[str, Any] | None = None,
-    **facts: Any,
+    attributes: Mapping[str, object] | None = None,
+    shared_bytes: int = 0,
+    cluster: int = 1,
+    resident: bool = False,
+    shares: bool = False,
 ) -> Kernel:
-    """Run `body` inside a new device function. It must call I.cta_id and I.thread_id (or the cluster forms) itself."""
+    """Run `body` inside a new device function. It must call I.cta_id and I.thread_id (or the cluster forms) itself.
+
+    attributes: of the function, for TVM. What else there is: see `Kernel`."""
     with IRBuilder() as builder, I.prim_func():
         I.func_name(name)
         I.func_attr({"global_symbol": name, **(attributes or {})})
         writer = Writer()
         handles = [I.arg(p, I.handle()) for p, _ in pointers]
         for scalar, dtype in scalars:
-            writer.scalars[scalar] = I.arg(scalar, tirx.Var(scalar, dtype))
+            writer.arguments[scalar] = I.arg(scalar, tirx.Var(scalar, dtype))
         for handle, (pointer, dtype) in zip(handles, pointers, strict=True):
             size = tirx.Var(f"size_{pointer}", "int64")
-            writer.buffers[pointer] = I.match_buffer(handle, (size,), dtype)
+            writer.arguments[pointer] = I.match_buffer(handle, (size,), dtype)
         I.device_entry()
         body(writer)
-    return Kernel(name, builder.get(), tuple(pointers), tuple(scalars), threads, **facts)
+    given = tuple(pointers), tuple(scalars), threads
+    return Kernel(name, builder.get(), *given, shared_bytes, cluster, resident, shares)

@@ -1,4 +1,4 @@
-"""The part that GEMM kernels with cp.async share: which tile a block has, and a ring of stages in shared memory.
+"""The part that GEMM kernels with cp.async share: which tile a block has, and pipeline stages in shared memory.
 
 In: a `Problem` and a tile. Out: a base class; `mma_sync.py` and `ffma.py` say how weights are copied and how a
 stage is multiplied. A stage holds 128 bytes of K of every row, swizzled: 16 bytes at chunk c of row r are at c ^ r % 8.
@@ -7,21 +7,22 @@ stage is multiplied. A stage holds 128 bytes of K of every row, swizzled: 16 byt
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.codegen.register_tile import RegisterTile
+from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
+from tvm_rnn.tir.expr import Expr, TirExpr
 
 from .operands import Operand
-from .problem import Problem, int64, keep, uint32
+from .problem import Problem, int64, uint32
 
-Expr = Any
 COPY, COPY_PIECE = "cp.async.cg.shared.global", "cp.async.ca.shared.global"  # of 16 bytes, of fewer
 DEPENDENT = "tirx.use_programtic_dependent_launch"  # as TVM spells it
 
@@ -32,16 +33,29 @@ def copy_chunk(w: Writer, operand: Operand, dtype: str, target: Expr, at: Expr, 
     if piece == 16:
         w.do(I.ptx[COPY](target, w[operand.name].ptr_to([at]), 16, size))
         return
-    left = keep(w, tirx.Cast("int32", size))
+    left = w.keep(tirx.Cast("int32", size))
     for first in range(0, 16, piece):
         part = tirx.Cast("uint32", tirx.max(tirx.min(left - first, piece), 0))
         source = w[operand.name].ptr_to([at + first // SIZES[dtype]])
         w.do(I.ptx[COPY_PIECE](target + uint32(first), source, piece, part))
 
 
+@contextmanager
+def cp_async_loop(w: Writer, turns: Expr, stages: int, fill: Callable[[TirExpr], None]) -> Iterator[TirExpr]:
+    """A loop over turns whose stages all threads fill by cp.async, `stages` - 1 turns ahead: yields the turn whose
+    stage is there. fill(turn): start the copies of a turn, if there is one; those of the first turns are under way, a
+    group each."""
+    with w.loop(turns) as turn:
+        w.do(I.ptx["cp.async.wait_group"](stages - 2))
+        w.do(I.cuda.cta_sync())
+        fill(turn + (stages - 1))
+        w.do(I.ptx["cp.async.commit_group"]())
+        yield turn
+
+
 @dataclass(frozen=True)
-class RingTile(ABC):
-    """rows of a block; split: parts of K that different warps take; stages of the ring; group: blocks of rows that go
+class CpAsyncTile(ABC):
+    """rows of a block; split: parts of K that different warps take; pipeline stages; group: blocks of rows that go
     together; cluster: blocks that share K; overlap: weights are fetched while the kernel before this one still runs;
     blocks: that registers must allow on a multiprocessor; pace: K tiles of a stage, which share a barrier."""
 
@@ -84,10 +98,10 @@ class RingTile(ABC):
         return max(self.stages * self.pace * self.stage_bytes, self.threads * self.sums if self.parts > 1 else 0)
 
 
-class Ring(ABC):
+class CpAsyncGemm(ABC):
     """A kernel's body: run() emits all of it."""
 
-    def __init__(self, w: Writer, problem: Problem, tile: RingTile, tiles: int) -> None:
+    def __init__(self, w: Writer, problem: Problem, tile: CpAsyncTile, tiles: int) -> None:
         self.threads = tile.threads
         self.w, self.problem, self.tile, self.tiles = w, problem, tile, tiles
         self.layout = problem.layout
@@ -101,14 +115,14 @@ class Ring(ABC):
         grid = tirx.Cast("int32", blocks * self.tiles)
         self.rank: Expr = 0
         if tile.cluster > 1:
-            cta, rank = keep(w, I.cluster_id([grid])), I.cta_id_in_cluster([tile.cluster])
-            self.rank = keep(w, rank)
+            cta, rank = w.keep(I.cluster_id([grid])), I.cta_id_in_cluster([tile.cluster])
+            self.rank = w.keep(rank)
         else:
             cta = I.cta_id([grid])
         self.tx = I.thread_id([self.threads])
         arena = I.alloc_buffer((tile.shared_bytes,), "uint8", scope="shared.dyn", align=1024)
         self.base = w.bind(I.cuda.cvta_generic_to_shared(arena.ptr_to([0])))
-        self._place(cta, keep(w, tirx.Cast("int32", blocks)))
+        self._place(cta, w.keep(tirx.Cast("int32", blocks)))
         self.prepare()
         self.body()
 
@@ -124,9 +138,8 @@ class Ring(ABC):
 
     # --- what a kernel adds -----------------------------------------------------------------------------------------
 
-    acc: Any  # registers
+    acc: RegisterTile
     items: int  # of epilogue work, in a thread that has the sums of one block of the cluster
-    step: int  # accumulators that are exchanged together
     part: Expr  # of K
     member: Expr  # this thread's number among those with the same part
 
@@ -139,12 +152,12 @@ class Ring(ABC):
         """Start the copies of tile `k` of a weight."""
 
     @abstractmethod
-    def multiply(self, stage: Expr) -> None:
+    def multiply(self, stage: TirExpr) -> None:
         """Add a stage's products."""
 
     @abstractmethod
-    def pieces(self, item: int, block: int) -> list[int]:
-        """The first accumulator of every step of an item, in the sums that a block of the cluster needs."""
+    def pieces(self, item: int, block: int) -> list[tuple[int, ...]]:
+        """The fragments of `acc` of an item that a block of the cluster needs, each exchanged as a vector."""
 
     @abstractmethod
     def finish(self, item: int) -> None:
@@ -156,11 +169,11 @@ class Ring(ABC):
         """Which tile this block has: down `group` blocks of rows, then to the next columns."""
         w, tile = self.w, self.tile
         period = tile.group * self.tiles
-        first = keep(w, tirx.truncdiv(cta, period) * tile.group)
-        high = keep(w, tirx.min(blocks - first, tile.group))
-        within = keep(w, tirx.truncmod(cta, period))
-        self.row0 = keep(w, tirx.Cast("int64", first + tirx.truncmod(within, high)) * tile.rows)
-        self.tile_n = keep(w, tirx.truncdiv(within, high))
+        first = w.keep(tirx.truncdiv(cta, period) * tile.group)
+        high = w.keep(tirx.min(blocks - first, tile.group))
+        within = w.keep(tirx.truncmod(cta, period))
+        self.row0 = w.keep(tirx.Cast("int64", first + tirx.truncmod(within, high)) * tile.rows)
+        self.tile_n = w.keep(tirx.truncdiv(within, high))
 
     # --- global to shared memory -----------------------------------------------------------------------------------
 
@@ -170,13 +183,13 @@ class Ring(ABC):
         self.copies, self.apart = ceil_div(tile.rows * CHUNKS, tile.threads), tile.threads // CHUNKS
         self.chunk, self.line = w.bind(self.tx % CHUNKS), w.bind(self.tx // CHUNKS)
         self.aligned = [w.bind(self.problem.aligned(w, operand)) for operand in self.problem.operands]
-        self.row = keep(w, self.row0 + tirx.Cast("int64", self.line))
-        self.left = keep(w, tirx.Cast("int32", tirx.min(w["rows"] - self.row, int64(tile.rows))))
+        self.row = w.keep(self.row0 + tirx.Cast("int64", self.line))
+        self.left = w.keep(tirx.Cast("int32", tirx.min(w["rows"] - self.row, int64(tile.rows))))
 
     def _into(self, i: Expr) -> Expr:
         """Where in a stage the thread's i-th chunk goes."""
         line = self.line + i * self.apart
-        return tirx.Cast("uint32", line * ROW_BYTES + tirx.bitwise_xor(self.chunk, line % CHUNKS) * 16)
+        return tirx.Cast("uint32", SWIZZLE_128.offset(line, self.chunk))
 
     def _fill(self, slot: Expr, k: Expr, rows: bool = True, weights: bool = True) -> None:
         """Stage `slot` from K tile `k`, counted over all operands: rows of left operands, weights, or both."""
@@ -214,7 +227,7 @@ class Ring(ABC):
         first = w.bind(k * self.deep + self.chunk * chunk)
         inside: Expr = 16  # bytes of the chunk that the row has
         if operand.depth % self.deep:
-            inside = keep(w, tirx.max(tirx.min(operand.depth - first, chunk), 0) * (16 // chunk))
+            inside = w.keep(tirx.max(tirx.min(operand.depth - first, chunk), 0) * (16 // chunk))
         at = self.row * operand.place.row_stride + tirx.Cast("int64", first) + operand.offset
         for i in range(self.copies):
             size = tirx.Cast("uint32", tirx.Select(self.left > i * self.apart, inside, 0))
@@ -229,7 +242,7 @@ class Ring(ABC):
         first = w.bind(k * self.deep + self.chunk * self.chunk_elements)
         with w.loop(self.copies) as i, w.when(self.line + i * self.apart < tile.rows):
             row = self.row + tirx.Cast("int64", i * self.apart)
-            source = keep(w, tirx.min(row, w["rows"] - 1))
+            source = w.keep(tirx.min(row, w["rows"] - 1))
             target = stage + self._into(i)
             self.problem.store_chunk(w, target, self.problem.operands[number], source, row < w["rows"], first)
 
@@ -249,20 +262,18 @@ class Ring(ABC):
 
     def _mainloop(self) -> None:
         w, stages, parts = self.w, self.tile.stages, self.tile.cluster
-        first, count = 0, self.total
+        first: Expr = 0
+        count: Expr = self.total
         if parts > 1:  # this block's part of K
-            first = keep(w, tirx.truncdiv(self.rank * self.total, parts))
-            count = keep(w, tirx.truncdiv((self.rank + 1) * self.total, parts) - first)
+            first = w.keep(tirx.truncdiv(self.rank * self.total, parts))
+            count = w.keep(tirx.truncdiv((self.rank + 1) * self.total, parts) - first)
         self._before(first, count)
         pace = self.tile.pace
-        with w.loop(tirx.truncdiv(count + (pace - 1), pace)) as turn:
-            w.do(I.ptx["cp.async.wait_group"](stages - 2))
-            w.do(I.cuda.cta_sync())
-            self._fill_group(turn + (stages - 1), first, count)
-            w.do(I.ptx["cp.async.commit_group"]())
+        turns = tirx.truncdiv(count + (pace - 1), pace)
+        with cp_async_loop(w, turns, stages, lambda turn: self._fill_group(turn, first, count)) as turn:
             for j in range(pace):
                 slot = tirx.Cast("uint32", tirx.truncmod(turn, stages) * pace + j)
-                stage = keep(w, self.base + slot * uint32(self.tile.stage_bytes))
+                stage = w.keep(self.base + slot * uint32(self.tile.stage_bytes))
                 if isinstance(count, int) and count % pace == 0:
                     self.multiply(stage)
                 else:
@@ -273,7 +284,7 @@ class Ring(ABC):
         """The K tiles that one barrier announces."""
         pace = self.tile.pace
         with self.w.loop(pace) as j:
-            k = keep(self.w, group * pace + j)
+            k = self.w.keep(group * pace + j)
             with self.w.when(k < count):
                 slot = tirx.truncmod(group, self.tile.stages) * pace + j
                 self._fill(slot, first + k, rows, weights)
@@ -296,13 +307,14 @@ class Ring(ABC):
         """Add the parts of K up, through the shared memory of the block that needs them. All warps share the items."""
         w, tile = self.w, self.tile
         size = SIZES[self.problem.arithmetic]
-        kind = f"v{self.step}.f{8 * size}"
+        width = self.acc.shape[-1]
+        kind = f"v{width}.f{8 * size}"
         members, each = tile.threads // tile.split, len(self.pieces(0, 0))
         w.do(I.ptx["cp.async.wait_group"](0))
         self._meet()  # no block reads stages any more
 
         def at(start: Expr, source: Expr, number: int) -> Expr:
-            place = ((source * (self.items * each) + number) * members + self.member) * (self.step * size)
+            place = ((source * (self.items * each) + number) * members + self.member) * (width * size)
             return start + tirx.Cast("uint32", place)
 
         source = self.rank * tile.split + self.part
@@ -312,20 +324,18 @@ class Ring(ABC):
                 w.do(I.ptx["mapa.shared::cluster.u32"](remote[0], self.base, uint32(block)))
             to, space = (remote[0], "shared::cluster") if tile.cluster > 1 else (self.base, "shared")
             for item in range(self.items):
-                for number, first in enumerate(self.pieces(item, block), item * each):
-                    values = [self.acc[first + i] for i in range(self.step)]
-                    w.do(I.ptx[f"st.{space}.{kind}"](at(to, source, number), *values))
+                for number, piece in enumerate(self.pieces(item, block), item * each):
+                    w.do(I.ptx[f"st.{space}.{kind}"](at(to, source, number), *self.acc[piece]))
         self._meet()
-        other = w.local(self.step, self.problem.arithmetic)
-        parts = [other[i] for i in range(self.step)]
+        other = w.tile(width, dtype=self.problem.arithmetic).flat
         for part in range(tile.split):
             with w.when(self.part == part):
                 for item in range(part, self.items, tile.split):
-                    for number, first in enumerate(self.pieces(item, 0), item * each):
+                    for number, piece in enumerate(self.pieces(item, 0), item * each):
                         for source in range(tile.parts):
-                            w.do(I.ptx[f"ld.shared.{kind}"](*parts, at(self.base, tirx.const(source, "int32"), number)))
-                            for i in range(self.step):
-                                w.store(self.acc, self.acc[first + i] + other[i] if source else other[i], first + i)
+                            w.do(I.ptx[f"ld.shared.{kind}"](*other, at(self.base, tirx.const(source, "int32"), number)))
+                            for i, value in enumerate(other):
+                                self.acc.store(self.acc[piece][i] + value if source else value, *piece, i)
                     self.finish(item)
 
     def _meet(self) -> None:
@@ -337,8 +347,8 @@ class Ring(ABC):
             self.w.do(I.cuda.cta_sync())
 
 
-def ring_kernel(
-    name: str, problem: Problem, tile: RingTile, make: Callable[[Writer], Ring], threads: int = 0
+def cp_async_kernel(
+    name: str, problem: Problem, tile: CpAsyncTile, make: Callable[[Writer], CpAsyncGemm], threads: int = 0
 ) -> Kernel:
     """A kernel whose grid is one block, or cluster of blocks, per tile of rows and columns. threads: of a block, where
     there are others than the tile's."""
@@ -349,5 +359,5 @@ def ring_kernel(
 
     attributes = {"tirx.kernel_launch_params": [DEPENDENT]} if tile.overlap else None
     given = problem.pointers, problem.scalars, body
-    facts: dict[str, Any] = {"shared_bytes": tile.shared_bytes, "cluster": tile.cluster}
-    return write(name, *given, threads=threads or tile.threads, attributes=attributes, **facts)
+    shared, threads = tile.shared_bytes, threads or tile.threads
+    return write(name, *given, threads=threads, attributes=attributes, shared_bytes=shared, cluster=tile.cluster)

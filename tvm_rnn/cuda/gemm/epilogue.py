@@ -9,21 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.codegen.kernel_writer import Writer, converted
 from tvm_rnn.cuda.layer.packed_layout import SIZES
 from tvm_rnn.cuda.layer.pointers import Place, arithmetic
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.tensor_expressions import Index, element
+from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 
 from .operands import Operand, linear
 
-Expr = Any
-Accumulator = Callable[[int, int], Expr]  # (gate, unit of the span) -> register
+Accumulator = Callable[[int, int], TirExpr]  # (gate, unit of the span) -> register
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Epilogue:
             _Span(self, w, row, unit, count, acc, False).run()
         for u in range(count - 1):
 
-            def single(gate: int, _: int, u: int = u) -> Expr:
+            def single(gate: int, _: int, u: int = u) -> TirExpr:
                 return acc(gate, u)
 
             with w.when(tirx.And(unit + count > self.width, unit + u < self.width)):
@@ -102,8 +101,8 @@ class _Span:
     count: int
     acc: Accumulator
     aligned: bool  # the first unit is a multiple of count, and all units exist
-    loaded: dict[Any, list[Expr]] = field(default_factory=dict)
-    values: list[dict[Node, Expr]] = field(default_factory=list)
+    loaded: dict[tuple[Node, Index], list[TirExpr]] = field(default_factory=dict)
+    values: list[dict[Node, TirExpr]] = field(default_factory=list)
 
     def run(self) -> None:
         own = self.epilogue
@@ -159,13 +158,14 @@ class _Span:
         strides = (place.row_stride * size, offset * size, place.align, self.count * size)
         return next((b for b in fits if all(s % b == 0 for s in strides)), 0)
 
-    def _vector(self, node: Node, place: Place, lead: Index) -> list[Expr]:
+    def _vector(self, node: Node, place: Place, lead: Index) -> list[TirExpr]:
         """All units of the span, loaded once."""
         key = (node, lead)
         if key in self.loaded:
             return self.loaded[key]
         own, size = self.epilogue, SIZES[place.dtype]
         offset = linear(node, (*lead, 0))
+        assert isinstance(offset, int)
         at = self._address(place, self.unit + offset)
         buffer = self.w[own.names["read", node, 0]]
         wide = self._bytes(place, offset)
@@ -185,7 +185,7 @@ class _Span:
         self.loaded[key] = [unpacked(registers, u, place.dtype) for u in range(self.count)]
         return self.loaded[key]
 
-    def _write(self, name: str, place: Place, offset: int, values: list[Expr]) -> None:
+    def _write(self, name: str, place: Place, offset: int, values: list[TirExpr]) -> None:
         """Consecutive units from self.unit on."""
         buffer, size = self.w[name], SIZES[place.dtype]
         at = self._address(place, self.unit + offset)
@@ -194,7 +194,7 @@ class _Span:
             for u, value in enumerate(values):
                 self.w.store(buffer, tirx.Cast(place.dtype, value), at + u if u else at)
             return
-        words = [v if size == 2 or str(v.ty) == place.dtype else tirx.Cast(place.dtype, v) for v in values]
+        words = [v if size == 2 else converted(v, place.dtype) for v in values]
         if size == 2:
             packed = self.w.local(self.count // 2, "uint32")
             pack(self.w, packed, values, place.dtype)
@@ -208,14 +208,14 @@ class _Span:
             self.w.do(I.ptx[f"st.global{vector}.{kind}"](address, *words[first : first + step]))
 
 
-def pack(w: Writer, words: Any, values: Sequence[Expr], dtype: str) -> None:
+def pack(w: Writer, words: Buffer, values: Sequence[TirExpr], dtype: str) -> None:
     """float32 values as 16-bit pairs, rounded to nearest."""
     kind = "bf16x2" if dtype == "bfloat16" else "f16x2"
     for i in range(len(values) // 2):
         w.do(I.ptx[f"cvt.rn.{kind}.f32"](words[i], values[2 * i + 1], values[2 * i]))
 
 
-def unpacked(registers: Any, u: int, dtype: str) -> Expr:
+def unpacked(registers: Buffer, u: int, dtype: str) -> TirExpr:
     """The u-th value of loaded words, as float32."""
     if SIZES[dtype] == 4:
         return registers[u]
@@ -227,7 +227,7 @@ def unpacked(registers: Any, u: int, dtype: str) -> Expr:
     return tirx.Cast("float32", tirx.reinterpret("float16", tirx.Cast("uint16", half)))
 
 
-def store_chunk(w: Any, target: Expr, operand: Operand, row: Expr, valid: Expr, first: Expr, compute: str) -> None:
+def store_chunk(w: Writer, target: Expr, operand: Operand, row: Expr, valid: Expr, first: Expr, compute: str) -> None:
     """16 bytes of a row from element `first` on into shared memory, in the dtype of products, read one by one; zeros
     where there are none."""
     dtype, count = arithmetic(compute), 16 // SIZES[compute]

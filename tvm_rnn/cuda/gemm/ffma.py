@@ -9,23 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from itertools import product
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
+from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, Lanes, ceil_div
+from tvm_rnn.tir.expr import Expr, TirExpr
 
-from .cp_async_pipeline import COPY, Ring, RingTile, ring_kernel
+from .cp_async_pipeline import COPY, CpAsyncGemm, CpAsyncTile, cp_async_kernel
 from .problem import Problem, uint32
 
-Expr = Any
 ACROSS = 8  # lanes of a warp along units, at most
 
 
 @dataclass(frozen=True)
-class LanesTile(RingTile):
+class LanesTile(CpAsyncTile):
     """rows of a block, high: of a thread; across: threads along units; groups: of 4 columns of a thread."""
 
     across: int = 16
@@ -59,10 +60,10 @@ class LanesTile(RingTile):
 def lanes_kernel(name: str, problem: Problem, tile: LanesTile) -> Kernel:
     """A kernel for any number of rows."""
     assert tile.down * tile.lanes % 32 == 0 and CHUNKS % tile.split == 0 and tile.cluster == 1
-    return ring_kernel(name, problem, tile, lambda w: _Lanes(w, problem, tile))
+    return cp_async_kernel(name, problem, tile, lambda w: _Lanes(w, problem, tile))
 
 
-class _Lanes(Ring):
+class _Lanes(CpAsyncGemm):
     tile: LanesTile
 
     def __init__(self, w: Writer, problem: Problem, tile: LanesTile) -> None:
@@ -81,12 +82,12 @@ class _Lanes(Ring):
         self.x = w.bind(own % along * tile.lanes + lane % tile.lanes)
         self.y = w.bind(own // along * lines + lane // tile.lanes)
         self.slots = 4 * tile.groups
-        self.items, self.step = tile.high, self.chunk_elements
-        self.acc = w.local(tile.high * self.slots, self.problem.arithmetic)
-        for i in range(tile.high * self.slots):
-            w.store(self.acc, tirx.const(0.0, self.problem.arithmetic), i)
-        self.a = w.local(tile.high * self.chunk_elements, self.problem.arithmetic)
-        self.b = w.local(2 * self.slots, self.problem.arithmetic)
+        self.items, dtype = tile.high, self.problem.arithmetic
+        self.vectors = self.slots // self.chunk_elements  # of 16 bytes, of a row's sums
+        self.acc = w.tile(tile.high, self.vectors, self.chunk_elements, dtype=dtype)
+        self.acc.fill(tirx.const(0.0, dtype))
+        self.a = w.tile(tile.high, self.chunk_elements, dtype=dtype)
+        self.b = w.tile(2, self.vectors, self.chunk_elements, dtype=dtype)
         self.a_at = w.bind(tirx.Cast("uint32", self.y * ROW_BYTES))
         self.b_at = w.bind(tirx.Cast("uint32", self.x * (4 * tile.size) + tile.rows * ROW_BYTES))
 
@@ -112,7 +113,7 @@ class _Lanes(Ring):
                 with w.when(piece < chunks):
                     w.do(copy)
 
-    def multiply(self, stage: Expr) -> None:
+    def multiply(self, stage: TirExpr) -> None:
         """Chunks of this thread's part. A k of the weights is read one k ahead, a row of the next chunk as soon as the
         row's last product is made: the loads hide behind the other rows' products."""
         w, tile, chunk = self.w, self.tile, self.chunk_elements
@@ -133,9 +134,8 @@ class _Lanes(Ring):
             for e in range(chunk):
                 self._load_b(b_of(c, e + 1) if e + 1 < chunk else b_of(following, 0), (e + 1) % 2)
                 for m in range(tile.high):
-                    for s in range(self.slots):
-                        product = self.a[m * chunk + e] * self.b[e % 2 * self.slots + s]
-                        w.store(self.acc, self.acc[m * self.slots + s] + product, m * self.slots + s)
+                    for v, z in product(range(self.vectors), range(chunk)):
+                        self.acc.store(self.acc[m, v][z] + self.a[m][e] * self.b[e % 2, v][z], m, v, z)
                     if e == chunk - 1:
                         self._load_a(starts, m)
 
@@ -147,38 +147,40 @@ class _Lanes(Ring):
     def _a_starts(self, stage: Expr, number: Expr) -> list[Expr]:
         """Addresses of a chunk in the thread's first rows; later ones swizzle like one of these."""
         w, tile = self.w, self.tile
-        starts = []
+        starts: list[Expr] = []
         for m in range(min(max(1, CHUNKS // tile.down), tile.high)):
-            swizzled = tirx.bitwise_xor(number, (self.y + m * tile.down) % CHUNKS)
+            swizzled = SWIZZLE_128.piece(self.y + m * tile.down, number)
             starts.append(w.bind(stage + self.a_at + tirx.Cast("uint32", swizzled * 16)))
         return starts
 
     def _load_a(self, starts: list[Expr], m: int) -> None:
         chunk = self.chunk_elements
         kind = "v4.f32" if chunk == 4 else "v2.f64"
-        parts = [self.a[m * chunk + i] for i in range(chunk)]
         start = starts[m % len(starts)] + uint32(m * self.tile.down * ROW_BYTES)
-        self.w.do(I.ptx[f"ld.shared.{kind}"](*parts, start))
+        self.w.do(I.ptx[f"ld.shared.{kind}"](*self.a[m], start))
 
     def _load_b(self, start: Expr, half: int) -> None:
         tile, chunk = self.tile, self.chunk_elements
         kind = "v4.f32" if chunk == 4 else "v2.f64"
         for group in range(tile.groups):
             for first in range(0, 4, chunk):
-                parts = [self.b[half * self.slots + group * 4 + first + i] for i in range(chunk)]
                 at = start + uint32(group * tile.across * 4 * tile.size + first * tile.size)
-                self.w.do(I.ptx[f"ld.shared.{kind}"](*parts, at))
+                self.w.do(I.ptx[f"ld.shared.{kind}"](*self.b[half, (group * 4 + first) // chunk], at))
 
-    def pieces(self, item: int, block: int) -> list[int]:
+    def pieces(self, item: int, block: int) -> list[tuple[int, ...]]:
         """Items: rows."""
-        return list(range(item * self.slots, (item + 1) * self.slots, self.step))
+        return [(item, v) for v in range(self.vectors)]
 
     def finish(self, item: int) -> None:
-        w, tile, units = self.w, self.tile, self.lanes.units
-        row = w.bind(self.row0 + tirx.Cast("int64", self.y + item * tile.down))
+        self._finish_row(item, self.w.bind(self.row0 + tirx.Cast("int64", self.y + item * self.tile.down)))
 
-        def value(gate: int, u: int) -> Expr:
-            return self.acc[item * self.slots + gate * units + u]
+    def _finish_row(self, item: int, row: TirExpr) -> None:
+        """The epilogue of a row, whose sums are pieces(item, 0)."""
+        w, units = self.w, self.lanes.units
+        sums = [value for piece in self.pieces(item, 0) for value in self.acc[piece]]
+
+        def value(gate: int, u: int) -> TirExpr:
+            return sums[gate * units + u]
 
         with w.when(row < w["rows"]):
-            self.problem.epilogue.emit(w, row, (self.tile_n * tile.across + self.x) * units, units, value)
+            self.problem.epilogue.emit(w, row, (self.tile_n * self.tile.across + self.x) * units, units, value)

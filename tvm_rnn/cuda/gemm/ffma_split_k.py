@@ -2,28 +2,25 @@
 
 In: a `Problem` and a tile. Out: a `Kernel`. A step has so few tiles that some multiprocessors would multiply two and
 others one; a share of K for each block of a cluster makes as many parts as there are multiprocessors. Four warps copy,
-ahead by a ring of stages; the others multiply, each group of them every `split`-th stage, and meet only to add up.
+ahead by some pipeline stages; the others multiply, each group of them every `split`-th stage, and meet only to add up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS
-from tvm_rnn.cuda.layer.pipeline_barriers import Stages
+from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, LAG, Stages
+from tvm_rnn.tir.expr import Expr, TirExpr
 
-from .cp_async_pipeline import ring_kernel
+from .cp_async_pipeline import cp_async_kernel
 from .ffma import LanesTile, _Lanes
-from .problem import Problem, keep, uint32
-
-Expr = Any
-COPIERS = 128  # threads
-LAG = 2  # stages whose copies are under way when one is announced
+from .problem import Problem, uint32
 
 
 @dataclass(frozen=True)
@@ -51,7 +48,7 @@ def shared_lanes_kernel(name: str, problem: Problem, tile: SharedLanesTile) -> K
     group = tile.across * tile.down
     assert group % 32 == 0 and tile.high % tile.cluster == 0 and tile.parts > 1 and tile.stages > LAG + 1
     threads = tile.members + COPIERS
-    return ring_kernel(name, problem, tile, lambda w: _SharedLanes(w, problem, tile), threads)
+    return cp_async_kernel(name, problem, tile, lambda w: _SharedLanes(w, problem, tile), threads)
 
 
 class _SharedLanes(_Lanes, Stages):
@@ -64,8 +61,8 @@ class _SharedLanes(_Lanes, Stages):
     def body(self) -> None:
         """Copiers and multipliers, in place of one loop for all."""
         w, tile = self.w, self.tile
-        first = keep(w, tirx.truncdiv(self.rank * self.total, tile.cluster))
-        count = keep(w, tirx.truncdiv((self.rank + 1) * self.total, tile.cluster) - first)
+        first = w.keep(tirx.truncdiv(self.rank * self.total, tile.cluster))
+        count = w.keep(tirx.truncdiv((self.rank + 1) * self.total, tile.cluster) - first)
         self._barriers()
         with I.If(self.tx < tile.members):
             with I.Then():
@@ -81,7 +78,7 @@ class _SharedLanes(_Lanes, Stages):
 
     def _barriers(self) -> None:
         w, tile = self.w, self.tile
-        with w.when(self.tx == 0):
+        with w.when(tirx.EQ(self.tx, 0)):
             for slot in range(tile.stages):
                 at = tirx.const(slot, "int32")
                 w.do(I.ptx.mbarrier.init.shared.b64(self._full(at), uint32(COPIERS // 32)))
@@ -89,65 +86,49 @@ class _SharedLanes(_Lanes, Stages):
             w.do(I.ptx.fence.mbarrier_init.release.cluster())
         w.do(I.cuda.cta_sync())
 
-    def _arrive(self, barrier: Expr) -> None:
-        """By one thread of each warp, after all of it."""
-        self.w.do(I.cuda.warp_sync())
-        with self.w.when(self.tx % 32 == 0):
-            self.w.do(I.ptx["mbarrier.arrive.shared.b64"](barrier))
+    def _slot(self, turn: Expr) -> TirExpr:
+        return tirx.truncmod(turn, self.tile.stages)
+
+    def _round(self, turn: Expr) -> TirExpr:
+        return tirx.truncdiv(turn, self.tile.stages)
 
     # --- copying and multiplying -----------------------------------------------------------------------------------
 
     def _produce(self, first: Expr, count: Expr) -> None:
-        w, stages = self.w, self.tile.stages
+        w = self.w
         self._sources()
-        with w.loop(count) as k:
-            slot = w.bind(tirx.truncmod(k, stages))
-            self._wait(self._empty(slot), (tirx.truncdiv(k, stages) + 1) % 2)
+        with w.loop(count) as k, self._filling(k) as slot:
             self._fill(slot, first + k)
-            w.do(I.ptx["cp.async.commit_group"]())
-            with w.when(k >= LAG):
-                self._announce(LAG, tirx.truncmod(k - LAG, stages))
-        for behind in range(LAG, 0, -1):
-            with w.when(count >= behind):
-                self._announce(behind - 1, tirx.truncmod(count - behind, stages))
+        self._filled(count)
 
-    def _announce(self, pending: int, slot: Expr) -> None:
+    def _announce(self, pending: int, slot: TirExpr) -> None:
         """The copies of a stage are done."""
         self.w.do(I.ptx["cp.async.wait_group"](pending))
         self._arrive(self._full(slot))
 
     def _consume(self, count: Expr) -> None:
         w, tile = self.w, self.tile
-        turns = keep(w, tirx.truncdiv(count - self.part + (tile.split - 1), tile.split))
+        turns = w.keep(tirx.truncdiv(count - self.part + (tile.split - 1), tile.split))
         with w.loop(turns) as turn:
-            k = keep(w, self.part + turn * tile.split)
-            slot = keep(w, tirx.truncmod(k, tile.stages))
-            self._wait(self._full(slot), tirx.truncdiv(k, tile.stages) % 2)
-            self.multiply(keep(w, self.base + tirx.Cast("uint32", slot) * uint32(tile.stage_bytes)))
+            k = w.keep(self.part + turn * tile.split)
+            slot = w.keep(self._slot(k))
+            self._wait(self._full(slot), self._round(k) % 2)
+            self.multiply(w.keep(self.base + tirx.Cast("uint32", slot) * uint32(tile.stage_bytes)))
             self._arrive(self._empty(slot))
 
-    def chunks(self) -> tuple[int, Any]:
+    def chunks(self) -> tuple[int, Callable[[Expr], Expr]]:
         return CHUNKS, lambda c: c
 
     # --- results ---------------------------------------------------------------------------------------------------
 
-    def pieces(self, item: int, block: int) -> list[int]:
+    def pieces(self, item: int, block: int) -> list[tuple[int, ...]]:
         """Items: the rows of a thread that one block of the cluster finishes."""
-        first = (item * self.tile.cluster + block) * self.slots
-        return list(range(first, first + self.slots, self.step))
+        return super().pieces(item * self.tile.cluster + block, 0)
 
     def prepare(self) -> None:
         super().prepare()
         self.items = self.tile.high // self.tile.cluster
 
     def finish(self, item: int) -> None:
-        w, tile, units = self.w, self.tile, self.lanes.units
-        line = self.y + (item * tile.cluster + self.rank) * tile.down
-        row = keep(w, self.row0 + tirx.Cast("int64", line))
-        first = self.pieces(item, 0)[0]
-
-        def value(gate: int, u: int) -> Expr:
-            return self.acc[first + gate * units + u]
-
-        with w.when(row < w["rows"]):
-            self.problem.epilogue.emit(w, row, (self.tile_n * tile.across + self.x) * units, units, value)
+        line = self.y + (item * self.tile.cluster + self.rank) * self.tile.down
+        self._finish_row(item, self.w.keep(self.row0 + tirx.Cast("int64", line)))

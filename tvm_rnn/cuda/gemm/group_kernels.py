@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.packed_layout import Fragments, Lanes, Pack
 from tvm_rnn.cuda.layer.pointers import Argument, Place, arithmetic, storage
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.schedule.schedule_template import Config, Unit, best
+from tvm_rnn.target import Target
 
 from .epilogue import Epilogue, read_nodes
 from .ffma import LanesTile, lanes_kernel
@@ -57,7 +57,7 @@ def gemm(
     group: Group,
     *,
     precision: str,
-    target: Any,
+    target: Target,
     operands: Callable[[Node], Place | None],
     reads: Callable[[Node], Place | None],
     writes: Callable[[Node], Sequence[Place]],
@@ -174,12 +174,12 @@ def _shared_lanes(name: str, problem: Problem, layout: Lanes, knobs: Config) -> 
 
 def _kernel(name: str, problem: Problem, knobs: Config, size: str) -> Kernel:
     rows, split, stages = (knobs[f"{size}_{k}"] for k in ("rows", "split", "stages"))
-    paced: dict[str, Any] = {"overlap": size == "few" and knobs["overlap"] == 1, "pace": knobs[f"{size}_pace"]}
+    overlap, pace, blocks = size == "few" and knobs["overlap"] == 1, knobs[f"{size}_pace"], knobs[f"{size}_blocks"]
     if isinstance(problem.layout, Lanes):
         across, high = knobs[f"{size}_across"], knobs[f"{size}_high"]
         width = 8 if problem.compute == "float64" else 4
-        shape: dict[str, Any] = {"across": across, "high": high, "groups": problem.layout.groups, "size": width}
-        blocks = knobs[f"{size}_blocks"]
-        return lanes_kernel(name, problem, LanesTile(rows, split, stages, blocks=blocks, **shape, **paced))
-    shape = {k: knobs[f"{size}_{k}"] for k in ("columns", "warps", "along", "cluster", "blocks")}
-    return mma_kernel(name, problem, MmaTile(rows, split, stages, **shape, **paced))
+        shape = {"across": across, "high": high, "groups": problem.layout.groups, "size": width}
+        lanes = LanesTile(rows, split, stages, overlap=overlap, blocks=blocks, pace=pace, **shape)
+        return lanes_kernel(name, problem, lanes)
+    shape = {k: knobs[f"{size}_{k}"] for k in ("columns", "warps", "along", "cluster")}
+    return mma_kernel(name, problem, MmaTile(rows, split, stages, overlap=overlap, blocks=blocks, pace=pace, **shape))

@@ -7,29 +7,25 @@ step ahead of the products. With few rows, `split` warps share one part of the r
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
+from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, ceil_div
+from tvm_rnn.tir.expr import Expr, TirExpr
 
-from .cp_async_pipeline import Ring, RingTile, ring_kernel
+from .cp_async_pipeline import CpAsyncGemm, CpAsyncTile, cp_async_kernel
+from .mma_product import MmaProduct
 from .problem import Problem, uint32
 
-Expr = Any
 STEPS = 4  # of 32 bytes of K in a stage
-INSTRUCTIONS = {
-    "bfloat16": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
-    "float16": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
-    "float32": "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
-}
 LDMATRIX = "ldmatrix.sync.aligned.m8n8.{}.shared.b16"
 
 
 @dataclass(frozen=True)
-class MmaTile(RingTile):
+class MmaTile(CpAsyncTile):
     """rows x columns of a block; warps: along rows, along: warps along columns, split: along K."""
 
     columns: int = 128
@@ -64,10 +60,10 @@ def mma_kernel(name: str, problem: Problem, tile: MmaTile) -> Kernel:
     assert tile.rows % (16 * tile.warps) == 0 and STEPS % tile.split == 0
     layout = problem.fragments
     assert tile.broad * 8 // tile.cluster % layout.block == 0 and layout.columns % tile.columns == 0
-    return ring_kernel(name, problem, tile, lambda w: _Mma(w, problem, tile))
+    return cp_async_kernel(name, problem, tile, lambda w: _Mma(w, problem, tile))
 
 
-class _Mma(Ring):
+class _Mma(CpAsyncGemm):
     tile: MmaTile
 
     def __init__(self, w: Writer, problem: Problem, tile: MmaTile) -> None:
@@ -80,12 +76,10 @@ class _Mma(Ring):
         self.part = w.bind(warp // (tile.warps * tile.along))
         self.member = w.bind(own * 32 + self.lane)
         self.down, self.across = w.bind(own % tile.warps), w.bind(own // tile.warps)
-        self.step, self.items = 2, 2 * tile.high * (tile.broad // tile.cluster * 8 // self.problem.fragments.block)
-        self.acc = w.local(tile.high * tile.broad * 4)
-        for i in range(tile.high * tile.broad * 4):
-            w.store(self.acc, tirx.const(0.0, "float32"), i)
-        self.a = w.local(2 * tile.high * 4, "uint32")
-        self.b = w.local(2 * tile.broad * 2, "uint32")
+        self.items = 2 * tile.high * (tile.broad // tile.cluster * 8 // self.problem.fragments.block)
+        self.product = MmaProduct(w, self.problem.compute, tile.high, tile.broad)
+        self.product.take_fragments(buffers=2)
+        self.acc = self.product.acc
         # The row that each lane names to ldmatrix, as an offset into a stage.
         a_row = self.down * (16 * tile.high) + self.lane % 16
         self.a_at = w.bind(tirx.Cast("uint32", a_row * ROW_BYTES))
@@ -98,45 +92,34 @@ class _Mma(Ring):
         source = tirx.Cast("int64", k) * (layout.columns * layout.deep) + first
         self.copy_run(number, stage, source, columns * CHUNKS)
 
-    def multiply(self, stage: Expr) -> None:
+    def multiply(self, stage: TirExpr) -> None:
         steps = STEPS // self.tile.split
         self._load(stage, 0)
         for step in range(steps):
             if step + 1 < steps:
                 self._load(stage, step + 1)
-            self._products(step % 2)
+            self.product.multiply(step % 2)
 
-    def _load(self, stage: Expr, step: int) -> None:
+    def _load(self, stage: TirExpr, step: int) -> None:
         """Fragments of one step of this warp's part of K, into alternating halves of the registers."""
         w, tile, lane, half = self.w, self.tile, self.lane, step % 2
         own = self.part + step * tile.split if tile.split > 1 else step
-        a_chunk = tirx.Cast("uint32", tirx.bitwise_xor(own * 2 + lane // 16, lane % 8) * 16)
-        b_chunk = tirx.Cast("uint32", tirx.bitwise_xor(own * 2 + lane // 8 % 2, lane % 8) * 16)
+        a_chunk = tirx.Cast("uint32", SWIZZLE_128.piece(lane, own * 2 + lane // 16) * 16)
+        b_chunk = tirx.Cast("uint32", SWIZZLE_128.piece(lane, own * 2 + lane // 8 % 2) * 16)
         a_from, b_from = w.bind(stage + self.a_at + a_chunk), w.bind(stage + self.b_at + b_chunk)
         for m in range(tile.high):
-            parts = [self.a[(half * tile.high + m) * 4 + i] for i in range(4)]
-            w.do(I.ptx[LDMATRIX.format("x4")](*parts, a_from + uint32(m * 16 * ROW_BYTES)))
+            w.do(I.ptx[LDMATRIX.format("x4")](*self.product.a[half, m], a_from + uint32(m * 16 * ROW_BYTES)))
         for n in range(0, tile.broad, 2):
-            count = min(4, 2 * (tile.broad - n))
-            parts = [self.b[(half * tile.broad + n) * 2 + i] for i in range(count)]
-            w.do(I.ptx[LDMATRIX.format(f"x{count}")](*parts, b_from + uint32(n * 8 * ROW_BYTES)))
+            parts = [word for z in range(n, min(n + 2, tile.broad)) for word in self.product.b[half, z]]
+            w.do(I.ptx[LDMATRIX.format(f"x{len(parts)}")](*parts, b_from + uint32(n * 8 * ROW_BYTES)))
 
-    def _products(self, half: int) -> None:
-        tile = self.tile
-        for m in range(tile.high):
-            for n in range(tile.broad):
-                d = [self.acc[(m * tile.broad + n) * 4 + i] for i in range(4)]
-                a = [self.a[(half * tile.high + m) * 4 + i] for i in range(4)]
-                b = [self.b[(half * tile.broad + n) * 2 + i] for i in range(2)]
-                self.w.do(I.ptx[INSTRUCTIONS[self.problem.compute]](*d, *a, *b, *d))
-
-    def pieces(self, item: int, block: int) -> list[int]:
+    def pieces(self, item: int, block: int) -> list[tuple[int, ...]]:
         """Items: 8 rows of a tile of 16, and a block of units with all gates."""
         tile, wide = self.tile, self.problem.fragments.block // 8
         each = tile.broad // tile.cluster
         half, unit_block, m = item % 2, item // 2 % (each // wide), item // 2 // (each // wide)
-        first = m * tile.broad + block * each + unit_block * wide
-        return [(first + n) * 4 + half * 2 for n in range(wide)]
+        first = block * each + unit_block * wide
+        return [(m, first + n, half) for n in range(wide)]
 
     def finish(self, item: int) -> None:
         w, tile, wide = self.w, self.tile, self.problem.fragments.block // 8
@@ -144,4 +127,5 @@ class _Mma(Ring):
         half, within, m = item % 2, item // 2 % blocks, item // 2 // blocks
         row = self.row0 + tirx.Cast("int64", self.down * (16 * tile.high) + (m * 16 + half * 8) + self.lane // 4)
         unit_block = ((self.tile_n * tile.along + self.across) * tile.cluster + self.rank) * blocks + within
-        self.problem.finish_rows(w, row, unit_block, self.lane, self.acc, self.pieces(item, 0)[0])
+        pairs = [self.acc[piece] for piece in self.pieces(item, 0)]
+        self.problem.finish_rows(w, row, unit_block, self.lane, pairs)

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from tvm import tirx
 
+from tvm_rnn.cuda.codegen.kernel_writer import converted
 from tvm_rnn.cuda.layer.packed_layout import SIZES
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Index, element
+from tvm_rnn.tir.expr import Expr
 
-Expr = Any
 PIECES = (16, 8, 4)  # bytes that the hardware copies at a time
 
 
@@ -65,7 +65,7 @@ def linear(node: Node, index: Index) -> Expr:
     """The row-major offset of an index in the node's shape."""
     total: Expr = 0
     for i, size in zip(index, node.shape, strict=True):
-        total = total * size + (i if isinstance(i, int) or str(i.ty) == "int64" else tirx.Cast("int64", i))
+        total = total * size + (i if isinstance(i, int) else converted(i, "int64"))
     return total
 
 
@@ -93,6 +93,6 @@ def operand_of(node: Node, number: int, places: Callable[[Node], Place | None]) 
     base = seen[0][0]
     place = places(base)
     assert place is not None
-    offsets = np.array([at for _, at in seen]) if plain and len(seen) == depth else None
-    straight = offsets is not None and bool(np.all(np.diff(offsets) == 1))
-    return Operand(node, base, place, depth, int(seen[0][1]) if straight else None, f"x{number}")
+    offsets = [at for _, at in seen if isinstance(at, int)]
+    straight = plain and len(offsets) == len(seen) == depth and bool(np.all(np.diff(offsets) == 1))
+    return Operand(node, base, place, depth, offsets[0] if straight else None, f"x{number}")

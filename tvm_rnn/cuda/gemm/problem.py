@@ -5,35 +5,28 @@ In: from `group_kernels.py`. Out: helpers for the kernel writers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import tirx
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.layer.packed_layout import Fragments, Lanes
 from tvm_rnn.graph.scalar_cuda import flavour
+from tvm_rnn.tir.expr import Expr, TirExpr
 
 from .epilogue import Epilogue, store_chunk
 from .operands import Operand
 
-Expr = Any
 
-
-def int64(value: int) -> Expr:
+def int64(value: int) -> TirExpr:
     return tirx.const(value, "int64")
 
 
-def uint32(value: int) -> Expr:
+def uint32(value: int) -> TirExpr:
     return tirx.const(value, "uint32")
-
-
-def keep(w: Writer, value: Expr) -> Expr:
-    """A value computed here and now: in a register, because TVM's simplifier copies what is only bound to its uses."""
-    register = w.local(1, str(value.ty))
-    w.store(register, value, 0)
-    return register[0]
 
 
 @dataclass(frozen=True)
@@ -78,21 +71,27 @@ class Problem:
         """16 bytes of a row from element `first` on into shared memory, read one by one; zeros where there are none."""
         store_chunk(w, target, operand, row, valid, first, self.compute)
 
-    def finish_fragments(self, w: Writer, row: Expr, tile: tuple[Expr, int], lane: Expr, acc: Any) -> None:
-        """The epilogue of 16 rows from `row` on and of all columns of tile = (number, columns)."""
-        blocks = tile[1] // self.fragments.block
+    def finish_fragments(
+        self, w: Writer, row: TirExpr, tile: tuple[TirExpr, int], lane: TirExpr, acc: RegisterTile
+    ) -> None:
+        """The epilogue of 16 rows from `row` on and of all columns of tile = (number, columns). acc[n, half]: a lane's
+        sums of 8 columns, in the first or second 8 rows."""
+        blocks, wide = tile[1] // self.fragments.block, self.fragments.block // 8
         for half in range(2):
             at = row + tirx.Cast("int64", lane // 4 + 8 * half)
             for block in range(blocks):
-                first = block * (self.fragments.block // 8) * 4 + half * 2
-                self.finish_rows(w, at, tile[0] * blocks + block, lane, acc, first)
+                pairs = [acc[block * wide + n, half] for n in range(wide)]
+                self.finish_rows(w, at, tile[0] * blocks + block, lane, pairs)
 
-    def finish_rows(self, w: Writer, row: Expr, block: Expr, lane: Expr, acc: Any, first: int) -> None:
-        """The epilogue of one row per group of 4 lanes, and of a block of units; tile n of it is at acc[first + 4n]."""
+    def finish_rows(
+        self, w: Writer, row: TirExpr, block: TirExpr, lane: TirExpr, pairs: Sequence[Sequence[TirExpr]]
+    ) -> None:
+        """The epilogue of one row per group of 4 lanes, and of a block of units; pairs: a lane's two sums of every 8
+        columns."""
         span = self.fragments.span
 
-        def value(gate: int, u: int) -> Expr:
-            return acc[first + (gate * span + u // 2) * 4 + u % 2]
+        def value(gate: int, u: int) -> TirExpr:
+            return pairs[gate * span + u // 2][u % 2]
 
         row = w.bind(row)
         with w.when(row < w["rows"]):

@@ -2,28 +2,30 @@
 
 In: a `Problem` and a tile. Out: a `Kernel` with one cluster per tile of rows x columns. Weights that do not stay on the
 chip are read once by all blocks together; what else a block reads is its rows of x, and with K shared out over the
-blocks of a cluster that is only a part of each row. A warpgroup copies as in `wgmma.py`, into a ring that fills
-shared memory; the others multiply 64 rows each. Then the blocks exchange sums, and all warps share the epilogue.
+blocks of a cluster that is only a part of each row. A warpgroup copies as in `wgmma.py`, into as many stages as
+there is room for; the others multiply 64 rows each. Then the blocks exchange sums, and all warps share the epilogue.
 """
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
-from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
+from tvm_rnn.cuda.codegen.register_tile import RegisterTile
+from tvm_rnn.cuda.layer.packed_layout import ROW_BYTES, SIZES, ceil_div
+from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, LAG
+from tvm_rnn.tir.expr import Expr, TirExpr
 
-from .cp_async_pipeline import COPY, DEPENDENT
-from .problem import Problem, int64, keep, uint32
-from .wgmma import BULK, INPUTS, LAG, STEPS, _Wgmma
+from .cp_async_pipeline import DEPENDENT
+from .problem import Problem, int64, uint32
+from .wgmma import BULK, WgmmaRows
+from .wgmma_product import HIGH, SQUARE_BYTES, WgmmaProduct, units
 
-Expr = Any
-HIGH = 64  # rows of a warpgroup
 SECTOR = 32  # bytes that L2 fetches at least
 EVICT_FIRST, EVICT_LAST = 0x12F0000000000000, 0x14F0000000000000  # policies of copies, as createpolicy makes them
 
@@ -55,14 +57,14 @@ class SplitTile:
 
     @property
     def threads(self) -> int:
-        return 128 + self.members
+        return COPIERS + self.members
 
     @property
     def stage_bytes(self) -> int:
         return (self.rows + self.columns) * ROW_BYTES
 
     @property
-    def ring_bytes(self) -> int:
+    def pipeline_bytes(self) -> int:
         return self.stages * (self.stage_bytes + 16)
 
     @property
@@ -82,7 +84,7 @@ class SplitTile:
 
     def shared_bytes(self, block: int) -> int:
         exchanged = self.cluster * self.own(block) * self.members * block
-        return max(self.ring_bytes, exchanged)
+        return max(self.pipeline_bytes, exchanged)
 
 
 def split_kernel(name: str, problem: Problem, tile: SplitTile) -> Kernel:
@@ -96,29 +98,34 @@ def split_kernel(name: str, problem: Problem, tile: SplitTile) -> Kernel:
 
     given = problem.pointers, problem.scalars, body
     attributes = {"tirx.kernel_launch_params": [DEPENDENT]} if tile.overlap else None
-    facts: dict[str, Any] = {"shared_bytes": tile.shared_bytes(block), "cluster": tile.cluster}
-    return write(name, *given, threads=tile.threads, attributes=attributes, **facts)
+    shared = tile.shared_bytes(block)
+    return write(name, *given, threads=tile.threads, attributes=attributes, shared_bytes=shared, cluster=tile.cluster)
 
 
-class _Split(_Wgmma):
+class _Split(WgmmaRows):
     tile: SplitTile
+    reach_kept = True
+
+    def __init__(self, w: Writer, problem: Problem, tile: SplitTile) -> None:
+        super().__init__(w, problem, tile.columns)
+        self.tile, self.rows = tile, tile.rows
 
     def run(self) -> None:
         w, tile, block = self.w, self.tile, self.layout.block
         grid = tirx.Cast("int32", tirx.floordiv(w["rows"] + (tile.rows - 1), int64(tile.rows)) * self.tiles)
-        self.rank: Expr = tirx.const(0, "int32")
+        self.rank: TirExpr = tirx.const(0, "int32")
         if tile.cluster > 1:
-            place, rank = keep(w, I.cluster_id([grid])), I.cta_id_in_cluster([tile.cluster])
-            self.rank = keep(w, rank)
+            place, rank = w.keep(I.cluster_id([grid])), I.cta_id_in_cluster([tile.cluster])
+            self.rank = w.keep(rank)
         else:
             place = I.cta_id([grid])
         self.tx = I.thread_id([tile.threads])
         self.arena = I.alloc_buffer((tile.shared_bytes(block),), "uint8", scope="shared.dyn", align=1024)
         self.base = w.bind(I.cuda.cvta_generic_to_shared(self.arena.ptr_to([0])))
-        self.row0 = keep(w, tirx.Cast("int64", tirx.truncdiv(place, self.tiles)) * tile.rows)
-        self.column = keep(w, tirx.truncmod(place, self.tiles))
-        self.begin = keep(w, tirx.truncdiv(self.rank * self.total, tile.cluster))
-        self.count = keep(w, tirx.truncdiv((self.rank + 1) * self.total, tile.cluster) - self.begin)
+        self.row0 = w.keep(tirx.Cast("int64", tirx.truncdiv(place, self.tiles)) * tile.rows)
+        self.column = w.keep(tirx.truncmod(place, self.tiles))
+        self.begin = w.keep(tirx.truncdiv(self.rank * self.total, tile.cluster))
+        self.count = w.keep(tirx.truncdiv((self.rank + 1) * self.total, tile.cluster) - self.begin)
         self._make_barriers(5, tile.members // 32)  # full: by 4 warps, and the bulk copy
         if tile.overlap:
             w.do(I.ptx.griddepcontrol.launch_dependents())
@@ -142,45 +149,28 @@ class _Split(_Wgmma):
 
     def _produce(self) -> None:
         w, stages = self.w, self.tile.stages
-        self.chunk, line = w.bind(self.tx % CHUNKS), w.bind(self.tx // CHUNKS)
-        swizzled = tirx.bitwise_xor(self.chunk, line % CHUNKS) * 16
-        self.into = w.bind(tirx.Cast("uint32", line * ROW_BYTES + swizzled))
-        row = keep(w, self.row0 + tirx.Cast("int64", line))
-        left = keep(w, tirx.Cast("int32", tirx.min(w["rows"] - row, int64(self.tile.rows))))
+        line = self._line()
+        row = w.keep(self.row0 + tirx.Cast("int64", line))
+        left = w.keep(tirx.Cast("int32", tirx.min(w["rows"] - row, int64(self.tile.rows))))
         if self.tile.overlap:
             with w.loop(tirx.min(self.count, stages)) as k:
                 self._weights(k, k)
             w.do(I.ptx.griddepcontrol.wait())
-        with w.loop(self.count) as k:
-            slot = w.bind(tirx.truncmod(k, stages))
-            self._wait(self._empty(slot), (tirx.truncdiv(k, stages) + 1) % 2)
-            with w.when(k >= stages) if self.tile.overlap else w.when(True):
+        with w.loop(self.count) as k, self._filling(k) as slot:
+            with w.when(k >= stages) if self.tile.overlap else nullcontext():
                 self._weights(k, slot)
-            for number, inside in self._operands(self.begin + k):
-                with w.when(inside[0]):
-                    self._rows(number, slot, inside[1], row, left)
-            w.do(I.ptx["cp.async.commit_group"]())
-            with w.when(k >= LAG):
-                self._announce(LAG, tirx.truncmod(k - LAG, stages))
-        for behind in range(LAG, 0, -1):
-            with w.when(self.count >= behind):
-                self._announce(behind - 1, tirx.truncmod(self.count - behind, stages))
+            stage = self.base + tirx.Cast("uint32", slot) * uint32(self.tile.stage_bytes)
+            for number, inside, at in self._operands(self.begin + k):
+                with w.when(inside) if inside is not None else nullcontext():
+                    self._rows(number, stage, at, row, left)
+        self._filled(self.count)
 
-    def _operands(self, k: Expr) -> list[tuple[int, tuple[Expr, Expr]]]:
-        """Of every operand: whether K tile k is its own, and the tile's number within it."""
-        found, start = [], 0
-        for number, deep in enumerate(self.depths):
-            inside = True if len(self.depths) == 1 else tirx.And(k >= start, k < start + deep)
-            found.append((number, (inside, k - start if start else k)))
-            start += deep
-        return found
-
-    def _weights(self, k: Expr, slot: Expr) -> None:
+    def _weights(self, k: TirExpr, slot: TirExpr) -> None:
         """One bulk copy: packed columns of a K tile lie side by side."""
         w, tile, layout = self.w, self.tile, self.layout
-        with w.when(self.tx == 0):
+        with w.when(tirx.EQ(self.tx, 0)):
             target = self.base + tirx.Cast("uint32", slot) * uint32(tile.stage_bytes) + uint32(tile.rows * ROW_BYTES)
-            columns = keep(w, tirx.min(layout.columns - self.column * tile.columns, tile.columns))
+            columns = w.keep(tirx.min(layout.columns - self.column * tile.columns, tile.columns))
             size = w.bind(tirx.Cast("uint32", columns * ROW_BYTES))
             full = w.bind(self._full(slot))
             w.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](full, size))
@@ -190,28 +180,11 @@ class _Split(_Wgmma):
                 early = k * 100 < self.count * tile.kept
                 hint = (tirx.Select(early, tirx.const(EVICT_LAST, "uint64"), tirx.const(EVICT_FIRST, "uint64")),)
             name = BULK + (".L2::cache_hint" if hint else "")
-            for number, (inside, at) in self._operands(self.begin + k):
-                with w.when(inside):
+            for number, inside, at in self._operands(self.begin + k):
+                with w.when(inside) if inside is not None else nullcontext():
                     place = tirx.Cast("int64", at) * (layout.columns * layout.deep) + first
                     source = w[self.problem.weight_name(number)].ptr_to([place])
                     w.do(I.ptx[name](target, source, size, full, *hint))
-
-    def _rows(self, number: int, slot: Expr, k: Expr, row: Expr, left: Expr) -> None:
-        """A K tile of x; zeros beyond its depth and beyond the rows."""
-        w, tile, layout, operand = self.w, self.tile, self.layout, self.problem.operands[number]
-        assert operand.offset is not None
-        first = w.bind(k * layout.deep + self.chunk * layout.chunk)
-        reach: Expr = 16
-        if operand.depth % layout.deep:
-            inside = tirx.max(tirx.min(operand.depth - first, layout.chunk), 0)
-            reach = keep(w, inside * SIZES[layout.dtype])
-        at = w.bind(row * operand.place.row_stride + tirx.Cast("int64", first) + operand.offset)
-        target = w.bind(self.base + tirx.Cast("uint32", slot) * uint32(tile.stage_bytes) + self.into)
-        for i in range(tile.rows * CHUNKS // 128):
-            high = i * (128 // CHUNKS)
-            size = tirx.Cast("uint32", tirx.Select(left > high, reach, 0))
-            source = w[operand.name].ptr_to([at + high * operand.place.row_stride])
-            w.do(I.ptx[COPY](target + uint32(high * ROW_BYTES), source, 16, size))
 
     # --- multiplying -----------------------------------------------------------------------------------------------
 
@@ -222,40 +195,30 @@ class _Split(_Wgmma):
         if tile.overlap:
             w.do(I.ptx.griddepcontrol.wait())
         broad = tile.columns // tile.along
-        acc = w.local(broad // 2)
-        desc = w.local(1, "uint64")
-        w.do(I.cuda.wgmma.encode_matrix_descriptor(I.address_of(desc[0]), self.arena.ptr_to([0]), 1, 64, 3))
+        product = WgmmaProduct(w, self.arena, broad, self.layout.dtype)
         down, across = member // 128 % tile.high, member // 128 // tile.high
-        x_at = w.bind(tirx.Cast("uint64", down * (HIGH * ROW_BYTES // 16)))
-        w_at = w.bind(tirx.Cast("uint64", across * (broad * ROW_BYTES // 16) + tile.rows * ROW_BYTES // 16))
-        leads = w.bind(member % 32 == 0)
+        x_at = w.bind(tirx.Cast("uint64", down * units(SQUARE_BYTES)))
+        w_at = w.bind(tirx.Cast("uint64", across * units(broad * ROW_BYTES) + units(tile.rows * ROW_BYTES)))
+        leads = w.bind(tirx.EQ(member % 32, 0))
         with w.loop(self.count) as k:
-            slot = keep(w, tirx.truncmod(k, tile.stages))
-            self._wait(self._full(slot), tirx.truncdiv(k, tile.stages) % 2)
-            stage = w.bind(desc[0] + tirx.Cast("uint64", slot * (tile.stage_bytes // 16)))
-            w.do(I.ptx.wgmma.fence.sync.aligned())
-            for step in range(STEPS):
-                self._multiply(acc, stage + x_at, stage + w_at, step, k)
-            w.do(I.ptx.wgmma.commit_group.sync.aligned())
-            w.do(I.ptx.wgmma.wait_group.sync.aligned(1))
+            slot = w.keep(self._slot(k))
+            self._wait(self._full(slot), self._round(k) % 2)
+            product.multiply(slot * units(tile.stage_bytes), x_at, w_at, more=k > 0)
             with w.when(tirx.And(k > 0, leads)):
                 self._release(self._empty(tirx.const(0, "int32")), k - 1)
-        w.do(I.ptx.wgmma.wait_group.sync.aligned(0))
+        product.wait(0)
         self._meet()  # no block reads stages any more
-        self._give(member, acc)
+        self._give(member, product.acc)
 
-    def _release(self, barrier: Expr, turn: Expr) -> None:
-        at = barrier + tirx.Cast("uint32", tirx.truncmod(turn, self.tile.stages) * 8)
+    def _release(self, barrier: TirExpr, turn: TirExpr) -> None:
+        at = barrier + tirx.Cast("uint32", self._slot(turn) * 8)
         self.w.do(I.ptx["mbarrier.arrive.shared.b64"](at))
 
-    def _multiply(self, acc: Any, a: Expr, b: Expr, step: int, k: Expr) -> None:
-        deep, kinds, transposed = INPUTS[self.problem.compute]
-        broad = self.tile.columns // self.tile.along
-        add = tirx.const(1, "int32") if step else tirx.Cast("int32", k > 0)
-        offset = tirx.const(2 * step, "uint64")
-        d = [acc[i] for i in range(broad // 2)]
-        name = f"wgmma.mma_async.sync.aligned.m64n{broad}{deep}.f32.{kinds}"
-        self.w.do(I.ptx[name](*d, a + offset, b + offset, I.ptx.pred(add), 1, 1, *transposed))
+    def _slot(self, turn: Expr) -> TirExpr:
+        return tirx.truncmod(turn, self.tile.stages)
+
+    def _round(self, turn: Expr) -> TirExpr:
+        return tirx.truncdiv(turn, self.tile.stages)
 
     # --- results ---------------------------------------------------------------------------------------------------
 
@@ -295,7 +258,7 @@ class _Split(_Wgmma):
         place = ((source * self.tile.own(self.layout.block) + item) * parts + part) * self.tile.members + member
         return start + tirx.Cast("uint32", place * (4 * self._width))
 
-    def _give(self, member: Expr, acc: Any) -> None:
+    def _give(self, member: Expr, acc: RegisterTile) -> None:
         """To every block of the cluster, the sums of its items."""
         w, tile, size, width = self.w, self.tile, self.layout.block // 4, self._width
         remote = w.local(1, "uint32")
@@ -305,16 +268,12 @@ class _Split(_Wgmma):
             to, space = (remote[0], "shared::cluster") if tile.cluster > 1 else (self.base, "shared")
             start = w.bind(self._at(to, self.rank, 0, 0, member))
             for item in range(block, tile.items(self.layout.block), tile.cluster):
-                found = [self._sum(item, i) for i in range(size)]
+                first = item // 2 * (size // 2)  # tiles of 8 columns, of which a thread has two in each row
+                found = [value for n in range(first, first + size // 2) for value in acc[n, item % 2]]
                 for part in range(size // width):
                     offset = (item // tile.cluster * (size // width) + part) * tile.members * 4 * width
-                    values = [acc[found[part * width + i]] for i in range(width)]
+                    values = found[part * width : (part + 1) * width]
                     w.do(I.ptx[f"st.{space}.v{width}.f32"](start + uint32(offset), *values))
-
-    def _sum(self, item: int, number: int) -> int:
-        """The accumulator of a number of an item: tiles of 8 columns, of which a thread has two in each row."""
-        tile = item // 2 * (self.layout.block // 8) + number // 2
-        return tile * 4 + item % 2 * 2 + number % 2
 
     def _finish(self) -> None:
         """The items of this block, by all its threads."""
@@ -322,31 +281,30 @@ class _Split(_Wgmma):
         size, width, own = layout.block // 4, self._width, tile.own(layout.block)
         work = own * tile.members
         with w.loop(ceil_div(work, tile.threads)) as turn:
-            piece = keep(w, self.tx + turn * tile.threads)
-            mine, member = keep(w, tirx.truncdiv(piece, tile.members)), keep(w, tirx.truncmod(piece, tile.members))
-            item = keep(w, mine * tile.cluster + self.rank)
+            piece = w.keep(self.tx + turn * tile.threads)
+            mine, member = w.keep(tirx.truncdiv(piece, tile.members)), w.keep(tirx.truncmod(piece, tile.members))
+            item = w.keep(mine * tile.cluster + self.rank)
             with w.when(tirx.And(mine < own, item < tile.items(layout.block))):
                 self._finish_item(mine, item, member, size, width)
 
     def _finish_item(self, mine: Expr, item: Expr, member: Expr, size: int, width: int) -> None:
         w, tile, layout = self.w, self.tile, self.layout
-        sums, other = w.local(size), w.local(width)
-        parts = [other[i] for i in range(width)]
+        sums, other = w.tile(size // 2, 2), w.tile(width)
         for source in range(tile.cluster):
             for part in range(size // width):
                 at = self._at(self.base, tirx.const(source, "int32"), mine, part, member)
-                w.do(I.ptx[f"ld.shared.v{width}.f32"](*parts, at))
+                w.do(I.ptx[f"ld.shared.v{width}.f32"](*other.flat, at))
                 for i in range(width):
-                    n = part * width + i
-                    w.store(sums, sums[n] + other[i] if source else other[i], n)
+                    n = divmod(part * width + i, 2)
+                    sums.store(sums[n[0]][n[1]] + other.flat[i] if source else other.flat[i], *n)
         group, lane = member // 128, w.bind(member % 32)
         line = group % tile.high * HIGH + member // 32 % 4 * 16 + item % 2 * 8 + lane // 4
-        row = keep(w, self.row0 + tirx.Cast("int64", line))
+        row = w.keep(self.row0 + tirx.Cast("int64", line))
         blocks = tile.columns // layout.block
-        block = keep(w, self.column * blocks + group // tile.high * (blocks // tile.along) + item // 2)
+        block = w.keep(self.column * blocks + group // tile.high * (blocks // tile.along) + item // 2)
 
-        def value(gate: int, u: int) -> Expr:
-            return sums[(gate * layout.span + u // 2) * 2 + u % 2]
+        def value(gate: int, u: int) -> TirExpr:
+            return sums[gate * layout.span + u // 2][u % 2]
 
         with w.when(row < w["rows"]):
             unit = block * (8 * layout.span) + lane % 4 * (2 * layout.span)

@@ -17,8 +17,8 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.tir.expr import TirExpr
 
-Expr = Any
 MOST = 448.0
 LEAST_NORMAL_BITS = (127 - 6) << 23  # of 2**-6 as float32
 INFINITE = 0x7F800000
@@ -34,19 +34,19 @@ UP, DOWN = 0x80F080F0, 0x07000700
 AND, AND_OR = 0xC0, 0xEA  # truth tables of lop3: a & b, a & b | c
 
 
-def _int(value: int) -> Expr:
+def _int(value: int) -> TirExpr:
     return tirx.const(value, "int32")
 
 
-def _bits(value: Expr) -> Expr:
+def _bits(value: TirExpr) -> TirExpr:
     return tirx.call_pure_extern("int32", "__float_as_int", value)
 
 
-def _float(bits: Expr) -> Expr:
+def _float(bits: TirExpr) -> TirExpr:
     return tirx.call_pure_extern("float32", "__int_as_float", bits)
 
 
-def _inverse(bits: Expr) -> Expr:
+def _inverse(bits: TirExpr) -> TirExpr:
     """1 divided by the power of two that has these bits."""
     return _float(_int(254 << 23) - bits)
 
@@ -54,12 +54,12 @@ def _inverse(bits: Expr) -> Expr:
 # --- in packing kernels -----------------------------------------------------------------------------------------------
 
 
-def magnitude(value: Expr) -> Expr:
+def magnitude(value: TirExpr) -> TirExpr:
     """A float32's bits without the sign: integers in the order of magnitudes, infinity and NaN the largest."""
     return tirx.bitwise_and(_bits(value), _int(0x7FFFFFFF))
 
 
-def scale(largest: Expr, precision: str) -> Expr:
+def scale(largest: TirExpr, precision: str) -> TirExpr:
     """The scale of a row whose largest magnitude has these bits: the least power of two, within bounds, that makes it
     448 at most; 1 for a row of zeros; NaN where the row has an infinity or a NaN."""
     least, most = SCALES[precision]
@@ -71,7 +71,7 @@ def scale(largest: Expr, precision: str) -> Expr:
     return _float(bits)
 
 
-def _rounded(w: Writer, value: Expr, scale: Expr) -> tuple[Expr, Expr]:
+def _rounded(w: Writer, value: TirExpr, scale: TirExpr) -> tuple[TirExpr, TirExpr]:
     """|value / scale|, at most 448, to nearest, ties to even: (bits of the power of two below it, at least 2**-6; how
     many eighths of that)."""
     quotient = w.keep(_float(magnitude(value)) * _inverse(_bits(scale)))
@@ -82,14 +82,14 @@ def _rounded(w: Writer, value: Expr, scale: Expr) -> tuple[Expr, Expr]:
     return power, w.keep(tirx.call_pure_extern("float32", "rintf", eighths))
 
 
-def dequantised(w: Writer, value: Expr, scale: Expr) -> Expr:
+def dequantised(w: Writer, value: TirExpr, scale: TirExpr) -> TirExpr:
     """A float32 weight as its code and its row's scale have it, in float32."""
     power, eighths = _rounded(w, value, scale)
     found = w.keep(eighths * _float(power - _int(3 << 23)) * scale)
     return tirx.Select(value < tirx.const(0.0, "float32"), -found, found)
 
 
-def code(w: Writer, value: Expr, scale: Expr) -> Expr:
+def code(w: Writer, value: TirExpr, scale: TirExpr) -> TirExpr:
     """The e4m3 code of a float32 weight, as uint32."""
     power, eighths = _rounded(w, value, scale)
     # Exponent and mantissa are one number: eighths from 8 on are the next power's, below 8 (of 2**-6) subnormals.
@@ -98,7 +98,7 @@ def code(w: Writer, value: Expr, scale: Expr) -> Expr:
     return tirx.Cast("uint32", tirx.bitwise_or(number, sign))
 
 
-def word(codes: Sequence[Expr], precision: str) -> Expr:
+def word(codes: Sequence[TirExpr], precision: str) -> TirExpr:
     """Four codes as `Coded.fragment` expects them: the first two are the halves of its first register."""
     first, second, third, fourth = codes
     if precision == "float16":
@@ -107,22 +107,24 @@ def word(codes: Sequence[Expr], precision: str) -> Expr:
     return _in_place(first) | _in_gaps(third) | (_in_place(second) | _in_gaps(fourth)) << _uint(16)
 
 
-def _uint(value: int) -> Expr:
+def _uint(value: int) -> TirExpr:
     return tirx.const(value, "uint32")
 
 
-def _in_place(code: Expr) -> Expr:
+def _in_place(code: TirExpr) -> TirExpr:
     return (code & _uint(0x80)) << _uint(8) | (code & _uint(0x7F)) << _uint(4)
 
 
-def _in_gaps(code: Expr) -> Expr:
+def _in_gaps(code: TirExpr) -> TirExpr:
     return code & _uint(0x0F) | (code & _uint(0x70)) << _uint(8) | (code & _uint(0x80)) << _uint(4)
 
 
 # --- in persistent kernels --------------------------------------------------------------------------------------------
 
 
-def decode(k: Writer, precision: str, codes: Expr, first: Expr, second: Expr, passing: Any, zero: Expr | None) -> None:
+def decode(
+    k: Writer, precision: str, codes: TirExpr, first: TirExpr, second: TirExpr, passing: Any, zero: TirExpr | None
+) -> None:
     """A word of four codes to two registers of two values of 16 bits: in float16 by the hardware's conversion, in
     bfloat16 bit by bit. passing: two registers; zero: one that holds 0 (see `Coded`), or None."""
     up, down, none = passing[0], passing[1], _uint(0) if zero is None else zero
@@ -167,7 +169,7 @@ class Coded:
             for share in shares:
                 self.scales[share] = self._load(phase, names[share], ids)
         most = max((team.m_tiles(p) for p in team.shares), default=1)
-        self.registers, self.passing = k.local(4 * most, "uint32"), k.local(2, "uint32")
+        self.registers, self.passing = k.tile(most, 4, dtype="uint32"), k.local(2, "uint32")
         self.zero = k.local(1, "uint32")
         k.do(I.ptx["shr.b32"](self.zero[0], tirx.Cast("uint32", k["batch"]), _uint(31)))
 
@@ -186,15 +188,15 @@ class Coded:
         """Before each product: what was computed for the last one is not to be kept."""
         self.k.do(I.ptx["shl.b32"](self.zero[0], self.zero[0], _uint(1)))
 
-    def fragment(self, m: int, words: Sequence[Expr], resident: bool) -> list[Expr]:
+    def fragment(self, m: int, words: Sequence[TirExpr], resident: bool) -> list[TirExpr]:
         """The four registers of an M tile for mma.sync, of two words of codes. resident: these never change."""
-        found = [self.registers[m * 4 + z] for z in range(4)]
+        found = self.registers[m]
         for number, codes in enumerate(words):
             zero = self.zero[0] if resident else None
             decode(self.k, self.team.precision, codes, found[2 * number], found[2 * number + 1], self.passing, zero)
-        return found
+        return list(found)
 
-    def scaled(self, share: Any, m: int, z: int, value: Expr) -> Expr:
+    def scaled(self, share: Any, m: int, z: int, value: TirExpr) -> TirExpr:
         """A sum times its row's scale. z: of an accumulator's four, two of the first 8 rows, two of the rest."""
         return value * self.scales[share][2 * m + z // 2]
 

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from tvm import tirx
 
-from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.codegen.kernel_writer import Writer, converted
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.tensor_expressions import Index, element, fit
+from tvm_rnn.tir.expr import Expr, TirExpr
 
 from .pointers import Argument, Place, address, arithmetic, dense
 
-Expr = Any
 Reads = Callable[[Node], Place | None]
 
 
@@ -50,20 +49,20 @@ class Values:
     row: Expr
     reads: Reads
     pointers: dict[Node, str]
-    given: dict[Node, Callable[[Index], Expr]] = field(default_factory=dict)  # e.g. a product's accumulators
-    known: dict[Any, Expr] = field(default_factory=dict)
+    given: dict[Node, Callable[[Index], TirExpr]] = field(default_factory=dict)  # e.g. a product's accumulators
+    known: dict[tuple[Node, Index], TirExpr] = field(default_factory=dict)
 
     def inner(self) -> Values:
         return replace(self, known=dict(self.known))
 
-    def at(self, node: Node, index: Index) -> Expr:
+    def at(self, node: Node, index: Index) -> TirExpr:
         """The value of `node` at `index`, as a variable (or a constant)."""
-        key = (node, *index)
+        key = (node, tuple(index))
         if key not in self.known:
             self.known[key] = self._make(node, index)
         return self.known[key]
 
-    def _make(self, node: Node, index: Index) -> Expr:
+    def _make(self, node: Node, index: Index) -> TirExpr:
         dtype = arithmetic(self.precision)
         if node in self.given:
             return self.given[node](index)
@@ -88,5 +87,6 @@ class Values:
 
 def store(writer: Writer, argument: Argument, place: Place, row: Expr, index: Sequence[Expr], value: Expr) -> None:
     """Store one element of the argument's node at its place, rounded to the place's dtype."""
-    value = value if str(value.ty) == place.dtype else tirx.Cast(place.dtype, value)
-    writer.store(writer[argument.name], value, address(place, row, dense(argument.node.shape, index)))
+    writer.store(
+        writer[argument.name], converted(value, place.dtype), address(place, row, dense(argument.node.shape, index))
+    )

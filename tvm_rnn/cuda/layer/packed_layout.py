@@ -9,27 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128, Layout, offset
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.tir.expr import Expr
 
-Expr = Any
 ROW_BYTES = 128  # of one column (gate of a unit) in one tile of K: as wide as a swizzled row of shared memory
 CHUNK_BYTES = 16
 CHUNKS = ROW_BYTES // CHUNK_BYTES
 SIZES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-
-
-@dataclass(frozen=True)
-class Place:
-    """A value in memory: element (row, index) is at row * row_stride + the row-major offset of index in its shape.
-
-    row_stride: in elements; 0: the same for every row (a parameter). align: bytes that the pointer is a multiple of.
-    """
-
-    dtype: str
-    row_stride: int
-    align: int = 16
 
 
 @dataclass(frozen=True)
@@ -42,7 +30,7 @@ class Pack:
     dtype: str
     elements: int
     index: Callable[[Expr], tuple[tuple[Expr, ...], Expr]]
-    key: tuple[Any, ...]
+    key: tuple[object, ...]
     tf32: bool = False
     coded: str = ""
 
@@ -114,23 +102,22 @@ class Fragments:
 
     def unit(self, column: Expr) -> tuple[Expr, Expr]:
         """(gate, unit) of a column."""
-        tile, within = column // 8, column % 8
-        block, gate = tile // (self.gates * self.span), tile // self.span % self.gates
-        return gate, block * (8 * self.span) + within // 2 * (2 * self.span) + tile % self.span * 2 + within % 2
+        blocks = self.columns // self.block
+        at = Layout(block=blocks, gate=self.gates, tile=self.span, quad=4, pair=2).coordinates(column)
+        return at["gate"], offset(at, block=8 * self.span, quad=2 * self.span, tile=2, pair=1)
 
     def pack(self, node: Node, tf32: bool = False) -> Pack:
         depth = node.shape[-1]
+        packed = Layout(tile=self.tiles_deep(depth), column=self.columns, chunk=CHUNKS, element=self.chunk)
 
         def index(i: Expr) -> tuple[tuple[Expr, ...], Expr]:
-            within, column, tile = i % self.deep, i // self.deep % self.columns, i // (self.deep * self.columns)
-            chunk = (within // self.chunk) ^ (column % CHUNKS)
-            k = tile * self.deep + chunk * self.chunk + within % self.chunk
-            gate, unit = self.unit(column)
-            at = (gate, unit, k) if len(node.shape) == 3 else (unit, k)
-            return at, both(unit < self.width, k < depth)
+            at = packed.coordinates(i)
+            at["chunk"] = SWIZZLE_128.piece(at["column"], at["chunk"])
+            k = offset(at, tile=self.deep, chunk=self.chunk, element=1)
+            gate, unit = self.unit(at["column"])
+            return (gate, unit, k)[-len(node.shape) :], both(unit < self.width, k < depth)
 
-        elements = self.tiles_deep(depth) * self.columns * self.deep
-        return Pack(node, self.dtype, elements, index, (node, "fragments", self, depth, tf32), tf32)
+        return Pack(node, self.dtype, packed.elements, index, (node, "fragments", self, depth, tf32), tf32)
 
 
 @dataclass(frozen=True)
@@ -168,13 +155,16 @@ class Lanes:
     def pack(self, node: Node, tf32: bool = False) -> Pack:
         depth = node.shape[-1]
 
-        def index(i: Expr) -> tuple[tuple[Expr, ...], Expr]:
-            column, k = i % self.columns, i // self.columns
-            tile, group = column // self.tile, column % self.tile // (4 * self.THREADS)
-            thread, slot = column % (4 * self.THREADS) // 4, group * 4 + column % 4
-            gate, unit = slot // self.units, (tile * self.THREADS + thread) * self.units + slot % self.units
-            at = (gate, unit, k) if len(node.shape) == 3 else (unit, k)
-            return at, both(both(unit < self.width, gate < self.gates), k < depth)
-
         deep = ROW_BYTES // SIZES[self.dtype]
-        return Pack(node, self.dtype, ceil_div(depth, deep) * deep * self.columns, index, (node, "lanes", self, depth))
+        padded = ceil_div(depth, deep) * deep
+        packed = Layout(k=padded, tile=self.tiles, group=self.groups, thread=self.THREADS, column=4)
+
+        def index(i: Expr) -> tuple[tuple[Expr, ...], Expr]:
+            at = packed.coordinates(i)
+            slot, k = offset(at, group=4, column=1), at["k"]
+            unit = offset(at, tile=self.THREADS, thread=1) * self.units + slot % self.units
+            gate = slot // self.units
+            inside = both(both(unit < self.width, gate < self.gates), k < depth)
+            return (gate, unit, k)[-len(node.shape) :], inside
+
+        return Pack(node, self.dtype, packed.elements, index, (node, "lanes", self, depth))

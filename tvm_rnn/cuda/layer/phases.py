@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
 
 from tvm_rnn.graph.graph import Graph, Group, Node, is_move, topological
 from tvm_rnn.graph.ops import TABLE
@@ -98,7 +97,7 @@ def components(node: Node, width: int) -> Iterator[tuple[int, Index]]:
     inner = node.shape[-1] // width
     for number in range(prod(node.shape) // width):
         rest = number // inner
-        index: list[Any] = [Lane(number % inner * width, width)]
+        index: list[Lane | int] = [Lane(number % inner * width, width)]
         for size in reversed(node.shape[:-1]):
             index.insert(0, rest % size)
             rest //= size

@@ -1,36 +1,55 @@
-"""The barriers of a ring of stages in shared memory, which some warps fill and others read.
+"""Pipeline stages in shared memory, which some warps fill and others read, with the barriers between them.
 
 In: a kernel's writer, where its shared memory begins, a tile that says how many stages there are, of how many bytes,
-and in clusters of how many blocks. Out: a base class for the kernel's body: barriers made, waited for, told.
+and in clusters of how many blocks. Out: a base class for the kernel's body: barriers made, waited for, told; stages
+that are filled by cp.async and announced when their copies are done.
 
 Source: Hopper's barriers: PTX ISA 8.5, "mbarrier", "barrier.cluster", "mapa".
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.gemm.problem import uint32
+from tvm_rnn.tir.expr import Expr, TirExpr
 
-Expr = Any
+LAG = 2  # stages whose copies are under way when one is announced
+COPIERS = 128  # threads that copy
+
+
+class StageTile(Protocol):
+    """What a kernel's tile says of its stages."""
+
+    @property
+    def stages(self) -> int: ...
+
+    @property
+    def stage_bytes(self) -> int: ...
+
+    @property
+    def cluster(self) -> int:
+        """Blocks, which may fill each other's stages."""
 
 
 class Stages:
-    """The barriers of a ring that copiers fill and others read: behind the stages, 8 bytes each. Blocks of a cluster
-    (tile.cluster) may fill each other's."""
+    """Stages from `base` on, and behind them two barriers each, of 8 bytes: full and empty. tx: the thread's number."""
 
-    w: Any
-    base: Any
-    tile: Any
-    tx: Any
+    w: Writer
+    base: TirExpr
+    tile: StageTile
+    tx: TirExpr
 
     def _make_barriers(self, full: int, empty: int) -> None:
         """Make them. full, empty: how many arrivals complete one of either kind."""
         w = self.w
-        with w.when(self.tx == 0):
+        with w.when(tirx.EQ(self.tx, 0)):
             for slot in range(self.tile.stages):
                 at = tirx.const(slot, "int32")
                 w.do(I.ptx.mbarrier.init.shared.b64(self._full(at), uint32(full)))
@@ -45,7 +64,50 @@ class Stages:
             self.w.do(I.ptx["barrier.cluster.arrive.release.aligned"]())
             self.w.do(I.ptx["barrier.cluster.wait.acquire.aligned"]())
 
-    def _remote(self, lane: Expr) -> Expr:
+    def _slot(self, turn: Expr) -> TirExpr:
+        """Which stage a turn has."""
+        return tirx.floormod(turn, self.tile.stages)
+
+    def _round(self, turn: Expr) -> TirExpr:
+        """How often the stage of a turn was used before."""
+        return tirx.floordiv(turn, self.tile.stages)
+
+    # --- filling ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _filling(self, turn: TirExpr) -> Iterator[TirExpr]:
+        """Statements that start the copies of a stage, into the slot that this yields, when nobody reads it any more;
+        then the stage before, LAG turns ago, is announced."""
+        w = self.w
+        slot = w.bind(self._slot(turn))
+        self._wait(self._empty(slot), (self._round(turn) + 1) % 2)
+        yield slot
+        w.do(I.ptx["cp.async.commit_group"]())
+        with w.when(turn >= LAG):
+            self._announce(LAG, self._slot(turn - LAG))
+
+    def _filled(self, count: Expr) -> None:
+        """Announce the last stages of `count`: of fewer, where there are fewer."""
+        for behind in range(LAG, 0, -1):
+            with self.w.when(count >= behind):
+                self._announce(behind - 1, self._slot(count - behind))
+
+    def _announce(self, pending: int, slot: TirExpr) -> None:
+        """The copies of a stage are done, and visible to wgmma: all but those of the last `pending` stages."""
+        w = self.w
+        w.do(I.ptx["cp.async.wait_group"](pending))
+        w.do(I.ptx.fence.proxy.async_.shared__cta())
+        self._arrive(self._full(slot))
+
+    def _arrive(self, barrier: TirExpr) -> None:
+        """By one thread of each warp, after all of it."""
+        self.w.do(I.cuda.warp_sync())
+        with self.w.when(tirx.EQ(self.tx % 32, 0)):
+            self.w.do(I.ptx["mbarrier.arrive.shared.b64"](barrier))
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def _remote(self, lane: TirExpr) -> TirExpr:
         """The first "empty" barrier of the block of the cluster that this lane tells."""
         barrier = self._empty(tirx.const(0, "int32"))
         if self.tile.cluster == 1:
@@ -55,26 +117,28 @@ class Stages:
         self.w.do(I.ptx["mapa.shared::cluster.u32"](found[0], barrier, rank))
         return found[0]
 
-    def _release(self, barrier: Expr, turn: Expr) -> None:
+    def _release(self, barrier: TirExpr, turn: TirExpr) -> None:
         """Tell that this warp reads the stage of that turn no more. barrier: from `_remote`."""
-        at = barrier + tirx.Cast("uint32", turn % self.tile.stages * 8)
+        at = barrier + tirx.Cast("uint32", self._slot(turn) * 8)
         if self.tile.cluster > 1:
             self.w.do(I.ptx.mbarrier.arrive.shared__cluster.b64(at))
         else:
             self.w.do(I.ptx["mbarrier.arrive.shared.b64"](at))
 
-    def _full(self, slot: Expr) -> Expr:
+    # --- barriers --------------------------------------------------------------------------------------------------
+
+    def _full(self, slot: TirExpr) -> TirExpr:
         """Address of the barrier that says that a stage holds data."""
         return self.base + uint32(self.tile.stages * self.tile.stage_bytes) + tirx.Cast("uint32", slot * 8)
 
-    def _empty(self, slot: Expr) -> Expr:
+    def _empty(self, slot: TirExpr) -> TirExpr:
         """Address of the barrier that says that nobody reads a stage any more, in the whole cluster."""
         return self._full(slot + self.tile.stages)
 
-    def _wait(self, barrier: Expr, parity: Expr) -> None:
+    def _wait(self, barrier: TirExpr, parity: Expr) -> None:
         """Until the phase with that parity is over."""
         w = self.w
         done = w.local(1, "uint32")
         w.store(done, uint32(0), 0)
-        with I.While(done[0] == uint32(0)):
+        with I.While(tirx.EQ(done[0], uint32(0))):
             w.do(I.ptx["mbarrier.try_wait.parity.shared::cta.b64"](done[0], barrier, tirx.Cast("uint32", parity)))

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import tirx
 
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.ops import Shape
+from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import wide
 
-Expr = Any
 PRECISIONS = ("float64", "float32", "tf32", "float16", "bfloat16")
 
 

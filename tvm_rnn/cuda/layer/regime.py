@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tvm_rnn.cuda.codegen.host_program import Expr, Host, Pointer
+from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.graph.graph import Node
 
@@ -29,12 +29,12 @@ class Where:
     """
 
     layout: Layout
-    start: Expr
-    count: Expr
+    start: HostExpr
+    count: HostExpr
     reverse: bool
     inputs: Sequence[Pointer]
     hoisted: Mapping[Node, Pointer]
-    weights: Mapping[Any, Pointer]
+    weights: Mapping[object, Pointer]
     before: Sequence[Pointer]
     after: Sequence[Pointer]
     output: Pointer
@@ -62,16 +62,16 @@ class Regime(Protocol):
     def packs(self) -> Sequence[Pack]: ...
 
     @property
-    def work_bytes(self) -> Expr: ...
+    def work_bytes(self) -> HostExpr: ...
 
     @property
-    def zero_bytes(self) -> Expr: ...
+    def zero_bytes(self) -> HostExpr: ...
 
     @property
     def most(self) -> int | None: ...
 
     @property
-    def blocks(self) -> Expr: ...
+    def blocks(self) -> HostExpr: ...
 
     @property
     def room(self) -> str: ...
@@ -89,7 +89,7 @@ def launch_either(
     host: Host,
     kernels: tuple[Kernel, Kernel],
     pointers: Sequence[Pointer],
-    scalars: Sequence[Expr],
+    scalars: Sequence[HostExpr],
     where: Where,
 ) -> None:
     """The plain kernel, or, where there are lengths or resets, the one that knows them: it takes these and the step

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -23,12 +22,12 @@ from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.ops import Shape
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index, reduced_index
+from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import int64, wide
 
 from .node_values import Reads, Values, sources, store
 from .pointers import Argument, Place, arithmetic
 
-Expr = Any
 Writes = Callable[[Node], Sequence[Place]]
 THREADS, WARP = 128, 32
 
@@ -76,9 +75,9 @@ class Job:
         assert place is not None
         return place.dtype
 
-    def values(self, writer: Writer, row: Expr, arguments: Sequence[Argument], **more: Any) -> Values:
+    def values(self, writer: Writer, row: Expr, arguments: Sequence[Argument]) -> Values:
         pointers = {a.node: a.name for a in arguments if a.role == "read"}
-        return Values(writer, self.precision, row, self.reads, pointers, **more)
+        return Values(writer, self.precision, row, self.reads, pointers)
 
     def store(
         self, writer: Writer, arguments: Sequence[Argument], node: Node, row: Expr, index: Index, value: Expr

@@ -12,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.graph.graph import Graph, Group, Node, depends
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.network.rnn import named_constants, weight_name
+from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, wide
 
 from . import fp8_weights
@@ -31,7 +31,6 @@ from .packed_layout import Pack
 from .pointers import Place, arithmetic, dense
 from .row_kernels import THREADS, WARP, rows_kernel, unravel
 
-Expr = Any
 SCALES = "scales"
 
 
@@ -45,8 +44,9 @@ class Weights:
     precision: str
     stored: str = ""
     kept: list[Node] = field(default_factory=list)
-    packs: dict[Any, Pack] = field(default_factory=dict)  # by Pack.key
-    kernels: dict[Any, tuple[Kernel, list[Any]]] = field(default_factory=dict)
+    packs: dict[object, Pack] = field(default_factory=dict)  # by Pack.key
+    kernels: dict[object, tuple[Kernel, Sequence[object]]] = field(default_factory=dict)
+    scaled: dict[object, Node] = field(default_factory=dict)  # by `scales_of`
 
     def __post_init__(self) -> None:
         nodes = self.graph.nodes()
@@ -127,7 +127,7 @@ class Weights:
         )
         return made.kernel, [a.node for a in made.arguments if a.role == "read"]
 
-    def _needed(self, node: Node) -> tuple[list[Any], dict[Node, str], list[tuple[str, str]]]:
+    def _needed(self, node: Node) -> tuple[list[Node], dict[Node, str], list[tuple[str, str]]]:
         """What a parameter's values are made of, the names of the pointers to it, and these with dtypes."""
         reads = self._reads(None)
         needed = sources([node], lambda n: reads(n) is not None)
@@ -135,17 +135,17 @@ class Weights:
         pointers = {n: f"r{i}" for i, n in enumerate(needed)}
         return needed, pointers, [(pointers[n], place.dtype) for n in needed if (place := reads(n)) is not None]
 
-    def _pack_kernel(self, number: int, pack: Pack) -> tuple[Kernel, list[Any]]:
+    def _pack_kernel(self, number: int, pack: Pack) -> tuple[Kernel, Sequence[object]]:
         needed, pointers, named = self._needed(pack.node)
         blocks = -(-pack.elements // THREADS)
 
-        def value(writer: Writer, index: Sequence[Expr]) -> Expr:
+        def value(writer: Writer, index: Sequence[Expr]) -> TirExpr:
             return Values(writer, self.raw_dtype, int64(0), self._reads(None), pointers).at(pack.node, tuple(index))
 
-        def row_scale(writer: Writer, index: Sequence[Expr]) -> Expr:
+        def row_scale(writer: Writer, index: Sequence[Expr]) -> TirExpr:
             return writer.keep(writer["scales"][wide(dense(pack.node.shape[:-1], index[:-1]))])
 
-        def code(writer: Writer, at: Expr) -> Expr:
+        def code(writer: Writer, at: Expr) -> TirExpr:
             index, valid = pack.index(at)
             found = writer.local(1, "uint32")
             writer.store(found, tirx.const(0, "uint32"), 0)
@@ -167,15 +167,14 @@ class Weights:
                     found = value(writer, index)
                     found = tf32(found) if pack.tf32 else found
                     found = fp8_weights.dequantised(writer, found, row_scale(writer, index)) if self.stored else found
-                    same = str(found.ty) == pack.dtype
-                    writer.store(writer["packed"], found if same else tirx.Cast(pack.dtype, found), at)
+                    writer.store(writer["packed"], converted(found, pack.dtype), at)
 
         named += [("scales", "float32")] if self.stored else []
         with flavour(self.raw_dtype):
             kernel = write(f"g{self.number}_pack{number}", [*named, ("packed", pack.dtype)], [], body, threads=THREADS)
         return kernel, [*needed, *([scales_of(pack.node)] if self.stored else [])]
 
-    def _scale_kernel(self, number: int, node: Node) -> tuple[Kernel, list[Any]]:
+    def _scale_kernel(self, number: int, node: Node) -> tuple[Kernel, list[Node]]:
         """A warp for each row: the scale that its largest magnitude needs."""
         needed, pointers, named = self._needed(node)
         *outer, depth = node.shape
@@ -201,7 +200,7 @@ class Weights:
             name = f"g{self.number}_scale{number}"
             return write(name, [*named, ("scales", "float32")], [], body, threads=WARP), needed
 
-    def pack(self, program: Program, layer: int, direction: int) -> Mapping[Any, Pointer]:
+    def pack(self, program: Program, layer: int, direction: int) -> Mapping[object, Pointer]:
         """Reserve the packed weights of one layer and direction and fill them: statements of `program.pack`.
 
         Returns where each kept node, each wanted pack (by its key) and its scales (by `scales_of`) lie.
@@ -209,12 +208,13 @@ class Weights:
         if not self.kernels:
             self.kernels = {n: self._kept_kernel(n) for n in self.kept}
             scaled = dict.fromkeys(p.node for p in self.packs.values()) if self.stored else {}
+            self.scaled = {scales_of(n): n for n in scaled}
             self.kernels |= {scales_of(n): self._scale_kernel(i, n) for i, n in enumerate(scaled)}
             self.kernels |= {k: self._pack_kernel(i, p) for i, (k, p) in enumerate(self.packs.items())}
         names = {id(value): name for name, value in named_constants(self.graph, self.number).items()}
-        places: dict[Any, Pointer] = {}
+        places: dict[object, Pointer] = {}
 
-        def source(node: Any) -> Pointer:
+        def source(node: object) -> Pointer:
             if not isinstance(node, Node):
                 return places[node]
             if node.op == "param" and program.dropped is not None and node.name in program.dropped.own:
@@ -226,10 +226,10 @@ class Weights:
         for key, (kernel, needed) in self.kernels.items():
             if isinstance(key, Node):
                 places[key] = program.packed(prod(key.shape), arithmetic(self.precision))
-            elif key[0] == SCALES:
-                places[key] = program.packed(prod(key[1].shape[:-1]), "float32")
-            else:
+            elif key in self.packs:
                 places[key] = program.packed(self.packs[key].elements, self.packs[key].dtype)
+            else:
+                places[key] = program.packed(prod(self.scaled[key].shape[:-1]), "float32")
             pointers = [*(source(n) for n in needed), places[key]]
             program.pack.launch(kernel, pointers, [1] if kernel.scalars else [])
         return places
@@ -240,10 +240,10 @@ def scales_of(node: Node) -> tuple[str, Node]:
     return SCALES, node
 
 
-def tf32(value: Expr) -> Expr:
+def tf32(value: TirExpr) -> TirExpr:
     """A float32 rounded to nearest with 10 bits of mantissa; NaN and infinities as they are."""
 
-    def call(dtype: str, name: str, operand: Expr) -> Expr:
+    def call(dtype: str, name: str, operand: TirExpr) -> TirExpr:
         return tirx.call_pure_extern(dtype, name, operand)
 
     bits = call("int32", "__float_as_int", value) + tirx.const(0x1000, "int32")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.packed_layout import Pack
 from tvm_rnn.cuda.layer.phases import NotPersistent, Step, phases
@@ -33,6 +33,7 @@ from tvm_rnn.decisions import about, listening, tell
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.schedule.schedule_template import DEFAULT
 from tvm_rnn.target import Target
+from tvm_rnn.tir.expr import Expr
 
 from .choose_backward_lanes import geometry_beside
 from .choose_geometry import Geometry
@@ -109,7 +110,7 @@ class Persistent:
         return f"((B + {self.team.rows - 1}) / {self.team.rows})"
 
     @property
-    def blocks(self) -> Expr:
+    def blocks(self) -> HostExpr:
         return f"({self._teams} * {self.team.ctas})"
 
     @property
@@ -122,29 +123,29 @@ class Persistent:
         """Teams of one launch, at most."""
         return f"std::min<int64_t>({self.resident}, {self._teams})"
 
-    def _place_bytes(self, steps: Expr) -> str:
+    def _place_bytes(self, steps: HostExpr) -> str:
         """What one polled team's places take."""
         return f"{place_count(str(steps))} * {self.team.exchange_words * 2}"
 
     @property
-    def counter_bytes(self) -> Expr:
+    def counter_bytes(self) -> HostExpr:
         return f"{self._teams} * {COUNTER_WORDS * 4}"
 
     @property
-    def value_bytes(self) -> Expr:
+    def value_bytes(self) -> HostExpr:
         """Of what a grid exchanges with counters."""
         return f"{self._teams} * {self.team.exchange_words * 4}" if self.team.exchange == "grid" else 0
 
-    def values_in(self, steps: Expr) -> Expr:
+    def values_in(self, steps: HostExpr) -> HostExpr:
         """Of what all teams of a wave exchange in so many steps."""
         return f"{self._teams} * {self._place_bytes(steps)}" if self.team.polled else self.value_bytes
 
     @property
-    def zero_bytes(self) -> Expr:
+    def zero_bytes(self) -> HostExpr:
         return self.counter_bytes if self.team.exchange == "grid" and not self.team.polled else 0
 
     @property
-    def work_bytes(self) -> Expr:
+    def work_bytes(self) -> HostExpr:
         if self.team.exchange != "grid":
             return 0
         if self.team.polled:
@@ -202,12 +203,12 @@ class Persistent:
         pointers, scalars = self._arguments(where, "0", self._teams, extra, below is not None)
         host.launch(self.kernels[0], pointers, scalars, behind=below is not None)
 
-    def _launch(self, host: Host, where: Where, row0: Expr, teams: Expr, extra: list[Any]) -> None:
+    def _launch(self, host: Host, where: Where, row0: HostExpr, teams: HostExpr, extra: list[Any]) -> None:
         launch_either(host, self.kernels, *self._arguments(where, row0, teams, extra, False), where)
 
     def _arguments(
-        self, where: Where, row0: Expr, teams: Expr, extra: list[Any], follows: bool
-    ) -> tuple[list[Any], list[Expr]]:
+        self, where: Where, row0: HostExpr, teams: HostExpr, extra: list[Any], follows: bool
+    ) -> tuple[list[Any], list[HostExpr]]:
         def read(node: Node) -> Any:
             if node.op == "input":
                 return where.inputs[self.layout.graph.inputs.index(node)]

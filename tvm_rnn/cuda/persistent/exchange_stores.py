@@ -51,11 +51,11 @@ class SideBySide(Grid):
                 at = self.stage_at + tirx.floordiv(self._place_of(number) * self.team.itemsize, 4) + self.chunk * 4
                 four = [words[number][z] for z in range(4)]
                 k.do(I.ptx["ld.shared.v4.b32"](*four, self.arena.ptr_to([at])))
-        for (node, slot, block, j, when, _), four in zip(self.staged, words, strict=True):
+        for (node, slot, block, j, when, _), own in zip(self.staged, words, strict=True):
             only = [lane < chunks] if chunks < LANES else []
             with self._owned(j), k.when(_all(([] if when is None else [when]) + only)):
-                self.hand(node, slot, self.addresses[(node, block, j)], [four[z] for z in range(4)])
-        return [[four[z] for z in range(4)] for four in words]
+                self.hand(node, slot, self.addresses[(node, block, j)], [own[z] for z in range(4)])
+        return [[own[z] for z in range(4)] for own in words]
 
     def write_y(self, words: list[list[Expr]]) -> None:
         """What of it is the layer's output."""

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from math import prod
 from typing import Any
 
-from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer, Program
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.gemm.group_kernels import gemm
 from tvm_rnn.cuda.layer.node_values import sources
 from tvm_rnn.cuda.layer.pointers import Argument, Place
@@ -132,11 +132,11 @@ class Layer:
         shadows = {i: pair(f"{self.graph.states[i].name}_shadow", p) for i, p in found.items() if p is not None}
         return states, shadows
 
-    def work_buffers(self, program: Program, rows: Expr, copies: Expr, copy: Expr) -> dict[str, Any]:
+    def work_buffers(self, program: Program, rows: HostExpr, copies: HostExpr, copy: HostExpr) -> dict[str, Any]:
         """Fields of Buffers: hoisted values for `rows` rows, the values of one step, what the regimes ask for, masks as
         words: of `copies` copies of each, number `copy`."""
 
-        def reserve(name: str, count: Expr, dtype: str) -> Pointer:
+        def reserve(name: str, count: HostExpr, dtype: str) -> Pointer:
             if (name, dtype) not in self.reserved:
                 size = program.let("size", f"(({count}) + 255) / 256 * 256")
                 self.reserved[name, dtype] = program.buffer(name, f"({copies}) * {size}", dtype), size
@@ -171,9 +171,9 @@ class Layer:
             self.regime = host.let("regime", f"{cases}-1")
 
     @property
-    def blocks(self) -> Expr:
+    def blocks(self) -> HostExpr:
         """How many multiprocessors the steps take while they run, roughly: a C++ expression in B."""
-        expression: Expr = 0
+        expression: HostExpr = 0
         for regime in reversed(self.regimes):
             expression = (
                 regime.blocks if regime.most is None else f"(B <= {regime.most} ? {regime.blocks} : {expression})"
@@ -306,10 +306,10 @@ class Layer:
         self,
         host: Host,
         region: str,
-        rows: Expr,
+        rows: HostExpr,
         buffers: Buffers,
         find: Callable[[Target, Node], Pointer],
-        steps: tuple[Expr, Expr] = (1, 0),
+        steps: tuple[HostExpr, HostExpr] = (1, 0),
     ) -> None:
         for groups, work in self.groups:
             if groups[0].region != region:
@@ -342,7 +342,7 @@ def _picked(host: Host, parity: str, pair: tuple[Pointer, Pointer]) -> tuple[Poi
     return old, host.pointer("fresh", Pointer(f"({parity} ? {first} : {second})", pair[0].dtype))
 
 
-def launch_variant(host: Host, work: Any, pointers: list[Pointer], rows: Expr) -> None:
+def launch_variant(host: Host, work: Any, pointers: list[Pointer], rows: HostExpr) -> None:
     """Launch the first variant of a product whose condition holds. Conditions speak of the arguments by their names."""
     *others, last = work.variants
     if not others:

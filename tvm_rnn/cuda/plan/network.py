@@ -22,7 +22,7 @@ from functools import partial
 from math import prod
 from typing import Any, ClassVar
 
-from tvm_rnn.cuda.codegen.host_program import Expr, Host, Pointer, Program
+from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.layer.time_segments import COUNT, Parts, parts_of
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_STEPS, WAVE_TILES
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
@@ -200,7 +200,7 @@ class Plan:
                 visits.append(Visit(code, layer, direction, buffers, self._user(layer, direction)))
         return visits
 
-    def _copies(self, layer: int, direction: int) -> tuple[Expr, Expr]:
+    def _copies(self, layer: int, direction: int) -> tuple[HostExpr, HostExpr]:
         """What may run at the same time has memory of its own: of how many copies, and which."""
         index = self.layers.of_layer[layer]
         lane = direction if self.whole else self.layers.of_layer[:layer].count(index)
@@ -229,7 +229,7 @@ class Plan:
             for width in widths
         ]
 
-    def _handed(self, host: Host, layer: int, tile: str, row: Expr, stride: int) -> Pointer:
+    def _handed(self, host: Host, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
         """Where layer `layer` leaves the tile's output for the next one."""
         if self.whole:
             return self.between[layer % 2][0].at(f"{row} * {stride}")
@@ -313,11 +313,11 @@ class Plan:
             done = host.let("done", f"{i} * {self.steps}")
             yield i, done, host.let("count", f"min({self.steps}, T - {done})")
 
-    def _kept(self, visit: Visit, row: Expr) -> list[Pointer]:
+    def _kept(self, visit: Visit, row: HostExpr) -> list[Pointer]:
         """Where the rows of what is kept begin: inference keeps nothing."""
         return []
 
-    def _visit(self, host: Host, visit: Visit, tile: tuple[str, str, str], start: Expr) -> None:
+    def _visit(self, host: Host, visit: Visit, tile: tuple[str, str, str], start: HostExpr) -> None:
         code, program = visit.code, self.program
         number, done, count = tile
         inputs = [program.input(i) for i in range(len(code.graph.inputs))]

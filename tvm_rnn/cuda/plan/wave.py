@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any
 
-from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer, Program
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.layer.phases import NotPersistent, Step
 from tvm_rnn.cuda.layer.regime import Where
 from tvm_rnn.cuda.layer.value_layout import Layout
@@ -168,7 +168,7 @@ class Wave:
         return found
 
 
-def _most(values: Sequence[Expr]) -> str:
+def _most(values: Sequence[HostExpr]) -> str:
     text = str(values[0])
     for value in values[1:]:
         text = f"max<int64_t>({text}, {value})"

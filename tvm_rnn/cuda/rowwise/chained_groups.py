@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 from tvm import tirx
@@ -26,9 +25,9 @@ from tvm_rnn.graph.axes import reduced_axes, runs_along
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index
+from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import wide
 
-Expr = Any
 JOINED = ("pointwise", "reduce")  # kinds of groups
 MOST_WORK = 1 << 14  # elements of a group per row: beyond, one block per row leaves too much of the GPU idle
 MOST_THREADS, ELEMENTS_PER_THREAD = 1024, 4
@@ -161,7 +160,7 @@ class _Chain:
                 with writer.when(tirx.EQ(lane, 0)):
                     finish(j, total)
 
-    def _sum(self, writer: Writer, job: Job, j: Expr, first: Expr, step: int) -> Any:
+    def _sum(self, writer: Writer, job: Job, j: Expr, first: Expr, step: int) -> Buffer:
         """A register with this thread's part of result j: elements first, first + step, ..."""
         root, dtype = job.group.root, arithmetic(job.precision)
         assert root is not None
@@ -179,7 +178,7 @@ class _Chain:
     def _index(writer: Writer, j: Expr, shape: tuple[int, ...]) -> Index:
         return tuple(int(i) for i in np.unravel_index(j, shape)) if isinstance(j, int) else unravel(writer, j, shape)
 
-    def _over_warp(self, writer: Writer, job: Job, total: Any) -> Expr:
+    def _over_warp(self, writer: Writer, job: Job, total: Buffer) -> TirExpr:
         """The result of all lanes' parts, in every lane."""
         assert job.group.root is not None
         combine, _ = combiner(job.group.root)
@@ -189,7 +188,7 @@ class _Chain:
             writer.store(total, combine(total[0], writer.keep(other)), 0)
         return total[0]
 
-    def _over_block(self, writer: Writer, job: Job, total: Any) -> Expr:
+    def _over_block(self, writer: Writer, job: Job, total: Buffer) -> TirExpr:
         """The result of all threads' parts, in every thread, in one order whatever runs first."""
         assert job.group.root is not None
         combine, _ = combiner(job.group.root)

@@ -16,21 +16,19 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.host_program import Expr as Text
-from tvm_rnn.cuda.codegen.host_program import Host, Pointer, Program
+from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.pointers import Argument, Place, address
 from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.runtime import runtime_random
+from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import int64, wide
 
-Expr = Any
 WORD = "uint32"
 BITS = 32  # steps of a word
 TOGETHER = 4  # of these, drawn at a time: on an H200 27 us for 8 million draws, one by one 29
@@ -42,7 +40,7 @@ class Draw:
     call's first step in its whole sequence."""
 
     keys: Pointer
-    first: Text
+    first: HostExpr
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class MaskRows:
         rows: Sequence[Pointer],
         words: Pointer | None,
         draw: Draw,
-        steps: tuple[Text, Text],
+        steps: tuple[HostExpr, HostExpr],
         when: tuple[str, str],
     ) -> None:
         """A tile's mask in each form that is read. steps: (how many, the first). when: C++ conditions of its rows, and
@@ -73,20 +71,20 @@ class MaskRows:
             with host.when(when[1]):
                 self.launch_words(host, words, draw, *steps)
 
-    def launch(self, host: Host, pointers: Sequence[Pointer], draw: Draw, steps: Text, start: Text) -> None:
+    def launch(self, host: Host, pointers: Sequence[Pointer], draw: Draw, steps: HostExpr, start: HostExpr) -> None:
         """Fill the rows of the `steps` steps of a tile, which begins at `start`."""
-        numbers: list[Text] = [f"({steps}) * B", "B", f"{draw.first} + {start}"]
+        numbers: list[HostExpr] = [f"({steps}) * B", "B", f"{draw.first} + {start}"]
         if self.every == "sequence":
             numbers = [_groups(steps), "B", steps]
         host.launch(self.kernel, [*pointers, draw.keys.at(self.at)], numbers)
 
-    def launch_words(self, host: Host, words: Pointer, draw: Draw, steps: Text, start: Text) -> None:
+    def launch_words(self, host: Host, words: Pointer, draw: Draw, steps: HostExpr, start: HostExpr) -> None:
         """The words of these steps."""
         rows = "B" if self.every == "sequence" else _groups(steps)
         host.launch(self.words, [words, draw.keys.at(self.at)], [rows, "B", f"{draw.first} + {start}"])
 
 
-def _groups(steps: Text) -> str:
+def _groups(steps: HostExpr) -> str:
     return f"({steps} + {BITS - 1}) / {BITS} * B"
 
 
@@ -170,7 +168,7 @@ def mask_kernel(name: str, node: Node, writes: Callable[[Node], Sequence[Place]]
     """The kernels of a mask: the one that fills its rows, and the one that makes words of them."""
     places, whole = writes(node), node.attrs["every"] == "sequence"
     body = (_whole_rows if whole else _step_rows)(node, places)
-    pointers: list[Any] = [(f"w{i}", place.dtype) for i, place in enumerate(places)]
+    pointers = [(f"w{i}", place.dtype) for i, place in enumerate(places)]
     scalars = [("rows", "int64"), ("batch", "int64"), ("steps" if whole else "start", "int64")]
     kernel = write(name, [*pointers, ("keys", WORD)], scalars, body, threads=THREADS)
     arguments = tuple(Argument(f"w{i}", "write", node, i) for i in range(len(places)))

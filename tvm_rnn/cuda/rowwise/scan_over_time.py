@@ -1,8 +1,8 @@
 """The scan regime: steps without products, all of T in one launch, one thread per batch row and unit.
 
 In: a layer's layout whose step is pointwise. Out: `Scan`, a Regime for any batch size and precision. States stay in
-registers; hoisted values and inputs arrive in a ring of registers, each loaded `ahead` steps before its use; y is
-written side by side by the threads of a warp.
+registers; hoisted values and inputs are prefetched into registers, each `ahead` steps before its use; y is written
+side by side by the threads of a warp.
 
 Rewrite: for t: pointwise  -->  one launch: for t in thread: pointwise
 """
@@ -17,9 +17,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.host_program import Expr as Text
-from tvm_rnn.cuda.codegen.host_program import Host
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.cuda.layer.packed_layout import Pack
 from tvm_rnn.cuda.layer.phases import NotPersistent, Phase, Step, components, phases, place
 from tvm_rnn.cuda.layer.pointers import Place
@@ -31,8 +30,8 @@ from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.schedule.schedule_template import DEFAULT, Config, Unit, best
 from tvm_rnn.target import Target
+from tvm_rnn.tir.expr import Buffer, Expr
 
-Expr = Any
 FOREVER = (1 << 31) - 1
 SCALARS = (("steps", "int32"), ("reverse", "int32"), ("batch", "int32"))
 MASK_SCALARS = (("start", "int32"), ("total", "int32"), ("has_lengths", "int32"), ("has_reset", "int32"))
@@ -52,8 +51,8 @@ class Scan:
     most: int | None = None
     applies: str = "true"
     packs: Sequence[Pack] = ()
-    work_bytes: Text = 0
-    zero_bytes: Text = 0
+    work_bytes: HostExpr = 0
+    zero_bytes: HostExpr = 0
 
     @property
     def width(self) -> int:
@@ -72,7 +71,7 @@ class Scan:
         return []
 
     @property
-    def blocks(self) -> Text:
+    def blocks(self) -> HostExpr:
         return f"((B * {self.width} + {self.knobs['threads'] - 1}) / {self.knobs['threads']})"
 
     @property
@@ -114,7 +113,7 @@ class Scan:
     def launch(self, host: Host, where: Where) -> None:
         """One launch of one of the two kernels."""
 
-        def read(node: Node) -> Any:
+        def read(node: Node) -> Pointer:
             return where.inputs[self.layout.graph.inputs.index(node)] if node.op == "input" else where.hoisted[node]
 
         pointers = [where.weights[node] for node in self.params]
@@ -125,15 +124,15 @@ class Scan:
 
 
 class Body:
-    """Emits one kernel. `ring[s]`: the registers that a step whose number is s (modulo `ahead`) reads."""
+    """Emits one kernel. `prefetched[s]`: the registers that a step whose number is s (modulo `ahead`) reads."""
 
     def __init__(self, k: Writer, scan: Scan, masked: bool) -> None:
         self.k, self.scan, self.masked = k, scan, masked
         self.step, self.width, self.ahead = scan.step, scan.width, scan.knobs["ahead"]
         self.dtype = scan.layout.arithmetic
         self.held: dict[tuple[Node, int], Expr] = {}
-        self.ring: list[dict[tuple[Node, int], Any]] = []
-        self.flags: list[Any] = []
+        self.prefetched: list[dict[tuple[Node, int], Buffer]] = []
+        self.flags: list[Buffer] = []
 
     def emit(self) -> None:
         k, width, threads = self.k, self.width, self.scan.knobs["threads"]
@@ -174,7 +173,7 @@ class Body:
                 k.store(self.ends, tirx.Cast("int32", most), 0)
         keys = list(dict.fromkeys(key for reads in self.step.reads for key in reads))
         for s in range(self.ahead):
-            self.ring.append({key: k.local(1, self.scan.place_of(key[0]).dtype) for key in keys})
+            self.prefetched.append({key: k.local(1, self.scan.place_of(key[0]).dtype) for key in keys})
             self.flags.append(k.local(1, "int32"))
             self._ask(s, tirx.const(s, "int32"))
 
@@ -187,7 +186,7 @@ class Body:
         k = self.k
         local = k.keep(self._local(tirx.Min(t, k["steps"] - 1)))
         row = k.keep(tirx.Cast("int64", local) * k["batch"] + self.row)
-        for (node, slot), register in self.ring[s].items():
+        for (node, slot), register in self.prefetched[s].items():
             offset: Expr = ~slot if slot < 0 else slot * self.width + self.unit
             source = k[f"read_{self.scan.reads.index(node)}"]
             k.store(register, source[row * self.scan.place_of(node).row_stride + offset], 0)
@@ -204,10 +203,10 @@ class Body:
     def _step(self, s: int, t: Expr) -> None:
         k, step = self.k, self.step
         local = k.keep(self._local(t))
-        now = {}
-        for key, register in self.ring[s].items():
+        now: dict[tuple[Node, int], Expr] = {}
+        for key, register in self.prefetched[s].items():
             value = register[0]
-            now[key] = k.keep(value if str(value.ty) == self.dtype else tirx.Cast(self.dtype, value))
+            now[key] = k.keep(converted(value, self.dtype))
         restart = k.keep(self.flags[s][0]) if self.masked else None
         self._ask(s, t + self.ahead)
         if restart is not None:

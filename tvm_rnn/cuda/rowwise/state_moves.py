@@ -11,19 +11,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import TypeAlias
 
 from tvm import tirx
 
 from tvm_rnn.cuda.codegen.host_program import Host, Pointer
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.cuda.layer.pointers import Place, address
 from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
 from tvm_rnn.cuda.layer.value_layout import Layout
+from tvm_rnn.tir.expr import Expr, TirExpr
 
 from .step_memory import Buffers, Step
 
-Expr = Any
+# What is stored at element j of a row: (pointer, value, or what loads it within the condition, place, width).
+Moved: TypeAlias = tuple[str, TirExpr | Callable[[], TirExpr], Place, int]
 MOVES = 32  # of one launch
 
 
@@ -94,7 +96,7 @@ class StateKernels:
         copies: list[tuple[str, Place, int]],
         more: list[tuple[str, str]],
         scalars: list[tuple[str, str]],
-        body: Callable[[Writer, Expr, Expr], Iterator[tuple[str, Expr, Place, int]]],
+        body: Callable[[Writer, Expr, Expr], Iterator[Moved]],
         extra: int = 0,
     ) -> Kernel:
         """body(writer, row, j) yields what to store at element j of a row: (pointer, value, place, width)."""
@@ -105,8 +107,7 @@ class StateKernels:
                 for pointer, value, place, width in body(writer, row, j):
                     with writer.when(j < width):
                         made = value() if callable(value) else value
-                        made = made if str(made.ty) == place.dtype else tirx.Cast(place.dtype, made)
-                        writer.store(writer[pointer], made, address(place, row, j))
+                        writer.store(writer[pointer], converted(made, place.dtype), address(place, row, j))
 
         pointers = [*((pointer, place.dtype) for pointer, place, _ in copies), *more]
         return write(f"{self.name}_{name}", pointers, [("rows", "int64"), *scalars], run, threads=THREADS)
@@ -133,7 +134,7 @@ class StateKernels:
     def _restart(self) -> Kernel:
         copies = self._copies("state", "shadow")
 
-        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[Any]:
+        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[Moved]:
             unfinished = tirx.Or(
                 tirx.EQ(writer["has_lengths"], tirx.const(0, "int32")), writer["time"] < writer["lengths"][row]
             )
@@ -150,10 +151,14 @@ class StateKernels:
         old, new = self._copies("old", "old_shadow"), self._copies("state", "shadow")
         width = self.layout.graph.output.shape[0] if self.layout.emits else 0
 
-        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[Any]:
+        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[Moved]:
             with writer.when(writer["time"] >= writer["lengths"][row]):
                 for (pointer, place, number), source in zip(new, old, strict=True):
-                    yield pointer, lambda s=source: writer[s[0]][address(s[1], row, j)], place, self._sizes[number]
+
+                    def load(source: tuple[str, Place, int] = source) -> TirExpr:
+                        return writer[source[0]][address(source[1], row, j)]
+
+                    yield pointer, load, place, self._sizes[number]
                 if width:
                     yield "output", tirx.const(0.0, self.layout.output.dtype), self.layout.output, width
 
@@ -187,7 +192,7 @@ class StateKernels:
     def _cut(self) -> Kernel:
         copies = self._copies("state", "shadow")[: len(self._sizes)]
 
-        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[Any]:
+        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[Moved]:
             counts = tirx.Or(
                 tirx.EQ(writer["has_lengths"], tirx.const(0, "int32")), writer["lengths"][row] > tirx.const(0, "int64")
             )

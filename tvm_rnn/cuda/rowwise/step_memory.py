@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm_rnn.cuda.codegen.host_program import Expr, Pointer
+from tvm_rnn.cuda.codegen.host_program import HostExpr, Pointer
 from tvm_rnn.graph.graph import Node
 
 from .dropout_masks import Draw
@@ -39,10 +39,10 @@ class Tile:
 
     inputs: list[Pointer]
     output: Pointer
-    start: Expr  # its first step, in order of time
-    count: Expr  # its steps
+    start: HostExpr  # its first step, in order of time
+    count: HostExpr  # its steps
     reverse: bool
-    parity: Expr  # which copy of the states holds the values before it: 0 or 1
+    parity: HostExpr  # which copy of the states holds the values before it: 0 or 1
     kept: list[Pointer] = field(default_factory=list)  # rows of what training reads later
 
 
@@ -51,7 +51,7 @@ class Step:
     """What the kernels of one step work on."""
 
     tile: Tile
-    t: Expr  # within the tile
+    t: HostExpr  # within the tile
     old: list[Pointer]
     new: list[Pointer]
     old_shadows: dict[int, Pointer]

@@ -15,7 +15,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.host_program import Expr, Host, Pointer, Program
+from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.row_kernels import THREADS
 from tvm_rnn.graph.graph import Node
@@ -59,7 +59,7 @@ class Dropped:
         if (dtype, p) not in self.kernels:
             self.kernels[dtype, p] = drop_kernel(f"drop{len(self.kernels)}", dtype, 1.0 - p)
         word = runtime_random.name_word(runtime_random.ONCE + node.name)
-        numbers: list[Expr] = [prod(node.shape), *seed, word, 2 * place[0] + place[1]]
+        numbers: list[HostExpr] = [prod(node.shape), *seed, word, 2 * place[0] + place[1]]
         host.launch(self.kernels[dtype, p], pointers, numbers)
 
 

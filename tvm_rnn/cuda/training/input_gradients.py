@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from tvm import tirx
 
-from tvm_rnn.cuda.codegen.host_program import Expr, Host, Pointer
+from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.node_values import Values, sources
 from tvm_rnn.cuda.layer.pointers import Place, address, arithmetic
@@ -74,7 +73,7 @@ class Giver:
         host: Host,
         find: Callable[[Node, bool], Pointer],
         into: Pointer,
-        steps: tuple[Any, Expr],
+        steps: tuple[HostExpr, HostExpr],
         add: bool,
     ) -> None:
         """Over the rows of `steps`: (the first step, how many)."""

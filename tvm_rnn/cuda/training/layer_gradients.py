@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Expr, Pointer, Program
+from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, HostExpr, Pointer, Program
 from tvm_rnn.cuda.layer.time_segments import Parts
 from tvm_rnn.network.rnn import RNN
 
@@ -28,7 +28,7 @@ class HandedDown(Protocol):
     """place(layer, tile, row, stride): the gradient of that layer's output, of that tile, from that row of all rows on;
     of the last layer, the copy. Rows have `stride` elements."""
 
-    def place(self, layer: int, tile: str, row: Expr, stride: int) -> Pointer: ...
+    def place(self, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer: ...
 
 
 @dataclass
@@ -52,7 +52,7 @@ class Sequences:
                 place = self.program.sequence.pointer("between", replace(place, text=text))
             self.pair.append(place)
 
-    def place(self, layer: int, tile: str, row: Expr, stride: int) -> Pointer:
+    def place(self, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
         """In arrays for all of the time the call's own rows come after those before it."""
         skipped = f"{self.parts.first} * B * {stride}" if self.given is not None else 0
         return self.pair[(self.net.num_layers - 1 - layer) % 2].at(skipped).at(f"{row} * {stride}")
@@ -76,7 +76,7 @@ class Tiles:
         self.tiles = self.program.buffer("between", f"{count} * {self.size}", dtype)
         self.last = self.program.buffer("between", self.size, dtype)
 
-    def place(self, layer: int, tile: str, row: Expr, stride: int) -> Pointer:
+    def place(self, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
         """The row is the tile's first one."""
         if layer + 1 == self.net.num_layers:
             return self.last

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import Host, Pointer, Program
 from tvm_rnn.cuda.layer.pointers import Place, arithmetic
@@ -33,7 +32,7 @@ class FinishKernels:
         self.finish = SumsToGradients(self.whole, self.sums)
         self.graph = self.finish.graph
         self.weights = Weights(self.graph, self.number, self.precision)
-        self.kernels: dict[Any, Rows] = {}
+        self.kernels: dict[Node | tuple[str, int], Rows] = {}
         known: set[Node] = {*self.finish.inner}
         # Values on the way, but for those that packing makes: they are read where it leaves them.
         self.kept = [node for node in self.finish.kept if self.weights.place(node) is None]
@@ -77,7 +76,7 @@ class FinishKernels:
         self.values = {n: program.buffer("value", prod(n.shape), dtype) for n in self.kept}
 
     def run(
-        self, host: Host, sums: Mapping[Node, Pointer], weights: Mapping[Any, Pointer], gradients: Sequence[Pointer]
+        self, host: Host, sums: Mapping[Node, Pointer], weights: Mapping[object, Pointer], gradients: Sequence[Pointer]
     ) -> None:
         """Fill `gradients`, in the order of the parameters. Where sums were made in a gradient, it is there already."""
         places = {leaf: sums[node] for leaf, node in self.finish.inner.items()} | dict(self.values)

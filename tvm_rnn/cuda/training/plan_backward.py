@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from math import gcd, prod
 from typing import ClassVar
 
-from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer, Program
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.value_layout import Layout
@@ -41,7 +41,7 @@ from .layer_gradients import HandedDown, Sequences, Tiles
 from .parameter_gradients import FinishKernels
 from .plan_forward import Blank, ForwardTrain, blank_kernel
 from .tape_layout import states_read
-from .weight_gradient_sums import Totals
+from .weight_gradient_sums import WeightGradients
 
 
 @dataclass
@@ -49,7 +49,7 @@ class BackwardCode:
     """What all layers share that have one graph."""
 
     layer: Layer
-    totals: Totals
+    totals: WeightGradients
     finish: FinishKernels
     givers: list[Giver]
     early: list[Node]  # values from before the steps that sums read: rows that have ended must be 0
@@ -104,7 +104,7 @@ class BackwardPlan(Plan):
             found = layout.source(node, True, "after")
             return None if found is None else found.place
 
-        totals = Totals(name, sums, self.options.precision, reads, operand, self.target.arch, self.target.sms)
+        totals = WeightGradients(name, sums, self.options.precision, reads, operand, self.target.arch, self.target.sms)
         finish = FinishKernels(graph, sums, f"{layer.number}_finish", self.options.precision)
         direct = layout.written_last and self.directions == 1
         roots = [*([] if direct else [graph.output]), *graph.emitted]
@@ -213,7 +213,7 @@ class BackwardPlan(Plan):
             Sequences(*own, self.parts, self.handed) if self.whole else Tiles(*own, self.steps, self.wave)
         )
 
-    def _above(self, layer: int, tile: str, row: Expr, stride: int) -> Pointer:
+    def _above(self, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
         """The gradient of that layer's output, from a row on."""
         own = self.handed_down.place(layer, tile, row, stride)
         if layer < self.net.num_layers - 1:
@@ -229,7 +229,7 @@ class BackwardPlan(Plan):
         beside = f"({self.wave} ? {self.lanes} : 1)" if self.lanes > 1 else 1
         for index, back in enumerate(self.backs):
             layout = back.layer.layout
-            copies: Expr = 1 if self.whole else self._copies(self.layers.of_layer.index(index), 0)[0]
+            copies: HostExpr = 1 if self.whole else self._copies(self.layers.of_layer.index(index), 0)[0]
             places = [layout.kept_place(n) for n in layout.kept]
             kept = []
             for place in places:
@@ -265,7 +265,7 @@ class BackwardPlan(Plan):
             host.copy(self.flags, Pointer("reset"), "T * B")
             host.memset(self.flags, f"({self.parts.border} & 2 ? 0 : B)" if self.parts.given else "B")
 
-    def _blank(self, host: Host, name: str, arrays: list[Blank], start: Expr, count: Expr) -> None:
+    def _blank(self, host: Host, name: str, arrays: list[Blank], start: HostExpr, count: HostExpr) -> None:
         """Rows of the steps from `start` on that have ended."""
         if not arrays:
             return
@@ -274,7 +274,7 @@ class BackwardPlan(Plan):
         pointers = [*(a.pointer for a in arrays), self.program.lengths, self.program.reset]
         host.launch(kernel, pointers, scalars)
 
-    def _end_rows(self, host: Host, tile: str, start: Expr, count: Expr) -> None:
+    def _end_rows(self, host: Host, tile: str, start: HostExpr, count: HostExpr) -> None:
         """The steps from `start` on of the gradient of y, without rows that have ended."""
         width = self.net.output_size
         with host.when("has_lengths"):
@@ -310,7 +310,7 @@ class BackwardPlan(Plan):
             last = self._last(host, visit)
             visit.code.states.cut(host, last, Pointer("reset", "uint8"))
 
-    def _tile(self, visit: Visit, number: str, done: str, start: Expr, count: Expr) -> Tile:
+    def _tile(self, visit: Visit, number: str, done: str, start: HostExpr, count: HostExpr) -> Tile:
         index = self.layers.of_layer[visit.layer]
         layout = self.backs[index].layer.layout
         forward = self.forward
@@ -342,11 +342,11 @@ class BackwardPlan(Plan):
         kept_rows = [rows if copy == 0 else rows.at(f"({copy}) * {size}") for rows, size in self.kept_rows[index]]
         return Tile(found, output, start, count, back, parity, kept_rows)
 
-    def _copy(self, visit: Visit) -> Expr:
+    def _copy(self, visit: Visit) -> HostExpr:
         """Which copy is its own of what layers of one graph have for a tile."""
         return 0 if self.whole else self._copies(visit.layer, 0)[1]
 
-    def _below(self, visit: Visit, tile: str, start: Expr) -> Pointer:
+    def _below(self, visit: Visit, tile: str, start: HostExpr) -> Pointer:
         """Where the tile's gradient of the layer's first input goes, or is until directions are added up."""
         index = self.layers.of_layer[visit.layer]
         layout = self.backs[index].layer.layout
@@ -354,14 +354,14 @@ class BackwardPlan(Plan):
             return self.last_rows[index]
         return self._destination(visit, 0, tile, start)
 
-    def _destination(self, visit: Visit, number: int, tile: str, start: Expr) -> Pointer:
+    def _destination(self, visit: Visit, number: int, tile: str, start: HostExpr) -> Pointer:
         """Rows of the gradient of an input, from step `start` on."""
         size = prod(self.net.layers[visit.layer].graph.inputs[number].shape)
         if number or not visit.layer:
             return self.input_gradients[number].at(f"{start} * B * {size}")
         return self.handed_down.place(visit.layer - 1, tile, f"{start} * B", size)
 
-    def _visit(self, host: Host, visit: Visit, tile: tuple[str, str, str], start: Expr) -> None:
+    def _visit(self, host: Host, visit: Visit, tile: tuple[str, str, str], start: HostExpr) -> None:
         number, done, count = tile
         index = self.layers.of_layer[visit.layer]
         back, code = self.backs[index], visit.code

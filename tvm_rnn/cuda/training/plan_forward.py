@@ -18,7 +18,7 @@ from math import prod
 import numpy as np
 from tvm import tirx
 
-from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Expr, Host, Pointer, Program
+from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.pointers import Place, address
 from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
@@ -26,7 +26,7 @@ from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.cuda.plan.network import Plan, Visit
 from tvm_rnn.cuda.rowwise.state_moves import Move
 from tvm_rnn.graph.graph import Graph
-from tvm_rnn.tir.expr import TirExpr
+from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, wide
 
 from .tape_layout import Tape, kept_nodes, narrowed, states_read
@@ -125,7 +125,7 @@ class ForwardTrain(Plan):
                     with self.parts.of_visit(host, visit.layer, visit.direction):
                         visit.code.states.begin_again(host, visit.buffers)
 
-    def _kept(self, visit: Visit, row: Expr) -> list[Pointer]:
+    def _kept(self, visit: Visit, row: HostExpr) -> list[Pointer]:
         """From the tile's first step on: values of the step, and states after it."""
         found = []
         for pointer, place, _, state in self._arrays(visit):
@@ -136,7 +136,7 @@ class ForwardTrain(Plan):
     def _between(self) -> None:
         """Layers hand on what the tape keeps."""
 
-    def _handed(self, host: Host, layer: int, tile: str, row: Expr, stride: int) -> Pointer:
+    def _handed(self, host: Host, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
         return self.places[self.tape.inputs[layer + 1]].at(f"{row} * {stride}")
 
     def _user_inputs(self) -> list[tuple[Pointer, Pointer, int]]:
@@ -186,7 +186,7 @@ class ForwardTrain(Plan):
             more = [self.program.lengths, self.program.reset]
             flags = ["has_lengths ? 1 : 0", "has_reset ? 1 : 0"]
             firsts = [a.first for a in part if a.first is not None]
-            scalars: list[Expr] = ["T * B", "B", "T", *flags, 0, f"{self.parts.border} & 1"]
+            scalars: list[HostExpr] = ["T * B", "B", "T", *flags, 0, f"{self.parts.border} & 1"]
             host.launch(kernel, [*(a.pointer for a in part), *firsts, *more], scalars)
 
 
@@ -227,7 +227,7 @@ def blank_kernel(name: str, arrays: list[Blank], side: int) -> Kernel:
     return write(name, pointers, scalars, body, threads=THREADS)
 
 
-def _blank_one(w: Writer, name: str, array: Blank, at: tuple[TirExpr, TirExpr], ended: TirExpr, again: TirExpr) -> None:
+def _blank_one(w: Writer, name: str, array: Blank, at: tuple[Expr, Expr], ended: TirExpr, again: TirExpr) -> None:
     place = address(array.place, *at)
     with w.when(at[1] < array.size):
         if array.initial is not None:

@@ -1,4 +1,4 @@
-"""The GEMM of a weight's gradient: sums over all rows (steps x batch) of products of two rows' elements.
+"""The GEMM of a weight gradient: sums over all rows (steps x batch) of products of two rows' elements.
 
 In: operands that lie as rows, as many of the left ones as share a right one. Out: a `Kernel` that sums parts of the
 rows, a block of the result each: rows are what K is in other products, so both operands come from shared memory as they
@@ -10,36 +10,40 @@ Rewrite: for m, n: sum[m, n] = sum over rows of a[row, m] b[row, n]  -->  tiles 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
+from tvm_rnn.cuda.gemm.cp_async_pipeline import COPY, cp_async_loop
 from tvm_rnn.cuda.gemm.epilogue import store_chunk
-from tvm_rnn.cuda.gemm.mma_sync import INSTRUCTIONS
+from tvm_rnn.cuda.gemm.mma_product import MmaProduct
 from tvm_rnn.cuda.gemm.operands import Operand
-from tvm_rnn.cuda.gemm.problem import keep, uint32
+from tvm_rnn.cuda.gemm.problem import uint32
 from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
 from tvm_rnn.cuda.layer.pointers import arithmetic, storage
-from tvm_rnn.graph.scalar_cuda import flavour
+from tvm_rnn.tir.expr import TirExpr
 
-Expr = Any
+from .weight_gradient_block import RowOperands, pointers_of, weight_gradient_kernel
+
 THREADS, WARPS_DOWN, WARPS_ACROSS = 256, 2, 4
-COPY = "cp.async.cg.shared.global"
 TURNED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
 
 
 @dataclass(frozen=True)
-class TotalsTile:
+class MmaWeightGradientTile:
     """high x wide of a block; deep: rows of a stage."""
 
     precision: str
     high: int
     wide: int
     stages: int = 3
+    threads: int = THREADS
+    cluster: int = 1
+    resident: int = 2  # blocks on a multiprocessor at once
 
     @property
     def compute(self) -> str:
@@ -66,92 +70,80 @@ class TotalsTile:
         return columns * self.size + self.pad
 
     @property
+    def right_at(self) -> int:
+        """Where the right operand lies in a stage."""
+        return self.deep * self.row_bytes(self.high)
+
+    @property
     def stage_bytes(self) -> int:
-        return self.deep * (self.row_bytes(self.high) + self.row_bytes(self.wide))
+        return self.right_at + self.deep * self.row_bytes(self.wide)
 
     @property
     def shared_bytes(self) -> int:
         return self.stages * self.stage_bytes
 
 
-def tile_for(precision: str, height: int, width: int) -> TotalsTile:
+def tile_for(precision: str, height: int, width: int) -> MmaWeightGradientTile:
     """The largest that the result fills."""
     most = 64 if precision == "float64" else 128
-    return TotalsTile(precision, min(most, 64 if height <= 64 else 128), min(most, 64 if width <= 64 else 128))
+    high, wide = (min(most, 64 if size <= 64 else 128) for size in (height, width))
+    return MmaWeightGradientTile(precision, high, wide)
 
 
-def tiles_of(tile: Any, height: int, width: int) -> int:
-    """Blocks of a result; tile: with its `high` and `wide`."""
-    return ceil_div(height, tile.high) * ceil_div(width, tile.wide)
-
-
-def totals_kernel(name: str, tile: TotalsTile, lefts: Sequence[Operand], right: Operand) -> Kernel:
+def mma_weight_gradient(name: str, tile: MmaWeightGradientTile, lefts: Sequence[Operand], right: Operand) -> Kernel:
     """parts[part, left, m, n] of `lefts` (of one depth) with `right`, for all rows; scalars: rows, parts."""
-    pointers = [(o.name, o.place.dtype) for o in lefts] + [(right.name, right.place.dtype)]
-    pointers.append(("sums", arithmetic(tile.precision)))
-
-    def body(w: Writer) -> None:
-        with flavour(tile.precision), I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):
-            _Totals(w, tile, lefts, right).run()
-
-    scalars = [("rows", "int64"), ("parts", "int64")]
-    return write(name, pointers, scalars, body, threads=THREADS, shared_bytes=tile.shared_bytes)
+    kind = _OnTensorCores if tile.tensor else _WithoutTensorCores
+    pointers = pointers_of((*lefts, right))
+    return weight_gradient_kernel(name, tile, pointers, lambda w: kind(w, tile, lefts, right).run())
 
 
-class _Totals:
-    def __init__(self, w: Writer, tile: TotalsTile, lefts: Sequence[Operand], right: Operand) -> None:
-        self.w, self.tile, self.lefts, self.right = w, tile, lefts, right
-        self.height, self.width = lefts[0].depth, right.depth
+class _Staged(RowOperands):
+    """Stages come by cp.async, of all threads; how they are multiplied, others say."""
+
+    def __init__(self, w: Writer, tile: MmaWeightGradientTile, lefts: Sequence[Operand], right: Operand) -> None:
+        super().__init__(w, tile, lefts, right)
+        self.tile = tile
 
     def run(self) -> None:
-        w, tile = self.w, self.tile
-        down, across = ceil_div(self.height, tile.high), ceil_div(self.width, tile.wide)
-        blocks = w["parts"] * (len(self.lefts) * down * across)
-        cta, self.tx = keep(w, I.cta_id([tirx.Cast("int32", blocks)])), I.thread_id([THREADS])
-        self.column = keep(w, tirx.truncmod(cta, across) * tile.wide)
-        self.line = keep(w, tirx.truncmod(tirx.truncdiv(cta, across), down) * tile.high)
-        self.left = keep(w, tirx.truncmod(tirx.truncdiv(cta, across * down), len(self.lefts)))
-        self.part = keep(w, tirx.Cast("int64", tirx.truncdiv(cta, across * down * len(self.lefts))))
-        arena = I.alloc_buffer((tile.shared_bytes,), "uint8", scope="shared.dyn", align=1024)
-        self.base = w.bind(I.cuda.cvta_generic_to_shared(arena.ptr_to([0])))
-        stages = tirx.truncdiv(w["rows"] + (tile.deep - 1), tirx.const(tile.deep, "int64"))
-        each = keep(w, tirx.truncdiv(stages + w["parts"] - 1, w["parts"]))
-        self.first = keep(w, self.part * each)
-        self.count = keep(w, tirx.Cast("int32", tirx.max(tirx.min(stages - self.first, each), 0)))
+        w, tile, stages = self.w, self.tile, self.tile.stages
+        self._locate()
+        self._share_rows()
+        self.lane, warp = w.bind(self.tx % 32), w.bind(self.tx // 32)
+        self.down, self.across = w.bind(warp % WARPS_DOWN), w.bind(warp // WARPS_DOWN)
         self._prepare()
-        self._mainloop()
+        for early in range(stages - 1):
+            with w.when(self.count > early):
+                self._fill(tirx.const(early, "int32"), tirx.const(early, "int32"))
+            w.do(I.ptx["cp.async.commit_group"]())
+        with cp_async_loop(w, self.count, stages, self._fill_ahead) as turn:
+            slot = tirx.Cast("uint32", tirx.truncmod(turn, stages))
+            self._multiply(w.keep(self.base + slot * uint32(tile.stage_bytes)))
         self._finish()
 
-    def _mainloop(self) -> None:
-        w, stages = self.w, self.tile.stages
-        for stage in range(stages - 1):
-            with w.when(self.count > stage):
-                self._fill(tirx.const(stage, "int32"), tirx.const(stage, "int32"))
-            w.do(I.ptx["cp.async.commit_group"]())
-        with w.loop(self.count) as turn:
-            w.do(I.ptx["cp.async.wait_group"](stages - 2))
-            w.do(I.cuda.cta_sync())
-            ahead = keep(w, turn + (stages - 1))
-            with w.when(ahead < self.count):
-                self._fill(tirx.truncmod(ahead, stages), ahead)
-            w.do(I.ptx["cp.async.commit_group"]())
-            slot = tirx.Cast("uint32", tirx.truncmod(turn, stages))
-            stage = keep(w, self.base + slot * uint32(self.tile.stage_bytes))
-            (self._multiply if self.tile.tensor else self._multiply_lanes)(stage)
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Registers for sums, all 0."""
 
-    # --- global to shared memory -----------------------------------------------------------------------------------
+    @abstractmethod
+    def _multiply(self, stage: TirExpr) -> None:
+        """Add a stage's products."""
 
-    def _fill(self, slot: Expr, number: Expr) -> None:
+    @abstractmethod
+    def _finish(self) -> None:
+        """Store the sums."""
+
+    def _fill_ahead(self, number: TirExpr) -> None:
+        ahead = self.w.keep(number)
+        with self.w.when(ahead < self.count):
+            self._fill(tirx.truncmod(ahead, self.tile.stages), ahead)
+
+    def _fill(self, slot: TirExpr, number: TirExpr) -> None:
         w, tile = self.w, self.tile
         stage = w.bind(self.base + tirx.Cast("uint32", slot) * uint32(tile.stage_bytes))
-        row0 = keep(w, (self.first + tirx.Cast("int64", number)) * tile.deep)
-        for n, operand in enumerate(self.lefts):
-            with w.when(self.left == n) if len(self.lefts) > 1 else w.when(tirx.const(True, "bool")):
-                self._copy(operand, stage, row0, self.line, tile.high)
-        behind = stage + uint32(tile.deep * tile.row_bytes(tile.high))
-        self._copy(self.right, behind, row0, self.column, tile.wide)
+        row0 = w.keep((self.first + tirx.Cast("int64", number)) * tile.deep)
+        self._copy_both(stage, row0, uint32(tile.right_at))
 
-    def _copy(self, operand: Operand, stage: Expr, row0: Expr, first: Expr, columns: int) -> None:
+    def _copy(self, operand: Operand, target: TirExpr, row0: TirExpr, first: TirExpr, columns: int) -> None:
         w, tile = self.w, self.tile
         chunk = 16 // tile.size
         across = columns // chunk
@@ -161,7 +153,7 @@ class _Totals:
             line, at = w.bind(tirx.truncdiv(piece, across)), w.bind(first + tirx.truncmod(piece, across) * chunk)
             row = w.bind(row0 + tirx.Cast("int64", line))
             own = line * tile.row_bytes(columns) + tirx.truncmod(piece, across) * 16
-            target = stage + tirx.Cast("uint32", own)
+            into = target + tirx.Cast("uint32", own)
             with w.when(piece < tile.deep * across):
                 if plain:
                     assert operand.offset is not None
@@ -170,127 +162,108 @@ class _Totals:
                     inside = tirx.Select(size > uint32(0), row, tirx.const(0, "int64"))
                     start = tirx.Select(size > uint32(0), at, tirx.const(0, "int32"))
                     place = inside * operand.place.row_stride + tirx.Cast("int64", start) + operand.offset
-                    w.do(I.ptx[COPY](target, w[operand.name].ptr_to([place]), 16, size))
+                    w.do(I.ptx[COPY](into, w[operand.name].ptr_to([place]), 16, size))
                 else:
-                    source = keep(w, tirx.min(row, w["rows"] - 1))
-                    store_chunk(w, target, operand, source, row < w["rows"], at, tile.compute)
+                    source = w.keep(tirx.min(row, w["rows"] - 1))
+                    store_chunk(w, into, operand, source, row < w["rows"], at, tile.compute)
 
-    # --- tensor cores ----------------------------------------------------------------------------------------------
+    def _store(self, line: TirExpr, column: TirExpr, value: TirExpr) -> None:
+        w = self.w
+        line, column = w.bind(self.line + line), w.bind(self.column + column)
+        with w.when(tirx.And(line < self.height, column < self.width)):
+            at = self._result() * (self.height * self.width)
+            at = at + tirx.Cast("int64", line) * self.width + tirx.Cast("int64", column)
+            w.store(w["sums"], value, at)
 
+
+class _OnTensorCores(_Staged):
     def _prepare(self) -> None:
-        w, tile = self.w, self.tile
-        self.lane, warp = w.bind(self.tx % 32), w.bind(self.tx // 32)
-        self.down, self.across = w.bind(warp % WARPS_DOWN), w.bind(warp // WARPS_DOWN)
-        self.rows_m, self.cols_n = tile.high // (16 * WARPS_DOWN), tile.wide // (8 * WARPS_ACROSS)
-        if tile.tensor:
-            self.acc = w.local(self.rows_m * self.cols_n * 4)
-            count = self.rows_m * self.cols_n * 4
-        else:
-            count = tile.high * tile.wide // THREADS
-            self.acc = w.local(count, arithmetic(tile.precision))
-        for i in range(count):
-            w.store(self.acc, tirx.const(0.0, arithmetic(tile.precision)), i)
+        high, wide = self.tile.high // (16 * WARPS_DOWN), self.tile.wide // (8 * WARPS_ACROSS)
+        self.product = MmaProduct(self.w, self.tile.compute, high, wide)
 
-    def _multiply(self, stage: Expr) -> None:
-        w, tile = self.w, self.tile
+    def _multiply(self, stage: TirExpr) -> None:
+        w, tile, product = self.w, self.tile, self.product
         deep = 8 if tile.size == 4 else 16
-        left = w.bind(stage + tirx.Cast("uint32", self.down * (16 * self.rows_m * tile.size)))
-        behind = uint32(tile.deep * tile.row_bytes(tile.high))
-        right = w.bind(stage + behind + tirx.Cast("uint32", self.across * (8 * self.cols_n * tile.size)))
-        a, b = w.local(4 * self.rows_m, "uint32"), w.local(2 * self.cols_n, "uint32")
+        left = w.bind(stage + tirx.Cast("uint32", self.down * (16 * product.high * tile.size)))
+        own = tirx.Cast("uint32", self.across * (8 * product.broad * tile.size))
+        right = w.bind(stage + uint32(tile.right_at) + own)
+        product.take_fragments()
         for step in range(tile.deep // deep):
-            if tile.size == 2:
-                self._turned(left, right, step * deep, a, b)
-            else:
-                self._single(left, right, step * deep, a, b)
-            for m in range(self.rows_m):
-                for n in range(self.cols_n):
-                    d = [self.acc[(m * self.cols_n + n) * 4 + i] for i in range(4)]
-                    own = [a[4 * m + i] for i in range(4)], [b[2 * n + i] for i in range(2)]
-                    w.do(I.ptx[INSTRUCTIONS[tile.compute]](*d, *own[0], *own[1], *d))
+            (self._load_turned if tile.size == 2 else self._load_words)(left, right, step * deep)
+            product.multiply()
 
-    def _turned(self, left: Expr, right: Expr, k: int, a: Any, b: Any) -> None:
+    def _load_turned(self, left: TirExpr, right: TirExpr, k: int) -> None:
         """Fragments of 16 rows: four 8 x 8 matrices at a time, each row 16 bytes of one row of an operand."""
         w, tile, lane = self.w, self.tile, self.lane
         matrix, line = w.bind(lane // 8), w.bind(lane % 8)
         # Of a: (k 0..7, m 0..7), (k 0..7, m 8..15), (k 8..15, m 0..7), (k 8..15, m 8..15).
         row = k + matrix // 2 * 8 + line
         at = w.bind(tirx.Cast("uint32", row * tile.row_bytes(tile.high) + matrix % 2 * 16))
-        for m in range(self.rows_m):
-            w.do(I.ptx[TURNED](*[a[4 * m + i] for i in range(4)], left + at + uint32(32 * m)))
+        for m in range(self.product.high):
+            w.do(I.ptx[TURNED](*self.product.a[0, m], left + at + uint32(32 * m)))
         # Of b: the two halves of k of one tile of 8 columns, then of the next.
         row = k + matrix % 2 * 8 + line
         at = w.bind(tirx.Cast("uint32", row * tile.row_bytes(tile.wide) + matrix // 2 * 16))
-        for n in range(0, self.cols_n, 2):
-            w.do(I.ptx[TURNED](*[b[2 * n + i] for i in range(4)], right + at + uint32(16 * n)))
+        for n in range(0, self.product.broad, 2):
+            w.do(I.ptx[TURNED](*self.product.b[0, n], *self.product.b[0, n + 1], right + at + uint32(16 * n)))
 
-    def _single(self, left: Expr, right: Expr, k: int, a: Any, b: Any) -> None:
+    def _load_words(self, left: TirExpr, right: TirExpr, k: int) -> None:
         """Fragments of 8 rows in float32, word by word, rounded to 10 bits of mantissa."""
         w, tile = self.w, self.tile
         g, q = w.bind(self.lane // 4), w.bind(self.lane % 4)
 
-        def load(into: Any, number: int, base: Expr, columns: int, row: int, column: int) -> None:
+        def load(into: TirExpr, base: TirExpr, columns: int, row: int, column: int) -> None:
             at = (k + row + q) * tile.row_bytes(columns) + (column + g) * 4
             word = w.local(1)
             w.do(I.ptx["ld.shared.f32"](word[0], base + tirx.Cast("uint32", at)))
-            w.do(I.ptx["cvt.rna.tf32.f32"](into[number], word[0]))
+            w.do(I.ptx["cvt.rna.tf32.f32"](into, word[0]))
 
-        for m in range(self.rows_m):
-            for i in range(4):
-                load(a, 4 * m + i, left, tile.high, i // 2 * 4, 16 * m + i % 2 * 8)
-        for n in range(self.cols_n):
-            for i in range(2):
-                load(b, 2 * n + i, right, tile.wide, i * 4, 8 * n)
+        for m in range(self.product.high):
+            for i, register in enumerate(self.product.a[0, m]):
+                load(register, left, tile.high, i // 2 * 4, 16 * m + i % 2 * 8)
+        for n in range(self.product.broad):
+            for i, register in enumerate(self.product.b[0, n]):
+                load(register, right, tile.wide, i * 4, 8 * n)
 
-    # --- without tensor cores --------------------------------------------------------------------------------------
+    def _finish(self) -> None:
+        product = self.product
+        for m in range(product.high):
+            for n in range(product.broad):
+                for half in range(2):
+                    for odd, value in enumerate(product.acc[m, n, half]):
+                        line = self.down * (16 * product.high) + (16 * m + half * 8) + self.lane // 4
+                        column = self.across * (8 * product.broad) + (8 * n + odd) + self.lane % 4 * 2
+                        self._store(line, column, value)
 
-    @property
-    def vector(self) -> int:
-        return 16 // self.tile.size
 
-    def _multiply_lanes(self, stage: Expr) -> None:
-        """Each thread: vectors of m, 16 vectors apart, times vectors of n likewise."""
+class _WithoutTensorCores(_Staged):
+    """float32 and float64: a thread has vectors of m, 16 vectors apart, times vectors of n likewise."""
+
+    def _prepare(self) -> None:
+        self.dtype = arithmetic(self.tile.precision)
+        self.acc = self.w.tile(self.tile.high // 16, self.tile.wide // 16, dtype=self.dtype)
+        self.acc.fill(tirx.const(0.0, self.dtype))
+        self.vector = 16 // self.tile.size
+
+    def _multiply(self, stage: TirExpr) -> None:
         w, tile, vector = self.w, self.tile, self.vector
-        dtype = arithmetic(tile.precision)
-        high, wide = tile.high // 16, tile.wide // 16
-        a, b = w.local(high, dtype), w.local(wide, dtype)
-        behind = uint32(tile.deep * tile.row_bytes(tile.high))
+        a, b = (w.tile(size // 16 // vector, vector, dtype=self.dtype) for size in (tile.high, tile.wide))
         kind = "ld.shared.v4.f32" if vector == 4 else "ld.shared.v2.f64"
         left = w.bind(stage + tirx.Cast("uint32", self.tx // 16 * 16))
-        right = w.bind(stage + behind + tirx.Cast("uint32", self.tx % 16 * 16))
+        right = w.bind(stage + uint32(tile.right_at) + tirx.Cast("uint32", self.tx % 16 * 16))
         with w.loop(tile.deep) as k:
             for values, base, columns in ((a, left, tile.high), (b, right, tile.wide)):
                 row = w.bind(base + tirx.Cast("uint32", k * tile.row_bytes(columns)))
                 for piece in range(columns // 16 // vector):
-                    parts = [values[piece * vector + i] for i in range(vector)]
-                    w.do(I.ptx[kind](*parts, row + uint32(piece * 256)))
-            for m in range(high):
-                for n in range(wide):
-                    w.store(self.acc, self.acc[m * wide + n] + a[m] * b[n], m * wide + n)
-
-    # --- results ---------------------------------------------------------------------------------------------------
+                    w.do(I.ptx[kind](*values[piece], row + uint32(piece * 256)))
+            for m, x in enumerate(a.flat):
+                for n, y in enumerate(b.flat):
+                    self.acc.store(self.acc[m][n] + x * y, m, n)
 
     def _finish(self) -> None:
-        tile = self.tile
-        if tile.tensor:
-            for m in range(self.rows_m):
-                for n in range(self.cols_n):
-                    for i in range(4):
-                        line = self.down * (16 * self.rows_m) + (16 * m + i // 2 * 8) + self.lane // 4
-                        column = self.across * (8 * self.cols_n) + (8 * n + i % 2) + self.lane % 4 * 2
-                        self._store(line, column, self.acc[(m * self.cols_n + n) * 4 + i])
-            return
-        vector, wide = self.vector, tile.wide // 16
-        for m in range(tile.high // 16):
-            for n in range(wide):
+        vector = self.vector
+        for m in range(self.tile.high // 16):
+            for n, value in enumerate(self.acc[m]):
                 line = m // vector * (16 * vector) + self.tx // 16 * vector + m % vector
                 column = n // vector * (16 * vector) + self.tx % 16 * vector + n % vector
-                self._store(line, column, self.acc[m * wide + n])
-
-    def _store(self, line: Expr, column: Expr, value: Expr) -> None:
-        w = self.w
-        line, column = w.bind(self.line + line), w.bind(self.column + column)
-        with w.when(tirx.And(line < self.height, column < self.width)):
-            block = self.part * len(self.lefts) + tirx.Cast("int64", self.left)
-            at = block * (self.height * self.width) + tirx.Cast("int64", line) * self.width + tirx.Cast("int64", column)
-            w.store(w["sums"], value, at)
+                self._store(line, column, value)

@@ -10,21 +10,20 @@ A copy costs both ways through memory once; the GEMM then reads each operand as 
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
 from tvm_rnn.cuda.gemm.cp_async_pipeline import copy_chunk
 from tvm_rnn.cuda.gemm.operands import Operand
-from tvm_rnn.cuda.gemm.problem import int64, keep, uint32
+from tvm_rnn.cuda.gemm.problem import int64, uint32
+from tvm_rnn.cuda.gemm.wgmma_product import SQUARE_BYTES
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
 from tvm_rnn.cuda.layer.pointers import storage
+from tvm_rnn.tir.expr import Expr
 
-Expr = Any
 SQUARE = 64  # columns
-SQUARE_BYTES = SQUARE * ROW_BYTES
 THREADS = 128
 PIECES = SQUARE_BYTES // 16 // THREADS  # of 16 bytes, for each thread
 PITCH = SQUARE * 4 + 16  # bytes from row to row before they are turned: half a warp's columns meet no bank twice
@@ -50,8 +49,8 @@ def pack_kernel(name: str, operand: Operand, precision: str, *, stage_squares: i
     def body(w: Writer) -> None:
         own, deep = squares(operand.depth), rows_of_stage(precision)
         stages = tirx.truncdiv(w["rows"] + (deep - 1), int64(deep))
-        cta, tx = keep(w, I.cta_id([tirx.Cast("int32", stages * own)])), I.thread_id([THREADS])
-        stage, square = keep(w, tirx.truncdiv(cta, own)), keep(w, tirx.truncmod(cta, own))
+        cta, tx = w.keep(I.cta_id([tirx.Cast("int32", stages * own)])), I.thread_id([THREADS])
+        stage, square = w.keep(tirx.truncdiv(cta, own)), w.keep(tirx.truncmod(cta, own))
         arena = I.alloc_buffer((deep * PITCH if turned else SQUARE_BYTES,), "uint8", scope="shared", align=128)
         base = w.bind(I.cuda.cvta_generic_to_shared(arena.ptr_to([0])))
         _fetch(w, operand, dtype, (stage, square), tx, base)
@@ -59,7 +58,7 @@ def pack_kernel(name: str, operand: Operand, precision: str, *, stage_squares: i
             SQUARE_BYTES // SIZES[dtype]
         )
         for i in range(PIECES):
-            (_give_turned if turned else _give)(w, keep(w, target), tx + i * THREADS, base)
+            (_give_turned if turned else _give)(w, w.keep(target), tx + i * THREADS, base)
 
     return write(name, pointers, [("rows", "int64")], body, threads=THREADS)
 
@@ -76,7 +75,7 @@ def _fetch(w: Writer, operand: Operand, dtype: str, at: tuple[Expr, Expr], tx: E
     for i in range(PIECES):
         line = w.bind(tirx.truncdiv(tx, across) + i * (THREADS // across))
         row = w.bind(tirx.Cast("int64", at[0]) * deep + tirx.Cast("int64", line))
-        here = keep(w, tirx.Cast("int32", tirx.And(row < w["rows"], reach > 0)))
+        here = w.keep(tirx.Cast("int32", tirx.And(row < w["rows"], reach > 0)))
         place = row * operand.place.row_stride + tirx.Cast("int64", column) + operand.offset
         source = tirx.Select(here > 0, place, int64(operand.offset))
         target = base + tirx.Cast("uint32", line * pitch + tirx.truncmod(tx, across) * 16)
@@ -88,23 +87,22 @@ def _fetch(w: Writer, operand: Operand, dtype: str, at: tuple[Expr, Expr], tx: E
 
 def _give(w: Writer, target: Expr, piece: Expr, base: Expr) -> None:
     """16 bytes of a row."""
-    words = w.local(4, "uint32")
-    four = [words[z] for z in range(4)]
+    four = w.tile(4, dtype="uint32").flat
     line, chunk = tirx.truncdiv(piece, CHUNKS), tirx.truncmod(piece, CHUNKS)
     w.do(I.ptx["ld.shared.v4.b32"](*four, base + tirx.Cast("uint32", piece * 16)))
-    to = line * (ROW_BYTES // 2) + tirx.bitwise_xor(chunk, tirx.truncmod(line, CHUNKS)) * 8
+    to = line * (ROW_BYTES // 2) + SWIZZLE_128.piece(tirx.truncmod(line, CHUNKS), chunk) * 8
     w.do(I.ptx["st.global.v4.b32"](w["packed"].ptr_to([target + tirx.Cast("int64", to)]), *four))
 
 
 def _give_turned(w: Writer, target: Expr, piece: Expr, base: Expr) -> None:
     """Four rows of a column, rounded. Two neighbouring lanes have 32 bytes of a line."""
-    words, value = w.local(4, "uint32"), w.local(1)
+    words, value = w.tile(4, dtype="uint32").flat, w.local(1)
     pair, odd = tirx.truncdiv(piece, 2), tirx.truncmod(piece, 2)
     line, chunk = tirx.truncmod(pair, SQUARE), tirx.truncdiv(pair, SQUARE) * 2 + odd
     source = w.bind(base + tirx.Cast("uint32", chunk * (4 * PITCH) + line * 4))
     for z in range(4):
         w.do(I.ptx["ld.shared.f32"](value[0], source + uint32(z * PITCH)))
         w.do(I.ptx["cvt.rna.tf32.f32"](words[z], value[0]))
-    to = line * (ROW_BYTES // 4) + tirx.bitwise_xor(chunk, tirx.truncmod(line, CHUNKS)) * 4
+    to = line * (ROW_BYTES // 4) + SWIZZLE_128.piece(tirx.truncmod(line, CHUNKS), chunk) * 4
     place = w["packed"].ptr_to([target + tirx.Cast("int64", to)])
-    w.do(I.ptx["st.global.v4.b32"](place, *[words[z] for z in range(4)]))
+    w.do(I.ptx["st.global.v4.b32"](place, *words))

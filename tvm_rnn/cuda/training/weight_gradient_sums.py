@@ -1,8 +1,8 @@
 """Sums over all rows of a tile of time, on the GPU: gradients of weights, biases and peepholes.
 
-In: a backward graph's nodes that sum over T and B, and where their operands lie. Out: `Totals`: kernels that write sums
-of parts of the rows, a kernel that adds the parts up in order, and the statements that launch them. Every number is
-added up in an order that sizes alone decide: results are the same bit for bit.
+In: a backward graph's nodes that sum over T and B, and where their operands lie. Out: `WeightGradients`: kernels
+that write sums of parts of the rows, a kernel that adds the parts up in order, and the statements that launch them.
+Every number is added up in an order that sizes alone decide: results are the same bit for bit.
 
 Products of two rows are GEMMs over all rows (`weight_gradient_mma.py`, `weight_gradient_wgmma.py`), those with one
 right operand and one shape in one launch; of large ones the operands are put in order first
@@ -14,29 +14,30 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Host, Pointer, Program
+from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.gemm.operands import Operand
 from tvm_rnn.cuda.gemm.operands import operand_of as resolve
+from tvm_rnn.cuda.gemm.wgmma_product import SQUARE_BYTES
 from tvm_rnn.cuda.layer.node_values import Values, sources
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.cuda.layer.pointers import Argument, Place, arithmetic, storage
 from tvm_rnn.cuda.layer.row_kernels import unravel
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
+from tvm_rnn.tir.expr import Buffer, Expr
 from tvm_rnn.tir.index import int64, wide
 
-from .weight_gradient_mma import tile_for, tiles_of, totals_kernel
-from .weight_gradient_pack import SQUARE_BYTES, pack_kernel, rows_of_stage, squares
-from .weight_gradient_wgmma import wgmma_tile_for, wgmma_totals_kernel
-from .weight_gradient_wgmma_packed import packed_tile_for, packed_totals_kernel
+from .weight_gradient_block import BlockTile, tiles_of
+from .weight_gradient_mma import mma_weight_gradient, tile_for
+from .weight_gradient_pack import pack_kernel, rows_of_stage, squares
+from .weight_gradient_wgmma import wgmma_tile_for, wgmma_weight_gradient
+from .weight_gradient_wgmma_packed import packed_tile_for, packed_weight_gradient
 
-Expr = Any
 Reads = Callable[[Node], Place | None]
 Find = Callable[[Node, bool], Pointer]
 COLUMNS, LINES = 32, 8  # threads of a block that sums columns: along elements, and along rows
@@ -49,7 +50,7 @@ LEAST_ROWS = 256  # of a part: fewer, and adding the parts up takes longer than 
 class Packed:
     """One side of a product, put in order. operands: of the arguments from number `first` on; kernels: for each."""
 
-    key: Any
+    key: tuple[object, ...]
     first: int
     operands: tuple[Operand, ...]
     kernels: tuple[Kernel, ...]
@@ -73,7 +74,7 @@ class Work:
 
 
 @dataclass
-class Totals:
+class WeightGradients:
     """All sums of one backward graph. reads: how a stored value is read; operand_places: the same by products."""
 
     name: str
@@ -87,9 +88,9 @@ class Totals:
 
     def __post_init__(self) -> None:
         self.dtype = arithmetic(self.precision)
-        self.packers: dict[Any, Kernel] = {}
-        products: dict[Any, list[tuple[Node, Operand, Operand]]] = {}
-        columns: dict[Any, list[Node]] = {}
+        self.packers: dict[tuple[object, ...], Kernel] = {}
+        products: dict[tuple[object, ...], list[tuple[Node, Operand, Operand]]] = {}
+        columns: dict[tuple[object, ...], list[Node]] = {}
         for node in self.nodes:
             found = self._product(node)
             if found is None:
@@ -128,20 +129,20 @@ class Totals:
         name, size = f"{self.name}_totals{len(self.work)}", len(nodes) * height * width
         packed = packed_tile_for(self.precision, lefts, right, self.arch, self.sms)
         if packed is not None:
-            kernel = packed_totals_kernel(name, packed, len(lefts), height, width)
+            kernel = packed_weight_gradient(name, packed, len(lefts), height, width)
             sides = self._packed(0, lefts), self._packed(len(lefts), [right])
             blocks = packed.blocks(len(lefts), height, width)
             self.work.append(Work(nodes, kernel, tuple(found), size, blocks, packed.resident, sides))
             return
+        tile: BlockTile
         fast = wgmma_tile_for(self.precision, lefts, right, self.arch)
         if fast is not None:
-            tile: Any = fast
-            kernel, resident = wgmma_totals_kernel(name, fast, lefts, right), fast.resident
+            kernel, tile = wgmma_weight_gradient(name, fast, lefts, right), fast
         else:
-            tile = tile_for(self.precision, height, width)
-            kernel, resident = totals_kernel(name, tile, lefts, right), 2
+            any_tile = tile_for(self.precision, height, width)
+            kernel, tile = mma_weight_gradient(name, any_tile, lefts, right), any_tile
         blocks = len(nodes) * tiles_of(tile, height, width)
-        self.work.append(Work(nodes, kernel, tuple(found), size, blocks, resident))
+        self.work.append(Work(nodes, kernel, tuple(found), size, blocks, tile.resident))
 
     def _packed(self, first: int, operands: Sequence[Operand]) -> Packed:
         """Operands of one side. Kernels are shared by all that have the same operand at the same place."""
@@ -206,7 +207,7 @@ class Totals:
                     w.store(total, total[0] + shared[other * COLUMNS + column], 0)
                 w.store(w["sums"], total[0], (part * len(nodes) + n) * size + wide(j))
 
-    def _add(self, w: Writer, values: Values, node: Node, index: Any, sums: Any, n: int) -> None:
+    def _add(self, w: Writer, values: Values, node: Node, index: Sequence[Expr], sums: Buffer, n: int) -> None:
         """One row's part of an element."""
         if node.op == "total":
             w.store(sums, sums[n] + values.at(node.args[0], tuple(index)), n)
@@ -249,7 +250,7 @@ class Totals:
 
     # --- memory and statements -------------------------------------------------------------------------------------
 
-    def reserve(self, program: Program, rows: str, copies: Expr = 1, beside: Expr = 1) -> None:
+    def reserve(self, program: Program, rows: str, copies: HostExpr = 1, beside: HostExpr = 1) -> None:
         """Memory for the parts' sums, for so many rows at most; into how many parts they are cut. copies: of all that,
         for layers that run at the same time. beside: so many share the multiprocessors."""
         self.parts = []
@@ -262,7 +263,7 @@ class Totals:
         self.sums = program.buffer("sums", f"({copies}) * {self.size}", self.dtype)
         self.sides = [self._side(program, rows, side, copies) for side in range(2)]
 
-    def _side(self, program: Program, rows: str, side: int, copies: Expr) -> tuple[Pointer, str]:
+    def _side(self, program: Program, rows: str, side: int, copies: HostExpr) -> tuple[Pointer, str]:
         """Memory for the left or right operands of a product in their other order, one product's at a time, and bytes
         of a copy."""
         most = max((work.packed[side].stage_squares for work in self.work if work.packed), default=0)
@@ -287,12 +288,12 @@ class Totals:
                 found[node] = both.at(n * work.size // len(work.nodes))
         return found
 
-    def run(self, host: Host, find: Find, rows: str, totals: dict[Node, Pointer], add: str, copy: Expr = 0) -> None:
+    def run(self, host: Host, find: Find, rows: str, totals: dict[Node, Pointer], add: str, copy: HostExpr = 0) -> None:
         """Add the sums over `rows` rows. find: where rows of a value begin. add: whether something is there already.
         copy: which copy of the memory."""
         if self.fold is None:
             return
-        packed: list[Any] = [None, None]
+        packed: list[object] = [None, None]
         parted = self.sums if copy == 0 else self.sums.at(f"({copy}) * {self.size}")
         sides = [place if copy == 0 else place.at(f"({copy}) * {size}") for place, size in self.sides]
         sides = [place.cast(storage(self.precision)) for place in sides]
@@ -316,4 +317,4 @@ def _named(operand: Operand, name: str) -> Operand:
     return replace(operand, name=name)
 
 
-__all__ = ["Packed", "Totals", "Work"]
+__all__ = ["Packed", "WeightGradients", "Work"]

@@ -11,37 +11,37 @@ tiles of 128 x 256, which ask L2 for 4.9 TB/s. A third warpgroup would leave too
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
+from tvm_rnn.cuda.codegen.register_tile import RegisterTile
+from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
 from tvm_rnn.cuda.gemm.cp_async_pipeline import copy_chunk
 from tvm_rnn.cuda.gemm.operands import Operand
-from tvm_rnn.cuda.gemm.problem import keep, uint32
-from tvm_rnn.cuda.gemm.wgmma import INPUTS, LAG
+from tvm_rnn.cuda.gemm.problem import int64, uint32
+from tvm_rnn.cuda.gemm.wgmma_product import SQUARE_BYTES, WgmmaProduct, units
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, ceil_div
-from tvm_rnn.cuda.layer.pipeline_barriers import Stages
+from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, Stages
 from tvm_rnn.cuda.layer.pointers import storage
-from tvm_rnn.graph.scalar_cuda import flavour
+from tvm_rnn.tir.expr import TirExpr
 
-from .weight_gradient_pack import SQUARE, SQUARE_BYTES, rows_of_stage
+from .weight_gradient_block import RowOperands, WeightGradientBlock, pointers_of, weight_gradient_kernel
+from .weight_gradient_pack import SQUARE, rows_of_stage
 
-Expr = Any
 WIDTHS, HEIGHTS = (256, 192, 128, 64), (128, 64)
 # Of a thread that copies, and of one that multiplies, by warpgroups that do.
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (24, 160)}
-STEPS = 4  # wgmma steps of a stage, 32 bytes of K each
 LEAST = 64  # lines and columns below which the other kernel's tiles waste less
 
 
 @dataclass(frozen=True)
-class WgmmaTotalsTile:
+class WgmmaWeightGradientTile:
     """high x wide of a block: 64 lines for each warpgroup that multiplies, and what a wgmma has of columns."""
 
     precision: str
@@ -49,6 +49,12 @@ class WgmmaTotalsTile:
     high: int = 128
     stages: int = 4
     cluster: int = 1
+    resident: int = 1  # blocks on a multiprocessor at once
+
+    @property
+    def deep(self) -> int:
+        """Rows of a stage."""
+        return rows_of_stage(self.precision)
 
     @property
     def multiplying(self) -> int:
@@ -57,12 +63,12 @@ class WgmmaTotalsTile:
 
     @property
     def threads(self) -> int:
-        return 128 * (self.multiplying + 1)
+        return COPIERS + 128 * self.multiplying
 
     @property
-    def resident(self) -> int:
-        """Blocks on a multiprocessor at once."""
-        return 1
+    def right_at(self) -> int:
+        """Where the right operand lies in a stage."""
+        return self.high // SQUARE * SQUARE_BYTES
 
     @property
     def stage_bytes(self) -> int:
@@ -73,7 +79,9 @@ class WgmmaTotalsTile:
         return self.stages * (self.stage_bytes + 16)
 
 
-def wgmma_tile_for(precision: str, lefts: Sequence[Operand], right: Operand, arch: str) -> WgmmaTotalsTile | None:
+def wgmma_tile_for(
+    precision: str, lefts: Sequence[Operand], right: Operand, arch: str
+) -> WgmmaWeightGradientTile | None:
     """The tile with which blocks read least; None where operands, sizes or the GPU do not suit."""
     if arch != "sm_90a" or precision not in ("float16", "bfloat16"):
         return None
@@ -88,54 +96,28 @@ def wgmma_tile_for(precision: str, lefts: Sequence[Operand], right: Operand, arc
         return ceil_div(lefts[0].depth, high) * ceil_div(right.depth, wide) * (high + wide)
 
     high, wide = min(product(HEIGHTS, WIDTHS), key=asked)
-    return WgmmaTotalsTile(precision, wide, high)
+    return WgmmaWeightGradientTile(precision, wide, high)
 
 
-def wgmma_totals_kernel(name: str, tile: WgmmaTotalsTile, lefts: Sequence[Operand], right: Operand) -> Kernel:
+def wgmma_weight_gradient(name: str, tile: WgmmaWeightGradientTile, lefts: Sequence[Operand], right: Operand) -> Kernel:
     """parts[part, left, m, n] of `lefts` (of one depth) with `right`, for all rows; scalars: rows, parts."""
-    pointers = [(o.name, o.place.dtype) for o in lefts] + [(right.name, right.place.dtype), ("sums", "float32")]
-
-    def body(w: Writer) -> None:
-        # The register cap of one block: without it the compiler ignores setmaxnreg.
-        with flavour(tile.precision), I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):
-            _AsTheyLie(w, tile, lefts, right).run()
-
-    scalars = [("rows", "int64"), ("parts", "int64")]
-    return write(name, pointers, scalars, body, threads=tile.threads, shared_bytes=tile.shared_bytes)
+    pointers = pointers_of((*lefts, right))
+    return weight_gradient_kernel(name, tile, pointers, lambda w: _AsTheyLie(w, tile, lefts, right).run())
 
 
-class WgmmaTotals(Stages, ABC):
+class WgmmaWeightGradient(WeightGradientBlock, Stages):
     """The body of a kernel: one warpgroup copies, the others multiply. What is copied, and how, others say as well
     (`weight_gradient_wgmma_packed.py`)."""
 
-    tile: WgmmaTotalsTile
-    w: Writer
-    # Of this block: its left operand, where its tile begins, its part of the rows.
-    left: Expr
-    line: Expr
-    column: Expr
-    part: Expr
-    lefts: int
-    height: int
-    width: int
+    tile: WgmmaWeightGradientTile
 
-    def _share_rows(self) -> None:
-        """Shared memory, and the stages of this block's part."""
-        w, deep = self.w, rows_of_stage(self.tile.precision)
-        self.arena = I.alloc_buffer((self.tile.shared_bytes,), "uint8", scope="shared.dyn", align=1024)
-        self.base = w.bind(I.cuda.cvta_generic_to_shared(self.arena.ptr_to([0])))
-        stages = tirx.truncdiv(w["rows"] + (deep - 1), tirx.const(deep, "int64"))
-        each = keep(w, tirx.truncdiv(stages + w["parts"] - 1, w["parts"]))
-        self.first = keep(w, self.part * each)
-        self.count = keep(w, tirx.Cast("int32", tirx.max(tirx.min(stages - self.first, each), 0)))
-
-    def _work(self, copiers: int, there: Expr) -> None:
+    def _work(self, copiers: int, there: TirExpr) -> None:
         """copiers: arrivals that fill a stage. there: whether the tile is one of the result."""
         w, tile = self.w, self.tile
         self._make_barriers(copiers, 4 * tile.multiplying * tile.cluster)
         self._meet()
         few, many = REGISTERS[tile.multiplying]
-        with I.If(self.tx < 128):
+        with I.If(self.tx < COPIERS):
             with I.Then():
                 w.do(I.ptx["setmaxnreg.dec.sync.aligned.u32"](few))
                 self._produce()
@@ -150,116 +132,75 @@ class WgmmaTotals(Stages, ABC):
 
     # --- multiplying -----------------------------------------------------------------------------------------------
 
-    def _consume(self, there: Expr) -> None:
+    def _consume(self, there: TirExpr) -> None:
         w, tile = self.w, self.tile
         lane, warp = w.bind(self.tx % 32), w.bind(self.tx // 32 - 4)
-        acc = w.local(tile.wide // 2)
-        for i in range(tile.wide // 2):
-            w.store(acc, tirx.const(0.0, "float32"), i)
-        desc = w.local(1, "uint64")
-        # Along K: 8 lines after the other. Along what is not summed: squares side by side, in a square 8 rows.
-        sizes = (1, 64) if tile.precision == "tf32" else (SQUARE_BYTES // 16, 8 * ROW_BYTES // 16)
-        w.do(I.cuda.wgmma.encode_matrix_descriptor(I.address_of(desc[0]), self.arena.ptr_to([0]), *sizes, 3))
-        own = w.bind(tirx.Cast("uint64", warp // 4 * (SQUARE_BYTES // 16)))
+        # 16-bit operands lie along what is not summed; of tf32 wgmma takes only what lies along K.
+        turned = tile.precision != "tf32"
+        product = WgmmaProduct(w, self.arena, tile.wide, storage(tile.precision), turned=turned, zero=True)
+        own = w.bind(tirx.Cast("uint64", warp // 4 * units(SQUARE_BYTES)))
         tell = self._remote(lane)
         with w.loop(self.count) as turn:
-            slot = w.bind(turn % tile.stages)
+            slot = w.bind(self._slot(turn))
             self._wait(self._full(slot), turn // tile.stages % 2)
-            stage = w.bind(desc[0] + tirx.Cast("uint64", slot * (tile.stage_bytes // 16)))
-            w.do(I.ptx.wgmma.fence.sync.aligned())
-            for step in range(STEPS):
-                self._step(acc, stage + own, stage, step)
-            w.do(I.ptx.wgmma.commit_group.sync.aligned())
-            w.do(I.ptx.wgmma.wait_group.sync.aligned(1))
+            product.multiply(slot * units(tile.stage_bytes), own, units(tile.right_at))
             with w.when(tirx.And(turn > 0, lane < tile.cluster)):
                 self._release(tell, turn - 1)
-        w.do(I.ptx.wgmma.wait_group.sync.aligned(0))
+        product.wait(0)
         with w.when(tirx.And(self.count > 0, lane < tile.cluster)):
             self._release(tell, self.count - 1)
-        self._finish(acc, warp, lane, there)
+        self._finish(product.acc, warp, lane, there)
 
-    def _step(self, acc: Any, a: Expr, b: Expr, step: int) -> None:
-        tf32 = self.tile.precision == "tf32"
-        deep, kinds, _ = INPUTS[storage(self.tile.precision)]
-        name = f"wgmma.mma_async.sync.aligned.m64n{self.tile.wide}{deep}.f32.{kinds}"
-        offset = 2 * step if tf32 else step * 16 * ROW_BYTES // 16
-        from_b = tirx.const(self.tile.high * ROW_BYTES // 16 + offset, "uint64")
-        d = [acc[i] for i in range(self.tile.wide // 2)]
-        turned = [] if tf32 else [1, 1]  # 16-bit operands lie along what is not summed
-        add = I.ptx.pred(tirx.const(1, "int32"))
-        self.w.do(I.ptx[name](*d, a + tirx.const(offset, "uint64"), b + from_b, add, 1, 1, *turned))
-
-    def _finish(self, acc: Any, warp: Expr, lane: Expr, there: Expr) -> None:
+    def _finish(self, acc: RegisterTile, warp: TirExpr, lane: TirExpr, there: TirExpr) -> None:
         w, size = self.w, self.height * self.width
-        block = self.part * self.lefts + tirx.Cast("int64", self.left)
+        block = self._result()
         pairs = self.width % 2 == 0
         for high in range(2):
-            line = keep(w, self.line + warp * 16 + (lane // 4 + 8 * high))
-            start = keep(w, block * size + tirx.Cast("int64", line) * self.width)
+            line = w.keep(self.line + warp * 16 + (lane // 4 + 8 * high))
+            start = w.keep(block * size + tirx.Cast("int64", line) * self.width)
             with w.when(tirx.And(there, line < self.height)):
                 for i in range(self.tile.wide // 8):
-                    column, at = w.bind(self.column + 8 * i + lane % 4 * 2), 4 * i + 2 * high
+                    column = w.bind(self.column + 8 * i + lane % 4 * 2)
                     if pairs:
                         with w.when(column < self.width):
                             place = w["sums"].ptr_to([start + tirx.Cast("int64", column)])
-                            w.do(I.ptx["st.global.v2.f32"](place, acc[at], acc[at + 1]))
+                            w.do(I.ptx["st.global.v2.f32"](place, *acc[i, high]))
                         continue
-                    for odd in range(2):
+                    for odd, value in enumerate(acc[i, high]):
                         with w.when(column + odd < self.width):
-                            w.store(w["sums"], acc[at + odd], start + tirx.Cast("int64", column + odd))
+                            w.store(w["sums"], value, start + tirx.Cast("int64", column + odd))
 
 
-class _AsTheyLie(WgmmaTotals):
+class _AsTheyLie(RowOperands, WgmmaWeightGradient):
     """Rows are copied from where they are."""
 
-    def __init__(self, w: Writer, tile: WgmmaTotalsTile, lefts: Sequence[Operand], right: Operand) -> None:
-        self.w, self.tile, self.operands, self.right = w, tile, lefts, right
-        self.lefts, self.height, self.width = len(lefts), lefts[0].depth, right.depth
+    def __init__(self, w: Writer, tile: WgmmaWeightGradientTile, lefts: Sequence[Operand], right: Operand) -> None:
+        super().__init__(w, tile, lefts, right)
+        self.tile = tile
 
     def run(self) -> None:
-        w, tile = self.w, self.tile
-        down, across = ceil_div(self.height, tile.high), ceil_div(self.width, tile.wide)
-        blocks = w["parts"] * (self.lefts * down * across)
-        cta, self.tx = keep(w, I.cta_id([tirx.Cast("int32", blocks)])), I.thread_id([tile.threads])
-        self.column = keep(w, tirx.truncmod(cta, across) * tile.wide)
-        self.line = keep(w, tirx.truncmod(tirx.truncdiv(cta, across), down) * tile.high)
-        self.left = keep(w, tirx.truncmod(tirx.truncdiv(cta, across * down), self.lefts))
-        self.part = keep(w, tirx.Cast("int64", tirx.truncdiv(cta, across * down * self.lefts)))
+        self._locate()
         self._share_rows()
-        self._work(4, tirx.const(True, "bool"))  # warps that copy
+        self._work(COPIERS // 32, tirx.const(True, "bool"))  # warps that copy
 
     # --- copying ---------------------------------------------------------------------------------------------------
 
     def _produce(self) -> None:
         w, tile = self.w, self.tile
         self.chunk, self.row = w.bind(self.tx % CHUNKS), w.bind(self.tx // CHUNKS)
-        swizzled = tirx.bitwise_xor(self.chunk, self.row % CHUNKS) * 16
-        self.into = w.bind(tirx.Cast("uint32", self.row * ROW_BYTES + swizzled))
-        with w.loop(self.count) as turn:
-            slot = w.bind(turn % tile.stages)
-            self._wait(self._empty(slot), (turn // tile.stages + 1) % 2)
-            stage = w.bind(self.base + self.into + tirx.Cast("uint32", slot) * uint32(tile.stage_bytes))
+        into = w.bind(tirx.Cast("uint32", SWIZZLE_128.offset(self.row, self.chunk)))
+        with w.loop(self.count) as turn, self._filling(turn) as slot:
+            stage = w.bind(self.base + into + tirx.Cast("uint32", slot) * uint32(tile.stage_bytes))
             row0 = (self.first + tirx.Cast("int64", turn)) * SQUARE + tirx.Cast("int64", self.row)
-            row0 = keep(w, row0)
-            for n, operand in enumerate(self.operands):
-                with w.when(self.left == n) if self.lefts > 1 else w.when(tirx.const(True, "bool")):
-                    self._copy(operand, stage, row0, self.line, tile.high)
-            behind = stage + uint32(tile.high // SQUARE * SQUARE_BYTES)
-            self._copy(self.right, behind, row0, self.column, tile.wide)
-            w.do(I.ptx["cp.async.commit_group"]())
-            with w.when(turn >= LAG):
-                self._announce(LAG, (turn - LAG) % tile.stages)
-        for late in range(LAG, 0, -1):
-            with w.when(self.count >= late):
-                self._announce(late - 1, (self.count - late) % tile.stages)
+            self._copy_both(stage, w.keep(row0), uint32(tile.right_at))
+        self._filled(self.count)
 
-    def _copy(self, operand: Operand, target: Expr, row0: Expr, first: Expr, columns: int) -> None:
-        """A stage's rows of an operand; zeros beyond the last row and the last element."""
-        w, step = self.w, 128 // CHUNKS
+    def _copy(self, operand: Operand, target: TirExpr, row0: TirExpr, first: TirExpr, columns: int) -> None:
+        w, step = self.w, COPIERS // CHUNKS
         assert operand.offset is not None
-        left = keep(w, tirx.Cast("int32", tirx.min(w["rows"] - row0, tirx.const(SQUARE, "int64"))))
-        inside = tirx.max(tirx.min(row0, w["rows"] - 1), tirx.const(0, "int64"))
-        start = keep(w, inside * operand.place.row_stride + operand.offset)
+        left = w.keep(tirx.Cast("int32", tirx.min(w["rows"] - row0, int64(SQUARE))))
+        inside = tirx.max(tirx.min(row0, w["rows"] - 1), int64(0))
+        start = w.keep(inside * operand.place.row_stride + operand.offset)
         for square in range(columns // SQUARE):
             at = w.bind(first + square * SQUARE + self.chunk * 8)
             reach = w.bind(tirx.max(tirx.min(operand.depth - at, 8), 0) * 2)
@@ -267,16 +208,6 @@ class _AsTheyLie(WgmmaTotals):
             for i in range(SQUARE // step):
                 here = left > i * step
                 size = tirx.Cast("uint32", tirx.Select(here, reach, 0))
-                further = tirx.const(i * step * operand.place.row_stride, "int64")
-                source = place + tirx.Select(here, further, tirx.const(0, "int64"))
+                source = place + tirx.Select(here, int64(i * step * operand.place.row_stride), int64(0))
                 into = target + uint32(square * SQUARE_BYTES + i * step * ROW_BYTES)
                 copy_chunk(w, operand, self.tile.precision, into, source, size)
-
-    def _announce(self, pending: int, slot: Expr) -> None:
-        """The copies of a stage are done, and visible to wgmma."""
-        w = self.w
-        w.do(I.ptx["cp.async.wait_group"](pending))
-        w.do(I.ptx.fence.proxy.async_.shared__cta())
-        w.do(I.cuda.warp_sync())
-        with w.when(self.tx % 32 == 0):
-            w.do(I.ptx["mbarrier.arrive.shared.b64"](self._full(slot)))

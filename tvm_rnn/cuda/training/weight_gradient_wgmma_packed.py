@@ -13,23 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
 from tvm_rnn.cuda.gemm.operands import Operand
-from tvm_rnn.cuda.gemm.problem import keep, uint32
-from tvm_rnn.cuda.gemm.wgmma import BULK
+from tvm_rnn.cuda.gemm.problem import uint32
+from tvm_rnn.cuda.gemm.wgmma import bulk_copy
+from tvm_rnn.cuda.gemm.wgmma_product import SQUARE_BYTES
 from tvm_rnn.cuda.layer.packed_layout import ROW_BYTES, ceil_div
 from tvm_rnn.cuda.layer.pointers import storage
-from tvm_rnn.graph.scalar_cuda import flavour
 
-from .weight_gradient_pack import SQUARE, SQUARE_BYTES, squares
-from .weight_gradient_wgmma import WgmmaTotals, WgmmaTotalsTile
+from .weight_gradient_block import weight_gradient_kernel
+from .weight_gradient_pack import SQUARE, squares
+from .weight_gradient_wgmma import WgmmaWeightGradient, WgmmaWeightGradientTile
 
-Expr = Any
 SHAPES = ((128, 256), (128, 192), (128, 128), (192, 192), (192, 128))
 # Tensor cores' rates and memory's, as measured on an H200, in FLOP/s and bytes/s: with packed operands and without.
 PACKED_RATE = {"float16": 650e12, "bfloat16": 650e12, "tf32": 330e12}
@@ -38,7 +37,7 @@ MEMORY_RATE = 3.5e12
 
 
 @dataclass(frozen=True)
-class PackedTotalsTile(WgmmaTotalsTile):
+class PackedWeightGradientTile(WgmmaWeightGradientTile):
     """high x wide of a block; cluster: blocks below each other, which share what they fetch of the right operand."""
 
     cluster: int = 2
@@ -51,7 +50,7 @@ class PackedTotalsTile(WgmmaTotalsTile):
 
 def packed_tile_for(
     precision: str, lefts: Sequence[Operand], right: Operand, arch: str, sms: int
-) -> PackedTotalsTile | None:
+) -> PackedWeightGradientTile | None:
     """The tile with which all blocks are done first; None where another kernel is faster or operands do not suit."""
     if arch != "sm_90a" or precision not in PACKED_RATE:
         return None
@@ -66,51 +65,45 @@ def packed_tile_for(
     def work(shape: tuple[int, int]) -> float:
         """Of the multiprocessor that has most: products, and what is asked of L2 for them."""
         high, wide = shape
-        turns = ceil_div(PackedTotalsTile(precision, wide, high).blocks(count, height, width), sms)
+        turns = ceil_div(PackedWeightGradientTile(precision, wide, high).blocks(count, height, width), sms)
         return turns * (high * wide + 32 * (high + wide / 2))
 
     high, wide = min(SHAPES, key=work)
-    return PackedTotalsTile(precision, wide, high)
+    return PackedWeightGradientTile(precision, wide, high)
 
 
-def packed_totals_kernel(name: str, tile: PackedTotalsTile, lefts: int, height: int, width: int) -> Kernel:
+def packed_weight_gradient(name: str, tile: PackedWeightGradientTile, lefts: int, height: int, width: int) -> Kernel:
     """parts[part, left, m, n] for all rows, of `a`: [stage][left][square], and `b`: [stage][square]; scalars: rows,
     parts."""
     dtype = storage(tile.precision)
-
-    def body(w: Writer) -> None:
-        # The register cap of one block: without it the compiler ignores setmaxnreg.
-        with flavour(tile.precision), I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):
-            _Packed(w, tile, lefts, height, width).run()
-
-    pointers, scalars = [("a", dtype), ("b", dtype), ("sums", "float32")], [("rows", "int64"), ("parts", "int64")]
-    shared, cluster = tile.shared_bytes, tile.cluster
-    return write(name, pointers, scalars, body, threads=tile.threads, shared_bytes=shared, cluster=cluster)
+    pointers = [("a", dtype), ("b", dtype)]
+    return weight_gradient_kernel(name, tile, pointers, lambda w: _Packed(w, tile, lefts, height, width).run())
 
 
-class _Packed(WgmmaTotals):
-    def __init__(self, w: Writer, tile: PackedTotalsTile, lefts: int, height: int, width: int) -> None:
-        self.w, self.tile, self.lefts, self.height, self.width = w, tile, lefts, height, width
+class _Packed(WgmmaWeightGradient):
+    def __init__(self, w: Writer, tile: PackedWeightGradientTile, lefts: int, height: int, width: int) -> None:
+        super().__init__(w, tile, lefts, height, width)
+        self.tile = tile
 
     def run(self) -> None:
         w, tile = self.w, self.tile
         down, across = ceil_div(self.height, tile.high), ceil_div(self.width, tile.wide)
         clusters = ceil_div(self.lefts * down, tile.cluster) * across
         first, rank = I.cluster_id([tirx.Cast("int32", w["parts"] * clusters)]), I.cta_id_in_cluster([tile.cluster])
-        cluster, self.rank = keep(w, first), keep(w, rank)  # special registers: read once
+        cluster, self.rank = w.keep(first), w.keep(rank)  # special registers: read once
         self.tx = I.thread_id([tile.threads])
-        self.column = keep(w, tirx.truncmod(cluster, across) * tile.wide)
-        number = keep(w, tirx.truncmod(tirx.truncdiv(cluster, across), clusters // across) * tile.cluster + self.rank)
+        self.column = w.keep(tirx.truncmod(cluster, across) * tile.wide)
+        number = w.keep(tirx.truncmod(tirx.truncdiv(cluster, across), clusters // across) * tile.cluster + self.rank)
         there = number < self.lefts * down
-        number = keep(w, tirx.min(number, self.lefts * down - 1))
-        self.left = keep(w, tirx.truncdiv(number, down))
-        self.line = keep(w, tirx.truncmod(number, down) * tile.high)
-        self.part = keep(w, tirx.Cast("int64", tirx.truncdiv(cluster, clusters)))
+        number = w.keep(tirx.min(number, self.lefts * down - 1))
+        self.left = w.keep(tirx.truncdiv(number, down))
+        self.line = w.keep(tirx.truncmod(number, down) * tile.high)
+        self.part = w.keep(tirx.Cast("int64", tirx.truncdiv(cluster, clusters)))
         self._share_rows()
         self._work(1, there)
 
     def _produce(self) -> None:
-        with self.w.when(self.tx == 0):
+        with self.w.when(tirx.EQ(self.tx, 0)):
             self._copy()
 
     def _copy(self) -> None:
@@ -118,20 +111,19 @@ class _Packed(WgmmaTotals):
         each = SQUARE_BYTES // (4 if tile.precision == "tf32" else 2)  # elements of a square
         own = squares(self.height)
         place = tirx.Cast("int64", self.left * own + tirx.truncdiv(self.line, SQUARE)) * each
-        left = keep(w, self.first * (self.lefts * own * each) + place)
+        left = w.keep(self.first * (self.lefts * own * each) + place)
         part = tile.wide // tile.cluster  # columns that this block fetches
         place = tirx.Cast("int64", self.column + self.rank * part) * (each // SQUARE)
-        right = keep(w, self.first * (squares(self.width) * each) + place)
-        mask = tirx.const((1 << tile.cluster) - 1, "uint16")
+        right = w.keep(self.first * (squares(self.width) * each) + place)
         with w.loop(self.count) as turn:
-            slot = w.bind(turn % tile.stages)
+            slot = w.bind(self._slot(turn))
             self._wait(self._empty(slot), (turn // tile.stages + 1) % 2)
             full = w.bind(self._full(slot))
             w.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](full, uint32(tile.stage_bytes)))
             stage = w.bind(self.base + tirx.Cast("uint32", slot) * uint32(tile.stage_bytes))
             far = tirx.Cast("int64", turn)
             source = w["a"].ptr_to([left + far * (self.lefts * own * each)])
-            w.do(I.ptx[BULK](stage, source, uint32(tile.high * ROW_BYTES), full))
-            target = stage + uint32(tile.high * ROW_BYTES) + tirx.Cast("uint32", self.rank * (part * ROW_BYTES))
+            bulk_copy(w, stage, source, uint32(tile.right_at), full)
+            target = stage + uint32(tile.right_at) + tirx.Cast("uint32", self.rank * (part * ROW_BYTES))
             source = w["b"].ptr_to([right + far * (squares(self.width) * each)])
-            w.do(I.ptx[BULK + ".multicast::cluster"](target, source, uint32(part * ROW_BYTES), full, mask))
+            bulk_copy(w, target, source, uint32(part * ROW_BYTES), full, tile.cluster)
