@@ -1,6 +1,6 @@
 """All steps of a layer in one launch, in thread-block clusters: values travel through distributed shared memory.
 
-In: a layer's phases, a batch size and a GPU. Out: a `Team` of one cluster. The batch is split over clusters, which
+In: a layer's phases, a batch size and a GPU. Out: a `MmaSync` of one cluster. The batch is split over clusters, which
 never wait for each other. All weights stay on the chip: registers first, then shared memory.
 
 Rewrite: for t: gemm; pointwise  -->  one kernel; units over the blocks of a cluster; st.async and mbarriers per phase
@@ -10,10 +10,11 @@ Source: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip
 
 from collections.abc import Iterator, Mapping
 from itertools import product
-from typing import Any
 
+from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
 from tvm_rnn.cuda.model.template_base import PersistentTemplate, allowed, width_of
-from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.cuda.persistent.exchange import CLUSTER
+from tvm_rnn.cuda.persistent.product.mma_sync import MmaSync
 from tvm_rnn.schedule.schedule_template import template
 from tvm_rnn.target import Target
 
@@ -37,12 +38,12 @@ class PersistentCluster(PersistentTemplate):
     choices = CHOICES
 
     @staticmethod
-    def team(unit: Any, **knobs: int) -> Team:
+    def geometry(unit: RecurrentUnit, **knobs: int) -> MmaSync:
         """All that registers do not keep is in shared memory."""
-        return Team(unit.step, unit.precision, "cluster", stored=unit.stored, shared_words=1 << 20, **knobs)
+        return MmaSync(unit.step, unit.precision, CLUSTER, stored=unit.stored, shared_words=1 << 20, **knobs)
 
     @classmethod
-    def teams(cls, unit: Any, target: Target, record: Mapping[str, int]) -> Iterator[Team]:
+    def geometries(cls, unit: RecurrentUnit, target: Target, record: Mapping[str, int]) -> Iterator[MmaSync]:
         """Blocks, rows and warps that all have something to do."""
         if unit.precision == "float32" and unit.layers > 1:
             return  # a lane would read every row of two operands
@@ -54,7 +55,7 @@ class PersistentCluster(PersistentTemplate):
                 # In float32 a lane sums all rows of a tile: one tile at a time.
                 more = {"ahead": 7 if tiles == 1 else 2, "passes": tiles if unit.precision == "float32" else 1}
                 for words in allowed(record, "register_words", REGISTER_WORDS):
-                    yield cls.team(unit, ctas=ctas, rows=rows, register_words=words, **shape, **more)
+                    yield cls.geometry(unit, ctas=ctas, rows=rows, register_words=words, **shape, **more)
 
 
 def _shapes(ctas: int, rows: int, width: int, record: Mapping[str, int]) -> Iterator[dict[str, int]]:

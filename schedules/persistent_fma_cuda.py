@@ -1,8 +1,8 @@
 """All steps of a layer in one launch in strict float32: rings of operands and weights, FFMA, values polled for.
 
-In: a layer's phases, a batch size and a GPU. Out: a `Team` of blocks of 8 warps; slices of the batch are teams of their
-own. Weights that shared memory has no room for come from L2 in every step, while others are multiplied. For layers in a
-wave, which multiply their input while the other units' values are on their way.
+In: a layer's phases, a batch size and a GPU. Out: a `Ffma` of blocks of 8 warps; slices of the batch are groups of
+their own. Weights that shared memory has no room for come from L2 in every step, while others are multiplied. For
+layers in a wave, which multiply their input while the other units' values are on their way.
 
 Data flow of a block and step (64 rows and 16 units of an LSTM with H = I = 512: a tile of 64 x 64, K = 1024): each
 warp brings an eighth of x_t, of h_(t-1) and of its 64 rows of [W R] through a ring of two stages of 8 KB, multiplies
@@ -19,11 +19,12 @@ Source: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-from tvm_rnn.cuda.model.template_base import MOST_ROWS, PersistentTemplate, allowed, rows_per_team, width_of
-from tvm_rnn.cuda.persistent.geometry import Team
-from tvm_rnn.schedule.schedule_template import template
+from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
+from tvm_rnn.cuda.model.template_base import MOST_ROWS, PersistentTemplate, allowed, rows_per_group, width_of
+from tvm_rnn.cuda.persistent.geometry import Geometry
+from tvm_rnn.cuda.persistent.product.ffma import Ffma
+from tvm_rnn.schedule.schedule_template import Config, template
 from tvm_rnn.target import Target
 
 UNITS = (1, 2, 3, 4, 6, 8)  # blocks of 8 units of each block
@@ -36,21 +37,38 @@ CHOICES: dict[str, tuple[int, ...]] = {"rows": ROWS, "fma": STAGES, "shared_word
 
 @template("persistent_fma_cuda", kinds=("recurrent",), targets=("cuda",))
 class PersistentFma(PersistentTemplate):
-    """Knobs: ctas (blocks of a team), rows (batch rows of a team), fma (stages of each warp's ring), shared_words
-    (weights per lane that stay in shared memory; the rest comes from L2 in every step)."""
+    """Knobs: ctas (blocks of a group), rows (batch rows of a group), fma (stages of each warp's pipeline),
+    shared_words (weights per lane that stay in shared memory; the rest comes from L2 in every step)."""
 
     choices = CHOICES
 
     @staticmethod
-    def team(unit: Any, **knobs: int) -> Team:
+    def geometry(unit: RecurrentUnit, **knobs: int) -> Ffma:
         """Eight warps: as many as can share the block's units do, the others share rows."""
         blocks = -(-width_of(unit) // (8 * knobs["ctas"]))
         warps_u = next(n for n in (8, 4, 2, 1) if blocks % n == 0)
-        own: dict[str, Any] = {"warps_u": warps_u, "warps_k": WARPS // warps_u, "register_words": 0, "polled": 1}
-        return Team(unit.step, unit.precision, "grid", stored=unit.stored, **own, **knobs)
+        return Ffma(
+            unit.step,
+            unit.precision,
+            ctas=knobs["ctas"],
+            rows=knobs["rows"],
+            warps_u=warps_u,
+            warps_k=WARPS // warps_u,
+            register_words=0,
+            shared_words=knobs["shared_words"],
+            stored=unit.stored,
+            stages=knobs["fma"],
+        )
 
     @classmethod
-    def teams(cls, unit: Any, target: Target, record: Mapping[str, int]) -> Iterator[Team]:
+    def knobs(cls, geometry: Geometry) -> Config:
+        """Stages are called "fma" in records."""
+        assert isinstance(geometry, Ffma)
+        of = geometry
+        return {"ctas": of.ctas, "rows": of.rows, "fma": of.stages, "shared_words": of.shared_words}
+
+    @classmethod
+    def geometries(cls, unit: RecurrentUnit, target: Target, record: Mapping[str, int]) -> Iterator[Ffma]:
         """Layers of a wave: for each size of a ring, with as many resident weights as there is room for, or none."""
         if unit.precision != "float32" or unit.stored or unit.layers == 1:
             return
@@ -58,19 +76,19 @@ class PersistentFma(PersistentTemplate):
         for ctas in allowed(record, "ctas", sorted({-(-width // (8 * n)) for n in UNITS})):
             if ctas > target.sms:
                 continue
-            for rows in allowed(record, "rows", rows_per_team(unit.batch, target.sms // ctas)):
+            for rows in allowed(record, "rows", rows_per_group(unit.batch, target.sms // ctas)):
                 for stages in allowed(record, "fma", STAGES):
-                    made = cls.team(unit, ctas=ctas, rows=rows, fma=stages, shared_words=0)
-                    if made.pollable:
+                    made = cls.geometry(unit, ctas=ctas, rows=rows, fma=stages, shared_words=0)
+                    if made.possible:
                         for words in allowed(record, "shared_words", _words(cls, unit, made, target)):
-                            yield cls.team(unit, ctas=ctas, rows=rows, fma=stages, shared_words=words)
+                            yield cls.geometry(unit, ctas=ctas, rows=rows, fma=stages, shared_words=words)
 
 
-def _words(cls: type[PersistentFma], unit: Any, made: Team, target: Target) -> list[int]:
+def _words(cls: type[PersistentFma], unit: RecurrentUnit, made: Ffma, target: Target) -> list[int]:
     """None, and the most that fit: a step's weights, else fewer."""
     every = sum(share.kblocks * made.block_words(phase) for phase, parts in made.shares.items() for share in parts)
     for words in (n for n in reversed(SHARED_WORDS) if 0 < n <= every):
-        team = cls.team(unit, ctas=made.ctas, rows=made.rows, fma=made.fma, shared_words=words)
-        if team.shared_bytes <= target.shared_bytes and team.weight_words:
+        geometry = cls.geometry(unit, ctas=made.ctas, rows=made.rows, fma=made.stages, shared_words=words)
+        if geometry.shared_bytes <= target.shared_bytes and geometry.weight_words:
             return [0, words]
     return [0]

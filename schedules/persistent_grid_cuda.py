@@ -1,6 +1,7 @@
 """All steps of a layer in one launch, units spread over the whole GPU: values travel through L2, a counter per step.
 
-In: a layer's phases, a batch size and a GPU. Out: a `Team` of many blocks; slices of the batch are teams of their own.
+In: a layer's phases, a batch size and a GPU. Out: a `MmaSync` or a `WgmmaRing` of many blocks; slices of the batch are
+groups of their own.
 Weights stay in registers, then in shared memory; what does not fit is read from L2 in every step (streamed).
 
 Rewrite: for t: gemm; pointwise  -->  one kernel; units over all multiprocessors; a release and an acquire per phase
@@ -8,14 +9,18 @@ Rewrite: for t: gemm; pointwise  -->  one kernel; units over all multiprocessors
 Source: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip", ICML.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
-from tvm_rnn.cuda.model.template_base import MOST_ROWS, PersistentTemplate, allowed, rows_per_team, width_of
-from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
+from tvm_rnn.cuda.model.template_base import MOST_ROWS, PersistentTemplate, allowed, rows_per_group, width_of
+from tvm_rnn.cuda.persistent.exchange import COUNTER
+from tvm_rnn.cuda.persistent.exchange_by_polling import POLLING
+from tvm_rnn.cuda.persistent.geometry import Geometry
+from tvm_rnn.cuda.persistent.product.mma_sync import MmaSync
+from tvm_rnn.cuda.persistent.product.wgmma_pipelined import WgmmaRing
 from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import MANY_ROWS, m_tiles
-from tvm_rnn.schedule.schedule_template import template
+from tvm_rnn.schedule.schedule_template import Config, template
 from tvm_rnn.target import Target
 
 BLOCKS = (1, 2, 3, 4, 5, 6, 7, 8)  # of 8 units, per CTA
@@ -37,13 +42,13 @@ CHOICES: dict[str, tuple[int, ...]] = {
     **{"shared_words": SHARED_WORDS, "ahead": AHEAD, "passes": PASSES, "polled": (0, 1), "copied": (0, 1)},
     **{"ring": RINGS, "together": (1, 2)},
 }
-Make = Callable[..., Team]
+SHARED = ("ctas", "rows", "warps_u", "warps_n", "warps_k", "register_words", "shared_words")  # knobs of both kinds
 
 
 @template("persistent_grid_cuda", kinds=("recurrent",), targets=("cuda",))
 class PersistentGrid(PersistentTemplate):
-    """Knobs: ctas (blocks of a team), rows (batch rows of a team), warps_u, warps_n, warps_k (how a block's warps share
-    units, rows and K), register_words and shared_words (weights per thread kept there), ahead (K blocks asked for
+    """Knobs: ctas (blocks of a group), rows (batch rows of a group), warps_u, warps_n, warps_k (how a block's warps
+    share units, rows and K), register_words and shared_words (weights per thread kept there), ahead (K blocks asked for
     before use), passes (in which the rows are multiplied), copied (operands come by asynchronous copies), polled
     (values are handed over without a counter), ring (stages of a ring that operands of wgmma come through; 0: none),
     together (blocks that fetch operands for each other; only if a record says so: it was slower)."""
@@ -51,52 +56,74 @@ class PersistentGrid(PersistentTemplate):
     choices = CHOICES
 
     @staticmethod
-    def team(unit: Any, **knobs: int) -> Team:
+    def geometry(unit: RecurrentUnit, **knobs: int) -> Geometry:
         """What neither registers nor shared memory keep is streamed."""
-        return Team(unit.step, unit.precision, "grid", stored=unit.stored, **knobs)
+        return _pipeline(unit, knobs) if knobs.get("ring") else _direct(unit, knobs)
 
     @classmethod
-    def teams(cls, unit: Any, target: Target, record: Mapping[str, int]) -> Iterator[Team]:
+    def knobs(cls, geometry: Geometry) -> Config:
+        """As records name them: 0 for what the other kind of product has, and for a counter."""
+        found = {name: int(getattr(geometry, name)) for name in (*SHARED, "passes")}
+        found |= {"ahead": 1, "polled": int(geometry.exchange.polls), "copied": 0, "ring": 0, "together": 1}
+        if isinstance(geometry, MmaSync):
+            found |= {"ahead": geometry.ahead, "copied": geometry.copied}
+        if isinstance(geometry, WgmmaRing):
+            found |= {"ring": geometry.ring, "together": geometry.together}
+        return {name: found[name] for name in ("ctas", *CHOICES)}
+
+    @classmethod
+    def geometries(cls, unit: RecurrentUnit, target: Target, record: Mapping[str, int]) -> Iterator[Geometry]:
         """Through a ring, then without one."""
         if unit.precision == "float32":
             return  # every lane would read all rows from L2
         fixed = {name: value for name, value in record.items() if name in ("ctas", *CHOICES)}
         plain = not unit.step.given and not unit.stored  # a ring has no weights for inputs, and none in 8 bits
         if fixed.get("ring", 1) and not fixed.get("polled") and not fixed.get("copied") and plain:
-            yield from _ringed(cls.team, unit, target, fixed)
+            yield from _pipelines(unit, target, fixed)
         if not fixed.get("ring"):
-            yield from _direct(cls.team, unit, target, fixed)
+            yield from _directs(unit, target, fixed)
 
 
-def _direct(make: Make, unit: Any, target: Target, fixed: Mapping[str, int]) -> Iterator[Team]:
+def _direct(unit: RecurrentUnit, knobs: Mapping[str, int]) -> MmaSync:
+    own = {name: knobs[name] for name in (*SHARED, "ahead", "passes", "copied") if name in knobs}
+    exchange = POLLING if knobs.get("polled") else COUNTER
+    return MmaSync(unit.step, unit.precision, exchange, stored=unit.stored, **own)
+
+
+def _pipeline(unit: RecurrentUnit, knobs: Mapping[str, int]) -> WgmmaRing:
+    own = {name: knobs[name] for name in (*SHARED, "ring", "together") if name in knobs}
+    return WgmmaRing(unit.step, unit.precision, stored=unit.stored, **own)
+
+
+def _directs(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) -> Iterator[MmaSync]:
     """Every warp reads its operands itself."""
     width = width_of(unit)
     for ctas in allowed(fixed, "ctas", sorted({-(-width // (8 * n)) for n in BLOCKS})):
         if ctas > target.sms:
             continue
-        for rows in allowed(fixed, "rows", rows_per_team(unit.batch, target.sms // ctas)):
+        for rows in allowed(fixed, "rows", rows_per_group(unit.batch, target.sms // ctas)):
             for shape in _shapes(rows, -(-width // (8 * ctas)), WARPS_U if unit.stored else TIMED_WARPS_U):
                 for words, near in TIMED_WORDS:
                     knobs = {"ctas": ctas, "rows": rows, **shape, "register_words": words, "shared_words": near}
                     if unit.step.given:
-                        yield make(unit, **{**knobs, "ahead": 1, "copied": 1, **fixed})
+                        yield _direct(unit, {**knobs, "ahead": 1, "copied": 1, **fixed})
                     for ahead in AHEAD[1:] if unit.step.given else AHEAD:  # two operands: no time to wait for each
                         for passes in PASSES:
                             if rows // (8 * shape["warps_n"]) % passes == 0:
-                                team = make(unit, **{**knobs, "ahead": ahead, "passes": passes, "polled": 0, **fixed})
-                                yield from _exchanges(team, fixed)
+                                more = {"ahead": ahead, "passes": passes, "polled": 0}
+                                yield from _exchanges(_direct(unit, {**knobs, **more, **fixed}), fixed)
 
 
-def _exchanges(team: Team, fixed: Mapping[str, int]) -> Iterator[Team]:
-    """The team with a counter and, where it can do without, polled: then it asks for all of an operand at once."""
+def _exchanges(geometry: MmaSync, fixed: Mapping[str, int]) -> Iterator[MmaSync]:
+    """The geometry with a counter and, where it can do without, polled: then it asks for all of an operand at once."""
     if not fixed.get("polled"):
-        yield team
-    polled = replace(team, polled=1)
-    if fixed.get("polled", 1) and team.ahead == fixed.get("ahead", AHEAD[-1]) and polled.pollable:
+        yield geometry
+    polled = replace(geometry, exchange=POLLING)
+    if fixed.get("polled", 1) and geometry.ahead == fixed.get("ahead", AHEAD[-1]) and polled.possible:
         yield polled
 
 
-def _ringed(make: Make, unit: Any, target: Target, fixed: Mapping[str, int]) -> Iterator[Team]:
+def _pipelines(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) -> Iterator[WgmmaRing]:
     """Eight warps, which share cells; what registers do not keep lies in shared memory."""
     width = width_of(unit)
     for ctas in allowed(fixed, "ctas", sorted({-(-width // (8 * n)) for n in BLOCKS})):
@@ -104,17 +131,17 @@ def _ringed(make: Make, unit: Any, target: Target, fixed: Mapping[str, int]) -> 
             continue
         blocks = -(-width // (8 * ctas))
         warps_u = next(n for n in (4, 2, 1) if blocks % n == 0)
-        slices = {*rows_per_team(unit.batch, target.sms // ctas), min(64, -(-unit.batch // 8) * 8)}  # or in rounds
+        slices = {*rows_per_group(unit.batch, target.sms // ctas), min(64, -(-unit.batch // 8) * 8)}  # or in rounds
         for rows in allowed(fixed, "rows", sorted(slices)):
             rings = TIMED_WITH_MANY_ROWS if rows > MANY_ROWS else TIMED_RINGS
             for ring in allowed(fixed, "ring", rings):
                 for words in RING_REGISTER_WORDS:
                     knobs = {"ctas": ctas, "rows": rows, "warps_u": warps_u, "warps_k": 8 // warps_u, "ring": ring}
-                    most = make(unit, **{**knobs, "register_words": words, "shared_words": 1 << 20, **fixed})
+                    most = _pipeline(unit, {**knobs, "register_words": words, "shared_words": 1 << 20, **fixed})
                     near = sum(s.shared * most.block_words(p) for p, parts in most.shares.items() for s in parts)
                     # More than one tile of 64 gates per block has not been timed.
                     if near in SHARED_WORDS and max(m_tiles(most, p) for p in most.shares) == 1:
-                        yield make(unit, **{**knobs, "register_words": words, "shared_words": near, **fixed})
+                        yield _pipeline(unit, {**knobs, "register_words": words, "shared_words": near, **fixed})
 
 
 def _shapes(rows: int, blocks: int, across: tuple[int, ...]) -> Iterator[dict[str, int]]:

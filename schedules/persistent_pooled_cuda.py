@@ -1,6 +1,6 @@
 """All steps of a layer in one launch, units spread over the whole GPU, K shared by the blocks of a cluster.
 
-In: a large layer's phases, a batch size and a GPU. Out: a `Pooled` team. A block reads its part of K of what the others
+In: a large layer's phases, a batch size and a GPU. Out: a `WgmmaSplitK`. A block reads its part of K of what the others
 publish, a half or a quarter, and multiplies all of the cluster's units by it; weights stay in registers, then in shared
 memory; what does not fit comes from L2 in every step, without waiting for other blocks.
 
@@ -12,12 +12,13 @@ Source: Diamos et al. 2016, "Persistent RNNs: Stashing Recurrent Weights On-Chip
 
 from collections.abc import Iterator, Mapping
 from math import ceil
-from typing import Any
 
-from tvm_rnn.cuda.model.template_base import MOST_ROWS, PersistentTemplate, allowed, rows_per_team, width_of
+from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
+from tvm_rnn.cuda.model.template_base import MOST_ROWS, PersistentTemplate, allowed, rows_per_group, width_of
 from tvm_rnn.cuda.persistent.geometry import MMA
 from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import TILE_ROWS
-from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import WARPGROUP, Pooled, able
+from tvm_rnn.cuda.persistent.product.wgmma_split_k import WgmmaSplitK
+from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import WARPGROUP
 from tvm_rnn.schedule.schedule_template import template
 from tvm_rnn.target import Target
 
@@ -41,7 +42,7 @@ CHOICES: dict[str, tuple[int, ...]] = {
 
 @template("persistent_pooled_cuda", kinds=("recurrent",), targets=("cuda",))
 class PersistentPooled(PersistentTemplate):
-    """Knobs: ctas (blocks of a team), rows (batch rows of a team), warps_u, warps_k (how a block's warps share cells;
+    """Knobs: ctas (blocks of a group), rows (batch rows of a group), warps_u, warps_k (how a block's warps share cells;
     warpgroups share gates), register_words (weights per thread in registers), shared_words (in shared memory, per
     thread), ring (stages in shared memory), pace (blocks of K that come through a stage with their weights), together
     (blocks of a cluster), apart (1: sums have a place of their own in shared memory, 0: they take the ring's)."""
@@ -49,11 +50,11 @@ class PersistentPooled(PersistentTemplate):
     choices = CHOICES
 
     @staticmethod
-    def team(unit: Any, **knobs: int) -> Pooled:
-        return Pooled(unit.step, unit.precision, "grid", stored=unit.stored, **knobs)
+    def geometry(unit: RecurrentUnit, **knobs: int) -> WgmmaSplitK:
+        return WgmmaSplitK(unit.step, unit.precision, stored=unit.stored, **knobs)
 
     @classmethod
-    def teams(cls, unit: Any, target: Target, record: Mapping[str, int]) -> Iterator[Pooled]:
+    def geometries(cls, unit: RecurrentUnit, target: Target, record: Mapping[str, int]) -> Iterator[WgmmaSplitK]:
         """Of large layers whose input is hoisted, forwards: backwards K is all gates, four times as much to read."""
         bytes_each = 4 if unit.precision == "tf32" else 2
         gates = [(p.gates * p.width, sum(o.depth for o in p.operands)) for p in unit.step.phases if p.kind == "gemm"]
@@ -67,14 +68,14 @@ class PersistentPooled(PersistentTemplate):
                 for apart in allowed(record, "apart", (1, 0)):
                     ways = {"register_words": words, "ring": TIMED_RING, "pace": TIMED_PACE, "apart": apart}
                     own = {"shared_words": 0, **knobs, **ways, **record}
-                    made = cls.team(unit, **own)
-                    if able(made) and "shared_words" not in record:
-                        made = cls.team(unit, **{**own, "shared_words": _room(cls, unit, target, own)})
-                    if able(made):
+                    made = cls.geometry(unit, **own)
+                    if made.possible and "shared_words" not in record:
+                        made = cls.geometry(unit, **{**own, "shared_words": _room(cls, unit, target, own)})
+                    if made.possible:
                         yield made
 
 
-def _shapes(unit: Any, target: Target, record: Mapping[str, int]) -> Iterator[dict[str, int]]:
+def _shapes(unit: RecurrentUnit, target: Target, record: Mapping[str, int]) -> Iterator[dict[str, int]]:
     """Blocks, rows and warps: a warpgroup for every 64 gates, if there are few."""
     width, gates = width_of(unit), max(p.gates for p in unit.step.phases)
     for together in allowed(record, "together", CLUSTERS):
@@ -89,18 +90,18 @@ def _shapes(unit: Any, target: Target, record: Mapping[str, int]) -> Iterator[di
                 if each % warps_u or warps_u * warps_k != groups * WARPGROUP:
                     continue
                 whole = 8 * warps_k  # rows: every warp has as many
-                slices = {ceil(n / whole) * whole for n in rows_per_team(unit.batch, target.sms // ctas)}
+                slices = {ceil(n / whole) * whole for n in rows_per_group(unit.batch, target.sms // ctas)}
                 for rows in allowed(record, "rows", sorted(n for n in slices if n <= MOST_ROWS)):
                     yield {"together": together, "ctas": ctas, "rows": rows, "warps_u": warps_u, "warps_k": warps_k}
 
 
-def _room(cls: Any, unit: Any, target: Target, own: dict[str, int]) -> int:
+def _room(cls: type[PersistentPooled], unit: RecurrentUnit, target: Target, own: dict[str, int]) -> int:
     """Words of weights per thread that shared memory has room for: the most, in steps of a block of K."""
-    made = cls.team(unit, **own)
-    step = int(max(made.block_words(p) for p in made.shares))
+    made = cls.geometry(unit, **own)
+    step = max(made.block_words(p) for p in made.shares)
 
     def fits(blocks: int) -> bool:
-        return bool(cls.team(unit, **{**own, "shared_words": blocks * step}).shared_bytes <= target.shared_bytes)
+        return cls.geometry(unit, **{**own, "shared_words": blocks * step}).shared_bytes <= target.shared_bytes
 
     wanted = int(sum(share.kblocks - share.registers for parts in made.shares.values() for share in parts))
     most = min(wanted, SHARED_WORDS[-1] // step)

@@ -23,7 +23,14 @@ from tvm_rnn.cuda.model import choose_geometry
 from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
 from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.model.persistent_step_time import predict
-from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.cuda.persistent.exchange import CLUSTER, COUNTER
+from tvm_rnn.cuda.persistent.exchange_by_polling import POLLING
+from tvm_rnn.cuda.persistent.geometry import Geometry
+from tvm_rnn.cuda.persistent.product.ffma import Ffma
+from tvm_rnn.cuda.persistent.product.mma_sync import MmaSync
+from tvm_rnn.cuda.persistent.product.wgmma_pipelined import WgmmaRing
+from tvm_rnn.cuda.persistent.product.wgmma_split_k import WgmmaSplitK
+from tvm_rnn.cuda.persistent.product.wgmma_staged import WgmmaStaged
 from tvm_rnn.errors import BuildError
 from tvm_rnn.passes import pipeline
 from tvm_rnn.schedule.schedule_template import Config, Knobs, templates
@@ -49,6 +56,20 @@ def step(name: str, hidden: int, precision: str = "bfloat16") -> Step:
     return step_of(layout_of(name, hidden, precision))
 
 
+def geometry_of(step: Step, precision: str, exchange: str = "grid", ctas: int = 1, rows: int = 8, **knobs: Any) -> Any:
+    """The geometry of knobs as records name them: exchange "cluster" or "grid", polled; of other products than those of
+    mma.sync: pace (split-K), ring, staged, fma."""
+    polled, staged = knobs.pop("polled", 0), knobs.pop("staged", 0)
+    if "fma" in knobs:
+        return Ffma(step, precision, ctas, rows, stages=knobs.pop("fma"), **knobs)
+    if "pace" in knobs or "ring" in knobs:
+        return (WgmmaSplitK if "pace" in knobs else WgmmaRing)(step, precision, ctas, rows, **knobs)
+    if staged:
+        return WgmmaStaged(step, precision, ctas, rows, **knobs)
+    how = CLUSTER if exchange == "cluster" else POLLING if polled else COUNTER
+    return MmaSync(step, precision, how, ctas, rows, **knobs)
+
+
 def unit_of(name: str, hidden: int, precision: str, batch: int) -> RecurrentUnit:
     """What templates are asked about."""
     return choose_geometry.unit_of(step(name, hidden, precision), precision, batch)
@@ -60,20 +81,20 @@ def configured(template: str, unit: RecurrentUnit, record: Config | None = None)
     return templates()[template].configure(unit, GPU, knobs), knobs
 
 
-def team_of(template: str, unit: RecurrentUnit, config: Config) -> Team:
-    team: Any = templates()[template].schedule(None, unit, config)
-    assert isinstance(team, Team)
-    return team
+def geometry_by(template: str, unit: RecurrentUnit, config: Config) -> Geometry:
+    made: Any = templates()[template].schedule(None, unit, config)
+    assert isinstance(made, Geometry)
+    return made
 
 
-def best_team(name: str, hidden: int, precision: str, batch: int) -> tuple[float, Team] | None:
+def best_geometry(name: str, hidden: int, precision: str, batch: int) -> tuple[float, Geometry] | None:
     """The quickest geometry for a batch, and its predicted microseconds per step."""
     unit, found = unit_of(name, hidden, precision, batch), []
     for template in TEMPLATES:
         config, _ = configured(template, unit)
         if config:
-            team = team_of(template, unit, config)
-            found.append((predict(team, batch, GPU), team))
+            made = geometry_by(template, unit, config)
+            found.append((predict(made, batch, GPU), made))
     return min(found, key=lambda f: f[0], default=None)
 
 

@@ -9,13 +9,12 @@ import emulator
 import ml_dtypes
 import numpy as np
 import pytest
+from persistent_layers import geometry_of
 
 import tvm_rnn as rnn
 from tvm_rnn.cuda.gemm import group_kernels
 from tvm_rnn.cuda.model import choose_regime
-from tvm_rnn.cuda.model.choose_geometry import Geometry
-from tvm_rnn.cuda.persistent.geometry import Team
-from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
+from tvm_rnn.cuda.model.choose_geometry import ChosenGeometry
 from tvm_rnn.cuda.plan import layer as steps
 from tvm_rnn.cuda.plan import wave
 from tvm_rnn.network.model import NETWORK, Declared, Program, Step
@@ -65,7 +64,7 @@ def forced(monkeypatch: pytest.MonkeyPatch, exchange: str, **knobs: int) -> None
     """Every layer runs in a team of that geometry."""
 
     def choose(layout: Any, target: Any, precision: str, batches: Any, initial: Any, *_: Any) -> list[Any]:
-        team = (Pooled if "pace" in knobs else Team)(choose_regime.step_of(layout), precision, exchange, **knobs)
+        team = geometry_of(choose_regime.step_of(layout), precision, exchange, **knobs)
         return [choose_regime.Persistent(layout, team, "forced", "forced", None, 2, 0.0, initial)]
 
     monkeypatch.setattr(steps, "choose", choose)
@@ -213,9 +212,11 @@ def test_passes_that_are_left_out_change_no_result(done: int) -> None:
 
 @pytest.mark.slow
 def test_a_wave_in_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    def best(step: Any, *_: Any) -> Geometry:
-        team = Team(step, "bfloat16", "grid", 2, 16, warps_u=1, warps_k=2, register_words=64, shared_words=192, ahead=1)
-        return Geometry(0.5, "persistent_grid_cuda", team, "forced")
+    def best(step: Any, *_: Any) -> ChosenGeometry:
+        team = geometry_of(
+            step, "bfloat16", "grid", 2, 16, warps_u=1, warps_k=2, register_words=64, shared_words=192, ahead=1
+        )
+        return ChosenGeometry(0.5, "persistent_grid_cuda", team, "forced")
 
     monkeypatch.setattr(wave, "geometry", best)
     net = network("gru_reset_before", 32, "bfloat16", inputs=16, num_layers=2)
@@ -229,9 +230,9 @@ def test_a_wave_in_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_wave_in_strict_float32(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Units that only fill up a block, blocks of K that end early, a slice of rows past the batch."""
 
-    def best(step: Any, *_: Any) -> Geometry:
-        team = Team(step, "float32", "grid", 2, 8, warps_k=2, register_words=0, polled=1, fma=2)
-        return Geometry(0.5, "persistent_fma_cuda", team, "forced")
+    def best(step: Any, *_: Any) -> ChosenGeometry:
+        team = geometry_of(step, "float32", "grid", 2, 8, warps_k=2, register_words=0, polled=1, fma=2)
+        return ChosenGeometry(0.5, "persistent_fma_cuda", team, "forced")
 
     monkeypatch.setattr(wave, "geometry", best)
     net = network(cell, 12, "float32", inputs=20, num_layers=3)

@@ -24,6 +24,7 @@ import tvm
 import tvm_ffi
 from compiled_kernels import SIZES
 from emulator import FLAGS, HERE, translated
+from persistent_layers import geometry_of
 from tvm import tirx
 
 import tvm_rnn as rnn
@@ -35,10 +36,7 @@ from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent import exchange_by_polling
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.cell_reads import hoisted, params, place_of
-from tvm_rnn.cuda.persistent.exchange import COUNTER_WORDS
-from tvm_rnn.cuda.persistent.geometry import Team
-from tvm_rnn.cuda.persistent.product.mma_sync import weights
-from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
+from tvm_rnn.cuda.persistent.geometry import COUNTER_WORDS, Geometry
 from tvm_rnn.cuda.rowwise.scan_over_time import Scan, scan
 from tvm_rnn.graph.graph import Node, topological
 from tvm_rnn.network.rnn import weight_name
@@ -104,12 +102,13 @@ def layer(cell: str, hidden: int, precision: str, inputs: int = 0, apart: bool =
 
 
 @functools.cache
-def persistent_kernel(of: tuple[Any, ...], geometry: tuple[tuple[str, Any], ...], masked: bool) -> tuple[Team, Kernel]:
-    """A team and its kernel, for a layer."""
+def persistent_kernel(
+    of: tuple[Any, ...], geometry: tuple[tuple[str, Any], ...], masked: bool
+) -> tuple[Geometry, Kernel]:
+    """A geometry and its kernel, for a layer."""
     net, layout = layer(*of)
-    make = Pooled if "pace" in dict(geometry) else Team
-    team = make(step_of(layout), layout.precision, **dict(geometry))
-    return team, persistent.kernel("k", team, layout, net.cell.initial if masked else None)
+    made: Geometry = geometry_of(step_of(layout), layout.precision, **dict(geometry))
+    return made, persistent.kernel("k", made, layout, net.cell.initial if masked else None)
 
 
 def run(kernel: Kernel, arrays: Arrays, scalars: dict[str, int], blocks: int, seed: int = 0) -> None:
@@ -175,11 +174,11 @@ def rounded(value: Any, dtype: str) -> np.ndarray:
     return decoded(encoded(value, dtype), dtype)
 
 
-def packed(team: Team, phase: Any, share: Any, value: np.ndarray) -> np.ndarray:
-    """A weight in the order of a team's fragments."""
-    count = team.weight_elements(phase, share)
+def packed(geometry: Geometry, phase: Any, share: Any, value: np.ndarray) -> np.ndarray:
+    """A weight in the order of a geometry's fragments."""
+    count = geometry.weight_elements(phase, share)
     out, i = tirx.decl_buffer((count,), "int64"), tirx.Var("i", "int64")
-    index, valid = team.weight_index(phase, share, i)
+    index, valid = geometry.weight_index(phase, share, i)
     flat: Any = tirx.const(0, "int64")
     for x, size in zip(index, share.operand.weight.shape, strict=True):
         flat = flat * size + tirx.Cast("int64", x)
@@ -192,14 +191,14 @@ def packed(team: Team, phase: Any, share: Any, value: np.ndarray) -> np.ndarray:
     return np.where(places >= 0, value.ravel()[np.maximum(places, 0)], 0.0)
 
 
-def check_packed_once(team: Team) -> None:
+def check_packed_once(geometry: Geometry) -> None:
     """Every weight of every product is packed once, and padding is 0."""
-    for phase, share in weights(team):
+    for phase, share in geometry.weights:
         shape = share.operand.weight.shape
         value = np.arange(1.0, 1 + np.prod(shape)).reshape(shape)
-        found = packed(team, phase, share, value)
+        found = packed(geometry, phase, share, value)
         assert np.array_equal(np.sort(found[found != 0]), value.ravel())
-        assert found.size == team.weight_elements(phase, share)
+        assert found.size == geometry.weight_elements(phase, share)
 
 
 class Case:
@@ -323,25 +322,39 @@ def persistent_error(
 ) -> float:
     """The largest error of y and the states, relative as in oracle/tolerance.py. NaN where poison came through.
     follows: a layer below is said to write the input; it has."""
-    team, kernel = persistent_kernel(case.of, tuple(sorted(geometry.items())), lengths or reset)
-    arrays = case.arrays(hoisted(team), params(team), lambda node: place_of(case.layout, node))
-    for n, (phase, share) in enumerate(weights(team)):
+    made, kernel = persistent_kernel(case.of, tuple(sorted(geometry.items())), lengths or reset)
+    return kernel_error(case, made, kernel, reverse, lengths, reset, seed, follows)
+
+
+def kernel_error(
+    case: Case,
+    geometry: Geometry,
+    kernel: Kernel,
+    reverse: bool = False,
+    lengths: bool = False,
+    reset: bool = False,
+    seed: int = 0,
+    follows: bool = False,
+) -> float:
+    """The same of any geometry and its kernel, with or without masks."""
+    arrays = case.arrays(hoisted(geometry), params(geometry), lambda node: place_of(case.layout, node))
+    for n, (phase, share) in enumerate(geometry.weights):
         value = case.kept(share.operand.weight)
-        if team.stored:
+        if geometry.stored:
             arrays[f"scale_{n}"] = e4m3.scales(value, case.precision).ravel()
-            codes = packed(team, phase, share, e4m3.codes(value, case.precision))
+            codes = packed(geometry, phase, share, e4m3.codes(value, case.precision))
             arrays[f"weight_{n}"] = e4m3.words(codes, case.precision)
             continue
-        arrays[f"weight_{n}"] = encoded(packed(team, phase, share, value), case.precision)
-    teams = -(-case.batch // team.rows)
+        arrays[f"weight_{n}"] = encoded(packed(geometry, phase, share, value), case.precision)
+    groups = -(-case.batch // geometry.rows)
     places = max(2, min(case.steps + 1, 3 * exchange_by_polling.TURN))  # where values are polled for; else two copies
-    arrays["exchange"] = np.full(teams * places * team.exchange_words // 2, 0xFFFFFFFF, np.uint32)
-    arrays["counter"] = np.zeros(teams * COUNTER_WORDS, np.uint32)
-    arrays["below"] = np.full(teams * COUNTER_WORDS, 1 << 30, np.uint32)
-    scalars = {"steps": case.steps, "direction": -1 if reverse else 1, "batch": case.batch, "row0": 0, "teams": teams}
+    arrays["exchange"] = np.full(groups * places * geometry.exchange_words // 2, 0xFFFFFFFF, np.uint32)
+    arrays["counter"] = np.zeros(groups * COUNTER_WORDS, np.uint32)
+    arrays["below"] = np.full(groups * COUNTER_WORDS, 1 << 30, np.uint32)
+    scalars = {"steps": case.steps, "direction": -1 if reverse else 1, "batch": case.batch, "row0": 0, "teams": groups}
     scalars |= {"follows": int(follows)}
     scalars |= {"start": case.start, "total": case.total, "has_lengths": int(lengths), "has_reset": int(reset)}
-    run(kernel, arrays, scalars, teams * team.ctas, seed)
+    run(kernel, arrays, scalars, groups * geometry.ctas, seed)
     return error(case, arrays, reverse, lengths, reset)
 
 

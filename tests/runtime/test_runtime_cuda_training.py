@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 from derivatives import Case, draw, named, oracle
 from networks import flags, network
+from persistent_layers import geometry_of
 
 import tvm_rnn as rnn
 from tests.oracle.test_reference import restless
 from tvm_rnn.cuda.model import choose_regime
-from tvm_rnn.cuda.persistent.geometry import Team
-from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
 from tvm_rnn.cuda.plan import layer as steps
 from tvm_rnn.errors import InputError
 from tvm_rnn.runtime.runtime_cuda_tape import tape_bytes
@@ -181,7 +180,7 @@ def forced(monkeypatch: pytest.MonkeyPatch, **knobs: Any) -> None:
     """Every layer's steps, in both passes, run in teams of that geometry."""
 
     def choose(layout: Any, target: Any, precision: str, batches: Any, initial: Any, *_: Any) -> list[Any]:
-        team = (Pooled if "pace" in knobs else Team)(choose_regime.step_of(layout), precision, **knobs)
+        team = geometry_of(choose_regime.step_of(layout), precision, **knobs)
         name = f"persistent_{layout.weights.number}"
         return [choose_regime.Persistent(layout, team, "forced", name, None, 2, 0.0, initial)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from persistent_layers import GPU, configured, layout_of, registers_and_spills, step, team_of, unit_of
+from persistent_layers import GPU, configured, geometry_by, layout_of, registers_and_spills, step, unit_of
 
 from tvm_rnn import ConfigError
 from tvm_rnn.cuda.model.persistent_step_time import RESIDENT_CLUSTERS, able_to_run
@@ -32,8 +32,8 @@ def test_the_default_fits(name: str, hidden: int, batch: int, precision: str) ->
     unit = unit_of(name, hidden, precision, batch)
     config, knobs = configured(NAME, unit)
     assert set(knobs.space) == set(config) and all(config[knob] in values for knob, values in knobs.space.items())
-    team = team_of(NAME, unit, config)
-    assert able_to_run(team, GPU) and team.exchange == "cluster" and team.ctas in RESIDENT_CLUSTERS
+    team = geometry_by(NAME, unit, config)
+    assert able_to_run(team, GPU) and team.exchange.name == "cluster" and team.ctas in RESIDENT_CLUSTERS
     assert not any(share.streamed for parts in team.shares.values() for share in parts)
     assert team.rows % (8 * team.warps_n) == 0 and team.tiles % team.passes == 0
     assert team.rows < batch + 8
@@ -77,7 +77,7 @@ def test_kernels_of_many_cells_hardly_spill(name: str, hidden: int, precision: s
 def check_spills(name: str, hidden: int, precision: str, batch: int, folder: Path, initial: Any, most: int = 0) -> None:
     """most: spilled bytes, of stores and loads together."""
     unit = unit_of(name, hidden, precision, batch)
-    team = team_of(NAME, unit, configured(NAME, unit)[0])
+    team = geometry_by(NAME, unit, configured(NAME, unit)[0])
     kernel = persistent.kernel("k", team, layout_of(name, hidden, precision), initial)
     assert kernel.cluster == team.ctas
     registers, spilled = registers_and_spills(kernel, folder)

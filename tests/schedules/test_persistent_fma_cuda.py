@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from emulated import layer
-from persistent_layers import GPU, configured, registers_and_spills, team_of
+from persistent_layers import GPU, configured, registers_and_spills
 
 from tvm_rnn.cuda.model import choose_geometry
 from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
@@ -34,8 +34,8 @@ def test_the_default_fits(name: str, hidden: int, batch: int) -> None:
     made = unit(name, hidden, batch)
     config, knobs = configured(NAME, made)
     assert set(knobs.space) == set(config) and all(config[knob] in values for knob, values in knobs.space.items())
-    team = team_of(NAME, made, config)
-    assert able_to_run(team, GPU) and team.pollable and team.fma and team.ctas * team.units(hidden) >= hidden
+    team = geometry_by(NAME, made, config)
+    assert able_to_run(team, GPU) and team.possible and team.stages and team.ctas * team.units(hidden) >= hidden
 
 
 @pytest.mark.broad
@@ -44,7 +44,7 @@ def test_layers_alone_other_precisions_and_what_does_not_fit() -> None:
     assert configured(NAME, unit(precision="tf32"))[0] == {}
     wide: Any = unit(hidden=4096)
     assert configured(NAME, wide)[0] == {}
-    team = team_of(NAME, wide, {"ctas": 64, "rows": 8, "fma": 2, "shared_words": 0})
+    team = geometry_by(NAME, wide, {"ctas": 64, "rows": 8, "fma": 2, "shared_words": 0})
     assert not able_to_run(team, GPU) and "bytes of shared memory" in lacking(team, GPU).reason
 
 
@@ -60,7 +60,7 @@ def test_every_geometry_runs_on_a_quarter_of_the_gpu() -> None:
     every = list(templates()[NAME].every(made, PART))
     assert len(every) > 1 and {config["ctas"] for config in every} > {32}
     for config in every:
-        team = team_of(NAME, made, config)
+        team = geometry_by(NAME, made, config)
         assert able_to_run(team, PART) and predict(team, 64, PART) > 17  # FFMA alone
 
 
@@ -70,6 +70,6 @@ def test_four_layers_of_512_units(masked: dict[str, float] | None, tmp_path: Pat
     made: Any = unit()
     config: Any = templates()[NAME].configure(made, PART, configured(NAME, made)[1])
     assert config == {"ctas": 32, "rows": 64, "fma": 2, "shared_words": 0}
-    kernel = persistent.kernel("k", team_of(NAME, made, config), layer("lstm", 512, "float32", 512)[1], masked)
+    kernel = persistent.kernel("k", geometry_by(NAME, made, config), layer("lstm", 512, "float32", 512)[1], masked)
     registers, spilled = registers_and_spills(kernel, tmp_path)
     assert registers <= 255 and spilled == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from persistent_layers import GPU, TENSOR_CORES, configured, layout_of, registers_and_spills, team_of, unit_of
+from persistent_layers import GPU, TENSOR_CORES, configured, geometry_by, layout_of, registers_and_spills, unit_of
 
 from tvm_rnn.cuda.model.persistent_step_time import able_to_run, resident_teams
 from tvm_rnn.cuda.persistent import kernel as persistent
@@ -22,8 +22,8 @@ def test_the_default_fits(name: str, hidden: int, batch: int, precision: str) ->
     unit = unit_of(name, hidden, precision, batch)
     config, knobs = configured(NAME, unit)
     assert set(knobs.space) == set(config) and all(config[knob] in values for knob, values in knobs.space.items())
-    team = team_of(NAME, unit, config)
-    assert able_to_run(team, GPU) and team.exchange == "grid"
+    team = geometry_by(NAME, unit, config)
+    assert able_to_run(team, GPU) and team.exchange.name == "grid"
     assert 1 <= team.ctas <= GPU.sms and resident_teams(team, GPU) >= 1
     assert team.rows % (8 * team.warps_n) == 0 and team.tiles % team.passes == 0
     assert team.ctas * team.units(hidden) >= hidden
@@ -37,7 +37,7 @@ def test_nothing_fits() -> None:
 def test_rows_are_sliced_where_several_teams_fit() -> None:
     """64 blocks per team: two teams of 32 rows each hold 64 rows."""
     unit = unit_of("lstm", 512, "bfloat16", 64)
-    team = team_of(NAME, unit, configured(NAME, unit)[0])
+    team = geometry_by(NAME, unit, configured(NAME, unit)[0])
     slices = -(-64 // team.rows)
     assert slices <= resident_teams(team, GPU) and slices * team.rows < 64 + 8 * slices
 
@@ -64,14 +64,14 @@ def test_a_record_is_replayed() -> None:
 )
 def test_rings_where_they_were_faster(name: str, hidden: int, precision: str, batch: int, ring: int) -> None:
     unit = unit_of(name, hidden, precision, batch)
-    team = team_of(NAME, unit, configured(NAME, unit)[0])
+    team = geometry_by(NAME, unit, configured(NAME, unit)[0])
     assert team.ring == ring and team.together == 1
     assert not configured(NAME, unit, {"ring": 0})[0].get("ring")
 
 
 def test_many_rows_take_turns_where_one_round_has_no_room() -> None:
     unit = unit_of("lstm", 2048, "bfloat16", 128)
-    assert team_of(NAME, unit, configured(NAME, unit)[0]).rows == 64
+    assert geometry_by(NAME, unit, configured(NAME, unit)[0]).rows == 64
 
 
 @pytest.mark.broad_after(1)
@@ -92,7 +92,7 @@ def test_kernels_of_many_cells_hardly_spill(name: str, hidden: int, precision: s
 def check_spills(name: str, hidden: int, precision: str, batch: int, folder: Path, initial: Any, most: int = 0) -> None:
     """most: spilled bytes, of stores and loads together."""
     unit = unit_of(name, hidden, precision, batch)
-    team = team_of(NAME, unit, configured(NAME, unit)[0])
+    team = geometry_by(NAME, unit, configured(NAME, unit)[0])
     kernel = persistent.kernel("k", team, layout_of(name, hidden, precision), initial)
     assert kernel.resident and kernel.cluster == 1
     registers, spilled = registers_and_spills(kernel, folder)

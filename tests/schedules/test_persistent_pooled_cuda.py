@@ -7,22 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from persistent_layers import GPU, configured, layout_of, registers_and_spills, team_of, unit_of
+from persistent_layers import GPU, configured, geometry_by, layout_of, registers_and_spills, unit_of
 from training_plans import trained
 
 from tvm_rnn.cuda.model import choose_geometry
 from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict, resident_teams
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled, able
+from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import able
 from tvm_rnn.schedule.schedule_template import templates
 
 NAME = "persistent_pooled_cuda"
 MOST_SPILLED = 64  # bytes, of stores and loads together: values of a step's start and end
 
 
-def chosen(name: str, hidden: int, batch: int, precision: str = "bfloat16", **record: int) -> Pooled:
+def chosen(name: str, hidden: int, batch: int, precision: str = "bfloat16", **record: int) -> Geometry:
     unit = unit_of(name, hidden, precision, batch)
-    team: Any = team_of(NAME, unit, configured(NAME, unit, record)[0])
+    team: Any = geometry_by(NAME, unit, configured(NAME, unit, record)[0])
     return team
 
 
@@ -41,12 +41,12 @@ def test_the_default_fits(name: str, hidden: int, batch: int, precision: str) ->
     unit = unit_of(name, hidden, precision, batch)
     config, knobs = configured(NAME, unit)
     assert set(knobs.space) == set(config) and all(config[knob] in values for knob, values in knobs.space.items())
-    team: Any = team_of(NAME, unit, config)
+    team: Any = geometry_by(NAME, unit, config)
     assert able(team) and able_to_run(team, GPU) and team.ctas % team.together == 0
     assert 1 <= team.ctas <= GPU.sms and resident_teams(team, GPU) >= 1 and team.ctas * team.units(hidden) >= hidden
     every = templates()[NAME].every
     assert every is not None
-    assert predict(team, batch, GPU) == min(predict(team_of(NAME, unit, c), batch, GPU) for c in every(unit, GPU))
+    assert predict(team, batch, GPU) == min(predict(geometry_by(NAME, unit, c), batch, GPU) for c in every(unit, GPU))
 
 
 def test_layers_that_are_on_the_chip_anyway_are_not_its_own() -> None:
@@ -60,7 +60,7 @@ def test_layers_that_are_on_the_chip_anyway_are_not_its_own() -> None:
 def test_backward_steps_are_not_its_own() -> None:
     _, plans = trained("lstm", 32, "bfloat16")
     regime: Any = plans.backward.code[0].regimes[0]
-    step = regime.team.step
+    step = regime.geometry.step
     assert step.graph.kind == "backward"
     assert configured(NAME, choose_geometry.unit_of(step, "bfloat16", 64), {"ring": 3})[0] == {}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from emulated import layer
-from persistent_layers import GPU, configured, registers_and_spills, team_of
+from persistent_layers import GPU, configured, registers_and_spills
 
 from tvm_rnn.cuda.model import choose_geometry
 from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
@@ -31,8 +31,8 @@ def test_the_default_fits(name: str, precision: str) -> None:
     made = unit(name, precision=precision)
     config, knobs = configured(NAME, made)
     assert set(knobs.space) == set(config) and all(config[knob] in values for knob, values in knobs.space.items())
-    team = team_of(NAME, made, config)
-    assert able_to_run(team, GPU) and team.pollable and team.staged == 1 and team.ctas * team.units(512) >= 512
+    team = geometry_by(NAME, made, config)
+    assert able_to_run(team, GPU) and team.possible and team.staged == 1 and team.ctas * team.units(512) >= 512
 
 
 def test_layers_alone_and_what_does_not_fit() -> None:
@@ -52,6 +52,6 @@ def test_four_layers_of_512_units(tmp_path: Path) -> None:
     made: Any = unit()
     config, _ = configured(NAME, made)
     assert config | {"ahead": 0} == {"ctas": 16, "rows": 32, "warps_k": 2, "register_words": 128, "ahead": 0}
-    kernel = persistent.kernel("k", team_of(NAME, made, config), layer("lstm", 512, "bfloat16", 512)[1])
+    kernel = persistent.kernel("k", geometry_by(NAME, made, config), layer("lstm", 512, "bfloat16", 512)[1])
     registers, spilled = registers_and_spills(kernel, tmp_path)
     assert registers <= 255 and spilled <= 64

@@ -11,7 +11,7 @@ import pytest
 from persistent_layers import GPU, step
 
 from tvm_rnn.bench.suites.gpu import Point
-from tvm_rnn.cuda.model.choose_geometry import geometry
+from tvm_rnn.cuda.model.choose_geometry import choose_geometry
 from tvm_rnn.schedule.record_files import read
 from tvm_rnn.tune.gpu_collect import collect
 from tvm_rnn.tune.gpu_plan import candidates
@@ -43,10 +43,10 @@ def test_the_fastest_becomes_a_record_that_is_found(tmp_path: Path) -> None:
     assert record.command == "tvm-rnn tune --plan d" and record.workload["cell"] == "lstm"
     assert found.failed == {rows[3]["file"]: "it hung"} and not found.unmeasured
     machine = replace(GPU, records=read([tmp_path / "records"], GPU.name))
-    chosen = geometry(step("lstm", 64, "bfloat16"), machine, "bfloat16", 16)
+    chosen = choose_geometry(step("lstm", 64, "bfloat16"), machine, "bfloat16", 16)
     assert chosen is not None and chosen.recorded and chosen.record.startswith("record: lstm H=64 B=16 bfloat16")
     wanted = rows[2]["choices"][0]["knobs"]
-    assert {name: getattr(chosen.team, name) for name in wanted} == wanted
+    assert {name: chosen.knobs[name] for name in wanted} == wanted
 
 
 @pytest.mark.broad
@@ -55,9 +55,9 @@ def test_a_default_that_was_best_is_a_record_too(tmp_path: Path) -> None:
     (record,) = collect(tmp_path, tmp_path / "records").records
     assert record.gain == 1.0
     machine = replace(GPU, records=read([tmp_path / "records"], GPU.name))
-    chosen = geometry(step("lstm", 64, "bfloat16"), machine, "bfloat16", 16)
-    plain = geometry(step("lstm", 64, "bfloat16"), GPU, "bfloat16", 16)
-    assert chosen is not None and plain is not None and chosen.team == plain.team
+    chosen = choose_geometry(step("lstm", 64, "bfloat16"), machine, "bfloat16", 16)
+    plain = choose_geometry(step("lstm", 64, "bfloat16"), GPU, "bfloat16", 16)
+    assert chosen is not None and plain is not None and chosen.geometry == plain.geometry
     assert chosen.record.endswith("defaults") and not chosen.recorded
 
 

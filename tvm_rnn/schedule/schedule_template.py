@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tvm_rnn.errors import BuildError, ConfigError, message, unknown
 from tvm_rnn.locations import PACKAGE
@@ -90,9 +90,9 @@ class Methods(Protocol):
     """A class that `template` decorates; it may also have `every` and `predict`."""
 
     @staticmethod
-    def configure(unit: Unit, target: Target, knob: Knobs, /) -> Config: ...
+    def configure(unit: Any, target: Target, knob: Knobs, /) -> Config: ...  # a Unit, or one of the template's own kind
     @staticmethod
-    def schedule(sch: Schedule, unit: Unit, config: Config, /) -> object: ...
+    def schedule(sch: Any, unit: Any, config: Config, /) -> object: ...
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from compiled_kernels import graph_of
 from emulated import Case, decoded, encoded, persistent_error, run
-from persistent_layers import GPU, layout_of, registers_and_spills, step, text_of
+from persistent_layers import GPU, geometry_of, layout_of, registers_and_spills, step, text_of
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
@@ -20,11 +20,10 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer import fp8_weights
 from tvm_rnn.cuda.layer.packed_layout import Pack
 from tvm_rnn.cuda.layer.weight_packing import Weights, scales_of
-from tvm_rnn.cuda.model.choose_geometry import geometry
+from tvm_rnn.cuda.model.choose_geometry import choose_geometry
 from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.geometry import Team
-from tvm_rnn.cuda.persistent.product.mma_sync import weights
+from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.dtypes import rounded
 from tvm_rnn.oracle.tolerance import tolerance
 
@@ -179,8 +178,8 @@ def test_what_codes_are_worth() -> None:
 # --- room and time ----------------------------------------------------------------------------------------------------
 
 
-def team(name: str, hidden: int, precision: str, **knobs: Any) -> Team:
-    return Team(step(name, hidden, precision), precision, **knobs)
+def team(name: str, hidden: int, precision: str, **knobs: Any) -> Geometry:
+    return geometry_of(step(name, hidden, precision), precision, **knobs)
 
 
 def test_weights_take_half_the_room() -> None:
@@ -197,9 +196,9 @@ def test_weights_take_half_the_room() -> None:
 def test_larger_layers_stay_on_the_chip(precision: str) -> None:
     for hidden in (2560, 3072):
         for batch in (1, 8):
-            whole = geometry(step("lstm", hidden, precision), GPU, precision, batch)
+            whole = choose_geometry(step("lstm", hidden, precision), GPU, precision, batch)
             assert whole is None or any(s.streamed for parts in whole[2].shares.values() for s in parts)
-            found = geometry(step("lstm", hidden, precision), GPU, precision, batch, stored=NAME)
+            found = choose_geometry(step("lstm", hidden, precision), GPU, precision, batch, stored=NAME)
             assert found is not None and found[2].stored == NAME and not found[2].ring
             assert not any(s.streamed for parts in found[2].shares.values() for s in parts)
             assert whole is None or found.us < whole.us
@@ -214,14 +213,14 @@ def test_codes_cost_time_where_nothing_else_changes() -> None:
 
 def test_no_ring_has_codes() -> None:
     made = team("lstm", 64, "bfloat16", **grid(4, 8, warps_u=2, warps_k=4, ring=2), stored=NAME)
-    with pytest.raises(ValueError, match="a ring has"):
+    with pytest.raises(ValueError, match="a pipeline has"):
         persistent.kernel("k", made, layout_of("lstm", 64))
 
 
 def test_each_fragment_is_decoded_once_in_each_step() -> None:
     for precision, instruction in (("bfloat16", "mul_half_rn_bf16x2("), ("float16", "rn_f16x2_e4m3x2(")):
         made = team("lstm", 64, precision, **cluster(2, 16, warps_k=2), stored=NAME)
-        ((phase, share),) = weights(made)
+        ((phase, share),) = made.weights
         text = text_of(persistent.kernel("k", made, layout_of("lstm", 64, precision)))
         # Even and odd steps, two MMA steps in a block of K, four registers in a fragment.
         assert text.count(instruction) == 2 * share.kblocks * 2 * made.m_tiles(phase) * 4
@@ -240,7 +239,7 @@ def test_each_fragment_is_decoded_once_in_each_step() -> None:
 )
 def test_compilers_do_not_decode_ahead(name: str, hidden: int, batch: int, precision: str, tmp_path: Path) -> None:
     """16 bits of all weights at once would spill."""
-    found = geometry(step(name, hidden, precision), GPU, precision, batch, stored=NAME)
+    found = choose_geometry(step(name, hidden, precision), GPU, precision, batch, stored=NAME)
     assert found is not None
     kernel = persistent.kernel("k", found[2], layout_of(name, hidden, precision))
     registers, spilled = registers_and_spills(kernel, tmp_path)

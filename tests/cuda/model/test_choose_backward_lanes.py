@@ -20,7 +20,7 @@ from tvm_rnn.cuda.model.choose_backward_lanes import (
     room_for_two,
     stack_us,
 )
-from tvm_rnn.cuda.model.choose_geometry import Geometry, geometry
+from tvm_rnn.cuda.model.choose_geometry import ChosenGeometry, choose_geometry
 from tvm_rnn.cuda.model.choose_regime import Persistent, step_of
 from tvm_rnn.cuda.training.add_entry_points import plan
 from tvm_rnn.options import Options
@@ -59,15 +59,15 @@ def test_a_stack_takes_turns() -> None:
 def test_narrow_kernels_where_a_stack_is_faster_with_them() -> None:
     """Four layers of 512 units have room for two and more at once; alone a layer has the whole GPU."""
     (one,), (four,) = backward(1, 512, 64), backward(4, 512, 64)
-    assert at_once(one.team, 64, H200) == 1 < 2 <= at_once(four.team, 64, H200)
+    assert at_once(one.geometry, 64, H200) == 1 < 2 <= at_once(four.geometry, 64, H200)
     assert one.predicted_us < four.predicted_us
-    alone, beside = stack_us(4, 1, one.predicted_us), stack_us(4, at_once(four.team, 64, H200), four.predicted_us)
+    alone, beside = stack_us(4, 1, one.predicted_us), stack_us(4, at_once(four.geometry, 64, H200), four.predicted_us)
     assert beside < choose_backward_lanes.CLEARLY * alone
 
 
 @pytest.mark.broad
 def test_two_layers_that_gain_little_keep_their_geometry() -> None:
-    two, one = ([(r.team.ctas, r.team.rows, r.most) for r in backward(n, 650, 32)] for n in (2, 1))
+    two, one = ([(r.geometry.ctas, r.geometry.rows, r.most) for r in backward(n, 650, 32)] for n in (2, 1))
     assert two == one
 
 
@@ -75,15 +75,15 @@ def test_two_layers_that_gain_little_keep_their_geometry() -> None:
 def test_what_was_measured_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     (one,) = backward(1, 512, 64)
     step = step_of(one.layout)
-    alone = geometry(step, H200, "bfloat16", 64)
+    alone = choose_geometry(step, H200, "bfloat16", 64)
     assert alone is not None
     assert geometry_beside(step, H200, "bfloat16", 64, 1) == alone
     taken = geometry_beside(step, H200, "bfloat16", 64, 4)
-    assert taken is not None and taken.team != alone.team
+    assert taken is not None and taken.geometry != alone.geometry
     measured = alone._replace(record="record of a test")
     assert measured.recorded
 
-    def found(*given: object, **more: object) -> Geometry:
+    def found(*given: object, **more: object) -> ChosenGeometry:
         return measured
 
     monkeypatch.setattr(choose_backward_lanes, "geometry", found)
@@ -97,7 +97,7 @@ def test_room_for_two_is_of_whole_teams() -> None:
     text = room_for_two(regimes)
     for batch in (1, 7, 56, 57, 64, 100000):
         fitting = [r for r in regimes if isinstance(r, Persistent) and (r.most is None or batch <= r.most)]
-        expected = bool(fitting) and 2 * ceil(batch / fitting[0].team.rows) <= fitting[0].resident
+        expected = bool(fitting) and 2 * ceil(batch / fitting[0].geometry.rows) <= fitting[0].resident
         python = text.replace("/", "//").replace("?", "and").replace(":", "or")  # no value is 0 but "no"
         assert bool(eval(python, {"B": batch})) == expected, batch
     assert room_for_two([]) == "0"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from persistent_layers import GPU, configured, step, unit_of
 
-from tvm_rnn.cuda.model.choose_geometry import LAYER_BY_LAYER, STEP_BY_STEP, geometry
+from tvm_rnn.cuda.model.choose_geometry import LAYER_BY_LAYER, STEP_BY_STEP, choose_geometry
 from tvm_rnn.records import Choice, Record, Records
 from tvm_rnn.schedule.schedule_template import space, templates
 from tvm_rnn.target import Target
@@ -29,27 +29,27 @@ def grid_choice(hidden: int, batch: int, number: int = 3) -> Choice:
 
 
 def test_without_records_the_model_chooses() -> None:
-    found = geometry(step("lstm", 256, "bfloat16"), GPU, "bfloat16", 16)
-    assert found is not None and found.team is not None and not found.recorded and found.record == "default"
+    found = choose_geometry(step("lstm", 256, "bfloat16"), GPU, "bfloat16", 16)
+    assert found is not None and found.geometry is not None and not found.recorded and found.record == "default"
 
 
 def test_a_record_for_this_unit_wins_whatever_the_model_says() -> None:
     choice = grid_choice(256, 16)
-    found = geometry(step("lstm", 256, "bfloat16"), machine(choice), "bfloat16", 16)
+    found = choose_geometry(step("lstm", 256, "bfloat16"), machine(choice), "bfloat16", 16)
     assert found is not None and found.template == GRID and found.recorded
-    assert {name: getattr(found.team, name) for name in choice.knobs} == choice.knobs
+    assert {name: found.knobs[name] for name in choice.knobs} == choice.knobs
 
 
 def test_a_record_of_one_cell_serves_another_of_the_same_products() -> None:
-    found = geometry(step("lstm_peephole", 256, "bfloat16"), machine(grid_choice(256, 16)), "bfloat16", 16)
+    found = choose_geometry(step("lstm_peephole", 256, "bfloat16"), machine(grid_choice(256, 16)), "bfloat16", 16)
     assert found is not None and found.template == GRID and found.recorded
 
 
 @pytest.mark.parametrize("word", [STEP_BY_STEP, LAYER_BY_LAYER])
 def test_a_record_may_say_that_no_persistent_kernel_runs(word: str) -> None:
     choice = Choice(unit_of("lstm", 256, "bfloat16", 16).key, word, 1, {})
-    found = geometry(step("lstm", 256, "bfloat16"), machine(choice), "bfloat16", 16)
-    assert found is not None and found.team is None and found.recorded
+    found = choose_geometry(step("lstm", 256, "bfloat16"), machine(choice), "bfloat16", 16)
+    assert found is not None and found.geometry is None and found.recorded
 
 
 @pytest.mark.broad_after(1)
@@ -58,8 +58,8 @@ def test_a_record_may_say_that_no_persistent_kernel_runs(word: str) -> None:
 )
 def test_a_stale_record_is_passed_over(change: dict[str, object]) -> None:
     choice = replace(grid_choice(256, 16), **change)
-    found = geometry(step("lstm", 256, "bfloat16"), machine(choice), "bfloat16", 16)
-    assert found == geometry(step("lstm", 256, "bfloat16"), GPU, "bfloat16", 16)
+    found = choose_geometry(step("lstm", 256, "bfloat16"), machine(choice), "bfloat16", 16)
+    assert found == choose_geometry(step("lstm", 256, "bfloat16"), GPU, "bfloat16", 16)
 
 
 @pytest.mark.broad
@@ -67,17 +67,17 @@ def test_the_nearest_record_counts_where_the_model_has_nothing_against_it() -> N
     unit = unit_of("lstm", 1024, "bfloat16", 16)
     config, _ = configured(GRID, unit)
     near = machine(Choice(unit.key, GRID, 1, config))
-    found = geometry(step("lstm", 1024, "bfloat16"), near, "bfloat16", 12)
+    found = choose_geometry(step("lstm", 1024, "bfloat16"), near, "bfloat16", 12)
     assert found is not None and found.record.startswith("nearest record") and not found.recorded
     worst = max(space(templates()[GRID], unit, GPU), key=lambda c: templates()[GRID].predict(unit, c, GPU))
     slow = machine(Choice(unit.key, GRID, 1, worst))
-    found = geometry(step("lstm", 1024, "bfloat16"), slow, "bfloat16", 12)
+    found = choose_geometry(step("lstm", 1024, "bfloat16"), slow, "bfloat16", 12)
     assert found is not None and found.record == "default"
-    assert geometry(step("lstm", 1024, "bfloat16"), near, "bfloat16", 128).record == "default"
+    assert choose_geometry(step("lstm", 1024, "bfloat16"), near, "bfloat16", 128).record == "default"
 
 
 def test_layers_of_a_wave_have_records_of_their_own() -> None:
     choice = grid_choice(256, 16)
     part = replace(machine(choice), sms=GPU.sms // 3)
-    found = geometry(step("lstm", 256, "bfloat16"), part, "bfloat16", 16, layers=3)
+    found = choose_geometry(step("lstm", 256, "bfloat16"), part, "bfloat16", 16, layers=3)
     assert found is not None and not found.recorded

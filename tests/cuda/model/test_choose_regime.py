@@ -59,8 +59,8 @@ def test_lstm_and_gru_stay_on_the_chip(name: str, hidden: int, precision: str) -
     assert found and all(isinstance(regime, Persistent) for regime in found)
     check_ranges(found)
     assert {regime.most for regime in found[:-1]} <= {*EXPECTED_BATCHES}
-    assert all(regime.team.precision == precision and regime.predicted_us > 0 for regime in found)
-    exchanges = {regime.team.exchange for regime in found}
+    assert all(regime.geometry.precision == precision and regime.predicted_us > 0 for regime in found)
+    exchanges = {regime.geometry.exchange.name for regime in found}
     if hidden == 256:
         assert "cluster" in exchanges
     if hidden == 1024:
@@ -136,7 +136,7 @@ def test_the_manifests_row() -> None:
     assert fact["template"] == "persistent_cluster_cuda" and fact["record"] == "default"
     assert fact["unit"] == f"step, all of T in one kernel, B <= {regime.most}"
     assert fact["predicted_us"] == pytest.approx(regime.predicted_us, abs=1e-3)
-    assert all(getattr(regime.team, knob) == value for knob, value in fact["knobs"].items())
+    assert all(getattr(regime.geometry, knob) == value for knob, value in fact["knobs"].items()) and fact["knobs"]
 
 
 def test_kernels_without_and_with_masks() -> None:
@@ -144,14 +144,14 @@ def test_kernels_without_and_with_masks() -> None:
     plain, masked = regime.kernels
     assert [p for p, _ in masked.pointers] == [*(p for p, _ in plain.pointers), "lengths", "reset"]
     assert [s for s, _ in masked.scalars][: len(plain.scalars)] == [s for s, _ in plain.scalars]
-    assert plain.cluster == regime.team.ctas and not plain.resident and plain.threads == regime.team.threads
+    assert plain.cluster == regime.geometry.ctas and not plain.resident and plain.threads == regime.geometry.threads
 
 
 @pytest.mark.parametrize("hidden", [64, 1024])
 def test_each_weight_of_the_step_is_packed(hidden: int) -> None:
     for regime in regimes("gru_reset_before", hidden, "bfloat16", [16]):
         nodes = [pack.node for pack in regime.packs]
-        assert nodes == [o.weight for phase in regime.team.step.phases for o in phase.operands]
+        assert nodes == [o.weight for phase in regime.geometry.step.phases for o in phase.operands]
         assert len({pack.key for pack in regime.packs}) == len(nodes)
         assert all(pack.dtype == "bfloat16" and not pack.tf32 for pack in regime.packs)
 
@@ -186,5 +186,5 @@ def test_teams_of_a_grid_that_do_not_fit_at_once_take_turns() -> None:
     for regime in regimes("lstm", 1024, "bfloat16", [128]):
         text = launched(regime)
         assert "for (" in text and str(regime.resident) in text and regime.work_bytes
-        assert regime.resident * regime.team.ctas <= GPU.sms
+        assert regime.resident * regime.geometry.ctas <= GPU.sms
         assert all(kernel.resident for kernel in regime.kernels)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from persistent_layers import GPU, best_team, step, unit_of
+from persistent_layers import GPU, best_geometry, geometry_of, step, unit_of
 
 from tvm_rnn.cuda.model.persistent_step_time import (
     RESIDENT_CLUSTERS,
@@ -17,15 +17,15 @@ from tvm_rnn.cuda.model.persistent_step_time import (
     predict,
     resident_teams,
 )
-from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.target import resolve
 
 BATCHES = (1, 8, 16, 64, 128, 256, 1024)
 
 
-def team(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16", **knobs: Any) -> Team:
+def team(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16", **knobs: Any) -> Geometry:
     knobs = {"exchange": "cluster", "ctas": 8, "rows": 8, "warps_u": 4, **knobs}
-    return Team(step(name, hidden, precision), precision, **knobs)
+    return geometry_of(step(name, hidden, precision), precision, **knobs)
 
 
 def rising(values: list[float]) -> bool:
@@ -118,7 +118,7 @@ def test_best_times_of_all_sizes(name: str, hidden: int, precision: str) -> None
 
 
 def check_best(name: str, hidden: int, precision: str) -> None:
-    found = [best_team(name, hidden, precision, batch) for batch in (1, 16, 64, 128)]
+    found = [best_geometry(name, hidden, precision, batch) for batch in (1, 16, 64, 128)]
     times = [f[0] for f in found if f is not None]
     assert rising(times)
     assert len(times) in (0, len(found))  # a batch is cut into slices, so that it is all or none

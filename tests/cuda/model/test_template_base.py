@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from persistent_layers import GPU, unit_of
+from persistent_layers import GPU, geometry_of, unit_of
 
 from tvm_rnn import ConfigError
-from tvm_rnn.cuda.model.template_base import MOST_ROWS, PersistentTemplate, allowed, rows_per_team, width_of
-from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.cuda.model.template_base import MOST_ROWS, PersistentTemplate, allowed, rows_per_group, width_of
+from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.schedule.schedule_template import Knobs, template
 from tvm_rnn.target import Target
 
@@ -21,18 +21,18 @@ class Slow(PersistentTemplate):
     choices: Mapping[str, tuple[int, ...]] = {"rows": (8, 16, 24)}
 
     @staticmethod
-    def team(unit: Any, **knobs: int) -> Team:
-        return Team(unit.step, unit.precision, "cluster", stored=unit.stored, shared_words=1 << 20, **knobs)
+    def geometry(unit: Any, **knobs: int) -> Geometry:
+        return geometry_of(unit.step, unit.precision, "cluster", stored=unit.stored, shared_words=1 << 20, **knobs)
 
     @classmethod
-    def teams(cls, unit: Any, target: Target, record: Mapping[str, int]) -> Iterator[Team]:
+    def geometries(cls, unit: Any, target: Target, record: Mapping[str, int]) -> Iterator[Geometry]:
         for rows in allowed(record, "rows", (24, 8, 16)):
-            yield cls.team(unit, ctas=record.get("ctas", 8), rows=rows)
+            yield cls.geometry(unit, ctas=record.get("ctas", 8), rows=rows)
 
 
 class Nothing(Slow):
     @classmethod
-    def teams(cls, unit: Any, target: Target, record: Mapping[str, int]) -> Iterator[Team]:
+    def geometries(cls, unit: Any, target: Target, record: Mapping[str, int]) -> Iterator[Geometry]:
         return iter(())
 
 
@@ -47,7 +47,7 @@ def test_the_cheapest_is_taken_and_its_choices_are_kept() -> None:
     assert set(times) == {8, 16, 24} and config == {"ctas": 8, "rows": min(times, key=lambda rows: times[rows])}
     assert knobs.space == {"ctas": tuple(range(1, GPU.sms + 1)), "rows": (8, 16, 24)}
     made: Any = own.schedule(None, UNIT, config)
-    assert isinstance(made, Team) and (made.ctas, made.rows) == (8, config["rows"])
+    assert isinstance(made, Geometry) and (made.ctas, made.rows) == (8, config["rows"])
 
 
 def test_records_and_what_does_not_fit() -> None:
@@ -59,5 +59,5 @@ def test_records_and_what_does_not_fit() -> None:
 
 def test_slices_of_a_batch() -> None:
     assert width_of(UNIT) == 64
-    assert rows_per_team(33, 1) == [40] and rows_per_team(33, 3) == [16, 24, 40]
-    assert rows_per_team(1, 0) == [8] and rows_per_team(1000, 2) == [MOST_ROWS]
+    assert rows_per_group(33, 1) == [40] and rows_per_group(33, 3) == [16, 24, 40]
+    assert rows_per_group(1, 0) == [8] and rows_per_group(1000, 2) == [MOST_ROWS]

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from emulated import Case, persistent_error
-from persistent_layers import layout_of, step, text_of
+from persistent_layers import geometry_of, layout_of, step, text_of
 
 from tests.cuda.persistent.test_kernel import grid
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.oracle.tolerance import tolerance
 
 
@@ -20,7 +19,7 @@ def ringed(ctas: int, rows: int, **knobs: int) -> dict[str, Any]:
 
 
 def text(**geometry: Any) -> str:
-    made = Team(step("lstm", 128), "bfloat16", **geometry)
+    made = geometry_of(step("lstm", 128), "bfloat16", **geometry)
     return text_of(persistent.kernel("k", made, layout_of("lstm", 128)))
 
 
@@ -35,7 +34,7 @@ def test_blocks_of_a_cluster_copy_for_all() -> None:
     assert "multicast" not in alone and "multicast" in pair and "clusterDim" not in alone
     assert (
         persistent.kernel(
-            "k", Team(step("lstm", 128), "bfloat16", **ringed(8, 8, together=2)), layout_of("lstm", 128)
+            "k", geometry_of(step("lstm", 128), "bfloat16", **ringed(8, 8, together=2)), layout_of("lstm", 128)
         ).cluster
         == 2
     )
@@ -53,5 +52,5 @@ def test_no_stage_is_filled_or_read_too_early(ring: int, together: int, seed: in
 
 @pytest.mark.parametrize("knobs", [{"ring": 1}, {"warps_k": 1}, {"polled": 1}, {"exchange": "cluster"}])
 def test_what_a_ring_needs(knobs: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="a ring has two stages"):
+    with pytest.raises(ValueError, match="a pipeline has two stages"):
         text(**{**ringed(8, 8), **knobs})

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import pytest
 from emulated import Case, layer, persistent_error
-from persistent_layers import layout_of, step, text_of
+from persistent_layers import geometry_of, layout_of, step, text_of
 
 from tests.cuda.persistent.test_kernel import cluster
 from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.oracle.tolerance import tolerance
 
 
 def text(cell: str, hidden: int, precision: str = "bfloat16", masked: bool = False) -> str:
-    team = Team(step(cell, hidden, precision), precision, **cluster(2, 8))
+    team = geometry_of(step(cell, hidden, precision), precision, **cluster(2, 8))
     return text_of(persistent.kernel("k", team, layout_of(cell, hidden, precision), {} if masked else None))
 
 
@@ -45,7 +44,9 @@ def test_an_output_that_is_no_state() -> None:
 def test_a_float32_output_is_never_what_a_layer_above_waits_for() -> None:
     """The sign of NVIDIA's usual NaN makes all bits 1 of it, which is POISON: the layer above would wait for ever."""
     _, layout = layer("lstm", 32, "tf32", 16)
-    written = text_of(persistent.kernel("k", Team(step_of(layout), "tf32", **cluster(2, 8)), layout))
+    written = text_of(persistent.kernel("k", geometry_of(step_of(layout), "tf32", **cluster(2, 8)), layout))
     assert "(uint)4294967294" in written
     _, hoisted = layer("lstm", 32, "tf32")
-    assert "4294967294" not in text_of(persistent.kernel("k", Team(step_of(hoisted), "tf32", **cluster(2, 8)), hoisted))
+    assert "4294967294" not in text_of(
+        persistent.kernel("k", geometry_of(step_of(hoisted), "tf32", **cluster(2, 8)), hoisted)
+    )

@@ -6,18 +6,17 @@ import re
 
 import pytest
 from emulated import Case, persistent_error
-from persistent_layers import layout_of, step, text_of
+from persistent_layers import geometry_of, layout_of, step, text_of
 from training_plans import trained
 
 from tests.cuda.persistent.test_kernel import cluster
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.cell_reads import hoisted, params, place_of
-from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.oracle.tolerance import tolerance
 
 
 def test_every_value_has_one_pointer() -> None:
-    layout, team = layout_of("lstm_peephole", 64), Team(step("lstm_peephole", 64), "bfloat16", **cluster(4, 8))
+    layout, team = layout_of("lstm_peephole", 64), geometry_of(step("lstm_peephole", 64), "bfloat16", **cluster(4, 8))
     assert len(params(team)) == len(set(params(team))) >= 1
     assert all(place_of(layout, node).row_stride >= node.shape[-1] for node in hoisted(team))
     names = [name for name, _ in persistent.kernel("k", team, layout).pointers]
@@ -25,7 +24,7 @@ def test_every_value_has_one_pointer() -> None:
 
 
 def test_values_are_asked_for_before_the_loop() -> None:
-    layout, team = layout_of("lstm", 64), Team(step("lstm", 64), "bfloat16", **cluster(4, 8))
+    layout, team = layout_of("lstm", 64), geometry_of(step("lstm", 64), "bfloat16", **cluster(4, 8))
     text = text_of(persistent.kernel("k", team, layout))
     assert "if (0 < steps)" in text and "if (1 < steps)" in text
     assert text.index("if (1 < steps)") < text.index("for (int v_9" if "for (int v_9" in text else "mma_sync")
@@ -40,7 +39,7 @@ def test_units_and_rows_past_the_end() -> None:
 
 def test_a_ring_asks_for_a_steps_own_values_between_products() -> None:
     geometry = {"exchange": "grid", "ctas": 4, "rows": 8, "warps_u": 2, "warps_k": 4, "ring": 2}
-    text = text_of(persistent.kernel("k", Team(step("lstm", 64), "bfloat16", **geometry), layout_of("lstm", 64)))
+    text = text_of(persistent.kernel("k", geometry_of(step("lstm", 64), "bfloat16", **geometry), layout_of("lstm", 64)))
     body = text[text.index("for (int") :]
     assert "if (0 < steps)" not in text and "prefetch_global_L2" in body
     assert body.index("wgmma") < body.index("prefetch_global_L2")

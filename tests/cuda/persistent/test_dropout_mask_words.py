@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from derivatives import draw, named, oracle
 from networks import network
-from persistent_layers import GPU
+from persistent_layers import GPU, geometry_of
 
 import tvm_rnn as rnn
 from tests.runtime.test_runtime_cuda_training import error
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model.choose_regime import step_of
-from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.training.add_entry_points import plan
 from tvm_rnn.graph.graph import Graph
 from tvm_rnn.options import Options
@@ -39,7 +38,7 @@ def graphs(cell: str, hidden: int, **options: Any) -> tuple[Graph, Graph]:
 def test_masks_are_read_in_words_and_not_copied() -> None:
     forward, _ = graphs("lstm", 64, zoneout=(("h", 0.1), ("c", 0.2)))
     step = step_of(Layout(forward, "bfloat16", Weights(forward, 0, "bfloat16"), "bfloat16"))
-    team = Team(step, "bfloat16", "cluster", 2, 8, warps_u=4)
+    team = geometry_of(step, "bfloat16", "cluster", 2, 8, warps_u=4)
     (phase,) = step.phases
     masks = [(node, slot) for node, slot in step.reads[0] if node.random]
     assert len(masks) == 2 and not any(team.fetches(phase, *read) for read in masks)

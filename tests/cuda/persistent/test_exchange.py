@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 from emulated import Case, persistent_error
-from persistent_layers import layout_of, step, text_of
+from persistent_layers import geometry_of, layout_of, step, text_of
 
 from tests.cuda.persistent.test_kernel import cluster, grid
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, Team
+from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS
 from tvm_rnn.oracle.tolerance import tolerance
 
 
 def text(cell: str, hidden: int, **geometry: Any) -> str:
-    team = Team(step(cell, hidden), "bfloat16", **geometry)
+    team = geometry_of(step(cell, hidden), "bfloat16", **geometry)
     return text_of(persistent.kernel("k", team, layout_of(cell, hidden)))
 
 
@@ -31,7 +31,7 @@ def test_reductions_have_barriers_of_their_own() -> None:
 
 
 def test_values_have_two_copies() -> None:
-    team = Team(step("gru_reset_before", 64), "bfloat16", **cluster(4, 8))
+    team = geometry_of(step("gru_reset_before", 64), "bfloat16", **cluster(4, 8))
     assert sorted(team.value_at.values()) == [0, 2 * team.value_words(team.published[0])]
     assert team.value_words(team.published[0]) == 64 // team.block_k * 8 * BLOCK_WORDS
 

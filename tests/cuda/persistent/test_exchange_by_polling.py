@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 from emulated import Case, persistent_error
-from persistent_layers import layout_of, step, text_of
+from persistent_layers import geometry_of, layout_of, step, text_of
 
 from tests.cuda.persistent.test_kernel import grid
 from tvm_rnn.cuda.persistent import exchange_by_polling
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.oracle.tolerance import tolerance
 
 
@@ -53,7 +52,7 @@ def test_also_with_lengths_and_resets(options: dict[str, bool]) -> None:
 
 
 def test_what_is_missing_is_asked_for_again() -> None:
-    team = Team(step("lstm", 64), "bfloat16", **grid(2, 8, polled=1))
+    team = geometry_of(step("lstm", 64), "bfloat16", **grid(2, 8, polled=1))
     text = text_of(persistent.kernel("k", team, layout_of("lstm", 64)))
     body = text[text.index("{") :]
     # Two K blocks: asked for, and again in a loop, in even and odd steps.

@@ -1,4 +1,4 @@
-"""Team: weights in fragments' order, what stays on the chip, and whose batch tiles are whose."""
+"""Geometry: weights in fragments' order, what stays on the chip, and whose batch tiles are whose."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated import check_packed_once, packed
-from persistent_layers import TENSOR_CORES, step
+from persistent_layers import TENSOR_CORES, geometry_of, step
 
-from tvm_rnn.cuda.persistent.geometry import LANES, Team
-from tvm_rnn.cuda.persistent.product.mma_sync import weights
+from tvm_rnn.cuda.persistent.geometry import LANES, Geometry
 
 SHAPES = [
     # cell, H, geometry
@@ -23,9 +22,9 @@ SHAPES = [
 ]
 
 
-def team(name: str = "lstm", hidden: int = 40, precision: str = "bfloat16", **knobs: Any) -> Team:
+def team(name: str = "lstm", hidden: int = 40, precision: str = "bfloat16", **knobs: Any) -> Geometry:
     knobs = {"exchange": "cluster", "ctas": 1, "rows": 8, **knobs}
-    return Team(step(name, hidden, precision), precision, **knobs)
+    return geometry_of(step(name, hidden, precision), precision, **knobs)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "tf32"])
@@ -52,7 +51,7 @@ def test_fragments_times_operands_are_the_product(
 ) -> None:
     """What mma.sync does with the packed words, in NumPy: each lane's words of both factors meet the same k."""
     made, rng = team(name, hidden, precision, **knobs), np.random.default_rng(0)
-    for phase, share in weights(made):
+    for phase, share in made.weights:
         weight = rng.normal(size=share.operand.weight.shape)
         fragments = packed(made, phase, share, weight)
         element = 4 // made.itemsize
@@ -80,7 +79,7 @@ def test_fragments_times_operands_are_the_product(
 def test_shares_add_up(name: str, register_words: int, shared_words: int) -> None:
     made = team(name, 72, warps_k=2, register_words=register_words, shared_words=shared_words)
     words = {"registers": 0, "shared": 0}
-    for phase, share in weights(made):
+    for phase, share in made.weights:
         assert share.registers + share.shared + share.streamed == share.kblocks
         assert min(share.registers, share.shared, share.streamed) >= 0
         assert share.kblocks * made.warps_k * made.block_k >= share.operand.depth
@@ -89,7 +88,7 @@ def test_shares_add_up(name: str, register_words: int, shared_words: int) -> Non
     assert words["registers"] <= register_words and words["shared"] <= shared_words
     assert made.weight_words == words["shared"] * made.warps_u * made.warps_k * LANES
     if shared_words == 1 << 20:
-        assert not any(share.streamed for _, share in weights(made))
+        assert not any(share.streamed for _, share in made.weights)
 
 
 @pytest.mark.parametrize("warps_k", [1, 2, 3, 4, 8])
@@ -130,3 +129,10 @@ def test_what_fits() -> None:
     assert not team("lstm", 1024, ctas=1, shared_words=1 << 20).fits()  # 8 MB of weights on one multiprocessor
     assert not team("lstm", 64, rows=512, warps_u=8, warps_n=8).fits()  # 2048 threads
     assert not team("lstm", 1024, ctas=8, register_words=100_000).fits()
+
+
+def test_more_work_takes_more_registers() -> None:
+    wide = {"ctas": 8, "warps_u": 4, "shared_words": 1 << 20}
+    plain = team("lstm", 256, register_words=32, **wide).registers()
+    for knobs in ({"register_words": 64}, {"register_words": 32, "rows": 16}, {"register_words": 32, "ahead": 5}):
+        assert team("lstm", 256, **{**wide, **knobs}).registers() > plain

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from emulated import Case, persistent_error
-from persistent_layers import layout_of, step, text_of
+from persistent_layers import geometry_of, layout_of, step, text_of
 
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.cuda.persistent.lengths_and_resets import POINTERS, SCALARS
 from tvm_rnn.oracle.tolerance import tolerance
 
@@ -63,16 +64,39 @@ def test_cells_and_geometries(name: str, hidden: int, batch: int, precision: str
 
 
 def test_ptxas_may_use_all_registers() -> None:
-    team = Team(step("lstm", 64), "bfloat16", **cluster(4, 8))
+    team = geometry_of(step("lstm", 64), "bfloat16", **cluster(4, 8))
     text = text_of(persistent.kernel("k", team, layout_of("lstm", 64)))
     assert f"__launch_bounds__({team.threads}, 1)" in text
 
 
 def test_pointers_and_scalars() -> None:
-    layout, team = layout_of("lstm", 64), Team(step("lstm", 64), "bfloat16", **grid(4, 8))
+    layout, team = layout_of("lstm", 64), geometry_of(step("lstm", 64), "bfloat16", **grid(4, 8))
     plain, masked = persistent.kernel("k", team, layout), persistent.kernel("k", team, layout, {})
     assert masked.pointers == (*plain.pointers, *POINTERS) and masked.scalars == (*plain.scalars, *SCALARS)
     assert plain.resident and plain.cluster == 1
     assert [name for name, _ in plain.pointers][-3:] == ["exchange", "counter", "below"]
-    clustered = persistent.kernel("k", Team(step("lstm", 64), "bfloat16", **cluster(4, 8)), layout)
+    clustered = persistent.kernel("k", geometry_of(step("lstm", 64), "bfloat16", **cluster(4, 8)), layout)
     assert clustered.cluster == 4 and not clustered.resident and clustered.shared_bytes < 227 * 1024
+
+
+@pytest.mark.parametrize(
+    ("geometry", "align"),
+    [(cluster(4, 8), 128), (grid(4, 8, warps_k=2), 128), (grid(4, 8, warps_u=2, warps_k=4, ring=2), 1024)],
+)
+def test_a_kernel_allocates_what_its_team_needs(geometry: dict[str, Any], align: int) -> None:
+    team, layout = geometry_of(step("lstm", 64), "bfloat16", **geometry), layout_of("lstm", 64)
+    kernel = persistent.kernel("k", team, layout)
+    assert kernel.shared_bytes == team.shared_bytes
+    assert re.findall(r"extern __shared__ __align__\((\d+)\)", text_of(kernel)) == [str(align)]
+
+
+@pytest.mark.parametrize(
+    ("team", "why"),
+    [
+        (geometry_of(step("lstm_layer_norm", 64), "bfloat16", **grid(4, 8, polled=1)), "products alone"),
+        (geometry_of(step("lstm", 64), "bfloat16", **grid(4, 8, ring=2)), "a pipeline has two stages"),
+    ],
+)
+def test_teams_without_a_kernel_are_refused(team: Geometry, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        persistent.kernel("k", team, layout_of("lstm", 64))

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from emulated import Case, layer, persistent_error
+from persistent_layers import geometry_of
 
 from tests.cuda.persistent.test_kernel import cluster
 from tests.cuda.persistent.test_kernel import grid as plain_grid
 from tvm_rnn.cuda.layer.phases import NotPersistent
 from tvm_rnn.cuda.model.choose_regime import step_of
-from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.oracle.tolerance import tolerance
 
 
@@ -69,7 +69,7 @@ def test_without_tensor_cores() -> None:
 
 def test_weights_of_inputs_are_the_first_to_leave_registers() -> None:
     _, layout = layer("lstm", 64, "bfloat16", 64)
-    team = Team(step_of(layout), "bfloat16", **cluster(2, 8, warps_u=4, register_words=32, shared_words=1 << 12))
+    team = geometry_of(step_of(layout), "bfloat16", **cluster(2, 8, warps_u=4, register_words=32, shared_words=1 << 12))
     x, h = next(iter(team.shares.values()))
     assert x.operand.given and (x.registers, h.registers) == (0, 2) and x.shared == 2
 

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 from emulated import Case, layer, persistent_error
-from persistent_layers import layout_of, step
+from persistent_layers import geometry_of, layout_of, step
 
 from tests.cuda.persistent.test_kernel import cluster, grid
 from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.oracle.tolerance import tolerance
 
 GEOMETRIES = [
@@ -48,10 +47,10 @@ def test_products_of_inputs_and_states_in_turn(geometry: dict[str, Any]) -> None
 
 def test_inputs_are_copied_in_one_pass() -> None:
     _, layout = layer("lstm", 64, "bfloat16", 64)
-    assert not Team(step_of(layout), "bfloat16", **grid(2, 16, copied=1, passes=2)).fits()
+    assert not geometry_of(step_of(layout), "bfloat16", **grid(2, 16, copied=1, passes=2)).fits()
 
 
 def test_memory_is_counted() -> None:
-    team = Team(step("lstm", 64), "bfloat16", **grid(2, 16, copied=1, warps_k=2))
+    team = geometry_of(step("lstm", 64), "bfloat16", **grid(2, 16, copied=1, warps_k=2))
     assert team.copy_words == 2 * 1 * 2 * 32 * 4  # warps, K blocks of each, tiles, lanes, words of a piece
     assert persistent.kernel("k", team, layout_of("lstm", 64)).shared_bytes == team.shared_bytes

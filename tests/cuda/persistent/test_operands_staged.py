@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 from emulated import Case, persistent_error
-from persistent_layers import layout_of, step, text_of
+from persistent_layers import geometry_of, layout_of, step, text_of
 
 from tests.cuda.persistent.product.test_wgmma_staged_layout import STAGED
 from tests.cuda.persistent.test_kernel import grid
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.oracle.tolerance import tolerance
 
 
@@ -59,7 +58,7 @@ def test_also_with_lengths_and_resets(options: dict[str, bool]) -> None:
 
 
 def test_each_block_loads_an_operand_once() -> None:
-    team = Team(step("lstm", 256), "bfloat16", **staged(8, 32, warps_k=2))
+    team = geometry_of(step("lstm", 256), "bfloat16", **staged(8, 32, warps_k=2))
     text = text_of(persistent.kernel("k", team, layout_of("lstm", 256)))
     body = text[text.index("{") :]
     # Four pieces of each thread: asked for, and again in a loop, in even and odd steps.

@@ -24,7 +24,7 @@ def regime(cell: str, backward: bool, precision: str = "bfloat16") -> Persistent
 @pytest.mark.parametrize(("cell", "phases"), [("lstm", 2), ("gru_reset_before", 3)])
 def test_a_backward_step_is_one_more_graph_with_phases(cell: str, phases: int) -> None:
     """Pointwise work first, whose results products with transposed weights read; nothing but states is carried."""
-    step = regime(cell, True).team.step
+    step = regime(cell, True).geometry.step
     assert [phase.kind for phase in step.phases] == ["pointwise", *["gemm"] * (phases - 1)]
     assert not step.carried and step.phases[0].published
 
@@ -34,7 +34,7 @@ def test_values_of_16_bits_are_stored_in_pairs(backward: bool) -> None:
     found = regime("lstm", backward)
     pointers = dict(tape_stores.pointers(found.layout))
     assert len(pointers) == (4 if backward else 6) and set(pointers.values()) == {"bfloat16"}
-    made = kernel("k", found.team, found.layout)
+    made = kernel("k", found.geometry, found.layout)
     assert [name for name, _ in made.pointers if name.startswith("kept_")] == list(pointers)
 
 

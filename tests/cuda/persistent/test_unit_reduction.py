@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated import Case, persistent_error
-from persistent_layers import step
+from persistent_layers import geometry_of, step
 
 from tests.cuda.persistent.test_kernel import cluster, grid
-from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.unit_reduction import combine, neutral
 
 # Layer normalisation with gains of 1 makes rounding errors large: sixteen times what 16-bit results themselves are off.
@@ -39,7 +38,7 @@ def test_the_order_of_threads_does_not_matter(seed: int) -> None:
 
 
 def test_buffers_take_turns() -> None:
-    team = Team(step("lstm_layer_norm", 64), "bfloat16", **cluster(4, 16, warps_u=2))
+    team = geometry_of(step("lstm_layer_norm", 64), "bfloat16", **cluster(4, 16, warps_u=2))
     assert team.parts == 8 and team.reduce_words == 2 * 8 * 16  # two numbers per row and part
     assert team.exchange_words == team.reduce_at + 2 * team.reduce_words
     assert [p in team.events for p in team.reductions] == [True, True]

@@ -67,7 +67,7 @@ def test_how_many_layers_have_room_side_by_side(monkeypatch: pytest.MonkeyPatch)
     layer = layer_of("lstm")
     (regime,) = [r for r in layer.regimes if r.most is None or r.most >= 64][:1]
     assert isinstance(regime, choose_regime.Persistent) and layer.predicted_us(64) > 0
-    assert layer.beside(64) == max(1, regime.resident // -(-64 // regime.team.rows))
+    assert layer.beside(64) == max(1, regime.resident // -(-64 // regime.geometry.rows))
     if regime.most is None:
         assert layer.predicted_us(1 << 12) > 2 * layer.predicted_us(64) and layer.beside(1 << 12) == 1
 

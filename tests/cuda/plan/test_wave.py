@@ -51,7 +51,7 @@ def test_layers_of_one_size_share_a_kernel() -> None:
 @pytest.mark.broad
 def test_a_grid_counts_for_the_layer_above() -> None:
     plan = planned("lstm", 512, (64,), num_layers=4)
-    assert plan.together is not None and plan.together.regimes[0][0].team.exchange == "grid"
+    assert plan.together is not None and plan.together.regimes[0][0].geometry.exchange.name == "grid"
     assert text(plan).count("counters_") >= 8  # own and below, of four layers
 
 
@@ -61,8 +61,8 @@ def test_strict_float32_has_waves_of_its_own(cell: str) -> None:
     plan = planned(cell, 512, (64,), "float32", num_layers=4)
     assert plan.together is not None
     (regime,) = plan.together.regimes[0]
-    assert regime.template == "persistent_fma_cuda" and regime.team.fma and plan.together.limits == [64]
-    assert 4 * regime.team.ctas * -(-64 // regime.team.rows) <= GPU.sms
+    assert regime.template == "persistent_fma_cuda" and regime.geometry.stages and plan.together.limits == [64]
+    assert 4 * regime.geometry.ctas * -(-64 // regime.geometry.rows) <= GPU.sms
 
 
 def test_few_rows_are_left_to_layers_side_by_side() -> None:
@@ -101,5 +101,5 @@ def test_what_must_fit_side_by_side() -> None:
     plan = planned("lstm", 256, (16, 64), num_layers=3)
     assert plan.together is not None
     for regimes, limit in zip(plan.together.regimes, plan.together.limits, strict=True):
-        teams = -(-limit // regimes[0].team.rows)
-        assert 3 * teams <= wave.resident_teams(regimes[0].team, GPU)
+        teams = -(-limit // regimes[0].geometry.rows)
+        assert 3 * teams <= wave.resident_teams(regimes[0].geometry, GPU)

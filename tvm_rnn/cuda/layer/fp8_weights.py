@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
-from tvm_rnn.tir.expr import TirExpr
+from tvm_rnn.tir.expr import Expr, TirExpr
 
 MOST = 448.0
 LEAST_NORMAL_BITS = (127 - 6) << 23  # of 2**-6 as float32
@@ -144,11 +144,14 @@ def decode(
     k.do(I.ptx["mul.rn.bf16x2"](second, second, _uint(UNBIAS)))
 
 
-def registers(team: Any) -> int:
+def registers(geometry: Any) -> int:
     """Of a thread, beside its words of codes, roughly: scales, fragments on their way, sums of several operands."""
-    kept = sum(len(team.halves(phase)) * len(shares) for phase, shares in team.shares.items())
-    each = team.pass_tiles * 4
-    work = [min(4 * team.m_tiles(p), 2 * each) + (len(s) > 1) * team.m_tiles(p) * each for p, s in team.shares.items()]
+    kept = sum(len(geometry.halves(phase)) * len(shares) for phase, shares in geometry.shares.items())
+    each = geometry.pass_tiles * 4
+    work = [
+        min(4 * geometry.m_tiles(p), 2 * each) + (len(s) > 1) * geometry.m_tiles(p) * each
+        for p, s in geometry.shares.items()
+    ]
     return int(kept + max(work, default=0))
 
 
@@ -161,25 +164,25 @@ class Coded:
     Hence PTX in place of expressions, and `zero`: it is 0, and changes in each product, as far as ptxas can see.
     """
 
-    def __init__(self, k: Writer, team: Any, ids: Any, names: dict[Any, str]) -> None:
+    def __init__(self, k: Writer, geometry: Any, ids: Any, names: dict[Any, str]) -> None:
         """names: each share's pointer to its weight's scales."""
-        self.k, self.team = k, team
+        self.k, self.geometry = k, geometry
         self.scales: dict[Any, Any] = {}
-        for phase, shares in team.shares.items():
+        for phase, shares in geometry.shares.items():
             for share in shares:
                 self.scales[share] = self._load(phase, names[share], ids)
-        most = max((team.m_tiles(p) for p in team.shares), default=1)
+        most = max((geometry.m_tiles(p) for p in geometry.shares), default=1)
         self.registers, self.passing = k.tile(most, 4, dtype="uint32"), k.local(2, "uint32")
         self.zero = k.local(1, "uint32")
         k.do(I.ptx["shr.b32"](self.zero[0], tirx.Cast("uint32", k["batch"]), _uint(31)))
 
     def _load(self, phase: Any, name: str, ids: Any) -> Any:
-        k, team, width = self.k, self.team, phase.width
-        found = k.local(2 * team.m_tiles(phase))
-        for half in range(2 * team.m_tiles(phase)):
+        k, geometry, width = self.k, self.geometry, phase.width
+        found = k.local(2 * geometry.m_tiles(phase))
+        for half in range(2 * geometry.m_tiles(phase)):
             k.store(found, tirx.const(1.0, "float32"), half)  # also of units that only fill up a block
-        for half, (gate, block) in enumerate(team.halves(phase)):
-            unit = ids.rank * team.units(width) + (ids.warp_u * team.blocks(width) + block) * 8 + ids.g
+        for half, (gate, block) in enumerate(geometry.halves(phase)):
+            unit = ids.rank * geometry.units(width) + (ids.warp_u * geometry.blocks(width) + block) * 8 + ids.g
             with k.when(unit < width):
                 k.store(found, k[name][tirx.Cast("int64", unit + gate * width)], half)
         return found
@@ -193,17 +196,17 @@ class Coded:
         found = self.registers[m]
         for number, codes in enumerate(words):
             zero = self.zero[0] if resident else None
-            decode(self.k, self.team.precision, codes, found[2 * number], found[2 * number + 1], self.passing, zero)
+            decode(self.k, self.geometry.precision, codes, found[2 * number], found[2 * number + 1], self.passing, zero)
         return list(found)
 
-    def scaled(self, share: Any, m: int, z: int, value: TirExpr) -> TirExpr:
+    def scaled(self, share: Any, m: int, z: int, value: Expr) -> Expr:
         """A sum times its row's scale. z: of an accumulator's four, two of the first 8 rows, two of the rest."""
         return value * self.scales[share][2 * m + z // 2]
 
     def fold(self, phase: Any, share: Any, acc: Any, chains: int, total: Any, first: bool) -> None:
         """Add one operand's sums (of all chains) times their scales to the phase's, and set them to 0."""
-        k, tiles = self.k, self.team.pass_tiles
-        for m in range(self.team.m_tiles(phase)):
+        k, tiles = self.k, self.geometry.pass_tiles
+        for m in range(self.geometry.m_tiles(phase)):
             for tile in range(tiles):
                 at = m * tiles + tile
                 for z in range(4):

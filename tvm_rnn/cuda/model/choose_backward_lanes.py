@@ -18,11 +18,11 @@ from math import ceil
 
 from tvm_rnn.cuda.layer.phases import Step
 from tvm_rnn.cuda.layer.regime import Regime
-from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.decisions import recording, tell
 from tvm_rnn.target import Target
 
-from .choose_geometry import Geometry, geometry
+from .choose_geometry import ChosenGeometry, choose_geometry
 from .persistent_step_time import predict, resident_teams
 
 # A wavefront of L layers over n tiles takes n + L - 1 turns in place of L n, each with its launches: a few us.
@@ -54,9 +54,9 @@ def stack_us(layers: int, at_once: int, us: float, steps: int = STEPS) -> float:
     return turns * TILE_US + sum(ceil(n / at_once) for n in active) * ceil(steps / tiles) * us * BESIDE
 
 
-def at_once(team: Team, batch: int, target: Target) -> int:
+def at_once(geometry: Geometry, batch: int, target: Target) -> int:
     """How many layers of that geometry the GPU has room for."""
-    return max(1, resident_teams(team, target) // ceil(batch / team.rows))
+    return max(1, resident_teams(geometry, target) // ceil(batch / geometry.rows))
 
 
 def room_for_two(regimes: Sequence[Regime]) -> str:
@@ -69,28 +69,28 @@ def room_for_two(regimes: Sequence[Regime]) -> str:
 
 def geometry_beside(
     step: Step, target: Target, precision: str, batch: int, layers: int = 1, stored: str = ""
-) -> Geometry | None:
+) -> ChosenGeometry | None:
     """As `geometry`, for one of `layers` equal layers that may run at the same time. What a record says of the layer is
     kept: it was measured."""
-    alone = geometry(step, target, precision, batch, stored=stored)
-    if layers < 2 or alone is None or alone.team is None or alone.recorded:
+    alone = choose_geometry(step, target, precision, batch, stored=stored)
+    if layers < 2 or alone is None or alone.geometry is None or alone.recorded:
         return alone
-    best, first = alone, stack_us(layers, at_once(alone.team, batch, target), alone.us)
+    best, first = alone, stack_us(layers, at_once(alone.geometry, batch, target), alone.us)
     least = first
     for part in sorted({2, min(layers, PARTS)}):
         with recording(listen=False):  # the reasons are those of the whole GPU
-            other = geometry(step, replace(target, sms=target.sms // part), precision, batch, stored=stored)
-        if other is None or other.team is None:
+            other = choose_geometry(step, replace(target, sms=target.sms // part), precision, batch, stored=stored)
+        if other is None or other.geometry is None:
             continue
-        us = predict(other.team, batch, target)
-        whole = stack_us(layers, at_once(other.team, batch, target), us)
+        us = predict(other.geometry, batch, target)
+        whole = stack_us(layers, at_once(other.geometry, batch, target), us)
         if whole < min(least, CLEARLY * first):
             best, least = other._replace(us=us), whole
     _tell(layers, best, alone, (least, first))
     return best
 
 
-def _tell(layers: int, best: Geometry, alone: Geometry, us: tuple[float, float]) -> None:
+def _tell(layers: int, best: ChosenGeometry, alone: ChosenGeometry, us: tuple[float, float]) -> None:
     taken = best is not alone
     why = f"{layers} layers in {us[0]:.0f} us for {STEPS} steps predicted"
     why += f", {best.us:.2f} us per step of each; one after the other {us[1]:.0f}, {alone.us:.2f}"

@@ -1,17 +1,18 @@
 """The geometry of a persistent kernel: what a record says of a layer's time loop, else what the model predicts.
 
-In: a layer's phases, a precision, a batch size, a GPU with its records. Out: a `Geometry`: the template's team, or the
+In: a layer's phases, a precision, a batch size, a GPU with its records. Out: a `ChosenGeometry`: the template's, or the
 word that no persistent kernel is to run. Templates in `schedules/` say which geometries there are,
 `persistent_step_time.py` which of them is fastest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from tvm_rnn.cuda.layer.phases import Step
-from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.decisions import about, listening, recording, tell
 from tvm_rnn.errors import ConfigError
 from tvm_rnn.records import UnitKey
@@ -35,20 +36,19 @@ STEP_BY_STEP, LAYER_BY_LAYER = "step_by_step", "layer_by_layer"
 MODEL_ERROR = 1.15
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RecurrentUnit(Unit):
     """A layer's whole time loop, as templates see it: `step` and `batch` beside the shape. layers: of a wave, each with
     its part of the GPU. stored: the dtype of weights, where it is not the precision's."""
 
-    step: Step | None = None
-    precision: str = ""
-    batch: int = 1
+    step: Step
+    precision: str
+    batch: int
     layers: int = 1
     stored: str = ""
 
     @property
     def key(self) -> UnitKey:
-        assert self.step is not None
         phases, sizes = [], list[int]()
         for phase in self.step.phases:
             given = sum(operand.given for operand in phase.operands)
@@ -58,13 +58,15 @@ class RecurrentUnit(Unit):
         return {"shape": shape, "sizes": {"phases": sizes, "batch": [self.batch]}}
 
 
-class Geometry(NamedTuple):
-    """team: None where a record says that no persistent kernel is to run. us: predicted, per step. record: in words."""
+class ChosenGeometry(NamedTuple):
+    """geometry: None where a record says that no persistent kernel is to run. us: predicted, per step. record: in
+    words. knobs: as a record names them."""
 
     us: float
     template: str
-    team: Team | None
+    geometry: Geometry | None
     record: str
+    knobs: Mapping[str, int] = {}
 
     @property
     def recorded(self) -> bool:
@@ -75,13 +77,22 @@ class Geometry(NamedTuple):
 def unit_of(step: Step, precision: str, batch: int, layers: int = 1, stored: str = "") -> RecurrentUnit:
     """What templates are asked about, and what records are found by."""
     width = step.graph.states[0].shape[0]
-    own: dict[str, Any] = {"step": step, "precision": precision, "batch": batch, "layers": layers, "stored": stored}
-    return RecurrentUnit("recurrent", "step", precision, width=width, **own)
+    return RecurrentUnit(
+        kind="recurrent",
+        region="step",
+        dtype=precision,
+        width=width,
+        step=step,
+        precision=precision,
+        batch=batch,
+        layers=layers,
+        stored=stored,
+    )
 
 
-def geometry(
+def choose_geometry(
     step: Step, target: Target, precision: str, batch: int, layers: int = 1, stored: str = ""
-) -> Geometry | None:
+) -> ChosenGeometry | None:
     """The geometry of a record for this unit; else the one with the least predicted time over all templates, or a
     nearest record's where the model has nothing against it. None: nothing fits, and no record says so.
 
@@ -90,7 +101,7 @@ def geometry(
     """
     unit = unit_of(step, precision, batch, layers, stored)
     able = {t.name: t for t in templates().values() if t.applies(unit, target)}
-    best, near, every, note = None, list[Geometry](), list[Geometry](), DEFAULT
+    best, near, every, note = None, list[ChosenGeometry](), list[ChosenGeometry](), DEFAULT
     for found in target.records.find(unit):
         if found.choice.template == DEFAULT:
             if not found.distance:
@@ -100,23 +111,22 @@ def geometry(
         if found.choice.template in (STEP_BY_STEP, LAYER_BY_LAYER):
             if not found.distance:
                 tell(False, "persistent kernels", f"measured to be slower than {found.choice.template} ({found.note})")
-                return Geometry(0.0, found.choice.template, None, found.note)
+                return ChosenGeometry(0.0, found.choice.template, None, found.note)
             continue
         if stale(found.choice, able):
             continue
         with recording(listen=False):  # why a record does not fit is no reason of this unit's
-            team = _team(able[found.choice.template], unit, target, Knobs(found.choice.knobs))
-        if team is not None and able_to_run(team, target):
-            near.append(Geometry(predict(team, batch, target), found.choice.template, team, found.note))
+            made = _made(able[found.choice.template], unit, target, Knobs(found.choice.knobs), found.note)
+        if made is not None and made.geometry is not None and able_to_run(made.geometry, target):
+            near.append(made)
             if not found.distance:
                 return near[-1]
     for template in able.values():
         with about("", template=template.name):
-            team = _team(template, unit, target, Knobs())
-        if team is not None:
-            own = Geometry(predict(team, batch, target), template.name, team, note)
-            every.append(own)
-            best = own if best is None or own.us < best.us else best
+            made = _made(template, unit, target, Knobs(), note)
+        if made is not None:
+            every.append(made)
+            best = made if best is None or made.us < best.us else best
     allowed = [n for n in near if best is None or n.us <= MODEL_ERROR * best.us]
     taken = allowed[0] if allowed else best
     if listening():
@@ -124,7 +134,7 @@ def geometry(
     return taken
 
 
-def _tell(every: list[Geometry], taken: Geometry | None) -> None:
+def _tell(every: list[ChosenGeometry], taken: ChosenGeometry | None) -> None:
     """What the model says of the best geometry of each template, and of records' that were not taken."""
     for other in every:
         if taken is not None and other is not taken:
@@ -133,10 +143,14 @@ def _tell(every: list[Geometry], taken: Geometry | None) -> None:
             tell(False, other.template, why, predicted_us=round(other.us, 3))
 
 
-def _team(template: Template, unit: RecurrentUnit, target: Target, knobs: Knobs) -> Team | None:
+def _made(template: Template, unit: RecurrentUnit, target: Target, knobs: Knobs, note: str) -> ChosenGeometry | None:
     """What a template makes of knobs; None where it has nothing of the kind."""
     try:
         config = replayed(template, unit, target, knobs)
     except ConfigError:
         return None
-    return cast(Team, template.schedule(cast(Any, None), unit, config)) if config else None
+    if not config:
+        return None
+    schedule: Any = template.schedule
+    made: Geometry = schedule(None, unit, config)
+    return ChosenGeometry(predict(made, unit.batch, target), template.name, made, note, config)

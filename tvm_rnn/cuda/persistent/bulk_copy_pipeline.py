@@ -1,6 +1,6 @@
 """A ring of stages in shared memory, which bulk copies fill with operands (and weights) while warpgroups multiply.
 
-In: a `Team` with `ring` stages and the exchange that values lie in. Out: statements: barriers, copies, waits. A step
+In: a geometry with `ring` stages and the exchange that values lie in. Out: statements: barriers, copies, waits. A step
 begins with stage 0, so which stage a chunk has, and the parity of its barriers, are known when the kernel is written.
 
 Every warpgroup has a ring of its own, for its part of K; its first thread copies. Values were written by other
@@ -14,37 +14,56 @@ Source: Hopper's asynchronous copies and barriers: PTX ISA 8.5, "cp.async.bulk",
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.layer.phases import Phase
-from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import TILE_BYTES, Chunk, m_tiles, part_bytes, swizzled
+from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import (
+    TILE_BYTES,
+    Chunk,
+    WgmmaRingLayout,
+    chunks,
+    m_tiles,
+    part_bytes,
+    places,
+    swizzled,
+    uses,
+)
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.tir.expr import Expr, TirExpr
 
 from .exchange_stores import SideBySide
-from .geometry import BLOCK_WORDS, LANES, Share, Team
-from .product import wgmma_pipelined_layout
+from .geometry import BLOCK_WORDS, LANES, Body, Share, ThreadIds
 
-Expr = Any
+Source = Callable[[Share], Expr]  # the first word of an operand in the exchange
 BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
-def uint32(value: int) -> Expr:
-    return tirx.const(value, "uint32")
+def uint32(value: int) -> TirExpr:
+    """A constant of 32 bits."""
+    found: TirExpr = tirx.const(value, "uint32")
+    return found
 
 
 class Ringed(SideBySide):
-    """A grid's exchange whose operands lie as wgmma reads them."""
+    """A grid's exchange whose operands lie as wgmma reads them, and are waited for by who copies them."""
 
     due: Expr | None = None  # events that the next product's operands wait for
 
+    def await_operand(self, events: Expr) -> None:
+        self.due = events
+
     def poll(self, events: Expr) -> None:
-        """Until every block of the team has published `events` times."""
+        """Until every block of the group has published `events` times."""
         self._spin("counter", events)
 
-    def word(self, node: Any, slot: Expr, kblock: Expr, row: Expr, piece: Expr) -> Expr:
+    def turned(self, row: Expr, piece: Expr) -> Expr:
+        return swizzled(row, piece)
+
+    def word(self, node: Node, slot: Expr, kblock: Expr, row: Expr, piece: Expr) -> Expr:
         return super().word(node, slot, kblock, row, swizzled(row, piece))
 
     def arrive(self) -> None:
@@ -54,26 +73,35 @@ class Ringed(SideBySide):
 
 
 class BulkRing(ABC):
-    """What rings share: barriers, in which order stages are filled, and who waits. `names`: the pointers of packed
-    weights. `layout`: the module that says where everything lies, and in which order."""
+    """What rings share: barriers, in which order stages are filled, and who waits. stages: how many there are; cluster:
+    blocks of one; barriers_at: the byte of shared memory where mbarriers begin; chunks: what goes through stages, in
+    order; uses: how often a step uses each stage."""
 
-    layout: Any
-
-    def __init__(self, k: Writer, team: Any, ids: Any, arena: Any, exchange: Ringed, names: dict[Share, str]) -> None:
-        self.k, self.team, self.ids, self.exchange, self.names = k, team, ids, exchange, names
-        own = self.layout
-        self.places, self.chunks, self.uses = own.places(team), own.chunks(team), own.uses(team)
+    def __init__(
+        self,
+        body: Body,
+        exchange: Ringed,
+        shape: tuple[int, int, int],
+        chunks: dict[Phase, list[Chunk]],
+        uses: list[int],
+    ) -> None:
+        self.k: Writer = body.k
+        self.ids: ThreadIds = body.ids
+        self.exchange = exchange
+        self.stages_count, self.cluster, self.barriers_at = shape
+        self.chunks, self.uses = chunks, uses
         self.par = 0
-        self.base = self.start_base = k.keep(I.cuda.cvta_generic_to_shared(arena.ptr_to([tirx.const(0, "int32")])))
+        start = body.arena.ptr_to([tirx.const(0, "int32")])
+        self.base = self.start_base = body.k.keep(I.cuda.cvta_generic_to_shared(start))
 
     # --- barriers ----------------------------------------------------------------------------------------------------
 
     def _start(self, rings: int, readers: int) -> None:
         """Make the barriers of so many rings, of whose stages so many warps read each."""
-        k, ring = self.k, self.team.ring
+        k, ring = self.k, self.stages_count
         with k.when(self.ids.thread == 0):
             for number in range(2 * ring * rings):  # of each: "full" of every stage, then "empty"
-                barrier = self.base + uint32(self.places.barriers + number * 8)
+                barrier = self.base + uint32(self.barriers_at + number * 8)
                 k.do(I.ptx.mbarrier.init.shared.b64(barrier, uint32(readers if number // ring % 2 else 1)))
             k.do(I.ptx.fence.mbarrier_init.release.cluster())
         k.do(I.ptx.fence.proxy.async_.shared__cta())  # also of the weights that every thread has laid down
@@ -83,7 +111,7 @@ class BulkRing(ABC):
     def meet(self) -> None:
         """All blocks of the cluster: none copies into another one too early, none leaves too early; what each has
         stored in shared memory, the others see."""
-        if self.team.together > 1:
+        if self.cluster > 1:
             self.k.do(I.ptx["barrier.cluster.arrive.release.aligned"]())
             self.k.do(I.ptx["barrier.cluster.wait.acquire.aligned"]())
 
@@ -108,9 +136,9 @@ class BulkRing(ABC):
 
     # --- copies ------------------------------------------------------------------------------------------------------
 
-    def begin(self, phase: Phase, source: Any) -> None:
+    def begin(self, phase: Phase, source: Source) -> None:
         """Fill the ring: weights at once, operands when they are published. source(share): their first word."""
-        k, first = self.k, self.chunks[phase][: self.team.ring]
+        k, first = self.k, self.chunks[phase][: self.stages_count]
         with k.when(self._copies()):
             for chunk in first:
                 self._expect(phase, chunk)
@@ -122,9 +150,9 @@ class BulkRing(ABC):
         k.do(I.cuda.warp_sync())
         self.exchange.due = None
 
-    def refill(self, phase: Phase, number: int, source: Any) -> None:
+    def refill(self, phase: Phase, number: int, source: Source) -> None:
         """The stage of a phase's number-th chunk, with the next one that belongs there."""
-        k, after = self.k, number + self.team.ring
+        k, after = self.k, number + self.stages_count
         if after >= len(self.chunks[phase]):
             return
         with k.when(self._copies()):
@@ -141,23 +169,25 @@ class BulkRing(ABC):
         """When the stage is free: announce its bytes, and copy weights."""
 
     @abstractmethod
-    def _operand(self, chunk: Chunk, source: Any) -> None:
+    def _operand(self, chunk: Chunk, source: Source) -> None:
         """Copy what is multiplied by them."""
 
 
 class Ring(BulkRing):
     """Of one kernel whose warpgroups have a part of K each."""
 
-    layout = wgmma_pipelined_layout
-
-    def __init__(self, k: Writer, team: Team, ids: Any, arena: Any, exchange: Ringed, names: dict[Share, str]) -> None:
-        super().__init__(k, team, ids, arena, exchange, names)
-        self.number = tirx.floormod(ids.rank, team.together)  # of this block in its cluster
+    def __init__(self, body: Body, geometry: WgmmaRingLayout, exchange: Ringed) -> None:
+        self.places = places(geometry)
+        shape = geometry.ring, geometry.together, self.places.barriers
+        super().__init__(body, exchange, shape, chunks(geometry), uses(geometry))
+        self.geometry, self.names = geometry, geometry.weight_names
+        k, ids = self.k, self.ids
+        self.number = tirx.floormod(ids.rank, geometry.together)  # of this block in its cluster
         self.peer = self.start_peer = self.base
         self.part = self.start_part = k.keep(tirx.floordiv(ids.warp, 4))
-        if team.together > 1:
+        if geometry.together > 1:
             found = k.local(1, "uint32")
-            to = tirx.Cast("uint32", tirx.floormod(ids.lane, team.together))
+            to = tirx.Cast("uint32", tirx.floormod(ids.lane, geometry.together))
             k.do(I.ptx["mapa.shared::cluster.u32"](found[0], self.base, to))
             self.peer = self.start_peer = found[0]
 
@@ -165,24 +195,24 @@ class Ring(BulkRing):
         """At the start of a product."""
         k, base = self.k, self.k.fresh(self.start_base)
         self.base, self.part = base, self.k.fresh(self.start_part)
-        barriers = tirx.Cast("uint32", self.part * (16 * self.team.ring)) + uint32(self.places.barriers)
+        barriers = tirx.Cast("uint32", self.part * (16 * self.geometry.ring)) + uint32(self.places.barriers)
         self.barriers = k.keep(base + barriers)
-        self.peer = k.keep(self.k.fresh(self.start_peer) + barriers) if self.team.together > 1 else self.barriers
-        stages = self.part * (self.team.ring * part_bytes(self.team)) + self.places.ring
+        self.peer = k.keep(self.k.fresh(self.start_peer) + barriers) if self.geometry.together > 1 else self.barriers
+        stages = self.part * (self.geometry.ring * part_bytes(self.geometry)) + self.places.ring
         self.stages = k.keep(base + tirx.Cast("uint32", stages))
 
     def start(self) -> None:
         """Before the first product."""
-        self._start(self.team.k_parts, 4 * self.team.together)
+        self._start(self.geometry.k_parts, 4 * self.geometry.together)
 
     def barrier(self, number: int) -> Expr:
         return self.barriers + uint32(number * 8)
 
     def release(self, chunk: Chunk) -> None:
         """This warp reads it no more."""
-        k, at = self.k, uint32((chunk.slot + self.team.ring) * 8)
-        with k.when(self.ids.lane < self.team.together):
-            if self.team.together > 1:
+        k, at = self.k, uint32((chunk.slot + self.geometry.ring) * 8)
+        with k.when(self.ids.lane < self.geometry.together):
+            if self.geometry.together > 1:
                 k.do(I.ptx.mbarrier.arrive.shared__cluster.b64(self.peer + at))
             else:
                 k.do(I.ptx["mbarrier.arrive.shared.b64"](self.barriers + at))
@@ -191,30 +221,33 @@ class Ring(BulkRing):
         return tirx.floormod(self.ids.thread, LANES * 4) == 0
 
     def _stage(self, chunk: Chunk) -> Expr:
-        return self.stages + uint32(chunk.slot * part_bytes(self.team))
+        return self.stages + uint32(chunk.slot * part_bytes(self.geometry))
 
     def _expect(self, phase: Phase, chunk: Chunk) -> None:
-        k, team = self.k, self.team
-        self._wait(chunk.slot + team.ring, 1 - self._parity(chunk))
+        k, geometry = self.k, self.geometry
+        self._wait(chunk.slot + geometry.ring, 1 - self._parity(chunk))
         full = self.barriers + uint32(chunk.slot * 8)
-        operand, weights = team.rows * BLOCK_WORDS * 4, m_tiles(team, phase) * TILE_BYTES if chunk.streamed else 0
+        operand, weights = (
+            geometry.rows * BLOCK_WORDS * 4,
+            m_tiles(geometry, phase) * TILE_BYTES if chunk.streamed else 0,
+        )
         k.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](full, uint32(chunk.count * operand + weights)))
         if chunk.streamed:
-            place = (self.ids.rank * team.k_parts + self.part) * chunk.share.kblocks + chunk.first
-            element = tirx.Cast("int64", place) * (weights // team.itemsize)
+            place = (self.ids.rank * geometry.k_parts + self.part) * chunk.share.kblocks + chunk.first
+            element = tirx.Cast("int64", place) * (weights // geometry.itemsize)
             address = self.k[self.names[chunk.share]].ptr_to([element])
             k.do(I.ptx[BULK](self._stage(chunk) + uint32(operand), address, uint32(weights), full))
 
-    def _operand(self, chunk: Chunk, source: Any) -> None:
-        k, team = self.k, self.team
+    def _operand(self, chunk: Chunk, source: Source) -> None:
+        k, geometry = self.k, self.geometry
         full = self.barriers + uint32(chunk.slot * 8)
         block = self.part * chunk.share.kblocks + chunk.first
-        size = chunk.count * team.rows * BLOCK_WORDS * 4 // team.together
-        target, word = self._stage(chunk), source(chunk.share) + block * (team.rows * BLOCK_WORDS)
-        if team.together == 1:
+        size = chunk.count * geometry.rows * BLOCK_WORDS * 4 // geometry.together
+        target, word = self._stage(chunk), source(chunk.share) + block * (geometry.rows * BLOCK_WORDS)
+        if geometry.together == 1:
             k.do(I.ptx[BULK](target, k["exchange"].ptr_to([word]), uint32(size), full))
             return
         target = target + tirx.Cast("uint32", self.number * size)
         address = k["exchange"].ptr_to([word + self.number * (size // 4)])
-        mask = tirx.const((1 << team.together) - 1, "uint16")
+        mask = tirx.const((1 << geometry.together) - 1, "uint16")
         k.do(I.ptx[BULK + ".multicast::cluster"](target, address, uint32(size), full, mask))

@@ -6,7 +6,7 @@ every value once, in registers; y and published values stored. Expressions come 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -14,30 +14,29 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.layer.phases import Phase, components
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Index, element
+from tvm_rnn.tir.expr import Expr
 
-from .exchange import POISON
+from .geometry import POISON, Body, Slots
 from .initial_operands import convert
 from .tape_stores import pairs
-
-Expr = Any
 
 
 class Epilogue:
     """One phase of one step."""
 
-    def __init__(self, body: Any, phase: Phase, gates: list[Expr]) -> None:
+    def __init__(self, body: Body, phase: Phase, gates: Sequence[Expr]) -> None:
         self.body, self.phase, self.gates = body, phase, gates
-        self.k, self.team, self.step = body.k, body.team, body.step
+        self.k, self.geometry, self.step = body.k, body.geometry, body.step
 
     def emit(self) -> None:
         body, phase = self.body, self.phase
         own = [n for n in phase.nodes if n.pointwise and not n.boolean]
         each = sum(len(list(components(n, self.step.domain[n]))) for n in own)
         # Outside of every condition, so that later phases see them too.
-        self.registers, self.used = self.k.local(max(1, each * len(list(body._cells(phase.width))))), 0
-        for j in range(self.team.own_tiles):
-            with body._own_tile(j):
-                blocks = 1 if phase.width == 1 else self.team.blocks(phase.width)
+        self.registers, self.used = self.k.local(max(1, each * len(list(body.cells.each(phase.width))))), 0
+        for j in range(self.geometry.own_tiles):
+            with body.cells.own_tile(j):
+                blocks = 1 if phase.width == 1 else self.geometry.blocks(phase.width)
                 for block in range(blocks):
                     for e in range(2):
                         self._cell(block, j, e)
@@ -50,7 +49,7 @@ class Epilogue:
         if phase.root is not None and phase.kind == "gemm":
             for gate in range(phase.gates):
                 half = block * phase.gates + gate
-                at = (half // 2 * self.team.own_tiles + j) * 4 + half % 2 * 2 + e
+                at = (half // 2 * self.geometry.own_tiles + j) * 4 + half % 2 * 2 + e
                 body.held[(phase.root, gate, block, j, e)] = self.gates[at]
         for node in phase.nodes:
             if not node.pointwise or node.boolean:
@@ -94,11 +93,12 @@ class Epilogue:
             value = self.body.masks.after(states[0], value, block, j, e)
         return self.body.reads.words.handed(states[0], value, block, j, e) if states else value
 
-    def _handed(self) -> dict[Node, tuple[int, Expr | None, Any]]:
+    def _handed(self) -> Slots:
         """Per published value: the copy it goes to, when, and how 16 bytes of it become y."""
-        body, found = self.body, {}
+        body = self.body
+        found: Slots = {}
         for node in self.phase.published:
-            carried = node in body._carried()
+            carried = node in body.carried
             same_step = any(o.source is node for p in self.step.phases for o in p.operands)
             when = body.t + 1 < self.k["steps"] if carried and not same_step else None
             y = self._store_vector if node is self.step.graph.output and self._vectors(node) else None
@@ -107,9 +107,9 @@ class Epilogue:
 
     def _stored(self, value: Expr, block: int) -> Expr:
         """In the storage dtype; 0 for units that only fill up the last block, whose weights are 0 but may meet inf."""
-        team, width = self.team, self.phase.width
-        if team.ctas * team.units(width) != width:
-            value = tirx.Select(self.body._unit(width, block) < width, value, tirx.const(0.0, "float32"))
+        geometry, width = self.geometry, self.phase.width
+        if geometry.ctas * geometry.units(width) != width:
+            value = tirx.Select(self.body.cells.unit(width, block) < width, value, tirx.const(0.0, "float32"))
         return convert(self.body, value)
 
     def _vectors(self, node: Node) -> bool:
@@ -119,14 +119,14 @@ class Epilogue:
             return False
         place = self.body.layout.output
         whole = node.shape[0] % 8 == 0 and place.align >= 16 and place.row_stride % 8 == 0
-        return self.team.itemsize == 2 and whole and place.dtype == self.team.storage
+        return self.geometry.itemsize == 2 and whole and place.dtype == self.geometry.storage
 
-    def _store_vector(self, row: Expr, unit: Expr, words: list[Expr]) -> None:
-        """16 bytes of y: 8 units of one of the team's rows."""
+    def _store_vector(self, row: Expr, unit: Expr, words: Sequence[Expr]) -> None:
+        """16 bytes of y: 8 units of one of the geometry's rows."""
         body, k = self.body, self.k
-        row = k["row0"] + body.ids.team * self.team.rows + row
+        row = k["row0"] + body.ids.group * self.geometry.rows + row
         with k.when(tirx.And(row < k["batch"], unit < self.phase.width)):
-            at = (body._time(body.t) + row) * body.layout.output.row_stride + unit
+            at = (body.time(body.t) + row) * body.layout.output.row_stride + unit
             k.do(I.ptx["st.global.v4.b32"](k["y"].ptr_to([at]), *words))
 
     def _store_scalars(self, block: int, j: int) -> None:
@@ -137,8 +137,10 @@ class Epilogue:
             body.keeping.pair("y", place, values, (0, block, j), width)
             return
         for e in range(2):
-            with k.when(body._inside(width, block, j, e)):
-                at = (body._time(body.t) + body._row(j, e)) * body.layout.output.row_stride + body._unit(width, block)
+            with k.when(body.cells.inside(width, block, j, e)):
+                at = (body.time(body.t) + body.cells.row(j, e)) * body.layout.output.row_stride + body.cells.unit(
+                    width, block
+                )
                 value = body.held[(self.step.graph.output, 0, block, j, e)]
                 if body.masks is not None:
                     value = body.masks.kept(value, tirx.const(0.0, "float32"), j, e)

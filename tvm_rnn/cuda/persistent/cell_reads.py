@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from math import prod
-from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -21,23 +20,23 @@ from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.rowwise.dropout_masks import WORD
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Index
+from tvm_rnn.tir.expr import Buffer, Expr
 
 from .dropout_mask_words import MaskWords
-from .geometry import Team
-from .hoisted_value_prefetch import Fetch
+from .geometry import Body, Geometry
+from .hoisted_value_prefetch import Coming, Fetch
 
-Expr = Any
 FETCH_AHEAD = 6  # steps between a value's way into L2 and its way into registers, where a ring leaves no room for more
 
 
-def params(team: Team) -> list[Node]:
+def params(geometry: Geometry) -> list[Node]:
     """The values made of parameters that cells read, in the order of the kernel's pointers."""
-    return list(dict.fromkeys(node for node, _ in team.step.params))
+    return list(dict.fromkeys(node for node, _ in geometry.step.params))
 
 
-def hoisted(team: Team) -> list[Node]:
+def hoisted(geometry: Geometry) -> list[Node]:
     """The hoisted values and inputs that cells read, in the order of the kernel's pointers."""
-    return list(dict.fromkeys(node for reads in team.step.reads for node, _ in reads))
+    return list(dict.fromkeys(node for reads in geometry.step.reads for node, _ in reads))
 
 
 def place_of(layout: Layout, node: Node) -> Place:
@@ -53,19 +52,19 @@ class CellReads:
     Steps that take their operands from a ring are long, and short of registers: they ask for their own values while the
     first product is under way (`now`), or where no product comes first, for the next step's."""
 
-    def __init__(self, body: Any, at: int) -> None:
-        self.body, self.k, self.team, self.step = body, body.k, body.team, body.step
-        numbers = {node: n for n, node in enumerate(hoisted(body.team))}
+    def __init__(self, body: Body, at: int) -> None:
+        self.body, self.k, self.geometry, self.step = body, body.k, body.geometry, body.step
+        numbers = {node: n for n, node in enumerate(hoisted(body.geometry))}
         self.fetch, self.words = Fetch(body, at, numbers), MaskWords(body, numbers)
         self.params: dict[tuple[Node, int, int], Expr] = {}
-        self.ahead = 1 if self.team.ring else 2  # steps
-        self.late = bool(self.team.ring) and self.step.phases[0].kind == "gemm"
-        self.coming: list[dict[tuple[Any, ...], tuple[Any, int]]] = [{} for _ in range(self.ahead)]
+        self.ahead = 1 if self.geometry.reads_in_step else 2  # steps
+        self.late = self.geometry.reads_in_step and self.step.phases[0].kind == "gemm"
+        self.coming: list[dict[Coming, tuple[Buffer, int]]] = [{} for _ in range(self.ahead)]
 
     def load_params(self) -> None:
         """Once, at the kernel's start."""
         k = self.k
-        numbers = {node: n for n, node in enumerate(params(self.team))}
+        numbers = {node: n for n, node in enumerate(params(self.geometry))}
         widths = {w for w in self.step.domain.values() if w > 1}
         for node, slot in self.step.params:
             source = k[f"param_{numbers[node]}"]
@@ -75,9 +74,9 @@ class CellReads:
                 self.params[(node, slot, 0)] = register[0]
                 continue
             width = next(w for w in sorted(widths) if node.shape[-1] % w == 0)
-            register = k.local(self.team.blocks(width))
-            for block in range(self.team.blocks(width)):
-                unit = tirx.Min(self.body._unit(width, block), tirx.const(width - 1, "int32"))
+            register = k.local(self.geometry.blocks(width))
+            for block in range(self.geometry.blocks(width)):
+                unit = tirx.Min(self.body.cells.unit(width, block), tirx.const(width - 1, "int32"))
                 k.store(register, source[tirx.Cast("int64", slot * width + unit)], block)
                 self.params[(node, slot, block)] = register[block]
 
@@ -87,9 +86,9 @@ class CellReads:
         self.fetch.prepare()
         for par in range(self.ahead):
             for phase, reads in zip(self.step.phases, self.step.reads, strict=True):
-                cells = list(self.body._cells(phase.width))
+                cells = list(self.body.cells.each(phase.width))
                 for node, slot in reads:
-                    if node.random or self.team.fetches(phase, node, slot):
+                    if node.random or self.geometry.fetches(phase, node, slot):
                         continue
                     dtype = place_of(self.body.layout, node).dtype
                     registers = k.local(len(cells), dtype)
@@ -123,17 +122,17 @@ class CellReads:
     def _row(self, t: Expr, phase: Phase, node: Node, j: int, e: int, *, fetch: bool) -> None:
         """Of one batch row, from one address: loads lie at constant distances from it."""
         k, body = self.k, self.body
-        source, stride = k[f"read_{hoisted(self.team).index(node)}"], place_of(body.layout, node).row_stride
+        source, stride = k[f"read_{hoisted(self.geometry).index(node)}"], place_of(body.layout, node).row_stride
         keys = [key for key in self.coming[0] if (key[0], key[1], *key[4:]) == (phase, node, j, e)]
-        unit = body._unit0(phase.width, 0) if fetch else body._unit(phase.width, 0)
+        unit = body.cells.first_unit(phase.width, 0) if fetch else body.cells.unit(phase.width, 0)
         now = tirx.And(body.ids.g == 0, t < k["steps"]) if fetch else tirx.const(True, "bool")
-        with k.when(now), body._own_tile(j):
-            row = k.keep((body._time(t) + body._row(j, e)) * stride)
+        with k.when(now), body.cells.own_tile(j):
+            row = k.keep((body.time(t) + body.cells.row(j, e)) * stride)
             first = k.keep(row + unit)
             for key in keys:
                 slot, block = key[2:4]
                 at = row + ~slot if slot < 0 else first + (slot * phase.width + block * 8)
-                with k.when(body._inside(phase.width if slot >= 0 else 1, block, j, e)):
+                with k.when(body.cells.inside(phase.width if slot >= 0 else 1, block, j, e)):
                     if not fetch:
                         registers, number = self.coming[0][key]
                         k.store(registers, source[at], number)
@@ -143,17 +142,17 @@ class CellReads:
     def ask(self, par: int, t: Expr, of: Phase | None = None) -> None:
         """Load the values of step t, those of one phase or all; nothing waits for them here."""
         k, body = self.k, self.body
-        numbers = {node: n for n, node in enumerate(hoisted(self.team))}
+        numbers = {node: n for n, node in enumerate(hoisted(self.geometry))}
         wanted = {key: place for key, place in self.coming[par].items() if of is None or key[0] is of}
         if not wanted:
             return
         with k.when(t < k["steps"]):
-            time = k.bind(body._time(t))
+            time = k.bind(body.time(t))
             for (phase, node, slot, block, j, e), (registers, at) in wanted.items():
                 stride = place_of(body.layout, node).row_stride
-                offset: Expr = ~slot if slot < 0 else slot * phase.width + body._unit(phase.width, block)
-                row = time + body._row(j, e)
-                with body._own_tile(j), k.when(body._inside(phase.width if slot >= 0 else 1, block, j, e)):
+                offset: Expr = ~slot if slot < 0 else slot * phase.width + body.cells.unit(phase.width, block)
+                row = time + body.cells.row(j, e)
+                with body.cells.own_tile(j), k.when(body.cells.inside(phase.width if slot >= 0 else 1, block, j, e)):
                     k.store(registers, k[f"read_{numbers[node]}"][row * stride + offset], at)
 
     def reader(self, phase: Phase, block: int, j: int, e: int) -> Callable[[Node, Index], Expr | None]:

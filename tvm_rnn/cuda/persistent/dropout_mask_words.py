@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
-from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -19,17 +18,19 @@ from tvm_rnn.cuda.layer.phases import components, place
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Index, element
+from tvm_rnn.tir.expr import Buffer, Expr
 
-Expr = Any
+from .geometry import Body
+
 Key = tuple[Node, int, int, int, int, int]  # mask, component, units of the phase, block, own tile, row of two
 
 
 class MaskWords:
     """The words of one kernel. numbers: of each mask's pointer."""
 
-    def __init__(self, body: Any, numbers: Mapping[Node, int]) -> None:
+    def __init__(self, body: Body, numbers: Mapping[Node, int]) -> None:
         self.body, self.k, self.step, self.numbers = body, body.k, body.step, numbers
-        self.words: dict[Key, tuple[Any, int]] = {}
+        self.words: dict[Key, tuple[Buffer, int]] = {}
         self.shift: Expr = tirx.const(0, "int32")
 
     def prepare(self) -> None:
@@ -38,7 +39,7 @@ class MaskWords:
         for phase, reads in zip(self.step.phases, self.step.reads, strict=True):
             for node, slot in reads:
                 if node.random:
-                    found |= {(node, slot, phase.width, *cell): None for cell in self.body._cells(phase.width)}
+                    found |= {(node, slot, phase.width, *cell): None for cell in self.body.cells.each(phase.width)}
         for whole in (True, False):
             own = [key for key in found if _whole(key[0]) == whole]
             registers = self.k.local(max(1, len(own)), "float32" if whole else WORD)
@@ -49,7 +50,7 @@ class MaskWords:
     def begin(self, t: Expr) -> None:
         """Step t begins: which bit is its own."""
         if any(not _whole(key[0]) for key in self.words):
-            self.shift = self.k.keep(tirx.bitwise_and(self.body._local(t), BITS - 1))
+            self.shift = self.k.keep(tirx.bitwise_and(self.body.order(t), BITS - 1))
 
     def after(self, t: Expr) -> None:
         """Step t - 1 ends: where step t begins another word, load it."""
@@ -58,7 +59,7 @@ class MaskWords:
             return
         k = self.k
         first = tirx.Select(k["direction"] < 0, tirx.const(BITS - 1, "int32"), tirx.const(0, "int32"))
-        turns = tirx.EQ(tirx.bitwise_and(self.body._local(t), BITS - 1), first)
+        turns = tirx.EQ(tirx.bitwise_and(self.body.order(t), BITS - 1), first)
         with k.when(tirx.And(t < k["steps"], turns)):
             self._load(own, t)
 
@@ -67,7 +68,7 @@ class MaskWords:
         k, body = self.k, self.body
         # 0, which the compiler cannot know: what is made of a word here is waited for here, and not in every step.
         none = k.keep(tirx.Cast(WORD, k["direction"] * k["direction"] - 1))
-        group = k.keep(tirx.Cast("int64", body._local(t) >> (BITS.bit_length() - 1)) * k["batch"])
+        group = k.keep(tirx.Cast("int64", body.order(t) >> (BITS.bit_length() - 1)) * k["batch"])
         loaded = k.local(len(own), WORD)
         for n, (node, *cell) in enumerate(own):
             k.store(loaded, tirx.const(0, WORD), n)
@@ -87,13 +88,13 @@ class MaskWords:
     @contextmanager
     def _cell(self, slot: int, width: int, block: int, j: int, e: int) -> Iterator[None]:
         """For lanes that have that cell."""
-        with self.body._own_tile(j), self.k.when(self.body._inside(width if slot >= 0 else 1, block, j, e)):
+        with self.body.cells.own_tile(j), self.k.when(self.body.cells.inside(width if slot >= 0 else 1, block, j, e)):
             yield
 
     def _at(self, group: Expr, node: Node, slot: int, width: int, block: int, j: int, e: int) -> tuple[Expr, Expr]:
         """Row and unit of a cell's word."""
-        row = tirx.Cast("int64", self.body._row(j, e))
-        unit: Expr = ~slot if slot < 0 else slot * width + self.body._unit(width, block)
+        row = tirx.Cast("int64", self.body.cells.row(j, e))
+        unit: Expr = ~slot if slot < 0 else slot * width + self.body.cells.unit(width, block)
         return row if _whole(node) else group + row, unit
 
     def _pointer(self, node: Node, row: Expr, unit: Expr) -> Expr:
@@ -139,10 +140,10 @@ class MaskWords:
         _, index = next(components(node, width))
         return element(node, index, read, "float32")
 
-    def value(self, *key: Any) -> Expr:
+    def value(self, node: Node, slot: int, width: int, block: int, j: int, e: int) -> Expr:
         """The mask of one cell in this step."""
-        registers, at = self.words[key]
-        return registers[at] if _whole(key[0]) else self.number(registers[at] >> tirx.Cast(WORD, self.shift))
+        registers, at = self.words[(node, slot, width, block, j, e)]
+        return registers[at] if _whole(node) else self.number(registers[at] >> tirx.Cast(WORD, self.shift))
 
 
 def _whole(node: Node) -> bool:

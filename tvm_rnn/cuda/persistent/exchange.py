@@ -1,233 +1,404 @@
 """How units hand values to each other inside a persistent kernel: through the cluster's shared memory, or through L2.
 
-In: a `Team` and the kernel's writer. Out: statements to publish a tile of 8 units x 8 batch rows, to wait for a value,
-and to load an operand piece. Both kinds store a value as [K block][batch row][64 bytes], twice: for even and odd steps.
+In: a `Geometry` and the kernel's body. Out: statements to publish a tile of 8 units x 8 batch rows, to wait for a
+value, and to load an operand piece. Both kinds store a value as [K block][batch row][64 bytes], twice: for even and odd
+steps.
 
 Cluster: every block has a whole copy; producers write into all of them (st.async), and an mbarrier per copy counts
 bytes. Two copies are enough: who writes step t + 2 has received t + 1 from everybody, who had read t before.
-Grid: one copy in global memory and a counter per team, released after the writes and acquired before the reads.
+Grid: one copy in global memory and a counter per geometry, released after the writes and acquired before the reads.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from math import ceil, prod
+from typing import ClassVar
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.codegen.host_program import Host, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 
-from .geometry import BLOCK_WORDS, LANES, Team
+from .geometry import (
+    BLOCK_WORDS,
+    COUNTER_WORDS,
+    LANES,
+    Body,
+    Exchange,
+    Geometry,
+    LaneExchange,
+    LaneInputs,
+    LanePieces,
+    Slots,
+    Store,
+)
+from .initial_operands import fill_cluster, fill_grid
+from .layer_input_rows import ClusterInputs, GridInputs
+from .operand_cp_async import InputPieces, NoPieces
+from .rates import Rates
 
-Expr = Any
-Store = Callable[[Expr, Expr, list[Expr]], None]
-POISON = 0xFFFFFFFF
-COUNTER_WORDS = 32  # a counter per 128 bytes: no two teams share a line
+ROWS_US, CELLS_US = 0.12, 0.1  # each 8 rows of a cluster beyond the first; each 256 cells of a block beyond the first
+# Of each further vector that a cluster's blocks hand to each other, as a backward step does with the gradients of all
+# gates: per 1000 bytes of it that a block receives; and where that is, of each cell of a lane beyond two, whose values
+# registers are short of. LSTM 256, blocks x rows and warps of units, measured and as this predicts: bf16 16 x 8 2 1.31,
+# 1.37 us; 8 x 8 4 1.49, 1.56; 16 x 8 1 1.79, 1.88; 8 x 8 2 1.89, 1.86; 4 x 8 4 2.17, 2.37; tf32 16 x 8 2 2.22, 2.08;
+# 8 x 8 2 2.35, 2.64; 16 x 8 1 2.98, 2.38.
+HANDED_US, HANDED_CELL_US = 0.03, 0.25
 
 
-def _i32(value: int) -> Expr:
-    return tirx.const(value, "int32")
+def _i32(value: int) -> TirExpr:
+    found: TirExpr = tirx.const(value, "int32")
+    return found
 
 
-class Exchange(ABC):
-    """One kernel's exchange. `first`: the word of the arena (cluster) where values begin."""
+# --- as planning sees them --------------------------------------------------------------------------------------------
 
-    def __init__(self, k: Writer, team: Team, ids: Any, arena: Any, stage_at: int) -> None:
-        self.k, self.team, self.ids, self.arena, self.stage_at = k, team, ids, arena, stage_at
-        elements, offset = team.stage_words * 4 // team.itemsize, stage_at * 4 // team.itemsize
-        self.view = I.decl_buffer((elements,), team.storage, data=arena.data, elem_offset=offset, scope="shared.dyn")
-        self.pieces = 8 * team.itemsize // 16  # 16-byte pieces of 8 units
+
+@dataclass(frozen=True)
+class ClusterExchange(Exchange):
+    """Through the shared memory of a cluster: the blocks of a group are one."""
+
+    name: ClassVar[str] = "cluster"
+    in_memory: ClassVar[bool] = False
+    marks: ClassVar[bool] = True
+    rates: ClassVar[Rates] = Rates(0.24, 0.012, 34.0, 0.8, 0.15, 0.03)
+
+    def place(self, k: Writer, geometry: Geometry) -> tuple[Expr, Expr]:
+        return I.cluster_id([k["teams"]]), I.cta_id_in_cluster([geometry.ctas])
+
+    def exchanger(self, body: Body, stage_at: int, barriers_at: int) -> Cluster:
+        return Cluster(body, stage_at, barriers_at)
+
+    def inputs(self, body: Body, exchange: LaneExchange, pieces: LanePieces, at: int) -> LaneInputs:
+        return ClusterInputs(body, at)
+
+    def pieces(self, body: Body) -> LanePieces:
+        return NoPieces()
+
+    def cluster(self, geometry: Geometry) -> int:
+        return geometry.ctas
+
+    def operand_words(self, geometry: Geometry) -> int:
+        return geometry.exchange_words
+
+    def stage_words(self, geometry: Geometry) -> int:
+        """All that a block hands over, for even and odd steps: slow warps may still send what the last step staged."""
+        return 2 * sum(stage_size(geometry, n) for n in geometry.published)
+
+    def input_words(self, geometry: Geometry) -> int:
+        """Of even and odd steps."""
+        return sum(2 * geometry.value_words(n) for n in geometry.step.given)
+
+    def input_registers(self, geometry: Geometry) -> int:
+        """A thread holds its pieces of a step for one step."""
+        return 4 * sum(ceil(geometry.value_words(n) // 4 / geometry.threads) for n in geometry.step.given)
+
+    def handover_us(self, geometry: Geometry, phase: Phase, cells: int) -> float:
+        us = ROWS_US * (geometry.rows / 8 - 1)
+        us += CELLS_US * max(0.0, geometry.units(phase.width) * geometry.rows / 256 - 1)
+        handed = sum(prod(node.shape) for node in phase.published)
+        us += HANDED_US * max(0, handed - phase.width) * geometry.rows * geometry.itemsize / 1000
+        return us + (HANDED_CELL_US * max(0, cells - 2) if handed > phase.width else 0.0)
+
+    def launches(
+        self, host: Host, geometry: Geometry, groups: str, resident: int, work: Pointer, steps: str | int
+    ) -> Iterator[tuple[str, str, list[Pointer]]]:
+        """One for all groups: clusters do not wait for each other."""
+        yield "0", groups, []
+
+
+@dataclass(frozen=True)
+class GridExchange(Exchange):
+    """Through L2, by blocks anywhere on the GPU."""
+
+    name: ClassVar[str] = "grid"
+    in_memory: ClassVar[bool] = True
+
+    def place(self, k: Writer, geometry: Geometry) -> tuple[Expr, Expr]:
+        if geometry.cluster == 1:
+            block: Expr = I.cta_id([k["teams"] * geometry.ctas])
+        else:  # the number of a block in a grid of clusters
+            cluster = I.cluster_id([k["teams"] * (geometry.ctas // geometry.cluster)])
+            block = cluster * geometry.cluster + I.cta_id_in_cluster([geometry.cluster])
+        return tirx.floordiv(block, geometry.ctas), tirx.floormod(block, geometry.ctas)
+
+    def inputs(self, body: Body, exchange: LaneExchange, pieces: LanePieces, at: int) -> LaneInputs:
+        return GridInputs(body, exchange, pieces)
+
+    def pieces(self, body: Body) -> LanePieces:
+        return InputPieces(body)
+
+    def launches(
+        self, host: Host, geometry: Geometry, groups: str, resident: int, work: Pointer, steps: str | int
+    ) -> Iterator[tuple[str, str, list[Pointer]]]:
+        """As many groups at a time as fit on the GPU at once."""
+        with host.loop(f"({groups} + {resident - 1}) / {resident}", "slice") as part:
+            first = host.let("first_team", f"{part} * {resident}")
+            count = host.let("teams", f"std::min<int64_t>({resident}, {groups} - {first})")
+            extra = self._memory(host, geometry.exchange_words, groups, (first, count), work, steps)
+            yield f"{first} * {geometry.rows}", count, extra
+
+    @abstractmethod
+    def _memory(
+        self, host: Host, words: int, groups: str, part: tuple[str, str], work: Pointer, steps: str | int
+    ) -> list[Pointer]:
+        """What groups of one launch exchange, and two pointers to counters. part: the first group, and how many."""
+
+
+@dataclass(frozen=True)
+class CounterExchange(GridExchange):
+    """With a counter of each group, released after the writes and acquired before the reads."""
+
+    rates: ClassVar[Rates] = Rates(1.45, 0.0, 55.0, 0.77, 0.18, 0.087)
+
+    def exchanger(self, body: Body, stage_at: int, barriers_at: int) -> Grid:
+        return Grid(body, stage_at)
+
+    def value_bytes(self, groups: str, words: int, steps: str | int) -> str:
+        return f"{groups} * {words * 4}"
+
+    def zero_bytes(self, groups: str) -> str:
+        return f"{groups} * {COUNTER_WORDS * 4}"
+
+    def work_bytes(self, groups: str, at_once: str, words: int) -> str:
+        return f"{self.zero_bytes(groups)} + {self.value_bytes(groups, words, 'T')}"
+
+    def _memory(
+        self, host: Host, words: int, groups: str, part: tuple[str, str], work: Pointer, steps: str | int
+    ) -> list[Pointer]:
+        first, _ = part
+        counters = work.skip(f"{first} * {COUNTER_WORDS * 4}").cast("uint32")
+        values = f"{groups} * {COUNTER_WORDS * 4} + {first} * {words * 4}"
+        return [work.skip(values).cast("uint32"), counters, counters]
+
+    def clear_for_wave(
+        self, host: Host, counters: Pointer, counter_bytes: str, values: Pointer, value_bytes: str | int
+    ) -> None:
+        host.memset(counters, counter_bytes)
+
+
+def stage_size(geometry: Geometry, node: Node) -> int:
+    """Words of all that a block of a cluster hands over of a value."""
+    return geometry.rows * geometry.units(node.shape[0]) * geometry.itemsize // 4
+
+
+CLUSTER, COUNTER = ClusterExchange(), CounterExchange()
+
+
+# --- who emits them ---------------------------------------------------------------------------------------------------
+
+
+class Exchanger(ABC):
+    """What the two kinds of `ExchangeEmitter` share. stage_at: the word of shared memory where values are staged."""
+
+    def __init__(self, body: Body, stage_at: int) -> None:
+        self.body, self.k, self.geometry, self.ids, self.arena = body, body.k, body.geometry, body.ids, body.arena
+        self.stage_at = stage_at
+        k, geometry = self.k, self.geometry
+        elements, offset = geometry.stage_words * 4 // geometry.itemsize, stage_at * 4 // geometry.itemsize
+        self.view: Buffer = I.decl_buffer(
+            (elements,), geometry.storage, data=self.arena.data, elem_offset=offset, scope="shared.dyn"
+        )
+        self.chunks_of_row = 8 * geometry.itemsize // 16  # 16-byte pieces of 8 units
         self.par = 0  # of the step that is being written
         self.passing = k.local(4, "uint32")
 
-    # --- addresses ---------------------------------------------------------------------------------------------------
-
     def word(self, node: Node, slot: Expr, kblock: Expr, row: Expr, piece: Expr) -> Expr:
         """Where a 16-byte piece of a value lies, in words from the first value."""
-        size = self.team.value_words(node)
-        return self.team.value_at[node] + slot * size + (kblock * self.team.rows + row) * BLOCK_WORDS + piece * 4
+        size = self.geometry.value_words(node)
+        first = self.geometry.value_at[node] + slot * size
+        return first + (kblock * self.geometry.rows + row) * BLOCK_WORDS + piece * 4
 
-    # --- what the two kinds do ---------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def prepare(self) -> None:
-        """Compute, once, what every step needs: addresses in registers."""
+    def plain(self, value: Expr) -> Expr:
+        return tirx.Cast(self.geometry.storage, value)
 
     @abstractmethod
-    def stage(self, node: Node, block: int, j: int, e: int, value: Expr) -> None:
-        """Lay down one value of this lane's cell."""
-
-    @abstractmethod
-    def tile(self, node: Node, slot: int, block: int, j: int, when: Expr | None, y: Store | None) -> None:
-        """After a tile of 8 units x 8 rows is staged. when: hand over only then. y(row, unit, words): 16 bytes of y."""
-
-    @abstractmethod
-    def phase(self, slots: dict[Node, tuple[int, Expr | None, Store | None]]) -> None:
-        """After all tiles of a phase: per published value the copy, the condition and where y goes."""
-
-    @abstractmethod
-    def give(self, word: Expr, words: list[Expr], slot: int) -> None:
-        """A warp's part of a reduction, 2 or 4 words of each lane q: they belong at `word`."""
-
-    @abstractmethod
-    def meet(self, number: int, body: Any) -> None:
-        """After all parts of the number-th reduction are given: wait for everybody's."""
-
-    @abstractmethod
-    def take(self, word: Expr, registers: list[Expr]) -> None:
-        """2 or 4 words of a reduction's parts."""
-
-    @abstractmethod
-    def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: list[Expr]) -> None:
-        """An operand piece of this lane."""
+    def pointer(self, node: Node, slot: int, kblock: Expr, row: Expr) -> Expr:
+        """Where this lane's piece of an operand is."""
 
 
-class Cluster(Exchange):
+class Cluster(Exchanger):
     """Through distributed shared memory."""
 
-    def __init__(self, k: Writer, team: Team, ids: Any, arena: Any, stage_at: int, barriers_at: int) -> None:
-        super().__init__(k, team, ids, arena, stage_at)
+    def __init__(self, body: Body, stage_at: int, barriers_at: int) -> None:
+        super().__init__(body, stage_at)
         self.barriers_at = barriers_at
 
     @property
     def _turn(self) -> int:
         """Words from the even steps' stage to this step's."""
-        return self.par * self.team.stage_words // 2
+        return self.par * self.geometry.stage_words // 2
 
     def prepare(self) -> None:
         """Thread n sends pieces n, n + threads, ... of [destination][row][units]: neighbours write side by side."""
-        team, k, ids = self.team, self.k, self.ids
+        geometry, k, ids = self.geometry, self.k, self.ids
         self.sends: dict[Node, list[tuple[Expr, Expr, Expr, Expr | None]]] = {}
         arena = I.cuda.cvta_generic_to_shared(self.arena.ptr_to([_i32(0)]))
         self.peers: list[tuple[Expr, Expr | None]] = []  # whom this lane sends parts of reductions to
-        for i in range(-(-team.ctas // 8) if team.reductions else 0):
+        for i in range(-(-geometry.ctas // 8) if geometry.reductions else 0):
             peer = ids.g + i * 8
             remote = k.local(1, "uint32")
-            to = tirx.Cast("uint32", tirx.Min(peer, team.ctas - 1))
+            to = tirx.Cast("uint32", tirx.Min(peer, geometry.ctas - 1))
             k.do(I.ptx["mapa.shared::cluster.u32"](remote[0], arena, to))
-            self.peers.append((remote[0], None if (i + 1) * 8 <= team.ctas else peer < team.ctas))
-        for node in team.published:
-            per_row = team.units(node.shape[0]) * team.itemsize // 16
-            pieces = per_row * team.rows
-            found = []
-            for i in range(-(-pieces * team.ctas // team.threads)):
+            self.peers.append((remote[0], None if (i + 1) * 8 <= geometry.ctas else peer < geometry.ctas))
+        for node in geometry.published:
+            per_row = geometry.units(node.shape[0]) * geometry.itemsize // 16
+            pieces = per_row * geometry.rows
+            found: list[tuple[Expr, Expr, Expr, Expr | None]] = []
+            for i in range(-(-pieces * geometry.ctas // geometry.threads)):
                 registers = k.local(3, "int32")
-                flat = ids.thread + i * team.threads
+                flat = ids.thread + i * geometry.threads
                 chunk = tirx.floormod(flat, pieces)
-                row, unit = tirx.floordiv(chunk, per_row), tirx.floormod(chunk, per_row) * (16 // team.itemsize)
+                row, unit = tirx.floordiv(chunk, per_row), tirx.floormod(chunk, per_row) * (16 // geometry.itemsize)
                 k.store(registers, chunk * 4 + self.stage_word(node), 0)
-                first = ids.rank * team.units(node.shape[0]) + unit
-                within = tirx.floordiv(tirx.floormod(first, team.block_k) * team.itemsize, 16)
-                k.store(registers, self.word(node, 0, tirx.floordiv(first, team.block_k), row, within) * 4, 1)
+                first = ids.rank * geometry.units(node.shape[0]) + unit
+                within = tirx.floordiv(tirx.floormod(first, geometry.block_k) * geometry.itemsize, 16)
+                k.store(registers, self.word(node, 0, tirx.floordiv(first, geometry.block_k), row, within) * 4, 1)
                 # Not all blocks to the same one at once: destinations are turned by the sender's rank.
-                to = tirx.floormod(tirx.floordiv(flat, pieces) + ids.rank, team.ctas)
+                to = tirx.floormod(tirx.floordiv(flat, pieces) + ids.rank, geometry.ctas)
                 remote = k.local(1, "uint32")
                 k.do(I.ptx["mapa.shared::cluster.u32"](remote[0], arena, tirx.Cast("uint32", to)))
-                past = flat < pieces * team.ctas if (i + 1) * team.threads > pieces * team.ctas else None
+                past = flat < pieces * geometry.ctas if (i + 1) * geometry.threads > pieces * geometry.ctas else None
                 found.append((registers[0], registers[1], remote[0], past))
             self.sends[node] = found
 
     def stage_word(self, node: Node) -> int:
-        team, at = self.team, self.stage_at
-        for other in team.published:
+        geometry, at = self.geometry, self.stage_at
+        for other in geometry.published:
             if other is node:
                 return at
-            at += team.stage_size(other)
+            at += stage_size(geometry, other)
         raise KeyError(node)
 
     def _barrier(self, node: Node, slot: Expr) -> Expr:
         """Word of the mbarrier (8 bytes) of one copy of a value."""
-        return self.barriers_at + (self.team.published.index(node) * 2 + slot) * 2
+        return self.barriers_at + (self.geometry.published.index(node) * 2 + slot) * 2
 
     def _pointer(self, node: Node, slot: Expr) -> Expr:
         return self.arena.ptr_to([self._barrier(node, slot)])
 
     def _reduce_barrier(self, slot: Expr) -> Expr:
-        return self.barriers_at + (len(self.team.published) * 2 + slot) * 2
+        return self.barriers_at + (len(self.geometry.published) * 2 + slot) * 2
 
-    def start(self) -> None:
-        team = self.team
-        pointers = [self._pointer(node, slot) for node in team.published for slot in range(2)]
-        pointers += [self.arena.ptr_to([self._reduce_barrier(slot)]) for slot in range(2) if team.reductions]
+    def fill(self) -> None:
+        fill_cluster(self.body)
+        self._start()
+        self.k.do(I.cuda.cta_sync())
+        self._sync()
+
+    def end(self) -> None:
+        """No block leaves while others may still write into its memory."""
+        self._sync()
+
+    def _sync(self) -> None:
+        """All blocks of the cluster."""
+        self.k.do(I.ptx["barrier.cluster.arrive.release.aligned"]())
+        self.k.do(I.ptx["barrier.cluster.wait.acquire.aligned"]())
+
+    def begin_step(self) -> None:
+        """Say how many bytes will come for the values that this step, or the next one, reads."""
+        body = self.body
+        for node in self.geometry.published:
+            if node not in body.carried:
+                self._expect(node, body.par)
+                continue
+            same_step = any(o.source is node for p in body.step.phases for o in p.operands)
+            self._expect(node, 1 - body.par, None if same_step else body.t + 1 < self.k["steps"])
+
+    def ready(self, source: Node) -> None:
+        body = self.body
+        node, slot = body.value(source), body.copy_of(source)
+        tau = body.t if source.op == "state" else body.t + 1
+        count = tirx.floordiv(tau - 1, 2) if node in body.carried else tirx.floordiv(body.t, 2)
+        with self.k.when(body.t > 0) if source.op == "state" and body.par == 0 else nullcontext():
+            pointer = self._pointer(node, slot)
+            self.k.do(I.cuda.mbarrier_wait_acquire_cluster(pointer, tirx.floormod(count, 2)))
+
+    def _start(self) -> None:
+        geometry = self.geometry
+        pointers = [self._pointer(node, slot) for node in geometry.published for slot in range(2)]
+        pointers += [self.arena.ptr_to([self._reduce_barrier(slot)]) for slot in range(2) if geometry.reductions]
         with self.k.when(self.ids.thread == 0):
             for pointer in pointers:
                 self.k.do(I.ptx.mbarrier.init.shared.b64(pointer, tirx.const(1, "uint32")))
             self.k.do(I.ptx.fence.mbarrier_init.release.cluster())
-            for slot in range(2) if team.reductions else ():
+            for slot in range(2) if geometry.reductions else ():
                 self._expect_parts(slot, slot)
 
-    def expect(self, node: Node, slot: Expr, when: Expr | None = None) -> None:
+    def _expect(self, node: Node, slot: Expr, when: Expr | None = None) -> None:
         """Say how many bytes will come for this copy."""
-        team = self.team
-        pieces = team.ctas * team.units(node.shape[0]) * team.itemsize // 16
+        geometry = self.geometry
+        pieces = geometry.ctas * geometry.units(node.shape[0]) * geometry.itemsize // 16
         condition = self.ids.thread == 0 if when is None else tirx.And(self.ids.thread == 0, when)
         with self.k.when(condition):
-            count = tirx.const(pieces * team.rows * 16, "uint32")
+            count = tirx.const(pieces * geometry.rows * 16, "uint32")
             self.k.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](self._pointer(node, slot), count))
 
     def _expect_parts(self, number: int, slot: int) -> None:
         """Say how many bytes the number-th reduction (of all, counted on) brings into a buffer."""
-        team = self.team
-        phase = team.reductions[number % len(team.reductions)]
-        count = tirx.const(len(phase.roots) * team.parts * team.rows * 4, "uint32")
+        geometry = self.geometry
+        phase = geometry.reductions[number % len(geometry.reductions)]
+        count = tirx.const(len(phase.roots) * geometry.parts * geometry.rows * 4, "uint32")
         pointer = self.arena.ptr_to([self._reduce_barrier(slot)])
         self.k.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](pointer, count))
 
-    def give(self, word: Expr, words: list[Expr], slot: int) -> None:
+    def give(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
         """Lane (g, q) sends to blocks g and g + 8."""
         k = self.k
         name = f"st_async.weak.shared::cluster.mbarrier::complete_tx::bytes.v{len(words)}.b32"
         at = k.keep(tirx.Cast("uint32", word * 4))
         for remote, past in self.peers:
-            with k.when(_all([] if past is None else [past])):
+            with k.when(joined([] if past is None else [past])):
                 barrier = remote + tirx.const(self._reduce_barrier(slot) * 4, "uint32")
                 k.do(I.ptx[name](remote + at, *words, barrier))
 
-    def meet(self, number: int, body: Any) -> None:
+    def meet(self, number: int) -> None:
         """A warp whose K part is all that it has of the product (no cells) gave nothing and needs nothing."""
-        k, each = self.k, len(self.team.reductions)
+        k, body, each = self.k, self.body, len(self.geometry.reductions)
         slot = (body.par * each + number) % 2
         # Reductions are counted through all steps; every second one uses this buffer.
         uses = tirx.floordiv(body.t, 2) * each + (body.par * each + number) // 2
-        with body._own_tile(0):
+        with body.cells.own_tile(0):
             pointer = self.arena.ptr_to([self._reduce_barrier(slot)])
             k.do(I.cuda.mbarrier_wait_acquire_cluster(pointer, tirx.floormod(uses, 2)))
             with k.when(self.ids.thread == 0):
                 self._expect_parts(number + 2, slot)
 
-    def take(self, word: Expr, registers: list[Expr]) -> None:
+    def take(self, word: Expr, registers: Sequence[Expr]) -> None:
         self.k.do(I.ptx[f"ld.shared.v{len(registers)}.b32"](*registers, self.arena.ptr_to([word])))
-
-    def wait(self, node: Node, slot: Expr, parity: Expr) -> None:
-        self.k.do(I.cuda.mbarrier_wait_acquire_cluster(self._pointer(node, slot), parity))
 
     def stage(self, node: Node, block: int, j: int, e: int, value: Expr) -> None:
         """[row][units of this block]."""
-        team, ids = self.team, self.ids
-        units = team.units(node.shape[0])
-        tile = ids.warp_n * team.tiles + team.own_tile(j, ids.warp_k)
-        unit = (ids.warp_u * team.blocks(node.shape[0]) + block) * 8 + ids.g
-        at = (self.stage_word(node) + self._turn - self.stage_at) * 4 // team.itemsize
+        geometry, ids = self.geometry, self.ids
+        units = geometry.units(node.shape[0])
+        tile = self.body.cells.tile(j)
+        unit = (ids.warp_u * geometry.blocks(node.shape[0]) + block) * 8 + ids.g
+        at = (self.stage_word(node) + self._turn - self.stage_at) * 4 // geometry.itemsize
         self.k.store(self.view, value, at + (tile * 8 + ids.q * 2 + e) * units + unit)
 
-    def tile(self, node: Node, slot: int, block: int, j: int, when: Expr | None, y: Store | None) -> None:
+    def tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
         """Nothing: a phase is handed over as a whole."""
 
-    def phase(self, slots: dict[Node, tuple[int, Expr | None, Store | None]]) -> None:
+    def phase(self, slots: Slots) -> None:
         if not slots:
             return
-        k, team = self.k, self.team
+        k, geometry = self.k, self.geometry
         k.do(I.cuda.cta_sync())
         for node, (slot, when, y) in slots.items():
-            copy = slot * team.value_words(node) * 4
+            copy = slot * geometry.value_words(node) * 4
             words = [self.passing[z] for z in range(4)]
             for stage, address, remote, past in self.sends[node]:
                 conditions = [c for c in (when, past) if c is not None]
                 k.do(I.ptx["ld.shared.v4.b32"](*words, self.arena.ptr_to([stage + self._turn])))
-                with k.when(_all(conditions)):
+                with k.when(joined(conditions)):
                     target = remote + tirx.Cast("uint32", address + copy)
                     barrier = remote + tirx.const(self._barrier(node, slot) * 4, "uint32")
                     name = "st_async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
@@ -235,33 +406,74 @@ class Cluster(Exchange):
             if y is not None:
                 self._store_y(node, words, y)
 
-    def _store_y(self, node: Node, words: list[Expr], y: Store) -> None:
+    def _store_y(self, node: Node, words: Sequence[Expr], y: Store) -> None:
         """This block's part of y, 16 bytes per thread."""
-        k, team, thread = self.k, self.team, self.ids.thread
-        per_row = team.units(node.shape[0]) * team.itemsize // 16
-        pieces = per_row * team.rows
-        for i in range(-(-pieces // team.threads)):
-            flat = thread + i * team.threads
-            row, unit = tirx.floordiv(flat, per_row), tirx.floormod(flat, per_row) * (16 // team.itemsize)
+        k, geometry, thread = self.k, self.geometry, self.ids.thread
+        per_row = geometry.units(node.shape[0]) * geometry.itemsize // 16
+        pieces = per_row * geometry.rows
+        for i in range(-(-pieces // geometry.threads)):
+            flat = thread + i * geometry.threads
+            row, unit = tirx.floordiv(flat, per_row), tirx.floormod(flat, per_row) * (16 // geometry.itemsize)
             with k.when(flat < pieces):
                 at = flat * 4 + self.stage_word(node) + self._turn
                 k.do(I.ptx["ld.shared.v4.b32"](*words, self.arena.ptr_to([at])))
-                y(row, self.ids.rank * team.units(node.shape[0]) + unit, words)
+                y(row, self.ids.rank * geometry.units(node.shape[0]) + unit, words)
 
-    def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: list[Expr]) -> None:
-        at = self.word(node, slot, kblock, row, self.ids.q)
-        self.k.do(I.ptx["ld.shared.v4.b32"](*registers, self.arena.ptr_to([at])))
+    def pointer(self, node: Node, slot: int, kblock: Expr, row: Expr) -> Expr:
+        return self.arena.ptr_to([self.word(node, slot, kblock, row, self.ids.q)])
+
+    def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: Sequence[Expr]) -> None:
+        self.k.do(I.ptx["ld.shared.v4.b32"](*registers, self.pointer(node, slot, kblock, row)))
+
+    def follow(self, events: Expr) -> None:
+        """Nothing: rows of inputs are looked at."""
 
 
-class Grid(Exchange):
+class Grid(Exchanger):
     """Through global memory: buffers "exchange" (words) and "counter"."""
 
-    def __init__(self, k: Writer, team: Team, ids: Any, arena: Any, stage_at: int) -> None:
-        super().__init__(k, team, ids, arena, stage_at)
-        self.base = tirx.Cast("int64", ids.team) * team.exchange_words
+    def __init__(self, body: Body, stage_at: int) -> None:
+        super().__init__(body, stage_at)
+        self.base: Expr = tirx.Cast("int64", self.ids.group) * self.geometry.exchange_words
+        self.waited = 0  # events of this step that were waited for
+
+    def fill(self) -> None:
+        fill_grid(self.body, self.base, self.turned)
+        self.arrive()
+
+    def turned(self, row: Expr, piece: Expr) -> Expr:
+        """Where a row's 16-byte piece lies in its block of K."""
+        return piece
+
+    def begin_step(self) -> None:
+        self.waited = 0
+
+    def ready(self, source: Node) -> None:
+        body, events = self.body, self.geometry.events
+        done = 0 if source.op == "state" else 1 + next(i for i, p in enumerate(events) if source in p.published)
+        if done >= self.waited:
+            self.await_operand(body.t * len(events) + 1 + done)
+            self.waited = done + 1
+
+    def await_operand(self, events: Expr) -> None:
+        """Before a product. At a step's first wait, the next step's input is waited for as well."""
+        if self.waited or not self.geometry.step.given:
+            self.wait(events)
+            return
+        t = self.body.t + 1
+        self.wait(events, self.body.inputs.events(t), t < self.k["steps"])
+
+    def first_word(self, source: Node) -> Expr:
+        """Of an operand, in the exchange."""
+        node = self.body.value(source)
+        size = self.geometry.value_words(node)
+        return self.base + (self.geometry.value_at[node] + self.body.copy_of(source) * size)
+
+    def end(self) -> None:
+        """Nothing: nobody writes into another block's memory."""
 
     def _counter(self, name: str = "counter") -> Expr:
-        return self.k[name].ptr_to([tirx.Cast("int64", self.ids.team) * COUNTER_WORDS])
+        return self.k[name].ptr_to([tirx.Cast("int64", self.ids.group) * COUNTER_WORDS])
 
     def arrive(self) -> None:
         """After all threads' writes: this block has published."""
@@ -273,17 +485,17 @@ class Grid(Exchange):
         k = self.k
         seen = k.local(1, "uint32")
         k.store(seen, tirx.const(0, "uint32"), 0)
-        with I.While(seen[0] < tirx.Cast("uint32", events * self.team.ctas)):
+        with I.While(seen[0] < tirx.Cast("uint32", events * self.geometry.ctas)):
             k.do(I.ptx["ld.acquire.gpu.global.u32"](seen[0], self._counter(counter)))
 
     def wait(self, events: Expr, below: Expr | None = None, when: Expr | None = None) -> None:
-        """Until every block of the team has published `events` times since the launch, and, when that holds, those of
-        the layer below `below` times: another warp looks at their counter."""
+        """Until every block of the group has published `events` times since the launch, and, when that holds, those
+        of the layer below `below` times: another warp looks at their counter."""
         k = self.k
         with k.when(self.ids.thread == 0):
             self._spin("counter", events)
         if below is not None and when is not None:
-            other = LANES if self.team.warps > 1 else 0
+            other = LANES if self.geometry.warps > 1 else 0
             with k.when(tirx.And(self.ids.thread == other, tirx.And(_follows(k), when))):
                 self._spin("below", below)
         k.do(I.cuda.cta_sync())
@@ -296,80 +508,78 @@ class Grid(Exchange):
 
     def prepare(self) -> None:
         """The word, within copy 0, of the piece that this lane hands over of each tile."""
-        team, k, ids = self.team, self.k, self.ids
+        geometry, k, ids = self.geometry, self.k, self.ids
         self.addresses: dict[tuple[Node, int, int], Expr] = {}
-        self.chunk = tirx.floormod(ids.lane, 8 * self.pieces)
-        for node in team.published:
-            for j in range(team.own_tiles):
-                for block in range(team.blocks(node.shape[0])):
+        self.chunk = tirx.floormod(ids.lane, 8 * self.chunks_of_row)
+        for node in geometry.published:
+            for j in range(geometry.own_tiles):
+                for block in range(geometry.blocks(node.shape[0])):
                     register = k.local(1, "int32")
-                    unit = ids.rank * team.units(node.shape[0])
-                    unit = unit + (ids.warp_u * team.blocks(node.shape[0]) + block) * 8
-                    piece = tirx.floordiv(tirx.floormod(unit, team.block_k) * team.itemsize, 16)
-                    piece = piece + tirx.floormod(self.chunk, self.pieces)
-                    row = self._tile(j) * 8 + tirx.floordiv(self.chunk, self.pieces)
-                    k.store(register, self.word(node, 0, tirx.floordiv(unit, team.block_k), row, piece), 0)
+                    unit = ids.rank * geometry.units(node.shape[0])
+                    unit = unit + (ids.warp_u * geometry.blocks(node.shape[0]) + block) * 8
+                    piece = tirx.floordiv(tirx.floormod(unit, geometry.block_k) * geometry.itemsize, 16)
+                    piece = piece + tirx.floormod(self.chunk, self.chunks_of_row)
+                    row = self.body.cells.tile(j) * 8 + tirx.floordiv(self.chunk, self.chunks_of_row)
+                    k.store(register, self.word(node, 0, tirx.floordiv(unit, geometry.block_k), row, piece), 0)
                     self.addresses[(node, block, j)] = register[0]
-
-    def _tile(self, j: int) -> Expr:
-        team, ids = self.team, self.ids
-        return ids.warp_n * team.tiles + team.own_tile(j, ids.warp_k)
 
     def stage(self, node: Node, block: int, j: int, e: int, value: Expr) -> None:
         """This warp's own tile: [8 rows][8 units]."""
         self.k.store(self.view, value, self.ids.warp * 64 + (self.ids.q * 2 + e) * 8 + self.ids.g)
 
-    def tile(self, node: Node, slot: int, block: int, j: int, when: Expr | None, y: Store | None) -> None:
-        k, team, lane, chunks = self.k, self.team, self.ids.lane, 8 * self.pieces
+    def tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
+        k, geometry, lane, chunks = self.k, self.geometry, self.ids.lane, 8 * self.chunks_of_row
         k.do(I.cuda.warp_sync())
         words = [self.passing[z] for z in range(4)]
-        at = self.stage_at + self.ids.warp * (16 * team.itemsize) + self.chunk * 4
+        at = self.stage_at + self.ids.warp * (16 * geometry.itemsize) + self.chunk * 4
         k.do(I.ptx["ld.shared.v4.b32"](*words, self.arena.ptr_to([at])))
-        only = [lane < chunks] if chunks < LANES else []
-        with k.when(_all(([] if when is None else [when]) + only)):
+        only: list[Expr] = [lane < chunks] if chunks < LANES else []
+        with k.when(joined(([] if when is None else [when]) + only)):
             self.hand(node, slot, self.addresses[(node, block, j)], words)
         if y is not None:
-            unit = self.ids.rank * team.units(node.shape[0])
-            unit = unit + (self.ids.warp_u * team.blocks(node.shape[0]) + block) * 8
+            unit = self.ids.rank * geometry.units(node.shape[0])
+            unit = unit + (self.ids.warp_u * geometry.blocks(node.shape[0]) + block) * 8
             with k.when(lane < 8):
-                y(self._tile(j) * 8 + lane, unit, words)
+                y(self.body.cells.tile(j) * 8 + lane, unit, words)
         k.do(I.cuda.warp_sync())
 
-    def hand(self, node: Node, slot: int, address: Expr, words: list[Expr]) -> None:
+    def hand(self, node: Node, slot: Expr, address: Expr, words: Sequence[Expr]) -> None:
         """Store one piece in a copy of a value."""
-        place = self.base + address + slot * self.team.value_words(node)
+        place = self.base + address + slot * self.geometry.value_words(node)
         self.k.do(I.ptx["st.global.v4.b32"](self.k["exchange"].ptr_to([place]), *words))
 
-    def phase(self, slots: dict[Node, tuple[int, Expr | None, Store | None]]) -> None:
+    def phase(self, slots: Slots) -> None:
         if slots:
             self.arrive()
 
-    def give(self, word: Expr, words: list[Expr], slot: int) -> None:
+    def give(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
         with self.k.when(self.ids.g == 0):
             place = self.k["exchange"].ptr_to([self.base + word])
             self.k.do(I.ptx[f"st.global.v{len(words)}.b32"](place, *words))
 
-    def meet(self, number: int, body: Any) -> None:
+    def meet(self, number: int) -> None:
         self.arrive()
-        events = self.team.events
-        done = events.index(self.team.reductions[number]) + 1
-        self.wait(body.t * len(events) + 1 + done)
-        body.waited = done + 1
+        events = self.geometry.events
+        done = events.index(self.geometry.reductions[number]) + 1
+        self.wait(self.body.t * len(events) + 1 + done)
+        self.waited = done + 1
 
-    def take(self, word: Expr, registers: list[Expr]) -> None:
+    def take(self, word: Expr, registers: Sequence[Expr]) -> None:
         place = self.k["exchange"].ptr_to([self.base + word])
         self.k.do(I.ptx[f"ld.relaxed.gpu.global.v{len(registers)}.b32"](*registers, place))
 
-    def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: list[Expr]) -> None:
-        at = self.base + self.word(node, slot, kblock, row, self.ids.q)
-        self.k.do(I.ptx["ld.relaxed.gpu.global.v4.b32"](*registers, self.k["exchange"].ptr_to([at])))
+    def pointer(self, node: Node, slot: int, kblock: Expr, row: Expr) -> Expr:
+        return self.k["exchange"].ptr_to([self.base + self.word(node, slot, kblock, row, self.ids.q)])
+
+    def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: Sequence[Expr]) -> None:
+        self.k.do(I.ptx["ld.relaxed.gpu.global.v4.b32"](*registers, self.pointer(node, slot, kblock, row)))
 
 
 def _follows(k: Writer) -> Expr:
     return tirx.NE(k["follows"], _i32(0))
 
 
-def _all(conditions: list[Expr]) -> Expr:
+def joined(conditions: Sequence[Expr]) -> Expr:
     """Conditions joined; none: true."""
     if not conditions:
         return tirx.const(True, "bool")

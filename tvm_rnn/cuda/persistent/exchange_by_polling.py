@@ -1,7 +1,7 @@
 """A grid that hands values over without a counter: who needs a value loads it until it is there.
 
-In: a `Team` and the kernel's writer. Out: the statements of `Grid`, of which waiting is none:
-`cuda/persistent/product/mma_sync.py` repeats its loads. One way through L2 in place of three.
+In: the kernel's body. Out: the statements of `Grid`, of which waiting is none: who loads an operand repeats the load.
+One way through L2 in place of three.
 
 A step's values have a place of their own, filled with POISON before the launch, so a word is either that or its value:
 a conversion to a 16-bit type or to tf32 makes no such bits. There are `PLACES` of them, used in turn: every `TURN`
@@ -12,59 +12,105 @@ the next TURN steps, and who reads those passes a fence of its own before it loo
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.codegen.host_program import Host, Pointer
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.tir.expr import Expr
 
-from .exchange import POISON, Grid, Store
-from .geometry import BLOCK_WORDS, Team
+from .exchange import Grid, GridExchange
+from .geometry import BLOCK_WORDS, POISON, Body, Slots
+from .rates import Rates
 
-Expr = Any
 TURN = 32  # even: only odd steps look for the end of a turn
 
 
-def places(steps: str) -> str:
+def places(steps: str | int) -> str:
     """How many places a launch of so many steps has: the last step's values are nobody's operand, the initial ones
     are. A C++ expression."""
     return f"std::min<int64_t>({steps} + 1, {3 * TURN})"
 
 
+@dataclass(frozen=True)
+class PollingExchange(GridExchange):
+    """As planning sees it: every step has a place, which is poisoned before the launch."""
+
+    polls: ClassVar[bool] = True
+    marks: ClassVar[bool] = True
+    rates: ClassVar[Rates] = Rates(0.95, 0.0, 55.0, 0.77, 0.18, 0.087)
+
+    def exchanger(self, body: Body, stage_at: int, barriers_at: int) -> Polled:
+        Grid(body, stage_at)  # nobody uses its registers: without them, texts differ in the names of all others
+        return Polled(body, stage_at)
+
+    def value_bytes(self, groups: str, words: int, steps: str | int) -> str:
+        return f"{groups} * {places(steps)} * {words * 2}"
+
+    def work_bytes(self, groups: str, at_once: str, words: int) -> str:
+        return f"{self.value_bytes(at_once, words, 'T')} + 256"
+
+    def _memory(
+        self, host: Host, words: int, groups: str, part: tuple[str, str], work: Pointer, steps: str | int
+    ) -> list[Pointer]:
+        """One slice of the batch uses the places after the other."""
+        _, count = part
+        own = work.skip("256")
+        host.memset(own, self.value_bytes(count, words, steps), 0xFF)
+        return [own.cast("uint32"), work.cast("uint32"), work.cast("uint32")]
+
+    def clear_for_wave(
+        self, host: Host, counters: Pointer, counter_bytes: str, values: Pointer, value_bytes: str | int
+    ) -> None:
+        host.memset(values, value_bytes, 0xFF)
+
+
+POLLING = PollingExchange()
+
+
 class Polled(Grid):
     """Through global memory without a counter."""
 
-    def __init__(self, k: Writer, team: Team, ids: Any, arena: Any, stage_at: int, body: Any) -> None:
-        super().__init__(k, team, ids, arena, stage_at)
-        self.body, self.step_words = body, team.exchange_words // 2
-        each = tirx.Min(k["steps"] + 1, tirx.const(3 * TURN, "int32"))
-        self.base = tirx.Cast("int64", ids.team) * tirx.Cast("int64", each) * self.step_words
+    def __init__(self, body: Body, stage_at: int) -> None:
+        super().__init__(body, stage_at)
+        self.step_words = self.geometry.exchange_words // 2
+        each = tirx.Min(self.k["steps"] + 1, tirx.const(3 * TURN, "int32"))
+        self.base = tirx.Cast("int64", self.ids.group) * tirx.Cast("int64", each) * self.step_words
 
     def word(self, node: Node, slot: Expr, kblock: Expr, row: Expr, piece: Expr) -> Expr:
         """Within the place of one step."""
-        within = (kblock * self.team.rows + row) * BLOCK_WORDS + piece * 4
-        return self.team.value_at[node] // 2 + within
+        within = (kblock * self.geometry.rows + row) * BLOCK_WORDS + piece * 4
+        return self.geometry.value_at[node] // 2 + within
 
-    def _place(self, step: Expr) -> Expr:
+    def place(self, step: Expr) -> Expr:
         """Where the place of a step begins."""
         return self.base + tirx.Cast("int64", tirx.truncmod(step, 3 * TURN)) * self.step_words
 
-    def _step(self, slot: int) -> Expr:
+    def _step(self, slot: Expr) -> Expr:
         """Copy "this parity" is step t's, the other one that of t + 1."""
         return self.body.t + (0 if slot == self.body.par else 1)
 
-    def hand(self, node: Node, slot: int, address: Expr, words: list[Expr]) -> None:
+    def hand(self, node: Node, slot: Expr, address: Expr, words: Sequence[Expr]) -> None:
         self._store(self._step(slot), address, words)
 
-    def _store(self, step: Expr, address: Expr, words: list[Expr]) -> None:
-        place = self.k["exchange"].ptr_to([self._place(step) + address])
+    def _store(self, step: Expr, address: Expr, words: Sequence[Expr]) -> None:
+        place = self.k["exchange"].ptr_to([self.place(step) + address])
         self.k.do(I.ptx["st.relaxed.gpu.global.v4.b32"](place, *words))
 
-    def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: list[Expr]) -> None:
-        at = self._place(self._step(slot)) + self.word(node, 0, kblock, row, self.ids.q)
-        self.k.do(I.ptx["ld.relaxed.gpu.global.v4.b32"](*registers, self.k["exchange"].ptr_to([at])))
+    def pointer(self, node: Node, slot: int, kblock: Expr, row: Expr) -> Expr:
+        at = self.place(self._step(slot)) + self.word(node, 0, kblock, row, self.ids.q)
+        return self.k["exchange"].ptr_to([at])
+
+    def plain(self, value: Expr) -> Expr:
+        """A NaN of a user's, or one with a sign, may be poison as float32."""
+        if self.geometry.storage != "float32":
+            return super().plain(value)
+        bits = tirx.Min(I.reinterpret("uint32", value), tirx.const(POISON - 1, "uint32"))
+        return I.reinterpret("float32", bits)
 
     def arrive(self) -> None:
         """Nothing: the values themselves say that they are there."""
@@ -72,9 +118,9 @@ class Polled(Grid):
     def wait(self, events: Expr, below: Expr | None = None, when: Expr | None = None) -> None:
         """Nothing: loads are repeated until the values are there."""
 
-    def phase(self, slots: dict[Node, tuple[int, Expr | None, Store | None]]) -> None:
+    def phase(self, slots: Slots) -> None:
         """After a step's last values, at the end of a turn: poison what nobody reads any more."""
-        if self.par and any(node in self.team.events[-1].published for node in slots):
+        if self.par and any(node in self.geometry.events[-1].published for node in slots):
             k, t = self.k, self.body.t
             ends = tirx.And(tirx.EQ(tirx.truncmod(t, TURN), 1 % TURN), t > TURN)
             with k.when(tirx.And(ends, t + (TURN - 1) < k["steps"])):  # later turns poison what is not used again
@@ -86,5 +132,5 @@ class Polled(Grid):
         """All pieces that this lane hands over in a step."""
         words = [tirx.const(POISON, "uint32")] * 4
         for (_, _, j), address in self.addresses.items():
-            with self.body._own_tile(j), self.k.when(self.ids.lane < 8 * self.pieces):
+            with self.body.cells.own_tile(j), self.k.when(self.ids.lane < 8 * self.chunks_of_row):
                 self._store(step, address, words)

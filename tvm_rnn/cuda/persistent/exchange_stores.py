@@ -7,19 +7,29 @@ way.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import stage_tiles
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.tir.expr import Buffer, Expr
 
-from .exchange import Grid, Store, _all
-from .geometry import LANES
+from .exchange import Grid, joined
+from .geometry import LANES, Store
 
-Expr = Any
+
+@dataclass
+class StagedTile:
+    """A tile that a warp has laid down and not handed over."""
+
+    node: Node
+    slot: Expr
+    block: int
+    j: int
+    when: Expr | None
+    y: Store | None
 
 
 class SideBySide(Grid):
@@ -27,46 +37,48 @@ class SideBySide(Grid):
 
     def prepare(self) -> None:
         super().prepare()
-        self.staged: list[tuple[Any, ...]] = []  # what a warp has laid down and not handed over
+        self.staged: list[StagedTile] = []
 
     def _place_of(self, number: int) -> Expr:
         """Of a warp's number-th tile, in elements."""
-        return (self.ids.warp * stage_tiles(self.team) + number) * 64
+        return (self.ids.warp * self.geometry.staged_tiles + number) * 64
 
     def stage(self, node: Node, block: int, j: int, e: int, value: Expr) -> None:
         at = self._place_of(len(self.staged)) + (self.ids.q * 2 + e) * 8 + self.ids.g
         self.k.store(self.view, value, at)
 
-    def tile(self, node: Node, slot: int, block: int, j: int, when: Expr | None, y: Store | None) -> None:
-        self.staged.append((node, slot, block, j, when, y))
+    def tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
+        self.staged.append(StagedTile(node, slot, block, j, when, y))
 
     def hand_over(self) -> list[list[Expr]]:
         """All that is staged; the words of each tile, for y."""
-        k, lane, chunks = self.k, self.ids.lane, 8 * self.pieces
-        words = [self.k.local(4, "uint32") for _ in self.staged]
+        k, lane, chunks = self.k, self.ids.lane, 8 * self.chunks_of_row
+        words: list[Buffer] = [self.k.local(4, "uint32") for _ in self.staged]
         if self.staged:
             k.do(I.cuda.warp_sync())
-        for number, (_, _, _, j, _, _) in enumerate(self.staged):
-            with self._owned(j):
-                at = self.stage_at + tirx.floordiv(self._place_of(number) * self.team.itemsize, 4) + self.chunk * 4
+        for number, tile in enumerate(self.staged):
+            with self._owned(tile.j):
+                at = self.stage_at + tirx.floordiv(self._place_of(number) * self.geometry.itemsize, 4) + self.chunk * 4
                 four = [words[number][z] for z in range(4)]
                 k.do(I.ptx["ld.shared.v4.b32"](*four, self.arena.ptr_to([at])))
-        for (node, slot, block, j, when, _), own in zip(self.staged, words, strict=True):
-            only = [lane < chunks] if chunks < LANES else []
-            with self._owned(j), k.when(_all(([] if when is None else [when]) + only)):
-                self.hand(node, slot, self.addresses[(node, block, j)], [own[z] for z in range(4)])
-        return [[own[z] for z in range(4)] for own in words]
+        for tile, own in zip(self.staged, words, strict=True):
+            only: list[Expr] = [lane < chunks] if chunks < LANES else []
+            with self._owned(tile.j), k.when(joined(([] if tile.when is None else [tile.when]) + only)):
+                address = self.addresses[(tile.node, tile.block, tile.j)]
+                self.hand(tile.node, tile.slot, address, [own[z] for z in range(4)])
+        return [[four[z] for z in range(4)] for four in words]
 
     def write_y(self, words: list[list[Expr]]) -> None:
         """What of it is the layer's output."""
-        for (node, _, block, j, _, y), four in zip(self.staged, words, strict=True):
-            if y is not None:
-                unit = self.ids.rank * self.team.units(node.shape[0])
-                unit = unit + (self.ids.warp_u * self.team.blocks(node.shape[0]) + block) * 8
-                with self._owned(j), self.k.when(self.ids.lane < 8):
-                    y(self._tile(j) * 8 + self.ids.lane, unit, four)
+        for tile, four in zip(self.staged, words, strict=True):
+            width = tile.node.shape[0]
+            if tile.y is not None:
+                unit = self.ids.rank * self.geometry.units(width)
+                unit = unit + (self.ids.warp_u * self.geometry.blocks(width) + tile.block) * 8
+                with self._owned(tile.j), self.k.when(self.ids.lane < 8):
+                    tile.y(self.body.cells.tile(tile.j) * 8 + self.ids.lane, unit, four)
         self.staged = []
 
-    def _owned(self, j: int) -> Any:
-        owned = self.team.owned(j, self.ids.warp_k)
+    def _owned(self, j: int) -> AbstractContextManager[None]:
+        owned = self.geometry.owned(j, self.ids.warp_k)
         return nullcontext() if owned is None else self.k.when(owned)

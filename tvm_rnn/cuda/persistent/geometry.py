@@ -1,30 +1,42 @@
-"""The geometry of a persistent kernel: how blocks, warps and lanes share a layer's units, batch rows and products.
+"""What a persistent kernel is made of: its geometry, how its blocks exchange values, and who emits its statements.
 
-In: a `Step` and knobs. Out: `Team`, from which `kernel.py` writes the kernel, `cuda/model/choose_regime.py` predicts
-its time, and the packing functions of weights and the sizes of everything on the chip.
+In: a `Step` and knobs. Out: `Geometry`, what all kinds of products share: `kernel.py` writes the kernel from it,
+`cuda/model/persistent_step_time.py` predicts its time, `cuda/model/choose_regime.py` packs its weights and reserves its
+memory. A kind of product is a class of its own, in files of its own, that answers the rest: its layout, its map of
+shared memory, its time, its registers, what it can run, and who emits its statements. How blocks exchange values is the
+second axis: `Exchange`, an object that a geometry has. No other file asks which kind or which exchange it has before
+it.
 
-A team of `ctas` blocks owns all units of a layer for `rows` batch rows. Gates = W h, so units are the M of mma.sync and
-batch rows its N: a batch of 1 to 8 costs one tile. A warp owns `blocks` of 8 units and all their gates, so a lane finds
-every gate of a unit in its own registers: lane (g, q) has unit g, batch rows 2q and 2q + 1 of each tile of 8 rows.
+A group of `ctas` blocks owns all units of a layer for `rows` batch rows. Gates = W h, so units are the M of a tensor
+core's product and batch rows its N: a batch of 1 to 8 costs one tile. A warp owns `blocks` of 8 units and all their
+gates, so a lane finds every gate of a unit in its own registers: lane (g, q) has unit g, batch rows 2q and 2q + 1 of
+each tile of 8 rows.
 
-K is permuted so that one 16-byte load per lane is the operand of two MMA steps. Operands are stored as blocks of K
-(64 bytes of each batch row): [K block][batch row][64 bytes], so such a load of a warp reads 512 bytes in a row.
+Operands are stored as blocks of K (64 bytes of each batch row): [K block][batch row][64 bytes].
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
-from typing import Any
+from typing import ClassVar, Protocol, TypeAlias
 
+from tvm import tirx
+
+from tvm_rnn.cuda.codegen.host_program import Host, Pointer
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.layer.phases import Operand, Phase, Step
+from tvm_rnn.cuda.layer.pointers import Place
+from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.tensor_expressions import Index
+from tvm_rnn.tir.expr import Buffer, Expr
 
-from . import register_estimate
-from .product import ffma_layout, mma_sync_layout, wgmma_pipelined_layout, wgmma_staged_layout
-
-Expr = Any
+from .rates import Rates
 
 MMA = {
     "bfloat16": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
@@ -34,12 +46,19 @@ MMA = {
 LANES = 32
 BLOCK_WORDS = 16  # 64 bytes of K
 FETCH_STEPS = 4  # places for hoisted values: copies begin three steps early
+POISON = 0xFFFFFFFF  # memory that nobody has written yet: no value's bits, see `exchange_by_polling.py`
+COUNTER_WORDS = 32  # a counter per 128 bytes: no two groups share a line
+Store = Callable[[Expr, Expr, Sequence[Expr]], None]  # (row, unit, words): 16 bytes of y
+Slots: TypeAlias = "dict[Node, tuple[Expr, Expr | None, Store | None]]"  # per published value: the copy, when, y
+
+
+Held = tuple[Node, int, int, int, int]  # a value of a cell: node, component, block, own tile, row of two
 
 
 @dataclass(frozen=True)
 class Share:
-    """One operand of a product, shared out: `kblocks` blocks of K per warp, of which `registers` stay in registers,
-    `shared` in shared memory; the rest is read from L2 in every step."""
+    """One operand of a product, shared out: `kblocks` blocks of K per part of K, of which `registers` stay in
+    registers, `shared` in shared memory; the rest is read from L2 in every step."""
 
     operand: Operand
     kblocks: int
@@ -52,27 +71,362 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Team:
-    """exchange: "cluster" (shared memory of the other blocks, mbarriers) or "grid" (L2, a counter).
+class ThreadIds:
+    """Who a thread is: its group of blocks, its block in the group (rank), its number in the block, its warp, its lane
+    (g, q), and which part of K, batch rows and units its warp has."""
 
-    ctas: blocks of a team. rows: batch rows of a team. warps_u, warps_n, warps_k: how a block's warps share units,
-    batch rows and K. register_words: weight words (of 4 bytes) that a thread may keep. shared_words: weight words per
-    lane in shared memory. ahead: K blocks whose operands are asked for before they are used. passes: in which the
-    batch rows are multiplied: more passes need fewer registers, and read weights that are not in registers again.
-    polled: 1 where a grid hands values over without a counter (`exchange_by_polling.py`): all of an operand is asked
-    for at once. copied: 1 where a grid's operands come to shared memory by asynchronous copies (`operand_cp_async.py`)
-    in place of registers `ahead`. ring: stages of a ring in shared memory that operands of wgmma come through
-    (`wide_layout`); warps_u, warps_n and warps_k then say how warps share cells, warpgroups share K; 0: lanes load for
-    mma.sync. together: blocks that fetch operands for each other. staged: 1 where a polled grid lays operands, inputs
-    too, down in shared memory, once for all warps, and warpgroups multiply them (`operands_staged.py`); warps_k then
-    counts warpgroups. fma: stages of every warp's own ring, out of which it multiplies in float32
-    (`cuda/persistent/product/ffma.py`); warps_u and warps_k then say how warps share cells, and each has a part of K;
-    0: not so. stored: the dtype of weights (`cuda/layer/fp8_weights.py`) where it is not `storage`.
+    group: Expr
+    rank: Expr
+    thread: Expr
+    warp: Expr
+    lane: Expr
+    g: Expr
+    q: Expr
+    warp_k: Expr
+    warp_n: Expr
+    warp_u: Expr
+
+
+# --- who emits statements --------------------------------------------------------------------------------------------
+
+
+class ProductEmitter(Protocol):
+    """The products of one kernel. Constructed at the kernel's start, where it loads the resident weights."""
+
+    par: int  # of the step that is being written: even or odd
+
+    def emit(self, phase: Phase) -> Sequence[Expr]:
+        """One phase's product: all gates of this lane's cells, own[(half // 2 * own_tiles + j) * 4 + half % 2 * 2 + e]
+        for half in `Geometry.halves`, own tile j, row e of two."""
+
+    def end(self) -> None:
+        """At the kernel's end."""
+
+
+class ExchangeEmitter(Protocol):
+    """One kernel's exchange of values between blocks. Tiles are 8 units x 8 batch rows."""
+
+    par: int
+
+    def prepare(self) -> None:
+        """Once: what every step needs, addresses in registers."""
+
+    def fill(self) -> None:
+        """Once: the initial values of carried states become operands."""
+
+    def begin_step(self) -> None:
+        """Before a step's first phase."""
+
+    def ready(self, source: Node) -> None:
+        """Wait for an operand that blocks of the group publish."""
+
+    def stage(self, node: Node, block: int, j: int, e: int, value: Expr) -> None:
+        """Lay down one value of this lane's cell."""
+
+    def tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
+        """After a tile is staged. when: publish it only then. y: writes 16 bytes of y."""
+
+    def phase(self, slots: Slots) -> None:
+        """After all tiles of a phase."""
+
+    def give(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
+        """A warp's part of a reduction, 2 or 4 words of each lane q: they belong at `word`."""
+
+    def meet(self, number: int) -> None:
+        """After all parts of the number-th reduction are given: wait for everybody's."""
+
+    def take(self, word: Expr, registers: Sequence[Expr]) -> None:
+        """2 or 4 words of a reduction's parts."""
+
+    def plain(self, value: Expr) -> Expr:
+        """A float32 value in the storage dtype, as others may read it."""
+
+    def end(self) -> None:
+        """At the kernel's end."""
+
+
+class InputRows(Protocol):
+    """The rows of the layer's own input that products read."""
+
+    def announce(self) -> None:
+        """First of all: the next layer may be launched."""
+
+    def prepare(self) -> None:
+        """The first step's rows."""
+
+    def stash(self, t: Expr, par: int) -> None:
+        """Once in step t, when no product reads this step's rows any more."""
+
+    def events(self, t: Expr) -> Expr:
+        """How often the blocks of the layer below have published when step t of it is in memory."""
+
+    def end(self) -> None:
+        """At the kernel's end."""
+
+
+class OperandPieces(Protocol):
+    """Pieces of operands that lanes copy or load for themselves."""
+
+    def prepare(self) -> None:
+        """Once: where they come from."""
+
+    def begin_step(self) -> None:
+        """Before a step's first phase."""
+
+    def ask_inputs(self) -> bool:
+        """Begin to copy the next step's inputs, once, when nobody reads this step's any more. Whether it did."""
+
+
+class LaneExchange(ExchangeEmitter, Protocol):
+    """An exchange whose operands lanes load themselves, 16 bytes at a time."""
+
+    def pointer(self, node: Node, slot: int, kblock: Expr, row: Expr) -> Expr:
+        """Where this lane's piece of a row is."""
+
+    def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: Sequence[Expr]) -> None:
+        """That piece."""
+
+    def follow(self, events: Expr) -> None:
+        """Until the layer below has published so many times."""
+
+
+class LaneInputs(InputRows, Protocol):
+    """The same of rows of the layer's input."""
+
+    def load(self, share: Share, kblock: int, tile: int, registers: Buffer, first: int, within: int | None) -> None:
+        """This lane's piece of a block of K and a tile, of the tile's row g or `within`, to registers from `first`."""
+
+
+class LanePieces(OperandPieces, Protocol):
+    """The same of rows in global memory."""
+
+    def load(self, share: Share, kblock: int, tile: int, registers: Buffer, first: int) -> None: ...
+
+
+@dataclass
+class Emitters:
+    """Who emits the statements of one kernel."""
+
+    exchange: ExchangeEmitter
+    inputs: InputRows
+    pieces: OperandPieces
+    product: ProductEmitter
+
+
+class HoistedFetch(Protocol):
+    """Copies of hoisted values, some steps early (`hoisted_value_prefetch.py`)."""
+
+    @property
+    def order(self) -> Sequence[object]:
+        """What is copied; empty: nothing."""
+
+
+class StateMasks(Protocol):
+    """Dropout masks of what products read of states (`dropout_mask_words.py`)."""
+
+    def handed(self, state: Node, value: Expr, block: int, j: int, e: int) -> Expr: ...
+    def handed_at(self, state: Node, value: Expr, row: Expr, unit: Expr) -> Expr: ...
+
+
+class Reads(Protocol):
+    """What cells read from memory (`cell_reads.py`)."""
+
+    @property
+    def fetch(self) -> HoistedFetch: ...
+
+    @property
+    def words(self) -> StateMasks: ...
+
+    def now(self, t: Expr, *, fetch: bool) -> list[Callable[[], None]]:
+        """Loads of what step t reads, one statement each, or their successors' way into L2; empty unless the geometry
+        reads in the step itself."""
+
+    def reader(self, phase: Phase, block: int, j: int, e: int) -> Callable[[Node, Index], Expr | None]:
+        """How expressions of one cell read stored values."""
+
+
+class Tape(Protocol):
+    """What training keeps (`tape_stores.py`)."""
+
+    def pair(self, name: str, place: Place, values: Sequence[Expr], of: tuple[int, int, int], width: int) -> None: ...
+
+
+class Cells(Protocol):
+    """Which cells a lane has (`lane_cells.py`): of unit `block` and row e of two of the warp's j-th own tile."""
+
+    def unit(self, width: int, block: int) -> Expr: ...
+    def first_unit(self, width: int, block: int) -> Expr: ...
+    def tile(self, j: int) -> Expr: ...
+    def row(self, j: int, e: Expr) -> Expr: ...
+    def own_tile(self, j: int) -> AbstractContextManager[None]: ...
+    def each(self, width: int) -> Iterator[tuple[int, int, int]]: ...
+    def inside(self, width: int, block: int, j: int, e: int) -> Expr: ...
+
+
+class Resets(Protocol):
+    """Lengths and resets (`lengths_and_resets.py`)."""
+
+    def first(self, state: Node) -> Expr: ...
+    def after(self, state: Node, value: Expr, block: int, j: int, e: int) -> Expr: ...
+    def kept(self, value: Expr, instead: Expr, j: int, e: int) -> Expr: ...
+    def when_reset(self, row: Expr, act: Callable[[], None]) -> None: ...
+
+
+class Body(Protocol):
+    """The kernel that is being written, as emitters see it. t: the step; par: whether its number is even or odd. held:
+    registers of values by (node, component, block, tile, e). last: the phase whose product reads an input at last."""
+
+    k: Writer
+    geometry: Geometry
+    layout: Layout
+    step: Step
+    ids: ThreadIds
+    arena: Buffer
+    par: int
+    t: Expr
+    last: Phase | None
+    held: dict[Held, Expr]
+
+    @property
+    def keeping(self) -> Tape: ...
+
+    @property
+    def cells(self) -> Cells: ...
+
+    @property
+    def reads(self) -> Reads: ...
+
+    @property
+    def masks(self) -> Resets | None: ...
+
+    @property
+    def states(self) -> dict[tuple[Node, int, int, int], tuple[Buffer, int]]: ...
+
+    @property
+    def exchange(self) -> ExchangeEmitter: ...
+
+    @property
+    def inputs(self) -> InputRows: ...
+
+    @property
+    def carried(self) -> set[Node]:
+        """Published values that the next step reads."""
+
+    def time(self, t: Expr) -> Expr:
+        """Row 0 of step t in arrays [T, B, ...]."""
+
+    def order(self, t: Expr) -> Expr:
+        """Where step t, of those of this launch, is in order of time."""
+
+    def value(self, source: Node) -> Node:
+        """The published value behind an operand."""
+
+    def copy_of(self, source: Node) -> int:
+        """Which copy of its value an operand is in."""
+
+    def ready(self, share: Share) -> None:
+        """Wait until an operand is there."""
+
+
+# --- how blocks exchange values ---------------------------------------------------------------------------------------
+
+
+class Exchange(ABC):
+    """How the blocks of a group hand values to each other, as planning sees it. Implementations are frozen, and have no
+    state: `exchange.py`, `exchange_by_polling.py`."""
+
+    name: ClassVar[str]  # in kernels' names
+    in_memory: ClassVar[bool]  # values travel through global memory, and all blocks must be on the GPU at once
+    polls: ClassVar[bool] = False  # who needs a value loads it until it is there
+    marks: ClassVar[bool] = False  # a layer knows by the values themselves what the layer below has written
+    rates: ClassVar[Rates]
+
+    @abstractmethod
+    def place(self, k: Writer, geometry: Geometry) -> tuple[Expr, Expr]:
+        """This block's group, and its rank in there."""
+
+    @abstractmethod
+    def exchanger(self, body: Body, stage_at: int, barriers_at: int) -> LaneExchange:
+        """Who emits it, for lanes that load operands as fragments of mma.sync. Words of shared memory."""
+
+    @abstractmethod
+    def inputs(self, body: Body, exchange: LaneExchange, pieces: LanePieces, at: int) -> LaneInputs:
+        """Who brings the layer's input, for such lanes."""
+
+    @abstractmethod
+    def pieces(self, body: Body) -> LanePieces:
+        """Who loads pieces of it, without copies."""
+
+    # Sizes.
+
+    def cluster(self, geometry: Geometry) -> int:
+        """Blocks that are launched as a cluster."""
+        return 1
+
+    def operand_words(self, geometry: Geometry) -> int:
+        """Words of shared memory for what blocks exchange."""
+        return 0
+
+    def stage_words(self, geometry: Geometry) -> int:
+        """Words of shared memory in which values are staged on their way out: tiles of each warp."""
+        return geometry.warps * geometry.staged_tiles * 64 * geometry.itemsize // 4
+
+    def input_words(self, geometry: Geometry) -> int:
+        """Words of shared memory for rows of inputs."""
+        return 0
+
+    def input_registers(self, geometry: Geometry) -> int:
+        """Registers of a thread that hold pieces of an input."""
+        return 0
+
+    def handover_us(self, geometry: Geometry, phase: Phase, cells: int) -> float:
+        """What a phase takes beside `rates`, us. cells: of a lane."""
+        return 0.0
+
+    # Memory and launches, as C++ text. groups: how many there are, in B. words: that a group exchanges.
+
+    def value_bytes(self, groups: str, words: int, steps: str | int) -> str | int:
+        """What all groups exchange in so many steps, bytes."""
+        return 0
+
+    def zero_bytes(self, groups: str) -> str | int:
+        """Of the memory for a launch, what is set to 0 before it: counters."""
+        return 0
+
+    def work_bytes(self, groups: str, at_once: str, words: int) -> str | int:
+        """The memory of a launch, bytes. at_once: groups that run at the same time, at most."""
+        return 0
+
+    @abstractmethod
+    def launches(
+        self, host: Host, geometry: Geometry, groups: str, resident: int, work: Pointer, steps: str | int
+    ) -> Iterator[tuple[str, str, list[Pointer]]]:
+        """Of one layer alone: (first batch row, groups, further pointers) of each launch that is to be written. Memory
+        is prepared."""
+
+    def clear_for_wave(
+        self, host: Host, counters: Pointer, counter_bytes: str, values: Pointer, value_bytes: str | int
+    ) -> None:
+        """Prepare the memory of all layers of a wave."""
+        return None
+
+
+# --- the geometry -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Geometry(ABC):
+    """step: of a layer. precision: of products. ctas: blocks of a group, which owns all units. rows: batch rows of a
+    group. warps_u, warps_n, warps_k: how a block's warps share units, batch rows and K (or, where sums of all parts of
+    K meet in shared memory, how they share cells). register_words: weight words (of 4 bytes) that a thread may keep.
+    shared_words: weight words per lane in shared memory. passes: in which the batch rows are multiplied: more passes
+    need fewer registers, and read weights that are not in registers again. stored: the dtype of weights
+    (`cuda/layer/fp8_weights.py`) where it is not `storage`.
     """
 
     step: Step
     precision: str
-    exchange: str
+    exchange: Exchange
     ctas: int
     rows: int
     warps_u: int = 1
@@ -80,15 +434,136 @@ class Team:
     warps_k: int = 1
     register_words: int = 128
     shared_words: int = 0
-    ahead: int = 1
     passes: int = 1
-    polled: int = 0
-    copied: int = 0
-    ring: int = 0
-    together: int = 1
-    staged: int = 0
-    fma: int = 0
     stored: str = ""
+
+    alignment: ClassVar[int] = 128  # of shared memory, bytes
+    streams: ClassVar[bool] = False  # weights may come from L2 in every step
+    # Cells' values are loaded in the step that reads them, while its product is under way: steps are long, and short of
+    # the registers and the memory that values of later steps would take.
+    reads_in_step: ClassVar[bool] = False
+    zeroes_padding: ClassVar[bool] = True  # products read what no unit writes, which must be 0
+    wants: ClassVar[str]  # what `possible` asks for, in words
+
+    # --- what each kind of product answers ---------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def possible(self) -> bool:
+        """Whether a kernel can be written."""
+
+    @abstractmethod
+    def block_words(self, phase: Phase) -> int:
+        """Words of weights of one block of K, per lane."""
+
+    @property
+    @abstractmethod
+    def partial_words(self) -> int:
+        """Words of shared memory where sums of parts of K meet."""
+
+    @property
+    @abstractmethod
+    def shared_bytes(self) -> int:
+        """Of shared memory, per block."""
+
+    @abstractmethod
+    def product_registers(self) -> int:
+        """An estimate per thread: weights, and sums and operands of the largest product."""
+
+    @abstractmethod
+    def weight_index(self, phase: Phase, share: Share, at: Expr) -> tuple[tuple[Expr, ...], Expr]:
+        """Position in the packed weights -> (index into the weight node, valid)."""
+
+    @property
+    @abstractmethod
+    def rates(self) -> Rates:
+        """What was fitted of it, for `cuda/model/persistent_step_time.py`."""
+
+    @abstractmethod
+    def product_us(self, phase: Phase) -> float:
+        """How long a phase's product takes, predicted, us."""
+
+    @abstractmethod
+    def emitters(self, body: Body) -> Emitters:
+        """Who emits the statements, each with its place in `body.arena`."""
+
+    @property
+    @abstractmethod
+    def fetch_at(self) -> int:
+        """The word of shared memory where hoisted values are copied to."""
+
+    # --- what most kinds have in common ------------------------------------------------------------------------------
+
+    def packing(self, phase: Phase, share: Share) -> tuple[Hashable, ...]:
+        """What the order of packed weights depends on: geometries of equal packing share them."""
+        return (self.ctas, self.warps_u, self.warps_k, share.kblocks, self.blocks(phase.width))
+
+    @property
+    def cluster(self) -> int:
+        """Blocks that are launched as a cluster."""
+        return self.exchange.cluster(self)
+
+    @property
+    def k_parts(self) -> int:
+        """Parts of K, each with a share of the weights."""
+        return self.warps_k
+
+    @property
+    def part_lanes(self) -> int:
+        """Lanes that share the weights of one part of K."""
+        return LANES * self.warps_u
+
+    @property
+    def staged_tiles(self) -> int:
+        """Tiles of a warp that are handed over together."""
+        return 1
+
+    @property
+    def input_words_total(self) -> int:
+        """Words of shared memory for rows of inputs."""
+        return self.exchange.input_words(self)
+
+    def warp_place(self, warp: Expr) -> tuple[Expr, Expr, Expr]:
+        """Which part of K, batch rows and units a warp has."""
+        n = tirx.floormod(tirx.floordiv(warp, self.warps_k), self.warps_n)
+        return tirx.floormod(warp, self.warps_k), n, tirx.floordiv(warp, self.warps_k * self.warps_n)
+
+    def follows(self, whole: bool) -> bool:
+        """Whether the layer can follow another one in a wave. whole: its output's rows are made of 16-byte pieces."""
+        return not self.exchange.polls and (whole or self.exchange.in_memory)
+
+    def extra_us(self, groups: int) -> float:
+        """What a step takes beside its phases, us, where so many groups run at once."""
+        return 0.0
+
+    @property
+    def slowdown(self) -> float:
+        """Of a whole step."""
+        return 1.0
+
+    def fits(self, registers: int = 255, shared_bytes: int = 232448) -> bool:
+        """Whether a block fits on an SM. 255 registers per thread, 64 K per SM."""
+        most = min(registers, (1 << 16) // self.threads // 8 * 8)
+        return self.threads <= 1024 and self.registers() <= most and self.shared_bytes <= shared_bytes
+
+    def registers(self) -> int:
+        """An estimate per thread, used to discard what would spill: of the product, cells, and what addresses take."""
+        total = self.product_registers()
+        for number, phase in enumerate(self.step.phases):
+            cells = self.blocks(phase.width) * self.own_tiles * 2
+            reads = self.step.reads[number]
+            early = [self.reads_in_step or node.random or self.fetches(phase, node, slot) for node, slot in reads]
+            total += (2 * len(reads) - sum(map(bool, early))) * cells
+        for state in self.step.graph.states:
+            total += self.blocks(state.shape[0]) * self.own_tiles * 2
+        return int(total + 30)
+
+    @property
+    def kept_registers(self) -> int:
+        """Registers of a thread that hold weights."""
+        return sum(s.registers * self.block_words(p) for p, parts in self.shares.items() for s in parts)
+
+    # --- types, warps and tiles --------------------------------------------------------------------------------------
 
     @property
     def storage(self) -> str:
@@ -106,16 +581,6 @@ class Team:
     @property
     def warps(self) -> int:
         return self.warps_u * self.warps_n * self.warps_k
-
-    @property
-    def k_parts(self) -> int:
-        """Parts of K, of warps or of warpgroups."""
-        return self.warps // 4 if self.ring else self.warps if self.fma else self.warps_k
-
-    @property
-    def part_lanes(self) -> int:
-        """Lanes that share the weights of one part of K."""
-        return LANES * 4 if self.ring else LANES * (1 if self.fma else self.warps_u)
 
     @property
     def threads(self) -> int:
@@ -169,16 +634,36 @@ class Team:
     def m_tiles(self, phase: Phase) -> int:
         return -(-self.blocks(phase.width) * phase.gates // 2)
 
-    def block_words(self, phase: Phase) -> int:
-        """Words of weights of one block of K, per lane."""
-        if self.ring:
-            return wgmma_pipelined_layout.m_tiles(self, phase) * wgmma_pipelined_layout.TILE_WORDS
-        if self.fma:
-            return ffma_layout.weight_bytes(self, phase) // (4 * LANES)
-        return self.m_tiles(phase) * (4 if self.stored else 8)
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def weights(self) -> tuple[tuple[Phase, Share], ...]:
+        """Every product's operands, in the order of the kernel's weight pointers."""
+        return tuple((phase, share) for phase in self.step.phases for share in self.shares[phase])
+
+    @property
+    def weight_names(self) -> dict[Share, str]:
+        """Pointers to packed weights."""
+        return {share: f"weight_{number}" for number, (_, share) in enumerate(self.weights)}
+
+    @property
+    def scale_names(self) -> dict[Share, str]:
+        """Pointers to the scales of weights in 8 bits: one for each weight."""
+        return {share: f"scale_{number}" for number, (_, share) in enumerate(self.weights)} if self.stored else {}
+
+    def separated(self, phase: Phase) -> bool:
+        """Whether an exchange lies between the product before this one and this: else its sums may still be read."""
+        phases = self.step.phases
+        at = phases.index(phase)
+        for other in (*reversed(phases[:at]), *reversed(phases[at:])):
+            if other.published:
+                return True
+            if other.kind == "gemm":
+                return False
+        return False
 
     def depth_blocks(self, source: Node) -> int:
-        """K blocks of an operand: whole blocks per warp, those of padded units included."""
+        """K blocks of an operand: whole blocks per part of K, those of padded units included."""
         width = source.shape[0] if source.op == "input" else self.ctas * self.units(source.shape[0])
         return ceil(ceil(width / self.block_k) / self.k_parts) * self.k_parts
 
@@ -198,15 +683,25 @@ class Team:
             made[phase, operand] = Share(operand, kblocks, kept, near)
         return {phase: tuple(made[phase, operand] for operand in phase.operands) for phase in self.step.phases}
 
+    @property
+    def weight_words(self) -> int:
+        """Weights in shared memory, in words per block."""
+        lanes = self.k_parts * self.part_lanes
+        return sum(s.shared * self.block_words(p) * lanes for p, parts in self.shares.items() for s in parts)
+
+    def weight_elements(self, phase: Phase, share: Share) -> int:
+        words = self.block_words(phase) * share.kblocks
+        return self.ctas * self.k_parts * self.part_lanes * words * 4 // (1 if self.stored else self.itemsize)
+
     # --- hoisted values ----------------------------------------------------------------------------------------------
 
     def fetches(self, phase: Phase, node: Node, slot: int) -> bool:
-        """Whether a hoisted value's component is copied to shared memory early, 8 units at a time
-        (`hoisted_value_prefetch.py`). A ring needs that memory, masks are words."""
+        """Whether a hoisted value's component is prefetched into shared memory, 8 units at a time
+        (`hoisted_value_prefetch.py`). Masks are words."""
         # Inputs: on an H200 6.6 us in place of 7.2 in a grid (GRU 1024 backwards, B = 32), 2.15 in place of 1.84 in
         # clusters (LSTM 256).
-        whole = node.op != "input" or (self.exchange == "grid" and node in self.step.whole)
-        return not self.ring and whole and slot >= 0 and phase.width % 8 == 0 and not node.random
+        whole = node.op != "input" or (self.exchange.in_memory and node in self.step.whole)
+        return not self.reads_in_step and whole and slot >= 0 and phase.width % 8 == 0 and not node.random
 
     @property
     def fetching(self) -> int:
@@ -219,58 +714,25 @@ class Team:
         tiles = [self.blocks(p.width) for p, reads in pairs for node, slot in reads if self.fetches(p, node, slot)]
         return FETCH_STEPS * self.fetching * sum(tiles) * self.own_tiles * 64 * self.itemsize // 4
 
-    # --- inputs of products ----------------------------------------------------------------------------------------
+    # --- values and inputs -------------------------------------------------------------------------------------------
 
-    def input_words(self, node: Node) -> int:
-        """One copy of an input's rows, in words of 4 bytes."""
+    def value_words(self, node: Node) -> int:
+        """One copy of a published value, or of an input's rows, in words of 4 bytes."""
         return self.depth_blocks(node) * self.rows * BLOCK_WORDS
-
-    def input_at(self, node: Node) -> int:
-        """Where the copies of an input's rows begin, in words from the first input's."""
-        before = self.step.given[: self.step.given.index(node)]
-        return sum(2 * self.input_words(n) for n in before)
-
-    @property
-    def inputs_words(self) -> int:
-        """A cluster's: of even and odd steps."""
-        return sum(2 * self.input_words(n) for n in self.step.given) if self.exchange == "cluster" else 0
-
-    @property
-    def copy_words(self) -> int:
-        """A grid's copies of operands: each input's, and a place for the others."""
-        every = [s for parts in self.shares.values() for s in parts]
-        inputs = sum(s.kblocks for s in every if s.operand.given)
-        others = max((s.kblocks for s in every if not s.operand.given), default=0)
-        return self.copied * self.warps * (inputs + others) * self.tiles * LANES * 4
-
-    @property
-    def input_registers(self) -> int:
-        """A thread of a cluster holds its pieces of a step for one step."""
-        pieces = [ceil(self.input_words(n) // 4 / self.threads) for n in self.step.given]
-        return 4 * sum(pieces) if self.exchange == "cluster" else 0
-
-    @property
-    def chains(self) -> dict[Phase, int]:
-        """Independent accumulators per MMA tile: an MMA takes 34 cycles and can start every 6.5, so 8 must be under way
-        in each quarter of a multiprocessor."""
-        found = {}
-        for phase in self.step.phases:
-            if self.precision == "float32" or self.staged:
-                found[phase] = 1
-                continue
-            under_way = self.m_tiles(phase) * self.pass_tiles * max(1, self.warps // 4)
-            found[phase] = 1 if under_way >= 8 else 2 if under_way >= 3 else 4
-        return found
-
-    # --- exchange --------------------------------------------------------------------------------------------------
 
     @cached_property
     def published(self) -> tuple[Node, ...]:
         return tuple(n for p in self.step.phases for n in p.published)
 
-    def value_words(self, node: Node) -> int:
-        """One copy of a published value, in words of 4 bytes."""
-        return self.depth_blocks(node) * self.rows * BLOCK_WORDS
+    @property
+    def publishes_whole_blocks(self) -> bool:
+        """Whether every word of what products read is written in every step: no block of K is padded."""
+        return all(self.ctas * self.units(n.shape[0]) == self.depth_blocks(n) * self.block_k for n in self.published)
+
+    @property
+    def products_alone(self) -> bool:
+        """Whether every phase is a product."""
+        return all(p.kind == "gemm" for p in self.step.phases)
 
     @cached_property
     def value_at(self) -> dict[Node, int]:
@@ -309,74 +771,14 @@ class Team:
         """One of the two buffers that reductions use in turn."""
         return max((len(p.roots) for p in self.reductions), default=0) * self.parts * self.rows
 
-    # --- shared memory ---------------------------------------------------------------------------------------------
-
-    @property
-    def partial_words(self) -> int:
-        if self.fma:
-            return ffma_layout.partial_words(self)
-        if self.warps_k == 1:
-            return 0
-        most = max((self.m_tiles(p) for p in self.step.phases if p.kind == "gemm"), default=0)
-        if self.staged:
-            return wgmma_staged_layout.partial_words(self, most)
-        # Without a counter no barrier of the block lies between two steps: they take turns with two places.
-        return self.warps * most * self.pass_tiles * LANES * 4 * (1 + self.polled)
-
-    def stage_size(self, node: Node) -> int:
-        """A cluster stages all that a block hands over of a value."""
-        return self.rows * self.units(node.shape[0]) * self.itemsize // 4
-
     @property
     def stage_words(self) -> int:
-        if self.exchange == "cluster":  # for even and odd steps: slow warps may still send what the last step staged
-            return 2 * sum(self.stage_size(n) for n in self.published)
-        tiles = wgmma_pipelined_layout.stage_tiles(self) if self.ring or self.staged or self.fma else 1
-        return self.warps * tiles * 64 * self.itemsize // 4
+        """Where values are staged on their way out."""
+        return self.exchange.stage_words(self)
 
     @property
-    def weight_words(self) -> int:
-        """Weights in shared memory, in words per block."""
-        lanes = self.k_parts * self.part_lanes
-        return sum(s.shared * self.block_words(p) * lanes for p, parts in self.shares.items() for s in parts)
-
-    @property
-    def shared_bytes(self) -> int:
-        if self.ring:
-            return wgmma_pipelined_layout.places(self).end
-        operands = self.exchange_words if self.exchange == "cluster" else 0
-        barriers = 16 * (len(self.published) + 1)  # two mbarriers per value, and for reductions
-        own = (self.partial_words, self.stage_words, self.inputs_words, self.copy_words, self.fetch_words)
-        staged = ffma_layout.ring_words(self) if self.fma else wgmma_staged_layout.words(self)
-        return 4 * (operands + sum(own) + self.weight_words + staged) + max(256, barriers)
-
-    # --- registers -------------------------------------------------------------------------------------------------
-
-    @property
-    def pollable(self) -> bool:
-        """Whether values may be handed over without a counter."""
-        return ffma_layout.able(self) if self.fma else wgmma_staged_layout.pollable(self)
-
-    def registers(self) -> int:
-        """An estimate per thread, used to discard what would spill."""
-        return register_estimate.registers(self)
-
-    # --- weights ---------------------------------------------------------------------------------------------------
-
-    def weight_elements(self, phase: Phase, share: Share) -> int:
-        words = self.block_words(phase) * share.kblocks
-        return self.ctas * self.k_parts * self.part_lanes * words * 4 // (1 if self.stored else self.itemsize)
-
-    def weight_index(self, phase: Phase, share: Share, at: Expr) -> tuple[tuple[Expr, ...], Expr]:
-        """Position in the packed weights -> (index into the weight node, valid)."""
-        wide = wgmma_pipelined_layout if self.ring or self.staged else mma_sync_layout
-        layout: Any = ffma_layout if self.fma else wide
-        found: tuple[tuple[Expr, ...], Expr] = layout.weight_index(self, phase, share, at)
-        return found
-
-    def fits(self, registers: int = 255, shared_bytes: int = 232448) -> bool:
-        """Whether a block fits on an SM. 255 registers per thread, 64 K per SM."""
-        if self.step.given and self.copied and self.passes > 1:
-            return False  # the next step's input would take the place of this one's too early
-        most = min(registers, (1 << 16) // self.threads // 8 * 8)
-        return self.threads <= 1024 and self.registers() <= most and self.shared_bytes <= shared_bytes
+    def phase_tiles(self) -> int:
+        """Tiles of a warp in one phase, at most."""
+        tiles: list[int] = [sum(self.blocks(n.shape[0]) for n in p.published) for p in self.step.phases]
+        tiles.append(sum(self.blocks(s.shape[0]) for s in self.step.carried))
+        return max(1, *tiles) * self.own_tiles

@@ -7,53 +7,52 @@ no barrier of the block is needed; early enough, that what lies beyond L2 comes 
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.tir.expr import Buffer, Expr
 
-from .geometry import FETCH_STEPS, LANES, Team
+from .geometry import FETCH_STEPS, LANES, Body, Geometry
 
-Expr = Any
 Read = tuple[Phase, Node, int]
+Coming = tuple[Phase, Node, int, int, int, int]  # a read of one cell: with block, own tile, row of two
 
 
-def fetched(team: Team) -> list[Read]:
+def fetched(geometry: Geometry) -> list[Read]:
     """The (phase, hoisted value, component) that come this way."""
     return [
         (phase, node, slot)
-        for phase, reads in zip(team.step.phases, team.step.reads, strict=True)
+        for phase, reads in zip(geometry.step.phases, geometry.step.reads, strict=True)
         for node, slot in reads
-        if team.fetches(phase, node, slot)
+        if geometry.fetches(phase, node, slot)
     ]
 
 
 class Fetch:
     """The copies of one kernel. at: the word of the arena where they begin."""
 
-    def __init__(self, body: Any, at: int, pointers: dict[Node, int]) -> None:
-        self.body, self.k, self.team, self.at = body, body.k, body.team, at
+    def __init__(self, body: Body, at: int, pointers: dict[Node, int]) -> None:
+        self.body, self.k, self.geometry, self.at = body, body.k, body.geometry, at
         self.pointers = pointers  # number of each value's pointer
-        self.now: dict[tuple[Any, ...], tuple[Any, int]] = {}
+        self.now: dict[Coming, tuple[Buffer, int]] = {}
         self.order: list[tuple[Phase, Node, int, int, int]] = []  # with block and own tile: 8 x 8 values each
-        for phase, node, slot in fetched(self.team):
-            for block in range(self.team.blocks(phase.width)):
-                self.order += [(phase, node, slot, block, j) for j in range(self.team.own_tiles)]
+        for phase, node, slot in fetched(self.geometry):
+            for block in range(self.geometry.blocks(phase.width)):
+                self.order += [(phase, node, slot, block, j) for j in range(self.geometry.own_tiles)]
         # A value's pieces follow each other, also where several phases read it.
         known = list(dict.fromkeys(entry[1] for entry in self.order))
         self.order.sort(key=lambda entry: known.index(entry[1]))
-        self.each = 8 * self.team.itemsize // 16  # pieces of a row
+        self.each = 8 * self.geometry.itemsize // 16  # pieces of a row
 
     def prepare(self) -> None:
         """Where this lane's pieces come from; the first steps' copies begin."""
-        k, team = self.k, self.team
+        k, geometry = self.k, self.geometry
         if not self.order:
             return
         arena = I.cuda.cvta_generic_to_shared(self.body.arena.ptr_to([tirx.const(0, "int32")]))
-        warp = self.at + self._warp() * (team.fetch_words // team.fetching)
+        warp = self.at + self._warp() * (geometry.fetch_words // geometry.fetching)
         self.warp = k.keep(warp)
         self.base = k.keep(arena + tirx.Cast("uint32", (self.warp + self.body.ids.lane * 4) * 4))
         self.sources: list[tuple[Node, int, Expr]] = []
@@ -62,7 +61,7 @@ class Fetch:
             entries = [entry for entry in self.order if entry[1] is node]
             for i in range(-(-len(entries) * 8 * self.each // LANES)):
                 self.sources.append((node, first * 8 * self.each + i * LANES, self._source(node, entries, i)))
-        self.registers = k.local(2 * len(self.order), team.storage)
+        self.registers = k.local(2 * len(self.order), geometry.storage)
         for n, (phase, node, slot, block, j) in enumerate(self.order):
             for e in range(2):
                 self.now[(phase, node, slot, block, j, e)] = (self.registers, 2 * n + e)
@@ -71,31 +70,35 @@ class Fetch:
 
     def _warp(self) -> Expr:
         """This warp's number, among those that copy."""
-        team, ids = self.team, self.body.ids
-        if team.fetching == team.warps:
+        geometry, ids = self.geometry, self.body.ids
+        if geometry.fetching == geometry.warps:
             return ids.warp
-        group, each = tirx.floordiv(ids.warp, team.warps_k), min(team.warps_k, team.pass_tiles)
+        group, each = tirx.floordiv(ids.warp, geometry.warps_k), min(geometry.warps_k, geometry.pass_tiles)
         return group * each + tirx.Min(ids.warp_k, tirx.const(each - 1, "int32"))
 
     def _copies(self) -> Expr:
         """Whether this warp copies."""
-        team = self.team
-        return tirx.const(True, "bool") if team.fetching == team.warps else self.body.ids.warp_k < team.pass_tiles
+        geometry = self.geometry
+        return (
+            tirx.const(True, "bool")
+            if geometry.fetching == geometry.warps
+            else self.body.ids.warp_k < geometry.pass_tiles
+        )
 
-    def _source(self, node: Node, entries: list[Any], i: int) -> Expr:
+    def _source(self, node: Node, entries: list[tuple[Phase, Node, int, int, int]], i: int) -> Expr:
         """Element at time 0 of this lane's i-th piece of a value. Lanes past the last piece repeat it."""
-        k, body, team = self.k, self.body, self.team
-        lanes = 16 // team.itemsize
+        k, body, geometry = self.k, self.body, self.geometry
+        lanes = 16 // geometry.itemsize
         flat = tirx.Min(body.ids.lane + i * LANES, len(entries) * 8 * self.each - 1)
         entry, row = tirx.floordiv(flat, 8 * self.each), tirx.floormod(tirx.floordiv(flat, self.each), 8)
         unit, tile = k.local(1, "int32"), k.local(1, "int32")
         for n, (phase, _, slot, block, j) in enumerate(entries):
             with k.when(entry == n):
                 # Units past the last one are never looked at: any will do.
-                within = tirx.Min(body._unit0(phase.width, block), tirx.const(phase.width - 8, "int32"))
+                within = tirx.Min(body.cells.first_unit(phase.width, block), tirx.const(phase.width - 8, "int32"))
                 k.store(unit, slot * phase.width + within, 0)
-                k.store(tile, body._tile(j), 0)
-        row = k["row0"] + body.ids.team * team.rows + tile[0] * 8 + row
+                k.store(tile, body.cells.tile(j), 0)
+        row = k["row0"] + body.ids.group * geometry.rows + tile[0] * 8 + row
         row = tirx.Cast("int64", tirx.Min(row, k["batch"] - 1))
         piece = tirx.floormod(flat, self.each) * lanes
         return k.keep(row * self._stride(node) + unit[0] + piece)
@@ -108,14 +111,14 @@ class Fetch:
 
     def _words(self) -> int:
         """Of one step of one warp."""
-        words: int = self.team.fetch_words // self.team.fetching // FETCH_STEPS
+        words: int = self.geometry.fetch_words // self.geometry.fetching // FETCH_STEPS
         return words
 
     def _copy(self, t: Expr, slot: Expr) -> None:
         """Begin to copy step t to one of the places."""
         k = self.k
         with k.when(tirx.And(self._copies(), t < k["steps"])):
-            time = k.bind(self.body._time(t))
+            time = k.bind(self.body.time(t))
             for node, first, element in self.sources:
                 source = k[f"read_{self.pointers[node]}"].ptr_to([time * self._stride(node) + element])
                 target = self.base + tirx.Cast("uint32", slot * (self._words() * 4) + first * 16)
@@ -134,14 +137,17 @@ class Fetch:
         """Step t begins: its values to registers; the copy of a later step takes the place of the last one's."""
         if not self.order:
             return
-        k, team, ids = self.k, self.team, self.body.ids
+        k, geometry, ids = self.k, self.geometry, self.body.ids
         k.do(I.ptx["cp.async.wait_group"](FETCH_STEPS - 2))
         k.do(I.cuda.warp_sync())
-        elements = self._words() * 4 // team.itemsize
+        elements = self._words() * 4 // geometry.itemsize
         view = I.decl_buffer(
-            (team.shared_bytes // team.itemsize,), team.storage, data=self.body.arena.data, scope="shared.dyn"
+            (geometry.shared_bytes // geometry.itemsize,),
+            geometry.storage,
+            data=self.body.arena.data,
+            scope="shared.dyn",
         )
-        place = self.warp * (4 // team.itemsize) + tirx.floormod(t, FETCH_STEPS) * elements
+        place = self.warp * (4 // geometry.itemsize) + tirx.floormod(t, FETCH_STEPS) * elements
         place = k.keep(place + ids.q * 16 + ids.g)
         for n in range(len(self.order)):
             for e in range(2):

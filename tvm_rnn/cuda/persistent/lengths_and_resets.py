@@ -11,14 +11,15 @@ A state's value for the next step is decided when it is handed over, so flags ar
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from tvm import tirx
 
 from tvm_rnn.cuda.layer.phases import Step
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.tir.expr import Expr
 
-Expr = Any
+from .geometry import Body
+
 FOREVER = (1 << 31) - 1
 POINTERS = (("lengths", "int64"), ("reset", "uint8"))  # [B], and [T, B] of the whole call
 SCALARS = (
@@ -42,42 +43,44 @@ def _is(flag: Expr) -> Expr:
 class Masks:
     """The masks of one kernel."""
 
-    def __init__(self, body: Any, initial: Mapping[str, float]) -> None:
+    def __init__(self, body: Body, initial: Mapping[str, float]) -> None:
         self.body, self.k, self.initial = body, body.k, initial
-        k, rows = body.k, 2 * body.team.own_tiles
+        k, rows = body.k, 2 * body.geometry.own_tiles
         self.ends = k.local(rows, "int32")
         self.flags = [k.local(rows, "int32") for _ in range(2)]
-        for j in range(body.team.own_tiles):
+        for j in range(body.geometry.own_tiles):
             for e in range(2):
                 k.store(self.ends, tirx.const(FOREVER, "int32"), 2 * j + e)
-                with body._own_tile(j), k.when(tirx.And(_is(k["has_lengths"]), body._row(j, e) < k["batch"])):
-                    most = tirx.Min(k["lengths"][tirx.Cast("int64", body._row(j, e))], tirx.const(FOREVER, "int64"))
+                with body.cells.own_tile(j), k.when(tirx.And(_is(k["has_lengths"]), body.cells.row(j, e) < k["batch"])):
+                    most = tirx.Min(
+                        k["lengths"][tirx.Cast("int64", body.cells.row(j, e))], tirx.const(FOREVER, "int64")
+                    )
                     k.store(self.ends, tirx.Cast("int32", most), 2 * j + e)
         self.ask(0, tirx.const(0, "int32"))
 
     def _flag(self, t: Expr) -> Expr:
         """Where in time the flag is that separates step t from the one processed before it."""
         k = self.k
-        return k.keep(k["start"] + self.body._local(t) + tirx.truncdiv(1 - k["direction"], 2))
+        return k.keep(k["start"] + self.body.order(t) + tirx.truncdiv(1 - k["direction"], 2))
 
     def ask(self, par: int, t: Expr) -> None:
         """Load the flags of step t."""
         k, body = self.k, self.body
-        for at in range(2 * body.team.own_tiles):
+        for at in range(2 * body.geometry.own_tiles):
             k.store(self.flags[par], tirx.const(0, "int32"), at)
         with k.when(tirx.And(_is(k["has_reset"]), t < k["steps"])):
             flag = self._flag(t)
             with k.when(flag < k["total"]):
-                for j in range(body.team.own_tiles):
+                for j in range(body.geometry.own_tiles):
                     for e in range(2):
-                        known = tirx.And(body._row(j, e) < k["batch"], flag < self.ends[2 * j + e])
-                        with body._own_tile(j), k.when(known):
-                            at = tirx.Cast("int64", flag) * k["batch"] + body._row(j, e)
+                        known = tirx.And(body.cells.row(j, e) < k["batch"], flag < self.ends[2 * j + e])
+                        with body.cells.own_tile(j), k.when(known):
+                            at = tirx.Cast("int64", flag) * k["batch"] + body.cells.row(j, e)
                             k.store(self.flags[par], tirx.Cast("int32", k["reset"][at]), 2 * j + e)
 
     def begin(self, t: Expr) -> None:
         """Step t begins."""
-        self.now = self.k.keep(self.k["start"] + self.body._local(t))
+        self.now = self.k.keep(self.k["start"] + self.body.order(t))
 
     def first(self, state: Node) -> Expr:
         return tirx.const(self.initial.get(state.name, 0.0), "float32")

@@ -8,26 +8,24 @@ be writing (see `layer_input_rows.py`); values of the layer's own units from the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import swizzled
+from tvm_rnn.cuda.persistent.product.wgmma_staged_layout import WARPGROUP, WgmmaStagedLayout, held
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.tir.expr import Buffer, Expr
 
-from .exchange import POISON, Store
 from .exchange_by_polling import Polled
 from .exchange_stores import SideBySide
-from .geometry import BLOCK_WORDS, LANES, Share
-from .layer_input_rows import Inputs, given, round_inputs
-from .product import wgmma_staged_layout
+from .geometry import BLOCK_WORDS, LANES, POISON, Body, Share, Slots
+from .layer_input_rows import Inputs, round_inputs
 
-Expr = Any
-THREADS = LANES * wgmma_staged_layout.WARPGROUP
+THREADS = LANES * WARPGROUP
 
 
 class Staged(SideBySide, Polled):
@@ -36,19 +34,22 @@ class Staged(SideBySide, Polled):
     def arrive(self) -> None:
         self.write_y(self.hand_over())
 
-    def phase(self, slots: dict[Node, tuple[int, Expr | None, Store | None]]) -> None:
+    def phase(self, slots: Slots) -> None:
         self.arrive()
         super().phase(slots)
+
+    def turned(self, row: Expr, piece: Expr) -> Expr:
+        return swizzled(row, piece)
 
     def word(self, node: Node, slot: Expr, kblock: Expr, row: Expr, piece: Expr) -> Expr:
         return super().word(node, slot, kblock, row, swizzled(row, piece))
 
-    def own_place(self, node: Node, slot: int) -> Expr:
-        """The first word of a value of some step."""
-        return self._place(self._step(slot)) + self.team.value_at[node] // 2
+    def first_word(self, source: Node) -> Expr:
+        node = self.body.value(source)
+        return self.place(self._step(self.body.copy_of(source))) + self.geometry.value_at[node] // 2
 
 
-def until_there(k: Writer, pieces: Any, count: int, ask: Callable[[int], None]) -> None:
+def until_there(k: Writer, pieces: Buffer, count: int, ask: Callable[[int], None]) -> None:
     """Until no piece of 16 bytes has a word of poison: ask for the missing ones again, together."""
     poison = tirx.const(POISON, "uint32")
     missing = k.local(1, "uint32")
@@ -65,7 +66,7 @@ def until_there(k: Writer, pieces: Any, count: int, ask: Callable[[int], None]) 
     k.do(I.cuda.warp_sync())
 
 
-def largest(found: list[Expr]) -> Expr:
+def largest(found: Sequence[Expr]) -> Expr:
     """As a tree: a chain would be long."""
     while len(found) > 1:
         found = [tirx.Max(*found[i : i + 2]) if i + 1 < len(found) else found[i] for i in range(0, len(found), 2)]
@@ -75,11 +76,14 @@ def largest(found: list[Expr]) -> Expr:
 class Operands:
     """Operands that other units hand over."""
 
-    def __init__(self, body: Any) -> None:
-        self.body, self.k, self.team = body, body.k, body.team
-        self.pieces: Any = None
+    pieces: Buffer
+    load: Callable[[int], None]
 
-    def _mine(self) -> Expr:
+    def __init__(self, body: Body, geometry: WgmmaStagedLayout, exchange: Staged) -> None:
+        self.body, self.k, self.geometry, self.exchange = body, body.k, geometry, exchange
+        self.held: list[int] = []
+
+    def mine(self) -> Expr:
         """This thread's number in its warpgroup, which brings its own part of K."""
         return self.k.fresh(tirx.floormod(self.body.ids.thread, THREADS))
 
@@ -91,12 +95,10 @@ class Operands:
     def ask(self, share: Share, turn: int = 0) -> None:
         """For the pieces of an operand, of which a thread holds so many at a time."""
         body, k = self.body, self.k
-        node = body.value(share.operand.source)
-        slot = body._copy(share.operand.source, node in body._carried())
-        total = wgmma_staged_layout.part_pieces(self.team, share.kblocks)
-        each = wgmma_staged_layout.held(total)
-        first = body.exchange.own_place(node, slot) + body.ids.warp_k * (total * 4)
-        first = k.keep(first + self._mine() * 4)
+        total = self.geometry.part_pieces(share.kblocks)
+        each = held(total)
+        first = self.exchange.first_word(share.operand.source) + body.ids.warp_k * (total * 4)
+        first = k.keep(first + self.mine() * 4)
         if turn == 0:
             self.pieces = k.local(4 * each, "uint32")
         self.held = [n for n in range(turn * each, (turn + 1) * each) if n * THREADS < total]
@@ -116,20 +118,20 @@ class Operands:
     def lay_down(self, share: Share) -> None:
         """When they are there. A barrier of the warpgroup must follow."""
         k, body = self.k, self.body
-        total = wgmma_staged_layout.part_pieces(self.team, share.kblocks)
-        for turn in range(-(-total // (THREADS * wgmma_staged_layout.held(total)))):
+        total = self.geometry.part_pieces(share.kblocks)
+        for turn in range(-(-total // (THREADS * held(total)))):
             if turn:
                 self.ask(share, turn)
             until_there(k, self.pieces, len(self.held), self.load)
-            at = wgmma_staged_layout.place(self.team, share.operand.source) + body.ids.warp_k * (total * 4)
-            at = k.keep(at + self._mine() * 4)
+            at = self.geometry.place(share.operand.source) + body.ids.warp_k * (total * 4)
+            at = k.keep(at + self.mine() * 4)
             for number, n in enumerate(self.held):
                 with self.placed(total, n):
                     target = body.arena.ptr_to([at + n * THREADS * 4])
                     k.do(I.ptx["st.shared.v4.b32"](target, *[self.pieces[4 * number + z] for z in range(4)]))
         k.do(I.ptx.fence.proxy.async_.shared__cta())
 
-    def placed(self, total: int, n: int) -> Any:
+    def placed(self, total: int, n: int) -> AbstractContextManager[None]:
         """Where this thread has an n-th piece."""
         if (n + 1) * THREADS <= total:
             return nullcontext()
@@ -140,8 +142,11 @@ class StagedInputs(Inputs):
     """The input rows of one kernel, in one place: asynchronous copies bring the next step's as soon as no product of
     the warpgroup reads this step's any more."""
 
-    def __init__(self, body: Any) -> None:
-        super().__init__(body, 0)
+    base: Expr  # the address of shared memory
+
+    def __init__(self, body: Body, geometry: WgmmaStagedLayout, operands: Operands) -> None:
+        super().__init__(body)
+        self.layout, self.operands = geometry, operands
 
     def prepare(self) -> None:
         k = self.k
@@ -157,15 +162,14 @@ class StagedInputs(Inputs):
     def _every(self) -> list[tuple[int, Node, int]]:
         """(number of the input, node, n-th piece of a thread)."""
         found = []
-        for number, node in enumerate(given(self.team)):
-            total = wgmma_staged_layout.part_pieces(self.team, self._depth(node))
+        for number, node in enumerate(self.geometry.step.given):
+            total = self.layout.part_pieces(self._depth(node))
             found += [(number, node, n) for n in range(-(-total // THREADS))]
         return found
 
     def _depth(self, node: Node) -> int:
         """Blocks of K of a part."""
-        depth: int = self.team.depth_blocks(node) // self.team.k_parts
-        return depth
+        return self.geometry.depth_blocks(node) // self.geometry.k_parts
 
     def _coordinates(self, node: Node, n: int) -> tuple[Expr, Expr, Expr]:
         """(row, block of K, piece) of a thread's n-th piece: eight neighbours have two rows of a block."""
@@ -178,23 +182,23 @@ class StagedInputs(Inputs):
     def _word(self, node: Node, n: int) -> Expr:
         """Where a piece lies in shared memory."""
         row, block, piece = self._coordinates(node, n)
-        within = (block * self.team.rows + row) * BLOCK_WORDS + swizzled(row, piece) * 4
-        return within + wgmma_staged_layout.place(self.team, node)
+        within = (block * self.geometry.rows + row) * BLOCK_WORDS + swizzled(row, piece) * 4
+        return within + self.layout.place(node)
 
     def _bring(self, number: int, node: Node, n: int) -> None:
         """Begin to copy a piece. Rows past the batch, and what lies past a row's end, are 0."""
-        k, team, body = self.k, self.team, self.body
+        k, geometry, body = self.k, self.geometry, self.body
         row, block, piece = self._coordinates(node, n)
-        element = block * team.block_k + piece * (16 // team.itemsize)
-        within = k.keep(k["row0"] + body.ids.team * team.rows + row)
+        element = block * geometry.block_k + piece * (16 // geometry.itemsize)
+        within = k.keep(k["row0"] + body.ids.group * geometry.rows + row)
         inside = within < k["batch"]
-        if team.depth_blocks(node) * team.block_k != node.shape[0]:
+        if geometry.depth_blocks(node) * geometry.block_k != node.shape[0]:
             inside = tirx.And(inside, element < node.shape[0])
         place = tirx.Cast("int64", within) * node.shape[0] + element
         place = tirx.Select(inside, self.time[number] + place, tirx.const(0, "int64"))
         size = tirx.Select(inside, tirx.const(16, "uint32"), tirx.const(0, "uint32"))
-        target = body.product.base + tirx.Cast("uint32", self._word(node, n) * 4)
-        with body.operands.placed(wgmma_staged_layout.part_pieces(team, self._depth(node)), n):
+        target = self.base + tirx.Cast("uint32", self._word(node, n) * 4)
+        with self.operands.placed(self.layout.part_pieces(self._depth(node)), n):
             k.do(I.ptx["cp.async.cg.shared.global"](target, k[f"x_{number}"].ptr_to([place]), 16, size))
 
     def begin(self, t: Expr) -> None:
@@ -202,8 +206,8 @@ class StagedInputs(Inputs):
         k = self.k
         if not self.used:
             return
-        self.mine = self.body.operands._mine()
-        self.time = [k.keep(self.body._time(t) * node.shape[0]) for node in given(self.team)]
+        self.mine = self.operands.mine()
+        self.time = [k.keep(self.body.time(t) * node.shape[0]) for node in self.geometry.step.given]
         with k.when(t < k["steps"]):
             for number, node, n in self._every():
                 self._bring(number, node, n)
@@ -227,24 +231,24 @@ class StagedInputs(Inputs):
                 k.do(I.ptx["cp.async.wait_group"](0))
                 k.store(missing, largest(found), 0)
         k.do(I.cuda.warp_sync())
-        if self.team.precision == "tf32":
+        if self.geometry.precision == "tf32":
             with k.when(t < k["steps"]):
                 self._round()
         k.do(I.ptx.fence.proxy.async_.shared__cta())
 
-    def _load(self, node: Node, n: int, words: list[Expr]) -> None:
+    def _load(self, node: Node, n: int, words: Sequence[Expr]) -> None:
         self.k.do(I.ptx["ld.shared.v4.b32"](*words, self.body.arena.ptr_to([self._word(node, n)])))
 
     def _worst(self, node: Node, n: int) -> Expr:
         """Poison, where a word of a piece is."""
         four = self.k.local(4, "uint32")
         words = [four[z] for z in range(4)]
-        total = wgmma_staged_layout.part_pieces(self.team, self._depth(node))
+        total = self.layout.part_pieces(self._depth(node))
         if (n + 1) * THREADS > total:
             self.k.store(four, tirx.const(0, "uint32"), 0)
             for z in range(1, 4):
                 self.k.store(four, four[0], z)
-        with self.body.operands.placed(total, n):
+        with self.operands.placed(total, n):
             self._load(node, n, words)
         return self.k.keep(largest(words))
 
@@ -252,8 +256,8 @@ class StagedInputs(Inputs):
         for _, node, n in self._every():
             four = self.k.local(4, "uint32")
             words = [four[z] for z in range(4)]
-            with self.body.operands.placed(wgmma_staged_layout.part_pieces(self.team, self._depth(node)), n):
+            with self.operands.placed(self.layout.part_pieces(self._depth(node)), n):
                 self._load(node, n, words)
-                round_inputs(self.k, self.team, words)
+                round_inputs(self.k, self.geometry, words)
                 place = self.body.arena.ptr_to([self._word(node, n)])
                 self.k.do(I.ptx["st.shared.v4.b32"](place, *words))

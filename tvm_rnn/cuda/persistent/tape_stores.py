@@ -6,7 +6,7 @@ for two batch rows; two lanes with neighbouring units exchange a row each, so th
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -15,10 +15,10 @@ from tvm_rnn.cuda.layer.phases import NotPersistent, Phase, Step, components
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.tir.expr import Expr
 
-from .geometry import LANES
+from .geometry import LANES, Body
 
-Expr = Any
 NEIGHBOUR = 4  # lanes: the next unit's is so many further
 
 
@@ -59,7 +59,7 @@ def _root(step: Step, node: Node) -> bool:
 class Keeping:
     """The stores of one kernel."""
 
-    def __init__(self, body: Any) -> None:
+    def __init__(self, body: Body) -> None:
         self.body, self.k, self.layout, self.step = body, body.k, body.layout, body.step
         self.own = [(f"kept_{number}", self.layout.kept[number], place) for number, place in stores(self.layout)]
 
@@ -83,10 +83,10 @@ class Keeping:
         return self.body.held[(node, number, block, j, e)]
 
     def _store(self, name: str, node: Node, place: Place) -> None:
-        body, team, width = self.body, self.body.team, self.step.domain[node]
-        blocks = 1 if width == 1 else team.blocks(width)
-        for j in range(team.own_tiles):
-            with body._own_tile(j):
+        body, geometry, width = self.body, self.body.geometry, self.step.domain[node]
+        blocks = 1 if width == 1 else geometry.blocks(width)
+        for j in range(geometry.own_tiles):
+            with body.cells.own_tile(j):
                 for number, _ in components(node, width):
                     for block in range(blocks):
                         values = [self._value(node, number, block, j, e) for e in range(2)]
@@ -98,28 +98,28 @@ class Keeping:
                             self._each(name, place, values, (number, block, j), width)
 
     def _at(self, place: Place, j: int, e: Expr, offset: Expr) -> Expr:
-        row = self.body._time(self.body.t) + self.body._row(j, e)
+        row = self.body.time(self.body.t) + self.body.cells.row(j, e)
         return row * place.row_stride + tirx.Cast("int64", offset)
 
     def _cast(self, value: Expr, place: Place) -> Expr:
         return value if place.dtype == "float32" else tirx.Cast(place.dtype, value)
 
-    def _single(self, name: str, place: Place, values: list[Expr], j: int) -> None:
+    def _single(self, name: str, place: Place, values: Sequence[Expr], j: int) -> None:
         """One number per row: the first unit's lanes store it."""
         ids = self.body.ids
         first = tirx.And(tirx.EQ(ids.g, 0), tirx.And(tirx.EQ(ids.rank, 0), tirx.EQ(ids.warp_u, 0)))
         for e, value in enumerate(values):
-            with self.k.when(tirx.And(first, self.body._row(j, e) < self.k["batch"])):
+            with self.k.when(tirx.And(first, self.body.cells.row(j, e) < self.k["batch"])):
                 self.k.store(self.k[name], self._cast(value, place), self._at(place, j, e, 0))
 
-    def _each(self, name: str, place: Place, values: list[Expr], of: tuple[int, int, int], width: int) -> None:
+    def _each(self, name: str, place: Place, values: Sequence[Expr], of: tuple[int, int, int], width: int) -> None:
         (number, block, j), body = of, self.body
         for e, value in enumerate(values):
-            with self.k.when(body._inside(width, block, j, e)):
-                offset = number * width + body._unit(width, block)
+            with self.k.when(body.cells.inside(width, block, j, e)):
+                offset = number * width + body.cells.unit(width, block)
                 self.k.store(self.k[name], self._cast(value, place), self._at(place, j, e, offset))
 
-    def pair(self, name: str, place: Place, values: list[Expr], of: tuple[int, int, int], width: int) -> None:
+    def pair(self, name: str, place: Place, values: Sequence[Expr], of: tuple[int, int, int], width: int) -> None:
         """Lanes of even units store two units of the first row, those of odd units of the second. name: of a pointer;
         of: component, block, own tile."""
         (number, block, j), body, k = of, self.body, self.k
@@ -133,8 +133,8 @@ class Keeping:
         low, high = k.keep(tirx.Select(odd, other, mine)), k.keep(tirx.Select(odd, mine, other))
         k.do(I.ptx[f"cvt.rn.{kind}.f32"](word[0], high, low))
         e = tirx.Select(odd, tirx.const(1, "int32"), tirx.const(0, "int32"))
-        unit = k.keep(body._unit(width, block) - tirx.floormod(body.ids.g, 2))
-        inside = body._row(j, 0) + e < k["batch"]
+        unit = k.keep(body.cells.unit(width, block) - tirx.floormod(body.ids.g, 2))
+        inside = body.cells.row(j, 0) + e < k["batch"]
         with k.when(tirx.And(inside, unit < width)):
             at = self._at(place, j, e, number * width + unit)
             k.do(I.ptx["st.global.b32"](k[name].ptr_to([at]), word[0]))

@@ -12,9 +12,8 @@ Source: Chan, Golub & LeVeque 1983, "Algorithms for Computing the Sample Varianc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -22,10 +21,11 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.layer.phases import Phase, components
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import element
+from tvm_rnn.tir.expr import Buffer, Expr
 
-from .geometry import LANES
+from .geometry import LANES, Body
 
-Expr = Any
+Sum = tuple[Node, int] | tuple[Node, int, str]  # of a root and a row of two, or of its offsets
 AT_ONCE = 8  # parts that a lane asks for before it uses the first
 GROUPS = 8  # lanes of a warp that share a batch row
 
@@ -48,21 +48,21 @@ def neutral(op: str) -> Expr:
 class Reduction:
     """One reduction phase of one step. `own`: a warp's part, by (root, tile, row)."""
 
-    def __init__(self, body: Any, phase: Phase) -> None:
+    def __init__(self, body: Body, phase: Phase) -> None:
         self.body, self.phase = body, phase
-        self.k, self.team, self.ids = body.k, body.team, body.ids
+        self.k, self.geometry, self.ids = body.k, body.geometry, body.ids
         self.gates = len(list(components(phase.roots[0].args[0], phase.width)))
-        self.own: dict[tuple[Node, int, int], tuple[Any, int]] = {}
-        self.exact = self.team.ctas * self.team.units(phase.width) == phase.width
+        self.own: dict[tuple[Node, int, int], tuple[Buffer, int]] = {}
+        self.exact = self.geometry.ctas * self.geometry.units(phase.width) == phase.width
 
     def emit(self) -> None:
-        team = self.team
-        number = team.reductions.index(self.phase)
-        slots = {(root, j, e): 0.0 for root in self.phase.roots for j in range(team.own_tiles) for e in range(2)}
+        geometry = self.geometry
+        number = geometry.reductions.index(self.phase)
+        slots = {(root, j, e): 0.0 for root in self.phase.roots for j in range(geometry.own_tiles) for e in range(2)}
         registers = self.k.local(len(slots))
         self.own = {key: (registers, at) for at, key in enumerate(slots)}
-        for j in range(team.own_tiles):
-            with self.body._own_tile(j):
+        for j in range(geometry.own_tiles):
+            with self.body.cells.own_tile(j):
                 for root, centre in zip(self.phase.roots, self.phase.centres, strict=True):
                     for e in range(2):
                         self._lane(root, centre, j, e)
@@ -71,11 +71,11 @@ class Reduction:
                             self._across(root, j, e, distance)
                 for first, count in self._messages():
                     self._give(number, first, count, j)
-        self.body.exchange.meet(number, self.body)
+        self.body.exchange.meet(number)
         # Results are read later, outside of the condition that there is such a tile.
-        results = [self.k.local(2 * len(self.phase.roots)) for _ in range(team.own_tiles)]
-        for j in range(team.own_tiles):
-            with self.body._own_tile(j):
+        results = [self.k.local(2 * len(self.phase.roots)) for _ in range(geometry.own_tiles)]
+        for j in range(geometry.own_tiles):
+            with self.body.cells.own_tile(j):
                 self._take(number, j, results[j])
 
     # --- a warp's part -----------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ class Reduction:
     def _values(self, root: Node, j: int, e: int) -> Iterator[tuple[int, Expr]]:
         """(block, value) of everything that this lane reduces for one batch row."""
         arg, width = root.args[0], self.phase.width
-        for block in range(self.team.blocks(width)):
+        for block in range(self.geometry.blocks(width)):
             read = self.body.reads.reader(self.phase, block, j, e)
             for _, index in components(arg, width):
                 yield block, element(arg, index, read, "float32")
@@ -92,7 +92,7 @@ class Reduction:
         """Units that only fill up the last block count for nothing."""
         if self.exact:
             return value
-        return tirx.Select(self.body._unit(self.phase.width, block) < self.phase.width, value, instead)
+        return tirx.Select(self.body.cells.unit(self.phase.width, block) < self.phase.width, value, instead)
 
     def _lane(self, root: Node, centre: Node | None, j: int, e: int) -> None:
         k, (registers, at) = self.k, self.own[(root, j, e)]
@@ -118,7 +118,7 @@ class Reduction:
 
     def _count(self, part: Expr) -> Expr:
         """Numbers that a part is made of, as float32: its units in the layer, times gates."""
-        most = 8 * self.team.blocks(self.phase.width)
+        most = 8 * self.geometry.blocks(self.phase.width)
         if self.exact:
             return _f32(float(most * self.gates))
         units = tirx.Max(tirx.Min(self.phase.width - part * most, most), 0)
@@ -126,13 +126,13 @@ class Reduction:
 
     def _inverse_count(self) -> Expr:
         if self.exact:
-            return _f32(1.0 / (8 * self.team.blocks(self.phase.width) * self.gates))
+            return _f32(1.0 / (8 * self.geometry.blocks(self.phase.width) * self.gates))
         return _f32(1.0) / tirx.Max(self._count(self._part()), _f32(1.0))
 
     # --- the exchange ------------------------------------------------------------------------------------------------
 
     def _part(self) -> Expr:
-        return self.ids.rank * self.team.warps_u + self.ids.warp_u
+        return self.ids.rank * self.geometry.warps_u + self.ids.warp_u
 
     def _messages(self) -> Iterator[tuple[int, int]]:
         """(first root, roots) of each message: two numbers for two rows are 16 bytes."""
@@ -144,15 +144,17 @@ class Reduction:
 
         [message][tile][part][q][row][number].
         """
-        team = self.team
+        geometry = self.geometry
         first, count = next(m for m in self._messages() if m[0] <= root < m[0] + m[1])
-        place = (self.body._tile(j) * team.parts + part) * (8 * count) + self.ids.q * (2 * count)
-        return team.reduce_at + self.slot(number) * team.reduce_words + first * team.parts * team.rows + place, count
+        place = (self.body.cells.tile(j) * geometry.parts + part) * (8 * count) + self.ids.q * (2 * count)
+        return geometry.reduce_at + self.slot(
+            number
+        ) * geometry.reduce_words + first * geometry.parts * geometry.rows + place, count
 
     def slot(self, number: int) -> int:
         """Reductions use two buffers in turn: who writes one again has heard of everybody's having read it."""
         par: int = self.body.par
-        return (par * len(self.team.reductions) + number) % 2
+        return (par * len(self.geometry.reductions) + number) % 2
 
     def _give(self, number: int, first: int, count: int, j: int) -> None:
         words = []
@@ -163,7 +165,7 @@ class Reduction:
         word, _ = self._word(number, first, j, self._part())
         self.body.exchange.give(word, words, self.slot(number))
 
-    def _loaded(self, number: int, j: int, parts: list[Expr]) -> list[dict[Node, list[Expr]]]:
+    def _loaded(self, number: int, j: int, parts: Sequence[Expr]) -> list[dict[Node, list[Expr]]]:
         """For each part (asked for together): the two rows' numbers, by root."""
         roots = self.phase.roots
         registers = self.k.local(len(parts) * 2 * len(roots), "uint32")
@@ -178,28 +180,29 @@ class Reduction:
                 at += 2 * count
         return found
 
-    def _take(self, number: int, j: int, results: Any) -> None:
+    def _take(self, number: int, j: int, results: Buffer) -> None:
         """All results for a tile of rows, in every lane."""
-        k, team = self.k, self.team
-        sums: dict[tuple[Any, ...], tuple[str, Any, int]] = {}  # what lanes reduce: its op and register
+        k, geometry = self.k, self.geometry
+        sums: dict[Sum, tuple[str, Buffer, int]] = {}  # what lanes reduce: its op and register
         for root, centre in zip(self.phase.roots, self.phase.centres, strict=True):
             for e in range(2):
-                for key in [(root, e)] if centre is None else [(root, e), (root, e, "offset")]:
+                keys: list[Sum] = [(root, e)] if centre is None else [(root, e), (root, e, "offset")]
+                for key in keys:
                     register = k.local(1)
                     k.store(register, neutral(root.op), 0)
                     sums[key] = (root.op, register, 0)
 
-        def add(key: tuple[Any, ...], value: Expr) -> None:
+        def add(key: Sum, value: Expr) -> None:
             op, register, at = sums[key]
             k.store(register, combine(op, register[at], value), at)
 
         near = self._near(number, j) if any(self.phase.centres) else {}
-        rounds = -(-team.parts // GROUPS)
+        rounds = -(-geometry.parts // GROUPS)
         for begin in range(0, rounds, AT_ONCE):
             parts = [i * GROUPS + self.ids.g for i in range(begin, min(rounds, begin + AT_ONCE))]
-            safe = [p if team.parts % GROUPS == 0 else tirx.Min(p, team.parts - 1) for p in parts]
+            safe = [p if geometry.parts % GROUPS == 0 else tirx.Min(p, geometry.parts - 1) for p in parts]
             for part, values in zip(parts, self._loaded(number, j, safe), strict=True):
-                with nullcontext() if team.parts % GROUPS == 0 else k.when(part < team.parts):
+                with nullcontext() if geometry.parts % GROUPS == 0 else k.when(part < geometry.parts):
                     self._add(part, values, near, add)
         for distance in (4, 8, 16):
             for op, register, at in sums.values():
@@ -216,7 +219,7 @@ class Reduction:
     def _near(self, number: int, j: int) -> dict[Node, list[Expr]]:
         """A number near each row's mean, the same for all lanes: the mean of part 0."""
         first = self._loaded(number, j, [tirx.const(0, "int32")])[0]
-        count = min(self.phase.width, 8 * self.team.blocks(self.phase.width)) * self.gates
+        count = min(self.phase.width, 8 * self.geometry.blocks(self.phase.width)) * self.gates
         centres = {c for c in self.phase.centres if c is not None}
         return {c: [self.k.keep(value * _f32(1.0 / count)) for value in first[c]] for c in centres}
 

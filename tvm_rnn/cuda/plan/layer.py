@@ -187,13 +187,13 @@ class Layer:
             if not fitting:
                 return max(STEP_US, predict_steps(self.layout, self.precision, batch, self.machine))
             if isinstance(fitting[0], Persistent):  # also in rounds, which other batch sizes may need
-                return predict(fitting[0].team, batch, self.machine)
+                return predict(fitting[0].geometry, batch, self.machine)
         return next((float(r.fact.get("predicted_us", STEP_US)) for r in fitting), STEP_US)
 
     def beside(self, batch: int) -> int:
         """How many layers like this one have room on the GPU at the same time."""
         regime = next((r for r in self.regimes if r.most is None or batch <= r.most), None)
-        return max(1, regime.resident // -(-batch // regime.team.rows)) if isinstance(regime, Persistent) else 1
+        return max(1, regime.resident // -(-batch // regime.geometry.rows)) if isinstance(regime, Persistent) else 1
 
     def facts(self) -> list[dict[str, Any]]:
         """Rows for the manifest: what runs, by which template."""

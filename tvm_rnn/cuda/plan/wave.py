@@ -24,10 +24,10 @@ from tvm_rnn.cuda.layer.phases import NotPersistent, Step
 from tvm_rnn.cuda.layer.regime import Where
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
-from tvm_rnn.cuda.model.choose_geometry import Geometry, geometry
+from tvm_rnn.cuda.model.choose_geometry import ChosenGeometry, choose_geometry
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES, Persistent, step_of
 from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict, resident_teams
-from tvm_rnn.cuda.persistent.geometry import MMA, Team
+from tvm_rnn.cuda.persistent.geometry import MMA, Geometry
 from tvm_rnn.decisions import about, tell
 from tvm_rnn.graph.graph import Graph
 from tvm_rnn.network.rnn import RNN, constants
@@ -123,12 +123,10 @@ class Wave:
         count: str,
         states: Sequence[Sequence[tuple[Pointer, Pointer]]],
     ) -> None:
-        program, layers, team = host.program, len(self.of_layer), regimes[0].team
-        if team.polled:
-            host.memset(self.exchange, f"{layers} * {regimes[0].values_in(count)}", 0xFF)
-        elif team.exchange == "grid":
-            host.memset(self.counters, f"{layers} * {regimes[0].counter_bytes}")
-        if layers > 1 and (team.exchange == "cluster" or team.polled):
+        program, layers, geometry = host.program, len(self.of_layer), regimes[0].geometry
+        sizes = f"{layers} * {regimes[0].counter_bytes}", f"{layers} * {regimes[0].values_in(count)}"
+        geometry.exchange.clear_for_wave(host, self.counters, sizes[0], self.exchange, sizes[1])
+        if layers > 1 and geometry.exchange.marks:
             place = self.members[0].layout.output
             each = f"{count} * B * {place.row_stride * ITEM_BYTES[place.dtype]}"
             host.memset(self.handed, f"{layers - 1} * {each}", 0xFF)
@@ -191,20 +189,20 @@ def wave(passed: Passed, target: Target, alone: Sequence[float], beside: Sequenc
     except NotPersistent as reason:
         tell(False, "layers in a wave", str(reason))
         return None
-    found: list[tuple[int, Geometry]] = []
+    found: list[tuple[int, ChosenGeometry]] = []
     floors: dict[int, int] = {}  # by the number in `found`: the next smaller batch, where that has no wave
     for batch, other, more in sorted(zip(batches or EXPECTED_BATCHES, alone, beside, strict=True), reverse=True):
         with about("", batch=batch):
             best = _best(members, len(layers.of_layer), target, precision, batch)
             allowed = GAIN * other if precision != "float32" else _most_us(members, layers.of_layer, batch, other, more)
-            if best is None or best.team is None or not (best.recorded or best.us < allowed):
+            if best is None or best.geometry is None or not (best.recorded or best.us < allowed):
                 _tell(best, other, allowed)
                 if found:
                     floors.setdefault(len(found) - 1, batch)
                 continue
             why = f"{best.us:.2f} us per step of all layers predicted, one by one {other:.2f}; by {best.record}"
             tell(True, "layers in a wave", why, predicted_us=round(best.us, 3), one_by_one_us=round(other, 3))
-        if not found or len(found) - 1 in floors or found[-1][1].team != best.team:
+        if not found or len(found) - 1 in floors or found[-1][1].geometry != best.geometry:
             found.append((batch, best))
     if not found:
         return None
@@ -212,7 +210,7 @@ def wave(passed: Passed, target: Target, alone: Sequence[float], beside: Sequenc
     for number, (batch, best) in enumerate(reversed(found)):
         most = batch if number + 1 < len(found) else None
         result.regimes.append([_regime(m, best, most, net, target) for m in members])
-        result.limits.append(_limit(result.regimes[-1][0].team, len(layers.of_layer), most, target))
+        result.limits.append(_limit(result.regimes[-1][0].geometry, len(layers.of_layer), most, target))
     return result
 
 
@@ -232,7 +230,7 @@ def _most_us(members: Sequence[Member], of_layer: Sequence[int], batch: int, oth
     return min(FMA_GAIN * (other + inputs), BESIDE_GAIN * other / min(beside, len(of_layer)))
 
 
-def _tell(best: Geometry | None, other: float, most: float) -> None:
+def _tell(best: ChosenGeometry | None, other: float, most: float) -> None:
     if best is not None:
         why = f"{best.us:.2f} us per step of all layers predicted; one after the other {other:.2f}"
         why += f"; with their streams and products of inputs a wave may take {most:.2f}"
@@ -254,47 +252,46 @@ def _member(passed: Passed, graph: Graph, number: int) -> Member:
     return Member(layout, step)
 
 
-def _able(members: Sequence[Member], team: Team, target: Target) -> bool:
+def _able(members: Sequence[Member], geometry: Geometry, target: Target) -> bool:
     """Whether every layer can have this geometry, and can follow another one in it."""
     for member in members:
-        own = replace(team, step=member.step)
+        own = replace(geometry, step=member.step)
         whole = member.layout.output.row_stride % 8 == 0 and member.layout.graph.output.shape[0] % 8 == 0
-        if not able_to_run(own, target) or (own.polled and not (own.staged or (own.fma and own.pollable))):
-            return False
-        if not whole and (own.exchange == "cluster" or own.staged):
+        if not able_to_run(own, target) or not own.follows(whole):
             return False
     return True
 
 
-def _best(members: Sequence[Member], layers: int, target: Target, precision: str, batch: int) -> Geometry | None:
+def _best(members: Sequence[Member], layers: int, target: Target, precision: str, batch: int) -> ChosenGeometry | None:
     """The best geometry on each layer's part of the GPU."""
     part = replace(target, sms=target.sms // layers)
     stored = members[-1].layout.weights.stored
-    found = geometry(members[-1].step, part, precision, batch, layers, stored)
-    if found is None or found.team is None:
+    found = choose_geometry(members[-1].step, part, precision, batch, layers, stored)
+    if found is None or found.geometry is None:
         return None
-    teams, most = ceil(batch / found.team.rows), resident_teams(found.team, part)
+    teams, most = ceil(batch / found.geometry.rows), resident_teams(found.geometry, part)
     if teams > most:
-        own = f"{teams} teams of {found.team.ctas} blocks with {found.team.rows} rows each"
+        own = f"{teams} teams of {found.geometry.ctas} blocks with {found.geometry.rows} rows each"
         why = f"{own}; of each layer's {part.sms} multiprocessors {most} run at once"
         tell(False, "layers in a wave", f"the batch takes {why}")
         return None
-    if not _able(members, found.team, target):
+    if not _able(members, found.geometry, target):
         tell(False, "layers in a wave", "in this geometry a layer cannot follow another one")
         return None
     return found
 
 
-def _limit(team: Team, layers: int, most: int | None, target: Target) -> int:
-    teams = resident_teams(team, replace(target, sms=target.sms // layers))
-    return min(teams * team.rows, most or teams * team.rows)
+def _limit(geometry: Geometry, layers: int, most: int | None, target: Target) -> int:
+    teams = resident_teams(geometry, replace(target, sms=target.sms // layers))
+    return min(teams * geometry.rows, most or teams * geometry.rows)
 
 
-def _regime(member: Member, best: Geometry, most: int | None, net: RNN, target: Target) -> Persistent:
-    assert best.team is not None
-    own = replace(best.team, step=member.step)
+def _regime(member: Member, best: ChosenGeometry, most: int | None, net: RNN, target: Target) -> Persistent:
+    assert best.geometry is not None
+    own = replace(best.geometry, step=member.step)
     weights = member.layout.weights
-    name = f"wave_{weights.number}_{own.exchange}{own.ctas}x{own.rows}" + (f"_b{most}" if most else "")
+    name = f"wave_{weights.number}_{own.exchange.name}{own.ctas}x{own.rows}" + (f"_b{most}" if most else "")
     us = predict(own, own.rows, target)
     resident = resident_teams(own, target)
-    return Persistent(member.layout, own, best.template, name, most, resident, us, net.cell.initial, best.record)
+    initial, knobs = net.cell.initial, best.knobs
+    return Persistent(member.layout, own, best.template, name, most, resident, us, initial, best.record, knobs)

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from emulated import layer
-from persistent_layers import layout_of, step, text_of
+from persistent_layers import geometry_of, layout_of, step, text_of
 
 from tests.cuda.persistent.product.test_ffma_pipeline import check, fma
 from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.cuda.persistent.product import ffma_layout
 
 
@@ -46,14 +45,14 @@ def test_also_with_lengths_and_resets(options: dict[str, bool], inputs: int) -> 
 @pytest.mark.broad
 @pytest.mark.parametrize("turns", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_parts_take_turns(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ffma_layout, "turns", lambda team: turns)
+    monkeypatch.setattr(ffma_layout, "turns", lambda geometry: turns)
     check("elman", 40, 6 + turns, 24, fma(5, 16, warps_k=4), seed=turns)
 
 
 def test_a_block_of_k_is_a_loop() -> None:
     """One copy of it for each operand in even and odd steps: 16 k of a tile are 8700 bytes of instructions."""
     layout = layer("lstm", 64, "float32", 64)[1]
-    made = Team(step_of(layout), "float32", **fma(2, 16))
+    made = geometry_of(step_of(layout), "float32", **fma(2, 16))
     text = text_of(persistent.kernel("k", made, layout))
     slots = ffma_layout.columns(made, made.step.phases[0]) // 4
     products = len(re.findall(r" = \(\w+\[\d+\] \+ \(\w+\[\d+\] \* \w+\[\d+\]\)\)", text))
@@ -61,6 +60,6 @@ def test_a_block_of_k_is_a_loop() -> None:
 
 
 def test_who_cannot_says_so() -> None:
-    made = Team(step("lstm", 64, "tf32"), "tf32", **fma(2, 8))
+    made = geometry_of(step("lstm", 64, "tf32"), "tf32", **fma(2, 8))
     with pytest.raises(ValueError, match="float32"):
         persistent.kernel("k", made, layout_of("lstm", 64, "tf32"))

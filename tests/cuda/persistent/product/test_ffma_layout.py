@@ -6,28 +6,28 @@ from typing import Any
 
 import pytest
 from emulated import check_packed_once, layer
-from persistent_layers import step
+from persistent_layers import geometry_of, step
 
 from tvm_rnn.cuda.model.choose_regime import step_of
-from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.cuda.persistent.product import ffma_layout
 
 FMA: dict[str, Any] = {"exchange": "grid", "polled": 1, "register_words": 0, "fma": 2, "warps_k": 8}
 
 
-def team(name: str = "lstm", hidden: int = 512, inputs: int = 512, **knobs: Any) -> Team:
+def team(name: str = "lstm", hidden: int = 512, inputs: int = 512, **knobs: Any) -> Geometry:
     made = step_of(layer(name, hidden, "float32", inputs)[1]) if inputs else step(name, hidden, "float32")
-    return Team(made, "float32", **{**FMA, "ctas": 32, "rows": 64, "warps_u": 2, "warps_k": 4, **knobs})
+    return geometry_of(made, "float32", **{**FMA, "ctas": 32, "rows": 64, "warps_u": 2, "warps_k": 4, **knobs})
 
 
 def test_polled_grids_of_products_in_float32() -> None:
-    assert team().pollable and team("gru_reset_before").pollable
-    wrong = ({"polled": 0}, {"warps_n": 2}, {"passes": 2}, {"copied": 1}, {"register_words": 32}, {"fma": 1})
+    assert team().possible and team("gru_reset_before").possible
+    wrong = ({"warps_n": 2}, {"passes": 2}, {"register_words": 32}, {"fma": 1})
     for knobs in (*wrong, {"fma": 6}, {"rows": 72}):  # more copies ahead than an operand has blocks; too many sums
-        assert not team(**knobs).pollable
-    assert not team("lstm_layer_norm", 64, 0, ctas=4, rows=8).pollable
-    tf32 = Team(step("lstm", 512, "tf32"), "tf32", **{**FMA, "ctas": 32, "rows": 8})
-    assert not tf32.pollable
+        assert not team(**knobs).possible
+    assert not team("lstm_layer_norm", 64, 0, ctas=4, rows=8).possible
+    tf32 = geometry_of(step("lstm", 512, "tf32"), "tf32", **{**FMA, "ctas": 32, "rows": 8})
+    assert not tf32.possible
 
 
 def test_a_tile_and_its_ring() -> None:
@@ -37,7 +37,7 @@ def test_a_tile_and_its_ring() -> None:
     assert [share.operand.given for _, share in ffma_layout.order(made)] == [True, False]
     assert [share.kblocks for _, share in ffma_layout.order(made)] == [4, 4]
     assert ffma_layout.stage_bytes(made) == 8192 and made.weight_words == 0
-    assert ffma_layout.registers(made) == 128 + 32 + 32
+    assert made.product_registers() == 128 + 32 + 32
     assert made.shared_bytes <= ffma_layout.LIMIT and ffma_layout.turns(made) == 2
 
 
@@ -60,3 +60,9 @@ def test_resident_weights_leave_the_ring() -> None:
 def test_every_weight_is_packed_once(name: str, hidden: int, inputs: int) -> None:
     made = team(name, hidden, inputs, ctas=3, rows=8, warps_k=4)
     check_packed_once(made)
+
+
+def test_registers() -> None:
+    made = team()
+    assert made.product_registers() + 30 < made.registers() <= 255  # nvcc takes 255, without spills
+    assert team(rows=32).registers() < made.registers() < team(rows=72).registers()

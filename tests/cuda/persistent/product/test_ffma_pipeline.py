@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 from emulated import Case, layer, persistent_error
-from persistent_layers import text_of
+from persistent_layers import geometry_of, text_of
 
 from tests.cuda.persistent.product.test_ffma_layout import FMA
 from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.geometry import Team
 from tvm_rnn.oracle.tolerance import tolerance
 
 
@@ -64,7 +63,7 @@ def test_places_are_used_again(inputs: int, seed: int) -> None:
 
 def test_a_chunk_is_asked_for_once_and_looked_at() -> None:
     layout = layer("lstm", 64, "float32", 64)[1]
-    text = text_of(persistent.kernel("k", Team(step_of(layout), "float32", **fma(2, 16)), layout))
+    text = text_of(persistent.kernel("k", geometry_of(step_of(layout), "float32", **fma(2, 16)), layout))
     body = text[text.index("{") :]
     # Two pieces of an operand per lane, zeros past the batch: of inputs before the first step, then in even and odd
     # steps of x (ahead, where poison was) and of h.

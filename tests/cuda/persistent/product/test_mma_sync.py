@@ -6,21 +6,20 @@ import re
 from typing import Any
 
 import pytest
-from persistent_layers import TENSOR_CORES, layout_of, step, text_of
+from persistent_layers import TENSOR_CORES, geometry_of, layout_of, step, text_of
 
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.geometry import MMA, Team
-from tvm_rnn.cuda.persistent.product.mma_sync import weights
+from tvm_rnn.cuda.persistent.geometry import MMA, Geometry
 
 COPIES = 2  # of the loop's body: even and odd steps
 
 
-def team(name: str, hidden: int, precision: str, **knobs: Any) -> Team:
+def team(name: str, hidden: int, precision: str, **knobs: Any) -> Geometry:
     knobs = {"exchange": "cluster", "ctas": 1, "rows": 8, **knobs}
-    return Team(step(name, hidden, precision), precision, **knobs)
+    return geometry_of(step(name, hidden, precision), precision, **knobs)
 
 
-def text(made: Team, name: str, hidden: int) -> str:
+def text(made: Geometry, name: str, hidden: int) -> str:
     return text_of(persistent.kernel("k", made, layout_of(name, hidden, made.precision)))
 
 
@@ -43,7 +42,7 @@ def calls(code: str, instruction: str) -> int:
 )
 def test_every_fragment_is_multiplied_once(name: str, hidden: int, knobs: dict[str, int], precision: str) -> None:
     made = team(name, hidden, precision, **knobs)
-    expected = sum(s.kblocks * 2 * made.m_tiles(p) * made.tiles for p, s in weights(made))
+    expected = sum(s.kblocks * 2 * made.m_tiles(p) * made.tiles for p, s in made.weights)
     assert calls(text(made, name, hidden), "mma_sync") == COPIES * expected
 
 
@@ -60,7 +59,7 @@ def test_weights_are_read_from_where_they_are(
     register_words: int, shared_words: int, places: tuple[int, int, int]
 ) -> None:
     made = team("elman", 256, "bfloat16", ctas=16, register_words=register_words, shared_words=shared_words)
-    ((phase, share),) = weights(made)
+    ((phase, share),) = made.weights
     assert (share.registers, share.shared, share.streamed) == places and made.m_tiles(phase) == 1, share
     code = text(made, "elman", 256)
     pieces = 2 * made.m_tiles(phase)
@@ -79,8 +78,8 @@ def test_parts_of_k_meet_in_shared_memory() -> None:
 def test_weights_have_the_order_of_the_kernels_pointers() -> None:
     made = team("gru_reset_before", 40, "bfloat16")
     pointers = persistent.pointers(made, layout_of("gru_reset_before", 40))
-    assert [n for n, _ in pointers if n.startswith("weight_")] == [f"weight_{i}" for i in range(len(weights(made)))]
-    assert [phase.root for phase, _ in weights(made)] == [p.root for p in made.step.phases if p.kind == "gemm"]
+    assert [n for n, _ in pointers if n.startswith("weight_")] == [f"weight_{i}" for i in range(len(made.weights))]
+    assert [phase.root for phase, _ in made.weights] == [p.root for p in made.step.phases if p.kind == "gemm"]
 
 
 def test_every_precision_has_an_instruction_or_none() -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from persistent_layers import layout_of, step, text_of
+from persistent_layers import geometry_of, layout_of, step, text_of
 
 from tests.cuda.persistent.product.test_mma_sync import calls
 from tests.cuda.persistent.test_bulk_copy_pipeline import ringed
 from tests.cuda.persistent.test_kernel import check
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.geometry import Team
-from tvm_rnn.cuda.persistent.product.mma_sync import weights
 from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import m_tiles
 
 COPIES = 2  # of the loop's body: even and odd steps
@@ -33,9 +31,9 @@ def test_weights_come_from_anywhere(register_words: int, shared_words: int, prec
 
 @pytest.mark.parametrize(("register_words", "kinds"), [(1000, "rs"), (0, "ss"), (8, "rs ss")])
 def test_every_tile_is_multiplied_once(register_words: int, kinds: str) -> None:
-    made = Team(step("lstm", 256), "bfloat16", **ringed(16, 64, register_words=register_words))
+    made = geometry_of(step("lstm", 256), "bfloat16", **ringed(16, 64, register_words=register_words))
     code = text_of(persistent.kernel("k", made, layout_of("lstm", 256)))
-    expected = sum(s.kblocks * 2 * m_tiles(made, p) for p, s in weights(made))
+    expected = sum(s.kblocks * 2 * m_tiles(made, p) for p, s in made.weights)
     assert calls(code, "m64n64k16") == COPIES * expected
     assert {kind for kind in ("rs", "ss") if calls(code, f"wgmma_bf16_{kind}")} == set(kinds.split())
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated import check_packed_once
-from persistent_layers import step
+from persistent_layers import geometry_of, step
 
-from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import (
     chunks,
     m_tiles,
@@ -21,9 +21,9 @@ from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import (
 )
 
 
-def team(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16", **knobs: Any) -> Team:
+def team(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16", **knobs: Any) -> Geometry:
     knobs = {"ctas": 16, "rows": 16, "warps_u": 2, "warps_k": 4, "ring": 3, **knobs}
-    return Team(step(name, hidden, precision), precision, "grid", **knobs)
+    return geometry_of(step(name, hidden, precision), precision, "grid", **knobs)
 
 
 def test_every_block_of_k_goes_through_the_ring_once() -> None:

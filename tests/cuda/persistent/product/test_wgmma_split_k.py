@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from persistent_layers import layout_of, step, text_of
+from persistent_layers import geometry_of, layout_of, step, text_of
 
 from tests.cuda.persistent.product.test_mma_sync import calls
 from tests.cuda.persistent.product.test_wgmma_split_k_pipeline import pooled
 from tests.cuda.persistent.test_kernel import check
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.product.mma_sync import weights
-from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
 
 COPIES = 2  # of the loop's body: even and odd steps
 
@@ -32,9 +30,9 @@ def test_weights_come_from_anywhere(register_words: int, shared_words: int, prec
 
 @pytest.mark.parametrize(("register_words", "kinds"), [(1000, "rs"), (0, "ss"), (16, "rs ss")])
 def test_every_tile_is_multiplied_once(register_words: int, kinds: str) -> None:
-    made = Pooled(step("lstm", 256), "bfloat16", **pooled(16, 64, register_words=register_words))
+    made = geometry_of(step("lstm", 256), "bfloat16", **pooled(16, 64, register_words=register_words))
     code = text_of(persistent.kernel("k", made, layout_of("lstm", 256)))
-    expected = sum(s.kblocks * 2 * made.group_tiles(p) for p, s in weights(made))
+    expected = sum(s.kblocks * 2 * made.group_tiles(p) for p, s in made.weights)
     assert calls(code, "m64n64k16") == COPIES * expected
     assert {kind for kind in ("rs", "ss") if calls(code, f"wgmma_bf16_{kind}")} == set(kinds.split())
 
@@ -79,14 +77,14 @@ def test_lengths_and_resets(seed: int) -> None:
     check("gru", 72, 9, "bfloat16", pooled(10, 32), modes=[(True, True, True), (False, True, False)], seed=seed)
 
 
-@pytest.mark.parametrize("knobs", [{"together": 1}, {"ring": 1}, {"ctas": 9}, {"polled": 1}])
+@pytest.mark.parametrize("knobs", [{"together": 1}, {"ring": 1}, {"ctas": 9}])
 def test_what_a_pooled_kernel_needs(knobs: dict[str, int]) -> None:
-    made = Pooled(step("lstm", 64), "bfloat16", **pooled(8, 32) | knobs)
+    made = geometry_of(step("lstm", 64), "bfloat16", **pooled(8, 32) | knobs)
     with pytest.raises(ValueError, match="clusters share K"):
         persistent.kernel("k", made, layout_of("lstm", 64))
 
 
 def test_blocks_of_a_cluster_are_launched_together() -> None:
-    made = Pooled(step("lstm", 64), "bfloat16", **pooled(8, 32, together=4))
+    made = geometry_of(step("lstm", 64), "bfloat16", **pooled(8, 32, together=4))
     kernel = persistent.kernel("k", made, layout_of("lstm", 64))
     assert kernel.cluster == 4 and kernel.resident

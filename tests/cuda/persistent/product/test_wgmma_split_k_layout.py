@@ -8,26 +8,27 @@ from typing import Any
 import numpy as np
 import pytest
 from emulated import check_packed_once
-from persistent_layers import step
+from persistent_layers import GPU, geometry_of, step
 
+from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict
+from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import (
-    Pooled,
-    able,
     chunks,
     even,
     places,
+    split_k_us,
     stage_bytes,
     sum_bytes,
     uses,
 )
 
 
-def team(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16", **knobs: Any) -> Pooled:
-    knobs = {"ctas": 16, "rows": 32, "warps_k": 4, "ring": 3, "together": 2, "register_words": 8, **knobs}
-    return Pooled(step(name, hidden, precision), precision, "grid", **knobs)
+def team(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16", **knobs: Any) -> Geometry:
+    knobs = {"ctas": 16, "rows": 32, "warps_k": 4, "ring": 3, "together": 2, "register_words": 8, "pace": 1, **knobs}
+    return geometry_of(step(name, hidden, precision), precision, "grid", **knobs)
 
 
-def large(**knobs: Any) -> Pooled:
+def large(**knobs: Any) -> Geometry:
     """192 gates of a cluster, of which no block's weights fit on a multiprocessor."""
     shape = {"ctas": 108, "rows": 64, "warps_u": 3, "register_words": 64, "shared_words": 48}
     return team(hidden=2560, **{**shape, **knobs})
@@ -98,11 +99,55 @@ def test_every_weight_is_packed_once(name: str, hidden: int, knobs: dict[str, in
 
 
 @pytest.mark.parametrize(
-    "knobs", [{"together": 1}, {"ring": 1}, {"ctas": 17}, {"warps_k": 1}, {"rows": 40}, {"polled": 1}, {"pace": 0}]
+    "knobs", [{"together": 1}, {"ring": 1}, {"ctas": 17}, {"warps_k": 1}, {"rows": 40}, {"pace": 0}]
 )
 def test_what_such_a_kernel_needs(knobs: dict[str, int]) -> None:
-    assert able(team()) and not able(team(**knobs))
+    assert team().possible and not team(**knobs).possible
 
 
 def test_more_weights_want_more_registers() -> None:
     assert large(register_words=80).registers() == large().registers() + 16
+
+
+# --- predicted time: what was measured is predicted within a fifth; more to read or to multiply takes more time ------
+
+
+def timed(name: str, hidden: int, precision: str = "bfloat16", **knobs: Any) -> Geometry:
+    return team(name, hidden, precision, **{"pace": 2, "register_words": 128, "rows": 8, **knobs})
+
+
+LSTM = {"ctas": 108, "warps_u": 3, "register_words": 64}
+GRU = {"ctas": 118, "warps_u": 3, "register_words": 96, "rows": 32}
+MEASURED = [
+    (11.4, 64, timed("lstm", 2560, rows=64, shared_words=48, **LSTM)),
+    (12.2, 64, timed("lstm", 2560, rows=64, shared_words=16, **{**LSTM, "pace": 3})),
+    (8.25, 16, timed("lstm", 2560, rows=32, shared_words=72, **{**LSTM, "register_words": 72})),
+    (7.12, 32, timed("gru", 2816, shared_words=120, **GRU)),
+    (7.59, 32, timed("gru", 2816, shared_words=136, apart=0, **GRU)),
+    (11.44, 64, timed("lstm", 2560, rows=64, shared_words=80, apart=0, **LSTM)),
+    (15.76, 64, timed("lstm", 3072, rows=64, shared_words=80, apart=0, **{**LSTM, "ctas": 128})),
+    (9.96, 128, timed("lstm", 2048, ctas=128, rows=128, warps_u=2, register_words=80, shared_words=120, apart=0)),
+    (10.4, 128, timed("lstm", 2048, ctas=128, rows=128, warps_u=2, register_words=80, shared_words=104, pace=1)),
+    (5.79, 64, timed("lstm", 2048, ctas=128, rows=64, warps_u=2, register_words=128, shared_words=128)),
+    (9.03, 128, timed("gru", 2048, ctas=128, rows=128, warps_u=2, register_words=96, shared_words=160)),
+    (17.64, 64, timed("lstm", 3072, rows=64, shared_words=48, **{**LSTM, "ctas": 128})),
+    (12.52, 64, timed("lstm", 2048, "tf32", ctas=128, rows=64, warps_u=2, register_words=128, shared_words=104)),
+]
+
+
+@pytest.mark.parametrize(("us", "batch", "made"), MEASURED, ids=range(len(MEASURED)))
+def test_what_was_measured(us: float, batch: int, made: Geometry) -> None:
+    assert predict(made, batch, GPU) == pytest.approx(us, rel=1 / 5)
+    assert able_to_run(made, GPU)
+
+
+def test_what_takes_longer() -> None:
+    made = MEASURED[0][2]
+    (phase,) = made.shares
+
+    def us(**changes: int) -> float:
+        return split_k_us(replace(made, **changes), phase)
+
+    least = us()
+    assert least < us(shared_words=0) < us(shared_words=0, register_words=0)
+    assert least < us(rows=128) and us(rows=32) < least < us(apart=0) and least < us(pace=1)

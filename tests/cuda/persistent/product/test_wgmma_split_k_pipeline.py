@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from emulated import Case, persistent_error
-from persistent_layers import layout_of, step, text_of
+from persistent_layers import geometry_of, layout_of, step, text_of
 
 from tests.cuda.persistent.test_kernel import grid
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import Pooled
 from tvm_rnn.oracle.tolerance import tolerance
 
 
@@ -21,7 +20,7 @@ def pooled(ctas: int, rows: int, **knobs: int) -> dict[str, Any]:
 
 
 def text(**geometry: Any) -> str:
-    made = Pooled(step("lstm", 256), "bfloat16", **geometry)
+    made = geometry_of(step("lstm", 256), "bfloat16", **geometry)
     return text_of(persistent.kernel("k", made, layout_of("lstm", 256)))
 
 
@@ -47,3 +46,16 @@ def test_no_stage_is_filled_or_read_too_early(ring: int, apart: int, together: i
     case = Case("lstm", 192, 9, 5, "bfloat16")
     geometry = pooled(24, 32, ring=ring, together=together, apart=apart, register_words=0)
     assert persistent_error(case, geometry, seed=seed) < tolerance("bfloat16", 5)
+
+
+@pytest.mark.parametrize("apart", [0, 1])
+def test_a_cluster_that_shares_k_allocates_what_it_needs(apart: int) -> None:
+    team = geometry_of(step("lstm", 64), "bfloat16", **pooled(8, 32, apart=apart))
+    code = text_of(persistent.kernel("k", team, layout_of("lstm", 64)))
+    assert re.findall(r"extern __shared__ __align__\((\d+)\)", code) == ["1024"]
+
+
+def test_a_group_of_other_than_whole_clusters_is_refused() -> None:
+    made = geometry_of(step("lstm", 64), "bfloat16", **pooled(9, 32))
+    with pytest.raises(ValueError, match="clusters share K"):
+        persistent.kernel("k", made, layout_of("lstm", 64))

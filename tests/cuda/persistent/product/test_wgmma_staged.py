@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from persistent_layers import layout_of, step, text_of
+from persistent_layers import geometry_of, layout_of, step, text_of
 
 from tests.cuda.persistent.product.test_mma_sync import calls
 from tests.cuda.persistent.test_kernel import check
 from tests.cuda.persistent.test_operands_staged import staged
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.geometry import Team
-from tvm_rnn.cuda.persistent.product.mma_sync import weights
 
 COPIES = 2  # of the loop's body: even and odd steps
 
@@ -26,9 +24,9 @@ def test_weights_are_near_or_in_registers(register_words: int, precision: str) -
 
 @pytest.mark.parametrize(("register_words", "kinds"), [(1000, "rs"), (0, "ss"), (16, "rs ss")])
 def test_every_tile_is_multiplied_once(register_words: int, kinds: str) -> None:
-    made = Team(step("lstm", 256), "bfloat16", **staged(8, 32, warps_k=2, register_words=register_words))
+    made = geometry_of(step("lstm", 256), "bfloat16", **staged(8, 32, warps_k=2, register_words=register_words))
     code = text_of(persistent.kernel("k", made, layout_of("lstm", 256)))
-    expected = sum(s.kblocks * 2 * made.m_tiles(p) for p, s in weights(made))
+    expected = sum(s.kblocks * 2 * made.m_tiles(p) for p, s in made.weights)
     assert calls(code, "m64n32k16") == COPIES * expected
     assert {kind for kind in ("rs", "ss") if calls(code, f"wgmma_bf16_{kind}")} == set(kinds.split())
 
@@ -53,6 +51,6 @@ def test_cells_and_geometries(name: str, hidden: int, geometry: dict[str, Any], 
 
 
 def test_who_cannot_stage_says_so() -> None:
-    made = Team(step("lstm", 64), "bfloat16", **staged(2, 8, warps_u=2))
-    with pytest.raises(ValueError, match="polled"):
+    made = geometry_of(step("lstm", 64), "bfloat16", **staged(2, 8, warps_u=2))
+    with pytest.raises(ValueError, match="staged operands"):
         persistent.kernel("k", made, layout_of("lstm", 64))

@@ -6,33 +6,31 @@ from typing import Any
 
 import pytest
 from emulated import check_packed_once, layer
-from persistent_layers import step
+from persistent_layers import geometry_of, step
 
 from tvm_rnn.cuda.model.choose_regime import step_of
-from tvm_rnn.cuda.persistent.geometry import Team
+from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.cuda.persistent.product import wgmma_staged_layout
 
 STAGED: dict[str, Any] = {"warps_u": 4, "polled": 1, "staged": 1, "shared_words": 1 << 20}
 
 
-def team(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16", **knobs: Any) -> Team:
-    return Team(step(name, hidden, precision), precision, "grid", **{"ctas": 8, "rows": 16, **STAGED, **knobs})
+def team(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16", **knobs: Any) -> Geometry:
+    return geometry_of(step(name, hidden, precision), precision, "grid", **{"ctas": 8, "rows": 16, **STAGED, **knobs})
 
 
 def test_whole_warpgroups_of_a_polled_grid() -> None:
-    assert team().pollable and team(warps_k=3, ctas=4).k_parts == 3
-    for knobs in ({"warps_u": 2}, {"polled": 0}, {"copied": 1}, {"passes": 2}, {"warps_n": 2}, {"rows": 264}):
-        assert not team(**knobs).pollable
-    assert not team("lstm_layer_norm").pollable  # sums over units have no place to be polled for
-    assert not team(hidden=200, ctas=7, warps_k=2).pollable  # a last block that nobody writes
+    assert team().possible and team(warps_k=3, ctas=4).k_parts == 3
+    for knobs in ({"warps_u": 2}, {"passes": 2}, {"warps_n": 2}, {"rows": 264}):
+        assert not team(**knobs).possible
+    assert not team("lstm_layer_norm").possible  # sums over units have no place to be polled for
+    assert not team(hidden=200, ctas=7, warps_k=2).possible  # a last block that nobody writes
 
 
 def test_every_source_has_a_place() -> None:
     _, layout = layer("gru_reset_before", 64, "bfloat16", 72)
-    made = Team(step_of(layout), "bfloat16", "grid", 2, 16, **{**STAGED, "register_words": 32})
-    places = sorted(
-        (wgmma_staged_layout.place(made, n), made.input_words(n)) for n in wgmma_staged_layout.sources(made)
-    )
+    made = geometry_of(step_of(layout), "bfloat16", "grid", 2, 16, **{**STAGED, "register_words": 32})
+    places = sorted((made.place(n), made.value_words(n)) for n in made.sources)
     assert len(places) == 3  # x, h and r h
     assert places[0][0] == made.weight_words and made.weight_words > 0
     assert [at for at, _ in places[1:]] == [at + size for at, size in places[:-1]]
@@ -43,7 +41,7 @@ def test_every_source_has_a_place() -> None:
 def test_pieces_and_registers() -> None:
     made = team(rows=32, warps_k=2, ctas=8)
     assert wgmma_staged_layout.held(512) == 4 and wgmma_staged_layout.held(128 * 9) == 5
-    assert wgmma_staged_layout.registers(made) == 2 * 32 // 2 + 4 * 4
+    assert made.product_registers() == made.kept_registers + 2 * 32 // 2 + 4 * 4
 
 
 @pytest.mark.parametrize(("name", "register_words"), [("lstm", 1000), ("lstm", 16), ("gru", 0)])

@@ -10,57 +10,69 @@ Rewrite: for k: tile += rows[:, k] x columns[k, :]  -->  K over warps; each lane
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.cuda.persistent.bulk_copy_pipeline import uint32
-from tvm_rnn.cuda.persistent.geometry import Share
+from tvm_rnn.cuda.persistent.geometry import Body, Emitters, Share
+from tvm_rnn.cuda.persistent.operand_cp_async import InputPieces
+from tvm_rnn.cuda.persistent.operands_staged import Staged
+from tvm_rnn.tir.expr import Buffer, Expr
 
 from . import ffma_layout
-from .ffma_layout import ACROSS, DOWN, GROUP, ROW_BYTES
-from .ffma_pipeline import FmaRing
-from .mma_sync import weights
+from .ffma_layout import ACROSS, DOWN, GROUP, ROW_BYTES, FfmaLayout
+from .ffma_pipeline import FmaInputs, FmaRing
 
-Expr = Any
 PIECES, DEPTH = 4, 4  # of 16 bytes, of a row of a stage; k in each
 
 
+@dataclass(frozen=True)
+class Ffma(FfmaLayout):
+    """The geometry, and who emits its statements."""
+
+    def emitters(self, body: Body) -> Emitters:
+        exchange, inputs = Staged(body, self.stage_at), FmaInputs(body)
+        inputs.announce()
+        product = FmaProduct(body, self, exchange)
+        inputs.ring = product.ring
+        return Emitters(exchange, inputs, InputPieces(body), product)
+
+
 class FmaProduct:
-    """The products of one kernel. Construct once, at the kernel's start: it loads the resident weights. Words of the
-    arena where rings, resident weights and sums begin."""
+    """The products of one kernel. Construct once, at the kernel's start: it loads the resident weights."""
 
     par = 0
 
-    def __init__(self, body: Any, ring_at: int, weights_at: int, partial_at: int) -> None:
-        self.body, self.k, self.team, self.ids = body, body.k, body.team, body.ids
-        k, team, ids = self.k, self.team, self.ids
-        self.partial_at = partial_at
-        self.names = {share: f"weight_{number}" for number, (_, share) in enumerate(weights(team))}
+    def __init__(self, body: Body, geometry: FfmaLayout, exchange: Staged) -> None:
+        self.body, self.k, self.geometry, self.ids = body, body.k, geometry, body.ids
+        k, ids = self.k, self.ids
+        self.partial_at = geometry.partial_at
+        self.names = geometry.weight_names
         self.start_base = k.keep(I.cuda.cvta_generic_to_shared(body.arena.ptr_to([tirx.const(0, "int32")])))
-        self.ring = FmaRing(body, self.start_base, ring_at * 4, self.names)
+        self.ring = FmaRing(body, geometry, self.start_base, 0, self.names, exchange)
         self.x, self.y = tirx.floordiv(ids.lane, DOWN), tirx.floormod(ids.lane, DOWN)
         self.near: dict[Share, int] = {}
-        at = weights_at * 4
-        for phase, share in weights(team):
+        at = ffma_layout.ring_words(geometry) * 4
+        for phase, share in geometry.weights:
             if share.shared:
                 self.near[share] = at
                 self._fill(phase, share, at)
-                at += team.k_parts * share.shared * ffma_layout.weight_bytes(team, phase)
+                at += geometry.k_parts * share.shared * ffma_layout.weight_bytes(geometry, phase)
         k.do(I.cuda.cta_sync())
 
     def _fill(self, phase: Phase, share: Share, at: int) -> None:
         """The first blocks of every part, to stay: [part][K block][k][column]."""
-        k, team, ids = self.k, self.team, self.ids
-        block = ffma_layout.weight_bytes(team, phase)
+        k, geometry, ids = self.k, self.geometry, self.ids
+        block = ffma_layout.weight_bytes(geometry, phase)
         passing, pieces = k.local(4, "uint32"), share.shared * block // 16
         four = [passing[z] for z in range(4)]
-        for part in range(team.k_parts):
-            first = k.keep(tirx.Cast("int64", (ids.rank * team.k_parts + part) * share.kblocks) * (block // 4))
-            with k.loop(-(-pieces // team.threads)) as i:
-                piece = i * team.threads + ids.thread
+        for part in range(geometry.k_parts):
+            first = k.keep(tirx.Cast("int64", (ids.rank * geometry.k_parts + part) * share.kblocks) * (block // 4))
+            with k.loop(-(-pieces // geometry.threads)) as i:
+                piece = i * geometry.threads + ids.thread
                 with k.when(piece < pieces):
                     source = k[self.names[share]].ptr_to([first + piece * 4])
                     k.do(I.ptx["ld.global.nc.v4.b32"](*four, source))
@@ -69,10 +81,12 @@ class FmaProduct:
 
     # --- the product -------------------------------------------------------------------------------------------------
 
-    def emit(self, phase: Phase, *_: Any) -> list[Expr]:
-        """All gates of this lane's cells: own[(half // 2 * own_tiles + j) * 4 + half % 2 * 2 + e] (`Team.halves`)."""
-        k, team, ring = self.k, self.team, self.ring
-        high, slots = ffma_layout.high(team), ffma_layout.columns(team, phase) // ACROSS
+    def end(self) -> None:
+        """What is under way nobody reads."""
+
+    def emit(self, phase: Phase) -> list[Expr]:
+        k, geometry, ring = self.k, self.geometry, self.ring
+        high, slots = ffma_layout.high(geometry), ffma_layout.columns(geometry, phase) // ACROSS
         acc, a, b = k.local(high * slots), k.local(high * DEPTH), k.local(2 * slots)
         for z in range(high * slots):
             k.store(acc, tirx.const(0.0, "float32"), z)
@@ -88,14 +102,14 @@ class FmaProduct:
     def _columns(self, phase: Phase, share: Share, c: Expr, stage: Expr) -> Expr:
         """Where this lane's columns of a block of K are: in its stage, or among the resident ones."""
         k, own = self.k, tirx.Cast("uint32", self.x * 16)
-        streamed = stage + uint32(self.team.rows * ROW_BYTES) + own
+        streamed = stage + uint32(self.geometry.rows * ROW_BYTES) + own
         if not share.shared:
             return k.keep(streamed)
-        block = (self.ids.warp * share.shared + c) * ffma_layout.weight_bytes(self.team, phase)
+        block = (self.ids.warp * share.shared + c) * ffma_layout.weight_bytes(self.geometry, phase)
         resident = self.base + tirx.Cast("uint32", block) + uint32(self.near[share]) + own
         return k.keep(tirx.Select(c < share.shared, resident, streamed) if share.streamed else resident)
 
-    def _multiply(self, stage: Expr, columns: Expr, tile: tuple[int, int], acc: Any, a: Any, b: Any) -> None:
+    def _multiply(self, stage: Expr, columns: Expr, tile: tuple[int, int], acc: Buffer, a: Buffer, b: Buffer) -> None:
         """One block of K. Columns are read one k ahead, a row's next 16 bytes as soon as the last product of these is
         made: the loads hide behind the other rows' products."""
         k, (high, slots) = self.k, tile
@@ -136,11 +150,11 @@ class FmaProduct:
 
     # --- the parts of K ----------------------------------------------------------------------------------------------
 
-    def _meet(self, phase: Phase, acc: Any) -> list[Expr]:
+    def _meet(self, phase: Phase, acc: Buffer) -> list[Expr]:
         """Some parts after the others hand over their sums, where there is no room for all."""
-        k, team, turns = self.k, self.team, ffma_layout.turns(self.team)
-        each = team.warps // turns
-        count = team.m_tiles(phase) * team.own_tiles * 4
+        k, geometry, turns = self.k, self.geometry, ffma_layout.turns(self.geometry)
+        each = geometry.warps // turns
+        count = geometry.m_tiles(phase) * geometry.own_tiles * 4
         found = k.local(count)
         for z in range(count):
             k.store(found, tirx.const(0.0, "float32"), z)
@@ -152,42 +166,44 @@ class FmaProduct:
                 with k.when(tirx.floordiv(self.ids.warp, each) == turn):
                     self._give(phase, acc, tirx.floormod(self.ids.warp, each))
             k.do(I.cuda.cta_sync())
-            for j in range(team.own_tiles):
+            for j in range(geometry.own_tiles):
                 self._take(phase, found, j, each)
         return [found[z] for z in range(count)]
 
-    def _give(self, phase: Phase, acc: Any, part: Expr) -> None:
+    def _give(self, phase: Phase, acc: Buffer, part: Expr) -> None:
         """Lay down a warp's sums. 16 bytes come from four registers in a row, and so do four columns' weights: packed
         with neighbours the other way round, a sum and its weight lie in different banks of registers. Of 512 FFMA
         150 then read two registers of one bank, and not 290, which would take longer (nvcc 13.0's choice)."""
-        k, team, row = self.k, self.team, ffma_layout.stride(self.team, phase) * 4
-        slots = ffma_layout.columns(team, phase) // ACROSS
-        own = part * (ffma_layout.part_words(team) * 4) + self.y * row + self.x * 16 + self.partial_at * 4
+        k, geometry, row = self.k, self.geometry, ffma_layout.stride(self.geometry, phase) * 4
+        slots = ffma_layout.columns(geometry, phase) // ACROSS
+        own = part * (ffma_layout.part_words(geometry) * 4) + self.y * row + self.x * 16 + self.partial_at * 4
         place = k.keep(self.base + tirx.Cast("uint32", own))
-        for m in range(ffma_layout.high(team)):
+        for m in range(ffma_layout.high(geometry)):
             for s in range(slots // 4):
                 four = [acc[m * slots + s * 4 + (z ^ ffma_layout.TURNED)] for z in range(4)]
                 k.do(I.ptx["st.shared.v4.f32"](place + uint32(m * DOWN * row + s * GROUP * 4), *four))
 
-    def _take(self, phase: Phase, found: Any, j: int, parts: int) -> None:
+    def _take(self, phase: Phase, found: Buffer, j: int, parts: int) -> None:
         """Add the parts' sums of this lane's gates in its j-th tile."""
-        k, team, ids, gates = self.k, self.team, self.ids, phase.gates
-        row = ffma_layout.stride(team, phase) * 4
+        k, geometry, ids, gates = self.k, self.geometry, self.ids, phase.gates
+        row = ffma_layout.stride(geometry, phase) * 4
         width = next(n for n in (4, 2, 1) if gates % n == 0)
         kind = f"v{width}.f32" if width > 1 else "f32"
         words = k.local(width)
-        owned = team.owned(j, ids.warp_k)
+        owned = geometry.owned(j, ids.warp_k)
         with k.when(tirx.const(True, "bool") if owned is None else owned):
-            unit = ids.warp_u * (team.blocks(phase.width) * 8) + ids.g
-            at = (self.body._tile(j) * 8 + ids.q * 2) * row + unit * (gates * 4) + self.partial_at * 4
+            unit = ids.warp_u * (geometry.blocks(phase.width) * 8) + ids.g
+            at = (self.body.cells.tile(j) * 8 + ids.q * 2) * row + unit * (gates * 4) + self.partial_at * 4
             place = k.keep(self.base + tirx.Cast("uint32", at))
             for part in range(parts):
-                for block in range(team.blocks(phase.width)):
+                for block in range(geometry.blocks(phase.width)):
                     for e in range(2):
                         for gate in range(0, gates, width):
-                            offset = part * ffma_layout.part_words(team) * 4 + e * row + (block * 8 * gates + gate) * 4
+                            offset = (
+                                part * ffma_layout.part_words(geometry) * 4 + e * row + (block * 8 * gates + gate) * 4
+                            )
                             k.do(I.ptx[f"ld.shared.{kind}"](*[words[z] for z in range(width)], place + uint32(offset)))
                             for z in range(width):
                                 half = block * gates + gate + z
-                                to = (half // 2 * team.own_tiles + j) * 4 + half % 2 * 2 + e
+                                to = (half // 2 * geometry.own_tiles + j) * 4 + half % 2 * 2 + e
                                 k.store(found, found[to] + words[z], to)

@@ -1,8 +1,8 @@
 """Rings in shared memory, one for each warp, that its own asynchronous copies fill while it multiplies in float32.
 
-In: the kernel's state (`persistent.Body`) with a team of `fma` stages. Out: statements: copies of blocks of K, ahead of
-their use, across operands and steps; the wait for one of them. Nobody but the warp reads its stages: a `__syncwarp` is
-all that parts the copies of its lanes from their loads.
+In: the kernel's body, an `FfmaLayout`. Out: statements: copies of blocks of K, ahead of their use, across operands and
+steps; the wait for one of them. Nobody but the warp reads its stages: a `__syncwarp` is all that parts the copies of
+its lanes from their loads.
 
 Operands are polled for: a lane looks at the pieces that it has copied, and copies those again that were not written
 yet (`cuda/persistent/exchange_by_polling.py`). Inputs of the first layer are the user's, and are not looked at.
@@ -10,20 +10,21 @@ yet (`cuda/persistent/exchange_by_polling.py`). Inputs of the first layer are th
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
+from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.cuda.persistent.bulk_copy_pipeline import uint32
-from tvm_rnn.cuda.persistent.exchange import POISON
-from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, LANES, Share
+from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, LANES, POISON, Body, Share
 from tvm_rnn.cuda.persistent.layer_input_rows import Inputs
-from tvm_rnn.cuda.persistent.operands_staged import largest
+from tvm_rnn.cuda.persistent.operands_staged import Staged, largest
+from tvm_rnn.tir.expr import Expr
 
 from . import ffma_layout
+from .ffma_layout import FfmaLayout
 
-Expr = Any
 COPY = "cp.async.cg.shared.global"
 SWEEP = LANES * 16  # bytes that a warp copies at a time
 
@@ -31,8 +32,10 @@ SWEEP = LANES * 16  # bytes that a warp copies at a time
 class FmaInputs(Inputs):
     """The layer's inputs, which products copy themselves."""
 
+    ring: FmaRing
+
     def prepare(self) -> None:
-        self.body.product.ring.start()
+        self.ring.start()
 
     def stash(self, t: Expr, par: int) -> None:
         """Nothing: copies run ahead by themselves."""
@@ -42,11 +45,14 @@ class FmaRing:
     """The ring of this thread's warp. base: the arena's address; at: the byte where rings begin. names: the pointers
     of packed weights."""
 
-    def __init__(self, body: Any, base: Expr, at: int, names: dict[Share, str]) -> None:
-        self.body, self.k, self.team, self.ids, self.names = body, body.k, body.team, body.ids, names
-        self.order = ffma_layout.order(self.team)
-        self.ahead, self.bytes = self.team.fma - 1, ffma_layout.stage_bytes(self.team)
-        own = self.ids.warp * (self.team.fma * self.bytes) + at
+    def __init__(
+        self, body: Body, geometry: FfmaLayout, base: Expr, at: int, names: dict[Share, str], exchange: Staged
+    ) -> None:
+        self.body, self.k, self.geometry, self.ids, self.names = body, body.k, geometry, body.ids, names
+        self.exchange = exchange
+        self.order = ffma_layout.order(self.geometry)
+        self.ahead, self.bytes = self.geometry.stages - 1, ffma_layout.stage_bytes(self.geometry)
+        own = self.ids.warp * (self.geometry.stages * self.bytes) + at
         self.first = self.start_first = self.k.keep(base + tirx.Cast("uint32", own))
         self.slot = self.k.local(1, "uint32")  # bytes from the first stage to the one that is multiplied
         self.k.store(self.slot, uint32(0), 0)
@@ -102,11 +108,11 @@ class FmaRing:
             with self.k.when(kblock >= share.shared):
                 self._weights(phase, share, kblock, stage)
 
-    def _weights(self, phase: Any, share: Share, kblock: Expr, stage: Expr) -> None:
-        k, ids, size = self.k, self.ids, ffma_layout.weight_bytes(self.team, phase)
-        block = (ids.rank * self.team.k_parts + ids.warp) * share.kblocks + kblock
+    def _weights(self, phase: Phase, share: Share, kblock: Expr, stage: Expr) -> None:
+        k, ids, size = self.k, self.ids, ffma_layout.weight_bytes(self.geometry, phase)
+        block = (ids.rank * self.geometry.k_parts + ids.warp) * share.kblocks + kblock
         first = k.keep(tirx.Cast("int64", block) * (size // 4) + ids.lane * 4)
-        target = k.keep(stage + tirx.Cast("uint32", ids.lane * 16 + self.team.rows * ffma_layout.ROW_BYTES))
+        target = k.keep(stage + tirx.Cast("uint32", ids.lane * 16 + self.geometry.rows * ffma_layout.ROW_BYTES))
         for n in range(size // SWEEP):
             source = k[self.names[share]].ptr_to([first + n * (SWEEP // 4)])
             k.do(I.ptx[COPY](target + uint32(n * SWEEP), source, 16))
@@ -114,30 +120,33 @@ class FmaRing:
     def _operand(self, number: int, kblock: Expr, t: Expr, stage: Expr, missing: list[Expr] | None) -> None:
         """Copy a lane's pieces: its n-th one is of row 8 n + lane / 4. missing: for each, whether it is poison; None:
         all are copied. Rows past the batch and what nobody writes become 0."""
-        k, team, ids, share = self.k, self.team, self.ids, self.order[number][1]
+        k, geometry, ids, share = self.k, self.geometry, self.ids, self.order[number][1]
         node, given = share.operand.source, share.operand.given
         block = k.keep(ids.warp * share.kblocks + kblock)
         turned = tirx.bitwise_xor(tirx.floormod(ids.lane, 4), tirx.floordiv(ids.lane, 8))
-        written, conditions = ffma_layout.limit(team, node), []
+        written, conditions = ffma_layout.limit(geometry, node), list[Expr]()
         # Pieces lie swizzled in the exchange as they do in a stage; rows of an input do not.
         piece, place = (tirx.floormod(ids.lane, 4), turned) if given else (turned, tirx.floormod(ids.lane, 4))
-        if team.depth_blocks(node) * team.block_k != written:
-            conditions.append(k.keep(tirx.Cast("int32", block * team.block_k + piece * 4 < written)) != 0)
+        if geometry.depth_blocks(node) * geometry.block_k != written:
+            within = k.keep(tirx.Cast("int32", block * geometry.block_k + piece * 4 < written))
+            conditions.append(tirx.NE(within, tirx.const(0, "int32")))
         target = k.keep(stage + tirx.Cast("uint32", tirx.floordiv(ids.lane, 4) * ffma_layout.ROW_BYTES + place * 16))
         if given:
-            row = k.keep(k["row0"] + ids.team * team.rows + tirx.floordiv(ids.lane, 4))
+            row = k.keep(k["row0"] + ids.group * geometry.rows + tirx.floordiv(ids.lane, 4))
             width = node.shape[0]
-            first = (self.body._time(t) + row) * width + (block * team.block_k + piece * 4)
-            source, each, step = k[f"x_{team.step.given.index(node)}"], 8 * width, 8
+            first = (self.body.time(t) + row) * width + (block * geometry.block_k + piece * 4)
+            source, each, step = k[f"x_{geometry.step.given.index(node)}"], 8 * width, 8
         else:
-            first = self._place(share, t) + (block * (team.rows * BLOCK_WORDS) + ids.lane * 4)
+            first = self._place(share, t) + (block * (geometry.rows * BLOCK_WORDS) + ids.lane * 4)
             source, each, step, row = k["exchange"], SWEEP // 4, 0, tirx.const(0, "int32")
         first = k.keep(first)
-        for n in range(ffma_layout.high(team)):
+        for n in range(ffma_layout.high(geometry)):
             inside = [*conditions, *([row + n * step < k["batch"]] if given else [])]
-            self._copy(target + uint32(n * SWEEP), source.ptr_to([first + n * each]), inside, missing and missing[n])
+            self._copy(
+                target + uint32(n * SWEEP), source.ptr_to([first + n * each]), inside, missing[n] if missing else None
+            )
 
-    def _copy(self, target: Expr, source: Expr, inside: list[Expr], missing: Expr | None) -> None:
+    def _copy(self, target: Expr, source: Expr, inside: Sequence[Expr], missing: Expr | None) -> None:
         """16 bytes, or zeros where a condition does not hold."""
         size: tuple[Expr, ...] = ()
         if inside:
@@ -153,8 +162,8 @@ class FmaRing:
         """The first word of an operand of step t in the exchange: a state's is what the step before left."""
         body, source = self.body, share.operand.source
         node = body.value(source)
-        later = 1 if source.op != "state" and node in body._carried() else 0
-        return body.exchange._place(t + later) + self.team.value_at[node] // 2
+        later = 1 if source.op != "state" and node in body.carried else 0
+        return self.exchange.place(t + later) + self.geometry.value_at[node] // 2
 
     # --- polling -----------------------------------------------------------------------------------------------------
 
@@ -165,7 +174,7 @@ class FmaRing:
         missing = k.local(1, "uint32")
         k.store(missing, poison, 0)
         with I.While(tirx.EQ(missing[0], poison)):
-            found = [self._worst(own + uint32(n * SWEEP)) for n in range(ffma_layout.high(self.team))]
+            found = [self._worst(own + uint32(n * SWEEP)) for n in range(ffma_layout.high(self.geometry))]
             k.store(missing, largest(list(found)), 0)
             with k.when(tirx.EQ(missing[0], poison)):
                 self._operand(number, kblock, self.body.t, stage, found)

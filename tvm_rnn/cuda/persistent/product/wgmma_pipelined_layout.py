@@ -1,7 +1,8 @@
 """The geometry of a persistent kernel whose products run by wgmma, out of a ring of stages in shared memory.
 
-In: a `Team` with `ring` stages. Out: in which order a step's blocks of K go through the ring, where everything lies in
-shared memory, and how weights are packed.
+In: a `Step` and knobs. Out: `WgmmaRingLayout`: in which order a step's blocks of K go through the ring, where
+everything lies in shared memory, how weights are packed, how long a product takes; `WgmmaTiles`, which staged operands
+share.
 
 A warpgroup multiplies all gates of the block's units (M: 64 rows each) with all rows (N) in its part of K. Its weights
 are fragments in registers (A of wgmma), tiles in shared memory, or tiles that come through the ring beside the operand
@@ -11,20 +12,31 @@ lie in global memory in that order already, so that copies need not know of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from math import ceil
-from typing import Any
+from typing import ClassVar
 
 from tvm import tirx
 
 from tvm_rnn.cuda.layer.packed_layout import Digits
+from tvm_rnn.cuda.layer.phases import Phase
+from tvm_rnn.cuda.persistent.exchange import COUNTER
+from tvm_rnn.cuda.persistent.geometry import LANES, Exchange, Geometry, Share
+from tvm_rnn.cuda.persistent.rates import CLOCK_MHZ, Rates
+from tvm_rnn.tir.expr import Expr
 
-Expr = Any
 TILE_ROWS, TILE_BYTES, TILE_WORDS = 64, 4096, 8  # of M; of a block of K; per thread
 STAGE_BYTES = 16384  # of operands, at least: a copy and a barrier cost as much for less
 ROW_BYTES = 64
 MANY_ROWS = 64
 FEW_STAGES = 3
+# What a ring costs beside the exchange, bytes per cycle that bulk copies bring into a multiprocessor, cycles of a
+# product of 64 rows and 8 columns (at least as for RING_COLUMNS), more where its weights are in shared memory; how much
+# of them copies do not hide, and what filling stages again costs.
+RING_US, RING_COPY, RING_CYCLES, RING_COLUMNS, RING_NEAR, RING_SHOWN = 1.1, 50.0, 4.0, 36, 1.35, 0.3
+RING_REFILL = 1.1, 1.4  # of large stages, of small ones
 
 
 @dataclass(frozen=True)
@@ -32,7 +44,7 @@ class Chunk:
     """What goes through one stage at a time: `count` blocks of K, from a part's `first`; with their weights or without.
     slot: which stage of the part's ring; turn: how often that was used in this step before."""
 
-    share: Any
+    share: Share
     first: int
     count: int
     streamed: bool
@@ -53,19 +65,97 @@ class Places:
     apart: bool  # whether sums have a place of their own, beside the ring
 
 
-def able(team: Any) -> bool:
-    """Whether a team's operands may come through a ring."""
-    grid = team.exchange == "grid" and not team.polled and not team.copied and team.precision != "float32"
-    grid = grid and not team.stored  # wgmma would read codes
-    return bool(grid and team.ring > 1 and team.warps % 4 == 0 and not team.step.given)
+@dataclass(frozen=True)
+class WgmmaTiles(Geometry):
+    """What geometries share whose warpgroups multiply tiles of 64 gates by all rows, with weights as fragments in
+    registers, then as tiles in shared memory."""
+
+    alignment: ClassVar[int] = 1024  # swizzled tiles want it
+
+    @property
+    def staged_tiles(self) -> int:
+        return self.phase_tiles
+
+    def block_words(self, phase: Phase) -> int:
+        return m_tiles(self, phase) * TILE_WORDS
+
+    @abstractmethod
+    def gate_row(self, phase: Phase, tile: Expr, line: Expr) -> tuple[Expr, Expr, Expr]:
+        """Of a line of a tile: (warp_u, half, a number whose remainder by 8 is the unit's)."""
+
+    def weight_index(self, phase: Phase, share: Share, at: Expr) -> tuple[tuple[Expr, ...], Expr]:
+        return weight_index(self, phase, share, at)
 
 
-def stage_tiles(team: Any) -> int:
-    """Tiles of a warp that are handed over together."""
-    tiles: list[int] = [sum(team.blocks(n.shape[0]) for n in p.published) for p in team.step.phases]
-    tiles.append(sum(team.blocks(s.shape[0]) for s in team.step.carried))
-    own: int = team.own_tiles
-    return max(1, *tiles) * own
+@dataclass(frozen=True)
+class WgmmaRingLayout(WgmmaTiles):
+    """ring: stages of a pipeline in shared memory that operands come through. together: blocks, launched as a cluster,
+    that fetch operands for each other. warps_u, warps_n and warps_k say how warps share cells; warpgroups share K."""
+
+    exchange: Exchange = field(default=COUNTER, init=False)
+    ring: int = 2
+    together: int = 1
+
+    reads_in_step: ClassVar[bool] = True
+    wants: ClassVar[str] = (
+        "a pipeline has two stages at least, whole warpgroups, no inputs, and weights of 16 or 32 bits"
+    )
+
+    @property
+    def possible(self) -> bool:
+        plain = self.precision != "float32" and not self.stored  # wgmma would read codes
+        return bool(plain and self.ring > 1 and self.warps % 4 == 0 and not self.step.given and self.passes == 1)
+
+    @property
+    def cluster(self) -> int:
+        return self.together
+
+    @property
+    def k_parts(self) -> int:
+        return self.warps // 4
+
+    @property
+    def part_lanes(self) -> int:
+        return LANES * 4
+
+    @property
+    def partial_words(self) -> int:
+        return partial_bytes(self) // 4
+
+    @property
+    def shared_bytes(self) -> int:
+        return places(self).end
+
+    @property
+    def fetch_at(self) -> int:
+        """Nothing is copied there."""
+        return 0
+
+    def product_registers(self) -> int:
+        return self.kept_registers + max(m_tiles(self, p) for p in self.shares) * self.rows // 2 + 16
+
+    def packing(self, phase: Phase, share: Share) -> tuple[Hashable, ...]:
+        return (*super().packing(phase, share), "wgmma ring", self.k_parts, share.registers)
+
+    @property
+    def rates(self) -> Rates:
+        return Rates(1.0, 0.0, 34.0, 0.8, 0.15, 0.03)
+
+    def product_us(self, phase: Phase) -> float:
+        products = copied = 0.0
+        for share in self.shares[phase]:
+            blocks = share.kblocks * self.k_parts
+            each = max(RING_COLUMNS, self.rows) / 8 * RING_CYCLES * 2 * m_tiles(self, phase)
+            products += each * self.k_parts * (share.registers + RING_NEAR * (share.kblocks - share.registers))
+            copied += blocks * self.rows * 64 + share.streamed * self.k_parts * m_tiles(self, phase) * 4096
+        again = 1.0
+        if sum(len(c) for c in chunks(self).values()) > self.ring:
+            again = RING_REFILL[self.ring > FEW_STAGES]
+        return RING_US + (copied / RING_COPY + RING_SHOWN * products) * again / CLOCK_MHZ
+
+    def gate_row(self, phase: Phase, tile: Expr, line: Expr) -> tuple[Expr, Expr, Expr]:
+        row, halves = tile * TILE_ROWS + line, len(self.halves(phase))
+        return row // 8 // halves, row // 8 % halves, row
 
 
 def swizzled(row: Expr, piece: Expr) -> Expr:
@@ -73,35 +163,34 @@ def swizzled(row: Expr, piece: Expr) -> Expr:
     return tirx.bitwise_xor(piece, tirx.floormod(tirx.floordiv(row, 2), 4))
 
 
-def m_tiles(team: Any, phase: Any) -> int:
+def m_tiles(geometry: Geometry, phase: Phase) -> int:
     """Of 64 rows."""
-    rows: int = team.warps_u * len(team.halves(phase)) * 8
-    return ceil(rows / TILE_ROWS)
+    return ceil(geometry.warps_u * len(geometry.halves(phase)) * 8 / TILE_ROWS)
 
 
-def _largest_tiles(team: Any) -> int:
-    return max((m_tiles(team, p) for p in team.shares), default=0)
+def _largest_tiles(geometry: Geometry) -> int:
+    return max((m_tiles(geometry, p) for p in geometry.shares), default=0)
 
 
-def part_bytes(team: Any) -> int:
+def part_bytes(geometry: WgmmaRingLayout) -> int:
     """Of a stage: every part of K has a ring of its own."""
-    operand: int = team.rows * ROW_BYTES
-    pace = max(1, STAGE_BYTES // (team.k_parts * operand))
-    many = sum(-(-s.kblocks // pace) for parts in team.shares.values() for s in parts) > team.ring
-    if many and team.ring <= FEW_STAGES:
+    operand = geometry.rows * ROW_BYTES
+    pace = max(1, STAGE_BYTES // (geometry.k_parts * operand))
+    many = sum(-(-s.kblocks // pace) for parts in geometry.shares.values() for s in parts) > geometry.ring
+    if many and geometry.ring <= FEW_STAGES:
         pace *= 2  # stages are filled again: half as often
-    most: int = pace * operand
-    for phase, parts in team.shares.items():
+    most = pace * operand
+    for phase, parts in geometry.shares.items():
         if any(s.streamed for s in parts):
-            most = max(most, operand + m_tiles(team, phase) * TILE_BYTES)
+            most = max(most, operand + m_tiles(geometry, phase) * TILE_BYTES)
     return most
 
 
-def chunks(team: Any) -> dict[Any, list[Chunk]]:
+def chunks(geometry: WgmmaRingLayout) -> dict[Phase, list[Chunk]]:
     """Every phase's, in order. Streamed weights are spread over the blocks of K, so that copies keep an even pace."""
-    found: dict[Any, list[Chunk]] = {}
-    number, pace = 0, part_bytes(team) // (team.rows * ROW_BYTES)
-    for phase, shares in team.shares.items():
+    found: dict[Phase, list[Chunk]] = {}
+    number, pace = 0, part_bytes(geometry) // (geometry.rows * ROW_BYTES)
+    for phase, shares in geometry.shares.items():
         found[phase] = []
         for share in shares:
             near = share.registers + share.shared
@@ -109,78 +198,72 @@ def chunks(team: Any) -> dict[Any, list[Chunk]]:
             singles = [(at, 1, True) for at in range(near, share.kblocks)]
             keys = [((i + 0.5) / len(many), run) for many in (runs, singles) for i, run in enumerate(many)]
             for _, (first, count, streamed) in sorted(keys):
-                chunk = Chunk(share, first, count, streamed, number % team.ring, number // team.ring)
+                chunk = Chunk(share, first, count, streamed, number % geometry.ring, number // geometry.ring)
                 found[phase].append(chunk)
                 number += 1
     return found
 
 
-def uses(team: Any) -> list[int]:
+def uses(geometry: WgmmaRingLayout) -> list[int]:
     """How often a step uses each stage."""
-    total = sum(len(c) for c in chunks(team).values())
-    return [len(range(slot, total, team.ring)) for slot in range(team.ring)]
+    total = sum(len(c) for c in chunks(geometry).values())
+    return [len(range(slot, total, geometry.ring)) for slot in range(geometry.ring)]
 
 
-def partial_stride(team: Any) -> int:
+def partial_stride(geometry: WgmmaRingLayout) -> int:
     """Floats between rows of sums: lanes (g, q) of half a warp, two floats each, meet no bank twice."""
-    columns: int = team.rows // turns(team)
+    columns = geometry.rows // turns(geometry)
     return columns + (0 if columns % 16 else 8)
 
 
-def turns(team: Any) -> int:
+def turns(geometry: WgmmaRingLayout) -> int:
     """In which sums change hands: half of many rows after the other half, because room is short."""
-    halves = team.rows > MANY_ROWS and team.warps_n == 1 and team.tiles % (2 * team.warps_k) == 0
+    halves = geometry.rows > MANY_ROWS and geometry.warps_n == 1 and geometry.tiles % (2 * geometry.warps_k) == 0
     return 2 if halves else 1
 
 
-def partial_bytes(team: Any) -> int:
-    return int(team.k_parts * _largest_tiles(team) * TILE_ROWS * partial_stride(team) * 4)
+def partial_bytes(geometry: WgmmaRingLayout) -> int:
+    return geometry.k_parts * _largest_tiles(geometry) * TILE_ROWS * partial_stride(geometry) * 4
 
 
-def places(team: Any, limit: int = 232448) -> Places:
+def places(geometry: WgmmaRingLayout, limit: int = 232448) -> Places:
     """Sums lie in the ring where there is no other room for them."""
-    ring, barriers = team.k_parts * team.ring * part_bytes(team), team.k_parts * team.ring * 16
-    more = team.weight_words * 4 + team.stage_words * 4 + barriers
+    ring, barriers = geometry.k_parts * geometry.ring * part_bytes(geometry), geometry.k_parts * geometry.ring * 16
+    more = geometry.weight_words * 4 + geometry.stage_words * 4 + barriers
     more += -more % 128
-    apart = ring + partial_bytes(team) + more <= limit
-    weights = ring + partial_bytes(team) if apart else max(ring, partial_bytes(team))
+    apart = ring + partial_bytes(geometry) + more <= limit
+    weights = ring + partial_bytes(geometry) if apart else max(ring, partial_bytes(geometry))
     weights += -weights % 1024
-    stage = weights + team.weight_words * 4
-    at = stage + team.stage_words * 4
+    stage = weights + geometry.weight_words * 4
+    at = stage + geometry.stage_words * 4
     at += -at % 8
     return Places(0, ring if apart else 0, weights, stage, at, at + barriers, apart)
 
 
-def weight_index(team: Any, phase: Any, share: Any, at: Expr) -> tuple[tuple[Expr, ...], Expr]:
+def weight_index(geometry: WgmmaTiles, phase: Phase, share: Share, at: Expr) -> tuple[tuple[Expr, ...], Expr]:
     """Position in the packed weights -> (index into the weight node, valid).
 
     Order: [cta][part of K][K block][M tile][tile of 4096 bytes]. A tile that stays in registers is [MMA step][warp]
     [lane][a0 a1 a2 a3], any other one [row][swizzled piece].
     """
-    per_word = 4 // team.itemsize
+    per_word = 4 // geometry.itemsize
     digits = Digits(tirx.Cast("int32", at))
     element, word = digits.take(per_word), digits.take(TILE_BYTES // 4)
-    tile, kblock = digits.take(m_tiles(team, phase)), digits.take(share.kblocks)
-    part, cta = digits.take(team.k_parts), digits.rest
+    tile, kblock = digits.take(m_tiles(geometry, phase)), digits.take(share.kblocks)
+    part, cta = digits.take(geometry.k_parts), digits.rest
     z, lane, warp, step = word % 4, word // 4 % 32, word // 128 % 4, word // 512
     line = warp * 16 + z % 2 * 8 + lane // 4
-    k = step * (team.block_k // 2) + z // 2 * (team.block_k // 4) + lane % 4 * per_word + element
+    k = step * (geometry.block_k // 2) + z // 2 * (geometry.block_k // 4) + lane % 4 * per_word + element
     if share.registers < share.kblocks:
         row = word // 16
         flat = (swizzled(row, word // 4 % 4) * 4 + word % 4) * per_word + element
         kept = kblock < share.registers
         line, k = tirx.Select(kept, line, row), tirx.Select(kept, k, flat)
-    k = (part * share.kblocks + kblock) * team.block_k + k
-    halves = len(team.halves(phase))
-    if team.staged:  # each warp's lanes have all gates of their units, as with mma.sync
-        warp_u, half = line // 16, tile * 2 + line % 16 // 8
-        row = line
-    else:
-        row = tile * TILE_ROWS + line
-        warp_u, half = row // 8 // halves, row // 8 % halves
+    k = (part * share.kblocks + kblock) * geometry.block_k + k
+    warp_u, half, row = geometry.gate_row(phase, tile, line)
     block, gate = half // phase.gates, half % phase.gates
-    unit = cta * team.units(phase.width) + (warp_u * team.blocks(phase.width) + block) * 8 + row % 8
-    inside = tirx.And(warp_u < team.warps_u, block < team.blocks(phase.width))
+    unit = cta * geometry.units(phase.width) + (warp_u * geometry.blocks(phase.width) + block) * 8 + row % 8
+    inside = tirx.And(warp_u < geometry.warps_u, block < geometry.blocks(phase.width))
     inside = tirx.And(inside, tirx.And(unit < phase.width, k < share.operand.depth))
     if len(share.operand.weight.shape) == 3:
         return (gate, unit, k), inside

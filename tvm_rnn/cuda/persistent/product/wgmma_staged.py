@@ -12,54 +12,59 @@ Source: Hopper's warpgroup products: PTX ISA 8.5, "wgmma.mma_async".
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.cuda.persistent.bulk_copy_pipeline import uint32
-from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, LANES, Share
-from tvm_rnn.cuda.persistent.operands_staged import Operands
+from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, LANES, Body, Emitters, Share
+from tvm_rnn.cuda.persistent.operand_cp_async import InputPieces
+from tvm_rnn.cuda.persistent.operands_staged import Operands, Staged, StagedInputs
+from tvm_rnn.tir.expr import Buffer, Expr
 
-from . import wgmma_staged_layout
-from .mma_sync import weights
-from .wgmma_pipelined import STEPS, Wide
-
-Expr = Any
+from .wgmma_pipelined import STEPS, ResidentTiles
+from .wgmma_staged_layout import WgmmaStagedLayout
 
 
-class Grouped(Wide):
+@dataclass(frozen=True)
+class WgmmaStaged(WgmmaStagedLayout):
+    """The geometry, and who emits its statements."""
+
+    def emitters(self, body: Body) -> Emitters:
+        exchange = Staged(body, self.stage_at)
+        operands = Operands(body, self, exchange)
+        inputs = StagedInputs(body, self, operands)
+        inputs.announce()
+        return Emitters(exchange, inputs, InputPieces(body), Grouped(body, self, operands, inputs))
+
+
+class Grouped(ResidentTiles):
     """The products of one kernel. Construct once, at the kernel's start: it loads the resident weights."""
 
-    def __init__(self, body: Any, partial_at: int) -> None:
-        self.body, self.k, self.team, self.ids = body, body.k, body.team, body.ids
-        self.partial_at = partial_at
-        self.names = {share: f"weight_{number}" for number, (_, share) in enumerate(weights(self.team))}
+    def __init__(self, body: Body, geometry: WgmmaStagedLayout, operands: Operands, inputs: StagedInputs) -> None:
+        super().__init__(body, geometry)
+        self.geometry = self.tiles_of = geometry
+        self.operands, self.inputs, self.par = operands, inputs, 0
         self.base = self.k.keep(I.cuda.cvta_generic_to_shared(body.arena.ptr_to([tirx.const(0, "int32")])))
+        inputs.base = self.base
         self.part = self.ids.warp_k
         self._place_weights(0)
         self.k.do(I.ptx.fence.proxy.async_.shared__cta())
         self.k.do(I.cuda.cta_sync())
-        self._par = 0
 
-    @property
-    def par(self) -> int:
-        return self._par
-
-    @par.setter
-    def par(self, par: int) -> None:
-        self._par = par
+    def end(self) -> None:
+        """Nothing is under way."""
 
     # --- the product -------------------------------------------------------------------------------------------------
 
-    def emit(self, phase: Phase, *_: Any) -> list[Expr]:
-        """All gates of this lane's cells: own[(m tile * own_tiles + j) * 4 + half * 2 + e]."""
-        k, team, body = self.k, self.team, self.body
-        operands: Operands = body.operands
-        tiles = team.m_tiles(phase)
-        acc = k.local(tiles * team.rows // 2)
-        shares = sorted(team.shares[phase], key=lambda share: not share.operand.given)
+    def emit(self, phase: Phase) -> list[Expr]:
+        k, geometry, body = self.k, self.geometry, self.body
+        operands = self.operands
+        tiles = geometry.m_tiles(phase)
+        acc = k.local(tiles * geometry.rows // 2)
+        shares = sorted(geometry.shares[phase], key=lambda share: not share.operand.given)
         base, asked, coming = k.fresh(self.base), set[Share](), phase is not body.last
         self._near(phase, base, self.part)
         for number, share in enumerate(shares):
@@ -70,12 +75,12 @@ class Grouped(Wide):
                     k.do(I.ptx.wgmma.wait_group.sync.aligned(0))
                 if number and not coming:
                     operands.meet()
-                    body.inputs.begin(body.t + 1)
+                    self.inputs.begin(body.t + 1)
                     coming = True
                 operands.lay_down(share)
                 operands.meet()
             later = shares[number + 1] if number + 1 < len(shares) and not shares[number + 1].operand.given else None
-            early = max(0, share.kblocks - team.ahead) if later is not None else -1
+            early = max(0, share.kblocks - geometry.ahead) if later is not None else -1
             low = self._operand(base, share)
             k.do(I.ptx.wgmma.fence.sync.aligned())
             for kblock in range(share.kblocks + 1):
@@ -88,65 +93,63 @@ class Grouped(Wide):
         k.do(I.ptx.wgmma.wait_group.sync.aligned(0))
         if not coming:
             operands.meet()
-            body.inputs.begin(body.t + 1)
+            self.inputs.begin(body.t + 1)
         return self._meet(phase, acc)
 
     def _operand(self, base: Expr, share: Share) -> Expr:
         """The low word of the descriptor of this part's first block of K."""
-        team = self.team
-        block = self.part * (share.kblocks * team.rows * BLOCK_WORDS) + wgmma_staged_layout.place(
-            team, share.operand.source
-        )
+        geometry = self.geometry
+        block = self.part * (share.kblocks * geometry.rows * BLOCK_WORDS) + geometry.place(share.operand.source)
         return self.k.keep(base // uint32(16) + tirx.Cast("uint32", block // 4) + uint32(1 << 16))
 
-    def _block(self, share: Share, kblock: int, tiles: int, low: Expr, acc: Any, add: int) -> None:
+    def _block(self, share: Share, kblock: int, tiles: int, low: Expr, acc: Buffer, add: int) -> None:
         for step in range(STEPS):
-            b = self._descriptor(low, kblock * self.team.rows * BLOCK_WORDS * 4 + step * 32)
+            b = self._descriptor(low, kblock * self.geometry.rows * BLOCK_WORDS * 4 + step * 32)
             for tile in range(tiles):
                 self._instruction(acc, tile, self._resident(share, kblock, tile, tiles, step), b, bool(add or step))
 
     # --- parts of K --------------------------------------------------------------------------------------------------
 
-    def _meet(self, phase: Phase, acc: Any) -> list[Expr]:
+    def _meet(self, phase: Phase, acc: Buffer) -> list[Expr]:
         """The parts of K, which meet in shared memory: each warp adds up its own tiles of rows."""
-        k, team, ids = self.k, self.team, self.ids
-        m_tiles, parts = team.m_tiles(phase), team.warps_k
+        k, geometry, ids = self.k, self.geometry, self.ids
+        m_tiles, parts = geometry.m_tiles(phase), geometry.warps_k
         last = phase is self.body.last
         if parts == 1:
             if last:
-                self.body.inputs.finish(self.body.t + 1)
+                self.inputs.finish(self.body.t + 1)
             k.do(I.cuda.cta_sync())
-            return [acc[z] for z in range(m_tiles * team.tiles * 4)]
-        own, passing = k.local(m_tiles * team.pass_own * 4), k.local(4)
-        products = [p for p in team.step.phases if p.kind == "gemm"]
+            return [acc[z] for z in range(m_tiles * geometry.tiles * 4)]
+        own, passing = k.local(m_tiles * geometry.pass_own * 4), k.local(4)
+        products = [p for p in geometry.step.phases if p.kind == "gemm"]
         turn = (self.par * len(products) + products.index(phase)) % 2
-        at = self.partial_at + turn * (team.partial_words // 2)
+        at = geometry.partial_at + turn * (geometry.partial_words // 2)
 
         def place(m: int, tile: int, source: int) -> Expr:
             """Of what a part other than the tile's owner has."""
             owner = tile % parts
-            row = (m * team.tiles + tile) * (parts - 1) + source - (source > owner)
-            first = ids.warp_u * (m_tiles * team.tiles * (parts - 1) * LANES * 4) + ids.lane * 4
+            row = (m * geometry.tiles + tile) * (parts - 1) + source - (source > owner)
+            first = ids.warp_u * (m_tiles * geometry.tiles * (parts - 1) * LANES * 4) + ids.lane * 4
             return self.body.arena.ptr_to([at + first + row * (LANES * 4)])
 
         for part in range(parts):
             with k.when(ids.warp_k == part):
-                for m, tile in ((m, t) for t in range(team.tiles) if t % parts != part for m in range(m_tiles)):
-                    four = [acc[(m * team.tiles + tile) * 4 + z] for z in range(4)]
+                for m, tile in ((m, t) for t in range(geometry.tiles) if t % parts != part for m in range(m_tiles)):
+                    four = [acc[(m * geometry.tiles + tile) * 4 + z] for z in range(4)]
                     k.do(I.ptx["st.shared.v4.f32"](place(m, tile, part), *four))
         if last:
-            self.body.inputs.finish(self.body.t + 1)
+            self.inputs.finish(self.body.t + 1)
         k.do(I.cuda.cta_sync())
         for part in range(parts):
             with k.when(ids.warp_k == part):
-                for j, tile in enumerate(range(part, team.tiles, parts)):
+                for j, tile in enumerate(range(part, geometry.tiles, parts)):
                     for m in range(m_tiles):
-                        to = (m * team.pass_own + j) * 4
+                        to = (m * geometry.pass_own + j) * 4
                         for z in range(4):
-                            k.store(own, acc[(m * team.tiles + tile) * 4 + z], to + z)
+                            k.store(own, acc[(m * geometry.tiles + tile) * 4 + z], to + z)
                         for other in (p for p in range(parts) if p != part):
                             words = [passing[z] for z in range(4)]
                             k.do(I.ptx["ld.shared.v4.f32"](*words, place(m, tile, other)))
                             for z in range(4):
                                 k.store(own, own[to + z] + passing[z], to + z)
-        return [own[z] for z in range(m_tiles * team.pass_own * 4)]
+        return [own[z] for z in range(m_tiles * geometry.pass_own * 4)]
