@@ -92,7 +92,7 @@ class Writer:
         self.store(register, value, 0)
         return register[0]
 
-    def fresh(self, value: Expr) -> TirExpr:
+    def fresh(self, value: TirExpr) -> TirExpr:
         """The same value, of which the compiler does not know that it is: it would compute all addresses of a step
         before the loop over time, and keep them in registers that weights need. For whole warps."""
         everyone = tirx.const(0xFFFFFFFF, "uint32")

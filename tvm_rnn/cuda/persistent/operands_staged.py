@@ -18,7 +18,7 @@ from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import swizzled
 from tvm_rnn.cuda.persistent.product.wgmma_staged_layout import WARPGROUP, WgmmaStagedLayout, held
 from tvm_rnn.graph.graph import Node
-from tvm_rnn.tir.expr import Buffer, Expr
+from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 
 from .exchange_by_polling import Polled
 from .exchange_stores import SideBySide
@@ -142,7 +142,7 @@ class StagedInputs(Inputs):
     """The input rows of one kernel, in one place: asynchronous copies bring the next step's as soon as no product of
     the warpgroup reads this step's any more."""
 
-    base: Expr  # the address of shared memory
+    base: TirExpr  # the address of shared memory
 
     def __init__(self, body: Body, geometry: WgmmaStagedLayout, operands: Operands) -> None:
         super().__init__(body)

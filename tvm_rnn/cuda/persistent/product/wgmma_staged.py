@@ -22,7 +22,7 @@ from tvm_rnn.cuda.persistent.bulk_copy_pipeline import uint32
 from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, LANES, Body, Emitters, Share
 from tvm_rnn.cuda.persistent.operand_cp_async import InputPieces
 from tvm_rnn.cuda.persistent.operands_staged import Operands, Staged, StagedInputs
-from tvm_rnn.tir.expr import Buffer, Expr
+from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 
 from .wgmma_pipelined import STEPS, ResidentTiles
 from .wgmma_staged_layout import WgmmaStagedLayout
@@ -47,7 +47,7 @@ class Grouped(ResidentTiles):
         super().__init__(body, geometry)
         self.geometry = self.tiles_of = geometry
         self.operands, self.inputs, self.par = operands, inputs, 0
-        self.base = self.k.keep(I.cuda.cvta_generic_to_shared(body.arena.ptr_to([tirx.const(0, "int32")])))
+        self.base: TirExpr = self.k.keep(I.cuda.cvta_generic_to_shared(body.arena.ptr_to([tirx.const(0, "int32")])))
         inputs.base = self.base
         self.part = self.ids.warp_k
         self._place_weights(0)
