@@ -24,6 +24,7 @@ from tvm_rnn.cuda.model.choose_geometry import choose_geometry
 from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.geometry import Geometry
+from tvm_rnn.cuda.persistent.product.mma_sync import MmaSync
 from tvm_rnn.dtypes import rounded
 from tvm_rnn.oracle.tolerance import tolerance
 
@@ -185,7 +186,7 @@ def team(name: str, hidden: int, precision: str, **knobs: Any) -> Geometry:
 def test_weights_take_half_the_room() -> None:
     knobs = cluster(8, 8, warps_u=4, register_words=32)
     wide, narrow = (team("lstm", 256, "bfloat16", **knobs, stored=stored) for stored in ("", NAME))
-    ((phase, before),), ((_, after),) = weights(wide), weights(narrow)
+    ((phase, before),), ((_, after),) = wide.weights, narrow.weights
     assert narrow.block_words(phase) * 2 == wide.block_words(phase)
     assert (before.registers, after.registers) == (2, 4)
     assert narrow.weight_elements(phase, after) == wide.weight_elements(phase, before)
@@ -199,7 +200,7 @@ def test_larger_layers_stay_on_the_chip(precision: str) -> None:
             whole = choose_geometry(step("lstm", hidden, precision), GPU, precision, batch)
             assert whole is None or any(s.streamed for parts in whole[2].shares.values() for s in parts)
             found = choose_geometry(step("lstm", hidden, precision), GPU, precision, batch, stored=NAME)
-            assert found is not None and found[2].stored == NAME and not found[2].ring
+            assert found is not None and isinstance(found[2], MmaSync) and found[2].stored == NAME
             assert not any(s.streamed for parts in found[2].shares.values() for s in parts)
             assert whole is None or found.us < whole.us
 

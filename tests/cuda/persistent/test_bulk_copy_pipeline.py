@@ -50,7 +50,7 @@ def test_no_stage_is_filled_or_read_too_early(ring: int, together: int, seed: in
     assert persistent_error(case, geometry, seed=seed) < tolerance("bfloat16", 5)
 
 
-@pytest.mark.parametrize("knobs", [{"ring": 1}, {"warps_k": 1}, {"polled": 1}, {"exchange": "cluster"}])
+@pytest.mark.parametrize("knobs", [{"ring": 1}, {"warps_k": 1}, {"passes": 2}])
 def test_what_a_ring_needs(knobs: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="a pipeline has two stages"):
         text(**{**ringed(8, 8), **knobs})
