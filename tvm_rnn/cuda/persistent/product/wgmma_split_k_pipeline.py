@@ -13,10 +13,11 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.layer.phases import Phase
-from tvm_rnn.cuda.persistent.bulk_copy_pipeline import BULK, BulkRing, Ringed, Source, uint32
 from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, Body
 from tvm_rnn.tir.expr import Expr
+from tvm_rnn.tir.index import uint32
 
+from .bulk_copy_pipeline import BULK, BulkRing, Ringed, Source
 from .wgmma_pipelined_layout import Chunk
 from .wgmma_split_k_layout import WgmmaSplitKLayout, chunks, places, stage_bytes, uses
 
