@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 UPWARD = {
     "graph/ops.py": "def f():\n    from tvm_rnn.cli import commands\n",
-    "cuda/layer/phases.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tvm_rnn.cuda.plan import wave\n",
+    "cuda/layer/phases.py": "import typing\nif typing.TYPE_CHECKING:\n    from tvm_rnn.cuda.plan import wave\n",
     "cpu/link_nothing.py": "from tvm_rnn.cuda.plan import wave\n",
 }
 

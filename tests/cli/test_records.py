@@ -8,7 +8,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from tests.schedule.test_records import MACHINE, record
+from tests.test_records import MACHINE, record
 from tvm_rnn.cli.commands import app
 from tvm_rnn.schedule.record_files import merge, read
 
