@@ -81,6 +81,7 @@ class Recorded(ABC):
     def stale(self) -> bool:
         """Whether the module has other weights since."""
 
+    @abstractmethod
     def check_arrays(self) -> None:
         """Raises InputError where arrays of the caller that backward reads have changed since."""
 
@@ -193,10 +194,10 @@ class Trainable(Module, Generic[AnyTape], ABC):
 
         self._max_bytes = check_budget(count)
 
+    @abstractmethod
     def memory_sizes(self, steps: int, batch: int, reset: bool = False, lengths: bool = False) -> Sizes:
         """What calls of T = `steps` steps of B = `batch` rows take, as `runtime_memory.Sizes`. reset, lengths: whether
         they are given."""
-        raise NotImplementedError
 
     def plan_memory(
         self, steps: int, batch: int, max_bytes: int | None = None, *, reset: bool = False, lengths: bool = False
@@ -296,6 +297,9 @@ class Tape(Recorded):
     @property
     def stale(self) -> bool:
         return self.given.whole is not self.module._given
+
+    def check_arrays(self) -> None:
+        """Nothing: it has copies."""
 
     def masks(self, part: Part) -> tuple[int | np.ndarray, ...]:
         """The last arguments of both functions, for a part."""
