@@ -79,11 +79,11 @@ GEOMETRIES = {
         ("gru_reset_before", 40, "float32", None),
         {"ctas": 2, "rows": 16, "warps_k": 2, "passes": 2, "register_words": 32, "shared_words": 4096},
     ),
-    "grid, a ring, clusters of two": (
+    "grid, a pipeline, clusters of two": (
         ("lstm", 64, "bfloat16", None),
         {"ctas": 4, "rows": 8, "warps_u": 2, "warps_k": 4, "register_words": 8, "ring": 2, "together": 2},
     ),
-    "grid, a ring, in tf32": (
+    "grid, a pipeline, in tf32": (
         ("gru_reset_before", 40, "float32", "tf32"),
         {"ctas": 3, "rows": 16, "warps_u": 2, "warps_k": 4, "register_words": 16, "shared_words": 8, "ring": 3},
     ),

@@ -61,10 +61,10 @@ def test_without_its_folder_there_is_no_such_kind() -> None:
 # What a kind of product is made of: the file of its class, those that only kinds use, and the schedules that build it.
 KINDS = {
     "MmaSync": {"product.py", "lane_layout.py"},
-    "WgmmaRing": {"wide.py", "wide_layout.py", "ring.py"},
+    "WgmmaPipelined": {"wide.py", "wide_layout.py", "ring.py"},
     "WgmmaStaged": {"grouped.py", "staged_layout.py", "staged.py"},
-    "WgmmaSplitK": {"pooled.py", "pooled_layout.py", "pooled_ring.py"},
-    "Ffma": {"fma_product.py", "fma_layout.py", "fma_ring.py"},
+    "WgmmaSplitK": {"pooled.py", "pooled_layout.py", "split_k_pipeline.py"},
+    "Ffma": {"fma_product.py", "fma_layout.py", "ffma_pipeline.py"},
 }
 SCHEDULES = ("cluster", "grid", "staged", "pooled", "fma")
 

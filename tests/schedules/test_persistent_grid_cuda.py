@@ -62,7 +62,7 @@ def test_a_record_is_replayed() -> None:
         ("lstm", 1024, "bfloat16", 1, 0),
     ],
 )
-def test_rings_where_they_were_faster(name: str, hidden: int, precision: str, batch: int, ring: int) -> None:
+def test_pipelines_where_they_were_faster(name: str, hidden: int, precision: str, batch: int, ring: int) -> None:
     unit = unit_of(name, hidden, precision, batch)
     team = geometry_by(NAME, unit, configured(NAME, unit)[0])
     assert team.ring == ring and team.together == 1

@@ -127,7 +127,7 @@ def check_best(name: str, hidden: int, precision: str) -> None:
             assert able_to_run(best[1], GPU)
 
 
-def test_a_ring_pays_for_copies_and_for_filling_stages_again() -> None:
+def test_a_pipeline_pays_for_copies_and_for_filling_stages_again() -> None:
     wide = {"exchange": "grid", "ctas": 64, "warps_u": 2, "warps_k": 4, "register_words": 128}
     times = [predict(team(hidden=1024, rows=rows, ring=8, **wide), rows, GPU) for rows in (8, 16, 32, 64)]
     assert rising(times)

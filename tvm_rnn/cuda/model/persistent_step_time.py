@@ -108,7 +108,7 @@ def distinct(
 
 def able_to_run(geometry: Geometry, target: Target) -> bool:
     """Whether it fits with all weights on the chip: reading some from L2 in every step was slower than one launch per
-    step (H 2048, B 64: 42 us against 15; through a ring, H 2560, B 64: 31 against 23). Not so in float32, where
+    step (H 2048, B 64: 42 us against 15; through a pipeline, H 2560, B 64: 31 against 23). Not so in float32, where
     products take longer than that."""
     if geometry.threads > 1024 or not resident_teams(geometry, target):
         return False

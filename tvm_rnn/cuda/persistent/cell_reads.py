@@ -26,7 +26,9 @@ from .dropout_mask_words import MaskWords
 from .geometry import Body, Geometry
 from .hoisted_value_prefetch import Coming, Fetch
 
-FETCH_AHEAD = 6  # steps between a value's way into L2 and its way into registers, where a ring leaves no room for more
+FETCH_AHEAD = (
+    6  # steps between a value's way into L2 and its way into registers, where a pipeline leaves no room for more
+)
 
 
 def params(geometry: Geometry) -> list[Node]:
@@ -49,8 +51,8 @@ def place_of(layout: Layout, node: Node) -> Place:
 class CellReads:
     """The registers of one kernel. `coming[par]`: values of the next even or odd step, by (phase, node, slot, cell).
 
-    Steps that take their operands from a ring are long, and short of registers: they ask for their own values while the
-    first product is under way (`now`), or where no product comes first, for the next step's."""
+    Steps that take their operands from a pipeline are long, and short of registers: they ask for their own values while
+    the first product is under way (`now`), or where no product comes first, for the next step's."""
 
     def __init__(self, body: Body, at: int) -> None:
         self.body, self.k, self.geometry, self.step = body, body.k, body.geometry, body.step

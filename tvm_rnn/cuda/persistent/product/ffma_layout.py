@@ -1,13 +1,13 @@
-"""The geometry of a persistent kernel whose products run in float32 arithmetic, out of rings in shared memory.
+"""The geometry of a persistent kernel whose products run in float32 arithmetic, out of pipelines in shared memory.
 
 In: a `Step` and knobs. Out: `FfmaLayout`: in which order a step's operands are multiplied, sizes, places, how weights
 are packed, how long a product takes.
 
-Every warp multiplies all gates of the block's units (columns) with all batch rows, in its own part of K, and has a ring
-of its own: no warp waits for another before sums meet. A stage is a block of K: [row][swizzled piece], as operands
-lie in the exchange, then [k][column] of its weights. Lane (y, x) has rows y, y + 8, ... and four neighbours of every 16
-columns, from 4 x on: rows of 64 bytes are read without conflicts of banks, and weights by all y at once. With 64 rows
-and 64 columns that is 128 sums per lane, and 24 loads of 16 bytes for 512 multiply-adds.
+Every warp multiplies all gates of the block's units (columns) with all batch rows, in its own part of K, and has a
+pipeline of its own: no warp waits for another before sums meet. A stage is a block of K: [row][swizzled piece], as
+operands lie in the exchange, then [k][column] of its weights. Lane (y, x) has rows y, y + 8, ... and four neighbours of
+every 16 columns, from 4 x on: rows of 64 bytes are read without conflicts of banks, and weights by all y at once. With
+64 rows and 64 columns that is 128 sums per lane, and 24 loads of 16 bytes for 512 multiply-adds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ACROSS, DOWN = 4, 8  # lanes of a warp along columns, along rows
 GROUP = 4 * ACROSS  # columns of a warp's load
 ROW_BYTES = 64  # of a row in a stage
 MOST_SUMS = 128  # of a lane
-TURNED = 1  # columns lie in pairs the other way round: see `FmaProduct._give`
+TURNED = 1  # columns lie in pairs the other way round: see `FfmaProduct._give`
 LIMIT = 232448  # bytes of shared memory
 # Cycles of a multiply-add of a warp on one quarter, and of a load of 16 bytes per lane from shared memory; bytes per us
 # that every multiprocessor has of L2 when all read; of a turn in which sums meet, us.
@@ -86,7 +86,7 @@ class FfmaLayout(Geometry):
 
     @property
     def partial_at(self) -> int:
-        return ring_words(self) + self.weight_words
+        return pipeline_words(self) + self.weight_words
 
     @property
     def stage_at(self) -> int:
@@ -168,7 +168,7 @@ def stage_bytes(geometry: FfmaLayout) -> int:
     return geometry.rows * ROW_BYTES + max(streamed, default=0)
 
 
-def ring_words(geometry: FfmaLayout) -> int:
+def pipeline_words(geometry: FfmaLayout) -> int:
     """Of all warps."""
     return geometry.warps * geometry.stages * stage_bytes(geometry) // 4
 
@@ -185,7 +185,7 @@ def part_words(geometry: FfmaLayout) -> int:
 
 def turns(geometry: FfmaLayout) -> int:
     """In which parts hand over their sums: as few as there is room for."""
-    rest = 4 * (ring_words(geometry) + geometry.weight_words + geometry.stage_words + geometry.fetch_words) + 256
+    rest = 4 * (pipeline_words(geometry) + geometry.weight_words + geometry.stage_words + geometry.fetch_words) + 256
     able_to = (
         n
         for n in (1, 2, 4)

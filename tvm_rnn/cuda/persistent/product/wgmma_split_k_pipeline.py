@@ -1,4 +1,5 @@
-"""The ring of a cluster that shares K: bulk copies fill its stages, all warpgroups of the block multiply each of them.
+"""The pipeline of a cluster that shares K: bulk copies fill its stages, all warpgroups of the block multiply each of
+them.
 
 In: a `WgmmaSplitKLayout` and the exchange that values lie in. Out: statements: barriers, copies, waits. A step begins
 with stage 0, so which stage a chunk has, and the parity of its barriers, are known when the kernel is written. The
@@ -13,7 +14,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.layer.phases import Phase
-from tvm_rnn.cuda.persistent.bulk_copy_pipeline import BULK, BulkRing, Ringed, Source, uint32
+from tvm_rnn.cuda.persistent.bulk_copy_pipeline import BULK, BulkCopyExchange, BulkCopyPipeline, Source, uint32
 from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, Body
 from tvm_rnn.tir.expr import Expr
 
@@ -23,10 +24,10 @@ from .wgmma_split_k_layout import WgmmaSplitKLayout, chunks, places, stage_bytes
 EVICT_LAST = 0x14F0000000000000  # a policy of copies, as createpolicy makes it: weights come again in the next step
 
 
-class PooledRing(BulkRing):
+class ClusterPipeline(BulkCopyPipeline):
     """Of one kernel."""
 
-    def __init__(self, body: Body, geometry: WgmmaSplitKLayout, exchange: Ringed) -> None:
+    def __init__(self, body: Body, geometry: WgmmaSplitKLayout, exchange: BulkCopyExchange) -> None:
         self.places = places(geometry)
         shape = geometry.ring, geometry.together, self.places.barriers
         super().__init__(body, exchange, shape, chunks(geometry), uses(geometry))
@@ -78,4 +79,4 @@ class PooledRing(BulkRing):
         k.do(I.ptx[BULK](self._stage(chunk), address, size, self.barrier(chunk.slot)))
 
     def _stage(self, chunk: Chunk, at: int = 0) -> Expr:
-        return self.base + uint32(self.places.ring + chunk.slot * self.bytes + at)
+        return self.base + uint32(self.places.pipeline + chunk.slot * self.bytes + at)
