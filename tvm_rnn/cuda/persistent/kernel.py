@@ -103,7 +103,7 @@ class KernelBody:
         self.cells = LaneCells(k, geometry, self.ids)
         words, align = geometry.shared_bytes // 4, geometry.alignment
         self.arena: Buffer = I.alloc_buffer((words,), "uint32", scope="shared.dyn", align=align)
-        self.reads = CellReads(self, geometry.fetch_at)
+        self.reads = CellReads(self, geometry.prefetch_at)
         self.keeping = tape_stores.Keeping(self)
         self.masks: Masks | None = None
         emitters = geometry.emitters(self)
@@ -198,7 +198,7 @@ class KernelBody:
             self.masks.begin(t)
         self.exchange.begin_step()
         self.pieces.begin_step()
-        self.reads.fetch.begin(t)
+        self.reads.prefetch.begin(t)
         self.reads.words.begin(t)
         self.keeping.before()
         for phase in self.step.phases:

@@ -93,12 +93,12 @@ class FfmaLayout(Geometry):
         return self.partial_at + self.partial_words
 
     @property
-    def fetch_at(self) -> int:
+    def prefetch_at(self) -> int:
         return self.stage_at + self.stage_words
 
     @property
     def shared_bytes(self) -> int:
-        return 4 * (self.fetch_at + self.fetch_words) + max(256, 16 * (len(self.published) + 1))
+        return 4 * (self.prefetch_at + self.prefetch_words) + max(256, 16 * (len(self.published) + 1))
 
     def product_registers(self) -> int:
         """Sums, four k of a lane's rows, two k of its columns."""
@@ -185,7 +185,7 @@ def part_words(geometry: FfmaLayout) -> int:
 
 def turns(geometry: FfmaLayout) -> int:
     """In which parts hand over their sums: as few as there is room for."""
-    rest = 4 * (pipeline_words(geometry) + geometry.weight_words + geometry.stage_words + geometry.fetch_words) + 256
+    rest = 4 * (pipeline_words(geometry) + geometry.weight_words + geometry.stage_words + geometry.prefetch_words) + 256
     able_to = (
         n
         for n in (1, 2, 4)

@@ -49,7 +49,7 @@ class Places:
     stage: int
     inputs: int
     copies: int
-    fetch: int
+    prefetch: int
     weights: int
     barriers: int
 
@@ -112,13 +112,13 @@ class MmaSyncLayout(Geometry):
         stage = partial + self.partial_words
         inputs = stage + self.stage_words
         copies = inputs + self.exchange.input_words(self)
-        fetch = copies + self.copy_words
-        weights = fetch + self.fetch_words
-        return Places(partial, stage, inputs, copies, fetch, weights, weights + self.weight_words)
+        prefetch = copies + self.copy_words
+        weights = prefetch + self.prefetch_words
+        return Places(partial, stage, inputs, copies, prefetch, weights, weights + self.weight_words)
 
     @property
-    def fetch_at(self) -> int:
-        return self.places.fetch
+    def prefetch_at(self) -> int:
+        return self.places.prefetch
 
     @property
     def shared_bytes(self) -> int:

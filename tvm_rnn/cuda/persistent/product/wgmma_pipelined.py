@@ -115,7 +115,7 @@ class BulkCopyProduct(WgmmaProduct):
         body = self.body
         if phase is not body.step.phases[0]:
             return [], []
-        return body.reads.now(body.t, fetch=False), body.reads.now(body.t, fetch=True)
+        return body.reads.now(body.t, prefetch=False), body.reads.now(body.t, prefetch=True)
 
 
 class ResidentTiles(WgmmaProduct):
@@ -215,8 +215,8 @@ class PipelinedProduct(BulkCopyProduct, ResidentTiles):
     def emit(self, phase: Phase) -> list[Expr]:
         for share in self.geometry.shares[phase]:
             self.body.ready(share)
-        loads, fetches = self._reads(phase)
-        between, source = [*loads, *fetches], self._source
+        loads, prefetches = self._reads(phase)
+        between, source = [*loads, *prefetches], self._source
         k, pipeline, tiles = self.k, self.pipeline, m_tiles(self.geometry, phase)
         apart, before = self.places.apart, self.geometry.separated(phase)
         lag = 2 if self.geometry.ring > LAG + 1 else 1

@@ -127,7 +127,7 @@ class WgmmaPipelinedLayout(WgmmaTiles):
         return places(self).end
 
     @property
-    def fetch_at(self) -> int:
+    def prefetch_at(self) -> int:
         """Nothing is copied there."""
         return 0
 

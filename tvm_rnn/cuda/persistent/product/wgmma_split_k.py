@@ -102,7 +102,7 @@ class SplitKProduct(BulkCopyProduct):
         its successors' way into L2 while all blocks do."""
         for share in self.geometry.shares[phase]:
             self.body.ready(share)
-        loads, fetches = self._reads(phase)
+        loads, prefetches = self._reads(phase)
         source = self._source
         k, pipeline, geometry = self.k, self.pipeline, self.geometry
         lag = LAG if geometry.ring > LAG + 1 else 1
@@ -111,8 +111,8 @@ class SplitKProduct(BulkCopyProduct):
         acc = k.local(geometry.group_tiles(phase) * geometry.rows // 2)
         pipeline.refresh()
         pipeline.begin(phase, source)
-        for fetch in fetches:
-            fetch()
+        for prefetch in prefetches:
+            prefetch()
         every = pipeline.chunks[phase]
         for number, chunk in enumerate(every):
             pipeline.wait(chunk)

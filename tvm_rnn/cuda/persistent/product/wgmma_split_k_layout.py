@@ -100,7 +100,7 @@ class WgmmaSplitKLayout(Geometry):
         return max((sum_bytes(self, p) for p in self.shares), default=0) // 4
 
     @property
-    def fetch_at(self) -> int:
+    def prefetch_at(self) -> int:
         """Nothing is copied there."""
         return 0
 
