@@ -6,13 +6,13 @@ import pytest
 from training_plans import trained
 
 from tvm_rnn.cuda.codegen.host_program import Program
-from tvm_rnn.cuda.layer.time_segments import COUNT, Parts, parts_of
+from tvm_rnn.cuda.layer.time_segments import COUNT, TimeSegment, time_segment
 from tvm_rnn.cuda.training.add_entry_points import of_parts
 
 
 def test_a_program_reads_four_numbers() -> None:
     program = Program()
-    found = parts_of(program, 3, 2)
+    found = time_segment(program, 3, 2)
     assert program.inputs == 3 + COUNT and found.given
     assert len(program.sequence.lines) == COUNT
     assert all(f"reinterpret_cast<int64_t>(input[{3 + i}])" in line for i, line in enumerate(program.sequence.lines))
@@ -25,7 +25,7 @@ def test_a_program_reads_four_numbers() -> None:
 
 
 def test_one_direction_has_no_conditions() -> None:
-    for parts in (Parts(), parts_of(Program(), 0, 1)):
+    for parts in (TimeSegment(), time_segment(Program(), 0, 1)):
         host = Program().sequence
         with parts.of_visit(host, 0, 0), parts.of_layer(host, 0):
             host.code("here;")

@@ -28,12 +28,14 @@ def test_what_products_read_after_all_steps_has_rows_for_all_of_them(cell: str, 
     assert len(back.layer.layout.kept) == kept
     assert back.bytes_per_row() == kept * 16 + back.layer.bytes_per_row
     # One product for all steps writes the gradient of x straight to where the user wants it.
-    assert back.layer.layout.written_last and not back.givers
+    assert back.layer.layout.written_last and not back.input_gradients
 
 
 def test_two_directions_are_added_up() -> None:
     _, plans = trained("gru", bidirectional=True)
-    assert [giver.root for giver in plans.backward.backs[0].givers] == [plans.backward.layers.graphs[0].output]
+    assert [gradient.root for gradient in plans.backward.backs[0].input_gradients] == [
+        plans.backward.layers.graphs[0].output
+    ]
 
 
 def test_layers_run_from_the_last_one() -> None:

@@ -23,7 +23,7 @@ from math import prod
 from typing import Any, ClassVar
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer, Program
-from tvm_rnn.cuda.layer.time_segments import COUNT, Parts, parts_of
+from tvm_rnn.cuda.layer.time_segments import COUNT, TimeSegment, time_segment
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_STEPS, WAVE_TILES
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.rowwise.dropout_masks import Draws
@@ -65,7 +65,7 @@ class Plan:
     program: Program = field(init=False)
     draws: Draws | None = field(init=False, default=None)
     dropped: Dropped | None = field(init=False, default=None)
-    parts: Parts = field(init=False, default=Parts())
+    segment: TimeSegment = field(init=False, default=TimeSegment())
     way: ClassVar[int] = 1  # from the first layer to the last one, or -1
     # The first of the events after which a tile's output is there; number 0 is the first of those after all its work.
     _handed_event: int = field(init=False, default=0)
@@ -116,17 +116,17 @@ class Plan:
             self.program.dropped = self.dropped = Dropped(own.weight_drop)
         return number + (3 if own else 0)
 
-    def _parts(self, number: int) -> int:
+    def _segment(self, number: int) -> int:
         """What calls for a part of the time have more, likewise, where such calls need it."""
         if not self.whole:
             return number
-        self.parts = parts_of(self.program, number, self.directions)
+        self.segment = time_segment(self.program, number, self.directions)
         return number + COUNT
 
     def _move(self, host: Host, name: str, moves: Sequence[tuple[Visit, Sequence[Move]]]) -> None:
         """States in or out, of the layers and directions that the call is for."""
         own = [replace(m, visit=v.layer * self.directions + v.direction) for v, found in moves for m in found]
-        move(host, name, own, self.parts.visit if self.parts.given and self.directions > 1 else "")
+        move(host, name, own, self.segment.visit if self.segment.given and self.directions > 1 else "")
 
     def _facts(self) -> Iterator[dict[str, Any]]:
         """Rows for the manifest's templates: in the order in which they are tried, each with the layers it is for."""
@@ -274,7 +274,7 @@ class Plan:
             with self._forked(host):
                 for visit in self.visits[layer * self.directions : (layer + 1) * self.directions]:
                     with (
-                        self.parts.of_visit(host, layer, visit.direction),
+                        self.segment.of_visit(host, layer, visit.direction),
                         self._lane(host, visit.direction),
                         self._tiles(host) as (tile, done, count),
                     ):

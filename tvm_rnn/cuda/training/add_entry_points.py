@@ -25,7 +25,7 @@ from tvm_rnn.passes import keep_choice
 from tvm_rnn.passes.passed import Passed
 from tvm_rnn.target import Target
 
-from .layer_gradients import handed_width
+from .layer_gradients import gradient_width
 from .plan_backward import BackwardPlan
 from .plan_forward import ForwardTrain
 
@@ -104,7 +104,7 @@ def of_parts(trained: Trained) -> TimeParts | None:
     net, tape = trained.net, trained.forward.tape
     if net.num_directions == 1:
         return TimeParts("borders") if net.reverse else None
-    row = handed_width(net) * ITEM_BYTES[net.dtype] * (2 if net.num_layers > 1 else 1)
+    row = gradient_width(net) * ITEM_BYTES[net.dtype] * (2 if net.num_layers > 1 else 1)
     return TimeParts("visits", sum(part.whole for part in tape.parts), row)
 
 

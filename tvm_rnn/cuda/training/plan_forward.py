@@ -77,8 +77,8 @@ class ForwardTrain(Plan):
         """The program."""
         program, host, inputs = self.program, self.program.sequence, len(self.net.layers[0].graph.inputs)
         self.together = None
-        self._parts(self._draw(inputs + 1))
-        self.places = self.tape.pointers(program, program.input(inputs), 0, self.parts)
+        self._segment(self._draw(inputs + 1))
+        self.tape_pointers = self.tape.pointers(program, program.input(inputs), 0, self.segment)
         self._tile_sizes()
         self.visits = self._visits()
         self._move(host, "load", [(v, self._load(v)) for v in self.visits])
@@ -103,7 +103,7 @@ class ForwardTrain(Plan):
         for i, at in enumerate(self.tape.visits[visit.layer, visit.direction]):
             node, first = layout.kept[i], i - len(layout.graph.emitted)
             state = None if first < 0 else read[first]
-            yield self.places[at], layout.kept_place(node), prod(node.shape), state
+            yield self.tape_pointers[at], layout.kept_place(node), prod(node.shape), state
 
     def _load(self, visit: Visit) -> list[Move]:
         """The user's states to where the steps read them, and to the entry before the first step."""
@@ -117,12 +117,12 @@ class ForwardTrain(Plan):
 
     def _begin_again(self, host: Host) -> None:
         """What goes back in time: at flags of the step after the call's, where there is one."""
-        if not self.parts.given:
+        if not self.segment.given:
             return
-        with host.when(f"has_reset && ({self.parts.border} & 1)"):
+        with host.when(f"has_reset && ({self.segment.border} & 1)"):
             for visit in self.visits:
                 if self._back(visit):
-                    with self.parts.of_visit(host, visit.layer, visit.direction):
+                    with self.segment.of_visit(host, visit.layer, visit.direction):
                         visit.code.states.begin_again(host, visit.buffers)
 
     def _kept(self, visit: Visit, row: HostExpr) -> list[Pointer]:
@@ -137,13 +137,13 @@ class ForwardTrain(Plan):
         """Layers hand on what the tape keeps."""
 
     def _handed(self, host: Host, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
-        return self.places[self.tape.inputs[layer + 1]].at(f"{row} * {stride}")
+        return self.tape_pointers[self.tape.inputs[layer + 1]].at(f"{row} * {stride}")
 
     def _user_inputs(self) -> list[tuple[Pointer, Pointer, int]]:
         """(the user's, the tape's, elements of a row) of every input."""
         found = []
         for n, (node, at) in enumerate(zip(self.net.layers[0].graph.inputs, self.tape.users, strict=True)):
-            found.append((self.program.input(n), self.places[at], prod(node.shape)))
+            found.append((self.program.input(n), self.tape_pointers[at], prod(node.shape)))
         return found
 
     def _copy_inputs(self, host: Host) -> None:
@@ -158,7 +158,7 @@ class ForwardTrain(Plan):
         if len(self.tape.users) > 1:
             yield
         else:
-            with self.parts.of_layer(host, 0):
+            with self.segment.of_layer(host, 0):
                 yield
 
     def _tidy(self, host: Host) -> None:
@@ -176,7 +176,7 @@ class ForwardTrain(Plan):
                     initial = None if state is None else self.net.cell.initial.get(names[state], 0.0)
                     first = visit.user[state][0] if state is not None and self._side(visit) else None
                     found.append(Blank(pointer.at(entry), place, size, initial, first))
-                with self.parts.of_visit(host, visit.layer, visit.direction):
+                with self.segment.of_visit(host, visit.layer, visit.direction):
                     self._blank(host, f"visit{number}", self._side(visit), found)
 
     def _blank(self, host: Host, name: str, side: int, arrays: list[Blank]) -> None:
@@ -186,7 +186,7 @@ class ForwardTrain(Plan):
             more = [self.program.lengths, self.program.reset]
             flags = ["has_lengths ? 1 : 0", "has_reset ? 1 : 0"]
             firsts = [a.first for a in part if a.first is not None]
-            scalars: list[HostExpr] = ["T * B", "B", "T", *flags, 0, f"{self.parts.border} & 1"]
+            scalars: list[HostExpr] = ["T * B", "B", "T", *flags, 0, f"{self.segment.border} & 1"]
             host.launch(kernel, [*(a.pointer for a in part), *firsts, *more], scalars)
 
 

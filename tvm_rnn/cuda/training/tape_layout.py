@@ -22,7 +22,7 @@ from math import prod
 
 from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Pointer, Program
 from tvm_rnn.cuda.layer.pointers import Place
-from tvm_rnn.cuda.layer.time_segments import Parts
+from tvm_rnn.cuda.layer.time_segments import TimeSegment
 from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.graph.ops import TABLE
@@ -146,7 +146,7 @@ class Tape:
         """Rows of an input on the tape: dense."""
         return Place(self.net.dtype, prod(node.shape), 16)
 
-    def pointers(self, program: Program, base: Pointer, given: int, of: Parts) -> list[Pointer]:
+    def pointers(self, program: Program, base: Pointer, given: int, of: TimeSegment) -> list[Pointer]:
         """Each array from the call's first step on, in a program whose tape begins at `base`, and which has the
         caller's inputs from its own input number `given` on. of: what the call is for."""
         let = program.sequence.let if of.given else program.let
