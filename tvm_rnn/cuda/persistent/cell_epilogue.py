@@ -134,7 +134,7 @@ class Epilogue:
         place, node = body.layout.output, self.step.graph.output
         if body.masks is None and pairs(place, width) and place.align >= 4 and place.row_stride % 2 == 0:
             values = [body.held[(node, 0, block, j, e)] for e in range(2)]
-            body.keeping.pair("y", place, values, (0, block, j), width)
+            body.tape_stores.pair("y", place, values, (0, block, j), width)
             return
         for e in range(2):
             with k.when(body.cells.inside(width, block, j, e)):

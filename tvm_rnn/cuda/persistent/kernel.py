@@ -104,7 +104,7 @@ class KernelBody:
         words, align = geometry.shared_bytes // 4, geometry.alignment
         self.arena: Buffer = I.alloc_buffer((words,), "uint32", scope="shared.dyn", align=align)
         self.reads = CellReads(self, geometry.prefetch_at)
-        self.keeping = tape_stores.Keeping(self)
+        self.tape_stores = tape_stores.TapeStores(self)
         self.masks: Masks | None = None
         emitters = geometry.emitters(self)
         self.exchange, self.inputs = emitters.exchange, emitters.inputs
@@ -200,7 +200,7 @@ class KernelBody:
         self.pieces.begin_step()
         self.reads.prefetch.begin(t)
         self.reads.words.begin(t)
-        self.keeping.before()
+        self.tape_stores.before()
         for phase in self.step.phases:
             self.phase = phase
             if phase.kind == "reduce":
@@ -209,7 +209,7 @@ class KernelBody:
                 gates = self.product.emit(phase) if phase.kind == "gemm" else ()
                 self._stash(phase)
                 Epilogue(self, phase, gates).emit()
-            self.keeping.phase(phase)
+            self.tape_stores.phase(phase)
             self.reads.phase(phase, par, t)
         self.pieces.ask_inputs()
         for state in self.step.graph.states:

@@ -56,7 +56,7 @@ def _root(step: Step, node: Node) -> bool:
     return any(node is phase.root or node in phase.roots for phase in step.phases)
 
 
-class Keeping:
+class TapeStores:
     """The stores of one kernel."""
 
     def __init__(self, body: Body) -> None:

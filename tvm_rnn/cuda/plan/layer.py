@@ -325,10 +325,12 @@ class Layer:
                 return find(target, a.node)
 
             pointers = [pointer(a) for a in work.arguments]
-            if isinstance(work, MaskRows) and buffers.draw is not None:
+            if isinstance(work, MaskRows) and buffers.mask_keys is not None:
                 mask = work.arguments[0].node
                 when = "true" if mask not in buffers.words or self._in_rows(mask) else f"{self.regime} < 0"
-                work.draw(host, pointers, buffers.words.get(mask), buffers.draw, steps, (when, f"{self.regime} >= 0"))
+                work.fill(
+                    host, pointers, buffers.words.get(mask), buffers.mask_keys, steps, (when, f"{self.regime} >= 0")
+                )
             elif not hasattr(work, "variants"):
                 host.launch(work.kernel, pointers, [rows])
             else:

@@ -26,7 +26,7 @@ from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.layer.time_segments import COUNT, TimeSegment, time_segment
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_STEPS, WAVE_TILES
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
-from tvm_rnn.cuda.rowwise.dropout_masks import Draws
+from tvm_rnn.cuda.rowwise.dropout_masks import NetworkMaskKeys
 from tvm_rnn.cuda.rowwise.state_moves import Move, move
 from tvm_rnn.cuda.rowwise.step_memory import Buffers, Tile
 from tvm_rnn.cuda.rowwise.weight_drop import Dropped
@@ -63,7 +63,7 @@ class Plan:
     layers: Layers
     target: Target
     program: Program = field(init=False)
-    draws: Draws | None = field(init=False, default=None)
+    mask_keys: NetworkMaskKeys | None = field(init=False, default=None)
     dropped: Dropped | None = field(init=False, default=None)
     segment: TimeSegment = field(init=False, default=TimeSegment())
     way: ClassVar[int] = 1  # from the first layer to the last one, or -1
@@ -105,13 +105,13 @@ class Plan:
         program.facts["flops_per_row"] = flops_per_row(self.layers, self.directions)
         return program
 
-    def _draw(self, number: int) -> int:
+    def _mask_keys(self, number: int) -> int:
         """Keys of masks, and what drops weights, where there are any: of inputs number `number` and on. Returns the
         number of the input after them."""
         own = self.net.regularisers
         if own:
-            self.draws = Draws(self.program, number, own.streams, self.net.num_layers, self.directions)
-            self.draws.prepare(self.program.sequence)
+            self.mask_keys = NetworkMaskKeys(self.program, number, own.streams, self.net.num_layers, self.directions)
+            self.mask_keys.prepare(self.program.sequence)
         if own.weight_drop:
             self.program.dropped = self.dropped = Dropped(own.weight_drop)
         return number + (3 if own else 0)
@@ -195,8 +195,8 @@ class Plan:
             for direction in range(self.directions):
                 work = code.work_buffers(program, f"{self.steps} * B", *self._copies(layer, direction))
                 weights = code.weights.pack(program, layer, direction)
-                draw = None if self.draws is None else self.draws.of(layer, direction)
-                buffers = Buffers(weights, *states[layer, direction], **work, draw=draw)
+                mask_keys = None if self.mask_keys is None else self.mask_keys.of(layer, direction)
+                buffers = Buffers(weights, *states[layer, direction], **work, mask_keys=mask_keys)
                 visits.append(Visit(code, layer, direction, buffers, self._user(layer, direction)))
         return visits
 

@@ -139,7 +139,7 @@ class BackwardPlan(Plan):
         self._handed_event = 2 * self.net.num_layers
         self.gradient = program.input(0)
         self.tape = self.forward.tape
-        after = self._segment(self._draw(self._outputs()))
+        after = self._segment(self._mask_keys(self._outputs()))
         self.given_gradients = program.input(after) if self.segment.given and self.directions > 1 else None
         self.tape_pointers = self.tape.pointers(program, program.input(1), 2, self.segment)
         self._tile_sizes()
@@ -165,8 +165,8 @@ class BackwardPlan(Plan):
         """Weight drop, in the gradients of what was dropped."""
         dropped = self.dropped
         for param, gradient in zip(params, self.weight_gradients[key], strict=True):
-            if dropped is not None and self.draws is not None and param.name in dropped.own:
-                dropped.gradient(host, self.draws, param, key, gradient)
+            if dropped is not None and self.mask_keys is not None and param.name in dropped.own:
+                dropped.gradient(host, self.mask_keys, param, key, gradient)
 
     # --- memory ----------------------------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ class ForwardTrain(Plan):
         """The program."""
         program, host, inputs = self.program, self.program.sequence, len(self.net.layers[0].graph.inputs)
         self.together = None
-        self._segment(self._draw(inputs + 1))
+        self._segment(self._mask_keys(inputs + 1))
         self.tape_pointers = self.tape.pointers(program, program.input(inputs), 0, self.segment)
         self._tile_sizes()
         self.visits = self._visits()
