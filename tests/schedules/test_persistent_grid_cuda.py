@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from persistent_layers import GPU, TENSOR_CORES, configured, geometry_by, layout_of, registers_and_spills, unit_of
 
-from tvm_rnn.cuda.model.persistent_step_time import able_to_run, resident_teams
+from tvm_rnn.cuda.model.persistent_step_time import able_to_run, resident_groups
 from tvm_rnn.cuda.persistent import kernel as persistent
 
 NAME = "persistent_grid_cuda"
@@ -24,7 +24,7 @@ def test_the_default_fits(name: str, hidden: int, batch: int, precision: str) ->
     assert set(knobs.space) == set(config) and all(config[knob] in values for knob, values in knobs.space.items())
     team = geometry_by(NAME, unit, config)
     assert able_to_run(team, GPU) and team.exchange.name == "grid"
-    assert 1 <= team.ctas <= GPU.sms and resident_teams(team, GPU) >= 1
+    assert 1 <= team.ctas <= GPU.sms and resident_groups(team, GPU) >= 1
     assert team.rows % (8 * team.warps_n) == 0 and team.tiles % team.passes == 0
     assert team.ctas * team.units(hidden) >= hidden
 
@@ -39,7 +39,7 @@ def test_rows_are_sliced_where_several_teams_fit() -> None:
     unit = unit_of("lstm", 512, "bfloat16", 64)
     team = geometry_by(NAME, unit, configured(NAME, unit)[0])
     slices = -(-64 // team.rows)
-    assert slices <= resident_teams(team, GPU) and slices * team.rows < 64 + 8 * slices
+    assert slices <= resident_groups(team, GPU) and slices * team.rows < 64 + 8 * slices
 
 
 def test_a_record_is_replayed() -> None:

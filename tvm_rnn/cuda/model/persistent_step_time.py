@@ -25,7 +25,7 @@ LIGHT_US = 0.04  # of a phase without a product
 RESIDENT_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 
 
-def resident_teams(geometry: Geometry, target: Target) -> int:
+def resident_groups(geometry: Geometry, target: Target) -> int:
     """Teams that run at the same time, one block per multiprocessor."""
     blocks = RESIDENT_CLUSTERS.get(geometry.cluster, 0) * geometry.cluster * target.sms // 132
     return blocks // geometry.ctas
@@ -73,7 +73,7 @@ def lacking(geometry: Geometry, target: Target) -> Lack:
     where = f"{geometry.ctas} blocks of {geometry.threads} threads, {geometry.rows} rows"
     if geometry.threads > 1024:
         return Lack(f"{where}: 1024 threads are the most", 1 << 40, 0)
-    if not resident_teams(geometry, target):
+    if not resident_groups(geometry, target):
         return Lack(f"{where}: this GPU runs {target.sms} blocks at once", 1 << 40, 0)
     blocks = [
         (p, geometry.depth_blocks(o.source) // geometry.k_parts) for p in geometry.step.phases for o in p.operands
@@ -110,7 +110,7 @@ def able_to_run(geometry: Geometry, target: Target) -> bool:
     """Whether it fits with all weights on the chip: reading some from L2 in every step was slower than one launch per
     step (H 2048, B 64: 42 us against 15; through a pipeline, H 2560, B 64: 31 against 23). Not so in float32, where
     products take longer than that."""
-    if geometry.threads > 1024 or not resident_teams(geometry, target):
+    if geometry.threads > 1024 or not resident_groups(geometry, target):
         return False
     if not geometry.streams and (not _holds(geometry) or any(share.streamed for _, share in geometry.weights)):
         return False
@@ -129,9 +129,9 @@ def _holds(geometry: Geometry) -> bool:
 def predict(geometry: Geometry, batch: int, target: Target) -> float:
     """Microseconds per step for B = batch rows."""
     teams = ceil(batch / geometry.rows)
-    rounds = ceil(teams / max(1, resident_teams(geometry, target)))
+    rounds = ceil(teams / max(1, resident_groups(geometry, target)))
     us = rounds * sum(_phase(geometry, phase) for phase in geometry.step.phases)
-    us += geometry.extra_us(min(teams, resident_teams(geometry, target)))
+    us += geometry.extra_us(min(teams, resident_groups(geometry, target)))
     return us * geometry.slowdown
 
 

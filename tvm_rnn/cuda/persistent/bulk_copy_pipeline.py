@@ -27,8 +27,8 @@ from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import (
     WgmmaPipelinedLayout,
     chunks,
     m_tiles,
+    memory_map,
     part_bytes,
-    places,
     swizzled,
     uses,
 )
@@ -177,8 +177,8 @@ class WarpgroupPipeline(BulkCopyPipeline):
     """Of one kernel whose warpgroups have a part of K each."""
 
     def __init__(self, body: Body, geometry: WgmmaPipelinedLayout, exchange: BulkCopyExchange) -> None:
-        self.places = places(geometry)
-        shape = geometry.ring, geometry.together, self.places.barriers
+        self.memory_map = memory_map(geometry)
+        shape = geometry.ring, geometry.together, self.memory_map.barriers
         super().__init__(body, exchange, shape, chunks(geometry), uses(geometry))
         self.geometry, self.names = geometry, geometry.weight_names
         k, ids = self.k, self.ids
@@ -195,10 +195,10 @@ class WarpgroupPipeline(BulkCopyPipeline):
         """At the start of a product."""
         k, base = self.k, self.k.fresh(self.start_base)
         self.base, self.part = base, self.k.fresh(self.start_part)
-        barriers = tirx.Cast("uint32", self.part * (16 * self.geometry.ring)) + uint32(self.places.barriers)
+        barriers = tirx.Cast("uint32", self.part * (16 * self.geometry.ring)) + uint32(self.memory_map.barriers)
         self.barriers = k.keep(base + barriers)
         self.peer = k.keep(self.k.fresh(self.start_peer) + barriers) if self.geometry.together > 1 else self.barriers
-        stages = self.part * (self.geometry.ring * part_bytes(self.geometry)) + self.places.pipeline
+        stages = self.part * (self.geometry.ring * part_bytes(self.geometry)) + self.memory_map.pipeline
         self.stages = k.keep(base + tirx.Cast("uint32", stages))
 
     def start(self) -> None:

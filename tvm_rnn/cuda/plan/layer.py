@@ -18,7 +18,7 @@ from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointe
 from tvm_rnn.cuda.gemm.group_kernels import gemm
 from tvm_rnn.cuda.layer.node_values import sources
 from tvm_rnn.cuda.layer.pointers import Argument, Place
-from tvm_rnn.cuda.layer.regime import Regime, Where
+from tvm_rnn.cuda.layer.regime import LayerSteps, Regime
 from tvm_rnn.cuda.layer.row_kernels import rows_kernel
 from tvm_rnn.cuda.layer.value_layout import Layout, Target
 from tvm_rnn.cuda.layer.weight_packing import Weights
@@ -250,9 +250,9 @@ class Layer:
                 before, after = [old for old, _ in pairs], [new for _, new in pairs]
                 given = (tile.inputs, self.hoisted_at(buffers, tile), buffers.weights)
                 span = (tile.start, tile.count, tile.reverse)
-                where = Where(self.layout, *span, *given, before, after, tile.output, work)
+                layer_steps = LayerSteps(self.layout, *span, *given, before, after, tile.output, work)
                 lean = self.machine.records.lean
-                regime.launch(host, replace(where, lean=lean, kept=tile.kept, words=buffers.words))
+                regime.launch(host, replace(layer_steps, lean=lean, kept=tile.kept, words=buffers.words))
         if self.regimes and self.machine.records.lean:
             return  # what is measured runs by a regime
         with host.when(f"{self.regime} < 0") if self.regimes else nullcontext():

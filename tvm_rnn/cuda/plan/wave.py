@@ -21,12 +21,12 @@ from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.layer.phases import NotPersistent, Step
-from tvm_rnn.cuda.layer.regime import Where
+from tvm_rnn.cuda.layer.regime import LayerSteps
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model.choose_geometry import ChosenGeometry, choose_geometry
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES, Persistent, step_of
-from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict, resident_teams
+from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict, resident_groups
 from tvm_rnn.cuda.persistent.geometry import MMA, Geometry
 from tvm_rnn.decisions import about, tell
 from tvm_rnn.graph.graph import Graph
@@ -147,8 +147,10 @@ class Wave:
             output = program.output.at(f"{done} * B * {stride}") if last else self._between(count, layer)
             counters = self.counters.skip(f"{layer} * {regime.counter_bytes}")
             values = self.exchange.skip(f"{layer} * {regime.values_in(count)}")
-            where = Where(layout, done, count, False, inputs, {}, self.places[layer], old, new, output, values)
-            regime.follow(host, where, counters, below if layer else None)
+            layer_steps = LayerSteps(
+                layout, done, count, False, inputs, {}, self.places[layer], old, new, output, values
+            )
+            regime.follow(host, layer_steps, counters, below if layer else None)
             below = counters
 
     def _between(self, count: str, layer: int) -> Pointer:
@@ -269,7 +271,7 @@ def _best(members: Sequence[Member], layers: int, target: Target, precision: str
     found = choose_geometry(members[-1].step, part, precision, batch, layers, stored)
     if found is None or found.geometry is None:
         return None
-    teams, most = ceil(batch / found.geometry.rows), resident_teams(found.geometry, part)
+    teams, most = ceil(batch / found.geometry.rows), resident_groups(found.geometry, part)
     if teams > most:
         own = f"{teams} teams of {found.geometry.ctas} blocks with {found.geometry.rows} rows each"
         why = f"{own}; of each layer's {part.sms} multiprocessors {most} run at once"
@@ -282,7 +284,7 @@ def _best(members: Sequence[Member], layers: int, target: Target, precision: str
 
 
 def _limit(geometry: Geometry, layers: int, most: int | None, target: Target) -> int:
-    teams = resident_teams(geometry, replace(target, sms=target.sms // layers))
+    teams = resident_groups(geometry, replace(target, sms=target.sms // layers))
     return min(teams * geometry.rows, most or teams * geometry.rows)
 
 
@@ -292,6 +294,6 @@ def _regime(member: Member, best: ChosenGeometry, most: int | None, net: RNN, ta
     weights = member.layout.weights
     name = f"wave_{weights.number}_{own.exchange.name}{own.ctas}x{own.rows}" + (f"_b{most}" if most else "")
     us = predict(own, own.rows, target)
-    resident = resident_teams(own, target)
+    resident = resident_groups(own, target)
     initial, knobs = net.cell.initial, best.knobs
     return Persistent(member.layout, own, best.template, name, most, resident, us, initial, best.record, knobs)

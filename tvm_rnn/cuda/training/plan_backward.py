@@ -146,11 +146,11 @@ class BackwardPlan(Plan):
         self.visits = self._visits()
         self._reserve()
         begin = [v.code.states.load(v.buffers, [before for before, _ in v.user]) for v in self.visits]
-        self._move(host, "load", list(zip(self.visits, begin, strict=True)))
+        self._copy_states(host, "load", list(zip(self.visits, begin, strict=True)))
         self._prepare(host)
         self._walk(host)
         ends = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
-        self._move(host, "save", list(zip(self.visits, ends, strict=True)))
+        self._copy_states(host, "save", list(zip(self.visits, ends, strict=True)))
         for visit in self.visits:
             back = self.backs[self.layers.of_layer[visit.layer]]
             key = visit.layer, visit.direction
@@ -197,13 +197,13 @@ class BackwardPlan(Plan):
         per_row = max(1, *(back.bytes_per_row() for back in self.backs))
         tiled = all("tile_layers_and_time" in graph.applied for graph in self.layers.graphs)
         able = tiled and not self.whole and all(code.regimes for code in self.code)
-        self.lanes = min(layers, STREAMS) if able else 1
+        self.cuda_streams = min(layers, STREAMS) if able else 1
         us = min(
             max(code.predicted_us(batch) for code in self.code) for batch in self.options.batches or EXPECTED_BATCHES
         )
         least = least_steps(us)
         room = "".join(f" && {room_for_two(code.regimes)}" for code in self.code)
-        self.wave = program.let("wave", f"T > {least}{room}" if self.lanes > 1 else "0")
+        self.wave = program.let("wave", f"T > {least}{room}" if self.cuda_streams > 1 else "0")
         tiles = f"max<int64_t>(1, min<int64_t>({WAVE_TILES * layers}, (T + {least - 1}) / {least}))"
         tiles = program.let("tiles", f"{self.wave} ? {tiles} : 1")
         most = f"max<int64_t>(1, {HOISTED_BYTES // per_row} / ({self.wave} ? {layers} : 1) / B)"
@@ -229,7 +229,7 @@ class BackwardPlan(Plan):
         program.flags = self.flags.text
         self.kept_rows: list[list[tuple[Pointer, str]]] = []  # by graph: a copy for each layer, and its elements
         self.last_rows: list[Pointer] = []
-        beside = f"({self.wave} ? {self.lanes} : 1)" if self.lanes > 1 else 1
+        beside = f"({self.wave} ? {self.cuda_streams} : 1)" if self.cuda_streams > 1 else 1
         for index, back in enumerate(self.backs):
             layout = back.layer.layout
             copies: HostExpr = 1 if self.whole else self._copies(self.layers.of_layer.index(index), 0)[0]

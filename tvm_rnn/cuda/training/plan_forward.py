@@ -24,7 +24,7 @@ from tvm_rnn.cuda.layer.pointers import Place, address
 from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
 from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.cuda.plan.network import Plan, Visit
-from tvm_rnn.cuda.rowwise.state_moves import Move
+from tvm_rnn.cuda.rowwise.state_moves import StateCopy
 from tvm_rnn.graph.graph import Graph
 from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, wide
@@ -81,12 +81,12 @@ class ForwardTrain(Plan):
         self.tape_pointers = self.tape.pointers(program, program.input(inputs), 0, self.segment)
         self._tile_sizes()
         self.visits = self._visits()
-        self._move(host, "load", [(v, self._load(v)) for v in self.visits])
+        self._copy_states(host, "load", [(v, self._load(v)) for v in self.visits])
         self._begin_again(host)
         self._copy_inputs(host)
         self._layers(host)
         ends = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
-        self._move(host, "save", list(zip(self.visits, ends, strict=True)))
+        self._copy_states(host, "save", list(zip(self.visits, ends, strict=True)))
         self._tidy(host)
         program.facts["templates"] = list(self._facts())
         return program
@@ -105,15 +105,15 @@ class ForwardTrain(Plan):
             state = None if first < 0 else read[first]
             yield self.tape_pointers[at], layout.kept_place(node), prod(node.shape), state
 
-    def _load(self, visit: Visit) -> list[Move]:
+    def _load(self, visit: Visit) -> list[StateCopy]:
         """The user's states to where the steps read them, and to the entry before the first step."""
         before = [given for given, _ in visit.user]
-        moves = visit.code.states.load(visit.buffers, before)
+        copies = visit.code.states.load(visit.buffers, before)
         for pointer, place, size, state in self._arrays(visit):
             if state is not None:
                 entry = f"T * B * {place.row_stride}" if self._back(visit) else 0
-                moves.append(Move(before[state], pointer.at(entry), size, place))
-        return moves
+                copies.append(StateCopy(before[state], pointer.at(entry), size, place))
+        return copies
 
     def _begin_again(self, host: Host) -> None:
         """What goes back in time: at flags of the step after the call's, where there is one."""

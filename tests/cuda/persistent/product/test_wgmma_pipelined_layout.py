@@ -13,9 +13,9 @@ from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import (
     chunks,
     m_tiles,
+    memory_map,
     part_bytes,
     partial_stride,
-    places,
     swizzled,
     uses,
 )
@@ -48,7 +48,7 @@ def test_streamed_weights_are_spread() -> None:
 @pytest.mark.parametrize(("ring", "apart"), [(2, True), (5, False)])
 def test_sums_share_the_pipeline_where_room_is_short(ring: int, apart: bool) -> None:
     made = team(hidden=2048, ctas=128, rows=64, register_words=128, shared_words=96 if apart else 128, ring=ring)
-    found = places(made)
+    found = memory_map(made)
     assert found.apart == apart and found.end == made.shared_bytes <= 232448
     assert found.pipeline == 0 and found.partial == (2 * ring * part_bytes(made) if apart else 0)
     assert found.weights % 1024 == 0 and found.weights >= 2 * ring * part_bytes(made) and found.barriers % 8 == 0

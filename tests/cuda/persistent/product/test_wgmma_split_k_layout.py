@@ -15,7 +15,7 @@ from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import (
     chunks,
     even,
-    places,
+    memory_map,
     split_k_us,
     stage_bytes,
     sum_bytes,
@@ -70,7 +70,7 @@ def test_runs_are_even() -> None:
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 def test_regions_do_not_overlap(name: str) -> None:
     made = team(name, 2560, ctas=108, warps_u=3, ring=4, shared_words=64)
-    found, phase = places(made), next(iter(made.shares))
+    found, phase = memory_map(made), next(iter(made.shares))
     # 32 rows of the block's own gates, in float32, from both blocks.
     assert found.sums == 0 and found.pipeline == sum_bytes(made, phase) == 2 * 24 * phase.gates * 32 * 4
     assert found.weights == found.pipeline + 4 * stage_bytes(made) and found.weights % 512 == 0
@@ -79,7 +79,7 @@ def test_regions_do_not_overlap(name: str) -> None:
     # Tiles of 64 rows are read past the last weights.
     assert found.end >= found.stage + made.near_bytes(phase) - made.far_bytes(phase)
     assert made.shared_bytes == found.end
-    together = places(replace(made, apart=0))
+    together = memory_map(replace(made, apart=0))
     assert (together.pipeline, together.sums, together.end) == (0, 0, found.end - found.pipeline)
 
 

@@ -30,7 +30,7 @@ class MmaSync(MmaSyncLayout):
     """The geometry, and who emits its statements."""
 
     def emitters(self, body: Body) -> Emitters:
-        at = self.places
+        at = self.memory_map
         exchange = self.exchange.exchanger(body, at.stage, at.barriers)
         if self.copied:
             copies = Copies(body, at.copies, self.copy_words // self.warps, exchange)
@@ -51,12 +51,12 @@ class MmaSyncProduct:
     def __init__(self, body: Body, geometry: MmaSyncLayout, exchange: LaneExchange, inputs: LaneInputs) -> None:
         self.body, self.k, self.geometry, self.ids, self.arena = body, body.k, geometry, body.ids, body.arena
         self.exchange, self.inputs = exchange, inputs
-        self.partial_at, self.par = geometry.places.partial, 0
+        self.partial_at, self.par = geometry.memory_map.partial, 0
         k = self.k
         self.registers: dict[Share, Buffer] = {}
         self.shared: dict[Share, int] = {}
         self.names = geometry.weight_names
-        at = geometry.places.weights
+        at = geometry.memory_map.weights
         for phase, share in geometry.weights:
             words = geometry.block_words(phase)
             if share.registers:

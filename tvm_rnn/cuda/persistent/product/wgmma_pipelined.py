@@ -32,9 +32,9 @@ from .wgmma_pipelined_layout import (
     WgmmaPipelinedLayout,
     WgmmaTiles,
     m_tiles,
+    memory_map,
     part_bytes,
     partial_stride,
-    places,
     turns,
 )
 
@@ -53,7 +53,7 @@ class WgmmaPipelined(WgmmaPipelinedLayout):
     """The geometry, and who emits its statements."""
 
     def emitters(self, body: Body) -> Emitters:
-        exchange = BulkCopyExchange(body, places(self).stage // 4)
+        exchange = BulkCopyExchange(body, memory_map(self).stage // 4)
         return Emitters(exchange, Inputs(body), InputPieces(body), PipelinedProduct(body, self, exchange))
 
 
@@ -190,9 +190,9 @@ class PipelinedProduct(BulkCopyProduct, ResidentTiles):
         self.geometry = self.tiles_of = geometry
         self.pipeline = WarpgroupPipeline(body, geometry, exchange)
         super().__init__(body, geometry, exchange, self.pipeline)
-        self.places = self.pipeline.places
+        self.memory_map = self.pipeline.memory_map
         self.part, self.base = self.pipeline.part, self.pipeline.base
-        self._place_weights(self.places.weights)
+        self._place_weights(self.memory_map.weights)
         self.pipeline.start()
 
     def _descriptors(self, phase: Phase) -> None:
@@ -218,7 +218,7 @@ class PipelinedProduct(BulkCopyProduct, ResidentTiles):
         loads, prefetches = self._reads(phase)
         between, source = [*loads, *prefetches], self._source
         k, pipeline, tiles = self.k, self.pipeline, m_tiles(self.geometry, phase)
-        apart, before = self.places.apart, self.geometry.separated(phase)
+        apart, before = self.memory_map.apart, self.geometry.separated(phase)
         lag = 2 if self.geometry.ring > LAG + 1 else 1
         if not before:
             k.do(I.cuda.cta_sync())  # the product before this one may still be summed
@@ -266,7 +266,7 @@ class PipelinedProduct(BulkCopyProduct, ResidentTiles):
             each = geometry.own_tiles // turns(geometry)
             for j in range(turn * each, (turn + 1) * each):
                 self._take(phase, tiles, found, j, turn)
-        if not self.places.apart:
+        if not self.memory_map.apart:
             k.do(I.ptx.fence.proxy.async_.shared__cta())  # copies into the pipeline follow, after a barrier
         return [found[z] for z in range(geometry.m_tiles(phase) * geometry.own_tiles * 4)]
 
@@ -275,7 +275,7 @@ class PipelinedProduct(BulkCopyProduct, ResidentTiles):
         k, geometry, ids, row = self.k, self.geometry, self.ids, partial_stride(self.geometry) * 4
         columns = geometry.rows // 8 // turns(geometry)
         line = (self.pipeline.part * tiles * TILE_ROWS + tirx.floormod(ids.warp, 4) * 16 + ids.g) * row + ids.q * 8
-        own = k.keep(self.pipeline.base + tirx.Cast("uint32", line + self.places.partial))
+        own = k.keep(self.pipeline.base + tirx.Cast("uint32", line + self.memory_map.partial))
         for tile in range(tiles):
             for i in range(columns):
                 for high in range(2):
@@ -291,7 +291,7 @@ class PipelinedProduct(BulkCopyProduct, ResidentTiles):
         tile = geometry.own_tile(j, ids.warp_k) - turn * (geometry.tiles // turns(geometry))
         owned = geometry.owned(j, ids.warp_k)
         with k.when(tirx.const(True, "bool") if owned is None else owned):
-            cells = k.keep(self.pipeline.base + tirx.Cast("uint32", line + tile * 32 + self.places.partial))
+            cells = k.keep(self.pipeline.base + tirx.Cast("uint32", line + tile * 32 + self.memory_map.partial))
             for half in range(halves):
                 at = (half // 2 * geometry.own_tiles + j) * 4 + half % 2 * 2
                 for number in range(geometry.k_parts):

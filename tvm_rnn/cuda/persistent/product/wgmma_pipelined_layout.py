@@ -53,7 +53,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Places:
+class MemoryMap:
     """Where regions of shared memory begin, in bytes."""
 
     pipeline: int
@@ -124,7 +124,7 @@ class WgmmaPipelinedLayout(WgmmaTiles):
 
     @property
     def shared_bytes(self) -> int:
-        return places(self).end
+        return memory_map(self).end
 
     @property
     def prefetch_at(self) -> int:
@@ -226,7 +226,7 @@ def partial_bytes(geometry: WgmmaPipelinedLayout) -> int:
     return geometry.k_parts * _largest_tiles(geometry) * TILE_ROWS * partial_stride(geometry) * 4
 
 
-def places(geometry: WgmmaPipelinedLayout, limit: int = 232448) -> Places:
+def memory_map(geometry: WgmmaPipelinedLayout, limit: int = 232448) -> MemoryMap:
     """Sums lie in the pipeline where there is no other room for them."""
     pipeline, barriers = geometry.k_parts * geometry.ring * part_bytes(geometry), geometry.k_parts * geometry.ring * 16
     more = geometry.weight_words * 4 + geometry.stage_words * 4 + barriers
@@ -237,7 +237,7 @@ def places(geometry: WgmmaPipelinedLayout, limit: int = 232448) -> Places:
     stage = weights + geometry.weight_words * 4
     at = stage + geometry.stage_words * 4
     at += -at % 8
-    return Places(0, pipeline if apart else 0, weights, stage, at, at + barriers, apart)
+    return MemoryMap(0, pipeline if apart else 0, weights, stage, at, at + barriers, apart)
 
 
 def weight_index(geometry: WgmmaTiles, phase: Phase, share: Share, at: Expr) -> tuple[tuple[Expr, ...], Expr]:

@@ -26,7 +26,7 @@ from tvm_rnn.tir.expr import Buffer, Expr
 
 from .wgmma_pipelined import STEPS, BulkCopyProduct
 from .wgmma_pipelined_layout import ROW_BYTES, TILE_BYTES, TILE_WORDS, Chunk
-from .wgmma_split_k_layout import FRAGMENT_BYTES, WARPGROUP, WgmmaSplitKLayout, places
+from .wgmma_split_k_layout import FRAGMENT_BYTES, WARPGROUP, WgmmaSplitKLayout, memory_map
 from .wgmma_split_k_pipeline import ClusterPipeline
 
 LAG = 2  # chunks under way, where the pipeline is deep enough
@@ -37,7 +37,7 @@ class WgmmaSplitK(WgmmaSplitKLayout):
     """The geometry, and who emits its statements."""
 
     def emitters(self, body: Body) -> Emitters:
-        exchange = BulkCopyExchange(body, places(self).stage // 4)
+        exchange = BulkCopyExchange(body, memory_map(self).stage // 4)
         return Emitters(exchange, Inputs(body), InputPieces(body), SplitKProduct(body, self, exchange))
 
 
@@ -49,12 +49,12 @@ class SplitKProduct(BulkCopyProduct):
         self.pipeline = ClusterPipeline(body, geometry, exchange)
         super().__init__(body, geometry, exchange, self.pipeline)
         k, ids = self.k, self.ids
-        self.places = self.pipeline.places
+        self.memory_map = self.pipeline.memory_map
         self.warpgroup = k.keep(tirx.floordiv(ids.warp, WARPGROUP))
         self.matrices = k.keep(self.pipeline.base // uint32(16) + uint32(1 << 16))
         self.registers: dict[Share, Buffer] = {}
         self.shared: dict[Share, int] = {}
-        at = self.places.weights
+        at = self.memory_map.weights
         for phase, share in geometry.weights:
             if share.registers:
                 self.registers[share] = self._load(phase, share)
@@ -148,7 +148,7 @@ class SplitKProduct(BulkCopyProduct):
 
     def _multiply(self, phase: Phase, chunk: Chunk, acc: Buffer, first: bool) -> None:
         geometry = self.geometry
-        stage = self.places.pipeline + chunk.slot * self.pipeline.bytes
+        stage = self.memory_map.pipeline + chunk.slot * self.pipeline.bytes
         for i in range(chunk.count):
             for step in range(STEPS):
                 b = self._descriptor(self.operands, stage + i * geometry.operand_bytes + step * 32)
@@ -165,7 +165,7 @@ class SplitKProduct(BulkCopyProduct):
         within = tile * TILE_BYTES + step * (ROW_BYTES // STEPS)
         if not chunk.streamed:
             return [self._descriptor(self.tiles, self.shared[share] + (kblock - share.registers) * far + within)]
-        stage = self.places.pipeline + chunk.slot * self.pipeline.bytes + chunk.count * geometry.operand_bytes
+        stage = self.memory_map.pipeline + chunk.slot * self.pipeline.bytes + chunk.count * geometry.operand_bytes
         return [self._descriptor(self.tiles, stage + i * far + within)]
 
     # --- sums --------------------------------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class SplitKProduct(BulkCopyProduct):
                     owner = k.keep(tirx.floordiv(group, own))
                     place = (pipeline.number * own + tirx.floormod(group, own)) * self._group_bytes()
                     place = place + self._piece(tirx.const(0, "int32"), tirx.const(0, "int32"))
-                    target = k.keep(pipeline.base + tirx.Cast("uint32", place) + uint32(self.places.sums))
+                    target = k.keep(pipeline.base + tirx.Cast("uint32", place) + uint32(self.memory_map.sums))
                     first = tile * geometry.rows // 2 + high * 2
                     with k.when(tirx.EQ(owner, pipeline.number)):
                         self._send("st.shared", acc, first, target)
@@ -223,7 +223,7 @@ class SplitKProduct(BulkCopyProduct):
         found = k.local(geometry.m_tiles(phase) * geometry.own_tiles * 4)
         halves, own = len(geometry.halves(phase)), geometry.own_groups(phase)
         place = self.ids.warp_u * (halves * self._group_bytes()) + self._piece(self.ids.warp_k, tirx.const(0, "int32"))
-        first = k.keep(pipeline.base + tirx.Cast("uint32", place) + uint32(self.places.sums))
+        first = k.keep(pipeline.base + tirx.Cast("uint32", place) + uint32(self.memory_map.sums))
         part = k.local(2 * wide)
         for half in range(halves):
             for number in range(geometry.own_tiles // wide):

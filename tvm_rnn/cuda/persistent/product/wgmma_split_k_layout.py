@@ -52,7 +52,7 @@ FRAGMENT_BYTES = 8  # of a lane: two rows of its unit
 
 
 @dataclass(frozen=True)
-class Places:
+class MemoryMap:
     """Where regions of shared memory begin, in bytes."""
 
     weights: int
@@ -171,7 +171,7 @@ class WgmmaSplitKLayout(Geometry):
 
     @property
     def shared_bytes(self) -> int:
-        return places(self).end
+        return memory_map(self).end
 
     def registers(self) -> int:
         """Kernels that know lengths and resets, too, then hardly spill."""
@@ -230,7 +230,7 @@ def sum_bytes(geometry: WgmmaSplitKLayout, phase: Phase) -> int:
     return geometry.together * geometry.own_groups(phase) * geometry.tiles * LANES * FRAGMENT_BYTES
 
 
-def places(geometry: WgmmaSplitKLayout) -> Places:
+def memory_map(geometry: WgmmaSplitKLayout) -> MemoryMap:
     """The last tile of weights may be read past its end."""
     pipeline, sums = (
         geometry.ring * stage_bytes(geometry),
@@ -243,7 +243,9 @@ def places(geometry: WgmmaSplitKLayout) -> Places:
     stage = weights + geometry.weight_words * 4
     barriers = stage + geometry.stage_words * 4
     barriers += -barriers % 8
-    return Places(weights, 0, stage, barriers, max(barriers + 16 * geometry.ring, stage + over), sums * geometry.apart)
+    return MemoryMap(
+        weights, 0, stage, barriers, max(barriers + 16 * geometry.ring, stage + over), sums * geometry.apart
+    )
 
 
 def weight_index(geometry: WgmmaSplitKLayout, phase: Phase, share: Share, at: Expr) -> tuple[tuple[Expr, ...], Expr]:

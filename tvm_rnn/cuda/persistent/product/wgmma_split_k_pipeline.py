@@ -19,7 +19,7 @@ from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, Body
 from tvm_rnn.tir.expr import Expr
 
 from .wgmma_pipelined_layout import Chunk
-from .wgmma_split_k_layout import WgmmaSplitKLayout, chunks, places, stage_bytes, uses
+from .wgmma_split_k_layout import WgmmaSplitKLayout, chunks, memory_map, stage_bytes, uses
 
 EVICT_LAST = 0x14F0000000000000  # a policy of copies, as createpolicy makes it: weights come again in the next step
 
@@ -28,8 +28,8 @@ class ClusterPipeline(BulkCopyPipeline):
     """Of one kernel."""
 
     def __init__(self, body: Body, geometry: WgmmaSplitKLayout, exchange: BulkCopyExchange) -> None:
-        self.places = places(geometry)
-        shape = geometry.ring, geometry.together, self.places.barriers
+        self.memory_map = memory_map(geometry)
+        shape = geometry.ring, geometry.together, self.memory_map.barriers
         super().__init__(body, exchange, shape, chunks(geometry), uses(geometry))
         self.geometry, self.names = geometry, geometry.weight_names
         self.bytes = stage_bytes(geometry)
@@ -45,7 +45,7 @@ class ClusterPipeline(BulkCopyPipeline):
         self._start(1, self.geometry.warps)
 
     def barrier(self, number: int) -> Expr:
-        return self.base + uint32(self.places.barriers + number * 8)
+        return self.base + uint32(self.memory_map.barriers + number * 8)
 
     def release(self, chunk: Chunk) -> None:
         """This warp reads it no more."""
@@ -79,4 +79,4 @@ class ClusterPipeline(BulkCopyPipeline):
         k.do(I.ptx[BULK](self._stage(chunk), address, size, self.barrier(chunk.slot)))
 
     def _stage(self, chunk: Chunk, at: int = 0) -> Expr:
-        return self.base + uint32(self.places.pipeline + chunk.slot * self.bytes + at)
+        return self.base + uint32(self.memory_map.pipeline + chunk.slot * self.bytes + at)
