@@ -40,7 +40,7 @@ def test_outputs_that_are_no_state_or_lie_otherwise_are_kept_apart() -> None:
         _, plans = trained("lstm", precision="bfloat16", num_layers=2, **options)
         tape = plans.forward.tape
         assert not tape.shared and tape.output is None
-        assert [i for i, part in enumerate(tape.parts) if part.flagged] == tape.users
+        assert [i for i, array in enumerate(tape.arrays) if array.flagged] == tape.users
         assert len(plans.forward.tape.inputs) == 2
 
 
@@ -76,7 +76,7 @@ def test_calls_for_a_part_have_what_layers_hand_on_of_all_steps() -> None:
     program = Program()
     of = time_segment(program, 2, 2)
     found = plans.forward.tape.pointers(program, Pointer("input[1]"), 0, of)
-    assert [part.whole for part in plans.forward.tape.parts] == [True] + [False] * (len(found) - 1)
+    assert [array.whole for array in plans.forward.tape.arrays] == [True] + [False] * (len(found) - 1)
     assert not program.layout and f"{of.first} * B" in found[0].text and of.first not in found[1].text
     first = next(line for line in program.sequence.lines if "tape_1" in line)
     assert f"{of.whole} * B * 64" in first
@@ -93,6 +93,6 @@ def test_addresses_follow_each_other_and_are_aligned() -> None:
     _, plans = trained("gru", bidirectional=True)
     program = Program()
     found = plans.forward.tape.pointers(program, Pointer("input[1]"), 0, TimeSegment())
-    assert len(found) == len(plans.forward.tape.parts) == 1 + 2 * 5
+    assert len(found) == len(plans.forward.tape.arrays) == 1 + 2 * 5
     assert all("/ 256 * 256" in line for line in program.layout)
     assert len({pointer.text for pointer in found}) == len(found)

@@ -161,11 +161,11 @@ class Persistent:
         pointers, scalars = self._arguments(layer_steps, "0", self._groups, extra, below is not None)
         host.launch(self.kernels[0], pointers, scalars, behind=below is not None)
 
-    def _launch(self, host: Host, layer_steps: LayerSteps, row0: HostExpr, teams: HostExpr, extra: list[Any]) -> None:
-        launch_either(host, self.kernels, *self._arguments(layer_steps, row0, teams, extra, False), layer_steps)
+    def _launch(self, host: Host, layer_steps: LayerSteps, row0: HostExpr, groups: HostExpr, extra: list[Any]) -> None:
+        launch_either(host, self.kernels, *self._arguments(layer_steps, row0, groups, extra, False), layer_steps)
 
     def _arguments(
-        self, layer_steps: LayerSteps, row0: HostExpr, teams: HostExpr, extra: list[Any], follows: bool
+        self, layer_steps: LayerSteps, row0: HostExpr, groups: HostExpr, extra: list[Any], follows: bool
     ) -> tuple[list[Any], list[HostExpr]]:
         def read(node: Node) -> Any:
             if node.op == "input":
@@ -179,7 +179,7 @@ class Persistent:
         pointers += [layer_steps.inputs[number] for number in self._inputs]
         kept = [layer_steps.kept[number] for number, _ in stores(self.layout)]
         pointers += [*layer_steps.before, *layer_steps.after, layer_steps.output, *kept, *extra]
-        scalars = [layer_steps.count, -1 if layer_steps.reverse else 1, "B", row0, teams, int(follows)]
+        scalars = [layer_steps.count, -1 if layer_steps.reverse else 1, "B", row0, groups, int(follows)]
         return pointers, scalars
 
 

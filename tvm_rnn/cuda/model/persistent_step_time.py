@@ -38,24 +38,24 @@ class Asked(Protocol):
     def batch(self) -> int: ...
 
 
-def cheapest(teams: Iterable[Geometry], unit: Asked, target: Target) -> Geometry | None:
+def cheapest(geometries: Iterable[Geometry], unit: Asked, target: Target) -> Geometry | None:
     """The geometry that fits and has the least predicted time for the unit's batch."""
     if listening():
-        teams = list(teams)
-    able = (t for t in teams if able_to_run(t, target))
+        geometries = list(geometries)
+    able = (t for t in geometries if able_to_run(t, target))
     best = min(able, key=lambda t: predict(t, unit.batch, target), default=None)
     if best is None and listening():
-        _tell(list(teams), target)
+        _tell(list(geometries), target)
     return best
 
 
-def _tell(teams: list[Geometry], target: Target) -> None:
+def _tell(geometries: list[Geometry], target: Target) -> None:
     """Why no geometry fits: what the nearest one lacks."""
-    if not teams:
+    if not geometries:
         tell(False, "a geometry", "the schedule has none for this precision, these sizes and so many layers")
         return
-    lack = min((lacking(geometry, target) for geometry in teams), key=lambda found: found.missing_bytes)
-    why = f"of {len(teams)} geometries none fits; the nearest: {lack.reason}"
+    lack = min((lacking(geometry, target) for geometry in geometries), key=lambda found: found.missing_bytes)
+    why = f"of {len(geometries)} geometries none fits; the nearest: {lack.reason}"
     tell(False, "a geometry", why, missing_bytes=lack.missing_bytes, needed_bytes=lack.needed_bytes)
 
 
@@ -94,11 +94,11 @@ def lacking(geometry: Geometry, target: Target) -> Lack:
 
 
 def distinct(
-    teams: Iterable[Geometry], target: Target, knobs: Callable[[Geometry], dict[str, int]]
+    geometries: Iterable[Geometry], target: Target, knobs: Callable[[Geometry], dict[str, int]]
 ) -> Iterator[Geometry]:
     """The teams that fit; of those that only offer weights more room than is used, the first. knobs: of a geometry."""
     seen = set()
-    for geometry in teams:
+    for geometry in geometries:
         kept = tuple((s.registers, s.shared) for parts in geometry.shares.values() for s in parts)
         key = (kept, *(value for name, value in knobs(geometry).items() if not name.endswith("_words")))
         if key not in seen and able_to_run(geometry, target):
@@ -128,10 +128,10 @@ def _holds(geometry: Geometry) -> bool:
 
 def predict(geometry: Geometry, batch: int, target: Target) -> float:
     """Microseconds per step for B = batch rows."""
-    teams = ceil(batch / geometry.rows)
-    rounds = ceil(teams / max(1, resident_groups(geometry, target)))
+    groups = ceil(batch / geometry.rows)
+    rounds = ceil(groups / max(1, resident_groups(geometry, target)))
     us = rounds * sum(_phase(geometry, phase) for phase in geometry.step.phases)
-    us += geometry.extra_us(min(teams, resident_groups(geometry, target)))
+    us += geometry.extra_us(min(groups, resident_groups(geometry, target)))
     return us * geometry.slowdown
 
 

@@ -67,7 +67,7 @@ class BulkCopyExchange(SideBySide):
         return super().word(node, slot, kblock, row, swizzled(row, piece))
 
     def arrive(self) -> None:
-        words = self.hand_over()
+        words = self.publish_tiles()
         super().arrive()
         self.write_y(words)
 

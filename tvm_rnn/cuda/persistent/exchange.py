@@ -51,7 +51,7 @@ ROWS_US, CELLS_US = 0.12, 0.1  # each 8 rows of a cluster beyond the first; each
 # registers are short of. LSTM 256, blocks x rows and warps of units, measured and as this predicts: bf16 16 x 8 2 1.31,
 # 1.37 us; 8 x 8 4 1.49, 1.56; 16 x 8 1 1.79, 1.88; 8 x 8 2 1.89, 1.86; 4 x 8 4 2.17, 2.37; tf32 16 x 8 2 2.22, 2.08;
 # 8 x 8 2 2.35, 2.64; 16 x 8 1 2.98, 2.38.
-HANDED_US, HANDED_CELL_US = 0.03, 0.25
+PUBLISHED_US, PUBLISHED_CELL_US = 0.03, 0.25
 
 
 def _i32(value: int) -> TirExpr:
@@ -104,9 +104,9 @@ class ClusterExchange(Exchange):
     def handover_us(self, geometry: Geometry, phase: Phase, cells: int) -> float:
         us = ROWS_US * (geometry.rows / 8 - 1)
         us += CELLS_US * max(0.0, geometry.units(phase.width) * geometry.rows / 256 - 1)
-        handed = sum(prod(node.shape) for node in phase.published)
-        us += HANDED_US * max(0, handed - phase.width) * geometry.rows * geometry.itemsize / 1000
-        return us + (HANDED_CELL_US * max(0, cells - 2) if handed > phase.width else 0.0)
+        published = sum(prod(node.shape) for node in phase.published)
+        us += PUBLISHED_US * max(0, published - phase.width) * geometry.rows * geometry.itemsize / 1000
+        return us + (PUBLISHED_CELL_US * max(0, cells - 2) if published > phase.width else 0.0)
 
     def launches(
         self, host: Host, geometry: Geometry, groups: str, resident: int, work: Pointer, steps: str | int
@@ -350,7 +350,7 @@ class Cluster(Exchanger):
         pointer = self.arena.ptr_to([self._reduce_barrier(slot)])
         self.k.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](pointer, count))
 
-    def give(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
+    def send_partial(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
         """Lane (g, q) sends to blocks g and g + 8."""
         k = self.k
         name = f"st_async.weak.shared::cluster.mbarrier::complete_tx::bytes.v{len(words)}.b32"
@@ -552,7 +552,7 @@ class Grid(Exchanger):
         if slots:
             self.arrive()
 
-    def give(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
+    def send_partial(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
         with self.k.when(self.ids.g == 0):
             place = self.k["exchange"].ptr_to([self.base + word])
             self.k.do(I.ptx[f"st.global.v{len(words)}.b32"](place, *words))

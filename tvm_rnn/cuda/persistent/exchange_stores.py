@@ -50,7 +50,7 @@ class SideBySide(Grid):
     def tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
         self.staged.append(StagedTile(node, slot, block, j, when, y))
 
-    def hand_over(self) -> list[list[Expr]]:
+    def publish_tiles(self) -> list[list[Expr]]:
         """All that is staged; the words of each tile, for y."""
         k, lane, chunks = self.k, self.ids.lane, 8 * self.chunks_of_row
         words: list[Buffer] = [self.k.local(4, "uint32") for _ in self.staged]

@@ -129,7 +129,7 @@ class ExchangeEmitter(Protocol):
     def phase(self, slots: Slots) -> None:
         """After all tiles of a phase."""
 
-    def give(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
+    def send_partial(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
         """A warp's part of a reduction, 2 or 4 words of each lane q: they belong at `word`."""
 
     def meet(self, number: int) -> None:
@@ -224,8 +224,8 @@ class HoistedPrefetch(Protocol):
 class StateMasks(Protocol):
     """Dropout masks of what products read of states (`dropout_mask_words.py`)."""
 
-    def handed(self, state: Node, value: Expr, block: int, j: int, e: int) -> Expr: ...
-    def handed_at(self, state: Node, value: Expr, row: Expr, unit: Expr) -> Expr: ...
+    def masked_state(self, state: Node, value: Expr, block: int, j: int, e: int) -> Expr: ...
+    def masked_state_at(self, state: Node, value: Expr, row: Expr, unit: Expr) -> Expr: ...
 
 
 class Reads(Protocol):

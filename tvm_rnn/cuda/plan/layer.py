@@ -25,7 +25,7 @@ from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model.choose_regime import Persistent, choose
 from tvm_rnn.cuda.model.launched_step_time import predict_steps
 from tvm_rnn.cuda.model.persistent_step_time import predict
-from tvm_rnn.cuda.rowwise.chained_groups import chain_kernel, chains
+from tvm_rnn.cuda.rowwise.chained_groups import chained_groups, chained_groups_kernel
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, MaskRows, mask_kernel
 from tvm_rnn.cuda.rowwise.state_moves import StateKernels
 from tvm_rnn.cuda.rowwise.step_memory import Buffers, Step, Tile
@@ -63,7 +63,7 @@ class Layer:
         self.weights = Weights(self.graph, self.number, self.precision, self.options.stored)
         common = (self.dtype, self.directions, self.kept, self.given, self.narrow)
         self.layout = Layout(self.graph, self.precision, self.weights, *common)
-        for number, groups in enumerate(chains(self.graph.groups)):
+        for number, groups in enumerate(chained_groups(self.graph.groups)):
             kind = groups[0].kind if len(groups) == 1 else "rows"
             work = self._kernel(f"g{self.number}_{groups[0].region}{number}_{kind}", groups)
             self.groups.append((groups, work))
@@ -106,7 +106,7 @@ class Layer:
         if len(groups) == 1:
             return rows_kernel(name, first, elsewhere=layout.elsewhere(first), **own)
         places: dict[str, Any] = {"reads": reads, "writes": writes, "elsewhere": layout.elsewhere}
-        return chain_kernel(name, groups, precision=self.precision, **places)
+        return chained_groups_kernel(name, groups, precision=self.precision, **places)
 
     # --- memory ----------------------------------------------------------------------------------------------------
 

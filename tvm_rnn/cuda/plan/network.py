@@ -68,7 +68,7 @@ class Plan:
     segment: TimeSegment = field(init=False, default=TimeSegment())
     way: ClassVar[int] = 1  # from the first layer to the last one, or -1
     # The first of the events after which a tile's output is there; number 0 is the first of those after all its work.
-    _handed_event: int = field(init=False, default=0)
+    _layer_event: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         net = self.net = self.passed.net
@@ -229,7 +229,7 @@ class Plan:
             for width in widths
         ]
 
-    def _handed(self, host: Host, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
+    def _layer_output(self, host: Host, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
         """Where layer `layer` leaves the tile's output for the next one."""
         if self.whole:
             return self.between[layer % 2][0].at(f"{row} * {stride}")
@@ -259,7 +259,7 @@ class Plan:
         the place that is written now: two tiles ago."""
 
         def wait(h: Host) -> None:
-            for other, first in ((layer - self.way, self._handed_event), (layer + self.way, 0)):
+            for other, first in ((layer - self.way, self._layer_event), (layer + self.way, 0)):
                 if 0 <= other < self.net.num_layers:
                     h.wait(f"{first + 2 * other} + ({tile} & 1)")
 
@@ -325,10 +325,10 @@ class Plan:
         row = f"{start} * B"
         at = [p.at(f"{row} * {place.row_stride}") for p, place in zip(inputs, places, strict=True)]
         if visit.layer:
-            at[0] = self._handed(host, visit.layer - 1, number, row, places[0].row_stride)
+            at[0] = self._layer_output(host, visit.layer - 1, number, row, places[0].row_stride)
         stride, width = code.layout.output.row_stride, code.graph.output.shape[0]
         if visit.layer + 1 < self.net.num_layers:
-            output = self._handed(host, visit.layer, number, row, stride)
+            output = self._layer_output(host, visit.layer, number, row, stride)
         else:
             output = program.output.at(f"{row} * {stride}")
         # Step by step the states change copies at every step, a regime changes them once per tile.

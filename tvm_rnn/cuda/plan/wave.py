@@ -78,7 +78,7 @@ class Wave:
         self.steps = program.let("wave_steps", f"min<int64_t>(T, max<int64_t>(1, {WAVE_BYTES // row} / B))")
         on = f"({self.fits} >= 0)"
         self.size = program.let("handed", f"{on} ? {self.steps} * B * {output.row_stride} : 0")
-        self.handed = program.buffer("handed", f"{layers - 1} * {self.size}", output.dtype)
+        self.outputs = program.buffer("handed", f"{layers - 1} * {self.size}", output.dtype)
         work = [regimes[0] for regimes in self.regimes]
         self.counters = program.buffer("counters", f"{on} ? {layers} * {_most([r.counter_bytes for r in work])} : 0")
         values = _most([r.values_in(self.steps) for r in work])
@@ -129,7 +129,7 @@ class Wave:
         if layers > 1 and geometry.exchange.marks:
             place = self.members[0].layout.output
             each = f"{count} * B * {place.row_stride * ITEM_BYTES[place.dtype]}"
-            host.memset(self.handed, f"{layers - 1} * {each}", 0xFF)
+            host.memset(self.outputs, f"{layers - 1} * {each}", 0xFF)
         below: Pointer | None = None
         for layer, index in enumerate(self.of_layer):
             regime, layout = regimes[index], self.members[index].layout
@@ -155,7 +155,7 @@ class Wave:
 
     def _between(self, count: str, layer: int) -> Pointer:
         """Where a layer leaves its output for the next one: tiles lie dense, so that one memset reaches all."""
-        return self.handed.at(f"{layer} * {count} * B * {self.members[0].layout.output.row_stride}")
+        return self.outputs.at(f"{layer} * {count} * B * {self.members[0].layout.output.row_stride}")
 
     def facts(self) -> list[dict[str, Any]]:
         """Rows for the manifest's templates."""
@@ -271,9 +271,9 @@ def _best(members: Sequence[Member], layers: int, target: Target, precision: str
     found = choose_geometry(members[-1].step, part, precision, batch, layers, stored)
     if found is None or found.geometry is None:
         return None
-    teams, most = ceil(batch / found.geometry.rows), resident_groups(found.geometry, part)
-    if teams > most:
-        own = f"{teams} teams of {found.geometry.ctas} blocks with {found.geometry.rows} rows each"
+    groups, most = ceil(batch / found.geometry.rows), resident_groups(found.geometry, part)
+    if groups > most:
+        own = f"{groups} teams of {found.geometry.ctas} blocks with {found.geometry.rows} rows each"
         why = f"{own}; of each layer's {part.sms} multiprocessors {most} run at once"
         tell(False, "layers in a wave", f"the batch takes {why}")
         return None
@@ -284,8 +284,8 @@ def _best(members: Sequence[Member], layers: int, target: Target, precision: str
 
 
 def _limit(geometry: Geometry, layers: int, most: int | None, target: Target) -> int:
-    teams = resident_groups(geometry, replace(target, sms=target.sms // layers))
-    return min(teams * geometry.rows, most or teams * geometry.rows)
+    groups = resident_groups(geometry, replace(target, sms=target.sms // layers))
+    return min(groups * geometry.rows, most or groups * geometry.rows)
 
 
 def _regime(member: Member, best: ChosenGeometry, most: int | None, net: RNN, target: Target) -> Persistent:

@@ -105,7 +105,7 @@ def of_parts(trained: Trained) -> TimeParts | None:
     if net.num_directions == 1:
         return TimeParts("borders") if net.reverse else None
     row = gradient_width(net) * ITEM_BYTES[net.dtype] * (2 if net.num_layers > 1 else 1)
-    return TimeParts("visits", sum(part.whole for part in tape.parts), row)
+    return TimeParts("visits", sum(array.whole for array in tape.arrays), row)
 
 
 def describe(facts: GpuNetwork, trained: Sequence[Trained], taken: dict[str, list[dict[str, Any]]]) -> None:

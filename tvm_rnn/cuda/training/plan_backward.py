@@ -136,7 +136,7 @@ class BackwardPlan(Plan):
         assert self.forward is not None
         program, host = self.program, self.program.sequence
         self.together = None
-        self._handed_event = 2 * self.net.num_layers
+        self._layer_event = 2 * self.net.num_layers
         self.gradient = program.input(0)
         self.tape = self.forward.tape
         after = self._segment(self._mask_keys(self._outputs()))
@@ -393,6 +393,6 @@ class BackwardPlan(Plan):
             add = not first if at else bool(visit.direction)
             gradient.run(host, place, self._destination(visit, at, number, start), (start, count), add)
         # The layer below begins, beside the sums.
-        self._record(host, self._handed_event + 2 * visit.layer, number)
+        self._record(host, self._layer_event + 2 * visit.layer, number)
         sums = self.sums[visit.layer, visit.direction]
         back.weight_gradients.run(host, place, f"{count} * B", sums, f"{number} > 0", self._copy(visit))

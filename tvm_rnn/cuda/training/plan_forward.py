@@ -82,7 +82,7 @@ class ForwardTrain(Plan):
         self._tile_sizes()
         self.visits = self._visits()
         self._copy_states(host, "load", [(v, self._load(v)) for v in self.visits])
-        self._begin_again(host)
+        self._reset_at_start(host)
         self._copy_inputs(host)
         self._layers(host)
         ends = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
@@ -115,7 +115,7 @@ class ForwardTrain(Plan):
                 copies.append(StateCopy(before[state], pointer.at(entry), size, place))
         return copies
 
-    def _begin_again(self, host: Host) -> None:
+    def _reset_at_start(self, host: Host) -> None:
         """What goes back in time: at flags of the step after the call's, where there is one."""
         if not self.segment.given:
             return
@@ -123,7 +123,7 @@ class ForwardTrain(Plan):
             for visit in self.visits:
                 if self._back(visit):
                     with self.segment.of_visit(host, visit.layer, visit.direction):
-                        visit.code.states.begin_again(host, visit.buffers)
+                        visit.code.states.reset_at_start(host, visit.buffers)
 
     def _kept(self, visit: Visit, row: HostExpr) -> list[Pointer]:
         """From the tile's first step on: values of the step, and states after it."""
@@ -136,7 +136,7 @@ class ForwardTrain(Plan):
     def _between(self) -> None:
         """Layers hand on what the tape keeps."""
 
-    def _handed(self, host: Host, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
+    def _layer_output(self, host: Host, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
         return self.tape_pointers[self.tape.inputs[layer + 1]].at(f"{row} * {stride}")
 
     def _user_inputs(self) -> list[tuple[Pointer, Pointer, int]]:

@@ -66,7 +66,7 @@ def narrowed(graph: Graph, dtype: str) -> dict[Node, str]:
 
 
 @dataclass(frozen=True)
-class Part:
+class TapeArray:
     """One array: its rows per step and batch row, and of one more step; bytes of a row. flagged: it is there in calls
     with lengths or resets alone. whole: where time is gone through in parts, it has room for all of it."""
 
@@ -84,7 +84,7 @@ class Tape:
     net: RNN
     codes: list[Layer]
     of_layer: tuple[int, ...]
-    parts: list[Part] = field(default_factory=list)
+    arrays: list[TapeArray] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)  # by layer
     extra: list[int] = field(default_factory=list)
 
@@ -139,8 +139,8 @@ class Tape:
         return None
 
     def _add(self, place: Place, more: int, flagged: bool = False, whole: bool = False) -> int:
-        self.parts.append(Part(more, place.row_stride * ITEM_BYTES[place.dtype], place.dtype, flagged, whole))
-        return len(self.parts) - 1
+        self.arrays.append(TapeArray(more, place.row_stride * ITEM_BYTES[place.dtype], place.dtype, flagged, whole))
+        return len(self.arrays) - 1
 
     def input_place(self, node: Node) -> Place:
         """Rows of an input on the tape: dense."""
@@ -151,11 +151,15 @@ class Tape:
         caller's inputs from its own input number `given` on. of: what the call is for."""
         let = program.sequence.let if of.given else program.let
         found, at = [], "int64_t(0)"
-        for part in self.parts:
-            shift = f" + {of.first} * B * {part.row_bytes}" if part.whole else ""
-            found.append(Pointer(f"({base.text} + {at}{shift})", part.dtype))
-            steps = of.whole if part.whole else "T"
-            size = f"({steps} + {part.more}) * B * {part.row_bytes}" if part.more else f"{steps} * B * {part.row_bytes}"
+        for array in self.arrays:
+            shift = f" + {of.first} * B * {array.row_bytes}" if array.whole else ""
+            found.append(Pointer(f"({base.text} + {at}{shift})", array.dtype))
+            steps = of.whole if array.whole else "T"
+            size = (
+                f"({steps} + {array.more}) * B * {array.row_bytes}"
+                if array.more
+                else f"{steps} * B * {array.row_bytes}"
+            )
             at = let("tape", f"{at} + ({size} + {ALIGNMENT - 1}) / {ALIGNMENT} * {ALIGNMENT}")
         if self.output is not None:
             own, place = self.output
@@ -174,4 +178,4 @@ class Tape:
     def sizes(self) -> list[list[int]]:
         """[bytes per row of a step, further steps] of every array, each rounded up to 256 bytes; with a third number,
         1, those of calls with lengths or resets alone."""
-        return [[part.row_bytes, part.more, *([1] if part.flagged else [])] for part in self.parts]
+        return [[array.row_bytes, array.more, *([1] if array.flagged else [])] for array in self.arrays]

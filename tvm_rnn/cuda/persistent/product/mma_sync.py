@@ -284,7 +284,7 @@ class MmaSyncProduct:
         number_of = tirx.Cast("uint32", group + 1 + self._turn(phase) * geometry.warps_u * geometry.warps_n)
         threads = tirx.const(LANES * geometry.warps_k, "uint32")
 
-        def give(warp_k: int) -> None:
+        def store_partial(warp_k: int) -> None:
             for tile in (t for t in range(geometry.pass_tiles) if t % geometry.warps_k != warp_k):
                 for m in range(m_tiles):
                     at = (m * geometry.pass_tiles + tile) * 4 * chains
@@ -304,7 +304,7 @@ class MmaSyncProduct:
         everyone = geometry.pass_tiles >= geometry.warps_k
         for warp_k in range(geometry.warps_k):
             with k.when(ids.warp_k == warp_k):
-                give(warp_k)
+                store_partial(warp_k)
                 if not everyone:  # who has handed over all and sums nothing need not wait
                     meet = I.ptx.bar.arrive if warp_k >= geometry.pass_tiles else I.ptx.bar.sync
                     k.do(meet(number_of, threads))
