@@ -35,7 +35,7 @@ def test_nothing_fits() -> None:
 
 
 def test_rows_are_sliced_where_several_teams_fit() -> None:
-    """64 blocks per team: two teams of 32 rows each hold 64 rows."""
+    """64 blocks per group: two groups of 32 rows each hold 64 rows."""
     unit = unit_of("lstm", 512, "bfloat16", 64)
     team = geometry_by(NAME, unit, configured(NAME, unit)[0])
     slices = -(-64 // team.rows)

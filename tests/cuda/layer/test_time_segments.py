@@ -1,4 +1,4 @@
-"""Calls for a part of the time: what programs of training read of them, and what each layer and direction does."""
+"""Calls for a segment of time: what programs of training read of them, and what each layer and direction does."""
 
 from __future__ import annotations
 

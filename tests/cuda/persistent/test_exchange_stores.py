@@ -1,4 +1,4 @@
-"""Tiles of a warp that are handed over together: one staging, all loads, all stores, then y."""
+"""Tiles of a warp that are published together: one staging, all loads, all stores, then y."""
 
 from __future__ import annotations
 

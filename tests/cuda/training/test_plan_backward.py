@@ -17,7 +17,7 @@ from tvm_rnn.target import resolve
 def test_gradients_come_in_the_order_that_the_manifest_says() -> None:
     net, plans = trained("lstm", num_layers=2, bidirectional=True)
     assert sorted(plans.backward.gradient_names) == sorted(net.weight_shapes)
-    # The gradient of y, the tape, x, its gradient, the weights'; for parts of the time four numbers and an address.
+    # The gradient of y, the tape, x, its gradient, the weights'; for segments of time four numbers and an address.
     assert plans.programs[1].inputs == 4 + len(net.weight_shapes) + 4 + 1
 
 

@@ -48,7 +48,7 @@ class Persistent:
     template: str
     name: str
     most: int | None
-    resident: int  # teams that run at once
+    resident: int  # groups of blocks that run at once
     predicted_us: float
     initial: Mapping[str, float]
     record: str = DEFAULT  # where the geometry is from
@@ -113,7 +113,7 @@ class Persistent:
 
     @property
     def _at_once(self) -> str:
-        """Teams of one launch, at most."""
+        """Groups of blocks in one launch, at most."""
         return f"std::min<int64_t>({self.resident}, {self._groups})"
 
     @property
@@ -154,8 +154,8 @@ class Persistent:
             self._launch(host, layer_steps, row0, count, extra)
 
     def follow(self, host: Host, layer_steps: LayerSteps, counters: Pointer, below: Pointer | None) -> None:
-        """One launch for all teams, which must fit on the GPU at once, beside the layer below (whose counters are
-        `below`) as soon as that is there; None: the first layer."""
+        """One launch for all groups of blocks, which must fit on the GPU at once, beside the layer below (whose
+        counters are `below`) as soon as that is there; None: the first layer."""
         extra = [layer_steps.work.cast("uint32"), counters.cast("uint32"), (below or counters).cast("uint32")]
         extra = extra if self.geometry.exchange.in_memory else []
         pointers, scalars = self._arguments(layer_steps, "0", self._groups, extra, below is not None)

@@ -26,7 +26,7 @@ RESIDENT_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 
 
 def resident_groups(geometry: Geometry, target: Target) -> int:
-    """Teams that run at the same time, one block per multiprocessor."""
+    """Groups of blocks that run at the same time, one block per multiprocessor."""
     blocks = RESIDENT_CLUSTERS.get(geometry.cluster, 0) * geometry.cluster * target.sms // 132
     return blocks // geometry.ctas
 
@@ -96,7 +96,8 @@ def lacking(geometry: Geometry, target: Target) -> Lack:
 def distinct(
     geometries: Iterable[Geometry], target: Target, knobs: Callable[[Geometry], dict[str, int]]
 ) -> Iterator[Geometry]:
-    """The teams that fit; of those that only offer weights more room than is used, the first. knobs: of a geometry."""
+    """The geometries that fit; of those that only offer weights more room than is used, the first. knobs: of a
+    geometry."""
     seen = set()
     for geometry in geometries:
         kept = tuple((s.registers, s.shared) for parts in geometry.shares.values() for s in parts)

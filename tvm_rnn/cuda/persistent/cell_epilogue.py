@@ -114,7 +114,7 @@ class Epilogue:
 
     def _vectors(self, node: Node) -> bool:
         if self.body.masks is not None:
-            return False  # what is handed over is the next step's state, y is zero in rows that have ended
+            return False  # what is published is the next step's state, y is zero in rows that have ended
         if any(self.step.result(state) is node for state in self.step.shown):
             return False
         place = self.body.layout.output

@@ -90,7 +90,7 @@ class ClusterExchange(Exchange):
         return geometry.exchange_words
 
     def stage_words(self, geometry: Geometry) -> int:
-        """All that a block hands over, for even and odd steps: slow warps may still send what the last step staged."""
+        """All that a block publishes, for even and odd steps: slow warps may still send what the last step staged."""
         return 2 * sum(stage_size(geometry, n) for n in geometry.published)
 
     def input_words(self, geometry: Geometry) -> int:
@@ -186,7 +186,7 @@ class CounterExchange(GridExchange):
 
 
 def stage_size(geometry: Geometry, node: Node) -> int:
-    """Words of all that a block of a cluster hands over of a value."""
+    """Words of all that a block of a cluster publishes of a value."""
     return geometry.rows * geometry.units(node.shape[0]) * geometry.itemsize // 4
 
 
@@ -385,7 +385,7 @@ class Cluster(Exchanger):
         self.k.store(self.view, value, at + (tile * 8 + ids.q * 2 + e) * units + unit)
 
     def tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
-        """Nothing: a phase is handed over as a whole."""
+        """Nothing: a phase is published as a whole."""
 
     def phase(self, slots: Slots) -> None:
         if not slots:
@@ -507,7 +507,7 @@ class Grid(Exchanger):
         self.k.do(I.cuda.cta_sync())
 
     def prepare(self) -> None:
-        """The word, within copy 0, of the piece that this lane hands over of each tile."""
+        """The word, within copy 0, of the piece that this lane publishes of each tile."""
         geometry, k, ids = self.geometry, self.k, self.ids
         self.addresses: dict[tuple[Node, int, int], Expr] = {}
         self.chunk = tirx.floormod(ids.lane, 8 * self.chunks_of_row)

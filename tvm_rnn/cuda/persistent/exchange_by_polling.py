@@ -129,7 +129,7 @@ class Polled(Grid):
                 k.do(I.ptx.fence.acq_rel.gpu())
 
     def _poison(self, step: Expr) -> None:
-        """All pieces that this lane hands over in a step."""
+        """All pieces that this lane publishes in a step."""
         words = [tirx.const(POISON, "uint32")] * 4
         for (_, _, j), address in self.addresses.items():
             with self.body.cells.own_tile(j), self.k.when(self.ids.lane < 8 * self.chunks_of_row):

@@ -45,7 +45,7 @@ MMA = {
 }
 LANES = 32
 BLOCK_WORDS = 16  # 64 bytes of K
-PREFETCH_STEPS = 4  # places for hoisted values: copies begin three steps early
+PREFETCH_STEPS = 4  # stages of hoisted values: copies begin three steps early
 POISON = 0xFFFFFFFF  # memory that nobody has written yet: no value's bits, see `exchange_by_polling.py`
 COUNTER_WORDS = 32  # a counter per 128 bytes: no two groups share a line
 Store = Callable[[Expr, Expr, Sequence[Expr]], None]  # (row, unit, words): 16 bytes of y
@@ -214,7 +214,7 @@ class Emitters:
 
 
 class HoistedPrefetch(Protocol):
-    """Copies of hoisted values, some steps early (`hoisted_value_prefetch.py`)."""
+    """Prefetch of hoisted values, some steps early (`hoisted_value_prefetch.py`)."""
 
     @property
     def order(self) -> Sequence[object]:
@@ -459,7 +459,7 @@ class Geometry(ABC):
     @property
     @abstractmethod
     def partial_words(self) -> int:
-        """Words of shared memory where sums of parts of K meet."""
+        """Words of shared memory for the sums of parts of K."""
 
     @property
     @abstractmethod
@@ -515,7 +515,7 @@ class Geometry(ABC):
 
     @property
     def staged_tiles(self) -> int:
-        """Tiles of a warp that are handed over together."""
+        """Tiles of a warp that are published together."""
         return 1
 
     @property

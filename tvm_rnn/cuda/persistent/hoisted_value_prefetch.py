@@ -1,4 +1,4 @@
-"""Hoisted values on their way: each warp copies what its own cells will read to shared memory, some steps early.
+"""Prefetch of hoisted values: each warp copies what its own cells will read to shared memory, some steps early.
 
 In: the kernel's state (`persistent.Body`). Out: statements that copy 16 bytes at a time (8 units of a row) without
 registers, and that give the values of a step to its cells. Nobody but the warp itself reads what it has copied, so that
@@ -21,7 +21,7 @@ Coming = tuple[Phase, Node, int, int, int, int]  # a read of one cell: with bloc
 
 
 def prefetched(geometry: Geometry) -> list[Read]:
-    """The (phase, hoisted value, component) that come this way."""
+    """Each (phase, hoisted value, component) that is prefetched."""
     return [
         (phase, node, slot)
         for phase, reads in zip(geometry.step.phases, geometry.step.reads, strict=True)
@@ -115,7 +115,7 @@ class Prefetch:
         return words
 
     def _copy(self, t: Expr, slot: Expr) -> None:
-        """Begin to copy step t to one of the places."""
+        """Begin to copy step t to a stage."""
         k = self.k
         with k.when(tirx.And(self._copies(), t < k["steps"])):
             time = k.bind(self.body.time(t))

@@ -2,7 +2,7 @@
 
 In: a `Geometry`. Out: a `Kernel` and the order of its pointers. The kernel loads its weights once; then, for every step
 and phase: wait for the operand, multiply, sum the K parts, compute the pointwise values of its own units in registers,
-hand over what products read, and ask for the hoisted values of the step after next.
+publish what products read, and ask for the hoisted values of the step after next.
 
 Rewrite: for t: for phase: gemm; pointwise  -->  one launch; units over blocks, phases separated by exchanges
 """
@@ -60,7 +60,7 @@ def pointers(geometry: Geometry, layout: Layout, masked: bool = False) -> list[t
 
 
 def kernel(name: str, geometry: Geometry, layout: Layout, initial: Mapping[str, float] | None = None) -> Kernel:
-    """The kernel of a geometry. Its teams are counted by the scalar "teams"; blocks of a grid must all be resident.
+    """The kernel of a geometry. The scalar "teams" counts its groups of blocks; blocks of a grid must all be resident.
     initial: what states are after a reset, for a kernel that knows lengths and resets; None for one that does not."""
     if not geometry.possible:
         raise ValueError(f"no kernel can be written for this geometry: {geometry.wants}")

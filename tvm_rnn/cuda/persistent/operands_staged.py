@@ -74,7 +74,7 @@ def largest(found: Sequence[Expr]) -> Expr:
 
 
 class Operands:
-    """Operands that other units hand over."""
+    """Operands that other units publish."""
 
     pieces: Buffer
     load: Callable[[int], None]

@@ -1,4 +1,4 @@
-"""What a persistent kernel of training leaves for later: rows of kept values, stored as soon as a phase has them.
+"""Tape stores of a persistent kernel: rows of kept values, stored as soon as a phase has them.
 
 In: the kernel's state (`persistent.Body`) and what its layout keeps. Out: statements. A lane has one unit of each block
 for two batch rows; two lanes with neighbouring units exchange a row each, so that 16-bit values are stored in pairs.

@@ -117,7 +117,7 @@ class Plan:
         return number + (3 if own else 0)
 
     def _segment(self, number: int) -> int:
-        """What calls for a part of the time have more, likewise, where such calls need it."""
+        """What calls for a segment of time have more, likewise, where such calls need it."""
         if not self.whole:
             return number
         self.segment = time_segment(self.program, number, self.directions)

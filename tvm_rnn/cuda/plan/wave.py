@@ -246,7 +246,7 @@ def _member(passed: Passed, graph: Graph, number: int) -> Member:
     weights = Weights(graph, len(net.layers) + number, precision, passed.options.stored)
     layout = Layout(graph, precision, weights, net.dtype)
     step = step_of(layout)
-    # What layers hand over is their output, as the product of the next one reads it.
+    # What layers publish is their output, as the product of the next one reads it.
     if not step.given or any(step.reads) or graph.output not in {n for p in step.phases for n in p.published}:
         raise NotPersistent("a layer cannot follow another one")
     if layout.output.dtype != layout.storage:

@@ -177,7 +177,7 @@ class StateKernels:
             host.launch(self._restart, pointers, ["B", time, "has_lengths ? 1 : 0"])
 
     def reset_at_start(self, host: Host, buffers: Buffers) -> None:
-        """Rows whose flag after the last step is set: a part of the time that is gone through backwards."""
+        """Rows whose flag after the last step is set: a segment of time that is gone through backwards."""
         first = [*(pair[0] for pair in buffers.states), *(pair[0] for pair in buffers.shadows.values())]
         pointers = [*first, host.program.reset.at("T * B"), host.program.lengths]
         host.launch(self._restart, pointers, ["B", "T", "has_lengths ? 1 : 0"])

@@ -99,8 +99,8 @@ def working(trained: Trained, target: Target) -> dict[str, Callable[[int, int], 
 
 
 def of_parts(trained: Trained) -> TimeParts | None:
-    """What calls for a part of the time must know, in the manifest: how many arrays of the tape, the first ones, have
-    room for all of it, and bytes of a row of what layers hand down."""
+    """What calls for a segment of time must know, in the manifest: how many arrays of the tape, the first ones, have
+    room for all of it, and bytes of a row of a layer's gradient."""
     net, tape = trained.net, trained.forward.tape
     if net.num_directions == 1:
         return TimeParts("borders") if net.reverse else None

@@ -306,7 +306,7 @@ class BackwardPlan(Plan):
                     self._cut(host, visit)
 
     def _cut(self, host: Host, visit: Visit) -> None:
-        """No gradient goes to the first state of a row whose first step began again."""
+        """No gradient goes to the first state of a row whose first step was reset."""
         if not self._back(visit):
             return
         with host.when("has_reset"):

@@ -1,10 +1,11 @@
 """forward_train on the GPU: the program of inference that leaves a tape as it goes.
 
 In: an RNN and its graphs of training after the passes. Out: a `Program` whose `sequence` has one more input after the
-user's, the tape, and for masks three (`cuda/rowwise/dropout_masks.py`), for parts of the time four
-(`cuda/layer/time_segments.py`). The walk is that of `cuda/plan/network.py`; layers hand on their outputs in the tape.
+user's, the tape, and for masks three (`cuda/rowwise/dropout_masks.py`), for segments of time four
+(`cuda/layer/time_segments.py`). The walk is that of `cuda/plan/network.py`; layers read each other's outputs on the
+tape.
 
-    states in, also to the tape; inputs to the tape, where rows end or begin again; for tile: for layer: hoisted groups,
+    states in, also to the tape; inputs to the tape, where rows end or are reset; for tile: for layer: hoisted groups,
     steps; states out; blank what rows' ends left
 """
 
@@ -134,7 +135,7 @@ class ForwardTrain(Plan):
         return found
 
     def _between(self) -> None:
-        """Layers hand on what the tape keeps."""
+        """Layers read each other's outputs on the tape."""
 
     def _layer_output(self, host: Host, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
         return self.tape_pointers[self.tape.inputs[layer + 1]].at(f"{row} * {stride}")
@@ -162,8 +163,8 @@ class ForwardTrain(Plan):
                 yield
 
     def _tidy(self, host: Host) -> None:
-        """Weight gradients sum over all rows, and 0 times NaN is NaN: rows after their end become 0. Where a step began
-        again, the state before it is the initial one."""
+        """Weight gradients sum over all rows, and 0 times NaN is NaN: rows after their end become 0. Before a
+        reset step, the state is the initial one."""
         with host.when("has_lengths || has_reset"):
             arrays = [Blank(own, Place(self.net.dtype, size), size) for _, own, size in self._user_inputs()]
             with self._when_read(host):
@@ -191,7 +192,7 @@ class ForwardTrain(Plan):
 
 
 def blank_kernel(name: str, arrays: list[Blank], side: int) -> Kernel:
-    """Rows after their end become 0, states before a step that began again the initial ones. side: 1 where the steps
+    """Rows after their end become 0, states before a reset step the initial ones. side: 1 where the steps
     went back in time, and a flag at t + 1 separates step t from the one before it. The scalar `after` is 1 where there
     is a step after these."""
 

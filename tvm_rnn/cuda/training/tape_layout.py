@@ -12,7 +12,7 @@ The first layer's inputs are the caller's own arrays, which both programs read w
 a state that is kept, the layer above finds its inputs there: they are not kept twice. Likewise the last layer's: where
 its output is such a state, y has room for one step more, before its first (in the direction that goes backwards behind
 its last), and is that array. Calls with lengths or resets write all of them, in a longer tape: there an input or output
-that ended is 0, and a state that began again is the initial one.
+that ended is 0, and a state that was reset is the initial one.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def narrowed(graph: Graph, dtype: str) -> dict[Node, str]:
 @dataclass(frozen=True)
 class TapeArray:
     """One array: its rows per step and batch row, and of one more step; bytes of a row. flagged: it is there in calls
-    with lengths or resets alone. whole: where time is gone through in parts, it has room for all of it."""
+    with lengths or resets alone. whole: where time is gone through in segments, it has room for all of it."""
 
     more: int  # 1: T + 1 entries
     row_bytes: int
@@ -93,7 +93,7 @@ class Tape:
         self.shared: dict[int, tuple[int, Place]] = {}  # inputs that are a state of the layer below: where, and how
         self.output: tuple[int, Place] | None = None  # of the last layer's states that which y is: where, and how
         own = [layer for layer in range(1, len(self.of_layer)) if self._state_below(layer) is None]
-        whole = self.net.num_directions > 1  # then what layers hand on comes first
+        whole = self.net.num_directions > 1  # then outputs between layers come first
         places = {layer: self._add(self.input_place(self._input(layer)), 0, whole=whole) for layer in own}
         for layer, index in enumerate(self.of_layer):
             code = self.codes[index]

@@ -1,4 +1,4 @@
-"""Products in float32 out of pipelines: which teams can, sizes that fit, and that every weight is packed once."""
+"""Products in float32 out of pipelines: which geometries can, sizes that fit, and that every weight is packed once."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 In: the kernel's state (`persistent.Body`). Out: statements that leave all gates of a lane's cells in registers. Each
 warp multiplies the whole tile in its own part of K, block after block out of its pipeline (`ffma_pipeline.py`): the
-layer's input while other blocks still work on the step before, then the values that they hand over. The sums of all
+layer's input while other blocks still work on the step before, then the values that they publish. The sums of all
 warps meet in shared memory, where lanes find the gates of their cells; they are added up in the order of K's parts.
 
 Rewrite: for k: tile += rows[:, k] x columns[k, :]  -->  K over warps; each lane a tile of registers
@@ -151,7 +151,7 @@ class FfmaProduct:
     # --- the parts of K ----------------------------------------------------------------------------------------------
 
     def _meet(self, phase: Phase, acc: Buffer) -> list[Expr]:
-        """Some parts after the others hand over their sums, where there is no room for all."""
+        """Some parts after the others write their sums, where there is no room for all."""
         k, geometry, turns = self.k, self.geometry, ffma_layout.turns(self.geometry)
         each = geometry.warps // turns
         count = geometry.m_tiles(phase) * geometry.own_tiles * 4

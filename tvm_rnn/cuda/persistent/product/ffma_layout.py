@@ -184,7 +184,7 @@ def part_words(geometry: FfmaLayout) -> int:
 
 
 def turns(geometry: FfmaLayout) -> int:
-    """In which parts hand over their sums: as few as there is room for."""
+    """In which parts write their sums: as few as there is room for."""
     rest = 4 * (pipeline_words(geometry) + geometry.weight_words + geometry.stage_words + geometry.prefetch_words) + 256
     able_to = (
         n

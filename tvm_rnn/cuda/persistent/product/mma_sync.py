@@ -1,4 +1,4 @@
-"""The product of a phase on tensor cores: stationary weights times what other units handed over.
+"""The product of a phase on tensor cores: stationary weights times what other units published.
 
 In: a `Geometry`, the operand's place, the warp's coordinates. Out: statements that leave all gates of a lane's cells in
 registers. Weights come from registers, shared memory or L2, block of K by block of K; operands are asked for `ahead`
@@ -305,7 +305,7 @@ class MmaSyncProduct:
         for warp_k in range(geometry.warps_k):
             with k.when(ids.warp_k == warp_k):
                 store_partial(warp_k)
-                if not everyone:  # who has handed over all and sums nothing need not wait
+                if not everyone:  # a warp that has stored its sums and adds none up need not wait
                     meet = I.ptx.bar.arrive if warp_k >= geometry.pass_tiles else I.ptx.bar.sync
                     k.do(meet(number_of, threads))
                     take(warp_k)

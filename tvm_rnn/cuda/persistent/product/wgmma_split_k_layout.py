@@ -310,7 +310,7 @@ def split_k_us(geometry: WgmmaSplitKLayout, phase: Phase, clock_mhz: float = CLO
     LSTM 1024 tf32 B = 64 4.4, B = 128 6.4, LSTM 2560 bf16 B = 64 12.0, GRU 2816 bf16 B = 32 7.4.
     """
     cycles = copied = weights = 0.0
-    blocks = geometry.ctas * max(1, MULTIPROCESSORS // geometry.ctas)  # other teams read at the same time
+    blocks = geometry.ctas * max(1, MULTIPROCESSORS // geometry.ctas)  # other groups read at the same time
     for share in geometry.shares[phase]:
         instructions = 2 * geometry.warpgroups * geometry.group_tiles(phase)
         near = REGISTER_CYCLES * geometry.rows / 8
