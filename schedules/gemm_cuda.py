@@ -202,13 +202,13 @@ def _few(unit: Unit, target: Target, block: int) -> Config:
     rows = _power(max(unit.batches, default=64), 16, 128)
     along = 2 if rows == 64 and 2 * block <= 128 and -(-unit.width // 16) >= 0.9 * target.sms else 1
     warps = rows // 16 // along
-    pace, stages = _ring((rows + block * along) * 128, 4 if rows <= 16 else 2)
+    pace, stages = _pipeline((rows + block * along) * 128, 4 if rows <= 16 else 2)
     split = max(1, min(4, 8 // (warps * along)))
     tile = {"rows": rows, "columns": block * along, "warps": warps, "along": along, "split": split, "pace": pace}
     return {**tile, "stages": stages, "cluster": 1, "blocks": 2 if block <= 128 else 1}
 
 
-def _ring(tile_bytes: int, pace: int) -> tuple[int, int]:
+def _pipeline(tile_bytes: int, pace: int) -> tuple[int, int]:
     """K tiles of a stage, and stages, such that two blocks fit a multiprocessor where they can."""
     while pace > 1 and 2 * pace * tile_bytes > 110_000:
         pace //= 2
@@ -236,7 +236,7 @@ def _lanes(unit: Unit, target: Target, knob: Knobs) -> Config:
     across = 8 if waves(8) <= waves(4) else 4
     tall = max(1, rows // 8)
     few = {"rows": rows, "across": across, "high": tall, "split": 256 // (8 * across), "blocks": 1 if slots > 8 else 2}
-    few["pace"], few["stages"] = _ring(128 * (rows + slots * across), 4 if rows <= 16 else 2)
+    few["pace"], few["stages"] = _pipeline(128 * (rows + slots * across), 4 if rows <= 16 else 2)
     many = {"rows": 16 * high, "across": 16, "high": high, "split": 1, "blocks": 2 if slots == 8 and not double else 1}
     many |= {"stages": 2, "pace": 1}
     knobs = {

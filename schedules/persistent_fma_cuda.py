@@ -1,17 +1,17 @@
-"""All steps of a layer in one launch in strict float32: rings of operands and weights, FFMA, values polled for.
+"""All steps of a layer in one launch in strict float32: pipelines of operands and weights, FFMA, values polled for.
 
 In: a layer's phases, a batch size and a GPU. Out: a `Ffma` of blocks of 8 warps; slices of the batch are groups of
 their own. Weights that shared memory has no room for come from L2 in every step, while others are multiplied. For
 layers in a wave, which multiply their input while the other units' values are on their way.
 
 Data flow of a block and step (64 rows and 16 units of an LSTM with H = I = 512: a tile of 64 x 64, K = 1024): each
-warp brings an eighth of x_t, of h_(t-1) and of its 64 rows of [W R] through a ring of two stages of 8 KB, multiplies
-them, 64 rows by 64 columns, 128 sums per lane, and hands its sums over in shared memory (139 KB, in two turns); 256
-lanes add them up, compute 4 cells each, and hand over 16 units of h_t. Estimated cycles: 64 x 64 x 1024 / 128 = 32800
-of FFMA (36700 with what issues between), 2200 for sums, 600 for cells; the exchange (4000) hides behind the 18000 of
-x. 24 loads of 16 bytes per lane for 512 FFMA take three quarters of shared memory's time, 524 KB from L2 half of L2's.
-In all 39500 cycles: 21 us at 1.9 GHz. Measured on an H200: 33.2 us for four such layers, T = 100. A third stage,
-resident weights and tiles of 32 x 128 change nothing of it: FFMA do not issue as fast as that.
+warp brings an eighth of x_t, of h_(t-1) and of its 64 rows of [W R] through a pipeline of two stages of 8 KB,
+multiplies them, 64 rows by 64 columns, 128 sums per lane, and writes its sums to shared memory (139 KB, in two
+turns); 256 lanes add them up, compute 4 cells each, and publish 16 units of h_t. Estimated cycles: 64 x 64 x 1024 /
+128 = 32800 of FFMA (36700 with what issues between), 2200 for sums, 600 for cells; the exchange (4000) hides behind the
+18000 of x. 24 loads of 16 bytes per lane for 512 FFMA take three quarters of shared memory's time, 524 KB from L2 half
+of L2's. In all 39500 cycles: 21 us at 1.9 GHz. Measured on an H200: 33.2 us for four such layers, T = 100. A third
+stage, resident weights and tiles of 32 x 128 change nothing of it: FFMA do not issue as fast as that.
 
 Rewrite: for t: gemm; pointwise  -->  one kernel; units over multiprocessors, K over warps; values polled for
 
@@ -69,7 +69,7 @@ class PersistentFma(PersistentTemplate):
 
     @classmethod
     def geometries(cls, unit: RecurrentUnit, target: Target, record: Mapping[str, int]) -> Iterator[Ffma]:
-        """Layers of a wave: for each size of a ring, with as many resident weights as there is room for, or none."""
+        """Layers of a wave: for each pipeline size, with as many resident weights as there is room for, or none."""
         if unit.precision != "float32" or unit.stored or unit.layers == 1:
             return
         width = width_of(unit)

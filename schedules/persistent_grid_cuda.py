@@ -1,7 +1,7 @@
 """All steps of a layer in one launch, units spread over the whole GPU: values travel through L2, a counter per step.
 
-In: a layer's phases, a batch size and a GPU. Out: a `MmaSync` or a `WgmmaRing` of many blocks; slices of the batch are
-groups of their own.
+In: a layer's phases, a batch size and a GPU. Out: a `MmaSync` or a `WgmmaPipelined` of many blocks; slices of the batch
+are groups of their own.
 Weights stay in registers, then in shared memory; what does not fit is read from L2 in every step (streamed).
 
 Rewrite: for t: gemm; pointwise  -->  one kernel; units over all multiprocessors; a release and an acquire per phase
@@ -18,7 +18,7 @@ from tvm_rnn.cuda.persistent.exchange import COUNTER
 from tvm_rnn.cuda.persistent.exchange_by_polling import POLLING
 from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.cuda.persistent.product.mma_sync import MmaSync
-from tvm_rnn.cuda.persistent.product.wgmma_pipelined import WgmmaRing
+from tvm_rnn.cuda.persistent.product.wgmma_pipelined import WgmmaPipelined
 from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import MANY_ROWS, m_tiles
 from tvm_rnn.schedule.schedule_template import Config, template
 from tvm_rnn.target import Target
@@ -50,7 +50,7 @@ class PersistentGrid(PersistentTemplate):
     """Knobs: ctas (blocks of a group), rows (batch rows of a group), warps_u, warps_n, warps_k (how a block's warps
     share units, rows and K), register_words and shared_words (weights per thread kept there), ahead (K blocks asked for
     before use), passes (in which the rows are multiplied), copied (operands come by asynchronous copies), polled
-    (values are handed over without a counter), ring (stages of a ring that operands of wgmma come through; 0: none),
+    (values are published without a counter), ring (stages that operands of wgmma come through; 0: none),
     together (blocks that fetch operands for each other; only if a record says so: it was slower)."""
 
     choices = CHOICES
@@ -67,17 +67,17 @@ class PersistentGrid(PersistentTemplate):
         found |= {"ahead": 1, "polled": int(geometry.exchange.polls), "copied": 0, "ring": 0, "together": 1}
         if isinstance(geometry, MmaSync):
             found |= {"ahead": geometry.ahead, "copied": geometry.copied}
-        if isinstance(geometry, WgmmaRing):
+        if isinstance(geometry, WgmmaPipelined):
             found |= {"ring": geometry.ring, "together": geometry.together}
         return {name: found[name] for name in ("ctas", *CHOICES)}
 
     @classmethod
     def geometries(cls, unit: RecurrentUnit, target: Target, record: Mapping[str, int]) -> Iterator[Geometry]:
-        """Through a ring, then without one."""
+        """Through a pipeline, then without one."""
         if unit.precision == "float32":
             return  # every lane would read all rows from L2
         fixed = {name: value for name, value in record.items() if name in ("ctas", *CHOICES)}
-        plain = not unit.step.given and not unit.stored  # a ring has no weights for inputs, and none in 8 bits
+        plain = not unit.step.given and not unit.stored  # a pipeline has no weights for inputs, and none in 8 bits
         if fixed.get("ring", 1) and not fixed.get("polled") and not fixed.get("copied") and plain:
             yield from _pipelines(unit, target, fixed)
         if not fixed.get("ring"):
@@ -90,9 +90,9 @@ def _direct(unit: RecurrentUnit, knobs: Mapping[str, int]) -> MmaSync:
     return MmaSync(unit.step, unit.precision, exchange, stored=unit.stored, **own)
 
 
-def _pipeline(unit: RecurrentUnit, knobs: Mapping[str, int]) -> WgmmaRing:
+def _pipeline(unit: RecurrentUnit, knobs: Mapping[str, int]) -> WgmmaPipelined:
     own = {name: knobs[name] for name in (*SHARED, "ring", "together") if name in knobs}
-    return WgmmaRing(unit.step, unit.precision, stored=unit.stored, **own)
+    return WgmmaPipelined(unit.step, unit.precision, stored=unit.stored, **own)
 
 
 def _directs(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) -> Iterator[MmaSync]:
@@ -123,7 +123,7 @@ def _exchanges(geometry: MmaSync, fixed: Mapping[str, int]) -> Iterator[MmaSync]
         yield polled
 
 
-def _pipelines(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) -> Iterator[WgmmaRing]:
+def _pipelines(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) -> Iterator[WgmmaPipelined]:
     """Eight warps, which share cells; what registers do not keep lies in shared memory."""
     width = width_of(unit)
     for ctas in allowed(fixed, "ctas", sorted({-(-width // (8 * n)) for n in BLOCKS})):
@@ -133,8 +133,8 @@ def _pipelines(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) ->
         warps_u = next(n for n in (4, 2, 1) if blocks % n == 0)
         slices = {*rows_per_group(unit.batch, target.sms // ctas), min(64, -(-unit.batch // 8) * 8)}  # or in rounds
         for rows in allowed(fixed, "rows", sorted(slices)):
-            rings = TIMED_WITH_MANY_ROWS if rows > MANY_ROWS else TIMED_RINGS
-            for ring in allowed(fixed, "ring", rings):
+            stages = TIMED_WITH_MANY_ROWS if rows > MANY_ROWS else TIMED_RINGS
+            for ring in allowed(fixed, "ring", stages):
                 for words in RING_REGISTER_WORDS:
                     knobs = {"ctas": ctas, "rows": rows, "warps_u": warps_u, "warps_k": 8 // warps_u, "ring": ring}
                     most = _pipeline(unit, {**knobs, "register_words": words, "shared_words": 1 << 20, **fixed})

@@ -29,7 +29,7 @@ CLUSTERS = (2, 4)
 REGISTER_WORDS = (0, 32, 48, 56, 64, 72, 80, 96, 112, 128)
 SHARED_WORDS = tuple(range(0, 513, 8))
 RINGS, PACES = (2, 3, 4, 5, 6, 7, 8, 9, 10), (1, 2, 3, 4)
-# The best ring of those that were timed: 3 stages of 2 blocks of K. LSTM 2560 bf16, B = 64, stages x blocks of K:
+# The best pipeline of those that were timed: 3 stages of 2 blocks of K. LSTM 2560 bf16, B = 64, stages x blocks of K:
 # 3 x 2 11.4 us, 3 x 3 12.2, 4 x 2 12.5, 6 x 1 12.6, 2 x 3 14.4, 2 x 2 15.1; GRU 2816, B = 32: 3 x 2 7.1, 2 x 3 9.5.
 TIMED_RING, TIMED_PACE = 3, 2
 LEAST_BYTES = 16_000_000  # of weights: smaller layers are on the chip as a whole, and wait for other things
@@ -45,7 +45,7 @@ class PersistentPooled(PersistentTemplate):
     """Knobs: ctas (blocks of a group), rows (batch rows of a group), warps_u, warps_k (how a block's warps share cells;
     warpgroups share gates), register_words (weights per thread in registers), shared_words (in shared memory, per
     thread), ring (stages in shared memory), pace (blocks of K that come through a stage with their weights), together
-    (blocks of a cluster), apart (1: sums have a place of their own in shared memory, 0: they take the ring's)."""
+    (blocks of a cluster), apart (1: sums have a place of their own in shared memory, 0: they take the pipeline's)."""
 
     choices = CHOICES
 
@@ -105,7 +105,7 @@ def _room(cls: type[PersistentPooled], unit: RecurrentUnit, target: Target, own:
 
     wanted = int(sum(share.kblocks - share.registers for parts in made.shares.values() for share in parts))
     most = min(wanted, SHARED_WORDS[-1] // step)
-    if fits(most):  # where nothing is streamed, the ring is smaller
+    if fits(most):  # where nothing is streamed, the pipeline is smaller
         return most * step
     least = 0
     while least < most:

@@ -28,7 +28,7 @@ from tvm_rnn.cuda.persistent.exchange_by_polling import POLLING
 from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.cuda.persistent.product.ffma import Ffma
 from tvm_rnn.cuda.persistent.product.mma_sync import MmaSync
-from tvm_rnn.cuda.persistent.product.wgmma_pipelined import WgmmaRing
+from tvm_rnn.cuda.persistent.product.wgmma_pipelined import WgmmaPipelined
 from tvm_rnn.cuda.persistent.product.wgmma_split_k import WgmmaSplitK
 from tvm_rnn.cuda.persistent.product.wgmma_staged import WgmmaStaged
 from tvm_rnn.errors import BuildError
@@ -63,7 +63,7 @@ def geometry_of(step: Step, precision: str, exchange: str = "grid", ctas: int = 
     if "fma" in knobs:
         return Ffma(step, precision, ctas, rows, stages=knobs.pop("fma"), **knobs)
     if "pace" in knobs or "ring" in knobs:
-        return (WgmmaSplitK if "pace" in knobs else WgmmaRing)(step, precision, ctas, rows, **knobs)
+        return (WgmmaSplitK if "pace" in knobs else WgmmaPipelined)(step, precision, ctas, rows, **knobs)
     if staged:
         return WgmmaStaged(step, precision, ctas, rows, **knobs)
     how = CLUSTER if exchange == "cluster" else POLLING if polled else COUNTER

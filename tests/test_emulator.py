@@ -79,11 +79,11 @@ GEOMETRIES = {
         ("gru_reset_before", 40, "float32", None),
         {"ctas": 2, "rows": 16, "warps_k": 2, "passes": 2, "register_words": 32, "shared_words": 4096},
     ),
-    "grid, a ring, clusters of two": (
+    "grid, a pipeline, clusters of two": (
         ("lstm", 64, "bfloat16", None),
         {"ctas": 4, "rows": 8, "warps_u": 2, "warps_k": 4, "register_words": 8, "ring": 2, "together": 2},
     ),
-    "grid, a ring, in tf32": (
+    "grid, a pipeline, in tf32": (
         ("gru_reset_before", 40, "float32", "tf32"),
         {"ctas": 3, "rows": 16, "warps_u": 2, "warps_k": 4, "register_words": 16, "shared_words": 8, "ring": 3},
     ),
@@ -218,7 +218,7 @@ def test_a_wave_in_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return ChosenGeometry(0.5, "persistent_grid_cuda", team, "forced")
 
-    monkeypatch.setattr(wave, "geometry", best)
+    monkeypatch.setattr(wave, "choose_geometry", best)
     net = network("gru_reset_before", 32, "bfloat16", inputs=16, num_layers=2)
     mod = emulator.compile(net, batch=[B])
     assert any("layers in a wave" in row["unit"] for row in mod.manifest.templates)
@@ -234,7 +234,7 @@ def test_a_wave_in_strict_float32(cell: str, monkeypatch: pytest.MonkeyPatch) ->
         team = geometry_of(step, "float32", "grid", 2, 8, warps_k=2, register_words=0, polled=1, fma=2)
         return ChosenGeometry(0.5, "persistent_fma_cuda", team, "forced")
 
-    monkeypatch.setattr(wave, "geometry", best)
+    monkeypatch.setattr(wave, "choose_geometry", best)
     net = network(cell, 12, "float32", inputs=20, num_layers=3)
     mod = emulator.compile(net, batch=[B])
     assert any("3 layers in a wave" in row["unit"] for row in mod.manifest.templates)

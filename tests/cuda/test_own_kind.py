@@ -61,7 +61,7 @@ def test_without_its_folder_there_is_no_such_kind() -> None:
 # What a kind of product is made of: the file of its class, those that only kinds use, and the schedules that build it.
 KINDS = {
     "MmaSync": {"mma_sync.py", "mma_sync_layout.py"},
-    "WgmmaRing": {"wgmma_pipelined.py", "wgmma_pipelined_layout.py", "bulk_copy_pipeline.py"},
+    "WgmmaPipelined": {"wgmma_pipelined.py", "wgmma_pipelined_layout.py", "bulk_copy_pipeline.py"},
     "WgmmaStaged": {"wgmma_staged.py", "wgmma_staged_layout.py", "operands_staged.py"},
     "WgmmaSplitK": {"wgmma_split_k.py", "wgmma_split_k_layout.py", "wgmma_split_k_pipeline.py"},
     "Ffma": {"ffma.py", "ffma_layout.py", "ffma_pipeline.py"},

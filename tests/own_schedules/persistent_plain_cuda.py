@@ -64,12 +64,12 @@ class Plain(Geometry):
         return 0
 
     @property
-    def fetch_at(self) -> int:
+    def prefetch_at(self) -> int:
         return self.stage_words
 
     @property
     def shared_bytes(self) -> int:
-        return 4 * (self.stage_words + self.fetch_words) + 256
+        return 4 * (self.stage_words + self.prefetch_words) + 256
 
     def product_registers(self) -> int:
         return max(self.m_tiles(p) for p in self.shares) * self.own_tiles * 4

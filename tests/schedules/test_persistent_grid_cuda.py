@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from persistent_layers import GPU, TENSOR_CORES, configured, geometry_by, layout_of, registers_and_spills, unit_of
 
-from tvm_rnn.cuda.model.persistent_step_time import able_to_run, resident_teams
+from tvm_rnn.cuda.model.persistent_step_time import able_to_run, resident_groups
 from tvm_rnn.cuda.persistent import kernel as persistent
 
 NAME = "persistent_grid_cuda"
@@ -24,7 +24,7 @@ def test_the_default_fits(name: str, hidden: int, batch: int, precision: str) ->
     assert set(knobs.space) == set(config) and all(config[knob] in values for knob, values in knobs.space.items())
     team = geometry_by(NAME, unit, config)
     assert able_to_run(team, GPU) and team.exchange.name == "grid"
-    assert 1 <= team.ctas <= GPU.sms and resident_teams(team, GPU) >= 1
+    assert 1 <= team.ctas <= GPU.sms and resident_groups(team, GPU) >= 1
     assert team.rows % (8 * team.warps_n) == 0 and team.tiles % team.passes == 0
     assert team.ctas * team.units(hidden) >= hidden
 
@@ -35,11 +35,11 @@ def test_nothing_fits() -> None:
 
 
 def test_rows_are_sliced_where_several_teams_fit() -> None:
-    """64 blocks per team: two teams of 32 rows each hold 64 rows."""
+    """64 blocks per group: two groups of 32 rows each hold 64 rows."""
     unit = unit_of("lstm", 512, "bfloat16", 64)
     team = geometry_by(NAME, unit, configured(NAME, unit)[0])
     slices = -(-64 // team.rows)
-    assert slices <= resident_teams(team, GPU) and slices * team.rows < 64 + 8 * slices
+    assert slices <= resident_groups(team, GPU) and slices * team.rows < 64 + 8 * slices
 
 
 def test_a_record_is_replayed() -> None:
@@ -62,10 +62,10 @@ def test_a_record_is_replayed() -> None:
         ("lstm", 1024, "bfloat16", 1, 0),
     ],
 )
-def test_rings_where_they_were_faster(name: str, hidden: int, precision: str, batch: int, ring: int) -> None:
+def test_pipelines_where_they_were_faster(name: str, hidden: int, precision: str, batch: int, ring: int) -> None:
     unit = unit_of(name, hidden, precision, batch)
-    team = geometry_by(NAME, unit, configured(NAME, unit)[0])
-    assert team.ring == ring and team.together == 1
+    config = configured(NAME, unit)[0]
+    assert config.get("ring", 0) == ring and geometry_by(NAME, unit, config).together == 1
     assert not configured(NAME, unit, {"ring": 0})[0].get("ring")
 
 

@@ -11,7 +11,7 @@ from persistent_layers import GPU, configured, geometry_by, layout_of, registers
 from training_plans import trained
 
 from tvm_rnn.cuda.model import choose_geometry
-from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict, resident_teams
+from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict, resident_groups
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.schedule.schedule_template import templates
@@ -43,7 +43,7 @@ def test_the_default_fits(name: str, hidden: int, batch: int, precision: str) ->
     assert set(knobs.space) == set(config) and all(config[knob] in values for knob, values in knobs.space.items())
     team: Any = geometry_by(NAME, unit, config)
     assert able_to_run(team, GPU) and team.ctas % team.together == 0
-    assert 1 <= team.ctas <= GPU.sms and resident_teams(team, GPU) >= 1 and team.ctas * team.units(hidden) >= hidden
+    assert 1 <= team.ctas <= GPU.sms and resident_groups(team, GPU) >= 1 and team.ctas * team.units(hidden) >= hidden
     every = templates()[NAME].every
     assert every is not None
     assert predict(team, batch, GPU) == min(predict(geometry_by(NAME, unit, c), batch, GPU) for c in every(unit, GPU))

@@ -108,7 +108,7 @@ def test_pointers_that_threads_share_are_not_restricted() -> None:
 WITH_A_DRIVER = """
 import sys
 import tvm
-from tvm_rnn.cuda import source
+from tvm_rnn.cuda.codegen import cuda_text as source
 assert tvm.get_global_func("runtime.GetCudaDeviceCount", allow_missing=True) is not None, "no CUDA runtime"
 before = tvm.get_global_func(source.COMPILER)
 import tvm_rnn as rnn

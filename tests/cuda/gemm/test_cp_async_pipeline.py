@@ -1,4 +1,4 @@
-"""The ring of stages: how K is shared out, and what of it can start early."""
+"""The pipeline of stages: how K is shared out, and what of it can start early."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvm_rnn.cuda.gemm.mma_sync import MmaTile
 from tvm_rnn.schedule.schedule_template import best
 
 
-def test_shared_memory_holds_the_ring_or_the_sums() -> None:
+def test_shared_memory_holds_the_pipeline_or_the_sums() -> None:
     assert MmaTile(128, stages=3, columns=128).shared_bytes == 3 * 256 * 128
     assert MmaTile(16, split=4, stages=2, columns=32, warps=1).shared_bytes == 2 * 48 * 128
     assert MmaTile(128, split=4, stages=2, columns=128).shared_bytes == 4 * 128 * 128 * 4

@@ -59,7 +59,7 @@ def test_rows_of_4_byte_pieces_are_copied_piece_by_piece() -> None:
 
 
 @pytest.mark.parametrize("columns", [64, 128, 192, 256])
-def test_the_ring_fits(columns: int) -> None:
+def test_the_pipeline_fits(columns: int) -> None:
     assert WgmmaTile(columns, 4).shared_bytes <= 227 << 10
 
 
@@ -107,7 +107,7 @@ def check(size: str, precision: str, gates: int, width: int, depths: tuple[int, 
 
 @pytest.mark.broad
 def test_one_tile_of_k_and_several_items_per_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ring runs over the end of an item: all stages that are in it must be announced in the end."""
+    """The pipeline runs over the end of an item: all stages that are in it must be announced in the end."""
     few_blocks(monkeypatch, 2)
     check("wide", "bfloat16", 2, 32, (64,), rows=2 * ROWS * 3 - 70, blocks=2)
 

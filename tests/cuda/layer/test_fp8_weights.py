@@ -212,7 +212,7 @@ def test_codes_cost_time_where_nothing_else_changes() -> None:
     )
 
 
-def test_no_ring_has_codes() -> None:
+def test_no_pipeline_has_codes() -> None:
     made = team("lstm", 64, "bfloat16", **grid(4, 8, warps_u=2, warps_k=4, ring=2), stored=NAME)
     with pytest.raises(ValueError, match="a pipeline has"):
         persistent.kernel("k", made, layout_of("lstm", 64))

@@ -1,4 +1,4 @@
-"""The barriers of a ring of stages: who is waited for, in one block and in a cluster."""
+"""The barriers of a pipeline of stages: who is waited for, in one block and in a cluster."""
 
 from __future__ import annotations
 

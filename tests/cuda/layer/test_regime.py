@@ -10,7 +10,7 @@ from compiled_kernels import layers_of, passed_of
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr
 from tvm_rnn.cuda.layer.packed_layout import Pack
-from tvm_rnn.cuda.layer.regime import Where
+from tvm_rnn.cuda.layer.regime import LayerSteps
 from tvm_rnn.cuda.plan import layer as steps
 from tvm_rnn.cuda.plan.network import plan
 from tvm_rnn.graph.graph import Node
@@ -28,11 +28,11 @@ class Noted:
 
     def __init__(self) -> None:
         self.fact = {"unit": "step", "template": "noted", "knobs": {}, "record": "default"}
-        self.seen: list[Where] = []
+        self.seen: list[LayerSteps] = []
 
-    def launch(self, host: Host, where: Where) -> None:
-        self.seen.append(where)
-        host.code(f"noted({where.count});")
+    def launch(self, host: Host, layer_steps: LayerSteps) -> None:
+        self.seen.append(layer_steps)
+        host.code(f"noted({layer_steps.count});")
 
 
 @pytest.fixture
@@ -56,9 +56,9 @@ def test_it_runs_beside_the_steps(noted: Noted, options: dict[str, Any]) -> None
 
 def test_it_is_given_two_copies_of_each_state(noted: Noted) -> None:
     plan(passed_of("lstm", "bfloat16", (1,), bidirectional=True), resolve("nvidia-h200"))
-    for where, reverse in zip(noted.seen, (False, True), strict=True):
-        assert where.reverse is reverse
-        assert len(where.before) == len(where.after) == 2
-        assert not {p.text for p in where.before} & {p.text for p in where.after}
-        assert {p.dtype for p in where.before} == {"float32"}
-        assert set(where.hoisted) == set(where.layout.hoisted_nodes)
+    for layer_steps, reverse in zip(noted.seen, (False, True), strict=True):
+        assert layer_steps.reverse is reverse
+        assert len(layer_steps.before) == len(layer_steps.after) == 2
+        assert not {p.text for p in layer_steps.before} & {p.text for p in layer_steps.after}
+        assert {p.dtype for p in layer_steps.before} == {"float32"}
+        assert set(layer_steps.hoisted) == set(layer_steps.layout.hoisted_nodes)

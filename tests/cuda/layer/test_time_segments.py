@@ -1,4 +1,4 @@
-"""Calls for a part of the time: what programs of training read of them, and what each layer and direction does."""
+"""Calls for a segment of time: what programs of training read of them, and what each layer and direction does."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import pytest
 from training_plans import trained
 
 from tvm_rnn.cuda.codegen.host_program import Program
-from tvm_rnn.cuda.layer.time_segments import COUNT, Parts, parts_of
+from tvm_rnn.cuda.layer.time_segments import COUNT, TimeSegment, time_segment
 from tvm_rnn.cuda.training.add_entry_points import of_parts
+from tvm_rnn.module_file.schema import TimeParts
 
 
 def test_a_program_reads_four_numbers() -> None:
     program = Program()
-    found = parts_of(program, 3, 2)
+    found = time_segment(program, 3, 2)
     assert program.inputs == 3 + COUNT and found.given
     assert len(program.sequence.lines) == COUNT
     assert all(f"reinterpret_cast<int64_t>(input[{3 + i}])" in line for i, line in enumerate(program.sequence.lines))
@@ -25,7 +26,7 @@ def test_a_program_reads_four_numbers() -> None:
 
 
 def test_one_direction_has_no_conditions() -> None:
-    for parts in (Parts(), parts_of(Program(), 0, 1)):
+    for parts in (TimeSegment(), time_segment(Program(), 0, 1)):
         host = Program().sequence
         with parts.of_visit(host, 0, 0), parts.of_layer(host, 0):
             host.code("here;")
@@ -36,9 +37,9 @@ def test_one_direction_has_no_conditions() -> None:
 def test_which_programs_have_them() -> None:
     """Networks that go forward in time need none, reverse ones know what follows, and two directions what lasts."""
     for options, numbers, facts in (
-        ({}, 0, {}),
-        ({"reverse": True}, COUNT, {"parts": {"by": "borders"}}),
-        ({"bidirectional": True}, COUNT, {"parts": {"by": "visits", "whole_arrays": 1, "handed_bytes": 2 * 16 * 4}}),
+        ({}, 0, None),
+        ({"reverse": True}, COUNT, TimeParts("borders")),
+        ({"bidirectional": True}, COUNT, TimeParts("visits", 1, 2 * 16 * 4)),
     ):
         net, plans = trained("gru", num_layers=2, **options)
         forward, backward = plans.programs

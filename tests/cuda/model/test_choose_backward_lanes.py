@@ -86,7 +86,7 @@ def test_what_was_measured_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def found(*given: object, **more: object) -> ChosenGeometry:
         return measured
 
-    monkeypatch.setattr(choose_backward_lanes, "geometry", found)
+    monkeypatch.setattr(choose_backward_lanes, "choose_geometry", found)
     assert geometry_beside(step, H200, "bfloat16", 64, 4) is measured
 
 

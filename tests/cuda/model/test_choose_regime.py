@@ -12,7 +12,7 @@ from persistent_layers import GPU, layout_of
 import tvm_rnn as rnn
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.layer.phases import NotPersistent
-from tvm_rnn.cuda.layer.regime import Regime, Where
+from tvm_rnn.cuda.layer.regime import LayerSteps, Regime
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES, Persistent, choose, step_of
 from tvm_rnn.target import resolve
 
@@ -171,7 +171,7 @@ def launched(regime: Any) -> str:
     floats = [Pointer(f"state{i}", "float32") for i in range(len(states))]
     inputs = [Pointer("x", layout.dtype) for _ in layout.graph.inputs]
     places = (inputs, hoisted, weights, floats, floats, Pointer("y", layout.dtype), Pointer("work", "uint8"))
-    regime.launch(program.sequence, Where(layout, "start", "count", False, *places))
+    regime.launch(program.sequence, LayerSteps(layout, "start", "count", False, *places))
     return "\n".join(program.sequence.lines)
 
 

@@ -15,7 +15,7 @@ from tvm_rnn.cuda.model.persistent_step_time import (
     cheapest,
     exchange_us,
     predict,
-    resident_teams,
+    resident_groups,
 )
 from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.target import resolve
@@ -47,7 +47,7 @@ def test_exchanges_are_part_of_a_step() -> None:
 
 def test_teams_that_do_not_fit_at_once_take_turns() -> None:
     made = team()
-    at_once = resident_teams(made, GPU) * made.rows
+    at_once = resident_groups(made, GPU) * made.rows
     assert predict(made, at_once, GPU) == predict(made, 1, GPU)
     assert predict(made, at_once + 1, GPU) == pytest.approx(2 * predict(made, 1, GPU))
     assert predict(made, 3 * at_once, GPU) == pytest.approx(3 * predict(made, 1, GPU))
@@ -78,9 +78,9 @@ def test_weights_in_registers_are_nearer_than_those_in_shared_memory() -> None:
 def test_a_smaller_gpu_runs_fewer_teams() -> None:
     small = resolve("nvidia-h100-pcie")
     for made in (team(), team(exchange="grid", ctas=16)):
-        assert 0 < resident_teams(made, small) < resident_teams(made, GPU)
+        assert 0 < resident_groups(made, small) < resident_groups(made, GPU)
         assert predict(made, 1024, small) >= predict(made, 1024, GPU)
-    assert resident_teams(team(exchange="grid", ctas=133), GPU) == 0
+    assert resident_groups(team(exchange="grid", ctas=133), GPU) == 0
     assert all(ctas * count <= 132 for ctas, count in RESIDENT_CLUSTERS.items())
 
 
@@ -127,7 +127,7 @@ def check_best(name: str, hidden: int, precision: str) -> None:
             assert able_to_run(best[1], GPU)
 
 
-def test_a_ring_pays_for_copies_and_for_filling_stages_again() -> None:
+def test_a_pipeline_pays_for_copies_and_for_filling_stages_again() -> None:
     wide = {"exchange": "grid", "ctas": 64, "warps_u": 2, "warps_k": 4, "register_words": 128}
     times = [predict(team(hidden=1024, rows=rows, ring=8, **wide), rows, GPU) for rows in (8, 16, 32, 64)]
     assert rising(times)

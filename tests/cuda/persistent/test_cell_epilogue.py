@@ -1,4 +1,4 @@
-"""The pointwise work of a phase: each value once, y as vectors where it is handed over anyway."""
+"""The pointwise work of a phase: each value once, y as vectors where it is published anyway."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def test_units_and_rows_past_the_end() -> None:
     assert persistent_error(case, cluster(2, 8, warps_k=2)) < tolerance("tf32", 3)
 
 
-def test_a_ring_asks_for_a_steps_own_values_between_products() -> None:
+def test_a_pipeline_asks_for_a_steps_own_values_between_products() -> None:
     geometry = {"exchange": "grid", "ctas": 4, "rows": 8, "warps_u": 2, "warps_k": 4, "ring": 2}
     text = text_of(persistent.kernel("k", geometry_of(step("lstm", 64), "bfloat16", **geometry), layout_of("lstm", 64)))
     body = text[text.index("for (int") :]

@@ -41,9 +41,9 @@ def test_masks_are_read_in_words_and_not_copied() -> None:
     team = geometry_of(step, "bfloat16", "cluster", 2, 8, warps_u=4)
     (phase,) = step.phases
     masks = [(node, slot) for node, slot in step.reads[0] if node.random]
-    assert len(masks) == 2 and not any(team.fetches(phase, *read) for read in masks)
+    assert len(masks) == 2 and not any(team.prefetches(phase, *read) for read in masks)
     others = [read for read in step.reads[0] if read not in masks]
-    assert len(others) == 4 and all(team.fetches(phase, *read) for read in others)
+    assert len(others) == 4 and all(team.prefetches(phase, *read) for read in others)
 
 
 def test_masks_are_drawn_as_the_regime_reads_them() -> None:

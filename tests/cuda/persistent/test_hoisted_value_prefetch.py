@@ -7,16 +7,17 @@ from emulated import Case, persistent_error
 from persistent_layers import geometry_of, step
 
 from tests.cuda.persistent.test_kernel import cluster, grid
-from tvm_rnn.cuda.persistent.geometry import FETCH_STEPS
-from tvm_rnn.cuda.persistent.hoisted_value_prefetch import fetched
+from tvm_rnn.cuda.persistent.geometry import PREFETCH_STEPS
+from tvm_rnn.cuda.persistent.hoisted_value_prefetch import prefetched
 from tvm_rnn.oracle.tolerance import tolerance
 
 
 def test_rows_of_eight_units_come_early() -> None:
     team = geometry_of(step("lstm", 64), "bfloat16", **cluster(2, 8))
-    assert len(fetched(team)) == 4
-    assert team.fetch_words == FETCH_STEPS * 1 * 4 * 4 * 32  # steps, warps, gates, blocks of units, words of 8 x 8
-    assert not fetched(geometry_of(step("lstm", 20), "bfloat16", **cluster(1, 8)))
+    assert len(prefetched(team)) == 4
+    # steps, warps, gates, blocks of units, words of 8 x 8
+    assert team.prefetch_words == PREFETCH_STEPS * 1 * 4 * 4 * 32
+    assert not prefetched(geometry_of(step("lstm", 20), "bfloat16", **cluster(1, 8)))
 
 
 def test_with_weights_in_8_bits_warps_without_cells_copy_nothing() -> None:
@@ -24,8 +25,10 @@ def test_with_weights_in_8_bits_warps_without_cells_copy_nothing() -> None:
         geometry_of(step("lstm", 64), "bfloat16", **cluster(2, 8, warps_k=4), stored=stored)
         for stored in ("", "float8_e4m3")
     )
-    assert (wide.fetching, narrow.fetching) == (4, 1) and wide.fetch_words == 4 * narrow.fetch_words
-    assert geometry_of(step("lstm", 64), "bfloat16", **cluster(2, 32, warps_k=4), stored="float8_e4m3").fetching == 4
+    assert (wide.prefetching_warps, narrow.prefetching_warps) == (4, 1)
+    assert wide.prefetch_words == 4 * narrow.prefetch_words
+    every = geometry_of(step("lstm", 64), "bfloat16", **cluster(2, 32, warps_k=4), stored="float8_e4m3")
+    assert every.prefetching_warps == 4
 
 
 GEOMETRIES = [cluster(2, 16, warps_k=2), grid(3, 16, warps_k=2), grid(2, 16, warps_n=2)]

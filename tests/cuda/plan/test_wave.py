@@ -102,4 +102,4 @@ def test_what_must_fit_side_by_side() -> None:
     assert plan.together is not None
     for regimes, limit in zip(plan.together.regimes, plan.together.limits, strict=True):
         teams = -(-limit // regimes[0].geometry.rows)
-        assert 3 * teams <= wave.resident_teams(regimes[0].geometry, GPU)
+        assert 3 * teams <= wave.resident_groups(regimes[0].geometry, GPU)

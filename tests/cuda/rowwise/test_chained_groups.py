@@ -9,7 +9,7 @@ from compiled_kernels import graph_of, text_of
 
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.row_kernels import Rows
-from tvm_rnn.cuda.rowwise.chained_groups import MOST_WORK, chain_kernel, chains, work_of
+from tvm_rnn.cuda.rowwise.chained_groups import MOST_WORK, chained_groups, chained_groups_kernel, work_of
 from tvm_rnn.graph.graph import Group, Node, make
 
 BARRIER = "cta_sync();"
@@ -31,7 +31,7 @@ def kernel_of(groups: list[Group], precision: str = "float32") -> Rows:
         known = node.leaf or (node in home and home[node] is not own)
         return Place(dtype, prod(node.shape)) if known and node.scalar is None else None
 
-    return chain_kernel(
+    return chained_groups_kernel(
         "chain",
         groups,
         precision=precision,
@@ -43,7 +43,7 @@ def kernel_of(groups: list[Group], precision: str = "float32") -> Rows:
 
 def test_layer_normalisation_is_one_chain_after_each_product() -> None:
     graph = graph_of("lstm_layer_norm")
-    found = chains(graph.groups)
+    found = chained_groups(graph.groups)
     assert [g for part in found for g in part] == list(graph.groups)
     assert [part[0].kind == "gemm" for part in found] == [True, False, True, False]
 
@@ -52,7 +52,7 @@ def test_large_groups_stay_alone() -> None:
     h = leaf("h", MOST_WORK + 1)
     small, large = group(make("tanh", leaf("g", 8))), group(make("tanh", h))
     assert work_of(large) > MOST_WORK
-    assert chains([small, small, large, small]) == [[small, small], [large], [small]]
+    assert chained_groups([small, small, large, small]) == [[small, small], [large], [small]]
     matrix = make("einsum", leaf("m", 200, 200), leaf("v", 200), spec="ij,j->i")
     assert work_of(group(matrix, root=matrix)) == 200 * 200
 

@@ -8,7 +8,7 @@ from emulated import decoded, encoded, run
 
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.layer.pointers import Place
-from tvm_rnn.cuda.rowwise.dropout_masks import BITS, Draws, keys_kernel, mask_kernel, words_kernel
+from tvm_rnn.cuda.rowwise.dropout_masks import BITS, NetworkMaskKeys, keys_kernel, mask_kernel, words_kernel
 from tvm_rnn.graph.graph import Node, make
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.runtime import runtime_random
@@ -81,15 +81,15 @@ def test_words_hold_32_steps(every: str, shape: tuple[int, ...], batch: int, ste
 
 def test_a_tile_is_drawn_in_either_form() -> None:
     program = Program()
-    draw = Draws(program, 4, STREAMS, 1, 1).of(0, 0)
+    mask_keys = NetworkMaskKeys(program, 4, STREAMS, 1, 1).of(0, 0)
     words, rows = (program.buffer(name, 64, dtype) for name, dtype in (("words", "uint32"), ("rows", "float32")))
     for number, every in enumerate(("step", "sequence")):
         made = mask_kernel(f"mask{number}", mask(every, (7,)), lambda n: [Place("float32", 8)], STREAMS)
-        made.launch(program.sequence, [rows], draw, "count", "start")
-        made.launch_words(program.sequence, words, draw, "count", "start")
+        made.launch(program.sequence, [rows], mask_keys, "count", "start")
+        made.launch_words(program.sequence, words, mask_keys, "count", "start")
     step_rows, step_words, whole_rows, whole_words = (line[: line.rindex("));")] for line in program.sequence.lines)
     groups = "int64_t((count + 31) / 32 * B), int64_t(B), int64_t("
-    first = f"{draw.first} + start)"
+    first = f"{mask_keys.first} + start)"
     assert step_rows.endswith(f"int64_t((count) * B), int64_t(B), int64_t({first}")
     assert step_words.endswith(f"{groups}{first}") and whole_rows.endswith(f"{groups}count)")
     assert whole_words.endswith(f"int64_t(B), int64_t(B), int64_t({first}")
@@ -97,9 +97,9 @@ def test_a_tile_is_drawn_in_either_form() -> None:
 
 def test_layers_and_directions_have_words_of_their_own() -> None:
     program = Program()
-    draws = Draws(program, 4, STREAMS, 3, 2)
-    draws.prepare(program.sequence)
-    texts = [draws.of(layer, direction).keys.text for layer in range(3) for direction in range(2)]
+    mask_keys = NetworkMaskKeys(program, 4, STREAMS, 3, 2)
+    mask_keys.prepare(program.sequence)
+    texts = [mask_keys.of(layer, direction).keys.text for layer in range(3) for direction in range(2)]
     assert len({*texts}) == 6 and program.inputs == 7
-    assert draws.of(0, 0).first == "reinterpret_cast<int64_t>(input[6])"
+    assert mask_keys.of(0, 0).first == "reinterpret_cast<int64_t>(input[6])"
     assert "mask_keys" in program.kernels and any("mask_keys" in line for line in program.sequence.lines)

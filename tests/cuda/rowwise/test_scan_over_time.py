@@ -9,7 +9,7 @@ from emulated import Case, scan_error
 from persistent_layers import GPU, layout_of
 
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
-from tvm_rnn.cuda.layer.regime import Where
+from tvm_rnn.cuda.layer.regime import LayerSteps
 from tvm_rnn.cuda.rowwise.scan_over_time import Scan, scan
 from tvm_rnn.oracle.tolerance import tolerance
 
@@ -65,7 +65,9 @@ def test_one_of_two_kernels_is_launched() -> None:
     states = [Pointer("s", "float32") for _ in found.layout.graph.states]
     weights = {node: Pointer("w", "float32") for node in found.params}
     output = Pointer("y", found.layout.output.dtype)
-    where = Where(found.layout, "0", "T", True, inputs, place, weights, states, states, output, Pointer("work"))
-    found.launch(program.sequence, where)
+    layer_steps = LayerSteps(
+        found.layout, "0", "T", True, inputs, place, weights, states, states, output, Pointer("work")
+    )
+    found.launch(program.sequence, layer_steps)
     text = "\n".join(program.sequence.lines)
     assert text.count("call(") == 2 and "!has_lengths && !has_reset" in text

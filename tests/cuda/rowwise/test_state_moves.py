@@ -10,7 +10,7 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
-from tvm_rnn.cuda.rowwise.state_moves import MOVES, Move, StateKernels, move
+from tvm_rnn.cuda.rowwise.state_moves import COPIES, StateCopy, StateKernels, copy_states
 
 
 def kernels(name: str, precision: str) -> StateKernels:
@@ -45,10 +45,12 @@ def test_a_restart_writes_the_initial_value() -> None:
 
 def test_moves_of_several_layers_are_one_launch() -> None:
     program = Program("bfloat16")
-    moves = [Move(Pointer("a", "bfloat16"), Pointer("b", "float32"), n + 1, Place("float32", 8)) for n in range(MOVES)]
-    move(program.sequence, "load", moves)
+    copies = [
+        StateCopy(Pointer("a", "bfloat16"), Pointer("b", "float32"), n + 1, Place("float32", 8)) for n in range(COPIES)
+    ]
+    copy_states(program.sequence, "load", copies)
     assert len(program.kernels) == 1
-    move(program.sequence, "save", [*moves, *moves[:3]])
+    copy_states(program.sequence, "save", [*copies, *copies[:3]])
     assert sorted(program.kernels) == ["load0", "save0", "save1"]
     assert names(program.kernels["save1"])[:2] == ["from0", "to0"] and len(program.kernels["save1"].pointers) == 6
     text_of(*program.kernels.values())

@@ -9,5 +9,5 @@ from tvm_rnn.cuda.rowwise.step_memory import Buffers, Step, Tile
 def test_what_has_to_be_said() -> None:
     x, y = Pointer("x", "float32"), Pointer("y", "float32")
     tile = Tile([x], y, "start", "count", False, 0)
-    assert tile.kept == [] and Buffers({}, [(x, y)], {}, {}, {}, []).draw is None
+    assert tile.kept == [] and Buffers({}, [(x, y)], {}, {}, {}, []).mask_keys is None
     assert Step(tile, "t", [x], [y], {}, {}).tile is tile

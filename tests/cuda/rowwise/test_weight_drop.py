@@ -7,7 +7,7 @@ import pytest
 from emulated import run
 
 from tvm_rnn.cuda.codegen.host_program import Program
-from tvm_rnn.cuda.rowwise.dropout_masks import Draws
+from tvm_rnn.cuda.rowwise.dropout_masks import NetworkMaskKeys
 from tvm_rnn.cuda.rowwise.weight_drop import Dropped, drop_kernel
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.runtime import runtime_random
@@ -44,8 +44,8 @@ def test_a_parameter_is_dropped_once_for_all_that_read_it() -> None:
     assert one == two != other and len(program.kernels) == 1
     assert [name for name, _ in program.parameters] == ["R_l1", "masks.seed", "masks.seed_at", "R_l1_reverse"]
     assert sum("drop0" in line for line in program.pack.lines) == 2
-    draws = Draws(program, 2, [], 2, 2)
-    draws.prepare(program.sequence)
+    mask_keys = NetworkMaskKeys(program, 2, [], 2, 2)
+    mask_keys.prepare(program.sequence)
     assert not program.sequence.lines  # no mask of rows: no keys
-    dropped.gradient(program.sequence, draws, WEIGHT, (1, 0), program.input(0).cast("float32"))
+    dropped.gradient(program.sequence, mask_keys, WEIGHT, (1, 0), program.input(0).cast("float32"))
     assert sum("drop0" in line for line in program.sequence.lines) == 1

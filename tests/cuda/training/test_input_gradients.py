@@ -7,7 +7,7 @@ import pytest
 from emulated import decoded, encoded, run
 
 from tvm_rnn.cuda.layer.pointers import Place
-from tvm_rnn.cuda.training.input_gradients import Giver
+from tvm_rnn.cuda.training.input_gradients import InputGradient
 from tvm_rnn.graph.graph import Node, make
 
 T, B, SIZE = 4, 3, 6
@@ -18,14 +18,14 @@ T, B, SIZE = 4, 3, 6
 def test_rows_that_have_ended_get_nothing(dtype: str, add: int) -> None:
     a, b = (Node("input", shape=(SIZE,), name=name) for name in "ab")
     places = {a: Place(dtype, 8), b: Place(dtype, SIZE)}
-    giver = Giver("give", make("mul", a, b), dtype, places.get, dtype)
+    gradient = InputGradient("give", make("mul", a, b), dtype, places.get, dtype)
     rng = np.random.default_rng(0)
-    values = [encoded(rng.normal(size=(T * B, places[n].row_stride)), dtype) for n in giver.read]
+    values = [encoded(rng.normal(size=(T * B, places[n].row_stride)), dtype) for n in gradient.read]
     there = encoded(rng.normal(size=(T * B, SIZE)), dtype)
     arrays = {f"r{i}": value for i, value in enumerate(values)}
     arrays |= {"into": there.copy(), "lengths": np.array([9, 11, 7])}
     scalars = {"rows": T * B, "batch": B, "start": 8, "has_lengths": 1, "add": add}
-    run(giver.kernel, arrays, scalars, 1)
+    run(gradient.kernel, arrays, scalars, 1)
     x, y = (decoded(value, dtype)[:, :SIZE].reshape(T, B, SIZE) for value in values)
     expected = x * y * (np.arange(8, 12)[:, None] < np.array([9, 11, 7]))[..., None]
     expected = expected + add * decoded(there, dtype).reshape(T, B, SIZE)
@@ -33,5 +33,7 @@ def test_rows_that_have_ended_get_nothing(dtype: str, add: int) -> None:
 
 
 def test_zeros_read_nothing() -> None:
-    giver = Giver("give", Node("const", shape=(1,), value=np.zeros(1)), "float32", lambda node: None, "float32")
-    assert giver.read == []
+    gradient = InputGradient(
+        "give", Node("const", shape=(1,), value=np.zeros(1)), "float32", lambda node: None, "float32"
+    )
+    assert gradient.read == []

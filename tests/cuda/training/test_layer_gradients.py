@@ -9,8 +9,8 @@ from networks import network
 
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
-from tvm_rnn.cuda.layer.time_segments import Parts
-from tvm_rnn.cuda.training.layer_gradients import Sequences, Tiles, handed_width
+from tvm_rnn.cuda.layer.time_segments import TimeSegment
+from tvm_rnn.cuda.training.layer_gradients import Sequences, Tiles, gradient_width
 
 STEPS, B, WIDTH = 5, 3, 7
 BYTES = STEPS * B * WIDTH * 2
@@ -62,12 +62,12 @@ def test_one_layer_has_the_users_copy_alone() -> None:
 
 def test_whole_sequences_are_two_however_many_layers() -> None:
     net = network("lstm", 3, WIDTH, num_layers=3, bidirectional=True)
-    assert handed_width(net) == 2 * WIDTH
+    assert gradient_width(net) == 2 * WIDTH
     program = Program("float32")
-    made = Sequences(net, program, Parts(2), None)
+    made = Sequences(net, program, TimeSegment(2), None)
     first, second, third = (made.place(layer, "0", "4 * B", 14).text for layer in (2, 1, 0))
     assert first == third != second and "4 * B * 14" in first
     assert sum("reserve" in line for line in program.layout) == 2
     # The caller's, of a part: from the part's first step on.
-    given = Sequences(net, Program("float32"), Parts(2, "whole", "first", given=True), Pointer("input[9]"))
+    given = Sequences(net, Program("float32"), TimeSegment(2, "whole", "first", given=True), Pointer("input[9]"))
     assert "first * B * 14" in given.place(2, "0", 0, 14).text

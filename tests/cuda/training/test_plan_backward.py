@@ -17,7 +17,7 @@ from tvm_rnn.target import resolve
 def test_gradients_come_in_the_order_that_the_manifest_says() -> None:
     net, plans = trained("lstm", num_layers=2, bidirectional=True)
     assert sorted(plans.backward.gradient_names) == sorted(net.weight_shapes)
-    # The gradient of y, the tape, x, its gradient, the weights'; for parts of the time four numbers and an address.
+    # The gradient of y, the tape, x, its gradient, the weights'; for segments of time four numbers and an address.
     assert plans.programs[1].inputs == 4 + len(net.weight_shapes) + 4 + 1
 
 
@@ -28,12 +28,14 @@ def test_what_products_read_after_all_steps_has_rows_for_all_of_them(cell: str, 
     assert len(back.layer.layout.kept) == kept
     assert back.bytes_per_row() == kept * 16 + back.layer.bytes_per_row
     # One product for all steps writes the gradient of x straight to where the user wants it.
-    assert back.layer.layout.written_last and not back.givers
+    assert back.layer.layout.written_last and not back.input_gradients
 
 
 def test_two_directions_are_added_up() -> None:
     _, plans = trained("gru", bidirectional=True)
-    assert [giver.root for giver in plans.backward.backs[0].givers] == [plans.backward.layers.graphs[0].output]
+    assert [gradient.root for gradient in plans.backward.backs[0].input_gradients] == [
+        plans.backward.layers.graphs[0].output
+    ]
 
 
 def test_layers_run_from_the_last_one() -> None:

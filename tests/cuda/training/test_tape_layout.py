@@ -7,7 +7,7 @@ from networks import network
 from training_plans import trained
 
 from tvm_rnn.cuda.codegen.host_program import Pointer, Program
-from tvm_rnn.cuda.layer.time_segments import Parts, parts_of
+from tvm_rnn.cuda.layer.time_segments import TimeSegment, time_segment
 from tvm_rnn.cuda.training.add_entry_points import plan
 from tvm_rnn.cuda.training.tape_layout import kept_nodes, narrowed, states_read
 from tvm_rnn.options import Options
@@ -27,7 +27,7 @@ def test_an_lstm_keeps_its_gates_and_both_states() -> None:
     # and so is y, which is the upper one's.
     assert sizes == [*([[16, 0]] * 4 + [[16, 1]] * 2), *[[16, 0]] * 4, [16, 1], [16, 1, 1], [16, 0, 1], [16, 0, 1]]
     program = Program()
-    found = plans.forward.tape.pointers(program, Pointer("input[1]"), 0, Parts())
+    found = plans.forward.tape.pointers(program, Pointer("input[1]"), 0, TimeSegment())
     x = found[plans.forward.tape.inputs[0]]
     assert x.text.startswith("(has_lengths || has_reset ? ") and x.text.endswith(" : input[0])")
     own, state = found[plans.forward.tape.inputs[1]], found[plans.forward.tape.visits[0, 0][4]]
@@ -40,7 +40,7 @@ def test_outputs_that_are_no_state_or_lie_otherwise_are_kept_apart() -> None:
         _, plans = trained("lstm", precision="bfloat16", num_layers=2, **options)
         tape = plans.forward.tape
         assert not tape.shared and tape.output is None
-        assert [i for i, part in enumerate(tape.parts) if part.flagged] == tape.users
+        assert [i for i, array in enumerate(tape.arrays) if array.flagged] == tape.users
         assert len(plans.forward.tape.inputs) == 2
 
 
@@ -53,7 +53,7 @@ def test_the_last_layer_s_state_is_found_in_y(reverse: bool) -> None:
     texts = []
     for given in (1, 2):  # forward_train, backward
         program = Program()
-        texts.append(tape.pointers(program, Pointer("input[1]"), given, Parts())[tape.output[0]].text)
+        texts.append(tape.pointers(program, Pointer("input[1]"), given, TimeSegment())[tape.output[0]].text)
     assert texts[0] == texts[1] and texts[0].startswith("(has_lengths || has_reset ? ")
     assert texts[0].endswith(" : output)") if reverse else "(output + int64_t(4 * int64_t((0 - B * 8))))" in texts[0]
 
@@ -74,9 +74,9 @@ def test_tapes_of_float32_may_be_narrower_but_for_what_products_read() -> None:
 def test_calls_for_a_part_have_what_layers_hand_on_of_all_steps() -> None:
     _, plans = trained("gru", num_layers=2, bidirectional=True)
     program = Program()
-    of = parts_of(program, 2, 2)
+    of = time_segment(program, 2, 2)
     found = plans.forward.tape.pointers(program, Pointer("input[1]"), 0, of)
-    assert [part.whole for part in plans.forward.tape.parts] == [True] + [False] * (len(found) - 1)
+    assert [array.whole for array in plans.forward.tape.arrays] == [True] + [False] * (len(found) - 1)
     assert not program.layout and f"{of.first} * B" in found[0].text and of.first not in found[1].text
     first = next(line for line in program.sequence.lines if "tape_1" in line)
     assert f"{of.whole} * B * 64" in first
@@ -92,7 +92,7 @@ def test_states_that_no_gradient_reads_are_not_kept() -> None:
 def test_addresses_follow_each_other_and_are_aligned() -> None:
     _, plans = trained("gru", bidirectional=True)
     program = Program()
-    found = plans.forward.tape.pointers(program, Pointer("input[1]"), 0, Parts())
-    assert len(found) == len(plans.forward.tape.parts) == 1 + 2 * 5
+    found = plans.forward.tape.pointers(program, Pointer("input[1]"), 0, TimeSegment())
+    assert len(found) == len(plans.forward.tape.arrays) == 1 + 2 * 5
     assert all("/ 256 * 256" in line for line in program.layout)
     assert len({pointer.text for pointer in found}) == len(found)

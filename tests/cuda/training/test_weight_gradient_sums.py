@@ -21,7 +21,7 @@ def leaf(name: str, *shape: int) -> Node:
     return Node("input", shape=shape, name=name)
 
 
-def totals(*nodes: Node) -> WeightGradients:
+def weight_gradients(*nodes: Node) -> WeightGradients:
     def reads(node: Node) -> Place | None:
         return Place("float32", prod(node.shape)) if node.leaf and node.scalar is None else None
 
@@ -38,12 +38,12 @@ def product(a: Node, b: Node, spec: str = "a,k->ak") -> Node:
 def test_products_with_one_operand_share_a_launch() -> None:
     """An LSTM: gates times x, gates times h, and the gates' own sums."""
     sums = [make("total", gate, rank=1) for gate in (A, B)]
-    found = totals(product(A, X), product(A, H), product(B, X), product(B, H), *sums)
-    assert [len(work.nodes) for work in found.work] == [2, 2, 2]
-    assert [work.size for work in found.work] == [2 * 16 * 8, 2 * 16 * 16, 2 * 16]
+    found = weight_gradients(product(A, X), product(A, H), product(B, X), product(B, H), *sums)
+    assert [len(launch.nodes) for launch in found.launches] == [2, 2, 2]
+    assert [launch.size for launch in found.launches] == [2 * 16 * 8, 2 * 16 * 16, 2 * 16]
     program = Program()
     found.reserve(program, "T * B")
-    places = found.places(program, {})
+    places = found.pointers(program, {})
     assert len({place.text for place in places.values()}) == 6
     host = program.sequence
     found.run(host, lambda node, product: program.input(0), "T * B", places, "tile > 0")
@@ -58,7 +58,7 @@ def test_kernels_know_where_their_operands_begin(monkeypatch: pytest.MonkeyPatch
         return mma_weight_gradient(name, tile, lefts, right)
 
     monkeypatch.setattr("tvm_rnn.cuda.training.weight_gradient_sums.mma_weight_gradient", spy)
-    totals(product(A, X), product(B, X))
+    weight_gradients(product(A, X), product(B, X))
     assert [o.name for o in seen] == ["a0", "a1", "x1"] and all(o.told for o in seen)
 
 
@@ -71,10 +71,10 @@ def test_operands_of_large_products_are_put_in_order_once() -> None:
 
     sums = [product(gate, other) for other in (x, h) for gate in (a, b)]
     found = WeightGradients("t", sums, "tf32", reads, reads, "sm_90a")
-    assert [len(work.packed) for work in found.work] == [2, 2]
+    assert [len(launch.packed) for launch in found.launches] == [2, 2]
     program = Program()
     found.reserve(program, "T * B")
-    places = found.places(program, {})
+    places = found.pointers(program, {})
     found.run(program.sequence, lambda node, product: program.input(0), "T * B", places, "tile > 0")
     launched = [line.split("kernels::")[1].split(",")[0] for line in program.sequence.lines if "kernels::" in line]
     order = ["t_ordered0", "t_ordered1", "t_ordered2", "t_totals0", "t_fold", "t_ordered3", "t_totals1", "t_fold"]
@@ -92,23 +92,23 @@ def test_layers_at_once_have_memory_of_their_own() -> None:
     )
     program = Program()
     found.reserve(program, "T * B", "3", "2")
-    places = found.places(program, {})
+    places = found.pointers(program, {})
     for copy in (0, 2):
         found.run(program.sequence, lambda node, product: program.input(0), "T * B", places, "1", copy)
     calls = [line for line in program.sequence.lines if "RUN(call" in line]
     first, third = calls[: len(calls) // 2], calls[len(calls) // 2 :]
     assert all(a != b and "(2) * size" in b and "(2) * size" not in a for a, b in zip(first, third, strict=True))
-    one, alone = Program(), totals(product(A, X))
+    one, alone = Program(), weight_gradients(product(A, X))
     alone.reserve(one, "T * B")
     assert "sms / (1 * 1)" in one.layout[0] and "* 2))" in program.layout[0]
 
 
 def test_sums_may_have_a_place_already() -> None:
     """Those of one launch, in its order, and no others."""
-    found = totals(product(A, X), product(B, X), make("total", A, rank=1))
+    found = weight_gradients(product(A, X), product(B, X), make("total", A, rank=1))
     program = Program()
     given = program.input(1).cast("float32")
-    places = found.places(program, {found.work[0].nodes: given, found.work[0].nodes[:1]: program.input(2)})
+    places = found.pointers(program, {found.launches[0].nodes: given, found.launches[0].nodes[:1]: program.input(2)})
     first, second, third = places.values()
     assert first.text == given.text and second.text.startswith(f"({given.text}") and "work" in third.text
 
@@ -127,7 +127,7 @@ def test_sums_may_have_a_place_already() -> None:
 )
 def test_sums_by_column(node: Node, expected: object) -> None:
     rng, rows, parts = np.random.default_rng(0), 37, 2
-    found = totals(node).work[0]
+    found = weight_gradients(node).launches[0]
     values = {n: rng.normal(size=(rows, *n.shape)).astype("f4") for n in (A, B, C)}
     arrays = {argument.name: values[argument.node] for argument in found.arguments}
     arrays["sums"] = np.full((parts, *node.shape), np.nan, "f4")
@@ -138,7 +138,7 @@ def test_sums_by_column(node: Node, expected: object) -> None:
 
 @pytest.mark.broad
 def test_parts_are_added_to_what_is_there() -> None:
-    fold = totals(make("total", A, rank=1)).fold
+    fold = weight_gradients(make("total", A, rank=1)).fold
     assert fold is not None
     sums, into = np.arange(48, dtype="f4").reshape(3, 16), np.full(16, 1000, "f4")
     for add, expected in ((1, 1000), (0, 0)):

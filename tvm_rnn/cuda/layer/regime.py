@@ -19,7 +19,7 @@ from .value_layout import Layout
 
 
 @dataclass(frozen=True)
-class Where:
+class LayerSteps:
     """What a regime works on: `count` steps of one layer and direction, whose first in order of time is `start`.
 
     Pointers are those of that first step. inputs[i]: rows as layout.input(i) says. hoisted[node]: as layout.hoisted
@@ -82,7 +82,7 @@ class Regime(Protocol):
     @property
     def fact(self) -> dict[str, Any]: ...
 
-    def launch(self, host: Host, where: Where) -> None: ...
+    def launch(self, host: Host, layer_steps: LayerSteps) -> None: ...
 
 
 def launch_either(
@@ -90,16 +90,16 @@ def launch_either(
     kernels: tuple[Kernel, Kernel],
     pointers: Sequence[Pointer],
     scalars: Sequence[HostExpr],
-    where: Where,
+    layer_steps: LayerSteps,
 ) -> None:
     """The plain kernel, or, where there are lengths or resets, the one that knows them: it takes these and the step
     of the sequence with which the launch begins."""
     plain, masked = kernels
-    if where.lean:
+    if layer_steps.lean:
         host.launch(plain, [*pointers], [*scalars])
         return
     with host.when("!has_lengths && !has_reset"):
         host.launch(plain, [*pointers], [*scalars])
     with host.when("has_lengths || has_reset"):
-        more = [where.start, "T", "has_lengths ? 1 : 0", "has_reset ? 1 : 0"]
+        more = [layer_steps.start, "T", "has_lengths ? 1 : 0", "has_reset ? 1 : 0"]
         host.launch(masked, [*pointers, host.program.lengths, host.program.reset], [*scalars, *more])

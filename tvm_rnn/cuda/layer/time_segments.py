@@ -1,15 +1,15 @@
-"""Calls of a host program of training for a part of the time: the numbers that such a call has more than others.
+"""Training by segments of time: the further arguments of a host program that is called for one segment.
 
-In: a program, and the number of its input from which on they come, as integers in place of addresses. Out: `Parts`:
+In: a program, and the number of the first of these inputs, integers in place of addresses. Out: `TimeSegment`:
 expressions of the host program, and conditions for what concerns one layer and direction alone.
 
-    whole   steps of all of the time, where T is of a part: arrays that layers hand to the next have room for these
-    first   the part's first step among them
+    whole   steps of all segments, where T is of one: gradients and outputs between layers have room for these
+    first   the segment's first step among them
     visit   the layer and direction that the call is for, -1: all
-    border  1: steps follow after the part; 2: steps come before it; 3: both. What goes back in time begins again at a
-            flag of the step after the part
+    border  1: steps follow the segment; 2: steps come before it; 3: both. What goes back in time is reset at a flag
+            of the step after the segment
 
-Networks of one direction that go forward in time need none: their parts are calls like others.
+Networks of one direction that go forward in time need none: their segments are calls like others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COUNT = 4
 
 
 @dataclass(frozen=True)
-class Parts:
+class TimeSegment:
     """directions: of the network. given: whether the program has these inputs."""
 
     directions: int = 1
@@ -55,12 +55,12 @@ class Parts:
             yield
 
 
-def parts_of(program: Program, number: int, directions: int) -> Parts:
+def time_segment(program: Program, number: int, directions: int) -> TimeSegment:
     """Those of a program whose inputs from `number` on are these numbers."""
     names = ("whole", "first", "visit", "border")
     texts = [f"reinterpret_cast<int64_t>({program.input(number + i).text})" for i in range(COUNT)]
     found = {name: program.sequence.let(name, text) for name, text in zip(names, texts, strict=True)}
-    return Parts(directions, **found, given=True)
+    return TimeSegment(directions, **found, given=True)
 
 
-__all__ = ["COUNT", "Parts", "parts_of"]
+__all__ = ["COUNT", "TimeSegment", "time_segment"]

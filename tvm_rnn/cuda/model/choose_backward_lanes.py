@@ -23,7 +23,7 @@ from tvm_rnn.decisions import recording, tell
 from tvm_rnn.target import Target
 
 from .choose_geometry import ChosenGeometry, choose_geometry
-from .persistent_step_time import predict, resident_teams
+from .persistent_step_time import predict, resident_groups
 
 # A wavefront of L layers over n tiles takes n + L - 1 turns in place of L n, each with its launches: a few us.
 WAVE_STEPS, WAVE_TILES = 32, 4  # least steps of a tile, and tiles per layer to aim at
@@ -56,7 +56,7 @@ def stack_us(layers: int, at_once: int, us: float, steps: int = STEPS) -> float:
 
 def at_once(geometry: Geometry, batch: int, target: Target) -> int:
     """How many layers of that geometry the GPU has room for."""
-    return max(1, resident_teams(geometry, target) // ceil(batch / geometry.rows))
+    return max(1, resident_groups(geometry, target) // ceil(batch / geometry.rows))
 
 
 def room_for_two(regimes: Sequence[Regime]) -> str:

@@ -15,7 +15,7 @@ from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointe
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.packed_layout import Pack
 from tvm_rnn.cuda.layer.phases import NotPersistent, Step, phases
-from tvm_rnn.cuda.layer.regime import Regime, Where, launch_either
+from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import scales_of
 from tvm_rnn.cuda.persistent import kernel as persistent
@@ -33,7 +33,7 @@ from tvm_rnn.tir.expr import Expr
 from .choose_backward_lanes import geometry_beside
 from .choose_geometry import ChosenGeometry
 from .launched_step_time import predict_steps
-from .persistent_step_time import exchange_us, predict, resident_teams
+from .persistent_step_time import exchange_us, predict, resident_groups
 
 MOST_TURNS = 16  # of slices of a batch, beyond which a comparison with step by step says nothing new
 EXPECTED_BATCHES = (1, 16, 64, 128)  # where the caller names none
@@ -48,7 +48,7 @@ class Persistent:
     template: str
     name: str
     most: int | None
-    resident: int  # teams that run at once
+    resident: int  # groups of blocks that run at once
     predicted_us: float
     initial: Mapping[str, float]
     record: str = DEFAULT  # where the geometry is from
@@ -113,7 +113,7 @@ class Persistent:
 
     @property
     def _at_once(self) -> str:
-        """Teams of one launch, at most."""
+        """Groups of blocks in one launch, at most."""
         return f"std::min<int64_t>({self.resident}, {self._groups})"
 
     @property
@@ -145,41 +145,41 @@ class Persistent:
             "most": self.most,
         }
 
-    def launch(self, host: Host, where: Where) -> None:
+    def launch(self, host: Host, layer_steps: LayerSteps) -> None:
         """All groups, in as many launches as it takes to have them on the GPU at once."""
         exchange = self.geometry.exchange
         for row0, count, extra in exchange.launches(
-            host, self.geometry, self._groups, self.resident, where.work, where.count
+            host, self.geometry, self._groups, self.resident, layer_steps.work, layer_steps.count
         ):
-            self._launch(host, where, row0, count, extra)
+            self._launch(host, layer_steps, row0, count, extra)
 
-    def follow(self, host: Host, where: Where, counters: Pointer, below: Pointer | None) -> None:
-        """One launch for all teams, which must fit on the GPU at once, beside the layer below (whose counters are
-        `below`) as soon as that is there; None: the first layer."""
-        extra = [where.work.cast("uint32"), counters.cast("uint32"), (below or counters).cast("uint32")]
+    def follow(self, host: Host, layer_steps: LayerSteps, counters: Pointer, below: Pointer | None) -> None:
+        """One launch for all groups of blocks, which must fit on the GPU at once, beside the layer below (whose
+        counters are `below`) as soon as that is there; None: the first layer."""
+        extra = [layer_steps.work.cast("uint32"), counters.cast("uint32"), (below or counters).cast("uint32")]
         extra = extra if self.geometry.exchange.in_memory else []
-        pointers, scalars = self._arguments(where, "0", self._groups, extra, below is not None)
+        pointers, scalars = self._arguments(layer_steps, "0", self._groups, extra, below is not None)
         host.launch(self.kernels[0], pointers, scalars, behind=below is not None)
 
-    def _launch(self, host: Host, where: Where, row0: HostExpr, teams: HostExpr, extra: list[Any]) -> None:
-        launch_either(host, self.kernels, *self._arguments(where, row0, teams, extra, False), where)
+    def _launch(self, host: Host, layer_steps: LayerSteps, row0: HostExpr, groups: HostExpr, extra: list[Any]) -> None:
+        launch_either(host, self.kernels, *self._arguments(layer_steps, row0, groups, extra, False), layer_steps)
 
     def _arguments(
-        self, where: Where, row0: HostExpr, teams: HostExpr, extra: list[Any], follows: bool
+        self, layer_steps: LayerSteps, row0: HostExpr, groups: HostExpr, extra: list[Any], follows: bool
     ) -> tuple[list[Any], list[HostExpr]]:
         def read(node: Node) -> Any:
             if node.op == "input":
-                return where.inputs[self.layout.graph.inputs.index(node)]
-            return where.words[node] if node.random else where.hoisted[node]
+                return layer_steps.inputs[self.layout.graph.inputs.index(node)]
+            return layer_steps.words[node] if node.random else layer_steps.hoisted[node]
 
-        pointers = [where.weights[pack.key] for pack in self.packs]
-        pointers += [where.weights[scales_of(pack.node)] for pack in self.packs if pack.coded]
-        pointers += [where.weights[node] for node in params(self.geometry)]
+        pointers = [layer_steps.weights[pack.key] for pack in self.packs]
+        pointers += [layer_steps.weights[scales_of(pack.node)] for pack in self.packs if pack.coded]
+        pointers += [layer_steps.weights[node] for node in params(self.geometry)]
         pointers += [read(node) for node in hoisted(self.geometry)]
-        pointers += [where.inputs[number] for number in self._inputs]
-        kept = [where.kept[number] for number, _ in stores(self.layout)]
-        pointers += [*where.before, *where.after, where.output, *kept, *extra]
-        scalars = [where.count, -1 if where.reverse else 1, "B", row0, teams, int(follows)]
+        pointers += [layer_steps.inputs[number] for number in self._inputs]
+        kept = [layer_steps.kept[number] for number, _ in stores(self.layout)]
+        pointers += [*layer_steps.before, *layer_steps.after, layer_steps.output, *kept, *extra]
+        scalars = [layer_steps.count, -1 if layer_steps.reverse else 1, "B", row0, groups, int(follows)]
         return pointers, scalars
 
 
@@ -242,7 +242,7 @@ def choose(
         if most == 0 or (found and found[-1].geometry == geometry):
             continue
         name = f"persistent_{layout.weights.number}_d{layout.directions}_b{batch}"
-        at_once = resident_teams(geometry, target)
+        at_once = resident_groups(geometry, target)
         found.append(Persistent(layout, geometry, template, name, most, at_once, us, initial, record, knobs))
     _tell_rest(layout, found, precision, batches or EXPECTED_BATCHES, target)
     return list(reversed(found))
@@ -301,7 +301,7 @@ def _reach(layout: Layout, geometry: Geometry, batch: int, target: Target, recor
         return batch
     if quicker(batch):  # float32 LSTM 512, B = 64: 56 rows at once, then 8: 12.6 us, step by step 11.6
         return 0
-    at_once = resident_teams(geometry, target) * geometry.rows
+    at_once = resident_groups(geometry, target) * geometry.rows
     for reach in range(0, MOST_TURNS * at_once, at_once):
         if quicker(reach + at_once):
             if reach < batch <= reach + at_once and not quicker(batch):

@@ -14,7 +14,7 @@ from math import ceil
 
 from tvm_rnn.cuda.gemm.group_kernels import unit_of
 from tvm_rnn.cuda.layer.value_layout import Layout
-from tvm_rnn.cuda.rowwise.chained_groups import chains
+from tvm_rnn.cuda.rowwise.chained_groups import chained_groups
 from tvm_rnn.graph.graph import Group
 from tvm_rnn.schedule.schedule_template import Config, Unit, best
 from tvm_rnn.target import Target
@@ -31,7 +31,7 @@ MEGA = 1e6
 def predict_steps(layout: Layout, precision: str, batch: int, target: Target) -> float:
     """Microseconds per step for B = batch rows."""
     us = 0.0
-    for groups in chains(layout.graph.groups):
+    for groups in chained_groups(layout.graph.groups):
         if groups[0].region == "step":
             gemm = groups[0].kind == "gemm"
             us += _product(groups[0], precision, batch, target) if gemm else LAUNCH_US

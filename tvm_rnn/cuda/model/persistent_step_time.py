@@ -25,8 +25,8 @@ LIGHT_US = 0.04  # of a phase without a product
 RESIDENT_CLUSTERS = {1: 132, 2: 66, 4: 30, 8: 15, 16: 7}
 
 
-def resident_teams(geometry: Geometry, target: Target) -> int:
-    """Teams that run at the same time, one block per multiprocessor."""
+def resident_groups(geometry: Geometry, target: Target) -> int:
+    """Groups of blocks that run at the same time, one block per multiprocessor."""
     blocks = RESIDENT_CLUSTERS.get(geometry.cluster, 0) * geometry.cluster * target.sms // 132
     return blocks // geometry.ctas
 
@@ -38,24 +38,24 @@ class Asked(Protocol):
     def batch(self) -> int: ...
 
 
-def cheapest(teams: Iterable[Geometry], unit: Asked, target: Target) -> Geometry | None:
+def cheapest(geometries: Iterable[Geometry], unit: Asked, target: Target) -> Geometry | None:
     """The geometry that fits and has the least predicted time for the unit's batch."""
     if listening():
-        teams = list(teams)
-    able = (t for t in teams if able_to_run(t, target))
+        geometries = list(geometries)
+    able = (t for t in geometries if able_to_run(t, target))
     best = min(able, key=lambda t: predict(t, unit.batch, target), default=None)
     if best is None and listening():
-        _tell(list(teams), target)
+        _tell(list(geometries), target)
     return best
 
 
-def _tell(teams: list[Geometry], target: Target) -> None:
+def _tell(geometries: list[Geometry], target: Target) -> None:
     """Why no geometry fits: what the nearest one lacks."""
-    if not teams:
+    if not geometries:
         tell(False, "a geometry", "the schedule has none for this precision, these sizes and so many layers")
         return
-    lack = min((lacking(geometry, target) for geometry in teams), key=lambda found: found.missing_bytes)
-    why = f"of {len(teams)} geometries none fits; the nearest: {lack.reason}"
+    lack = min((lacking(geometry, target) for geometry in geometries), key=lambda found: found.missing_bytes)
+    why = f"of {len(geometries)} geometries none fits; the nearest: {lack.reason}"
     tell(False, "a geometry", why, missing_bytes=lack.missing_bytes, needed_bytes=lack.needed_bytes)
 
 
@@ -73,7 +73,7 @@ def lacking(geometry: Geometry, target: Target) -> Lack:
     where = f"{geometry.ctas} blocks of {geometry.threads} threads, {geometry.rows} rows"
     if geometry.threads > 1024:
         return Lack(f"{where}: 1024 threads are the most", 1 << 40, 0)
-    if not resident_teams(geometry, target):
+    if not resident_groups(geometry, target):
         return Lack(f"{where}: this GPU runs {target.sms} blocks at once", 1 << 40, 0)
     blocks = [
         (p, geometry.depth_blocks(o.source) // geometry.k_parts) for p in geometry.step.phases for o in p.operands
@@ -94,11 +94,12 @@ def lacking(geometry: Geometry, target: Target) -> Lack:
 
 
 def distinct(
-    teams: Iterable[Geometry], target: Target, knobs: Callable[[Geometry], dict[str, int]]
+    geometries: Iterable[Geometry], target: Target, knobs: Callable[[Geometry], dict[str, int]]
 ) -> Iterator[Geometry]:
-    """The teams that fit; of those that only offer weights more room than is used, the first. knobs: of a geometry."""
+    """The geometries that fit; of those that only offer weights more room than is used, the first. knobs: of a
+    geometry."""
     seen = set()
-    for geometry in teams:
+    for geometry in geometries:
         kept = tuple((s.registers, s.shared) for parts in geometry.shares.values() for s in parts)
         key = (kept, *(value for name, value in knobs(geometry).items() if not name.endswith("_words")))
         if key not in seen and able_to_run(geometry, target):
@@ -108,9 +109,9 @@ def distinct(
 
 def able_to_run(geometry: Geometry, target: Target) -> bool:
     """Whether it fits with all weights on the chip: reading some from L2 in every step was slower than one launch per
-    step (H 2048, B 64: 42 us against 15; through a ring, H 2560, B 64: 31 against 23). Not so in float32, where
+    step (H 2048, B 64: 42 us against 15; through a pipeline, H 2560, B 64: 31 against 23). Not so in float32, where
     products take longer than that."""
-    if geometry.threads > 1024 or not resident_teams(geometry, target):
+    if geometry.threads > 1024 or not resident_groups(geometry, target):
         return False
     if not geometry.streams and (not _holds(geometry) or any(share.streamed for _, share in geometry.weights)):
         return False
@@ -128,10 +129,10 @@ def _holds(geometry: Geometry) -> bool:
 
 def predict(geometry: Geometry, batch: int, target: Target) -> float:
     """Microseconds per step for B = batch rows."""
-    teams = ceil(batch / geometry.rows)
-    rounds = ceil(teams / max(1, resident_teams(geometry, target)))
+    groups = ceil(batch / geometry.rows)
+    rounds = ceil(groups / max(1, resident_groups(geometry, target)))
     us = rounds * sum(_phase(geometry, phase) for phase in geometry.step.phases)
-    us += geometry.extra_us(min(teams, resident_teams(geometry, target)))
+    us += geometry.extra_us(min(groups, resident_groups(geometry, target)))
     return us * geometry.slowdown
 
 

@@ -42,7 +42,7 @@ class Epilogue:
                         self._cell(block, j, e)
                 for block in range(blocks):
                     self._store(block, j)
-        body.exchange.phase(self._handed())
+        body.exchange.phase(self._published())
 
     def _cell(self, block: int, j: int, e: int) -> None:
         body, phase = self.body, self.phase
@@ -76,7 +76,7 @@ class Epilogue:
     def _store(self, block: int, j: int) -> None:
         """Published values are staged and, with them, y where it is one of them in 16-bit; otherwise y as scalars."""
         body, phase = self.body, self.phase
-        for node, (slot, when, y) in self._handed().items():
+        for node, (slot, when, y) in self._published().items():
             for e in range(2):
                 body.exchange.stage(node, block, j, e, self._stored(self._next(node, block, j, e), block))
             body.exchange.tile(node, slot, block, j, when, y)
@@ -91,9 +91,9 @@ class Epilogue:
         states = [s for s in self.step.carried if self.step.result(s) is node]
         if self.body.masks is not None and states:
             value = self.body.masks.after(states[0], value, block, j, e)
-        return self.body.reads.words.handed(states[0], value, block, j, e) if states else value
+        return self.body.reads.words.masked_state(states[0], value, block, j, e) if states else value
 
-    def _handed(self) -> Slots:
+    def _published(self) -> Slots:
         """Per published value: the copy it goes to, when, and how 16 bytes of it become y."""
         body = self.body
         found: Slots = {}
@@ -114,7 +114,7 @@ class Epilogue:
 
     def _vectors(self, node: Node) -> bool:
         if self.body.masks is not None:
-            return False  # what is handed over is the next step's state, y is zero in rows that have ended
+            return False  # what is published is the next step's state, y is zero in rows that have ended
         if any(self.step.result(state) is node for state in self.step.shown):
             return False
         place = self.body.layout.output
@@ -134,7 +134,7 @@ class Epilogue:
         place, node = body.layout.output, self.step.graph.output
         if body.masks is None and pairs(place, width) and place.align >= 4 and place.row_stride % 2 == 0:
             values = [body.held[(node, 0, block, j, e)] for e in range(2)]
-            body.keeping.pair("y", place, values, (0, block, j), width)
+            body.tape_stores.pair("y", place, values, (0, block, j), width)
             return
         for e in range(2):
             with k.when(body.cells.inside(width, block, j, e)):

@@ -24,9 +24,9 @@ from tvm_rnn.tir.expr import Buffer, Expr
 
 from .dropout_mask_words import MaskWords
 from .geometry import Body, Geometry
-from .hoisted_value_prefetch import Coming, Fetch
+from .hoisted_value_prefetch import Coming, Prefetch
 
-FETCH_AHEAD = 6  # steps between a value's way into L2 and its way into registers, where a ring leaves no room for more
+PREFETCH_AHEAD = 6  # steps from a value's prefetch into L2 to its load, where registers are short
 
 
 def params(geometry: Geometry) -> list[Node]:
@@ -49,13 +49,13 @@ def place_of(layout: Layout, node: Node) -> Place:
 class CellReads:
     """The registers of one kernel. `coming[par]`: values of the next even or odd step, by (phase, node, slot, cell).
 
-    Steps that take their operands from a ring are long, and short of registers: they ask for their own values while the
-    first product is under way (`now`), or where no product comes first, for the next step's."""
+    Steps that take their operands from a pipeline are long, and short of registers: they ask for their own values while
+    the first product is under way (`now`), or where no product comes first, for the next step's."""
 
     def __init__(self, body: Body, at: int) -> None:
         self.body, self.k, self.geometry, self.step = body, body.k, body.geometry, body.step
         numbers = {node: n for n, node in enumerate(hoisted(body.geometry))}
-        self.fetch, self.words = Fetch(body, at, numbers), MaskWords(body, numbers)
+        self.prefetch, self.words = Prefetch(body, at, numbers), MaskWords(body, numbers)
         self.params: dict[tuple[Node, int, int], Expr] = {}
         self.ahead = 1 if self.geometry.reads_in_step else 2  # steps
         self.late = self.geometry.reads_in_step and self.step.phases[0].kind == "gemm"
@@ -83,12 +83,12 @@ class CellReads:
     def prepare(self) -> None:
         """Registers for what is under way; the first two steps' values are asked for."""
         k = self.k
-        self.fetch.prepare()
+        self.prefetch.prepare()
         for par in range(self.ahead):
             for phase, reads in zip(self.step.phases, self.step.reads, strict=True):
                 cells = list(self.body.cells.each(phase.width))
                 for node, slot in reads:
-                    if node.random or self.geometry.fetches(phase, node, slot):
+                    if node.random or self.geometry.prefetches(phase, node, slot):
                         continue
                     dtype = place_of(self.body.layout, node).dtype
                     registers = k.local(len(cells), dtype)
@@ -113,19 +113,19 @@ class CellReads:
         if self.ahead == 1 and not self.late:
             self.ask(0, t + 1)
 
-    def now(self, t: Expr, *, fetch: bool) -> list[Callable[[], None]]:
+    def now(self, t: Expr, *, prefetch: bool) -> list[Callable[[], None]]:
         """Loads of what step t reads, row by row; or their successors' way into L2."""
         rows = dict.fromkeys((phase, node, j, e) for phase, node, _, _, j, e in self.coming[0])
-        at = t + FETCH_AHEAD if fetch else t
-        return [partial(self._row, at, *row, fetch=fetch) for row in rows] if self.late else []
+        at = t + PREFETCH_AHEAD if prefetch else t
+        return [partial(self._row, at, *row, prefetch=prefetch) for row in rows] if self.late else []
 
-    def _row(self, t: Expr, phase: Phase, node: Node, j: int, e: int, *, fetch: bool) -> None:
+    def _row(self, t: Expr, phase: Phase, node: Node, j: int, e: int, *, prefetch: bool) -> None:
         """Of one batch row, from one address: loads lie at constant distances from it."""
         k, body = self.k, self.body
         source, stride = k[f"read_{hoisted(self.geometry).index(node)}"], place_of(body.layout, node).row_stride
         keys = [key for key in self.coming[0] if (key[0], key[1], *key[4:]) == (phase, node, j, e)]
-        unit = body.cells.first_unit(phase.width, 0) if fetch else body.cells.unit(phase.width, 0)
-        now = tirx.And(body.ids.g == 0, t < k["steps"]) if fetch else tirx.const(True, "bool")
+        unit = body.cells.first_unit(phase.width, 0) if prefetch else body.cells.unit(phase.width, 0)
+        now = tirx.And(body.ids.g == 0, t < k["steps"]) if prefetch else tirx.const(True, "bool")
         with k.when(now), body.cells.own_tile(j):
             row = k.keep((body.time(t) + body.cells.row(j, e)) * stride)
             first = k.keep(row + unit)
@@ -133,7 +133,7 @@ class CellReads:
                 slot, block = key[2:4]
                 at = row + ~slot if slot < 0 else first + (slot * phase.width + block * 8)
                 with k.when(body.cells.inside(phase.width if slot >= 0 else 1, block, j, e)):
-                    if not fetch:
+                    if not prefetch:
                         registers, number = self.coming[0][key]
                         k.store(registers, source[at], number)
                     elif slot >= 0:
@@ -175,8 +175,8 @@ class CellReads:
                     return self.words.value(node, slot, phase.width, block, j, e)
                 if (node, slot, block if slot >= 0 else 0) in self.params:
                     return self.params[(node, slot, block if slot >= 0 else 0)]
-                if (phase, node, slot, block, j, e) in self.fetch.now:
-                    registers, at = self.fetch.now[(phase, node, slot, block, j, e)]
+                if (phase, node, slot, block, j, e) in self.prefetch.now:
+                    registers, at = self.prefetch.now[(phase, node, slot, block, j, e)]
                     return tirx.Cast("float32", registers[at])
                 coming = self.coming[body.par % self.ahead]
                 if (phase, node, slot, block, j, e) in coming:

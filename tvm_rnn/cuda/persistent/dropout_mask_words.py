@@ -109,12 +109,12 @@ class MaskWords:
         one, zero = (tirx.const(value, "float32") for value in (1.0, 0.0))
         return tirx.Select(tirx.NE(tirx.bitwise_and(word, tirx.const(1, WORD)), tirx.const(0, WORD)), one, zero)
 
-    def handed(self, state: Node, value: Expr, block: int, j: int, e: int) -> Expr:
+    def masked_state(self, state: Node, value: Expr, block: int, j: int, e: int) -> Expr:
         """What products read of a state's value in one cell."""
         width = self.step.domain[state]
         return self._shown(state, value, lambda node, slot: self.value(node, slot, width, block, j, e))
 
-    def handed_at(self, state: Node, value: Expr, row: Expr, unit: Expr) -> Expr:
+    def masked_state_at(self, state: Node, value: Expr, row: Expr, unit: Expr) -> Expr:
         """The same in any batch row and unit."""
         width = self.step.domain[state]
 

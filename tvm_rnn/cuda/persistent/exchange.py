@@ -51,7 +51,7 @@ ROWS_US, CELLS_US = 0.12, 0.1  # each 8 rows of a cluster beyond the first; each
 # registers are short of. LSTM 256, blocks x rows and warps of units, measured and as this predicts: bf16 16 x 8 2 1.31,
 # 1.37 us; 8 x 8 4 1.49, 1.56; 16 x 8 1 1.79, 1.88; 8 x 8 2 1.89, 1.86; 4 x 8 4 2.17, 2.37; tf32 16 x 8 2 2.22, 2.08;
 # 8 x 8 2 2.35, 2.64; 16 x 8 1 2.98, 2.38.
-HANDED_US, HANDED_CELL_US = 0.03, 0.25
+PUBLISHED_US, PUBLISHED_CELL_US = 0.03, 0.25
 
 
 def _i32(value: int) -> TirExpr:
@@ -90,7 +90,7 @@ class ClusterExchange(Exchange):
         return geometry.exchange_words
 
     def stage_words(self, geometry: Geometry) -> int:
-        """All that a block hands over, for even and odd steps: slow warps may still send what the last step staged."""
+        """All that a block publishes, for even and odd steps: slow warps may still send what the last step staged."""
         return 2 * sum(stage_size(geometry, n) for n in geometry.published)
 
     def input_words(self, geometry: Geometry) -> int:
@@ -104,9 +104,9 @@ class ClusterExchange(Exchange):
     def handover_us(self, geometry: Geometry, phase: Phase, cells: int) -> float:
         us = ROWS_US * (geometry.rows / 8 - 1)
         us += CELLS_US * max(0.0, geometry.units(phase.width) * geometry.rows / 256 - 1)
-        handed = sum(prod(node.shape) for node in phase.published)
-        us += HANDED_US * max(0, handed - phase.width) * geometry.rows * geometry.itemsize / 1000
-        return us + (HANDED_CELL_US * max(0, cells - 2) if handed > phase.width else 0.0)
+        published = sum(prod(node.shape) for node in phase.published)
+        us += PUBLISHED_US * max(0, published - phase.width) * geometry.rows * geometry.itemsize / 1000
+        return us + (PUBLISHED_CELL_US * max(0, cells - 2) if published > phase.width else 0.0)
 
     def launches(
         self, host: Host, geometry: Geometry, groups: str, resident: int, work: Pointer, steps: str | int
@@ -186,7 +186,7 @@ class CounterExchange(GridExchange):
 
 
 def stage_size(geometry: Geometry, node: Node) -> int:
-    """Words of all that a block of a cluster hands over of a value."""
+    """Words of all that a block of a cluster publishes of a value."""
     return geometry.rows * geometry.units(node.shape[0]) * geometry.itemsize // 4
 
 
@@ -350,7 +350,7 @@ class Cluster(Exchanger):
         pointer = self.arena.ptr_to([self._reduce_barrier(slot)])
         self.k.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](pointer, count))
 
-    def give(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
+    def send_partial(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
         """Lane (g, q) sends to blocks g and g + 8."""
         k = self.k
         name = f"st_async.weak.shared::cluster.mbarrier::complete_tx::bytes.v{len(words)}.b32"
@@ -385,7 +385,7 @@ class Cluster(Exchanger):
         self.k.store(self.view, value, at + (tile * 8 + ids.q * 2 + e) * units + unit)
 
     def tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
-        """Nothing: a phase is handed over as a whole."""
+        """Nothing: a phase is published as a whole."""
 
     def phase(self, slots: Slots) -> None:
         if not slots:
@@ -507,7 +507,7 @@ class Grid(Exchanger):
         self.k.do(I.cuda.cta_sync())
 
     def prepare(self) -> None:
-        """The word, within copy 0, of the piece that this lane hands over of each tile."""
+        """The word, within copy 0, of the piece that this lane publishes of each tile."""
         geometry, k, ids = self.geometry, self.k, self.ids
         self.addresses: dict[tuple[Node, int, int], Expr] = {}
         self.chunk = tirx.floormod(ids.lane, 8 * self.chunks_of_row)
@@ -552,7 +552,7 @@ class Grid(Exchanger):
         if slots:
             self.arrive()
 
-    def give(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
+    def send_partial(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
         with self.k.when(self.ids.g == 0):
             place = self.k["exchange"].ptr_to([self.base + word])
             self.k.do(I.ptx[f"st.global.v{len(words)}.b32"](place, *words))

@@ -30,7 +30,7 @@ from .rates import Rates
 TURN = 32  # even: only odd steps look for the end of a turn
 
 
-def places(steps: str | int) -> str:
+def slots(steps: str | int) -> str:
     """How many places a launch of so many steps has: the last step's values are nobody's operand, the initial ones
     are. A C++ expression."""
     return f"std::min<int64_t>({steps} + 1, {3 * TURN})"
@@ -49,7 +49,7 @@ class PollingExchange(GridExchange):
         return Polled(body, stage_at)
 
     def value_bytes(self, groups: str, words: int, steps: str | int) -> str:
-        return f"{groups} * {places(steps)} * {words * 2}"
+        return f"{groups} * {slots(steps)} * {words * 2}"
 
     def work_bytes(self, groups: str, at_once: str, words: int) -> str:
         return f"{self.value_bytes(at_once, words, 'T')} + 256"
@@ -129,7 +129,7 @@ class Polled(Grid):
                 k.do(I.ptx.fence.acq_rel.gpu())
 
     def _poison(self, step: Expr) -> None:
-        """All pieces that this lane hands over in a step."""
+        """All pieces that this lane publishes in a step."""
         words = [tirx.const(POISON, "uint32")] * 4
         for (_, _, j), address in self.addresses.items():
             with self.body.cells.own_tile(j), self.k.when(self.ids.lane < 8 * self.chunks_of_row):

@@ -1,4 +1,4 @@
-"""How a warp of a grid hands its tiles over together: staged side by side, then loaded, then stored.
+"""How a warp of a grid publishes its tiles together: staged side by side, then loaded, then stored.
 
 In: tiles as `exchange.Grid` stages them. Out: statements. One after the other, each tile would cost a way to shared
 memory and back; and the cells of several tiles would not be computed side by side. y follows when the exchange is under
@@ -22,7 +22,7 @@ from .geometry import LANES, Store
 
 @dataclass
 class StagedTile:
-    """A tile that a warp has laid down and not handed over."""
+    """A tile that a warp has laid down and not published."""
 
     node: Node
     slot: Expr
@@ -33,7 +33,7 @@ class StagedTile:
 
 
 class SideBySide(Grid):
-    """A grid's exchange that stages all of a phase's tiles before it hands over the first."""
+    """A grid's exchange that stages all of a phase's tiles before it publishes the first."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -50,7 +50,7 @@ class SideBySide(Grid):
     def tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
         self.staged.append(StagedTile(node, slot, block, j, when, y))
 
-    def hand_over(self) -> list[list[Expr]]:
+    def publish_tiles(self) -> list[list[Expr]]:
         """All that is staged; the words of each tile, for y."""
         k, lane, chunks = self.k, self.ids.lane, 8 * self.chunks_of_row
         words: list[Buffer] = [self.k.local(4, "uint32") for _ in self.staged]

@@ -45,7 +45,7 @@ MMA = {
 }
 LANES = 32
 BLOCK_WORDS = 16  # 64 bytes of K
-FETCH_STEPS = 4  # places for hoisted values: copies begin three steps early
+PREFETCH_STEPS = 4  # stages of hoisted values: copies begin three steps early
 POISON = 0xFFFFFFFF  # memory that nobody has written yet: no value's bits, see `exchange_by_polling.py`
 COUNTER_WORDS = 32  # a counter per 128 bytes: no two groups share a line
 Store = Callable[[Expr, Expr, Sequence[Expr]], None]  # (row, unit, words): 16 bytes of y
@@ -129,7 +129,7 @@ class ExchangeEmitter(Protocol):
     def phase(self, slots: Slots) -> None:
         """After all tiles of a phase."""
 
-    def give(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
+    def send_partial(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
         """A warp's part of a reduction, 2 or 4 words of each lane q: they belong at `word`."""
 
     def meet(self, number: int) -> None:
@@ -213,8 +213,8 @@ class Emitters:
     product: ProductEmitter
 
 
-class HoistedFetch(Protocol):
-    """Copies of hoisted values, some steps early (`hoisted_value_prefetch.py`)."""
+class HoistedPrefetch(Protocol):
+    """Prefetch of hoisted values, some steps early (`hoisted_value_prefetch.py`)."""
 
     @property
     def order(self) -> Sequence[object]:
@@ -224,20 +224,20 @@ class HoistedFetch(Protocol):
 class StateMasks(Protocol):
     """Dropout masks of what products read of states (`dropout_mask_words.py`)."""
 
-    def handed(self, state: Node, value: Expr, block: int, j: int, e: int) -> Expr: ...
-    def handed_at(self, state: Node, value: Expr, row: Expr, unit: Expr) -> Expr: ...
+    def masked_state(self, state: Node, value: Expr, block: int, j: int, e: int) -> Expr: ...
+    def masked_state_at(self, state: Node, value: Expr, row: Expr, unit: Expr) -> Expr: ...
 
 
 class Reads(Protocol):
     """What cells read from memory (`cell_reads.py`)."""
 
     @property
-    def fetch(self) -> HoistedFetch: ...
+    def prefetch(self) -> HoistedPrefetch: ...
 
     @property
     def words(self) -> StateMasks: ...
 
-    def now(self, t: Expr, *, fetch: bool) -> list[Callable[[], None]]:
+    def now(self, t: Expr, *, prefetch: bool) -> list[Callable[[], None]]:
         """Loads of what step t reads, one statement each, or their successors' way into L2; empty unless the geometry
         reads in the step itself."""
 
@@ -288,7 +288,7 @@ class Body(Protocol):
     held: dict[Held, Expr]
 
     @property
-    def keeping(self) -> Tape: ...
+    def tape_stores(self) -> Tape: ...
 
     @property
     def cells(self) -> Cells: ...
@@ -459,7 +459,7 @@ class Geometry(ABC):
     @property
     @abstractmethod
     def partial_words(self) -> int:
-        """Words of shared memory where sums of parts of K meet."""
+        """Words of shared memory for the sums of parts of K."""
 
     @property
     @abstractmethod
@@ -489,7 +489,7 @@ class Geometry(ABC):
 
     @property
     @abstractmethod
-    def fetch_at(self) -> int:
+    def prefetch_at(self) -> int:
         """The word of shared memory where hoisted values are copied to."""
 
     # --- what most kinds have in common ------------------------------------------------------------------------------
@@ -515,7 +515,7 @@ class Geometry(ABC):
 
     @property
     def staged_tiles(self) -> int:
-        """Tiles of a warp that are handed over together."""
+        """Tiles of a warp that are published together."""
         return 1
 
     @property
@@ -552,7 +552,7 @@ class Geometry(ABC):
         for number, phase in enumerate(self.step.phases):
             cells = self.blocks(phase.width) * self.own_tiles * 2
             reads = self.step.reads[number]
-            early = [self.reads_in_step or node.random or self.fetches(phase, node, slot) for node, slot in reads]
+            early = [self.reads_in_step or node.random or self.prefetches(phase, node, slot) for node, slot in reads]
             total += (2 * len(reads) - sum(map(bool, early))) * cells
         for state in self.step.graph.states:
             total += self.blocks(state.shape[0]) * self.own_tiles * 2
@@ -695,7 +695,7 @@ class Geometry(ABC):
 
     # --- hoisted values ----------------------------------------------------------------------------------------------
 
-    def fetches(self, phase: Phase, node: Node, slot: int) -> bool:
+    def prefetches(self, phase: Phase, node: Node, slot: int) -> bool:
         """Whether a hoisted value's component is prefetched into shared memory, 8 units at a time
         (`hoisted_value_prefetch.py`). Masks are words."""
         # Inputs: on an H200 6.6 us in place of 7.2 in a grid (GRU 1024 backwards, B = 32), 2.15 in place of 1.84 in
@@ -704,15 +704,15 @@ class Geometry(ABC):
         return not self.reads_in_step and whole and slot >= 0 and phase.width % 8 == 0 and not node.random
 
     @property
-    def fetching(self) -> int:
+    def prefetching_warps(self) -> int:
         """Warps that copy hoisted values. Weights in 8 bits leave no room for those without cells."""
         return self.warps // self.warps_k * min(self.warps_k, self.pass_tiles) if self.stored else self.warps
 
     @property
-    def fetch_words(self) -> int:
+    def prefetch_words(self) -> int:
         pairs = zip(self.step.phases, self.step.reads, strict=True)
-        tiles = [self.blocks(p.width) for p, reads in pairs for node, slot in reads if self.fetches(p, node, slot)]
-        return FETCH_STEPS * self.fetching * sum(tiles) * self.own_tiles * 64 * self.itemsize // 4
+        tiles = [self.blocks(p.width) for p, reads in pairs for node, slot in reads if self.prefetches(p, node, slot)]
+        return PREFETCH_STEPS * self.prefetching_warps * sum(tiles) * self.own_tiles * 64 * self.itemsize // 4
 
     # --- values and inputs -------------------------------------------------------------------------------------------
 

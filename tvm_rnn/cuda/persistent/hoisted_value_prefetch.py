@@ -1,4 +1,4 @@
-"""Hoisted values on their way: each warp copies what its own cells will read to shared memory, some steps early.
+"""Prefetch of hoisted values: each warp copies what its own cells will read to shared memory, some steps early.
 
 In: the kernel's state (`persistent.Body`). Out: statements that copy 16 bytes at a time (8 units of a row) without
 registers, and that give the values of a step to its cells. Nobody but the warp itself reads what it has copied, so that
@@ -14,23 +14,23 @@ from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Buffer, Expr
 
-from .geometry import FETCH_STEPS, LANES, Body, Geometry
+from .geometry import LANES, PREFETCH_STEPS, Body, Geometry
 
 Read = tuple[Phase, Node, int]
 Coming = tuple[Phase, Node, int, int, int, int]  # a read of one cell: with block, own tile, row of two
 
 
-def fetched(geometry: Geometry) -> list[Read]:
-    """The (phase, hoisted value, component) that come this way."""
+def prefetched(geometry: Geometry) -> list[Read]:
+    """Each (phase, hoisted value, component) that is prefetched."""
     return [
         (phase, node, slot)
         for phase, reads in zip(geometry.step.phases, geometry.step.reads, strict=True)
         for node, slot in reads
-        if geometry.fetches(phase, node, slot)
+        if geometry.prefetches(phase, node, slot)
     ]
 
 
-class Fetch:
+class Prefetch:
     """The copies of one kernel. at: the word of the arena where they begin."""
 
     def __init__(self, body: Body, at: int, pointers: dict[Node, int]) -> None:
@@ -38,7 +38,7 @@ class Fetch:
         self.pointers = pointers  # number of each value's pointer
         self.now: dict[Coming, tuple[Buffer, int]] = {}
         self.order: list[tuple[Phase, Node, int, int, int]] = []  # with block and own tile: 8 x 8 values each
-        for phase, node, slot in fetched(self.geometry):
+        for phase, node, slot in prefetched(self.geometry):
             for block in range(self.geometry.blocks(phase.width)):
                 self.order += [(phase, node, slot, block, j) for j in range(self.geometry.own_tiles)]
         # A value's pieces follow each other, also where several phases read it.
@@ -52,7 +52,7 @@ class Fetch:
         if not self.order:
             return
         arena = I.cuda.cvta_generic_to_shared(self.body.arena.ptr_to([tirx.const(0, "int32")]))
-        warp = self.at + self._warp() * (geometry.fetch_words // geometry.fetching)
+        warp = self.at + self._warp() * (geometry.prefetch_words // geometry.prefetching_warps)
         self.warp = k.keep(warp)
         self.base = k.keep(arena + tirx.Cast("uint32", (self.warp + self.body.ids.lane * 4) * 4))
         self.sources: list[tuple[Node, int, Expr]] = []
@@ -65,13 +65,13 @@ class Fetch:
         for n, (phase, node, slot, block, j) in enumerate(self.order):
             for e in range(2):
                 self.now[(phase, node, slot, block, j, e)] = (self.registers, 2 * n + e)
-        for t in range(FETCH_STEPS - 1):
+        for t in range(PREFETCH_STEPS - 1):
             self._copy(tirx.const(t, "int32"), t)
 
     def _warp(self) -> Expr:
         """This warp's number, among those that copy."""
         geometry, ids = self.geometry, self.body.ids
-        if geometry.fetching == geometry.warps:
+        if geometry.prefetching_warps == geometry.warps:
             return ids.warp
         group, each = tirx.floordiv(ids.warp, geometry.warps_k), min(geometry.warps_k, geometry.pass_tiles)
         return group * each + tirx.Min(ids.warp_k, tirx.const(each - 1, "int32"))
@@ -81,7 +81,7 @@ class Fetch:
         geometry = self.geometry
         return (
             tirx.const(True, "bool")
-            if geometry.fetching == geometry.warps
+            if geometry.prefetching_warps == geometry.warps
             else self.body.ids.warp_k < geometry.pass_tiles
         )
 
@@ -111,11 +111,11 @@ class Fetch:
 
     def _words(self) -> int:
         """Of one step of one warp."""
-        words: int = self.geometry.fetch_words // self.geometry.fetching // FETCH_STEPS
+        words: int = self.geometry.prefetch_words // self.geometry.prefetching_warps // PREFETCH_STEPS
         return words
 
     def _copy(self, t: Expr, slot: Expr) -> None:
-        """Begin to copy step t to one of the places."""
+        """Begin to copy step t to a stage."""
         k = self.k
         with k.when(tirx.And(self._copies(), t < k["steps"])):
             time = k.bind(self.body.time(t))
@@ -138,7 +138,7 @@ class Fetch:
         if not self.order:
             return
         k, geometry, ids = self.k, self.geometry, self.body.ids
-        k.do(I.ptx["cp.async.wait_group"](FETCH_STEPS - 2))
+        k.do(I.ptx["cp.async.wait_group"](PREFETCH_STEPS - 2))
         k.do(I.cuda.warp_sync())
         elements = self._words() * 4 // geometry.itemsize
         view = I.decl_buffer(
@@ -147,9 +147,9 @@ class Fetch:
             data=self.body.arena.data,
             scope="shared.dyn",
         )
-        place = self.warp * (4 // geometry.itemsize) + tirx.floormod(t, FETCH_STEPS) * elements
+        place = self.warp * (4 // geometry.itemsize) + tirx.floormod(t, PREFETCH_STEPS) * elements
         place = k.keep(place + ids.q * 16 + ids.g)
         for n in range(len(self.order)):
             for e in range(2):
                 k.store(self.registers, view[place + n * 64 + e * 8], 2 * n + e)
-        self._copy(t + (FETCH_STEPS - 1), tirx.floormod(t + (FETCH_STEPS - 1), FETCH_STEPS))
+        self._copy(t + (PREFETCH_STEPS - 1), tirx.floormod(t + (PREFETCH_STEPS - 1), PREFETCH_STEPS))

@@ -44,7 +44,7 @@ def fill_cluster(body: Body) -> None:
                 value: Expr = k[f"old_{n}"][tirx.Cast("int64", batch_row) * width + unit]
                 if body.masks is not None:
                     value = _restarted(body, body.masks, state, batch_row, value)
-                value = body.reads.words.handed_at(state, value, batch_row, unit)
+                value = body.reads.words.masked_state_at(state, value, batch_row, unit)
                 k.store(view, convert(body, value), _element(geometry, node, row, unit))
 
 
@@ -83,7 +83,7 @@ def fill_grid(body: Body, base: Expr, turned: Turned) -> None:
                 for block in range(geometry.blocks(width)):
                     for e in range(2):
                         registers, at = body.states[(state, block, j, e)]
-                        value = body.reads.words.handed(state, registers[at], block, j, e)
+                        value = body.reads.words.masked_state(state, registers[at], block, j, e)
                         body.exchange.stage(node, block, j, e, convert(body, value))
                     body.exchange.tile(node, 0, block, j, None, None)
     for node in geometry.published if geometry.zeroes_padding else ():

@@ -2,7 +2,7 @@
 
 In: a `Geometry`. Out: a `Kernel` and the order of its pointers. The kernel loads its weights once; then, for every step
 and phase: wait for the operand, multiply, sum the K parts, compute the pointwise values of its own units in registers,
-hand over what products read, and ask for the hoisted values of the step after next.
+publish what products read, and ask for the hoisted values of the step after next.
 
 Rewrite: for t: for phase: gemm; pointwise  -->  one launch; units over blocks, phases separated by exchanges
 """
@@ -60,7 +60,7 @@ def pointers(geometry: Geometry, layout: Layout, masked: bool = False) -> list[t
 
 
 def kernel(name: str, geometry: Geometry, layout: Layout, initial: Mapping[str, float] | None = None) -> Kernel:
-    """The kernel of a geometry. Its teams are counted by the scalar "teams"; blocks of a grid must all be resident.
+    """The kernel of a geometry. The scalar "teams" counts its groups of blocks; blocks of a grid must all be resident.
     initial: what states are after a reset, for a kernel that knows lengths and resets; None for one that does not."""
     if not geometry.possible:
         raise ValueError(f"no kernel can be written for this geometry: {geometry.wants}")
@@ -103,8 +103,8 @@ class KernelBody:
         self.cells = LaneCells(k, geometry, self.ids)
         words, align = geometry.shared_bytes // 4, geometry.alignment
         self.arena: Buffer = I.alloc_buffer((words,), "uint32", scope="shared.dyn", align=align)
-        self.reads = CellReads(self, geometry.fetch_at)
-        self.keeping = tape_stores.Keeping(self)
+        self.reads = CellReads(self, geometry.prefetch_at)
+        self.tape_stores = tape_stores.TapeStores(self)
         self.masks: Masks | None = None
         emitters = geometry.emitters(self)
         self.exchange, self.inputs = emitters.exchange, emitters.inputs
@@ -198,9 +198,9 @@ class KernelBody:
             self.masks.begin(t)
         self.exchange.begin_step()
         self.pieces.begin_step()
-        self.reads.fetch.begin(t)
+        self.reads.prefetch.begin(t)
         self.reads.words.begin(t)
-        self.keeping.before()
+        self.tape_stores.before()
         for phase in self.step.phases:
             self.phase = phase
             if phase.kind == "reduce":
@@ -209,7 +209,7 @@ class KernelBody:
                 gates = self.product.emit(phase) if phase.kind == "gemm" else ()
                 self._stash(phase)
                 Epilogue(self, phase, gates).emit()
-            self.keeping.phase(phase)
+            self.tape_stores.phase(phase)
             self.reads.phase(phase, par, t)
         self.pieces.ask_inputs()
         for state in self.step.graph.states:

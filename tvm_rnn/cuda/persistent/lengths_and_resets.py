@@ -5,7 +5,7 @@ whether step t counts, and with what the next step begins. The meaning is that o
 flag at t + 1 separates step t from what was just processed; flags in the padding of a row mean nothing; rows that have
 ended keep their states and emit zeros.
 
-A state's value for the next step is decided when it is handed over, so flags are loaded one step before they count.
+A state's value for the next step is decided when it is published, so flags are loaded one step before they count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCALARS = (
 
 
 def resettable(step: Step) -> bool:
-    """Whether a reset can be put into what is handed over: not where the same step multiplies it as well."""
+    """Whether a reset can be put into what is published: not where the same step multiplies it as well."""
     sources = {o.source for p in step.phases for o in p.operands}
     return not any(step.result(state) in sources for state in step.carried)
 

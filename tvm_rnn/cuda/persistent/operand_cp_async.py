@@ -182,7 +182,7 @@ class Copies(InputPieces):
         if not share.operand.given:
             left = share.kblocks - 1 - kblock + self.newer
         else:  # copied in the step before; hoisted values were asked for since
-            left = 1 if self.body.reads.fetch.order else 0
+            left = 1 if self.body.reads.prefetch.order else 0
         if kblock == 0 or not share.operand.given:
             self.k.do(I.ptx["cp.async.wait_group"](min(left, 7)))
 

@@ -1,4 +1,4 @@
-"""What a persistent kernel of training leaves for later: rows of kept values, stored as soon as a phase has them.
+"""Tape stores of a persistent kernel: rows of kept values, stored as soon as a phase has them.
 
 In: the kernel's state (`persistent.Body`) and what its layout keeps. Out: statements. A lane has one unit of each block
 for two batch rows; two lanes with neighbouring units exchange a row each, so that 16-bit values are stored in pairs.
@@ -56,7 +56,7 @@ def _root(step: Step, node: Node) -> bool:
     return any(node is phase.root or node in phase.roots for phase in step.phases)
 
 
-class Keeping:
+class TapeStores:
     """The stores of one kernel."""
 
     def __init__(self, body: Body) -> None:

@@ -163,7 +163,7 @@ class Reduction:
                 registers, at = self.own[(root, j, e)]
                 words.append(I.reinterpret("uint32", registers[at]))
         word, _ = self._word(number, first, j, self._part())
-        self.body.exchange.give(word, words, self.slot(number))
+        self.body.exchange.send_partial(word, words, self.slot(number))
 
     def _loaded(self, number: int, j: int, parts: Sequence[Expr]) -> list[dict[Node, list[Expr]]]:
         """For each part (asked for together): the two rows' numbers, by root."""

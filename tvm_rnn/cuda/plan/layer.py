@@ -18,14 +18,14 @@ from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointe
 from tvm_rnn.cuda.gemm.group_kernels import gemm
 from tvm_rnn.cuda.layer.node_values import sources
 from tvm_rnn.cuda.layer.pointers import Argument, Place
-from tvm_rnn.cuda.layer.regime import Regime, Where
+from tvm_rnn.cuda.layer.regime import LayerSteps, Regime
 from tvm_rnn.cuda.layer.row_kernels import rows_kernel
 from tvm_rnn.cuda.layer.value_layout import Layout, Target
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model.choose_regime import Persistent, choose
 from tvm_rnn.cuda.model.launched_step_time import predict_steps
 from tvm_rnn.cuda.model.persistent_step_time import predict
-from tvm_rnn.cuda.rowwise.chained_groups import chain_kernel, chains
+from tvm_rnn.cuda.rowwise.chained_groups import chained_groups, chained_groups_kernel
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, MaskRows, mask_kernel
 from tvm_rnn.cuda.rowwise.state_moves import StateKernels
 from tvm_rnn.cuda.rowwise.step_memory import Buffers, Step, Tile
@@ -63,7 +63,7 @@ class Layer:
         self.weights = Weights(self.graph, self.number, self.precision, self.options.stored)
         common = (self.dtype, self.directions, self.kept, self.given, self.narrow)
         self.layout = Layout(self.graph, self.precision, self.weights, *common)
-        for number, groups in enumerate(chains(self.graph.groups)):
+        for number, groups in enumerate(chained_groups(self.graph.groups)):
             kind = groups[0].kind if len(groups) == 1 else "rows"
             work = self._kernel(f"g{self.number}_{groups[0].region}{number}_{kind}", groups)
             self.groups.append((groups, work))
@@ -106,7 +106,7 @@ class Layer:
         if len(groups) == 1:
             return rows_kernel(name, first, elsewhere=layout.elsewhere(first), **own)
         places: dict[str, Any] = {"reads": reads, "writes": writes, "elsewhere": layout.elsewhere}
-        return chain_kernel(name, groups, precision=self.precision, **places)
+        return chained_groups_kernel(name, groups, precision=self.precision, **places)
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
@@ -250,9 +250,9 @@ class Layer:
                 before, after = [old for old, _ in pairs], [new for _, new in pairs]
                 given = (tile.inputs, self.hoisted_at(buffers, tile), buffers.weights)
                 span = (tile.start, tile.count, tile.reverse)
-                where = Where(self.layout, *span, *given, before, after, tile.output, work)
+                layer_steps = LayerSteps(self.layout, *span, *given, before, after, tile.output, work)
                 lean = self.machine.records.lean
-                regime.launch(host, replace(where, lean=lean, kept=tile.kept, words=buffers.words))
+                regime.launch(host, replace(layer_steps, lean=lean, kept=tile.kept, words=buffers.words))
         if self.regimes and self.machine.records.lean:
             return  # what is measured runs by a regime
         with host.when(f"{self.regime} < 0") if self.regimes else nullcontext():
@@ -325,10 +325,12 @@ class Layer:
                 return find(target, a.node)
 
             pointers = [pointer(a) for a in work.arguments]
-            if isinstance(work, MaskRows) and buffers.draw is not None:
+            if isinstance(work, MaskRows) and buffers.mask_keys is not None:
                 mask = work.arguments[0].node
                 when = "true" if mask not in buffers.words or self._in_rows(mask) else f"{self.regime} < 0"
-                work.draw(host, pointers, buffers.words.get(mask), buffers.draw, steps, (when, f"{self.regime} >= 0"))
+                work.fill(
+                    host, pointers, buffers.words.get(mask), buffers.mask_keys, steps, (when, f"{self.regime} >= 0")
+                )
             elif not hasattr(work, "variants"):
                 host.launch(work.kernel, pointers, [rows])
             else:

@@ -23,11 +23,11 @@ from math import prod
 from typing import Any, ClassVar
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer, Program
-from tvm_rnn.cuda.layer.time_segments import COUNT, Parts, parts_of
+from tvm_rnn.cuda.layer.time_segments import COUNT, TimeSegment, time_segment
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_STEPS, WAVE_TILES
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
-from tvm_rnn.cuda.rowwise.dropout_masks import Draws
-from tvm_rnn.cuda.rowwise.state_moves import Move, move
+from tvm_rnn.cuda.rowwise.dropout_masks import NetworkMaskKeys
+from tvm_rnn.cuda.rowwise.state_moves import StateCopy, copy_states
 from tvm_rnn.cuda.rowwise.step_memory import Buffers, Tile
 from tvm_rnn.cuda.rowwise.weight_drop import Dropped
 from tvm_rnn.decisions import about, tell
@@ -63,12 +63,12 @@ class Plan:
     layers: Layers
     target: Target
     program: Program = field(init=False)
-    draws: Draws | None = field(init=False, default=None)
+    mask_keys: NetworkMaskKeys | None = field(init=False, default=None)
     dropped: Dropped | None = field(init=False, default=None)
-    parts: Parts = field(init=False, default=Parts())
+    segment: TimeSegment = field(init=False, default=TimeSegment())
     way: ClassVar[int] = 1  # from the first layer to the last one, or -1
     # The first of the events after which a tile's output is there; number 0 is the first of those after all its work.
-    _handed_event: int = field(init=False, default=0)
+    _layer_event: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         net = self.net = self.passed.net
@@ -89,8 +89,8 @@ class Plan:
         self._tile_sizes()
         self.visits = self._visits()
         self.together = self._wave()
-        moves = [v.code.states.load(v.buffers, [before for before, _ in v.user]) for v in self.visits]
-        move(host, "load", [m for own in moves for m in own])
+        copies = [v.code.states.load(v.buffers, [before for before, _ in v.user]) for v in self.visits]
+        copy_states(host, "load", [m for own in copies for m in own])
         if self.together is not None:
             with host.when(f"{self.together.choose(host)} >= 0"):
                 self.together.run(host, [visit.buffers.states for visit in self.visits])
@@ -99,34 +99,34 @@ class Plan:
         elif not self.target.records.lean:  # what is measured runs in a wave
             with host.otherwise():
                 self._layers(host)
-        moves = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
-        move(host, "save", [m for own in moves for m in own])
+        copies = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
+        copy_states(host, "save", [m for own in copies for m in own])
         program.facts["templates"] = list(self._facts())
         program.facts["flops_per_row"] = flops_per_row(self.layers, self.directions)
         return program
 
-    def _draw(self, number: int) -> int:
+    def _mask_keys(self, number: int) -> int:
         """Keys of masks, and what drops weights, where there are any: of inputs number `number` and on. Returns the
         number of the input after them."""
         own = self.net.regularisers
         if own:
-            self.draws = Draws(self.program, number, own.streams, self.net.num_layers, self.directions)
-            self.draws.prepare(self.program.sequence)
+            self.mask_keys = NetworkMaskKeys(self.program, number, own.streams, self.net.num_layers, self.directions)
+            self.mask_keys.prepare(self.program.sequence)
         if own.weight_drop:
             self.program.dropped = self.dropped = Dropped(own.weight_drop)
         return number + (3 if own else 0)
 
-    def _parts(self, number: int) -> int:
-        """What calls for a part of the time have more, likewise, where such calls need it."""
+    def _segment(self, number: int) -> int:
+        """What calls for a segment of time have more, likewise, where such calls need it."""
         if not self.whole:
             return number
-        self.parts = parts_of(self.program, number, self.directions)
+        self.segment = time_segment(self.program, number, self.directions)
         return number + COUNT
 
-    def _move(self, host: Host, name: str, moves: Sequence[tuple[Visit, Sequence[Move]]]) -> None:
+    def _copy_states(self, host: Host, name: str, copies: Sequence[tuple[Visit, Sequence[StateCopy]]]) -> None:
         """States in or out, of the layers and directions that the call is for."""
-        own = [replace(m, visit=v.layer * self.directions + v.direction) for v, found in moves for m in found]
-        move(host, name, own, self.parts.visit if self.parts.given and self.directions > 1 else "")
+        own = [replace(m, visit=v.layer * self.directions + v.direction) for v, found in copies for m in found]
+        copy_states(host, name, own, self.segment.visit if self.segment.given and self.directions > 1 else "")
 
     def _facts(self) -> Iterator[dict[str, Any]]:
         """Rows for the manifest's templates: in the order in which they are tried, each with the layers it is for."""
@@ -159,9 +159,9 @@ class Plan:
         program, layers = self.program, self.net.num_layers
         per_row = max(1, *(layer.bytes_per_row for layer in self.code))
         tiled = all("tile_layers_and_time" in graph.applied for graph in self.layers.graphs)
-        self.lanes = self.directions if self.whole else min(layers, STREAMS) if tiled else 1
-        wave = "0" if self.lanes == 1 else f"T >= {2 * WAVE_STEPS}"
-        for code in self.code if self.lanes > 1 else ():
+        self.cuda_streams = self.directions if self.whole else min(layers, STREAMS) if tiled else 1
+        wave = "0" if self.cuda_streams == 1 else f"T >= {2 * WAVE_STEPS}"
+        for code in self.code if self.cuda_streams > 1 else ():
             wave += f" && 2 * {code.blocks} <= sms"
         self.wave = program.let("wave", wave)
         share = max(self.directions, layers)
@@ -195,17 +195,17 @@ class Plan:
             for direction in range(self.directions):
                 work = code.work_buffers(program, f"{self.steps} * B", *self._copies(layer, direction))
                 weights = code.weights.pack(program, layer, direction)
-                draw = None if self.draws is None else self.draws.of(layer, direction)
-                buffers = Buffers(weights, *states[layer, direction], **work, draw=draw)
+                mask_keys = None if self.mask_keys is None else self.mask_keys.of(layer, direction)
+                buffers = Buffers(weights, *states[layer, direction], **work, mask_keys=mask_keys)
                 visits.append(Visit(code, layer, direction, buffers, self._user(layer, direction)))
         return visits
 
     def _copies(self, layer: int, direction: int) -> tuple[HostExpr, HostExpr]:
         """What may run at the same time has memory of its own: of how many copies, and which."""
         index = self.layers.of_layer[layer]
-        lane = direction if self.whole else self.layers.of_layer[:layer].count(index)
-        lanes = self.directions if self.whole else self.layers.of_layer.count(index)
-        return (f"{self.wave} ? {lanes} : 1", f"{self.wave} ? {lane} : 0") if lanes > 1 else (1, 0)
+        own = direction if self.whole else self.layers.of_layer[:layer].count(index)
+        count = self.directions if self.whole else self.layers.of_layer.count(index)
+        return (f"{self.wave} ? {count} : 1", f"{self.wave} ? {own} : 0") if count > 1 else (1, 0)
 
     def _user(self, layer: int, direction: int) -> list[tuple[Pointer, Pointer]]:
         """Where the states of a layer and direction begin in the user's arrays."""
@@ -229,7 +229,7 @@ class Plan:
             for width in widths
         ]
 
-    def _handed(self, host: Host, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
+    def _layer_output(self, host: Host, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
         """Where layer `layer` leaves the tile's output for the next one."""
         if self.whole:
             return self.between[layer % 2][0].at(f"{row} * {stride}")
@@ -248,7 +248,7 @@ class Plan:
     def _time_major(self, host: Host) -> None:
         with self._forked(host), self._tiles(host) as (tile, done, count):
             for number, visit in enumerate(self.visits[:: self.way]):
-                with self._lane(host, number % self.lanes):
+                with self._cuda_stream(host, number % self.cuda_streams):
                     self._after_neighbours(host, visit.layer, tile)
                     start = host.let("start", f"T - {done} - {count}") if self._back(visit) else done
                     self._visit(host, visit, (tile, done, count), start)
@@ -259,7 +259,7 @@ class Plan:
         the place that is written now: two tiles ago."""
 
         def wait(h: Host) -> None:
-            for other, first in ((layer - self.way, self._handed_event), (layer + self.way, 0)):
+            for other, first in ((layer - self.way, self._layer_event), (layer + self.way, 0)):
                 if 0 <= other < self.net.num_layers:
                     h.wait(f"{first + 2 * other} + ({tile} & 1)")
 
@@ -274,8 +274,8 @@ class Plan:
             with self._forked(host):
                 for visit in self.visits[layer * self.directions : (layer + 1) * self.directions]:
                     with (
-                        self.parts.of_visit(host, layer, visit.direction),
-                        self._lane(host, visit.direction),
+                        self.segment.of_visit(host, layer, visit.direction),
+                        self._cuda_stream(host, visit.direction),
                         self._tiles(host) as (tile, done, count),
                     ):
                         start = host.let("start", f"T - {done} - {count}") if self._back(visit) else done
@@ -288,21 +288,21 @@ class Plan:
     @contextmanager
     def _forked(self, host: Host) -> Iterator[None]:
         """Internal streams begin here and end with the block."""
-        self._when_wave(host, lambda h: h.fork(self.lanes - 1))
+        self._when_wave(host, lambda h: h.fork(self.cuda_streams - 1))
         yield
-        self._when_wave(host, lambda h: h.join(self.lanes - 1))
+        self._when_wave(host, lambda h: h.join(self.cuda_streams - 1))
 
     @contextmanager
-    def _lane(self, host: Host, lane: int) -> Iterator[None]:
+    def _cuda_stream(self, host: Host, number: int) -> Iterator[None]:
         """On that layer's or direction's stream, where there is one."""
-        if not lane:
+        if not number:
             yield
         else:
-            with host.stream(f"{self.wave} ? {lane} : 0"):
+            with host.stream(f"{self.wave} ? {number} : 0"):
                 yield
 
     def _when_wave(self, host: Host, act: Callable[[Host], None]) -> None:
-        if self.lanes > 1:
+        if self.cuda_streams > 1:
             with host.when(self.wave):
                 act(host)
 
@@ -325,10 +325,10 @@ class Plan:
         row = f"{start} * B"
         at = [p.at(f"{row} * {place.row_stride}") for p, place in zip(inputs, places, strict=True)]
         if visit.layer:
-            at[0] = self._handed(host, visit.layer - 1, number, row, places[0].row_stride)
+            at[0] = self._layer_output(host, visit.layer - 1, number, row, places[0].row_stride)
         stride, width = code.layout.output.row_stride, code.graph.output.shape[0]
         if visit.layer + 1 < self.net.num_layers:
-            output = self._handed(host, visit.layer, number, row, stride)
+            output = self._layer_output(host, visit.layer, number, row, stride)
         else:
             output = program.output.at(f"{row} * {stride}")
         # Step by step the states change copies at every step, a regime changes them once per tile.

@@ -21,12 +21,12 @@ from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.layer.phases import NotPersistent, Step
-from tvm_rnn.cuda.layer.regime import Where
+from tvm_rnn.cuda.layer.regime import LayerSteps
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model.choose_geometry import ChosenGeometry, choose_geometry
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES, Persistent, step_of
-from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict, resident_teams
+from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict, resident_groups
 from tvm_rnn.cuda.persistent.geometry import MMA, Geometry
 from tvm_rnn.decisions import about, tell
 from tvm_rnn.graph.graph import Graph
@@ -78,7 +78,7 @@ class Wave:
         self.steps = program.let("wave_steps", f"min<int64_t>(T, max<int64_t>(1, {WAVE_BYTES // row} / B))")
         on = f"({self.fits} >= 0)"
         self.size = program.let("handed", f"{on} ? {self.steps} * B * {output.row_stride} : 0")
-        self.handed = program.buffer("handed", f"{layers - 1} * {self.size}", output.dtype)
+        self.outputs = program.buffer("handed", f"{layers - 1} * {self.size}", output.dtype)
         work = [regimes[0] for regimes in self.regimes]
         self.counters = program.buffer("counters", f"{on} ? {layers} * {_most([r.counter_bytes for r in work])} : 0")
         values = _most([r.values_in(self.steps) for r in work])
@@ -129,7 +129,7 @@ class Wave:
         if layers > 1 and geometry.exchange.marks:
             place = self.members[0].layout.output
             each = f"{count} * B * {place.row_stride * ITEM_BYTES[place.dtype]}"
-            host.memset(self.handed, f"{layers - 1} * {each}", 0xFF)
+            host.memset(self.outputs, f"{layers - 1} * {each}", 0xFF)
         below: Pointer | None = None
         for layer, index in enumerate(self.of_layer):
             regime, layout = regimes[index], self.members[index].layout
@@ -147,13 +147,15 @@ class Wave:
             output = program.output.at(f"{done} * B * {stride}") if last else self._between(count, layer)
             counters = self.counters.skip(f"{layer} * {regime.counter_bytes}")
             values = self.exchange.skip(f"{layer} * {regime.values_in(count)}")
-            where = Where(layout, done, count, False, inputs, {}, self.places[layer], old, new, output, values)
-            regime.follow(host, where, counters, below if layer else None)
+            layer_steps = LayerSteps(
+                layout, done, count, False, inputs, {}, self.places[layer], old, new, output, values
+            )
+            regime.follow(host, layer_steps, counters, below if layer else None)
             below = counters
 
     def _between(self, count: str, layer: int) -> Pointer:
         """Where a layer leaves its output for the next one: tiles lie dense, so that one memset reaches all."""
-        return self.handed.at(f"{layer} * {count} * B * {self.members[0].layout.output.row_stride}")
+        return self.outputs.at(f"{layer} * {count} * B * {self.members[0].layout.output.row_stride}")
 
     def facts(self) -> list[dict[str, Any]]:
         """Rows for the manifest's templates."""
@@ -244,7 +246,7 @@ def _member(passed: Passed, graph: Graph, number: int) -> Member:
     weights = Weights(graph, len(net.layers) + number, precision, passed.options.stored)
     layout = Layout(graph, precision, weights, net.dtype)
     step = step_of(layout)
-    # What layers hand over is their output, as the product of the next one reads it.
+    # What layers publish is their output, as the product of the next one reads it.
     if not step.given or any(step.reads) or graph.output not in {n for p in step.phases for n in p.published}:
         raise NotPersistent("a layer cannot follow another one")
     if layout.output.dtype != layout.storage:
@@ -269,9 +271,9 @@ def _best(members: Sequence[Member], layers: int, target: Target, precision: str
     found = choose_geometry(members[-1].step, part, precision, batch, layers, stored)
     if found is None or found.geometry is None:
         return None
-    teams, most = ceil(batch / found.geometry.rows), resident_teams(found.geometry, part)
-    if teams > most:
-        own = f"{teams} teams of {found.geometry.ctas} blocks with {found.geometry.rows} rows each"
+    groups, most = ceil(batch / found.geometry.rows), resident_groups(found.geometry, part)
+    if groups > most:
+        own = f"{groups} teams of {found.geometry.ctas} blocks with {found.geometry.rows} rows each"
         why = f"{own}; of each layer's {part.sms} multiprocessors {most} run at once"
         tell(False, "layers in a wave", f"the batch takes {why}")
         return None
@@ -282,8 +284,8 @@ def _best(members: Sequence[Member], layers: int, target: Target, precision: str
 
 
 def _limit(geometry: Geometry, layers: int, most: int | None, target: Target) -> int:
-    teams = resident_teams(geometry, replace(target, sms=target.sms // layers))
-    return min(teams * geometry.rows, most or teams * geometry.rows)
+    groups = resident_groups(geometry, replace(target, sms=target.sms // layers))
+    return min(groups * geometry.rows, most or groups * geometry.rows)
 
 
 def _regime(member: Member, best: ChosenGeometry, most: int | None, net: RNN, target: Target) -> Persistent:
@@ -292,6 +294,6 @@ def _regime(member: Member, best: ChosenGeometry, most: int | None, net: RNN, ta
     weights = member.layout.weights
     name = f"wave_{weights.number}_{own.exchange.name}{own.ctas}x{own.rows}" + (f"_b{most}" if most else "")
     us = predict(own, own.rows, target)
-    resident = resident_teams(own, target)
+    resident = resident_groups(own, target)
     initial, knobs = net.cell.initial, best.knobs
     return Persistent(member.layout, own, best.template, name, most, resident, us, initial, best.record, knobs)

@@ -40,7 +40,7 @@ def work_of(group: Group) -> int:
     return size * prod(extent for _, extent in reduced_axes(root)) if group.kind == "reduce" and root else size
 
 
-def chains(groups: Sequence[Group]) -> list[list[Group]]:
+def chained_groups(groups: Sequence[Group]) -> list[list[Group]]:
     """The groups in order, consecutive ones of one region together where one kernel may run them."""
     found: list[list[Group]] = []
     for group in groups:
@@ -55,7 +55,7 @@ def chains(groups: Sequence[Group]) -> list[list[Group]]:
 
 
 @dataclass
-class _Chain:
+class _ChainedGroups:
     """A kernel under construction: the jobs, their pointers, and which nodes lie where."""
 
     name: str
@@ -203,7 +203,7 @@ class _Chain:
         return total[0]
 
 
-def chain_kernel(
+def chained_groups_kernel(
     name: str,
     groups: Sequence[Group],
     *,
@@ -217,4 +217,4 @@ def chain_kernel(
     def job(group: Group) -> Job:
         return Job(name, group, precision, lambda n: reads(group, n), lambda n: writes(group, n), elsewhere(group))
 
-    return _Chain(name, [job(group) for group in groups]).kernel()
+    return _ChainedGroups(name, [job(group) for group in groups]).kernel()

@@ -1,9 +1,10 @@
 """Masks on GPUs: a kernel that makes the keys of a call, and one that fills the rows of a tile of time.
 
 In: mask nodes and where their rows go; of each call a seed, which may be on the GPU, and the number of its first step.
-Out: kernels, and `Draws`, which launches the first of them. What words are made of stands in `runtime_random.py`, which
-has the order of the work for this file as well. Masks are hoisted values: each is filled by one launch per tile before
-its steps, in both directions of time, and read from the workspace by whatever runs them, in one of two forms:
+Out: kernels, and `NetworkMaskKeys`, which launches the first of them. What words are made of stands in
+`runtime_random.py`, which has the order of the work for this file as well. Masks are hoisted values: each is filled by
+one launch per tile before its steps, in both directions of time, and read from the workspace by whatever runs them, in
+one of two forms:
 
     rows    a number for each element of each step and batch row, as every hoisted value
     words   for persistent kernels: 32 steps of one element as the bits of a word, [steps / 32, B, units]; the word of
@@ -35,7 +36,7 @@ TOGETHER = 4  # of these, drawn at a time: on an H200 27 us for 8 million draws,
 
 
 @dataclass(frozen=True)
-class Draw:
+class MaskKeys:
     """What the masks of one layer and direction are made of. keys: two words for each stream; first: the number of the
     call's first step in its whole sequence."""
 
@@ -54,41 +55,41 @@ class MaskRows:
     words: Kernel
     every: str
 
-    def draw(
+    def fill(
         self,
         host: Host,
         rows: Sequence[Pointer],
         words: Pointer | None,
-        draw: Draw,
+        keys: MaskKeys,
         steps: tuple[HostExpr, HostExpr],
         when: tuple[str, str],
     ) -> None:
         """A tile's mask in each form that is read. steps: (how many, the first). when: C++ conditions of its rows, and
         of its words where there are any."""
         with host.when(when[0]) if when[0] != "true" else nullcontext():
-            self.launch(host, rows, draw, *steps)
+            self.launch(host, rows, keys, *steps)
         if words is not None:
             with host.when(when[1]):
-                self.launch_words(host, words, draw, *steps)
+                self.launch_words(host, words, keys, *steps)
 
-    def launch(self, host: Host, pointers: Sequence[Pointer], draw: Draw, steps: HostExpr, start: HostExpr) -> None:
+    def launch(self, host: Host, pointers: Sequence[Pointer], keys: MaskKeys, steps: HostExpr, start: HostExpr) -> None:
         """Fill the rows of the `steps` steps of a tile, which begins at `start`."""
-        numbers: list[HostExpr] = [f"({steps}) * B", "B", f"{draw.first} + {start}"]
+        numbers: list[HostExpr] = [f"({steps}) * B", "B", f"{keys.first} + {start}"]
         if self.every == "sequence":
             numbers = [_groups(steps), "B", steps]
-        host.launch(self.kernel, [*pointers, draw.keys.at(self.at)], numbers)
+        host.launch(self.kernel, [*pointers, keys.keys.at(self.at)], numbers)
 
-    def launch_words(self, host: Host, words: Pointer, draw: Draw, steps: HostExpr, start: HostExpr) -> None:
+    def launch_words(self, host: Host, words: Pointer, keys: MaskKeys, steps: HostExpr, start: HostExpr) -> None:
         """The words of these steps."""
         rows = "B" if self.every == "sequence" else _groups(steps)
-        host.launch(self.words, [words, draw.keys.at(self.at)], [rows, "B", f"{draw.first} + {start}"])
+        host.launch(self.words, [words, keys.keys.at(self.at)], [rows, "B", f"{keys.first} + {start}"])
 
 
 def _groups(steps: HostExpr) -> str:
     return f"({steps} + {BITS - 1}) / {BITS} * B"
 
 
-class Draws:
+class NetworkMaskKeys:
     """The keys of all layers and directions of one program, which has three inputs more from number `number` on: the
     seed, an address of it on the GPU or 0, and the number of the first step. These are no addresses but the last."""
 
@@ -107,10 +108,10 @@ class Draws:
         there = Pointer(f"({self.seed_at.text} ? {self.seed_at.text} : {self.keys.text})", "int64")
         host.launch(kernel, [self.keys, there], [self.seed, f"{self.seed_at.text} ? 1 : 0"])
 
-    def of(self, layer: int, direction: int) -> Draw:
+    def of(self, layer: int, direction: int) -> MaskKeys:
         """Those of one layer and direction."""
         visit = layer * self.directions + direction
-        return Draw(self.keys.at(2 * visit * len(self.streams)), self.first)
+        return MaskKeys(self.keys.at(2 * visit * len(self.streams)), self.first)
 
 
 def threefry(w: Writer, key: Sequence[Expr], first: Expr, second: Expr) -> tuple[Expr, Expr]:

@@ -22,7 +22,7 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.cuda.layer.packed_layout import Pack
 from tvm_rnn.cuda.layer.phases import NotPersistent, Phase, Step, components, phases, place
 from tvm_rnn.cuda.layer.pointers import Place
-from tvm_rnn.cuda.layer.regime import Where, launch_either
+from tvm_rnn.cuda.layer.regime import LayerSteps, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.decisions import tell
 from tvm_rnn.graph.graph import Node
@@ -110,17 +110,21 @@ class Scan:
             name = f"{self.name}_masked" if masked else self.name
             return write(name, pointers, scalars, lambda k: Body(k, self, masked).emit(), threads=self.knobs["threads"])
 
-    def launch(self, host: Host, where: Where) -> None:
+    def launch(self, host: Host, layer_steps: LayerSteps) -> None:
         """One launch of one of the two kernels."""
 
         def read(node: Node) -> Pointer:
-            return where.inputs[self.layout.graph.inputs.index(node)] if node.op == "input" else where.hoisted[node]
+            return (
+                layer_steps.inputs[self.layout.graph.inputs.index(node)]
+                if node.op == "input"
+                else layer_steps.hoisted[node]
+            )
 
-        pointers = [where.weights[node] for node in self.params]
+        pointers = [layer_steps.weights[node] for node in self.params]
         pointers += [read(node) for node in self.reads]
-        pointers += [*where.before, *where.after, where.output]
-        scalars = [where.count, int(where.reverse), "B"]
-        launch_either(host, self.kernels, pointers, scalars, where)
+        pointers += [*layer_steps.before, *layer_steps.after, layer_steps.output]
+        scalars = [layer_steps.count, int(layer_steps.reverse), "B"]
+        launch_either(host, self.kernels, pointers, scalars, layer_steps)
 
 
 class Body:

@@ -25,12 +25,12 @@ from tvm_rnn.tir.expr import Expr, TirExpr
 from .step_memory import Buffers, Step
 
 # What is stored at element j of a row: (pointer, value, or what loads it within the condition, place, width).
-Moved: TypeAlias = tuple[str, TirExpr | Callable[[], TirExpr], Place, int]
-MOVES = 32  # of one launch
+StoredElement: TypeAlias = tuple[str, TirExpr | Callable[[], TirExpr], Place, int]
+COPIES = 32  # of one launch
 
 
 @dataclass(frozen=True)
-class Move:
+class StateCopy:
     """[B, size] dense to [B, size] as `place` says, converted. visit: the number of the layer and direction."""
 
     source: Pointer
@@ -40,20 +40,22 @@ class Move:
     visit: int = 0
 
 
-def move(host: Host, name: str, moves: Sequence[Move], visit: str = "") -> None:
+def copy_states(host: Host, name: str, copies: Sequence[StateCopy], visit: str = "") -> None:
     """All of them in as few launches as kernels' parameters allow: each launch costs as much as a step. visit: an
     expression: only those of that layer and direction, of all if it is negative."""
-    for first in range(0, len(moves), MOVES):
-        part = moves[first : first + MOVES]
+    for first in range(0, len(copies), COPIES):
+        part = copies[first : first + COPIES]
         pointers = [pointer for m in part for pointer in (m.source, m.target)]
-        host.launch(_mover(f"{name}{first // MOVES}", part, bool(visit)), pointers, ["B", *([visit] if visit else [])])
+        host.launch(
+            _copy_kernel(f"{name}{first // COPIES}", part, bool(visit)), pointers, ["B", *([visit] if visit else [])]
+        )
 
 
-def _mover(name: str, moves: Sequence[Move], chosen: bool = False) -> Kernel:
+def _copy_kernel(name: str, copies: Sequence[StateCopy], chosen: bool = False) -> Kernel:
     def run(writer: Writer) -> None:
-        row, j, inside = elements(writer, max(m.size for m in moves))
+        row, j, inside = elements(writer, max(m.size for m in copies))
         with writer.when(inside):
-            for n, m in enumerate(moves):
+            for n, m in enumerate(copies):
                 own = j < m.size
                 if chosen:
                     called = tirx.Or(writer["visit"] < 0, tirx.EQ(writer["visit"], tirx.const(m.visit, "int32")))
@@ -63,7 +65,7 @@ def _mover(name: str, moves: Sequence[Move], chosen: bool = False) -> Kernel:
                     value = value if m.source.dtype == m.place.dtype else tirx.Cast(m.place.dtype, value)
                     writer.store(writer[f"to{n}"], value, address(m.place, row, j))
 
-    pairs = [((f"from{n}", m.source.dtype), (f"to{n}", m.place.dtype)) for n, m in enumerate(moves)]
+    pairs = [((f"from{n}", m.source.dtype), (f"to{n}", m.place.dtype)) for n, m in enumerate(copies)]
     scalars = [("rows", "int64"), *([("visit", "int32")] if chosen else [])]
     return write(name, [pointer for pair in pairs for pointer in pair], scalars, run, threads=THREADS)
 
@@ -96,7 +98,7 @@ class StateKernels:
         copies: list[tuple[str, Place, int]],
         more: list[tuple[str, str]],
         scalars: list[tuple[str, str]],
-        body: Callable[[Writer, Expr, Expr], Iterator[Moved]],
+        body: Callable[[Writer, Expr, Expr], Iterator[StoredElement]],
         extra: int = 0,
     ) -> Kernel:
         """body(writer, row, j) yields what to store at element j of a row: (pointer, value, place, width)."""
@@ -114,19 +116,20 @@ class StateKernels:
 
     # --- in and out ------------------------------------------------------------------------------------------------
 
-    def load(self, buffers: Buffers, user: list[Pointer]) -> list[Move]:
+    def load(self, buffers: Buffers, user: list[Pointer]) -> list[StateCopy]:
         """The user's states of one layer and direction become the copies of parity 0."""
-        moves = [
-            Move(user[i], first, self._sizes[i], self.layout.state(i)) for i, (first, _) in enumerate(buffers.states)
+        copies = [
+            StateCopy(user[i], first, self._sizes[i], self.layout.state(i))
+            for i, (first, _) in enumerate(buffers.states)
         ]
         shadows = buffers.shadows.items()
-        return moves + [Move(user[i], first, self._sizes[i], self._shadows[i]) for i, (first, _) in shadows]
+        return copies + [StateCopy(user[i], first, self._sizes[i], self._shadows[i]) for i, (first, _) in shadows]
 
-    def save(self, states: list[Pointer], user: list[Pointer]) -> list[Move]:
+    def save(self, states: list[Pointer], user: list[Pointer]) -> list[StateCopy]:
         """The states after the last step become the user's."""
         user_place = [Place(self.layout.dtype, size) for size in self._sizes]
         pairs = zip(states, user, user_place, strict=True)
-        return [Move(s, u, size, place) for (s, u, place), size in zip(pairs, self._sizes, strict=True)]
+        return [StateCopy(s, u, size, place) for (s, u, place), size in zip(pairs, self._sizes, strict=True)]
 
     # --- within the loop over time ---------------------------------------------------------------------------------
 
@@ -134,7 +137,7 @@ class StateKernels:
     def _restart(self) -> Kernel:
         copies = self._copies("state", "shadow")
 
-        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[Moved]:
+        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[StoredElement]:
             unfinished = tirx.Or(
                 tirx.EQ(writer["has_lengths"], tirx.const(0, "int32")), writer["time"] < writer["lengths"][row]
             )
@@ -151,7 +154,7 @@ class StateKernels:
         old, new = self._copies("old", "old_shadow"), self._copies("state", "shadow")
         width = self.layout.graph.output.shape[0] if self.layout.emits else 0
 
-        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[Moved]:
+        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[StoredElement]:
             with writer.when(writer["time"] >= writer["lengths"][row]):
                 for (pointer, place, number), source in zip(new, old, strict=True):
 
@@ -173,8 +176,8 @@ class StateKernels:
             pointers = [*step.old, *step.old_shadows.values(), program.reset.at(f"({time}) * B"), program.lengths]
             host.launch(self._restart, pointers, ["B", time, "has_lengths ? 1 : 0"])
 
-    def begin_again(self, host: Host, buffers: Buffers) -> None:
-        """Rows whose flag after the last step is set: a part of the time that is gone through backwards."""
+    def reset_at_start(self, host: Host, buffers: Buffers) -> None:
+        """Rows whose flag after the last step is set: a segment of time that is gone through backwards."""
         first = [*(pair[0] for pair in buffers.states), *(pair[0] for pair in buffers.shadows.values())]
         pointers = [*first, host.program.reset.at("T * B"), host.program.lengths]
         host.launch(self._restart, pointers, ["B", "T", "has_lengths ? 1 : 0"])
@@ -192,7 +195,7 @@ class StateKernels:
     def _cut(self) -> Kernel:
         copies = self._copies("state", "shadow")[: len(self._sizes)]
 
-        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[Moved]:
+        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[StoredElement]:
             counts = tirx.Or(
                 tirx.EQ(writer["has_lengths"], tirx.const(0, "int32")), writer["lengths"][row] > tirx.const(0, "int64")
             )
@@ -215,12 +218,12 @@ class StateKernels:
 
     @cached_property
     def _keep(self) -> Kernel:
-        moves = []
+        copies = []
         for number, state in self._kept:
             place = self.layout.kept_place(self.layout.kept[number])
             source, target = Pointer("", self.layout.state(state).dtype), Pointer("", place.dtype)
-            moves.append(Move(source, target, self._sizes[state], place))
-        return _mover(f"{self.name}_keep", moves)
+            copies.append(StateCopy(source, target, self._sizes[state], place))
+        return _copy_kernel(f"{self.name}_keep", copies)
 
     def keep(self, host: Host, step: Step) -> None:
         """States that are read after all steps, as they are before this one."""

@@ -12,7 +12,7 @@ from typing import Any
 from tvm_rnn.cuda.codegen.host_program import HostExpr, Pointer
 from tvm_rnn.graph.graph import Node
 
-from .dropout_masks import Draw
+from .dropout_masks import MaskKeys
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Buffers:
     hoisted: dict[Node, Pointer]
     step: dict[Node, list[Pointer]]
     regimes: list[Pointer]  # each regime's own memory
-    draw: Draw | None = None  # what masks are made of
+    mask_keys: MaskKeys | None = None  # what masks are made of
     words: dict[Node, Pointer] = field(default_factory=dict)  # masks as persistent kernels read them
 
 

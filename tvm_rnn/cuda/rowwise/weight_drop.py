@@ -23,7 +23,7 @@ from tvm_rnn.network.layer import weight_name
 from tvm_rnn.runtime import runtime_random
 from tvm_rnn.tir.index import int64, wide
 
-from .dropout_masks import WORD, Draws, threefry
+from .dropout_masks import WORD, NetworkMaskKeys, threefry
 
 SEED, SEED_AT = (runtime_random.RAW + name for name in ("seed", "seed_at"))
 
@@ -48,11 +48,13 @@ class Dropped:
             self.made[name] = target
         return self.made[name]
 
-    def gradient(self, host: Host, draws: Draws, node: Node, place: tuple[int, int], gradient: Pointer) -> None:
+    def gradient(
+        self, host: Host, mask_keys: NetworkMaskKeys, node: Node, place: tuple[int, int], gradient: Pointer
+    ) -> None:
         """Drop the same elements of a parameter's gradient, in place."""
-        at = draws.seed_at
+        at = mask_keys.seed_at
         there = Pointer(f"({at.text} ? {at.text} : {gradient.text})", "int64")
-        self._launch(host, node, place, (gradient, gradient, there), (draws.seed, f"{at.text} ? 1 : 0"))
+        self._launch(host, node, place, (gradient, gradient, there), (mask_keys.seed, f"{at.text} ? 1 : 0"))
 
     def _launch(self, host: Host, node: Node, place: tuple[int, int], pointers: Any, seed: tuple[str, str]) -> None:
         p, dtype = self.own[node.name], pointers[0].dtype

@@ -25,7 +25,7 @@ from tvm_rnn.passes import keep_choice
 from tvm_rnn.passes.passed import Passed
 from tvm_rnn.target import Target
 
-from .layer_gradients import handed_width
+from .layer_gradients import gradient_width
 from .plan_backward import BackwardPlan
 from .plan_forward import ForwardTrain
 
@@ -99,13 +99,13 @@ def working(trained: Trained, target: Target) -> dict[str, Callable[[int, int], 
 
 
 def of_parts(trained: Trained) -> TimeParts | None:
-    """What calls for a part of the time must know, in the manifest: how many arrays of the tape, the first ones, have
-    room for all of it, and bytes of a row of what layers hand down."""
+    """What calls for a segment of time must know, in the manifest: how many arrays of the tape, the first ones, have
+    room for all of it, and bytes of a row of a layer's gradient."""
     net, tape = trained.net, trained.forward.tape
     if net.num_directions == 1:
         return TimeParts("borders") if net.reverse else None
-    row = handed_width(net) * ITEM_BYTES[net.dtype] * (2 if net.num_layers > 1 else 1)
-    return TimeParts("visits", sum(part.whole for part in tape.parts), row)
+    row = gradient_width(net) * ITEM_BYTES[net.dtype] * (2 if net.num_layers > 1 else 1)
+    return TimeParts("visits", sum(array.whole for array in tape.arrays), row)
 
 
 def describe(facts: GpuNetwork, trained: Sequence[Trained], taken: dict[str, list[dict[str, Any]]]) -> None:

@@ -1,7 +1,7 @@
 """Gradients of inputs to where they go: to the layer below, or to the user, added up over directions and layers.
 
-In: a backward graph's value for each row, and how values are read after all steps. Out: `Giver`: a kernel over the rows
-of a tile; rows that have ended get 0.
+In: a backward graph's value for each row, and how values are read after all steps. Out: `InputGradient`: a kernel over
+the rows of a tile; rows that have ended get 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tvm_rnn.tir.index import wide
 
 
 @dataclass
-class Giver:
+class InputGradient:
     """The kernel of one value. dtype: of where it goes, dense."""
 
     name: str

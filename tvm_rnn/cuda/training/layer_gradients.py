@@ -1,10 +1,10 @@
-"""Where the gradients lie that layers hand to the one below, in backward on the GPU.
+"""Memory for the gradients of layers' outputs, in backward on the GPU.
 
 In: a network, its program, which layers run at the same time. Out: pointers to the gradient of a layer's output. The
-last layer's is the user's; a copy of it lies here, in which rows are 0 that have ended.
+last layer's is the user's; a copy of it lies here, with 0 in rows that have ended.
 
-    Sequences  of all of T: layers run one after the other, so two are enough, written and read in turn. Of a part of
-               the time they are the caller's, and last
+    Sequences  of all of T: layers run one after the other, so two are enough, written and read in turn. Of a
+               segment they are the caller's, and last
     Tiles      of one tile of time. Layers that run side by side have two each, written and read in turn; else one is
                read while the other is written
 """
@@ -15,16 +15,16 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, HostExpr, Pointer, Program
-from tvm_rnn.cuda.layer.time_segments import Parts
+from tvm_rnn.cuda.layer.time_segments import TimeSegment
 from tvm_rnn.network.rnn import RNN
 
 
-def handed_width(net: RNN) -> int:
-    """Elements of a row of what layers hand down."""
+def gradient_width(net: RNN) -> int:
+    """Elements of a row of a layer's gradient."""
     return max(layer.width * net.num_directions for layer in net.layers)
 
 
-class HandedDown(Protocol):
+class LayerGradients(Protocol):
     """place(layer, tile, row, stride): the gradient of that layer's output, of that tile, from that row of all rows on;
     of the last layer, the copy. Rows have `stride` elements."""
 
@@ -37,16 +37,16 @@ class Sequences:
 
     net: RNN
     program: Program
-    parts: Parts
+    segment: TimeSegment
     given: Pointer | None
     pair: list[Pointer] = field(init=False)
 
     def __post_init__(self) -> None:
-        width, dtype, self.pair = handed_width(self.net), self.net.dtype, []
+        width, dtype, self.pair = gradient_width(self.net), self.net.dtype, []
         for number in range(2 if self.net.num_layers > 1 else 1):
             place = self.program.buffer("between", f"T * B * {width}", dtype)
             if self.given is not None:
-                size = f"{self.parts.whole} * B * {width * ITEM_BYTES[dtype]}"
+                size = f"{self.segment.whole} * B * {width * ITEM_BYTES[dtype]}"
                 behind = f"{number} * (({size} + {ALIGNMENT - 1}) / {ALIGNMENT} * {ALIGNMENT})"
                 text = f"({self.given.text} ? {self.given.text} + {behind} : {place.text})"
                 place = self.program.sequence.pointer("between", replace(place, text=text))
@@ -54,7 +54,7 @@ class Sequences:
 
     def place(self, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
         """In arrays for all of the time the call's own rows come after those before it."""
-        skipped = f"{self.parts.first} * B * {stride}" if self.given is not None else 0
+        skipped = f"{self.segment.first} * B * {stride}" if self.given is not None else 0
         return self.pair[(self.net.num_layers - 1 - layer) % 2].at(skipped).at(f"{row} * {stride}")
 
 
@@ -70,7 +70,7 @@ class Tiles:
     def __post_init__(self) -> None:
         dtype, others = self.net.dtype, self.net.num_layers - 1
         each = ALIGNMENT // ITEM_BYTES[dtype]
-        size = f"({self.steps} * B * {handed_width(self.net)} + {each - 1}) / {each} * {each}"
+        size = f"({self.steps} * B * {gradient_width(self.net)} + {each - 1}) / {each} * {each}"
         self.size = self.program.let("handed_size", size)
         count = f"({self.wave} ? {2 * others} : {min(2, others)})"
         self.tiles = self.program.buffer("between", f"{count} * {self.size}", dtype)
@@ -83,4 +83,4 @@ class Tiles:
         return self.tiles.at(f"({self.wave} ? {2 * layer} + ({tile} & 1) : {layer % 2}) * {self.size}")
 
 
-__all__ = ["HandedDown", "Sequences", "Tiles", "handed_width"]
+__all__ = ["LayerGradients", "Sequences", "Tiles", "gradient_width"]

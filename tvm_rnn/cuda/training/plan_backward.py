@@ -2,8 +2,8 @@
 
 In: the plan of forward_train, and its backward graphs after the passes. Out: a `Program` whose `sequence` takes, in
 place of inputs, the gradient of y, the tape, the inputs, and where the gradients of inputs and of weights go, and for
-parts of the time four numbers (`cuda/layer/time_segments.py`), with two directions the address of what layers hand
-down; its states are the gradients of the states, last ones in and first ones out.
+segments of the time four numbers (`cuda/layer/time_segments.py`), with two directions the address of the layers'
+gradients; its states are the gradients of the states, last ones in and first ones out.
 
     for tile from the end of time: for layer from the last:
         before groups; steps; blank rows that have ended; after groups; gradients of inputs; sums over rows
@@ -36,8 +36,8 @@ from tvm_rnn.graph.graph import Graph, Node, is_total
 from tvm_rnn.network.layer import weight_name
 from tvm_rnn.passes.fuse_pointwise import read_at_last
 
-from .input_gradients import Giver
-from .layer_gradients import HandedDown, Sequences, Tiles
+from .input_gradients import InputGradient
+from .layer_gradients import LayerGradients, Sequences, Tiles
 from .parameter_gradients import FinishKernels
 from .plan_forward import Blank, ForwardTrain, blank_kernel
 from .tape_layout import states_read
@@ -49,9 +49,9 @@ class BackwardCode:
     """What all layers share that have one graph."""
 
     layer: Layer
-    totals: WeightGradients
+    weight_gradients: WeightGradients
     finish: FinishKernels
-    givers: list[Giver]
+    input_gradients: list[InputGradient]
     early: list[Node]  # values from before the steps that sums read: rows that have ended must be 0
 
     def bytes_per_row(self) -> int:
@@ -104,15 +104,18 @@ class BackwardPlan(Plan):
             found = layout.source(node, True, "after")
             return None if found is None else found.place
 
-        totals = WeightGradients(name, sums, self.options.precision, reads, operand, self.target.arch, self.target.sms)
+        weight_gradients = WeightGradients(
+            name, sums, self.options.precision, reads, operand, self.target.arch, self.target.sms
+        )
         finish = FinishKernels(graph, sums, f"{layer.number}_finish", self.options.precision)
         direct = layout.written_last and self.directions == 1
         roots = [*([] if direct else [graph.output]), *graph.emitted]
-        givers = [
-            Giver(f"{name}_give{i}", n, self.options.precision, reads, self.net.dtype) for i, n in enumerate(roots)
+        input_gradients = [
+            InputGradient(f"{name}_give{i}", n, self.options.precision, reads, self.net.dtype)
+            for i, n in enumerate(roots)
         ]
         early = [n for n in last if stored.get(n) == "before"]
-        self.backs.append(BackwardCode(layer, totals, finish, givers, early))
+        self.backs.append(BackwardCode(layer, weight_gradients, finish, input_gradients, early))
         return layer
 
     def _given(self, layout: Layout) -> dict[int, Place]:
@@ -133,26 +136,26 @@ class BackwardPlan(Plan):
         assert self.forward is not None
         program, host = self.program, self.program.sequence
         self.together = None
-        self._handed_event = 2 * self.net.num_layers
+        self._layer_event = 2 * self.net.num_layers
         self.gradient = program.input(0)
         self.tape = self.forward.tape
-        after = self._parts(self._draw(self._outputs()))
-        self.handed = program.input(after) if self.parts.given and self.directions > 1 else None
-        self.places = self.tape.pointers(program, program.input(1), 2, self.parts)
+        after = self._segment(self._mask_keys(self._outputs()))
+        self.given_gradients = program.input(after) if self.segment.given and self.directions > 1 else None
+        self.tape_pointers = self.tape.pointers(program, program.input(1), 2, self.segment)
         self._tile_sizes()
         self.visits = self._visits()
         self._reserve()
         begin = [v.code.states.load(v.buffers, [before for before, _ in v.user]) for v in self.visits]
-        self._move(host, "load", list(zip(self.visits, begin, strict=True)))
+        self._copy_states(host, "load", list(zip(self.visits, begin, strict=True)))
         self._prepare(host)
         self._walk(host)
         ends = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
-        self._move(host, "save", list(zip(self.visits, ends, strict=True)))
+        self._copy_states(host, "save", list(zip(self.visits, ends, strict=True)))
         for visit in self.visits:
             back = self.backs[self.layers.of_layer[visit.layer]]
             key = visit.layer, visit.direction
             if back.layer.graph.params:
-                with self.parts.of_visit(host, *key):
+                with self.segment.of_visit(host, *key):
                     back.finish.run(host, self.sums[key], self.finish_weights[key], self.weight_gradients[key])
                     self._drop(host, back.layer.graph.params, key)
         program.facts["templates"] = list(self._facts())
@@ -162,8 +165,8 @@ class BackwardPlan(Plan):
         """Weight drop, in the gradients of what was dropped."""
         dropped = self.dropped
         for param, gradient in zip(params, self.weight_gradients[key], strict=True):
-            if dropped is not None and self.draws is not None and param.name in dropped.own:
-                dropped.gradient(host, self.draws, param, key, gradient)
+            if dropped is not None and self.mask_keys is not None and param.name in dropped.own:
+                dropped.gradient(host, self.mask_keys, param, key, gradient)
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
@@ -194,28 +197,28 @@ class BackwardPlan(Plan):
         per_row = max(1, *(back.bytes_per_row() for back in self.backs))
         tiled = all("tile_layers_and_time" in graph.applied for graph in self.layers.graphs)
         able = tiled and not self.whole and all(code.regimes for code in self.code)
-        self.lanes = min(layers, STREAMS) if able else 1
+        self.cuda_streams = min(layers, STREAMS) if able else 1
         us = min(
             max(code.predicted_us(batch) for code in self.code) for batch in self.options.batches or EXPECTED_BATCHES
         )
         least = least_steps(us)
         room = "".join(f" && {room_for_two(code.regimes)}" for code in self.code)
-        self.wave = program.let("wave", f"T > {least}{room}" if self.lanes > 1 else "0")
+        self.wave = program.let("wave", f"T > {least}{room}" if self.cuda_streams > 1 else "0")
         tiles = f"max<int64_t>(1, min<int64_t>({WAVE_TILES * layers}, (T + {least - 1}) / {least}))"
         tiles = program.let("tiles", f"{self.wave} ? {tiles} : 1")
         most = f"max<int64_t>(1, {HOISTED_BYTES // per_row} / ({self.wave} ? {layers} : 1) / B)"
         self.steps = program.let("tile_steps", f"min<int64_t>((T + {tiles} - 1) / {tiles}, {most})")
 
     def _between(self) -> None:
-        """The gradients that layers hand to the one below."""
+        """Memory for the gradients of layers' outputs."""
         own = (self.net, self.program)
-        self.handed_down: HandedDown = (
-            Sequences(*own, self.parts, self.handed) if self.whole else Tiles(*own, self.steps, self.wave)
+        self.layer_gradients: LayerGradients = (
+            Sequences(*own, self.segment, self.given_gradients) if self.whole else Tiles(*own, self.steps, self.wave)
         )
 
     def _above(self, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
         """The gradient of that layer's output, from a row on."""
-        own = self.handed_down.place(layer, tile, row, stride)
+        own = self.layer_gradients.place(layer, tile, row, stride)
         if layer < self.net.num_layers - 1:
             return own
         return Pointer(f"(has_lengths ? {own.text} : {self.gradient.at(f'{row} * {stride}').text})", own.dtype)
@@ -226,7 +229,7 @@ class BackwardPlan(Plan):
         program.flags = self.flags.text
         self.kept_rows: list[list[tuple[Pointer, str]]] = []  # by graph: a copy for each layer, and its elements
         self.last_rows: list[Pointer] = []
-        beside = f"({self.wave} ? {self.lanes} : 1)" if self.lanes > 1 else 1
+        beside = f"({self.wave} ? {self.cuda_streams} : 1)" if self.cuda_streams > 1 else 1
         for index, back in enumerate(self.backs):
             layout = back.layer.layout
             copies: HostExpr = 1 if self.whole else self._copies(self.layers.of_layer.index(index), 0)[0]
@@ -239,14 +242,14 @@ class BackwardPlan(Plan):
             direct = layout.written_last and self.directions == 1
             stride = 0 if direct or not layout.written_last else layout.output.row_stride
             self.last_rows.append(program.buffer("last", f"{rows} * {stride}", self.net.dtype))
-            back.totals.reserve(program, rows, copies, beside)
+            back.weight_gradients.reserve(program, rows, copies, beside)
             back.finish.reserve(program)
         self.sums, self.finish_weights = {}, {}
         for visit in self.visits:
             back, key = self.backs[self.layers.of_layer[visit.layer]], (visit.layer, visit.direction)
             gradients = self.weight_gradients[key]
             ready = {nodes: gradients[number] for nodes, number in back.finish.joined().items()}
-            self.sums[key] = back.totals.places(program, ready)
+            self.sums[key] = back.weight_gradients.pointers(program, ready)
             self.finish_weights[key] = back.finish.weights.pack(program, *key)
 
     # --- statements ------------------------------------------------------------------------------------------------
@@ -259,11 +262,11 @@ class BackwardPlan(Plan):
         """Ended rows of the gradient of y count nothing. The first flag separates no two steps, but where some come
         before the call's; it is for `_cut`."""
         if self.whole:
-            with self.parts.of_layer(host, self.net.num_layers - 1):
+            with self.segment.of_layer(host, self.net.num_layers - 1):
                 self._end_rows(host, "0", 0, "T")
         with host.when("has_reset"):
             host.copy(self.flags, Pointer("reset"), "T * B")
-            host.memset(self.flags, f"({self.parts.border} & 2 ? 0 : B)" if self.parts.given else "B")
+            host.memset(self.flags, f"({self.segment.border} & 2 ? 0 : B)" if self.segment.given else "B")
 
     def _blank(self, host: Host, name: str, arrays: list[Blank], start: HostExpr, count: HostExpr) -> None:
         """Rows of the steps from `start` on that have ended."""
@@ -279,7 +282,7 @@ class BackwardPlan(Plan):
         width = self.net.output_size
         with host.when("has_lengths"):
             row = f"{start} * B"
-            own = self.handed_down.place(self.net.num_layers - 1, tile, row, width)
+            own = self.layer_gradients.place(self.net.num_layers - 1, tile, row, width)
             given = self.gradient.at(f"{row} * {width}")
             host.copy(own, given, f"{count} * B * {width * ITEM_BYTES[self.net.dtype]}")
             self._blank(host, "gradient", [Blank(own, Place(self.net.dtype, width), width)], start, count)
@@ -296,14 +299,14 @@ class BackwardPlan(Plan):
     def _layer_major(self, host: Host) -> None:
         for layer in reversed(range(self.net.num_layers)):
             for visit in self.visits[layer * self.directions : (layer + 1) * self.directions]:
-                with self.parts.of_visit(host, layer, visit.direction):
+                with self.segment.of_visit(host, layer, visit.direction):
                     with self._tiles(host) as (tile, done, count):
                         start = host.let("start", f"T - {done} - {count}") if self._back(visit) else done
                         self._visit(host, visit, (tile, done, count), start)
                     self._cut(host, visit)
 
     def _cut(self, host: Host, visit: Visit) -> None:
-        """No gradient goes to the first state of a row whose first step began again."""
+        """No gradient goes to the first state of a row whose first step was reset."""
         if not self._back(visit):
             return
         with host.when("has_reset"):
@@ -321,7 +324,7 @@ class BackwardPlan(Plan):
         above = self._above(visit.layer, number, row, layout.input(0).row_stride)
         found = [above.at(visit.direction * width)]
         for i, at in enumerate(inputs, 1):
-            found.append(self.places[at].at(f"{row} * {layout.input(i).row_stride}"))
+            found.append(self.tape_pointers[at].at(f"{row} * {layout.input(i).row_stride}"))
         kept = self.tape.visits[visit.layer, visit.direction]
         emitted, side = len(graph.emitted), int(not self._back(visit))
         read = states_read(graph)
@@ -330,11 +333,11 @@ class BackwardPlan(Plan):
                 found.append(found[0])  # nobody reads it
                 continue
             place = layout.input(1 + len(inputs) + state)
-            pointer = self.places[kept[emitted + read.index(state)]]
+            pointer = self.tape_pointers[kept[emitted + read.index(state)]]
             found.append(pointer.at(f"({row} + {side} * B) * {place.row_stride}"))
         for i in range(emitted):
             place = layout.input(1 + len(inputs) + len(graph.states) + i)
-            found.append(self.places[kept[i]].at(f"{row} * {place.row_stride}"))
+            found.append(self.tape_pointers[kept[i]].at(f"{row} * {place.row_stride}"))
         code = visit.code
         parity = f"({code.regime} >= 0 ? {number} : {done}) & 1" if code.regimes else f"{done} & 1"
         back, output = self._back(visit), self._below(visit, number, start)
@@ -359,7 +362,7 @@ class BackwardPlan(Plan):
         size = prod(self.net.layers[visit.layer].graph.inputs[number].shape)
         if number or not visit.layer:
             return self.input_gradients[number].at(f"{start} * B * {size}")
-        return self.handed_down.place(visit.layer - 1, tile, f"{start} * B", size)
+        return self.layer_gradients.place(visit.layer - 1, tile, f"{start} * B", size)
 
     def _visit(self, host: Host, visit: Visit, tile: tuple[str, str, str], start: HostExpr) -> None:
         number, done, count = tile
@@ -386,11 +389,10 @@ class BackwardPlan(Plan):
             return find(target, node)
 
         direct = layout.written_last and self.directions == 1
-        for at, giver in enumerate(back.givers):
-            gradient = at + direct
-            add = not first if gradient else bool(visit.direction)
-            giver.run(host, place, self._destination(visit, gradient, number, start), (start, count), add)
+        for at, gradient in enumerate(back.input_gradients, int(direct)):
+            add = not first if at else bool(visit.direction)
+            gradient.run(host, place, self._destination(visit, at, number, start), (start, count), add)
         # The layer below begins, beside the sums.
-        self._record(host, self._handed_event + 2 * visit.layer, number)
+        self._record(host, self._layer_event + 2 * visit.layer, number)
         sums = self.sums[visit.layer, visit.direction]
-        back.totals.run(host, place, f"{count} * B", sums, f"{number} > 0", self._copy(visit))
+        back.weight_gradients.run(host, place, f"{count} * B", sums, f"{number} > 0", self._copy(visit))

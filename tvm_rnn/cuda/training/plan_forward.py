@@ -1,10 +1,11 @@
 """forward_train on the GPU: the program of inference that leaves a tape as it goes.
 
 In: an RNN and its graphs of training after the passes. Out: a `Program` whose `sequence` has one more input after the
-user's, the tape, and for masks three (`cuda/rowwise/dropout_masks.py`), for parts of the time four
-(`cuda/layer/time_segments.py`). The walk is that of `cuda/plan/network.py`; layers hand on their outputs in the tape.
+user's, the tape, and for masks three (`cuda/rowwise/dropout_masks.py`), for segments of time four
+(`cuda/layer/time_segments.py`). The walk is that of `cuda/plan/network.py`; layers read each other's outputs on the
+tape.
 
-    states in, also to the tape; inputs to the tape, where rows end or begin again; for tile: for layer: hoisted groups,
+    states in, also to the tape; inputs to the tape, where rows end or are reset; for tile: for layer: hoisted groups,
     steps; states out; blank what rows' ends left
 """
 
@@ -24,7 +25,7 @@ from tvm_rnn.cuda.layer.pointers import Place, address
 from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
 from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.cuda.plan.network import Plan, Visit
-from tvm_rnn.cuda.rowwise.state_moves import Move
+from tvm_rnn.cuda.rowwise.state_moves import StateCopy
 from tvm_rnn.graph.graph import Graph
 from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, wide
@@ -77,16 +78,16 @@ class ForwardTrain(Plan):
         """The program."""
         program, host, inputs = self.program, self.program.sequence, len(self.net.layers[0].graph.inputs)
         self.together = None
-        self._parts(self._draw(inputs + 1))
-        self.places = self.tape.pointers(program, program.input(inputs), 0, self.parts)
+        self._segment(self._mask_keys(inputs + 1))
+        self.tape_pointers = self.tape.pointers(program, program.input(inputs), 0, self.segment)
         self._tile_sizes()
         self.visits = self._visits()
-        self._move(host, "load", [(v, self._load(v)) for v in self.visits])
-        self._begin_again(host)
+        self._copy_states(host, "load", [(v, self._load(v)) for v in self.visits])
+        self._reset_at_start(host)
         self._copy_inputs(host)
         self._layers(host)
         ends = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
-        self._move(host, "save", list(zip(self.visits, ends, strict=True)))
+        self._copy_states(host, "save", list(zip(self.visits, ends, strict=True)))
         self._tidy(host)
         program.facts["templates"] = list(self._facts())
         return program
@@ -103,27 +104,27 @@ class ForwardTrain(Plan):
         for i, at in enumerate(self.tape.visits[visit.layer, visit.direction]):
             node, first = layout.kept[i], i - len(layout.graph.emitted)
             state = None if first < 0 else read[first]
-            yield self.places[at], layout.kept_place(node), prod(node.shape), state
+            yield self.tape_pointers[at], layout.kept_place(node), prod(node.shape), state
 
-    def _load(self, visit: Visit) -> list[Move]:
+    def _load(self, visit: Visit) -> list[StateCopy]:
         """The user's states to where the steps read them, and to the entry before the first step."""
         before = [given for given, _ in visit.user]
-        moves = visit.code.states.load(visit.buffers, before)
+        copies = visit.code.states.load(visit.buffers, before)
         for pointer, place, size, state in self._arrays(visit):
             if state is not None:
                 entry = f"T * B * {place.row_stride}" if self._back(visit) else 0
-                moves.append(Move(before[state], pointer.at(entry), size, place))
-        return moves
+                copies.append(StateCopy(before[state], pointer.at(entry), size, place))
+        return copies
 
-    def _begin_again(self, host: Host) -> None:
+    def _reset_at_start(self, host: Host) -> None:
         """What goes back in time: at flags of the step after the call's, where there is one."""
-        if not self.parts.given:
+        if not self.segment.given:
             return
-        with host.when(f"has_reset && ({self.parts.border} & 1)"):
+        with host.when(f"has_reset && ({self.segment.border} & 1)"):
             for visit in self.visits:
                 if self._back(visit):
-                    with self.parts.of_visit(host, visit.layer, visit.direction):
-                        visit.code.states.begin_again(host, visit.buffers)
+                    with self.segment.of_visit(host, visit.layer, visit.direction):
+                        visit.code.states.reset_at_start(host, visit.buffers)
 
     def _kept(self, visit: Visit, row: HostExpr) -> list[Pointer]:
         """From the tile's first step on: values of the step, and states after it."""
@@ -134,16 +135,16 @@ class ForwardTrain(Plan):
         return found
 
     def _between(self) -> None:
-        """Layers hand on what the tape keeps."""
+        """Layers read each other's outputs on the tape."""
 
-    def _handed(self, host: Host, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
-        return self.places[self.tape.inputs[layer + 1]].at(f"{row} * {stride}")
+    def _layer_output(self, host: Host, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
+        return self.tape_pointers[self.tape.inputs[layer + 1]].at(f"{row} * {stride}")
 
     def _user_inputs(self) -> list[tuple[Pointer, Pointer, int]]:
         """(the user's, the tape's, elements of a row) of every input."""
         found = []
         for n, (node, at) in enumerate(zip(self.net.layers[0].graph.inputs, self.tape.users, strict=True)):
-            found.append((self.program.input(n), self.places[at], prod(node.shape)))
+            found.append((self.program.input(n), self.tape_pointers[at], prod(node.shape)))
         return found
 
     def _copy_inputs(self, host: Host) -> None:
@@ -158,12 +159,12 @@ class ForwardTrain(Plan):
         if len(self.tape.users) > 1:
             yield
         else:
-            with self.parts.of_layer(host, 0):
+            with self.segment.of_layer(host, 0):
                 yield
 
     def _tidy(self, host: Host) -> None:
-        """Weight gradients sum over all rows, and 0 times NaN is NaN: rows after their end become 0. Where a step began
-        again, the state before it is the initial one."""
+        """Weight gradients sum over all rows, and 0 times NaN is NaN: rows after their end become 0. Before a
+        reset step, the state is the initial one."""
         with host.when("has_lengths || has_reset"):
             arrays = [Blank(own, Place(self.net.dtype, size), size) for _, own, size in self._user_inputs()]
             with self._when_read(host):
@@ -176,7 +177,7 @@ class ForwardTrain(Plan):
                     initial = None if state is None else self.net.cell.initial.get(names[state], 0.0)
                     first = visit.user[state][0] if state is not None and self._side(visit) else None
                     found.append(Blank(pointer.at(entry), place, size, initial, first))
-                with self.parts.of_visit(host, visit.layer, visit.direction):
+                with self.segment.of_visit(host, visit.layer, visit.direction):
                     self._blank(host, f"visit{number}", self._side(visit), found)
 
     def _blank(self, host: Host, name: str, side: int, arrays: list[Blank]) -> None:
@@ -186,12 +187,12 @@ class ForwardTrain(Plan):
             more = [self.program.lengths, self.program.reset]
             flags = ["has_lengths ? 1 : 0", "has_reset ? 1 : 0"]
             firsts = [a.first for a in part if a.first is not None]
-            scalars: list[HostExpr] = ["T * B", "B", "T", *flags, 0, f"{self.parts.border} & 1"]
+            scalars: list[HostExpr] = ["T * B", "B", "T", *flags, 0, f"{self.segment.border} & 1"]
             host.launch(kernel, [*(a.pointer for a in part), *firsts, *more], scalars)
 
 
 def blank_kernel(name: str, arrays: list[Blank], side: int) -> Kernel:
-    """Rows after their end become 0, states before a step that began again the initial ones. side: 1 where the steps
+    """Rows after their end become 0, states before a reset step the initial ones. side: 1 where the steps
     went back in time, and a flag at t + 1 separates step t from the one before it. The scalar `after` is 1 where there
     is a step after these."""
 

@@ -12,7 +12,7 @@ The first layer's inputs are the caller's own arrays, which both programs read w
 a state that is kept, the layer above finds its inputs there: they are not kept twice. Likewise the last layer's: where
 its output is such a state, y has room for one step more, before its first (in the direction that goes backwards behind
 its last), and is that array. Calls with lengths or resets write all of them, in a longer tape: there an input or output
-that ended is 0, and a state that began again is the initial one.
+that ended is 0, and a state that was reset is the initial one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from math import prod
 
 from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Pointer, Program
 from tvm_rnn.cuda.layer.pointers import Place
-from tvm_rnn.cuda.layer.time_segments import Parts
+from tvm_rnn.cuda.layer.time_segments import TimeSegment
 from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.graph.graph import Graph, Node
 from tvm_rnn.graph.ops import TABLE
@@ -66,9 +66,9 @@ def narrowed(graph: Graph, dtype: str) -> dict[Node, str]:
 
 
 @dataclass(frozen=True)
-class Part:
+class TapeArray:
     """One array: its rows per step and batch row, and of one more step; bytes of a row. flagged: it is there in calls
-    with lengths or resets alone. whole: where time is gone through in parts, it has room for all of it."""
+    with lengths or resets alone. whole: where time is gone through in segments, it has room for all of it."""
 
     more: int  # 1: T + 1 entries
     row_bytes: int
@@ -84,7 +84,7 @@ class Tape:
     net: RNN
     codes: list[Layer]
     of_layer: tuple[int, ...]
-    parts: list[Part] = field(default_factory=list)
+    arrays: list[TapeArray] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)  # by layer
     extra: list[int] = field(default_factory=list)
 
@@ -93,7 +93,7 @@ class Tape:
         self.shared: dict[int, tuple[int, Place]] = {}  # inputs that are a state of the layer below: where, and how
         self.output: tuple[int, Place] | None = None  # of the last layer's states that which y is: where, and how
         own = [layer for layer in range(1, len(self.of_layer)) if self._state_below(layer) is None]
-        whole = self.net.num_directions > 1  # then what layers hand on comes first
+        whole = self.net.num_directions > 1  # then outputs between layers come first
         places = {layer: self._add(self.input_place(self._input(layer)), 0, whole=whole) for layer in own}
         for layer, index in enumerate(self.of_layer):
             code = self.codes[index]
@@ -139,23 +139,27 @@ class Tape:
         return None
 
     def _add(self, place: Place, more: int, flagged: bool = False, whole: bool = False) -> int:
-        self.parts.append(Part(more, place.row_stride * ITEM_BYTES[place.dtype], place.dtype, flagged, whole))
-        return len(self.parts) - 1
+        self.arrays.append(TapeArray(more, place.row_stride * ITEM_BYTES[place.dtype], place.dtype, flagged, whole))
+        return len(self.arrays) - 1
 
     def input_place(self, node: Node) -> Place:
         """Rows of an input on the tape: dense."""
         return Place(self.net.dtype, prod(node.shape), 16)
 
-    def pointers(self, program: Program, base: Pointer, given: int, of: Parts) -> list[Pointer]:
+    def pointers(self, program: Program, base: Pointer, given: int, of: TimeSegment) -> list[Pointer]:
         """Each array from the call's first step on, in a program whose tape begins at `base`, and which has the
         caller's inputs from its own input number `given` on. of: what the call is for."""
         let = program.sequence.let if of.given else program.let
         found, at = [], "int64_t(0)"
-        for part in self.parts:
-            shift = f" + {of.first} * B * {part.row_bytes}" if part.whole else ""
-            found.append(Pointer(f"({base.text} + {at}{shift})", part.dtype))
-            steps = of.whole if part.whole else "T"
-            size = f"({steps} + {part.more}) * B * {part.row_bytes}" if part.more else f"{steps} * B * {part.row_bytes}"
+        for array in self.arrays:
+            shift = f" + {of.first} * B * {array.row_bytes}" if array.whole else ""
+            found.append(Pointer(f"({base.text} + {at}{shift})", array.dtype))
+            steps = of.whole if array.whole else "T"
+            size = (
+                f"({steps} + {array.more}) * B * {array.row_bytes}"
+                if array.more
+                else f"{steps} * B * {array.row_bytes}"
+            )
             at = let("tape", f"{at} + ({size} + {ALIGNMENT - 1}) / {ALIGNMENT} * {ALIGNMENT}")
         if self.output is not None:
             own, place = self.output
@@ -174,4 +178,4 @@ class Tape:
     def sizes(self) -> list[list[int]]:
         """[bytes per row of a step, further steps] of every array, each rounded up to 256 bytes; with a third number,
         1, those of calls with lengths or resets alone."""
-        return [[part.row_bytes, part.more, *([1] if part.flagged else [])] for part in self.parts]
+        return [[array.row_bytes, array.more, *([1] if array.flagged else [])] for array in self.arrays]

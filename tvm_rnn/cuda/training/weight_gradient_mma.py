@@ -2,8 +2,8 @@
 
 In: operands that lie as rows, as many of the left ones as share a right one. Out: a `Kernel` that sums parts of the
 rows, a block of the result each: rows are what K is in other products, so both operands come from shared memory as they
-lie in global memory, turned by ldmatrix.trans. Parts are added up in a fixed order by `weight_gradient_sums.py`: no
-atomics.
+lie in global memory, turned by ldmatrix.trans. TimeSegment are added up in a fixed order by `weight_gradient_sums.py`:
+no atomics.
 
 Rewrite: for m, n: sum[m, n] = sum over rows of a[row, m] b[row, n]  -->  tiles of m x n x parts of the rows
 """

@@ -61,7 +61,7 @@ class Packed:
 
 
 @dataclass
-class Work:
+class GradientLaunch:
     """Sums of one launch, of one shape. arguments: what the kernel's pointers stand for, but for the last."""
 
     nodes: tuple[Node, ...]
@@ -84,7 +84,7 @@ class WeightGradients:
     operand_places: Reads
     arch: str = ""
     sms: int = 132
-    work: list[Work] = field(default_factory=list)
+    launches: list[GradientLaunch] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.dtype = arithmetic(self.precision)
@@ -104,7 +104,7 @@ class WeightGradients:
         for nodes in columns.values():
             for first in range(0, len(nodes), 8):
                 self._add_columns(nodes[first : first + 8])
-        self.fold = self._fold() if self.work else None
+        self.fold = self._fold() if self.launches else None
 
     # --- kernels ---------------------------------------------------------------------------------------------------
 
@@ -126,13 +126,13 @@ class WeightGradients:
         lefts = [_named(left, f"a{i}") for i, (_, left, _) in enumerate(group)]
         height, width = nodes[0].shape
         found = [Argument(o.name, "operand", o.base) for o in (*lefts, right)]
-        name, size = f"{self.name}_totals{len(self.work)}", len(nodes) * height * width
+        name, size = f"{self.name}_totals{len(self.launches)}", len(nodes) * height * width
         packed = packed_tile_for(self.precision, lefts, right, self.arch, self.sms)
         if packed is not None:
             kernel = packed_weight_gradient(name, packed, len(lefts), height, width)
             sides = self._packed(0, lefts), self._packed(len(lefts), [right])
             blocks = packed.blocks(len(lefts), height, width)
-            self.work.append(Work(nodes, kernel, tuple(found), size, blocks, packed.resident, sides))
+            self.launches.append(GradientLaunch(nodes, kernel, tuple(found), size, blocks, packed.resident, sides))
             return
         tile: BlockTile
         fast = wgmma_tile_for(self.precision, lefts, right, self.arch)
@@ -142,7 +142,7 @@ class WeightGradients:
             any_tile = tile_for(self.precision, height, width)
             kernel, tile = mma_weight_gradient(name, any_tile, lefts, right), any_tile
         blocks = len(nodes) * tiles_of(tile, height, width)
-        self.work.append(Work(nodes, kernel, tuple(found), size, blocks, tile.resident))
+        self.launches.append(GradientLaunch(nodes, kernel, tuple(found), size, blocks, tile.resident))
 
     def _packed(self, first: int, operands: Sequence[Operand]) -> Packed:
         """Operands of one side. Kernels are shared by all that have the same operand at the same place."""
@@ -164,14 +164,16 @@ class WeightGradients:
         found = [Argument(f"r{i}", "read", n) for i, n in enumerate(read)]
         pointers = [(a.name, place.dtype) for a in found if (place := self.reads(a.node)) is not None]
         kernel = write(
-            f"{self.name}_totals{len(self.work)}",
+            f"{self.name}_totals{len(self.launches)}",
             [*pointers, ("sums", self.dtype)],
             [("rows", "int64"), ("parts", "int64")],
             lambda w: self._column_sums(w, nodes, found),
             threads=COLUMNS * LINES,
         )
-        self.work.append(
-            Work(tuple(nodes), kernel, tuple(found), len(nodes) * size, ceil_div(size, COLUMNS), COLUMN_BLOCKS)
+        self.launches.append(
+            GradientLaunch(
+                tuple(nodes), kernel, tuple(found), len(nodes) * size, ceil_div(size, COLUMNS), COLUMN_BLOCKS
+            )
         )
 
     def _column_sums(self, w: Writer, nodes: Sequence[Node], found: Sequence[Argument]) -> None:
@@ -254,8 +256,8 @@ class WeightGradients:
         """Memory for the parts' sums, for so many rows at most; into how many parts they are cut. copies: of all that,
         for layers that run at the same time. beside: so many share the multiprocessors."""
         self.parts = []
-        for work in self.work:
-            most = f"max<int64_t>(1, {work.resident} * sms / ({work.blocks} * {beside}))"
+        for launch in self.launches:
+            most = f"max<int64_t>(1, {launch.resident} * sms / ({launch.blocks} * {beside}))"
             parts = f"max<int64_t>(1, min<int64_t>({most}, ({rows}) / {LEAST_ROWS}))"
             self.parts.append(program.let("parts", parts))
         aligned = ALIGNMENT // ITEM_BYTES[self.dtype]
@@ -266,7 +268,7 @@ class WeightGradients:
     def _side(self, program: Program, rows: str, side: int, copies: HostExpr) -> tuple[Pointer, str]:
         """Memory for the left or right operands of a product in their other order, one product's at a time, and bytes
         of a copy."""
-        most = max((work.packed[side].stage_squares for work in self.work if work.packed), default=0)
+        most = max((launch.packed[side].stage_squares for launch in self.launches if launch.packed), default=0)
         deep, beyond = rows_of_stage(self.precision), 2 * TILE_SQUARES  # what tiles read beside the last squares
         size = f"(({rows}) + {deep - 1}) / {deep} * {most * SQUARE_BYTES} + {beyond * SQUARE_BYTES}" if most else "0"
         size = program.let("size", size)
@@ -274,21 +276,23 @@ class WeightGradients:
 
     def _most(self) -> str:
         most = "int64_t(1)"
-        for parts, work in zip(self.parts, self.work, strict=True):
-            most = f"max<int64_t>({most}, {parts} * {work.size})"
+        for parts, launch in zip(self.parts, self.launches, strict=True):
+            most = f"max<int64_t>({most}, {parts} * {launch.size})"
         return most
 
-    def places(self, program: Program, ready: Mapping[tuple[Node, ...], Pointer]) -> dict[Node, Pointer]:
+    def pointers(self, program: Program, ready: Mapping[tuple[Node, ...], Pointer]) -> dict[Node, Pointer]:
         """Memory for the sums of one layer and direction, each dense. ready: memory that is there, for these sums in
         this order."""
         found: dict[Node, Pointer] = {}
-        for work in self.work:
-            both = ready.get(work.nodes) or program.buffer("totals", work.size, self.dtype)
-            for n, node in enumerate(work.nodes):
-                found[node] = both.at(n * work.size // len(work.nodes))
+        for launch in self.launches:
+            both = ready.get(launch.nodes) or program.buffer("totals", launch.size, self.dtype)
+            for n, node in enumerate(launch.nodes):
+                found[node] = both.at(n * launch.size // len(launch.nodes))
         return found
 
-    def run(self, host: Host, find: Find, rows: str, totals: dict[Node, Pointer], add: str, copy: HostExpr = 0) -> None:
+    def run(
+        self, host: Host, find: Find, rows: str, gradients: dict[Node, Pointer], add: str, copy: HostExpr = 0
+    ) -> None:
         """Add the sums over `rows` rows. find: where rows of a value begin. add: whether something is there already.
         copy: which copy of the memory."""
         if self.fold is None:
@@ -297,24 +301,24 @@ class WeightGradients:
         parted = self.sums if copy == 0 else self.sums.at(f"({copy}) * {self.size}")
         sides = [place if copy == 0 else place.at(f"({copy}) * {size}") for place, size in self.sides]
         sides = [place.cast(storage(self.precision)) for place in sides]
-        for work, parts in zip(self.work, self.parts, strict=True):
-            pointers = [find(a.node, a.role == "operand") for a in work.arguments]
-            for number, side in enumerate(work.packed):
+        for launch, parts in zip(self.launches, self.parts, strict=True):
+            pointers = [find(a.node, a.role == "operand") for a in launch.arguments]
+            for number, side in enumerate(launch.packed):
                 if packed[number] != side.key:
                     for source, kernel in zip(pointers[side.first :], side.kernels, strict=False):
                         host.launch(kernel, [source, sides[number]], [rows])
                 packed[number] = side.key
-            if work.packed:
+            if launch.packed:
                 pointers = sides
-            into, folded = totals[work.nodes[0]], f"{parts} > 1 || ({add})"
+            into, folded = gradients[launch.nodes[0]], f"{parts} > 1 || ({add})"
             sums = Pointer(f"({folded} ? {parted.text} : {into.text})", self.dtype)
-            host.launch(work.kernel, [*pointers, sums], [rows, parts])
+            host.launch(launch.kernel, [*pointers, sums], [rows, parts])
             with host.when(folded):
-                host.launch(self.fold, [parted, into], [work.size, parts, f"({add}) ? 1 : 0"])
+                host.launch(self.fold, [parted, into], [launch.size, parts, f"({add}) ? 1 : 0"])
 
 
 def _named(operand: Operand, name: str) -> Operand:
     return replace(operand, name=name)
 
 
-__all__ = ["Packed", "WeightGradients", "Work"]
+__all__ = ["GradientLaunch", "Packed", "WeightGradients"]

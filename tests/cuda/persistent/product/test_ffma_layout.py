@@ -1,4 +1,4 @@
-"""Products in float32 out of rings: which teams can, sizes that fit, and that every weight is packed once."""
+"""Products in float32 out of pipelines: which geometries can, sizes that fit, and that every weight is packed once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_polled_grids_of_products_in_float32() -> None:
     assert not tf32.possible
 
 
-def test_a_tile_and_its_ring() -> None:
+def test_a_tile_and_its_pipeline() -> None:
     made = team()
     (phase,) = made.step.phases
     assert ffma_layout.columns(made, phase) == 64 and ffma_layout.high(made) == 8
@@ -49,7 +49,7 @@ def test_sums_take_turns_where_there_is_no_room() -> None:
         assert made.shared_bytes <= ffma_layout.LIMIT
 
 
-def test_resident_weights_leave_the_ring() -> None:
+def test_resident_weights_leave_the_pipeline() -> None:
     none, some, every = (team(rows=8, ctas=64, shared_words=n, warps_u=1, warps_k=8) for n in (0, 32, 1 << 20))
     assert none.weight_words == 0 and some.weight_words == 8 * 32 * 32
     assert [ffma_layout.stage_bytes(made) for made in (none, some, every)] == [2560, 2560, 512]

@@ -1,4 +1,4 @@
-"""Every warp's ring: missing operands, ends of rows and of K, copies ahead into the next operand and step."""
+"""Every warp's pipeline: missing operands, ends of rows and of K, copies ahead into the next operand and step."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_weights_are_read_from_where_they_are(
 def test_parts_of_k_meet_in_shared_memory() -> None:
     one, four = (text(team("lstm", 128, "bfloat16", ctas=4, warps_k=n), "lstm", 128) for n in (1, 4))
     assert not calls(one, "bar_arrive") and not calls(one, "ld_vec_shared_v4_f32")
-    # One batch tile: the first of four warps sums it, the others hand over and go on.
+    # One batch tile: the first of four warps sums it, the others store theirs and go on.
     assert calls(four, "bar_sync") and calls(four, "bar_arrive") == COPIES * 3
 
 

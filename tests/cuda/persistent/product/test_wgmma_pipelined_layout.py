@@ -1,4 +1,4 @@
-"""How a ring's stages are used, where shared memory's regions lie, and that every weight is packed once."""
+"""How a pipeline's stages are used, where shared memory's regions lie, and that every weight is packed once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import (
     chunks,
     m_tiles,
+    memory_map,
     part_bytes,
     partial_stride,
-    places,
     swizzled,
     uses,
 )
@@ -26,7 +26,7 @@ def team(name: str = "lstm", hidden: int = 256, precision: str = "bfloat16", **k
     return geometry_of(step(name, hidden, precision), precision, "grid", **knobs)
 
 
-def test_every_block_of_k_goes_through_the_ring_once() -> None:
+def test_every_block_of_k_goes_through_the_pipeline_once() -> None:
     made = team(register_words=8, shared_words=8, rows=128)
     for phase, found in chunks(made).items():
         (share,) = made.shares[phase]
@@ -46,11 +46,11 @@ def test_streamed_weights_are_spread() -> None:
 
 
 @pytest.mark.parametrize(("ring", "apart"), [(2, True), (5, False)])
-def test_sums_share_the_ring_where_room_is_short(ring: int, apart: bool) -> None:
+def test_sums_share_the_pipeline_where_room_is_short(ring: int, apart: bool) -> None:
     made = team(hidden=2048, ctas=128, rows=64, register_words=128, shared_words=96 if apart else 128, ring=ring)
-    found = places(made)
+    found = memory_map(made)
     assert found.apart == apart and found.end == made.shared_bytes <= 232448
-    assert found.ring == 0 and found.partial == (2 * ring * part_bytes(made) if apart else 0)
+    assert found.pipeline == 0 and found.partial == (2 * ring * part_bytes(made) if apart else 0)
     assert found.weights % 1024 == 0 and found.weights >= 2 * ring * part_bytes(made) and found.barriers % 8 == 0
     assert found.stage == found.weights + made.weight_words * 4
 

@@ -1,4 +1,4 @@
-"""How the chunks of a step go through a cluster's ring, where shared memory's regions lie, how weights are packed."""
+"""The chunks of a step in a cluster's pipeline, the map of shared memory, how weights are packed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import (
     chunks,
     even,
-    places,
+    memory_map,
     split_k_us,
     stage_bytes,
     sum_bytes,
@@ -44,7 +44,7 @@ def test_a_block_multiplies_the_gates_of_its_cluster_by_its_part_of_k() -> None:
 
 
 @pytest.mark.parametrize(("pace", "ring"), [(1, 6), (2, 3), (4, 2)])
-def test_every_block_of_k_goes_through_the_ring_once(pace: int, ring: int) -> None:
+def test_every_block_of_k_goes_through_the_pipeline_once(pace: int, ring: int) -> None:
     made = large(pace=pace, ring=ring)
     ((phase, found),) = chunks(made).items()
     (share,) = made.shares[phase]
@@ -70,17 +70,17 @@ def test_runs_are_even() -> None:
 @pytest.mark.parametrize("name", ["lstm", "gru"])
 def test_regions_do_not_overlap(name: str) -> None:
     made = team(name, 2560, ctas=108, warps_u=3, ring=4, shared_words=64)
-    found, phase = places(made), next(iter(made.shares))
+    found, phase = memory_map(made), next(iter(made.shares))
     # 32 rows of the block's own gates, in float32, from both blocks.
-    assert found.sums == 0 and found.ring == sum_bytes(made, phase) == 2 * 24 * phase.gates * 32 * 4
-    assert found.weights == found.ring + 4 * stage_bytes(made) and found.weights % 512 == 0
+    assert found.sums == 0 and found.pipeline == sum_bytes(made, phase) == 2 * 24 * phase.gates * 32 * 4
+    assert found.weights == found.pipeline + 4 * stage_bytes(made) and found.weights % 512 == 0
     assert found.stage == found.weights + 4 * made.weight_words
     assert found.barriers >= found.stage + 4 * made.stage_words and found.end >= found.barriers + 8 * 2 * 4
     # Tiles of 64 rows are read past the last weights.
     assert found.end >= found.stage + made.near_bytes(phase) - made.far_bytes(phase)
     assert made.shared_bytes == found.end
-    together = places(replace(made, apart=0))
-    assert (together.ring, together.sums, together.end) == (0, 0, found.end - found.ring)
+    together = memory_map(replace(made, apart=0))
+    assert (together.pipeline, together.sums, together.end) == (0, 0, found.end - found.pipeline)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "tf32"])

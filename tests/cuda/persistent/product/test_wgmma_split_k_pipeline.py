@@ -1,4 +1,4 @@
-"""A cluster's ring, run on the CPU: no wait is missing whichever warp is slow, and stages wait for all their bytes."""
+"""A cluster's pipeline, run on the CPU: no wait is missing, and stages wait for all their bytes."""
 
 from __future__ import annotations
 

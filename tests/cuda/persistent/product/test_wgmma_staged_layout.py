@@ -1,4 +1,5 @@
-"""Which teams may stage their operands, where these lie, and that weights are packed for the lanes that multiply."""
+"""Which geometries may stage their operands, where these lie, and that weights are packed for the lanes that
+multiply."""
 
 from __future__ import annotations
 

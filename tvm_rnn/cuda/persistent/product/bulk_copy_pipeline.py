@@ -1,9 +1,9 @@
-"""A ring of stages in shared memory, which bulk copies fill with operands (and weights) while warpgroups multiply.
+"""A pipeline in shared memory, which bulk copies fill with operands (and weights) while warpgroups multiply.
 
 In: a geometry with `ring` stages and the exchange that values lie in. Out: statements: barriers, copies, waits. A step
 begins with stage 0, so which stage a chunk has, and the parity of its barriers, are known when the kernel is written.
 
-Every warpgroup has a ring of its own, for its part of K; its first thread copies. Values were written by other
+Every warpgroup has a pipeline of its own, for its part of K; its first thread copies. Values were written by other
 multiprocessors with ordinary stores: a proxy fence after the acquire orders the copies behind them. Blocks of a cluster
 fetch a slice of every run of operands each, for all of them; then a stage is free when no block of the cluster reads it
 any more.
@@ -30,11 +30,11 @@ from tvm_rnn.tir.index import uint32
 from .wgmma_pipelined_layout import (
     TILE_BYTES,
     Chunk,
-    WgmmaRingLayout,
+    WgmmaPipelinedLayout,
     chunks,
     m_tiles,
+    memory_map,
     part_bytes,
-    places,
     swizzled,
     uses,
 )
@@ -43,7 +43,7 @@ Source = Callable[[Share], Expr]  # the first word of an operand in the exchange
 BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
-class Ringed(SideBySide):
+class BulkCopyExchange(SideBySide):
     """A grid's exchange whose operands lie as wgmma reads them, and are waited for by who copies them."""
 
     due: Expr | None = None  # events that the next product's operands wait for
@@ -62,20 +62,20 @@ class Ringed(SideBySide):
         return super().word(node, slot, kblock, row, swizzled(row, piece))
 
     def arrive(self) -> None:
-        words = self.hand_over()
+        words = self.publish_tiles()
         super().arrive()
         self.write_y(words)
 
 
-class BulkRing(ABC):
-    """What rings share: barriers, in which order stages are filled, and who waits. stages: how many there are; cluster:
-    blocks of one; barriers_at: the byte of shared memory where mbarriers begin; chunks: what goes through stages, in
-    order; uses: how often a step uses each stage."""
+class BulkCopyPipeline(ABC):
+    """What pipelines share: barriers, in which order stages are filled, and who waits. stages: how many there are;
+    cluster: blocks of one; barriers_at: the byte of shared memory where mbarriers begin; chunks: what goes through
+    stages, in order; uses: how often a step uses each stage."""
 
     def __init__(
         self,
         body: Body,
-        exchange: Ringed,
+        exchange: BulkCopyExchange,
         shape: tuple[int, int, int],
         chunks: dict[Phase, list[Chunk]],
         uses: list[int],
@@ -91,13 +91,13 @@ class BulkRing(ABC):
 
     # --- barriers ----------------------------------------------------------------------------------------------------
 
-    def _start(self, rings: int, readers: int) -> None:
-        """Make the barriers of so many rings, of whose stages so many warps read each."""
-        k, ring = self.k, self.stages_count
+    def _start(self, pipelines: int, readers: int) -> None:
+        """Make the barriers of so many pipelines, of whose stages so many warps read each."""
+        k, stages = self.k, self.stages_count
         with k.when(self.ids.thread == 0):
-            for number in range(2 * ring * rings):  # of each: "full" of every stage, then "empty"
+            for number in range(2 * stages * pipelines):  # of each: "full" of every stage, then "empty"
                 barrier = self.base + uint32(self.barriers_at + number * 8)
-                k.do(I.ptx.mbarrier.init.shared.b64(barrier, uint32(readers if number // ring % 2 else 1)))
+                k.do(I.ptx.mbarrier.init.shared.b64(barrier, uint32(readers if number // stages % 2 else 1)))
             k.do(I.ptx.fence.mbarrier_init.release.cluster())
         k.do(I.ptx.fence.proxy.async_.shared__cta())  # also of the weights that every thread has laid down
         k.do(I.cuda.cta_sync())
@@ -112,7 +112,7 @@ class BulkRing(ABC):
 
     @abstractmethod
     def barrier(self, number: int) -> Expr:
-        """The address of one of this thread's ring."""
+        """The address of one of this thread's pipeline."""
 
     def _parity(self, chunk: Chunk) -> int:
         """Of the uses of its stage before this one, since the kernel's start; a step's number is even or odd as par."""
@@ -132,7 +132,7 @@ class BulkRing(ABC):
     # --- copies ------------------------------------------------------------------------------------------------------
 
     def begin(self, phase: Phase, source: Source) -> None:
-        """Fill the ring: weights at once, operands when they are published. source(share): their first word."""
+        """Fill the pipeline: weights at once, operands when they are published. source(share): their first word."""
         k, first = self.k, self.chunks[phase][: self.stages_count]
         with k.when(self._copies()):
             for chunk in first:
@@ -168,12 +168,12 @@ class BulkRing(ABC):
         """Copy what is multiplied by them."""
 
 
-class Ring(BulkRing):
+class WarpgroupPipeline(BulkCopyPipeline):
     """Of one kernel whose warpgroups have a part of K each."""
 
-    def __init__(self, body: Body, geometry: WgmmaRingLayout, exchange: Ringed) -> None:
-        self.places = places(geometry)
-        shape = geometry.ring, geometry.together, self.places.barriers
+    def __init__(self, body: Body, geometry: WgmmaPipelinedLayout, exchange: BulkCopyExchange) -> None:
+        self.memory_map = memory_map(geometry)
+        shape = geometry.ring, geometry.together, self.memory_map.barriers
         super().__init__(body, exchange, shape, chunks(geometry), uses(geometry))
         self.geometry, self.names = geometry, geometry.weight_names
         k, ids = self.k, self.ids
@@ -190,10 +190,10 @@ class Ring(BulkRing):
         """At the start of a product."""
         k, base = self.k, self.k.fresh(self.start_base)
         self.base, self.part = base, self.k.fresh(self.start_part)
-        barriers = tirx.Cast("uint32", self.part * (16 * self.geometry.ring)) + uint32(self.places.barriers)
+        barriers = tirx.Cast("uint32", self.part * (16 * self.geometry.ring)) + uint32(self.memory_map.barriers)
         self.barriers = k.keep(base + barriers)
         self.peer = k.keep(self.k.fresh(self.start_peer) + barriers) if self.geometry.together > 1 else self.barriers
-        stages = self.part * (self.geometry.ring * part_bytes(self.geometry)) + self.places.ring
+        stages = self.part * (self.geometry.ring * part_bytes(self.geometry)) + self.memory_map.pipeline
         self.stages = k.keep(base + tirx.Cast("uint32", stages))
 
     def start(self) -> None:

@@ -1,9 +1,9 @@
 """The product of a phase in strict float32 (FFMA), its operands and weights in shared memory.
 
 In: the kernel's state (`persistent.Body`). Out: statements that leave all gates of a lane's cells in registers. Each
-warp multiplies the whole tile in its own part of K, block after block out of its ring (`ffma_pipeline.py`): the layer's
-input while other blocks still work on the step before, then the values that they hand over. The sums of all warps meet
-in shared memory, where lanes find the gates of their cells; they are added up in the order of K's parts.
+warp multiplies the whole tile in its own part of K, block after block out of its pipeline (`ffma_pipeline.py`): the
+layer's input while other blocks still work on the step before, then the values that they publish. The sums of all
+warps meet in shared memory, where lanes find the gates of their cells; they are added up in the order of K's parts.
 
 Rewrite: for k: tile += rows[:, k] x columns[k, :]  -->  K over warps; each lane a tile of registers
 """
@@ -23,7 +23,7 @@ from tvm_rnn.tir.index import uint32
 
 from . import ffma_layout
 from .ffma_layout import ACROSS, DOWN, GROUP, ROW_BYTES, FfmaLayout
-from .ffma_pipeline import FmaInputs, FmaRing
+from .ffma_pipeline import FfmaInputs, FfmaPipeline
 from .operands_staged import Staged
 
 PIECES, DEPTH = 4, 4  # of 16 bytes, of a row of a stage; k in each
@@ -34,14 +34,14 @@ class Ffma(FfmaLayout):
     """The geometry, and who emits its statements."""
 
     def emitters(self, body: Body) -> Emitters:
-        exchange, inputs = Staged(body, self.stage_at), FmaInputs(body)
+        exchange, inputs = Staged(body, self.stage_at), FfmaInputs(body)
         inputs.announce()
-        product = FmaProduct(body, self, exchange)
-        inputs.ring = product.ring
+        product = FfmaProduct(body, self, exchange)
+        inputs.pipeline = product.pipeline
         return Emitters(exchange, inputs, InputPieces(body), product)
 
 
-class FmaProduct:
+class FfmaProduct:
     """The products of one kernel. Construct once, at the kernel's start: it loads the resident weights."""
 
     par = 0
@@ -52,10 +52,10 @@ class FmaProduct:
         self.partial_at = geometry.partial_at
         self.names = geometry.weight_names
         self.start_base = k.keep(I.cuda.cvta_generic_to_shared(body.arena.ptr_to([tirx.const(0, "int32")])))
-        self.ring = FmaRing(body, geometry, self.start_base, 0, self.names, exchange)
+        self.pipeline = FfmaPipeline(body, geometry, self.start_base, 0, self.names, exchange)
         self.x, self.y = tirx.floordiv(ids.lane, DOWN), tirx.floormod(ids.lane, DOWN)
         self.near: dict[Share, int] = {}
-        at = ffma_layout.ring_words(geometry) * 4
+        at = ffma_layout.pipeline_words(geometry) * 4
         for phase, share in geometry.weights:
             if share.shared:
                 self.near[share] = at
@@ -85,17 +85,17 @@ class FmaProduct:
         """What is under way nobody reads."""
 
     def emit(self, phase: Phase) -> list[Expr]:
-        k, geometry, ring = self.k, self.geometry, self.ring
+        k, geometry, pipeline = self.k, self.geometry, self.pipeline
         high, slots = ffma_layout.high(geometry), ffma_layout.columns(geometry, phase) // ACROSS
         acc, a, b = k.local(high * slots), k.local(high * DEPTH), k.local(2 * slots)
         for z in range(high * slots):
             k.store(acc, tirx.const(0.0, "float32"), z)
-        ring.refresh()
+        pipeline.refresh()
         self.base = k.fresh(self.start_base)
-        for number, (own, share) in enumerate(ring.order):
+        for number, (own, share) in enumerate(pipeline.order):
             if own is phase:
                 with k.loop(share.kblocks) as c:
-                    stage = ring.next(number, c)
+                    stage = pipeline.next(number, c)
                     self._multiply(stage, self._columns(phase, share, c, stage), (high, slots), acc, a, b)
         return self._meet(phase, acc)
 
@@ -151,7 +151,7 @@ class FmaProduct:
     # --- the parts of K ----------------------------------------------------------------------------------------------
 
     def _meet(self, phase: Phase, acc: Buffer) -> list[Expr]:
-        """Some parts after the others hand over their sums, where there is no room for all."""
+        """Some parts after the others write their sums, where there is no room for all."""
         k, geometry, turns = self.k, self.geometry, ffma_layout.turns(self.geometry)
         each = geometry.warps // turns
         count = geometry.m_tiles(phase) * geometry.own_tiles * 4

@@ -1,13 +1,13 @@
-"""The geometry of a persistent kernel whose products run in float32 arithmetic, out of rings in shared memory.
+"""The geometry of a persistent kernel whose products run in float32 arithmetic, out of pipelines in shared memory.
 
 In: a `Step` and knobs. Out: `FfmaLayout`: in which order a step's operands are multiplied, sizes, places, how weights
 are packed, how long a product takes.
 
-Every warp multiplies all gates of the block's units (columns) with all batch rows, in its own part of K, and has a ring
-of its own: no warp waits for another before sums meet. A stage is a block of K: [row][swizzled piece], as operands
-lie in the exchange, then [k][column] of its weights. Lane (y, x) has rows y, y + 8, ... and four neighbours of every 16
-columns, from 4 x on: rows of 64 bytes are read without conflicts of banks, and weights by all y at once. With 64 rows
-and 64 columns that is 128 sums per lane, and 24 loads of 16 bytes for 512 multiply-adds.
+Every warp multiplies all gates of the block's units (columns) with all batch rows, in its own part of K, and has a
+pipeline of its own: no warp waits for another before sums meet. A stage is a block of K: [row][swizzled piece], as
+operands lie in the exchange, then [k][column] of its weights. Lane (y, x) has rows y, y + 8, ... and four neighbours of
+every 16 columns, from 4 x on: rows of 64 bytes are read without conflicts of banks, and weights by all y at once. With
+64 rows and 64 columns that is 128 sums per lane, and 24 loads of 16 bytes for 512 multiply-adds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ACROSS, DOWN = 4, 8  # lanes of a warp along columns, along rows
 GROUP = 4 * ACROSS  # columns of a warp's load
 ROW_BYTES = 64  # of a row in a stage
 MOST_SUMS = 128  # of a lane
-TURNED = 1  # columns lie in pairs the other way round: see `FmaProduct._give`
+TURNED = 1  # columns lie in pairs the other way round: see `FfmaProduct._give`
 LIMIT = 232448  # bytes of shared memory
 # Cycles of a multiply-add of a warp on one quarter, and of a load of 16 bytes per lane from shared memory; bytes per us
 # that every multiprocessor has of L2 when all read; of a turn in which sums meet, us.
@@ -86,19 +86,19 @@ class FfmaLayout(Geometry):
 
     @property
     def partial_at(self) -> int:
-        return ring_words(self) + self.weight_words
+        return pipeline_words(self) + self.weight_words
 
     @property
     def stage_at(self) -> int:
         return self.partial_at + self.partial_words
 
     @property
-    def fetch_at(self) -> int:
+    def prefetch_at(self) -> int:
         return self.stage_at + self.stage_words
 
     @property
     def shared_bytes(self) -> int:
-        return 4 * (self.fetch_at + self.fetch_words) + max(256, 16 * (len(self.published) + 1))
+        return 4 * (self.prefetch_at + self.prefetch_words) + max(256, 16 * (len(self.published) + 1))
 
     def product_registers(self) -> int:
         """Sums, four k of a lane's rows, two k of its columns."""
@@ -168,7 +168,7 @@ def stage_bytes(geometry: FfmaLayout) -> int:
     return geometry.rows * ROW_BYTES + max(streamed, default=0)
 
 
-def ring_words(geometry: FfmaLayout) -> int:
+def pipeline_words(geometry: FfmaLayout) -> int:
     """Of all warps."""
     return geometry.warps * geometry.stages * stage_bytes(geometry) // 4
 
@@ -184,8 +184,8 @@ def part_words(geometry: FfmaLayout) -> int:
 
 
 def turns(geometry: FfmaLayout) -> int:
-    """In which parts hand over their sums: as few as there is room for."""
-    rest = 4 * (ring_words(geometry) + geometry.weight_words + geometry.stage_words + geometry.fetch_words) + 256
+    """In which parts write their sums: as few as there is room for."""
+    rest = 4 * (pipeline_words(geometry) + geometry.weight_words + geometry.stage_words + geometry.prefetch_words) + 256
     able_to = (
         n
         for n in (1, 2, 4)

@@ -1,4 +1,4 @@
-"""Rings in shared memory, one for each warp, that its own asynchronous copies fill while it multiplies in float32.
+"""Pipelines in shared memory, one for each warp, that its own asynchronous copies fill while it multiplies in float32.
 
 In: the kernel's body, an `FfmaLayout`. Out: statements: copies of blocks of K, ahead of their use, across operands and
 steps; the wait for one of them. Nobody but the warp reads its stages: a `__syncwarp` is all that parts the copies of
@@ -29,21 +29,21 @@ COPY = "cp.async.cg.shared.global"
 SWEEP = LANES * 16  # bytes that a warp copies at a time
 
 
-class FmaInputs(Inputs):
+class FfmaInputs(Inputs):
     """The layer's inputs, which products copy themselves."""
 
-    ring: FmaRing
+    pipeline: FfmaPipeline
 
     def prepare(self) -> None:
-        self.ring.start()
+        self.pipeline.start()
 
     def stash(self, t: Expr, par: int) -> None:
         """Nothing: copies run ahead by themselves."""
 
 
-class FmaRing:
-    """The ring of this thread's warp. base: the arena's address; at: the byte where rings begin. names: the pointers
-    of packed weights."""
+class FfmaPipeline:
+    """The pipeline of this thread's warp. base: the arena's address; at: the byte where pipelines begin. names: the
+    pointers of packed weights."""
 
     def __init__(
         self, body: Body, geometry: FfmaLayout, base: Expr, at: int, names: dict[Share, str], exchange: Staged

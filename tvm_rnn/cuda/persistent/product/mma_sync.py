@@ -1,4 +1,4 @@
-"""The product of a phase on tensor cores: stationary weights times what other units handed over.
+"""The product of a phase on tensor cores: stationary weights times what other units published.
 
 In: a `Geometry`, the operand's place, the warp's coordinates. Out: statements that leave all gates of a lane's cells in
 registers. Weights come from registers, shared memory or L2, block of K by block of K; operands are asked for `ahead`
@@ -30,33 +30,33 @@ class MmaSync(MmaSyncLayout):
     """The geometry, and who emits its statements."""
 
     def emitters(self, body: Body) -> Emitters:
-        at = self.places
+        at = self.memory_map
         exchange = self.exchange.exchanger(body, at.stage, at.barriers)
         if self.copied:
             copies = Copies(body, at.copies, self.copy_words // self.warps, exchange)
             inputs = self.exchange.inputs(body, exchange, copies, at.inputs)
             inputs.announce()
-            return Emitters(exchange, inputs, copies, CopiedProduct(body, self, exchange, inputs, copies))
+            return Emitters(exchange, inputs, copies, CpAsyncProduct(body, self, exchange, inputs, copies))
         pieces = self.exchange.pieces(body)
         inputs = self.exchange.inputs(body, exchange, pieces, at.inputs)
         inputs.announce()
         if self.precision == "float32":
             return Emitters(exchange, inputs, pieces, Float32Product(body, self, exchange, inputs))
-        return Emitters(exchange, inputs, pieces, Product(body, self, exchange, inputs))
+        return Emitters(exchange, inputs, pieces, MmaSyncProduct(body, self, exchange, inputs))
 
 
-class Product:
+class MmaSyncProduct:
     """The products of one kernel. Construct once, at the kernel's start: it loads the resident weights."""
 
     def __init__(self, body: Body, geometry: MmaSyncLayout, exchange: LaneExchange, inputs: LaneInputs) -> None:
         self.body, self.k, self.geometry, self.ids, self.arena = body, body.k, geometry, body.ids, body.arena
         self.exchange, self.inputs = exchange, inputs
-        self.partial_at, self.par = geometry.places.partial, 0
+        self.partial_at, self.par = geometry.memory_map.partial, 0
         k = self.k
         self.registers: dict[Share, Buffer] = {}
         self.shared: dict[Share, int] = {}
         self.names = geometry.weight_names
-        at = geometry.places.weights
+        at = geometry.memory_map.weights
         for phase, share in geometry.weights:
             words = geometry.block_words(phase)
             if share.registers:
@@ -189,13 +189,13 @@ class Product:
         geometry, k, tiles = self.geometry, self.k, self.geometry.pass_tiles
         m_tiles, chains, first = geometry.m_tiles(phase), geometry.chains[phase], number * tiles
         polls = geometry.exchange.polls
-        ring = share.kblocks if polls else min(geometry.ahead + 1, share.kblocks)
-        pieces = k.local(ring * tiles * 4, "uint32")
+        pipeline = share.kblocks if polls else min(geometry.ahead + 1, share.kblocks)
+        pieces = k.local(pipeline * tiles * 4, "uint32")
 
         def ask(kblock: int, tile: int) -> None:
-            self.load(share, kblock, first + tile, pieces, (kblock % ring * tiles + tile) * 4)
+            self.load(share, kblock, first + tile, pieces, (kblock % pipeline * tiles + tile) * 4)
 
-        whole = ring if polls else ring - 1
+        whole = pipeline if polls else pipeline - 1
         early = [(kblock, tile) for kblock in range(whole) for tile in range(tiles)]
         for which in early:
             ask(*which)
@@ -204,13 +204,13 @@ class Product:
         self._ask_weights(phase, share, 0)
         for kblock in range(share.kblocks):
             self._ask_weights(phase, share, kblock + 1)
-            for tile in range(tiles) if whole <= kblock + ring - 1 < share.kblocks else ():
-                ask(kblock + ring - 1, tile)
+            for tile in range(tiles) if whole <= kblock + pipeline - 1 < share.kblocks else ():
+                ask(kblock + pipeline - 1, tile)
             if share.operand.given and geometry.exchange.in_memory:
-                first_word = kblock % ring * tiles * 4
+                first_word = kblock % pipeline * tiles * 4
                 round_inputs(self.k, geometry, [pieces[first_word + z] for z in range(tiles * 4)])
             a = self._weights(phase, share, kblock)
-            self._multiply(kblock, m_tiles, chains, a, pieces, kblock % ring * tiles, acc)
+            self._multiply(kblock, m_tiles, chains, a, pieces, kblock % pipeline * tiles, acc)
 
     def _poll(self, asked: list[tuple[int, int]], ask: Callable[[int, int], None], pieces: Buffer) -> None:
         """Until all of an operand's pieces (K block, tile) are there, ask for the missing ones again, together: one
@@ -284,7 +284,7 @@ class Product:
         number_of = tirx.Cast("uint32", group + 1 + self._turn(phase) * geometry.warps_u * geometry.warps_n)
         threads = tirx.const(LANES * geometry.warps_k, "uint32")
 
-        def give(warp_k: int) -> None:
+        def store_partial(warp_k: int) -> None:
             for tile in (t for t in range(geometry.pass_tiles) if t % geometry.warps_k != warp_k):
                 for m in range(m_tiles):
                     at = (m * geometry.pass_tiles + tile) * 4 * chains
@@ -304,8 +304,8 @@ class Product:
         everyone = geometry.pass_tiles >= geometry.warps_k
         for warp_k in range(geometry.warps_k):
             with k.when(ids.warp_k == warp_k):
-                give(warp_k)
-                if not everyone:  # who has handed over all and sums nothing need not wait
+                store_partial(warp_k)
+                if not everyone:  # a warp that has stored its sums and adds none up need not wait
                     meet = I.ptx.bar.arrive if warp_k >= geometry.pass_tiles else I.ptx.bar.sync
                     k.do(meet(number_of, threads))
                     take(warp_k)
@@ -323,7 +323,7 @@ class Product:
             self.k.do(I.ptx["ld.shared.v4.f32"](*words, partial(other, m, tile)))
 
 
-class CopiedProduct(Product):
+class CpAsyncProduct(MmaSyncProduct):
     """The same with operands that this lane has copied to shared memory, or copies now."""
 
     def __init__(
@@ -357,7 +357,7 @@ class CopiedProduct(Product):
             )
 
 
-class Float32Product(Product):
+class Float32Product(MmaSyncProduct):
     """The same in float32 arithmetic, without tensor cores."""
 
     def _pass(self, phase: Phase, number: int) -> list[Expr]:

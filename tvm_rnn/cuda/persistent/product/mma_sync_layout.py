@@ -42,14 +42,14 @@ MOST_POLLED = 64  # registers of a thread for pieces that it polls for
 
 
 @dataclass(frozen=True)
-class Places:
+class MemoryMap:
     """Where regions of shared memory begin, in words."""
 
     partial: int
     stage: int
     inputs: int
     copies: int
-    fetch: int
+    prefetch: int
     weights: int
     barriers: int
 
@@ -107,23 +107,23 @@ class MmaSyncLayout(Geometry):
         return self.warps * (inputs + others) * self.tiles * LANES * 4
 
     @property
-    def places(self) -> Places:
+    def memory_map(self) -> MemoryMap:
         partial = self.exchange.operand_words(self)
         stage = partial + self.partial_words
         inputs = stage + self.stage_words
         copies = inputs + self.exchange.input_words(self)
-        fetch = copies + self.copy_words
-        weights = fetch + self.fetch_words
-        return Places(partial, stage, inputs, copies, fetch, weights, weights + self.weight_words)
+        prefetch = copies + self.copy_words
+        weights = prefetch + self.prefetch_words
+        return MemoryMap(partial, stage, inputs, copies, prefetch, weights, weights + self.weight_words)
 
     @property
-    def fetch_at(self) -> int:
-        return self.places.fetch
+    def prefetch_at(self) -> int:
+        return self.memory_map.prefetch
 
     @property
     def shared_bytes(self) -> int:
         """Two mbarriers per value, and for reductions."""
-        return 4 * self.places.barriers + max(256, 16 * (len(self.published) + 1))
+        return 4 * self.memory_map.barriers + max(256, 16 * (len(self.published) + 1))
 
     @property
     def chains(self) -> dict[Phase, int]:

@@ -32,7 +32,7 @@ class Staged(SideBySide, Polled):
     """The exchange: a value lies in its place as it will in shared memory."""
 
     def arrive(self) -> None:
-        self.write_y(self.hand_over())
+        self.write_y(self.publish_tiles())
 
     def phase(self, slots: Slots) -> None:
         self.arrive()
@@ -74,7 +74,7 @@ def largest(found: Sequence[Expr]) -> Expr:
 
 
 class Operands:
-    """Operands that other units hand over."""
+    """Operands that other units publish."""
 
     pieces: Buffer
     load: Callable[[int], None]

@@ -1,8 +1,8 @@
-"""The product of a phase by wgmma: stationary weights times operands that come through a ring in shared memory.
+"""The product of a phase by wgmma: stationary weights times operands that come through a pipeline in shared memory.
 
 In: a `Geometry` with `ring` stages, the warp's coordinates. Out: statements that leave all gates of a lane's cells in
-registers. Each warpgroup multiplies all units and rows of the block in its part of K, the chunks of the ring one after
-the other; sums then meet in shared memory, where lanes find the gates of their cells.
+registers. Each warpgroup multiplies all units and rows of the block in its part of K, the chunks of the pipeline one
+after the other; sums then meet in shared memory, where lanes find the gates of their cells.
 
 Source: Hopper's warpgroup products: PTX ISA 8.5, "wgmma.mma_async", matrix fragments and shared memory layout.
 """
@@ -23,24 +23,24 @@ from tvm_rnn.cuda.persistent.operand_cp_async import InputPieces
 from tvm_rnn.tir.expr import Buffer, Expr
 from tvm_rnn.tir.index import uint32
 
-from .bulk_copy_pipeline import BulkRing, Ring, Ringed
+from .bulk_copy_pipeline import BulkCopyExchange, BulkCopyPipeline, WarpgroupPipeline
 from .wgmma_pipelined_layout import (
     ROW_BYTES,
     TILE_BYTES,
     TILE_ROWS,
     TILE_WORDS,
     Chunk,
-    WgmmaRingLayout,
+    WgmmaPipelinedLayout,
     WgmmaTiles,
     m_tiles,
+    memory_map,
     part_bytes,
     partial_stride,
-    places,
     turns,
 )
 
 STEPS = 2  # wgmma steps of 32 bytes in a block of K
-LAG = 2  # chunks under way, where the ring is deep enough: while a stage is filled again, products do not run out
+LAG = 2  # chunks under way, where the pipeline is deep enough: while a stage is filled again, products do not run out
 SWIZZLE_64, STRIDE = 2, 512 // 16  # of matrix descriptors: rows of 64 bytes, 8 of them apart
 INPUTS: dict[str, tuple[str, str, int]] = {  # depth, types, operands that may be transposed
     "bfloat16": ("k16", "bf16.bf16", 1),
@@ -50,12 +50,12 @@ INPUTS: dict[str, tuple[str, str, int]] = {  # depth, types, operands that may b
 
 
 @dataclass(frozen=True)
-class WgmmaRing(WgmmaRingLayout):
+class WgmmaPipelined(WgmmaPipelinedLayout):
     """The geometry, and who emits its statements."""
 
     def emitters(self, body: Body) -> Emitters:
-        exchange = Ringed(body, places(self).stage // 4)
-        return Emitters(exchange, Inputs(body), InputPieces(body), Wide(body, self, exchange))
+        exchange = BulkCopyExchange(body, memory_map(self).stage // 4)
+        return Emitters(exchange, Inputs(body), InputPieces(body), PipelinedProduct(body, self, exchange))
 
 
 class WgmmaProduct:
@@ -88,12 +88,12 @@ class WgmmaProduct:
         self.k.do(I.ptx[name](*d, *a, b, I.ptx.pred(tirx.const(int(add), "int32")), 1, 1, *more))
 
 
-class RingProduct(WgmmaProduct):
-    """What products share whose operands come through a ring."""
+class BulkCopyProduct(WgmmaProduct):
+    """What products share whose operands come through a pipeline."""
 
-    def __init__(self, body: Body, geometry: Geometry, exchange: Ringed, ring: BulkRing) -> None:
+    def __init__(self, body: Body, geometry: Geometry, exchange: BulkCopyExchange, pipeline: BulkCopyPipeline) -> None:
         super().__init__(body, geometry)
-        self.exchange, self.bulk = exchange, ring
+        self.exchange, self.bulk = exchange, pipeline
 
     @property
     def par(self) -> int:
@@ -116,7 +116,7 @@ class RingProduct(WgmmaProduct):
         body = self.body
         if phase is not body.step.phases[0]:
             return [], []
-        return body.reads.now(body.t, fetch=False), body.reads.now(body.t, fetch=True)
+        return body.reads.now(body.t, prefetch=False), body.reads.now(body.t, prefetch=True)
 
 
 class ResidentTiles(WgmmaProduct):
@@ -184,22 +184,22 @@ class ResidentTiles(WgmmaProduct):
         return [self._descriptor(self.near[share], at)]
 
 
-class Wide(RingProduct, ResidentTiles):
+class PipelinedProduct(BulkCopyProduct, ResidentTiles):
     """The products of one kernel. Construct once, at the kernel's start: it loads the resident weights."""
 
-    def __init__(self, body: Body, geometry: WgmmaRingLayout, exchange: Ringed) -> None:
+    def __init__(self, body: Body, geometry: WgmmaPipelinedLayout, exchange: BulkCopyExchange) -> None:
         self.geometry = self.tiles_of = geometry
-        self.ring = Ring(body, geometry, exchange)
-        super().__init__(body, geometry, exchange, self.ring)
-        self.places = self.ring.places
-        self.part, self.base = self.ring.part, self.ring.base
-        self._place_weights(self.places.weights)
-        self.ring.start()
+        self.pipeline = WarpgroupPipeline(body, geometry, exchange)
+        super().__init__(body, geometry, exchange, self.pipeline)
+        self.memory_map = self.pipeline.memory_map
+        self.part, self.base = self.pipeline.part, self.pipeline.base
+        self._place_weights(self.memory_map.weights)
+        self.pipeline.start()
 
     def _descriptors(self, phase: Phase) -> None:
         """The low words of matrix descriptors: of this part of stage 0, and of each share's weights near."""
-        self._near(phase, self.ring.base, self.ring.part)
-        self.operands = self.k.keep(self.ring.stages // uint32(16) + uint32(1 << 16))
+        self._near(phase, self.pipeline.base, self.pipeline.part)
+        self.operands = self.k.keep(self.pipeline.stages // uint32(16) + uint32(1 << 16))
 
     def _weights(self, chunk: Chunk, kblock: int, tile: int, tiles: int, step: int) -> list[Expr]:
         """The A operand of one instruction: four registers, or a descriptor."""
@@ -216,34 +216,34 @@ class Wide(RingProduct, ResidentTiles):
     def emit(self, phase: Phase) -> list[Expr]:
         for share in self.geometry.shares[phase]:
             self.body.ready(share)
-        loads, fetches = self._reads(phase)
-        between, source = [*loads, *fetches], self._source
-        k, ring, tiles = self.k, self.ring, m_tiles(self.geometry, phase)
-        apart, before = self.places.apart, self.geometry.separated(phase)
+        loads, prefetches = self._reads(phase)
+        between, source = [*loads, *prefetches], self._source
+        k, pipeline, tiles = self.k, self.pipeline, m_tiles(self.geometry, phase)
+        apart, before = self.memory_map.apart, self.geometry.separated(phase)
         lag = 2 if self.geometry.ring > LAG + 1 else 1
         if not before:
             k.do(I.cuda.cta_sync())  # the product before this one may still be summed
         acc = k.local(tiles * self.geometry.rows // 2)
-        ring.refresh()
+        pipeline.refresh()
         self._descriptors(phase)
-        ring.begin(phase, source)
-        for number, chunk in enumerate(ring.chunks[phase]):
-            ring.wait(chunk)
+        pipeline.begin(phase, source)
+        for number, chunk in enumerate(pipeline.chunks[phase]):
+            pipeline.wait(chunk)
             k.do(I.ptx.wgmma.fence.sync.aligned())
             self._multiply(chunk, tiles, acc, number == 0)
             k.do(I.ptx.wgmma.commit_group.sync.aligned())
             if number >= lag:
                 k.do(I.ptx.wgmma.wait_group.sync.aligned(lag))
-                ring.release(ring.chunks[phase][number - lag])
-                ring.refill(phase, number - lag, source)
-            count = len(ring.chunks[phase])
+                pipeline.release(pipeline.chunks[phase][number - lag])
+                pipeline.refill(phase, number - lag, source)
+            count = len(pipeline.chunks[phase])
             for piece in between[len(between) * number // count : len(between) * (number + 1) // count]:
                 piece()
         k.do(I.ptx.wgmma.wait_group.sync.aligned(0))
-        for chunk in ring.chunks[phase][-lag:]:
-            ring.release(chunk)
+        for chunk in pipeline.chunks[phase][-lag:]:
+            pipeline.release(chunk)
         if not apart:
-            k.do(I.cuda.cta_sync())  # the other warpgroups read the ring
+            k.do(I.cuda.cta_sync())  # the other warpgroups read the pipeline
         return self._sum(phase, tiles, acc)
 
     def _multiply(self, chunk: Chunk, tiles: int, acc: Buffer, first: bool) -> None:
@@ -267,16 +267,16 @@ class Wide(RingProduct, ResidentTiles):
             each = geometry.own_tiles // turns(geometry)
             for j in range(turn * each, (turn + 1) * each):
                 self._take(phase, tiles, found, j, turn)
-        if not self.places.apart:
-            k.do(I.ptx.fence.proxy.async_.shared__cta())  # copies into the ring follow, after a barrier
+        if not self.memory_map.apart:
+            k.do(I.ptx.fence.proxy.async_.shared__cta())  # copies into the pipeline follow, after a barrier
         return [found[z] for z in range(geometry.m_tiles(phase) * geometry.own_tiles * 4)]
 
     def _give(self, tiles: int, acc: Buffer, turn: int) -> None:
         """This warp's sums of a turn's columns."""
         k, geometry, ids, row = self.k, self.geometry, self.ids, partial_stride(self.geometry) * 4
         columns = geometry.rows // 8 // turns(geometry)
-        line = (self.ring.part * tiles * TILE_ROWS + tirx.floormod(ids.warp, 4) * 16 + ids.g) * row + ids.q * 8
-        own = k.keep(self.ring.base + tirx.Cast("uint32", line + self.places.partial))
+        line = (self.pipeline.part * tiles * TILE_ROWS + tirx.floormod(ids.warp, 4) * 16 + ids.g) * row + ids.q * 8
+        own = k.keep(self.pipeline.base + tirx.Cast("uint32", line + self.memory_map.partial))
         for tile in range(tiles):
             for i in range(columns):
                 for high in range(2):
@@ -292,7 +292,7 @@ class Wide(RingProduct, ResidentTiles):
         tile = geometry.own_tile(j, ids.warp_k) - turn * (geometry.tiles // turns(geometry))
         owned = geometry.owned(j, ids.warp_k)
         with k.when(tirx.const(True, "bool") if owned is None else owned):
-            cells = k.keep(self.ring.base + tirx.Cast("uint32", line + tile * 32 + self.places.partial))
+            cells = k.keep(self.pipeline.base + tirx.Cast("uint32", line + tile * 32 + self.memory_map.partial))
             for half in range(halves):
                 at = (half // 2 * geometry.own_tiles + j) * 4 + half % 2 * 2
                 for number in range(geometry.k_parts):

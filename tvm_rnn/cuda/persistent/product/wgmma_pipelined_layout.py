@@ -1,13 +1,13 @@
-"""The geometry of a persistent kernel whose products run by wgmma, out of a ring of stages in shared memory.
+"""The geometry of a persistent kernel whose products run by wgmma, out of a pipeline of stages in shared memory.
 
-In: a `Step` and knobs. Out: `WgmmaRingLayout`: in which order a step's blocks of K go through the ring, where
+In: a `Step` and knobs. Out: `WgmmaPipelinedLayout`: in which order a step's blocks of K go through the pipeline, where
 everything lies in shared memory, how weights are packed, how long a product takes; `WgmmaTiles`, which staged operands
 share.
 
 A warpgroup multiplies all gates of the block's units (M: 64 rows each) with all rows (N) in its part of K. Its weights
-are fragments in registers (A of wgmma), tiles in shared memory, or tiles that come through the ring beside the operand
-of the same block of K. A tile is 64 rows of 64 bytes, in the 64-byte swizzle: 16-byte pieces ^= row / 2 % 4; operands
-lie in global memory in that order already, so that copies need not know of it.
+are fragments in registers (A of wgmma), tiles in shared memory, or tiles that come through the pipeline beside the
+operand of the same block of K. A tile is 64 rows of 64 bytes, in the 64-byte swizzle: 16-byte pieces ^= row / 2 % 4;
+operands lie in global memory in that order already, so that copies need not know of it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STAGE_BYTES = 16384  # of operands, at least: a copy and a barrier cost as much 
 ROW_BYTES = 64
 MANY_ROWS = 64
 FEW_STAGES = 3
-# What a ring costs beside the exchange, bytes per cycle that bulk copies bring into a multiprocessor, cycles of a
+# What a pipeline costs beside the exchange, bytes per cycle that bulk copies bring into a multiprocessor, cycles of a
 # product of 64 rows and 8 columns (at least as for RING_COLUMNS), more where its weights are in shared memory; how much
 # of them copies do not hide, and what filling stages again costs.
 RING_US, RING_COPY, RING_CYCLES, RING_COLUMNS, RING_NEAR, RING_SHOWN = 1.1, 50.0, 4.0, 36, 1.35, 0.3
@@ -42,7 +42,7 @@ RING_REFILL = 1.1, 1.4  # of large stages, of small ones
 @dataclass(frozen=True)
 class Chunk:
     """What goes through one stage at a time: `count` blocks of K, from a part's `first`; with their weights or without.
-    slot: which stage of the part's ring; turn: how often that was used in this step before."""
+    slot: which stage of the part's pipeline; turn: how often that was used in this step before."""
 
     share: Share
     first: int
@@ -53,16 +53,16 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Places:
+class MemoryMap:
     """Where regions of shared memory begin, in bytes."""
 
-    ring: int
+    pipeline: int
     partial: int
     weights: int
     stage: int
     barriers: int
     end: int
-    apart: bool  # whether sums have a place of their own, beside the ring
+    apart: bool  # whether sums have a place of their own, beside the pipeline
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class WgmmaTiles(Geometry):
 
 
 @dataclass(frozen=True)
-class WgmmaRingLayout(WgmmaTiles):
+class WgmmaPipelinedLayout(WgmmaTiles):
     """ring: stages of a pipeline in shared memory that operands come through. together: blocks, launched as a cluster,
     that fetch operands for each other. warps_u, warps_n and warps_k say how warps share cells; warpgroups share K."""
 
@@ -124,10 +124,10 @@ class WgmmaRingLayout(WgmmaTiles):
 
     @property
     def shared_bytes(self) -> int:
-        return places(self).end
+        return memory_map(self).end
 
     @property
-    def fetch_at(self) -> int:
+    def prefetch_at(self) -> int:
         """Nothing is copied there."""
         return 0
 
@@ -172,8 +172,8 @@ def _largest_tiles(geometry: Geometry) -> int:
     return max((m_tiles(geometry, p) for p in geometry.shares), default=0)
 
 
-def part_bytes(geometry: WgmmaRingLayout) -> int:
-    """Of a stage: every part of K has a ring of its own."""
+def part_bytes(geometry: WgmmaPipelinedLayout) -> int:
+    """Of a stage: every part of K has a pipeline of its own."""
     operand = geometry.rows * ROW_BYTES
     pace = max(1, STAGE_BYTES // (geometry.k_parts * operand))
     many = sum(-(-s.kblocks // pace) for parts in geometry.shares.values() for s in parts) > geometry.ring
@@ -186,7 +186,7 @@ def part_bytes(geometry: WgmmaRingLayout) -> int:
     return most
 
 
-def chunks(geometry: WgmmaRingLayout) -> dict[Phase, list[Chunk]]:
+def chunks(geometry: WgmmaPipelinedLayout) -> dict[Phase, list[Chunk]]:
     """Every phase's, in order. Streamed weights are spread over the blocks of K, so that copies keep an even pace."""
     found: dict[Phase, list[Chunk]] = {}
     number, pace = 0, part_bytes(geometry) // (geometry.rows * ROW_BYTES)
@@ -204,40 +204,40 @@ def chunks(geometry: WgmmaRingLayout) -> dict[Phase, list[Chunk]]:
     return found
 
 
-def uses(geometry: WgmmaRingLayout) -> list[int]:
+def uses(geometry: WgmmaPipelinedLayout) -> list[int]:
     """How often a step uses each stage."""
     total = sum(len(c) for c in chunks(geometry).values())
     return [len(range(slot, total, geometry.ring)) for slot in range(geometry.ring)]
 
 
-def partial_stride(geometry: WgmmaRingLayout) -> int:
+def partial_stride(geometry: WgmmaPipelinedLayout) -> int:
     """Floats between rows of sums: lanes (g, q) of half a warp, two floats each, meet no bank twice."""
     columns = geometry.rows // turns(geometry)
     return columns + (0 if columns % 16 else 8)
 
 
-def turns(geometry: WgmmaRingLayout) -> int:
+def turns(geometry: WgmmaPipelinedLayout) -> int:
     """In which sums change hands: half of many rows after the other half, because room is short."""
     halves = geometry.rows > MANY_ROWS and geometry.warps_n == 1 and geometry.tiles % (2 * geometry.warps_k) == 0
     return 2 if halves else 1
 
 
-def partial_bytes(geometry: WgmmaRingLayout) -> int:
+def partial_bytes(geometry: WgmmaPipelinedLayout) -> int:
     return geometry.k_parts * _largest_tiles(geometry) * TILE_ROWS * partial_stride(geometry) * 4
 
 
-def places(geometry: WgmmaRingLayout, limit: int = 232448) -> Places:
-    """Sums lie in the ring where there is no other room for them."""
-    ring, barriers = geometry.k_parts * geometry.ring * part_bytes(geometry), geometry.k_parts * geometry.ring * 16
+def memory_map(geometry: WgmmaPipelinedLayout, limit: int = 232448) -> MemoryMap:
+    """Sums lie in the pipeline where there is no other room for them."""
+    pipeline, barriers = geometry.k_parts * geometry.ring * part_bytes(geometry), geometry.k_parts * geometry.ring * 16
     more = geometry.weight_words * 4 + geometry.stage_words * 4 + barriers
     more += -more % 128
-    apart = ring + partial_bytes(geometry) + more <= limit
-    weights = ring + partial_bytes(geometry) if apart else max(ring, partial_bytes(geometry))
+    apart = pipeline + partial_bytes(geometry) + more <= limit
+    weights = pipeline + partial_bytes(geometry) if apart else max(pipeline, partial_bytes(geometry))
     weights += -weights % 1024
     stage = weights + geometry.weight_words * 4
     at = stage + geometry.stage_words * 4
     at += -at % 8
-    return Places(0, ring if apart else 0, weights, stage, at, at + barriers, apart)
+    return MemoryMap(0, pipeline if apart else 0, weights, stage, at, at + barriers, apart)
 
 
 def weight_index(geometry: WgmmaTiles, phase: Phase, share: Share, at: Expr) -> tuple[tuple[Expr, ...], Expr]:

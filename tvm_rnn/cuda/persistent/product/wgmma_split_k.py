@@ -24,13 +24,13 @@ from tvm_rnn.cuda.persistent.operand_cp_async import InputPieces
 from tvm_rnn.tir.expr import Buffer, Expr
 from tvm_rnn.tir.index import uint32
 
-from .bulk_copy_pipeline import Ringed
-from .wgmma_pipelined import STEPS, RingProduct
+from .bulk_copy_pipeline import BulkCopyExchange
+from .wgmma_pipelined import STEPS, BulkCopyProduct
 from .wgmma_pipelined_layout import ROW_BYTES, TILE_BYTES, TILE_WORDS, Chunk
-from .wgmma_split_k_layout import FRAGMENT_BYTES, WARPGROUP, WgmmaSplitKLayout, places
-from .wgmma_split_k_pipeline import PooledRing
+from .wgmma_split_k_layout import FRAGMENT_BYTES, WARPGROUP, WgmmaSplitKLayout, memory_map
+from .wgmma_split_k_pipeline import ClusterPipeline
 
-LAG = 2  # chunks under way, where the ring is deep enough
+LAG = 2  # chunks under way, where the pipeline is deep enough
 
 
 @dataclass(frozen=True)
@@ -38,24 +38,24 @@ class WgmmaSplitK(WgmmaSplitKLayout):
     """The geometry, and who emits its statements."""
 
     def emitters(self, body: Body) -> Emitters:
-        exchange = Ringed(body, places(self).stage // 4)
-        return Emitters(exchange, Inputs(body), InputPieces(body), PooledProduct(body, self, exchange))
+        exchange = BulkCopyExchange(body, memory_map(self).stage // 4)
+        return Emitters(exchange, Inputs(body), InputPieces(body), SplitKProduct(body, self, exchange))
 
 
-class PooledProduct(RingProduct):
+class SplitKProduct(BulkCopyProduct):
     """The products of one kernel. Construct once, at the kernel's start: it loads the resident weights."""
 
-    def __init__(self, body: Body, geometry: WgmmaSplitKLayout, exchange: Ringed) -> None:
+    def __init__(self, body: Body, geometry: WgmmaSplitKLayout, exchange: BulkCopyExchange) -> None:
         self.geometry = geometry
-        self.ring = PooledRing(body, geometry, exchange)
-        super().__init__(body, geometry, exchange, self.ring)
+        self.pipeline = ClusterPipeline(body, geometry, exchange)
+        super().__init__(body, geometry, exchange, self.pipeline)
         k, ids = self.k, self.ids
-        self.places = self.ring.places
+        self.memory_map = self.pipeline.memory_map
         self.warpgroup = k.keep(tirx.floordiv(ids.warp, WARPGROUP))
-        self.matrices = k.keep(self.ring.base // uint32(16) + uint32(1 << 16))
+        self.matrices = k.keep(self.pipeline.base // uint32(16) + uint32(1 << 16))
         self.registers: dict[Share, Buffer] = {}
         self.shared: dict[Share, int] = {}
-        at = self.places.weights
+        at = self.memory_map.weights
         for phase, share in geometry.weights:
             if share.registers:
                 self.registers[share] = self._load(phase, share)
@@ -63,7 +63,7 @@ class PooledProduct(RingProduct):
                 self._fill(phase, share, at)
                 self.shared[share] = at
                 at += share.shared * geometry.far_bytes(phase)
-        self.ring.start()
+        self.pipeline.start()
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class PooledProduct(RingProduct):
             piece = i * geometry.threads + self.ids.thread
             with k.when(piece < pieces):
                 k.do(I.ptx["ld.global.nc.v4.b32"](*four, self._word(share, first + piece * 4)))
-                target = self.ring.base + tirx.Cast("uint32", piece * 16) + uint32(at)
+                target = self.pipeline.base + tirx.Cast("uint32", piece * 16) + uint32(at)
                 k.do(I.ptx["st.shared.v4.b32"](target, *four))
 
     # --- the product -------------------------------------------------------------------------------------------------
@@ -103,40 +103,40 @@ class PooledProduct(RingProduct):
         its successors' way into L2 while all blocks do."""
         for share in self.geometry.shares[phase]:
             self.body.ready(share)
-        loads, fetches = self._reads(phase)
+        loads, prefetches = self._reads(phase)
         source = self._source
-        k, ring, geometry = self.k, self.ring, self.geometry
+        k, pipeline, geometry = self.k, self.pipeline, self.geometry
         lag = LAG if geometry.ring > LAG + 1 else 1
         if not geometry.separated(phase):
-            ring.meet()  # sums of the product before this one may still be read
+            pipeline.meet()  # sums of the product before this one may still be read
         acc = k.local(geometry.group_tiles(phase) * geometry.rows // 2)
-        ring.refresh()
-        ring.begin(phase, source)
-        for fetch in fetches:
-            fetch()
-        every = ring.chunks[phase]
+        pipeline.refresh()
+        pipeline.begin(phase, source)
+        for prefetch in prefetches:
+            prefetch()
+        every = pipeline.chunks[phase]
         for number, chunk in enumerate(every):
-            ring.wait(chunk)
+            pipeline.wait(chunk)
             self._descriptors(phase)
             k.do(I.ptx.wgmma.fence.sync.aligned())
             self._multiply(phase, chunk, acc, number == 0)
             k.do(I.ptx.wgmma.commit_group.sync.aligned())
             if number >= lag:
                 k.do(I.ptx.wgmma.wait_group.sync.aligned(lag))
-                ring.release(every[number - lag])
-                ring.refill(phase, number - lag, source)
+                pipeline.release(every[number - lag])
+                pipeline.refill(phase, number - lag, source)
         k.do(I.ptx.wgmma.wait_group.sync.aligned(0))
         for chunk in every[-lag:]:
-            ring.release(chunk)
+            pipeline.release(chunk)
         if not geometry.apart:
-            ring.meet()  # nobody in the cluster reads the ring any more
+            pipeline.meet()  # nobody in the cluster reads the pipeline any more
         self._give(phase, acc)
         for load in loads:
             load()
-        ring.meet()
+        pipeline.meet()
         found = self._take(phase)
         if not geometry.apart:
-            k.do(I.ptx.fence.proxy.async_.shared__cta())  # copies into the ring follow, after a barrier
+            k.do(I.ptx.fence.proxy.async_.shared__cta())  # copies into the pipeline follow, after a barrier
         return found
 
     def _descriptors(self, phase: Phase) -> None:
@@ -149,7 +149,7 @@ class PooledProduct(RingProduct):
 
     def _multiply(self, phase: Phase, chunk: Chunk, acc: Buffer, first: bool) -> None:
         geometry = self.geometry
-        stage = self.places.ring + chunk.slot * self.ring.bytes
+        stage = self.memory_map.pipeline + chunk.slot * self.pipeline.bytes
         for i in range(chunk.count):
             for step in range(STEPS):
                 b = self._descriptor(self.operands, stage + i * geometry.operand_bytes + step * 32)
@@ -166,7 +166,7 @@ class PooledProduct(RingProduct):
         within = tile * TILE_BYTES + step * (ROW_BYTES // STEPS)
         if not chunk.streamed:
             return [self._descriptor(self.tiles, self.shared[share] + (kblock - share.registers) * far + within)]
-        stage = self.places.ring + chunk.slot * self.ring.bytes + chunk.count * geometry.operand_bytes
+        stage = self.memory_map.pipeline + chunk.slot * self.pipeline.bytes + chunk.count * geometry.operand_bytes
         return [self._descriptor(self.tiles, stage + i * far + within)]
 
     # --- sums --------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class PooledProduct(RingProduct):
 
     def _give(self, phase: Phase, acc: Buffer) -> None:
         """To every block of the cluster, the sums of its units."""
-        k, geometry, ring = self.k, self.geometry, self.ring
+        k, geometry, pipeline = self.k, self.geometry, self.pipeline
         own, groups = geometry.own_groups(phase), geometry.gate_rows(phase) // 8
         line = k.fresh(self.warpgroup) * (geometry.group_tiles(phase) * 8) + tirx.floormod(self.ids.warp, WARPGROUP) * 2
         for tile in range(geometry.group_tiles(phase)):
@@ -194,13 +194,13 @@ class PooledProduct(RingProduct):
                 group = k.keep(line + (tile * 8 + high))
                 with k.when(group < groups):
                     owner = k.keep(tirx.floordiv(group, own))
-                    place = (ring.number * own + tirx.floormod(group, own)) * self._group_bytes()
+                    place = (pipeline.number * own + tirx.floormod(group, own)) * self._group_bytes()
                     place = place + self._piece(tirx.const(0, "int32"), tirx.const(0, "int32"))
-                    target = k.keep(ring.base + tirx.Cast("uint32", place) + uint32(self.places.sums))
+                    target = k.keep(pipeline.base + tirx.Cast("uint32", place) + uint32(self.memory_map.sums))
                     first = tile * geometry.rows // 2 + high * 2
-                    with k.when(tirx.EQ(owner, ring.number)):
+                    with k.when(tirx.EQ(owner, pipeline.number)):
                         self._send("st.shared", acc, first, target)
-                    with k.when(tirx.NE(owner, ring.number)):
+                    with k.when(tirx.NE(owner, pipeline.number)):
                         remote = k.local(1, "uint32")
                         k.do(I.ptx["mapa.shared::cluster.u32"](remote[0], target, tirx.Cast("uint32", owner)))
                         self._send("st.shared::cluster", acc, first, remote[0])
@@ -220,11 +220,11 @@ class PooledProduct(RingProduct):
 
     def _take(self, phase: Phase) -> list[Expr]:
         """The sums of all parts of K, of this lane's cells."""
-        k, geometry, ring, wide = self.k, self.geometry, self.ring, self._wide
+        k, geometry, pipeline, wide = self.k, self.geometry, self.pipeline, self._wide
         found = k.local(geometry.m_tiles(phase) * geometry.own_tiles * 4)
         halves, own = len(geometry.halves(phase)), geometry.own_groups(phase)
         place = self.ids.warp_u * (halves * self._group_bytes()) + self._piece(self.ids.warp_k, tirx.const(0, "int32"))
-        first = k.keep(ring.base + tirx.Cast("uint32", place) + uint32(self.places.sums))
+        first = k.keep(pipeline.base + tirx.Cast("uint32", place) + uint32(self.memory_map.sums))
         part = k.local(2 * wide)
         for half in range(halves):
             for number in range(geometry.own_tiles // wide):

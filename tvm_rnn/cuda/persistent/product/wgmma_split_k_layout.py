@@ -1,12 +1,12 @@
 """The geometry of a persistent kernel whose clusters share K: for weights that do not all stay on the chip.
 
 In: a `Step` and knobs. Out: `WgmmaSplitKLayout`, from which `wgmma_split_k.py` writes the product: in which order a
-step's blocks of K go through a ring of stages, where everything lies in shared memory, and how weights are packed.
+step's blocks of K go through a pipeline of stages, where everything lies in shared memory, and how weights are packed.
 
     block n of a cluster     all gates of the cluster's units  x  all rows  x  part n of K
     its warpgroups           64 gates each (`tiles` times), all rows, the block's part of K
     its weights              of the first blocks of K fragments in registers, then tiles in shared memory for all steps,
-                             the rest through the ring in every step, beside the operand of the same blocks of K
+                             the rest through the pipeline in every step, beside the operand of the same blocks of K
     sums                     to the block that has the units, in the order of K, through distributed shared memory
 
 So a block reads only its part of what the others publish; what it reads instead, weights, nobody else reads. Bytes of
@@ -44,7 +44,7 @@ MULTIPROCESSORS = 132
 L2_BYTES, MEMORY_BYTES = 7.7e6, 4.2e6  # that all multiprocessors together read in a microsecond
 L2_HELD = 32e6  # weights that stay in L2
 SHOWN = 0.3  # of the shorter of copies and products
-MEET_US = 0.5  # of a cluster's blocks, before sums take the ring's place
+MEET_US = 0.5  # of a cluster's blocks, before sums take the pipeline's place
 SUM_BYTES = 50.0  # per cycle, given and taken
 LATE_US = 0.8  # what cells read, waited for
 NEAR_BYTES = 16384  # of a stage, at least, where all weights stay on the chip
@@ -52,7 +52,7 @@ FRAGMENT_BYTES = 8  # of a lane: two rows of its unit
 
 
 @dataclass(frozen=True)
-class Places:
+class MemoryMap:
     """Where regions of shared memory begin, in bytes."""
 
     weights: int
@@ -60,14 +60,14 @@ class Places:
     stage: int
     barriers: int
     end: int
-    ring: int
+    pipeline: int
 
 
 @dataclass(frozen=True)
 class WgmmaSplitKLayout(Geometry):
     """A grid's geometry of which `together` blocks, a cluster, share K. register_words, shared_words: words of weights
     that a thread, and the block for each thread, may keep. ring: stages of the pipeline; pace: blocks of K that come
-    through one with their weights. apart: 1 where sums have a place of their own in shared memory, 0: in the ring.
+    through one with their weights. apart: 1 where sums have a place of their own in shared memory, 0: in the pipeline.
     warps_u, warps_n, warps_k say how warps share cells."""
 
     exchange: Exchange = field(default=COUNTER, init=False)
@@ -100,7 +100,7 @@ class WgmmaSplitKLayout(Geometry):
         return max((sum_bytes(self, p) for p in self.shares), default=0) // 4
 
     @property
-    def fetch_at(self) -> int:
+    def prefetch_at(self) -> int:
         """Nothing is copied there."""
         return 0
 
@@ -171,7 +171,7 @@ class WgmmaSplitKLayout(Geometry):
 
     @property
     def shared_bytes(self) -> int:
-        return places(self).end
+        return memory_map(self).end
 
     def registers(self) -> int:
         """Kernels that know lengths and resets, too, then hardly spill."""
@@ -187,7 +187,7 @@ class WgmmaSplitKLayout(Geometry):
 
 
 def stage_bytes(geometry: WgmmaSplitKLayout) -> int:
-    """Of a stage of the ring: as many blocks of K as the pace says, with the weights of the widest phase."""
+    """Of a stage of the pipeline: as many blocks of K as the pace says, with the weights of the widest phase."""
     far = max((geometry.far_bytes(p) for p, parts in geometry.shares.items() for s in parts if s.streamed), default=0)
     pace = geometry.pace if far else max(geometry.pace, NEAR_BYTES // geometry.operand_bytes)
     return pace * (geometry.operand_bytes + far)
@@ -230,20 +230,22 @@ def sum_bytes(geometry: WgmmaSplitKLayout, phase: Phase) -> int:
     return geometry.together * geometry.own_groups(phase) * geometry.tiles * LANES * FRAGMENT_BYTES
 
 
-def places(geometry: WgmmaSplitKLayout) -> Places:
+def memory_map(geometry: WgmmaSplitKLayout) -> MemoryMap:
     """The last tile of weights may be read past its end."""
-    ring, sums = (
+    pipeline, sums = (
         geometry.ring * stage_bytes(geometry),
         max((sum_bytes(geometry, p) for p in geometry.shares), default=0),
     )
     sums += -sums % 1024
     over = max((geometry.near_bytes(p) - geometry.far_bytes(p) for p in geometry.shares), default=0)
-    weights = sums + ring if geometry.apart else max(ring, sums)
+    weights = sums + pipeline if geometry.apart else max(pipeline, sums)
     weights += -weights % 512
     stage = weights + geometry.weight_words * 4
     barriers = stage + geometry.stage_words * 4
     barriers += -barriers % 8
-    return Places(weights, 0, stage, barriers, max(barriers + 16 * geometry.ring, stage + over), sums * geometry.apart)
+    return MemoryMap(
+        weights, 0, stage, barriers, max(barriers + 16 * geometry.ring, stage + over), sums * geometry.apart
+    )
 
 
 def weight_index(geometry: WgmmaSplitKLayout, phase: Phase, share: Share, at: Expr) -> tuple[tuple[Expr, ...], Expr]:
@@ -301,14 +303,14 @@ def split_k_us(geometry: WgmmaSplitKLayout, phase: Phase, clock_mhz: float = CLO
         GRU 2816 bf16    B = 32 7.1 (30 MB)
         LSTM 2048        bf16 B = 128 10.4 (43 MB), B = 64 5.8 (17 MB); tf32 B = 64 12.5 (70 MB)
         GRU 2048 bf16    B = 128 9.0 (34 MB)
-        LSTM 3072 bf16   B = 64 17.6 (79 MB, 53 of them weights); 15.8 (72, 47) where sums take the ring's place
+        LSTM 3072 bf16   B = 64 17.6 (79 MB, 53 of them weights); 15.8 (72, 47) where sums take the pipeline's place
         GRU 2560 bf16    B = 64 10.4
 
     In CUDA graphs at T = 128, after loads of what cells read had moved behind the product: LSTM 2048 bf16 B = 64 6.5,
     LSTM 1024 tf32 B = 64 4.4, B = 128 6.4, LSTM 2560 bf16 B = 64 12.0, GRU 2816 bf16 B = 32 7.4.
     """
     cycles = copied = weights = 0.0
-    blocks = geometry.ctas * max(1, MULTIPROCESSORS // geometry.ctas)  # other teams read at the same time
+    blocks = geometry.ctas * max(1, MULTIPROCESSORS // geometry.ctas)  # other groups read at the same time
     for share in geometry.shares[phase]:
         instructions = 2 * geometry.warpgroups * geometry.group_tiles(phase)
         near = REGISTER_CYCLES * geometry.rows / 8

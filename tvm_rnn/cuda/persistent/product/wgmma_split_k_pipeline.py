@@ -1,4 +1,5 @@
-"""The ring of a cluster that shares K: bulk copies fill its stages, all warpgroups of the block multiply each of them.
+"""The pipeline of a cluster that shares K: bulk copies fill its stages, all warpgroups of the block multiply each of
+them.
 
 In: a `WgmmaSplitKLayout` and the exchange that values lie in. Out: statements: barriers, copies, waits. A step begins
 with stage 0, so which stage a chunk has, and the parity of its barriers, are known when the kernel is written. The
@@ -17,19 +18,19 @@ from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, Body
 from tvm_rnn.tir.expr import Expr
 from tvm_rnn.tir.index import uint32
 
-from .bulk_copy_pipeline import BULK, BulkRing, Ringed, Source
+from .bulk_copy_pipeline import BULK, BulkCopyExchange, BulkCopyPipeline, Source
 from .wgmma_pipelined_layout import Chunk
-from .wgmma_split_k_layout import WgmmaSplitKLayout, chunks, places, stage_bytes, uses
+from .wgmma_split_k_layout import WgmmaSplitKLayout, chunks, memory_map, stage_bytes, uses
 
 EVICT_LAST = 0x14F0000000000000  # a policy of copies, as createpolicy makes it: weights come again in the next step
 
 
-class PooledRing(BulkRing):
+class ClusterPipeline(BulkCopyPipeline):
     """Of one kernel."""
 
-    def __init__(self, body: Body, geometry: WgmmaSplitKLayout, exchange: Ringed) -> None:
-        self.places = places(geometry)
-        shape = geometry.ring, geometry.together, self.places.barriers
+    def __init__(self, body: Body, geometry: WgmmaSplitKLayout, exchange: BulkCopyExchange) -> None:
+        self.memory_map = memory_map(geometry)
+        shape = geometry.ring, geometry.together, self.memory_map.barriers
         super().__init__(body, exchange, shape, chunks(geometry), uses(geometry))
         self.geometry, self.names = geometry, geometry.weight_names
         self.bytes = stage_bytes(geometry)
@@ -45,7 +46,7 @@ class PooledRing(BulkRing):
         self._start(1, self.geometry.warps)
 
     def barrier(self, number: int) -> Expr:
-        return self.base + uint32(self.places.barriers + number * 8)
+        return self.base + uint32(self.memory_map.barriers + number * 8)
 
     def release(self, chunk: Chunk) -> None:
         """This warp reads it no more."""
@@ -79,4 +80,4 @@ class PooledRing(BulkRing):
         k.do(I.ptx[BULK](self._stage(chunk), address, size, self.barrier(chunk.slot)))
 
     def _stage(self, chunk: Chunk, at: int = 0) -> Expr:
-        return self.base + uint32(self.places.ring + chunk.slot * self.bytes + at)
+        return self.base + uint32(self.memory_map.pipeline + chunk.slot * self.bytes + at)

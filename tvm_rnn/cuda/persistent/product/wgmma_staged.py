@@ -37,10 +37,10 @@ class WgmmaStaged(WgmmaStagedLayout):
         operands = Operands(body, self, exchange)
         inputs = StagedInputs(body, self, operands)
         inputs.announce()
-        return Emitters(exchange, inputs, InputPieces(body), Grouped(body, self, operands, inputs))
+        return Emitters(exchange, inputs, InputPieces(body), StagedProduct(body, self, operands, inputs))
 
 
-class Grouped(ResidentTiles):
+class StagedProduct(ResidentTiles):
     """The products of one kernel. Construct once, at the kernel's start: it loads the resident weights."""
 
     def __init__(self, body: Body, geometry: WgmmaStagedLayout, operands: Operands, inputs: StagedInputs) -> None:

@@ -79,12 +79,12 @@ class WgmmaStagedLayout(WgmmaTiles):
         return self.partial_at + self.partial_words
 
     @property
-    def fetch_at(self) -> int:
+    def prefetch_at(self) -> int:
         return self.stage_at + self.stage_words
 
     @property
     def shared_bytes(self) -> int:
-        return 4 * (self.fetch_at + self.fetch_words) + max(256, 16 * (len(self.published) + 1))
+        return 4 * (self.prefetch_at + self.prefetch_words) + max(256, 16 * (len(self.published) + 1))
 
     def product_registers(self) -> int:
         """Weights, sums of all rows, and the pieces of an operand."""
