@@ -65,7 +65,7 @@ def test_a_record_is_replayed() -> None:
 def test_pipelines_where_they_were_faster(name: str, hidden: int, precision: str, batch: int, ring: int) -> None:
     unit = unit_of(name, hidden, precision, batch)
     config = configured(NAME, unit)[0]
-    assert config.get("ring", 0) == ring and geometry_by(NAME, unit, config).together == 1
+    assert config.get("ring", 0) == ring and (not ring or geometry_by(NAME, unit, config).together == 1)
     assert not configured(NAME, unit, {"ring": 0})[0].get("ring")
 
 
