@@ -4,8 +4,7 @@ In: a `Step` and knobs. Out: `Geometry`, what all kinds of products share: `kern
 `cuda/model/persistent_step_time.py` predicts its time, `cuda/model/choose_regime.py` packs its weights and reserves its
 memory. A kind of product is a class of its own, in files of its own, that answers the rest: its layout, its map of
 shared memory, its time, its registers, what it can run, and who emits its statements. How blocks exchange values is the
-second axis: `Exchange`, an object that a geometry has. No other file asks which kind or which exchange it has before
-it.
+second axis: `Exchange`, an object that a geometry has. No other file asks for either kind.
 
 A group of `ctas` blocks owns all units of a layer for `rows` batch rows. Gates = W h, so units are the M of a tensor
 core's product and batch rows its N: a batch of 1 to 8 costs one tile. A warp owns `blocks` of 8 units and all their
@@ -332,8 +331,8 @@ class Body(Protocol):
 
 
 class Exchange(ABC):
-    """How the blocks of a group hand values to each other, as planning sees it. Implementations are frozen, and have no
-    state: `exchange.py`, `exchange_by_polling.py`."""
+    """The exchange of values between the blocks of a group, as planning sees it. Implementations are frozen, and have
+    no state: `exchange.py`, `exchange_by_polling.py`."""
 
     name: ClassVar[str]  # in kernels' names
     in_memory: ClassVar[bool]  # values travel through global memory, and all blocks must be on the GPU at once
@@ -379,7 +378,7 @@ class Exchange(ABC):
         """Registers of a thread that hold pieces of an input."""
         return 0
 
-    def handover_us(self, geometry: Geometry, phase: Phase, cells: int) -> float:
+    def phase_us(self, geometry: Geometry, phase: Phase, cells: int) -> float:
         """What a phase takes beside `rates`, us. cells: of a lane."""
         return 0.0
 

@@ -1,4 +1,4 @@
-"""The tape on the GPU: where `forward_train` leaves what `backward` reads.
+"""The layout of the tape on the GPU, which `forward_train` writes and `backward` reads.
 
 In: the layers of the forward graphs of training, with what they keep. Out: `Tape`: pointers to its arrays, as both host
 programs compute them, and its size for the manifest. Each array is [T, B, row], in order of time:

@@ -119,8 +119,8 @@ class BulkCopyProduct(WgmmaProduct):
 
 
 class ResidentTiles(WgmmaProduct):
-    """Products whose weights are packed as `wide_layout` says: fragments in registers, then tiles in shared memory.
-    part, base: the thread's part of K, and the address of shared memory."""
+    """Products whose weights are packed as `wgmma_pipelined_layout.py` says: fragments in registers, then tiles in
+    shared memory. part, base: the thread's part of K, and the address of shared memory."""
 
     part: Expr
     base: Expr
@@ -261,7 +261,7 @@ class PipelinedProduct(BulkCopyProduct, ResidentTiles):
         for turn in range(turns(geometry)):
             if turn:
                 k.do(I.cuda.cta_sync())
-            self._give(tiles, acc, turn)
+            self._store_sums(tiles, acc, turn)
             k.do(I.cuda.cta_sync())
             each = geometry.own_tiles // turns(geometry)
             for j in range(turn * each, (turn + 1) * each):
@@ -270,7 +270,7 @@ class PipelinedProduct(BulkCopyProduct, ResidentTiles):
             k.do(I.ptx.fence.proxy.async_.shared__cta())  # copies into the pipeline follow, after a barrier
         return [found[z] for z in range(geometry.m_tiles(phase) * geometry.own_tiles * 4)]
 
-    def _give(self, tiles: int, acc: Buffer, turn: int) -> None:
+    def _store_sums(self, tiles: int, acc: Buffer, turn: int) -> None:
         """This warp's sums of a turn's columns."""
         k, geometry, ids, row = self.k, self.geometry, self.ids, partial_stride(self.geometry) * 4
         columns = geometry.rows // 8 // turns(geometry)

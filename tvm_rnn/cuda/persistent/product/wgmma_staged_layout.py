@@ -1,7 +1,8 @@
 """The geometry of a persistent kernel whose operands are staged: brought to shared memory once, for warpgroups.
 
-In: a `Step` and knobs. Out: `WgmmaStagedLayout`. Operands lie as tiles of wgmma behind the weights, which `wide_layout`
-packs; each source of a product has one place, which is written again when no product of its step is under way any more.
+In: a `Step` and knobs. Out: `WgmmaStagedLayout`. Operands lie as tiles of wgmma behind the weights, which
+`wgmma_pipelined_layout.py` packs; each source of a product has one buffer, written again when no product of its step is
+under way.
 Values are polled for.
 """
 
