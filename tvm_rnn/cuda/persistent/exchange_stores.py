@@ -22,7 +22,7 @@ from .geometry import LANES, Store
 
 @dataclass
 class StagedTile:
-    """A tile that a warp has laid down and not published."""
+    """A tile that a warp has staged and not published."""
 
     node: Node
     slot: Expr

@@ -120,7 +120,7 @@ class ExchangeEmitter(Protocol):
         """Wait for an operand that blocks of the group publish."""
 
     def stage(self, node: Node, block: int, j: int, e: int, value: Expr) -> None:
-        """Lay down one value of this lane's cell."""
+        """Stage one value of this lane's cell."""
 
     def tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
         """After a tile is staged. when: publish it only then. y: writes 16 bytes of y."""
@@ -237,8 +237,8 @@ class Reads(Protocol):
     def words(self) -> StateMasks: ...
 
     def now(self, t: Expr, *, prefetch: bool) -> list[Callable[[], None]]:
-        """Loads of what step t reads, one statement each, or their successors' way into L2; empty unless the geometry
-        reads in the step itself."""
+        """Loads of what step t reads, one statement each, or the prefetch of later ones into L2; empty unless the
+        geometry reads in the step itself."""
 
     def reader(self, phase: Phase, block: int, j: int, e: int) -> Callable[[Node, Index], Expr | None]:
         """How expressions of one cell read stored values."""
@@ -336,7 +336,7 @@ class Exchange(ABC):
 
     name: ClassVar[str]  # in kernels' names
     in_memory: ClassVar[bool]  # values travel through global memory, and all blocks must be on the GPU at once
-    polls: ClassVar[bool] = False  # who needs a value loads it until it is there
+    polls: ClassVar[bool] = False  # a reader loads a value until it is there
     marks: ClassVar[bool] = False  # a layer knows by the values themselves what the layer below has written
     rates: ClassVar[Rates]
 
@@ -367,7 +367,7 @@ class Exchange(ABC):
         return 0
 
     def stage_words(self, geometry: Geometry) -> int:
-        """Words of shared memory in which values are staged on their way out: tiles of each warp."""
+        """Words of shared memory in which values are staged before they are published: tiles of each warp."""
         return geometry.warps * geometry.staged_tiles * 64 * geometry.itemsize // 4
 
     def input_words(self, geometry: Geometry) -> int:
@@ -772,7 +772,7 @@ class Geometry(ABC):
 
     @property
     def stage_words(self) -> int:
-        """Where values are staged on their way out."""
+        """Where values are staged before they are published."""
         return self.exchange.stage_words(self)
 
     @property

@@ -128,7 +128,7 @@ class Tape:
         return self._output_state(self.codes[self.of_layer[layer - 1]], self.input_place(self._input(layer)))
 
     def _output_state(self, code: Layer, place: Place) -> int | None:
-        """Among what a layer keeps: the state that is its output, where it lies as who reads the output has it."""
+        """Among what a layer keeps: the state that is its output, where it lies as readers of the output expect."""
         if self.net.num_directions > 1 or place.row_stride * ITEM_BYTES[place.dtype] % 16:
             return None
         for number, node in enumerate(code.layout.kept):

@@ -82,7 +82,7 @@ class FfmaProduct:
     # --- the product -------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """What is under way nobody reads."""
+        """Nobody reads what is in flight."""
 
     def emit(self, phase: Phase) -> list[Expr]:
         k, geometry, pipeline = self.k, self.geometry, self.pipeline

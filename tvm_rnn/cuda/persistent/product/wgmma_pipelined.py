@@ -39,7 +39,7 @@ from .wgmma_pipelined_layout import (
 )
 
 STEPS = 2  # wgmma steps of 32 bytes in a block of K
-LAG = 2  # chunks under way, where the pipeline is deep enough: while a stage is filled again, products do not run out
+LAG = 2  # chunks in flight, where the pipeline is deep enough: while a stage is filled again, products do not run out
 SWIZZLE_64, STRIDE = 2, 512 // 16  # of matrix descriptors: rows of 64 bytes, 8 of them apart
 INPUTS: dict[str, tuple[str, str, int]] = {  # depth, types, operands that may be transposed
     "bfloat16": ("k16", "bf16.bf16", 1),
@@ -110,8 +110,8 @@ class BulkCopyProduct(WgmmaProduct):
         return self.exchange.first_word(share.operand.source)
 
     def _reads(self, phase: Phase) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
-        """What cells read in this step, and its successors' way into L2: statements to be written while the step's
-        first product is under way."""
+        """What cells read in this step, and the prefetch of later ones into L2: statements to be written while the
+        step's first product is under way."""
         body = self.body
         if phase is not body.step.phases[0]:
             return [], []

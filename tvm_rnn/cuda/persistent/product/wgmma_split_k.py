@@ -29,7 +29,7 @@ from .wgmma_pipelined_layout import ROW_BYTES, TILE_BYTES, TILE_WORDS, Chunk
 from .wgmma_split_k_layout import FRAGMENT_BYTES, WARPGROUP, WgmmaSplitKLayout, memory_map
 from .wgmma_split_k_pipeline import ClusterPipeline
 
-LAG = 2  # chunks under way, where the pipeline is deep enough
+LAG = 2  # chunks in flight, where the pipeline is deep enough
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class SplitKProduct(BulkCopyProduct):
 
     def emit(self, phase: Phase) -> list[Expr]:
         """What cells read comes while the cluster's blocks wait for each other: until then products need the registers;
-        its successors' way into L2 while all blocks do."""
+        the prefetch of later ones into L2 while all blocks do."""
         for share in self.geometry.shares[phase]:
             self.body.ready(share)
         loads, prefetches = self._reads(phase)

@@ -55,7 +55,7 @@ class StagedProduct(ResidentTiles):
         self.k.do(I.cuda.cta_sync())
 
     def end(self) -> None:
-        """Nothing is under way."""
+        """Nothing is in flight."""
 
     # --- the product -------------------------------------------------------------------------------------------------
 

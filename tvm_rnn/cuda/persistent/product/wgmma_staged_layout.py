@@ -26,7 +26,7 @@ from .wgmma_pipelined_layout import WgmmaTiles
 
 WARPGROUP = 4  # warps
 HELD = 8  # pieces of 16 bytes that a thread holds at a time between memory and shared memory
-# Cycles of a product of 64 rows, at least and where its weights are in shared memory, times; of 16 bytes laid down.
+# Cycles of a product of 64 rows, at least and where its weights are in shared memory, times; of 16 bytes stored.
 STAGED_LEAST, STAGED_NEAR, STAGED_PIECE = 16.0, 1.55, 0.1
 MOST_ROWS = 256  # columns of an instruction
 
