@@ -51,10 +51,11 @@ golden: $(TEST_SETUP) ## Rewrite the golden texts of the passes; read the differ
 	TVM_RNN_UPDATE_GOLDEN=1 $(BIN)/python -m pytest -q tests/compiler/test_stage_texts.py
 	git --no-pager diff --stat tests/golden
 
-lint: $(VENV)/.installed-test ## Check style and types (ruff, mypy); print the longest files and functions
+lint: $(VENV)/.installed-test ## Check style, types and imports (ruff, mypy, import-linter); print the longest files and functions
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	@$(BIN)/python tests/longest.py
 
 format: $(VENV)/.installed-test ## Rewrite the sources in the house style

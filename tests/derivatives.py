@@ -13,7 +13,7 @@ import numpy as np
 from networks import arguments
 
 import tvm_rnn as rnn
-from tvm_rnn.network.rnn import weight_name
+from tvm_rnn.network.layer import weight_name
 from tvm_rnn.oracle.torch_graph import Program
 from tvm_rnn.passes.normalise import normalise
 

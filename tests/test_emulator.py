@@ -17,7 +17,7 @@ from tvm_rnn.cuda.model import choose_regime
 from tvm_rnn.cuda.model.choose_geometry import ChosenGeometry
 from tvm_rnn.cuda.plan import layer as steps
 from tvm_rnn.cuda.plan import wave
-from tvm_rnn.network.model import NETWORK, Declared, Program, Step
+from tvm_rnn.network.program import NETWORK, Declared, Program, Step
 from tvm_rnn.options import PASS_NAMES
 
 T, B = 5, 11

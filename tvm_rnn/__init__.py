@@ -20,6 +20,7 @@ from .explain.explanation import explain
 from .language.cell import Cell, cell
 from .oracle.reference import reference
 from .tune.tune_network import tune
+from .version import __version__ as __version__
 
 install()
 
@@ -100,8 +101,6 @@ if TYPE_CHECKING:  # what `__getattr__` finds when a name is first used, for typ
     from .runtime.runtime import Module, load
     from .target import Target
     from .torch_layer.to_torch import to_torch
-
-__version__ = "0.1.0"
 
 # Where names are that are imported on first use; errors are in errors.py, all others in language/functions.py.
 _HOME = {

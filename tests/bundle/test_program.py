@@ -15,7 +15,7 @@ import tvm_rnn as rnn
 from tests.bundle.test_engine import BAD_ARGUMENT, OK, Library
 from tvm_rnn.bundle.encoding import DTYPES
 from tvm_rnn.errors import ConfigError
-from tvm_rnn.network.model import NETWORK, Declared, Program, Step
+from tvm_rnn.network.program import NETWORK, Declared, Program, Step
 from tvm_rnn.oracle.tolerance import assert_close
 
 RNG = np.random.default_rng(0)

@@ -6,9 +6,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from tests.schedule.test_records import MACHINE, record
 from typer.testing import CliRunner
 
+from tests.test_records import MACHINE, record
 from tvm_rnn.cli.commands import app
 from tvm_rnn.schedule.record_files import merge, read
 

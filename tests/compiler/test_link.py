@@ -38,4 +38,4 @@ def test_what_tvm_refuses_is_said_in_words() -> None:
 
 def test_its_names_are_those_that_compile_uses() -> None:
     assert rnn.compile(rnn.RNN(rnn.cells.elman, 2, 3).init()).manifest.cell == "elman"
-    assert link.LINKED == ("pool", "ffi")
+    assert link.LINKED == ("cpu/c/pool", "cpu/c/ffi")

@@ -26,7 +26,7 @@ def test_it_may_be_several_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     wrapper.chmod(0o755)
     monkeypatch.setenv("CXX", f"{wrapper} g++")
     assert find_compiler() == (str(wrapper), "g++")
-    assert object_of("ffi", find_compiler())[:4] == b"\x7fELF"
+    assert object_of("cpu/c/ffi", find_compiler())[:4] == b"\x7fELF"
     assert log.read_text().split() == ["g++"]
 
 

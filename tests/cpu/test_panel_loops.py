@@ -8,7 +8,7 @@ import pytest
 import tvm_rnn as rnn
 from tvm_rnn.cpu import lower_group
 from tvm_rnn.oracle.tolerance import assert_close
-from tvm_rnn.schedule import template
+from tvm_rnn.schedule import Config, Template, Unit, best
 
 FEW, MANY = (1, 8, 1), ((1, 1, 1), (1, 4, 1), (2, 2, 1), (4, 4, 1), (8, 8, 1), (2, 8, 2), (3, 2, 2))
 TILES = [FEW, (4, 1, 1), (8, 2, 1), (4, 4, 2), *(pytest.param(*tile, marks=pytest.mark.slow) for tile in MANY)]
@@ -17,9 +17,9 @@ TILES = [FEW, (4, 1, 1), (8, 2, 1), (4, 4, 2), *(pytest.param(*tile, marks=pytes
 @pytest.mark.broad_after(1)
 @pytest.mark.parametrize(("rows", "panels", "broad"), TILES)
 def test_every_tile_with_every_rest(rows: int, panels: int, broad: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forced(unit: template.Unit, machine: rnn.Target) -> tuple[template.Template, template.Config]:
+    def forced(unit: Unit, machine: rnn.Target) -> tuple[Template, Config]:
         record = {"rows": rows, "panels": panels, "broad": broad} if unit.kind == "gemm" else None
-        return template.best(unit, machine, record)
+        return best(unit, machine, record)
 
     monkeypatch.setattr(lower_group, "best", forced)
     net = rnn.RNN(rnn.cells.gru_reset_before, 3, 69).init(rows)  # 5 panels of 16: no multiple of any choice but 1

@@ -13,7 +13,7 @@ from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.graph.graph import Group
 from tvm_rnn.options import Options
 from tvm_rnn.passes import pipeline
-from tvm_rnn.schedule import template
+from tvm_rnn.schedule import Unit
 
 V4 = target.TABLE["x86-64-v4"]
 
@@ -75,4 +75,4 @@ def test_an_emitter_records_what_it_used() -> None:
     assert layer.states_per_row == 2 * (32 + 32) and layer.packed.size > 4 * 32 * 40
     groups: list[Group] = [g for g in graph.groups if g.kind == "gemm"]
     unit = emitter._unit(groups[0])
-    assert isinstance(unit, template.Unit) and unit.width == 128 and unit.depths == (8,) and unit.batches == (1,)
+    assert isinstance(unit, Unit) and unit.width == 128 and unit.depths == (8,) and unit.batches == (1,)

@@ -39,7 +39,7 @@ from tvm_rnn.cuda.persistent.cell_reads import hoisted, params, place_of
 from tvm_rnn.cuda.persistent.geometry import COUNTER_WORDS, Geometry
 from tvm_rnn.cuda.rowwise.scan_over_time import Scan, scan
 from tvm_rnn.graph.graph import Node, topological
-from tvm_rnn.network.rnn import weight_name
+from tvm_rnn.network.layer import weight_name
 from tvm_rnn.oracle.reference import Reference, evaluate
 from tvm_rnn.passes import pipeline
 from tvm_rnn.target import resolve

@@ -12,13 +12,13 @@ import pytest
 from emulated import Case, check_packed_once, kernel_error
 from persistent_layers import GPU, step, unit_of
 
+import tvm_rnn.schedule.schedule_template as discovery
 from tvm_rnn.cuda.model.choose_geometry import choose_geometry
 from tvm_rnn.cuda.model.choose_regime import choose
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.locations import PACKAGE
 from tvm_rnn.oracle.tolerance import tolerance
 from tvm_rnn.records import Choice, Record, Records
-from tvm_rnn.schedule import template
 
 OWN = Path(__file__).parent.parent / "own_schedules"
 NAME = "persistent_plain_cuda"
@@ -27,9 +27,9 @@ NAME = "persistent_plain_cuda"
 @pytest.fixture
 def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("TVM_RNN_SCHEDULES", str(OWN))
-    monkeypatch.setattr(template, "_found", None)
+    monkeypatch.setattr(discovery, "_found", None)
     yield
-    monkeypatch.setattr(template, "_found", None)
+    monkeypatch.setattr(discovery, "_found", None)
 
 
 @pytest.mark.usefixtures("own_folder")
@@ -60,34 +60,38 @@ def test_without_its_folder_there_is_no_such_kind() -> None:
 
 # What a kind of product is made of: the file of its class, those that only kinds use, and the schedules that build it.
 KINDS = {
-    "MmaSync": {"product.py", "lane_layout.py"},
-    "WgmmaPipelined": {"wide.py", "wide_layout.py", "ring.py"},
-    "WgmmaStaged": {"grouped.py", "staged_layout.py", "staged.py"},
-    "WgmmaSplitK": {"pooled.py", "pooled_layout.py", "split_k_pipeline.py"},
-    "Ffma": {"fma_product.py", "fma_layout.py", "ffma_pipeline.py"},
+    "MmaSync": {"mma_sync.py", "mma_sync_layout.py"},
+    "WgmmaPipelined": {"wgmma_pipelined.py", "wgmma_pipelined_layout.py", "bulk_copy_pipeline.py"},
+    "WgmmaStaged": {"wgmma_staged.py", "wgmma_staged_layout.py", "operands_staged.py"},
+    "WgmmaSplitK": {"wgmma_split_k.py", "wgmma_split_k_layout.py", "wgmma_split_k_pipeline.py"},
+    "Ffma": {"ffma.py", "ffma_layout.py", "ffma_pipeline.py"},
 }
+PRODUCT = PACKAGE / "cuda" / "persistent" / "product"
 SCHEDULES = ("cluster", "grid", "staged", "pooled", "fma")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_is_named_in_its_own_files_and_its_schedules(kind: str) -> None:
-    own = {PACKAGE / "cuda" / name for name in KINDS[kind]}
+    own = {PRODUCT / name for name in KINDS[kind]}
     named = re.compile(rf"\b{kind}(Layout)?\b")
     files = {path for path in PACKAGE.rglob("*.py") if named.search(path.read_text())}
     assert files and all(path in own or path.name in {f"persistent_{n}_cuda.py" for n in SCHEDULES} for path in files)
 
 
+def test_the_kinds_are_all_that_the_folder_has() -> None:
+    assert {path.name for path in PRODUCT.glob("*.py")} - {"__init__.py"} == set().union(*KINDS.values())
+
+
 def test_nobody_but_kinds_imports_a_kind() -> None:
-    kinds = {name.removesuffix(".py") for own in KINDS.values() for name in own}
-    for path in (PACKAGE / "cuda").glob("*.py"):
-        if path.stem in kinds:
+    for path in PACKAGE.rglob("*.py"):
+        if path.parent == PRODUCT or path.name in {f"persistent_{n}_cuda.py" for n in SCHEDULES}:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.level == 1:
-                names = {node.module} if node.module else {alias.name for alias in node.names}
-                assert not names & kinds, (path.name, names & kinds)
+            if isinstance(node, ast.ImportFrom):
+                named = {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
+                assert not any("persistent.product" in name for name in named), (path, named)
 
 
 def test_nobody_asks_which_kind_a_geometry_is() -> None:
     asks = re.compile(r"isinstance\((self\.)?(geometry|made|own), ")
-    assert not [path.name for path in (PACKAGE / "cuda").glob("*.py") if asks.search(path.read_text())]
+    assert not [path.name for path in (PACKAGE / "cuda").rglob("*.py") if asks.search(path.read_text())]

@@ -11,7 +11,7 @@ from onnx_models import node
 from tests.frontends.test_onnx_graph import steps_of
 from tvm_rnn.frontends.fields import Unreadable
 from tvm_rnn.frontends.folding import Steps
-from tvm_rnn.network.model import Declared
+from tvm_rnn.network.program import Declared
 
 
 def test_what_depends_on_constants_alone_is_made_now() -> None:

@@ -12,7 +12,7 @@ from tvm_rnn.frontends.built_cells import build_cell
 from tvm_rnn.frontends.fields import Unreadable
 from tvm_rnn.frontends.folding import Steps
 from tvm_rnn.frontends.keras_activations import ACTIVATIONS, EQUATIONS, StepMath, StepValue, activation_name
-from tvm_rnn.network.model import Declared, Program
+from tvm_rnn.network.program import Declared, Program
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.runtime.runtime_model import Plan
 

@@ -11,7 +11,7 @@ from tvm_rnn.frontends.fields import Unreadable
 from tvm_rnn.frontends.folding import Steps
 from tvm_rnn.frontends.keras_layers import HANDLERS, STEPWISE, apply_layer
 from tvm_rnn.frontends.keras_recurrent import Model, Part, Value
-from tvm_rnn.network.model import Declared, Program
+from tvm_rnn.network.program import Declared, Program
 from tvm_rnn.runtime.runtime_model import Plan
 
 X = np.random.default_rng(0).normal(size=(2, 3, 4))

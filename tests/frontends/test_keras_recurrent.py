@@ -11,7 +11,7 @@ from keras_files import cell_arrays
 from tvm_rnn.frontends.fields import Unreadable
 from tvm_rnn.frontends.folding import Steps
 from tvm_rnn.frontends.keras_recurrent import Model, Part, Value, bidirectional, recurrent
-from tvm_rnn.network.model import NETWORK, Declared
+from tvm_rnn.network.program import NETWORK, Declared
 
 
 def part(kind: str = "GRU", arrays: Any = None, **config: Any) -> Part:

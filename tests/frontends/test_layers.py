@@ -7,7 +7,7 @@ import numpy as np
 import tvm_rnn as rnn
 from tvm_rnn.frontends.folding import Steps
 from tvm_rnn.frontends.layers import Recurrent, add_network, held_dtype_of, without_empty_rows
-from tvm_rnn.network.model import NETWORK
+from tvm_rnn.network.program import NETWORK
 from tvm_rnn.runtime.runtime_ops import OPERATIONS
 
 

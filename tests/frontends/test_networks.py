@@ -9,8 +9,9 @@ from tvm_rnn.frontends.folding import Steps
 from tvm_rnn.frontends.layers import Recurrent, add_network
 from tvm_rnn.frontends.networks import build_networks
 from tvm_rnn.frontends.stacks import Stacks
-from tvm_rnn.network.model import Declared, Model
+from tvm_rnn.network.model import Model
 from tvm_rnn.network.origin import Origin
+from tvm_rnn.network.program import Declared
 
 SOURCE = Origin("keras", "", "m.keras", "ab12")
 

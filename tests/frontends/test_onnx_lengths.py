@@ -15,7 +15,8 @@ import tvm_rnn as rnn
 from tvm_rnn.errors import ConfigError
 from tvm_rnn.frontends.folding import Steps
 from tvm_rnn.frontends.onnx_lengths import counts_steps
-from tvm_rnn.network.model import NETWORK, Declared, Model
+from tvm_rnn.network.model import Model
+from tvm_rnn.network.program import NETWORK, Declared
 from tvm_rnn.oracle.tolerance import assert_close
 
 

@@ -10,7 +10,7 @@ from onnx_models import model_of, node, onnx_runtime, weights
 
 import tvm_rnn as rnn
 from tvm_rnn.frontends.stacks import needed, ordered, without_identities
-from tvm_rnn.network.model import NETWORK, Step
+from tvm_rnn.network.program import NETWORK, Step
 from tvm_rnn.oracle.tolerance import assert_close
 
 H = 4

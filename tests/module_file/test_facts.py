@@ -8,6 +8,7 @@ import numpy as np
 
 import tvm_rnn as rnn
 from tvm_rnn.module_file.facts import blob, common_facts, memory_facts
+from tvm_rnn.module_file.schema import plain
 from tvm_rnn.options import Options
 from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import TABLE
@@ -17,7 +18,7 @@ V4 = TABLE["x86-64-v4"]
 
 def test_what_every_manifest_says() -> None:
     net = rnn.RNN(rnn.cells.lstm, 3, 5, num_layers=2)
-    facts = common_facts(net, V4, (1, 4), ("combine_gemms",))
+    facts = plain(common_facts(net, V4, (1, 4), ("combine_gemms",)))
     assert json.loads(json.dumps(facts)) == facts
     assert facts["cell"] == "lstm" and facts["batch"] == [1, 4] and "combine_gemms" not in facts["passes"]
     assert facts["states"][0]["shapes"] == [[5], [5]] and facts["target"]["name"] == V4.name
@@ -41,6 +42,6 @@ def test_memory_of_training() -> None:
     net = rnn.RNN(rnn.cells.lstm, 8, 32)
     own = passed(net, Options(V4))
     values, states = (memory_facts(net, own.training(keep)[-1][1], keep) for keep in ("values", "states"))
-    assert values["keep"] == "values" and states["keep"] == "states"
-    assert states["again_flops_per_row"] > values["again_flops_per_row"]
-    assert states["forward_flops_per_row"] == values["forward_flops_per_row"] > 2 * 4 * 32 * 40
+    assert values.keep == "values" and states.keep == "states"
+    assert states.again_flops_per_row > values.again_flops_per_row
+    assert states.forward_flops_per_row == values.forward_flops_per_row > 2 * 4 * 32 * 40

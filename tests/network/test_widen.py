@@ -7,8 +7,9 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn.errors import ConfigError
-from tvm_rnn.network.model import NETWORK, Declared, Model, Program, Step
+from tvm_rnn.network.model import Model
 from tvm_rnn.network.origin import Origin
+from tvm_rnn.network.program import NETWORK, Declared, Program, Step
 from tvm_rnn.network.widen import widened
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.target import resolve

@@ -7,8 +7,8 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, concat, einsum, sigmoid, softplus, split, stack, tanh
-from tvm_rnn.compiler import stage_texts
-from tvm_rnn.graph.graph import Node, constant
+from tvm_rnn.graph.graph import Graph, Node, constant
+from tvm_rnn.graph.graph_text import graph_text
 from tvm_rnn.oracle.reference import Reference
 from tvm_rnn.passes.normalise import Builder, normalise
 
@@ -87,7 +87,7 @@ def test_meaning_is_kept(name: str) -> None:
 
 def test_it_is_idempotent() -> None:
     graph = normal(packed)
-    assert stage_texts.graph_text(normalise(graph)) == stage_texts.graph_text(graph)
+    assert graph_text(normalise(graph)) == graph_text(graph)
 
 
 def test_products_with_two_state_dependent_operands_are_no_gemm() -> None:

@@ -16,8 +16,9 @@ from safetensors.numpy import save_file
 
 import tvm_rnn as rnn
 from tvm_rnn.errors import InputError, LoadError, WeightError
-from tvm_rnn.network.model import NETWORK, Declared, Model, Program, Step
+from tvm_rnn.network.model import Model
 from tvm_rnn.network.origin import Origin
+from tvm_rnn.network.program import NETWORK, Declared, Program, Step
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.runtime import runtime_model
 

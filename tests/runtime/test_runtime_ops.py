@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import pytest
 
-from tvm_rnn.network.model import Program
+from tvm_rnn.frontends.fields import Unreadable
+from tvm_rnn.network.program import Program
 from tvm_rnn.runtime.runtime_model import Plan
 from tvm_rnn.runtime.runtime_ops import MOVES, OPERATIONS, reshaped
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from emulated import layer
-from persistent_layers import GPU, configured, registers_and_spills
+from persistent_layers import GPU, configured, geometry_by, registers_and_spills
 
 from tvm_rnn.cuda.model import choose_geometry
 from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit

@@ -13,7 +13,7 @@ from training_plans import trained
 from tvm_rnn.cuda.model import choose_geometry
 from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict, resident_groups
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import able
+from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.schedule.schedule_template import templates
 
 NAME = "persistent_pooled_cuda"
@@ -42,7 +42,7 @@ def test_the_default_fits(name: str, hidden: int, batch: int, precision: str) ->
     config, knobs = configured(NAME, unit)
     assert set(knobs.space) == set(config) and all(config[knob] in values for knob, values in knobs.space.items())
     team: Any = geometry_by(NAME, unit, config)
-    assert able(team) and able_to_run(team, GPU) and team.ctas % team.together == 0
+    assert able_to_run(team, GPU) and team.ctas % team.together == 0
     assert 1 <= team.ctas <= GPU.sms and resident_groups(team, GPU) >= 1 and team.ctas * team.units(hidden) >= hidden
     every = templates()[NAME].every
     assert every is not None

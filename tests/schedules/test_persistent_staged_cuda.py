@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from emulated import layer
-from persistent_layers import GPU, configured, registers_and_spills
+from persistent_layers import GPU, configured, geometry_by, registers_and_spills
 
 from tvm_rnn.cuda.model import choose_geometry
 from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
@@ -32,7 +32,7 @@ def test_the_default_fits(name: str, precision: str) -> None:
     config, knobs = configured(NAME, made)
     assert set(knobs.space) == set(config) and all(config[knob] in values for knob, values in knobs.space.items())
     team = geometry_by(NAME, made, config)
-    assert able_to_run(team, GPU) and team.possible and team.staged == 1 and team.ctas * team.units(512) >= 512
+    assert able_to_run(team, GPU) and team.possible and team.ctas * team.units(512) >= 512
 
 
 def test_layers_alone_and_what_does_not_fit() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.schedule.test_records import record
 
 import tvm_rnn as rnn
+from tests.test_records import record
 from tvm_rnn import ConfigError, TvmRnnError
 from tvm_rnn.schedule.record_files import merge
 from tvm_rnn.target import host

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import tvm_rnn as rnn
 from tvm_rnn.explain.html.drawing import draw
-from tvm_rnn.explain.html.equations import equations, math
 from tvm_rnn.explain.tables import cell_facts
+from tvm_rnn.graph.equations import equations, math
 from tvm_rnn.graph.graph_text import graph_text
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.language import functions

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from tvm_rnn import __version__
 from tvm_rnn.errors import ConfigError, TvmRnnError, message, unknown
+from tvm_rnn.version import __version__
 
 from .bench import bench
 from .console import print_json, print_rich, progress

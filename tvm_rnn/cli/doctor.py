@@ -20,9 +20,9 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tvm_rnn import __version__
 from tvm_rnn.errors import TvmRnnError
 from tvm_rnn.explain.tables import plain_table, size_text
+from tvm_rnn.version import __version__
 
 Facts = dict[str, Any]  # what --json prints of one check
 

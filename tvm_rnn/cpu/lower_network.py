@@ -23,7 +23,8 @@ from tvm_rnn.graph.flops import flops_per_row
 from tvm_rnn.graph.graph import Layers
 from tvm_rnn.module_file import schema
 from tvm_rnn.module_file.schema import Pack
-from tvm_rnn.network.rnn import RNN, named_constants, weight_name
+from tvm_rnn.network.layer import weight_name
+from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.options import Options
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64

@@ -23,6 +23,7 @@ def build_cell(
     states: Mapping[str, str],
     params: Mapping[str, str],
     equations: Equations,
+    *,
     output: str | None = None,
 ) -> Cell:
     """A Cell. inputs, states, params: dims by name. equations: all arguments by name to the new states, in order.

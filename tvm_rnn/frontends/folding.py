@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tvm_rnn.network.model import Declared, Step
+from tvm_rnn.network.program import Declared, Step
 from tvm_rnn.runtime.runtime_ops import MOVES, OPERATIONS
 
 from .fields import Fields, Unreadable, integer, number

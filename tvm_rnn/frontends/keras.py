@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from tvm_rnn.network.model import Declared
 from tvm_rnn.network.model import Model as Whole
 from tvm_rnn.network.origin import Origin
+from tvm_rnn.network.program import Declared
 from tvm_rnn.network.rnn import RNN
 
 from ..errors import ConfigError, message

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tvm_rnn.network.model import Declared
+from tvm_rnn.network.program import Declared
 
 from .fields import Fields, Unreadable, integer, items, mapping
 from .folding import Steps

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tvm_rnn.language.cell import Cell
-from tvm_rnn.network.model import NETWORK, Step
+from tvm_rnn.network.program import NETWORK, Step
 
 from .folding import Steps
 

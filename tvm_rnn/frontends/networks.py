@@ -10,9 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from tvm_rnn.network.model import NETWORK, Model, Program, Step
+from tvm_rnn.network.layer import weight_name
+from tvm_rnn.network.model import Model
 from tvm_rnn.network.origin import Origin
-from tvm_rnn.network.rnn import RNN, weight_name
+from tvm_rnn.network.program import NETWORK, Program, Step
+from tvm_rnn.network.rnn import RNN
 
 from .folding import Steps
 from .layers import Recurrent

@@ -17,7 +17,8 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tvm_rnn.network.rnn import RNN, Layer, weight_name
+from tvm_rnn.network.layer import Layer, weight_name
+from tvm_rnn.network.rnn import RNN
 from tvm_rnn.npy_files import write_whole
 
 from ..errors import ConfigError, WeightError, message

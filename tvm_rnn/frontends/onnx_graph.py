@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tvm_rnn.network.model import Declared
+from tvm_rnn.network.program import Declared
 
 from .fields import Unreadable
 from .folding import Steps

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container
 
 import numpy as np
 
-from tvm_rnn.network.model import Step
+from tvm_rnn.network.program import Step
 from tvm_rnn.runtime.runtime_ops import OPERATIONS
 
 from .fields import Fields, Unreadable, integer

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvm_rnn.network.model import Step
+from tvm_rnn.network.program import Step
 
 from .fields import Fields, Unreadable, floats, integer, number, strings, text
 from .folding import Steps

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tvm_rnn.network.model import Step
+from tvm_rnn.network.program import Step
 
 from .fields import Fields, Unreadable, integer, integers
 from .layers import Recurrent, add_network

@@ -21,7 +21,7 @@ from tvm_rnn.network.model import Model
 from tvm_rnn.network.rnn import RNN, Sizes
 
 EXPECTED = 'a cell of the zoo ("lstm"; `tvm-rnn cells` lists them) or "file.py:function"'
-MODELS = {".keras": "from_keras", ".onnx": "from_onnx"}  # how files of networks end, and what reads them
+MODELS = (".keras", ".onnx")  # how files of networks end
 
 
 def find_cell(spec: str) -> Cell:
@@ -57,10 +57,13 @@ def read_model(spec: str, given: Sequence[str] = ()) -> RNN | Model:
     if given:
         got, do = ", ".join(given), "leave them out: sizes, dtype and weights are in the file"
         raise ConfigError(message("this file is a whole network", where=spec, got=got, do=do))
-    import tvm_rnn
+    if spec.endswith(".keras"):
+        from .keras import from_keras
 
-    found: RNN | Model = getattr(tvm_rnn, MODELS[os.path.splitext(spec)[1]])(spec)
-    return found
+        return from_keras(spec)
+    from .onnx import from_onnx
+
+    return from_onnx(spec)
 
 
 def _run(path: str) -> ModuleType:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tvm_rnn.network.model import NETWORK, Step
+from tvm_rnn.network.program import NETWORK, Step
 from tvm_rnn.runtime.runtime_ops import OPERATIONS
 
 from .folding import Steps

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.origin import Origin, same_bits, sha256_of
-from tvm_rnn.network.rnn import RNN, weight_name
+from tvm_rnn.network.rnn import RNN
 from tvm_rnn.network.tensor_files import open_safetensors
 
 from .. import cells

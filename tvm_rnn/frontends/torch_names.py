@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_rnn.language.cell import Cell
-from tvm_rnn.network.rnn import weight_name
+from tvm_rnn.network.layer import weight_name
 
 from .. import cells
 from ..errors import ConfigError, WeightError, message, unknown

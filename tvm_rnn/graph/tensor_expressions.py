@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from tvm import te as tvm_te
 from tvm import tirx
-
-from tvm_rnn.language.cell import Cell
 
 from .axes import reduced_axes
 from .graph import Graph, Node
@@ -154,8 +152,17 @@ def _joined(node: Node, index: Index, read: Reader, dtype: str) -> Expr:
     return result
 
 
+class Traceable(Protocol):
+    """A Cell, as far as tensor expressions need it."""
+
+    @property
+    def size_names(self) -> Sequence[str]: ...
+
+    def trace(self, sizes: Mapping[str, int], dtype: str) -> Graph: ...
+
+
 def te(
-    cell: Cell | Graph, sizes: Mapping[str, int] | None = None, *, batch: int = 1, dtype: str = "float32"
+    cell: Traceable | Graph, sizes: Mapping[str, int] | None = None, *, batch: int = 1, dtype: str = "float32"
 ) -> list[tvm_te.Tensor]:
     """One step of a cell as TVM tensor expressions. Print `tensor.op` and its `input_tensors` to read them.
 
@@ -171,7 +178,7 @@ def te(
     Returns:
         The new states, then the output, each [B, *shape].
     """
-    graph = cell.trace(sizes or dict.fromkeys(cell.size_names, 4), dtype) if isinstance(cell, Cell) else cell
+    graph = cell.trace(sizes or dict.fromkeys(cell.size_names, 4), dtype) if not isinstance(cell, Graph) else cell
     tensors: dict[Node, tvm_te.Tensor] = {}
     for number, node in enumerate(graph.nodes()):
         if node.op == "param" or (node.op == "const" and node.scalar is None):

@@ -104,7 +104,7 @@ class Cell:
 
     def _repr_html_(self) -> str:
         """For notebooks: the equations."""
-        from tvm_rnn.explain.html.equations import drawn
+        from tvm_rnn.graph.equations import drawn
 
         try:
             graph = self.trace(dict.fromkeys(self.size_names, SHOWN_SIZE))

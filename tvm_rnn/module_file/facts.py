@@ -12,7 +12,6 @@ import tvm
 import tvm_ffi
 from msgspec import convert
 
-from tvm_rnn import __version__
 from tvm_rnn.decisions import heard
 from tvm_rnn.dtypes import held_dtype
 from tvm_rnn.graph.flops import graph_flops
@@ -22,6 +21,7 @@ from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.runtime.runtime import MANIFEST_FORMAT
 from tvm_rnn.target import Target
+from tvm_rnn.version import __version__
 
 from . import schema
 from .schema import Array, Machine, Memory, Network, Origin, State

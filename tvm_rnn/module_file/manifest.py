@@ -17,7 +17,7 @@ import numpy as np
 
 from tvm_rnn.dtypes import held_dtype
 from tvm_rnn.errors import BuildError, ConfigError, WeightError, message
-from tvm_rnn.network.model import NETWORK
+from tvm_rnn.network.program import NETWORK
 from tvm_rnn.runtime.runtime import ALIGNMENT, CONSTANT, CONTAINER_VERSION, FOOTER, MAGIC
 from tvm_rnn.runtime.runtime_ops import OPERATIONS
 from tvm_rnn.runtime.runtime_random import RAW

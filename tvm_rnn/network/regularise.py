@@ -30,7 +30,7 @@ from tvm_rnn.language.trace import Value
 from tvm_rnn.runtime.runtime_random import ONCE, SHARED
 
 if TYPE_CHECKING:
-    from .rnn import Layer
+    from .layer import Layer
 
 Probability = float | Mapping[str, float] | None
 OPTIONS = ("dropout", "recurrent_dropout", "zoneout", "weight_drop")
@@ -70,7 +70,7 @@ class Regularisers:
     def masks(self, layers: Sequence[Layer], directions: int) -> dict[str, Any]:
         """What a manifest says of them for the runtime: streams; weights: of each weight that is dropped its name, the
         name of its mask, its layer and direction, and the probability of being kept."""
-        from .rnn import weight_name
+        from .layer import weight_name
 
         weights = [
             [weight_name(p.name, layer.index, d), ONCE + p.name, layer.index, d, 1.0 - self.weight_drop[p.name]]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,29 +18,14 @@ from tvm_rnn.errors import ConfigError, WeightError, message, unknown
 from tvm_rnn.graph.graph import Graph, constant
 from tvm_rnn.graph.ops import Shape
 from tvm_rnn.language.cell import Cell
+from tvm_rnn.network.program import Program
 
-from .model import Program
+from .layer import Layer, weight_name
 from .origin import Origin
 from .regularise import OPTIONS, Probability, regularisers
 from .tensor_files import open_safetensors
 
 Sizes = int | Sequence[int]
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer: its index, the sizes of its axes, and its graphs (shared by layers of equal sizes): that of inference,
-    and that of training, which is another one where there are regularisers."""
-
-    index: int
-    sizes: Mapping[str, int]
-    graph: Graph
-    training: Graph
-
-    @property
-    def width(self) -> int:
-        """Features that one direction emits."""
-        return self.graph.output.shape[0]
 
 
 class RNN:
@@ -143,7 +127,7 @@ class RNN:
         graphs, title = {id(layer.graph): layer.graph for layer in self.layers}, repr(self)
 
         def html() -> str:
-            from tvm_rnn.explain.html.equations import drawn
+            from tvm_rnn.graph.equations import drawn
 
             return drawn(title, graphs.values())
 
@@ -261,10 +245,6 @@ class RNN:
             arrays = [np.full((self.num_directions, batch, *shape), value, held) for shape in shapes]
             result[state.name] = np.concatenate(arrays) if len(set(shapes)) == 1 else arrays
         return result
-
-
-def weight_name(parameter: str, layer: int, direction: int) -> str:
-    return f"{parameter}_l{layer}" + ("_reverse" if direction else "")
 
 
 def constants(graph: Graph) -> list[np.ndarray]:

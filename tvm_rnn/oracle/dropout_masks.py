@@ -14,7 +14,8 @@ import numpy as np
 
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.ops import TABLE
-from tvm_rnn.network.rnn import RNN, weight_name
+from tvm_rnn.network.layer import weight_name
+from tvm_rnn.network.rnn import RNN
 from tvm_rnn.runtime import runtime_random
 
 Array = np.ndarray

@@ -17,8 +17,10 @@ from numpy.typing import ArrayLike
 from tvm_rnn.errors import InputError, WeightError, message
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.graph.ops import TABLE
-from tvm_rnn.network.model import Model, Program
-from tvm_rnn.network.rnn import RNN, weight_name
+from tvm_rnn.network.layer import weight_name
+from tvm_rnn.network.model import Model
+from tvm_rnn.network.program import Program
+from tvm_rnn.network.rnn import RNN
 from tvm_rnn.runtime.runtime_model import Plan, call, check_inputs
 
 from .dropout_masks import Draws

@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tvm_rnn.graph.graph import Graph, Node, depends
-from tvm_rnn.network.rnn import RNN, weight_name
+from tvm_rnn.network.layer import weight_name
+from tvm_rnn.network.rnn import RNN
 from tvm_rnn.passes.combine_gemms import CombineGemms
 from tvm_rnn.passes.hoist_gemms import HoistGemms
 from tvm_rnn.passes.normalise import normalise

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
@@ -61,7 +62,7 @@ class Part(NamedTuple):
         return int(self.start + self.steps < self.whole) + 2 * int(self.start > 0)
 
 
-class Recorded:
+class Recorded(ABC):
     """What one call of `forward_train` left for `backward`, on any device. like: what makes results, or an array of
     their kind."""
 
@@ -71,15 +72,16 @@ class Recorded:
         self.module, self.T, self.B, self.like = module, T, B, like
 
     @property
+    @abstractmethod
     def nbytes(self) -> int:
         """How much memory it takes."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def stale(self) -> bool:
         """Whether the module has other weights since."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check_arrays(self) -> None:
         """Raises InputError where arrays of the caller that backward reads have changed since."""
 
@@ -88,7 +90,7 @@ class Recorded:
         return f"<{name} of {cell}, {self.T} steps of {self.B} rows, {self.nbytes} bytes>"
 
 
-class Trainable(Module, Generic[AnyTape]):
+class Trainable(Module, Generic[AnyTape], ABC):
     """A Module with `forward_train` and `backward`. Thread-safe as a Module is, but for changes of weights between the
     two."""
 
@@ -122,6 +124,7 @@ class Trainable(Module, Generic[AnyTape]):
         the smallest number possible, where no plan fits max_bytes."""
         return self._recorded(x, inputs, state, (lengths, reset), (seed, first_step), max_bytes)
 
+    @abstractmethod
     def _recorded(
         self,
         x: object,
@@ -132,7 +135,6 @@ class Trainable(Module, Generic[AnyTape]):
         max_bytes: int | None,
     ) -> tuple[Array, State, AnyTape]:
         """What `forward_train` returns. rows: lengths and resets; drawn: seed and first step."""
-        raise NotImplementedError
 
     def backward(self, tape: AnyTape, gy: object = None, gstate: Mapping[str, object] | None = None) -> Gradients:
         """The gradients of sum(gy * y) + sum(gstate * state) for what `forward_train` returned with that tape.
@@ -159,9 +161,9 @@ class Trainable(Module, Generic[AnyTape]):
         tape.check_arrays()
         return self._gradients(tape, gy, gstate)
 
+    @abstractmethod
     def _gradients(self, tape: AnyTape, gy: object, gstate: object) -> Gradients:
         """What `backward` returns, for the weights that the tape was written with."""
-        raise NotImplementedError
 
     def _gradient_arrays(self, gstate: object, B: int) -> Iterator[list[tuple[str, object, tuple[int, ...], str]]]:
         """Gradients of the last states, as `_state_arrays` has states."""
@@ -192,10 +194,10 @@ class Trainable(Module, Generic[AnyTape]):
 
         self._max_bytes = check_budget(count)
 
+    @abstractmethod
     def memory_sizes(self, steps: int, batch: int, reset: bool = False, lengths: bool = False) -> Sizes:
         """What calls of T = `steps` steps of B = `batch` rows take, as `runtime_memory.Sizes`. reset, lengths: whether
         they are given."""
-        raise NotImplementedError
 
     def plan_memory(
         self, steps: int, batch: int, max_bytes: int | None = None, *, reset: bool = False, lengths: bool = False
@@ -295,6 +297,9 @@ class Tape(Recorded):
     @property
     def stale(self) -> bool:
         return self.given.whole is not self.module._given
+
+    def check_arrays(self) -> None:
+        """Nothing: it has copies."""
 
     def masks(self, part: Part) -> tuple[int | np.ndarray, ...]:
         """The last arguments of both functions, for a part."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from .expr import Expr
+from .expr import Expr, TirExpr
 
 INDEX = "int64"
 
@@ -21,3 +21,8 @@ def wide(value: Expr) -> Expr:
     if isinstance(value, int):
         return int64(value)
     return value if str(value.ty) == INDEX else tirx.Cast(INDEX, value)
+
+
+def uint32(value: int) -> TirExpr:
+    """A constant, as addresses in shared memory and operands of PTX are."""
+    return tirx.const(value, "uint32")

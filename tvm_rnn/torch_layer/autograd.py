@@ -17,7 +17,8 @@ import torch
 from tvm_rnn.errors import ConfigError, InputError, WeightError, message
 from tvm_rnn.frontends.torch import form_of, state_arrays
 from tvm_rnn.frontends.torch_names import Form
-from tvm_rnn.network.rnn import RNN, weight_name
+from tvm_rnn.network.layer import weight_name
+from tvm_rnn.network.rnn import RNN
 from tvm_rnn.runtime import runtime
 
 Tensor = Any

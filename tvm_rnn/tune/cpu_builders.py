@@ -43,7 +43,8 @@ LOCK, SCRATCH = "tvm_rnn-tuning-{}.lock", "tvm_rnn-tune"
 def worker(role: str, first: Request, folder: Path) -> WorkerProcess:
     """A process of `cpu_worker.py`. NumPy multiplies nothing there; what it leaves behind goes with the folder."""
     environment = {"OPENBLAS_NUM_THREADS": "1", "TMPDIR": str(folder)}
-    return WorkerProcess(("-m", "tvm_rnn.tune.cpu_worker", role), folder, environment=environment, first=first)
+    module = "tvm_rnn.tune.rpc_worker" if role == "device" else "tvm_rnn.tune.cpu_worker"
+    return WorkerProcess(("-m", module, role), folder, environment=environment, first=first)
 
 
 class Builders:

@@ -201,19 +201,13 @@ def named_states(state: Mapping[str, Any]) -> dict[str, Any]:
 # --- the process -----------------------------------------------------------------------------------------------------
 
 
-def on_a_device(first: Request) -> Callable[[Request], Reply]:
-    """Measuring on another machine: see rpc_worker.py."""
-    from .rpc_worker import measurer
-
-    return measurer(first)
+Roles = Mapping[str, Callable[[Request], Callable[[Request], Reply]]]
+ROLES: Roles = {"build": builder, "measure": measurer}
 
 
-ROLES = {"build": builder, "measure": measurer, "device": on_a_device}
-
-
-def serve(role: str, requests: Iterator[str], reply: Callable[[Reply], None]) -> None:
+def serve(role: str, requests: Iterator[str], reply: Callable[[Reply], None], roles: Roles = ROLES) -> None:
     """Answer requests until there are no more. What goes wrong with one is its answer."""
-    answer = ROLES[role](json.loads(next(requests)))
+    answer = roles[role](json.loads(next(requests)))
     reply({"ready": role})
     for line in requests:
         try:
@@ -235,12 +229,12 @@ def keep_apart(cpus: list[int]) -> None:
         file.write(str(PRIORITY))  # where Linux shares CPUs among sessions first
 
 
-def main() -> None:
-    """Serve on stdin and stdout."""
+def main(roles: Roles = ROLES) -> None:
+    """Serve on stdin and stdout, in the role that the command names."""
     # Neither compiler nor runtime needs torch, and tvm_ffi imports it, in two seconds, where it is installed.
     sys.modules["torch"] = cast(Any, None)
     with channel() as reply:
-        serve(sys.argv[1], sys.stdin, reply)
+        serve(sys.argv[1], sys.stdin, reply, roles)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import tvm
 
-from tvm_rnn import __version__
 from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.records import Choice, Record
 from tvm_rnn.schedule.record_files import merge
 from tvm_rnn.schedule.schedule_template import DEFAULT, Unit
 from tvm_rnn.target import Target, resolve
+from tvm_rnn.version import __version__
 from tvm_rnn.worker_process import Request
 
 from .gpu_measure import RESULTS, Results, located, outcome, read_plan

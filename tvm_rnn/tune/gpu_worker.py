@@ -20,7 +20,8 @@ from tvm_rnn.bench.measure.gpu_graphs import (
     run_poisoned,
     same_bits,
 )
-from tvm_rnn.bench.peers.gpu import GpuProblem, prepare_tvm_rnn
+from tvm_rnn.bench.peers.gpu import prepare_tvm_rnn
+from tvm_rnn.bench.peers.gpu_problem import GpuProblem
 from tvm_rnn.bench.run.gpu_worker import REPEATS, Bench, Exact, errors, main
 from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.errors import TvmRnnError

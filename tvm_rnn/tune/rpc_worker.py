@@ -1,4 +1,5 @@
-"""A process that measures candidates on one device of an RPC tracker: the role `device` of cpu_worker.py.
+"""A process that measures candidates on one device of an RPC tracker: `python -m
+tvm_rnn.tune.rpc_worker device`.
 
 In: requests from `rpc.py`; a server of TVM's own, `python -m tvm.exec.rpc_server`, with nothing of ours there.
 Out: what `Bench` says of candidates: they run, and are timed, on the device, in turns with the defaults; results come
@@ -23,7 +24,7 @@ from tvm.runtime import Tensor
 from tvm_rnn.runtime.runtime import Module, _open_container
 from tvm_rnn.worker_process import Reply, Request
 
-from .cpu_worker import Bench
+from .cpu_worker import Bench, main
 from .rpc_tracker import NoDevice, Server, Tracker
 
 Argument: TypeAlias = int | np.ndarray | Tensor  # of a module's function
@@ -231,3 +232,7 @@ def _text(reason: Exception) -> str:
 def measurer(first: Request) -> Callable[[Request], Reply]:
     """The role `device`."""
     return RemoteBench(first).answer
+
+
+if __name__ == "__main__":
+    main({"device": measurer})

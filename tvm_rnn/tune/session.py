@@ -21,7 +21,6 @@ from typing import Protocol
 import numpy as np
 import tvm
 
-from tvm_rnn import __version__
 from tvm_rnn.bench.suites.gpu import tamed
 from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.dtypes import precision_name
@@ -34,6 +33,7 @@ from tvm_rnn.records import Record, Records
 from tvm_rnn.schedule import record_files
 from tvm_rnn.schedule.schedule_template import Unit
 from tvm_rnn.target import Target, resolve
+from tvm_rnn.version import __version__
 
 from .cpu_builders import CpuBackend
 from .journal import Journal, Outcome

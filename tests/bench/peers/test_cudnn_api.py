@@ -52,7 +52,7 @@ def test_descriptors_go_with_their_owner() -> None:
 def test_the_library_that_is_loaded_already_is_found_first() -> None:
     code = (
         f"import ctypes, sys; ctypes.CDLL({fake_cudnn.path()!r})\n"
-        "from tvm_rnn import peers_cudnn_api as api\n"
+        "from tvm_rnn.bench.peers import cudnn_api as api\n"
         "print(api.load().version, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

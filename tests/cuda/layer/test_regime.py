@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from compiled_kernels import layers_of, passed_of
 
-from tvm_rnn.cuda.codegen.host_program import Expr, Host
+from tvm_rnn.cuda.codegen.host_program import Host, HostExpr
 from tvm_rnn.cuda.layer.packed_layout import Pack
 from tvm_rnn.cuda.layer.regime import LayerSteps
 from tvm_rnn.cuda.plan import layer as steps
@@ -23,8 +23,8 @@ class Noted:
     applies, most, blocks = "B <= 8", 8, "4"
     packs: Sequence[Pack] = ()
     words: Sequence[Node] = ()
-    work_bytes: Expr = "B * 64"
-    zero_bytes: Expr = 64
+    work_bytes: HostExpr = "B * 64"
+    zero_bytes: HostExpr = 64
 
     def __init__(self) -> None:
         self.fact = {"unit": "step", "template": "noted", "knobs": {}, "record": "default"}

@@ -61,4 +61,4 @@ def test_what_is_missing_is_asked_for_again() -> None:
 
 
 def test_few_steps_have_fewer_places() -> None:
-    assert exchange_by_polling.slots("T") == f"std::min<int64_t>(T + 1, {3 * polled.TURN})"
+    assert exchange_by_polling.slots("T") == f"std::min<int64_t>(T + 1, {3 * exchange_by_polling.TURN})"

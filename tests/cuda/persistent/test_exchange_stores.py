@@ -6,7 +6,7 @@ import re
 
 from persistent_layers import geometry_of, layout_of, step, text_of
 
-from tests.cuda.persistent.test_operands_staged import staged
+from tests.cuda.persistent.product.test_operands_staged import staged
 from tvm_rnn.cuda.persistent import kernel as persistent
 
 

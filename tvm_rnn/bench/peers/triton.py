@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from .gpu import GpuProblem
+    from .gpu_problem import GpuProblem
 
 
 @triton.jit

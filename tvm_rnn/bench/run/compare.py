@@ -331,7 +331,7 @@ def run_facts(
 
 def cpu_facts(threads: int) -> Reply:
     """What a run is made on: device, versions, threads."""
-    from tvm_rnn import __version__
+    from tvm_rnn.version import __version__
 
     versions = {"python": platform.python_version(), "tvm_rnn": __version__, "numpy": np.__version__}
     return {"device": f"{_cpu_name()}, {threads} thread{'s' * (threads > 1)}", "versions": versions, "ceilings": {}}

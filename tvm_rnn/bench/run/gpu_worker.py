@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tvm_rnn import __version__
 from tvm_rnn.bench.measure.gpu_graphs import (
     Captured,
     Result,
@@ -33,13 +32,15 @@ from tvm_rnn.bench.measure.gpu_graphs import (
     same_bits,
     tensors,
 )
-from tvm_rnn.bench.peers.gpu import FRAMEWORKS, GpuPrepared, GpuProblem, in_a_line, time_limit
+from tvm_rnn.bench.peers.gpu import FRAMEWORKS, GpuPrepared, in_a_line, time_limit
+from tvm_rnn.bench.peers.gpu_problem import GpuProblem
 from tvm_rnn.bench.peers.models import Unsupported
 from tvm_rnn.bench.suites.gpu import Point, network, tamed
 from tvm_rnn.errors import TvmRnnError
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.oracle.tolerance import tolerance
 from tvm_rnn.oracle.torch_graph import TorchModel
+from tvm_rnn.version import __version__
 from tvm_rnn.worker_process import Reply, Request, channel
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from tvm_rnn.cpu.user_array_copies import rows_in
 from tvm_rnn.cpu.verify_time_order import verify
 from tvm_rnn.cpu.workspace import Array
 from tvm_rnn.module_file.schema import CpuBackward, Finish
-from tvm_rnn.network.rnn import named_constants, weight_name
+from tvm_rnn.network.layer import weight_name
+from tvm_rnn.network.rnn import named_constants
 from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Named, bind, buffer, function, load, loop, sequence, store, variable, when

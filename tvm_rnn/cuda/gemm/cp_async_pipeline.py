@@ -19,9 +19,10 @@ from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
 from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.index import uint32
 
 from .operands import Operand
-from .problem import Problem, int64, uint32
+from .problem import Problem, int64
 
 COPY, COPY_PIECE = "cp.async.cg.shared.global", "cp.async.ca.shared.global"  # of 16 bytes, of fewer
 DEPENDENT = "tirx.use_programtic_dependent_launch"  # as TVM spells it

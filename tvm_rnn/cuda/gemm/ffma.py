@@ -18,9 +18,10 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, Lanes, ceil_div
 from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.index import uint32
 
 from .cp_async_pipeline import COPY, CpAsyncGemm, CpAsyncTile, cp_async_kernel
-from .problem import Problem, uint32
+from .problem import Problem
 
 ACROSS = 8  # lanes of a warp along units, at most
 

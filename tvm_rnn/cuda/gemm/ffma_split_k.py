@@ -17,10 +17,11 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS
 from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, LAG, Stages
 from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.index import uint32
 
 from .cp_async_pipeline import cp_async_kernel
 from .ffma import LanesTile, _Lanes
-from .problem import Problem, uint32
+from .problem import Problem
 
 
 @dataclass(frozen=True)

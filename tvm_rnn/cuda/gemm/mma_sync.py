@@ -15,10 +15,11 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, ceil_div
 from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.index import uint32
 
 from .cp_async_pipeline import CpAsyncGemm, CpAsyncTile, cp_async_kernel
 from .mma_product import MmaProduct
-from .problem import Problem, uint32
+from .problem import Problem
 
 STEPS = 4  # of 32 bytes of K in a stage
 LDMATRIX = "ldmatrix.sync.aligned.m8n8.{}.shared.b16"

@@ -25,10 +25,6 @@ def int64(value: int) -> TirExpr:
     return tirx.const(value, "int64")
 
 
-def uint32(value: int) -> TirExpr:
-    return tirx.const(value, "uint32")
-
-
 @dataclass(frozen=True)
 class Problem:
     """One gemm group for one precision. compute: the dtype of operands in registers."""

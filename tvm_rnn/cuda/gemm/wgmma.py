@@ -19,9 +19,10 @@ from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, Fragments, ceil_div
 from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, LAG, Stages
 from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.index import uint32
 
 from .cp_async_pipeline import copy_chunk
-from .problem import Problem, int64, uint32
+from .problem import Problem, int64
 from .wgmma_product import SQUARE_BYTES, WgmmaProduct, units
 
 ROWS, CONSUMERS = 128, 2  # of a block; warpgroups that multiply

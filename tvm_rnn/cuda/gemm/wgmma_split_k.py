@@ -20,9 +20,10 @@ from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.layer.packed_layout import ROW_BYTES, SIZES, ceil_div
 from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, LAG
 from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.index import uint32
 
 from .cp_async_pipeline import DEPENDENT
-from .problem import Problem, int64, uint32
+from .problem import Problem, int64
 from .wgmma import BULK, WgmmaRows
 from .wgmma_product import HIGH, SQUARE_BYTES, WgmmaProduct, units
 

@@ -17,8 +17,8 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
-from tvm_rnn.cuda.gemm.problem import uint32
 from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.index import uint32
 
 LAG = 2  # stages whose copies are under way when one is announced
 COPIERS = 128  # threads that copy

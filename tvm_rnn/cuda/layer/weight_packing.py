@@ -21,7 +21,8 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.graph.graph import Graph, Group, Node, depends
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.scalar_cuda import flavour
-from tvm_rnn.network.rnn import named_constants, weight_name
+from tvm_rnn.network.layer import weight_name
+from tvm_rnn.network.rnn import named_constants
 from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, wide
 

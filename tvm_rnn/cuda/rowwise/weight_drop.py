@@ -19,7 +19,7 @@ from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.row_kernels import THREADS
 from tvm_rnn.graph.graph import Node
-from tvm_rnn.network.rnn import weight_name
+from tvm_rnn.network.layer import weight_name
 from tvm_rnn.runtime import runtime_random
 from tvm_rnn.tir.index import int64, wide
 

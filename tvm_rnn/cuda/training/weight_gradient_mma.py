@@ -22,10 +22,10 @@ from tvm_rnn.cuda.gemm.cp_async_pipeline import COPY, cp_async_loop
 from tvm_rnn.cuda.gemm.epilogue import store_chunk
 from tvm_rnn.cuda.gemm.mma_product import MmaProduct
 from tvm_rnn.cuda.gemm.operands import Operand
-from tvm_rnn.cuda.gemm.problem import uint32
 from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
 from tvm_rnn.cuda.layer.pointers import arithmetic, storage
 from tvm_rnn.tir.expr import TirExpr
+from tvm_rnn.tir.index import uint32
 
 from .weight_gradient_block import RowOperands, pointers_of, weight_gradient_kernel
 

@@ -17,11 +17,12 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
 from tvm_rnn.cuda.gemm.cp_async_pipeline import copy_chunk
 from tvm_rnn.cuda.gemm.operands import Operand
-from tvm_rnn.cuda.gemm.problem import int64, uint32
+from tvm_rnn.cuda.gemm.problem import int64
 from tvm_rnn.cuda.gemm.wgmma_product import SQUARE_BYTES
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
 from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.tir.expr import Expr
+from tvm_rnn.tir.index import uint32
 
 SQUARE = 64  # columns
 THREADS = 128

@@ -24,12 +24,13 @@ from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
 from tvm_rnn.cuda.gemm.cp_async_pipeline import copy_chunk
 from tvm_rnn.cuda.gemm.operands import Operand
-from tvm_rnn.cuda.gemm.problem import int64, uint32
+from tvm_rnn.cuda.gemm.problem import int64
 from tvm_rnn.cuda.gemm.wgmma_product import SQUARE_BYTES, WgmmaProduct, units
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, ceil_div
 from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, Stages
 from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.tir.expr import TirExpr
+from tvm_rnn.tir.index import uint32
 
 from .weight_gradient_block import RowOperands, WeightGradientBlock, pointers_of, weight_gradient_kernel
 from .weight_gradient_pack import SQUARE, rows_of_stage

@@ -19,11 +19,11 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
 from tvm_rnn.cuda.gemm.operands import Operand
-from tvm_rnn.cuda.gemm.problem import uint32
 from tvm_rnn.cuda.gemm.wgmma import bulk_copy
 from tvm_rnn.cuda.gemm.wgmma_product import SQUARE_BYTES
 from tvm_rnn.cuda.layer.packed_layout import ROW_BYTES, ceil_div
 from tvm_rnn.cuda.layer.pointers import storage
+from tvm_rnn.tir.index import uint32
 
 from .weight_gradient_block import weight_gradient_kernel
 from .weight_gradient_pack import SQUARE, squares

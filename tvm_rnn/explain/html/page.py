@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 from tvm_rnn.decisions import DecisionFacts
 from tvm_rnn.explain.facts import ExplanationFacts, KernelFacts, NetworkFacts, PassFacts
 from tvm_rnn.explain.text import cpu_text, in_turn_text, percent, phase_text, subject_text, text
+from tvm_rnn.graph.equations import equations, math
 from tvm_rnn.tune.plot import history as trials
 from tvm_rnn.vega_lite import Spec, svg
 
 from . import charts
 from .drawing import draw
-from .equations import equations, math
 
 if TYPE_CHECKING:
     from tvm_rnn.explain.looked import Looked

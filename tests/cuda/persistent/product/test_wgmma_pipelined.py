@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from persistent_layers import geometry_of, layout_of, step, text_of
 
+from tests.cuda.persistent.product.test_bulk_copy_pipeline import pipelined
 from tests.cuda.persistent.product.test_mma_sync import calls
-from tests.cuda.persistent.test_bulk_copy_pipeline import pipelined
 from tests.cuda.persistent.test_kernel import check
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import m_tiles

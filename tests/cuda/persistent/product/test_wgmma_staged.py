@@ -8,8 +8,8 @@ import pytest
 from persistent_layers import geometry_of, layout_of, step, text_of
 
 from tests.cuda.persistent.product.test_mma_sync import calls
+from tests.cuda.persistent.product.test_operands_staged import staged
 from tests.cuda.persistent.test_kernel import check
-from tests.cuda.persistent.test_operands_staged import staged
 from tvm_rnn.cuda.persistent import kernel as persistent
 
 COPIES = 2  # of the loop's body: even and odd steps

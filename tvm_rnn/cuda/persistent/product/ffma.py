@@ -16,15 +16,15 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.layer.phases import Phase
-from tvm_rnn.cuda.persistent.bulk_copy_pipeline import uint32
 from tvm_rnn.cuda.persistent.geometry import Body, Emitters, Share
 from tvm_rnn.cuda.persistent.operand_cp_async import InputPieces
-from tvm_rnn.cuda.persistent.operands_staged import Staged
 from tvm_rnn.tir.expr import Buffer, Expr
+from tvm_rnn.tir.index import uint32
 
 from . import ffma_layout
 from .ffma_layout import ACROSS, DOWN, GROUP, ROW_BYTES, FfmaLayout
 from .ffma_pipeline import FfmaInputs, FfmaPipeline
+from .operands_staged import Staged
 
 PIECES, DEPTH = 4, 4  # of 16 bytes, of a row of a stage; k in each
 

@@ -16,14 +16,14 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.layer.phases import Phase
-from tvm_rnn.cuda.persistent.bulk_copy_pipeline import uint32
 from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, LANES, POISON, Body, Share
 from tvm_rnn.cuda.persistent.layer_input_rows import Inputs
-from tvm_rnn.cuda.persistent.operands_staged import Staged, largest
 from tvm_rnn.tir.expr import Expr
+from tvm_rnn.tir.index import uint32
 
 from . import ffma_layout
 from .ffma_layout import FfmaLayout
+from .operands_staged import Staged, largest
 
 COPY = "cp.async.cg.shared.global"
 SWEEP = LANES * 16  # bytes that a warp copies at a time

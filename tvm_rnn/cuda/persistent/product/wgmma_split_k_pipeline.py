@@ -14,10 +14,11 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.layer.phases import Phase
-from tvm_rnn.cuda.persistent.bulk_copy_pipeline import BULK, BulkCopyExchange, BulkCopyPipeline, Source, uint32
 from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, Body
 from tvm_rnn.tir.expr import Expr
+from tvm_rnn.tir.index import uint32
 
+from .bulk_copy_pipeline import BULK, BulkCopyExchange, BulkCopyPipeline, Source
 from .wgmma_pipelined_layout import Chunk
 from .wgmma_split_k_layout import WgmmaSplitKLayout, chunks, memory_map, stage_bytes, uses
 

@@ -18,12 +18,12 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.layer.phases import Phase
-from tvm_rnn.cuda.persistent.bulk_copy_pipeline import uint32
 from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, LANES, Body, Emitters, Share
 from tvm_rnn.cuda.persistent.operand_cp_async import InputPieces
-from tvm_rnn.cuda.persistent.operands_staged import Operands, Staged, StagedInputs
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
+from tvm_rnn.tir.index import uint32
 
+from .operands_staged import Operands, Staged, StagedInputs
 from .wgmma_pipelined import STEPS, ResidentTiles
 from .wgmma_staged_layout import WgmmaStagedLayout
 

@@ -9,7 +9,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, where
-from tvm_rnn.explain.html.equations import equations, math
+from tvm_rnn.graph.equations import equations, math
 
 EXTRA = {"P": 3, "depth": 2}
 

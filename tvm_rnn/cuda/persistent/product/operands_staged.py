@@ -15,15 +15,15 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
-from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import swizzled
-from tvm_rnn.cuda.persistent.product.wgmma_staged_layout import WARPGROUP, WgmmaStagedLayout, held
+from tvm_rnn.cuda.persistent.exchange_by_polling import Polled
+from tvm_rnn.cuda.persistent.exchange_stores import SideBySide
+from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, LANES, POISON, Body, Share, Slots
+from tvm_rnn.cuda.persistent.layer_input_rows import Inputs, round_inputs
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 
-from .exchange_by_polling import Polled
-from .exchange_stores import SideBySide
-from .geometry import BLOCK_WORDS, LANES, POISON, Body, Share, Slots
-from .layer_input_rows import Inputs, round_inputs
+from .wgmma_pipelined_layout import swizzled
+from .wgmma_staged_layout import WARPGROUP, WgmmaStagedLayout, held
 
 THREADS = LANES * WARPGROUP
 

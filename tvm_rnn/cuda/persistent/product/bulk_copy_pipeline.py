@@ -21,7 +21,13 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.layer.phases import Phase
-from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import (
+from tvm_rnn.cuda.persistent.exchange_stores import SideBySide
+from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, LANES, Body, Share, ThreadIds
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.tir.expr import Expr
+from tvm_rnn.tir.index import uint32
+
+from .wgmma_pipelined_layout import (
     TILE_BYTES,
     Chunk,
     WgmmaPipelinedLayout,
@@ -32,20 +38,9 @@ from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import (
     swizzled,
     uses,
 )
-from tvm_rnn.graph.graph import Node
-from tvm_rnn.tir.expr import Expr, TirExpr
-
-from .exchange_stores import SideBySide
-from .geometry import BLOCK_WORDS, LANES, Body, Share, ThreadIds
 
 Source = Callable[[Share], Expr]  # the first word of an operand in the exchange
 BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-
-
-def uint32(value: int) -> TirExpr:
-    """A constant of 32 bits."""
-    found: TirExpr = tirx.const(value, "uint32")
-    return found
 
 
 class BulkCopyExchange(SideBySide):
