@@ -50,7 +50,7 @@ class PersistentGrid(PersistentTemplate):
     """Knobs: ctas (blocks of a group), rows (batch rows of a group), warps_u, warps_n, warps_k (how a block's warps
     share units, rows and K), register_words and shared_words (weights per thread kept there), ahead (K blocks asked for
     before use), passes (in which the rows are multiplied), copied (operands come by asynchronous copies), polled
-    (values are published without a counter), ring (stages that operands of wgmma come through; 0: none),
+    (values are exchanged without a counter), ring (stages that operands of wgmma come through; 0: none),
     together (blocks that fetch operands for each other; only if a record says so: it was slower)."""
 
     choices = CHOICES

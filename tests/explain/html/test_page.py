@@ -71,7 +71,7 @@ def test_elements_nest_and_ids_are_unique(structure: Structure) -> None:
             assert attrs["data-of"] in ids
 
 
-def test_nothing_is_prefetched(report: Path, structure: Structure) -> None:
+def test_nothing_is_fetched(report: Path, structure: Structure) -> None:
     for tag, attrs in structure.found:
         assert not ({"src", "srcset", "xlink:href"} & attrs.keys()), (tag, attrs)
         assert tag not in ("link", "iframe", "img")

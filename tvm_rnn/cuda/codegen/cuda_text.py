@@ -1,7 +1,7 @@
 """The C++ and CUDA text of a network: kernels compiled by TVM, and the host program around them.
 
 In: a `Program` and a `Target`. Out: `Source`, the CUDA text of all kernels and one C++ file that launches them, for
-`toolchain.py` to compile: the kernels to a cubin, the C++ with the cubin inside to a shared object.
+`nvcc.py` to compile: the kernels to a cubin, the C++ with the cubin inside to a shared object.
 
 The kernels' launch code (grid, cluster, shared memory, tensor maps) is TVM's own; this file puts `host.h` in front of
 it, so that each launch passes one function of ours, and the generated functions behind it.

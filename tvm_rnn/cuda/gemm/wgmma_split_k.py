@@ -209,7 +209,7 @@ class _Split(WgmmaRows):
                 self._release(self._empty(tirx.const(0, "int32")), k - 1)
         product.wait(0)
         self._meet()  # no block reads stages any more
-        self._give(member, product.acc)
+        self._store_sums(member, product.acc)
 
     def _release(self, barrier: TirExpr, turn: TirExpr) -> None:
         at = barrier + tirx.Cast("uint32", self._slot(turn) * 8)
@@ -259,7 +259,7 @@ class _Split(WgmmaRows):
         place = ((source * self.tile.own(self.layout.block) + item) * parts + part) * self.tile.members + member
         return start + tirx.Cast("uint32", place * (4 * self._width))
 
-    def _give(self, member: Expr, acc: RegisterTile) -> None:
+    def _store_sums(self, member: Expr, acc: RegisterTile) -> None:
         """To every block of the cluster, the sums of its items."""
         w, tile, size, width = self.w, self.tile, self.layout.block // 4, self._width
         remote = w.local(1, "uint32")

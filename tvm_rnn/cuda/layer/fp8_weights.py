@@ -145,7 +145,7 @@ def decode(
 
 
 def registers(geometry: Any) -> int:
-    """Of a thread, beside its words of codes, roughly: scales, fragments on their way, sums of several operands."""
+    """Of a thread, beside its words of codes, roughly: scales, fragments in flight, sums of several operands."""
     kept = sum(len(geometry.halves(phase)) * len(shares) for phase, shares in geometry.shares.items())
     each = geometry.pass_tiles * 4
     work = [

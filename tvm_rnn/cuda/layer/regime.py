@@ -1,4 +1,4 @@
-"""What a persistent regime is to the plan: kernels that run all steps of a tile of one layer in place of step by step.
+"""The interface of regimes to the plan: kernels that run all steps of a tile of one layer in place of step by step.
 
 In: from the regimes' own files, objects that are a `Regime`. Out: `cuda/plan/network.py` has their weights packed,
 reserves their memory, and puts `launch` where they apply.

@@ -151,4 +151,4 @@ def _phase(geometry: Geometry, phase: Phase) -> float:
     cells = geometry.blocks(phase.width) * geometry.own_tiles * 2
     us += rates.cell if product else LIGHT_US
     us += rates.each * cells * len(phase.nodes) / 10 * ceil(geometry.warps / 4) / 2
-    return us + geometry.exchange.handover_us(geometry, phase, cells)
+    return us + geometry.exchange.phase_us(geometry, phase, cells)

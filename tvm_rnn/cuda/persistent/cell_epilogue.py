@@ -1,6 +1,6 @@
-"""The pointwise work of one phase, on the units of a lane, and what becomes of its values.
+"""The epilogue of one phase: pointwise work on a lane's units; y and published values are stored.
 
-In: the kernel's state (`persistent._Body`), a phase, and the gates that its product left in registers. Out: statements:
+In: the kernel's state (`persistent.Body`), a phase, and the gates that its product left in registers. Out: statements:
 every value once, in registers; y and published values stored. Expressions come from the op table.
 """
 

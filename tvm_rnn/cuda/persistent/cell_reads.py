@@ -81,7 +81,7 @@ class CellReads:
                 self.params[(node, slot, block)] = register[block]
 
     def prepare(self) -> None:
-        """Registers for what is under way; the first two steps' values are asked for."""
+        """Registers for loads in flight; loads the first two steps' values."""
         k = self.k
         self.prefetch.prepare()
         for par in range(self.ahead):
@@ -101,7 +101,7 @@ class CellReads:
     def phase(self, phase: Phase, par: int, t: Expr) -> None:
         """After a phase of step t: ask for what takes the place of the values that it has read.
 
-        A thread waits for loads by counters, of which it has six, and so for all that are under way by the same one:
+        A thread waits for loads by counters, of which it has six, and so for all that are in flight by the same one:
         what is asked for at a step's end, the next step waits for as it begins. LSTM 256 backwards, B = 32, on an H200
         took 1.5 us, and 1.8 where both of two steps did so. Here it is under way while the phase's values are."""
         if self.ahead > 1:
@@ -114,7 +114,7 @@ class CellReads:
             self.ask(0, t + 1)
 
     def now(self, t: Expr, *, prefetch: bool) -> list[Callable[[], None]]:
-        """Loads of what step t reads, row by row; or their successors' way into L2."""
+        """Loads of what step t reads, row by row; or the prefetch of later ones into L2."""
         rows = dict.fromkeys((phase, node, j, e) for phase, node, _, _, j, e in self.coming[0])
         at = t + PREFETCH_AHEAD if prefetch else t
         return [partial(self._row, at, *row, prefetch=prefetch) for row in rows] if self.late else []

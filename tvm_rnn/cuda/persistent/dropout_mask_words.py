@@ -64,7 +64,7 @@ class MaskWords:
             self._load(own, t)
 
     def _load(self, own: list[Key], t: Expr) -> None:
-        """All of them at once, then what is made of them, then their successors' way into L2."""
+        """All of them at once, then what is made of them, then the prefetch of later ones into L2."""
         k, body = self.k, self.body
         # 0, which the compiler cannot know: what is made of a word here is waited for here, and not in every step.
         none = k.keep(tirx.Cast(WORD, k["direction"] * k["direction"] - 1))

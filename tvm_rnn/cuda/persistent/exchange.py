@@ -1,12 +1,13 @@
-"""How units hand values to each other inside a persistent kernel: through the cluster's shared memory, or through L2.
+"""The exchange of values between blocks of a persistent kernel: through a cluster's shared memory, or through L2.
 
 In: a `Geometry` and the kernel's body. Out: statements to publish a tile of 8 units x 8 batch rows, to wait for a
 value, and to load an operand piece. Both kinds store a value as [K block][batch row][64 bytes], twice: for even and odd
 steps.
 
 Cluster: every block has a whole copy; producers write into all of them (st.async), and an mbarrier per copy counts
-bytes. Two copies are enough: who writes step t + 2 has received t + 1 from everybody, who had read t before.
-Grid: one copy in global memory and a counter per geometry, released after the writes and acquired before the reads.
+bytes. Two copies are enough: a block that writes step t + 2 has received t + 1 from all, which had read t before.
+Grid: one copy in global memory and a counter per group of blocks, released after the writes and acquired before the
+reads.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class ClusterExchange(Exchange):
         """A thread holds its pieces of a step for one step."""
         return 4 * sum(ceil(geometry.value_words(n) // 4 / geometry.threads) for n in geometry.step.given)
 
-    def handover_us(self, geometry: Geometry, phase: Phase, cells: int) -> float:
+    def phase_us(self, geometry: Geometry, phase: Phase, cells: int) -> float:
         us = ROWS_US * (geometry.rows / 8 - 1)
         us += CELLS_US * max(0.0, geometry.units(phase.width) * geometry.rows / 256 - 1)
         published = sum(prod(node.shape) for node in phase.published)
@@ -535,7 +536,7 @@ class Grid(Exchanger):
         k.do(I.ptx["ld.shared.v4.b32"](*words, self.arena.ptr_to([at])))
         only: list[Expr] = [lane < chunks] if chunks < LANES else []
         with k.when(joined(([] if when is None else [when]) + only)):
-            self.hand(node, slot, self.addresses[(node, block, j)], words)
+            self.store_piece(node, slot, self.addresses[(node, block, j)], words)
         if y is not None:
             unit = self.ids.rank * geometry.units(node.shape[0])
             unit = unit + (self.ids.warp_u * geometry.blocks(node.shape[0]) + block) * 8
@@ -543,7 +544,7 @@ class Grid(Exchanger):
                 y(self.body.cells.tile(j) * 8 + lane, unit, words)
         k.do(I.cuda.warp_sync())
 
-    def hand(self, node: Node, slot: Expr, address: Expr, words: Sequence[Expr]) -> None:
+    def store_piece(self, node: Node, slot: Expr, address: Expr, words: Sequence[Expr]) -> None:
         """Store one piece in a copy of a value."""
         place = self.base + address + slot * self.geometry.value_words(node)
         self.k.do(I.ptx["st.global.v4.b32"](self.k["exchange"].ptr_to([place]), *words))

@@ -1,13 +1,13 @@
-"""A grid that hands values over without a counter: who needs a value loads it until it is there.
+"""An exchange by polling: blocks of a grid load a value until it is there, without a counter.
 
-In: the kernel's body. Out: the statements of `Grid`, of which waiting is none: who loads an operand repeats the load.
-One way through L2 in place of three.
+In: the kernel's body. Out: the statements of `Grid`, without waits: the load of an operand is repeated. One round trip
+through L2 in place of three.
 
-A step's values have a place of their own, filled with POISON before the launch, so a word is either that or its value:
-a conversion to a 16-bit type or to tf32 makes no such bits. There are `PLACES` of them, used in turn: every `TURN`
-steps each lane poisons again what it wrote in TURN places that everybody has read. Three turns: in step s, who waits
+A step's values have a slot of their own, filled with POISON before the launch, so a word is either that or its value:
+a conversion to a 16-bit type or to tf32 makes no such bits. There are `3 * TURN` slots, used in turn: every `TURN`
+steps each lane poisons again what it wrote in TURN slots that everybody has read. Three turns: in step s, who waits
 has a value of step s - 1 from everybody, so all have done step s - 2; a fence then parts the poison from the values of
-the next TURN steps, and who reads those passes a fence of its own before it looks at a poisoned place.
+the next TURN steps, and readers of those pass a fence of their own before they look at a poisoned slot.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ TURN = 32  # even: only odd steps look for the end of a turn
 
 
 def slots(steps: str | int) -> str:
-    """How many places a launch of so many steps has: the last step's values are nobody's operand, the initial ones
+    """How many slots a launch of so many steps has: the last step's values are nobody's operand, the initial ones
     are. A C++ expression."""
     return f"std::min<int64_t>({steps} + 1, {3 * TURN})"
 
 
 @dataclass(frozen=True)
 class PollingExchange(GridExchange):
-    """As planning sees it: every step has a place, which is poisoned before the launch."""
+    """As planning sees it: every step has a slot, poisoned before the launch."""
 
     polls: ClassVar[bool] = True
     marks: ClassVar[bool] = True
@@ -57,7 +57,7 @@ class PollingExchange(GridExchange):
     def _memory(
         self, host: Host, words: int, groups: str, part: tuple[str, str], work: Pointer, steps: str | int
     ) -> list[Pointer]:
-        """One slice of the batch uses the places after the other."""
+        """The slices of the batch use the slots one after the other."""
         _, count = part
         own = work.skip("256")
         host.memset(own, self.value_bytes(count, words, steps), 0xFF)
@@ -82,19 +82,19 @@ class Polled(Grid):
         self.base = tirx.Cast("int64", self.ids.group) * tirx.Cast("int64", each) * self.step_words
 
     def word(self, node: Node, slot: Expr, kblock: Expr, row: Expr, piece: Expr) -> Expr:
-        """Within the place of one step."""
+        """Within the slot of one step."""
         within = (kblock * self.geometry.rows + row) * BLOCK_WORDS + piece * 4
         return self.geometry.value_at[node] // 2 + within
 
     def place(self, step: Expr) -> Expr:
-        """Where the place of a step begins."""
+        """Where the slot of a step begins."""
         return self.base + tirx.Cast("int64", tirx.truncmod(step, 3 * TURN)) * self.step_words
 
     def _step(self, slot: Expr) -> Expr:
         """Copy "this parity" is step t's, the other one that of t + 1."""
         return self.body.t + (0 if slot == self.body.par else 1)
 
-    def hand(self, node: Node, slot: Expr, address: Expr, words: Sequence[Expr]) -> None:
+    def store_piece(self, node: Node, slot: Expr, address: Expr, words: Sequence[Expr]) -> None:
         self._store(self._step(slot), address, words)
 
     def _store(self, step: Expr, address: Expr, words: Sequence[Expr]) -> None:

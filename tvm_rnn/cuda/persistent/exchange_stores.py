@@ -1,7 +1,7 @@
 """How a warp of a grid publishes its tiles together: staged side by side, then loaded, then stored.
 
-In: tiles as `exchange.Grid` stages them. Out: statements. One after the other, each tile would cost a way to shared
-memory and back; and the cells of several tiles would not be computed side by side. y follows when the exchange is under
+In: tiles as `exchange.Grid` stages them. Out: statements. One after the other, each tile would cost a round trip
+to shared memory, and the cells of several tiles would not be computed in parallel. y follows when the exchange is under
 way.
 """
 
@@ -22,7 +22,7 @@ from .geometry import LANES, Store
 
 @dataclass
 class StagedTile:
-    """A tile that a warp has laid down and not published."""
+    """A tile that a warp has staged and not published."""
 
     node: Node
     slot: Expr
@@ -65,7 +65,7 @@ class SideBySide(Grid):
             only: list[Expr] = [lane < chunks] if chunks < LANES else []
             with self._owned(tile.j), k.when(joined(([] if tile.when is None else [tile.when]) + only)):
                 address = self.addresses[(tile.node, tile.block, tile.j)]
-                self.hand(tile.node, tile.slot, address, [own[z] for z in range(4)])
+                self.store_piece(tile.node, tile.slot, address, [own[z] for z in range(4)])
         return [[four[z] for z in range(4)] for four in words]
 
     def write_y(self, words: list[list[Expr]]) -> None:

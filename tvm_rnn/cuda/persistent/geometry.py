@@ -4,8 +4,7 @@ In: a `Step` and knobs. Out: `Geometry`, what all kinds of products share: `kern
 `cuda/model/persistent_step_time.py` predicts its time, `cuda/model/choose_regime.py` packs its weights and reserves its
 memory. A kind of product is a class of its own, in files of its own, that answers the rest: its layout, its map of
 shared memory, its time, its registers, what it can run, and who emits its statements. How blocks exchange values is the
-second axis: `Exchange`, an object that a geometry has. No other file asks which kind or which exchange it has before
-it.
+second axis: `Exchange`, an object that a geometry has. No other file asks for either kind.
 
 A group of `ctas` blocks owns all units of a layer for `rows` batch rows. Gates = W h, so units are the M of a tensor
 core's product and batch rows its N: a batch of 1 to 8 costs one tile. A warp owns `blocks` of 8 units and all their
@@ -121,7 +120,7 @@ class ExchangeEmitter(Protocol):
         """Wait for an operand that blocks of the group publish."""
 
     def stage(self, node: Node, block: int, j: int, e: int, value: Expr) -> None:
-        """Lay down one value of this lane's cell."""
+        """Stage one value of this lane's cell."""
 
     def tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
         """After a tile is staged. when: publish it only then. y: writes 16 bytes of y."""
@@ -238,8 +237,8 @@ class Reads(Protocol):
     def words(self) -> StateMasks: ...
 
     def now(self, t: Expr, *, prefetch: bool) -> list[Callable[[], None]]:
-        """Loads of what step t reads, one statement each, or their successors' way into L2; empty unless the geometry
-        reads in the step itself."""
+        """Loads of what step t reads, one statement each, or the prefetch of later ones into L2; empty unless the
+        geometry reads in the step itself."""
 
     def reader(self, phase: Phase, block: int, j: int, e: int) -> Callable[[Node, Index], Expr | None]:
         """How expressions of one cell read stored values."""
@@ -332,12 +331,12 @@ class Body(Protocol):
 
 
 class Exchange(ABC):
-    """How the blocks of a group hand values to each other, as planning sees it. Implementations are frozen, and have no
-    state: `exchange.py`, `exchange_by_polling.py`."""
+    """The exchange of values between the blocks of a group, as planning sees it. Implementations are frozen, and have
+    no state: `exchange.py`, `exchange_by_polling.py`."""
 
     name: ClassVar[str]  # in kernels' names
     in_memory: ClassVar[bool]  # values travel through global memory, and all blocks must be on the GPU at once
-    polls: ClassVar[bool] = False  # who needs a value loads it until it is there
+    polls: ClassVar[bool] = False  # a reader loads a value until it is there
     marks: ClassVar[bool] = False  # a layer knows by the values themselves what the layer below has written
     rates: ClassVar[Rates]
 
@@ -368,7 +367,7 @@ class Exchange(ABC):
         return 0
 
     def stage_words(self, geometry: Geometry) -> int:
-        """Words of shared memory in which values are staged on their way out: tiles of each warp."""
+        """Words of shared memory in which values are staged before they are published: tiles of each warp."""
         return geometry.warps * geometry.staged_tiles * 64 * geometry.itemsize // 4
 
     def input_words(self, geometry: Geometry) -> int:
@@ -379,7 +378,7 @@ class Exchange(ABC):
         """Registers of a thread that hold pieces of an input."""
         return 0
 
-    def handover_us(self, geometry: Geometry, phase: Phase, cells: int) -> float:
+    def phase_us(self, geometry: Geometry, phase: Phase, cells: int) -> float:
         """What a phase takes beside `rates`, us. cells: of a lane."""
         return 0.0
 
@@ -773,7 +772,7 @@ class Geometry(ABC):
 
     @property
     def stage_words(self) -> int:
-        """Where values are staged on their way out."""
+        """Where values are staged before they are published."""
         return self.exchange.stage_words(self)
 
     @property

@@ -1,8 +1,8 @@
 """Prefetch of hoisted values: each warp copies what its own cells will read to shared memory, some steps early.
 
 In: the kernel's state (`persistent.Body`). Out: statements that copy 16 bytes at a time (8 units of a row) without
-registers, and that give the values of a step to its cells. Nobody but the warp itself reads what it has copied, so that
-no barrier of the block is needed; early enough, that what lies beyond L2 comes in time as well.
+registers, and that load the values of a step for its cells. A warp reads nothing but its own copies: no barrier of the
+block is needed. Copies begin early enough for values from beyond L2.
 """
 
 from __future__ import annotations

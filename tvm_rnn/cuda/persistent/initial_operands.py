@@ -1,7 +1,7 @@
 """The first operands of a persistent kernel: initial states, converted and laid out as the product reads them.
 
-In: the kernel's state. Out: statements that run once per launch, before the loop over time. Places that nobody will
-ever publish (K padded to whole blocks per warp, rows past the batch) become 0, once: 0 times garbage may be NaN.
+In: the kernel's state. Out: statements that run once per launch, before the loop over time. Words that are
+never published (K padded to whole blocks per warp, rows past the batch) become 0, once: 0 times garbage may be NaN.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lengths and resets inside a persistent kernel: rows that have ended, rows that start again.
+"""Lengths and resets inside a persistent kernel: rows that have ended, rows that are reset.
 
 In: the kernel's state (`persistent.Body`), the cell's initial values. Out: per batch row of a lane, expressions:
 whether step t counts, and with what the next step begins. The meaning is that of `oracle/reference.py`: backwards, a

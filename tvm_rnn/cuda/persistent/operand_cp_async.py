@@ -1,7 +1,7 @@
-"""Operands of a grid on their way: each lane copies the pieces that it will multiply itself to shared memory.
+"""Copies of a grid's operands by cp.async: each lane copies the pieces that it will multiply to shared memory.
 
 In: the kernel's state (`persistent.Body`). Out: statements that copy without registers, so that all of an operand is
-under way at once, and that wait for one block of K after the other. A lane reads nothing but its own copies: no barrier
+in flight at once, and that wait for one block of K after the other. A lane reads nothing but its own copies: no barrier
 is needed. Pieces of the layer's input are copied one step early, as soon as the layer below has written them.
 """
 

@@ -4,8 +4,8 @@ In: the kernel's state (`persistent.Body`) and a phase of reductions. Out: state
 each warp its lanes, and every block gets the warps' partial results (one exchange for all roots of the phase), which
 each lane then reduces in one fixed order: results are the same in all blocks and from run to run.
 
-A sum of squares around a mean is not sent around twice: every warp sums squares around its own mean, and the parts are
-put together as the variance of a union is.
+A sum of squares around a mean takes one exchange, not two: every warp sums squares around its own mean, and the parts
+are combined as the variance of a union is.
 
 Source: Chan, Golub & LeVeque 1983, "Algorithms for Computing the Sample Variance", The American Statistician 37(3).
 """
@@ -70,7 +70,7 @@ class Reduction:
                         for e in range(2):
                             self._across(root, j, e, distance)
                 for first, count in self._messages():
-                    self._give(number, first, count, j)
+                    self._send_partial(number, first, count, j)
         self.body.exchange.meet(number)
         # Results are read later, outside of the condition that there is such a tile.
         results = [self.k.local(2 * len(self.phase.roots)) for _ in range(geometry.own_tiles)]
@@ -152,11 +152,11 @@ class Reduction:
         ) * geometry.reduce_words + first * geometry.parts * geometry.rows + place, count
 
     def slot(self, number: int) -> int:
-        """Reductions use two buffers in turn: who writes one again has heard of everybody's having read it."""
+        """Reductions use two buffers in turn: before one is written again, all blocks have read it."""
         par: int = self.body.par
         return (par * len(self.geometry.reductions) + number) % 2
 
-    def _give(self, number: int, first: int, count: int, j: int) -> None:
+    def _send_partial(self, number: int, first: int, count: int, j: int) -> None:
         words = []
         for e in range(2):
             for root in self.phase.roots[first : first + count]:

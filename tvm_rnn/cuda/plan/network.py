@@ -6,8 +6,8 @@ In: an RNN, its layers' graphs after the passes, a target. Out: a `Program`: ker
     forward:         states in; for tile: for layer: hoisted groups, steps; states out
     with a reverse:  states in; for layer: for direction: for tile: hoisted groups, steps; states out
 
-Where the GPU has room for several layers at once, each layer (or direction) has a stream of its own: layer l works on
-tile k while layer l + 1 works on tile k - 1. Where the weights of products of inputs fit on the chip as well, layers
+Where the GPU has room for several layers at once, each layer (or direction) has a CUDA stream of its own: layer l works
+on tile k while layer l + 1 works on tile k - 1. Where the weights of products of inputs fit on the chip as well, layers
 follow each other step by step instead (`wave.py`).
 
 Source: the wavefront of Appleyard, Kocisky & Blunsom 2016, section 3.3.

@@ -5,7 +5,7 @@ launch per layer, each on multiprocessors of its own, each multiplying its own i
 layer below has written it. Layer l works on step t while layer l - 1 works on a later one.
 
 The launches are programmatic dependents: layer l starts once every block of layer l - 1 is on the GPU, so that no
-block ever waits for one that has no place; where they do not fit side by side they run one after the other.
+block ever waits for one that is not resident; where they do not fit side by side they run one after the other.
 
 Rewrite: for layer: for t: step  -->  for t: for layer: step, layers side by side
 
@@ -34,7 +34,7 @@ from tvm_rnn.network.rnn import RNN, constants
 from tvm_rnn.passes.passed import Passed
 from tvm_rnn.target import Target
 
-WAVE_BYTES = 256 << 20  # for what layers hand to the next one, in one tile of time
+WAVE_BYTES = 256 << 20  # for outputs between layers, in one tile of time
 LEAST_STEPS = 4
 WAVES = (*MMA, "float32")  # precisions
 GAIN = 1.3  # of the layers' times one after the other: their streams, tiles and products of inputs take more than that

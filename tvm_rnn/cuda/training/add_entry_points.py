@@ -1,4 +1,4 @@
-"""What training adds to a module for GPUs: two host programs more for each arch, and what the manifest says of them.
+"""The entry points of training in a module for GPUs: two host programs for each arch, and their facts in the manifest.
 
 In: an RNN and a target, from cuda/write_module.py. Out: `Trained`: the programs of forward_train and backward, facts,
 and the constants that their equations read.

@@ -1,4 +1,4 @@
-"""Gradients of inputs to where they go: to the layer below, or to the user, added up over directions and layers.
+"""Gradients of inputs, for the layer below or the user, accumulated over directions and layers.
 
 In: a backward graph's value for each row, and how values are read after all steps. Out: `InputGradient`: a kernel over
 the rows of a tile; rows that have ended get 0.
@@ -24,7 +24,7 @@ from tvm_rnn.tir.index import wide
 
 @dataclass
 class InputGradient:
-    """The kernel of one value. dtype: of where it goes, dense."""
+    """The kernel of one value. dtype: of the dense result."""
 
     name: str
     root: Node

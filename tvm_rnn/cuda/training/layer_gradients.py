@@ -25,8 +25,8 @@ def gradient_width(net: RNN) -> int:
 
 
 class LayerGradients(Protocol):
-    """place(layer, tile, row, stride): the gradient of that layer's output, of that tile, from that row of all rows on;
-    of the last layer, the copy. Rows have `stride` elements."""
+    """place(layer, tile, row, stride): the gradient of a layer's output in a tile, from a row of all rows on; of the
+    last layer, the copy. Rows have `stride` elements."""
 
     def place(self, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer: ...
 

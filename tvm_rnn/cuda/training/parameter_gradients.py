@@ -1,7 +1,7 @@
-"""After all steps, on the GPU: the sums of one layer and direction become the gradients of its parameters.
+"""Gradients of parameters, on the GPU, from the weight gradients of one layer and direction after all steps.
 
-In: a backward graph, its sums over T and B, and where they are. Out: `FinishKernels`: a kernel for each value on the
-way and for each parameter's gradient, which is dense and in the dtype that weights are given in.
+In: a backward graph, its sums over T and B, and where they are. Out: `FinishKernels`: a kernel for each
+intermediate value and for each parameter's gradient, which is dense and in the dtype that weights are given in.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class FinishKernels:
         return found
 
     def reserve(self, program: Program) -> None:
-        """Memory for values on the way, which all layers use in turn."""
+        """Memory for intermediate values, which all layers use in turn."""
         dtype = arithmetic(self.precision)
         self.values = {n: program.buffer("value", prod(n.shape), dtype) for n in self.kept}
 

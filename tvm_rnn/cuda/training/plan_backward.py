@@ -2,18 +2,18 @@
 
 In: the plan of forward_train, and its backward graphs after the passes. Out: a `Program` whose `sequence` takes, in
 place of inputs, the gradient of y, the tape, the inputs, and where the gradients of inputs and of weights go, and for
-segments of the time four numbers (`cuda/layer/time_segments.py`), with two directions the address of the layers'
+segments of time four numbers (`cuda/layer/time_segments.py`), with two directions the address of the layers'
 gradients; its states are the gradients of the states, last ones in and first ones out.
 
     for tile from the end of time: for layer from the last:
         before groups; steps; blank rows that have ended; after groups; gradients of inputs; sums over rows
     with a reverse:  for layer from the last: for direction: for tile, against the direction's order: the same
-    then, of the sums, the gradients of weights
+    then the gradients of weights, from the sums
 
-Where the GPU has room for several layers at once, each has a stream of its own, as in `cuda/plan/network.py`: the last
-layer works on tile k, counted from the end of time, while the one below works on tile k - 1. That one begins when the
-gradients of the tile's inputs are there: sums over rows, for weights, run beside its steps.
-`cuda/model/choose_backward_lanes.py` has a say in kernels' sizes.
+Where the GPU has room for several layers at once, each has a CUDA stream of its own, as in `cuda/plan/network.py`: the
+last layer works on tile k, counted from the end of time, while the one below works on tile k - 1. That one begins when
+the gradients of the tile's inputs are there: sums over rows, for weights, run beside its steps.
+`cuda/model/choose_backward_lanes.py` helps to choose kernels' sizes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""forward_train on the GPU: the program of inference that leaves a tape as it goes.
+"""forward_train on the GPU: the program of inference that also writes a tape.
 
 In: an RNN and its graphs of training after the passes. Out: a `Program` whose `sequence` has one more input after the
 user's, the tape, and for masks three (`cuda/rowwise/dropout_masks.py`), for segments of time four
@@ -49,8 +49,8 @@ class Blank:
 
 @dataclass
 class ForwardTrain(Plan):
-    """Call `run()`; then `tape` says what is where. number: of the first graph, among those whose constants the file
-    has. narrow: the dtype in which the tape has what backward reads in pointwise work; "": the storage dtype."""
+    """Call `run()`; then `tape` is the layout of the tape. number: of the first graph, among those whose constants the
+    file has. narrow: the dtype in which the tape has what backward reads in pointwise work; "": the storage dtype."""
 
     number: int = 0
     narrow: str = ""
@@ -107,7 +107,7 @@ class ForwardTrain(Plan):
             yield self.tape_pointers[at], layout.kept_place(node), prod(node.shape), state
 
     def _load(self, visit: Visit) -> list[StateCopy]:
-        """The user's states to where the steps read them, and to the entry before the first step."""
+        """Copy the user's states to where steps read them, and to the entry before the first step."""
         before = [given for given, _ in visit.user]
         copies = visit.code.states.load(visit.buffers, before)
         for pointer, place, size, state in self._arrays(visit):
@@ -117,7 +117,7 @@ class ForwardTrain(Plan):
         return copies
 
     def _reset_at_start(self, host: Host) -> None:
-        """What goes back in time: at flags of the step after the call's, where there is one."""
+        """Reset what goes back in time, at flags of the step after the call's, where there is one."""
         if not self.segment.given:
             return
         with host.when(f"has_reset && ({self.segment.border} & 1)"):

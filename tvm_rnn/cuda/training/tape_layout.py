@@ -1,4 +1,4 @@
-"""The tape on the GPU: where `forward_train` leaves what `backward` reads.
+"""The layout of the tape on the GPU, which `forward_train` writes and `backward` reads.
 
 In: the layers of the forward graphs of training, with what they keep. Out: `Tape`: pointers to its arrays, as both host
 programs compute them, and its size for the manifest. Each array is [T, B, row], in order of time:
@@ -128,7 +128,7 @@ class Tape:
         return self._output_state(self.codes[self.of_layer[layer - 1]], self.input_place(self._input(layer)))
 
     def _output_state(self, code: Layer, place: Place) -> int | None:
-        """Among what a layer keeps: the state that is its output, where it lies as who reads the output has it."""
+        """Among what a layer keeps: the state that is its output, where it lies as readers of the output expect."""
         if self.net.num_directions > 1 or place.row_stride * ITEM_BYTES[place.dtype] % 16:
             return None
         for number, node in enumerate(code.layout.kept):

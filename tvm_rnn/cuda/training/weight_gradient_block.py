@@ -1,4 +1,4 @@
-"""What GEMM kernels of weight gradients share: which block of the result, and which rows, a block of threads has.
+"""The base of GEMM kernels of weight gradients: which tile of the result, and which rows, a block has.
 
 In: a tile, and operands that lie as rows. Out: a base class for kernel bodies, the kernels' pointers and scalars, and
 how many blocks a result is. Rows (steps x batch) are what K is in other products: they are cut into parts, and a part

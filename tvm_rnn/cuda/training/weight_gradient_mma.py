@@ -2,7 +2,7 @@
 
 In: operands that lie as rows, as many of the left ones as share a right one. Out: a `Kernel` that sums parts of the
 rows, a block of the result each: rows are what K is in other products, so both operands come from shared memory as they
-lie in global memory, turned by ldmatrix.trans. TimeSegment are added up in a fixed order by `weight_gradient_sums.py`:
+lie in global memory, turned by ldmatrix.trans. Parts are added up in a fixed order by `weight_gradient_sums.py`:
 no atomics.
 
 Rewrite: for m, n: sum[m, n] = sum over rows of a[row, m] b[row, n]  -->  tiles of m x n x parts of the rows
@@ -98,7 +98,7 @@ def mma_weight_gradient(name: str, tile: MmaWeightGradientTile, lefts: Sequence[
 
 
 class _Staged(RowOperands):
-    """Stages come by cp.async, of all threads; how they are multiplied, others say."""
+    """Stages filled by cp.async of all threads; subclasses multiply."""
 
     def __init__(self, w: Writer, tile: MmaWeightGradientTile, lefts: Sequence[Operand], right: Operand) -> None:
         super().__init__(w, tile, lefts, right)

@@ -54,17 +54,17 @@ def pack_kernel(name: str, operand: Operand, precision: str, *, stage_squares: i
         stage, square = w.keep(tirx.truncdiv(cta, own)), w.keep(tirx.truncmod(cta, own))
         arena = I.alloc_buffer((deep * PITCH if turned else SQUARE_BYTES,), "uint8", scope="shared", align=128)
         base = w.bind(I.cuda.cvta_generic_to_shared(arena.ptr_to([0])))
-        _fetch(w, operand, dtype, (stage, square), tx, base)
+        _load_square(w, operand, dtype, (stage, square), tx, base)
         target = (tirx.Cast("int64", stage) * stage_squares + (first + tirx.Cast("int64", square))) * (
             SQUARE_BYTES // SIZES[dtype]
         )
         for i in range(PIECES):
-            (_give_turned if turned else _give)(w, w.keep(target), tx + i * THREADS, base)
+            (_store_transposed if turned else _store_piece)(w, w.keep(target), tx + i * THREADS, base)
 
     return write(name, pointers, [("rows", "int64")], body, threads=THREADS)
 
 
-def _fetch(w: Writer, operand: Operand, dtype: str, at: tuple[Expr, Expr], tx: Expr, base: Expr) -> None:
+def _load_square(w: Writer, operand: Operand, dtype: str, at: tuple[Expr, Expr], tx: Expr, base: Expr) -> None:
     """A square's rows to shared memory, as they lie."""
     assert operand.offset is not None
     size = SIZES[dtype]
@@ -86,7 +86,7 @@ def _fetch(w: Writer, operand: Operand, dtype: str, at: tuple[Expr, Expr], tx: E
     w.do(I.cuda.cta_sync())
 
 
-def _give(w: Writer, target: Expr, piece: Expr, base: Expr) -> None:
+def _store_piece(w: Writer, target: Expr, piece: Expr, base: Expr) -> None:
     """16 bytes of a row."""
     four = w.tile(4, dtype="uint32").flat
     line, chunk = tirx.truncdiv(piece, CHUNKS), tirx.truncmod(piece, CHUNKS)
@@ -95,7 +95,7 @@ def _give(w: Writer, target: Expr, piece: Expr, base: Expr) -> None:
     w.do(I.ptx["st.global.v4.b32"](w["packed"].ptr_to([target + tirx.Cast("int64", to)]), *four))
 
 
-def _give_turned(w: Writer, target: Expr, piece: Expr, base: Expr) -> None:
+def _store_transposed(w: Writer, target: Expr, piece: Expr, base: Expr) -> None:
     """Four rows of a column, rounded. Two neighbouring lanes have 32 bytes of a line."""
     words, value = w.tile(4, dtype="uint32").flat, w.local(1)
     pair, odd = tirx.truncdiv(piece, 2), tirx.truncmod(piece, 2)

@@ -1,8 +1,8 @@
-"""Sums over all rows of a tile of time, on the GPU: gradients of weights, biases and peepholes.
+"""Weight gradients on the GPU: sums over all rows of a tile of time, for weights, biases and peepholes.
 
 In: a backward graph's nodes that sum over T and B, and where their operands lie. Out: `WeightGradients`: kernels
 that write sums of parts of the rows, a kernel that adds the parts up in order, and the statements that launch them.
-Every number is added up in an order that sizes alone decide: results are the same bit for bit.
+The order of additions depends on sizes alone: results are deterministic.
 
 Products of two rows are GEMMs over all rows (`weight_gradient_mma.py`, `weight_gradient_wgmma.py`), those with one
 right operand and one shape in one launch; of large ones the operands are put in order first

@@ -44,7 +44,7 @@ BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
 class BulkCopyExchange(SideBySide):
-    """A grid's exchange whose operands lie as wgmma reads them, and are waited for by who copies them."""
+    """A grid's exchange whose operands lie as wgmma reads them, and are waited for by the thread that copies them."""
 
     due: Expr | None = None  # events that the next product's operands wait for
 
@@ -99,7 +99,7 @@ class BulkCopyPipeline(ABC):
                 barrier = self.base + uint32(self.barriers_at + number * 8)
                 k.do(I.ptx.mbarrier.init.shared.b64(barrier, uint32(readers if number // stages % 2 else 1)))
             k.do(I.ptx.fence.mbarrier_init.release.cluster())
-        k.do(I.ptx.fence.proxy.async_.shared__cta())  # also of the weights that every thread has laid down
+        k.do(I.ptx.fence.proxy.async_.shared__cta())  # also of the weights that every thread has stored
         k.do(I.cuda.cta_sync())
         self.meet()
 

@@ -82,7 +82,7 @@ class FfmaProduct:
     # --- the product -------------------------------------------------------------------------------------------------
 
     def end(self) -> None:
-        """What is under way nobody reads."""
+        """Nobody reads what is in flight."""
 
     def emit(self, phase: Phase) -> list[Expr]:
         k, geometry, pipeline = self.k, self.geometry, self.pipeline
@@ -161,16 +161,16 @@ class FfmaProduct:
         for turn in range(turns):
             k.do(I.cuda.cta_sync())  # the sums before these were read
             if turns == 1:
-                self._give(phase, acc, self.ids.warp)
+                self._store_sums(phase, acc, self.ids.warp)
             else:
                 with k.when(tirx.floordiv(self.ids.warp, each) == turn):
-                    self._give(phase, acc, tirx.floormod(self.ids.warp, each))
+                    self._store_sums(phase, acc, tirx.floormod(self.ids.warp, each))
             k.do(I.cuda.cta_sync())
             for j in range(geometry.own_tiles):
                 self._take(phase, found, j, each)
         return [found[z] for z in range(count)]
 
-    def _give(self, phase: Phase, acc: Buffer, part: Expr) -> None:
+    def _store_sums(self, phase: Phase, acc: Buffer, part: Expr) -> None:
         """Lay down a warp's sums. 16 bytes come from four registers in a row, and so do four columns' weights: packed
         with neighbours the other way round, a sum and its weight lie in different banks of registers. Of 512 FFMA
         150 then read two registers of one bank, and not 290, which would take longer (nvcc 13.0's choice)."""

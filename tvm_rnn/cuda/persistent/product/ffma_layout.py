@@ -31,7 +31,7 @@ ACROSS, DOWN = 4, 8  # lanes of a warp along columns, along rows
 GROUP = 4 * ACROSS  # columns of a warp's load
 ROW_BYTES = 64  # of a row in a stage
 MOST_SUMS = 128  # of a lane
-TURNED = 1  # columns lie in pairs the other way round: see `FfmaProduct._give`
+TURNED = 1  # columns lie in pairs the other way round: see `FfmaProduct._store_sums`
 LIMIT = 232448  # bytes of shared memory
 # Cycles of a multiply-add of a warp on one quarter, and of a load of 16 bytes per lane from shared memory; bytes per us
 # that every multiprocessor has of L2 when all read; of a turn in which sums meet, us.

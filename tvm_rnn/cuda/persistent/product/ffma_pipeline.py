@@ -1,8 +1,8 @@
 """Pipelines in shared memory, one for each warp, that its own asynchronous copies fill while it multiplies in float32.
 
 In: the kernel's body, an `FfmaLayout`. Out: statements: copies of blocks of K, ahead of their use, across operands and
-steps; the wait for one of them. Nobody but the warp reads its stages: a `__syncwarp` is all that parts the copies of
-its lanes from their loads.
+steps; the wait for one of them. Only the warp reads its stages: a `__syncwarp` is enough between the copies of
+its lanes and their loads.
 
 Operands are polled for: a lane looks at the pieces that it has copied, and copies those again that were not written
 yet (`cuda/persistent/exchange_by_polling.py`). Inputs of the first layer are the user's, and are not looked at.

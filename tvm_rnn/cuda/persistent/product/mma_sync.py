@@ -67,7 +67,7 @@ class MmaSyncProduct:
                 self.shared[share] = at
                 self._fill_shared(phase, share, at)
                 at += share.shared * words * geometry.warps_u * geometry.warps_k * LANES
-        # Two sets: while one is multiplied, the weights of the next block of K are on their way.
+        # Two sets: while one is multiplied, the weights of the next block of K are in flight.
         self.fragment = [
             k.local(max((geometry.block_words(p) for p in geometry.step.phases), default=8), "uint32") for _ in "ab"
         ]
@@ -143,7 +143,7 @@ class MmaSyncProduct:
         return [self.coded.scaled(self.geometry.shares[phase][0], m, z % 4, value) for m, z, value in found]
 
     def end(self) -> None:
-        """Nothing is under way."""
+        """Nothing is in flight."""
 
     def load(self, share: Share, kblock: int, tile: int, pieces: Buffer, at: int, within: int | None = None) -> None:
         """Ask for this lane's piece of one K block and batch tile, in the tile's row g, or in the row given."""
@@ -214,7 +214,7 @@ class MmaSyncProduct:
 
     def _poll(self, asked: list[tuple[int, int]], ask: Callable[[int, int], None], pieces: Buffer) -> None:
         """Until all of an operand's pieces (K block, tile) are there, ask for the missing ones again, together: one
-        after the other would cost a way through L2 each, and all of them again would be in the way of the values."""
+        after the other would cost a round trip through L2 each, and all of them again would delay the values."""
         k, tiles, poison = self.k, self.geometry.pass_tiles, tirx.const(POISON, "uint32")
 
         def worst(which: tuple[int, int]) -> Expr:

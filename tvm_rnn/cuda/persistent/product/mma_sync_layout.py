@@ -127,7 +127,7 @@ class MmaSyncLayout(Geometry):
 
     @property
     def chains(self) -> dict[Phase, int]:
-        """Independent accumulators per MMA tile: an MMA takes 34 cycles and can start every 6.5, so 8 must be under way
+        """Independent accumulators per MMA tile: an MMA takes 34 cycles and can start every 6.5, so 8 must be in flight
         in each quarter of a multiprocessor."""
         found = {}
         for phase in self.step.phases:
@@ -154,7 +154,7 @@ class MmaSyncLayout(Geometry):
             ]
             total += max(work, default=0)
         if any(s.registers < s.kblocks for _, s in self.weights):
-            total += max(self.block_words(p) for p in self.step.phases)  # fragments on their way
+            total += max(self.block_words(p) for p in self.step.phases)  # fragments in flight
         return total
 
     # --- predicted time ----------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""Operands of a polled grid on their way to shared memory: every block loads each of them once, for all its warps.
+"""Staged operands of a polled grid: every block loads each of them to shared memory once, for all its warps.
 
 In: the kernel's state (`persistent.Body`). Out: statements: each thread asks for its pieces of 16 bytes, asks again for
-those that are missing, and lays them down as tiles of wgmma. Inputs come from rows in memory, which a layer below may
+those that are missing, and stores them as tiles of wgmma. Inputs come from rows in memory, which a layer below may
 be writing (see `layer_input_rows.py`); values of the layer's own units from the exchange (see
 `exchange_by_polling.py`), where they lie as tiles already.
 """

@@ -40,7 +40,7 @@ from .wgmma_pipelined_layout import (
 )
 
 STEPS = 2  # wgmma steps of 32 bytes in a block of K
-LAG = 2  # chunks under way, where the pipeline is deep enough: while a stage is filled again, products do not run out
+LAG = 2  # chunks in flight, where the pipeline is deep enough: while a stage is filled again, products do not run out
 SWIZZLE_64, STRIDE = 2, 512 // 16  # of matrix descriptors: rows of 64 bytes, 8 of them apart
 INPUTS: dict[str, tuple[str, str, int]] = {  # depth, types, operands that may be transposed
     "bfloat16": ("k16", "bf16.bf16", 1),
@@ -111,8 +111,8 @@ class BulkCopyProduct(WgmmaProduct):
         return self.exchange.first_word(share.operand.source)
 
     def _reads(self, phase: Phase) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
-        """What cells read in this step, and its successors' way into L2: statements to be written while the step's
-        first product is under way."""
+        """What cells read in this step, and the prefetch of later ones into L2: statements to be written while the
+        step's first product is under way."""
         body = self.body
         if phase is not body.step.phases[0]:
             return [], []
@@ -120,8 +120,8 @@ class BulkCopyProduct(WgmmaProduct):
 
 
 class ResidentTiles(WgmmaProduct):
-    """Products whose weights are packed as `wide_layout` says: fragments in registers, then tiles in shared memory.
-    part, base: the thread's part of K, and the address of shared memory."""
+    """Products whose weights are packed as `wgmma_pipelined_layout.py` says: fragments in registers, then tiles in
+    shared memory. part, base: the thread's part of K, and the address of shared memory."""
 
     part: Expr
     base: Expr
@@ -262,7 +262,7 @@ class PipelinedProduct(BulkCopyProduct, ResidentTiles):
         for turn in range(turns(geometry)):
             if turn:
                 k.do(I.cuda.cta_sync())
-            self._give(tiles, acc, turn)
+            self._store_sums(tiles, acc, turn)
             k.do(I.cuda.cta_sync())
             each = geometry.own_tiles // turns(geometry)
             for j in range(turn * each, (turn + 1) * each):
@@ -271,7 +271,7 @@ class PipelinedProduct(BulkCopyProduct, ResidentTiles):
             k.do(I.ptx.fence.proxy.async_.shared__cta())  # copies into the pipeline follow, after a barrier
         return [found[z] for z in range(geometry.m_tiles(phase) * geometry.own_tiles * 4)]
 
-    def _give(self, tiles: int, acc: Buffer, turn: int) -> None:
+    def _store_sums(self, tiles: int, acc: Buffer, turn: int) -> None:
         """This warp's sums of a turn's columns."""
         k, geometry, ids, row = self.k, self.geometry, self.ids, partial_stride(self.geometry) * 4
         columns = geometry.rows // 8 // turns(geometry)

@@ -1,5 +1,5 @@
-"""The product of a phase by the blocks of a cluster together: each multiplies all gates of the cluster's units in its
-part of K, then each finishes its own units.
+"""The split-K product of a phase: each block of a cluster multiplies all gates of the cluster's units in its part of K,
+then finishes its own units.
 
 In: the kernel's body, a `WgmmaSplitKLayout`. Out: statements that leave all gates of a lane's cells in registers. A
 warpgroup multiplies its tiles of 64 gates by all rows. Sums lie in its registers as cells do: lane (g, q) has unit g
@@ -30,7 +30,7 @@ from .wgmma_pipelined_layout import ROW_BYTES, TILE_BYTES, TILE_WORDS, Chunk
 from .wgmma_split_k_layout import FRAGMENT_BYTES, WARPGROUP, WgmmaSplitKLayout, memory_map
 from .wgmma_split_k_pipeline import ClusterPipeline
 
-LAG = 2  # chunks under way, where the pipeline is deep enough
+LAG = 2  # chunks in flight, where the pipeline is deep enough
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class SplitKProduct(BulkCopyProduct):
 
     def emit(self, phase: Phase) -> list[Expr]:
         """What cells read comes while the cluster's blocks wait for each other: until then products need the registers;
-        its successors' way into L2 while all blocks do."""
+        the prefetch of later ones into L2 while all blocks do."""
         for share in self.geometry.shares[phase]:
             self.body.ready(share)
         loads, prefetches = self._reads(phase)
@@ -130,7 +130,7 @@ class SplitKProduct(BulkCopyProduct):
             pipeline.release(chunk)
         if not geometry.apart:
             pipeline.meet()  # nobody in the cluster reads the pipeline any more
-        self._give(phase, acc)
+        self._store_sums(phase, acc)
         for load in loads:
             load()
         pipeline.meet()
@@ -184,7 +184,7 @@ class SplitKProduct(BulkCopyProduct):
         each = self.geometry.own_tiles // self._wide
         return ((warp_k * each + number) * LANES + self.ids.lane) * (FRAGMENT_BYTES * self._wide)
 
-    def _give(self, phase: Phase, acc: Buffer) -> None:
+    def _store_sums(self, phase: Phase, acc: Buffer) -> None:
         """To every block of the cluster, the sums of its units."""
         k, geometry, pipeline = self.k, self.geometry, self.pipeline
         own, groups = geometry.own_groups(phase), geometry.gate_rows(phase) // 8

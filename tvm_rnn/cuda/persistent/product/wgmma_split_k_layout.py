@@ -9,7 +9,7 @@ step's blocks of K go through a pipeline of stages, where everything lies in sha
                              the rest through the pipeline in every step, beside the operand of the same blocks of K
     sums                     to the block that has the units, in the order of K, through distributed shared memory
 
-So a block reads only its part of what the others publish; what it reads instead, weights, nobody else reads. Bytes of
+So a block reads only its part of what the others publish, and weights that no other block reads. Bytes of
 shared memory and of L2 are saved by leaving out what pads gates to 64: products read what lies behind, for rows that
 nobody wants.
 

@@ -4,8 +4,8 @@ In: the kernel's state (`persistent.Body`). Out: statements that leave all gates
 operand that is there first, the layer's input, is multiplied while the other units' values are asked for; while these
 are waited for and multiplied, the next step's input is copied.
 
-A warpgroup brings its own part of K, with barriers of its own. The block meets where the parts do: every product is
-done then, so operands may be laid down again.
+A warpgroup brings its own part of K, with barriers of its own. Where the parts' sums meet, the whole block does:
+every product is done then, so operands may be overwritten.
 
 Source: Hopper's warpgroup products: PTX ISA 8.5, "wgmma.mma_async".
 """
@@ -55,7 +55,7 @@ class StagedProduct(ResidentTiles):
         self.k.do(I.cuda.cta_sync())
 
     def end(self) -> None:
-        """Nothing is under way."""
+        """Nothing is in flight."""
 
     # --- the product -------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """The geometry of a persistent kernel whose operands are staged: brought to shared memory once, for warpgroups.
 
-In: a `Step` and knobs. Out: `WgmmaStagedLayout`. Operands lie as tiles of wgmma behind the weights, which `wide_layout`
-packs; each source of a product has one place, which is written again when no product of its step is under way any more.
+In: a `Step` and knobs. Out: `WgmmaStagedLayout`. Operands lie as tiles of wgmma behind the weights, which
+`wgmma_pipelined_layout.py` packs; each source of a product has one buffer, written again when no product of its step is
+under way.
 Values are polled for.
 """
 
@@ -25,7 +26,7 @@ from .wgmma_pipelined_layout import WgmmaTiles
 
 WARPGROUP = 4  # warps
 HELD = 8  # pieces of 16 bytes that a thread holds at a time between memory and shared memory
-# Cycles of a product of 64 rows, at least and where its weights are in shared memory, times; of 16 bytes laid down.
+# Cycles of a product of 64 rows, at least and where its weights are in shared memory, times; of 16 bytes stored.
 STAGED_LEAST, STAGED_NEAR, STAGED_PIECE = 16.0, 1.55, 0.1
 MOST_ROWS = 256  # columns of an instruction
 
