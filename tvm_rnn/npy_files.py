@@ -64,12 +64,12 @@ def _per_layer(state: Mapping[str, Any]) -> bool:
     return any(list(shape) != list(state["shapes"][0]) for shape in state["shapes"])
 
 
-def npy_writer(array: Any) -> Writer:
+def npy_writer(array: object) -> Writer:
     """What writes an array as .npy."""
     return lambda file: np.save(file, np.asarray(array), allow_pickle=False)
 
 
-def npz_writer(state: Mapping[str, Any]) -> Writer:
+def npz_writer(state: Mapping[str, object]) -> Writer:
     """What writes a state as .npz, in the form that `state_from_npz` reads."""
     arrays: dict[str, Any] = {}
     for name, value in state.items():

@@ -98,7 +98,7 @@ def _list(values: Any) -> tuple[int, ...]:
     return (-1,) if values is None else (len(values), *(int(v) for v in values))
 
 
-def _dtype(name: Any) -> int:
+def _dtype(name: object) -> int:
     if name not in DTYPES:
         raise Impossible(f"dtype {name}")
     return DTYPES[name]

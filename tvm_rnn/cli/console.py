@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
 
@@ -25,11 +24,11 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
         yield lambda stage: status.update(stage)
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     print(json.dumps(value, indent=2))
 
 
-def print_rich(*renderables: Any) -> None:
+def print_rich(*renderables: object) -> None:
     """Tables and texts. In a file or a pipe nobody's window limits the lines: rows are not folded, for grep's sake."""
     free = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     console = Console(width=160 if free else None)

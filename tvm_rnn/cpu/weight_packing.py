@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from tvm import tirx
 
@@ -203,7 +202,7 @@ class Matrix:
             return sequence(self._scales(at), words, self._sums(stored, offset))
         return sequence(self._scales(at), self._everywhere(stored, base, quantised, zero))
 
-    def _word(self, quantised: Any, p: Expr, w: Expr, g: int, v: Expr) -> Expr:
+    def _word(self, quantised: Callable[..., Expr], p: Expr, w: Expr, g: int, v: Expr) -> Expr:
         """Word w of a row: its values w, w + Q, w + 2 Q and w + 3 Q, with zeros for those that it does not have."""
         quarter, total = -(-self.depth // WORD), None
         for j in range(-(-self.depth // quarter)):
@@ -215,7 +214,7 @@ class Matrix:
             total = own if total is None else total | own
         return tirx.reinterpret("int32", total)
 
-    def _sums(self, words: Any, offset: Expr) -> Stmt:
+    def _sums(self, words: Buffer, offset: Expr) -> Stmt:
         """For each row the sum of its levels, times -OFFSET."""
         quarter, panels = -(-self.depth // WORD), -(-self.node.shape[-1] // self.lanes)
         first = offset + int64(self.own.sums[self.node][self.number])
@@ -230,7 +229,7 @@ class Matrix:
                 parts = [(load(words, place) << s) >> tirx.const(24, "int32") for s in shifts]
                 return parts[0] + parts[1] + parts[2] + parts[3]
 
-            def each(value: Any) -> Stmt:
+            def each(value: Callable[[Expr], Expr]) -> Stmt:
                 return vector("v", self.lanes, lambda v: store(words, at(v), value(v)))
 
             zero, factor = tirx.const(0, "int32"), tirx.const(-OFFSET, "int32")
@@ -242,7 +241,7 @@ class Matrix:
 
         return loop("p", panels, lambda p: [row(p, g) for g in range(self.gates)])
 
-    def _scales(self, at: Any) -> Stmt:
+    def _scales(self, at: Callable[..., Expr]) -> Stmt:
         """Each row's largest magnitude / 127; NaN where the row has one."""
         full, rest = divmod(self.node.shape[-1], self.lanes)
         one = tirx.const(1.0, self.dtype)

@@ -83,7 +83,7 @@ class Packed:
     size: int = 0
     names: dict[Any, int] = field(default_factory=dict)
 
-    def reserve(self, key: Any, elements: int) -> int:
+    def reserve(self, key: object, elements: int) -> int:
         self.names[key] = self.size
         self.size += elements
         return self.names[key]

@@ -55,7 +55,7 @@ def write_module(passed: Passed, folder: Path, tell: Callable[[str], None]) -> s
     return path
 
 
-def describe(passed: Passed, programs: Sequence[Program], taken: Mapping[str, list[dict[str, Any]]]) -> GpuNetwork:
+def describe(passed: Passed, programs: Sequence[Program], taken: Mapping[str, list[dict[str, object]]]) -> GpuNetwork:
     """The manifest: what all modules say, and one variant per arch, in the order of the options' targets. taken: by
     arch what the compiler says of each kernel."""
     options, targets = passed.options, passed.options.targets

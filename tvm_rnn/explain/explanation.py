@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from tvm_rnn.decisions import Decision, Figures, recording
 from tvm_rnn.errors import ConfigError, message
@@ -18,6 +18,7 @@ from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.network.widen import widened
+from tvm_rnn.runtime.runtime import Facts
 
 from .facts import ExplanationFacts, MemoryFacts, NetworkFacts, PassFacts, TrainingFacts
 from .looked import Looked
@@ -79,7 +80,7 @@ class Explanation:
 
         whole = page(self.facts, self.looked, command, ablation, history).encode()
 
-        def write(file: Any) -> None:
+        def write(file: BinaryIO) -> None:
             file.write(whole)
 
         write_whole({os.fspath(path): write})
@@ -165,7 +166,7 @@ def explain(
     return Explanation({"networks": explained, "versions": dict(manifest["versions"])}, tuple(looked))
 
 
-def _remade(manifest: Mapping[str, Any], cell: Cell | None) -> tuple[Looked | None, str]:
+def _remade(manifest: Mapping[str, object], cell: Cell | None) -> tuple[Looked | None, str]:
     """A module's network for pictures; or None, and why."""
     from .module import NotDrawn, remade
 
@@ -228,9 +229,7 @@ def _decided(net: RNN | Model, options: Options) -> tuple[dict[str, Any], list[L
     return (found[0] if len(found) == 1 else {**found[0], "networks": found}), looked
 
 
-def _network(
-    manifest: Mapping[str, Any], machine: Target | None, net: RNN | None, steps: int, module: Any
-) -> NetworkFacts:
+def _network(manifest: Facts, machine: Target | None, net: RNN | None, steps: int, module: Any) -> NetworkFacts:
     """Everything about one network."""
     decisions = [Decision.from_dict({"subject": {}, "facts": {}, **d}) for d in manifest.get("decisions", ())]
     decisions = [d for d in decisions if d.stage != "trace" or "training" not in d.subject]
@@ -285,7 +284,7 @@ def _phases(decisions: Sequence[Decision]) -> list[Figures]:
     return [{"graph": d.subject.get("graph", 0), "runs": d.what, "with": d.why, **d.facts} for d in rows]
 
 
-def _memory(manifest: Mapping[str, Any]) -> MemoryFacts:
+def _memory(manifest: Facts) -> MemoryFacts:
     """Bytes that stay for all calls, and for CPUs elements of the workspace by what they grow with."""
     from tvm_rnn.dtypes import ITEM_BYTES
 
@@ -301,7 +300,7 @@ def _memory(manifest: Mapping[str, Any]) -> MemoryFacts:
     return found
 
 
-def _training(manifest: Mapping[str, Any], decisions: Sequence[Decision], steps: int) -> TrainingFacts:
+def _training(manifest: Facts, decisions: Sequence[Decision], steps: int) -> TrainingFacts:
     """What the tape holds: bytes by what they grow with, and for T = steps. kept_elements: values per step and row of
     all graphs; pass `differentiate` says which, and why not others."""
     from tvm_rnn.dtypes import ITEM_BYTES
@@ -323,9 +322,7 @@ def _training(manifest: Mapping[str, Any], decisions: Sequence[Decision], steps:
     }
 
 
-def _plans(
-    manifest: Mapping[str, Any], seen: Looked | None, module: Any, steps: int, max_bytes: int | None
-) -> TrainingFacts:
+def _plans(manifest: Facts, seen: Looked | None, module: Any, steps: int, max_bytes: int | None) -> TrainingFacts:
     """The plans of memory (`memory_plan.py`): of a network for every choice of what a tape keeps, of a module for its
     own; none of a module for GPUs that is not on one."""
     from tvm_rnn.passes.keep_choice import names

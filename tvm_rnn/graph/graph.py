@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 LEAVES = ("input", "state", "param", "const")
 
+Attributes = dict[str, Any]  # of an operation, by name: axes, shapes, numbers, as its row of the op table takes them
+
 
 @dataclass(frozen=True, eq=False)
 class Node:
@@ -66,13 +68,13 @@ class Node:
         return float(self.value.reshape(())) if self.value is not None and self.value.size == 1 else None
 
 
-def make(op: str, *args: Node, source: str = "", **attrs: Any) -> Node:
+def make(op: str, *args: Node, source: str = "", **attrs: object) -> Node:
     """A node of the table with its shape from the shape rule. Raises ValueError where the operands do not fit."""
     shape = TABLE[op].shape(*(a.shape for a in args), **attrs)
     return Node(op, args, attrs, tuple(int(s) for s in shape), source=source)
 
 
-def constant(value: Any, rank: int = 0) -> Node:
+def constant(value: object, rank: int = 0) -> Node:
     """A number or an array known now (copied, float64), with leading axes of size 1 up to `rank` axes."""
     array = np.array(value, np.float64)
     array = array.reshape((1,) * (rank - array.ndim) + array.shape)

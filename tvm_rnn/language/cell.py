@@ -61,7 +61,7 @@ class Cell:
     """
 
     name: str
-    function: Callable[..., Any]
+    function: Callable[..., object]
     inputs: tuple[Argument, ...]
     states: tuple[Argument, ...]
     params: tuple[Argument, ...]
@@ -86,7 +86,7 @@ class Cell:
         arguments = (*self.inputs, *self.states, *self.params)
         return tuple(dict.fromkeys(name for a in arguments for name in a.dims.names))
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> Any:
         """Use this cell's equations inside another cell's."""
         active = _active.get()
         if self in active:
@@ -237,7 +237,7 @@ class Cell:
             )
 
 
-def _raised_at(trace: TracebackType | None, function: Callable[..., Any]) -> str | None:
+def _raised_at(trace: TracebackType | None, function: Callable[..., object]) -> str | None:
     """The "file:line" of the innermost frame, in the cell's own file, that an exception passed through."""
     found = None
     while trace is not None:
@@ -247,7 +247,7 @@ def _raised_at(trace: TracebackType | None, function: Callable[..., Any]) -> str
     return found
 
 
-def _return_line(function: Callable[..., Any]) -> str:
+def _return_line(function: Callable[..., object]) -> str:
     """The "file:line" of the function's last return."""
     code = function.__code__
     returns = [i.offset for i in dis.get_instructions(code) if i.opname.startswith("RETURN")]
@@ -256,7 +256,7 @@ def _return_line(function: Callable[..., Any]) -> str:
 
 
 @overload
-def cell(function: Callable[..., Any], /) -> Cell: ...
+def cell(function: Callable[..., object], /) -> Cell: ...
 @overload
 def cell(
     *,
@@ -265,11 +265,11 @@ def cell(
     initial: Mapping[str, float] | None = ...,
     init: Mapping[str, str | float] | None = ...,
     name: str | None = ...,
-) -> Callable[[Callable[..., Any]], Cell]: ...
+) -> Callable[[Callable[..., object]], Cell]: ...
 
 
 def cell(
-    function: Callable[..., Any] | None = None,
+    function: Callable[..., object] | None = None,
     /,
     *,
     states: str | Sequence[str] = "h",
@@ -305,7 +305,7 @@ def cell(
 
 
 def _define(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     states: str | tuple[str, ...],
     output: str | None,
     initial: Mapping[str, float],
@@ -357,7 +357,9 @@ def _define(
     )
 
 
-def _arguments(function: Callable[..., Any], wrong: Callable[..., CellError]) -> tuple[list[Argument], list[Argument]]:
+def _arguments(
+    function: Callable[..., object], wrong: Callable[..., CellError]
+) -> tuple[list[Argument], list[Argument]]:
     """The positional arguments (inputs and states) and the keyword-only ones (parameters)."""
     positional: list[Argument] = []
     params: list[Argument] = []
@@ -377,7 +379,7 @@ def _arguments(function: Callable[..., Any], wrong: Callable[..., CellError]) ->
 
 
 def _check_values(
-    what: str, given: Mapping[str, Any], known: Iterable[str], words: Sequence[str], wrong: Callable[..., CellError]
+    what: str, given: Mapping[str, object], known: Iterable[str], words: Sequence[str], wrong: Callable[..., CellError]
 ) -> None:
     """initial= and init= name what exists, and give a number or one of the words."""
     for key, value in given.items():

@@ -224,10 +224,10 @@ def _params(node: Node) -> Iterable[str]:
 def regularisers(
     graph: Graph,
     layers: int,
-    dropout: Any = 0.0,
-    recurrent_dropout: Any = None,
-    zoneout: Any = None,
-    weight_drop: Any = None,
+    dropout: object = 0.0,
+    recurrent_dropout: object = None,
+    zoneout: object = None,
+    weight_drop: object = None,
 ) -> Regularisers:
     """The options of RNN, checked against a layer's traced graph. Raises ConfigError."""
     states, params = [s.name for s in graph.states], [p.name for p in graph.params]
@@ -244,7 +244,7 @@ def regularisers(
     )
 
 
-def _by_name(option: str, kind: str, given: Any, known: Sequence[str], affected: Sequence[str]) -> dict[str, float]:
+def _by_name(option: str, kind: str, given: object, known: Sequence[str], affected: Sequence[str]) -> dict[str, float]:
     """A probability for each name that has one. A number is for all in `affected`."""
     if given is None:
         return {}
@@ -265,7 +265,7 @@ def _by_name(option: str, kind: str, given: Any, known: Sequence[str], affected:
     return {name: value for name, value in values.items() if value}
 
 
-def _probability(what: str, value: Any) -> float:
+def _probability(what: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value < 1.0:
         raise ConfigError(message(f"RNN: {what}", got=repr(value), expected="a number from 0 to below 1"))
     return float(value)

@@ -222,7 +222,7 @@ class RNN:
                     self.weights[name] = rounded(value, self.dtype)  # also where uniform gave a plain number
         return self
 
-    def load(self, source: Mapping[str, Any] | str | os.PathLike[str]) -> RNN:
+    def load(self, source: Mapping[str, object] | str | os.PathLike[str]) -> RNN:
         """Take weights from a dict of arrays or a .safetensors file; all of them, by name. Returns self.
 
         Arrays of another float dtype are converted to the RNN's. Raises WeightError naming every weight that is
@@ -257,13 +257,13 @@ def named_constants(graph: Graph, number: int | str) -> dict[str, np.ndarray]:
     return {f"constant.{number}.{i}": value for i, value in enumerate(constants(graph))}
 
 
-def _size(name: str, value: Any) -> int:
+def _size(name: str, value: object) -> int:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < 1:
         raise ConfigError(message(f"RNN: {name}", got=repr(value), expected="a whole number of at least 1"))
     return int(value)
 
 
-def _arrays(source: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
+def _arrays(source: Mapping[str, object] | str | os.PathLike[str]) -> Mapping[str, Any]:
     if isinstance(source, Mapping):
         return source
     if not isinstance(source, (str, os.PathLike)):
@@ -271,7 +271,7 @@ def _arrays(source: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, 
     return {name: tensor.read() for name, tensor in open_safetensors(source).items()}
 
 
-def checked_weights(shapes: Mapping[str, Shape], given: Mapping[str, Any], dtype: str) -> dict[str, np.ndarray]:
+def checked_weights(shapes: Mapping[str, Shape], given: Mapping[str, object], dtype: str) -> dict[str, np.ndarray]:
     """Weights by name as contiguous arrays of `dtype`; WeightError lists everything that does not fit."""
     wrong = [f"missing: {name}{list(shape)}" for name, shape in shapes.items() if name not in given]
     wrong += [f"unknown: {name}" for name in given if name not in shapes]

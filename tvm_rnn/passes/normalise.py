@@ -10,13 +10,12 @@ Rewrite: index(add(W @ x, b), g)  -->  add(gemm(index(W, g), x), index(b, g))
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from tvm_rnn.graph.graph import Graph, Node, constant, depends, make, rewrite, topological
+from tvm_rnn.graph.graph import Attributes, Graph, Node, constant, depends, make, rewrite, topological
 from tvm_rnn.graph.ops import TABLE
 
 
@@ -25,10 +24,10 @@ class Builder:
     them."""
 
     def __init__(self, expand: bool = True) -> None:
-        self.known: dict[Any, Node] = {}
+        self.known: dict[Hashable, Node] = {}
         self.expand = expand
 
-    def make(self, op: str, *args: Node, source: str = "", **attrs: Any) -> Node:
+    def make(self, op: str, *args: Node, source: str = "", **attrs: object) -> Node:
         simpler = self._simplify(op, args, source, attrs)
         if simpler is not None:
             return simpler
@@ -43,7 +42,7 @@ class Builder:
         assert node.value is not None
         return self.known.setdefault(("const", node.shape, node.value.tobytes()), node)
 
-    def _simplify(self, op: str, args: tuple[Node, ...], source: str, attrs: dict[str, Any]) -> Node | None:
+    def _simplify(self, op: str, args: tuple[Node, ...], source: str, attrs: Attributes) -> Node | None:
         x = args[0] if args else None
         folds = not TABLE[op].boolean and TABLE[op].kind != "total" and op not in ("where", "broadcast")
         if folds and args and all(a.scalar is not None for a in args):
@@ -88,7 +87,7 @@ class Builder:
             return self.make("transpose", x.args[0], source=source, axes=tuple(inner[a] for a in axes))
         return None
 
-    def _push(self, op: str, x: Node, source: str, attrs: dict[str, Any]) -> Node | None:
+    def _push(self, op: str, x: Node, source: str, attrs: dict[str, object]) -> Node | None:
         """Move index or slice below the op that made x, where that is possible."""
         axis = attrs["axis"]
         if x.op == "const":
@@ -115,13 +114,13 @@ class Builder:
             return self._push_concat(op, x, source, attrs)
         return None
 
-    def _narrow(self, op: str, arg: Node, source: str, attrs: dict[str, Any]) -> Node:
+    def _narrow(self, op: str, arg: Node, source: str, attrs: Attributes) -> Node:
         """index or slice of one operand of a pointwise op; an axis of size 1 is broadcast."""
         if arg.shape[attrs["axis"]] != 1:
             return self.make(op, arg, source=source, **attrs)
         return self.make("index", arg, source=source, axis=attrs["axis"], at=0) if op == "index" else arg
 
-    def _push_reshape(self, op: str, x: Node, source: str, attrs: dict[str, Any]) -> Node | None:
+    def _push_reshape(self, op: str, x: Node, source: str, attrs: Attributes) -> Node | None:
         base, axis = x.args[0], attrs["axis"]
         if op == "index" and x.shape[axis] == 1:
             to = tuple(s for i, s in enumerate(x.shape) if i != len(x.shape) + axis)
@@ -140,7 +139,7 @@ class Builder:
             return self.make("reshape", piece, source=source, rank=len(piece.shape), to=lead)
         return None
 
-    def _push_einsum(self, op: str, x: Node, source: str, attrs: dict[str, Any]) -> Node:
+    def _push_einsum(self, op: str, x: Node, source: str, attrs: Attributes) -> Node:
         inputs, out = x.attrs["spec"].split("->")
         letter = out[len(out) + attrs["axis"]]
         names, args = [], []
@@ -154,7 +153,7 @@ class Builder:
         result = out.replace(letter, "") if op == "index" else out
         return self.make("einsum", *args, source=x.source, spec=f"{','.join(names)}->{result}")
 
-    def _push_concat(self, op: str, x: Node, source: str, attrs: dict[str, Any]) -> Node | None:
+    def _push_concat(self, op: str, x: Node, source: str, attrs: Attributes) -> Node | None:
         axis, at = attrs["axis"], 0
         start, stop = (attrs["at"], attrs["at"] + 1) if op == "index" else (attrs["start"], attrs["stop"])
         for arg in x.args:

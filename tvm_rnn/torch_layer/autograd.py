@@ -7,12 +7,13 @@ module's own arrays. Imported only by `to_torch.py`, because it imports torch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from tvm_rnn.errors import ConfigError, InputError, WeightError, message
 from tvm_rnn.frontends.torch import form_of, state_arrays
@@ -21,7 +22,8 @@ from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.runtime import runtime
 
-Tensor = Any
+State = Mapping[str, Tensor | list[Tensor]]
+Compiled = Any  # a TrainingModule or a CudaTrainingModule: what only one of them has is asked for first
 
 
 @dataclass
@@ -29,19 +31,19 @@ class Call:
     """What one call is made of besides tensors. state: the user's, whose tensors are given apart; None: there is
     none."""
 
-    module: Any  # TrainingModule or CudaTrainingModule
+    module: Compiled
     inputs: int
-    state: Any
-    rows: dict[str, Any]
+    state: State | None
+    rows: dict[str, object]
     names: tuple[str, ...] = ()  # of weights that are on the GPU; else the module has them already
 
-    def use_weights(self, tensors: Any, ways: tuple[str, ...], known: bool) -> None:
+    def use_weights(self, tensors: Sequence[Tensor], ways: tuple[str, ...], known: bool) -> None:
         """Give the module the weights of this call, where they are on the GPU. known: unless it has them still."""
         if self.names:
             weights = {name: tensor.detach() for name, tensor in zip(self.names, tensors, strict=True)}
             self.module.use_there(weights, ways, known)
 
-    def built(self, tensors: list[Tensor]) -> Any:
+    def built(self, tensors: list[Tensor]) -> State | None:
         """A state of the same form, made of these tensors."""
         if not isinstance(self.state, Mapping):
             return self.state
@@ -51,11 +53,11 @@ class Call:
         }
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> torch.dtype:
         """torch's, of the module's arrays."""
         return getattr(torch, str(self.module.manifest.dtype))
 
-    def named(self, tensors: list[Tensor]) -> dict[str, Any]:
+    def named(self, tensors: list[Tensor]) -> dict[str, Tensor | list[Tensor]]:
         """The module's states of these tensors, in its order: a list where layers differ in shape."""
         rest, found = iter(tensors), {}
         for name, (_, _, shapes) in self.module._states.items():
@@ -63,7 +65,7 @@ class Call:
         return found
 
 
-def flat(state: Any) -> list[Tensor]:
+def flat(state: object) -> list[Tensor]:
     """The arrays of a state, or of anything like one."""
     if not isinstance(state, Mapping):
         return []
@@ -74,7 +76,7 @@ class Steps(torch.autograd.Function):
     """All steps of a network. Arguments: a Call, then inputs, states and weights; results: y, then the last states."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: torch.autograd.function.FunctionCtx, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Runs forward_train. Its tape is one of the saved tensors: torch frees it when backward has run."""
         given = call.inputs + len(flat(call.state))
         x, state = list(tensors[: call.inputs]), list(tensors[call.inputs : given])
@@ -98,7 +100,7 @@ class Steps(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, d_y: Tensor, *d_last: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: torch.autograd.function.FunctionCtx, d_y: Tensor, *d_last: Tensor) -> tuple[Tensor | None, ...]:
         """Runs backward on the tape."""
         call, tape = ctx.call, copy.copy(ctx.tape)
         saved = ctx.saved_tensors  # asked once: torch's checkpoints allow no more
@@ -123,7 +125,7 @@ class Inference(torch.autograd.Function):
     """All steps of a network with regularisers in eval mode: the compiled code has gradients of training alone."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: torch.autograd.function.FunctionCtx, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Runs the module."""
         given = call.inputs + len(flat(call.state))
         x, state = list(tensors[: call.inputs]), list(tensors[call.inputs : given])
@@ -132,7 +134,7 @@ class Inference(torch.autograd.Function):
         return (y, *flat(last))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> NoReturn:
+    def backward(ctx: torch.autograd.function.FunctionCtx, *gradients: Tensor) -> NoReturn:
         """Raises ConfigError."""
         what, do = "a network with regularisers has gradients in training mode", "call layer.train()"
         raise ConfigError(message(what, got="results of eval mode", do=do))
@@ -142,7 +144,7 @@ class TorchLayer(torch.nn.Module):
     """A network that torch trains; see `tvm_rnn.to_torch`. The parameters are the net's weights under their own names,
     or under those of torch.nn's layers."""
 
-    def __init__(self, net: RNN, module: Any, names: str) -> None:
+    def __init__(self, net: RNN, module: Compiled, names: str) -> None:
         super().__init__()
         self._module = Code(module)  # first: it says why the layer cannot be pickled
         self.net, self.form = net, form_of(net) if names == "torch" else None
@@ -153,15 +155,15 @@ class TorchLayer(torch.nn.Module):
 
     def forward(
         self,
-        x: Any,
-        state: Any = None,
+        x: Tensor,
+        state: State | None = None,
         *,
-        lengths: Any = None,
-        reset: Any = None,
+        lengths: object = None,
+        reset: object = None,
         seed: int | None = None,
         first_step: int = 0,
-        **inputs: Any,
-    ) -> tuple[Tensor, dict[str, Any]]:
+        **inputs: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
         """All steps: (y [T, B, D*H], {name: state after the last step}). Arguments as of a compiled Module's call, and
         of its `forward_train`: in training mode regularisers act, with a seed of torch's generator if none is given."""
         module = self._module.value
@@ -196,7 +198,7 @@ class TorchLayer(torch.nn.Module):
         own = dict(self.named_parameters())
         return own if self.form is None else net_weights(self.net, self.form, own)
 
-    def _moved(self, device: Any) -> dict[str, Tensor]:
+    def _moved(self, device: torch.device) -> dict[str, Tensor]:
         """The weights on a GPU, dense, in the dtype that the module reads: for 16-bit networks float32."""
         kind = torch.float64 if str(self._module.value.manifest.dtype) == "float64" else torch.float32
         return {name: tensor.to(device, kind).contiguous() for name, tensor in self.weights().items()}
@@ -221,7 +223,7 @@ class TorchLayer(torch.nn.Module):
     def max_bytes(self, count: int | None) -> None:
         self._module.value.max_bytes = count
 
-    def compiled(self) -> Any:
+    def compiled(self) -> Compiled:
         """The compiled module with the present weights: to call without torch, or to export."""
         self._present()
         return self._module.value
@@ -230,7 +232,7 @@ class TorchLayer(torch.nn.Module):
         return repr(self.net)[1:-1]
 
 
-def cast(state: Any, kind: Any) -> Any:
+def cast(state: State | None, kind: torch.dtype) -> State | None:
     """A state's tensors in a dtype."""
     if not isinstance(state, Mapping):
         return state
@@ -245,10 +247,10 @@ def drawn_seed() -> int:
 class Code:
     """The compiled module of one layer. A copy of the layer loads the same file, for weights of its own."""
 
-    def __init__(self, value: Any, origin: Code | None = None) -> None:
+    def __init__(self, value: Compiled, origin: Code | None = None) -> None:
         self.value, self.origin = value, origin  # the origin's file goes with the origin's module
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Code:
+    def __deepcopy__(self, memo: dict[int, object]) -> Code:
         copied = Code(type(self.value)(self.value.path), self)
         copied.value.max_bytes = self.value.max_bytes
         return copied

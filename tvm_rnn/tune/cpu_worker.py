@@ -189,7 +189,7 @@ class Bench:
         keep_apart(self.cpus)
 
 
-def named_states(state: Mapping[str, Any]) -> dict[str, Any]:
+def named_states(state: Mapping[str, object]) -> dict[str, Any]:
     """{"state h": array}, and "state h 0", "state h 1" for layers of their own shapes."""
     found = dict[str, Any]()
     for name, value in state.items():

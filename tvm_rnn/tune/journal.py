@@ -118,7 +118,7 @@ class Journal:
     def close(self) -> None:
         os.close(self._file)
 
-    def _append(self, facts: Mapping[str, Any]) -> None:
+    def _append(self, facts: Mapping[str, object]) -> None:
         os.write(self._file, (json.dumps(facts) + "\n").encode())
 
     def _read(self) -> Iterator[Outcome]:

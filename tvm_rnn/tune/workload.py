@@ -82,7 +82,7 @@ class Trial(Records):
     def __post_init__(self) -> None:
         super().__init__()
 
-    def for_target(self, name: str, versions: Any) -> Records:
+    def for_target(self, name: str, versions: object) -> Records:
         return self
 
     def find(self, unit: HasKey) -> Iterator[Found]:

@@ -100,7 +100,7 @@ class Problem:
             R = np.concatenate([R, self.weight("R_n", layer, direction)[None]])
         return W, R, b, second
 
-    def form(self, known: Mapping[str, tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, Any]]:
+    def form(self, known: Mapping[str, tuple[str, dict[str, object]]]) -> tuple[str, dict[str, Any]]:
         """A framework's own name and options for the cell, from its table. Raises Unsupported where it has none."""
         if self.manifest.cell not in known:
             raise Unsupported(f"it has no cell {self.manifest.cell}")

@@ -21,7 +21,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import tvm_ffi
 
@@ -44,6 +43,7 @@ RESOURCES = re.compile(
     r"(\d+) bytes spill loads.*?Used (\d+) registers([^\n]*)",
     re.DOTALL,
 )
+Taken = dict[str, object]  # of a kernel, by name: registers, bytes of stack, spills and shared memory
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def _nvrtc(code: str, arch: str, output: Path, flags: Sequence[str], tools: Tool
     library = ctypes.CDLL(str(tools.nvrtc))
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
 
-    def ask(function: str, *arguments: Any) -> int:
+    def ask(function: str, *arguments: object) -> int:
         return int(getattr(library, function)(*arguments))
 
     def read(what: str) -> bytes:
@@ -213,7 +213,7 @@ def _nvrtc(code: str, arch: str, output: Path, flags: Sequence[str], tools: Tool
     return log
 
 
-def resources(remarks: str) -> list[dict[str, Any]]:
+def resources(remarks: str) -> list[Taken]:
     """What each kernel takes, from the assembler's remarks."""
     rows = []
     for name, arch, stack, stores, loads, registers, rest in RESOURCES.findall(remarks):
@@ -230,7 +230,7 @@ def resources(remarks: str) -> list[dict[str, Any]]:
     return rows
 
 
-def build(sources: Sequence[Source], folder: Path, fast: bool) -> tuple[bytes, dict[str, list[dict[str, Any]]], str]:
+def build(sources: Sequence[Source], folder: Path, fast: bool) -> tuple[bytes, dict[str, list[Taken]], str]:
     """The shared object, {arch: what its kernels take}, and the compiler's name. Raises BuildError."""
     tools, compiler = find(), _host_compiler()
     includes = (tvm_ffi.libinfo.find_include_path(), tvm_ffi.libinfo.find_dlpack_include_path(), *tools.include)
@@ -251,7 +251,7 @@ def build(sources: Sequence[Source], folder: Path, fast: bool) -> tuple[bytes, d
         ]
         objects = [future.result() for future in [pool.submit(host, source) for source in sources]]
         remarks = [future.result() for future in cubins]
-    taken: dict[str, list[dict[str, Any]]] = {source.name: [] for source in sources}
+    taken: dict[str, list[Taken]] = {source.name: [] for source in sources}
     for (own, _, _), words in zip(shards, remarks, strict=True):
         taken[own.name] += resources(words)
     assembled = folder / "cubins.s"

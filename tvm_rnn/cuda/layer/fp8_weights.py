@@ -199,7 +199,7 @@ class Coded:
             decode(self.k, self.geometry.precision, codes, found[2 * number], found[2 * number + 1], self.passing, zero)
         return list(found)
 
-    def scaled(self, share: Any, m: int, z: int, value: Expr) -> Expr:
+    def scaled(self, share: object, m: int, z: int, value: Expr) -> Expr:
         """A sum times its row's scale. z: of an accumulator's four, two of the first 8 rows, two of the rest."""
         return value * self.scales[share][2 * m + z // 2]
 

@@ -161,13 +161,15 @@ class Persistent:
         pointers, scalars = self._arguments(layer_steps, "0", self._groups, extra, below is not None)
         host.launch(self.kernels[0], pointers, scalars, behind=below is not None)
 
-    def _launch(self, host: Host, layer_steps: LayerSteps, row0: HostExpr, groups: HostExpr, extra: list[Any]) -> None:
+    def _launch(
+        self, host: Host, layer_steps: LayerSteps, row0: HostExpr, groups: HostExpr, extra: list[Pointer]
+    ) -> None:
         launch_either(host, self.kernels, *self._arguments(layer_steps, row0, groups, extra, False), layer_steps)
 
     def _arguments(
-        self, layer_steps: LayerSteps, row0: HostExpr, groups: HostExpr, extra: list[Any], follows: bool
-    ) -> tuple[list[Any], list[HostExpr]]:
-        def read(node: Node) -> Any:
+        self, layer_steps: LayerSteps, row0: HostExpr, groups: HostExpr, extra: list[Pointer], follows: bool
+    ) -> tuple[list[Pointer], list[HostExpr]]:
+        def read(node: Node) -> Pointer:
             if node.op == "input":
                 return layer_steps.inputs[self.layout.graph.inputs.index(node)]
             return layer_steps.words[node] if node.random else layer_steps.hoisted[node]
