@@ -277,3 +277,15 @@ def _inside(tree: ast.Module, function: str) -> set[ast.AST]:
 def test_imports_are_read_with_their_absolute_names(source: str, names: list[str]) -> None:
     (statement,) = ast.parse(source).body
     assert imported(ROOT / "tvm_rnn" / "build.py", statement) == names
+
+
+def test_a_folder_s_map_names_all_of_its_files_and_no_other() -> None:
+    """`cells/` is discovered, and files of frontends and bundles are named after what they read or write."""
+    wrong = []
+    for path in (p for p in PACKAGE if p.name == "__init__.py" and p.parent.name not in ("tvm_rnn", "schedules")):
+        named = re.findall(r"`([\w/*]+\.(?:py|h))`", ast.get_docstring(ast.parse(path.read_text())) or "")
+        wrong += [f"{name(path)}: {n}" for n in named if not [*path.parent.glob(n), *(ROOT / "tvm_rnn").glob(n)]]
+        if path.parent.name not in ("cells", "frontends", "bundle"):
+            files = [file for file in path.parent.glob("*.py") if file != path]
+            wrong += [name(file) for file in files if not any(file.match(n) for n in named)]
+    expect_none(wrong)

@@ -1,8 +1,8 @@
 """The command `tvm-rnn`: one file per command, each a thin layer over the package.
 
-In: words of a command line. Out: text or JSON. `commands.py` has the app and compile, run, show; `options.py` what
-commands share, `networks.py` how a network is named, `console.py` how results are printed; the other files are
-commands.
+In: words of a command line. Out: text or JSON. `commands.py` has the app and compile, run, show, inspect; `options.py`
+what commands share, `networks.py` how a network is named, `console.py` how results are printed. A file per command:
+`explain.py`, `doctor.py`, `bench.py`, `tune.py` (`tune_gpu.py`), `records.py`.
 """
 
 from .commands import app, main

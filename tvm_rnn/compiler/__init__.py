@@ -1,6 +1,6 @@
 """The compiler from end to end: equations in, a module's file out.
 
 In: an RNN or a Model, and options. Out: a loaded `Module`. `compile.py` is the way through: passes, then cpu/ or cuda/,
-code, linking, file. `compile_model.py` does it for several networks at once, `stage_texts.py` shows every stage as
+`link.py`, the file. `compile_model.py` does it for several networks at once, `stage_texts.py` shows every stage as
 text, `weight_errors.py` says what weights in fewer bits cost.
 """

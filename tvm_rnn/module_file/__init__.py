@@ -1,4 +1,5 @@
-"""The file of a compiled module: `manifest.py` is the contract between compiler and runtime.
+"""The file of a compiled module: one `.so` with machine code, weights and a manifest.
 
-In: machine code, facts, arrays. Out: one `.so` that carries all of them.
+In: machine code, facts, arrays. Out: the file (`manifest.py`). `schema.py` has the manifest's types, `facts.py` what it
+says of every network.
 """

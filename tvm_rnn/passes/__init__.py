@@ -1,7 +1,9 @@
-"""One file per pass, named verb_object; `pipeline.PASSES` puts them in order.
+"""From equations as traced to graphs ready for a back end; `pipeline.py` puts the passes in order and runs them.
 
 In: a Graph. Out: a Graph with the same meaning. A pass is a frozen dataclass with `name`, `requires`, `apply` and
-`ensures`.
+`ensures`, in a file named verb_object. In order: `normalise.py`; `differentiate.py` (`min_cut.py`, `keep_choice.py`:
+what is kept; `sums_to_gradients.py`: what follows all steps); `hoist_gemms.py`; `combine_gemms.py`;
+`fuse_pointwise.py`; `tile_layers_and_time.py`. `passed.py` is what planners get.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Kinds of products in persistent kernels: for each how it multiplies, its layout, and its pipeline.
+"""Kinds of products in persistent kernels: for each its geometry and layout, how it multiplies, and its pipeline.
 
 In: operands in shared memory or L2, packed weights. Out: gates in registers. `mma_sync*.py`: fragments that lanes load;
-`wgmma_staged*.py`: operands staged once for all warps; `wgmma_pipelined*.py`: a pipeline of bulk copies;
-`wgmma_split_k*.py`: blocks of a cluster share K; `ffma*.py`: strict float32.
+`wgmma_staged*.py`: operands staged once for all warps (`operands_staged.py`); `wgmma_pipelined*.py`: a pipeline of bulk
+copies (`bulk_copy_pipeline.py`); `wgmma_split_k*.py`: blocks of a cluster share K; `ffma*.py`: strict float32. A kind
+of your own is a file in a folder of TVM_RNN_SCHEDULES.
 """
