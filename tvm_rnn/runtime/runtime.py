@@ -492,9 +492,9 @@ class Module:
 
     def _name_inputs(self, x: object, named: Mapping[str, object]) -> list[object]:
         """All inputs, in the manifest's order."""
-        names = [name for name, _ in self._inputs]
-        if not named and len(names) == 1 and hasattr(x, "shape"):
+        if not named and len(self._inputs) == 1 and hasattr(x, "shape"):
             return [x]
+        names = [name for name, _ in self._inputs]
         values = x if isinstance(x, list | tuple) and len(names) > 1 else [x]
         numbered = zip(itertools.chain(names, itertools.count()), values, strict=False)  # a surplus one is a number
         given: dict[object, object] = dict(x) if isinstance(x, Mapping) else dict(numbered)
@@ -507,7 +507,7 @@ class Module:
         self, x: object, named: Mapping[str, object], axes: tuple[str, ...]
     ) -> tuple[list[np.ndarray], Shape, Callable[[np.ndarray], Array] | None]:
         """Flat arrays in the manifest's order, the leading dimensions, and what makes results of the kind of x."""
-        values = self._name_inputs(x, named)
+        values = self._name_inputs(x, named) if named or len(self._inputs) > 1 or not hasattr(x, "shape") else [x]
         (name, shape), *others = self._inputs
         array = values[0] if type(values[0]) is np.ndarray else _numpy(name, values[0])
         self._check_lead(name, array.shape, axes)
@@ -542,7 +542,7 @@ class Module:
     ) -> Iterator[list[tuple[str, object, Shape, str]]]:
         """Of each state its arrays: (what it is called, the user's object, its shape and axes). whole, each: what the
         dict and its items are called. Raises InputError where names or numbers of arrays are not the module's."""
-        if not isinstance(state, Mapping) or state.keys() != self._states.keys():
+        if (type(state) is not dict and not isinstance(state, Mapping)) or state.keys() != self._states.keys():
             got = [*state] if isinstance(state, Mapping) else type(state).__name__
             raise _error(InputError, f"the {whole} is not the module's", got, [*self._states], do)
         for name, _, _, parts in self._plan(B):
@@ -559,8 +559,11 @@ class Module:
 
     def _joined(self, states: Iterator[list[tuple[str, object, Shape, str]]]) -> list[np.ndarray]:
         """Each state as one flat array."""
-        every = ([self._flat(*array) for array in arrays] for arrays in states)
-        return [np.concatenate(flat) if len(flat) > 1 else flat[0] for flat in every]
+        found = []
+        for arrays in states:
+            flat = [self._flat(*array) for array in arrays]
+            found.append(np.concatenate(flat) if len(flat) > 1 else flat[0])
+        return found
 
     def _shape_states(self, flat: list[np.ndarray], B: int, like: Callable[[np.ndarray], Array] | None) -> State:
         result: State = {}

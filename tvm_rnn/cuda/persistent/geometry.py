@@ -517,11 +517,6 @@ class Geometry(ABC):
         """Tiles of a warp that are published together."""
         return 1
 
-    @property
-    def input_words_total(self) -> int:
-        """Words of shared memory for rows of inputs."""
-        return self.exchange.input_words(self)
-
     def warp_place(self, warp: Expr) -> tuple[Expr, Expr, Expr]:
         """Which part of K, batch rows and units a warp has."""
         n = tirx.floormod(tirx.floordiv(warp, self.warps_k), self.warps_n)
