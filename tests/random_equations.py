@@ -7,9 +7,10 @@ is put through tanh, so that float32 and the float64 oracle can be compared.
 
 from __future__ import annotations
 
+import functools
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import exp, prod
 from typing import Any
@@ -40,13 +41,17 @@ class Variable:
 
 @dataclass(frozen=True)
 class Equations:
-    """A cell as text: arguments with their shapes, lines in order, results."""
+    """A cell as text: arguments with their shapes, lines in order, results; output: the state that the layer emits, or
+    "y", which is then one more result. order: the arguments as they stand in the signature."""
 
     inputs: dict[str, Shape]
     states: dict[str, Shape]
     params: dict[str, Shape]
     lines: tuple[Variable, ...]
     results: tuple[str, ...]
+    output: str
+    order: tuple[str, ...]
+    initial: dict[str, float] = field(default_factory=dict)
 
     @property
     def sharp(self) -> bool:
@@ -57,23 +62,34 @@ class Equations:
         def argument(name: str, shape: Shape) -> str:
             return f'{name}: "{" ".join(map(str, shape))}"'
 
-        names = [argument(n, s) for n, s in {**self.inputs, **self.states}.items()]
+        shapes = {**self.inputs, **self.states}
+        names = [argument(n, shapes[n]) for n in self.order]
         own = ["*", *(argument(n, s) for n, s in self.params.items())] if self.params else []
         head = f"def drawn({', '.join([*names, *own])}):"
         body = [f"    {line.name} = {line.text}" for line in self.lines]
         return "\n".join([head, *body, f"    return {', '.join(self.results)}"])
 
     def __repr__(self) -> str:
-        return "\n" + textwrap.indent(f'@cell(states="{" ".join(self.states)}")\n{self.source}', "    ")
+        options = f'states="{" ".join(self.states)}", output="{self.output}", initial={self.initial}'
+        return "\n" + textwrap.indent(f"@cell({options})\n{self.source}", "    ")
+
+    @property
+    def output_size(self) -> int:
+        shapes = {**self.states, **{line.name: line.shape for line in self.lines}, **self.inputs}
+        return shapes[self.results[-1] if self.output == "y" else self.output][0]
 
     def cell(self) -> rnn.Cell:
         namespace: dict[str, Any] = {n: getattr(functions, n) for n in dir(functions) if not n.startswith("_")}
-        namespace["np"] = np
+        namespace |= {"np": np, "reduce": functools.reduce}
         exec(compile(self.source, "<drawn>", "exec"), namespace)
-        return rnn.cell(states=" ".join(self.states))(namespace["drawn"])
+        return rnn.cell(states=" ".join(self.states), output=self.output, initial=self.initial)(namespace["drawn"])
 
-    def net(self, dtype: str) -> rnn.RNN:
-        return rnn.RNN(self.cell(), self.inputs["x"][0], dtype=dtype).init(seed=0)
+    def net(self, dtype: str, num_layers: int = 1, bidirectional: bool = False) -> rnn.RNN:
+        """Layers follow each other as far as a layer's output is as wide as its input."""
+        wide = self.output_size * (2 if bidirectional else 1) == self.inputs["x"][0]
+        layers = num_layers if wide else 1
+        cell, width = self.cell(), self.inputs["x"][0]
+        return rnn.RNN(cell, width, num_layers=layers, bidirectional=bidirectional, dtype=dtype).init(seed=0)
 
 
 @dataclass
@@ -122,7 +138,9 @@ class Writer:
         able = [v for v in self.values if v.shape in (a.shape, (), a.shape[1:], a.shape and (1,))]
         kind = self.one_of(("value", "value", "param", "number", "array"))
         if kind == "param":
-            return self.param(self.one_of((a.shape, a.shape[1:] or a.shape)))
+            shape = self.one_of((a.shape, a.shape[1:] or a.shape, ()))
+            known = [name for name, own in self.params.items() if own == shape]
+            return self.one_of(known) if known and self.one_of((True, False)) else self.param(shape)
         if kind == "number" or not a.shape:
             return self.one_of(("0.5", "-1.5", "2.0", "1.0", "0.0"))
         if kind == "array":
@@ -199,6 +217,43 @@ class Writer:
         else:
             self.write(f"{v.name} @ {self.param((k, n))}", (n,), bound)
 
+    def again(self) -> None:
+        """A matrix that an earlier line multiplies by, once more: as it is, or transposed."""
+        ways = [
+            (text, shape[side], shape[1 - side], v)
+            for p, shape in self.params.items()
+            if len(shape) == 2
+            for v in self.values
+            for side, text in ((0, f"{p} @ {v.name}"), (1, f"{v.name} @ {p}"), (1, f"transpose({p}) @ {v.name}"))
+            if v.shape == (shape[1 - side],)
+        ]
+        if ways:
+            text, n, k, v = self.one_of(ways)
+            self.write(text, (n,), 1.0 + v.bound * k * 0.5)
+
+    def gates(self) -> None:
+        """Stacked gates, unpacked or split."""
+        v = self.value((1,))
+        assert v is not None
+        n, count = self.one_of(SIZES), self.one_of((2, 3))
+        stacked = self.one_of((True, False))
+        shape = (count, n, v.shape[0]) if stacked else (count * n, v.shape[0])
+        whole = f"{self.param(shape)} @ {v.name}"
+        which = self.one_of(range(count))
+        text = f"[*({whole})][{which}]" if stacked else f"split({whole}, {count})[{which}]"
+        self.write(text, (n,), 1.0 + v.bound * v.shape[0] * 0.5)
+
+    def depth(self) -> None:
+        """A loop inside the step, with one matrix for all turns or one for each."""
+        v = self.value((1,))
+        assert v is not None
+        n, turns = v.shape[0], self.one_of((1, 2, 3))
+        if self.one_of((True, False)):
+            text = f"reduce(lambda s, i: tanh({self.param((turns, n, n))}[i] @ s), range({turns}), {v.name})"
+        else:
+            text = f"reduce(lambda s, i: sigmoid({self.param((n, n))} @ s) - 0.5, range({turns}), {v.name})"
+        self.write(text, v.shape, 1.0)
+
     def heads(self) -> None:
         v = self.value((2,))
         if v is None:
@@ -242,16 +297,20 @@ class Writer:
         v = self.value((1, 2, 3))
         assert v is not None
         axis = self.one_of(range(len(v.shape)))
-        size, keep = v.shape[axis], self.one_of((False, True))
-        texts = {"sum": v.bound * size, "mean": v.bound, "max": v.bound, "min": v.bound}
-        name = self.one_of((*texts, "softmax", "layer_norm"))
+        keep, several = self.one_of((False, True)), self.one_of((False, False, True))
+        axes = tuple(sorted({axis, self.one_of(range(len(v.shape)))})) if several else (axis,)
+        size = prod(v.shape[a] for a in axes)
+        texts = {"sum": v.bound * size, "mean": v.bound, "max": v.bound, "min": v.bound, "var": v.bound**2}
+        name = self.one_of((*texts, "softmax", "layer_norm", "layer_norm"))
         if name in texts:
-            shape = (*v.shape[:axis], *((1,) if keep else ()), *v.shape[axis + 1 :])
-            self.write(f"{name}({v.name}, axis={axis}, keepdims={keep})", shape, texts[name])
+            shape = tuple(1 if i in axes else s for i, s in enumerate(v.shape) if keep or i not in axes)
+            written = axes if several else axis
+            self.write(f"{name}({v.name}, axis={written}, keepdims={keep})", shape, texts[name])
         elif name == "softmax":
             self.write(f"softmax({v.name}, axis={axis})", v.shape, 1.0)
         else:
-            self.write(f"tanh(layer_norm({v.name}, eps=0.1))", v.shape, 1.0)
+            own = f"{self.param(v.shape[-1:])}, {self.param(v.shape[-1:])}, " if self.one_of((True, False)) else ""
+            self.write(f"tanh(layer_norm({v.name}, {own}eps=0.1))", v.shape, 1.0)
 
     def view(self) -> None:
         v = self.value((1, 2, 3))
@@ -313,8 +372,8 @@ class Writer:
         return self.lines[-1].name
 
 
-OPS = "unary binary choice product heads contraction outer reduction view join"
-WEIGHTS = dict(zip(OPS.split(), (3, 4, 1, 4, 1, 2, 1, 2, 2, 1), strict=True))
+OPS = "unary binary choice product again gates depth heads contraction outer reduction view join"
+WEIGHTS = dict(zip(OPS.split(), (3, 4, 1, 4, 2, 1, 1, 1, 2, 1, 3, 2, 1), strict=True))
 
 
 @st.composite
@@ -332,12 +391,34 @@ def equations(draw: Draw, most: int = 12) -> Equations:
     names = [name for name, weight in WEIGHTS.items() for _ in range(weight)]
     for _ in range(draw(st.integers(1, most))):
         getattr(writer, draw(st.sampled_from(names)))()
-    shapes = list(writer.states.values())
-    results = tuple(writer.result(shape, i == len(shapes) - 1) for i, shape in enumerate(shapes))
-    return pruned(writer, results)
+    results = [writer.result(shape, last) for shape, last in lasts(writer.states.values(), not draw(st.booleans()))]
+    if draw(st.booleans()):  # states of one shape in each other's place
+        results = [swapped(writer, name, result) for name, result in zip(writer.states, results, strict=True)]
+    output = draw(st.sampled_from([*(n for n, shape in writer.states.items() if len(shape) == 1), "y"]))
+    if output == "y":
+        vectors = [v for v in writer.values if len(v.shape) == 1]
+        results.append(writer.one_of(vectors[::-1]).name)
+    order = tuple(draw(st.permutations([*writer.inputs, *writer.states])))
+    if len(writer.inputs) > 1 and order.index("u") < order.index("x"):
+        order = tuple({"u": "x", "x": "u"}.get(name, name) for name in order)  # the layer's input comes first of them
+    initial = {n: draw(st.sampled_from((0.5, -1.0))) for n in writer.states if draw(st.integers(0, 3)) == 0}
+    return pruned(writer, tuple(results), output, order, initial)
 
 
-def pruned(writer: Writer, results: tuple[str, ...]) -> Equations:
+def lasts(shapes: Iterable[Shape], gather: bool) -> list[tuple[Shape, bool]]:
+    """The last of the results gathers what nothing has read."""
+    found = list(shapes)
+    return [(shape, gather and i == len(found) - 1) for i, shape in enumerate(found)]
+
+
+def swapped(writer: Writer, name: str, result: str) -> str:
+    others = [n for n, shape in writer.states.items() if shape == writer.states[name] and n != name]
+    return writer.one_of([result, *others])
+
+
+def pruned(
+    writer: Writer, results: tuple[str, ...], output: str, order: tuple[str, ...], initial: dict[str, float]
+) -> Equations:
     """Without lines and parameters that no result needs."""
     needed, lines = set(results), []
     for line in reversed(writer.lines):
@@ -345,4 +426,4 @@ def pruned(writer: Writer, results: tuple[str, ...]) -> Equations:
             lines.append(line)
             needed.update(line.reads)
     params = {name: shape for name, shape in writer.params.items() if name in needed}
-    return Equations(writer.inputs, writer.states, params, tuple(reversed(lines)), results)
+    return Equations(writer.inputs, writer.states, params, tuple(reversed(lines)), results, output, order, initial)

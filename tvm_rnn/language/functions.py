@@ -214,9 +214,22 @@ def _reduce(op: str, x: Array, axis: int | Sequence[int] | None, keepdims: bool)
     if not _traced(x):
         axes = axis if axis is None or isinstance(axis, int) else tuple(axis)
         return getattr(np, op)(x, axis=axes, keepdims=keepdims)
-    for a in _axes(x, axis):  # from the front: removing an axis moves none of the later negative ones
+    chosen = _axes(x, axis)
+    if op == "max" and len(chosen) > 1:
+        return _max_of_several(x, chosen, keepdims)
+    for a in chosen:  # from the front: removing an axis moves none of the later negative ones
         x = Value(node(op, x, axis=a, keepdims=keepdims))
     return x
+
+
+def _max_of_several(x: Array, axes: list[int], keepdims: bool) -> Array:
+    """As one axis: then all places that tie share the gradient equally, wherever they lie."""
+    rank, gone = len(x.shape), [a + len(x.shape) for a in axes]
+    rest = [a for a in range(rank) if a not in gone]
+    order = [*rest, *gone]
+    joined = (x if order == sorted(order) else transpose(x, order)).reshape((*(x.shape[a] for a in rest), -1))
+    top = _reduce("max", joined, -1, False)
+    return reshape(top, [1 if a in gone else x.shape[a] for a in range(rank)]) if keepdims else top
 
 
 def sum(x: Array, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Array:
