@@ -297,6 +297,21 @@ def test_odd_equations(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep(net, module, monkeypatch, 5)  # some of them are chaotic
 
 
+@pytest.mark.parametrize("keep", ["values", "states"])
+def test_an_output_that_is_computed_before_the_steps(keep: str) -> None:
+    """It is emitted for backward, and the step hands it on as the layer's output."""
+
+    @cell(output="y")
+    def early(x: "I", h: "H", *, W: "H I"):
+        y = tanh(W @ x)
+        return 0.5 * h + y, y
+
+    net = network(early, 4, 5, num_layers=2, dtype="float64")
+    module = rnn.compile(net, training=True, keep=keep)
+    assert isinstance(module, TrainingModule)
+    check(net, module, 5, 3, **flags(5, 3))
+
+
 def check_equations(drawn: Equations) -> None:
     net = drawn.net("float64")
     module = rnn.compile(net, training=True)
