@@ -25,6 +25,9 @@ Shape = tuple[int, ...]
 Draw = Callable[[Any], Any]
 SIZES = (1, 2, 3, 4, 7, 8, 9, 16, 17)
 LARGEST = 300  # elements of a value
+KINK = re.compile(r"\b(abs|relu|maximum|minimum|max|min|sign|where)\(")
+FUNCTIONS = "tanh sigmoid softplus exp log log1p sqrt erf sin cos silu gelu mean var softmax layer_norm"
+ROUNDS = re.compile(rf"/|\*\*|\b({FUNCTIONS.replace(' ', '|')})\(")
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,21 @@ class Equations:
     @property
     def sharp(self) -> bool:
         return any(line.sharp for line in self.lines)
+
+    @property
+    def may_tie(self) -> bool:
+        """Where values are multiples of one half, what has a kink reads no rounded value: rounding decides on which
+        side of a kink a value lies that should be on it."""
+        kept = dict(zip(self.states, self.results, strict=False))
+        emitted = self.results[-1] if self.output == "y" else self.output
+        rounded: set[str] = set()
+        while True:
+            found = {n for n, result in kept.items() if result in rounded}
+            found |= {"x"} if emitted in rounded else set()
+            found |= {v.name for v in self.lines if ROUNDS.search(v.text) or rounded & {*v.reads}}
+            if found <= rounded:
+                return not any(KINK.search(v.text) and rounded & {*v.reads} for v in self.lines)
+            rounded |= found
 
     @property
     def source(self) -> str:

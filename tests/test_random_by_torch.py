@@ -41,6 +41,7 @@ def problem(
 ) -> tuple[rnn.RNN, Case]:
     """A network with weights, and a call of it. Values that tie are multiples of one half, in -1..1."""
     net = cell.net("float64", num_layers, bidirectional)
+    ties = ties and cell.may_tie
     case = draw(net, T, B, seed, **(flags(T, B, seed) if ragged else {}))
     rng = np.random.default_rng(seed)
 

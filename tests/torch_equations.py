@@ -76,8 +76,9 @@ def transpose(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
     return x.permute(tuple(axes or range(x.ndim)[::-1]))
 
 
+ONE = ("exp", "log", "log1p", "sqrt", "tanh", "sigmoid", "relu", "erf", "sin", "cos", "sign", "abs")
 NAMES: dict[str, Any] = {
-    **{n: _of_one(getattr(torch, n)) for n in "exp log log1p sqrt tanh sigmoid relu erf sin cos sign abs".split()},
+    **{n: _of_one(getattr(torch, n)) for n in ONE},
     "absolute": torch.abs,
     "softplus": _of_one(lambda x: F.softplus(x, threshold=1e4)),
     "silu": _of_one(F.silu),

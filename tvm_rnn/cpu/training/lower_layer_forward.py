@@ -43,8 +43,8 @@ class KeepingLayer(Layer):
     def __post_init__(self) -> None:
         super().__post_init__()
         emitted = set(self.graph.emitted)
-        # A kept value's only place is the tape: scratch and hoisted rows have none for it. The layer's output, where it is
-        # computed before the steps, is copied to scratch by the step, as in inference.
+        # A kept value's only place is the tape: scratch and hoisted rows have none for it. The layer's output, where it
+        # is computed before the steps, is copied to scratch by the step, as in inference.
         early = [n for n in self.hoisted if n in emitted]
         self.scratch = self._rows(n for n in self.scratch if n not in emitted or n in early)
         self.hoisted = self._rows(n for n in self.hoisted if n not in emitted) | dict.fromkeys(early, (0, 0))
