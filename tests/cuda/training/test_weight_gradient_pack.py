@@ -8,7 +8,7 @@ from emulated import decoded, encoded, run
 from row_products import operand
 
 from tvm_rnn.cuda.gemm.operands import Operand
-from tvm_rnn.cuda.gemm.wgmma_product import SQUARE_BYTES
+from tvm_rnn.cuda.gemm.wgmma import SQUARE_BYTES
 from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.cuda.training.weight_gradient_pack import pack_kernel, rows_of_stage, squares
 

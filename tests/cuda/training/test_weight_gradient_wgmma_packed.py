@@ -10,7 +10,7 @@ from compiled_kernels import text_of
 from emulated import decoded, encoded, run
 from row_products import LIMITS, operand
 
-from tvm_rnn.cuda.gemm.wgmma_product import SQUARE_BYTES
+from tvm_rnn.cuda.gemm.wgmma import SQUARE_BYTES
 from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.cuda.training.weight_gradient_pack import pack_kernel, rows_of_stage, squares
 from tvm_rnn.cuda.training.weight_gradient_wgmma_packed import (

@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
-from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import uint32
 
 LAG = 2  # stages whose copies are under way when one is announced
@@ -42,9 +42,15 @@ class Stages:
     """Stages from `base` on, and behind them two barriers each, of 8 bytes: full and empty. tx: the thread's number."""
 
     w: Writer
-    base: TirExpr
     tile: StageTile
-    tx: TirExpr
+    by_wgmma = True  # whether wgmma reads stages
+    div, mod = staticmethod(tirx.floordiv), staticmethod(tirx.floormod)  # of the numbers of turns
+
+    def _allocate(self, threads: int, shared_bytes: int) -> None:
+        """A block's threads and shared memory."""
+        self.tx: TirExpr = I.thread_id([threads])
+        self.arena: Buffer = I.alloc_buffer((shared_bytes,), "uint8", scope="shared.dyn", align=1024)
+        self.base = self.w.bind(I.cuda.cvta_generic_to_shared(self.arena.ptr_to([0])))
 
     def _make_barriers(self, full: int, empty: int) -> None:
         """Make them. full, empty: how many arrivals complete one of either kind."""
@@ -55,22 +61,26 @@ class Stages:
                 w.do(I.ptx.mbarrier.init.shared.b64(self._full(at), uint32(full)))
                 w.do(I.ptx.mbarrier.init.shared.b64(self._empty(at), uint32(empty)))
             w.do(I.ptx.fence.mbarrier_init.release.cluster())
-            w.do(I.ptx.fence.proxy.async_.shared__cta())
+            if self.by_wgmma:
+                w.do(I.ptx.fence.proxy.async_.shared__cta())
         w.do(I.cuda.cta_sync())
 
-    def _meet(self) -> None:
-        """All blocks of the cluster: none may leave while others copy into it."""
+    def _meet(self, alone: bool = False) -> None:
+        """All blocks of the cluster: none may leave while others copy into it. alone: a block that is no cluster's,
+        too."""
         if self.tile.cluster > 1:
             self.w.do(I.ptx["barrier.cluster.arrive.release.aligned"]())
             self.w.do(I.ptx["barrier.cluster.wait.acquire.aligned"]())
+        elif alone:
+            self.w.do(I.cuda.cta_sync())
 
     def _slot(self, turn: Expr) -> TirExpr:
         """Which stage a turn has."""
-        return tirx.floormod(turn, self.tile.stages)
+        return self.mod(turn, self.tile.stages)
 
     def _round(self, turn: Expr) -> TirExpr:
         """How often the stage of a turn was used before."""
-        return tirx.floordiv(turn, self.tile.stages)
+        return self.div(turn, self.tile.stages)
 
     # --- filling ---------------------------------------------------------------------------------------------------
 
@@ -93,10 +103,11 @@ class Stages:
                 self._announce(behind - 1, self._slot(count - behind))
 
     def _announce(self, pending: int, slot: TirExpr) -> None:
-        """The copies of a stage are done, and visible to wgmma: all but those of the last `pending` stages."""
+        """The copies of a stage are done, and wgmma sees them: all but those of the last `pending` stages."""
         w = self.w
         w.do(I.ptx["cp.async.wait_group"](pending))
-        w.do(I.ptx.fence.proxy.async_.shared__cta())
+        if self.by_wgmma:
+            w.do(I.ptx.fence.proxy.async_.shared__cta())
         self._arrive(self._full(slot))
 
     def _arrive(self, barrier: TirExpr) -> None:
@@ -117,7 +128,7 @@ class Stages:
         self.w.do(I.ptx["mapa.shared::cluster.u32"](found[0], barrier, rank))
         return found[0]
 
-    def _release(self, barrier: TirExpr, turn: TirExpr) -> None:
+    def _release(self, barrier: TirExpr, turn: Expr) -> None:
         """Tell that this warp reads the stage of that turn no more. barrier: from `_remote`."""
         at = barrier + tirx.Cast("uint32", self._slot(turn) * 8)
         if self.tile.cluster > 1:

@@ -17,11 +17,11 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.gemm.operands import Operand
-from tvm_rnn.cuda.gemm.problem import int64
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.cuda.layer.pointers import arithmetic
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, TirExpr
+from tvm_rnn.tir.index import int64
 
 
 class BlockTile(Protocol):

@@ -18,10 +18,9 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
-from tvm_rnn.cuda.gemm.cp_async_pipeline import COPY, cp_async_loop
-from tvm_rnn.cuda.gemm.epilogue import store_chunk
-from tvm_rnn.cuda.gemm.mma_product import MmaProduct
-from tvm_rnn.cuda.gemm.operands import Operand
+from tvm_rnn.cuda.gemm.cp_async_pipeline import cp_async_loop
+from tvm_rnn.cuda.gemm.mma_sync import MmaProduct
+from tvm_rnn.cuda.gemm.operands import COPY, Operand
 from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
 from tvm_rnn.cuda.layer.pointers import arithmetic, storage
 from tvm_rnn.tir.expr import TirExpr
@@ -164,8 +163,7 @@ class _Staged(RowOperands):
                     place = inside * operand.place.row_stride + tirx.Cast("int64", start) + operand.offset
                     w.do(I.ptx[COPY](into, w[operand.name].ptr_to([place]), 16, size))
                 else:
-                    source = w.keep(tirx.min(row, w["rows"] - 1))
-                    store_chunk(w, into, operand, source, row < w["rows"], at, tile.compute)
+                    operand.gather(w, tile.compute, into, row, at)
 
     def _store(self, line: TirExpr, column: TirExpr, value: TirExpr) -> None:
         w = self.w

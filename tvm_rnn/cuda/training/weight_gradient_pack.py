@@ -15,14 +15,12 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
-from tvm_rnn.cuda.gemm.cp_async_pipeline import copy_chunk
 from tvm_rnn.cuda.gemm.operands import Operand
-from tvm_rnn.cuda.gemm.problem import int64
-from tvm_rnn.cuda.gemm.wgmma_product import SQUARE_BYTES
+from tvm_rnn.cuda.gemm.wgmma import SQUARE_BYTES
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
 from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.tir.expr import Expr
-from tvm_rnn.tir.index import uint32
+from tvm_rnn.tir.index import int64, uint32
 
 SQUARE = 64  # columns
 THREADS = 128
@@ -80,7 +78,7 @@ def _load_square(w: Writer, operand: Operand, dtype: str, at: tuple[Expr, Expr],
         place = row * operand.place.row_stride + tirx.Cast("int64", column) + operand.offset
         source = tirx.Select(here > 0, place, int64(operand.offset))
         target = base + tirx.Cast("uint32", line * pitch + tirx.truncmod(tx, across) * 16)
-        copy_chunk(w, operand, dtype, target, source, tirx.Cast("uint32", here * reach))
+        operand.copy(w, dtype, target, source, tirx.Cast("uint32", here * reach))
     w.do(I.ptx["cp.async.commit_group"]())
     w.do(I.ptx["cp.async.wait_group"](0))
     w.do(I.cuda.cta_sync())

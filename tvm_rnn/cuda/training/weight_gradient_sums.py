@@ -22,7 +22,7 @@ from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Host, HostE
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.gemm.operands import Operand
 from tvm_rnn.cuda.gemm.operands import operand_of as resolve
-from tvm_rnn.cuda.gemm.wgmma_product import SQUARE_BYTES
+from tvm_rnn.cuda.gemm.wgmma import SQUARE_BYTES
 from tvm_rnn.cuda.layer.node_values import Values, sources
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.cuda.layer.pointers import Argument, Place, arithmetic, storage

@@ -22,15 +22,13 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
-from tvm_rnn.cuda.gemm.cp_async_pipeline import copy_chunk
 from tvm_rnn.cuda.gemm.operands import Operand
-from tvm_rnn.cuda.gemm.problem import int64
-from tvm_rnn.cuda.gemm.wgmma_product import SQUARE_BYTES, WgmmaProduct, units
+from tvm_rnn.cuda.gemm.wgmma import SQUARE_BYTES, WgmmaProduct, units
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, ceil_div
 from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, Stages
 from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.tir.expr import TirExpr
-from tvm_rnn.tir.index import uint32
+from tvm_rnn.tir.index import int64, uint32
 
 from .weight_gradient_block import RowOperands, WeightGradientBlock, pointers_of, weight_gradient_kernel
 from .weight_gradient_pack import SQUARE, rows_of_stage
@@ -211,4 +209,4 @@ class _AsTheyLie(RowOperands, WgmmaWeightGradient):
                 size = tirx.Cast("uint32", tirx.Select(here, reach, 0))
                 source = place + tirx.Select(here, int64(i * step * operand.place.row_stride), int64(0))
                 into = target + uint32(square * SQUARE_BYTES + i * step * ROW_BYTES)
-                copy_chunk(w, operand, self.tile.precision, into, source, size)
+                operand.copy(w, self.tile.precision, into, source, size)

@@ -19,8 +19,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
 from tvm_rnn.cuda.gemm.operands import Operand
-from tvm_rnn.cuda.gemm.wgmma import bulk_copy
-from tvm_rnn.cuda.gemm.wgmma_product import SQUARE_BYTES
+from tvm_rnn.cuda.gemm.wgmma import SQUARE_BYTES, bulk_copy
 from tvm_rnn.cuda.layer.packed_layout import ROW_BYTES, ceil_div
 from tvm_rnn.cuda.layer.pointers import storage
 from tvm_rnn.tir.index import uint32
