@@ -66,6 +66,8 @@ class LanesTile(CpAsyncTile):
 
 
 class LanesGemm(CpAsyncGemm):
+    """A thread multiplies its rows and units by itself."""
+
     tile: LanesTile
 
     def __init__(self, w: Writer, problem: Problem, tile: LanesTile) -> None:
@@ -188,6 +190,8 @@ class LanesSplitKTile(LanesTile):
 
 
 class LanesSplitK(LanesGemm):
+    """Some warps copy, groups of the others take turns with stages."""
+
     tile: LanesSplitKTile
     by_wgmma = False
     div, mod = staticmethod(tirx.truncdiv), staticmethod(tirx.truncmod)

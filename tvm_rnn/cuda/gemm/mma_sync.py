@@ -90,6 +90,8 @@ class MmaTile(CpAsyncTile):
 
 
 class MmaGemm(CpAsyncGemm):
+    """A warp multiplies tiles of 16 x 8 sums."""
+
     tile: MmaTile
 
     def __init__(self, w: Writer, problem: Problem, tile: MmaTile) -> None:

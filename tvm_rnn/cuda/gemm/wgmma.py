@@ -174,6 +174,8 @@ def bulk_copy(w: Writer, target: TirExpr, source: TirExpr, size: TirExpr, full: 
 
 
 class WgmmaGemm(WgmmaRows, WgmmaStages):
+    """A block has one item of the grid after the other."""
+
     tile: WgmmaTile
 
     def __init__(self, w: Writer, problem: Problem, tile: WgmmaTile) -> None:
