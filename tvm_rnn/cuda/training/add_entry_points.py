@@ -25,8 +25,7 @@ from tvm_rnn.passes import keep_choice
 from tvm_rnn.passes.passed import Passed
 from tvm_rnn.target import Target
 
-from .layer_gradients import gradient_width
-from .plan_backward import BackwardPlan
+from .plan_backward import BackwardPlan, gradient_width
 from .plan_forward import ForwardTrain
 
 WAYS = ("forward_train", "backward")

@@ -77,17 +77,15 @@ class ForwardTrain(Plan):
     def run(self) -> Program:
         """The program."""
         program, host, inputs = self.program, self.program.sequence, len(self.net.layers[0].graph.inputs)
-        self.together = None
         self._segment(self._mask_keys(inputs + 1))
         self.tape_pointers = self.tape.pointers(program, program.input(inputs), 0, self.segment)
         self._tile_sizes()
         self.visits = self._visits()
-        self._copy_states(host, "load", [(v, self._load(v)) for v in self.visits])
+        self._copy_states(host, "load", self._load)
         self._reset_at_start(host)
         self._copy_inputs(host)
         self._layers(host)
-        ends = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
-        self._copy_states(host, "save", list(zip(self.visits, ends, strict=True)))
+        self._copy_states(host, "save", self._save)
         self._tidy(host)
         program.facts["templates"] = list(self._facts())
         return program
@@ -101,7 +99,7 @@ class ForwardTrain(Plan):
     def _arrays(self, visit: Visit) -> Iterator[tuple[Pointer, Place, int, int | None]]:
         """(array, its place, elements of a row, number of the state or None) of all that a visit keeps."""
         layout, read = visit.code.layout, states_read(visit.code.graph)
-        for i, at in enumerate(self.tape.visits[visit.layer, visit.direction]):
+        for i, at in enumerate(self.tape.visits[visit.key]):
             node, first = layout.kept[i], i - len(layout.graph.emitted)
             state = None if first < 0 else read[first]
             yield self.tape_pointers[at], layout.kept_place(node), prod(node.shape), state
@@ -109,7 +107,7 @@ class ForwardTrain(Plan):
     def _load(self, visit: Visit) -> list[StateCopy]:
         """Copy the user's states to where steps read them, and to the entry before the first step."""
         before = [given for given, _ in visit.user]
-        copies = visit.code.states.load(visit.buffers, before)
+        copies = super()._load(visit)
         for pointer, place, size, state in self._arrays(visit):
             if state is not None:
                 entry = f"T * B * {place.row_stride}" if self._back(visit) else 0
@@ -123,7 +121,7 @@ class ForwardTrain(Plan):
         with host.when(f"has_reset && ({self.segment.border} & 1)"):
             for visit in self.visits:
                 if self._back(visit):
-                    with self.segment.of_visit(host, visit.layer, visit.direction):
+                    with self.segment.of_visit(host, *visit.key):
                         visit.code.states.reset_at_start(host, visit.buffers)
 
     def _kept(self, visit: Visit, row: HostExpr) -> list[Pointer]:
@@ -177,7 +175,7 @@ class ForwardTrain(Plan):
                     initial = None if state is None else self.net.cell.initial.get(names[state], 0.0)
                     first = visit.user[state][0] if state is not None and self._side(visit) else None
                     found.append(Blank(pointer.at(entry), place, size, initial, first))
-                with self.segment.of_visit(host, visit.layer, visit.direction):
+                with self.segment.of_visit(host, *visit.key):
                     self._blank(host, f"visit{number}", self._side(visit), found)
 
     def _blank(self, host: Host, name: str, side: int, arrays: list[Blank]) -> None:
