@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -20,7 +20,7 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
-from tvm_rnn.cuda.layer.pipeline_barriers import Stages
+from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, Stages
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
@@ -35,8 +35,9 @@ DEPENDENT = "tirx.use_programtic_dependent_launch"  # as TVM spells it
 class GemmTile(ABC):
     """rows of a block; pipeline stages; group: blocks of rows that go together; cluster: blocks that share K, or
     weights; overlap: weights are fetched while the kernel before this one still runs; blocks: that registers must allow
-    on a multiprocessor."""
+    on a multiprocessor. apart: warps of their own copy, and tell the others by barriers."""
 
+    apart: ClassVar[bool] = True
     rows: int
     _: KW_ONLY
     stages: int = 4
@@ -47,13 +48,17 @@ class GemmTile(ABC):
 
     @property
     @abstractmethod
+    def members(self) -> int:
+        """Threads that multiply."""
+
+    @property
     def threads(self) -> int:
-        """Of a block."""
+        return self.members + (COPIERS if self.apart else 0)
 
     @property
     def copiers(self) -> int:
         """Threads that copy."""
-        return self.threads
+        return COPIERS if self.apart else self.members
 
     @property
     @abstractmethod
@@ -66,13 +71,9 @@ class GemmTile(ABC):
         return self.rows * ROW_BYTES + self.weight_bytes
 
     @property
-    def pipeline_bytes(self) -> int:
-        """Of all stages, with two barriers each."""
-        return self.stages * (self.stage_bytes + 16)
-
-    @property
     def shared_bytes(self) -> int:
-        return self.pipeline_bytes
+        """Of all stages, with two barriers each."""
+        return self.stages * (self.stage_bytes + (16 if self.apart else 0))
 
 
 Tile = TypeVar("Tile", bound=GemmTile)
@@ -222,18 +223,10 @@ def cp_async_loop(w: Writer, turns: Expr, stages: int, fill: Callable[[TirExpr],
 class CpAsyncTile(GemmTile):
     """split: parts of K that different warps take; pace: K tiles of a stage, which share a barrier."""
 
+    apart: ClassVar[bool] = False
     _: KW_ONLY
     split: int = 1
     pace: int = 1
-
-    @property
-    @abstractmethod
-    def members(self) -> int:
-        """Threads that multiply."""
-
-    @property
-    def threads(self) -> int:
-        return self.members
 
     @property
     @abstractmethod
@@ -246,12 +239,8 @@ class CpAsyncTile(GemmTile):
         return self.split * self.cluster
 
     @property
-    def pipeline_bytes(self) -> int:
-        return self.stages * self.pace * self.stage_bytes
-
-    @property
     def shared_bytes(self) -> int:
-        return max(self.pipeline_bytes, self.members * self.sums if self.parts > 1 else 0)
+        return max(self.pace * super().shared_bytes, self.members * self.sums if self.parts > 1 else 0)
 
 
 class CpAsyncGemm(GemmBody):

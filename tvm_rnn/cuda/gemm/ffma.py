@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from itertools import product
+from typing import ClassVar
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -165,7 +166,7 @@ class LanesGemm(CpAsyncGemm):
         return [(item * self.tile.cluster + block, v) for v in range(self.vectors)]
 
     def finish(self, item: int) -> None:
-        units, hold = self.lanes.units, self.w.bind if self.tile.threads == self.tile.members else self.w.keep
+        units, hold = self.lanes.units, self.w.keep if self.tile.apart else self.w.bind
         own = item * self.tile.cluster + self.rank
         row = hold(self.row0 + wide(self.y + own * self.tile.down))
         sums = [value for piece in self.pieces(item, 0) for value in self.acc[piece]]
@@ -176,17 +177,7 @@ class LanesGemm(CpAsyncGemm):
 class LanesSplitKTile(LanesTile):
     """split: groups of threads that take turns with stages."""
 
-    @property
-    def threads(self) -> int:
-        return self.members + COPIERS
-
-    @property
-    def copiers(self) -> int:
-        return COPIERS
-
-    @property
-    def pipeline_bytes(self) -> int:
-        return self.stages * (self.stage_bytes + 16)
+    apart: ClassVar[bool] = True
 
 
 class LanesSplitK(LanesGemm):

@@ -140,12 +140,8 @@ class WgmmaTile(GemmTile):
     most: int = 132
 
     @property
-    def threads(self) -> int:
-        return COPIERS + 2 * self.rows
-
-    @property
-    def copiers(self) -> int:
-        return COPIERS
+    def members(self) -> int:
+        return 2 * self.rows
 
     @property
     def weight_bytes(self) -> int:
@@ -200,7 +196,7 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
         self.high, self.clusters = w.keep(tirx.Cast("int32", high)), w.keep(clusters)
         left = self.high * self.tiles - self.number + (self.clusters - 1)
         self.items = w.keep(tirx.truncdiv(left, self.clusters))
-        self._make_barriers(5, 2 * tile.rows // 32 * tile.cluster)  # full: by 4 warps, and the bulk copies
+        self._make_barriers(5, tile.members // 32 * tile.cluster)  # full: by 4 warps, and the bulk copies
         self._divide(REGISTERS, self._produce, self._consume)
 
     def _take_item(self, number: TirExpr) -> TirExpr:

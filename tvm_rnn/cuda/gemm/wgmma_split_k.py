@@ -51,16 +51,7 @@ class SplitKTile(GemmTile):
 
     @property
     def members(self) -> int:
-        """Threads that multiply."""
         return 128 * self.high * self.along
-
-    @property
-    def threads(self) -> int:
-        return COPIERS + self.members
-
-    @property
-    def copiers(self) -> int:
-        return COPIERS
 
     @property
     def weight_bytes(self) -> int:
@@ -85,7 +76,7 @@ class SplitKTile(GemmTile):
 
     @property
     def shared_bytes(self) -> int:
-        return max(self.pipeline_bytes, self.cluster * self.own * self.members * self.block)
+        return max(super().shared_bytes, self.cluster * self.own * self.members * self.block)
 
 
 class WgmmaSplitK(WgmmaRows):

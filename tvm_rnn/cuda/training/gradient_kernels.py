@@ -8,7 +8,7 @@ parameter's gradient, which is dense and in the dtype that weights are given in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -25,6 +25,8 @@ from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.passes.sums_to_gradients import SumsToGradients
 from tvm_rnn.tir.index import wide
+
+from .weight_gradient_sums import Find
 
 
 @dataclass
@@ -64,14 +66,7 @@ class InputGradient:
                 w.store(total, total[0] + converted(w["into"][at], dtype), 0)
             w.store(w["into"], converted(total[0], self.dtype), at)
 
-    def run(
-        self,
-        host: Host,
-        find: Callable[[Node, bool], Pointer],
-        into: Pointer,
-        steps: tuple[HostExpr, HostExpr],
-        add: bool,
-    ) -> None:
+    def run(self, host: Host, find: Find, into: Pointer, steps: tuple[HostExpr, HostExpr], add: bool) -> None:
         """Over the rows of `steps`: (the first step, how many)."""
         pointers = [*(find(n, False) for n in self.read), into, host.program.lengths]
         host.launch(self.kernel, pointers, [f"{steps[1]} * B", "B", steps[0], "has_lengths ? 1 : 0", int(add)])

@@ -143,18 +143,11 @@ class BackwardPlan(Plan):
         sums, last = [n for n in graph.nodes() if is_total(n)], read_at_last(graph)
         stored = {n: g.region for g in graph.groups for n in g.stored if not n.leaf}
         operands = tuple(a for n in sums for a in n.args)
-        layer = Layer(
-            replace(graph, totals=(), emitted=(*graph.emitted, *operands)),
-            self.number + number,
-            self.net.dtype,
-            self.options,
-            self.target,
-            initial={},
-            kept=tuple(n for n in last if n.op == "state" or stored.get(n) == "step"),
-            given=self._given(self.forward.code[number].layout),
-            streams=tuple(self.net.regularisers.streams),
-            together=1 if self.whole else self.net.num_layers,
-        )
+        rows = replace(graph, totals=(), emitted=(*graph.emitted, *operands))
+        kept = tuple(n for n in last if n.op == "state" or stored.get(n) == "step")
+        own = rows, self.number + number, self.net.dtype, self.options, self.target, dict[str, float](), 1, kept
+        streams, together = tuple(self.net.regularisers.streams), 1 if self.whole else self.net.num_layers
+        layer = Layer(*own, self._given(self.forward.code[number].layout), streams, together=together)
         name, layout, precision = f"g{layer.number}", layer.layout, self.options.precision
 
         def reads(node: Node, product: bool = False) -> Place | None:

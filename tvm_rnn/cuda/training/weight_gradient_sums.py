@@ -5,8 +5,8 @@ that write sums of parts of the rows, a kernel that adds the parts up in order, 
 The order of additions depends on sizes alone: results are deterministic.
 
 Products of two rows are GEMMs over all rows (`weight_gradient_mma.py`, `weight_gradient_wgmma.py`), those with one
-right operand and one shape in one launch; of large ones the operands are put in order first
-(`weight_gradient_pack.py`). All else is summed column by column.
+right operand and one shape in one launch; of large ones the operands are put in order first. All else is
+summed column by column.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, Expr
 from tvm_rnn.tir.index import int64, wide
 
+from . import weight_gradient_wgmma as wgmma
 from .weight_gradient_mma import tile_for
-from .weight_gradient_pack import pack_kernel, rows_of_stage, squares
-from .weight_gradient_wgmma import PackedWeightGradientTile, packed_tile_for, wgmma_tile_for
 
 Reads = Callable[[Node], Place | None]
 Find = Callable[[Node, bool], Pointer]
@@ -125,12 +124,12 @@ class WeightGradients:
         height, width = nodes[0].shape
         found = tuple(Argument(o.name, "operand", o.base) for o in (*lefts, right))
         tile = (
-            packed_tile_for(self.precision, lefts, right, self.arch, self.sms)
-            or wgmma_tile_for(self.precision, lefts, right, self.arch)
+            wgmma.packed_tile_for(self.precision, lefts, right, self.arch, self.sms)
+            or wgmma.wgmma_tile_for(self.precision, lefts, right, self.arch)
             or tile_for(self.precision, height, width)
         )
         kernel = tile.kernel(f"{self.name}_totals{len(self.launches)}", lefts, right)
-        packed = isinstance(tile, PackedWeightGradientTile)
+        packed = isinstance(tile, wgmma.PackedWeightGradientTile)
         sides = (self._packed(0, lefts), self._packed(len(lefts), [right])) if packed else ()
         blocks = tile.blocks(len(nodes), height, width)
         self.launches.append(GradientLaunch(nodes, kernel, found, blocks, tile.resident, sides))
@@ -138,13 +137,13 @@ class WeightGradients:
     def _packed(self, first: int, operands: Sequence[Operand]) -> Packed:
         """Operands of one side. Kernels are shared by all that have the same operand at the same place."""
         key, kernels = tuple((o.base, o.offset, o.depth) for o in operands), list[Kernel]()
-        each = squares(operands[0].depth)
+        each = wgmma.squares(operands[0].depth)
         for n, one in enumerate(operands):
             mark = (key[n], len(operands), n)
             if mark not in self.packers:
                 name, own = f"{self.name}_ordered{len(self.packers)}", replace(one, name="operand")
                 facts = {"stage_squares": len(operands) * each, "first": n * each}
-                self.packers[mark] = pack_kernel(name, own, self.precision, **facts)
+                self.packers[mark] = wgmma.pack_kernel(name, own, self.precision, **facts)
             kernels.append(self.packers[mark])
         return Packed(key, first, len(operands) * each, tuple(kernels))
 
@@ -250,7 +249,7 @@ class WeightGradients:
         """Memory for the left or right operands of a product in their other order, one product's at a time, and bytes
         of a copy."""
         most = max((launch.packed[side].squares for launch in self.launches if launch.packed), default=0)
-        deep, beyond = rows_of_stage(self.precision), 2 * TILE_SQUARES  # what tiles read beside the last squares
+        deep, beyond = wgmma.rows_of_stage(self.precision), 2 * TILE_SQUARES  # what tiles read beside the last squares
         size = f"(({rows}) + {deep - 1}) / {deep} * {most * SQUARE_BYTES} + {beyond * SQUARE_BYTES}" if most else "0"
         size = program.let("size", size)
         return program.buffer("packed", f"({copies}) * {size}"), size
