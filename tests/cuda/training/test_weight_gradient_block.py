@@ -43,7 +43,7 @@ TILE = Tile("float32", 64, 128)
 
 
 def test_tiles_cover_the_result() -> None:
-    assert [TILE.blocks(1, *size) for size in ((64, 128), (65, 128), (1, 129), (200, 300))] == [1, 2, 2, 12]
+    assert [TILE.tiles(1, *size) for size in ((64, 128), (65, 128), (1, 129), (200, 300))] == [1, 2, 2, 12]
 
 
 def test_pointers_have_the_dtypes_of_what_is_stored() -> None:
@@ -55,7 +55,7 @@ def test_pointers_have_the_dtypes_of_what_is_stored() -> None:
 @pytest.mark.parametrize(("rows", "parts"), [(75, 2), (16, 3), (100, 1)])
 def test_every_block_has_its_own_place(rows: int, parts: int) -> None:
     """2 operands of 100 x 200: 2 x 2 tiles each; stages of 16 rows are shared out over the parts."""
-    blocks = TILE.blocks(2, 100, 200) * parts
+    blocks = TILE.tiles(2, 100, 200) * parts
     kernel = TILE.kernel("f", [operand("a", 100, 100, "float32")] * 2, operand("b", 200, 200, "float32"))
     sums = np.full((blocks, FACTS), np.nan, "f4")
     run(kernel, {"sums": sums}, {"rows": rows, "parts": parts}, blocks)

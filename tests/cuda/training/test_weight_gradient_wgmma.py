@@ -50,7 +50,7 @@ def test_sums_over_rows(precision: str, height: int, width: int, rows: int, part
     tile = wgmma_tile_for(precision, lefts, right, "sm_90a")
     assert tile is not None
     kernel = tile.kernel("totals", lefts, right)
-    found, expected = sums(kernel, tile.blocks(2, height, width), lefts, right, rows, parts)
+    found, expected = sums(kernel, tile.tiles(2, height, width), lefts, right, rows, parts)
     assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
 
 
@@ -62,7 +62,7 @@ def test_rows_of_4_byte_pieces() -> None:
         tile = wgmma_tile_for("bfloat16", lefts, right, "sm_90a")
         assert tile is not None
         kernel = tile.kernel("totals", lefts, right)
-        found, expected = sums(kernel, tile.blocks(2, 66, 70), lefts, right, 70, 1)
+        found, expected = sums(kernel, tile.tiles(2, 66, 70), lefts, right, 70, 1)
         assert np.linalg.norm(found - expected) < 1e-6 * np.linalg.norm(expected)
 
 
@@ -84,11 +84,11 @@ def test_the_tile_that_reads_least(height: int) -> None:
     left, right = operand("a0", height, 2560, "float16"), operand("b", 650, 1024, "float16")
     tile = wgmma_tile_for("float16", [left], right, "sm_90a")
     assert tile is not None and tile.threads <= 384 and tile.shared_bytes <= 227 * 1024
-    read = tile.blocks(1, height, 650) * (tile.high + tile.wide)
+    read = tile.tiles(1, height, 650) * (tile.high + tile.wide)
     for high in (64, 128):
         for wide in (64, 128, 256):
             other = WgmmaWeightGradientTile("float16", high, wide)
-            assert read <= other.blocks(1, height, 650) * (high + wide)
+            assert read <= other.tiles(1, height, 650) * (high + wide)
 
 
 def test_operands_are_multiplied_as_they_lie() -> None:
@@ -127,7 +127,7 @@ def packed_sums(
         arrays[name] = into
     arrays["sums"] = np.full((parts, lefts, height, width), np.nan, "f4")
     kernel = tile.kernel("totals", *sides(lefts, height, width))
-    run(kernel, arrays, {"rows": rows, "parts": parts}, parts * tile.blocks(lefts, height, width))
+    run(kernel, arrays, {"rows": rows, "parts": parts}, parts * tile.tiles(lefts, height, width))
     return arrays["sums"].sum(0), np.stack([left.T @ values[-1] for left in values[:-1]])
 
 
@@ -176,8 +176,8 @@ def test_tiles_fit(shape: tuple[int, int]) -> None:
     """Shared memory, registers, and halves of the right operand of whole 16 bytes."""
     tile = PackedWeightGradientTile("bfloat16", *shape)
     assert tile.shared_bytes <= 227 * 1024 and tile.threads <= 512 and tile.wide % (8 * tile.cluster) == 0
-    assert tile.blocks(4, 650, 650) % tile.cluster == 0
-    assert replace(tile, cluster=1).blocks(1, 1, 1) == 1
+    assert tile.tiles(4, 650, 650) % tile.cluster == 0
+    assert replace(tile, cluster=1).tiles(1, 1, 1) == 1
 
 
 def test_blocks_of_a_cluster_share_what_they_fetch() -> None:

@@ -7,58 +7,35 @@ bytes of K of every row, swizzled: 16 bytes at chunk c of row r are at c ^ r % 8
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
-from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, Stages
-from tvm_rnn.graph.scalar_cuda import flavour
-from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
+from tvm_rnn.cuda.layer.pipeline_barriers import BlockTile, Stages
+from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
 
 from .operands import COPY
 from .problem import Problem
 
-DEPENDENT = "tirx.use_programtic_dependent_launch"  # as TVM spells it
-
 
 @dataclass(frozen=True)
-class GemmTile(ABC):
-    """rows of a block; pipeline stages; group: blocks of rows that go together; cluster: blocks that share K, or
-    weights; overlap: weights are fetched while the kernel before this one still runs; blocks: that registers must allow
-    on a multiprocessor. apart: warps of their own copy, and tell the others by barriers."""
+class GemmTile(BlockTile):
+    """rows of a block; group: blocks of rows that go together; cluster: blocks that share K, or weights; overlap:
+    weights are fetched while the kernel before this one still runs."""
 
-    apart: ClassVar[bool] = True
     rows: int
     _: KW_ONLY
-    stages: int = 4
     group: int = 8
-    cluster: int = 1
-    overlap: bool = False
-    blocks: int = 1
-
-    @property
-    @abstractmethod
-    def members(self) -> int:
-        """Threads that multiply."""
-
-    @property
-    def threads(self) -> int:
-        return self.members + (COPIERS if self.apart else 0)
-
-    @property
-    def copiers(self) -> int:
-        """Threads that copy."""
-        return COPIERS if self.apart else self.members
 
     @property
     @abstractmethod
@@ -70,47 +47,19 @@ class GemmTile(ABC):
         """Of one K tile."""
         return self.rows * ROW_BYTES + self.weight_bytes
 
-    @property
-    def shared_bytes(self) -> int:
-        """Of all stages, with two barriers each."""
-        return self.stages * (self.stage_bytes + (16 if self.apart else 0))
 
-
-Tile = TypeVar("Tile", bound=GemmTile)
-
-
-def gemm_kernel(name: str, problem: Problem, tile: Tile, body: Callable[[Writer, Problem, Tile], GemmBody]) -> Kernel:
-    """A kernel for any number of rows. The register cap that `blocks` is stands in every one: without it the compiler
-    ignores setmaxnreg."""
-
-    def run(w: Writer) -> None:
-        with flavour(problem.precision), I.attr({"tirx.launch_bounds_min_blocks_per_sm": tile.blocks}):
-            body(w, problem, tile).run()
-
-    attributes = {"tirx.kernel_launch_params": [DEPENDENT]} if tile.overlap else None
-    given = name, problem.pointers, [("rows", "int64")], run
-    shared, threads = tile.shared_bytes, tile.threads
-    return write(*given, threads=threads, attributes=attributes, shared_bytes=shared, cluster=tile.cluster)
-
-
-class GemmBody(Stages, ABC):
-    """A kernel's body: run() emits all of it. tiles: along columns. The grid is one block, or cluster of blocks that
-    share K, per tile of rows and columns."""
+class GemmBody(Stages):
+    """tiles: along columns. The grid is one block, or cluster of blocks that share K, per tile of rows and columns."""
 
     tile: GemmTile
-    arena: Buffer
     row: TirExpr  # the first one that this thread copies a piece of, and how many are left from there
     left: TirExpr
 
     def __init__(self, w: Writer, problem: Problem, tile: GemmTile, tiles: int) -> None:
         self.w, self.problem, self.tile, self.tiles = w, problem, tile, tiles
-        self.layout = problem.layout
         self.deep, self.chunk_elements = ROW_BYTES // SIZES[problem.compute], 16 // SIZES[problem.compute]
         self.depths = [ceil_div(o.depth, self.deep) for o in problem.operands]
         self.total = sum(self.depths)
-
-    @abstractmethod
-    def run(self) -> None: ...
 
     # --- blocks ----------------------------------------------------------------------------------------------------
 
@@ -125,7 +74,7 @@ class GemmBody(Stages, ABC):
             self.rank = w.keep(rank)
         else:
             cta = I.cta_id([grid])
-        self._allocate(tile.threads, tile.shared_bytes)
+        self._allocate()
         return cta, blocks
 
     def _place(self, item: TirExpr, blocks: TirExpr) -> tuple[TirExpr, TirExpr]:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
 from tvm_rnn.cuda.layer.packed_layout import SIZES, Fragments, Lanes, Pack
 from tvm_rnn.cuda.layer.pointers import Argument, Place, storage
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.schedule.schedule_template import Config, Unit, best
 from tvm_rnn.target import Target
 
-from .cp_async_pipeline import gemm_kernel
+from .cp_async_pipeline import GemmBody, GemmTile
 from .ffma import LanesGemm, LanesSplitK, LanesSplitKTile, LanesTile
 from .mma_sync import MmaGemm, MmaTile
 from .operands import Operand
@@ -112,6 +113,14 @@ def _problem(
     return arguments, Problem(precision, group, found, layout, read, written, names, pointers)
 
 
+Tile = TypeVar("Tile", bound=GemmTile)
+
+
+def _written(name: str, problem: Problem, tile: Tile, body: Callable[[Writer, Problem, Tile], GemmBody]) -> Kernel:
+    scalars = [("rows", "int64")]
+    return tile.write(name, problem.precision, problem.pointers, scalars, lambda w: body(w, problem, tile))
+
+
 def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]:
     """The kernel for few rows first, then the fastest for many, then the one that takes any operands."""
     found = _split_k(name, problem, knobs)
@@ -123,9 +132,9 @@ def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]
         if knobs["mid"] > knobs["wide"]:
             narrow = replace(tile, columns=tile.columns // 2, stages=6, cluster=1)
             condition = f"rows >= {knobs['wide']} && rows < {knobs['mid']}{aligned}"
-            found.append(Variant(gemm_kernel(f"{name}_mid", problem, narrow, WgmmaGemm), condition))
+            found.append(Variant(_written(f"{name}_mid", problem, narrow, WgmmaGemm), condition))
         condition = f"rows >= {knobs['wide']}{aligned}"
-        found.append(Variant(gemm_kernel(f"{name}_wide", problem, tile, WgmmaGemm), condition))
+        found.append(Variant(_written(f"{name}_wide", problem, tile, WgmmaGemm), condition))
     return (*found, Variant(_kernel(f"{name}_many", problem, knobs, "many"), "true"))
 
 
@@ -141,7 +150,7 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
             shape = {k: knobs[f"share_{k}"] for k in ("high", "split", "cluster", "stages")}
             lanes = LanesSplitKTile(64, overlap=False, across=8, groups=problem.layout.groups, **shape)
             condition = f"rows > {knobs['share_from']} && rows <= {knobs['share']}"
-            found.append(Variant(gemm_kernel(f"{name}_share", problem, lanes, LanesSplitK), condition))
+            found.append(Variant(_written(f"{name}_share", problem, lanes, LanesSplitK), condition))
         return found
     if not all(o.rows_of(problem.compute) for o in problem.operands):
         return found
@@ -153,7 +162,7 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
         if not tile.fits:  # so many rows are the other kernels'
             continue
         condition = f"rows > {64 * (high - 1) or knobs['share_from']} && rows <= {64 * high}{_aligned(problem)}"
-        found.append(Variant(gemm_kernel(f"{name}_share{high}", problem, tile, WgmmaSplitK), condition))
+        found.append(Variant(_written(f"{name}_share{high}", problem, tile, WgmmaSplitK), condition))
     return found
 
 
@@ -164,5 +173,5 @@ def _kernel(name: str, problem: Problem, knobs: Config, size: str) -> Kernel:
     overlap = size == "few" and knobs["overlap"] == 1
     if isinstance(problem.layout, Lanes):
         shape |= {"groups": problem.layout.groups, "size": SIZES[problem.compute]}
-        return gemm_kernel(name, problem, LanesTile(overlap=overlap, **shape), LanesGemm)
-    return gemm_kernel(name, problem, MmaTile(overlap=overlap, **shape), MmaGemm)
+        return _written(name, problem, LanesTile(overlap=overlap, **shape), LanesGemm)
+    return _written(name, problem, MmaTile(overlap=overlap, **shape), MmaGemm)

@@ -192,7 +192,7 @@ class WgmmaGemm(WgmmaRows, WgmmaStages):
             self.number, self.rank = own[0], own[1]
         else:
             self.number, self.rank = I.cta_id([clusters]), tirx.const(0, "int32")
-        self._allocate(tile.threads, tile.shared_bytes)
+        self._allocate()
         self.high, self.clusters = w.keep(tirx.Cast("int32", high)), w.keep(clusters)
         left = self.high * self.tiles - self.number + (self.clusters - 1)
         self.items = w.keep(tirx.truncdiv(left, self.clusters))

@@ -1,55 +1,98 @@
 """Pipeline stages in shared memory, which some warps fill and others read, with the barriers between them.
 
-In: a kernel's writer, where its shared memory begins, a tile that says how many stages there are, of how many bytes,
-and in clusters of how many blocks. Out: a base class for the kernel's body: barriers made, waited for, told; stages
-that are filled by cp.async and announced when their copies are done.
+In: a kernel's writer. Out: base classes of a tile, which says how many stages there are, of how many bytes, and in
+clusters of how many blocks, and of the kernel's body: barriers made, waited for, told; stages that are filled by
+cp.async and announced when their copies are done.
 
 Source: Hopper's barriers: PTX ISA 8.5, "mbarrier", "barrier.cluster", "mapa".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from dataclasses import dataclass
+from typing import ClassVar
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import uint32
 
 LAG = 2  # stages whose copies are under way when one is announced
 COPIERS = 128  # threads that copy
+DEPENDENT = "tirx.use_programtic_dependent_launch"  # as TVM spells it
+Pairs = Sequence[tuple[str, str]]
 
 
-class StageTile(Protocol):
-    """What a kernel's tile says of its stages."""
+@dataclass(frozen=True, kw_only=True)
+class BlockTile(ABC):
+    """What a block of a kernel has of a product. stages: of its pipeline; cluster: blocks, which may fill each other's
+    stages; overlap: what can be fetched is, while the kernel before this one still runs; blocks: that registers must
+    allow on a multiprocessor. apart: warps of their own copy, and tell the others by two barriers for each stage."""
+
+    apart: ClassVar[bool] = True
+    stages: int = 4
+    cluster: int = 1
+    overlap: bool = False
+    blocks: int = 1
 
     @property
-    def stages(self) -> int: ...
+    @abstractmethod
+    def members(self) -> int:
+        """Threads that multiply."""
 
     @property
+    def threads(self) -> int:
+        return self.members + (COPIERS if self.apart else 0)
+
+    @property
+    def copiers(self) -> int:
+        """Threads that copy."""
+        return COPIERS if self.apart else self.members
+
+    @property
+    @abstractmethod
     def stage_bytes(self) -> int: ...
 
     @property
-    def cluster(self) -> int:
-        """Blocks, which may fill each other's stages."""
+    def shared_bytes(self) -> int:
+        return self.stages * (self.stage_bytes + (16 if self.apart else 0))
+
+    def write(
+        self, name: str, precision: str, pointers: Pairs, scalars: Pairs, body: Callable[[Writer], Stages]
+    ) -> Kernel:
+        """A kernel of such blocks. It has a register cap in any case: without one the compiler ignores setmaxnreg."""
+
+        def run(w: Writer) -> None:
+            with flavour(precision), I.attr({"tirx.launch_bounds_min_blocks_per_sm": self.blocks}):
+                body(w).run()
+
+        attributes = {"tirx.kernel_launch_params": [DEPENDENT]} if self.overlap else None
+        given, shared = (name, pointers, scalars, run), self.shared_bytes
+        return write(*given, threads=self.threads, attributes=attributes, shared_bytes=shared, cluster=self.cluster)
 
 
-class Stages:
-    """Stages from `base` on, and behind them two barriers each, of 8 bytes: full and empty. tx: the thread's number."""
+class Stages(ABC):
+    """A kernel's body: run() emits all of it. Stages from `base` on, and behind them two barriers each, of 8 bytes:
+    full and empty. tx: the thread's number."""
 
     w: Writer
-    tile: StageTile
+    tile: BlockTile
     by_wgmma = True  # whether wgmma reads stages
     div, mod = staticmethod(tirx.floordiv), staticmethod(tirx.floormod)  # of the numbers of turns
 
-    def _allocate(self, threads: int, shared_bytes: int) -> None:
+    @abstractmethod
+    def run(self) -> None: ...
+
+    def _allocate(self) -> None:
         """A block's threads and shared memory."""
-        self.tx: TirExpr = I.thread_id([threads])
-        self.arena: Buffer = I.alloc_buffer((shared_bytes,), "uint8", scope="shared.dyn", align=1024)
+        self.tx: TirExpr = I.thread_id([self.tile.threads])
+        self.arena: Buffer = I.alloc_buffer((self.tile.shared_bytes,), "uint8", scope="shared.dyn", align=1024)
         self.base = self.w.bind(I.cuda.cvta_generic_to_shared(self.arena.ptr_to([0])))
 
     def _make_barriers(self, full: int, empty: int) -> None:

@@ -6,7 +6,7 @@ what K is in other products: they are cut into parts, and a part into pipeline s
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass
@@ -14,35 +14,28 @@ from dataclasses import KW_ONLY, dataclass
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
 from tvm_rnn.cuda.gemm.operands import Operand
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
-from tvm_rnn.cuda.layer.pipeline_barriers import Stages
+from tvm_rnn.cuda.layer.pipeline_barriers import BlockTile, Stages
 from tvm_rnn.cuda.layer.pointers import arithmetic, storage
-from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import int64, uint32, wide
 
 
 @dataclass(frozen=True)
-class WeightGradientTile(ABC):
+class WeightGradientTile(BlockTile):
     """high x wide: lines and columns of the result that a block has; resident: blocks on a multiprocessor at once."""
 
     precision: str
     high: int
     wide: int
     _: KW_ONLY
-    stages: int = 4
-    cluster: int = 1
     resident: int = 1
 
     @property
     def compute(self) -> str:
         return storage(self.precision)
-
-    @property
-    @abstractmethod
-    def threads(self) -> int: ...
 
     @property
     @abstractmethod
@@ -54,15 +47,7 @@ class WeightGradientTile(ABC):
     def right_at(self) -> int:
         """Where the right operand lies in a stage."""
 
-    @property
-    @abstractmethod
-    def stage_bytes(self) -> int: ...
-
-    @property
-    def shared_bytes(self) -> int:
-        return self.stages * (self.stage_bytes + 16)
-
-    def blocks(self, lefts: int, height: int, width: int) -> int:
+    def tiles(self, lefts: int, height: int, width: int) -> int:
         """Of one part of the rows."""
         return lefts * ceil_div(height, self.high) * ceil_div(width, self.wide)
 
@@ -74,20 +59,13 @@ class WeightGradientTile(ABC):
         return [(one.name, one.place.dtype) for one in (*lefts, right)]
 
     def kernel(self, name: str, lefts: Sequence[Operand], right: Operand) -> Kernel:
-        """parts[part, left, m, n] of `lefts` (of one depth) with `right`, for all rows; scalars: rows, parts.
-
-        One block on a multiprocessor is what registers are for: without that cap the compiler ignores setmaxnreg."""
-
-        def run(w: Writer) -> None:
-            with flavour(self.precision), I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):
-                self.body(w, lefts, right).run()
-
+        """parts[part, left, m, n] of `lefts` (of one depth) with `right`, for all rows; scalars: rows, parts."""
         pointers = [*self.pointers(lefts, right), ("sums", arithmetic(self.precision))]
-        given = name, pointers, [("rows", "int64"), ("parts", "int64")], run
-        return write(*given, threads=self.threads, shared_bytes=self.shared_bytes, cluster=self.cluster)
+        scalars = [("rows", "int64"), ("parts", "int64")]
+        return self.write(name, self.precision, pointers, scalars, lambda w: self.body(w, lefts, right))
 
 
-class WeightGradientBlock(Stages, ABC):
+class WeightGradientBlock(Stages):
     """A block's place: which left operand, where its tile of the result begins, its part of the rows, and the stages of
     that. height, width: of the result."""
 
@@ -98,7 +76,6 @@ class WeightGradientBlock(Stages, ABC):
         self.lefts, self.height, self.width = len(lefts), lefts[0].depth, right.depth
 
     def run(self) -> None:
-        """All of the kernel."""
         self._locate()
         self._share_rows()
         self._work()
@@ -122,7 +99,7 @@ class WeightGradientBlock(Stages, ABC):
     def _share_rows(self) -> None:
         """Shared memory, and the stages of this block's part: `count` from `first` on."""
         w, deep = self.w, self.tile.deep
-        self._allocate(self.tile.threads, self.tile.shared_bytes)
+        self._allocate()
         stages = tirx.truncdiv(w["rows"] + (deep - 1), int64(deep))
         each = w.keep(tirx.truncdiv(stages + w["parts"] - 1, w["parts"]))
         self.first = w.keep(self.part * each)

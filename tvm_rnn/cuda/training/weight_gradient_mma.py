@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -36,12 +37,13 @@ TURNED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
 class MmaWeightGradientTile(WeightGradientTile):
     """Of operands of any kind."""
 
+    apart: ClassVar[bool] = False
     _: KW_ONLY
     stages: int = 3
     resident: int = 2
 
     @property
-    def threads(self) -> int:
+    def members(self) -> int:
         return THREADS
 
     @property
@@ -67,10 +69,6 @@ class MmaWeightGradientTile(WeightGradientTile):
     @property
     def stage_bytes(self) -> int:
         return self.right_at + self.deep * self.row_bytes(self.wide)
-
-    @property
-    def shared_bytes(self) -> int:
-        return self.stages * self.stage_bytes
 
     def body(self, w: Writer, lefts: Sequence[Operand], right: Operand) -> WeightGradientBlock:
         return (_OnTensorCores if self.tensor else _WithoutTensorCores)(w, self, lefts, right)

@@ -131,7 +131,7 @@ class WeightGradients:
         kernel = tile.kernel(f"{self.name}_totals{len(self.launches)}", lefts, right)
         packed = isinstance(tile, wgmma.PackedWeightGradientTile)
         sides = (self._packed(0, lefts), self._packed(len(lefts), [right])) if packed else ()
-        blocks = tile.blocks(len(nodes), height, width)
+        blocks = tile.tiles(len(nodes), height, width)
         self.launches.append(GradientLaunch(nodes, kernel, found, blocks, tile.resident, sides))
 
     def _packed(self, first: int, operands: Sequence[Operand]) -> Packed:

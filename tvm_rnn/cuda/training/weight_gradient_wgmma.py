@@ -73,13 +73,8 @@ class WgmmaWeightGradientTile(WeightGradientTile):
         return rows_of_stage(self.precision)
 
     @property
-    def multiplying(self) -> int:
-        """Warpgroups that multiply."""
-        return self.high // 64
-
-    @property
-    def threads(self) -> int:
-        return COPIERS + 128 * self.multiplying
+    def members(self) -> int:
+        return 2 * self.high
 
     @property
     def right_at(self) -> int:
@@ -103,7 +98,7 @@ def wgmma_tile_for(
     if min(height, width) < LEAST or not all(one.piece(precision) for one in (*lefts, right)):
         return None
     tiles = [WgmmaWeightGradientTile(precision, high, broad) for high, broad in product(HEIGHTS, WIDTHS)]
-    return min(tiles, key=lambda tile: tile.blocks(1, height, width) * (tile.high + tile.wide))  # asked of L2, by all
+    return min(tiles, key=lambda tile: tile.tiles(1, height, width) * (tile.high + tile.wide))  # asked of L2, by all
 
 
 @dataclass(frozen=True)
@@ -113,7 +108,7 @@ class PackedWeightGradientTile(WgmmaWeightGradientTile):
     _: KW_ONLY
     cluster: int = 2
 
-    def blocks(self, lefts: int, height: int, width: int) -> int:
+    def tiles(self, lefts: int, height: int, width: int) -> int:
         """The last cluster of a column may have one without work."""
         down = ceil_div(lefts * ceil_div(height, self.high), self.cluster) * self.cluster
         return down * ceil_div(width, self.wide)
@@ -142,7 +137,7 @@ def packed_tile_for(
 
     def work(tile: PackedWeightGradientTile) -> float:
         """Of the multiprocessor that has most: products, and what is asked of L2 for them."""
-        turns = ceil_div(tile.blocks(count, height, width), sms)
+        turns = ceil_div(tile.tiles(count, height, width), sms)
         return turns * (tile.high * tile.wide + 32 * (tile.high + tile.wide / 2))
 
     return min((PackedWeightGradientTile(precision, *shape) for shape in SHAPES), key=work)
@@ -155,9 +150,8 @@ class _WgmmaWeightGradient(WeightGradientBlock, WgmmaStages):
     copiers = COPIERS // 32  # arrivals that fill a stage
 
     def _work(self) -> None:
-        tile = self.tile
-        self._make_barriers(self.copiers, 4 * tile.multiplying * tile.cluster)
-        self._divide(REGISTERS[tile.multiplying], self._produce, self._consume)
+        self._make_barriers(self.copiers, self.tile.members // 32 * self.tile.cluster)
+        self._divide(REGISTERS[self.tile.members // 128], self._produce, self._consume)
 
     @abstractmethod
     def _produce(self) -> None:
