@@ -6,14 +6,16 @@ order in which they take pointers, and how the weights must be packed for all of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
+from tvm_rnn.cuda.layer.node_values import Reads
 from tvm_rnn.cuda.layer.packed_layout import SIZES, Fragments, Lanes, Pack
-from tvm_rnn.cuda.layer.pointers import Argument, Place, storage
-from tvm_rnn.graph.graph import Group, Node
+from tvm_rnn.cuda.layer.pointers import Argument, storage
+from tvm_rnn.cuda.layer.row_kernels import Writes
+from tvm_rnn.graph.graph import Group
 from tvm_rnn.schedule.schedule_template import Config, Unit, best
 from tvm_rnn.target import Target
 
@@ -26,11 +28,7 @@ from .problem import Problem, read_nodes
 from .wgmma import WgmmaGemm, WgmmaTile
 from .wgmma_split_k import SplitKTile, WgmmaSplitK
 
-__all__ = ["Argument", "Gemm", "Pack", "Place", "Variant", "gemm", "unit_of"]
-
 TENSOR = ("float16", "bfloat16", "tf32")
-Reads = Callable[[Node], Place | None]
-Writes = Callable[[Node], Sequence[Place]]
 
 
 @dataclass(frozen=True)

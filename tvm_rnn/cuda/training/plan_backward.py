@@ -21,7 +21,6 @@ The gradient of the last layer's output is the user's; a copy of it lies beside 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import gcd, prod
@@ -198,15 +197,11 @@ class BackwardPlan(Plan):
             if back.layer.graph.params:
                 with self.segment.of_visit(host, *visit.key):
                     back.finish.run(host, self.sums[visit.key], self.finish_weights[visit.key], own)
-                    self._drop(host, back.layer.graph.params, visit.key)
+                    for param, gradient in zip(back.layer.graph.params, own, strict=True):
+                        if self.dropped is not None and self.mask_keys is not None and param.name in self.dropped.own:
+                            self.dropped.gradient(host, self.mask_keys, param, visit.key, gradient)
         program.facts["templates"] = list(self._facts())
         return program
-
-    def _drop(self, host: Host, params: Sequence[Node], key: tuple[int, int]) -> None:
-        """Weight drop, in the gradients of what was dropped."""
-        for param, gradient in zip(params, self.weight_gradients[key], strict=True):
-            if self.dropped is not None and self.mask_keys is not None and param.name in self.dropped.own:
-                self.dropped.gradient(host, self.mask_keys, param, key, gradient)
 
     def _code(self, visit: Visit) -> BackwardCode:
         return self.backs[self.layers.of_layer[visit.layer]]

@@ -23,9 +23,9 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.gemm.operands import Operand
 from tvm_rnn.cuda.gemm.operands import operand_of as resolve
 from tvm_rnn.cuda.gemm.wgmma import SQUARE_BYTES
-from tvm_rnn.cuda.layer.node_values import Values, sources
+from tvm_rnn.cuda.layer.node_values import Reads, Values, sources
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
-from tvm_rnn.cuda.layer.pointers import Argument, Place, arithmetic, storage
+from tvm_rnn.cuda.layer.pointers import Argument, arithmetic, storage
 from tvm_rnn.cuda.layer.row_kernels import unravel
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
@@ -35,7 +35,6 @@ from tvm_rnn.tir.index import int64, wide
 from . import weight_gradient_wgmma as wgmma
 from .weight_gradient_mma import tile_for
 
-Reads = Callable[[Node], Place | None]
 Find = Callable[[Node, bool], Pointer]
 COLUMNS, LINES = 32, 8  # threads of a block that sums columns: along elements, and along rows
 COLUMN_BLOCKS = 8  # of these on a multiprocessor: they wait for memory
@@ -287,6 +286,3 @@ class WeightGradients:
             host.launch(launch.kernel, [*(sides if launch.packed else pointers), sums], [rows, parts])
             with host.when(folded):
                 host.launch(self.fold, [parted, into], [launch.size, parts, f"({add}) ? 1 : 0"])
-
-
-__all__ = ["GradientLaunch", "Packed", "WeightGradients"]
