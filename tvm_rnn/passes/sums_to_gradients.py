@@ -2,7 +2,7 @@
 
 In: a backward graph and its nodes that sum over T and B. Out: the graph whose inputs are these sums and whose totals
 are the gradients, and which values on the way are worth an array of their own. Mostly it joins the gates' gradients to
-one array. Back ends write it: `cpu/training/parameter_gradients.py` on CPUs, `cuda/training/parameter_gradients.py` on
+one array. Back ends write it: `cpu/training/parameter_gradients.py` on CPUs, `cuda/training/gradient_kernels.py` on
 GPUs.
 """
 
