@@ -18,7 +18,7 @@ MAX_POSITIONAL = 6
 MANY_POSITIONAL = {
     "tvm_rnn/cuda/layer/fp8_weights.py",
     "tvm_rnn/cuda/gemm/epilogue.py",
-    "tvm_rnn/cuda/persistent/dropout_mask_words.py",
+    "tvm_rnn/cuda/persistent/cell_reads.py",
     "tvm_rnn/cuda/persistent/product/mma_sync.py",
     "tvm_rnn/frontends/keras_recurrent.py",
     "tvm_rnn/bench/peers/triton.py",

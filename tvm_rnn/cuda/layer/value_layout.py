@@ -21,8 +21,8 @@ from math import gcd, prod
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
 from tvm_rnn.graph.graph import Graph, Group, Node
 
-from .node_values import sources
 from .pointers import Place, arithmetic, storage
+from .row_kernels import sources
 from .weight_packing import Weights
 
 ROW_BYTES = 16  # rows that products read begin at multiples of this, as their fast loads want

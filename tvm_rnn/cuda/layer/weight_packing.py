@@ -27,10 +27,9 @@ from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, wide
 
 from . import fp8_weights
-from .node_values import Values, sources
 from .packed_layout import Pack
 from .pointers import Place, arithmetic, dense
-from .row_kernels import THREADS, WARP, rows_kernel, unravel
+from .row_kernels import THREADS, WARP, Values, rows_kernel, sources, unravel
 
 SCALES = "scales"
 

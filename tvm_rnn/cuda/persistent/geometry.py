@@ -221,7 +221,7 @@ class HoistedPrefetch(Protocol):
 
 
 class StateMasks(Protocol):
-    """Dropout masks of what products read of states (`dropout_mask_words.py`)."""
+    """Dropout masks of what products read of states (`cell_reads.py`)."""
 
     def masked_state(self, state: Node, value: Expr, block: int, j: int, e: int) -> Expr: ...
     def masked_state_at(self, state: Node, value: Expr, row: Expr, unit: Expr) -> Expr: ...
@@ -251,7 +251,7 @@ class Tape(Protocol):
 
 
 class Cells(Protocol):
-    """Which cells a lane has (`lane_cells.py`): of unit `block` and row e of two of the warp's j-th own tile."""
+    """Which cells a lane has (`kernel.py`): of unit `block` and row e of two of the warp's j-th own tile."""
 
     def unit(self, width: int, block: int) -> Expr: ...
     def first_unit(self, width: int, block: int) -> Expr: ...

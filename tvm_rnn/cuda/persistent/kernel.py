@@ -9,8 +9,8 @@ Rewrite: for t: for phase: gemm; pointwise  -->  one launch; units over blocks, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
@@ -26,7 +26,6 @@ from . import tape_stores
 from .cell_epilogue import Epilogue
 from .cell_reads import CellReads, hoisted, params, place_of
 from .geometry import LANES, Geometry, Held, Share, ThreadIds
-from .lane_cells import LaneCells
 from .lengths_and_resets import POINTERS as MASK_POINTERS
 from .lengths_and_resets import SCALARS as MASK_SCALARS
 from .lengths_and_resets import Masks
@@ -246,3 +245,53 @@ class KernelBody:
             return
         self.stashed = True
         self.inputs.stash(self.t, self.par)
+
+
+class LaneCells:
+    """The cells of this thread. Construct once, at the kernel's start: rows are kept in registers."""
+
+    def __init__(self, k: Writer, geometry: Geometry, ids: ThreadIds) -> None:
+        self.k, self.geometry, self.ids = k, geometry, ids
+        self.rows = k.local(geometry.own_tiles, "int32")
+        for j in range(geometry.own_tiles):
+            row = k["row0"] + ids.group * geometry.rows + self.tile(j) * 8 + ids.q * 2
+            k.store(self.rows, row, j)
+
+    def unit(self, width: int, block: int) -> Expr:
+        """This lane's unit: of the `block`-th of its blocks of 8."""
+        return self.first_unit(width, block) + self.ids.g
+
+    def first_unit(self, width: int, block: int) -> Expr:
+        """The first unit of a block of 8."""
+        geometry, ids = self.geometry, self.ids
+        return ids.rank * geometry.units(width) + (ids.warp_u * geometry.blocks(width) + block) * 8
+
+    def tile(self, j: int) -> Expr:
+        """The batch tile of this warp's j-th own one, among the group's."""
+        return self.ids.warp_n * self.geometry.tiles + self.geometry.own_tile(j, self.ids.warp_k)
+
+    def row(self, j: int, e: Expr) -> Expr:
+        """The batch row, in the arrays."""
+        return self.rows[j] + e
+
+    @contextmanager
+    def own_tile(self, j: int) -> Iterator[None]:
+        """Statements for warps that have a j-th tile."""
+        owned = self.geometry.owned(j, self.ids.warp_k)
+        if owned is None:
+            yield
+        else:
+            with self.k.when(owned):
+                yield
+
+    def each(self, width: int) -> Iterator[tuple[int, int, int]]:
+        """(block, own tile, row of two) of every cell of a value so wide."""
+        blocks = 1 if width == 1 else self.geometry.blocks(width)
+        return ((b, j, e) for j in range(self.geometry.own_tiles) for b in range(blocks) for e in range(2))
+
+    def inside(self, width: int, block: int, j: int, e: int) -> Expr:
+        """Whether a cell is one of the layer's: rows and units are padded."""
+        inside = self.row(j, e) < self.k["batch"]
+        if width > 1 and self.geometry.ctas * self.geometry.units(width) != width:
+            inside = tirx.And(inside, self.unit(width, block) < width)
+        return inside

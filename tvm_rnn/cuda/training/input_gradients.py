@@ -14,9 +14,8 @@ from tvm import tirx
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
-from tvm_rnn.cuda.layer.node_values import Values, sources
 from tvm_rnn.cuda.layer.pointers import Place, address, arithmetic
-from tvm_rnn.cuda.layer.row_kernels import THREADS, elements, unravel
+from tvm_rnn.cuda.layer.row_kernels import THREADS, Values, elements, sources, unravel
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.index import wide
