@@ -16,13 +16,14 @@ from persistent_layers import GPU, geometry_of, layout_of, step, text_of
 from training_plans import trained
 
 import tvm_rnn as rnn
-from tests.cuda.persistent.test_kernel import cluster
+from tests.cuda.persistent.test_kernel import cluster, grid
 from tests.runtime.test_runtime_cuda_training import error
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.cell_reads import hoisted, params, place_of
+from tvm_rnn.cuda.persistent.cell_reads import place_of, prefetched
+from tvm_rnn.cuda.persistent.geometry import PREFETCH_STEPS
 from tvm_rnn.cuda.training.add_entry_points import plan
 from tvm_rnn.graph.graph import Graph
 from tvm_rnn.options import Options
@@ -33,10 +34,10 @@ from tvm_rnn.passes.pipeline import passed
 
 def test_every_value_has_one_pointer() -> None:
     layout, team = layout_of("lstm_peephole", 64), geometry_of(step("lstm_peephole", 64), "bfloat16", **cluster(4, 8))
-    assert len(params(team)) == len(set(params(team))) >= 1
-    assert all(place_of(layout, node).row_stride >= node.shape[-1] for node in hoisted(team))
+    assert len(team.step.param_nodes) == len(set(team.step.param_nodes)) >= 1
+    assert all(place_of(layout, node).row_stride >= node.shape[-1] for node in team.step.read_nodes)
     names = [name for name, _ in persistent.kernel("k", team, layout).pointers]
-    assert [n for n in names if n.startswith("read_")] == [f"read_{i}" for i in range(len(hoisted(team)))]
+    assert [n for n in names if n.startswith("read_")] == [f"read_{i}" for i in range(len(team.step.read_nodes))]
 
 
 def test_values_are_asked_for_before_the_loop() -> None:
@@ -138,3 +139,48 @@ def test_products_read_the_masked_state_that_the_step_before_hands_over() -> Non
     (masked,) = [n for n in totals if any(a.op == "input" and a.name == "h" for a in n.args)]
     assert backward.region_of(masked) == "before"
     assert not np.any([n in {masked} for g in backward.groups if g.region == "step" for n in g.stored])
+
+
+def test_rows_of_eight_units_come_early() -> None:
+    team = geometry_of(step("lstm", 64), "bfloat16", **cluster(2, 8))
+    assert len(prefetched(team)) == 4
+    # steps, warps, gates, blocks of units, words of 8 x 8
+    assert team.prefetch_words == PREFETCH_STEPS * 1 * 4 * 4 * 32
+    assert not prefetched(geometry_of(step("lstm", 20), "bfloat16", **cluster(1, 8)))
+
+
+def test_with_weights_in_8_bits_warps_without_cells_copy_nothing() -> None:
+    wide, narrow = (
+        geometry_of(step("lstm", 64), "bfloat16", **cluster(2, 8, warps_k=4), stored=stored)
+        for stored in ("", "float8_e4m3")
+    )
+    assert (wide.prefetching_warps, narrow.prefetching_warps) == (4, 1)
+    assert wide.prefetch_words == 4 * narrow.prefetch_words
+    every = geometry_of(step("lstm", 64), "bfloat16", **cluster(2, 32, warps_k=4), stored="float8_e4m3")
+    assert every.prefetching_warps == 4
+
+
+GEOMETRIES = [cluster(2, 16, warps_k=2), grid(3, 16, warps_k=2), grid(2, 16, warps_n=2)]
+USUAL = ((0, 1), (0, 7), (1, 2), (2, 7))  # the others with the slow tests
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize(
+    ("geometry", "steps"),
+    [
+        pytest.param(geometry, steps, marks=() if (number, steps) in USUAL else pytest.mark.slow)
+        for number, geometry in enumerate(GEOMETRIES)
+        for steps in (1, 2, 7)
+    ],
+)
+def test_any_number_of_steps(geometry: dict[str, object], steps: int) -> None:
+    for cell, precision in (("gru_reset_before", "bfloat16"), ("lstm", "tf32")):
+        case = Case(cell, 40, 11, steps, precision)
+        assert persistent_error(case, geometry) < tolerance(precision, steps)
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slow_warp_reads_its_own_copies(seed: int) -> None:
+    case = Case("gru", 64, 20, 6, "float16")
+    assert persistent_error(case, cluster(2, 8, warps_u=2, warps_k=2), True, True, True, seed) < tolerance("float16", 6)

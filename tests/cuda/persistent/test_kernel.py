@@ -10,10 +10,10 @@ import pytest
 from emulated import Case, persistent_error
 from persistent_layers import geometry_of, layout_of, step, text_of
 
+from tvm_rnn.cuda.layer.regime import MASK_POINTERS, MASK_SCALARS
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.geometry import LANES, Geometry, ThreadIds
 from tvm_rnn.cuda.persistent.kernel import LaneCells
-from tvm_rnn.cuda.persistent.lengths_and_resets import POINTERS, SCALARS
 from tvm_rnn.oracle.tolerance import tolerance
 
 
@@ -74,7 +74,7 @@ def test_ptxas_may_use_all_registers() -> None:
 def test_pointers_and_scalars() -> None:
     layout, team = layout_of("lstm", 64), geometry_of(step("lstm", 64), "bfloat16", **grid(4, 8))
     plain, masked = persistent.kernel("k", team, layout), persistent.kernel("k", team, layout, {})
-    assert masked.pointers == (*plain.pointers, *POINTERS) and masked.scalars == (*plain.scalars, *SCALARS)
+    assert masked.pointers == (*plain.pointers, *MASK_POINTERS) and masked.scalars == (*plain.scalars, *MASK_SCALARS)
     assert plain.resident and plain.cluster == 1
     assert [name for name, _ in plain.pointers][-3:] == ["exchange", "counter", "below"]
     clustered = persistent.kernel("k", geometry_of(step("lstm", 64), "bfloat16", **cluster(4, 8)), layout)

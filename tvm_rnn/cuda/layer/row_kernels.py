@@ -22,7 +22,7 @@ from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.ops import TABLE, Shape
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index, element, fit, reduced_index
-from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import int64, wide
 
 from .pointers import Argument, Place, address, arithmetic, dense
@@ -89,15 +89,13 @@ class Values:
 
     def load(self, pointer: str, place: Place, node: Node, index: Index) -> Expr:
         value = self.writer[pointer][address(place, self.row, dense(node.shape, index))]
-        dtype = arithmetic(self.precision)
-        return value if place.dtype == dtype else tirx.Cast(dtype, value)
+        return converted(value, arithmetic(self.precision))
 
 
 def store(writer: Writer, argument: Argument, place: Place, row: Expr, index: Sequence[Expr], value: Expr) -> None:
     """Store one element of the argument's node at its place, rounded to the place's dtype."""
-    writer.store(
-        writer[argument.name], converted(value, place.dtype), address(place, row, dense(argument.node.shape, index))
-    )
+    at = address(place, row, dense(argument.node.shape, index))
+    writer.store(writer[argument.name], converted(value, place.dtype), at)
 
 
 Writes = Callable[[Node], Sequence[Place]]
@@ -137,12 +135,12 @@ class Job:
         return (*read, *products, *(Argument(f"w{i}", "write", n, number) for i, (n, number) in enumerate(pairs)))
 
     def finish(self, body: Callable[[Writer], None], arguments: Sequence[Argument]) -> Rows:
-        pointers = [(a.name, self._dtype(a)) for a in arguments]
+        pointers = [(a.name, self.dtype(a)) for a in arguments]
         with flavour(self.precision):
             kernel = write(self.name, pointers, [("rows", "int64")], body, threads=THREADS)
         return Rows(kernel, tuple(arguments))
 
-    def _dtype(self, argument: Argument) -> str:
+    def dtype(self, argument: Argument) -> str:
         place = self.writes(argument.node)[argument.number] if argument.role == "write" else self.reads(argument.node)
         assert place is not None
         return place.dtype
@@ -285,12 +283,16 @@ def _reduce(values: Values, root: Node, index: Index, lane: Expr | None) -> Expr
         k = writer.keep(step * WARP + lane)
         with writer.when(k < extent):
             add(k)
-    for distance in (16, 8, 4, 2, 1):
-        # Every lane of the warp is here: `inside` is the same for all of them.
-        mask = tirx.const(0xFFFFFFFF, "uint32")
-        other = tirx.call_extern(dtype, "__shfl_xor_sync", mask, total[0], distance, WARP)
-        writer.store(total, combine(total[0], writer.keep(other)), 0)
+    across_warp(writer, total, combine)  # every lane of the warp is here: `inside` is the same for all of them
     return writer.keep(total[0])
+
+
+def across_warp(writer: Writer, total: Buffer, combine: Callable[[Expr, Expr], Expr]) -> None:
+    """What all lanes have in a register, combined, in every lane."""
+    for distance in (16, 8, 4, 2, 1):
+        mask = tirx.const(0xFFFFFFFF, "uint32")
+        other = tirx.call_extern(total.dtype, "__shfl_xor_sync", mask, total[0], distance, WARP)
+        writer.store(total, combine(total[0], writer.keep(other)), 0)
 
 
 def combiner(root: Node) -> tuple[Callable[[Expr, Expr], Expr], float]:
@@ -304,7 +306,6 @@ def reduced(values: Values, root: Node, index: Index, ks: Index) -> Expr:
         return values.at(root.args[0], reduced_index(root, index, ks[0]))
     inputs, out = root.attrs["spec"].split("->")
     known = dict(zip(out, index, strict=True)) | {t: k for (t, _), k in zip(reduced_axes(root), ks, strict=True)}
-    a, b = (
-        values.at(arg, tuple(known[t] for t in text)) for text, arg in zip(inputs.split(","), root.args, strict=True)
-    )
+    pairs = zip(root.args, inputs.split(","), strict=True)
+    a, b = (values.at(arg, tuple(known[t] for t in text)) for arg, text in pairs)
     return a * b

@@ -116,6 +116,10 @@ class Layout:
             return self.given[number]
         return Place(self.dtype, prod(self.graph.inputs[number].shape), ITEM_BYTES[self.dtype])
 
+    def rows(self, node: Node) -> Place:
+        """Of an input or a hoisted value."""
+        return self.input(self.graph.inputs.index(node)) if node.op == "input" else self.hoisted(node)
+
     def state(self, number: int) -> Place:
         return Place(self.arithmetic, prod(self.graph.states[number].shape))
 

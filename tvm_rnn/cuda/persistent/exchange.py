@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import reduce
 from math import ceil, prod
 from typing import ClassVar
 
@@ -26,7 +27,7 @@ from tvm_rnn.cuda.codegen.host_program import Host, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.graph.graph import Node
-from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
+from tvm_rnn.tir.expr import Buffer, Expr
 
 from .geometry import (
     BLOCK_WORDS,
@@ -54,11 +55,6 @@ ROWS_US, CELLS_US = 0.12, 0.1  # each 8 rows of a cluster beyond the first; each
 PUBLISHED_US, PUBLISHED_CELL_US = 0.03, 0.25
 
 
-def _i32(value: int) -> TirExpr:
-    found: TirExpr = tirx.const(value, "int32")
-    return found
-
-
 # --- as planning sees them --------------------------------------------------------------------------------------------
 
 
@@ -81,7 +77,7 @@ class ClusterExchange(Exchange):
         return ClusterInputs(body, at)
 
     def pieces(self, body: Body) -> LanePieces:
-        return NoPieces()
+        return NoPieces(body)
 
     def cluster(self, geometry: Geometry) -> int:
         return geometry.ctas
@@ -196,8 +192,16 @@ CLUSTER, COUNTER = ClusterExchange(), CounterExchange()
 # --- who emits them ---------------------------------------------------------------------------------------------------
 
 
+def joined(*conditions: Expr | None) -> Expr:
+    """Conditions joined; none: true."""
+    found = [c for c in conditions if c is not None]
+    return reduce(tirx.And, found) if found else tirx.const(True, "bool")
+
+
 class Exchanger(ABC):
     """What the two kinds of `ExchangeEmitter` share. stage_at: the word of shared memory where values are staged."""
+
+    loads: ClassVar[str]  # the PTX instruction
 
     def __init__(self, body: Body, stage_at: int) -> None:
         self.body, self.k, self.geometry, self.ids, self.arena = body, body.k, body.geometry, body.ids, body.arena
@@ -220,13 +224,25 @@ class Exchanger(ABC):
     def plain(self, value: Expr) -> Expr:
         return tirx.Cast(self.geometry.storage, value)
 
-    @abstractmethod
     def pointer(self, node: Node, slot: int, kblock: Expr, row: Expr) -> Expr:
         """Where this lane's piece of an operand is."""
+        return self._at(self.word(node, slot, kblock, row, self.ids.q))
+
+    def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: Sequence[Expr]) -> None:
+        self.k.do(I.ptx[f"{self.loads}.v4.b32"](*registers, self.pointer(node, slot, kblock, row)))
+
+    def take(self, word: Expr, registers: Sequence[Expr]) -> None:
+        self.k.do(I.ptx[f"{self.loads}.v{len(registers)}.b32"](*registers, self._at(word)))
+
+    @abstractmethod
+    def _at(self, word: Expr) -> Expr:
+        """A pointer to a word of what is exchanged."""
 
 
 class Cluster(Exchanger):
     """Through distributed shared memory."""
+
+    loads: ClassVar[str] = "ld.shared"
 
     def __init__(self, body: Body, stage_at: int, barriers_at: int) -> None:
         super().__init__(body, stage_at)
@@ -241,7 +257,7 @@ class Cluster(Exchanger):
         """Thread n sends pieces n, n + threads, ... of [destination][row][units]: neighbours write side by side."""
         geometry, k, ids = self.geometry, self.k, self.ids
         self.sends: dict[Node, list[tuple[Expr, Expr, Expr, Expr | None]]] = {}
-        arena = I.cuda.cvta_generic_to_shared(self.arena.ptr_to([_i32(0)]))
+        arena = I.cuda.cvta_generic_to_shared(self.arena.ptr_to([tirx.const(0, "int32")]))
         self.peers: list[tuple[Expr, Expr | None]] = []  # whom this lane sends parts of reductions to
         for i in range(-(-geometry.ctas // 8) if geometry.reductions else 0):
             peer = ids.g + i * 8
@@ -290,7 +306,15 @@ class Cluster(Exchanger):
 
     def fill(self) -> None:
         fill_cluster(self.body)
-        self._start()
+        geometry = self.geometry
+        pointers = [self._pointer(node, slot) for node in geometry.published for slot in range(2)]
+        pointers += [self._at(self._reduce_barrier(slot)) for slot in range(2) if geometry.reductions]
+        with self.k.when(self.ids.thread == 0):
+            for pointer in pointers:
+                self.k.do(I.ptx.mbarrier.init.shared.b64(pointer, tirx.const(1, "uint32")))
+            self.k.do(I.ptx.fence.mbarrier_init.release.cluster())
+            for slot in range(2) if geometry.reductions else ():
+                self._expect_parts(slot, slot)
         self.k.do(I.cuda.cta_sync())
         self._sync()
 
@@ -309,9 +333,9 @@ class Cluster(Exchanger):
         for node in self.geometry.published:
             if node not in body.carried:
                 self._expect(node, body.par)
-                continue
-            same_step = any(o.source is node for p in body.step.phases for o in p.operands)
-            self._expect(node, 1 - body.par, None if same_step else body.t + 1 < self.k["steps"])
+            else:
+                at_once = node in body.step.sources
+                self._expect(node, 1 - body.par, None if at_once else body.t + 1 < self.k["steps"])
 
     def ready(self, source: Node) -> None:
         body = self.body
@@ -322,23 +346,11 @@ class Cluster(Exchanger):
             pointer = self._pointer(node, slot)
             self.k.do(I.cuda.mbarrier_wait_acquire_cluster(pointer, tirx.floormod(count, 2)))
 
-    def _start(self) -> None:
-        geometry = self.geometry
-        pointers = [self._pointer(node, slot) for node in geometry.published for slot in range(2)]
-        pointers += [self.arena.ptr_to([self._reduce_barrier(slot)]) for slot in range(2) if geometry.reductions]
-        with self.k.when(self.ids.thread == 0):
-            for pointer in pointers:
-                self.k.do(I.ptx.mbarrier.init.shared.b64(pointer, tirx.const(1, "uint32")))
-            self.k.do(I.ptx.fence.mbarrier_init.release.cluster())
-            for slot in range(2) if geometry.reductions else ():
-                self._expect_parts(slot, slot)
-
     def _expect(self, node: Node, slot: Expr, when: Expr | None = None) -> None:
         """Say how many bytes will come for this copy."""
         geometry = self.geometry
         pieces = geometry.ctas * geometry.units(node.shape[0]) * geometry.itemsize // 16
-        condition = self.ids.thread == 0 if when is None else tirx.And(self.ids.thread == 0, when)
-        with self.k.when(condition):
+        with self.k.when(joined(self.ids.thread == 0, when)):
             count = tirx.const(pieces * geometry.rows * 16, "uint32")
             self.k.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](self._pointer(node, slot), count))
 
@@ -347,8 +359,7 @@ class Cluster(Exchanger):
         geometry = self.geometry
         phase = geometry.reductions[number % len(geometry.reductions)]
         count = tirx.const(len(phase.roots) * geometry.parts * geometry.rows * 4, "uint32")
-        pointer = self.arena.ptr_to([self._reduce_barrier(slot)])
-        self.k.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](pointer, count))
+        self.k.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](self._at(self._reduce_barrier(slot)), count))
 
     def send_partial(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
         """Lane (g, q) sends to blocks g and g + 8."""
@@ -356,7 +367,7 @@ class Cluster(Exchanger):
         name = f"st_async.weak.shared::cluster.mbarrier::complete_tx::bytes.v{len(words)}.b32"
         at = k.keep(tirx.Cast("uint32", word * 4))
         for remote, past in self.peers:
-            with k.when(joined([] if past is None else [past])):
+            with k.when(joined(past)):
                 barrier = remote + tirx.const(self._reduce_barrier(slot) * 4, "uint32")
                 k.do(I.ptx[name](remote + at, *words, barrier))
 
@@ -367,13 +378,13 @@ class Cluster(Exchanger):
         # Reductions are counted through all steps; every second one uses this buffer.
         uses = tirx.floordiv(body.t, 2) * each + (body.par * each + number) // 2
         with body.cells.own_tile(0):
-            pointer = self.arena.ptr_to([self._reduce_barrier(slot)])
+            pointer = self._at(self._reduce_barrier(slot))
             k.do(I.cuda.mbarrier_wait_acquire_cluster(pointer, tirx.floormod(uses, 2)))
             with k.when(self.ids.thread == 0):
                 self._expect_parts(number + 2, slot)
 
-    def take(self, word: Expr, registers: Sequence[Expr]) -> None:
-        self.k.do(I.ptx[f"ld.shared.v{len(registers)}.b32"](*registers, self.arena.ptr_to([word])))
+    def _at(self, word: Expr) -> Expr:
+        return self.arena.ptr_to([word])
 
     def stage(self, node: Node, block: int, j: int, e: int, value: Expr) -> None:
         """[row][units of this block]."""
@@ -396,9 +407,8 @@ class Cluster(Exchanger):
             copy = slot * geometry.value_words(node) * 4
             words = [self.passing[z] for z in range(4)]
             for stage, address, remote, past in self.sends[node]:
-                conditions = [c for c in (when, past) if c is not None]
                 k.do(I.ptx["ld.shared.v4.b32"](*words, self.arena.ptr_to([stage + self._turn])))
-                with k.when(joined(conditions)):
+                with k.when(joined(when, past)):
                     target = remote + tirx.Cast("uint32", address + copy)
                     barrier = remote + tirx.const(self._barrier(node, slot) * 4, "uint32")
                     name = "st_async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
@@ -419,18 +429,26 @@ class Cluster(Exchanger):
                 k.do(I.ptx["ld.shared.v4.b32"](*words, self.arena.ptr_to([at])))
                 y(row, self.ids.rank * geometry.units(node.shape[0]) + unit, words)
 
-    def pointer(self, node: Node, slot: int, kblock: Expr, row: Expr) -> Expr:
-        return self.arena.ptr_to([self.word(node, slot, kblock, row, self.ids.q)])
-
-    def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: Sequence[Expr]) -> None:
-        self.k.do(I.ptx["ld.shared.v4.b32"](*registers, self.pointer(node, slot, kblock, row)))
-
     def follow(self, events: Expr) -> None:
         """Nothing: rows of inputs are looked at."""
 
 
+@dataclass
+class StagedTile:
+    """A tile that a warp has staged and not published."""
+
+    node: Node
+    slot: Expr
+    block: int
+    j: int
+    when: Expr | None
+    y: Store | None
+
+
 class Grid(Exchanger):
     """Through global memory: buffers "exchange" (words) and "counter"."""
+
+    loads: ClassVar[str] = "ld.relaxed.gpu.global"
 
     def __init__(self, body: Body, stage_at: int) -> None:
         super().__init__(body, stage_at)
@@ -515,8 +533,7 @@ class Grid(Exchanger):
             for j in range(geometry.own_tiles):
                 for block in range(geometry.blocks(node.shape[0])):
                     register = k.local(1, "int32")
-                    unit = ids.rank * geometry.units(node.shape[0])
-                    unit = unit + (ids.warp_u * geometry.blocks(node.shape[0]) + block) * 8
+                    unit = self.body.cells.first_unit(node.shape[0], block)
                     piece = tirx.floordiv(tirx.floormod(unit, geometry.block_k) * geometry.itemsize, 16)
                     piece = piece + tirx.floormod(self.chunk, self.chunks_of_row)
                     row = self.body.cells.tile(j) * 8 + tirx.floordiv(self.chunk, self.chunks_of_row)
@@ -528,20 +545,27 @@ class Grid(Exchanger):
         self.k.store(self.view, value, self.ids.warp * 64 + (self.ids.q * 2 + e) * 8 + self.ids.g)
 
     def tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
-        k, geometry, lane, chunks = self.k, self.geometry, self.ids.lane, 8 * self.chunks_of_row
+        k, own = self.k, StagedTile(node, slot, block, j, when, y)
         k.do(I.cuda.warp_sync())
         words = [self.passing[z] for z in range(4)]
-        at = self.stage_at + self.ids.warp * (16 * geometry.itemsize) + self.chunk * 4
+        at = self.stage_at + self.ids.warp * (16 * self.geometry.itemsize) + self.chunk * 4
         k.do(I.ptx["ld.shared.v4.b32"](*words, self.arena.ptr_to([at])))
-        only: list[Expr] = [lane < chunks] if chunks < LANES else []
-        with k.when(joined(([] if when is None else [when]) + only)):
-            self.store_piece(node, slot, self.addresses[(node, block, j)], words)
-        if y is not None:
-            unit = self.ids.rank * geometry.units(node.shape[0])
-            unit = unit + (self.ids.warp_u * geometry.blocks(node.shape[0]) + block) * 8
-            with k.when(lane < 8):
-                y(self.body.cells.tile(j) * 8 + lane, unit, words)
+        self._publish(own, words)
+        self._write_y(own, words)
         k.do(I.cuda.warp_sync())
+
+    def _publish(self, tile: StagedTile, words: Sequence[Expr]) -> None:
+        chunks = 8 * self.chunks_of_row
+        with self.k.when(joined(tile.when, self.ids.lane < chunks if chunks < LANES else None)):
+            self.store_piece(tile.node, tile.slot, self.addresses[(tile.node, tile.block, tile.j)], words)
+
+    def _write_y(self, tile: StagedTile, words: Sequence[Expr]) -> None:
+        """What of it is the layer's output."""
+        if tile.y is not None:
+            cells, lane = self.body.cells, self.ids.lane
+            unit = cells.first_unit(tile.node.shape[0], tile.block)
+            with self.k.when(lane < 8):
+                tile.y(cells.tile(tile.j) * 8 + lane, unit, words)
 
     def store_piece(self, node: Node, slot: Expr, address: Expr, words: Sequence[Expr]) -> None:
         """Store one piece in a copy of a value."""
@@ -554,8 +578,7 @@ class Grid(Exchanger):
 
     def send_partial(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
         with self.k.when(self.ids.g == 0):
-            place = self.k["exchange"].ptr_to([self.base + word])
-            self.k.do(I.ptx[f"st.global.v{len(words)}.b32"](place, *words))
+            self.k.do(I.ptx[f"st.global.v{len(words)}.b32"](self._at(word), *words))
 
     def meet(self, number: int) -> None:
         self.arrive()
@@ -564,41 +587,12 @@ class Grid(Exchanger):
         self.wait(self.body.t * len(events) + 1 + done)
         self.waited = done + 1
 
-    def take(self, word: Expr, registers: Sequence[Expr]) -> None:
-        place = self.k["exchange"].ptr_to([self.base + word])
-        self.k.do(I.ptx[f"ld.relaxed.gpu.global.v{len(registers)}.b32"](*registers, place))
-
-    def pointer(self, node: Node, slot: int, kblock: Expr, row: Expr) -> Expr:
-        return self.k["exchange"].ptr_to([self.base + self.word(node, slot, kblock, row, self.ids.q)])
-
-    def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: Sequence[Expr]) -> None:
-        self.k.do(I.ptx["ld.relaxed.gpu.global.v4.b32"](*registers, self.pointer(node, slot, kblock, row)))
+    def _at(self, word: Expr) -> Expr:
+        return self.k["exchange"].ptr_to([self.base + word])
 
 
 def _follows(k: Writer) -> Expr:
-    return tirx.NE(k["follows"], _i32(0))
-
-
-def joined(conditions: Sequence[Expr]) -> Expr:
-    """Conditions joined; none: true."""
-    if not conditions:
-        return tirx.const(True, "bool")
-    found = conditions[0]
-    for condition in conditions[1:]:
-        found = tirx.And(found, condition)
-    return found
-
-
-@dataclass
-class StagedTile:
-    """A tile that a warp has staged and not published."""
-
-    node: Node
-    slot: Expr
-    block: int
-    j: int
-    when: Expr | None
-    y: Store | None
+    return tirx.NE(k["follows"], tirx.const(0, "int32"))
 
 
 class SideBySide(Grid):
@@ -621,33 +615,25 @@ class SideBySide(Grid):
 
     def publish_tiles(self) -> list[list[Expr]]:
         """All that is staged; the words of each tile, for y."""
-        k, lane, chunks = self.k, self.ids.lane, 8 * self.chunks_of_row
+        k, own_tile = self.k, self.body.cells.own_tile
         words: list[Buffer] = [self.k.local(4, "uint32") for _ in self.staged]
         if self.staged:
             k.do(I.cuda.warp_sync())
         for number, tile in enumerate(self.staged):
-            with self._owned(tile.j):
+            with own_tile(tile.j):
                 at = self.stage_at + tirx.floordiv(self._place_of(number) * self.geometry.itemsize, 4) + self.chunk * 4
                 four = [words[number][z] for z in range(4)]
                 k.do(I.ptx["ld.shared.v4.b32"](*four, self.arena.ptr_to([at])))
-        for tile, own in zip(self.staged, words, strict=True):
-            only: list[Expr] = [lane < chunks] if chunks < LANES else []
-            with self._owned(tile.j), k.when(joined(([] if tile.when is None else [tile.when]) + only)):
-                address = self.addresses[(tile.node, tile.block, tile.j)]
-                self.store_piece(tile.node, tile.slot, address, [own[z] for z in range(4)])
-        return [[four[z] for z in range(4)] for four in words]
+        found: list[list[Expr]] = [[four[z] for z in range(4)] for four in words]
+        for tile, own in zip(self.staged, found, strict=True):
+            with own_tile(tile.j):
+                self._publish(tile, own)
+        return found
 
     def write_y(self, words: list[list[Expr]]) -> None:
         """What of it is the layer's output."""
-        for tile, four in zip(self.staged, words, strict=True):
-            width = tile.node.shape[0]
+        for tile, own in zip(self.staged, words, strict=True):
             if tile.y is not None:
-                unit = self.ids.rank * self.geometry.units(width)
-                unit = unit + (self.ids.warp_u * self.geometry.blocks(width) + tile.block) * 8
-                with self._owned(tile.j), self.k.when(self.ids.lane < 8):
-                    tile.y(self.body.cells.tile(tile.j) * 8 + self.ids.lane, unit, four)
+                with self.body.cells.own_tile(tile.j):
+                    self._write_y(tile, own)
         self.staged = []
-
-    def _owned(self, j: int) -> AbstractContextManager[None]:
-        owned = self.geometry.owned(j, self.ids.warp_k)
-        return nullcontext() if owned is None else self.k.when(owned)

@@ -213,7 +213,7 @@ class Emitters:
 
 
 class HoistedPrefetch(Protocol):
-    """Prefetch of hoisted values, some steps early (`hoisted_value_prefetch.py`)."""
+    """Prefetch of hoisted values, some steps early (`cell_reads.py`)."""
 
     @property
     def order(self) -> Sequence[object]:
@@ -245,7 +245,7 @@ class Reads(Protocol):
 
 
 class Tape(Protocol):
-    """What training keeps (`tape_stores.py`)."""
+    """What training keeps (`cell_epilogue.py`)."""
 
     def pair(self, name: str, place: Place, values: Sequence[Expr], of: tuple[int, int, int], width: int) -> None: ...
 
@@ -691,7 +691,7 @@ class Geometry(ABC):
 
     def prefetches(self, phase: Phase, node: Node, slot: int) -> bool:
         """Whether a hoisted value's component is prefetched into shared memory, 8 units at a time
-        (`hoisted_value_prefetch.py`). Masks are words."""
+        (`cell_reads.py`). Masks are words."""
         # Inputs: on an H200 6.6 us in place of 7.2 in a grid (GRU 1024 backwards, B = 32), 2.15 in place of 1.84 in
         # clusters (LSTM 256).
         whole = node.op != "input" or (self.exchange.in_memory and node in self.step.whole)

@@ -14,7 +14,7 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr
 
-from .geometry import BLOCK_WORDS, Body, Geometry, Resets
+from .geometry import BLOCK_WORDS, Body, Resets
 
 Turned = Callable[[Expr, Expr], Expr]  # (row, piece) -> where that piece of the row lies
 
@@ -45,7 +45,10 @@ def fill_cluster(body: Body) -> None:
                 if body.masks is not None:
                     value = _restarted(body, body.masks, state, batch_row, value)
                 value = body.reads.words.masked_state_at(state, value, batch_row, unit)
-                k.store(view, convert(body, value), _element(geometry, node, row, unit))
+                block = tirx.floordiv(unit, geometry.block_k) * geometry.rows + row
+                words = geometry.value_at[node] + block * BLOCK_WORDS
+                element = words * (4 // geometry.itemsize) + tirx.floormod(unit, geometry.block_k)  # of copy 0
+                k.store(view, convert(body, value), element)
 
 
 def _restarted(body: Body, masks: Resets, state: Node, row: Expr, value: Expr) -> Expr:
@@ -54,13 +57,6 @@ def _restarted(body: Body, masks: Resets, state: Node, row: Expr, value: Expr) -
     body.k.store(register, value, 0)
     masks.when_reset(row, lambda: body.k.store(register, masks.first(state), 0))
     return register[0]
-
-
-def _element(geometry: Geometry, node: Node, row: Expr, unit: Expr) -> Expr:
-    """Element of copy 0 that holds (row, unit)."""
-    block = tirx.floordiv(unit, geometry.block_k) * geometry.rows + row
-    words = geometry.value_at[node] + block * BLOCK_WORDS
-    return words * (4 // geometry.itemsize) + tirx.floormod(unit, geometry.block_k)
 
 
 def convert(body: Body, value: Expr) -> Expr:
@@ -87,42 +83,29 @@ def fill_grid(body: Body, base: Expr, turned: Turned) -> None:
                         body.exchange.stage(node, block, j, e, convert(body, value))
                     body.exchange.tile(node, 0, block, j, None, None)
     for node in geometry.published if geometry.zeroes_padding else ():
-        used = -(-geometry.ctas * geometry.units(node.shape[0]) // geometry.block_k)
-        _zero_grid(body, base, turned, node, (used, geometry.depth_blocks(node)))
+        _zero_grid(body, base, turned, node)
 
 
-def _zero_grid(body: Body, base: Expr, turned: Turned, node: Node, blocks: tuple[int, int]) -> None:
-    """K blocks that no unit fills, in both copies; the last used block too where units end inside it."""
-    geometry, k, ids, (first, last) = body.geometry, body.k, body.ids, blocks
-    words = (last - first) * geometry.rows * BLOCK_WORDS
+def _zero_grid(body: Body, base: Expr, turned: Turned, node: Node) -> None:
+    """K blocks that no unit fills, in both copies, and the rest of the last one where units end inside it: they come in
+    eights, a block holds 16 or 32."""
+    geometry, k, ids = body.geometry, body.k, body.ids
+    full, used = divmod(geometry.ctas * geometry.units(node.shape[0]), geometry.block_k)
+    block, zero = geometry.rows * BLOCK_WORDS, tirx.const(0, "uint32")
+    words = (geometry.depth_blocks(node) - full - bool(used)) * block
     with k.when(ids.rank == 0):
         for slot in range(2):
-            start = geometry.value_at[node] + slot * geometry.value_words(node) + first * geometry.rows * BLOCK_WORDS
+            start = geometry.value_at[node] + slot * geometry.value_words(node)
             if words:
                 with k.loop(-(-words // geometry.threads)) as i:
                     at = i * geometry.threads + ids.thread
                     with k.when(at < words):
-                        k.store(k["exchange"], tirx.const(0, "uint32"), base + start + at)
-            _zero_tail(body, base, turned, node, slot)
-
-
-def _zero_tail(body: Body, base: Expr, turned: Turned, node: Node, slot: int) -> None:
-    """The part of the last block that no unit fills (units come in eights, a block holds 16 or 32)."""
-    geometry, k, ids = body.geometry, body.k, body.ids
-    padded = geometry.ctas * geometry.units(node.shape[0])
-    used = padded % geometry.block_k
-    if not used:
-        return
-    tail = (geometry.block_k - used) * geometry.itemsize // 4
-    start = (
-        geometry.value_at[node]
-        + slot * geometry.value_words(node)
-        + padded // geometry.block_k * geometry.rows * BLOCK_WORDS
-    )
-    with k.loop(-(-geometry.rows * tail // geometry.threads)) as i:
-        flat = i * geometry.threads + ids.thread
-        with k.when(flat < geometry.rows * tail):
-            row, word = tirx.floordiv(flat, tail), BLOCK_WORDS - tail + tirx.floormod(flat, tail)
-            piece = tirx.floordiv(word, 4)
-            at = row * BLOCK_WORDS + turned(row, piece) * 4 + tirx.floormod(word, 4)
-            k.store(k["exchange"], tirx.const(0, "uint32"), base + start + at)
+                        k.store(k["exchange"], zero, base + (start + (full + bool(used)) * block) + at)
+            if used:
+                tail = (geometry.block_k - used) * geometry.itemsize // 4
+                with k.loop(-(-geometry.rows * tail // geometry.threads)) as i:
+                    flat = i * geometry.threads + ids.thread
+                    with k.when(flat < geometry.rows * tail):
+                        row, word = tirx.floordiv(flat, tail), BLOCK_WORDS - tail + tirx.floormod(flat, tail)
+                        at = row * BLOCK_WORDS + turned(row, tirx.floordiv(word, 4)) * 4 + tirx.floormod(word, 4)
+                        k.store(k["exchange"], zero, base + (start + full * block) + at)

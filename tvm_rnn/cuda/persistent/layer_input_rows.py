@@ -83,13 +83,11 @@ class ClusterInputs(Inputs):
 
     def __init__(self, body: Body, at: int) -> None:
         super().__init__(body)
-        self.at = at
-        self.own: list[tuple[Node, int, Expr, Expr, Expr]] = []
-
-    def _first(self, node: Node) -> int:
-        """The word where the copies of an input's rows begin."""
-        given = self.geometry.step.given
-        return self.at + sum(2 * self.geometry.value_words(n) for n in given[: given.index(node)])
+        self.own: list[tuple[str, Node, Expr, Expr, Expr, Expr]] = []
+        self.copies: dict[Node, int] = {}  # the words where those of an input begin
+        for node in self.geometry.step.given:
+            self.copies[node] = at
+            at += 2 * self.geometry.value_words(node)
 
     def prepare(self) -> None:
         """Where this thread's pieces come from and go to; the first steps are asked for."""
@@ -98,8 +96,8 @@ class ClusterInputs(Inputs):
             return
         for number, node in enumerate(geometry.step.given):
             pieces = geometry.rows * geometry.depth_blocks(node) * 4
-            for i in range(-(-pieces // geometry.threads)):
-                self.own.append((node, number, *self._piece(node, i, pieces)))
+            for i in range(0, pieces, geometry.threads):
+                self.own.append((f"x_{number}", node, *self._piece(node, i, pieces)))
         self.pieces = k.local(4 * len(self.own), "uint32")
         for z in range(4 * len(self.own)):
             k.store(self.pieces, tirx.const(0, "uint32"), z)
@@ -107,36 +105,33 @@ class ClusterInputs(Inputs):
         self.stash(tirx.const(-1, "int32"), 1)
         k.do(I.cuda.cta_sync())
 
-    def _piece(self, node: Node, i: int, pieces: int) -> tuple[Expr, Expr, Expr]:
-        """Of this thread's i-th piece of 16 bytes: the element at time 0, the word of the first copy, and whether it
-        is inside of a row. Neighbours read side by side. Rows past the batch are never looked at: any row will do."""
+    def _piece(self, node: Node, i: int, pieces: int) -> tuple[Expr, Expr, Expr, Expr]:
+        """Of this thread's piece of 16 bytes from the i-th on: the element at time 0, the word of the first copy,
+        whether it is inside of a row, and whether it is one at all: those past a row's end are, and 0. Neighbours read
+        side by side. Rows past the batch are never looked at: any row will do."""
         geometry, k, ids = self.geometry, self.k, self.body.ids
-        flat, per_row = ids.thread + i * geometry.threads, geometry.depth_blocks(node) * 4
+        flat, per_row = ids.thread + i, geometry.depth_blocks(node) * 4
         row, piece = tirx.floordiv(flat, per_row), tirx.floormod(flat, per_row)
         lanes = 16 // geometry.itemsize
         inside = tirx.And(row < geometry.rows, piece * lanes < node.shape[0])
         from_row = tirx.Min(k["row0"] + ids.group * geometry.rows + tirx.Min(row, geometry.rows - 1), k["batch"] - 1)
         element = tirx.Cast("int64", from_row) * node.shape[0] + tirx.Min(piece * lanes, node.shape[0] - lanes)
         block = tirx.floordiv(piece, 4) * geometry.rows + tirx.Min(row, geometry.rows - 1)
-        word = self._first(node) + block * BLOCK_WORDS + tirx.floormod(piece, 4) * 4
+        word = self.copies[node] + block * BLOCK_WORDS + tirx.floormod(piece, 4) * 4
         whole = pieces % geometry.threads == 0 and node.shape[0] == geometry.depth_blocks(node) * geometry.block_k
-        return k.keep(element), k.keep(word), tirx.const(True, "bool") if whole else inside
-
-    def _copy(self, node: Node, par: int) -> int:
-        """From the first copy of the rows to that of even or odd steps."""
-        return par * self.geometry.value_words(node)
-
-    def _source(self, node: Node, number: int, element: Expr, t: Expr) -> Expr:
-        return self.k[f"x_{number}"].ptr_to([self.body.time(t) * node.shape[0] + element])
+        yes = tirx.const(True, "bool")
+        placed = yes if i + geometry.threads <= pieces else ids.thread + i < pieces
+        return k.keep(element), k.keep(word), yes if whole else inside, placed
 
     def _ask(self, t: Expr) -> None:
         """Load this thread's pieces of step t."""
         k = self.k
         with k.when(t < k["steps"]):
-            for n, (node, number, element, _, inside) in enumerate(self.own):
+            for n, (name, node, element, _, inside, _) in enumerate(self.own):
                 words = [self.pieces[4 * n + z] for z in range(4)]
                 with k.when(inside):
-                    k.do(I.ptx["ld.relaxed.gpu.global.v4.b32"](*words, self._source(node, number, element, t)))
+                    source = k[name].ptr_to([self.body.time(t) * node.shape[0] + element])
+                    k.do(I.ptx["ld.relaxed.gpu.global.v4.b32"](*words, source))
 
     def stash(self, t: Expr, par: int) -> None:
         """Lay down the pieces of step t + 1, which are waited for, for all warps; ask for those of step t + 2. What is
@@ -145,21 +140,13 @@ class ClusterInputs(Inputs):
             return
         k, geometry = self.k, self.geometry
         self._wait(t + 1)
-        for n, (node, _, _, word, _) in enumerate(self.own):
+        for n, (_, node, _, word, _, placed) in enumerate(self.own):
             words = [self.pieces[4 * n + z] for z in range(4)]
             round_inputs(k, geometry, words)
-            with k.when(self._placed(node, n)):
-                target = self.body.arena.ptr_to([word + self._copy(node, 1 - par)])
+            with k.when(placed):
+                target = self.body.arena.ptr_to([word + (1 - par) * geometry.value_words(node)])
                 k.do(I.ptx["st.shared.v4.b32"](target, *words))
         self._ask(t + 2)
-
-    def _placed(self, node: Node, n: int) -> Expr:
-        """Whether the n-th piece is one at all: those past a row's end are, and 0."""
-        first = next(i for i, own in enumerate(self.own) if own[0] is node)
-        start, pieces = (n - first) * self.geometry.threads, self.geometry.rows * self.geometry.depth_blocks(node) * 4
-        if start + self.geometry.threads <= pieces:
-            return tirx.const(True, "bool")
-        return self.body.ids.thread + start < pieces
 
     def _wait(self, t: Expr) -> None:
         """Until this thread's pieces of step t are what the layer below has written."""
@@ -184,25 +171,9 @@ class ClusterInputs(Inputs):
         geometry, ids, node = self.geometry, self.body.ids, share.operand.source
         block = ids.warp_k * share.kblocks + kblock if geometry.warps_k > 1 else kblock
         row = (ids.warp_n * geometry.tiles + tile) * 8 + (ids.g if within is None else within)
-        at = self._first(node) + self._copy(node, self.body.par)
+        at = self.copies[node] + self.body.par * geometry.value_words(node)
         address = self.body.arena.ptr_to([at + (block * geometry.rows + row) * BLOCK_WORDS + ids.q * 4])
         self.k.do(I.ptx["ld.shared.v4.b32"](*[registers[first + z] for z in range(4)], address))
-
-
-class NoPieces:
-    """Of a cluster, whose blocks have rows of inputs in shared memory."""
-
-    def prepare(self) -> None:
-        pass
-
-    def begin_step(self) -> None:
-        pass
-
-    def load(self, share: Share, kblock: int, tile: int, registers: Buffer, first: int) -> None:
-        pass
-
-    def ask_inputs(self) -> bool:
-        return False
 
 
 class InputPieces:
@@ -232,9 +203,8 @@ class InputPieces:
         return k.keep(row * node.shape[0] + ids.q * (16 // geometry.itemsize))
 
     def _block(self, share: Share, kblock: int) -> Expr:
-        if self.geometry.warps_k == 1:
-            return tirx.const(kblock, "int32")
-        return self.body.ids.warp_k * share.kblocks + kblock
+        one = self.geometry.warps_k == 1
+        return tirx.const(kblock, "int32") if one else self.body.ids.warp_k * share.kblocks + kblock
 
     def load(self, share: Share, kblock: int, tile: int, registers: Buffer, first: int) -> None:
         """Without copies: a piece of an input, straight to registers; 0 past the row's end."""
@@ -253,6 +223,13 @@ class InputPieces:
             k.do(load)
 
 
+class NoPieces(InputPieces):
+    """Of a cluster, whose blocks have rows of inputs in shared memory."""
+
+    def prepare(self) -> None:
+        """Nothing is loaded from elsewhere."""
+
+
 class Copies(InputPieces):
     """Pieces of all operands, copied to shared memory without registers. at: the word where a block's copies begin;
     words: of a warp; exchange: where operands are that other blocks publish."""
@@ -262,13 +239,17 @@ class Copies(InputPieces):
         self.at, self.words, self.exchange = at, words, exchange
         self.newer = 0  # groups of copies that were begun after the operand that is being multiplied
         self.asked = False  # whether the next step's inputs are being copied
+        # The first piece of a share's place. Inputs have places of their own, other operands take turns with one.
+        every, tiles = [s for _, s in self.geometry.weights], self.geometry.tiles
+        self.shares = [s for s in every if s.operand.given]  # operands that are inputs
+        self.places = dict.fromkeys(every, 0)
+        place = max((s.kblocks for s in every if not s.operand.given), default=0) * tiles
+        for share in self.shares:
+            self.places[share] = place
+            place += share.kblocks * tiles
 
     def begin_step(self) -> None:
         self.asked = False
-
-    def _shares(self) -> list[Share]:
-        """Operands that are inputs."""
-        return [s for _, s in self.geometry.weights if s.operand.given]
 
     def prepare(self) -> None:
         """Where copies come from and go to; the first step's input is copied."""
@@ -279,28 +260,19 @@ class Copies(InputPieces):
         self.base = k.keep(arena + tirx.Cast("uint32", self.own * 4))
         self._inputs(tirx.const(0, "int32"))
 
-    def _slot(self, share: Share) -> int:
-        """The first piece of a share's place. Inputs have places of their own, other operands take turns with one."""
-        at = 0
-        for other in self._shares() if share.operand.given else ():
-            if other is share:
-                return at + self._shared_place()
-            at += other.kblocks * self.geometry.tiles
-        return 0
-
-    def _shared_place(self) -> int:
-        kblocks = [s.kblocks for _, s in self.geometry.weights if not s.operand.given]
-        return max(kblocks, default=0) * self.geometry.tiles
-
     def _piece(self, share: Share, kblock: int, tile: int) -> int:
-        return self._slot(share) + kblock * self.geometry.tiles + tile
+        return self.places[share] + kblock * self.geometry.tiles + tile
+
+    def _copy(self, share: Share, kblock: int, tile: int, *source: Expr) -> None:
+        """source: where a piece comes from, 16, and how many bytes of it there are, if not all."""
+        target = self.base + tirx.const(self._piece(share, kblock, tile) * LANES * 16, "uint32")
+        self.k.do(I.ptx["cp.async.cg.shared.global"](target, *source))
 
     def _inputs(self, t: Expr) -> None:
         """Copy the inputs of step t, which are there."""
         k, geometry, ids = self.k, self.geometry, self.body.ids
-        shares = self._shares()
         with k.when(t < k["steps"]):
-            for share in shares:
+            for share in self.shares:
                 node = share.operand.source
                 source = k[f"x_{geometry.step.given.index(node)}"]
                 whole = node.shape[0] == geometry.depth_blocks(node) * geometry.block_k
@@ -311,10 +283,8 @@ class Copies(InputPieces):
                     size = tirx.Select(inside, tirx.const(16, "uint32"), tirx.const(0, "uint32"))
                     for tile in range(geometry.tiles):
                         element = self.body.time(t) * node.shape[0] + self.rows[node][tile] + block * geometry.block_k
-                        target = self.base + tirx.const(self._piece(share, kblock, tile) * LANES * 16, "uint32")
-                        given = (16,) if whole else (16, size)
-                        k.do(I.ptx["cp.async.cg.shared.global"](target, source.ptr_to([element]), *given))
-        if shares:
+                        self._copy(share, kblock, tile, source.ptr_to([element]), *((16,) if whole else (16, size)))
+        if self.shares:
             k.do(I.ptx["cp.async.commit_group"]())
 
     def ask(self, phase: Phase, share: Share) -> None:
@@ -328,21 +298,14 @@ class Copies(InputPieces):
                 row = (body.ids.warp_n * geometry.tiles + tile) * 8 + body.ids.g
                 block = self._block(share, kblock)
                 value = self.exchange.pointer(body.value(source), body.copy_of(source), block, row)
-                target = self.base + tirx.const(self._piece(share, kblock, tile) * LANES * 16, "uint32")
-                k.do(I.ptx["cp.async.cg.shared.global"](target, value, 16))
+                self._copy(share, kblock, tile, value, 16)
             k.do(I.ptx["cp.async.commit_group"]())
-        self.newer = 0
-        if not self._later(phase, share) and self.ask_inputs():
-            self.newer = 1
-
-    def _later(self, phase: Phase, share: Share) -> bool:
-        """Whether a product of this step still reads this step's inputs after an operand."""
-        every = self.geometry.weights
-        return any(s.operand.given for _, s in every[every.index((phase, share)) + 1 :])
+        behind = geometry.weights[geometry.weights.index((phase, share)) + 1 :]
+        self.newer = int(not any(s.operand.given for _, s in behind) and self.ask_inputs())
 
     def ask_inputs(self) -> bool:
         """Begin to copy the next step's inputs, once, when nobody reads this step's any more. Whether it did."""
-        if self.asked or not self._shares():
+        if self.asked or not self.shares:
             return False
         self.asked = True
         self._inputs(self.body.t + 1)

@@ -95,9 +95,8 @@ def copy_states(host: Host, name: str, copies: Sequence[StateCopy], visit: str =
     for first in range(0, len(copies), COPIES):
         part = copies[first : first + COPIES]
         pointers = [pointer for m in part for pointer in (m.source, m.target)]
-        host.launch(
-            _copy_kernel(f"{name}{first // COPIES}", part, bool(visit)), pointers, ["B", *([visit] if visit else [])]
-        )
+        kernel = _copy_kernel(f"{name}{first // COPIES}", part, bool(visit))
+        host.launch(kernel, pointers, ["B", *([visit] if visit else [])])
 
 
 def _copy_kernel(name: str, copies: Sequence[StateCopy], chosen: bool = False) -> Kernel:
@@ -111,8 +110,7 @@ def _copy_kernel(name: str, copies: Sequence[StateCopy], chosen: bool = False) -
                     own = tirx.And(own, called)
                 with writer.when(own):
                     value = writer[f"from{n}"][address(Place(m.source.dtype, m.size), row, j)]
-                    value = value if m.source.dtype == m.place.dtype else tirx.Cast(m.place.dtype, value)
-                    writer.store(writer[f"to{n}"], value, address(m.place, row, j))
+                    writer.store(writer[f"to{n}"], converted(value, m.place.dtype), address(m.place, row, j))
 
     pairs = [((f"from{n}", m.source.dtype), (f"to{n}", m.place.dtype)) for n, m in enumerate(copies)]
     scalars = [("rows", "int64"), *([("visit", "int32")] if chosen else [])]
