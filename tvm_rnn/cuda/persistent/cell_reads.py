@@ -103,7 +103,6 @@ class CellReads:
             self.ask(0, t + 1)
 
     def now(self, t: Expr, *, prefetch: bool) -> list[Callable[[], None]]:
-        """Loads of what step t reads, row by row; or the prefetch of later ones into L2."""
         rows = dict.fromkeys((phase, node, j, e) for phase, node, _, _, j, e in self.coming[0])
         at = t + PREFETCH_AHEAD if prefetch else t
         return [partial(self._row, at, *row, prefetch=prefetch) for row in rows] if self.late else []
@@ -144,7 +143,6 @@ class CellReads:
                     k.store(registers, k[f"read_{self.numbers[node]}"][row * stride + offset], at)
 
     def reader(self, phase: Phase, block: int, j: int, e: int) -> Callable[[Node, Index], Expr | None]:
-        """How expressions of one cell read stored values."""
         body = self.body
 
         def read(node: Node, index: Index) -> Expr | None:
@@ -256,7 +254,6 @@ class MaskWords:
         return row * prod(node.shape) + tirx.Cast("int64", unit)
 
     def word(self, node: Node, row: Expr, unit: Expr) -> Expr:
-        """A word in memory."""
         return self.k[f"read_{self.numbers[node]}"][self._element(node, row, unit)]
 
     def number(self, word: Expr) -> Expr:

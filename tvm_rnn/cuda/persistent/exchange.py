@@ -225,7 +225,6 @@ class Exchanger(ABC):
         return tirx.Cast(self.geometry.storage, value)
 
     def pointer(self, node: Node, slot: int, kblock: Expr, row: Expr) -> Expr:
-        """Where this lane's piece of an operand is."""
         return self._at(self.word(node, slot, kblock, row, self.ids.q))
 
     def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: Sequence[Expr]) -> None:
@@ -560,7 +559,6 @@ class Grid(Exchanger):
             self.store_piece(tile.node, tile.slot, self.addresses[(tile.node, tile.block, tile.j)], words)
 
     def _write_y(self, tile: StagedTile, words: Sequence[Expr]) -> None:
-        """What of it is the layer's output."""
         if tile.y is not None:
             cells, lane = self.body.cells, self.ids.lane
             unit = cells.first_unit(tile.node.shape[0], tile.block)
@@ -568,7 +566,6 @@ class Grid(Exchanger):
                 tile.y(cells.tile(tile.j) * 8 + lane, unit, words)
 
     def store_piece(self, node: Node, slot: Expr, address: Expr, words: Sequence[Expr]) -> None:
-        """Store one piece in a copy of a value."""
         place = self.base + address + slot * self.geometry.value_words(node)
         self.k.do(I.ptx["st.global.v4.b32"](self.k["exchange"].ptr_to([place]), *words))
 

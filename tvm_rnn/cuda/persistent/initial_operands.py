@@ -14,7 +14,7 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr
 
-from .geometry import BLOCK_WORDS, Body, Resets
+from .geometry import BLOCK_WORDS, Body
 
 Turned = Callable[[Expr, Expr], Expr]  # (row, piece) -> where that piece of the row lies
 
@@ -43,20 +43,12 @@ def fill_cluster(body: Body) -> None:
             with k.when(tirx.And(flat < elements, batch_row < k["batch"])):
                 value: Expr = k[f"old_{n}"][tirx.Cast("int64", batch_row) * width + unit]
                 if body.masks is not None:
-                    value = _restarted(body, body.masks, state, batch_row, value)
+                    value = body.masks.restarted(state, batch_row, value)
                 value = body.reads.words.masked_state_at(state, value, batch_row, unit)
                 block = tirx.floordiv(unit, geometry.block_k) * geometry.rows + row
                 words = geometry.value_at[node] + block * BLOCK_WORDS
                 element = words * (4 // geometry.itemsize) + tirx.floormod(unit, geometry.block_k)  # of copy 0
                 k.store(view, convert(body, value), element)
-
-
-def _restarted(body: Body, masks: Resets, state: Node, row: Expr, value: Expr) -> Expr:
-    """A state's value before the first step: the initial one where the row's flag says so."""
-    register = body.k.local(1)
-    body.k.store(register, value, 0)
-    masks.when_reset(row, lambda: body.k.store(register, masks.first(state), 0))
-    return register[0]
 
 
 def convert(body: Body, value: Expr) -> Expr:

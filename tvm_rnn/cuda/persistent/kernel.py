@@ -168,11 +168,9 @@ class KernelBody:
                 self.k.store(new, registers[at], self._state_at(width, block, j, e))
 
     def time(self, t: Expr) -> Expr:
-        """Row 0 of step t in arrays [T, B, ...]."""
         return tirx.Cast("int64", self.order(t)) * self.k["batch"]
 
     def order(self, t: Expr) -> Expr:
-        """Where step t, of those of this launch, is in order of time."""
         return self.first[0] + self.k["direction"] * t
 
     # --- a step ------------------------------------------------------------------------------------------------------
@@ -210,7 +208,6 @@ class KernelBody:
             self.masks.ask(par, t + 2)
 
     def value(self, source: Node) -> Node:
-        """The published value behind an operand."""
         return self.step.result(source) if source.op == "state" else source
 
     def copy_of(self, source: Node) -> int:
@@ -219,7 +216,6 @@ class KernelBody:
         return self.par if source.op == "state" or not carried else 1 - self.par
 
     def ready(self, share: Share) -> None:
-        """Wait until an operand is there."""
         if not share.operand.given:
             self._stash(self.phase)
             self.exchange.ready(share.operand.source)

@@ -52,7 +52,6 @@ class Inputs:
             self.k.do(I.ptx.griddepcontrol.wait())
 
     def events(self, t: Expr) -> Expr:
-        """How often the blocks of the layer below have published when step t of it is in memory."""
         return (t + 1) * len(self.geometry.events) + 1
 
     def prepare(self) -> None:
@@ -167,7 +166,6 @@ class ClusterInputs(Inputs):
         k.do(I.cuda.warp_sync())
 
     def load(self, share: Share, kblock: int, tile: int, registers: Buffer, first: int, within: int | None) -> None:
-        """This lane's piece of a K block and batch tile, to registers from `first` on."""
         geometry, ids, node = self.geometry, self.body.ids, share.operand.source
         block = ids.warp_k * share.kblocks + kblock if geometry.warps_k > 1 else kblock
         row = (ids.warp_n * geometry.tiles + tile) * 8 + (ids.g if within is None else within)
@@ -304,7 +302,6 @@ class Copies(InputPieces):
         self.newer = int(not any(s.operand.given for _, s in behind) and self.ask_inputs())
 
     def ask_inputs(self) -> bool:
-        """Begin to copy the next step's inputs, once, when nobody reads this step's any more. Whether it did."""
         if self.asked or not self.shares:
             return False
         self.asked = True

@@ -10,7 +10,7 @@ A state's value for the next step is decided when it is published, so flags are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from tvm import tirx
 
@@ -68,7 +68,6 @@ class Masks:
                             k.store(self.flags[par], tirx.Cast("int32", k["reset"][at]), 2 * j + e)
 
     def begin(self, t: Expr) -> None:
-        """Step t begins."""
         self.now = self.k.keep(self.k["start"] + self.body.order(t))
 
     def first(self, state: Node) -> Expr:
@@ -87,9 +86,11 @@ class Masks:
         registers, at = self.body.states[(state, block, j, e)]
         return self.started(1 - self.body.par, state, self.kept(value, registers[at], j, e), j, e)
 
-    def when_reset(self, row: Expr, act: Callable[[], None]) -> None:
-        """Statements for an array row that starts the first step from the initial values. For lanes of any row."""
+    def restarted(self, state: Node, row: Expr, value: Expr) -> Expr:
+        """What the first step begins with in any array row, where `value` was given."""
         k = self.k
+        register = k.local(1)
+        k.store(register, value, 0)
         with k.when(_is(k["has_reset"])):
             flag = self._flag(tirx.const(0, "int32"))
             end = k.local(1, "int64")
@@ -99,4 +100,5 @@ class Masks:
             with k.when(tirx.And(flag < k["total"], tirx.Cast("int64", flag) < end[0])):
                 at = tirx.Cast("int64", flag) * k["batch"] + row
                 with k.when(_is(tirx.Cast("int32", k["reset"][at]))):
-                    act()
+                    k.store(register, self.first(state), 0)
+        return register[0]
