@@ -67,3 +67,21 @@ def test_all_tiles_are_staged_before_the_first_is_handed_over() -> None:
     first = steps.index(hands)
     assert steps[:first].count(loads) == 3  # every tile is loaded before one is stored
     assert steps.index("st_vec_global_v4_b32(") > [m.end() for m in re.finditer(re.escape(hands), steps)][2]
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(
+    "precision", ["bfloat16", *(pytest.param(p, marks=pytest.mark.slow) for p in ("float16", "tf32"))]
+)
+@pytest.mark.parametrize("geometry", [cluster(1, 8, warps_k=2), grid(2, 8, warps_k=2)], ids=["cluster", "grid"])
+def test_one_step_from_given_states(precision: str, geometry: dict[str, Any]) -> None:
+    """20 units in K blocks of 16 or 32, shared by two warps: most of the last block is nobody's."""
+    assert persistent_error(Case("gru", 20, 5, 1, precision), geometry) < tolerance(precision, 1)
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize("geometry", [cluster(2, 8), grid(2, 8, warps_k=2)], ids=["cluster", "grid"])
+def test_a_reset_before_the_first_step(geometry: dict[str, Any]) -> None:
+    case = Case("slstm", 20, 9, 1, "bfloat16")
+    case.reset[:] = True
+    assert persistent_error(case, geometry, False, True, True) < tolerance("bfloat16", 1)

@@ -21,8 +21,8 @@ from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.tir.expr import Expr
 
+from .exchange import convert
 from .geometry import LANES, POISON, Body, Slots
-from .initial_operands import convert
 
 
 class Epilogue:

@@ -1,8 +1,8 @@
 """The exchange of values between blocks of a persistent kernel: through a cluster's shared memory, or through L2.
 
-In: a `Geometry` and the kernel's body. Out: statements to publish a tile of 8 units x 8 batch rows, to wait for a
-value, and to load an operand piece. Both kinds store a value as [K block][batch row][64 bytes], twice: for even and odd
-steps.
+In: a `Geometry` and the kernel's body. Out: statements to lay out initial states as products read them, to publish a
+tile of 8 units x 8 batch rows, to wait for a value, and to load an operand piece. Both kinds store a value as [K
+block][batch row][64 bytes], twice: for even and odd steps.
 
 Cluster: every block has a whole copy; producers write into all of them (st.async), and an mbarrier per copy counts
 bytes. Two copies are enough: a block that writes step t + 2 has received t + 1 from all, which had read t before.
@@ -42,7 +42,6 @@ from .geometry import (
     Slots,
     Store,
 )
-from .initial_operands import fill_cluster, fill_grid
 from .layer_input_rows import ClusterInputs, GridInputs, InputPieces, NoPieces
 from .rates import Rates
 
@@ -198,6 +197,15 @@ def joined(*conditions: Expr | None) -> Expr:
     return reduce(tirx.And, found) if found else tirx.const(True, "bool")
 
 
+def convert(body: Body, value: Expr) -> Expr:
+    """A float32 value as the product reads it."""
+    if body.geometry.precision == "tf32":
+        register = body.k.local(1, "uint32")
+        body.k.do(I.ptx["cvt.rna.tf32.f32"](register[0], value))
+        return I.reinterpret("float32", register[0])
+    return body.exchange.plain(value)
+
+
 class Exchanger(ABC):
     """What the two kinds of `ExchangeEmitter` share. stage_at: the word of shared memory where values are staged."""
 
@@ -304,8 +312,35 @@ class Cluster(Exchanger):
         return self.barriers_at + (len(self.geometry.published) * 2 + slot) * 2
 
     def fill(self) -> None:
-        fill_cluster(self.body)
-        geometry = self.geometry
+        """Every block fills its whole copy 0 of each carried value from the state, and zeroes all other copies."""
+        body, geometry, k, ids = self.body, self.geometry, self.k, self.ids
+        total = geometry.exchange_words
+        with k.loop(-(-total // geometry.threads)) as i:
+            at = i * geometry.threads + ids.thread
+            with k.when(at < total):
+                k.store(body.arena, tirx.const(0, "uint32"), at)
+        k.do(I.cuda.cta_sync())
+        view = I.decl_buffer(
+            (total * 4 // geometry.itemsize,), geometry.storage, data=body.arena.data, elem_offset=0, scope="shared.dyn"
+        )
+        for n, state in enumerate(body.step.graph.states):
+            if state not in body.step.carried:
+                continue
+            node, width = body.value(state), state.shape[0]
+            elements = geometry.rows * width
+            with k.loop(-(-elements // geometry.threads)) as i:
+                flat = i * geometry.threads + ids.thread
+                row, unit = tirx.floordiv(flat, width), tirx.floormod(flat, width)
+                batch_row = k["row0"] + ids.group * geometry.rows + row
+                with k.when(tirx.And(flat < elements, batch_row < k["batch"])):
+                    value: Expr = k[f"old_{n}"][tirx.Cast("int64", batch_row) * width + unit]
+                    if body.masks is not None:
+                        value = body.masks.restarted(state, batch_row, value)
+                    value = body.reads.words.masked_state_at(state, value, batch_row, unit)
+                    block = tirx.floordiv(unit, geometry.block_k) * geometry.rows + row
+                    words = geometry.value_at[node] + block * BLOCK_WORDS
+                    element = words * (4 // geometry.itemsize) + tirx.floormod(unit, geometry.block_k)  # of copy 0
+                    k.store(view, convert(body, value), element)
         pointers = [self._pointer(node, slot) for node in geometry.published for slot in range(2)]
         pointers += [self._at(self._reduce_barrier(slot)) for slot in range(2) if geometry.reductions]
         with self.k.when(self.ids.thread == 0):
@@ -455,8 +490,49 @@ class Grid(Exchanger):
         self.waited = 0  # events of this step that were waited for
 
     def fill(self) -> None:
-        fill_grid(self.body, self.base, self.turned)
+        """Every block publishes the initial state of its own units; the padding of K is zeroed by the first block."""
+        body, geometry = self.body, self.geometry
+        for state in body.step.carried:
+            node, width = body.value(state), state.shape[0]
+            for j in range(geometry.own_tiles):
+                with body.cells.own_tile(j):
+                    for block in range(geometry.blocks(width)):
+                        for e in range(2):
+                            registers, at = body.states[(state, block, j, e)]
+                            value = body.reads.words.masked_state(state, registers[at], block, j, e)
+                            self.stage(node, block, j, e, convert(body, value))
+                        self.tile(node, 0, block, j, None, None)
+        for node in geometry.published if geometry.zeroes_padding else ():
+            self._zero_padding(node)
         self.arrive()
+
+    def _zero_padding(self, node: Node) -> None:
+        """K blocks that no unit fills, in both copies, and the rest of the last one where units end inside it: they
+        come in eights, a block holds 16 or 32. Once: 0 times garbage may be NaN."""
+        geometry, k, ids, base = self.geometry, self.k, self.ids, self.base
+        full, used = divmod(geometry.ctas * geometry.units(node.shape[0]), geometry.block_k)
+        block, zero = geometry.rows * BLOCK_WORDS, tirx.const(0, "uint32")
+        words = (geometry.depth_blocks(node) - full - bool(used)) * block
+        with k.when(ids.rank == 0):
+            for slot in range(2):
+                start = geometry.value_at[node] + slot * geometry.value_words(node)
+                if words:
+                    with k.loop(-(-words // geometry.threads)) as i:
+                        at = i * geometry.threads + ids.thread
+                        with k.when(at < words):
+                            k.store(k["exchange"], zero, base + (start + (full + bool(used)) * block) + at)
+                if used:
+                    tail = (geometry.block_k - used) * geometry.itemsize // 4
+                    with k.loop(-(-geometry.rows * tail // geometry.threads)) as i:
+                        flat = i * geometry.threads + ids.thread
+                        with k.when(flat < geometry.rows * tail):
+                            row, word = tirx.floordiv(flat, tail), BLOCK_WORDS - tail + tirx.floormod(flat, tail)
+                            at = (
+                                row * BLOCK_WORDS
+                                + self.turned(row, tirx.floordiv(word, 4)) * 4
+                                + tirx.floormod(word, 4)
+                            )
+                            k.store(k["exchange"], zero, base + (start + full * block) + at)
 
     def turned(self, row: Expr, piece: Expr) -> Expr:
         """Where a row's 16-byte piece lies in its block of K."""
