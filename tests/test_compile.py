@@ -120,6 +120,7 @@ def test_every_spelling_of_an_lstm_is_the_same_code(c: rnn.Cell) -> None:
     assert tvm_ffi.structural_equal(code(c), code(rnn.cells.lstm), map_free_vars=True)
 
 
+@pytest.mark.broad
 def test_an_exported_module_runs_where_the_compiler_is_never_imported(tmp_path: Path) -> None:
     net, module = compiled("gru_reset_before", 17, 17, num_layers=2)  # layers of one size share code
     module.export(tmp_path / "m.so")

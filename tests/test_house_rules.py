@@ -107,6 +107,7 @@ def is_command(function: Function) -> bool:
     return any(".command(" in ast.unparse(d) for d in function.decorator_list)
 
 
+@functools.cache
 def registered(path: Path) -> list[str]:
     """The commands of a file that another one registers: app.command("name")(function)."""
     if path.parent.name != "cli":

@@ -137,7 +137,7 @@ def test_pool_resize_refuses_what_is_not_a_number_of_threads(library: Any) -> No
 MASK = str(min(256, len(os.sched_getaffinity(0))))
 
 
-@pytest.mark.broad_after(3)
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("environment", "size"),
     [

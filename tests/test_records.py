@@ -111,6 +111,7 @@ def test_a_record_may_say_that_the_defaults_were_best() -> None:
     assert found.knobs == best(UNIT, MACHINE).knobs and found.record.endswith(": defaults")
 
 
+@pytest.mark.broad
 def test_each_batch_size_gets_the_code_of_its_own_record() -> None:
     net = rnn.RNN(rnn.cells.gru, 33, 40).init(0)
     single, many = (Unit("gemm", "step", "float32", 3, 40, (40,), batches=(b,)) for b in (1, 16))

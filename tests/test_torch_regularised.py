@@ -23,8 +23,8 @@ pytestmark = pytest.mark.peers
 
 T, B = 6, 4
 OPTIONS: dict[str, Any] = {"dropout": 0.4, "recurrent_dropout": 0.3, "zoneout": 0.2, "weight_drop": 0.35}
-NET = network("lstm", 3, 5, num_layers=2, dtype="float64", **OPTIONS)
-PLAIN = network("lstm", 3, 5, num_layers=2, dtype="float64")
+NET = network("elman", 3, 5, num_layers=2, dtype="float64", **OPTIONS)
+PLAIN = network("elman", 3, 5, num_layers=2, dtype="float64")
 
 
 @pytest.fixture(scope="module")

@@ -68,6 +68,7 @@ def lstm_bundle(lstm: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.broad
 def test_small_weights_and_small_bundles(lstm: Any, lstm_bundle: Path, tmp_path: Path) -> None:
     agrees(lstm, lstm_bundle, tmp_path, batch=3)
     weights = sum(array.nbytes for array in lstm.weights.values())

@@ -77,6 +77,7 @@ def test_a_suite_is_many_points(asked: list[dict[str, Any]]) -> None:
     assert len(json.loads(printed)["points"]) == 4
 
 
+@pytest.mark.broad
 def test_results_become_records(tmp_path: Path) -> None:
     measured(tmp_path, [10.0, 8.0])
     records = tmp_path / "records"

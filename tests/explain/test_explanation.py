@@ -215,6 +215,7 @@ def test_a_module_of_an_older_version_is_explained_as_far_as_it_can_be(tmp_path:
     assert "compile it again" in str(explain(str(path)))
 
 
+@pytest.mark.broad
 def test_a_time_is_measured_where_that_was_asked_for() -> None:
     (row,) = facts(zoo("elman", 8), measure=True, steps=4)["work"]
     assert row["measured_us"] > 0 and row["measured_by"] == "this run, one thread"

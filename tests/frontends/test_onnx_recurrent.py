@@ -62,7 +62,7 @@ def agrees(case: Case, compiled: bool) -> None:
         assert_close(rnn.compile(net).run(case.feeds), expected, "float32", case.steps, str(case.attributes))
 
 
-@pytest.mark.broad_after(6)
+@pytest.mark.broad_after(3)
 @pytest.mark.parametrize("seed", range(20))
 def test_random_nodes(seed: int) -> None:
     """Of one the module as well: to compile takes a hundred times as long as all the rest."""

@@ -78,7 +78,8 @@ def test_the_oracle_is_the_layer(name: str) -> None:
     assert net.origin.batch_first == LAYERS[name][1].get("batch_first", False)
 
 
-@pytest.mark.parametrize("name", ["gru", "rnn cell relu", pytest.param("lstm projected", marks=pytest.mark.slow)])
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize("name", ["rnn cell relu", "gru", pytest.param("lstm projected", marks=pytest.mark.slow)])
 def test_compiled_modules_are_the_layer_and_say_where_they_are_from(name: str) -> None:
     layer = layer_of(name, "float32")
     x = np.random.default_rng(0).normal(size=(9, 3, 5)).astype(np.float32)

@@ -35,6 +35,7 @@ def test_the_default_fits(name: str, precision: str) -> None:
     assert able_to_run(team, GPU) and team.possible and team.ctas * team.units(512) >= 512
 
 
+@pytest.mark.broad
 def test_layers_alone_and_what_does_not_fit() -> None:
     assert configured(NAME, replace(unit(), layers=1))[0] == {}
     assert configured(NAME, unit(hidden=2048))[0] == {}

@@ -79,6 +79,7 @@ def test_defaults_that_are_wrong_are_an_error(tmp_path: Path) -> None:
     assert "the defaults cannot be measured" in done.stderr and "after 3 steps" in done.stderr
 
 
+@pytest.mark.broad
 def test_the_defaults_are_measured_beside_themselves(tmp_path: Path) -> None:
     with CpuBackend(work(), host(), jobs=1) as backend:
         first = backend.start(lambda stage: None)

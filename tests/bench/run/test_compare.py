@@ -67,6 +67,7 @@ def test_every_peer_that_is_installed_is_timed_and_agrees(lstm_file: str) -> Non
         assert row.error is None or row.error <= tolerance("float32", 3)
 
 
+@pytest.mark.broad
 def test_the_report_as_table_and_as_json_says_where_it_was_measured(lstm: Any) -> None:
     report = compare.compare(lstm, ["numpy"], **QUICK)
     again = json.loads(json.dumps(report.as_dict()))
@@ -147,6 +148,7 @@ def test_a_process_that_ends_early_is_an_error_with_its_last_words(tmp_path: Pat
     assert "numpy ended early" in contender.reason and "nowhere.so" in contender.reason
 
 
+@pytest.mark.broad
 def test_a_peer_that_fails_does_not_stop_the_others(lstm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "PEERS", (*compare.PEERS, "nobody"))
     _, nobody, numpy = compare.compare(lstm, ["nobody", "numpy"], **QUICK).rows

@@ -88,6 +88,7 @@ def test_bytes_are_those_of_matrices_in_every_layer_and_direction() -> None:
     assert product_bytes(rnn.RNN(rnn.cells.sru, 4, 4))[0] == 0  # no product in its step
 
 
+@pytest.mark.broad
 def test_a_stream_has_percentiles(monkeypatch: pytest.MonkeyPatch) -> None:
     (point,) = (p for p in suites_cpu.SUITES["streaming"]() if p.name == "lstm-h16-b1-t1-fp32")
     found = run([point], replace(QUICK, stream=True))

@@ -227,6 +227,7 @@ def test_nan_stays_in_its_row_and_padding_counts_nothing() -> None:
     assert_close(found["x"][:, 1:], clean["x"][:, 1:], "float64", 6)
 
 
+@pytest.mark.broad
 def test_inference_s_packing_serves_training() -> None:
     _, module = quick("lstm")
     forward = module.manifest.training.forward

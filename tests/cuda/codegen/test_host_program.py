@@ -117,6 +117,7 @@ def test_statements_run_as_they_are_written(build: Callable[[Program], Built]) -
     assert built(0) == built(1, 0) == []
 
 
+@pytest.mark.broad
 def test_streams_are_ordered_by_events_alone(build: Callable[[Program], Built]) -> None:
     program, fill = Program(), kernel()
     host, place = program.sequence, program.buffer("x", 100)

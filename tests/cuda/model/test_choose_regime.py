@@ -122,6 +122,7 @@ def test_only_cells_with_matrices_for_states_run_step_by_step() -> None:
     assert {name for name, found in ranks.items() if found != {1}} == set(STEP_BY_STEP)
 
 
+@pytest.mark.broad
 def test_named_batches_are_the_ends_of_ranges() -> None:
     found = regimes("lstm", 512, "bfloat16", [8, 32, 128, 512])
     check_ranges(found, 512)

@@ -105,6 +105,7 @@ def test_the_cheapest_of_those_that_fit() -> None:
     assert cheapest([team("lstm", 1024, ctas=1, shared_words=1 << 20)], unit, GPU) is None
 
 
+@pytest.mark.broad
 def test_the_best_time_rises_with_the_batch() -> None:
     check_best("gru", 512, "bfloat16")
 

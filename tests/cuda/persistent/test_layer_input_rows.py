@@ -104,7 +104,7 @@ def test_inputs_are_copied_a_step_early(seed: int) -> None:
     assert persistent_error(case, grid(2, 16, copied=1, warps_k=2), seed=seed) < tolerance("bfloat16", 5)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("geometry", [grid(2, 16, copied=1, warps_k=2), grid(2, 16), cluster(2, 16, warps_k=2)])
 def test_products_of_inputs_and_states_in_turn(geometry: dict[str, Any]) -> None:
     """The next inputs must not take the place of those that a later product of the step reads."""

@@ -74,7 +74,7 @@ def test_few_rows_are_left_to_layers_side_by_side() -> None:
     assert few["least_batch"] == 2 and few["unit"].endswith("B > 1") and "least_batch" not in many
 
 
-@pytest.mark.broad_after(2)
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize(
     ("cell", "hidden", "how"),
     [
