@@ -16,8 +16,6 @@ ROOT = Path(__file__).resolve().parent.parent
 MAX_POSITIONAL = 6
 # Files with functions that still take more.
 MANY_POSITIONAL = {
-    "tvm_rnn/cuda/layer/fp8_weights.py",
-    "tvm_rnn/cuda/persistent/dropout_mask_words.py",
     "tvm_rnn/cuda/persistent/product/mma_sync.py",
     "tvm_rnn/frontends/keras_recurrent.py",
     "tvm_rnn/bench/peers/triton.py",

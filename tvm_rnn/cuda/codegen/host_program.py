@@ -30,7 +30,7 @@ ITEM_BYTES |= {"float64": 8, "int64": 8, "uint64": 8, "float8_e4m3fn": 1}
 
 
 class WeightDrop(Protocol):
-    """What drops parameters (`cuda/rowwise/weight_drop.py`): own: by name the probability of an element to be 0."""
+    """What drops parameters (`cuda/rowwise/dropout_masks.py`): own: by name the probability of an element to be 0."""
 
     @property
     def own(self) -> Mapping[str, float]: ...

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
-from tvm_rnn.cuda.layer.node_values import Reads
 from tvm_rnn.cuda.layer.packed_layout import SIZES, Fragments, Lanes, Pack
 from tvm_rnn.cuda.layer.pointers import Argument, storage
-from tvm_rnn.cuda.layer.row_kernels import Writes
+from tvm_rnn.cuda.layer.row_kernels import Reads, Writes
 from tvm_rnn.graph.graph import Group
 from tvm_rnn.schedule.schedule_template import Config, Unit, best
 from tvm_rnn.target import Target

@@ -17,6 +17,12 @@ from tvm_rnn.graph.graph import Node
 from .packed_layout import Pack
 from .value_layout import Layout
 
+FOREVER = (1 << 31) - 1  # steps of a row that does not end
+# Of kernels that know lengths and resets: [B], and [T, B] of the whole call; the first step of a launch in order of
+# time, T, and whether there are any.
+MASK_POINTERS = (("lengths", "int64"), ("reset", "uint8"))
+MASK_SCALARS = (("start", "int32"), ("total", "int32"), ("has_lengths", "int32"), ("has_reset", "int32"))
+
 
 @dataclass(frozen=True)
 class LayerSteps:

@@ -19,10 +19,9 @@ from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import scales_of
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.cell_reads import hoisted, params
+from tvm_rnn.cuda.persistent.cell_epilogue import check_kept, stores
 from tvm_rnn.cuda.persistent.geometry import COUNTER_WORDS, MMA, Geometry
 from tvm_rnn.cuda.persistent.lengths_and_resets import resettable
-from tvm_rnn.cuda.persistent.tape_stores import check_kept, stores
 from tvm_rnn.cuda.rowwise.scan_over_time import scan
 from tvm_rnn.decisions import about, listening, tell
 from tvm_rnn.graph.graph import Node
@@ -56,7 +55,7 @@ class Persistent:
 
     @property
     def words(self) -> Sequence[Node]:
-        return [node for node in hoisted(self.geometry) if node.random]
+        return [node for node in self.geometry.step.read_nodes if node.random]
 
     @property
     def applies(self) -> str:
@@ -176,8 +175,8 @@ class Persistent:
 
         pointers = [layer_steps.weights[pack.key] for pack in self.packs]
         pointers += [layer_steps.weights[scales_of(pack.node)] for pack in self.packs if pack.coded]
-        pointers += [layer_steps.weights[node] for node in params(self.geometry)]
-        pointers += [read(node) for node in hoisted(self.geometry)]
+        pointers += [layer_steps.weights[node] for node in self.geometry.step.param_nodes]
+        pointers += [read(node) for node in self.geometry.step.read_nodes]
         pointers += [layer_steps.inputs[number] for number in self._inputs]
         kept = [layer_steps.kept[number] for number, _ in stores(self.layout)]
         pointers += [*layer_steps.before, *layer_steps.after, layer_steps.output, *kept, *extra]

@@ -213,7 +213,7 @@ class Emitters:
 
 
 class HoistedPrefetch(Protocol):
-    """Prefetch of hoisted values, some steps early (`hoisted_value_prefetch.py`)."""
+    """Prefetch of hoisted values, some steps early (`cell_reads.py`)."""
 
     @property
     def order(self) -> Sequence[object]:
@@ -221,7 +221,7 @@ class HoistedPrefetch(Protocol):
 
 
 class StateMasks(Protocol):
-    """Dropout masks of what products read of states (`dropout_mask_words.py`)."""
+    """Dropout masks of what products read of states (`cell_reads.py`)."""
 
     def masked_state(self, state: Node, value: Expr, block: int, j: int, e: int) -> Expr: ...
     def masked_state_at(self, state: Node, value: Expr, row: Expr, unit: Expr) -> Expr: ...
@@ -245,13 +245,13 @@ class Reads(Protocol):
 
 
 class Tape(Protocol):
-    """What training keeps (`tape_stores.py`)."""
+    """What training keeps (`cell_epilogue.py`)."""
 
     def pair(self, name: str, place: Place, values: Sequence[Expr], of: tuple[int, int, int], width: int) -> None: ...
 
 
 class Cells(Protocol):
-    """Which cells a lane has (`lane_cells.py`): of unit `block` and row e of two of the warp's j-th own tile."""
+    """Which cells a lane has (`kernel.py`): of unit `block` and row e of two of the warp's j-th own tile."""
 
     def unit(self, width: int, block: int) -> Expr: ...
     def first_unit(self, width: int, block: int) -> Expr: ...
@@ -265,10 +265,9 @@ class Cells(Protocol):
 class Resets(Protocol):
     """Lengths and resets (`lengths_and_resets.py`)."""
 
-    def first(self, state: Node) -> Expr: ...
     def after(self, state: Node, value: Expr, block: int, j: int, e: int) -> Expr: ...
     def kept(self, value: Expr, instead: Expr, j: int, e: int) -> Expr: ...
-    def when_reset(self, row: Expr, act: Callable[[], None]) -> None: ...
+    def restarted(self, state: Node, row: Expr, value: Expr) -> Expr: ...
 
 
 class Body(Protocol):
@@ -691,7 +690,7 @@ class Geometry(ABC):
 
     def prefetches(self, phase: Phase, node: Node, slot: int) -> bool:
         """Whether a hoisted value's component is prefetched into shared memory, 8 units at a time
-        (`hoisted_value_prefetch.py`). Masks are words."""
+        (`cell_reads.py`). Masks are words."""
         # Inputs: on an H200 6.6 us in place of 7.2 in a grid (GRU 1024 backwards, B = 32), 2.15 in place of 1.84 in
         # clusters (LSTM 256).
         whole = node.op != "input" or (self.exchange.in_memory and node in self.step.whole)

@@ -16,10 +16,9 @@ from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.gemm.group_kernels import gemm
-from tvm_rnn.cuda.layer.node_values import sources
 from tvm_rnn.cuda.layer.pointers import Argument, Place
 from tvm_rnn.cuda.layer.regime import LayerSteps, Regime
-from tvm_rnn.cuda.layer.row_kernels import rows_kernel
+from tvm_rnn.cuda.layer.row_kernels import rows_kernel, sources
 from tvm_rnn.cuda.layer.value_layout import Layout, Target
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model.choose_regime import Persistent, choose
@@ -27,8 +26,7 @@ from tvm_rnn.cuda.model.launched_step_time import predict_steps
 from tvm_rnn.cuda.model.persistent_step_time import predict
 from tvm_rnn.cuda.rowwise.chained_groups import chained_groups, chained_groups_kernel
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, MaskRows, mask_kernel
-from tvm_rnn.cuda.rowwise.state_moves import StateKernels
-from tvm_rnn.cuda.rowwise.step_memory import Buffers, Step, Tile
+from tvm_rnn.cuda.rowwise.state_moves import Buffers, StateKernels, Step, Tile
 from tvm_rnn.decisions import about
 from tvm_rnn.graph.graph import Graph, Group, Node
 from tvm_rnn.options import Options

@@ -26,10 +26,8 @@ from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.layer.time_segments import COUNT, TimeSegment, time_segment
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_STEPS, WAVE_TILES
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
-from tvm_rnn.cuda.rowwise.dropout_masks import NetworkMaskKeys
-from tvm_rnn.cuda.rowwise.state_moves import StateCopy, copy_states
-from tvm_rnn.cuda.rowwise.step_memory import Buffers, Tile
-from tvm_rnn.cuda.rowwise.weight_drop import Dropped
+from tvm_rnn.cuda.rowwise.dropout_masks import Dropped, NetworkMaskKeys
+from tvm_rnn.cuda.rowwise.state_moves import Buffers, StateCopy, Tile, copy_states
 from tvm_rnn.decisions import about, tell
 from tvm_rnn.graph.flops import flops_per_row
 from tvm_rnn.graph.graph import Graph, Layers

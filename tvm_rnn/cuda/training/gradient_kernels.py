@@ -16,9 +16,8 @@ from tvm import tirx
 
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
-from tvm_rnn.cuda.layer.node_values import Reads, Values, sources
 from tvm_rnn.cuda.layer.pointers import Place, address, arithmetic
-from tvm_rnn.cuda.layer.row_kernels import THREADS, Rows, elements, rows_kernel, unravel
+from tvm_rnn.cuda.layer.row_kernels import THREADS, Reads, Rows, Values, elements, rows_kernel, sources, unravel
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.graph.graph import Graph, Group, Node
 from tvm_rnn.graph.ops import TABLE

@@ -35,7 +35,7 @@ from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_TILES, least_steps, ro
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.cuda.plan.network import HOISTED_BYTES, STREAMS, Plan, Visit
-from tvm_rnn.cuda.rowwise.step_memory import Tile
+from tvm_rnn.cuda.rowwise.state_moves import Tile
 from tvm_rnn.graph.graph import Graph, Node, is_total
 from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import RNN

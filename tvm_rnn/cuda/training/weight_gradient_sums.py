@@ -23,10 +23,9 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.gemm.operands import Operand
 from tvm_rnn.cuda.gemm.operands import operand_of as resolve
 from tvm_rnn.cuda.gemm.wgmma import SQUARE_BYTES
-from tvm_rnn.cuda.layer.node_values import Reads, Values, sources
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
 from tvm_rnn.cuda.layer.pointers import Argument, arithmetic, storage
-from tvm_rnn.cuda.layer.row_kernels import unravel
+from tvm_rnn.cuda.layer.row_kernels import Reads, Values, sources, unravel
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, Expr

@@ -21,7 +21,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.layer.phases import Phase
-from tvm_rnn.cuda.persistent.exchange_stores import SideBySide
+from tvm_rnn.cuda.persistent.exchange import SideBySide
 from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, LANES, Body, Share, ThreadIds
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr

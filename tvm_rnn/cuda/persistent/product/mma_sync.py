@@ -16,8 +16,7 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.layer.fp8_weights import Coded
 from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.cuda.persistent.geometry import LANES, MMA, POISON, Body, Emitters, LaneExchange, LaneInputs, Share
-from tvm_rnn.cuda.persistent.layer_input_rows import round_inputs
-from tvm_rnn.cuda.persistent.operand_cp_async import Copies
+from tvm_rnn.cuda.persistent.layer_input_rows import Copies, round_inputs
 from tvm_rnn.tir.expr import Buffer, Expr
 
 from .mma_sync_layout import MmaSyncLayout

@@ -57,7 +57,7 @@ class MemoryMap:
 @dataclass(frozen=True)
 class MmaSyncLayout(Geometry):
     """ahead: K blocks whose operands are asked for before they are used. copied: 1 where a grid's operands come to
-    shared memory by asynchronous copies (`cuda/persistent/operand_cp_async.py`) in place of registers `ahead`."""
+    shared memory by asynchronous copies (`cuda/persistent/layer_input_rows.py`) in place of registers `ahead`."""
 
     ahead: int = 1
     copied: int = 0

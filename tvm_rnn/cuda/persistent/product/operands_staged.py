@@ -15,8 +15,8 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.persistent.exchange import SideBySide
 from tvm_rnn.cuda.persistent.exchange_by_polling import Polled
-from tvm_rnn.cuda.persistent.exchange_stores import SideBySide
 from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, LANES, POISON, Body, Share, Slots
 from tvm_rnn.cuda.persistent.layer_input_rows import Inputs, round_inputs
 from tvm_rnn.graph.graph import Node

@@ -19,7 +19,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS, LANES, Body, Emitters, Share
-from tvm_rnn.cuda.persistent.operand_cp_async import InputPieces
+from tvm_rnn.cuda.persistent.layer_input_rows import InputPieces
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import uint32
 
