@@ -7,6 +7,7 @@ where one network does not say it all; what is around the networks in `program`.
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.origin import Origin
@@ -20,10 +21,12 @@ from .onnx_file import Source, import_onnx, read_model
 from .onnx_graph import BODIES, RECURRENT, GraphSteps, bodies, label
 from .onnx_loop import read_loop
 from .onnx_nodes import add_node
-from .onnx_protos import NodeProto
 from .onnx_recurrent import read_recurrent
 from .onnx_scan import read_scan
 from .stacks import Stacks
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 OLDEST = 7  # operator set: RNN, LSTM and GRU have had their present inputs since
 

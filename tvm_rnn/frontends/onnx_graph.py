@@ -6,13 +6,16 @@ In: a model, from `onnx_file.py`. Out: `GraphSteps`, to which `onnx.py` adds nod
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tvm_rnn.network.program import Declared
 
 from .fields import Unreadable
 from .folding import Steps
 from .onnx_file import Array, Source, stored_elements, tensor_array, type_name
-from .onnx_protos import GraphProto, NodeProto, ValueInfoProto
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto, ValueInfoProto
 
 RECURRENT = ("RNN", "LSTM", "GRU")
 BODIES = ("Scan", "Loop")  # nodes with one step of a recurrence in them

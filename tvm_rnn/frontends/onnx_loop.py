@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from .fields import Unreadable, integer
 from .layers import Recurrent
 from .onnx_file import Array, import_onnx, tensor_array
 from .onnx_graph import GraphSteps, bodies, label
 from .onnx_nodes import attributes_of, constant_of, ordinary_attributes
-from .onnx_protos import GraphProto, NodeProto, ValueInfoProto
 from .onnx_scan import read_scan
 from .onnx_scan_body import unsupported
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto, ValueInfoProto
 
 PLACES = ("Identity", "Add", "Sub", "Mul")  # what may be done with the number of the step before it is a place
 ELEMENTS = {"float32": "FLOAT", "float64": "DOUBLE"}  # ONNX's names, where they are not ours in capitals

@@ -6,6 +6,7 @@ In: nodes that are not recurrent, from `onnx.py`. Out: steps that `runtime_ops.p
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -15,7 +16,9 @@ from tvm_rnn.runtime.runtime_ops import OPERATIONS
 from .fields import Fields, Unreadable, integer
 from .onnx_file import Array, import_onnx, tensor_array, type_name
 from .onnx_graph import GraphSteps, label
-from .onnx_protos import AttributeProto, NodeProto, TensorProto
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, NodeProto, TensorProto
 
 # Attributes that change no result of ours: storage for training, precision of intermediate sums, saturation of float8.
 WITHOUT_EFFECT = {"stash_type", "momentum", "ratio", "seed", "saturate", "round_mode", "output_dtype"}
@@ -107,7 +110,7 @@ def constant_of(steps: GraphSteps, node: NodeProto) -> tuple[Array, str]:
 
 # --- what versions and options come to -------------------------------------------------------------------------------
 
-Rewrite = Callable[[GraphSteps, NodeProto, Fields], Fields]
+Rewrite: TypeAlias = "Callable[[GraphSteps, NodeProto, Fields], Fields]"
 
 
 def _softmax(steps: GraphSteps, node: NodeProto, a: Fields) -> Fields:

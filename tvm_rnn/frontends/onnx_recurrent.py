@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,7 +27,9 @@ from .layers import Recurrent, add_network, held_dtype_of, without_empty_rows
 from .onnx_cells import DEFAULTS, FUNCTIONS, GATES, PARAMETERS, STATES, Activation, Form, cell_of
 from .onnx_graph import GraphSteps, label
 from .onnx_nodes import attributes_of
-from .onnx_protos import NodeProto
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 ORDER = {"RNN": [0], "LSTM": [0, 2, 3, 1], "GRU": [1, 0, 2]}  # our gates among theirs
 PEEPHOLES = [0, 2, 1]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tvm_rnn.network.program import Step
 
@@ -22,9 +23,11 @@ from .onnx_file import type_name
 from .onnx_graph import GraphSteps, bodies, label
 from .onnx_lengths import COUNTERS, counts_steps
 from .onnx_nodes import attributes_of
-from .onnx_protos import NodeProto
 from .onnx_rows import MOST_ELEMENTS
 from .onnx_scan_body import ScanBody, Shape, unsupported
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 OLDEST = 9  # operator set: before, Scan was another operator
 DTYPES = ("float32", "float64", "float16", "bfloat16")

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from tvm_rnn.graph.graph import Node, topological
 from tvm_rnn.language import functions as f
@@ -26,8 +27,10 @@ from .onnx_file import Array, tensor_array, type_name
 from .onnx_graph import GraphSteps, label
 from .onnx_lengths import Ends
 from .onnx_nodes import constant_of, ordinary_attributes
-from .onnx_protos import GraphProto, NodeProto
 from .onnx_rows import Item
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto
 
 Shape = tuple[int, ...]
 
