@@ -11,7 +11,7 @@ import tvm_rnn as rnn
 from tvm_rnn.frontends.built_cells import build_cell
 from tvm_rnn.frontends.fields import Unreadable
 from tvm_rnn.frontends.folding import Steps
-from tvm_rnn.frontends.keras_activations import ACTIVATIONS, EQUATIONS, StepMath, StepValue, activation_name
+from tvm_rnn.frontends.keras_activations import ACTIVATIONS, activate, activation_name
 from tvm_rnn.network.program import Declared, Program
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.runtime.runtime_model import Plan
@@ -21,19 +21,15 @@ X = np.linspace(-7, 7, 40).reshape(5, 2, 4)
 
 def by_steps(name: str) -> np.ndarray:
     steps = Steps([Declared("x", "float64", None)])
-    found = ACTIVATIONS[name](
-        StepMath(steps, "a layer", "float64"), StepValue(StepMath(steps, "a layer", "float64"), "x")
-    )
-    program = Program(
-        tuple(steps.inputs), (Declared(found.name, "float64", None),), tuple(steps.steps), steps.constants
-    )
-    result: np.ndarray = Plan(program.facts(), program.arrays()).run({"x": X}, lambda values, a: [])[found.name]
+    found = activate(steps, "a layer", "float64", "x", name)
+    program = Program(tuple(steps.inputs), (Declared(found, "float64", None),), tuple(steps.steps), steps.constants)
+    result: np.ndarray = Plan(program.facts(), program.arrays()).run({"x": X}, lambda values, a: [])[found]
     return result
 
 
 def by_equations(name: str) -> np.ndarray:
     def equations(v: Any) -> tuple[Any, ...]:
-        return (ACTIVATIONS[name](EQUATIONS, v["x"]),)
+        return (ACTIVATIONS[name](v["x"]),)
 
     net = rnn.RNN(build_cell("f", "", {"x": "I"}, {"h": "I"}, {}, equations), 4, dtype="float64")
     result: np.ndarray = rnn.reference(net)(X)[0]
@@ -57,7 +53,7 @@ def test_both_forms_are_one_function(name: str) -> None:
     ],
 )
 def test_some_values(name: str, x: list[float], y: list[float]) -> None:
-    np.testing.assert_allclose(ACTIVATIONS[name](EQUATIONS, np.array(x)), y, atol=1e-12)
+    np.testing.assert_allclose(ACTIVATIONS[name](np.array(x)), y, atol=1e-12)
 
 
 def test_names() -> None:

@@ -18,9 +18,9 @@ from tvm_rnn.language.cell import Cell
 from tvm_rnn.language.trace import Value
 
 from .. import cells
-from .built_cells import Values, build_cell, build_gru
+from .built_cells import Values, build_recurrent
 from .fields import Fields, Unreadable, integer
-from .keras_activations import ACTIVATIONS, EQUATIONS, activation_name
+from .keras_activations import ACTIVATIONS, activation_name
 
 Array = np.ndarray
 
@@ -53,46 +53,14 @@ def cell_of(form: Form) -> Cell:
         return cells.elman if form.activation == "tanh" else cells.elman_relu
     if form.kind != "SimpleRNN" and (form.activation, form.recurrent) == DEFAULTS[form.kind]:
         return cells.lstm if form.kind == "LSTM" else cells.gru if form.reset_after else cells.gru_reset_before
-    return {"SimpleRNN": _simple, "LSTM": _lstm, "GRU": _gru}[form.kind](form)
+    names = [name for name in (form.activation, form.recurrent) if name]
+    doc = f"{form.kind} of Keras with {', '.join(names)}{', reset after the product' if form.reset_after else ''}."
+    kind = form.kind.removeprefix("Simple")
 
+    def apply(which: int, x: Value, values: Values) -> Value:
+        return ACTIVATIONS[form.recurrent if form.recurrent and which == 0 else form.activation](x)
 
-def _apply(name: str, x: Value) -> Value:
-    y = ACTIVATIONS[name](EQUATIONS, x)
-    assert isinstance(y, Value)
-    return y
-
-
-def _doc(form: Form) -> str:
-    functions = ", ".join(filter(None, (form.activation, form.recurrent)))
-    return f"{form.kind} of Keras with {functions}{', reset after the product' if form.reset_after else ''}."
-
-
-def _simple(form: Form) -> Cell:
-    def equations(v: Values) -> tuple[Value, ...]:
-        return (_apply(form.activation, v["W"] @ v["x"] + v["R"] @ v["h"] + v["b"]),)
-
-    params = {"W": "H I", "R": "H H", "b": "H"}
-    return build_cell("keras_rnn", _doc(form), {"x": "I"}, {"h": "H"}, params, equations)
-
-
-def _lstm(form: Form) -> Cell:
-    def equations(v: Values) -> tuple[Value, ...]:
-        i, f, g, o = v["W"] @ v["x"] + v["R"] @ v["h"] + v["b"]
-        c = _apply(form.recurrent, f) * v["c"] + _apply(form.recurrent, i) * _apply(form.activation, g)
-        return _apply(form.recurrent, o) * _apply(form.activation, c), c
-
-    params = {"W": "4 H I", "R": "4 H H", "b": "4 H"}
-    return build_cell("keras_lstm", _doc(form), {"x": "I"}, {"h": "H", "c": "H"}, params, equations)
-
-
-def _gru(form: Form) -> Cell:
-    def gate(v: Values, x: Value) -> Value:
-        return _apply(form.recurrent, x)
-
-    def candidate(v: Values, x: Value) -> Value:
-        return _apply(form.activation, x)
-
-    return build_gru("keras_gru", _doc(form), gate, candidate, form.reset_after)
+    return build_recurrent(f"keras_{kind.lower()}", doc, kind, apply, reset_after=form.reset_after)
 
 
 def parameters(form: Form, config: Fields, arrays: Sequence[Array]) -> tuple[dict[str, Array], Array | None]:

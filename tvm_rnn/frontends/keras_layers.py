@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from .fields import Unreadable, integer, integers, mapping, number
-from .keras_activations import ACTIVATIONS, StepMath, StepValue, activation_name
+from .keras_activations import activate, activation_name
 from .keras_recurrent import Model, Part, Value, bidirectional, recurrent
 
 Handler = Callable[[Model, Part, Sequence[Value]], list[Value]]
@@ -24,14 +24,6 @@ def apply_layer(model: Model, part: Part, inputs: Sequence[Value]) -> list[Value
     if not inputs:
         raise Unreadable("it is called with nothing")
     return HANDLERS[part.kind](model, part, inputs)
-
-
-def activate(model: Model, part: Part, value: str, name: str) -> str:
-    """A value through one of Keras's activation functions."""
-    math = StepMath(model.steps, part.label, model.dtype)
-    y = ACTIVATIONS[name](math, StepValue(math, value))
-    assert isinstance(y, StepValue)
-    return y.name
 
 
 def _constant(model: Model, part: Part, at: int, rank: int) -> str:
@@ -68,12 +60,12 @@ def _dense(model: Model, part: Part, inputs: Sequence[Value]) -> list[Value]:
     if part.config.get("use_bias", True):
         y = model.emit(part, "Add", y, _constant(model, part, 1, 1))
     name = activation_name(part.config.get("activation"))
-    return [Value(activate(model, part, y, name), inputs[0].mask)]
+    return [Value(activate(model.steps, part.label, model.dtype, y, name), inputs[0].mask)]
 
 
 def _activation(model: Model, part: Part, inputs: Sequence[Value]) -> list[Value]:
     name = activation_name(part.config.get("activation"))
-    return [Value(activate(model, part, inputs[0].name, name), inputs[0].mask)]
+    return [Value(activate(model.steps, part.label, model.dtype, inputs[0].name, name), inputs[0].mask)]
 
 
 def _relu(model: Model, part: Part, inputs: Sequence[Value]) -> list[Value]:
