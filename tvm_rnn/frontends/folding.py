@@ -46,6 +46,11 @@ class Steps:
         """The step that makes a value, by the value's name."""
         return {output: step for step in self.steps for output in step.outputs}
 
+    def declare(self, declared: Declared) -> None:
+        """One more input of the model."""
+        self.inputs.append(declared)
+        self.dtypes[declared.name] = declared.dtype
+
     def known(self, name: str) -> bool:
         """Whether anything has made this value so far."""
         return self.is_constant(name) or name in self.declared or name in self.made
