@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from onnx_models import node
 
-from tests.frontends.test_onnx_graph import steps_of
+from tests.frontends.test_onnx_nodes import steps_of
 from tvm_rnn.frontends.fields import Unreadable
 from tvm_rnn.frontends.folding import Steps
 from tvm_rnn.network.program import Declared

@@ -1,7 +1,7 @@
 """A model's steps in the making: what can be known now is known now, the rest is for the runtime's table.
 
 In: operations on values by name, from the frontends. Out: `Steps`: constants, declared inputs, and steps, of which
-`stacks.py` and `networks.py` make networks and a `Program`.
+`stacks.py` makes networks and a `Program`.
 """
 
 from __future__ import annotations

@@ -22,8 +22,7 @@ from .keras_cells import GATES
 from .keras_file import Config, Source, describe, groups_of, read_file
 from .keras_layers import apply_layer
 from .keras_recurrent import Call, Model, Part, Value
-from .networks import build_networks
-from .stacks import Stacks
+from .stacks import Stacks, build_networks
 
 DTYPES = ("float32", "float64", "float16")
 BARE = (*GATES, "RNN", "Bidirectional")

@@ -1,7 +1,7 @@
 """One recurrent layer among a model's steps, whatever framework it is of.
 
 In: a cell of ours, sizes, and the cell's parameters as values. Out: `Recurrent`, which `stacks.py` joins with others
-and `networks.py` makes an RNN of; and its step.
+and makes an RNN of; and its step.
 """
 
 from __future__ import annotations

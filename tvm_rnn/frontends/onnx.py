@@ -16,14 +16,12 @@ from tvm_rnn.network.rnn import RNN
 from ..errors import ConfigError, message
 from .fields import Unreadable
 from .layers import Recurrent
-from .networks import build_networks
 from .onnx_file import Source, import_onnx, read_model
-from .onnx_graph import BODIES, RECURRENT, GraphSteps, bodies, label
 from .onnx_loop import read_loop
-from .onnx_nodes import add_node
+from .onnx_nodes import BODIES, RECURRENT, GraphSteps, add_node, bodies, label
 from .onnx_recurrent import read_recurrent
 from .onnx_scan import read_scan
-from .stacks import Stacks
+from .stacks import Stacks, build_networks
 
 if TYPE_CHECKING:
     from onnx import NodeProto

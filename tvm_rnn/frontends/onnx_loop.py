@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from .fields import Unreadable, integer
 from .layers import Recurrent
 from .onnx_file import Array, import_onnx, tensor_array
-from .onnx_graph import GraphSteps, bodies, label
-from .onnx_nodes import attributes_of, constant_of, ordinary_attributes
+from .onnx_nodes import GraphSteps, attributes_of, bodies, constant_of, label, ordinary_attributes
 from .onnx_scan import read_scan
 from .onnx_scan_body import unsupported
 

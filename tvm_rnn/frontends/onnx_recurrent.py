@@ -25,8 +25,7 @@ from .fields import Fields, Unreadable, floats, integer, number, strings, text
 from .folding import Steps
 from .layers import Recurrent, add_network, held_dtype_of, without_empty_rows
 from .onnx_cells import DEFAULTS, FUNCTIONS, GATES, PARAMETERS, STATES, Activation, Form, cell_of
-from .onnx_graph import GraphSteps, label
-from .onnx_nodes import attributes_of
+from .onnx_nodes import GraphSteps, attributes_of, label
 
 if TYPE_CHECKING:
     from onnx import NodeProto

@@ -20,9 +20,8 @@ from tvm_rnn.network.program import Step
 from .fields import Fields, Unreadable, integer, integers
 from .layers import Recurrent, add_network
 from .onnx_file import type_name
-from .onnx_graph import GraphSteps, bodies, label
 from .onnx_lengths import COUNTERS, counts_steps
-from .onnx_nodes import attributes_of
+from .onnx_nodes import GraphSteps, attributes_of, bodies, label
 from .onnx_rows import MOST_ELEMENTS
 from .onnx_scan_body import ScanBody, Shape, unsupported
 

@@ -24,9 +24,8 @@ from .fields import Unreadable
 from .layers import held_dtype_of
 from .onnx_equations import KNOWN, evaluate
 from .onnx_file import Array, tensor_array, type_name
-from .onnx_graph import GraphSteps, label
 from .onnx_lengths import Ends
-from .onnx_nodes import constant_of, ordinary_attributes
+from .onnx_nodes import GraphSteps, constant_of, label, ordinary_attributes
 from .onnx_rows import Item
 
 if TYPE_CHECKING:
