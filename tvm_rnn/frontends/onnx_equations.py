@@ -10,13 +10,15 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.language import functions as f
-from tvm_rnn.language.trace import Value
+from tvm_rnn.language.trace import Value, apply
 from tvm_rnn.runtime.runtime_ops import OPERATIONS, reshaped
 
 from ..errors import CellError
 from .fields import Fields, Unreadable, integer, integers, number, text
 from .folding import Steps
+from .onnx_body import SAME
 from .onnx_rows import (
     BATCH,
     MOST_ELEMENTS,
@@ -241,20 +243,18 @@ def _reduce(function: Callable[..., Data]) -> Operator:
     return reduce
 
 
-def _softmax(items: Items, a: Fields) -> Item:
-    item = first_of(items)
-    if a.get("flatten"):
-        raise Unreadable("softmax as before operator set 13")
-    return Item(f.softmax(item.data, axis_of(item, integer(a, "axis", -1))), item.batched)
+def _softmax(log: bool) -> Operator:
+    def softmax(items: Items, a: Fields) -> Item:
+        item = first_of(items)
+        if a.get("flatten"):
+            raise Unreadable("softmax as before operator set 13")
+        axis = axis_of(item, integer(a, "axis", -1))
+        if not log:
+            return Item(f.softmax(item.data, axis), item.batched)
+        less = item.data - f.max(item.data, axis, keepdims=True)
+        return Item(less - f.log(f.sum(f.exp(less), axis, keepdims=True)), item.batched)
 
-
-def _log_softmax(items: Items, a: Fields) -> Item:
-    item = first_of(items)
-    if a.get("flatten"):
-        raise Unreadable("softmax as before operator set 13")
-    axis = axis_of(item, integer(a, "axis", -1))
-    less = item.data - f.max(item.data, axis, keepdims=True)
-    return Item(less - f.log(f.sum(f.exp(less), axis, keepdims=True)), item.batched)
+    return softmax
 
 
 def _layer_normalization(items: Items, a: Fields) -> Item:
@@ -346,8 +346,8 @@ OTHERS: dict[str, Operator] = {
     "ReduceMax": _reduce(f.max),
     "ReduceMin": _reduce(f.min),
     "ReduceMean": _reduce(f.mean),
-    "Softmax": _softmax,
-    "LogSoftmax": _log_softmax,
+    "Softmax": _softmax(log=False),
+    "LogSoftmax": _softmax(log=True),
     "LayerNormalization": _layer_normalization,
     "Clip": _clip,
     "MatMul": _matmul,
@@ -371,6 +371,11 @@ def _each(function: Callable[..., Data]) -> Callable[..., Data]:
     return lambda a, *data: function(*data)
 
 
+def _row(op: str) -> Callable[..., Data]:
+    """A row of our table, on traced values or on arrays."""
+    return lambda a, *data: apply(op, *data) if any(isinstance(d, Value) for d in data) else TABLE[op].numpy(*data)
+
+
 def _power(x: Data, y: Data) -> Data:
     """With a number for an exponent, which may be a product or a square root, where the array is one."""
     return f.power(x, float(y.reshape(())) if isinstance(y, np.ndarray) and y.size == 1 and y.ndim <= x.ndim else y)
@@ -383,28 +388,13 @@ def _gelu(a: Fields, x: Data) -> Data:
 
 
 POINTWISE: dict[str, Callable[..., Data]] = {
-    **{n: _each(getattr(f, n.lower())) for n in ("Exp", "Log", "Sqrt", "Tanh", "Sigmoid", "Relu", "Softplus", "Erf")},
-    **{n: _each(getattr(f, n.lower())) for n in ("Sin", "Cos", "Sign", "Softsign")},
-    "Abs": _each(f.absolute),
-    "Neg": _each(f.negative),
+    **{name: _row(op) for op, name in SAME.items()},
+    "Softsign": _each(f.softsign),
     "Reciprocal": _each(lambda x: 1.0 / x),
-    "Add": _each(lambda x, y: x + y),
-    "Sub": _each(lambda x, y: x - y),
-    "Mul": _each(lambda x, y: x * y),
-    "Div": _each(lambda x, y: x / y),
     "Pow": _each(_power),
     "Max": _chained(f.maximum),
     "Min": _chained(f.minimum),
     "Sum": _chained(lambda x, y: x + y),
-    "Where": _each(f.where),
-    "Equal": _each(lambda x, y: x == y),
-    "Less": _each(lambda x, y: x < y),
-    "LessOrEqual": _each(lambda x, y: x <= y),
-    "Greater": _each(lambda x, y: x > y),
-    "GreaterOrEqual": _each(lambda x, y: x >= y),
-    "And": _each(f.logical_and),
-    "Or": _each(f.logical_or),
-    "Not": _each(f.logical_not),
     "Gelu": _gelu,
     "HardSwish": _each(lambda x: x * f.clip(x * (1 / 6) + 0.5, 0.0, 1.0)),
     "Elu": lambda a, x: f.elu(x, number(a, "alpha", 1.0)),
