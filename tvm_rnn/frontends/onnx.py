@@ -14,7 +14,7 @@ from tvm_rnn.network.origin import Origin
 from tvm_rnn.network.rnn import RNN
 
 from ..errors import ConfigError, message
-from .fields import Unreadable
+from .fields import Unreadable, Wrong
 from .layers import Recurrent
 from .onnx_file import Source, import_onnx, read_model
 from .onnx_loop import read_loop
@@ -96,9 +96,9 @@ def _order(steps: GraphSteps) -> list[str]:
     return problems
 
 
-def _read_nodes(steps: GraphSteps, layers: list[Recurrent]) -> list[str]:
+def _read_nodes(steps: GraphSteps, layers: list[Recurrent]) -> Wrong:
     """Turn every node that an output needs into steps; what cannot be is returned."""
-    problems = []
+    problems = Wrong()
     refused: set[str] = set()  # values that are not made, so that what reads them can still be looked at
     for node in _needed(steps):
         try:
@@ -115,10 +115,8 @@ def _read_nodes(steps: GraphSteps, layers: list[Recurrent]) -> list[str]:
             steps.made.update(node.output)
     for step in steps.steps:
         for name in step.inputs:
-            try:
+            with problems.noting():
                 steps.constant(name)
-            except Unreadable as reason:
-                problems.append(str(reason))
     return problems
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from tvm_rnn.network.program import Step
 
-from .fields import Fields, Unreadable, floats, integer, number, strings, text
+from .fields import Fields, Unreadable, Wrong, floats, integer, number, strings, text
 from .folding import Steps
 from .layers import Recurrent, add_network, held_dtype_of, without_empty_rows
 from .onnx_cells import DEFAULTS, FUNCTIONS, GATES, PARAMETERS, STATES, Activation, Form, cell_of
@@ -42,7 +42,7 @@ def read_recurrent(steps: GraphSteps, node: NodeProto, found: list[Recurrent]) -
     """Add a recurrent node: its layer to `found`, its steps to `steps`. Raises Unreadable with all that is wrong."""
     attributes = attributes_of(node, steps.source.opset)
     given = {name: value for name, value in zip(INPUTS, node.input, strict=False) if value}
-    wrong: list[str] = []
+    wrong = Wrong()
     form = _form(node.op_type, attributes, "P" in given, wrong)
     direction = text(attributes, "direction", "forward")
     if direction not in DIRECTIONS:
@@ -77,7 +77,7 @@ def read_recurrent(steps: GraphSteps, node: NodeProto, found: list[Recurrent]) -
 # --- attributes ------------------------------------------------------------------------------------------------------
 
 
-def _form(kind: str, a: Fields, peepholes: bool, wrong: list[str]) -> Form | None:
+def _form(kind: str, a: Fields, peepholes: bool, wrong: Wrong) -> Form | None:
     count = 2 if a.get("direction") == "bidirectional" else 1
     clip = number(a, "clip") if "clip" in a else None
     if clip is not None and not (clip > 0 and math.isfinite(clip)):
@@ -95,7 +95,7 @@ def _form(kind: str, a: Fields, peepholes: bool, wrong: list[str]) -> Form | Non
     )
 
 
-def _activations(kind: str, a: Fields, count: int, wrong: list[str]) -> tuple[tuple[Activation, ...], ...]:
+def _activations(kind: str, a: Fields, count: int, wrong: Wrong) -> tuple[tuple[Activation, ...], ...]:
     """One tuple per direction. Parameters are taken from the lists in the order of the functions that have any."""
     each = len(DEFAULTS[kind])
     names = strings(a, "activations")
@@ -125,7 +125,7 @@ def _activations(kind: str, a: Fields, count: int, wrong: list[str]) -> tuple[tu
 
 
 def _sizes(
-    steps: Steps, kind: str, given: dict[str, str], count: int, hidden: int | None, wrong: list[str]
+    steps: Steps, kind: str, given: dict[str, str], count: int, hidden: int | None, wrong: Wrong
 ) -> tuple[int, int] | None:
     """The sizes of input and state, by which the shapes of all weights are checked."""
     shapes = {}

@@ -9,7 +9,8 @@ from __future__ import annotations
 import keyword
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from tvm_rnn.language.trace import Value, lift
 
 from ..errors import CellError
 from .built_cells import Equations, build_cell
-from .fields import Unreadable
+from .fields import Unreadable, Wrong
 from .layers import held_dtype_of
 from .onnx_equations import KNOWN, evaluate
 from .onnx_file import Array, tensor_array, type_name
@@ -36,13 +37,11 @@ Shape = tuple[int, ...]
 
 def unsupported(steps: GraphSteps, graph: GraphProto) -> list[str]:
     """What would be refused in any case, by what nodes are called and their attributes alone."""
-    found = []
+    found = Wrong()
     for node in graph.node:
-        try:
+        with found.noting(f"{label(node)} in its body: "):
             if node.op_type != "Constant":
                 ordinary_attributes(steps, node, KNOWN)
-        except Unreadable as reason:
-            found.append(f"{label(node)} in its body: {reason}")
     return found
 
 
@@ -57,7 +56,7 @@ class ScanBody:
     dtype: str
     batched: bool
     counter: int | None
-    wrong: list[str]
+    wrong: Wrong
     values: dict[str, Item] = field(default_factory=dict)
     params: dict[str, tuple[Node, str]] = field(default_factory=dict)  # by the body's name: leaf, value of the model
     refused: set[str] = field(default_factory=set)  # values that are not made, for reasons that are in `wrong`
@@ -82,10 +81,8 @@ class ScanBody:
         ]
         self.x = Node("input", shape=(sum(map(math.prod, inputs)),), name=names.new("x"))
         self.ends = self._ends()
-        try:
+        with self.wrong.noting():
             self._leaves([info.name for info in infos])
-        except Unreadable as reason:
-            self.wrong.append(str(reason))
         self._nodes()
         results, pieces = self._results()
         if not self.wrong:
@@ -112,14 +109,16 @@ class ScanBody:
             self._set(name, Item(part if len(shape) == 1 else f.reshape(part, shape), self.batched))
             at += size
         for tensor in self.graph.initializer:
-            try:
+            with self._refusing([tensor.name]):
                 self._constant(tensor.name, tensor_array(tensor, self.steps.source), type_name(tensor.data_type))
-            except Unreadable as reason:
-                self._refuse([tensor.name], str(reason))
 
-    def _refuse(self, names: Sequence[str], reason: str) -> None:
-        self.wrong.append(reason)
-        self.refused.update(filter(None, names))
+    @contextmanager
+    def _refusing(self, names: Sequence[str], where: str = "") -> Iterator[None]:
+        """Note what cannot be used in this block, and that these values are not made then."""
+        count = len(self.wrong)
+        with self.wrong.noting(where):
+            yield
+        self.refused.update(name for name in names if name and len(self.wrong) > count)
 
     def _set(self, name: str, item: Item) -> None:
         if not name or name in self.values:
@@ -156,10 +155,8 @@ class ScanBody:
                 if node.op_type not in KNOWN:
                     self.wrong.append(f"{label(node)} in its body: operator {node.op_type} is not supported")
                 continue
-            try:
+            with self._refusing(node.output, f"{label(node)} in its body: "):
                 self._node(node)
-            except Unreadable as reason:
-                self._refuse(node.output, f"{label(node)} in its body: {reason}")
 
     def _node(self, node: NodeProto) -> None:
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
@@ -183,11 +180,9 @@ class ScanBody:
         """The new states; and each scan output as a vector (or where there is none, the first state)."""
         found = []
         for at, info in enumerate(self.graph.output):
-            try:
+            with self.wrong.noting(f"output {info.name!r} of its body "):
                 if info.name not in self.refused:
                     found.append(self._result(info.name, self.states[at] if at < len(self.states) else None))
-            except Unreadable as reason:
-                self.wrong.append(f"output {info.name!r} of its body {reason}")
         if self.wrong:
             return [], []
         states, outputs = found[: len(self.states)], found[len(self.states) :]
