@@ -9,8 +9,7 @@ import pytest
 from onnx_models import model_of, node, onnx_runtime, weights
 
 import tvm_rnn as rnn
-from tvm_rnn.frontends.folding import Steps
-from tvm_rnn.frontends.layers import Recurrent, add_network
+from tvm_rnn.frontends.folding import Recurrent, Steps, add_network
 from tvm_rnn.frontends.stacks import Stacks, build_networks, needed, ordered, without_identities
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.origin import Origin

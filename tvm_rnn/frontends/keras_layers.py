@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .fields import Unreadable, integer, integers, mapping, number
-from .keras_activations import activate, activation_name
+from .keras_cells import activate, activation_name
 from .keras_recurrent import Call, Part, Value, bidirectional, recurrent
 
 Handler = Callable[[Call], list[Value]]

@@ -16,9 +16,8 @@ import numpy as np
 from tvm_rnn.network.program import Declared
 
 from .fields import Fields, Unreadable, integer, items, mapping
-from .folding import Steps
+from .folding import Recurrent, Steps, add_network, without_empty_rows
 from .keras_cells import GATES, cell_of, form_of, parameters
-from .layers import Recurrent, add_network, without_empty_rows
 
 Array = np.ndarray
 Config = Fields

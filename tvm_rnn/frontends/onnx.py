@@ -15,7 +15,7 @@ from tvm_rnn.network.rnn import RNN
 
 from ..errors import ConfigError, message
 from .fields import Unreadable, Wrong
-from .layers import Recurrent
+from .folding import Recurrent
 from .onnx_file import Source, import_onnx, read_model
 from .onnx_loop import read_loop
 from .onnx_nodes import BODIES, RECURRENT, GraphSteps, add_node, bodies, label

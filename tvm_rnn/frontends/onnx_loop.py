@@ -15,7 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from .fields import Unreadable, Wrong, integer
-from .layers import Recurrent
+from .folding import Recurrent
 from .onnx_file import Array, import_onnx, tensor_array
 from .onnx_nodes import GraphSteps, attributes_of, bodies, constant_of, label, ordinary_attributes
 from .onnx_scan import read_scan

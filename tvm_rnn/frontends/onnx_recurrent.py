@@ -22,8 +22,7 @@ import numpy as np
 from tvm_rnn.network.program import Step
 
 from .fields import Fields, Unreadable, Wrong, floats, integer, number, strings, text
-from .folding import Steps
-from .layers import Recurrent, add_network, held_dtype_of, without_empty_rows
+from .folding import Recurrent, Steps, add_network, held_dtype_of, without_empty_rows
 from .onnx_cells import DEFAULTS, FUNCTIONS, GATES, PARAMETERS, STATES, Activation, Form, cell_of
 from .onnx_nodes import GraphSteps, attributes_of, label
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from tvm_rnn.network.program import Step
 
 from .fields import Fields, Unreadable, Wrong, integer, integers
-from .layers import Recurrent, add_network
+from .folding import Recurrent, add_network
 from .onnx_file import type_name
 from .onnx_lengths import COUNTERS, counts_steps
 from .onnx_nodes import GraphSteps, attributes_of, bodies, label

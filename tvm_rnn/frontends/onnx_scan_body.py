@@ -22,7 +22,7 @@ from tvm_rnn.language.trace import Value, lift
 from ..errors import CellError
 from .built_cells import Equations, build_cell
 from .fields import Unreadable, Wrong
-from .layers import held_dtype_of
+from .folding import held_dtype_of
 from .onnx_equations import KNOWN, evaluate
 from .onnx_file import Array, tensor_array, type_name
 from .onnx_lengths import Ends

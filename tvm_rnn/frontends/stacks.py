@@ -23,8 +23,7 @@ from tvm_rnn.network.program import NETWORK, Program, Step
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.runtime.runtime_ops import OPERATIONS
 
-from .folding import Steps
-from .layers import Recurrent
+from .folding import Recurrent, Steps
 
 SAMPLES = ((2, 3), (5, 1), (1, 4), (3, 2))  # T and B; a chain that is right for one size alone is not right
 
