@@ -21,10 +21,9 @@ from tvm_rnn.network.program import Step
 from .fields import Fields, Unreadable, Wrong, integer, integers
 from .folding import Recurrent, add_network
 from .onnx_file import type_name
-from .onnx_lengths import COUNTERS, counts_steps
 from .onnx_nodes import GraphSteps, attributes_of, bodies, label
 from .onnx_rows import MOST_ELEMENTS
-from .onnx_scan_body import ScanBody, Shape, unsupported
+from .onnx_scan_body import COUNTERS, ScanBody, Shape, counts_steps, unsupported
 
 if TYPE_CHECKING:
     from onnx import NodeProto
