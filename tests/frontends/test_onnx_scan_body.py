@@ -293,7 +293,7 @@ def test_layers_and_directions_compiled(tmp_path: Path) -> None:
     assert_close(rnn.compile(again).run(feeds), onnx_runtime(model, feeds), "float32", 6)
 
 
-WRONG = {  # what is done to the body: its Less and its Wheres, those of the states first
+NO_ENDS = {  # what is done to the body: its Less and its Wheres, those of the states first
     "stay what it was for rows that have ended, as 'lengths' says": lambda less, held: exchange(held[0], 1, 2),
     "does not become 0 for rows that have ended": lambda less, held: exchange(held[-1], 1, 2),
     "'x' is no list of lengths in int32": lambda less, held: less.input.__setitem__(1, "x"),
@@ -306,13 +306,13 @@ def exchange(own: Any, one: int, two: int) -> None:
     own.input[one], own.input[two] = own.input[two], own.input[one]
 
 
-@pytest.mark.parametrize("reason", WRONG)
+@pytest.mark.parametrize("reason", NO_ENDS)
 def test_what_is_not_the_end_of_rows(reason: str, tmp_path: Path) -> None:
     """Its comparison alone does not say it: every result must be held, by the same lengths."""
     _, model = written(tmp_path / "m.onnx")
     _, body = scan_of(model)
     (less,) = [n for n in body.node if n.op_type == "Less"]
-    WRONG[reason](less, [n for n in body.node if n.op_type == "Where"])
+    NO_ENDS[reason](less, [n for n in body.node if n.op_type == "Where"])
     with pytest.raises(ConfigError, match=reason):
         rnn.from_onnx(model)
 
