@@ -12,7 +12,7 @@ import tvm_rnn as rnn
 from tvm_rnn import cell, explain, tanh
 from tvm_rnn.explain.module import NotDrawn, remade
 from tvm_rnn.graph.graph_text import layers_text
-from tvm_rnn.network.equations_digest import equations_digest
+from tvm_rnn.network.rnn import equations_digest
 from tvm_rnn.passes import pipeline
 from tvm_rnn.target import resolve
 

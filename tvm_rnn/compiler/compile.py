@@ -22,9 +22,8 @@ from tvm_rnn.decisions import about, recording
 from tvm_rnn.errors import BuildError, ConfigError, message
 from tvm_rnn.module_file import manifest
 from tvm_rnn.module_file.facts import blob
-from tvm_rnn.network.model import Model
+from tvm_rnn.network.model import Model, widened
 from tvm_rnn.network.rnn import RNN
-from tvm_rnn.network.widen import widened
 from tvm_rnn.options import Options, asked
 from tvm_rnn.passes import keep_choice
 from tvm_rnn.passes.passed import Passed

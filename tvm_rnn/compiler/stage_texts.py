@@ -15,7 +15,7 @@ from tvm_rnn.cpu.training.add_entry_points import add_training, check_training
 from tvm_rnn.graph.graph_text import layers_text
 from tvm_rnn.graph.tensor_expressions import te
 from tvm_rnn.graph.tensor_expressions import text as te_text
-from tvm_rnn.network.widen import widened
+from tvm_rnn.network.model import widened
 from tvm_rnn.options import Options, asked
 from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import Target, resolve

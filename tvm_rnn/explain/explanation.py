@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from tvm_rnn.decisions import Decision, Figures, recording
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.language.cell import Cell
-from tvm_rnn.network.model import Model
+from tvm_rnn.network.model import Model, widened
 from tvm_rnn.network.rnn import RNN
-from tvm_rnn.network.widen import widened
 from tvm_rnn.runtime.runtime import Facts
 
 from .facts import ExplanationFacts, MemoryFacts, NetworkFacts, PassFacts, TrainingFacts

@@ -16,8 +16,7 @@ from tvm_rnn.decisions import heard
 from tvm_rnn.dtypes import held_dtype
 from tvm_rnn.graph.flops import graph_flops
 from tvm_rnn.graph.graph import Layers
-from tvm_rnn.network.equations_digest import equations_digest
-from tvm_rnn.network.rnn import RNN, named_constants
+from tvm_rnn.network.rnn import RNN, equations_digest, named_constants
 from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.runtime.runtime import MANIFEST_FORMAT
 from tvm_rnn.target import Target

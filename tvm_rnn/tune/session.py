@@ -25,8 +25,8 @@ from tvm_rnn.bench.suites.gpu import tamed
 from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.dtypes import precision_name
 from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.network.model import widened
 from tvm_rnn.network.rnn import RNN
-from tvm_rnn.network.widen import widened
 from tvm_rnn.options import Options
 from tvm_rnn.passes import pipeline
 from tvm_rnn.records import Record, Records

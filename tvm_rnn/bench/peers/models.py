@@ -19,9 +19,8 @@ from tvm_rnn.errors import TvmRnnError
 from tvm_rnn.frontends.torch import state_arrays
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.language.cell import Cell
-from tvm_rnn.network.equations_digest import equations_digest
 from tvm_rnn.network.layer import weight_name
-from tvm_rnn.network.rnn import RNN
+from tvm_rnn.network.rnn import RNN, equations_digest
 from tvm_rnn.oracle.reference import evaluate
 from tvm_rnn.passes.combine_gemms import CombineGemms
 from tvm_rnn.passes.hoist_gemms import HoistGemms
