@@ -21,7 +21,6 @@ from ..errors import ConfigError, message
 from .encoding import NETWORK
 
 MOST_ARRAYS = 64  # inputs and states of one network: ENGINE_MOST_ARRAYS of engine.h
-C_TYPES = {"float32": "float", "float64": "double"}
 # Words that are no names in C or C++; names that the functions' own parameters have; and what the example programs use:
 # functions of the C library, functions and variables of their own.
 TAKEN = set(
@@ -54,42 +53,35 @@ class Array:
 
 
 @dataclass(frozen=True)
-class Pack:
-    """One call that lays weights out. arrays: their numbers in `Facts.arrays`."""
-
-    function: str
-    offset: int
-    arrays: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Network:
-    """One recurrent network of a module."""
+    """One recurrent network of a module. name: what its functions' names begin with. packed: of each of the manifest's
+    packs the numbers of its arrays in `Facts.arrays`. given: its weights are inputs of the model."""
 
-    name: str  # what its functions' names begin with
-    title: str
-    dtype: str
+    name: str
+    manifest: CpuNetwork
     inputs: tuple[Array, ...]
     states: tuple[Array, ...]
     output: Array
-    can_step: bool
-    sequence: str
-    packs: tuple[Pack, ...]
-    packed_elements: int
-    workspace: tuple[int, int, int, int]  # fixed, per row, per tile row, per row of the sequence
-    rows_per_tile: int
-    batches: tuple[int, ...]
-    given: bool = False  # its weights are inputs of the model
+    packed: tuple[tuple[int, ...], ...]
+    given: bool = False
 
     @property
     def c_type(self) -> str:
-        """float or double."""
-        return C_TYPES[self.dtype]
+        return {"float32": "float", "float64": "double"}[self.manifest.dtype]
 
     @property
     def macro(self) -> str:
-        """What its macros begin with."""
         return self.name.upper()
+
+    @property
+    def can_step(self) -> bool:
+        return self.manifest.num_directions == 1 and "step" in self.manifest.entry_points and not self.given
+
+    @property
+    def title(self) -> str:
+        m = self.manifest
+        both = "both directions" if m.num_directions == 2 else "backwards" if m.reverse else "forwards"
+        return f"{m.cell}, {m.num_layers} layer{'s' * (m.num_layers > 1)}, {both}, {m.dtype}"
 
 
 @dataclass(frozen=True)
@@ -182,13 +174,9 @@ def read_facts(data: bytes, manifest: Mapping[str, object], name: str) -> Facts:
         for i, own in enumerate(parts)
     ]
     code = zlib.crc32(data[:code_bytes])
-    features = tuple((word, runtime.KERNEL_NAMES.get(word)) for word in map(_plain, said.target.features))
+    words = (re.sub(r"[_.-]", "", feature) for feature in said.target.features)  # as /proc/cpuinfo has most of them
+    features = tuple((word, runtime.KERNEL_NAMES.get(word)) for word in words)
     return Facts(name, tuple(networks), arrays, said, code_bytes, code, header_bytes, zlib.crc32(header), features)
-
-
-def _plain(feature: str) -> str:
-    """A feature's name as /proc/cpuinfo has most of them."""
-    return re.sub(r"[_.-]", "", feature)
 
 
 def _weights_as_values(model: Model | None, network: int) -> list[str]:
@@ -200,7 +188,7 @@ def _weights_as_values(model: Model | None, network: int) -> list[str]:
 
 
 def _network(m: CpuNetwork, name: str, number: Mapping[str, int], first: str, given: bool) -> Network:
-    directions, layers, w = m.num_directions, m.num_layers, m.workspace
+    directions, layers = m.num_directions, m.num_layers
     words = unique([*(item.name for item in m.inputs), *(state.name for state in m.states)], name)
     if len(words) > MOST_ARRAYS:
         got, expected = f"{len(words)} inputs and states", f"at most {MOST_ARRAYS}"
@@ -213,31 +201,13 @@ def _network(m: CpuNetwork, name: str, number: Mapping[str, int], first: str, gi
         _state(word, state, directions, layers) for word, state in zip(words[len(inputs) :], m.states, strict=True)
     ]
     width = [directions * n if i == 0 else n for i, n in enumerate(m.output.shape or [1])]
-    both = "both directions" if directions == 2 else "backwards" if m.reverse else "forwards"
-    return Network(
-        name,
-        f"{m.cell}, {layers} layer{'s' * (layers > 1)}, {both}, {m.dtype}",
-        m.dtype,
-        tuple(inputs),
-        tuple(states),
-        Array("y", math.prod(width), _axes("batch", *width)),
-        directions == 1 and "step" in m.entry_points and not given,
-        m.sequence,
-        tuple(_packs(m, number, first)),
-        m.packed_elements,
-        (w.fixed, w.per_row, w.per_tile_row, w.per_sequence_row),
-        m.rows_per_tile,
-        tuple(m.batch),
-        given,
-    )
-
-
-def _packs(m: CpuNetwork, number: Mapping[str, int], first: str) -> list[Pack]:
+    output = Array("y", math.prod(width), _axes("batch", *width))
     missing = [n for pack in m.packs for n in pack.weights if first + n not in number]
     if missing:
         do = "compile with weights, or load_weights before: a bundle has them in it"
         raise ConfigError(message("bundle: the module has no weights", got=f"no {missing[0]}", do=do))
-    return [Pack(p.function, p.offset, tuple(number[first + n] for n in p.weights)) for p in m.packs]
+    packed = tuple(tuple(number[first + n] for n in pack.weights) for pack in m.packs)
+    return Network(name, m, tuple(inputs), tuple(states), output, packed, given)
 
 
 def _state(word: str, state: State, directions: int, layers: int) -> Array:
@@ -257,3 +227,14 @@ def _axes(*sizes: object) -> str:
 def listed(names: Sequence[str], last: str = "and") -> str:
     """Names for a sentence: "x, h and c"."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}" if names else "nothing"
+
+
+def c_text(value: str) -> str:
+    """A C string, with whatever is not plain as octal bytes."""
+    letters = (chr(b) if 32 <= b < 127 and chr(b) not in '"\\?' else f"\\{b:03o}" for b in value.encode())
+    return '"' + "".join(letters) + '"'
+
+
+def initialiser(values: Iterable[object]) -> str:
+    """Items of an array, with one more: in C it may not be empty."""
+    return ", ".join([*map(str, values), "0"])

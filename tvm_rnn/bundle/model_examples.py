@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from .encoding import DTYPES
 from .examples import CPP_MAIN
-from .facts import Facts
-from .text import c_text
+from .facts import Facts, c_text
 
 C = """\
 /* Run the model {name} over files of raw numbers, in the machine's byte order and in C order, and print its outputs.

@@ -12,8 +12,7 @@ from tvm_rnn.module_file.schema import Declared, Model
 
 from ..errors import ConfigError, message
 from .encoding import DTYPES, MOST_AXES, MOST_VALUES, Impossible, encode
-from .facts import Facts, listed
-from .text import c_text, initialiser
+from .facts import Facts, c_text, initialiser, listed
 
 HEADER = """\
 /* --- the whole model, by its own inputs and outputs --- */
@@ -73,14 +72,9 @@ def program_header(facts: Facts) -> str:
     macro = facts.name.upper()
     codes = ",\n".join(f"  {macro}_{name.upper()} = {code}" for name, code in DTYPES.items())
     described = ["\n".join(f"     {_described(item)}" for item in items) for items in (model.inputs, model.outputs)]
+    counts = {"input_count": len(model.inputs), "count": len(model.outputs)}
     return HEADER.format(
-        name=facts.name,
-        macro=macro,
-        dtypes=codes,
-        inputs=described[0],
-        outputs=described[1],
-        input_count=len(model.inputs),
-        count=len(model.outputs),
+        name=facts.name, macro=macro, dtypes=codes, inputs=described[0], outputs=described[1], **counts
     )
 
 
