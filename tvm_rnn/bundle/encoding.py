@@ -6,6 +6,7 @@ In: a step of `manifest.model`. Out: `Encoded`, for program.py; or Impossible, w
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,55 +18,17 @@ DTYPES = {"bool": 0, "int32": 1, "int64": 2, "float32": 3, "float64": 4}  # IS_B
 MOST_AXES, MOST_VALUES = 8, 64
 
 # In the order of operations.c.
-UNARY = [
-    "Tanh",
-    "Exp",
-    "Log",
-    "Sqrt",
-    "Floor",
-    "Ceil",
-    "Sin",
-    "Cos",
-    "Abs",
-    "Neg",
-    "Sign",
-    "Round",
-    "Reciprocal",
-    "Relu",
-    "Sigmoid",
-    "Softplus",
-    "Softsign",
-    "Erf",
-    "HardSwish",
-    "Gelu",
-    "GeluTanh",
-    "Elu",
-    "Selu",
-    "LeakyRelu",
-    "ThresholdedRelu",
-    "HardSigmoid",
-    "Not",
-]
-BINARY = [
-    "Add",
-    "Sub",
-    "Mul",
-    "Div",
-    "Mod",
-    "Fmod",
-    "Pow",
-    "Max",
-    "Min",
-    "PRelu",
-    "Equal",
-    "Greater",
-    "GreaterOrEqual",
-    "Less",
-    "LessOrEqual",
-    "And",
-    "Or",
-    "Xor",
-]
+UNARY = re.findall(
+    r"\w+",
+    """
+    Tanh Exp Log Sqrt Floor Ceil Sin Cos Abs Neg Sign Round Reciprocal Relu Sigmoid Softplus Softsign Erf HardSwish Gelu
+    GeluTanh Elu Selu LeakyRelu ThresholdedRelu HardSigmoid Not
+    """,
+)
+BINARY = re.findall(
+    r"\w+",
+    "Add Sub Mul Div Mod Fmod Pow Max Min PRelu Equal Greater GreaterOrEqual Less LessOrEqual And Or Xor",
+)
 REDUCTIONS = ["Sum", "Mean", "Max", "Min", "Prod", "SumSquare", "L1", "L2", "LogSumExp"]
 # What parameters these have, with the values that they have where nothing is said.
 PARAMETERS = {
@@ -159,10 +122,8 @@ ENCODERS: dict[str, Encoder] = {
         f"Reduce{name}": _form("reduce", number, ("keepdims", 1), ("noop_with_empty_axes", 0), "axes")
         for number, name in enumerate(REDUCTIONS)
     },
-    **{
-        name: _form(name.lower())
-        for name in ["Identity", "Dropout", "Tile", "Size", "Expand", "Range", "Where", "MatMul"]
-    },
+    **{name: _form(name.lower()) for name in ("Identity", "Dropout", "Tile", "Size", "Expand", "Range", "Where")},
+    "MatMul": _form("matmul"),
     "Gelu": lambda a: _unary("GeluTanh" if str(a.get("approximate", "none")) == "tanh" else "Gelu")(a),
     "Mod": lambda a: _binary("Fmod" if a.get("fmod", 0) else "Mod")(a),
     "Max": _binary("Max", "fold", 0),
