@@ -21,7 +21,6 @@ from ..locations import PACKAGE
 from . import examples, guide
 from .facts import Facts, c_name, read_facts
 from .header import header_text
-from .model_examples import model_example
 from .program import check_program, program_header, program_source
 from .source import source_text
 
@@ -108,7 +107,7 @@ def _fill(module: Any, folder: Path, name: str) -> None:
 def _programs(facts: Facts, folder: Path) -> Mapping[str, str]:
     """The examples' files by their programs' names, written."""
     if facts.manifest.model:
-        texts = {"example.c": model_example(facts, False), "example.cpp": model_example(facts, True)}
+        texts = {"example.c": examples.model_example(facts, False), "example.cpp": examples.model_example(facts, True)}
     else:
         texts = {"example.c": examples.example_c(facts), "example.cpp": examples.example_cpp(facts)}
     if facts.networks[0].can_step:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .examples import arguments
 from .facts import Facts
 from .header import about_lines
-from .model_examples import arguments
 
 README = """\
 # {name}
