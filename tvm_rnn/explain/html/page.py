@@ -23,7 +23,7 @@ from . import charts
 from .drawing import draw
 
 if TYPE_CHECKING:
-    from tvm_rnn.explain.looked import Looked
+    from tvm_rnn.explain.explanation import Looked
 
 HERE = Path(__file__).parent
 TILES = 24  # at most, in the picture of layers and time
