@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,7 @@ from networks import compiled
 
 import tvm_rnn as rnn
 from tvm_rnn import InputError, cell, explain, sigmoid, tanh
-from tvm_rnn.compiler.stage_texts import CODE_STAGES
-from tvm_rnn.explain.explanation import Looked
-from tvm_rnn.options import PASS_NAMES, Options
-from tvm_rnn.passes.pipeline import passed
-from tvm_rnn.target import resolve
+from tvm_rnn.options import PASS_NAMES
 
 GPU = "nvidia-h200"
 
@@ -237,11 +232,3 @@ def test_what_cannot_be_explained_is_an_error() -> None:
         explain(np.zeros(3))
     with pytest.raises(rnn.ConfigError, match="a module says itself"):
         explain(compiled("gru", 4, 8)[1], batch=4)
-
-
-def test_code_is_made_when_it_is_asked_for() -> None:
-    machine = resolve("x86-64-v4")
-    own = passed(rnn.RNN(rnn.cells.elman, 3, 5), Options(machine, precision="float32"))
-    looked = Looked(own.net, machine, own.stages, own.options)
-    assert tuple(name for name, _ in looked.code()) == CODE_STAGES
-    assert replace(looked, options=None).code() == []

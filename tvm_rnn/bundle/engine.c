@@ -444,13 +444,6 @@ int32_t engine_reserve(struct engine* handle, int32_t network, int64_t steps, in
 
 /* --- calls of networks --- */
 
-static void fill(void* data, int64_t count, double value, int bits) {
-  for (int64_t i = 0; i < count; ++i) {
-    if (bits == 32) ((float*)data)[i] = (float)value;
-    else ((double*)data)[i] = value;
-  }
-}
-
 int32_t engine_init_state(struct engine* handle, int32_t network, int64_t batch, void* const* states) {
   if (!handle) FAIL(BAD_ARGUMENT, "init_state: no handle");
   const struct engine_network* n = &handle->loaded->module->network[network];
@@ -461,7 +454,9 @@ int32_t engine_init_state(struct engine* handle, int32_t network, int64_t batch,
     if (!states[i] && count) FAIL(BAD_ARGUMENT, "init_state: %s is null", n->names[n->inputs + i]);
   }
   for (int32_t i = 0; i < n->states; ++i)
-    fill(states[i], batch * n->state_per_row[i], n->initial[i], n->bits);
+    for (int64_t k = 0; k < batch * n->state_per_row[i]; ++k)
+      if (n->bits == 32) ((float*)states[i])[k] = (float)n->initial[i];
+      else ((double*)states[i])[k] = n->initial[i];
   return ENGINE_OK;
 }
 

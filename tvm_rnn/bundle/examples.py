@@ -134,6 +134,25 @@ int main(int argc, char **argv) {{
 """
 )
 
+CPP_HEAD = """\
+#include <cstdint>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "{name}.h"
+
+static void check(int32_t status) {{
+  if (status != {macro}_OK) throw std::runtime_error({name}_error());
+}}
+"""
+
 CPP_MAIN = """\
 int main(int argc, char **argv) {
   try {
@@ -145,26 +164,14 @@ int main(int argc, char **argv) {
 }
 """
 
-EXAMPLE_CPP = """\
+EXAMPLE_CPP = (
+    """\
 // Run {name} over raw {kind} numbers, [steps][batch][...] in C order, and print the last step.
 //
 //   example_cpp [--batch B]{files}
-#include <cstdint>
-#include <cstdlib>
-#include <fstream>
-#include <iostream>
-#include <iterator>
-#include <memory>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
-#include "{name}.h"
-
-static void check(int32_t status) {{
-  if (status != {macro}_OK) throw std::runtime_error({name}_error());
-}}
-
+"""
+    + CPP_HEAD
+    + """
 static std::vector<{kind}> read_file(const std::string &path) {{
   std::ifstream file(path, std::ios::binary);
   std::vector<char> bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
@@ -196,6 +203,7 @@ static int run(int argc, char **argv) {{
   return 0;
 }}
 """
+)
 
 STREAM_C = """\
 /* {name} as a stream, in the style of an audio callback: whatever comes on stdin, step after step, goes to stdout.
@@ -340,26 +348,14 @@ int main(int argc, char **argv) {{
 """
 )
 
-MODEL_CPP = """\
+MODEL_CPP = (
+    """\
 // Run the model {name} over files of raw numbers, and print its outputs: names, shapes, and rows of the last axis.
 //
 //   example_cpp{usage}        a shape is its sizes with an x between them, such as 7x3
-#include <cstdint>
-#include <fstream>
-#include <iostream>
-#include <iterator>
-#include <memory>
-#include <sstream>
-#include <stdexcept>
-#include <string>
-#include <vector>
-
-#include "{name}.h"
-
-static void check(int32_t status) {{
-  if (status != {macro}_OK) throw std::runtime_error({name}_error());
-}}
-
+"""
+    + CPP_HEAD
+    + """
 template <class T>
 static void print(const {name}_array &array, std::size_t count) {{
   const std::size_t row = array.rank ? array.shape[array.rank - 1] : 1;
@@ -411,6 +407,7 @@ static int run(int argc, char **argv) {{
   return 0;
 }}
 """
+)
 
 
 def example_c(facts: Facts) -> str:

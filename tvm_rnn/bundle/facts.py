@@ -111,12 +111,10 @@ class Facts:
 
     @property
     def number(self) -> dict[str, int]:
-        """The numbers of the arrays."""
         return {array.name: i for i, array in enumerate(self.arrays)}
 
     @property
     def manifest_networks(self) -> Sequence[CpuNetwork]:
-        """What the manifest says of each network."""
         return self.manifest.networks if isinstance(self.manifest, SeveralNetworks) else [self.manifest]
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from .header import header_text
 from .program import check_program, program_header, program_source
 from .source import source_text
 
+EXAMPLES = ("example.c", "example.cpp", "stream.c")
 MARK = b"tvm_rnn_last_error"  # a function that code has if it runs without tvm_ffi
 
 
@@ -56,35 +56,21 @@ def write_bundle(module: Any, path: str | os.PathLike[str], name: str | None = N
 def check_place(path: str | os.PathLike[str], name: str | None = None) -> tuple[str, str]:
     """The folder and the name of a bundle, if it may be written there. Raises ConfigError."""
     folder = os.path.abspath(os.fspath(path))
-    own = c_name(name if name is not None else _plain_name(os.path.basename(folder)))
-    _check_free(folder, own)
+    own = c_name(name if name is not None else os.path.basename(folder).replace("-", "_").replace(".", "_"))
+    if os.path.lexists(folder):
+        known = {f"{own}.h", f"{own}.so", f"lib{own}.so", "README.md", "CMakeLists.txt", *EXAMPLES}
+        is_folder = os.path.isdir(folder) and not os.path.islink(folder)
+        strange = sorted(set(os.listdir(folder)) - known) if is_folder else []
+        if strange or not is_folder:
+            got = f"{strange[0]!r} is in it" if is_folder else "it is no folder"
+            do = "give another folder, or remove it first"
+            raise ConfigError(message(f"bundle: {folder!r} is not a bundle of this name", got=got, do=do))
     return folder, own
 
 
 def _unwritable(folder: str, error: OSError) -> BuildError:
     do = "give a folder in an existing one that you may write to"
     return BuildError(message(f"cannot write the bundle {folder!r}", got=error.strerror or str(error), do=do))
-
-
-def _plain_name(text: str) -> str:
-    """The folder's name, if its dashes and dots were underscores."""
-    return text.replace("-", "_").replace(".", "_")
-
-
-def _names(name: str) -> set[str]:
-    """All files that a bundle may have."""
-    own = {f"{name}.h", f"{name}.so", f"lib{name}.so"}
-    return own | {"README.md", "CMakeLists.txt", "example.c", "example.cpp", "stream.c"}
-
-
-def _check_free(folder: str, name: str) -> None:
-    if not os.path.lexists(folder):
-        return
-    found = set(os.listdir(folder)) if os.path.isdir(folder) and not os.path.islink(folder) else None
-    if found is None or found - _names(name):
-        got = "it is no folder" if found is None else f"{sorted(found - _names(name))[0]!r} is in it"
-        do = "give another folder, or remove it first"
-        raise ConfigError(message(f"bundle: {folder!r} is not a bundle of this name", got=got, do=do))
 
 
 def _fill(module: Any, folder: Path, name: str) -> None:
@@ -99,22 +85,17 @@ def _fill(module: Any, folder: Path, name: str) -> None:
         check_program(facts)
     (folder / f"{name}.h").write_text(header_text(facts, program_header(facts)))
     _compile(facts, folder)
-    sources = _programs(facts, folder)
+    if facts.manifest.model:
+        texts = [examples.model_example(facts, False), examples.model_example(facts, True)]
+    else:
+        texts = [examples.example_c(facts), examples.example_cpp(facts)]
+    texts += [examples.stream_c(facts)] if facts.networks[0].can_step else []
+    sources = {}  # by their programs' names
+    for file, text in zip(EXAMPLES, texts, strict=False):
+        (folder / file).write_text(text)
+        sources["stream" if file == "stream.c" else file.replace(".", "_")] = file
     (folder / "README.md").write_text(guide.readme_text(facts, sources))
     (folder / "CMakeLists.txt").write_text(guide.cmake_text(facts, sources))
-
-
-def _programs(facts: Facts, folder: Path) -> Mapping[str, str]:
-    """The examples' files by their programs' names, written."""
-    if facts.manifest.model:
-        texts = {"example.c": examples.model_example(facts, False), "example.cpp": examples.model_example(facts, True)}
-    else:
-        texts = {"example.c": examples.example_c(facts), "example.cpp": examples.example_cpp(facts)}
-    if facts.networks[0].can_step:
-        texts["stream.c"] = examples.stream_c(facts)
-    for file, text in texts.items():
-        (folder / file).write_text(text)
-    return {"stream" if file == "stream.c" else file.replace(".", "_"): file for file in texts}
 
 
 def _compile(facts: Facts, folder: Path) -> None:

@@ -27,7 +27,7 @@ from .work import occupancies, work
 
 if TYPE_CHECKING:
     from tvm_rnn.explain.html.charts import AblationRow
-    from tvm_rnn.graph.graph import Layers
+    from tvm_rnn.explain.module import Looked
     from tvm_rnn.options import Options
     from tvm_rnn.records import Records
     from tvm_rnn.runtime.runtime import Module
@@ -35,26 +35,6 @@ if TYPE_CHECKING:
 
 STEPS, BATCH = 100, 1  # of the workload whose time is estimated, where the caller names none
 CLOSING = ("regime", "wave")  # stages after the passes
-
-
-@dataclass(frozen=True)
-class Looked:
-    """A network that was explained, for pictures of it. stages: its graphs after each pass. options: of `compile`; None
-    for a module's network, which has its code in its file."""
-
-    net: RNN
-    machine: Target
-    stages: list[tuple[str, Layers]]
-    options: Options | None
-
-    def code(self) -> list[tuple[str, str]]:
-        """Tensor expressions and generated code, as (stage, text); nothing of a module's."""
-        if self.options is None:
-            return []
-        from tvm_rnn.compiler.stage_texts import CODE_STAGES, GPU_STAGES, texts
-
-        known = GPU_STAGES if self.machine.kind == "cuda" else CODE_STAGES
-        return [(name, words) for name, words in texts(self.net, self.options) if name in known]
 
 
 @dataclass(frozen=True)
@@ -147,7 +127,8 @@ def explain(
         LoadError: the file of a module is bad.
     """
     without = tuple(without)
-    machine, module, looked = None, None, list[Looked | None]()
+    machine, module = None, None
+    looked: list[Looked | None] = []
     if isinstance(net_or_module, RNN | Model):
         from tvm_rnn.compiler.compile import compile
         from tvm_rnn.options import asked
@@ -173,7 +154,7 @@ def explain(
             from .module import NotDrawn, remade
 
             try:
-                looked.append(Looked(*remade({**shared, **facts}, cell), None))
+                looked.append(remade({**shared, **facts}, cell))
             except NotDrawn as why:
                 reason = str(why)
                 looked.append(None)
@@ -214,6 +195,8 @@ def _decided(net: RNN | Model, options: Options) -> tuple[dict[str, Any], list[L
     from tvm_rnn.module_file.schema import plain
     from tvm_rnn.passes.pipeline import passed
 
+    from .module import Looked
+
     machine = options.target
     found, looked = [], []
     for one in networks_of(net, options):
@@ -243,7 +226,6 @@ def _decided(net: RNN | Model, options: Options) -> tuple[dict[str, Any], list[L
 
 
 def _network(manifest: Facts, machine: Target | None, net: RNN | None, steps: int, module: Any) -> NetworkFacts:
-    """Everything about one network."""
     decisions = [Decision.from_dict({"subject": {}, "facts": {}, **d}) for d in manifest.get("decisions", ())]
     decisions = [d for d in decisions if d.stage != "trace" or "training" not in d.subject]
     variants = manifest.get("variants", ())

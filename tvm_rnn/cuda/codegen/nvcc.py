@@ -115,11 +115,11 @@ def _root_of(program: str) -> Path:
 def _toolchain(root: Path) -> tuple[Toolchain | None, str]:
     include = [root / "include", *root.glob("targets/*/include"), root / "include" / "cccl"]
     headers = next((folder for folder in include if (folder / "cuda_runtime.h").exists()), None)
-    library = next((p for p in _libraries(root, "libcudart_static.a")), None)
-    program = next((p for p in [root / "bin" / "nvcc"] if os.access(p, os.X_OK)), None)
-    if program is not None and not ((root / "nvvm" / "bin" / "cicc").exists() or _cicc(root)):
+    library = next(_libraries(root, "libcudart_static.a"), None)
+    program = root / "bin" / "nvcc" if os.access(root / "bin" / "nvcc", os.X_OK) else None
+    if program is not None and not ((root / "nvvm" / "bin" / "cicc").exists() or any(root.glob("**/cicc"))):
         program = None  # the package nvidia-cuda-nvcc without its other half, nvidia-nvvm
-    rtc = next((p for p in sorted(_libraries(root, "libnvrtc.so*"), reverse=True)), None)
+    rtc = max(_libraries(root, "libnvrtc.so*"), default=None)
     if headers is None or library is None:
         return None, "without cuda_runtime.h or libcudart_static.a"
     if program is None and rtc is None:
@@ -130,10 +130,6 @@ def _toolchain(root: Path) -> tuple[Toolchain | None, str]:
     paths = tuple(str(folder) for folder in include if folder.is_dir())
     nvcc, nvrtc = (str(p) if p else None for p in (program, rtc))
     return Toolchain(nvcc, nvrtc, paths, str(library), version), ""
-
-
-def _cicc(root: Path) -> bool:
-    return any(root.glob("**/cicc"))
 
 
 def _libraries(root: Path, pattern: str) -> Iterator[Path]:
@@ -161,15 +157,8 @@ def compile_cubin(code: str, arch: str, output: Path, fast: bool, tools: Toolcha
     flags = ["-std=c++17", *(["--ftz=true"] if fast else []), *(f"-I{path}" for path in tools.include)]
     if tools.nvcc is None:
         return _nvrtc(code, arch, output, flags, tools)
-    command = [
-        tools.nvcc,
-        "-cubin",
-        f"-arch={arch}",
-        "-O3",
-        "-w",
-        "-Xptxas=-v",
-    ]
-    return _run([*command, "--expt-relaxed-constexpr", *flags, str(text), "-o", str(output)])
+    own = ["-cubin", f"-arch={arch}", "-O3", "-w", "-Xptxas=-v", "--expt-relaxed-constexpr"]
+    return _run([tools.nvcc, *own, *flags, str(text), "-o", str(output)])
 
 
 def _run(command: Sequence[str]) -> str:

@@ -34,8 +34,6 @@ def _layouts() -> tuple[ModuleType, ModuleType]:
 
 
 class _Box:
-    """A vertex's size, and its place once the layout has found it."""
-
     def __init__(self, lines: tuple[str, str]) -> None:
         self.lines = lines
         self.w = max(len(line) for line in lines) * LETTER + 2 * PADDING
@@ -76,7 +74,6 @@ def draw(graph: Graph, title: str) -> str:
 
 
 def _lines(node: Node, names: Mapping[Node, str]) -> tuple[str, str]:
-    """A box's name with its shape, and what it is."""
     shape = f"[{','.join(map(str, node.shape))}]"
     if node.leaf:
         return f"{names[node]}", f"{node.op} {shape}"
@@ -125,15 +122,11 @@ def _svg(graph: Graph, boxes: Mapping[Node, _Box], region: Mapping[Node, str], t
             parts.append(_arrow(boxes[arg], box, home.get(node, -1) == home.get(arg, -2)))
     roots = {*graph.results, graph.output}
     for node, box in boxes.items():
-        words = " ".join(
-            ["node", region[node], *(["root"] if node in roots else []), *(["kept"] if node in kept else [])]
-        )
+        words = f"node {region[node]}{' root' * (node in roots)}{' kept' * (node in kept)}"
         x, y = box.xy[0] - box.w / 2, box.xy[1] - HEIGHT / 2
-        number = (
-            f'<text class="group" x="{x + box.w - 4:.0f}" y="{y - 3:.0f}">{home[node] + 1}</text>'
-            if node in home
-            else ""
-        )
+        number = ""
+        if node in home:
+            number = f'<text class="group" x="{x + box.w - 4:.0f}" y="{y - 3:.0f}">{home[node] + 1}</text>'
         first, second = (escape(line) for line in box.lines)
         text = f'<text x="{box.xy[0]:.0f}" y="{box.xy[1] - 3:.0f}">{first}</text>'
         text += f'<text class="op" x="{box.xy[0]:.0f}" y="{box.xy[1] + 11:.0f}">{second}</text>'
