@@ -1,6 +1,6 @@
 """What a bundle's C texts say of a module: its networks with C names, and where the arrays of its file lie.
 
-In: a module's file as `Module.export` writes it. Out: `Facts`, for header.py, source.py, examples.py and guide.py.
+In: a module's file as `Module.export` writes it. Out: `Facts`, for header.py, source.py, examples.py and folder.py.
 """
 
 from __future__ import annotations
@@ -114,10 +114,6 @@ class Facts:
         return {array.name: i for i, array in enumerate(self.arrays)}
 
     @property
-    def manifest_networks(self) -> Sequence[CpuNetwork]:
-        return self.manifest.networks if isinstance(self.manifest, SeveralNetworks) else [self.manifest]
-
-    @property
     def model(self) -> Model:
         """The model around the networks, of which there must be one."""
         if self.manifest.model is None:
@@ -125,11 +121,11 @@ class Facts:
         return self.manifest.model
 
 
-def c_name(text: str, what: str = "bundle") -> str:
+def c_name(text: str) -> str:
     """The text, if it can begin names in C. Raises ConfigError."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text) or text in TAKEN:
         do = "letters, digits and _ that begin with a letter, and no word of C"
-        raise ConfigError(message(f"{what}: not a name in C", got=repr(text), expected=do, do="give another: name=..."))
+        raise ConfigError(message("bundle: not a name in C", got=repr(text), expected=do, do="give another: name=..."))
     return text
 
 
@@ -161,8 +157,10 @@ def read_facts(data: bytes, manifest: Mapping[str, object], name: str) -> Facts:
         raise ConfigError(message("bundle: only modules for CPUs", got=said.target.name, do="compile it for a CPU"))
     several = isinstance(said, SeveralNetworks)
     parts = said.networks if isinstance(said, SeveralNetworks) else [said]
-    values = [_weights_as_values(said.model, i) for i in range(len(parts))]
     prefixes = [f"{i}." if several else "" for i in range(len(parts))]
+    # Weights that the model around a network gives it, in the order of the step's inputs.
+    steps = [step.attributes for step in said.model.steps if step.op == NETWORK] if said.model is not None else []
+    values = [next((a.get("weights", ()) for a in steps if a["network"] == i), ()) for i in range(len(parts))]
     for own, first, names in zip(parts, prefixes, values, strict=True):
         shapes = {item.name: tuple(item.shape) for item in own.weights}
         arrays += tuple(Stored(first + n, own.dtype, shapes[n], -1 - i) for i, n in enumerate(names))
@@ -177,27 +175,14 @@ def read_facts(data: bytes, manifest: Mapping[str, object], name: str) -> Facts:
     return Facts(name, tuple(networks), arrays, said, code_bytes, code, header_bytes, zlib.crc32(header), features)
 
 
-def _weights_as_values(model: Model | None, network: int) -> list[str]:
-    """The weights of a network that the model around it gives it, in the order of the step's inputs."""
-    for step in model.steps if model is not None else ():
-        if step.op == NETWORK and step.attributes["network"] == network:
-            return list(step.attributes.get("weights", ()))
-    return []
-
-
 def _network(m: CpuNetwork, name: str, number: Mapping[str, int], first: str, given: bool) -> Network:
     directions, layers = m.num_directions, m.num_layers
     words = unique([*(item.name for item in m.inputs), *(state.name for state in m.states)], name)
     if len(words) > MOST_ARRAYS:
         got, expected = f"{len(words)} inputs and states", f"at most {MOST_ARRAYS}"
         raise ConfigError(message("bundle: a network with too many arrays", got=got, expected=expected))
-    inputs = [
-        Array(word, math.prod(item.shape), _axes("batch", *item.shape))
-        for word, item in zip(words, m.inputs, strict=False)
-    ]
-    states = [
-        _state(word, state, directions, layers) for word, state in zip(words[len(inputs) :], m.states, strict=True)
-    ]
+    inputs = [Array(w, math.prod(x.shape), _axes("batch", *x.shape)) for w, x in zip(words, m.inputs, strict=False)]
+    states = [_state(w, s, directions, layers) for w, s in zip(words[len(inputs) :], m.states, strict=True)]
     width = [directions * n if i == 0 else n for i, n in enumerate(m.output.shape or [1])]
     output = Array("y", math.prod(width), _axes("batch", *width))
     missing = [n for pack in m.packs for n in pack.weights if first + n not in number]
@@ -222,9 +207,9 @@ def _axes(*sizes: object) -> str:
     return "".join(f"[{size}]" for size in sizes)
 
 
-def listed(names: Sequence[str], last: str = "and") -> str:
+def listed(names: Sequence[str]) -> str:
     """Names for a sentence: "x, h and c"."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}" if names else "nothing"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "nothing"
 
 
 def c_text(value: str) -> str:

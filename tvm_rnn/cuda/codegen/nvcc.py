@@ -92,8 +92,7 @@ def _all_roots() -> Iterator[Path]:
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
             yield Path(os.environ[variable])
-    program = shutil.which("nvcc")
-    if program:
+    if program := shutil.which("nvcc"):
         yield _root_of(program)
     yield from sorted(Path("/usr/local").glob("cuda"))
     yield from sorted(Path("/opt").glob("cuda"))
@@ -105,9 +104,8 @@ def _all_roots() -> Iterator[Path]:
 @functools.cache
 def _root_of(program: str) -> Path:
     """The toolkit of an nvcc; a program of that name in PATH may be a script that calls another."""
-    done = subprocess.run(
-        [program, "--dryrun", "-c", "-x", "cu", "none.cu"], capture_output=True, text=True, check=False
-    )
+    command = [program, "--dryrun", "-c", "-x", "cu", "none.cu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     top = re.search(r"^#\$ TOP=(.*)$", done.stderr, re.MULTILINE)
     return Path(top.group(1)) if top else Path(program).resolve().parent.parent
 
@@ -204,19 +202,16 @@ def _nvrtc(code: str, arch: str, output: Path, flags: Sequence[str], tools: Tool
 
 def resources(remarks: str) -> list[Taken]:
     """What each kernel takes, from the assembler's remarks."""
-    rows = []
-    for name, arch, stack, stores, loads, registers, rest in RESOURCES.findall(remarks):
-        shared = re.search(r"(\d+) bytes smem", rest)
-        rows.append(
-            {
-                "kernel": name.removesuffix("_kernel").removesuffix(f"_{arch}"),
-                "registers": int(registers),
-                "stack_bytes": int(stack),
-                "spill_bytes": int(stores) + int(loads),
-                "shared_bytes": int(shared.group(1)) if shared else 0,
-            }
-        )
-    return rows
+    return [
+        {
+            "kernel": name.removesuffix("_kernel").removesuffix(f"_{arch}"),
+            "registers": int(registers),
+            "stack_bytes": int(stack),
+            "spill_bytes": int(stores) + int(loads),
+            "shared_bytes": int(shared.group(1)) if (shared := re.search(r"(\d+) bytes smem", rest)) else 0,
+        }
+        for name, arch, stack, stores, loads, registers, rest in RESOURCES.findall(remarks)
+    ]
 
 
 def build(sources: Sequence[Source], folder: Path, fast: bool) -> tuple[bytes, dict[str, list[Taken]], str]:
