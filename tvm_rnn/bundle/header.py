@@ -106,27 +106,22 @@ def header_text(facts: Facts, program: str = "") -> str:
 
 
 def _about(facts: Facts) -> str:
-    steps = [n for n in facts.networks if n.can_step]
+    steps, (title, *lines) = [n for n in facts.networks if n.can_step], about_lines(facts)
     said = f"{listed([f'{n.name}_step' for n in steps])} never does." if steps else "Only whole sequences: no steps."
     return ABOUT.format(
         name=facts.name,
         macro=facts.name.upper(),
-        title=title_of(facts),
-        lines="\n".join(f"   {line}" for text in about_lines(facts)[1:] for line in textwrap.wrap(text, 115)),
+        title=title,
+        lines="\n".join(f"   {line}" for text in lines for line in textwrap.wrap(text, 115)),
         steps=said,
         version=facts.manifest.versions["tvm_rnn"],
     )
 
 
-def title_of(facts: Facts) -> str:
-    """The module in a few words."""
-    return "; ".join(network.title for network in facts.networks)
-
-
 def about_lines(facts: Facts) -> list[str]:
     """What `NAME_about` says."""
     m, target = facts.manifest, facts.manifest.target
-    lines = [title_of(facts)]
+    lines = ["; ".join(network.title for network in facts.networks)]
     if m.origin is not None:
         lines.append(f"Made from: {origin_text(plain(m.origin))}.")
     needs = ", ".join(target.features)

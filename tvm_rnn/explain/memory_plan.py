@@ -182,6 +182,3 @@ def facts_of(net: RNN, options: Options, keep: str) -> dict[str, Any]:
             return facts | {"tape": trained.forward.tape.sizes(), "memory": plain(memory), "working": working}
         training, memory = planned(passed(net, options), keep)
         return facts | {"training": plain(training), "memory": plain(memory)}
-
-
-__all__ = ["Choice", "MemoryPlans", "facts_of", "plan_memory", "plans_of", "sizes_of"]

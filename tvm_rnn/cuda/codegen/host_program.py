@@ -318,6 +318,3 @@ def _type_code(dtype: str) -> str:
     codes = {"bool": 6, "bfloat16": 4, "float8_e4m3fn": 10}
     code = codes.get(dtype, 2 if dtype.startswith("float") else 1 if dtype.startswith("uint") else 0)
     return f"{code}, {8 * ITEM_BYTES[dtype]}"
-
-
-__all__ = ["ALIGNMENT", "ITEM_BYTES", "Host", "HostExpr", "Pointer", "Program"]

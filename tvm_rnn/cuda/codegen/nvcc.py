@@ -254,6 +254,3 @@ def _host_compiler() -> str:
         got = "none of $CXX, g++, clang++, c++"
         raise BuildError(message("no C++ compiler for the host program", got=got, do="install g++"))
     return compiler
-
-
-__all__ = ["OLDEST", "Toolchain", "build", "compile_cubin", "find", "resources"]

@@ -88,6 +88,3 @@ def geometry_beside(
     taken = best is not alone
     tell(taken, "narrower kernels for layers side by side", why if taken else f"{first:.0f} us are not clearly more")
     return best
-
-
-__all__ = ["WAVE_STEPS", "WAVE_TILES", "at_once", "geometry_beside", "least_steps", "room_for_two", "stack_us"]

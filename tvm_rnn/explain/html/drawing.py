@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
-from types import ModuleType
 
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.graph.graph import Graph, Node, depends
@@ -24,15 +23,6 @@ MOST = 400  # values: beyond, a picture says nothing any more
 LONGEST = 34  # letters of a box's second line
 
 
-def _layouts() -> tuple[ModuleType, ModuleType]:
-    try:
-        from grandalf import graphs, layouts
-    except ImportError as reason:
-        do = "pip install 'tvm_rnn[report]'"
-        raise ConfigError(message("the report page needs grandalf", got=str(reason), do=do)) from None
-    return graphs, layouts
-
-
 class _Box:
     def __init__(self, lines: tuple[str, str]) -> None:
         self.lines = lines
@@ -43,7 +33,11 @@ class _Box:
 
 def draw(graph: Graph, title: str) -> str:
     """The picture. title: what it shows, for those who do not see it. Raises ConfigError without grandalf."""
-    graphs, layouts = _layouts()
+    try:
+        from grandalf import graphs, layouts
+    except ImportError as reason:
+        do = "pip install 'tvm_rnn[report]'"
+        raise ConfigError(message("the report page needs grandalf", got=str(reason), do=do)) from None
     roots = {*graph.results, graph.output}
     nodes = [n for n in graph.nodes() if n.op != "const" and (n in roots or not _is_view(n))]
     if len(nodes) > MOST:
