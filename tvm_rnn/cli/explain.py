@@ -119,7 +119,7 @@ def _own_cell(cell: str | None, spec: str) -> Cell | None:
 
 
 def _write_page(found: Explanation, path: str, shown: Page) -> None:
-    from tvm_rnn.explain.html.sources import ablation_rows, gains
+    from tvm_rnn.explain.html.charts import ablation_rows, gains
 
     command = shlex.join(["tvm-rnn", *sys.argv[1:]])
     times = ablation_rows(shown.ablation) if shown.ablation else ()

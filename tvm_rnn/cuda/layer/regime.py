@@ -6,7 +6,7 @@ reserves their memory, and puts `launch` where they apply.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -89,6 +89,14 @@ class Regime(Protocol):
     def fact(self) -> dict[str, Any]: ...
 
     def launch(self, host: Host, layer_steps: LayerSteps) -> None: ...
+
+
+def by_batch(regimes: Sequence[Regime], say: Callable[[Regime], HostExpr], otherwise: HostExpr) -> HostExpr:
+    """A C++ expression in B: what is said of the first regime for so large a batch."""
+    for regime in reversed(regimes):
+        found = say(regime)
+        otherwise = found if regime.most is None else f"(B <= {regime.most} ? {found} : {otherwise})"
+    return otherwise
 
 
 def launch_either(

@@ -82,12 +82,10 @@ class Plan:
         self.code = [self._layer(graph, i) for i, graph in enumerate(self.layers.graphs)]
 
     def _layer(self, graph: Graph, number: int) -> Layer:
-        """The code of the layers that share a graph."""
         net = self.net
         return Layer(graph, number, net.dtype, self.options, self.target, net.cell.initial, directions=self.directions)
 
     def run(self) -> Program:
-        """The program of inference."""
         program, host = self.program, self.program.sequence
         self._tile_sizes()
         self.visits = self._visits()
@@ -137,7 +135,6 @@ class Plan:
         copy_states(host, name, own, self.segment.visit if self.segment.given and self.directions > 1 else "")
 
     def _facts(self) -> Iterator[dict[str, Any]]:
-        """Rows for the manifest's templates: in the order in which they are tried, each with the layers it is for."""
         if self.together is not None:
             every = list(range(self.net.num_layers))
             yield from ({**fact, "layers": every} for fact in self.together.facts())
@@ -247,7 +244,6 @@ class Plan:
     # --- statements ------------------------------------------------------------------------------------------------
 
     def _layers(self, host: Host) -> None:
-        """All layers, one after the other or side by side."""
         if self.whole:
             self._layer_major(host)
         else:
@@ -292,7 +288,6 @@ class Plan:
         """After all tiles."""
 
     def _back(self, visit: Visit) -> bool:
-        """Whether it goes from the last step to the first."""
         return self.net.reverse or bool(visit.direction)
 
     @contextmanager
