@@ -191,10 +191,11 @@ def wait(workers: Sequence[WorkerProcess]) -> WorkerProcess:
 
 
 class Pool:
-    """Workers of one kind, at most `size`, to which requests are handed as they become free."""
+    """Workers of one kind, at most `size`, to which requests are handed as they become free. fresh: each request has a
+    process of its own."""
 
-    def __init__(self, make: Callable[[], WorkerProcess], size: int) -> None:
-        self.make, self.size = make, size
+    def __init__(self, make: Callable[[], WorkerProcess], size: int, fresh: bool = False) -> None:
+        self.make, self.size, self.fresh = make, size, fresh
         self.workers: list[WorkerProcess] = []
 
     def map(self, requests: Sequence[Request], seconds: float) -> Generator[tuple[int, Reply | Lost]]:
@@ -215,7 +216,13 @@ class Pool:
                     busy[worker] = number
                 worker = wait(list(busy))
                 idle.append(worker)
-                yield busy.pop(worker), _answer(worker)
+                try:
+                    answer: Reply | Lost = worker.answer()
+                except Lost as reason:
+                    answer = reason
+                if self.fresh:
+                    worker.end()
+                yield busy.pop(worker), answer
         except BaseException:
             self.end()
             raise
@@ -224,13 +231,6 @@ class Pool:
         """End all workers; a later `map` starts others."""
         for worker in self.workers:
             worker.end()
-
-
-def _answer(worker: WorkerProcess) -> Reply | Lost:
-    try:
-        return worker.answer()
-    except Lost as reason:
-        return reason
 
 
 def _paths() -> dict[str, str]:

@@ -22,7 +22,7 @@ from .models import Problem, Unsupported
 if TYPE_CHECKING:
     import torch
 
-    from .gpu_problem import GpuProblem
+    from .gpu import GpuProblem
 
 MODES = {
     "lstm": api.LSTM,

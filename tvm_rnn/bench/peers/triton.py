@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from .gpu_problem import GpuProblem
+    from .gpu import GpuProblem
 
 
 @triton.jit

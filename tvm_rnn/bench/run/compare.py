@@ -140,7 +140,7 @@ def compare(
     Raises ConfigError for wrong arguments, LoadError for the file, WeightError for a module without weights, and
     TvmRnnError where the module itself fails or differs from the oracle.
     """
-    check(against, steps=steps, batch=batch, rounds=rounds, threads=1 if threads is None else threads)
+    check(against, PEERS, steps=steps, batch=batch, rounds=rounds, threads=1 if threads is None else threads)
     threads = threads or len(os.sched_getaffinity(0))
     tell = progress or (lambda text: None)
     with tempfile.TemporaryDirectory(prefix="tvm_rnn-bench-") as folder:
@@ -175,11 +175,11 @@ def compare(
     return Report((ours, *(c.row(each, flops, ours.median_us) for c in contenders[1:])), facts)
 
 
-def check(against: Sequence[str], **counts: int) -> None:
+def check(against: Sequence[str], peers: Sequence[str] = PEERS, **counts: int) -> None:
     """Raises ConfigError for a peer that is none, and for a count below 1."""
     for name in against:
-        if name not in PEERS:
-            raise ConfigError(message("no such peer", **unknown("peer", name, PEERS)))
+        if name not in peers:
+            raise ConfigError(message("no such peer", **unknown("peer", name, peers)))
     for name, count in counts.items():
         if not isinstance(count, int) or count < 1:
             raise ConfigError(message(f"the number of {name} is wrong", got=repr(count), expected="at least 1"))

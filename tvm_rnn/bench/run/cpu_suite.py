@@ -13,7 +13,7 @@ import functools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,9 +27,8 @@ from tvm_rnn.passes import pipeline
 from tvm_rnn.target import host
 
 from .compare import OURS, Row, check, compare, cpu_facts
-from .gpu_suite import Record, writing
+from .gpu_suite import Progress, Record, Run, writing
 
-Progress = Callable[[str], None]
 STREAM_STEPS = 64  # different inputs, over and over
 
 
@@ -61,16 +60,10 @@ def run(
     """
     threads = options.threads or len(os.sched_getaffinity(0))
     check(options.against, threads=threads, rounds=options.rounds)
-    tell, found = progress or (lambda text: None), list[Record]()
-    sizes, started = batches(every or points), time.monotonic()
-    with_peers = beside_peers(points)
+    found, sizes, with_peers = list[Record](), batches(every or points), beside_peers(points)
     with writing(found, records) as write:
         write({"kind": "facts", **cpu_facts(threads)})
-        for number, point in enumerate(points):
-            if options.limit is not None and time.monotonic() - started > options.limit:
-                write({"kind": "stopped", "limit": options.limit, "points_left": len(points) - number})
-                break
-            tell(f"{number + 1} of {len(points)}: {point.name}")
+        for point in Run(write, options.limit, progress).each(points):
             peers = options.against if point in with_peers else ()
             for record in _measure(point, sizes[point.network], peers, replace(options, threads=threads)):
                 write(record)

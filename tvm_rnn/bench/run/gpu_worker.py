@@ -1,22 +1,24 @@
 """The process of a GPU benchmark that uses the GPU: `python -m tvm_rnn.bench.run.gpu_worker`, started by
 `gpu_suite.py`.
 
-In: requests as lines of JSON on stdin: {"facts": true}, or a point with the frameworks to compare, and what to leave
-out ("skip": a reason by "framework" or "framework: configuration"). Out: lines of JSON on stdout: {"stage",
-"framework", "config"} as each stage of the work begins, then the answer. It is a process of its own because a kernel
-that fails takes the process's GPU context with it, and one that hangs can only be ended with its process.
+In: requests as lines of JSON on stdin: {"facts": true}; a point with the frameworks to compare, and what to leave out
+("skip": a reason by "framework" or "framework: configuration"); or, for `tune/gpu_measure.py`, a point with the files
+of its candidates. Out: lines of JSON on stdout: {"stage", "framework", "config"} as each stage of the work begins, then
+the answer. It is a process of its own because a kernel that fails takes the process's GPU context with it, and one that
+hangs can only be ended with its process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tvm_rnn.bench.measure.gpu_graphs import (
@@ -32,9 +34,8 @@ from tvm_rnn.bench.measure.gpu_graphs import (
     same_bits,
     tensors,
 )
-from tvm_rnn.bench.peers.gpu import FRAMEWORKS, GpuPrepared, in_a_line, time_limit
-from tvm_rnn.bench.peers.gpu_problem import GpuProblem
-from tvm_rnn.bench.peers.models import Unsupported
+from tvm_rnn.bench.peers.gpu import FRAMEWORKS, GpuProblem, prepare_tvm_rnn, time_limit
+from tvm_rnn.bench.peers.models import Prepared, Unsupported, in_a_line
 from tvm_rnn.bench.suites.gpu import Point, network, tamed
 from tvm_rnn.errors import TvmRnnError
 from tvm_rnn.network.rnn import RNN
@@ -80,19 +81,31 @@ class Contender:
         medians = {config: statistics.median(us) for config, us in times.items()}
         config = min(medians, key=lambda c: medians[c])
         median = medians[config]
-        spread = (max(times[config]) - min(times[config])) / median
         largest, relative = self.errors[config]
-        timing = {"config": config, "us_per_step": median / max(1, steps), "us": median, "spread": spread}
+        timing = {
+            "config": config,
+            "us_per_step": median / max(1, steps),
+            "us": median,
+            "spread": spread(times[config]),
+        }
         timing["configs"] = {config: us / max(1, steps) for config, us in medians.items()}
         if config in self.seconds:
             timing["compile_seconds"] = round(self.seconds[config], 2)
         return {**facts, **timing, "error": relative, "largest_error": largest}
 
 
+def spread(times: Sequence[float]) -> float:
+    """(slowest - fastest) / median."""
+    return (max(times) - min(times)) / statistics.median(times)
+
+
 class Bench:
-    """Points, one after the other; the network of the last one is kept for the next. device: as torch names it."""
+    """Points, one after the other; the network of the last one is kept for the next, and of candidates the oracle.
+    device: as torch names it."""
 
     device = "cuda"
+    problem: GpuProblem | None = None  # of candidates
+    expected: Exact
 
     def __init__(self, tell: Tell) -> None:
         import torch
@@ -145,6 +158,37 @@ class Bench:
         work = {"bytes": self._bytes(problem, expected)}
         return [{**contender.row(point.steps, found), **work} for contender in contenders]
 
+    def candidates(self, request: Request) -> list[Reply]:
+        """A row per file: us (of the whole sequence), spread and error, or the reason why there is none. A final
+        measurement is of candidates that compute the same every time."""
+        import torch
+
+        point = Point.from_dict(request["point"])
+        if self.problem is None or self.problem.point != point:
+            torch.cuda.empty_cache()
+            self.problem = self._problem(point, {"module": None, "compile_seconds": 0.0})
+            self.expected = self._oracle(self.problem)
+        limit, ours = tolerance(point.precision, point.steps), Contender(OURS)
+        for file in request["files"]:
+            self._stage("preparing", OURS, file)
+            with torch.no_grad(), _reasons(ours.left_out, file):
+                problem = replace(self.problem, module=os.path.join(request["folder"], file))
+                (run,) = prepare_tvm_rnn(problem).runs.values()
+                self._stage("checking", OURS, file)
+                self._check(ours, file, run, self.expected, limit, repeatedly=bool(request.get("final")))
+                if not ours.facts.get("repeats_equal", True):
+                    ours.graphs.pop(file, None)
+                    raise TvmRnnError("the result differs from run to run")
+        self._stage("timing", OURS, request["files"][0])
+        with torch.no_grad():
+            times = rounds_us(ours.graphs, request["rounds"]) if ours.graphs else {}
+        torch.cuda.synchronize()
+        found: dict[str, Reply] = {file: {"file": file, "reason": reason} for file, reason in ours.left_out.items()}
+        for file, own in times.items():
+            us, error = round(statistics.median(own), 3), ours.errors[file][1]
+            found[file] = {"file": file, "us": us, "spread": round(spread(own), 4), "error": error}
+        return [found[file] for file in request["files"]]
+
     def _stage(self, stage: str, framework: str, config: str = "") -> None:
         self.tell({"stage": stage, "framework": framework, "config": config})
 
@@ -176,7 +220,7 @@ class Bench:
         self._stage("preparing", contender.name)
         limit = tolerance(problem.point.precision, problem.point.steps)
         limit *= 1 if contender.name == OURS else 10  # peers that keep states in 16 bits are theirs to judge
-        prepared = GpuPrepared("", {})
+        prepared = Prepared("", {})
         with torch.no_grad(), _reasons({}, "") as failed:
             prepared = FRAMEWORKS[contender.name](problem)
             contender.version, contender.facts = prepared.version, dict(prepared.facts)
@@ -189,10 +233,12 @@ class Bench:
             with torch.no_grad(), _reasons(contender.left_out, config):
                 if config in prepared.compiling:
                     contender.seconds[config] = _first_call(run, problem.compile_seconds)
-                self._check(contender, config, run, expected, limit)
+                self._check(contender, config, run, expected, limit, repeatedly=contender.name == OURS)
 
-    def _check(self, contender: Contender, config: str, run: Run, expected: Exact, limit: float) -> None:
-        if contender.name == OURS:
+    def _check(
+        self, contender: Contender, config: str, run: Run, expected: Exact, limit: float, *, repeatedly: bool
+    ) -> None:
+        if repeatedly:
             contender.facts["memory_bytes"] = memory = memory_of(run)
             first = run_poisoned(run, memory)
             equal = all(same_bits(first, run_poisoned(run, memory)) for _ in range(REPEATS))
@@ -200,7 +246,7 @@ class Bench:
         captured = capture(run)
         poison(captured.result)
         captured.graph.replay()
-        if contender.name == OURS:
+        if repeatedly:
             contender.facts["repeats_equal"] = equal and same_bits(first, captured.result)
         largest, relative = errors(captured.result, expected)
         if not relative <= limit:  # not the largest: one unit of a bistable cell may end on the other side
@@ -267,23 +313,21 @@ def errors(result: Result, expected: Exact) -> tuple[float, float]:
     return largest, relative
 
 
-def serve(requests: Iterator[str], tell: Tell, kind: type[Bench] = Bench) -> None:
+def serve(requests: Iterator[str], tell: Tell) -> None:
     """Answer requests until there are no more. Points' answers: {"rows": [record, ...]}; facts: {"facts": {...}}."""
     try:
-        bench = kind(tell)
+        bench = Bench(tell)
     except (ImportError, TvmRnnError) as reason:
         tell({"failed": str(reason)})
         return
     for line in requests:
         request = json.loads(line)
-        tell({"facts": bench.facts()} if "facts" in request else {"rows": bench.measure(request)})
-
-
-def main(kind: type[Bench] = Bench) -> None:
-    """Serve on stdin and stdout."""
-    with channel() as tell:
-        serve(sys.stdin, tell, kind)
+        if "facts" in request:
+            tell({"facts": bench.facts()})
+        else:
+            tell({"rows": (bench.candidates if "files" in request else bench.measure)(request)})
 
 
 if __name__ == "__main__":
-    main()
+    with channel() as answer:
+        serve(sys.stdin, answer)
