@@ -21,7 +21,6 @@ MANY_POSITIONAL = {
     "tvm_rnn/cuda/persistent/dropout_mask_words.py",
     "tvm_rnn/cuda/persistent/product/mma_sync.py",
     "tvm_rnn/frontends/keras_recurrent.py",
-    "tvm_rnn/bench/peers/triton.py",
     "tvm_rnn/runtime/runtime.py",
     "tvm_rnn/runtime/runtime_cuda.py",
     "tvm_rnn/runtime/runtime_cuda_segments.py",

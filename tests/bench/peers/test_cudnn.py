@@ -11,8 +11,8 @@ from gpu_stand_in import point, problem, stand_in
 
 from tvm_rnn.bench.peers import cudnn as peers_cudnn
 from tvm_rnn.bench.peers import cudnn_api as api
-from tvm_rnn.bench.peers.gpu import FRAMEWORKS, GpuProblem
-from tvm_rnn.bench.peers.models import Unsupported
+from tvm_rnn.bench.peers.gpu import FRAMEWORKS
+from tvm_rnn.bench.peers.models import GpuProblem, Unsupported
 from tvm_rnn.bench.run.gpu_worker import Bench, errors
 from tvm_rnn.oracle.torch_graph import TorchModel
 

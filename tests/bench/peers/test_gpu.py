@@ -15,8 +15,8 @@ from gpu_stand_in import point, problem
 
 import tvm_rnn as rnn
 from tvm_rnn.bench.peers import gpu as peers_gpu
-from tvm_rnn.bench.peers.gpu import FRAMEWORKS, GpuProblem, prepare_torch, prepare_torch_compile, regime, time_limit
-from tvm_rnn.bench.peers.models import Unsupported
+from tvm_rnn.bench.peers.gpu import FRAMEWORKS, prepare_torch, prepare_torch_compile, regime, time_limit
+from tvm_rnn.bench.peers.models import GpuProblem, Unsupported
 from tvm_rnn.bench.run.gpu_worker import errors
 from tvm_rnn.bench.suites.gpu import Point, network
 from tvm_rnn.options import Options

@@ -22,7 +22,7 @@ from .models import Problem, Unsupported
 if TYPE_CHECKING:
     import torch
 
-    from .gpu import GpuProblem
+    from .models import GpuProblem
 
 MODES = {
     "lstm": api.LSTM,

@@ -12,19 +12,13 @@ import contextlib
 import importlib.metadata
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tvm_rnn.bench.suites.gpu import Point
-from tvm_rnn.network.layer import weight_name
-from tvm_rnn.network.rnn import RNN
 from tvm_rnn.oracle.torch_graph import TorchModel
 
-from .models import TORCH_CELLS, Prepared, Unsupported, imported, torch_layer
+from .models import TORCH_CELLS, GpuProblem, Prepared, Unsupported, imported, torch_layer
 
 if TYPE_CHECKING:
     import torch
@@ -33,34 +27,6 @@ if TYPE_CHECKING:
 TRITON_TILES = ((16, 16, 128), (16, 32, 64), (64, 32, 64), (64, 16, 128))
 AGAIN_SECONDS = 1.0  # a compiler that catches what stops it is stopped again
 FLASHRNN_KERNELS = ("cuda_fused", "cuda")
-
-
-@dataclass(frozen=True)
-class GpuProblem:
-    """What everyone computes. inputs: torch tensors [T, B, *shape] of the point's dtype. module: our .so, or None."""
-
-    point: Point
-    net: RNN
-    inputs: tuple[torch.Tensor, ...]
-    module: str | None = None
-    compile_seconds: float = 60.0
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.inputs[0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.inputs[0].device
-
-    def weight(self, name: str, layer: int, direction: int) -> torch.Tensor:
-        """A weight as torch tensor, in the dtype and on the device of the inputs."""
-        return self.put(self.net.weights[weight_name(name, layer, direction)])
-
-    def put(self, array: np.ndarray) -> torch.Tensor:
-        import torch
-
-        return torch.tensor(array).to(self.device, self.dtype)
 
 
 @contextlib.contextmanager

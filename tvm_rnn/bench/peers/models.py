@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvm_rnn import cells
+from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.errors import TvmRnnError
 from tvm_rnn.frontends.torch import state_arrays
 from tvm_rnn.graph.graph import Graph, Node, depends
@@ -155,6 +156,34 @@ class Problem:
         if len({self.weight("b", layer, 0).shape[-1] for layer in range(self.manifest.num_layers)}) > 1:
             raise Unsupported("its layers are all of one size")
         return known[self.manifest.cell]
+
+
+@dataclass(frozen=True)
+class GpuProblem:
+    """What everyone computes. inputs: torch tensors [T, B, *shape] of the point's dtype. module: our .so, or None."""
+
+    point: Point
+    net: RNN
+    inputs: tuple[torch.Tensor, ...]
+    module: str | None = None
+    compile_seconds: float = 60.0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inputs[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.inputs[0].device
+
+    def weight(self, name: str, layer: int, direction: int) -> torch.Tensor:
+        """A weight as torch tensor, in the dtype and on the device of the inputs."""
+        return self.put(self.net.weights[weight_name(name, layer, direction)])
+
+    def put(self, array: np.ndarray) -> torch.Tensor:
+        import torch
+
+        return torch.tensor(array).to(self.device, self.dtype)
 
 
 def net_of(manifest: Manifest, cell: Cell | None = None) -> RNN:

@@ -34,8 +34,8 @@ from tvm_rnn.bench.measure.gpu_graphs import (
     same_bits,
     tensors,
 )
-from tvm_rnn.bench.peers.gpu import FRAMEWORKS, GpuProblem, prepare_tvm_rnn, time_limit
-from tvm_rnn.bench.peers.models import Prepared, Unsupported, in_a_line
+from tvm_rnn.bench.peers.gpu import FRAMEWORKS, prepare_tvm_rnn, time_limit
+from tvm_rnn.bench.peers.models import GpuProblem, Prepared, Unsupported, in_a_line
 from tvm_rnn.bench.suites.gpu import Point, network, tamed
 from tvm_rnn.errors import TvmRnnError
 from tvm_rnn.network.rnn import RNN
