@@ -65,7 +65,6 @@ class Holder:
         self._send(request, BUSY_SECONDS + limit)
 
     def measure(self, job: Job) -> None:
-        """Have a job measured."""
         self.job = job
         self._send({**job.about, "candidates": [str(path) for path in job.paths], "at_most": job.limit}, job.limit)
 
@@ -92,7 +91,6 @@ class Holder:
         self.device = ""
 
     def end(self) -> None:
-        """End the process: whatever it holds is free."""
         self.worker.end()
         self.gone = self.gone or "ended"
 
@@ -123,7 +121,6 @@ class RpcBackend(CpuBackend):
 
     @property
     def at_once(self) -> int:
-        """How many candidates are worth asking for together."""
         return 4 * max(self.builders.jobs, self.count)
 
     def __exit__(self, *_: object) -> None:
@@ -231,7 +228,8 @@ class RpcBackend(CpuBackend):
                 self._hand_out(waiting, holders)
                 if not any(holder.busy for holder in holders):
                     raise self._no_device(holders)
-                holder = self._next(holders)
+                waited = {holder.worker: holder for holder in holders if holder.busy}
+                holder = waited[wait(list(waited))]  # it has something to say, or has said nothing for too long
                 job, holder.job = holder.job, None
                 device, found = holder.device, self._checked(holder.answer())
                 self._learn(holder, found)
@@ -261,11 +259,6 @@ class RpcBackend(CpuBackend):
                 holder.measure(job)
             else:
                 holder.open(self._about(), self._opening(), max(job.limit for job in waiting))
-
-    def _next(self, holders: Sequence[Holder]) -> Holder:
-        """The process that has something to say, or has said nothing for too long."""
-        busy = {holder.worker: holder for holder in holders if holder.busy}
-        return busy[wait(list(busy))]
 
     def _result(self, job: Job, found: Reply, device: str) -> list[Outcome] | None:
         """What became of a job; None: it is to be done again."""

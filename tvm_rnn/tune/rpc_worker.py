@@ -13,7 +13,7 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -42,16 +42,13 @@ class Device:
         self.guard["guard_install"]()
 
     def load(self, path: str) -> tvm.runtime.Module:
-        """The module of a file."""
         self.session.upload(path)
         return self.session.load_module(path.rpartition("/")[2])
 
     def tensor(self, array: np.ndarray) -> Tensor:
-        """A copy of an array."""
         return tvm.runtime.tensor(np.ascontiguousarray(array).ravel(), self.cpu)
 
     def like(self, array: np.ndarray) -> Tensor:
-        """Room for an array."""
         return tvm.runtime.empty((array.size,), str(array.dtype), self.cpu)
 
     def zeros(self, elements: int, dtype: np.dtype) -> Tensor:
@@ -130,6 +127,7 @@ class RemoteBench(Bench):
 
     def __init__(self, first: Request) -> None:
         super().__init__([np.load(path, allow_pickle=False) for path in first["inputs"]], first.get("weights"))
+        self.cpus = []  # nothing runs here
         self.tracker, self.guard = Tracker(*first["tracker"]), str(first["guard"])
         self.device: Device | None = None
 
@@ -139,10 +137,10 @@ class RemoteBench(Bench):
         `lost` and the reason where it ended meanwhile, `late` if for time."""
         if "open" in request:
             return self._open(request)
-        if "close" in request:
-            self._close()
-            return {"closed": True}
-        return self._measure(request)
+        if "close" not in request:
+            return self._measure(request)
+        self._close()
+        return {"closed": True}
 
     def _open(self, request: Request) -> Reply:
         self._close()
@@ -200,9 +198,6 @@ class RemoteBench(Bench):
     def _time(self, module: Module, calls: int) -> float:
         return cast(RemoteModule, module).seconds(self.inputs, calls)
 
-    def _settle(self) -> None:
-        """Nothing runs here."""
-
 
 def connect(server: Server, seconds: float) -> rpc.RPCSession:
     """A session with a server, for so many seconds. Raises NoDevice, also where the server accepts and says nothing."""
@@ -229,10 +224,5 @@ def _text(reason: Exception) -> str:
     return f"{type(reason).__name__}: {lines[-1] if lines else ''}"[:400]
 
 
-def measurer(first: Request) -> Callable[[Request], Reply]:
-    """The role `device`."""
-    return RemoteBench(first).answer
-
-
 if __name__ == "__main__":
-    main({"device": measurer})
+    main({"device": lambda first: RemoteBench(first).answer})

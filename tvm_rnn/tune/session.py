@@ -248,7 +248,11 @@ class Session:
             if since >= self.patience:
                 self.stopped = f"{since} trials without anything better"
                 return
-            candidates = self.search.propose(self._at_once())
+            # Not more than the time is likely to suffice for.
+            count, left = min(self.backend.at_once, self.budget - len(self.outcomes)), self._left()
+            if left is not None and self.pace:
+                count = max(1, min(count, round(left / self.pace)))
+            candidates = self.search.propose(count)
             if not candidates:
                 self.stopped = "nothing else promises to be faster"
                 return
@@ -263,12 +267,6 @@ class Session:
                     if (left := self._left()) is not None and left <= 0:
                         break
             self.pace = (time.monotonic() - begun) / max(1, len(self.outcomes) - before)
-
-    def _at_once(self) -> int:
-        """How many candidates to ask for: not more than the time is likely to suffice for."""
-        count = min(self.backend.at_once, self.budget - len(self.outcomes))
-        left = self._left()
-        return count if left is None or not self.pace else max(1, min(count, round(left / self.pace)))
 
     def _learn(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
@@ -304,6 +302,8 @@ class Session:
         return nothing
 
     def _record(self, candidate: Candidate, outcome: Outcome, versions: dict[str, str]) -> Record:
+        given = {"rpc_tracker": self.options.rpc_tracker, "device_key": self.options.device_key}
+        devices = "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
         return Record(
             target=self.target.records_name,
             workload=self.work.facts,
@@ -314,13 +314,8 @@ class Session:
             trials=len(self.outcomes),
             versions=versions,
             date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            command=self.options.command or f"rnn.tune, {len(self.outcomes)} trials{self._devices()}",
+            command=self.options.command or f"rnn.tune, {len(self.outcomes)} trials{devices}",
         )
-
-    def _devices(self) -> str:
-        """As in `tune`'s arguments."""
-        given = {"rpc_tracker": self.options.rpc_tracker, "device_key": self.options.device_key}
-        return "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
 
     # --- time and progress ---------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -44,10 +44,11 @@ from tvm_rnn.oracle.torch_graph import TorchModel
 from tvm_rnn.version import __version__
 from tvm_rnn.worker_process import Reply, Request, channel
 
+from .compare import OURS, spread
+
 if TYPE_CHECKING:
     import torch
 
-OURS = "tvm_rnn"
 REPEATS = 20
 Exact = tuple["torch.Tensor", dict[str, Result]]  # y and the state
 Tell = Callable[[Reply], None]
@@ -92,11 +93,6 @@ class Contender:
         if config in self.seconds:
             timing["compile_seconds"] = round(self.seconds[config], 2)
         return {**facts, **timing, "error": relative, "largest_error": largest}
-
-
-def spread(times: Sequence[float]) -> float:
-    """(slowest - fastest) / median."""
-    return (max(times) - min(times)) / statistics.median(times)
 
 
 class Bench:

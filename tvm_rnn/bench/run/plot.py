@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from tvm_rnn.vega_lite import BLUE, GREEN, GREY, ORANGE, PAPER, PURPLE, RED, Spec, svg
 
-from .tables import OURS, Line, Report, number
+from .compare import OURS
+from .tables import Line, Report, number
 
 COLOURS = (ORANGE, BLUE, GREEN, PURPLE, RED, GREY)
 ROW, WIDTH, COLUMN = 18, 480, 90  # in pixels: a point's height, the axis, a column of figures

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from tvm_rnn.bench.measure.floors import shares
 from tvm_rnn.bench.suites.gpu import SHORT
 
-from .compare import TAILS
+from .compare import OURS, TAILS
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-OURS, ALL_PASSES = "tvm_rnn", "all passes"
+ALL_PASSES = "all passes"
 NETWORK = ("cell", "input", "hidden", "layers", "directions", "sizes", "steps", "batch", "precision")
 SHARES = {"byte_share": "bytes", "flop_share": "FLOPs"}
 LEFT = ("point", "config", "regime", "note")  # columns of words

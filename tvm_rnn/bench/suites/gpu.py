@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import msgspec
+
 from tvm_rnn import cells
 from tvm_rnn.errors import ConfigError, message, unknown
 from tvm_rnn.frontends.spec import find_cell
@@ -86,8 +88,7 @@ class Point:
     @staticmethod
     def from_dict(facts: Facts) -> Point:
         """The Point that as_dict made, also after JSON made its tuples lists."""
-        pairs = tuple((str(name), int(size)) for name, size in facts["sizes"])
-        return Point(**{**facts, "sizes": pairs, "without": tuple(facts["without"])})
+        return msgspec.convert(facts, Point)
 
 
 def _over(point: Point, precisions: Iterable[str]) -> list[Point]:
