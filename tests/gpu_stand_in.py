@@ -29,10 +29,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     def rounds_us(graphs: dict[str, gpu_graphs.Captured], rounds: int) -> dict[str, list[float]]:
         return {name: [100.0 + i for i in range(rounds)] for name in graphs}
 
-    monkeypatch.setattr(gpu_worker, "capture", capture)
-    monkeypatch.setattr(gpu_worker, "rounds_us", rounds_us)
-    monkeypatch.setattr(gpu_worker, "memory_of", lambda run: 64)
-    monkeypatch.setattr(gpu_worker, "run_poisoned", lambda run, size: run())
+    monkeypatch.setattr(gpu_graphs, "capture", capture)
+    monkeypatch.setattr(gpu_graphs, "rounds_us", rounds_us)
+    monkeypatch.setattr(gpu_graphs, "memory_of", lambda run: 64)
+    monkeypatch.setattr(gpu_graphs, "run_poisoned", lambda run, size: run())
     monkeypatch.setattr(gpu_worker.Bench, "device", "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

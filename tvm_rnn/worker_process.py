@@ -98,11 +98,9 @@ class WorkerProcess:
         self._write(request)
 
     def extend(self, seconds: float) -> None:
-        """Give the answer so many seconds from now on."""
         self.until = time.monotonic() + seconds
 
     def receive(self) -> Reply:
-        """The next answer, when it comes. Raises Ended and Late."""
         return wait([self]).answer()
 
     def ask(self, request: Request, seconds: float = math.inf) -> Reply:
@@ -128,7 +126,6 @@ class WorkerProcess:
             self.end()
 
     def end(self) -> None:
-        """Kill the process and all that it has started; it holds nothing that would need a farewell."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -228,7 +225,6 @@ class Pool:
             raise
 
     def end(self) -> None:
-        """End all workers; a later `map` starts others."""
         for worker in self.workers:
             worker.end()
 

@@ -58,7 +58,6 @@ class Builders:
         self.count = 0
 
     def build(self, candidates: Sequence[Candidate]) -> list[Path | Outcome]:
-        """For each candidate its file, or what became of it."""
         requests = list[Request]()
         for candidate in candidates:
             self.count += 1
@@ -194,7 +193,6 @@ class CpuBackend:
                 yield outcome
 
     def compare(self, candidates: Sequence[Candidate], seconds: float) -> list[Outcome]:
-        """Several candidates and the defaults in turns, for longer."""
         missing = [c for c in candidates if c.key not in self.kept]
         made = dict(zip((c.key for c in missing), self._build(missing), strict=True))
         built = [made[c.key] if c.key in made else self.kept[c.key][1] for c in candidates]
@@ -224,7 +222,6 @@ class CpuBackend:
         return self._outcomes(candidates, answer)
 
     def _limit(self, paths: Sequence[Path], about: Request) -> float:
-        """Seconds that a measurement may take."""
         return self.timeout + 4 * (5 + 2 * int(about["rounds"])) * self.default_seconds * (1 + len(paths))
 
     def _outcomes(self, candidates: Sequence[Candidate], answer: Request) -> list[Outcome]:

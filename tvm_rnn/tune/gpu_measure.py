@@ -51,7 +51,6 @@ class Results:
             (self.final if row.get("final") else self.first)[row["file"]] = row
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Append, each line at once."""
         with open(self.path, "a") as file:
             for row in rows:
                 self.note(row)

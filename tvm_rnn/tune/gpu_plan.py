@@ -57,7 +57,6 @@ class Planned:
 
     @property
     def file(self) -> str:
-        """The module's name."""
         if not self.candidate.choices:
             return f"{self.point.name}-default.so"
         return f"{self.point.name}-{hashlib.sha256(self.candidate.key.encode()).hexdigest()[:12]}.so"

@@ -81,7 +81,6 @@ class Holder:
             return {"lost": str(reason), "late": isinstance(reason, Late), "ended": True}
 
     def close(self) -> None:
-        """Give the device back."""
         if self.device and not self.busy and not self.gone:
             self._send({"close": True}, 0)
             if "closed" not in self.answer():
@@ -172,7 +171,6 @@ class RpcBackend(CpuBackend):
         return found
 
     def _learn(self, holder: Holder, found: Reply) -> None:
-        """What an answer says of its device."""
         if "device" in found:
             holder.device, holder.held_until = found["device"], time.monotonic() + holder.hold
             self.default_seconds = max(self.default_seconds, float(found["seconds"]))
@@ -217,7 +215,6 @@ class RpcBackend(CpuBackend):
             return next(done)[1]
 
     def _serve(self, jobs: Sequence[Job]) -> Generator[tuple[Job, list[Outcome]]]:
-        """Jobs with what became of them, in the order in which that happens."""
         waiting = deque(jobs)
         if not waiting:
             return

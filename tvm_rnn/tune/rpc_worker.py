@@ -52,7 +52,6 @@ class Device:
         return tvm.runtime.empty((array.size,), str(array.dtype), self.cpu)
 
     def zeros(self, elements: int, dtype: np.dtype) -> Tensor:
-        """An array of zeros, made there."""
         found = tvm.runtime.empty((elements,), str(dtype), self.cpu)
         self.guard["guard_clear"](found)
         return found
@@ -115,7 +114,6 @@ class RemoteModule(Module):
         return self._device.inputs[key]
 
     def seconds(self, inputs: list[np.ndarray], calls: int) -> float:
-        """The median time of a call, by the device's clock, after one that warms its caches up."""
         if len(inputs[0]) not in self._placed:
             self(tuple(inputs) if len(inputs) > 1 else inputs[0])
         evaluate = self._library.time_evaluator("sequence", self._device.cpu, number=1, repeat=calls)

@@ -274,7 +274,6 @@ class Session:
 
     @property
     def ratio(self) -> float:
-        """The best's so far."""
         return min((o.ratio for o in self.outcomes if o.valid), default=1.0)
 
     # --- the end -------------------------------------------------------------------------------------------------
@@ -320,7 +319,6 @@ class Session:
     # --- time and progress ---------------------------------------------------------------------------------------
 
     def _left(self) -> float | None:
-        """Seconds of search that are left."""
         limit = self.options.seconds
         return None if limit is None else (1 - FINAL_PART) * limit - (time.monotonic() - self.started)
 

@@ -48,7 +48,6 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """As a record's name."""
         return Record("", self.facts, (), 0.0, 0.0).name
 
 
@@ -60,11 +59,9 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        """Equal for equal candidates."""
         return json.dumps([choice.as_dict() for choice in self.choices], sort_keys=True)
 
     def with_choice(self, choice: Choice) -> Candidate:
-        """The same with another choice for that unit."""
         return Candidate((*(c for c in self.choices if c.unit != choice.unit), choice))
 
 

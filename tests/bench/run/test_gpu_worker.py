@@ -13,6 +13,7 @@ import pytest
 from gpu_stand_in import point, stand_in
 
 import tvm_rnn as rnn
+from tvm_rnn.bench.measure import gpu_graphs
 from tvm_rnn.bench.peers import gpu as peers_gpu
 from tvm_rnn.bench.peers.models import Prepared
 from tvm_rnn.bench.run import gpu_worker
@@ -73,8 +74,8 @@ def test_a_wrong_result_is_not_timed(module: str, monkeypatch: pytest.MonkeyPatc
 def test_an_element_that_nobody_writes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     y = torch.zeros(5, 3, 8)
     monkeypatch.setitem(peers_gpu.FRAMEWORKS, "torch", lambda p: Prepared("0", {"lazy": lambda: (y, None)}))
-    monkeypatch.setattr(gpu_worker, "poison", lambda result: result[0].fill_(float("nan")))
-    monkeypatch.setattr(gpu_worker, "capture", lambda run: type("C", (), {"graph": Idle(), "result": run()})())
+    monkeypatch.setattr(gpu_graphs, "poison", lambda result: result[0].fill_(float("nan")))
+    monkeypatch.setattr(gpu_graphs, "capture", lambda run: type("C", (), {"graph": Idle(), "result": run()})())
     (row,) = Bench(lambda told: None).measure(request(point(), None, "torch"))
     assert "error inf" in row["reason"]
 
@@ -141,7 +142,7 @@ def test_errors_cover_states_and_call_nan_infinite() -> None:
 
 
 def test_requests_and_answers_are_lines_of_json(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    monkeypatch.setattr(gpu_worker, "ceilings", lambda: {"memory_tb_s": 4.0})
+    monkeypatch.setattr(gpu_graphs, "ceilings", lambda: {"memory_tb_s": 4.0})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties())
     answers: list[dict[str, Any]] = []
     lines = [json.dumps({"facts": True}), json.dumps(request(point(), module, "tvm_rnn"))]
@@ -196,7 +197,7 @@ def test_a_wrong_candidate_is_not_timed(folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_candidate_whose_result_moves_is_not_timed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_worker, "same_bits", lambda one, other: False)
+    monkeypatch.setattr(gpu_graphs, "same_bits", lambda one, other: False)
     bench = Bench(lambda told: None)
     assert "us" in bench.candidates(candidates(folder, "a.so"))[0]
     (row,) = bench.candidates(candidates(folder, "a.so", final=True))

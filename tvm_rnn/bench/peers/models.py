@@ -126,7 +126,6 @@ class Problem:
 
     @property
     def hidden_size(self) -> int:
-        """H of every layer, as `form` has found."""
         return int(self.weight("b", 0, 0).shape[-1])
 
     def weight(self, name: str, layer: int, direction: int) -> Array:

@@ -14,18 +14,8 @@ import numpy as np
 
 from tvm_rnn.runtime.runtime import load
 
-from .models import (
-    TORCH_CELLS,
-    NumpyModel,
-    Prepared,
-    Problem,
-    Unsupported,
-    net_of,
-    onnxruntime_sessions,
-    openvino_requests,
-    torch_layer_of,
-    torch_threads,
-)
+from . import models
+from .models import Prepared, Problem, Unsupported
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -67,7 +57,7 @@ def _flat(state: Mapping[str, Any]) -> list[np.ndarray]:
 def stream_torch(problem: Problem) -> Prepared:
     """torch.nn's layer on one step at a time, eager and as TorchScript, with oneDNN and without; and its own cell for
     one step where there is one layer. On one thread, and on all."""
-    layer, manifest = torch_layer_of(problem), problem.manifest
+    layer, manifest = models.torch_layer_of(problem), problem.manifest
     import torch
 
     if manifest.num_directions != 1:
@@ -81,7 +71,7 @@ def stream_torch(problem: Problem) -> Prepared:
 
     def of_layer(model: torch.nn.Module, threads: int, onednn: bool) -> Step:
         def step(t: int) -> object:
-            torch_threads(threads)
+            models.torch_threads(threads)
             with torch.inference_mode(), torch.backends.mkldnn.flags(enabled=onednn):
                 y, held["state"] = model(x[t : t + 1], held["state"] if t else first)
             return y[0]
@@ -90,7 +80,7 @@ def stream_torch(problem: Problem) -> Prepared:
 
     def of_cell(model: torch.nn.Module, threads: int) -> Step:
         def step(t: int) -> object:
-            torch_threads(threads)
+            models.torch_threads(threads)
             with torch.inference_mode():
                 held["state"] = model(x[t], held["state"] if t else first_of_cell)
             return held["state"][0] if pair else held["state"]
@@ -105,7 +95,7 @@ def stream_torch(problem: Problem) -> Prepared:
             runs |= {f"{name}, {label}": of_layer(model, threads, False)}
             runs |= {f"{name}, oneDNN, {label}": of_layer(model, threads, True)}
         if manifest.num_layers == 1:
-            kind, options = TORCH_CELLS[manifest.cell]
+            kind, options = models.TORCH_CELLS[manifest.cell]
             cell = getattr(torch.nn, f"{kind}Cell")(x.shape[-1], problem.hidden_size, dtype=x.dtype, **options)
             cell.load_state_dict({name.removesuffix("_l0"): value for name, value in layer.state_dict().items()})
             runs[f"cell, {label}"] = of_cell(cell.eval(), threads)
@@ -115,7 +105,7 @@ def stream_torch(problem: Problem) -> Prepared:
 def stream_onnxruntime(problem: Problem) -> Prepared:
     """onnxruntime on a model of one step with the states as inputs and outputs: bound to memory, and called with
     arrays; on one thread, and on all."""
-    version, session_of = onnxruntime_sessions(problem, stream=True)
+    version, session_of = models.onnxruntime_sessions(problem, stream=True)
     runs: dict[str, Step] = {}
     for label, threads in problem.thread_counts.items():
         session = session_of(threads)
@@ -169,7 +159,7 @@ def _ort_bound(session: InferenceSession, problem: Problem) -> Step:
 
 def stream_openvino(problem: Problem) -> Prepared:
     """OpenVINO on a model of one step, in its memory and ours, on one thread, and on all."""
-    version, request_of = openvino_requests(problem, stream=True)
+    version, request_of = models.openvino_requests(problem, stream=True)
     import openvino as ov
 
     x = problem.x
@@ -197,9 +187,9 @@ def stream_openvino(problem: Problem) -> Prepared:
 
 def stream_numpy(problem: Problem) -> Prepared:
     """The cell's own graph in NumPy."""
-    if net_of(problem.manifest).num_directions != 1:
+    if models.net_of(problem.manifest).num_directions != 1:
         raise Unsupported("it reads the future: both directions")
-    model, inputs = NumpyModel(problem), [*problem.inputs.values()]
+    model, inputs = models.NumpyModel(problem), [*problem.inputs.values()]
     held: dict[str, Any] = {}
 
     def step(t: int) -> object:

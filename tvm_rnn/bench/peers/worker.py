@@ -22,19 +22,9 @@ from tvm_rnn.oracle.torch_graph import TorchModel
 from tvm_rnn.runtime.runtime import load, read_container
 from tvm_rnn.worker_process import Reply, channel
 
+from . import models
 from . import streaming as peers_stream
-from .models import (
-    NumpyModel,
-    Prepared,
-    Problem,
-    Unsupported,
-    imported,
-    loaded,
-    onnxruntime_sessions,
-    openvino_requests,
-    torch_layer_of,
-    torch_threads,
-)
+from .models import Prepared, Problem, Unsupported
 
 Run = Callable[[], object]
 
@@ -48,13 +38,13 @@ def prepare_tvm_rnn(problem: Problem) -> Prepared:
 
 def prepare_torch(problem: Problem) -> Prepared:
     """torch.nn on the CPU in inference mode, with oneDNN and without, on all threads and on one."""
-    layer = torch_layer_of(problem)
+    layer = models.torch_layer_of(problem)
     import torch
 
     x = torch.from_numpy(problem.x)
 
     def run(onednn: bool, threads: int) -> torch.Tensor:
-        torch_threads(threads)
+        models.torch_threads(threads)
         with torch.inference_mode(), torch.backends.mkldnn.flags(enabled=onednn):
             return layer(x)[0]
 
@@ -71,14 +61,14 @@ def prepare_torch_loop(problem: Problem, compiled: bool = False) -> Prepared:
 
     compiled: with torch.compile of what comes before the loop and of one step.
     """
-    with imported("torch"):
+    with models.imported("torch"):
         import torch
-    net, inputs = loaded(problem), [torch.from_numpy(array) for array in problem.inputs.values()]
+    net, inputs = models.loaded(problem), [torch.from_numpy(array) for array in problem.inputs.values()]
     wrap = partial(torch.compile, dynamic=False, fullgraph=True) if compiled else None
     model = TorchModel(net, inputs[0].dtype, inputs[0].device, wrap)
 
     def run(threads: int) -> torch.Tensor:
-        torch_threads(threads)
+        models.torch_threads(threads)
         with torch.inference_mode():
             return model(inputs)[0]
 
@@ -88,7 +78,7 @@ def prepare_torch_loop(problem: Problem, compiled: bool = False) -> Prepared:
 
 def prepare_onnxruntime(problem: Problem) -> Prepared:
     """onnxruntime on the CPU, on all threads, with and without the spinning of its pool, and on one."""
-    version, session_of = onnxruntime_sessions(problem)
+    version, session_of = models.onnxruntime_sessions(problem)
     feed = {"x": problem.x}
 
     def run(threads: int, spinning: bool = True) -> Run:
@@ -103,7 +93,7 @@ def prepare_onnxruntime(problem: Problem) -> Prepared:
 
 def prepare_openvino(problem: Problem) -> Prepared:
     """OpenVINO on all threads, pinned and not, and on one."""
-    version, request_of = openvino_requests(problem)
+    version, request_of = models.openvino_requests(problem)
     x = problem.x
 
     def run(threads: int, pinned: bool) -> Run:
@@ -118,7 +108,7 @@ def prepare_openvino(problem: Problem) -> Prepared:
 
 def prepare_numpy(problem: Problem) -> Prepared:
     """The cell's own graph in NumPy."""
-    model, inputs = NumpyModel(problem), list(problem.inputs.values())
+    model, inputs = models.NumpyModel(problem), list(problem.inputs.values())
     return Prepared(np.__version__, {"all rows at once": lambda: model(inputs)})
 
 

@@ -80,7 +80,6 @@ class Report:
         return {"facts": dict(self.facts), "rows": [asdict(row) for row in self.rows]}
 
     def table(self) -> Table:
-        """A rich table; the facts are its caption."""
         from rich.table import Table
 
         table = Table(caption=self._caption(), caption_justify="left", box=None, header_style="bold", pad_edge=False)

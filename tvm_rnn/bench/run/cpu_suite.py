@@ -71,7 +71,6 @@ def run(
 
 
 def _measure(point: Point, sizes: Sequence[int], peers: Sequence[str], options: Options) -> Iterator[Record]:
-    """All records of one point."""
     base = point.record
     try:
         net = tamed(network(point).init(0))

@@ -60,7 +60,6 @@ class Run:
 
     @property
     def left(self) -> float:
-        """Seconds until the limit."""
         return float("inf") if self.limit is None else self.limit - (time.monotonic() - self.started)
 
     def tell(self, text: str) -> None:
@@ -68,7 +67,6 @@ class Run:
             self.progress(text)
 
     def each(self, points: Sequence[Point]) -> Iterator[Point]:
-        """The points that there is time for."""
         for number, point in enumerate(points):
             if self.left <= 0:
                 self.write({"kind": "stopped", "limit": self.limit, "points_left": len(points) - number})
@@ -162,7 +160,6 @@ class WorkerEnded(Exception):
 
     @property
     def blamed(self) -> str:
-        """What to leave out of the next try, as the worker calls it."""
         return f"{self.framework}: {self.config}" if self.config else self.framework
 
 

@@ -21,19 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tvm_rnn.bench.measure.gpu_graphs import (
-    Captured,
-    Result,
-    Run,
-    capture,
-    ceilings,
-    memory_of,
-    poison,
-    rounds_us,
-    run_poisoned,
-    same_bits,
-    tensors,
-)
+from tvm_rnn.bench.measure import gpu_graphs
 from tvm_rnn.bench.peers.gpu import FRAMEWORKS, prepare_tvm_rnn, time_limit
 from tvm_rnn.bench.peers.models import GpuProblem, Prepared, Unsupported, in_a_line
 from tvm_rnn.bench.suites.gpu import Point, network, tamed
@@ -50,7 +38,7 @@ if TYPE_CHECKING:
     import torch
 
 REPEATS = 20
-Exact = tuple["torch.Tensor", dict[str, Result]]  # y and the state
+Exact = tuple["torch.Tensor", dict[str, gpu_graphs.Result]]  # y and the state
 Tell = Callable[[Reply], None]
 
 
@@ -65,7 +53,7 @@ class Contender:
     version: str = ""
     reason: str = ""
     facts: Reply = field(default_factory=dict)
-    graphs: dict[str, Captured] = field(default_factory=dict)
+    graphs: dict[str, gpu_graphs.Captured] = field(default_factory=dict)
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -113,7 +101,6 @@ class Bench:
         self.net: RNN | None = None
 
     def facts(self) -> Reply:
-        """The device, versions and measured ceilings."""
         import torch
 
         self.tell({"stage": "measuring the ceilings", "framework": ""})
@@ -125,7 +112,7 @@ class Bench:
             "sms": properties.multi_processor_count,
             "l2_bytes": properties.L2_cache_size,
             "versions": versions,
-            "ceilings": ceilings(),
+            "ceilings": gpu_graphs.ceilings(),
         }
 
     def measure(self, request: Request) -> list[Reply]:
@@ -149,7 +136,7 @@ class Bench:
         self._stage("timing", OURS)
         graphs = {f"{c.name}\t{config}": graph for c in contenders for config, graph in c.graphs.items()}
         with torch.no_grad():
-            found = rounds_us(graphs, request["rounds"])
+            found = gpu_graphs.rounds_us(graphs, request["rounds"])
         torch.cuda.synchronize()
         work = {"bytes": self._bytes(problem, expected)}
         return [{**contender.row(point.steps, found), **work} for contender in contenders]
@@ -177,7 +164,7 @@ class Bench:
                     raise TvmRnnError("the result differs from run to run")
         self._stage("timing", OURS, request["files"][0])
         with torch.no_grad():
-            times = rounds_us(ours.graphs, request["rounds"]) if ours.graphs else {}
+            times = gpu_graphs.rounds_us(ours.graphs, request["rounds"]) if ours.graphs else {}
         torch.cuda.synchronize()
         found: dict[str, Reply] = {file: {"file": file, "reason": reason} for file, reason in ours.left_out.items()}
         for file, own in times.items():
@@ -232,18 +219,18 @@ class Bench:
                 self._check(contender, config, run, expected, limit, repeatedly=contender.name == OURS)
 
     def _check(
-        self, contender: Contender, config: str, run: Run, expected: Exact, limit: float, *, repeatedly: bool
+        self, contender: Contender, config: str, run: gpu_graphs.Run, expected: Exact, limit: float, *, repeatedly: bool
     ) -> None:
         if repeatedly:
-            contender.facts["memory_bytes"] = memory = memory_of(run)
-            first = run_poisoned(run, memory)
-            equal = all(same_bits(first, run_poisoned(run, memory)) for _ in range(REPEATS))
+            contender.facts["memory_bytes"] = memory = gpu_graphs.memory_of(run)
+            first = gpu_graphs.run_poisoned(run, memory)
+            equal = all(gpu_graphs.same_bits(first, gpu_graphs.run_poisoned(run, memory)) for _ in range(REPEATS))
             contender.facts["repeats_equal"] = equal
-        captured = capture(run)
-        poison(captured.result)
+        captured = gpu_graphs.capture(run)
+        gpu_graphs.poison(captured.result)
         captured.graph.replay()
         if repeatedly:
-            contender.facts["repeats_equal"] = equal and same_bits(first, captured.result)
+            contender.facts["repeats_equal"] = equal and gpu_graphs.same_bits(first, captured.result)
         largest, relative = errors(captured.result, expected)
         if not relative <= limit:  # not the largest: one unit of a bistable cell may end on the other side
             contender.left_out[config] = f"error {relative:.2g}, at most {limit:.2g} is allowed"
@@ -275,8 +262,7 @@ def _reasons(found: dict[str, str], name: str) -> Iterator[dict[str, str]]:
         found[name] = in_a_line(reason)
 
 
-def _first_call(run: Run, limit: float) -> float:
-    """The seconds that a first call takes, in which a framework compiles. Raises Unsupported beyond the limit."""
+def _first_call(run: gpu_graphs.Run, limit: float) -> float:
     import torch
 
     started = time.perf_counter()
@@ -286,7 +272,7 @@ def _first_call(run: Run, limit: float) -> float:
     return time.perf_counter() - started
 
 
-def errors(result: Result, expected: Exact) -> tuple[float, float]:
+def errors(result: gpu_graphs.Result, expected: Exact) -> tuple[float, float]:
     """(max |a - e| / max(1, max |e|), |a - e| / |e| in the Euclidean norm), the worst of y and the states.
 
     A framework that does not give the state is compared by y alone. NaN anywhere gives infinity.
@@ -295,7 +281,7 @@ def errors(result: Result, expected: Exact) -> tuple[float, float]:
     y, state = result
     pairs = [(y, expected[0])]
     for name in state or {}:
-        pairs += zip(tensors(state[name]), tensors(expected[1][name]), strict=True)
+        pairs += zip(gpu_graphs.tensors(state[name]), gpu_graphs.tensors(expected[1][name]), strict=True)
     largest = relative = 0.0
     for actual, wanted in pairs:
         if actual.shape != wanted.shape:

@@ -87,7 +87,6 @@ def _figures(figures: Sequence[dict[str, str]], lines: Sequence[Line], peers: Se
 
 
 def _points(lines: Sequence[Line], axis: Spec | None) -> Spec:
-    """The axis of points, from above."""
     return {"field": "point", "type": "nominal", "sort": [line.point for line in lines], "title": None, "axis": axis}
 
 

@@ -156,7 +156,6 @@ class _OnCpu:
         return to_torch_layer(self.net).train()
 
     def measure(self, steps: int, batch: int, rounds: int) -> dict[str, list[float]]:
-        """Times of each round, in microseconds."""
         x, gy = self._arrays(steps, batch)
         timers = {OURS: self.timer(lambda: self._gradients(x, gy))}
         other = self._torch(x, gy)
@@ -214,7 +213,6 @@ def plain(value: Array) -> np.ndarray:
 
 
 def _flat(found: Nested) -> list[np.ndarray]:
-    """All gradients, in one order."""
     if isinstance(found, dict):
         return [part for name in sorted(found) for part in _flat(found[name])]
     if isinstance(found, list | tuple):
