@@ -231,13 +231,10 @@ class Pool:
 
 def _paths() -> dict[str, str]:
     """Variables that name folders, of which some may be relative to where this process runs."""
-    found = {name: _absolute(name) for name in ("PYTHONPATH", "TVM_RNN_SCHEDULES")}
-    found["PYTHONPATH"].insert(0, PYTHONPATH)
+    found = {"PYTHONPATH": [PYTHONPATH], "TVM_RNN_SCHEDULES": list[str]()}
+    for name, paths in found.items():
+        paths += [os.path.abspath(path) for path in os.environ.get(name, "").split(os.pathsep) if path]
     return {name: os.pathsep.join(paths) for name, paths in found.items() if paths}
-
-
-def _absolute(variable: str) -> list[str]:
-    return [os.path.abspath(path) for path in os.environ.get(variable, "").split(os.pathsep) if path]
 
 
 # --- the other side --------------------------------------------------------------------------------------------------

@@ -131,7 +131,11 @@ class CpuBackend:
         steps = work.steps
         while True:
             tell("computing the oracle")
-            self._oracle(steps)
+            names = [a.name for a in net.cell.inputs]
+            given = dict(zip(names, (array[:steps] for array in self.inputs), strict=True))
+            y, state = reference(net)(given)
+            _save(self.folder / "expected.npz", {"y": y, **named_states(state)})
+            self.limit = tolerance(work.precision, steps)
             tell("measuring the defaults")
             answer = self._defaults()
             if "failed" in answer or steps <= FEWEST_STEPS or answer["error"] <= self.limit:
@@ -143,13 +147,6 @@ class CpuBackend:
         self.default_seconds = float(answer["seconds"])
         us = self.default_seconds * 1e6
         return Outcome(Candidate(), ratio=1.0, median_us=us, default_us=us, error=answer["error"])
-
-    def _oracle(self, steps: int) -> None:
-        names = [a.name for a in self.workload.net.cell.inputs]
-        given = dict(zip(names, (array[:steps] for array in self.inputs), strict=True))
-        y, state = reference(self.workload.net)(given)
-        _save(self.folder / "expected.npz", {"y": y, **named_states(state)})
-        self.limit = tolerance(self.workload.precision, steps)
 
     def _about(self) -> Reply:
         return {"default": str(self.default), "expected": str(self.folder / "expected.npz"), "limit": self.limit}

@@ -28,6 +28,7 @@ from tvm_rnn.bench.suites.gpu import Point, network
 from tvm_rnn.cuda.model.choose_geometry import LAYER_BY_LAYER, STEP_BY_STEP
 from tvm_rnn.errors import ConfigError, TvmRnnError, message
 from tvm_rnn.frontends.spec import find_cell
+from tvm_rnn.npy_files import text_writer, write_whole
 from tvm_rnn.options import Options
 from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.records import Choice, Record
@@ -166,7 +167,7 @@ def build_candidates(
             asked = [{"point": point.as_dict(), "target": machine.name} for point in points]
             found = dict(pool.map([{**one, "count": count} for one in asked], math.inf))
             rows = plan["points"] = [_row(point, found[number]) for number, point in enumerate(points)]
-            _write(Path(folder, PLAN), plan)
+            write_whole({os.path.join(folder, PLAN): text_writer(json.dumps(plan, indent=1))})
             wanted = {
                 own["file"]: {**one, **own, "folder": os.path.abspath(folder)}
                 for one, row in zip(asked, rows, strict=True)
@@ -184,7 +185,7 @@ def build_candidates(
     for row in rows:
         for own in row["candidates"]:
             own.update({"reason": reasons[own["file"]]} if own["file"] in reasons else {})
-    _write(Path(folder, PLAN), plan)
+    write_whole({os.path.join(folder, PLAN): text_writer(json.dumps(plan, indent=1))})
     return plan
 
 
@@ -210,12 +211,6 @@ def _row(point: Point, found: Reply | Lost) -> Reply:
         facts["cell"] = os.path.basename(point.cell)  # in the folder, wherever that will be
     workload = workload_of(point).facts
     return {"point": facts, "name": point.name, "workload": workload, "candidates": found["candidates"]}
-
-
-def _write(path: Path, facts: Request) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(facts, indent=1))
-    os.replace(temporary, path)
 
 
 def answer(request: Request) -> Reply:

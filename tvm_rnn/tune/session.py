@@ -234,10 +234,8 @@ class Session:
                 self.stopped = "Ctrl-C"
             record = self._record(*self._final(parts), versions)
         files = record_files.merge(self.folder, [record])
-        result = Result(record, self.outcomes, self.default, parts, self.stopped, resumed)
-        result.seconds = time.monotonic() - self.started
-        result.files, result.journal = [str(file) for file in files], str(journal.path)
-        return result
+        how = (self.stopped, resumed, time.monotonic() - self.started, [str(file) for file in files])
+        return Result(record, self.outcomes, self.default, parts, *how, str(journal.path))
 
     def _search(self, journal: Journal) -> None:
         since = 0

@@ -203,11 +203,6 @@ def models(problem: GpuProblem) -> dict[str, CudnnModel]:
     }
 
 
-def version() -> str:
-    """cuDNN's own."""
-    return load().version
-
-
 class CudnnModel:
     """One configuration. The first call prepares it: descriptors, weights, and code that cuDNN compiles."""
 
@@ -224,15 +219,13 @@ class CudnnModel:
     def __call__(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         if not self.arguments:
             self.arguments = self._prepare()
-        self.cudnn.call("cudnnSetStream", self.cudnn.handle, self._stream())
-        self.cudnn.call("cudnnRNNForward", *self.arguments)
-        return self.y, self.states
-
-    def _stream(self) -> int | None:
         import torch
 
         device = self.problem.device
-        return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else None
+        stream = int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else None
+        self.cudnn.call("cudnnSetStream", self.cudnn.handle, stream)
+        self.cudnn.call("cudnnRNNForward", *self.arguments)
+        return self.y, self.states
 
     def _prepare(self) -> list[Argument]:
         import torch
@@ -244,7 +237,10 @@ class CudnnModel:
             cudnn.call("cudnnBuildRNNDynamic", handle, rnn, point.batch)
         weights = self._weights(rnn)
         x_data, y_data = self._data(point.input), self._data(point.directions * self.width)
-        workspace = self._bytes(self._workspace_bytes(rnn, x_data))
+        work, reserve = c_size_t(), c_size_t()
+        sizes = (ctypes.byref(work), ctypes.byref(reserve))
+        cudnn.call("cudnnGetRNNTempSpaceSizes", handle, rnn, INFERENCE, x_data, *sizes)
+        workspace = self._bytes(work.value)
         options = {"dtype": self.problem.dtype, "device": self.problem.device}
         self.y = torch.empty(point.steps, point.batch, point.directions * self.width, **options)
         h = torch.empty(rows, point.batch, self.width, **options)
@@ -289,12 +285,6 @@ class CudnnModel:
         arrays = (integers(dims), integers(strides))
         self.cudnn.call("cudnnSetTensorNdDescriptor", made, DATA[point.dtype], 3, *arrays)
         return made
-
-    def _workspace_bytes(self, rnn: c_void_p, x_data: c_void_p) -> int:
-        work, reserve = c_size_t(), c_size_t()
-        sizes = (ctypes.byref(work), ctypes.byref(reserve))
-        self.cudnn.call("cudnnGetRNNTempSpaceSizes", self.cudnn.handle, rnn, INFERENCE, x_data, *sizes)
-        return work.value
 
     def _bytes(self, count: int) -> torch.Tensor:
         import torch

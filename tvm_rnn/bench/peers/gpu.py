@@ -118,7 +118,7 @@ def prepare_cudnn(problem: GpuProblem) -> Prepared:
 
     runs = peers_cudnn.models(problem)
     compiling = [name for name, model in runs.items() if model.compiles]
-    return Prepared(f"cuDNN {peers_cudnn.version()}", runs, compiling=compiling)
+    return Prepared(f"cuDNN {peers_cudnn.load().version}", runs, compiling=compiling)
 
 
 def prepare_torch_compile(problem: GpuProblem) -> Prepared:

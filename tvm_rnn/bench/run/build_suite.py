@@ -22,6 +22,7 @@ from pathlib import Path
 from tvm_rnn.bench.suites.gpu import Point, batches, network
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.locations import PACKAGE
+from tvm_rnn.npy_files import text_writer, write_whole
 from tvm_rnn.worker_process import Late, Lost, Pool, Reply, Request, WorkerProcess, channel
 
 STARTED = time.perf_counter()  # of a process that compiles one network
@@ -124,7 +125,7 @@ def build(
             same = before.get("file") == row["file"]
             index[name] = {**before, **row} if same and network in there else row
             tell(f"{done} of {len(files)}: {name}: {row.get('reason') or row['file']}")
-            _write(folder, index)
+            write_whole({os.path.join(folder, INDEX): text_writer(json.dumps(index, indent=1))})
             if before and not same:
                 Path(folder, before["file"]).unlink(missing_ok=True)
     names = [_key(network, found) for network, found in sizes.items()]
@@ -135,13 +136,6 @@ def _result(answer: Reply | Lost, limit: float) -> Reply:
     if isinstance(answer, Late):
         return {"seconds": limit, "reason": f"stopped after {limit:g} s"}
     return {"reason": str(answer)} if isinstance(answer, Lost) else answer
-
-
-def _write(folder: str | os.PathLike[str], index: Row) -> None:
-    path = os.path.join(folder, INDEX)
-    with open(f"{path}.tmp", "w") as file:
-        json.dump(index, file, indent=1)
-    os.replace(f"{path}.tmp", path)
 
 
 def build_one(request: Request) -> Reply:

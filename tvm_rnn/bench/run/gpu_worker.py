@@ -138,7 +138,10 @@ class Bench:
         with torch.no_grad():
             found = gpu_graphs.rounds_us(graphs, request["rounds"])
         torch.cuda.synchronize()
-        work = {"bytes": self._bytes(problem, expected)}
+        # What must move through memory at least: inputs, the output and the weights, once each.
+        elements = sum(x.numel() for x in problem.inputs) + expected[0].numel()
+        elements += sum(array.size for array in problem.net.weights.values())
+        work = {"bytes": int(problem.inputs[0].element_size() * elements)}
         return [{**contender.row(point.steps, found), **work} for contender in contenders]
 
     def candidates(self, request: Request) -> list[Reply]:
@@ -237,13 +240,6 @@ class Bench:
             contender.facts.setdefault("wrong", {})[config] = [largest, relative]
             return
         contender.graphs[config], contender.errors[config] = captured, (largest, relative)
-
-    def _bytes(self, problem: GpuProblem, expected: Exact) -> int:
-        """What must move through memory at least: inputs, the output and the weights, once each."""
-        size = problem.inputs[0].element_size()
-        weights = sum(array.size for array in problem.net.weights.values())
-        elements = sum(x.numel() for x in problem.inputs) + expected[0].numel() + weights
-        return int(size * elements)
 
 
 @contextlib.contextmanager
