@@ -83,7 +83,6 @@ class CpuBackend:
     time.
     """
 
-    name = "this machine"
     where: str | None = None
 
     def __init__(
@@ -178,7 +177,6 @@ class CpuBackend:
     # --- candidates ----------------------------------------------------------------------------------------------
 
     def measure(self, candidates: Sequence[Candidate], best: float) -> Generator[Outcome]:
-        """What becomes of candidates, in order. best: the least ratio so far."""
         built = self._build(candidates)
         with quiet():
             for candidate, found in zip(candidates, built, strict=True):

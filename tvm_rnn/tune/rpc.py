@@ -113,7 +113,7 @@ class RpcBackend(CpuBackend):
     ) -> None:
         self.tracker, self.count = tracker, tracker.check()
         super().__init__(workload, target, jobs=jobs, timeout=timeout, seed=seed)
-        self.name, self.where = f"devices {tracker.key}", json.dumps([tracker.name, tracker.key])
+        self.where = json.dumps([tracker.name, tracker.key])
         self.alone = contextlib.nullcontext  # measurements do not disturb what else is done here
         self.holders: list[Holder] = []
         self.tell: Callable[[str], None] = lambda stage: None
@@ -197,7 +197,6 @@ class RpcBackend(CpuBackend):
     # --- candidates ----------------------------------------------------------------------------------------------
 
     def measure(self, candidates: Sequence[Candidate], best: float) -> Generator[Outcome]:
-        """What becomes of candidates, as it happens. best: the least ratio so far."""
         jobs = []
         for candidate, found in zip(candidates, self._build(candidates), strict=True):
             if isinstance(found, Outcome):

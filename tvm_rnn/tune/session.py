@@ -52,9 +52,6 @@ class Backend(Protocol):
     """What can build and measure candidates of one workload."""
 
     @property
-    def name(self) -> str: ...
-
-    @property
     def where(self) -> str | None:
         """What the journal says measurements are of; None: of this machine."""
 
