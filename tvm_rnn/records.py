@@ -15,8 +15,6 @@ from functools import cached_property
 from math import log2
 from typing import Protocol, TypedDict
 
-import msgspec
-
 from tvm_rnn.decisions import Figures
 
 Config = dict[str, int]
@@ -51,7 +49,9 @@ class Choice:
     @staticmethod
     def from_dict(facts: Figures) -> Choice:
         """Raises ValueError where it is none."""
-        return msgspec.convert(facts, Choice)
+        from msgspec import convert  # no sooner: machines that only measure may lack it
+
+        return convert(facts, Choice)
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)
@@ -105,11 +105,13 @@ class Record:
     @staticmethod
     def from_dict(facts: Figures, source: str = "") -> Record:
         """Raises KeyError, TypeError or ValueError where it is no record."""
+        from msgspec import convert
+
         if facts["format"] != FORMAT:
             raise ValueError(f"format {facts['format']}, not {FORMAT}")
         if missing := {"cell", "hidden", "batch", "precision"} - facts["workload"].keys():
             raise ValueError(f"a workload without {', '.join(sorted(missing))}")
-        return msgspec.convert({**facts, "source": source}, Record)
+        return convert({**facts, "source": source}, Record)
 
 
 @dataclass(frozen=True)

@@ -77,13 +77,13 @@ def compare_training(
     found = bench.measure(steps, batch, rounds)
     flops = 3 * float(manifest.flops_per_row) * batch
     ours = statistics.median(found[OURS]) / steps
-    rows = [Row("torch", reason=bench.reason)] if bench.reason else []
+    rows = list[Row]()
     for name, times in found.items():  # FLOPs of training: of inference, three times
         median = statistics.median(times) / steps
         mine = name == OURS
         figures = (flops / median / 1e3, None if mine else median / ours, error if mine else None)
         rows.append(Row(name, "", "training", median, spread(times), *figures))
-    rows.sort(key=lambda row: row.name != OURS)
+    rows += [Row("torch", reason=bench.reason)] if bench.reason else []
     busy.append(os.getloadavg()[0])
     facts = run_facts(path, manifest, busy, steps=steps, batch=batch, threads=threads, rounds=rounds)
     return Report(tuple(rows), bench.facts(facts))

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import msgspec
-
 from tvm_rnn import cells
 from tvm_rnn.errors import ConfigError, message, unknown
 from tvm_rnn.frontends.spec import find_cell
@@ -87,7 +85,8 @@ class Point:
     @staticmethod
     def from_dict(facts: Facts) -> Point:
         """The Point that as_dict made, also after JSON made its tuples lists."""
-        return msgspec.convert(facts, Point)
+        pairs = tuple((str(name), int(size)) for name, size in facts["sizes"])
+        return Point(**{**facts, "sizes": pairs, "without": tuple(facts["without"])})
 
 
 def _over(point: Point, precisions: Iterable[str]) -> list[Point]:
