@@ -181,7 +181,8 @@ class Bench:
             found = {"y": y, **named_states(state)}
             errors = [relative_error(found[name], expected) for name, expected in self.expected.items()]
             worst = max(worst, *errors)
-        keep_apart(self.cpus)  # the first parallel loop has started the pool's threads
+        if self.cpus:
+            keep_apart(self.cpus)  # the first parallel loop has started the pool's threads
         return worst
 
 

@@ -125,7 +125,7 @@ class RemoteBench(Bench):
 
     def __init__(self, first: Request) -> None:
         super().__init__([np.load(path, allow_pickle=False) for path in first["inputs"]], first.get("weights"))
-        self.cpus = []  # nothing runs here
+        self.cpus = []  # nothing runs here, so no thread needs a CPU of its own
         self.tracker, self.guard = Tracker(*first["tracker"]), str(first["guard"])
         self.device: Device | None = None
 
