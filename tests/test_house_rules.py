@@ -17,7 +17,6 @@ MAX_POSITIONAL = 6
 # Files with functions that still take more.
 MANY_POSITIONAL = {
     "tvm_rnn/cuda/persistent/product/mma_sync.py",
-    "tvm_rnn/bench/peers/triton.py",
     "tvm_rnn/runtime/runtime.py",
     "tvm_rnn/runtime/runtime_cuda.py",
     "tvm_rnn/runtime/runtime_cuda_segments.py",

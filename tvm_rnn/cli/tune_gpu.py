@@ -148,7 +148,7 @@ def collect(folder: str, records: str | None, as_json: bool) -> None:
     """Records from a plan's results."""
     from tvm_rnn.explain.tables import plain_table
     from tvm_rnn.schedule.record_files import own_folder
-    from tvm_rnn.tune.gpu_collect import collect as run
+    from tvm_rnn.tune.gpu_plan import collect as run
 
     into = records or str(own_folder())
     found = run(folder, into)
