@@ -22,13 +22,6 @@ MANY_POSITIONAL = {
     "tvm_rnn/cuda/persistent/product/mma_sync.py",
     "tvm_rnn/frontends/keras_recurrent.py",
     "tvm_rnn/bench/peers/triton.py",
-    "tvm_rnn/runtime/runtime.py",
-    "tvm_rnn/runtime/runtime_cuda.py",
-    "tvm_rnn/runtime/runtime_cuda_segments.py",
-    "tvm_rnn/runtime/runtime_cuda_tape.py",
-    "tvm_rnn/runtime/runtime_cuda_training.py",
-    "tvm_rnn/runtime/runtime_segments.py",
-    "tvm_rnn/runtime/runtime_training.py",
 }
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Lint pragmas that may remain, in all: each has a reason beside it. Lower this when one goes.

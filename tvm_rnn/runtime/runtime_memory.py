@@ -22,9 +22,9 @@ Source: Griewank & Walther 2000, "Algorithm 799: Revolve", of which this is the 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from . import runtime
 from .runtime import Facts, InputError
@@ -65,25 +65,20 @@ def why_whole(manifest: Facts, by_visit: bool) -> str:
     return ""
 
 
-def row_elements(manifest: Facts) -> int:
-    """Of y, for one row of one step."""
-    return int(manifest["num_directions"]) * int(math.prod(manifest["output"]["shape"]))
+class Elements(NamedTuple):
+    """Of a network: y and all inputs, for one row of one step; all states, for one row; all weights."""
 
+    output: int
+    inputs: int
+    states: int
+    weights: int
 
-def input_elements(manifest: Facts) -> int:
-    """Of all inputs, for one row of one step."""
-    return int(sum(math.prod(item["shape"]) for item in manifest["inputs"]))
-
-
-def state_elements(manifest: Facts) -> int:
-    """Of all states, for one row."""
-    own = sum(math.prod(shape) for item in manifest["states"] for shape in item["shapes"])
-    return int(manifest["num_directions"]) * int(own)
-
-
-def weight_elements(manifest: Facts) -> int:
-    """Of all weights."""
-    return int(sum(math.prod(item["shape"]) for item in manifest["weights"]))
+    @classmethod
+    def of(cls, manifest: Facts) -> Elements:
+        directions = int(manifest["num_directions"])
+        states = sum(math.prod(shape) for item in manifest["states"] for shape in item["shapes"])
+        inputs, weights = (sum(math.prod(item["shape"]) for item in manifest[kind]) for kind in ("inputs", "weights"))
+        return cls(directions * math.prod(manifest["output"]["shape"]), inputs, directions * states, weights)
 
 
 @dataclass(frozen=True)
@@ -136,44 +131,6 @@ class MemoryPlan:
         parts |= {"by_layer_and_direction": True} if self.by_visit else {}
         sizes = {"bytes": self.bytes, "result_bytes": self.result_bytes, "peak_bytes": self.peak_bytes}
         return {**parts, **sizes, "relative_time": self.time}
-
-
-class Segments:
-    """In which order one call goes through the parts of its time, by their numbers. visit: a layer and direction that
-    goes for itself, by its number, or -1: all at once. held: the part whose values are on the tape, and whose they are;
-    whoever reads these has the lock."""
-
-    def __init__(self, manifest: Facts, plan: MemoryPlan) -> None:
-        self.count, self.alone, self.reverse = len(plan.spans), plan.by_visit, bool(manifest.get("reverse", False))
-        self.layers, self.directions = int(manifest["num_layers"]), int(manifest["num_directions"])
-        self.held, self.lock = [(-1, -1)], threading.Lock()
-
-    @property
-    def visits(self) -> list[int]:
-        """In forward's order."""
-        return [*range(self.layers * self.directions)] if self.alone else [-1]
-
-    @property
-    def back_visits(self) -> list[int]:
-        """In backward's order: layers from the last, but directions as they are."""
-        d = self.directions
-        return [layer * d + i for layer in reversed(range(self.layers)) for i in range(d)] if self.alone else [-1]
-
-    def goes_back(self, visit: int) -> bool:
-        """Whether a visit goes from the last step to the first."""
-        return self.reverse != (visit >= 0 and visit % self.directions == 1)
-
-    def order(self, visit: int) -> list[int]:
-        """The parts as forward goes through them."""
-        numbers = [*range(self.count)]
-        return numbers[::-1] if self.goes_back(visit) else numbers
-
-    def backward(self) -> Iterator[tuple[int, int, bool, bool]]:
-        """What backward goes through: part, visit, and whether it is the visit's first and last."""
-        for visit in self.back_visits:
-            order = self.order(visit)[::-1]
-            for number in order:
-                yield number, visit, number == order[0], number == order[-1]
 
 
 def plan_of(sizes: Sizes, segment: int) -> MemoryPlan:
