@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import print_json, print_rich, progress
+from .console import progress, show
 from .options import Code, Json, Regularisers, Sizes, Tape, grouped
 
 if TYPE_CHECKING:
     from tvm_rnn.explain.explanation import Explanation
-    from tvm_rnn.language.cell import Cell
 
 Explained = Annotated[str, typer.Argument(metavar="SPEC|MODULE", help="A cell, a network, or a .so file.")]
 OwnCell = Annotated[
@@ -29,7 +28,7 @@ OwnCell = Annotated[
 class Work:
     """What is counted."""
 
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps (T) of the work that is counted.")] = 100
+    steps: Annotated[int, typer.Option(min=1, help="Steps (T) of the work that is counted.")] = 100
     measure: Annotated[
         bool, typer.Option("--measure", help="Compile it too: a GPU's registers; on CPUs, time it here.")
     ] = False
@@ -39,9 +38,7 @@ class Work:
 class Page:
     """Where it is written as a page, and what else that shows."""
 
-    html: Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write it as one page, with pictures.")] = (
-        None
-    )
+    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write it as one page, with pictures.")] = None
     ablation: Annotated[
         str | None,
         typer.Option("--ablation", metavar="FILE", help="For the page: records of `bench --suite ablation`."),
@@ -78,11 +75,13 @@ def explain(
     """
     from tvm_rnn.explain.explanation import explain as explained
     from tvm_rnn.explain.text import page
-    from tvm_rnn.frontends.spec import parse_batch, parse_bytes
+    from tvm_rnn.frontends.spec import find_cell, parse_batch, parse_bytes
 
     from .networks import looked_at
 
-    own = _own_cell(cell, spec)
+    if cell is not None and not spec.endswith(".so"):
+        raise typer.BadParameter("--cell is for modules: SPEC is the cell")
+    own = None if cell is None else find_cell(cell)
     with progress(shown.as_json) as stage:
         stage("looking at what is decided")
         module = spec.endswith(".so")
@@ -103,19 +102,7 @@ def explain(
         if shown.html is not None:
             stage(f"writing {shown.html}")
             _write_page(found, shown.html, shown)
-    if shown.as_json:
-        print_json(found.facts)
-    else:
-        print_rich(page(found.facts))
-
-
-def _own_cell(cell: str | None, spec: str) -> Cell | None:
-    """The cell that a module is said to be made from."""
-    from tvm_rnn.frontends.spec import find_cell
-
-    if cell is not None and not spec.endswith(".so"):
-        raise typer.BadParameter("--cell is for modules: SPEC is the cell")
-    return None if cell is None else find_cell(cell)
+    show(shown.as_json, found.facts, page(found.facts))
 
 
 def _write_page(found: Explanation, path: str, shown: Page) -> None:
@@ -141,9 +128,6 @@ def doctor(as_json: Json = False) -> None:
 
     with progress(as_json) as stage:
         found = examine(stage)
-    if as_json:
-        print_json(found)
-    else:
-        print_rich(doctor_page(found))
+    show(as_json, found, doctor_page(found))
     if not found["works"]:
         raise typer.Exit(1)

@@ -14,14 +14,11 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
-from .runtime import Array, Function, Shape
-
-if TYPE_CHECKING:
-    from .runtime_cuda import CudaModule
+from .runtime import Array, Function, Manifest, Shape
 
 CPU, CUDA = 1, 2  # DLPack's device types
 PER_THREAD_STREAM = 2  # CUDA's handle: calls with arrays of the CPU from several threads do not wait for each other
@@ -29,6 +26,16 @@ INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32
 # The functions of a module's library, each with the arch as suffix.
 FUNCTIONS = ("allocate", "release", "transfer", "finish", "settle", "capturing")
 Library = Mapping[str, Function]
+
+
+class Owner(Protocol):
+    """The module that arrays are for. device: the GPU for those of the CPU; _kinds: what handles arrays, by GPU and
+    type."""
+
+    manifest: Manifest
+    device: int
+    _local: threading.local
+    _kinds: dict[tuple[int, type], Arrays]
 
 
 def narrow(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -85,7 +92,7 @@ def gpu_of(value: Array) -> int | None:
     return None
 
 
-def kind_of(x: object, module: CudaModule) -> Arrays:
+def kind_of(x: object, module: Owner) -> Arrays:
     """What handles arrays of the kind of x. Raises ImportError and ValueError where nothing does."""
     number = gpu_of(x)
     if number is None:
@@ -96,7 +103,7 @@ def kind_of(x: object, module: CudaModule) -> Arrays:
     return known
 
 
-def _on_a_gpu(x: object, module: CudaModule, number: int) -> Arrays:
+def _on_a_gpu(x: object, module: Owner, number: int) -> Arrays:
     if type(x).__module__.partition(".")[0] == "cupy":
         return CupyArrays(module, number, None)
     with contextlib.suppress(ImportError):
@@ -125,7 +132,7 @@ class GpuArrays(ABC):
     """What a module does with arrays that are on one GPU. Its own ones are flat and of the network's dtype where
     nothing else is said; memory is not initialised. Subclasses say what differs between the arrays' libraries."""
 
-    def __init__(self, library: ModuleType, module: CudaModule, number: int, back: type | None) -> None:
+    def __init__(self, library: ModuleType, module: Owner, number: int, back: type | None) -> None:
         self.lib, self.number, self.back = library, number, back
         self.kind = getattr(library, module.manifest["dtype"])
 
@@ -188,7 +195,7 @@ class GpuArrays(ABC):
 class TorchArrays(GpuArrays):
     """torch tensors: memory from torch's allocator, work on torch's current stream."""
 
-    def __init__(self, module: CudaModule, number: int, back: type | None) -> None:
+    def __init__(self, module: Owner, number: int, back: type | None) -> None:
         super().__init__(sys.modules["torch"], module, number, back)
         self.place = self.lib.device("cuda", number)
 
@@ -233,7 +240,7 @@ class TorchArrays(GpuArrays):
 class CupyArrays(GpuArrays):
     """cupy arrays."""
 
-    def __init__(self, module: CudaModule, number: int, back: type | None) -> None:
+    def __init__(self, module: Owner, number: int, back: type | None) -> None:
         if module.manifest["dtype"] == "bfloat16":
             raise ValueError("cupy has no bfloat16: use torch tensors")
         super().__init__(sys.modules["cupy"], module, number, back)
@@ -277,7 +284,7 @@ class HostArrays:
 
     _local = threading.local()
 
-    def __init__(self, module: CudaModule, x: Array) -> None:
+    def __init__(self, module: Owner, x: Array) -> None:
         self.number, self.kind, self.x, self.slot = int(module.device), str(module.manifest["dtype"]), x, 0
         self.item = np.dtype(np.uint16 if self.kind == "bfloat16" else self.kind)
         self.module = module

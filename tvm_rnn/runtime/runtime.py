@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import itertools
 import json
 import math
@@ -46,6 +47,13 @@ ALIGNMENT = 64  # generated code moves whole cache lines to and from its own buf
 SAFETENSORS = {f"{kind}{8 * size}": f"{kind.lower()}{size}" for kind in "FIU" for size in (1, 2, 4, 8)} | {"BOOL": "?"}
 # Where LLVM's name of a CPU feature is not the kernel's.
 KERNEL_NAMES = {"sse3": "pni", "lzcnt": "abm", "bmi": "bmi1", "sha": "shani", "pclmul": "pclmulqdq", "neon": "asimd"}
+# Where the kinds of modules are, by what their manifests have, the first that is there: those files import this one.
+KINDS = {
+    "networks": ("runtime_model", "ModelModule"),
+    "tape": ("runtime_cuda_training", "CudaTrainingModule"),
+    "variants": ("runtime_cuda", "CudaModule"),
+    "training": ("runtime_training", "TrainingModule"),
+}
 BOUND = 16  # kept by thread and module of what writes to given arrays: a stream has one, or two that take turns
 _opened: dict[str, tuple[int, ...]] = {}
 ALL = "give all of them, as backward returns them, or None"
@@ -461,9 +469,8 @@ class Module:
 
         Returns {name: output}, of the kind of the first input. Raises InputError, also for a module that was not made
         from a model."""
-        from . import runtime_model
-
-        return runtime_model.run(self, inputs)
+        found: dict[str, Array] = importlib.import_module(".runtime_model", __package__).run(self, inputs)
+        return found
 
     def _run(
         self,
@@ -805,22 +812,10 @@ def _weights_in(path: str) -> dict[str, np.ndarray]:
 
 def _class_for(manifest: Manifest) -> type[Module]:
     """The kind of module that a file has; only its own files are imported."""
-    if "networks" in manifest:
-        from .runtime_model import ModelModule
-
-        return ModelModule
-    if "tape" in manifest:
-        from .runtime_cuda_training import CudaTrainingModule
-
-        return CudaTrainingModule
-    if "variants" in manifest:
-        from .runtime_cuda import CudaModule
-
-        return CudaModule
-    if "training" in manifest:
-        from .runtime_training import TrainingModule
-
-        return TrainingModule
+    for fact, (file, name) in KINDS.items():
+        if fact in manifest:
+            kind: type[Module] = getattr(importlib.import_module(f".{file}", __package__), name)
+            return kind
     return Module
 
 

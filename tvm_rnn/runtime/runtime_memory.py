@@ -21,6 +21,7 @@ Source: Griewank & Walther 2000, "Algorithm 799: Revolve", of which this is the 
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -175,11 +176,17 @@ def fastest(sizes: Sizes, max_bytes: int | None) -> MemoryPlan:
         return whole
     least = smallest(sizes)
     if least.bytes > max_bytes:
-        raise _too_small(sizes, least, max_bytes)
+        what = f"no plan for {T} steps of {sizes.batch} rows fits max_bytes"
+        do = "give so many, fewer steps (truncated back-propagation) or rows, or compile with another keep"
+        if sizes.whole:
+            do += f"; all steps are on the tape at once, because {sizes.whole}"
+        raise runtime._error(InputError, what, f"max_bytes={max_bytes}", f"at least {least.bytes}", do)
     longest = T
     for shortest in _shortest(T)[1:]:
         if plan_of(sizes, shortest).bytes <= max_bytes:
-            return plan_of(sizes, _longest_that_fits(sizes, shortest, longest, max_bytes))
+            others = range(shortest + 1, longest)  # as many parts, and the longer the larger
+            more = bisect.bisect_right(others, max_bytes, key=lambda segment: plan_of(sizes, segment).bytes)
+            return plan_of(sizes, shortest + more)
         longest = shortest
     return least
 
@@ -189,31 +196,12 @@ def within(sizes: Sizes, max_bytes: object, own: int | None) -> MemoryPlan:
     return fastest(sizes, own if max_bytes is None else check_budget(max_bytes))
 
 
-def _longest_that_fits(sizes: Sizes, low: int, high: int, max_bytes: int) -> int:
-    """Between a segment that fits and one that does not."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        if plan_of(sizes, middle).bytes <= max_bytes:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 def table(sizes: Sizes) -> list[MemoryPlan]:
     """Plans none of which is both larger and slower than another, from the fastest to the smallest."""
     whole, least = plan_of(sizes, sizes.steps), smallest(sizes)
     budgets = [int(share * whole.bytes) for share in SHARES]
     plans = [whole, *(fastest(sizes, budget) for budget in budgets if budget > least.bytes), least]
     return list(dict.fromkeys(plans))
-
-
-def _too_small(sizes: Sizes, least: MemoryPlan, max_bytes: int) -> Exception:
-    what = f"no plan for {sizes.steps} steps of {sizes.batch} rows fits max_bytes"
-    do = "give so many, fewer steps (truncated back-propagation) or rows, or compile with another keep"
-    if sizes.whole:
-        do += f"; all steps are on the tape at once, because {sizes.whole}"
-    return runtime._error(InputError, what, f"max_bytes={max_bytes}", f"at least {least.bytes}", do)
 
 
 def check_budget(max_bytes: object) -> int | None:

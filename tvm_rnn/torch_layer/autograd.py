@@ -7,7 +7,7 @@ module's own arrays. Imported only by `to_torch.py`, because it imports torch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -45,12 +45,8 @@ class Call:
 
     def built(self, tensors: list[Tensor]) -> State | None:
         """A state of the same form, made of these tensors."""
-        if not isinstance(self.state, Mapping):
-            return self.state
         rest = iter(tensors)
-        return {
-            n: [next(rest) for _ in v] if isinstance(v, list | tuple) else next(rest) for n, v in self.state.items()
-        }
+        return each(self.state, lambda _: next(rest))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -63,6 +59,13 @@ class Call:
         for name, (_, _, shapes) in self.module._states.items():
             found[name] = [next(rest) for _ in shapes] if len({*shapes}) > 1 else next(rest)
         return found
+
+
+def each(state: State | None, function: Callable[[Tensor], Tensor]) -> State | None:
+    """A state of the same form, of what the function makes of each tensor."""
+    if not isinstance(state, Mapping):
+        return state
+    return {n: [*map(function, v)] if isinstance(v, list | tuple) else function(v) for n, v in state.items()}
 
 
 def flat(state: object) -> list[Tensor]:
@@ -173,7 +176,7 @@ class TorchLayer(torch.nn.Module):
         rows = {"lengths": lengths, "reset": reset}
         if there and torch.is_autocast_enabled("cuda"):
             kind = getattr(torch, str(module.manifest.dtype))
-            values, state = [value.to(kind) for value in values], cast(state, kind)
+            values, state = [value.to(kind) for value in values], each(state, lambda part: part.to(kind))
         tensors = [*values, *flat(state), *weights.values()]
         if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
             got = ", ".join(dict.fromkeys(type(tensor).__name__ for tensor in tensors))
@@ -181,7 +184,9 @@ class TorchLayer(torch.nn.Module):
             raise InputError(message("this layer takes tensors", got=got, expected="torch.Tensor", do=do))
         dropping = self.training and bool(self.net.regularisers)
         if dropping:
-            rows |= {"seed": drawn_seed() if seed is None else seed, "first_step": first_step}
+            # Of torch's generator of the CPU, which torch.manual_seed sets.
+            drawn = int(torch.randint((1 << 63) - 1, (1,))) if seed is None else seed
+            rows |= {"seed": drawn, "first_step": first_step}
         gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if not gradients and not dropping:
             if there:
@@ -230,18 +235,6 @@ class TorchLayer(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return repr(self.net)[1:-1]
-
-
-def cast(state: State | None, kind: torch.dtype) -> State | None:
-    """A state's tensors in a dtype."""
-    if not isinstance(state, Mapping):
-        return state
-    return {n: [p.to(kind) for p in v] if isinstance(v, list | tuple) else v.to(kind) for n, v in state.items()}
-
-
-def drawn_seed() -> int:
-    """A seed from torch's generator of the CPU, which torch.manual_seed sets."""
-    return int(torch.randint((1 << 63) - 1, (1,)))
 
 
 class Code:
