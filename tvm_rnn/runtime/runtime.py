@@ -810,15 +810,6 @@ def _weights_in(path: str) -> dict[str, np.ndarray]:
     return _parse_weights(data, 0, len(data), path, WeightError)
 
 
-def _class_for(manifest: Manifest) -> type[Module]:
-    """The kind of module that a file has; only its own files are imported."""
-    for fact, (file, name) in KINDS.items():
-        if fact in manifest:
-            kind: type[Module] = getattr(importlib.import_module(f".{file}", __package__), name)
-            return kind
-    return Module
-
-
 def load(path: str | os.PathLike[str]) -> Module:
     """The module in a file that `Module.export` wrote.
 
@@ -826,8 +817,12 @@ def load(path: str | os.PathLike[str]) -> Module:
 
     Returns a Module, or its subclass for training, GPUs, or models of several networks. Raises LoadError, before any of
     its code runs, where the file is damaged, newer, or for another machine."""
-    opened = _open_container(path)
-    return _class_for(opened.manifest)(path, opened)
+    opened, kind = _open_container(path), Module
+    for fact, (file, name) in KINDS.items():
+        if fact in opened.manifest:  # only its own files are imported
+            kind = getattr(importlib.import_module(f".{file}", __package__), name)
+            break
+    return kind(path, opened)
 
 
 __all__ = [

@@ -200,16 +200,12 @@ class CudaModule(Module):
         seconds = os.environ.get("TVM_RNN_WATCHDOG_SECONDS", "")
         self.watchdog_seconds: float | None = float(seconds) if seconds else None
         self._begin(arrays)
-        if not anywhere:
-            self._check_gpus()
-        if arrays or not self._weight_shapes:
-            self._use_weights(arrays)
-
-    def _check_gpus(self) -> None:
         ask = self._library.get_function(f"capability_{self._first}")
         found = [int(ask(i)) for i in range(self._library.get_function(f"devices_{self._first}")())]
-        if not any(fits(v.arch, capability) for v in self.manifest["variants"] for capability in found):
+        if not anywhere and not any(fits(v.arch, capability) for v in m.variants for capability in found):
             raise _wrong_gpu(self, "compute capability " + ", ".join(f"{c / 10}" for c in found) if found else "no GPU")
+        if arrays or not self._weight_shapes:
+            self._use_weights(arrays)
 
     def _use_weights(self, weights: dict[str, np.ndarray]) -> None:
         super()._use_weights(weights)

@@ -377,18 +377,11 @@ def _lasting(arrays: Arrays, state: Array) -> Array:
     """A first state for as long as the tape: kept initial values stay where they are, the caller's may change."""
     if type(state) is int:
         return state
-    return Sent(arrays, state) if isinstance(arrays, HostArrays) else arrays.copy(state)
-
-
-class Sent:
-    """A state of the CPU, in memory on the GPU that other calls do not use."""
-
-    def __init__(self, arrays: HostArrays, piece: Piece) -> None:
-        self.block = arrays.lasting(max(piece.array.nbytes, 1))
-        self.address = self.block.address
-        arrays.library["transfer"](
-            arrays.number, arrays.stream(), self.address, piece.array.ctypes.data, piece.array.nbytes
-        )
+    if not isinstance(arrays, HostArrays):
+        return arrays.copy(state)
+    block, size = arrays.lasting(max(state.array.nbytes, 1)), state.array.nbytes
+    arrays.library["transfer"](arrays.number, arrays.stream(), block.address, state.array.ctypes.data, size)
+    return block
 
 
 def of_visit(manifest: Facts, visit: int, *arrays: Sequence[Array]) -> list[list[Array]]:
@@ -450,18 +443,7 @@ class TrainingDevice(Device):
             self._constants = own
         return self._constants
 
-    def pack_there(self, stream: int, addresses: Mapping[str, int], ways: Sequence[str]) -> None:
-        """Weights that are on the GPU, dense, in the dtype that they are kept in; enqueued on the stream."""
-        for way in ways if not self.drops else [way for way in ways if way not in WAYS]:
-            self.parts[way].pack(stream, addresses)
-            self.parts[way].stale = False
-
-    def pack_drawn(self, module: CudaModule, way: str, stream: int, masks: Sequence[Array], seed_at: int) -> None:
-        """The weights of one call, where some of their elements are dropped; enqueued on the stream."""
-        known = {**(self.used.get(way) or self._given(module)), **self.constants(module)}
-        self.parts[way].pack(stream, {**known, "masks.seed": masks[0], "masks.seed_at": seed_at})
-
-    def _given(self, module: CudaModule) -> dict[str, int]:
+    def own(self, module: CudaModule) -> dict[str, int]:
         """The addresses of the weights that the module was given, dense."""
         kind = np.float64 if module._kind == "float64" else np.float32
         for name, value in module.weights.items() if not self._fresh else ():
@@ -494,7 +476,10 @@ class CudaTrainingModule(Trainable[CudaTape], CudaModule):
         which = {name: arrays.address(tensor) for name, tensor in weights.items()}
         if known and all(device.used.get(way) == which for way in ways):
             return
-        device.pack_there(stream, {**which, **device.constants(self)}, ways)
+        for way in ways:
+            if way not in WAYS or not device.drops:
+                device.parts[way].pack(stream, {**which, **device.constants(self)})
+                device.parts[way].stale = False
         device.held = {**device.held, **dict.fromkeys(ways, weights)}  # nobody else gets their memory meanwhile
         device.used = {**device.used, **dict.fromkeys(ways, which)}
 
@@ -544,11 +529,12 @@ class CudaTrainingModule(Trainable[CudaTape], CudaModule):
 
     @staticmethod
     def _drop(device: TrainingDevice, arrays: Arrays, way: str, tape: CudaTape) -> None:
-        """Pack this call's weights, where they are dropped."""
+        """Pack this call's weights, where some of their elements are dropped; enqueued on the stream."""
         if device.drops and tape.masks:
-            at = tape.masks[1]
-            address = at if type(at) is int else arrays.address(at)
-            device.pack_drawn(tape.module, way, arrays.stream(), tape.masks, address)
+            seed, at, _ = tape.masks
+            there = {"masks.seed": seed, "masks.seed_at": at if type(at) is int else arrays.address(at)}
+            given = device.used.get(way) or device.own(tape.module)
+            device.parts[way].pack(arrays.stream(), {**given, **device.constants(tape.module), **there})
 
     @staticmethod
     def _lasting(arrays: Arrays, row: Array) -> Array:
