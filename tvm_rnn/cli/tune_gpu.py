@@ -55,7 +55,13 @@ def tune(asked: Tuning, as_json: bool) -> None:
     elif gpu.collect is not None:
         collect(gpu.collect, search.records, as_json)
     else:
-        points, target = points_of(gpu.suite, gpu.only, _point(asked)), asked.measured.target
+        from tvm_rnn.bench.suites import gpu as suites
+
+        own, target = [point for point in (_point(asked),) if point is not None], asked.measured.target
+        if (gpu.suite is None) == (not own):
+            got = "both" if own else "neither"
+            raise ConfigError(message("tune takes a SPEC with its sizes, or --suite", got=got, do="give one of them"))
+        points = suites.select(suites.suite(gpu.suite), gpu.only) if gpu.suite is not None else own
         target = "nvidia-h200" if target == "llvm" else target  # --suite alone
         how = Building(target, search.trials or CANDIDATES, search.jobs, _command(asked))
         if gpu.plan is not None:
@@ -97,16 +103,6 @@ def _command(asked: Tuning) -> str:
         return f"tvm-rnn tune --suite {gpu.suite}" + (f" --only {gpu.only}" if gpu.only else "")
     sizes = f"--input-size {own.input_size} --hidden-size {own.hidden_size}"
     return f"tvm-rnn tune {asked.spec} {sizes} --steps {asked.measured.steps} --batch {asked.measured.batch}"
-
-
-def points_of(suite: str | None, only: str, point: Point | None) -> Sequence[Point]:
-    """What to tune: points of a suite, or one network. Raises ConfigError where neither or both are given."""
-    from tvm_rnn.bench.suites import gpu as suites
-
-    if (suite is None) == (point is None):
-        got = "both" if suite else "neither"
-        raise ConfigError(message("tune takes a SPEC with its sizes, or --suite", got=got, do="give one of them"))
-    return suites.select(suites.suite(suite), only) if suite is not None else [p for p in (point,) if p is not None]
 
 
 def plan(points: Sequence[Point], folder: str, how: Building, as_json: bool) -> None:

@@ -300,7 +300,7 @@ class HostArrays:
     def stream(self) -> int:
         return PER_THREAD_STREAM
 
-    def _memory(self, size: int) -> int:
+    def workspace(self, size: int) -> int:
         """The thread's next piece of memory; grown where it is too small."""
         if self.slot == len(self.slots):
             self.slots.append(Block(self.library, self.number, 0))
@@ -312,19 +312,16 @@ class HostArrays:
     def address(self, piece: Piece) -> int:
         """The piece's place on the GPU; its values are sent there first, unless it is for results."""
         if not piece.address:
-            piece.address, size = self._memory(piece.array.nbytes), piece.array.nbytes
+            piece.address, size = self.workspace(piece.array.nbytes), piece.array.nbytes
             self.library["transfer"](self.number, PER_THREAD_STREAM, piece.address, piece.array.ctypes.data, size)
         return piece.address
 
     def empty(self, shape: Shape) -> Piece:
         array = np.empty(shape, self.item)
-        return Piece(array, self.kind, self._memory(array.nbytes))
+        return Piece(array, self.kind, self.workspace(array.nbytes))
 
     def full(self, elements: int, value: float) -> Piece:
         return Piece(narrow(np.full(elements, value), self.kind), self.kind)
-
-    def workspace(self, size: int) -> int:
-        return self._memory(size)
 
     def lasting(self, size: int) -> Block:
         """Memory that other calls do not use."""
@@ -336,7 +333,7 @@ class HostArrays:
     def typed(self, shape: Shape, dtype: str) -> Piece:
         """For results in a dtype that is not the network's."""
         array = np.empty(shape, dtype)
-        return Piece(array, dtype, self._memory(array.nbytes))
+        return Piece(array, dtype, self.workspace(array.nbytes))
 
     def join(self, pieces: list[Piece]) -> Piece:
         return Piece(np.concatenate([piece.array.ravel() for piece in pieces]), self.kind)

@@ -344,6 +344,8 @@ class Module:
     """
 
     drawing: Callable[[], str] | None = None  # of its network, as HTML
+    _packs: Sequence[Pack] = ()
+    _packed_elements = 0
 
     def __init__(self, path: str | os.PathLike[str], opened: Opened | None = None) -> None:
         self.path, self._file, self.manifest, arrays, self._elf_size = opened or _open_container(path)
@@ -390,7 +392,10 @@ class Module:
         self._output = (D * m.output.shape[0], *m.output.shape[1:]) if m.output.shape else (D,) * (D > 1)
         self._states = {state.name: (D, float(state.initial), [*map(tuple, state.shapes)]) for state in m.states}
         self._weight_shapes = {item.name: tuple(item.shape) for item in m.weights}
-        self._steps, w = D == 1 and "step" in m.entry_points, m.workspace
+        self._steps = D == 1 and "step" in m.entry_points
+        if "variants" in m:  # for GPUs
+            return
+        w = m.workspace
         self._sizes = (int(w.fixed), int(w.per_row), int(w.per_tile_row), int(w.per_sequence_row), int(m.rows_per_tile))
         self._packs, self._packed_elements, self._flops = m.packs, int(m.packed_elements), float(m.flops_per_row)
 

@@ -22,14 +22,6 @@ from .runtime import Array, DeviceError, InputError, LoadError, Manifest, Module
 
 Result = TypeVar("Result")
 KEPT_STATE_BYTES = 64 << 20  # of initial states, which stay on the GPU so that a call need not write them again
-# What CPU modules have in their manifests, for the parts of Module that read it.
-NO_CPU_PART = {
-    "packs": (),
-    "packed_elements": 0,
-    "rows_per_tile": 1,
-    "flops_per_row": 0.0,
-    "workspace": Manifest(fixed=0, per_row=0, per_tile_row=0, per_sequence_row=0),
-}
 
 
 class Variant(Protocol):
@@ -187,7 +179,7 @@ class CudaModule(Module):
         try:
             m, self._kind = self.manifest, str(self.manifest.dtype)
             held = self._kind if self._kind in ("float32", "float64") else "float32"
-            self._read_manifest(Manifest({**m, **NO_CPU_PART, "dtype": held}))
+            self._read_manifest(Manifest({**m, "dtype": held}))
             runtime._check_machine(self.path, m.target)
             self._first = str(m.variants[0].arch)
         except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:

@@ -359,8 +359,14 @@ class Tape(Recorded):
         """Nothing: it has copies."""
 
     def work(self, way: str, part: Part, more: int = 0) -> np.ndarray:
-        """The working memory of the thread for one call of a function, and so many elements more."""
-        return self.module._workspace(work_elements(self.module.manifest, way, part.tiled, self.B) + more)
+        """The working memory of the thread for one call of a function, and so many elements more. The old one goes
+        before a larger one comes."""
+        local, elements = self.module._local, work_elements(self.module.manifest, way, part.tiled, self.B) + more
+        work: np.ndarray | None = getattr(local, "training", None)
+        if work is None or work.size < elements:
+            local.training = work = None
+            local.training = work = runtime._aligned(max(1, elements), self.module._dtype)
+        return work
 
     def run(self, way: str, part: Part, arrays: Flats, rows: list[Array], last: Flats) -> None:
         """Call the "forward" or "backward" function for a part. arrays: what it takes before lengths and resets
@@ -622,14 +628,6 @@ class TrainingModule(Trainable["Tape"]):
         if tape.drawn is not None:
             for mask in self.manifest["masks"].weights:
                 d_weights[mask[0]] = tape.drawn.dropped(mask, d_weights[mask[0]])
-
-    def _workspace(self, elements: int) -> np.ndarray:
-        """Of this thread; the old one goes before a larger one comes."""
-        work: np.ndarray | None = getattr(self._local, "training", None)
-        if work is None or work.size < elements:
-            self._local.training = work = None
-            self._local.training = work = runtime._aligned(max(1, elements), self._dtype)
-        return work
 
     def memory_sizes(self, steps: int, batch: int, reset: bool = False, lengths: bool = False) -> Sizes:
         return sizes_of(self.manifest, steps, batch)

@@ -43,10 +43,11 @@ class Call:
             weights = {name: tensor.detach() for name, tensor in zip(self.names, tensors, strict=True)}
             self.module.use_there(weights, ways, known)
 
-    def built(self, tensors: list[Tensor]) -> State | None:
-        """A state of the same form, made of these tensors."""
-        rest = iter(tensors)
-        return each(self.state, lambda _: next(rest))
+    def split(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], State | None, Sequence[Tensor]]:
+        """Inputs, a state of the same form as the user's, and weights, of all tensors in this order."""
+        rest = iter(tensors[self.inputs :])
+        state = each(self.state, lambda _: next(rest))
+        return list(tensors[: self.inputs]), state, list(rest)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -81,10 +82,9 @@ class Steps(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Runs forward_train. Its tape is one of the saved tensors: torch frees it when backward has run."""
-        given = call.inputs + len(flat(call.state))
-        x, state = list(tensors[: call.inputs]), list(tensors[call.inputs : given])
-        call.use_weights(tensors[given:], ("forward_train", "backward"), False)
-        y, last, tape = call.module.forward_train(x if len(x) > 1 else x[0], call.built(state), **call.rows)
+        x, state, weights = call.split(tensors)
+        call.use_weights(weights, ("forward_train", "backward"), False)
+        y, last, tape = call.module.forward_train(x if len(x) > 1 else x[0], state, **call.rows)
         ctx.call, ctx.tape, ctx.shapes = call, tape, [value.shape for value in flat(last)]
         ctx.numpy = isinstance(tape.array, np.ndarray)
         array = torch.from_numpy(tape.array) if ctx.numpy else tape.array
@@ -98,7 +98,7 @@ class Steps(torch.autograd.Function):
         # On a GPU backward reads x where it is, and of a plan with several parts once more.
         again = x if hasattr(tape, "plan") or hasattr(tape, "versions") else []
         ctx.weights = len(kept) + len(again)
-        ctx.save_for_backward(*kept, *again, *tensors[given:])  # torch notices if they change
+        ctx.save_for_backward(*kept, *again, *weights)  # torch notices if they change
         return (y, *flat(last))
 
     @staticmethod
@@ -130,10 +130,9 @@ class Inference(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Runs the module."""
-        given = call.inputs + len(flat(call.state))
-        x, state = list(tensors[: call.inputs]), list(tensors[call.inputs : given])
-        call.use_weights(tensors[given:], ("sequence",), False)
-        y, last = call.module(x if len(x) > 1 else x[0], call.built(state), **call.rows)
+        x, state, weights = call.split(tensors)
+        call.use_weights(weights, ("sequence",), False)
+        y, last = call.module(x if len(x) > 1 else x[0], state, **call.rows)
         return (y, *flat(last))
 
     @staticmethod
