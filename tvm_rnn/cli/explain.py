@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from .console import progress, show
 from .options import Code, Json, Regularisers, Sizes, Tape, grouped
 
-if TYPE_CHECKING:
-    pass
-
-Explained = Annotated[str, typer.Argument(metavar="SPEC|MODULE", help="A cell, a network, or a .so file.")]
-
 
 @grouped
 def explain(
-    spec: Explained,
+    spec: Annotated[str, typer.Argument(metavar="SPEC|MODULE", help="A cell, a network, or a .so file.")],
     sizes: Sizes,
     code: Code,
     tape: Tape,

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tvm_rnn.tune.session import Result, Status
 
 TRIALS = 200
-TunedSpec = Annotated[str | None, typer.Argument(metavar="[SPEC]", help="As for compile. Not with --suite.")]
-Plot = Annotated[str | None, typer.Option(metavar="FILE", help="Draw the search: an .svg file.")]
 
 
 @grouped
@@ -35,8 +33,8 @@ def tune(
     search: Search,
     devices: Devices,
     gpu: OnGpu,
-    spec: TunedSpec = None,
-    plot: Plot = None,
+    spec: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="As for compile. Not with --suite.")] = None,
+    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the search: an .svg file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Find knob values that make a cell faster than the defaults do, for one T and B, and record them.

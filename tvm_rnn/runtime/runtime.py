@@ -57,15 +57,12 @@ KINDS = {
 BOUND = 16  # kept by thread and module of what writes to given arrays: a stream has one, or two that take turns
 _opened: dict[str, tuple[int, ...]] = {}
 ALL = "give all of them, as backward returns them, or None"
+ALL = "give all of them, as backward returns them, or None"
 ONCE = "make them once: y = numpy.empty(...), state = mod.init_state(batch); then out=(y, state)"
 # Of dicts of states, by kind: what one is called, and one of its items, and what to do where it is not right.
 STATES = {
     "given": ("state", "state {}", "see mod.init_state(batch)"),
-    "gradient": (
-        "gradient of the state",
-        "the gradient of state {}",
-        "give all of them, as backward returns them, or None",
-    ),
+    "gradient": ("gradient of the state", "the gradient of state {}", ALL),
     "out": ("state of out", "state {} of out", ONCE),
 }
 

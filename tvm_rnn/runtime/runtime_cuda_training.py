@@ -206,9 +206,9 @@ def sizes_of(
 ) -> Sizes:
     """What calls of T steps of B rows take, of the module that has this manifest. reset, lengths: with them.
     workspace(way, steps): bytes of working memory of one of its programs."""
-    from .runtime_memory import Elements, Sizes, why_whole
+    from .runtime_memory import Counts, Sizes, why_whole
 
-    item, count, alone = ITEM_BYTES[manifest["dtype"]], Elements.of(manifest), by_visit(manifest)
+    item, count, alone = ITEM_BYTES[manifest["dtype"]], Counts.of(manifest), by_visit(manifest)
     weights = max(4, item) * count.weights
 
     def tape(steps: int) -> int:

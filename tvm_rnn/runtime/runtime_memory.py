@@ -66,7 +66,7 @@ def why_whole(manifest: Facts, by_visit: bool) -> str:
     return ""
 
 
-class Elements(NamedTuple):
+class Counts(NamedTuple):
     """Of a network: y and all inputs, for one row of one step; all states, for one row; all weights."""
 
     output: int
@@ -75,7 +75,7 @@ class Elements(NamedTuple):
     weights: int
 
     @classmethod
-    def of(cls, manifest: Facts) -> Elements:
+    def of(cls, manifest: Facts) -> Counts:
         directions = int(manifest["num_directions"])
         states = sum(math.prod(shape) for item in manifest["states"] for shape in item["shapes"])
         inputs, weights = (sum(math.prod(item["shape"]) for item in manifest[kind]) for kind in ("inputs", "weights"))

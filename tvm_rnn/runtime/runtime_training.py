@@ -440,9 +440,9 @@ def tile_steps(manifest: Facts, way: str, T: int, B: int) -> int:
 
 def sizes_of(manifest: Facts, T: int, B: int) -> Sizes:
     """What calls of T steps of B rows take, of the module that has this manifest."""
-    from .runtime_memory import Elements, Sizes, why_whole
+    from .runtime_memory import Counts, Sizes, why_whole
 
-    item, count = np.dtype(manifest["dtype"]).itemsize, Elements.of(manifest)
+    item, count = np.dtype(manifest["dtype"]).itemsize, Counts.of(manifest)
     memory, facts = manifest.get("memory", {}), manifest["training"]
     totals, alone = int(facts["backward"]["totals_elements"]) if T and B else 0, by_visit(manifest)
     states = item * B * count.states
