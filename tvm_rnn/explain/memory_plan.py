@@ -8,7 +8,7 @@ What counts: everything that forward_train and backward allocate together, from 
 returned, besides what they return: the tape (inputs of all layers, states before each step, kept values), states
 between segments, the working memory of the hungrier of both, sums over steps. Weights, packed for products, are the
 module's and stay. What counts as time: on CPUs FLOPs of both calls; on GPUs that of a step, in which products outside
-of the loop count less, and what each start of a program takes (`runtime_cuda_segments.times`).
+of the loop count less, and what each start of a program takes (`runtime_cuda_training.times`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.module_file.schema import plain
 from tvm_rnn.options import Options
 from tvm_rnn.passes import keep_choice
-from tvm_rnn.runtime.runtime_cuda_segments import sizes_of as sizes_on_gpu
+from tvm_rnn.runtime.runtime_cuda_training import sizes_of as sizes_on_gpu
 from tvm_rnn.runtime.runtime_memory import MemoryPlan, Sizes, check_budget, fastest, plan_of, smallest, table
-from tvm_rnn.runtime.runtime_segments import sizes_of as sizes_on_cpu
+from tvm_rnn.runtime.runtime_training import sizes_of as sizes_on_cpu
 
 if TYPE_CHECKING:
     import os

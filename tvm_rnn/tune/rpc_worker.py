@@ -74,7 +74,7 @@ class RemoteModule(Module):
         self._device, self._library = device, device.load(path)
         self._library["pool_install"]()
         self._tensor, self._sequence = device.like, self._call_there
-        self._no_lengths, self._no_reset = (device.tensor(np.zeros(1, dtype)) for dtype in (np.int64, np.uint8))
+        self._no_rows = [device.tensor(np.zeros(1, dtype)) for dtype in (np.int64, np.uint8)]
         self._local, self._threads, self._plans, self.weights = threading.local(), 0, dict[int, Any](), {}
         self._placed: dict[int, list[Argument]] = {}
         self._pack({**arrays, **weights})
