@@ -66,7 +66,7 @@ class Visit:
 
 class Step:
     """One step of a visit. t: its place in the tile; time: in the sequence; odd: 0 and 1 in turns; old, new: each state
-    before and after it; sets: the statements that set these variables."""
+    before and after it; sets: the statements that set these variables. read, write: where values are, and go to."""
 
     def __init__(self, visit: Visit, s: Expr) -> None:
         self.t, set_t = bind("t", s + visit.direction * (visit.count - int64(1) - s - s))
@@ -75,6 +75,8 @@ class Step:
         self.sets: list[Block] = [set_t]
         self.old: list[Array] = []
         self.new: list[Array] = []
+        self.read: dict[Node, Array] = {}
+        self.write: dict[Node, list[Array]] = {}
 
     def bind_state(self, name: str, old: Array, new: Array) -> None:
         for into, array, word in ((self.old, old, "old"), (self.new, new, "new")):
@@ -199,10 +201,9 @@ class Layer:
         products = {n: [(visit.weights + int64(o)) * ratio for o in offsets] for n, offsets in own.products.items()}
         scales = {n: [visit.weights + int64(o) for o in offsets] for n, offsets in own.scales.items()}
         sums = {n: [visit.weights + int64(o) for o in offsets] for n, offsets in own.sums.items()}
-        places = Places(
-            dict(ctx.buffers), lambda n: read.get(n) or self._weights(n, visit), lambda n: write[n], products
-        )
-        places = replace(places, batch=ctx.batch, threads=ctx.threads, storage=own.storage, scales=scales)
+        found = (lambda n: read.get(n) or self._weights(n, visit), lambda n: write[n])
+        places = Places(dict(ctx.buffers), *found, products, batch=ctx.batch, threads=ctx.threads)
+        places = replace(places, storage=own.storage, scales=scales)
         if ctx.keys is not None and ctx.first_step is not None:
             draw = Draw(ctx.keys, visit.keys, ctx.streams, ctx.first_step + visit.start, ctx.batch)
             places = replace(places, draw=draw)
@@ -222,11 +223,11 @@ class Layer:
 
     def _step(self, ctx: Context, visit: Visit, s: Expr) -> list[Block]:
         step = self._begin(ctx, visit, s)
-        read = self._rows_read(ctx, visit, step.t) | dict(zip(self.graph.states, step.old, strict=True))
-        write = self._written(ctx, visit, step.t)
+        step.read = self._rows_read(ctx, visit, step.t) | dict(zip(self.graph.states, step.old, strict=True))
+        step.write = self._written(ctx, visit, step.t)
         for node, array in zip(self.graph.results, step.new, strict=True):
-            write.setdefault(node, []).append(array)
-        return [*step.sets, *self._work(ctx, visit, step, read, write)]
+            step.write.setdefault(node, []).append(array)
+        return [*step.sets, *self._work(ctx, visit, step)]
 
     def _begin(self, ctx: Context, visit: Visit, s: Expr) -> Step:
         """The step's place in time, and its states: two copies in turn."""
@@ -245,20 +246,13 @@ class Layer:
         base = visit.scratch
         return {n: [self._array("workspace", n, base + ctx.batch * int64(at), stride)] for n, (at, stride) in rows}
 
-    def _work(
-        self,
-        ctx: Context,
-        visit: Visit,
-        step: Step,
-        read: dict[Node, Array],
-        write: Mapping[Node, Sequence[Array]],
-    ) -> list[Block]:
+    def _work(self, ctx: Context, visit: Visit, step: Step) -> list[Block]:
         """What a step does: states begin again, groups, the output; rows that have ended keep their state and emit
         zeros."""
         initial, t = self.initial, step.t
         first = [(array, initial.get(n.name, 0.0)) for array, n in zip(step.old, self.graph.states, strict=True)]
-        groups = self._groups(ctx, visit, read, write, step.odd)
-        out = (read | {n: arrays[0] for n, arrays in write.items()})[self.graph.output]
+        groups = self._groups(ctx, visit, step)
+        out = (step.read | {n: arrays[0] for n, arrays in step.write.items()})[self.graph.output]
         zero = tirx.const(0.0, self.graph.dtype)
 
         def emit(b: Expr) -> Stmt:
@@ -278,15 +272,13 @@ class Layer:
         """What becomes 0 in rows that have ended."""
         return []
 
-    def _groups(
-        self, ctx: Context, visit: Visit, read: dict[Node, Array], write: Mapping[Node, Sequence[Array]], odd: Expr
-    ) -> list[Stmt]:
-        """The step's groups. What they compute is read back from its first place, which `read` gets; a result that is a
-        leaf is read as that leaf."""
+    def _groups(self, ctx: Context, visit: Visit, step: Step) -> list[Stmt]:
+        """The step's groups. What they compute is read back from its first place; a result that is a leaf is read as
+        that leaf."""
         own = [g for g in self.graph.groups if g.region == "step"]
-        stored = {n for g in own for n in g.stored if not n.leaf} - {*read, *self.packed.names}
-        read |= {n: arrays[0] for n, arrays in write.items() if n in stored}
-        places = replace(self._places(ctx, visit, read, write), odd=odd)
+        stored = {n for g in own for n in g.stored if not n.leaf} - {*step.read, *self.packed.names}
+        step.read |= {n: arrays[0] for n, arrays in step.write.items() if n in stored}
+        places = replace(self._places(ctx, visit, step.read, step.write), odd=step.odd)
         return [self.emitter.group(g, ctx.batch, self._own(places, g)) for g in own]
 
     def _own(self, places: Places, group: Group) -> Places:

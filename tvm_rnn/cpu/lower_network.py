@@ -2,7 +2,7 @@
 
 In: the RNN, its layers' graphs after the passes, a target. Out: an IRModule with `sequence` and one `pack_k` per
 distinct layer, and the facts that the manifest needs. Closing the loop over time happens here and nowhere else;
-`verify_time_order.py` checks it.
+`verify` checks it.
 
     time-major:   states in; for tile of time: inputs in; for layer: layer's tile; outputs out; states out
     layer-major:  states in; inputs in; for layer: for direction: for tile of time: layer's tile; outputs, states out
@@ -16,13 +16,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 import tvm
+import tvm_ffi
+from msgspec import structs
 from tvm import tirx
 
 from tvm_rnn.errors import PassError, message
 from tvm_rnn.graph.flops import flops_per_row
 from tvm_rnn.graph.graph import Layers
-from tvm_rnn.module_file import schema
-from tvm_rnn.module_file.schema import Pack
+from tvm_rnn.module_file.facts import common_facts
+from tvm_rnn.module_file.schema import CpuNetwork, Pack
 from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.options import Options
@@ -32,10 +34,8 @@ from tvm_rnn.tir.statements import Block, Named, bind, buffer, function, load, l
 
 from .lower_group import Emitter, Used
 from .lower_layer import Context, Layer, Visit
-from .user_array_copies import each, rows_in, rows_out
-from .verify_time_order import verify
 from .weight_storage import STORAGES
-from .workspace import Array, Workspace, row_stride, strides_of
+from .workspace import Array, Workspace, each, row_stride, rows_in, rows_out, strides_of
 
 INTEGERS = ("T", "B", "n", "threads", "has_lengths", "has_reset")
 MAX_ROWS = 1 << 30  # "all of T in one tile"
@@ -61,21 +61,6 @@ class Tile:
     start: Expr
     count: Expr
     row: Expr
-
-
-@dataclass
-class Lowered:
-    """What `compiler/compile.py` needs: the functions, and the manifest's facts about memory, packing and schedules."""
-
-    module: tvm.IRModule
-    packs: list[Pack]
-    packed_elements: int
-    workspace: schema.Workspace
-    rows_per_tile: int
-    flops_per_row: int
-    used: list[Used]
-    walks: list[Used]
-    stored: str = ""
 
 
 @dataclass
@@ -158,11 +143,23 @@ class Lowering:
 
     # --- the sequence function -----------------------------------------------------------------------------------
 
-    def run(self) -> Lowered:
-        functions = self.functions()
-        flops = flops_per_row(self.layers, self.net.num_directions)
-        sizes = (self.packed_elements, self.memory.sizes(), self.rows_per_tile, flops)
-        return Lowered(tvm.IRModule(functions), self._packs(), *sizes, self.emitter.used, self.walks, self.stored)
+    def run(self) -> Lowering:
+        self.module = tvm.IRModule(self.functions())
+        return self
+
+    def describe(self) -> CpuNetwork:
+        """What the manifest says of a module, before that of training."""
+        net, own = self.net, self.options
+        return CpuNetwork(
+            **structs.asdict(common_facts(net, own.target, own.batches, own.without)),
+            packs=self.packs,
+            packed_elements=self.packed_elements,
+            workspace=self.memory.sizes(),
+            rows_per_tile=self.rows_per_tile,
+            flops_per_row=flops_per_row(self.layers, net.num_directions),
+            templates=[used.facts() for used in (*self.emitter.used, *self.walks)],
+            weight_dtype=self.stored or None,
+        )
 
     def functions(self) -> dict[str, tirx.PrimFunc]:
         """The function that goes through a sequence, and its packing, by name."""
@@ -176,7 +173,8 @@ class Lowering:
         """Which template chose how each graph's layers and time are walked."""
         return [Used(t.unit, *t.chosen) for g in self.layers.graphs if (t := g.tiling) and t.unit and t.chosen]
 
-    def _packs(self) -> list[Pack]:
+    @property
+    def packs(self) -> list[Pack]:
         packs = []
         for run in self.runs:
             layer = self.code[run.graph]
@@ -444,3 +442,24 @@ class Lowering:
 def _views(buffers: Sequence[Buffer], memory: Buffer) -> list[Stmt]:
     """Statements that make buffers views of memory."""
     return [tirx.DeclBuffer(view, data=tirx.buffer.buffer_data(memory)) for view in buffers]
+
+
+def verify(func: tirx.PrimFunc) -> None:
+    """Raise PassError unless every loop over time ("tile", "step") is serial and outside of every parallel loop."""
+    problems: list[str] = []
+    time = ("tile", "step")
+
+    def inside(node: tirx.For) -> None:
+        if node.loop_var.name in time:
+            problems.append(f"loop over {node.loop_var.name} inside a parallel loop")
+
+    def check(node: tirx.For) -> None:
+        serial = node.kind == tirx.ForKind.SERIAL
+        if node.loop_var.name in time and not serial:
+            problems.append(f"loop over {node.loop_var.name} is not serial")
+        if node.kind == tirx.ForKind.PARALLEL:
+            tvm_ffi.structural_walk(node.body, (tirx.For, inside))
+
+    tvm_ffi.structural_walk(func.body, (tirx.For, check))
+    if problems:
+        raise PassError(message("the order of time is broken", got=", ".join(problems), do="leave time to lower.py"))

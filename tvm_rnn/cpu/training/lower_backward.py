@@ -16,8 +16,7 @@ from tvm import tirx
 
 from tvm_rnn.cpu.lower_layer import Layer, Visit
 from tvm_rnn.cpu.lower_network import Run, Tile
-from tvm_rnn.cpu.user_array_copies import rows_in
-from tvm_rnn.cpu.workspace import Array
+from tvm_rnn.cpu.workspace import Array, rows_in
 from tvm_rnn.module_file.schema import CpuBackward, Finish
 from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import named_constants

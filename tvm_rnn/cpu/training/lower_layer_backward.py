@@ -9,15 +9,14 @@ that `after` and totals read have rows for a whole tile; what the tape has is re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from tvm import tirx
 
 from tvm_rnn.cpu.lower_layer import Context, Step, Visit, ended, ended_in_tile, fill_row, keep_row
 from tvm_rnn.cpu.register_tile import Places
-from tvm_rnn.cpu.user_array_copies import each
-from tvm_rnn.cpu.workspace import Array
+from tvm_rnn.cpu.workspace import Array, each
 from tvm_rnn.graph.graph import Node, is_total
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.passes.fuse_pointwise import read_at_last
@@ -102,19 +101,12 @@ class BackwardLayer(TapeLayer):
     def _written(self, ctx: Context, visit: Visit, t: Expr) -> dict[Node, list[Array]]:
         return super()._written(ctx, visit, t) | {n: [self._hoisted(n, visit, t, ctx)] for n in self.last}
 
-    def _work(
-        self,
-        ctx: Context,
-        visit: Visit,
-        step: Step,
-        read: dict[Node, Array],
-        write: Mapping[Node, Sequence[Array]],
-    ) -> list[Block]:
+    def _work(self, ctx: Context, visit: Visit, step: Step) -> list[Block]:
         """States that are read at last are copied; no gradient goes to the state before a step that began again; a step
         after a row's end did nothing: its gradients go through as they are."""
         assert isinstance(visit, BackwardVisit)
-        copies = [self._copy(ctx, read[n], self._hoisted(n, visit, step.t, ctx)) for n in self.carried]
-        groups = self._groups(ctx, visit, read, write, step.odd)
+        copies = [self._copy(ctx, step.read[n], self._hoisted(n, visit, step.t, ctx)) for n in self.carried]
+        groups = self._groups(ctx, visit, step)
         # Backwards, a flag at t + 1 separates t from what was processed before.
         cut = self._restart(ctx, step.time + visit.side, [(array, 0.0) for array in step.new])
 

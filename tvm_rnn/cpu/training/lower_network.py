@@ -116,7 +116,7 @@ class TrainingLowering(Lowering):
     def facts(self) -> CpuFunction:
         """What the runtime must know to call the function."""
         return CpuFunction(
-            packs=self._packs(),
+            packs=self.packs,
             packed_elements=self.packed_elements,
             workspace=self.memory.sizes(),
             rows_per_tile=self.rows_per_tile,

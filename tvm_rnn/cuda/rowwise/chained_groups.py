@@ -21,8 +21,7 @@ from tvm_rnn.cuda.codegen.kernel_writer import Writer, write
 from tvm_rnn.cuda.layer.node_values import Values
 from tvm_rnn.cuda.layer.pointers import Argument, Place, arithmetic
 from tvm_rnn.cuda.layer.row_kernels import WARP, Job, Rows, combiner, finish_group, reduced, unravel
-from tvm_rnn.graph.axes import reduced_axes, runs_along
-from tvm_rnn.graph.graph import Group, Node
+from tvm_rnn.graph.graph import Group, Node, reduced_axes, runs_along
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
