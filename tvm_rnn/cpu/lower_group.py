@@ -160,7 +160,12 @@ class Emitter:
 
 @dataclass(frozen=True)
 class Panels:
-    """One gemm group on `rows` batch rows."""
+    """One gemm group on `rows` batch rows. A panel is one vector of units with all its gates: its weights stay in cache
+    while all rows pass; threads share the panels.
+
+    Rewrite: group  -->  parallel for chunk of panels: for "broad" panels: for full tile of rows: product, epilogue
+                                                       then tiles of 4, 2 and 1 rows for the rest, across more panels
+    """
 
     group: Group
     unit: Unit

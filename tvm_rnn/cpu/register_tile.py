@@ -36,7 +36,10 @@ READ, EVERY_LEVEL, DATA = (tirx.IntImm("int32", value) for value in (0, 3, 1))
 
 def with_prefetches(product: Stmt, weights: Buffer, wanted: Callable[[tirx.Var], Sequence[Expr]]) -> Stmt:
     """The product, with prefetches of `weights`. wanted(k): the elements to prefetch in the loop over k, one in each
-    cache line; none in a loop that is not one over K."""
+    cache line; none in a loop that is not one over K.
+
+    Rewrite: for k: acc += a[k] * w[k]  -->  for k: prefetch w[k + ahead]; acc += a[k] * w[k]
+    """
 
     def prefetch_first(loop: tirx.For) -> tirx.For:
         requests = []

@@ -29,7 +29,8 @@ from tvm_rnn.runtime.runtime_model import Plan, call, check_inputs
 
 @dataclass(frozen=True)
 class Draws:
-    """seed: a 64-bit integer. first_step: the number, in its whole sequence, of the first step that is given."""
+    """The masks of one call of training; compiled code makes the same ones bit for bit. seed: a 64-bit integer.
+    first_step: the number, in its whole sequence, of the first step that is given."""
 
     seed: int
     first_step: int = 0
