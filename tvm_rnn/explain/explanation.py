@@ -189,7 +189,6 @@ def _decided(net: RNN | Model, options: Options) -> tuple[dict[str, Any], list[L
     """What the manifest would be, all but what generated code adds to it, and the networks."""
     from tvm_rnn.compiler.compile import networks_of
     from tvm_rnn.cpu.lower_network import Lowering
-    from tvm_rnn.cpu.module_facts import describe
     from tvm_rnn.cpu.training.add_entry_points import add_training
     from tvm_rnn.module_file.schema import plain
     from tvm_rnn.passes.pipeline import passed
@@ -215,7 +214,7 @@ def _decided(net: RNN | Model, options: Options) -> tuple[dict[str, Any], list[L
                 facts = plain(on_gpu) | ({"working": add_entry_points.working(trained[0], machine)} if trained else {})
             else:
                 lowered = Lowering(one, own.layers, own.options).run()
-                on_cpu = describe(one, lowered, own.options)
+                on_cpu = lowered.describe()
                 if options.training:
                     add_training(own, lowered, on_cpu)
                 facts = plain(on_cpu)

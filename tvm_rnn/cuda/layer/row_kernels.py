@@ -17,11 +17,10 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.graph import scalar
-from tvm_rnn.graph.axes import reduced_axes, runs_along
-from tvm_rnn.graph.graph import Group, Node
+from tvm_rnn.graph.graph import Group, Node, reduced_axes, runs_along
 from tvm_rnn.graph.ops import TABLE, Shape
 from tvm_rnn.graph.scalar_cuda import flavour
-from tvm_rnn.graph.tensor_expressions import Index, element, fit, reduced_index
+from tvm_rnn.graph.tensor_expressions import Index, element, fit, reduced_value
 from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import int64, wide
 
@@ -302,10 +301,4 @@ def combiner(root: Node) -> tuple[Callable[[Expr, Expr], Expr], float]:
 
 def reduced(values: Values, root: Node, index: Index, ks: Index) -> Expr:
     """What is reduced, at one element."""
-    if root.op != "einsum":
-        return values.at(root.args[0], reduced_index(root, index, ks[0]))
-    inputs, out = root.attrs["spec"].split("->")
-    known = dict(zip(out, index, strict=True)) | {t: k for (t, _), k in zip(reduced_axes(root), ks, strict=True)}
-    pairs = zip(root.args, inputs.split(","), strict=True)
-    a, b = (values.at(arg, tuple(known[t] for t in text)) for arg, text in pairs)
-    return a * b
+    return reduced_value(root, index, ks, values.at)

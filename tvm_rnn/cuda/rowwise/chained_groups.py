@@ -30,8 +30,7 @@ from tvm_rnn.cuda.layer.row_kernels import (
     reduced,
     unravel,
 )
-from tvm_rnn.graph.axes import reduced_axes, runs_along
-from tvm_rnn.graph.graph import Group, Node
+from tvm_rnn.graph.graph import Group, Node, reduced_axes, runs_along
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index
 from tvm_rnn.tir.expr import Buffer, Expr
