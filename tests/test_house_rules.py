@@ -19,7 +19,6 @@ MANY_POSITIONAL = {
     "tvm_rnn/cuda/layer/fp8_weights.py",
     "tvm_rnn/cuda/gemm/epilogue.py",
     "tvm_rnn/cuda/persistent/dropout_mask_words.py",
-    "tvm_rnn/cuda/persistent/product/mma_sync.py",
     "tvm_rnn/frontends/keras_recurrent.py",
     "tvm_rnn/bench/peers/triton.py",
     "tvm_rnn/runtime/runtime.py",

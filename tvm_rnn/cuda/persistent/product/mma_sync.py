@@ -369,8 +369,7 @@ class MmaSyncProduct:
     def operand(self, phase: Phase, share: Share, number: int, acc: Buffer) -> None:
         """Add the product of one operand with the batch tiles of one pass."""
         geometry, k, tiles = self.geometry, self.k, self.geometry.pass_tiles
-        m_tiles, chains, first = geometry.m_tiles(phase), geometry.chains[phase], number * tiles
-        polls = geometry.exchange.polls
+        first, polls = number * tiles, geometry.exchange.polls
         pipeline = share.kblocks if polls else min(geometry.ahead + 1, share.kblocks)
         pieces = k.local(pipeline * tiles * 4, "uint32")
 
@@ -382,7 +381,9 @@ class MmaSyncProduct:
         for which in early:
             ask(*which)
         if polls:
-            self._poll(early, ask, pieces)
+            every = [[pieces[(kblock * tiles + tile) * 4 + z] for z in range(4)] for kblock, tile in early]
+            until_written(k, len(early), lambda n: largest(every[n]), lambda n: ask(*early[n]))
+            k.do(I.cuda.warp_sync())  # MMA wants the whole warp at one place
         self._ask_weights(phase, share, 0)
         for kblock in range(share.kblocks):
             self._ask_weights(phase, share, kblock + 1)
@@ -392,25 +393,12 @@ class MmaSyncProduct:
                 first_word = kblock % pipeline * tiles * 4
                 round_inputs(self.k, geometry, [pieces[first_word + z] for z in range(tiles * 4)])
             a = self._weights(phase, share, kblock)
-            self._multiply(kblock, m_tiles, chains, a, pieces, kblock % pipeline * tiles, acc)
-
-    def _poll(self, asked: list[tuple[int, int]], ask: Callable[[int, int], None], pieces: Buffer) -> None:
-        """Until all of an operand's pieces (K block, tile) are there."""
-        tiles = self.geometry.pass_tiles
-
-        def worst(n: int) -> Expr:
-            at = (asked[n][0] * tiles + asked[n][1]) * 4
-            return largest([pieces[at + z] for z in range(4)])
-
-        until_written(self.k, len(asked), worst, lambda n: ask(*asked[n]))
-        self.k.do(I.cuda.warp_sync())  # MMA wants the whole warp at one place
+            self._multiply(phase, kblock, a, pieces, kblock % pipeline * tiles, acc)
 
     # --- on tensor cores -----------------------------------------------------------------------------------------
 
-    def _multiply(
-        self, kblock: int, m_tiles: int, chains: int, a: Fragment, pieces: Buffer, first: int, acc: Buffer
-    ) -> None:
-        geometry = self.geometry
+    def _multiply(self, phase: Phase, kblock: int, a: Fragment, pieces: Buffer, first: int, acc: Buffer) -> None:
+        geometry, m_tiles, chains = self.geometry, self.geometry.m_tiles(phase), self.geometry.chains[phase]
         for s in range(2):
             weights = [a(m, s) for m in range(m_tiles)]
             for tile in range(geometry.pass_tiles):
@@ -460,7 +448,9 @@ class MmaSyncProduct:
         def take(warp_k: int) -> None:
             for j, tile in enumerate(range(warp_k, geometry.pass_tiles, geometry.warps_k)):
                 for m in range(m_tiles):
-                    self._add(partial, warp_k, m, tile, part)
+                    for other in (w for w in range(geometry.warps_k) if w != warp_k):
+                        words = [part[other * 4 + z] for z in range(4)]
+                        k.do(I.ptx["ld.shared.v4.f32"](*words, partial(other, m, tile)))
                     for z in range(4):
                         total = acc[(m * geometry.pass_tiles + tile) * 4 * chains + z]
                         for other in (w for w in range(geometry.warps_k) if w != warp_k):
@@ -483,12 +473,6 @@ class MmaSyncProduct:
                     take(warp_k)
         return [own[z] for z in range(m_tiles * geometry.pass_own * 4)]
 
-    def _add(self, partial: Callable[[Expr, int, Expr], Expr], warp_k: int, m: int, tile: int, part: Buffer) -> None:
-        """Load the other warps' sums of a tile."""
-        for other in (w for w in range(self.geometry.warps_k) if w != warp_k):
-            words = [part[other * 4 + z] for z in range(4)]
-            self.k.do(I.ptx["ld.shared.v4.f32"](*words, partial(other, m, tile)))
-
 
 class CpAsyncProduct(MmaSyncProduct):
     """The same with operands that this lane has copied to shared memory, or copies now."""
@@ -501,7 +485,7 @@ class CpAsyncProduct(MmaSyncProduct):
 
     def operand(self, phase: Phase, share: Share, number: int, acc: Buffer) -> None:
         """The next block of K is read while one is multiplied."""
-        geometry, tiles = self.geometry, self.geometry.pass_tiles
+        tiles = self.geometry.pass_tiles
         pieces = self.k.local(2 * tiles * 4, "uint32")
         if number == 0:
             self.copies.ask(phase, share)
@@ -519,9 +503,7 @@ class CpAsyncProduct(MmaSyncProduct):
             if kblock + 1 < share.kblocks:
                 take(kblock + 1)
             a = self._weights(phase, share, kblock)
-            self._multiply(
-                kblock, self.geometry.m_tiles(phase), geometry.chains[phase], a, pieces, kblock % 2 * tiles, acc
-            )
+            self._multiply(phase, kblock, a, pieces, kblock % 2 * tiles, acc)
 
 
 class Float32Product(MmaSyncProduct):

@@ -367,8 +367,11 @@ class StagedProduct(WgmmaProduct):
                 if later is not None and kblock == early:
                     operands.ask(later)
                     asked.add(later)
-                if kblock < share.kblocks:
-                    self._block(phase, share, kblock, low, acc, add=bool(number or kblock))
+                for step in range(STEPS if kblock < share.kblocks else 0):
+                    b = self.descriptor(low, kblock * geometry.operand_bytes + step * 32)
+                    for tile in range(tiles):
+                        a = self.resident(phase, share, kblock, tile, step)
+                        self.instruction(acc, tile, a, b, add=bool(number or kblock or step))
             k.do(I.ptx.wgmma.commit_group.sync.aligned())
         k.do(I.ptx.wgmma.wait_group.sync.aligned(0))
         if not coming:
@@ -381,13 +384,6 @@ class StagedProduct(WgmmaProduct):
         geometry = self.geometry
         block = self.part * (share.kblocks * geometry.rows * BLOCK_WORDS) + geometry.place(share.operand.source)
         return self.k.keep(base // uint32(16) + tirx.Cast("uint32", block // 4) + uint32(1 << 16))
-
-    def _block(self, phase: Phase, share: Share, kblock: int, low: Expr, acc: Buffer, *, add: bool) -> None:
-        for step in range(STEPS):
-            b = self.descriptor(low, kblock * self.geometry.rows * BLOCK_WORDS * 4 + step * 32)
-            for tile in range(self.geometry.gate_tiles(phase)):
-                a = self.resident(phase, share, kblock, tile, step)
-                self.instruction(acc, tile, a, b, add=add or bool(step))
 
     # --- parts of K --------------------------------------------------------------------------------------------------
 
