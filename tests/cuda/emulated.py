@@ -281,7 +281,7 @@ class Case:
         if reverse and more > last:
             y = self._backwards(oracle, inputs, state, own, flags)
         else:
-            y, _ = oracle._layer(self.graph, (0, way), inputs, state, own, flags)
+            y, _ = oracle._layer(self.graph, (0, way), inputs, state, (own, flags))
         return y[: self.steps], [state[n.name] for n in self.graph.states]
 
     def _backwards(self, oracle: Any, inputs: Any, state: Any, own: Any, flags: Any) -> np.ndarray:
@@ -290,7 +290,8 @@ class Case:
         for name in state:
             state[name][restart] = self.net.cell.initial.get(name, 0.0)
         cut = [x[: self.steps] for x in inputs]
-        return oracle._layer(self.graph, (0, 1), cut, state, np.minimum(own, self.steps), flags[: self.steps])[0]
+        ends = (np.minimum(own, self.steps), flags[: self.steps])
+        return oracle._layer(self.graph, (0, 1), cut, state, ends)[0]
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from .operands import Operand
 from .operands import operands as resolve
 from .problem import Problem, read_nodes
 from .wgmma import WgmmaGemm, WgmmaTile
-from .wgmma_split_k import SplitKTile, WgmmaSplitK
+from .wgmma_split_k import SplitKTile, WgmmaSplitKGemm
 
 TENSOR = ("float16", "bfloat16", "tf32")
 
@@ -159,7 +159,7 @@ def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
         if not tile.fits:  # so many rows are the other kernels'
             continue
         condition = f"rows > {64 * (high - 1) or knobs['share_from']} && rows <= {64 * high}{_aligned(problem)}"
-        found.append(Variant(_written(f"{name}_share{high}", problem, tile, WgmmaSplitK), condition))
+        found.append(Variant(_written(f"{name}_share{high}", problem, tile, WgmmaSplitKGemm), condition))
     return found
 
 

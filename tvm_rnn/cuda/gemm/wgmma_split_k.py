@@ -79,7 +79,7 @@ class SplitKTile(GemmTile):
         return max(super().shared_bytes, self.cluster * self.own * self.members * self.block)
 
 
-class WgmmaSplitK(WgmmaRows):
+class WgmmaSplitKGemm(WgmmaRows):
     """For 16-byte aligned operands."""
 
     tile: SplitKTile
