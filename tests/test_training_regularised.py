@@ -22,6 +22,7 @@ from tvm_rnn.runtime.runtime_training import TrainingModule
 
 EVERYTHING: dict[str, Any] = {"dropout": 0.4, "recurrent_dropout": 0.3, "zoneout": 0.2, "weight_drop": 0.35}
 CASES: dict[str, tuple[str, int, int, dict[str, Any]]] = {
+    "elman": ("elman", 7, 7, {"num_layers": 2, **EVERYTHING}),
     "lstm": ("lstm", 14, 7, {"num_layers": 3, "bidirectional": True, "dtype": "float64", **EVERYTHING}),
     "gru": ("gru", 7, 7, {"num_layers": 2, **EVERYTHING}),
     "matrices": ("mlstm", 5, 5, {"dtype": "float64", "zoneout": 0.3}),
@@ -99,7 +100,7 @@ def test_the_same_seed_gives_the_same_bits(name: str) -> None:
 
 def test_chunks_of_a_sequence_have_its_masks() -> None:
     """Truncated back-propagation through the same network as the whole: the same results in both chunks."""
-    net, module = trained("gru")
+    net, module = trained("elman")
     case = draw(net, 11, 3)
     whole, last, tape = module.forward_train(case.x, case.state, seed=5, first_step=2)
     one, middle, tape_one = module.forward_train({"x": case.x["x"][:4]}, case.state, seed=5, first_step=2)
@@ -131,7 +132,7 @@ def test_the_tape_has_no_masks() -> None:
 
 
 def test_what_is_refused() -> None:
-    net, module = trained("gru")
+    net, module = trained("elman")
     x = arguments(net, 3, 2)[0]["x"]
     with pytest.raises(InputError, match="needs a seed"):
         module.forward_train(x)

@@ -98,7 +98,7 @@ def version(name: str) -> int:
     return templates()[name].version
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize(
     ("cell", "sizes"), [("elman", (3, 33)), ("lstm", (5, 33)), ("gru_reset_before", (7, 16)), ("elman", (3, 130))]
 )

@@ -69,7 +69,7 @@ def stored_net(net: rnn.RNN, name: str, matrices: tuple[str, ...]) -> rnn.RNN:
     return again.load(own)
 
 
-@pytest.mark.broad_after(1)
+@pytest.mark.broad
 @pytest.mark.parametrize("name", WIDENED)
 @pytest.mark.parametrize(
     ("cell", "matrices"),

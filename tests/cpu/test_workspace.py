@@ -7,7 +7,7 @@ import pytest
 import tvm
 from tvm import tirx
 
-from tvm_rnn.cpu.workspace import Array, Packed, Workspace, each, pad, row_stride, rows_in, rows_out, strides_of
+from tvm_rnn.cpu.workspace import Array, Packed, Workspace, each_element, pad, row_stride, rows_in, rows_out, strides_of
 from tvm_rnn.module_file import schema
 from tvm_rnn.tir.index import int64
 
@@ -87,5 +87,5 @@ def test_each_visits_every_index_in_order() -> None:
         seen.append(str(flat))
         return tirx.Evaluate(int64(len(index)))
 
-    nest = each((2, 3), body)
+    nest = each_element((2, 3), body)
     assert isinstance(nest, tirx.For) and isinstance(nest.body, tirx.For) and len(seen) == 1

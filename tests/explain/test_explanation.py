@@ -145,6 +145,7 @@ def test_training_on_a_gpu_has_a_tape_and_regimes_of_its_own() -> None:
     assert "(training" in str(explain(zoo("elman", 64, 2, dtype="float16"), GPU, batch=16, training=True))
 
 
+@pytest.mark.broad
 def test_the_regime_and_what_the_slower_ones_would_take() -> None:
     found = facts(zoo("lstm", 256, dtype="bfloat16"), GPU, batch=16)
     (taken,) = regime(found, "persistent_cluster_cuda")

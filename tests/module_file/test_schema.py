@@ -73,6 +73,7 @@ def test_what_is_written_is_what_was_read(name: str) -> None:
     assert json.loads(json.dumps(plain(read(OLD[name])))) == OLD[name]
 
 
+@pytest.mark.broad_after(1)
 @pytest.mark.parametrize("name", OLD)
 def test_a_new_manifest_says_the_same(name: str) -> None:
     old, found = OLD[name], json.loads(json.dumps(plain(new(name))))

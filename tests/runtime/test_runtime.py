@@ -445,6 +445,7 @@ def test_in_place_and_in_turns_are_what_steps_return(module: Module, batch: int)
         before = now[1]
 
 
+@pytest.mark.broad_after(1)
 def test_arrays_with_gaps_and_other_inputs_are_written_too(module: Module) -> None:
     x, given = steps_of(module, 2, 3), module.init_state(3)
     wide = np.zeros((3, *module.manifest.output.shape, 2), module.manifest.dtype)

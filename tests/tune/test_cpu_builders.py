@@ -107,6 +107,7 @@ def test_cells_of_ones_own_several_inputs_and_constants_are_measured() -> None:
         assert backend.start(lambda stage: None).error is not None
 
 
+@pytest.mark.broad
 def test_a_cell_that_does_not_forget_is_compared_over_fewer_steps() -> None:
     from tvm_rnn import cell, sin
 

@@ -150,6 +150,7 @@ def measured(folder: Path, times: list[float]) -> list[dict[str, Any]]:
     return rows
 
 
+@pytest.mark.broad
 def test_the_fastest_becomes_a_record_that_is_found(tmp_path: Path) -> None:
     rows = measured(tmp_path, [10.0, 9.0, 8.0, -1.0])
     found = collect(tmp_path, tmp_path / "records")

@@ -62,6 +62,7 @@ def local(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ})
 
 
+@pytest.mark.broad
 def test_a_module_in_another_session_gives_the_same_bits_and_its_time(tmp_path: Path) -> None:
     done = local(tmp_path, "run")
     assert done.returncode == 0, done.stderr[-2000:]

@@ -35,7 +35,7 @@ from tvm_rnn.tir.statements import Block, Named, bind, buffer, function, load, l
 from .lower_group import Emitter, Used
 from .lower_layer import Context, Layer, Visit
 from .weight_storage import STORAGES
-from .workspace import Array, Workspace, each, row_stride, rows_in, rows_out, strides_of
+from .workspace import Array, Workspace, each_element, row_stride, rows_in, rows_out, strides_of
 
 INTEGERS = ("T", "B", "n", "threads", "has_lengths", "has_reset")
 MAX_ROWS = 1 << 30  # "all of T in one tile"
@@ -300,7 +300,7 @@ class Lowering:
                         return store(own, place, load(user, first + flat))
                     return store(user, first + flat, load(own, place))
 
-                return each(array.shape, element)
+                return each_element(array.shape, element)
 
             return self._if_called(run, v, loop("b", self.B, row))
 

@@ -24,7 +24,7 @@ from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, load, loop, sequence, store, vector
 
 from .weight_storage import LARGEST, OFFSET, WORD, Storage, larger
-from .workspace import Array, Packed, dense, each, pad, strides_of
+from .workspace import Array, Packed, dense, each_element, pad, strides_of
 
 
 class PackedWeights:
@@ -147,7 +147,7 @@ class PackedWeights:
                 return accumulated(node, own, inner, packed, address, self.graph.dtype)
             return store(packed, address, element(node, own, inner, self.graph.dtype))
 
-        return each(node.shape or (1,), fill)
+        return each_element(node.shape or (1,), fill)
 
     def array(self, node: Node, offset: Expr) -> Array:
         """Where a kept value is, in packed weights that begin at `offset`."""

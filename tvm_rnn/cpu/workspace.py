@@ -101,7 +101,7 @@ class Packed:
         return self.names[key]
 
 
-def each(shape: Sequence[int], body: Callable[[tuple[Expr, ...], Expr], Stmt]) -> Stmt:
+def each_element(shape: Sequence[int], body: Callable[[tuple[Expr, ...], Expr], Stmt]) -> Stmt:
     """for every index of a dense array: body(index, flat position)."""
 
     def nest(index: tuple[Expr, ...], flat: Expr) -> Stmt:
@@ -120,7 +120,7 @@ def rows_in(workspace: Buffer, user: Buffer, array: Array, first: Expr, rows: Ex
     def one(r: Expr, index: Sequence[Expr], flat: Expr) -> Stmt:
         return store(workspace, array.address(r, index), load(user, (first + r) * int64(size) + flat))
 
-    return loop("r", rows, lambda r: each(array.shape, partial(one, r)))
+    return loop("r", rows, lambda r: each_element(array.shape, partial(one, r)))
 
 
 def rows_out(workspace: Buffer, user: Buffer, array: Array, first: Expr, rows: Expr) -> Stmt:
@@ -130,4 +130,4 @@ def rows_out(workspace: Buffer, user: Buffer, array: Array, first: Expr, rows: E
     def one(r: Expr, index: Sequence[Expr], flat: Expr) -> Stmt:
         return store(user, (first + r) * int64(size) + flat, load(workspace, array.address(r, index)))
 
-    return loop("r", rows, lambda r: each(array.shape, partial(one, r)))
+    return loop("r", rows, lambda r: each_element(array.shape, partial(one, r)))

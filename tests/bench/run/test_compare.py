@@ -102,6 +102,7 @@ def test_a_users_own_cell_is_timed_alone_and_unchecked() -> None:
     assert all("mine" in row.reason or "not installed" in row.reason for row in report.rows[1:])
 
 
+@pytest.mark.broad
 def test_no_ratio_for_a_result_that_differs(lstm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = iter([1.0, 0.0])  # ours passes whatever it is, then nothing does
     monkeypatch.setattr(compare, "tolerance", lambda dtype, steps: next(limits))

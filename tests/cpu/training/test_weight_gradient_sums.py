@@ -13,7 +13,7 @@ from tvm_rnn import target
 from tvm_rnn.compiler.link import generate
 from tvm_rnn.cpu.lower_group import Emitter
 from tvm_rnn.cpu.register_tile import Places
-from tvm_rnn.cpu.training.weight_gradient_sums import accumulate, axes_of
+from tvm_rnn.cpu.training.weight_gradient_sums import accumulate, vector_axes
 from tvm_rnn.cpu.workspace import Array, row_stride, strides_of
 from tvm_rnn.graph.graph import Node, make
 from tvm_rnn.graph.ops import TABLE
@@ -93,15 +93,15 @@ def test_sums_are_numpys(name: str) -> None:
 
 
 def test_a_gemm_has_a_tall_letter_and_a_last_one() -> None:
-    axes = axes_of(node_of(((33,), (21,)), "a,k->ak"))
+    axes = vector_axes(node_of(((33,), (21,)), "a,k->ak"))
     assert (axes.tall, axes.last, axes.outer, axes.summed) == ("a", "k", "", "")
-    axes = axes_of(node_of(((3, 17), (19,)), "ga,k->gak"))
+    axes = vector_axes(node_of(((3, 17), (19,)), "ga,k->gak"))
     assert (axes.tall, axes.last, axes.outer) == ("a", "k", "g")
 
 
 def test_letters_of_both_operands_are_no_rows_of_a_tile() -> None:
-    axes = axes_of(node_of(((2, 5), (2, 9)), "hi,hj->hij"))
+    axes = vector_axes(node_of(((2, 5), (2, 9)), "hi,hj->hij"))
     assert (axes.tall, axes.outer) == ("i", "h")
-    assert axes_of(node_of(((19,), (19,)), "a,a->a")).tall == ""
-    axes = axes_of(node_of(((4, 6), (5, 6)), "ij,kj->ik"))
+    assert vector_axes(node_of(((19,), (19,)), "a,a->a")).tall == ""
+    axes = vector_axes(node_of(((4, 6), (5, 6)), "ij,kj->ik"))
     assert (axes.tall, axes.last, axes.summed) == ("i", "k", "j")

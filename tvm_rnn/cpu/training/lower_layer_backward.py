@@ -16,7 +16,7 @@ from tvm import tirx
 
 from tvm_rnn.cpu.lower_layer import Context, Step, Visit, ended, ended_in_tile, fill_row, keep_row
 from tvm_rnn.cpu.register_tile import Places
-from tvm_rnn.cpu.workspace import Array, each
+from tvm_rnn.cpu.workspace import Array, each_element
 from tvm_rnn.graph.graph import Node, is_total
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.passes.fuse_pointwise import read_at_last
@@ -130,10 +130,10 @@ class BackwardLayer(TapeLayer):
             def one(index: tuple[Expr, ...], flat: Expr) -> Stmt:
                 return visit.give(number, t, b, flat, element(root, index, read, self.graph.dtype))
 
-            return each(root.shape, one)
+            return each_element(root.shape, one)
 
         def blank(t: Expr, b: Expr) -> Stmt:
-            return each(root.shape, lambda _, flat: visit.give(number, t, b, flat, None))
+            return each_element(root.shape, lambda _, flat: visit.give(number, t, b, flat, None))
 
         rows = loop("t", visit.count, lambda t: loop("b", ctx.batch, lambda b: row(t, b)))
         return sequence(rows, ended_in_tile(ctx, visit.start, visit.count, blank))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tvm_rnn.cpu.weight_packing import accumulated
-from tvm_rnn.cpu.workspace import Array, dense, each, pad, strides_of
+from tvm_rnn.cpu.workspace import Array, dense, each_element, pad, strides_of
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.tensor_expressions import Index, Reader, element
@@ -78,7 +78,7 @@ class Finish(SumsToGradients):
                 return accumulated(node, index, read, totals, address, self.graph.dtype)
             return store(totals, address, element(node, index, inner, self.graph.dtype))
 
-        return each(node.shape, one)
+        return each_element(node.shape, one)
 
     def _give(self, node: Node, into: Buffer, read: Reader) -> Stmt:
         """Dense stores of a gradient; of joined gates part by part: one choice per part, not per element."""

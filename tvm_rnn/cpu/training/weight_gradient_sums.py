@@ -45,7 +45,7 @@ class Axes:
         return self.sizes[letter] if letter else 1
 
 
-def axes_of(node: Node) -> Axes:
+def vector_axes(node: Node) -> Axes:
     """How a sum is cut: vectors run along its last axis, and a second letter of the other operand makes the tile two
     values deep, so that each loaded vector is used several times."""
     if node.op == "total":
@@ -64,7 +64,7 @@ def axes_of(node: Node) -> Axes:
 
 def accumulate(emitter: Emitter, node: Node, rows: Expr, places: Places, into: Array) -> Stmt:
     """into += the sum of `node` over rows 0 to `rows` of its operands."""
-    axes = axes_of(node)
+    axes = vector_axes(node)
     height, width = axes.extent(axes.tall), axes.extent(axes.last)
     unit = Unit("total", "after", emitter.dtype, 1, width, (height,), 0, emitter.batches)
     chosen = best(unit, emitter.target)

@@ -79,7 +79,7 @@ class Epilogue:
         for node, (slot, when, y) in self._published().items():
             for e in range(2):
                 body.exchange.stage(node, block, j, e, self._stored(self._next(node, block, j, e), block))
-            body.exchange.tile(node, slot, block, j, when, y)
+            body.exchange.publish_tile(node, slot, block, j, when, y)
         output = self.step.graph.output
         ours = output in phase.nodes or output is phase.root
         if ours and not (output in phase.published and self._vectors(output)):

@@ -429,7 +429,7 @@ class Cluster(Exchanger):
         at = (self.stage_word(node) + self._turn - self.stage_at) * 4 // geometry.itemsize
         self.k.store(self.view, value, at + (tile * 8 + ids.q * 2 + e) * units + unit)
 
-    def tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
+    def publish_tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
         """Nothing: a phase is published as a whole."""
 
     def phase(self, slots: Slots) -> None:
@@ -501,7 +501,7 @@ class Grid(Exchanger):
                             registers, at = body.states[(state, block, j, e)]
                             value = body.reads.words.masked_state(state, registers[at], block, j, e)
                             self.stage(node, block, j, e, convert(body, value))
-                        self.tile(node, 0, block, j, None, None)
+                        self.publish_tile(node, 0, block, j, None, None)
         for node in geometry.published if geometry.zeroes_padding else ():
             self._zero_padding(node)
         self.arrive()
@@ -619,7 +619,7 @@ class Grid(Exchanger):
         """This warp's own tile: [8 rows][8 units]."""
         self.k.store(self.view, value, self.ids.warp * 64 + (self.ids.q * 2 + e) * 8 + self.ids.g)
 
-    def tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
+    def publish_tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
         k, own = self.k, StagedTile(node, slot, block, j, when, y)
         k.do(I.cuda.warp_sync())
         words = [self.passing[z] for z in range(4)]
@@ -683,7 +683,7 @@ class SideBySide(Grid):
         at = self._place_of(len(self.staged)) + (self.ids.q * 2 + e) * 8 + self.ids.g
         self.k.store(self.view, value, at)
 
-    def tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
+    def publish_tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
         self.staged.append(StagedTile(node, slot, block, j, when, y))
 
     def publish_tiles(self) -> list[list[Expr]]:

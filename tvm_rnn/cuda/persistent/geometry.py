@@ -128,7 +128,7 @@ class ExchangeEmitter(Protocol):
     def stage(self, node: Node, block: int, j: int, e: int, value: Expr) -> None:
         """Stage one value of this lane's cell."""
 
-    def tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
+    def publish_tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
         """After a tile is staged. when: publish it only then. y: writes 16 bytes of y."""
 
     def phase(self, slots: Slots) -> None:

@@ -51,7 +51,7 @@ def test_every_block_of_k_goes_through_the_pipeline_once(pace: int, ring: int) -
     numbers = [c.turn * ring + c.slot for c in found]
     assert numbers == list(range(len(found))) and sum(made.uses) == len(found)
     for chunk in found:
-        far = made.far_bytes(phase) if chunk.streamed else 0
+        far = made.shared_weight_bytes(phase) if chunk.streamed else 0
         assert 0 < chunk.count * (made.operand_bytes + far) <= made.stage_bytes
     streamed = [i for i, c in enumerate(found) if c.streamed]
     assert streamed[0] == 0 and max(np.diff(streamed)) <= 2
@@ -80,7 +80,7 @@ def test_regions_do_not_overlap(name: str) -> None:
     assert found["stage"] == found["weights"] + 4 * made.weight_words
     assert found["barriers"] >= found["stage"] + 4 * made.stage_words and found["end"] >= found["barriers"] + 8 * 2 * 4
     # Tiles of 64 rows are read past the last weights.
-    assert found["end"] >= found["stage"] + made.near_bytes(phase) - made.far_bytes(phase)
+    assert found["end"] >= found["stage"] + made.register_weight_bytes(phase) - made.shared_weight_bytes(phase)
     assert made.shared_bytes == found["end"]
     together = at(replace(made, apart=0))
     assert (together["pipeline"], together["sums"], together["end"]) == (0, 0, found["end"] - found["pipeline"])

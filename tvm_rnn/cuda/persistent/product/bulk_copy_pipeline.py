@@ -244,7 +244,7 @@ class BulkCopyPipeline(ABC):
         k = self.k
         self._wait(chunk.slot + self.ring, 1 - self._parity(chunk))
         full, operand = self.barrier(chunk.slot), chunk.count * self.geometry.operand_bytes
-        far = chunk.count * self.geometry.far_bytes(phase) if chunk.streamed else 0
+        far = chunk.count * self.geometry.shared_weight_bytes(phase) if chunk.streamed else 0
         k.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](full, uint32(operand + far)))
         if chunk.streamed:
             address = k[self.names[chunk.share]].ptr_to([self.weights_at(phase, chunk)])
@@ -341,7 +341,7 @@ class BulkCopyProduct(WgmmaProduct):
         return found
 
     def _multiply(self, phase: Phase, chunk: Chunk, acc: Buffer, first: bool) -> None:
-        geometry, stage, far = self.geometry, self.stage(chunk), self.geometry.far_bytes(phase)
+        geometry, stage, far = self.geometry, self.stage(chunk), self.geometry.shared_weight_bytes(phase)
         for i in range(chunk.count):
             for step in range(STEPS):
                 b = self.descriptor(self.operands, stage + i * geometry.operand_bytes + step * 32)

@@ -83,7 +83,7 @@ class WgmmaPipelined(BulkCopyTiles):
         many = sum(-(-s.kblocks // pace) for parts in self.shares.values() for s in parts) > self.ring
         if many and self.ring <= FEW_STAGES:
             pace *= 2  # stages are filled again: half as often
-        streamed = [self.far_bytes(phase) for phase, share in self.weights if share.streamed]
+        streamed = [self.shared_weight_bytes(phase) for phase, share in self.weights if share.streamed]
         return max(pace * self.operand_bytes, self.operand_bytes + max(streamed, default=0))
 
     def runs(self, share: Share) -> Iterator[tuple[float, Run]]:
@@ -128,7 +128,7 @@ class WgmmaPipelined(BulkCopyTiles):
             blocks = share.kblocks * self.k_parts
             each = max(RING_COLUMNS, self.rows) / 8 * RING_CYCLES * 2 * self.gate_tiles(phase)
             products += each * self.k_parts * (share.registers + RING_NEAR * (share.kblocks - share.registers))
-            copied += blocks * self.operand_bytes + share.streamed * self.k_parts * self.far_bytes(phase)
+            copied += blocks * self.operand_bytes + share.streamed * self.k_parts * self.shared_weight_bytes(phase)
         again = RING_REFILL[self.ring > FEW_STAGES] if sum(map(len, self.chunks.values())) > self.ring else 1.0
         return RING_US + (copied / RING_COPY + RING_SHOWN * products) * again / CLOCK_MHZ
 
@@ -181,7 +181,7 @@ class WarpgroupPipeline(BulkCopyPipeline):
 
     def weights_at(self, phase: Phase, chunk: Chunk) -> Expr:
         place = (self.ids.rank * self.geometry.k_parts + self.part) * chunk.share.kblocks + chunk.first
-        return tirx.Cast("int64", place) * (self.geometry.far_bytes(phase) // self.geometry.itemsize)
+        return tirx.Cast("int64", place) * (self.geometry.shared_weight_bytes(phase) // self.geometry.itemsize)
 
     def fetch(self, target: Expr, word: Expr, size: int, full: Expr) -> None:
         k, together = self.k, self.geometry.together
@@ -208,7 +208,7 @@ class PipelinedProduct(BulkCopyProduct):
         bulk.start()
 
     def begin(self, phase: Phase) -> Sequence[Callable[[], None]]:
-        self.near(phase, self.bulk.base, self.bulk.part)
+        self.shared_descriptors(phase, self.bulk.base, self.bulk.part)
         self.operands = self.tiles = self.k.keep(self.bulk.stages // uint32(16) + uint32(1 << 16))
         super().begin(phase)
         return [*self.loads, *self.prefetches]

@@ -124,27 +124,28 @@ class WgmmaSplitK(BulkCopyTiles):
     def gate_tiles(self, phase: Phase) -> int:
         return ceil(ceil(self.gate_rows(phase) / TILE_ROWS) / self.warpgroups)
 
-    def far_bytes(self, phase: Phase) -> int:
+    def shared_weight_bytes(self, phase: Phase) -> int:
         return self.gate_rows(phase) * ROW_BYTES
 
-    def near_bytes(self, phase: Phase) -> int:
+    def register_weight_bytes(self, phase: Phase) -> int:
         return self.warpgroups * self.gate_tiles(phase) * TILE_BYTES
 
     def packed_bytes(self, phase: Phase, share: Share) -> int:
         """Of a block's weights."""
-        return share.registers * self.near_bytes(phase) + (share.kblocks - share.registers) * self.far_bytes(phase)
+        others = share.kblocks - share.registers
+        return share.registers * self.register_weight_bytes(phase) + others * self.shared_weight_bytes(phase)
 
     def weight_elements(self, phase: Phase, share: Share) -> int:
         return self.ctas * self.packed_bytes(phase, share) // self.itemsize
 
     @property
     def weight_words(self) -> int:
-        return sum(share.shared * self.far_bytes(phase) // 4 for phase, share in self.weights)
+        return sum(share.shared * self.shared_weight_bytes(phase) // 4 for phase, share in self.weights)
 
     @cached_property
     def stage_bytes(self) -> int:
         """As many blocks of K as the pace says, with the weights of the widest phase."""
-        far = max((self.far_bytes(phase) for phase, share in self.weights if share.streamed), default=0)
+        far = max((self.shared_weight_bytes(phase) for phase, share in self.weights if share.streamed), default=0)
         pace = self.pace if far else max(self.pace, NEAR_BYTES // self.operand_bytes)
         return pace * (self.operand_bytes + far)
 
@@ -172,7 +173,7 @@ class WgmmaSplitK(BulkCopyTiles):
         """The last tile of weights may be read past its end."""
         sizes = rounded(self.partial_words * 4, 1024), self.ring * self.stage_bytes
         found = self.regions("sums", "pipeline", sizes, align=512)
-        over = max((self.near_bytes(p) - self.far_bytes(p) for p in self.shares), default=0)
+        over = max((self.register_weight_bytes(p) - self.shared_weight_bytes(p) for p in self.shares), default=0)
         return {**found, "end": max(found["end"], found["stage"] + over // 4)}
 
     def registers(self) -> int:
@@ -190,7 +191,7 @@ class WgmmaSplitK(BulkCopyTiles):
     def weight_index(self, phase: Phase, share: Share, at: Expr) -> tuple[tuple[Expr, ...], Expr]:
         """Order: [block][K block]; a block of K in registers is [tile][MMA step][warp][lane][a0 a1 a2 a3], any other
         one [gate row][swizzled piece]. Gate rows: [block of the cluster][warp_u][half][unit of 8]."""
-        near, far = self.near_bytes(phase) // 4, self.far_bytes(phase) // 4
+        near, far = self.register_weight_bytes(phase) // 4, self.shared_weight_bytes(phase) // 4
         packed = Layout(cta=self.ctas, word=self.packed_bytes(phase, share) // 4, element=4 // self.itemsize)
         place = packed.coordinates(tirx.Cast("int32", at))
         cta, word = place["cta"], place["word"]
@@ -232,7 +233,7 @@ class WgmmaSplitK(BulkCopyTiles):
             far = SHARED_LEAST + SHARED_CYCLES * self.rows / 8
             cycles += instructions * (near * share.registers + far * (share.kblocks - share.registers))
             copied += blocks * share.kblocks * self.operand_bytes
-            weights += blocks * share.streamed * self.far_bytes(phase)
+            weights += blocks * share.streamed * self.shared_weight_bytes(phase)
         copies = (copied + weights) / L2_BYTES + max(0.0, weights - L2_HELD) * (1 / MEMORY_BYTES - 1 / L2_BYTES)
         products = cycles / CLOCK_MHZ
         us = max(copies, products) + SHOWN * min(copies, products)
@@ -276,8 +277,8 @@ class ClusterPipeline(BulkCopyPipeline):
 
     def weights_at(self, phase: Phase, chunk: Chunk) -> Expr:
         geometry, share = self.geometry, chunk.share
-        before = (chunk.first - share.registers) * geometry.far_bytes(phase)
-        before += share.registers * geometry.near_bytes(phase)
+        before = (chunk.first - share.registers) * geometry.shared_weight_bytes(phase)
+        before += share.registers * geometry.register_weight_bytes(phase)
         place = tirx.Cast("int64", self.ids.rank) * geometry.packed_bytes(phase, share) + before
         return tirx.floordiv(place, geometry.itemsize)
 
@@ -309,7 +310,7 @@ class SplitKProduct(BulkCopyProduct):
         return self._first(phase, share) + (lane + self.warpgroup * (self.geometry.gate_tiles(phase) * TILE_BYTES // 4))
 
     def first_tile(self, phase: Phase, share: Share, part: int) -> Expr:
-        return self._first(phase, share) + share.registers * self.geometry.near_bytes(phase) // 4
+        return self._first(phase, share) + share.registers * self.geometry.register_weight_bytes(phase) // 4
 
     def stage(self, chunk: Chunk) -> int:
         return self.at["pipeline"] + chunk.slot * self.geometry.stage_bytes

@@ -345,7 +345,7 @@ class StagedProduct(WgmmaProduct):
         acc = k.local(tiles * geometry.rows // 2)
         shares = sorted(geometry.shares[phase], key=lambda share: not share.operand.given)
         base, asked, coming = k.fresh(self.base), set[Share](), phase is not body.last
-        self.near(phase, base, self.part)
+        self.shared_descriptors(phase, base, self.part)
         for number, share in enumerate(shares):
             if not share.operand.given:
                 if share not in asked:

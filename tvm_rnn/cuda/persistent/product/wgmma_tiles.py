@@ -75,13 +75,13 @@ class WgmmaTiles(Geometry):
         """Of a block of K."""
         return self.rows * ROW_BYTES
 
-    def near_bytes(self, phase: Phase) -> int:
+    def register_weight_bytes(self, phase: Phase) -> int:
         """Of a block of K's weights of one part, in registers of all threads."""
         return self.gate_tiles(phase) * TILE_BYTES
 
-    def far_bytes(self, phase: Phase) -> int:
-        """The same outside of registers."""
-        return self.near_bytes(phase)
+    def shared_weight_bytes(self, phase: Phase) -> int:
+        """Of a block of K of weights that lie in shared memory, or stream through it."""
+        return self.register_weight_bytes(phase)
 
     @abstractmethod
     def gate_row(self, phase: Phase, tile: Expr, line: Expr) -> tuple[Expr, Expr, Expr]:
@@ -135,7 +135,7 @@ class WgmmaProduct:
                 self.registers[share] = self._load(phase, share)
             if share.shared:
                 self.shared[share], four = at, k.tile(4, dtype="uint32").flat
-                size = share.shared * geometry.far_bytes(phase)
+                size = share.shared * geometry.shared_weight_bytes(phase)
                 for part in range(geometry.block_parts):
                     first = k.keep(self.first_tile(phase, share, part))
                     copy_to_shared(self.body, share, first, four, at=at, size=size, base=self.base)
@@ -145,31 +145,32 @@ class WgmmaProduct:
         """The first word of this lane's fragments in the packed weights."""
         part = (self.ids.rank * self.geometry.k_parts + self.part) * share.kblocks
         lane = tirx.floormod(self.ids.warp, 4) * (LANES * 4) + self.ids.lane * 4
-        return tirx.Cast("int64", part) * (self.geometry.near_bytes(phase) // 4) + lane
+        return tirx.Cast("int64", part) * (self.geometry.register_weight_bytes(phase) // 4) + lane
 
     def first_tile(self, phase: Phase, share: Share, part: int) -> Expr:
         """The first word of the tiles in shared memory there."""
         block = (self.ids.rank * self.geometry.k_parts + part) * share.kblocks + share.registers
-        return tirx.Cast("int64", block) * (self.geometry.near_bytes(phase) // 4)
+        return tirx.Cast("int64", block) * (self.geometry.register_weight_bytes(phase) // 4)
 
     def _load(self, phase: Phase, share: Share) -> Buffer:
         """This lane's fragments: [K block][M tile][step][4]."""
         k, geometry, pieces = self.k, self.geometry, self.geometry.gate_tiles(phase) * STEPS
         kept = k.local(share.registers * pieces * 4, "uint32")
         first = k.keep(self.first_fragment(phase, share))
+        block = geometry.register_weight_bytes(phase)
         for piece in range(share.registers * pieces):
-            at = first + (piece // pieces * geometry.near_bytes(phase) + piece % pieces * (TILE_BYTES // STEPS)) // 4
+            at = first + (piece // pieces * block + piece % pieces * (TILE_BYTES // STEPS)) // 4
             address = k[self.names[share]].ptr_to([at * (4 // geometry.itemsize)])
             k.do(I.ptx["ld.global.nc.v4.b32"](*(kept[piece * 4 + z] for z in range(4)), address))
         return kept
 
-    def near(self, phase: Phase, base: Expr, part: Expr) -> None:
+    def shared_descriptors(self, phase: Phase, base: Expr, part: Expr) -> None:
         """The low words of matrix descriptors of a part's tiles in shared memory."""
         low = self.k.keep(base // uint32(16) + uint32(1 << 16))
         self.low: dict[Share, tuple[Expr, int]] = {}
         for share in self.geometry.shares[phase]:
             if share.shared:
-                at = part * (share.shared * self.geometry.far_bytes(phase)) + self.shared[share]
+                at = part * (share.shared * self.geometry.shared_weight_bytes(phase)) + self.shared[share]
                 self.low[share] = self.k.keep(low + tirx.Cast("uint32", at // 16)), 0
 
     def resident(self, phase: Phase, share: Share, kblock: int, tile: int, step: int) -> list[Expr]:
@@ -178,7 +179,7 @@ class WgmmaProduct:
             first = ((kblock * self.geometry.gate_tiles(phase) + tile) * STEPS + step) * 4
             return [self.registers[share][first + z] for z in range(4)]
         low, at = self.low[share]
-        at += (kblock - share.registers) * self.geometry.far_bytes(phase) + tile * TILE_BYTES
+        at += (kblock - share.registers) * self.geometry.shared_weight_bytes(phase) + tile * TILE_BYTES
         return [self.descriptor(low, at + step * 32)]
 
     def descriptor(self, first: Expr, at: int) -> Expr:
