@@ -18,8 +18,7 @@ from tvm_rnn.cuda.persistent.exchange import COUNTER
 from tvm_rnn.cuda.persistent.exchange_by_polling import POLLING
 from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.cuda.persistent.product.mma_sync import MmaSync
-from tvm_rnn.cuda.persistent.product.wgmma_pipelined import WgmmaPipelined
-from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import MANY_ROWS, m_tiles
+from tvm_rnn.cuda.persistent.product.wgmma_pipelined import MANY_ROWS, WgmmaPipelined
 from tvm_rnn.schedule.schedule_template import Config, template
 from tvm_rnn.target import Target
 
@@ -140,7 +139,7 @@ def _pipelines(unit: RecurrentUnit, target: Target, fixed: Mapping[str, int]) ->
                     most = _pipeline(unit, {**knobs, "register_words": words, "shared_words": 1 << 20, **fixed})
                     near = sum(s.shared * most.block_words(p) for p, parts in most.shares.items() for s in parts)
                     # More than one tile of 64 gates per block has not been timed.
-                    if near in SHARED_WORDS and max(m_tiles(most, p) for p in most.shares) == 1:
+                    if near in SHARED_WORDS and most.most_gate_tiles == 1:
                         yield _pipeline(unit, {**knobs, "register_words": words, "shared_words": near, **fixed})
 
 

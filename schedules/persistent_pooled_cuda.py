@@ -16,9 +16,8 @@ from math import ceil
 from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
 from tvm_rnn.cuda.model.template_base import MOST_ROWS, PersistentTemplate, allowed, rows_per_group, width_of
 from tvm_rnn.cuda.persistent.geometry import MMA
-from tvm_rnn.cuda.persistent.product.wgmma_pipelined_layout import TILE_ROWS
 from tvm_rnn.cuda.persistent.product.wgmma_split_k import WgmmaSplitK
-from tvm_rnn.cuda.persistent.product.wgmma_split_k_layout import WARPGROUP
+from tvm_rnn.cuda.persistent.product.wgmma_tiles import TILE_ROWS, WARPGROUP
 from tvm_rnn.schedule.schedule_template import template
 from tvm_rnn.target import Target
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tvm_rnn.bench.peers import cudnn_api as api
+from tvm_rnn.bench.peers import cudnn as api
 
 
 @functools.cache

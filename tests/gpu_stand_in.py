@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tvm_rnn.bench.measure import gpu_graphs
-from tvm_rnn.bench.peers import gpu as peers_gpu
+from tvm_rnn.bench.peers.models import GpuProblem
 from tvm_rnn.bench.run import gpu_worker
 from tvm_rnn.bench.suites.gpu import Point, network
 
@@ -29,10 +29,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, torch: Any) -> None:
     def rounds_us(graphs: dict[str, gpu_graphs.Captured], rounds: int) -> dict[str, list[float]]:
         return {name: [100.0 + i for i in range(rounds)] for name in graphs}
 
-    monkeypatch.setattr(gpu_worker, "capture", capture)
-    monkeypatch.setattr(gpu_worker, "rounds_us", rounds_us)
-    monkeypatch.setattr(gpu_worker, "memory_of", lambda run: 64)
-    monkeypatch.setattr(gpu_worker, "run_poisoned", lambda run, size: run())
+    monkeypatch.setattr(gpu_graphs, "capture", capture)
+    monkeypatch.setattr(gpu_graphs, "rounds_us", rounds_us)
+    monkeypatch.setattr(gpu_graphs, "memory_of", lambda run: 64)
+    monkeypatch.setattr(gpu_graphs, "run_poisoned", lambda run, size: run())
     monkeypatch.setattr(gpu_worker.Bench, "device", "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
@@ -43,10 +43,10 @@ def point(cell: str = "lstm", **changes: Any) -> Point:
     return Point(**{"cell": cell, "input": 4, "hidden": 8, "steps": 5, "batch": 3, "precision": "float32", **changes})
 
 
-def problem(of: Point, torch: Any, module: str | None = None) -> peers_gpu.GpuProblem:
+def problem(of: Point, torch: Any, module: str | None = None) -> GpuProblem:
     """What a framework is given for a point, on the CPU."""
     net = network(of).init(0)
     shapes = [node.shape for node in net.layers[0].graph.inputs]
     dtype = getattr(torch, of.dtype)
     inputs = tuple((torch.rand(of.steps, of.batch, *shape) * 2 - 1).to(dtype) for shape in shapes)
-    return peers_gpu.GpuProblem(of, net, inputs, module)
+    return GpuProblem(of, net, inputs, module)

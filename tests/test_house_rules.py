@@ -14,22 +14,6 @@ import tvm_rnn
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_POSITIONAL = 6
-# Files with functions that still take more.
-MANY_POSITIONAL = {
-    "tvm_rnn/cuda/layer/fp8_weights.py",
-    "tvm_rnn/cuda/gemm/epilogue.py",
-    "tvm_rnn/cuda/persistent/dropout_mask_words.py",
-    "tvm_rnn/cuda/persistent/product/mma_sync.py",
-    "tvm_rnn/frontends/keras_recurrent.py",
-    "tvm_rnn/bench/peers/triton.py",
-    "tvm_rnn/runtime/runtime.py",
-    "tvm_rnn/runtime/runtime_cuda.py",
-    "tvm_rnn/runtime/runtime_cuda_segments.py",
-    "tvm_rnn/runtime/runtime_cuda_tape.py",
-    "tvm_rnn/runtime/runtime_cuda_training.py",
-    "tvm_rnn/runtime/runtime_segments.py",
-    "tvm_rnn/runtime/runtime_training.py",
-}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Lint pragmas that may remain, in all: each has a reason beside it. Lower this when one goes.
 PRAGMA_BUDGET = 6
@@ -95,7 +79,6 @@ def test_no_function_takes_more_than_six_facts_by_position() -> None:
         for path, tree in trees(PACKAGE)
         for f in functions(tree)
         if (count := by_position(f)) > MAX_POSITIONAL and not is_command(f) and f.name not in registered(path)
-        if name(path) not in MANY_POSITIONAL
     ]
     expect_none(found)
 

@@ -16,8 +16,8 @@ from derivatives import Case, draw, oracle
 from networks import flags, network
 
 import tvm_rnn as rnn
-from tests.runtime.test_runtime_cuda_segments import sizes
 from tests.runtime.test_runtime_cuda_training import LIMITS, error, gradients
+from tests.test_gpu_training_segments import sizes
 from tvm_rnn.cuda.plan import network as plan
 from tvm_rnn.cuda.training import plan_backward
 from tvm_rnn.runtime.runtime_memory import plan_of
@@ -97,7 +97,7 @@ def test_parts_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within a budget: each part has tiles of its own."""
     net = network("gru", 8, 8, dtype="float32", num_layers=2)
     module = module_of(net, "values")
-    monkeypatch.setattr(module, "_planned", lambda device, T, B, *more: plan_of(sizes(module, T, B), 5))
+    monkeypatch.setattr(module, "_in_parts", lambda own, T, B, _: plan_of(sizes(module, T, B), 5))
     for rows in ({}, flags(2 * T, B)):
         check(net, module, draw(net, 2 * T, B, **rows), monkeypatch)
 

@@ -1,6 +1,6 @@
 """Compiled modules are torch.nn's layers: same weights, inputs and states in, same results out, ragged or not.
 
-In: torch.nn.RNN, LSTM and GRU, given our weights by `peer_models.torch_weights`. torch computes in float64, so that the
+In: torch.nn.RNN, LSTM and GRU, given our weights by `state_arrays`. torch computes in float64, so that the
 figures are our errors alone; tensors go in and out as torch's own.
 """
 
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from networks import arguments, compiled
-from peer_problems import problem_of
 
 import tvm_rnn as rnn
-from tvm_rnn.bench.peers.models import TORCH_CELLS, torch_weights
+from tvm_rnn.bench.peers.models import TORCH_CELLS
+from tvm_rnn.frontends.torch import state_arrays
 from tvm_rnn.oracle.tolerance import assert_close
 
 torch = pytest.importorskip("torch")
@@ -35,7 +35,7 @@ def torch_layer(net: rnn.RNN) -> Any:
         options = options | {"proj_size": net.layers[0].width}
     sizes = {"num_layers": net.num_layers, "bidirectional": net.bidirectional, "dtype": torch.float64}
     layer = getattr(torch.nn, kind)(net.input_size, net.hidden_size, **sizes, **options)
-    weights = torch_weights(problem_of(net))
+    weights = state_arrays(net)
     layer.load_state_dict({name: torch.from_numpy(value.astype(np.float64)) for name, value in weights.items()})
     return layer
 

@@ -16,7 +16,8 @@ from peer_problems import problem_of
 import tvm_rnn as rnn
 from tests.test_torch_equality import torch_layer
 from tvm_rnn import cell, cells, clip, einsum, layer_norm, maximum, outer, softmax, tanh, where
-from tvm_rnn.bench.peers.models import TORCH_CELLS, Problem, torch_weights
+from tvm_rnn.bench.peers.models import TORCH_CELLS, Problem, loaded
+from tvm_rnn.frontends.torch import state_arrays
 from tvm_rnn.oracle.tolerance import assert_close
 
 torch = pytest.importorskip("torch")
@@ -64,7 +65,7 @@ def test_of_torchs_own_layers(name: str, stack: str, lengths: Any) -> None:
     assert_close(gx, expected_x, "float64", STEPS)
     assert_close(list(gstate.values()), expected_state, "float64", STEPS)
     problem = problem_of(net)
-    ours = torch_weights(Problem("", problem.manifest, gweights, problem.inputs, 1))
+    ours = state_arrays(loaded(Problem("", problem.manifest, gweights, problem.inputs, 1)))
     for key, value in ours.items():
         wanted = expected[key]
         if key.startswith("bias_hh"):  # where it only adds to the other bias we have none: 0

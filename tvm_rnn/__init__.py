@@ -27,17 +27,7 @@ install()
 if TYPE_CHECKING:  # what `__getattr__` finds when a name is first used, for type checkers and editors
     from . import cells
     from .compiler.compile import compile
-    from .errors import (
-        BuildError,
-        CellError,
-        ConfigError,
-        DeviceError,
-        InputError,
-        LoadError,
-        PassError,
-        TvmRnnError,
-        WeightError,
-    )
+    from .errors import *
     from .explain.explanation import Explanation
     from .explain.memory_plan import plan_memory
     from .frontends.keras import from_keras
@@ -45,57 +35,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds when a name is first used, for typ
     from .frontends.onnx_export import to_onnx
     from .frontends.torch import from_torch, state_dict, to_torch_layer
     from .graph.tensor_expressions import te
-    from .language.functions import (
-        absolute,
-        clip,
-        concat,
-        cos,
-        dot,
-        einsum,
-        elu,
-        erf,
-        exp,
-        expand,
-        gelu,
-        hard_sigmoid,
-        hard_tanh,
-        layer_norm,
-        leaky_relu,
-        log,
-        log1p,
-        log_sigmoid,
-        logical_and,
-        logical_not,
-        logical_or,
-        matmul,
-        max,
-        maximum,
-        mean,
-        min,
-        minimum,
-        negative,
-        outer,
-        power,
-        relu,
-        reshape,
-        sigmoid,
-        sign,
-        silu,
-        sin,
-        softmax,
-        softplus,
-        softsign,
-        split,
-        sqrt,
-        square,
-        squeeze,
-        stack,
-        sum,
-        tanh,
-        transpose,
-        var,
-        where,
-    )
+    from .language.functions import *
     from .network.rnn import RNN
     from .records import Record
     from .runtime.runtime import Module, load

@@ -13,6 +13,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 MOVED = {
+    "tvm_rnn.cuda.persistent.operand_cp_async": "tvm_rnn.cuda.persistent.layer_input_rows",
     "tvm_rnn.expressions": "tvm_rnn.graph.tensor_expressions",
     "tvm_rnn.pipeline": "tvm_rnn.passes.pipeline",
     "tvm_rnn.show": "tvm_rnn.compiler.stage_texts",

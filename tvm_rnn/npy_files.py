@@ -14,7 +14,7 @@ import numpy as np
 
 from .errors import InputError, message
 
-Writer = Callable[[BinaryIO], None]
+Writer = Callable[[BinaryIO], object]
 
 
 def read_npy(path: str) -> np.ndarray:

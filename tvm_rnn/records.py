@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from math import log2
 from typing import Protocol, TypedDict
@@ -19,6 +19,7 @@ from tvm_rnn.decisions import Figures
 
 Config = dict[str, int]
 FORMAT = 1
+TIMES = ("median_us", "default_us", "spread")
 NEAR = 1.0  # a nearest record differs by less than a factor of two, 2 ** NEAR, in every size
 
 
@@ -47,12 +48,13 @@ class Choice:
 
     @staticmethod
     def from_dict(facts: Figures) -> Choice:
-        """Raises KeyError, TypeError or ValueError where it is none."""
-        knobs = {str(name): int(value) for name, value in facts["knobs"].items()}
-        return Choice(dict(facts["unit"]), str(facts["template"]), int(facts["version"]), knobs)
+        """Raises ValueError where it is none."""
+        from msgspec import convert  # no sooner: machines that only measure may lack it
+
+        return convert(facts, Choice)
 
     def as_dict(self) -> dict[str, object]:
-        return {"unit": dict(self.unit), "template": self.template, "version": self.version, "knobs": dict(self.knobs)}
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -95,32 +97,21 @@ class Record:
 
     def as_dict(self) -> dict[str, object]:
         """Ready for json.dumps, in the order in which people read it."""
-        return {
-            "format": FORMAT,
-            "target": self.target,
-            "workload": dict(self.workload),
-            "median_us": self.median_us,
-            "default_us": self.default_us,
-            "spread": self.spread,
-            "trials": self.trials,
-            "choices": [choice.as_dict() for choice in self.choices],
-            "versions": dict(self.versions),
-            "date": self.date,
-            "command": self.command,
-        }
+        facts = asdict(self)
+        times = {name: facts.pop(name) for name in ("target", "workload", *TIMES, "trials")}
+        del facts["source"]
+        return {"format": FORMAT, **times, **facts, "choices": list(facts["choices"])}
 
     @staticmethod
     def from_dict(facts: Figures, source: str = "") -> Record:
         """Raises KeyError, TypeError or ValueError where it is no record."""
+        from msgspec import convert
+
         if facts["format"] != FORMAT:
             raise ValueError(f"format {facts['format']}, not {FORMAT}")
-        choices = tuple(map(Choice.from_dict, facts["choices"]))
-        work = dict(facts["workload"])
-        if missing := {"cell", "hidden", "batch", "precision"} - work.keys():
+        if missing := {"cell", "hidden", "batch", "precision"} - facts["workload"].keys():
             raise ValueError(f"a workload without {', '.join(sorted(missing))}")
-        own = {name: facts[name] for name in ("spread", "trials", "versions", "date", "command") if name in facts}
-        times = float(facts["median_us"]), float(facts["default_us"])
-        return Record(str(facts["target"]), work, choices, *times, **own, source=source)
+        return convert({**facts, "source": source}, Record)
 
 
 @dataclass(frozen=True)

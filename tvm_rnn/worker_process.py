@@ -98,11 +98,9 @@ class WorkerProcess:
         self._write(request)
 
     def extend(self, seconds: float) -> None:
-        """Give the answer so many seconds from now on."""
         self.until = time.monotonic() + seconds
 
     def receive(self) -> Reply:
-        """The next answer, when it comes. Raises Ended and Late."""
         return wait([self]).answer()
 
     def ask(self, request: Request, seconds: float = math.inf) -> Reply:
@@ -128,7 +126,6 @@ class WorkerProcess:
             self.end()
 
     def end(self) -> None:
-        """Kill the process and all that it has started; it holds nothing that would need a farewell."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -191,10 +188,11 @@ def wait(workers: Sequence[WorkerProcess]) -> WorkerProcess:
 
 
 class Pool:
-    """Workers of one kind, at most `size`, to which requests are handed as they become free."""
+    """Workers of one kind, at most `size`, to which requests are handed as they become free. fresh: each request has a
+    process of its own."""
 
-    def __init__(self, make: Callable[[], WorkerProcess], size: int) -> None:
-        self.make, self.size = make, size
+    def __init__(self, make: Callable[[], WorkerProcess], size: int, fresh: bool = False) -> None:
+        self.make, self.size, self.fresh = make, size, fresh
         self.workers: list[WorkerProcess] = []
 
     def map(self, requests: Sequence[Request], seconds: float) -> Generator[tuple[int, Reply | Lost]]:
@@ -215,33 +213,28 @@ class Pool:
                     busy[worker] = number
                 worker = wait(list(busy))
                 idle.append(worker)
-                yield busy.pop(worker), _answer(worker)
+                try:
+                    answer: Reply | Lost = worker.answer()
+                except Lost as reason:
+                    answer = reason
+                if self.fresh:
+                    worker.end()
+                yield busy.pop(worker), answer
         except BaseException:
             self.end()
             raise
 
     def end(self) -> None:
-        """End all workers; a later `map` starts others."""
         for worker in self.workers:
             worker.end()
 
 
-def _answer(worker: WorkerProcess) -> Reply | Lost:
-    try:
-        return worker.answer()
-    except Lost as reason:
-        return reason
-
-
 def _paths() -> dict[str, str]:
     """Variables that name folders, of which some may be relative to where this process runs."""
-    found = {name: _absolute(name) for name in ("PYTHONPATH", "TVM_RNN_SCHEDULES")}
-    found["PYTHONPATH"].insert(0, PYTHONPATH)
+    found = {"PYTHONPATH": [PYTHONPATH], "TVM_RNN_SCHEDULES": list[str]()}
+    for name, paths in found.items():
+        paths += [os.path.abspath(path) for path in os.environ.get(name, "").split(os.pathsep) if path]
     return {name: os.pathsep.join(paths) for name, paths in found.items() if paths}
-
-
-def _absolute(variable: str) -> list[str]:
-    return [os.path.abspath(path) for path in os.environ.get(variable, "").split(os.pathsep) if path]
 
 
 # --- the other side --------------------------------------------------------------------------------------------------

@@ -9,7 +9,12 @@ import pytest
 from programs import build, examples, run, tiny_bundle
 from tiny_module import H, Tiny
 
+from tvm_rnn.bundle.examples import arguments, model_example
+from tvm_rnn.bundle.facts import read_facts
 from tvm_rnn.runtime import runtime
+
+ITEM = {"name": 'a"b', "dtype": "int32", "shape": None}
+MODEL = {"inputs": [ITEM, {**ITEM, "name": "x"}], "outputs": [ITEM], "constants": [], "steps": []}
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
@@ -37,3 +42,12 @@ def test_files_that_do_not_go_together(tmp_path: Path) -> None:
     cpp = build(bundle / "example.cpp", tmp_path / "cpp", bundle)
     assert b"a.raw does not fit" in run(cpp, bundle, tmp_path / "x.raw", tmp_path / "a.raw", code=1)
     assert b"usage" in run(cpp, bundle, tmp_path / "x.raw", code=1)
+
+
+def test_names_are_written_as_c_has_them(tmp_path: Path) -> None:
+    path = Tiny().write(tmp_path / "m.so", model=MODEL)
+    facts = read_facts(path.read_bytes(), runtime.read_container(path)[0], "tiny")
+    assert arguments(facts) == " input_0.raw SHAPE input_1.raw SHAPE"
+    for cpp in (False, True):
+        text = model_example(facts, cpp)
+        assert '"a\\042b"' in text and "{1, 1, 0}" in text and "tiny_run(" in text

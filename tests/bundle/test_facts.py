@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_module import H, Tiny
 
-from tvm_rnn.bundle.facts import MOST_ARRAYS, c_name, listed, read_facts, unique
+from tvm_rnn.bundle.facts import MOST_ARRAYS, c_name, c_text, initialiser, listed, read_facts, unique
 from tvm_rnn.errors import ConfigError
 from tvm_rnn.runtime import runtime
 
@@ -35,8 +35,8 @@ def test_sizes_and_places(tmp_path: Path) -> None:
     (network,) = facts.networks
     assert [(a.name, a.per_row, a.initial) for a in network.states] == [("h", 2 * H, 0.5), ("m", 5, 0.0)]
     assert [(a.name, a.per_row, a.layout) for a in network.inputs] == [("x", H, f"[batch][{H}]"), ("a", 1, "[batch]")]
-    assert network.can_step and network.c_type == "float" and network.workspace == (7, 3, 5, 2)
-    assert [pack.arrays for pack in network.packs] == [(facts.number[name],) for name in tiny.names]
+    assert network.can_step and network.c_type == "float"
+    assert list(network.packed) == [(facts.number[name],) for name in tiny.names]
     start = data.index(b'{"') - 8  # the weights' header begins
     for array in facts.arrays:
         at = start + 8 + facts.header_bytes + array.offset
@@ -65,3 +65,11 @@ def test_names_that_the_programs_use_themselves() -> None:
         with pytest.raises(ConfigError, match="not a name in C"):
             c_name(name)
     assert unique(["i", "free", "h"]) == ["i_", "free_", "h"]
+
+
+def test_letters_that_are_not_plain() -> None:
+    assert c_text("a b") == '"a b"' and c_text('"\n?') == '"\\042\\012\\077"' and c_text("é") == '"\\303\\251"'
+
+
+def test_an_array_is_never_empty() -> None:
+    assert initialiser([]) == "0" and initialiser([1, 2]) == "1, 2, 0"

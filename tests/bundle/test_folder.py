@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -227,3 +228,13 @@ def test_cells_and_stored_weights(cell: str, sizes: dict[str, int], weights: str
     module.export(bundle=tmp_path / "b", name=cell)
     shutil.move(tmp_path / "b", tmp_path / cell)
     agrees(module, tmp_path / cell, tmp_path, steps=5)
+
+
+@pytest.mark.parametrize("directions", [1, 2])
+def test_readme_and_cmake_name_every_file(directions: int, tmp_path: Path) -> None:
+    bundle = tiny_bundle(tmp_path, Tiny(directions=directions))
+    table = re.findall(r"^\| (`.*) \|", (bundle / "README.md").read_text(), re.M)
+    named = {name for row in table for name in re.findall(r"[\w.]+\.\w+", row.split(" | ")[0])}
+    assert named | {"README.md"} == {path.name for path in bundle.iterdir()}
+    cmake = (bundle / "CMakeLists.txt").read_text()
+    assert ("stream" in cmake) == (directions == 1) and "tiny::tiny" in cmake

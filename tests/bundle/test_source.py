@@ -9,10 +9,9 @@ from programs import STRICT
 from tiny_module import Tiny
 
 import tvm_rnn
-from tvm_rnn.bundle.facts import read_facts
+from tvm_rnn.bundle.facts import c_text, read_facts
 from tvm_rnn.bundle.header import header_text
 from tvm_rnn.bundle.source import source_text
-from tvm_rnn.bundle.text import c_text
 from tvm_rnn.runtime import runtime
 
 

@@ -56,7 +56,7 @@ def test_build_compiles_what_was_chosen(tmp_path: Path) -> None:
 
 
 def test_build_fails_where_nothing_could_be_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_suite, "_build", lambda *given: {"file": "x.so", "reason": "no compiler"})
+    monkeypatch.setattr(build_suite, "COMMAND", ("-c", """print('{"reason": "no compiler"}')"""))
     message = call("--suite", "blog", "--build", str(tmp_path), code=1)
     assert "none of the modules" in message and "no compiler" in message
 

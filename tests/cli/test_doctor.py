@@ -69,8 +69,7 @@ def test_versions_are_compared(got: str, expected: str, fits: bool) -> None:
 
 def test_a_wrong_pin_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == "typer" else "0.1")
-    problems: list[str] = []
-    found = doctor._versions(problems)
+    found, problems = doctor._versions()
     assert not found["numpy"]["ok"] or not doctor.pins()
     assert any(line.startswith("typer: got none") for line in problems)
 

@@ -24,7 +24,7 @@ def test_every_option_is_explained() -> None:
     for group in (kind for kind in vars(cli_options).values() if isinstance(kind, type) and is_dataclass(kind)):
         hints = get_type_hints(group, include_extras=True)
         shared |= {name: get_args(hint)[1] for name, hint in hints.items() if group is not cli_options.Tuning}
-    assert {"Spec", "Target", "Batch", "Json", "plan", "dropout"} <= set(shared)
+    assert {"Spec", "Target", "Json", "batch", "plan", "dropout"} <= set(shared)
     for name, info in shared.items():
         assert info.help and len(info.help) < 80, name
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.tune.test_gpu_collect import measured
+from tests.tune.test_gpu_plan import measured
 from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.cli.commands import app
 from tvm_rnn.tune import gpu_measure, gpu_plan
@@ -111,7 +111,7 @@ def test_a_cell_of_ones_own_travels_with_the_plan(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(CELL)
     point = gpu_plan._carried(Point(f"{tmp_path}/own.py:mine", 4, 8, 5, 3), tmp_path / "..")
     assert point.name == "mine-h8-i4-b3-t5-bf16" and Path(point.cell.rpartition(":")[0]).exists()
-    row = gpu_plan._row(point, [])
+    row = gpu_plan._row(point, {"candidates": []})
     assert row["point"]["cell"] == "own.py:mine" and row["workload"]["cell"] == "mine"
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "own.py").write_text(CELL)

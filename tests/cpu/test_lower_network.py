@@ -7,15 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm_ffi
 from networks import arguments, check, compiled, flags, network
+from tvm import tirx
 
 import tvm_rnn as rnn
 from tvm_rnn import PassError, target
-from tvm_rnn.cpu.lower_network import Lowered, Lowering
+from tvm_rnn.cpu.lower_network import Lowering, verify
+from tvm_rnn.module_file.schema import plain
 from tvm_rnn.options import Options
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes import pipeline
+from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.runtime import runtime
+from tvm_rnn.target import TABLE
 
 V4 = target.TABLE["x86-64-v4"]
 CELLS = ("lstm", "gru", "lstm_layer_norm", "lstm_fgr", "mlstm", "delta_net", "rhn", "sru", "lstm_projection", "augru")
@@ -23,7 +28,7 @@ QUICK = ("lstm", "lstm_layer_norm", "delta_net", "augru")
 GUARD = 4096
 
 
-def lowered(net: rnn.RNN, without: tuple[str, ...] = ()) -> Lowered:
+def lowered(net: rnn.RNN, without: tuple[str, ...] = ()) -> Lowering:
     return Lowering(net, pipeline.run(net, V4, without)[-1][1], Options(V4)).run()
 
 
@@ -84,9 +89,9 @@ def test_the_workspace_is_large_enough_and_its_contents_do_not_matter(
 
 def test_flops_of_an_lstm() -> None:
     products = 2 * 4 * 32 * (8 + 32)
-    assert products < lowered(rnn.RNN(rnn.cells.lstm, 8, 32)).flops_per_row < 1.5 * products
-    twice = lowered(rnn.RNN(rnn.cells.lstm, 32, 32, num_layers=2)).flops_per_row
-    assert twice == 2 * lowered(rnn.RNN(rnn.cells.lstm, 32, 32)).flops_per_row
+    assert products < lowered(rnn.RNN(rnn.cells.lstm, 8, 32)).describe().flops_per_row < 1.5 * products
+    twice = lowered(rnn.RNN(rnn.cells.lstm, 32, 32, num_layers=2)).describe().flops_per_row
+    assert twice == 2 * lowered(rnn.RNN(rnn.cells.lstm, 32, 32)).describe().flops_per_row
 
 
 def test_packs_cover_every_weight_once_and_do_not_overlap() -> None:
@@ -122,3 +127,40 @@ def test_the_reverse_direction_alone(cell: str, layers: int) -> None:
         check(net, module, steps, batch, **flags(steps, batch))
     with pytest.raises(rnn.InputError, match="cannot step"):
         module.step(x["x"][0])
+
+
+def sequence() -> Any:
+    net = rnn.RNN(rnn.cells.lstm, 3, 5)
+    return Lowering(net, pipeline.run(net, V4)[-1][1], Options(V4)).run().module["sequence"]
+
+
+@pytest.mark.parametrize("loop", ["tile", "step"])
+def test_a_parallel_loop_over_time_is_refused(loop: str) -> None:
+    func = sequence()
+
+    def parallel(node: tirx.For) -> tirx.For:
+        if node.loop_var.name != loop:
+            return node
+        return tirx.For(node.loop_var, node.min, node.extent, tirx.ForKind.PARALLEL, node.body)
+
+    verify(func)
+    broken = func.with_body(tvm_ffi.structural_map(func.body, (tirx.For, parallel)))
+    with pytest.raises(PassError, match=f"loop over {loop} is not serial"):
+        verify(broken)
+
+
+def test_a_loop_over_time_inside_a_parallel_one_is_refused() -> None:
+    func = sequence()
+    var = tirx.Var("outer", "int64")
+    body = tirx.For(var, tirx.IntImm("int64", 0), tirx.IntImm("int64", 2), tirx.ForKind.PARALLEL, func.body)
+    with pytest.raises(PassError, match="inside a parallel loop"):
+        verify(func.with_body(body))
+
+
+def test_what_the_manifest_says() -> None:
+    net, options = rnn.RNN(rnn.cells.gru, 3, 5), Options(TABLE["x86-64-v4"], (2,), stored="bfloat16")
+    lowered = Lowering(net, passed(net, options).layers, options).run()
+    facts = plain(lowered.describe())
+    assert facts["weight_dtype"] == "bfloat16" and facts["batch"] == [2] and facts["cell"] == "gru"
+    assert len(facts["packs"]) == len(lowered.packs) and facts["packed_elements"] > 0 and facts["flops_per_row"] > 0
+    assert {row["template"] for row in facts["templates"]} >= {"gemm_cpu"}

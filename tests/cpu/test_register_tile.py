@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import pytest
 import tvm_ffi
 from tvm import tirx
 
@@ -13,7 +15,9 @@ from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.graph.graph import Group
 from tvm_rnn.options import Options
 from tvm_rnn.passes import pipeline
+from tvm_rnn.records import Records
 from tvm_rnn.schedule import Unit
+from tvm_rnn.tune.workload import Candidate, Choice, Trial
 
 V4 = target.TABLE["x86-64-v4"]
 
@@ -76,3 +80,32 @@ def test_an_emitter_records_what_it_used() -> None:
     groups: list[Group] = [g for g in graph.groups if g.kind == "gemm"]
     unit = emitter._unit(groups[0])
     assert isinstance(unit, Unit) and unit.width == 128 and unit.depths == (8,) and unit.batches == (1,)
+
+
+def compiled(net: rnn.RNN, ahead: int) -> rnn.Module:
+    """The module whose step has that knob."""
+    first = Trial()
+    rnn.compile(net, batch=1, records=first)
+    unit = next(u for u in first.asked.values() if u.kind == "gemm" and u.region == "step")
+    knobs = {"ahead": ahead}
+    records: Records = Trial(Candidate((Choice(unit.key, "gemm_cpu", version("gemm_cpu"), knobs),)))
+    return rnn.compile(net, batch=1, records=records)
+
+
+def version(name: str) -> int:
+    from tvm_rnn.schedule.schedule_template import templates
+
+    return templates()[name].version
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize(
+    ("cell", "sizes"), [("elman", (3, 33)), ("lstm", (5, 33)), ("gru_reset_before", (7, 16)), ("elman", (3, 130))]
+)
+def test_results_are_the_same_bits(cell: str, sizes: tuple[int, int]) -> None:
+    net = rnn.RNN(rnn.cells.get(cell), *sizes).init(3)
+    x = np.random.default_rng(0).standard_normal((9, 1, sizes[0])).astype("float32")
+    plain, asking = (compiled(net, ahead) for ahead in (0, 8))
+    knobs = [row["knobs"].get("ahead") for row in asking.manifest.templates if row["unit"].startswith("step gemm")]
+    assert knobs and knobs[0] == 8
+    np.testing.assert_array_equal(plain(x)[0], asking(x)[0])

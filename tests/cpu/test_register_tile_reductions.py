@@ -7,7 +7,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn import target
-from tvm_rnn.graph.axes import runs_along
+from tvm_rnn.graph.graph import runs_along
 from tvm_rnn.passes import pipeline
 
 V4 = target.TABLE["x86-64-v4"]

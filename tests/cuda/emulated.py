@@ -35,7 +35,7 @@ from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model.choose_regime import step_of
 from tvm_rnn.cuda.persistent import exchange_by_polling
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.cell_reads import hoisted, params, place_of
+from tvm_rnn.cuda.persistent.cell_reads import place_of
 from tvm_rnn.cuda.persistent.geometry import COUNTER_WORDS, Geometry
 from tvm_rnn.cuda.rowwise.scan_over_time import Scan, scan
 from tvm_rnn.graph.graph import Node, topological
@@ -281,7 +281,7 @@ class Case:
         if reverse and more > last:
             y = self._backwards(oracle, inputs, state, own, flags)
         else:
-            y, _ = oracle._layer(self.graph, (0, way), inputs, state, own, flags)
+            y, _ = oracle._layer(self.graph, (0, way), inputs, state, (own, flags))
         return y[: self.steps], [state[n.name] for n in self.graph.states]
 
     def _backwards(self, oracle: Any, inputs: Any, state: Any, own: Any, flags: Any) -> np.ndarray:
@@ -290,7 +290,8 @@ class Case:
         for name in state:
             state[name][restart] = self.net.cell.initial.get(name, 0.0)
         cut = [x[: self.steps] for x in inputs]
-        return oracle._layer(self.graph, (0, 1), cut, state, np.minimum(own, self.steps), flags[: self.steps])[0]
+        ends = (np.minimum(own, self.steps), flags[: self.steps])
+        return oracle._layer(self.graph, (0, 1), cut, state, ends)[0]
 
 
 @functools.cache
@@ -304,7 +305,7 @@ def scan_error(case: Case, reverse: bool = False, lengths: bool = False, reset: 
     """As `persistent_error`, of the scan regime."""
     found = scan_regime(case.of)
     kernel = found.kernels[lengths or reset]
-    arrays = case.arrays(found.reads, found.params, found.place_of)
+    arrays = case.arrays(found.step.read_nodes, found.step.param_nodes, found.layout.rows)
     scalars = {"steps": case.steps, "reverse": int(reverse), "batch": case.batch}
     scalars |= {"start": case.start, "total": case.total, "has_lengths": int(lengths), "has_reset": int(reset)}
     run(kernel, arrays, scalars, -(-case.batch * found.width // kernel.threads))
@@ -337,7 +338,7 @@ def kernel_error(
     follows: bool = False,
 ) -> float:
     """The same of any geometry and its kernel, with or without masks."""
-    arrays = case.arrays(hoisted(geometry), params(geometry), lambda node: place_of(case.layout, node))
+    arrays = case.arrays(geometry.step.read_nodes, geometry.step.param_nodes, lambda node: place_of(case.layout, node))
     for n, (phase, share) in enumerate(geometry.weights):
         value = case.kept(share.operand.weight)
         if geometry.stored:

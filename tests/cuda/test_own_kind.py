@@ -60,11 +60,11 @@ def test_without_its_folder_there_is_no_such_kind() -> None:
 
 # What a kind of product is made of: the file of its class, those that only kinds use, and the schedules that build it.
 KINDS = {
-    "MmaSync": {"mma_sync.py", "mma_sync_layout.py"},
-    "WgmmaPipelined": {"wgmma_pipelined.py", "wgmma_pipelined_layout.py", "bulk_copy_pipeline.py"},
-    "WgmmaStaged": {"wgmma_staged.py", "wgmma_staged_layout.py", "operands_staged.py"},
-    "WgmmaSplitK": {"wgmma_split_k.py", "wgmma_split_k_layout.py", "wgmma_split_k_pipeline.py"},
-    "Ffma": {"ffma.py", "ffma_layout.py", "ffma_pipeline.py"},
+    "MmaSync": {"mma_sync.py"},
+    "WgmmaPipelined": {"wgmma_pipelined.py", "bulk_copy_pipeline.py", "wgmma_tiles.py"},
+    "WgmmaStaged": {"wgmma_staged.py", "operands_staged.py", "wgmma_tiles.py"},
+    "WgmmaSplitK": {"wgmma_split_k.py", "bulk_copy_pipeline.py", "wgmma_tiles.py"},
+    "Ffma": {"ffma.py", "operands_staged.py"},
 }
 PRODUCT = PACKAGE / "cuda" / "persistent" / "product"
 SCHEDULES = ("cluster", "grid", "staged", "pooled", "fma")
@@ -73,7 +73,7 @@ SCHEDULES = ("cluster", "grid", "staged", "pooled", "fma")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_is_named_in_its_own_files_and_its_schedules(kind: str) -> None:
     own = {PRODUCT / name for name in KINDS[kind]}
-    named = re.compile(rf"\b{kind}(Layout)?\b")
+    named = re.compile(rf"\b{kind}\b")
     files = {path for path in PACKAGE.rglob("*.py") if named.search(path.read_text())}
     assert files and all(path in own or path.name in {f"persistent_{n}_cuda.py" for n in SCHEDULES} for path in files)
 

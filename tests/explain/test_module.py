@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,10 +11,13 @@ from networks import compiled
 
 import tvm_rnn as rnn
 from tvm_rnn import cell, explain, tanh
-from tvm_rnn.explain.module import NotDrawn, remade
+from tvm_rnn.compiler.stage_texts import CODE_STAGES
+from tvm_rnn.explain.module import Looked, NotDrawn, remade
 from tvm_rnn.graph.graph_text import layers_text
-from tvm_rnn.network.equations_digest import equations_digest
+from tvm_rnn.network.rnn import equations_digest
+from tvm_rnn.options import Options
 from tvm_rnn.passes import pipeline
+from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import resolve
 
 GPU = "nvidia-h200"
@@ -42,7 +46,8 @@ def texts(net: rnn.RNN, stages: Any) -> list[list[str]]:
 
 def test_the_graphs_are_those_that_were_compiled() -> None:
     net, own = compiled("gru", 4, 8)
-    found, machine, stages = remade(own.manifest)
+    looked = remade(own.manifest)
+    found, machine, stages = looked.net, looked.machine, looked.stages
     assert texts(found, stages) == texts(net, pipeline.run(net, resolve("llvm")))
     assert machine.mcpu == own.manifest.target.mcpu and equations_digest(found) == own.manifest.equations
 
@@ -51,7 +56,8 @@ def test_the_graphs_are_those_that_were_compiled() -> None:
 def test_options_of_the_compilation_are_kept() -> None:
     net = rnn.RNN(rnn.cells.lstm_projection, 6, [9, 7], 2, True, P=[4, 5])
     own = rnn.compile(net, "x86-64-v3", batch=[3], without=["hoist_gemms"])
-    found, machine, stages = remade(own.manifest)
+    looked = remade(own.manifest)
+    found, machine, stages = looked.net, looked.machine, looked.stages
     assert texts(found, stages) == texts(net, pipeline.run(net, machine, ["hoist_gemms"], [3]))
     assert machine.name == "x86-64-v3" and found.sizes == net.sizes
 
@@ -59,7 +65,7 @@ def test_options_of_the_compilation_are_kept() -> None:
 def test_cells_that_the_zoo_does_not_have(module: Any) -> None:
     with pytest.raises(NotDrawn, match="--cell FILE"):
         remade(module.manifest)
-    assert remade(module.manifest, mine)[0].cell is mine
+    assert remade(module.manifest, mine).net.cell is mine
     with pytest.raises(NotDrawn, match="it is not this module's"):  # another number in the same shapes
         remade(module.manifest, other)
     with pytest.raises(NotDrawn, match="it is not this module's"):
@@ -90,3 +96,11 @@ def test_explain_says_why_there_are_no_pictures(module: Any) -> None:
     drawn = explain(module, cell=mine)
     assert drawn.looked[0] is not None and "not_drawn" not in drawn.facts["networks"][0]
     assert drawn.looked[0].code() == []
+
+
+def test_code_is_made_when_it_is_asked_for() -> None:
+    machine = resolve("x86-64-v4")
+    own = passed(rnn.RNN(rnn.cells.elman, 3, 5), Options(machine, precision="float32"))
+    looked = Looked(own.net, machine, own.stages, own.options)
+    assert tuple(name for name, _ in looked.code()) == CODE_STAGES
+    assert replace(looked, options=None).code() == []

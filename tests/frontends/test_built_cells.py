@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tvm_rnn as rnn
-from tvm_rnn.frontends.built_cells import Values, build_cell, build_gru
+from tvm_rnn.frontends.built_cells import Values, build_cell, build_recurrent
 from tvm_rnn.language.trace import Value
 
 
@@ -40,7 +40,9 @@ def test_each_has_equations_and_options_of_its_own() -> None:
 
 @pytest.mark.parametrize(("reset_after", "cell"), [(True, rnn.cells.gru), (False, rnn.cells.gru_reset_before)])
 def test_a_gru_of_the_usual_functions_is_that_of_the_zoo(reset_after: bool, cell: rnn.Cell) -> None:
-    made = build_gru("made", "A GRU.", lambda v, x: rnn.sigmoid(x), lambda v, x: rnn.tanh(x), reset_after)
+    made = build_recurrent(
+        "made", "A GRU.", "GRU", lambda n, x, v: [rnn.sigmoid, rnn.tanh][n](x), reset_after=reset_after
+    )
     x = np.random.default_rng(0).normal(size=(4, 2, 3))
     ours, theirs = (rnn.reference(rnn.RNN(one, 3, 5).init(1))(x)[0] for one in (made, cell))
     np.testing.assert_allclose(ours, theirs, rtol=1e-12)

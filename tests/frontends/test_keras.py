@@ -172,7 +172,7 @@ def test_states_of_stateful_layers_are_inputs_and_outputs() -> None:
 
 def test_activations_of_keras() -> None:
     """All that a layer may be told by name."""
-    from tvm_rnn.frontends.keras_activations import ACTIVATIONS
+    from tvm_rnn.frontends.keras_cells import ACTIVATIONS
 
     x = np.linspace(-1.5, 1.5, 50).reshape(1, 10, 5).astype("f4")
     for name in ACTIVATIONS:

@@ -9,8 +9,8 @@ import pytest
 
 from tvm_rnn.frontends.fields import Unreadable
 from tvm_rnn.frontends.folding import Steps
-from tvm_rnn.frontends.keras_layers import HANDLERS, STEPWISE, apply_layer
-from tvm_rnn.frontends.keras_recurrent import Model, Part, Value
+from tvm_rnn.frontends.keras_layers import HANDLERS, WRAPPED, apply_layer
+from tvm_rnn.frontends.keras_recurrent import Call, Model, Part, Value
 from tvm_rnn.network.program import Declared, Program
 from tvm_rnn.runtime.runtime_model import Plan
 
@@ -24,7 +24,7 @@ def applied(kind: str, config: dict[str, Any], *arrays: Any, inputs: Any = (X,),
     steps = Steps([Declared(name, "float64", None) for name in names])
     model = Model(steps, "float64")
     values = [Value(name, mask) for name in names]
-    (value,) = apply_layer(model, Part("p", kind, config, [np.asarray(a) for a in arrays]), values)
+    (value,) = apply_layer(Call(model, Part("p", kind, config, [np.asarray(a) for a in arrays]), values))
     outputs = [Declared(n, "float64", None) for n in (value.name, value.mask) if n and n != mask]
     program = Program(tuple(steps.inputs), tuple(outputs), tuple(steps.steps), steps.constants)
     found = Plan(program.facts(), program.arrays()).run(dict(zip(names, inputs, strict=True)), lambda v, a: [])
@@ -116,5 +116,5 @@ def test_what_is_refused(kind: str, config: dict[str, Any], arrays: Any, text: s
     with pytest.raises(Unreadable, match=text):
         applied(kind, config, *arrays)
     with pytest.raises(Unreadable, match="called with nothing"):
-        apply_layer(Model(Steps()), Part("p", "Dense", {}, []), [])
-    assert set(HANDLERS) >= STEPWISE
+        apply_layer(Call(Model(Steps()), Part("p", "Dense", {}, []), []))
+    assert set(HANDLERS) >= WRAPPED

@@ -10,7 +10,7 @@ from keras_files import cell_arrays
 
 from tvm_rnn.frontends.fields import Unreadable
 from tvm_rnn.frontends.folding import Steps
-from tvm_rnn.frontends.keras_recurrent import Model, Part, Value, bidirectional, recurrent
+from tvm_rnn.frontends.keras_recurrent import Call, Model, Part, Value, bidirectional, recurrent
 from tvm_rnn.network.program import NETWORK, Declared
 
 
@@ -29,21 +29,21 @@ def ops(made: Model) -> list[str]:
 
 def test_one_layer_forward_and_backward() -> None:
     made = model()
-    (value,) = recurrent(made, part(return_sequences=True), Value("x"))
+    (value,) = recurrent(Call(made, part(return_sequences=True), [Value("x")]))
     assert ops(made) == ["Transpose", NETWORK, "Squeeze", "Transpose"]
     assert value == Value(made.steps.steps[-1].outputs[0]) and not made.layers[0].reverse
     made = model()
-    recurrent(made, part(return_sequences=True, go_backwards=True), Value("x"))
+    recurrent(Call(made, part(return_sequences=True, go_backwards=True), [Value("x")]))
     assert ops(made) == ["Transpose", NETWORK, "Squeeze", "Transpose", "Slice"]
     assert made.layers[0].reverse and made.layers[0].biases[0][0].shape == (12,)
 
 
 def test_the_same_mask_is_made_lengths_once_and_holds_the_last_step() -> None:
     made = model()
-    (value,) = recurrent(made, part(return_sequences=True), Value("x", "m"))
+    (value,) = recurrent(Call(made, part(return_sequences=True), [Value("x", "m")]))
     assert value.mask == "m" and value.unheld and ops(made)[-1] == "HoldLast"
     own = list(cell_arrays(3, 4, 4, 2).values())
-    (value,) = recurrent(made, part(arrays=own, return_sequences=True, zero_output_for_mask=True), value)
+    (value,) = recurrent(Call(made, part(arrays=own, return_sequences=True, zero_output_for_mask=True), [value]))
     assert not value.unheld and ops(made).count("LengthsOfMask") == 1 and ops(made).count("HoldLast") == 1
     networks = [step for step in made.steps.steps if step.op == NETWORK]
     assert networks[0].inputs[1] == networks[1].inputs[1] == made.lengths["m"]
@@ -53,17 +53,17 @@ def test_states_in_and_out() -> None:
     made = model()
     given = part(return_state=True)
     given.states = [Value("x")]
-    output, state = recurrent(made, given, Value("x"))
+    output, state = recurrent(Call(made, given, [Value("x")]))
     network = next(step for step in made.steps.steps if step.op == NETWORK)
     assert network.inputs[2] and output != state
     given.states = [Value("x"), Value("x")]
     with pytest.raises(Unreadable, match="called with 2 first states, expected 1"):
-        recurrent(model(), given, Value("x"))
+        recurrent(Call(model(), given, [Value("x")]))
 
 
 def test_a_stateful_layer_has_its_state_as_input_and_output() -> None:
     made = model()
-    recurrent(made, part(stateful=True), Value("x"))
+    recurrent(Call(made, part(stateful=True), [Value("x")]))
     assert made.steps.inputs[-1] == Declared("p.h", "float32", (1, "B", 4))
     assert [d.name for d in made.more_outputs] == ["p.h.next"]
 
@@ -77,15 +77,15 @@ def sides(**changes: Any) -> Part:
 
 def test_both_directions_are_one_layer_where_they_are_alike() -> None:
     made = model()
-    assert len(bidirectional(made, sides(), Value("x"))) == 1
+    assert len(bidirectional(Call(made, sides(), [Value("x")]))) == 1
     assert len(made.layers) == 1 and made.layers[0].directions == 2
     old = sides()
     old.config = {"layer": old.config["layer"]}  # as older files have it
     made = model()
-    assert len(bidirectional(made, old, Value("x"))) == 1 and made.layers[0].directions == 2
+    assert len(bidirectional(Call(made, old, [Value("x")]))) == 1 and made.layers[0].directions == 2
     other = {"class_name": "GRU", "config": {"units": 4, "go_backwards": True, "activation": "relu"}}
     made = model()
-    assert len(bidirectional(made, sides(backward_layer=other, merge_mode=None), Value("x"))) == 2
+    assert len(bidirectional(Call(made, sides(backward_layer=other, merge_mode=None), [Value("x")]))) == 2
     assert [layer.reverse for layer in made.layers] == [False, True]
 
 
@@ -106,4 +106,4 @@ def test_both_directions_are_one_layer_where_they_are_alike() -> None:
 )
 def test_what_is_refused(given: Part, text: str) -> None:
     with pytest.raises(Unreadable, match=text):
-        (bidirectional if given.kind == "Bidirectional" else recurrent)(model(), given, Value("x"))
+        (bidirectional if given.kind == "Bidirectional" else recurrent)(Call(model(), given, [Value("x")]))

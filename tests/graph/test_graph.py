@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tvm_rnn import cells
-from tvm_rnn.graph.graph import Node, constant, depends, make, rewrite, topological
+from tvm_rnn.graph.graph import Node, constant, depends, make, reduced_axes, rewrite, runs_along, topological
 
 X, H = Node("input", shape=(3,), name="x"), Node("state", shape=(3,), name="h")
 
@@ -90,3 +90,21 @@ def test_rewrite_maps_the_roots() -> None:
     assert more.roots == (*graph.roots, *more.emitted, *more.totals)
     changed = rewrite(more, {graph.output: new})
     assert changed.emitted == (new, graph.results[1]) and changed.totals == (new,)
+
+
+LEFT, RIGHT = Node("input", shape=(4, 6), name="x"), Node("input", shape=(6, 2), name="y")
+
+
+def test_reduced_axes() -> None:
+    assert reduced_axes(make("sum", LEFT, axis=-2, keepdims=False)) == [("k", 4)]
+    assert reduced_axes(make("einsum", LEFT, RIGHT, spec="ab,bc->ac")) == [("b", 6)]
+
+
+@pytest.mark.parametrize(("axis", "along"), [(-1, True), (-2, False)])
+def test_vectors_run_along_the_last_axis(axis: int, along: bool) -> None:
+    assert runs_along(make("sum", LEFT, axis=axis, keepdims=False)) is along
+
+
+def test_vectors_of_a_product_run_along_the_axis_that_lies_dense() -> None:
+    assert runs_along(make("einsum", LEFT, Node("input", shape=(6,)), spec="ab,b->a"))
+    assert not runs_along(make("einsum", LEFT, RIGHT, spec="ab,bc->ac"))

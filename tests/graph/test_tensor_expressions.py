@@ -8,9 +8,8 @@ import tvm
 from tvm import te as tvm_te
 
 import tvm_rnn as rnn
-from tvm_rnn.graph.axes import reduced_axes
-from tvm_rnn.graph.graph import Node, make
-from tvm_rnn.graph.tensor_expressions import moved, reduced_index, text
+from tvm_rnn.graph.graph import Node, make, reduced_axes
+from tvm_rnn.graph.tensor_expressions import moved, reduced_value, text
 
 X = Node("input", shape=(4, 6), name="x")
 
@@ -86,7 +85,7 @@ def test_views_are_changes_of_index(node: Node, index: tuple[int, ...], expected
 
 def test_reduced_axes_and_index() -> None:
     assert reduced_axes(make("sum", X, axis=-2, keepdims=False)) == [("k", 4)]
-    assert reduced_index(make("sum", X, axis=-2, keepdims=False), (5,), 2) == (2, 5)
-    assert reduced_index(make("max", X, axis=-1, keepdims=True), (3, 0), 1) == (3, 1)
+    assert reduced_value(make("sum", X, axis=-2, keepdims=False), (5,), [2], lambda n, i: i) == (2, 5)
+    assert reduced_value(make("max", X, axis=-1, keepdims=True), (3, 0), [1], lambda n, i: i) == (3, 1)
     y = Node("input", shape=(6, 2))
     assert reduced_axes(make("einsum", X, y, spec="ab,bc->ac")) == [("b", 6)]

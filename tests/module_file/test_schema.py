@@ -13,7 +13,6 @@ from tiny_module import Tiny
 import tvm_rnn as rnn
 from tvm_rnn import cells
 from tvm_rnn.cpu.lower_network import Lowering
-from tvm_rnn.cpu.module_facts import describe
 from tvm_rnn.cpu.training.add_entry_points import add_training
 from tvm_rnn.cuda import write_module
 from tvm_rnn.cuda.plan import network as plan
@@ -35,7 +34,7 @@ def on_a_cpu(net: rnn.RNN, training: str = "", stored: str = "") -> Facts:
     machine = resolve("x86-64-v3")
     own = passed(net, Options(machine, (4,), stored=stored, training=training or False))
     lowered = Lowering(net, own.layers, own.options).run()
-    facts = describe(net, lowered, own.options)
+    facts = lowered.describe()
     if training:
         add_training(own, lowered, facts)
     return facts

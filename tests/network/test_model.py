@@ -1,7 +1,14 @@
+import numpy as np
+import pytest
+
 import tvm_rnn as rnn
-from tvm_rnn.network.model import Model
+from tvm_rnn.errors import ConfigError
+from tvm_rnn.network.model import Model, widened
 from tvm_rnn.network.origin import Origin
-from tvm_rnn.network.program import Program
+from tvm_rnn.network.program import NETWORK, Declared, Program, Step
+from tvm_rnn.oracle.tolerance import assert_close
+from tvm_rnn.target import resolve
+from tvm_rnn.tune.session import workload
 
 
 def test_a_model_names_its_networks_weights() -> None:
@@ -9,3 +16,71 @@ def test_a_model_names_its_networks_weights() -> None:
     model = Model(nets, Program((), (), (), {}), Origin("onnx", "two nodes"))
     assert list(model.weights) == ["0.W_l0", "0.R_l0", "0.b_l0"]
     assert repr(model) == f"<Model of {nets[0]!r}, {nets[1]!r}>"
+
+
+T, B, WIDTH, H = 5, 3, 7, 10
+
+
+def network(dtype: str, cell: str = "gru") -> rnn.RNN:
+    return rnn.RNN(rnn.cells.get(cell), WIDTH, H, 2, dtype=dtype).init(seed=3)
+
+
+def halves() -> rnn.RNN:
+    """A network of float16 among values of float16, one of which is cast to float32."""
+    net = network("float16")
+    steps = (
+        Step("Add", ("X", "one"), ("x",)),
+        Step(NETWORK, ("x", "", "", ""), ("y", "h0", "h1"), {"network": 0}, "GRU"),
+        Step("Cast", ("y",), ("Y",), {"dtype": "float32"}),
+        Step("Cast", ("h1",), ("h",), {"dtype": "float16"}),
+    )
+    outputs = (Declared("Y", "float32", None), Declared("h", "float16", None))
+    net.program = Program((Declared("X", "float16", (None, None, WIDTH)),), outputs, steps, {"one": np.ones(1, "f2")})
+    return net
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_cpu_runs_it_in_float32(dtype: str) -> None:
+    net, x = network(dtype), np.random.default_rng(0).normal(size=(T, B, WIDTH)).astype("f4")
+    with pytest.raises(ConfigError, match="precision='float32'"):
+        rnn.compile(net)
+    module = rnn.compile(net, precision="float32")
+    assert module.manifest.dtype == "float32" and net.dtype == dtype
+    for name, value in net.weights.items():
+        np.testing.assert_array_equal(module.weights[name], value)
+    single = rnn.RNN(rnn.cells.gru, WIDTH, H, 2).load(net.weights)
+    y, state = module(x)
+    expected, last = rnn.reference(single)(x)
+    assert_close(y, expected, "float32", T)
+    assert_close(state, last, "float32", T)
+
+
+def test_what_is_around_it_goes_with_it() -> None:
+    net, x = halves(), np.random.default_rng(0).normal(size=(T, B, WIDTH)).astype("f2").astype("f4")
+    module = rnn.compile(net, precision="float32")
+    found = module.run({"X": x})
+    assert {name: value.dtype.name for name, value in found.items()} == {"Y": "float32", "h": "float32"}
+    assert_close(found, rnn.reference(net).run({"X": x}), "float32", T)
+    assert net.program is not None and net.program.inputs[0].dtype == "float16" and net.dtype == "float16"
+
+
+def test_models_of_several_networks() -> None:
+    nets, program = [network("float16"), network("float32")], halves().program
+    assert program is not None
+    made = widened(Model(nets, program, Origin("onnx", "two")), "float32")
+    assert [net.dtype for net in made.networks] == ["float32"] * 2 and "float16" not in made.program.dtypes
+    assert [net.dtype for net in nets] == ["float16", "float32"]
+
+
+def test_what_stays_as_it_is() -> None:
+    for dtype, precision in (("float32", "float32"), ("float16", None), ("bfloat16", "tf32"), ("float64", "float32")):
+        net = network(dtype)
+        assert widened(net, precision) is net
+
+
+def test_every_way_in_takes_it() -> None:
+    net = network("bfloat16")
+    (own,) = rnn.explain(net, precision="float32").facts["networks"]
+    assert (own["dtype"], own["precision"]) == ("float32", "float32")
+    assert workload(net, resolve("llvm"), 4, 2, "float32").net.dtype == "float32"

@@ -12,8 +12,7 @@ from networks import arguments, flags, network
 import tvm_rnn as rnn
 from tvm_rnn import ConfigError, cell, cells, concat, mean, tanh
 from tvm_rnn.options import PASS_NAMES
-from tvm_rnn.oracle.dropout_masks import Draws
-from tvm_rnn.oracle.reference import Reference
+from tvm_rnn.oracle.reference import Draws, Reference
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.passes import pipeline
 from tvm_rnn.runtime import runtime_random

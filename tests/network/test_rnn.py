@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+import tvm_rnn as rnn
 from tvm_rnn import RNN, CellError, ConfigError, WeightError, cell, cells
+from tvm_rnn.network.rnn import equations_digest
 
 
 @cell(initial={"m": -2.0}, states="h m", init={"b": "zeros", "g": "ones", "s": 0.25})
@@ -316,3 +318,19 @@ def test_weights_changed_by_hand_are_checked() -> None:
     net.weights["W_l0"] = np.ones((4, 4))
     with pytest.raises(WeightError, match=r"W_l0: shape \[4, 4\], expected \[4, 3\]"):
         net.check_weights()
+
+
+def test_a_digest_knows_equations_by_what_they_compute() -> None:
+    def digest(size: int = 4, factor: float = 0.5, array: tuple[float, ...] = (1.0, 2.0, 3.0)) -> str:
+        @rnn.cell(states="h")
+        def own(x: "I", h: "H", *, W: "H I"):
+            return rnn.tanh(W @ x) * factor + h * np.array(array, "f4")
+
+        return equations_digest(rnn.RNN(own, size, 3))
+
+    assert digest() == digest() and len(digest()) == 64
+    assert len({digest(), digest(5), digest(factor=0.25), digest(array=(1.0, 2.0, 4.0)), digest(factor=0.5000001)}) == 5
+    sizes = {"P": 4, "H": 5}
+    assert equations_digest(rnn.RNN(rnn.cells.lstm_projection, 3, **sizes)) == equations_digest(
+        rnn.RNN(rnn.cells.lstm_projection, 3, 5, P=4)
+    )

@@ -16,8 +16,7 @@ from tvm_rnn.cuda.model.choose_geometry import RecurrentUnit
 from tvm_rnn.cuda.model.template_base import PersistentTemplate, allowed, width_of
 from tvm_rnn.cuda.persistent.exchange import COUNTER, Grid
 from tvm_rnn.cuda.persistent.geometry import Body, Emitters, Exchange, Geometry, Share
-from tvm_rnn.cuda.persistent.layer_input_rows import Inputs
-from tvm_rnn.cuda.persistent.operand_cp_async import InputPieces
+from tvm_rnn.cuda.persistent.layer_input_rows import InputPieces, Inputs
 from tvm_rnn.cuda.persistent.rates import Rates
 from tvm_rnn.schedule.schedule_template import template
 from tvm_rnn.target import Target

@@ -21,8 +21,7 @@ from tests.oracle.test_reference import restless
 from tvm_rnn.cuda.model import choose_regime
 from tvm_rnn.cuda.plan import layer as steps
 from tvm_rnn.errors import InputError
-from tvm_rnn.runtime.runtime_cuda_tape import tape_bytes
-from tvm_rnn.runtime.runtime_cuda_training import CudaTrainingModule
+from tvm_rnn.runtime.runtime_cuda_training import CudaTrainingModule, tape_bytes
 
 EXACT = {"bfloat16": ml_dtypes.bfloat16}
 # Relative error in the Euclidean norm, of results and of every gradient.
@@ -161,7 +160,6 @@ def test_runtime_files_alone(tmp_path: Path) -> None:
     for name in (
         "runtime",
         "runtime_cuda",
-        "runtime_cuda_tape",
         "runtime_cuda_training",
         "runtime_training",
         "gpu_arrays",

@@ -27,8 +27,7 @@ def program_of(model: Any) -> Program:
     """The model's nodes as steps. Raises Unreadable for what is not supported."""
     from tvm_rnn.frontends.fields import Unreadable
     from tvm_rnn.frontends.onnx_file import Source
-    from tvm_rnn.frontends.onnx_graph import GraphSteps
-    from tvm_rnn.frontends.onnx_nodes import add_node
+    from tvm_rnn.frontends.onnx_nodes import GraphSteps, add_node
 
     steps = GraphSteps(Source(model))
     if steps.problems:

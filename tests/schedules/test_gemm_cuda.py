@@ -30,7 +30,7 @@ def check_tensor(u: Unit, knobs: Config) -> None:
         assert tile.shared_bytes <= GPU.shared_bytes
         assert tile.sums <= 128 * 4 or u.gates > 16, "accumulators in registers"
     if knobs["wide_columns"]:
-        wide = WgmmaTile(*(knobs[f"wide_{k}"] for k in ("columns", "stages", "cluster")))
+        wide = WgmmaTile(**{k: knobs[f"wide_{k}"] for k in ("columns", "stages", "cluster")})
         assert wide.shared_bytes <= GPU.shared_bytes and layout.columns % wide.columns == 0 and wide.columns <= 256
         assert wide.columns % layout.block == 0 and wide.columns % (8 * wide.cluster) == 0
 

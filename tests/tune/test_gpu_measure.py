@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tvm_rnn import ConfigError
+from tvm_rnn.bench.run import gpu_suite
 from tvm_rnn.bench.suites.gpu import Point
-from tvm_rnn.tune import gpu_measure
 from tvm_rnn.tune.gpu_measure import Results, finalists, measure, outcome, read_plan
 
 # Answers as the worker does: the time is in the file's name, and "crash" and "hang" do what they say.
@@ -23,7 +23,7 @@ for line in sys.stdin:
         continue
     rows = []
     for file in request["files"]:
-        print(json.dumps({"stage": "preparing", "framework": file}), flush=True)
+        print(json.dumps({"stage": "preparing", "framework": "tvm_rnn", "config": file}), flush=True)
         if "crash" in file: os._exit(9)
         if "hang" in file: time.sleep(60)
         if "wrong" in file: rows.append({"file": file, "reason": "wrong: error 1"})
@@ -36,7 +36,7 @@ POINT = Point("lstm", 4, 8, 5, 3)
 
 @pytest.fixture(autouse=True)
 def worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_measure, "COMMAND", ("-c", WORKER))
+    monkeypatch.setattr(gpu_suite, "COMMAND", ("-c", WORKER))
 
 
 def plan(folder: Path, files: tuple[str, ...] = FILES) -> dict[str, Any]:

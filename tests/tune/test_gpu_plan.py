@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from persistent_layers import GPU
+from persistent_layers import GPU, step
 
 from tvm_rnn import BuildError, ConfigError
 from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.cuda.codegen import nvcc
-from tvm_rnn.cuda.model.choose_geometry import LAYER_BY_LAYER, STEP_BY_STEP
+from tvm_rnn.cuda.model.choose_geometry import LAYER_BY_LAYER, STEP_BY_STEP, choose_geometry
 from tvm_rnn.records import Choice
+from tvm_rnn.schedule.record_files import read
 from tvm_rnn.tune import gpu_plan
-from tvm_rnn.tune.gpu_plan import asked_units, build_candidates, candidates, shortlist, workload_of
+from tvm_rnn.tune.gpu_plan import asked_units, build_candidates, candidates, collect, shortlist, workload_of
 from tvm_rnn.tune.workload import Candidate, Trial
 
 SMALL = Point("lstm", 64, 64, 8, 16)
@@ -85,25 +86,15 @@ def test_a_plan_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         return ""
 
     class Pool:
-        def __init__(self, *_: Any, **__: Any) -> None: ...
-        def __enter__(self) -> Pool:
-            return self
-
-        def __exit__(self, *_: Any) -> None: ...
-        def map(self, work: Any, values: Any) -> list[Any]:
-            return [work(value) for value in values]
-
-        def submit(self, work: Any, *arguments: Any) -> Any:
-            from concurrent.futures import Future
-
-            built.append(arguments[0].file)  # as `_build` is given it
-            future: Future[str] = Future()
-            future.set_result(work(*arguments))
-            return future
+        def __init__(self, *_: Any) -> None: ...
+        def end(self) -> None: ...
+        def map(self, requests: Any, seconds: float) -> Any:
+            built.extend(request["file"] for request in requests if "file" in request)
+            return ((number, json.loads(json.dumps(gpu_plan.answer(r)))) for number, r in enumerate(requests))
 
     built: list[str] = []
     monkeypatch.setattr(gpu_plan, "_build", build)
-    monkeypatch.setattr(gpu_plan, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(gpu_plan, "Pool", Pool)
     made = build_candidates([SMALL], tmp_path, count=4, command="tvm-rnn tune")
     rows = made["points"][0]["candidates"]
     assert json.loads((tmp_path / "plan.json").read_text()) == json.loads(json.dumps(made))
@@ -141,3 +132,52 @@ def test_a_lean_module_holds_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, lean = kernels(False), kernels(True)
     assert lean < whole and {name for name in whole - lean if "masked" in name} and any("persistent" in n for n in lean)
     assert not any("step" in name or "masked" in name for name in lean)
+
+
+def measured(folder: Path, times: list[float]) -> list[dict[str, Any]]:
+    """A plan of a point whose candidates took these times; below 0: it failed."""
+    found = candidates(SMALL, GPU, 6)[: len(times)]
+    rows = [one.as_dict() for one in found]
+    plan = {"format": 1, "target": GPU.name, "command": "tvm-rnn tune --plan d", "points": []}
+    plan["points"] = [{"point": SMALL.as_dict(), "name": SMALL.name, "candidates": rows}]
+    (folder / "plan.json").write_text(json.dumps(plan))
+    with open(folder / "results.jsonl", "w") as file:
+        for row, us in zip(rows, times, strict=True):
+            own = {"file": row["file"], **({"us": us, "spread": 0.01} if us > 0 else {"reason": "it hung"})}
+            print(json.dumps(own), file=file)
+            if us > 0:
+                print(json.dumps({**own, "final": True}), file=file)
+    return rows
+
+
+def test_the_fastest_becomes_a_record_that_is_found(tmp_path: Path) -> None:
+    rows = measured(tmp_path, [10.0, 9.0, 8.0, -1.0])
+    found = collect(tmp_path, tmp_path / "records")
+    (record,) = found.records
+    assert (record.median_us, record.default_us, record.trials) == (8.0, 10.0, 3) and record.gain == 1.25
+    assert record.command == "tvm-rnn tune --plan d" and record.workload["cell"] == "lstm"
+    assert found.failed == {rows[3]["file"]: "it hung"} and not found.unmeasured
+    machine = replace(GPU, records=read([tmp_path / "records"], GPU.name))
+    chosen = choose_geometry(step("lstm", 64, "bfloat16"), machine, "bfloat16", 16)
+    assert chosen is not None and chosen.recorded and chosen.record.startswith("record: lstm H=64 B=16 bfloat16")
+    wanted = rows[2]["choices"][0]["knobs"]
+    assert {name: chosen.knobs[name] for name in wanted} == wanted
+
+
+@pytest.mark.broad
+def test_a_default_that_was_best_is_a_record_too(tmp_path: Path) -> None:
+    measured(tmp_path, [10.0, 11.0])
+    (record,) = collect(tmp_path, tmp_path / "records").records
+    assert record.gain == 1.0
+    machine = replace(GPU, records=read([tmp_path / "records"], GPU.name))
+    chosen = choose_geometry(step("lstm", 64, "bfloat16"), machine, "bfloat16", 16)
+    plain = choose_geometry(step("lstm", 64, "bfloat16"), GPU, "bfloat16", 16)
+    assert chosen is not None and plain is not None and chosen.geometry == plain.geometry
+    assert chosen.record.endswith("defaults") and not chosen.recorded
+
+
+def test_a_point_that_was_not_measured_is_named(tmp_path: Path) -> None:
+    measured(tmp_path, [-1.0, 5.0])
+    found = collect(tmp_path)
+    assert not found.records and found.unmeasured == (SMALL.name,)
+    assert not (tmp_path / "records").exists()

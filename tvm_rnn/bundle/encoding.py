@@ -6,6 +6,7 @@ In: a step of `manifest.model`. Out: `Encoded`, for program.py; or Impossible, w
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,55 +18,17 @@ DTYPES = {"bool": 0, "int32": 1, "int64": 2, "float32": 3, "float64": 4}  # IS_B
 MOST_AXES, MOST_VALUES = 8, 64
 
 # In the order of operations.c.
-UNARY = [
-    "Tanh",
-    "Exp",
-    "Log",
-    "Sqrt",
-    "Floor",
-    "Ceil",
-    "Sin",
-    "Cos",
-    "Abs",
-    "Neg",
-    "Sign",
-    "Round",
-    "Reciprocal",
-    "Relu",
-    "Sigmoid",
-    "Softplus",
-    "Softsign",
-    "Erf",
-    "HardSwish",
-    "Gelu",
-    "GeluTanh",
-    "Elu",
-    "Selu",
-    "LeakyRelu",
-    "ThresholdedRelu",
-    "HardSigmoid",
-    "Not",
-]
-BINARY = [
-    "Add",
-    "Sub",
-    "Mul",
-    "Div",
-    "Mod",
-    "Fmod",
-    "Pow",
-    "Max",
-    "Min",
-    "PRelu",
-    "Equal",
-    "Greater",
-    "GreaterOrEqual",
-    "Less",
-    "LessOrEqual",
-    "And",
-    "Or",
-    "Xor",
-]
+UNARY = re.findall(
+    r"\w+",
+    """
+    Tanh Exp Log Sqrt Floor Ceil Sin Cos Abs Neg Sign Round Reciprocal Relu Sigmoid Softplus Softsign Erf HardSwish Gelu
+    GeluTanh Elu Selu LeakyRelu ThresholdedRelu HardSigmoid Not
+    """,
+)
+BINARY = re.findall(
+    r"\w+",
+    "Add Sub Mul Div Mod Fmod Pow Max Min PRelu Equal Greater GreaterOrEqual Less LessOrEqual And Or Xor",
+)
 REDUCTIONS = ["Sum", "Mean", "Max", "Min", "Prod", "SumSquare", "L1", "L2", "LogSumExp"]
 # What parameters these have, with the values that they have where nothing is said.
 PARAMETERS = {
@@ -91,11 +54,34 @@ class Encoded:
 
 
 Attributes = Mapping[str, Any]
+Encoder = Callable[[Attributes], Encoded]
 
 
-def _list(values: Any) -> tuple[int, ...]:
-    """A list that may not be there: how many numbers, then they."""
-    return (-1,) if values is None else (len(values), *(int(v) for v in values))
+def _form(function: str, *ints: int | str | tuple[str, int], **floats: float) -> Encoder:
+    """Of an operation whose attributes are handed on as they are. ints: numbers, names of lists that may not be there
+    (how many, then they), attributes with what they are where nothing is said; floats: of these alone."""
+
+    def encode(a: Attributes) -> Encoded:
+        numbers = list[int]()
+        for item in ints:
+            if isinstance(item, int):
+                numbers.append(item)
+            elif isinstance(item, tuple):
+                numbers.append(int(a.get(*item)))
+            else:
+                values = a.get(item)
+                numbers += [-1] if values is None else [len(values), *map(int, values)]
+        return Encoded(function, tuple(numbers), tuple(float(a.get(name, value)) for name, value in floats.items()))
+
+    return encode
+
+
+def _unary(name: str) -> Encoder:
+    return _form("unary", UNARY.index(name), **PARAMETERS.get(name, {}))
+
+
+def _binary(name: str, function: str = "binary", *more: int) -> Encoder:
+    return _form(function, BINARY.index(name), *more)
 
 
 def _dtype(name: object) -> int:
@@ -104,44 +90,10 @@ def _dtype(name: object) -> int:
     return DTYPES[name]
 
 
-def _int(a: Attributes, name: str, default: int = 0) -> int:
-    return int(a.get(name, default))
-
-
-def _float(a: Attributes, name: str, default: float) -> float:
-    return float(a.get(name, default))
-
-
-def _gelu(a: Attributes) -> Encoded:
-    name = "GeluTanh" if str(a.get("approximate", "none")) == "tanh" else "Gelu"
-    return Encoded("unary", (UNARY.index(name),))
-
-
-def _unary(name: str) -> Callable[[Attributes], Encoded]:
-    parameters = PARAMETERS.get(name, {})
-    return lambda a: Encoded("unary", (UNARY.index(name),), tuple(_float(a, k, v) for k, v in parameters.items()))
-
-
-def _binary(name: str) -> Callable[[Attributes], Encoded]:
-    return lambda a: Encoded("binary", (BINARY.index(name),))
-
-
-def _fold(name: str, mean: bool = False) -> Callable[[Attributes], Encoded]:
-    return lambda a: Encoded("fold", (BINARY.index(name), int(mean)))
-
-
-def _reduction(name: str) -> Callable[[Attributes], Encoded]:
-    def encode(a: Attributes) -> Encoded:
-        how = (REDUCTIONS.index(name), _int(a, "keepdims", 1), _int(a, "noop_with_empty_axes"))
-        return Encoded("reduce", (*how, *_list(a.get("axes"))))
-
-    return encode
-
-
-def _softmax(logarithm: bool) -> Callable[[Attributes], Encoded]:
+def _softmax(logarithm: bool) -> Encoder:
     def encode(a: Attributes) -> Encoded:
         flat = bool(a.get("flatten"))
-        return Encoded("softmax", (_int(a, "axis", 1 if flat else -1), int(flat), int(logarithm)))
+        return Encoded("softmax", (int(a.get("axis", 1 if flat else -1)), int(flat), int(logarithm)))
 
     return encode
 
@@ -155,74 +107,53 @@ def _pad(a: Attributes) -> Encoded:
     modes, mode = ("constant", "edge", "reflect"), str(a.get("mode", "constant"))
     if mode not in modes:
         raise Impossible(f"mode {mode}")
-    return Encoded("pad", (modes.index(mode), *_list(a.get("pads"))), (_float(a, "value", 0.0),))
+    return _form("pad", modes.index(mode), "pads", value=0.0)(a)
 
 
 def _shape(a: Attributes) -> Encoded:
     end = a.get("end")
-    return Encoded("shape", (_int(a, "start"), int(end is not None), int(end or 0)))
+    return _form("shape", ("start", 0), int(end is not None), int(end or 0))(a)
 
 
-def _constant_of_shape(a: Attributes) -> Encoded:
-    return Encoded("constant_of_shape", (_dtype(a.get("dtype", "float32")),), (_float(a, "value", 0.0),))
-
-
-def _slice(a: Attributes) -> Encoded:
-    return Encoded("slice", (*_list(a.get("starts")), *_list(a.get("ends")), -1, -1))
-
-
-def _extremum(largest: bool) -> Callable[[Attributes], Encoded]:
-    def encode(a: Attributes) -> Encoded:
-        more = (_int(a, "axis"), _int(a, "keepdims", 1), _int(a, "select_last_index"))
-        return Encoded("extremum", (int(largest), *more))
-
-    return encode
-
-
-def _plain(function: str) -> Callable[[Attributes], Encoded]:
-    return lambda a: Encoded(function)
-
-
-ENCODERS: dict[str, Callable[[Attributes], Encoded]] = {
+ENCODERS: dict[str, Encoder] = {
     **{name: _unary(name) for name in UNARY if name not in ("Gelu", "GeluTanh")},
     **{name: _binary(name) for name in BINARY if name not in ("Mod", "Fmod", "Max", "Min")},
-    **{f"Reduce{name}": _reduction(name) for name in REDUCTIONS},
-    **{name: _plain(name.lower()) for name in ("Identity", "Dropout", "Tile", "Size", "Expand", "Range", "Where")},
-    "Gelu": _gelu,
-    "Mod": lambda a: Encoded("binary", (BINARY.index("Fmod" if a.get("fmod", 0) else "Mod"),)),
-    "Max": _fold("Max"),
-    "Min": _fold("Min"),
-    "Sum": _fold("Add"),
-    "Mean": _fold("Add", mean=True),
-    "Transpose": lambda a: Encoded("transpose", _list(a.get("perm"))),
-    "Concat": lambda a: Encoded("concat", (int(a["axis"]),)),
+    **{
+        f"Reduce{name}": _form("reduce", number, ("keepdims", 1), ("noop_with_empty_axes", 0), "axes")
+        for number, name in enumerate(REDUCTIONS)
+    },
+    **{name: _form(name.lower()) for name in ("Identity", "Dropout", "Tile", "Size", "Expand", "Range", "Where")},
+    "MatMul": _form("matmul"),
+    "Gelu": lambda a: _unary("GeluTanh" if str(a.get("approximate", "none")) == "tanh" else "Gelu")(a),
+    "Mod": lambda a: _binary("Fmod" if a.get("fmod", 0) else "Mod")(a),
+    "Max": _binary("Max", "fold", 0),
+    "Min": _binary("Min", "fold", 0),
+    "Sum": _binary("Add", "fold", 0),
+    "Mean": _binary("Add", "fold", 1),
+    "Transpose": _form("transpose", "perm"),
+    "Concat": _form("concat", ("axis", 0)),
     "Cast": lambda a: Encoded("cast", (_dtype(a["dtype"]),)),
-    "Reshape": lambda a: Encoded("reshape", (_int(a, "allowzero"),)),
-    "Flatten": lambda a: Encoded("flatten", (_int(a, "axis", 1),)),
-    "Squeeze": lambda a: Encoded("squeeze", _list(a.get("axes"))),
-    "Unsqueeze": lambda a: Encoded("unsqueeze", _list(a.get("axes"))),
-    "Slice": _slice,
-    "Split": lambda a: Encoded("split", (_int(a, "axis"), _int(a, "num_outputs"), *_list(a.get("split")))),
+    "Reshape": _form("reshape", ("allowzero", 0)),
+    "Flatten": _form("flatten", ("axis", 1)),
+    "Squeeze": _form("squeeze", "axes"),
+    "Unsqueeze": _form("unsqueeze", "axes"),
+    "Slice": _form("slice", "starts", "ends", -1, -1),
+    "Split": _form("split", ("axis", 0), ("num_outputs", 0), "split"),
     "Shape": _shape,
-    "ConstantOfShape": _constant_of_shape,
+    "ConstantOfShape": lambda a: _form("constant_of_shape", _dtype(a.get("dtype", "float32")), value=0.0)(a),
     "Pad": _pad,
-    "Gather": lambda a: Encoded("gather", (_int(a, "axis"),)),
-    "ReverseSequence": lambda a: Encoded("reverse_sequence", (_int(a, "time_axis"), _int(a, "batch_axis", 1))),
+    "Gather": _form("gather", ("axis", 0)),
+    "ReverseSequence": _form("reverse_sequence", ("time_axis", 0), ("batch_axis", 1)),
     "Clip": _clip,
-    "MatMul": _plain("matmul"),
-    "Gemm": lambda a: Encoded(
-        "gemm", (_int(a, "transA"), _int(a, "transB")), (_float(a, "alpha", 1.0), _float(a, "beta", 1.0))
-    ),
+    "Gemm": _form("gemm", ("transA", 0), ("transB", 0), alpha=1.0, beta=1.0),
     "Softmax": _softmax(False),
     "LogSoftmax": _softmax(True),
-    "ArgMax": _extremum(True),
-    "ArgMin": _extremum(False),
-    "BatchNormalization": lambda a: Encoded("batch_normalization", (), (_float(a, "epsilon", 1e-5),)),
-    "LayerNormalization": lambda a: Encoded(
-        "layer_normalization", (_int(a, "axis", -1),), (_float(a, "epsilon", 1e-5),)
-    ),
-    "LengthsOfMask": _plain("lengths_of_mask"),
-    "HoldLast": _plain("hold_last"),
+    "ArgMax": _form("extremum", 1, ("axis", 0), ("keepdims", 1), ("select_last_index", 0)),
+    "ArgMin": _form("extremum", 0, ("axis", 0), ("keepdims", 1), ("select_last_index", 0)),
+    "BatchNormalization": _form("batch_normalization", epsilon=1e-5),
+    "LayerNormalization": _form("layer_normalization", ("axis", -1), epsilon=1e-5),
+    "LengthsOfMask": _form("lengths_of_mask"),
+    "HoldLast": _form("hold_last"),
 }
 
 
@@ -243,11 +174,7 @@ def encode(step: ModelStep, networks: Sequence[CpuNetwork]) -> Encoded:
     y = (directions * first, *rest) if m.output.shape else (directions,) * (directions > 1)
     parts = [directions * math.prod(shape) for shape in shapes]
     tails = [(2 + len(shape), directions, -1, *shape) for shape in shapes]
-    return Encoded("", (number, layers, *parts, len(y), *y, *(n for tail in tails for n in tail), *_weights(a, m)))
-
-
-def _weights(a: Attributes, m: CpuNetwork) -> tuple[int, ...]:
-    """Of weights that are values: how many, and the rank and sizes of each."""
-    names = a.get("weights", ())
-    shapes = {item.name: item.shape for item in m.weights}
-    return (len(names), *(n for name in names for n in (len(shapes[name]), *shapes[name]))) if names else ()
+    names, known = a.get("weights", ()), {item.name: item.shape for item in m.weights}
+    # Of weights that are values: how many, and the rank and sizes of each.
+    weights = (len(names), *(n for name in names for n in (len(known[name]), *known[name]))) if names else ()
+    return Encoded("", (number, layers, *parts, len(y), *y, *(n for tail in tails for n in tail), *weights))

@@ -104,32 +104,30 @@ static int32_t check_file(struct loaded* own, const char* path) {
   const struct engine_module* m = own->module;
   const uint8_t *file = own->file, *footer = file + own->file_bytes - FOOTER_BYTES;
   if (own->file_bytes < FOOTER_BYTES || memcmp(footer, MAGIC, sizeof MAGIC))
-    return engine_fail(ENGINE_BAD_FILE, "%s is not a complete tvm_rnn module: copy it again", path);
+    FAIL(BAD_FILE, "%s is not a complete tvm_rnn module: copy it again", path);
   uint64_t end = own->file_bytes - FOOTER_BYTES, version = number(footer + 8, 4), crc = number(footer + 12, 4);
   uint64_t code = number(footer + 16, 8), start = number(footer + 24, 8), size = number(footer + 32, 8);
   uint64_t manifest = number(footer + 40, 8);
   if (version != CONTAINER_VERSION)
-    return engine_fail(ENGINE_BAD_FILE, "%s has container version %d, this library reads %d", path, (int)version,
-                       CONTAINER_VERSION);
+    FAIL(BAD_FILE, "%s has container version %d, this library reads %d", path, (int)version, CONTAINER_VERSION);
   if (code > end || start < code || start > end || size > end - start || manifest != end - start - size)
-    return engine_fail(ENGINE_BAD_FILE, "%s is damaged: its parts do not fill it", path);
+    FAIL(BAD_FILE, "%s is damaged: its parts do not fill it", path);
   uint32_t code_crc = crc_of(0, file, code);
   if (crc_of(code_crc, file + code, end - code) != crc)
     return engine_fail(ENGINE_BAD_FILE, "%s is damaged: its checksum is wrong; copy it again", path);
   if ((int64_t)code != m->code_bytes || code_crc != m->code_crc)
-    return engine_fail(ENGINE_BAD_FILE, "%s is another module than the one this library was made for: bundle it again",
-                       path);
+    FAIL(BAD_FILE, "%s is another module than the one this library was made for: bundle it again", path);
   uint64_t header = size < 8 ? 0 : number(file + start, 8);
   if (!size && !m->header_bytes) return ENGINE_OK; /* all weights are a model's inputs */
   if (size < 8 || header > size - 8 || (int64_t)header != m->header_bytes ||
       crc_of(0, file + start + 8, header) != m->header_crc)
-    return engine_fail(ENGINE_BAD_FILE, "%s has other weights than this library was made for, or none", path);
+    FAIL(BAD_FILE, "%s has other weights than this library was made for, or none", path);
   own->data = file + start + 8 + header;
   for (int32_t i = 0; i < m->arrays; ++i) {
     if (m->array[i].offset < 0) continue;
     uint64_t bytes = (uint64_t)m->array[i].elements * m->array[i].bits / 8, offset = (uint64_t)m->array[i].offset;
     if (offset > size - 8 - header || bytes > size - 8 - header - offset)
-      return engine_fail(ENGINE_BAD_FILE, "%s is damaged: array %d lies beyond its end", path, (int)i);
+      FAIL(BAD_FILE, "%s is damaged: array %d lies beyond its end", path, (int)i);
   }
   return ENGINE_OK;
 }
@@ -137,14 +135,14 @@ static int32_t check_file(struct loaded* own, const char* path) {
 static int32_t map_file(struct loaded* own, const char* path) {
   struct stat about;
   int file = open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) return engine_fail(ENGINE_BAD_FILE, "cannot open %s: %s", path, strerror(errno));
+  if (file < 0) FAIL(BAD_FILE, "cannot open %s: %s", path, strerror(errno));
   if (fstat(file, &about) || !S_ISREG(about.st_mode) || about.st_size < FOOTER_BYTES) {
     close(file);
-    return engine_fail(ENGINE_BAD_FILE, "%s is not a complete tvm_rnn module", path);
+    FAIL(BAD_FILE, "%s is not a complete tvm_rnn module", path);
   }
   void* mapped = mmap(0, (size_t)about.st_size, PROT_READ, MAP_PRIVATE, file, 0);
   close(file);
-  if (mapped == MAP_FAILED) return engine_fail(ENGINE_NO_MEMORY, "cannot map %s: %s", path, strerror(errno));
+  if (mapped == MAP_FAILED) FAIL(NO_MEMORY, "cannot map %s: %s", path, strerror(errno));
   own->file = mapped;
   own->file_bytes = (size_t)about.st_size;
   return check_file(own, path);
@@ -170,7 +168,7 @@ static int32_t check_machine(const struct engine_module* m) {
   struct utsname here;
   char line[16384] = "";
   if (!uname(&here) && strcmp(here.machine, m->machine))
-    return engine_fail(ENGINE_BAD_FILE, "the module is for %s, this machine is %s", m->machine, here.machine);
+    FAIL(BAD_FILE, "the module is for %s, this machine is %s", m->machine, here.machine);
   FILE* file = fopen("/proc/cpuinfo", "r");
   if (!file) return ENGINE_OK; /* the system does not say */
   while (fgets(line, sizeof line, file) && strncmp(line, "flags", 5) && strncmp(line, "Features", 8)) line[0] = 0;
@@ -179,7 +177,7 @@ static int32_t check_machine(const struct engine_module* m) {
   for (int32_t i = 0; i < m->features; ++i) {
     const struct engine_feature* f = &m->feature[i];
     if (!has_word(line, f->name) && !(f->other && has_word(line, f->other)))
-      return engine_fail(ENGINE_BAD_FILE, "the module needs a CPU with %s: compile it for this one", f->name);
+      FAIL(BAD_FILE, "the module needs a CPU with %s: compile it for this one", f->name);
   }
   return ENGINE_OK;
 }
@@ -214,7 +212,7 @@ static int32_t called(const struct loaded* own, int status) {
   if (!status) return ENGINE_OK;
   char said[512] = "";
   own->last_error(said, sizeof said);
-  return engine_fail(ENGINE_FAILED, "the compiled code failed: %s", said[0] ? said : "it says nothing");
+  FAIL(FAILED, "the compiled code failed: %s", said[0] ? said : "it says nothing");
 }
 
 static void* symbol(const struct loaded* own, const char* first, const char* name) {
@@ -236,7 +234,7 @@ static void* aligned(int64_t elements, int64_t bytes) {
 static int32_t pack_weights(struct loaded* own, int32_t number, const void* const* given, void** place) {
   const struct engine_network* n = &own->module->network[number];
   void* packed = *place = *place ? *place : aligned(n->packed_elements, n->bits / 8);
-  if (!packed) return engine_fail(ENGINE_NO_MEMORY, "no memory for the weights");
+  if (!packed) FAIL(NO_MEMORY, "no memory for the weights");
   for (int32_t p = 0; p < n->packs; ++p) {
     const struct engine_pack* pack = &n->pack[p];
     Function function = (Function)symbol(own, "__tvm_ffi_", pack->function);
@@ -264,13 +262,13 @@ static int32_t pack_weights(struct loaded* own, int32_t number, const void* cons
 
 static int32_t load_code(struct loaded* own, const char* path) {
   own->library = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* NOW: nothing is looked up in the middle of a step */
-  if (!own->library) return engine_fail(ENGINE_BAD_FILE, "cannot load %s: %s", path, dlerror());
+  if (!own->library) FAIL(BAD_FILE, "cannot load %s: %s", path, dlerror());
   Function install = (Function)symbol(own, "__tvm_ffi_", "pool_install");
   *(void**)&own->pool_resize = symbol(own, "__tvm_ffi_", "pool_resize");
   *(void**)&own->pool_size = symbol(own, "__tvm_ffi_", "pool_size");
   *(void**)&own->last_error = symbol(own, "", "tvm_rnn_last_error");
   if (!install || !own->pool_resize || !own->pool_size || !own->last_error)
-    return engine_fail(ENGINE_BAD_FILE, "%s has no functions of tvm_rnn", path);
+    FAIL(BAD_FILE, "%s has no functions of tvm_rnn", path);
   TVMFFIAny result = {0};
   int32_t status = called(own, install(0, 0, 0, &result));
   for (int32_t i = 0; !status && i < own->module->networks; ++i) {
@@ -303,7 +301,7 @@ static int beside(const char* name, char* path) {
 
 static int32_t handle_of(struct loaded* own, struct engine** out) {
   struct engine* handle = calloc(1, sizeof *handle + (size_t)own->module->networks * sizeof handle->room[0]);
-  if (!handle) return engine_fail(ENGINE_NO_MEMORY, "no memory for a handle");
+  if (!handle) FAIL(NO_MEMORY, "no memory for a handle");
   __atomic_add_fetch(&own->references, 1, __ATOMIC_RELAXED);
   handle->loaded = own;
   for (int32_t i = 0; i < own->module->networks; ++i) {
@@ -318,21 +316,20 @@ static int32_t handle_of(struct loaded* own, struct engine** out) {
 
 int32_t engine_open(const struct engine_module* module, const char* path, struct engine** out) {
   char found[MOST_PATH];
-  if (!out) return engine_fail(ENGINE_BAD_ARGUMENT, "open: no place for the handle");
+  if (!out) FAIL(BAD_ARGUMENT, "open: no place for the handle");
   *out = 0;
   if (!path && !beside(module->file, found))
-    return engine_fail(ENGINE_BAD_FILE, "cannot tell where this library lies: give the path of %s", module->file);
+    FAIL(BAD_FILE, "cannot tell where this library lies: give the path of %s", module->file);
   if (path) { /* dlopen looks elsewhere for a name without a slash */
     int length = snprintf(found, sizeof found, "%s%s", strchr(path, '/') ? "" : "./", path);
-    if (length < 0 || length >= (int)sizeof found) return engine_fail(ENGINE_BAD_FILE, "the path is too long");
+    if (length < 0 || length >= (int)sizeof found) FAIL(BAD_FILE, "the path is too long");
   }
-  int32_t status = check_machine(module);
-  if (status) return status;
+  TRY(check_machine(module));
   struct loaded* own = calloc(1, sizeof *own + (size_t)module->networks * sizeof own->network[0]);
-  if (!own) return engine_fail(ENGINE_NO_MEMORY, "no memory for a module");
+  if (!own) FAIL(NO_MEMORY, "no memory for a module");
   own->module = module;
   own->references = 1;
-  status = map_file(own, found);
+  int32_t status = map_file(own, found);
   if (!status) status = load_code(own, found);
   if (!status) status = handle_of(own, out);
   release(own);
@@ -340,12 +337,12 @@ int32_t engine_open(const struct engine_module* module, const char* path, struct
 }
 
 int32_t engine_share(struct engine* from, struct engine** out) {
-  if (!out) return engine_fail(ENGINE_BAD_ARGUMENT, "share: no place for the handle");
+  if (!out) FAIL(BAD_ARGUMENT, "share: no place for the handle");
   *out = 0;
-  if (!from) return engine_fail(ENGINE_BAD_ARGUMENT, "share: no handle");
-  int32_t status = handle_of(from->loaded, out);
-  if (!status) (*out)->threads = from->threads;
-  return status;
+  if (!from) FAIL(BAD_ARGUMENT, "share: no handle");
+  TRY(handle_of(from->loaded, out));
+  (*out)->threads = from->threads;
+  return ENGINE_OK;
 }
 
 void engine_close(struct engine* handle) {
@@ -378,9 +375,8 @@ const void* engine_array_data(const struct engine* handle, int32_t number) {
 }
 
 int32_t engine_threads(struct engine* handle, int32_t threads) {
-  if (!handle) return engine_fail(ENGINE_BAD_ARGUMENT, "threads: no handle");
-  if (threads < 0 || threads > MOST_THREADS)
-    return engine_fail(ENGINE_BAD_ARGUMENT, "threads: %d, not 0 to %d", (int)threads, MOST_THREADS);
+  if (!handle) FAIL(BAD_ARGUMENT, "threads: no handle");
+  if (threads < 0 || threads > MOST_THREADS) FAIL(BAD_ARGUMENT, "threads: %d, not 0 to %d", (int)threads, MOST_THREADS);
   TVMFFIAny argument, result = {0};
   int status = threads > 1 ? handle->loaded->pool_size(0, 0, 0, &result) : 0;
   if (!status && threads > 1 && result.v_int64 < threads) { /* it grows, for all handles */
@@ -418,8 +414,8 @@ static int64_t state_elements(const struct engine_network* n) {
 }
 
 int32_t engine_reserve(struct engine* handle, int32_t network, int64_t steps, int64_t batch) {
-  if (!handle) return engine_fail(ENGINE_BAD_ARGUMENT, "reserve: no handle");
-  if (steps < 1 || batch < 1) return engine_fail(ENGINE_BAD_ARGUMENT, "reserve: steps and batch must be at least 1");
+  if (!handle) FAIL(BAD_ARGUMENT, "reserve: no handle");
+  if (steps < 1 || batch < 1) FAIL(BAD_ARGUMENT, "reserve: steps and batch must be at least 1");
   const struct engine_network* n = &handle->loaded->module->network[network];
   struct room* room = &handle->room[network];
   int64_t rows = engine_times(steps, batch);
@@ -428,18 +424,17 @@ int32_t engine_reserve(struct engine* handle, int32_t network, int64_t steps, in
   int64_t elements = rows < 0 ? -1 : workspace(n, rows < most ? rows : most, steps, batch);
   int64_t states = engine_times(state_elements(n), batch);
   if (elements < 0 || states < 0 || engine_times(elements, 8) < 0 || engine_times(states, 8) < 0)
-    return engine_fail(ENGINE_BAD_ARGUMENT, "reserve: %lld steps of %lld rows are too many", (long long)steps,
-                       (long long)batch);
+    FAIL(BAD_ARGUMENT, "reserve: %lld steps of %lld rows are too many", (long long)steps, (long long)batch);
   if (elements > room->work_elements) {
     void* work = aligned(elements, n->bits / 8);
-    if (!work) return engine_fail(ENGINE_NO_MEMORY, "no memory for %lld elements of workspace", (long long)elements);
+    if (!work) FAIL(NO_MEMORY, "no memory for %lld elements of workspace", (long long)elements);
     free(room->work);
     room->work = work;
     room->work_elements = elements;
   }
   if (batch > room->state_rows) {
     void* copies = aligned(states, n->bits / 8);
-    if (!copies) return engine_fail(ENGINE_NO_MEMORY, "no memory for states of %lld rows", (long long)batch);
+    if (!copies) FAIL(NO_MEMORY, "no memory for states of %lld rows", (long long)batch);
     free(room->states);
     room->states = copies;
     room->state_rows = batch;
@@ -449,24 +444,19 @@ int32_t engine_reserve(struct engine* handle, int32_t network, int64_t steps, in
 
 /* --- calls of networks --- */
 
-static void fill(void* data, int64_t count, double value, int bits) {
-  for (int64_t i = 0; i < count; ++i) {
-    if (bits == 32) ((float*)data)[i] = (float)value;
-    else ((double*)data)[i] = value;
-  }
-}
-
 int32_t engine_init_state(struct engine* handle, int32_t network, int64_t batch, void* const* states) {
-  if (!handle) return engine_fail(ENGINE_BAD_ARGUMENT, "init_state: no handle");
+  if (!handle) FAIL(BAD_ARGUMENT, "init_state: no handle");
   const struct engine_network* n = &handle->loaded->module->network[network];
   for (int32_t i = 0; i < n->states; ++i) {
     int64_t count = engine_times(batch, n->state_per_row[i]);
     if (count < 0 || engine_times(count, n->bits / 8) < 0)
-      return engine_fail(ENGINE_BAD_ARGUMENT, "init_state: %lld rows", (long long)batch);
-    if (!states[i] && count) return engine_fail(ENGINE_BAD_ARGUMENT, "init_state: %s is null", n->names[n->inputs + i]);
+      FAIL(BAD_ARGUMENT, "init_state: %lld rows", (long long)batch);
+    if (!states[i] && count) FAIL(BAD_ARGUMENT, "init_state: %s is null", n->names[n->inputs + i]);
   }
   for (int32_t i = 0; i < n->states; ++i)
-    fill(states[i], batch * n->state_per_row[i], n->initial[i], n->bits);
+    for (int64_t k = 0; k < batch * n->state_per_row[i]; ++k)
+      if (n->bits == 32) ((float*)states[i])[k] = (float)n->initial[i];
+      else ((double*)states[i])[k] = n->initial[i];
   return ENGINE_OK;
 }
 
@@ -479,15 +469,14 @@ struct given {
 
 static int32_t check_arrays(const struct given* all, int count, int64_t item) {
   for (int i = 0; i < count; ++i) {
-    if (all[i].bytes < 0) return engine_fail(ENGINE_BAD_ARGUMENT, "%s would be too large", all[i].name);
+    if (all[i].bytes < 0) FAIL(BAD_ARGUMENT, "%s would be too large", all[i].name);
     if (!all[i].bytes) continue;
-    if (!all[i].data) return engine_fail(ENGINE_BAD_ARGUMENT, "%s is null", all[i].name);
-    if ((uintptr_t)all[i].data % (uintptr_t)item)
-      return engine_fail(ENGINE_BAD_ARGUMENT, "%s is not aligned to its elements", all[i].name);
+    if (!all[i].data) FAIL(BAD_ARGUMENT, "%s is null", all[i].name);
+    if ((uintptr_t)all[i].data % (uintptr_t)item) FAIL(BAD_ARGUMENT, "%s is not aligned to its elements", all[i].name);
     for (int k = 0; k < i; ++k) /* results may not lie where something else is read */
       if ((all[i].written || all[k].written) && all[i].data < all[k].data + all[k].bytes &&
           all[k].data < all[i].data + all[i].bytes)
-        return engine_fail(ENGINE_BAD_ARGUMENT, "%s and %s overlap", all[k].name, all[i].name);
+        FAIL(BAD_ARGUMENT, "%s and %s overlap", all[k].name, all[i].name);
   }
   return ENGINE_OK;
 }
@@ -497,7 +486,7 @@ static int32_t check_call(const struct engine_network* n, const struct engine_ca
   int64_t item = n->bits / 8, rows = engine_times(call->steps, call->batch);
   int count = 0;
   if (call->steps < 0 || call->batch < 0)
-    return engine_fail(ENGINE_BAD_ARGUMENT, "%lld steps of %lld rows", (long long)call->steps, (long long)call->batch);
+    FAIL(BAD_ARGUMENT, "%lld steps of %lld rows", (long long)call->steps, (long long)call->batch);
   for (int32_t i = 0; i < n->inputs; ++i, ++count)
     all[count] = (struct given){n->names[count], call->inputs[i],
                                 engine_times(engine_times(rows, n->input_per_row[i]), item), 0};
@@ -506,14 +495,14 @@ static int32_t check_call(const struct engine_network* n, const struct engine_ca
                                 engine_times(engine_times(call->batch, n->state_per_row[i]), item), 1};
   all[count] = (struct given){n->names[count], call->y,
                               engine_times(engine_times(rows, n->output_per_row), item), 1};
-  int32_t status = check_arrays(all, count + 1, item);
-  if (!status && call->lengths && (uintptr_t)call->lengths % sizeof *call->lengths)
-    status = engine_fail(ENGINE_BAD_ARGUMENT, "lengths is not aligned to its elements");
-  for (int64_t b = 0; !status && call->lengths && b < call->batch; ++b)
+  TRY(check_arrays(all, count + 1, item));
+  if (call->lengths && (uintptr_t)call->lengths % sizeof *call->lengths)
+    FAIL(BAD_ARGUMENT, "lengths is not aligned to its elements");
+  for (int64_t b = 0; call->lengths && b < call->batch; ++b)
     if (call->lengths[b] < 0 || call->lengths[b] > call->steps)
-      status = engine_fail(ENGINE_BAD_ARGUMENT, "lengths: %lld for row %lld, not 0 to %lld",
-                           (long long)call->lengths[b], (long long)b, (long long)call->steps);
-  return status;
+      FAIL(BAD_ARGUMENT, "lengths: %lld for row %lld, not 0 to %lld", (long long)call->lengths[b], (long long)b,
+           (long long)call->steps);
+  return ENGINE_OK;
 }
 
 static int32_t run(struct engine* handle, int32_t network, const struct engine_call* call) {
@@ -555,21 +544,21 @@ static int32_t run(struct engine* handle, int32_t network, const struct engine_c
 }
 
 int32_t engine_step(struct engine* handle, int32_t network, const struct engine_call* call) {
-  if (!handle) return engine_fail(ENGINE_BAD_ARGUMENT, "step: no handle");
+  if (!handle) FAIL(BAD_ARGUMENT, "step: no handle");
   const struct engine_network* n = &handle->loaded->module->network[network];
   const struct room* room = &handle->room[network];
-  int32_t status = check_call(n, call);
-  if (status || !call->batch) return status;
+  TRY(check_call(n, call));
+  if (!call->batch) return ENGINE_OK;
   if (call->batch > room->state_rows || workspace(n, call->batch, 1, call->batch) > room->work_elements)
-    return engine_fail(ENGINE_BAD_ARGUMENT, "step: %lld rows and a step takes no memory: reserve(1, %lld) first",
-                       (long long)call->batch, (long long)call->batch);
+    FAIL(BAD_ARGUMENT, "step: %lld rows and a step takes no memory: reserve(1, %lld) first", (long long)call->batch,
+         (long long)call->batch);
   return run(handle, network, call);
 }
 
 int32_t engine_sequence(struct engine* handle, int32_t network, const struct engine_call* call) {
-  if (!handle) return engine_fail(ENGINE_BAD_ARGUMENT, "sequence: no handle");
-  int32_t status = check_call(&handle->loaded->module->network[network], call);
-  if (status || !call->batch || !call->steps) return status;
-  status = engine_reserve(handle, network, call->steps, call->batch);
-  return status ? status : run(handle, network, call);
+  if (!handle) FAIL(BAD_ARGUMENT, "sequence: no handle");
+  TRY(check_call(&handle->loaded->module->network[network], call));
+  if (!call->batch || !call->steps) return ENGINE_OK;
+  TRY(engine_reserve(handle, network, call->steps, call->batch));
+  return run(handle, network, call);
 }

@@ -87,4 +87,11 @@ void** engine_keep(struct engine* handle, int32_t count);
 const void* engine_array_data(const struct engine* handle, int32_t number);
 int32_t engine_fail(int32_t code, const char* format, ...) __attribute__((format(printf, 2, 3)));
 int64_t engine_times(int64_t a, int64_t b);
+
+#define FAIL(code, ...) return engine_fail(ENGINE_##code, __VA_ARGS__)
+#define TRY(call)                      \
+  do {                                 \
+    int32_t status_ = (call);          \
+    if (status_) return status_;       \
+  } while (0)
 #endif

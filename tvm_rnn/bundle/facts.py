@@ -1,6 +1,6 @@
 """What a bundle's C texts say of a module: its networks with C names, and where the arrays of its file lie.
 
-In: a module's file as `Module.export` writes it. Out: `Facts`, for header.py, source.py, examples.py and guide.py.
+In: a module's file as `Module.export` writes it. Out: `Facts`, for header.py, source.py, examples.py and folder.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from ..errors import ConfigError, message
 from .encoding import NETWORK
 
 MOST_ARRAYS = 64  # inputs and states of one network: ENGINE_MOST_ARRAYS of engine.h
-C_TYPES = {"float32": "float", "float64": "double"}
 # Words that are no names in C or C++; names that the functions' own parameters have; and what the example programs use:
 # functions of the C library, functions and variables of their own.
 TAKEN = set(
@@ -54,42 +53,35 @@ class Array:
 
 
 @dataclass(frozen=True)
-class Pack:
-    """One call that lays weights out. arrays: their numbers in `Facts.arrays`."""
-
-    function: str
-    offset: int
-    arrays: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Network:
-    """One recurrent network of a module."""
+    """One recurrent network of a module. name: what its functions' names begin with. packed: of each of the manifest's
+    packs the numbers of its arrays in `Facts.arrays`. given: its weights are inputs of the model."""
 
-    name: str  # what its functions' names begin with
-    title: str
-    dtype: str
+    name: str
+    manifest: CpuNetwork
     inputs: tuple[Array, ...]
     states: tuple[Array, ...]
     output: Array
-    can_step: bool
-    sequence: str
-    packs: tuple[Pack, ...]
-    packed_elements: int
-    workspace: tuple[int, int, int, int]  # fixed, per row, per tile row, per row of the sequence
-    rows_per_tile: int
-    batches: tuple[int, ...]
-    given: bool = False  # its weights are inputs of the model
+    packed: tuple[tuple[int, ...], ...]
+    given: bool = False
 
     @property
     def c_type(self) -> str:
-        """float or double."""
-        return C_TYPES[self.dtype]
+        return {"float32": "float", "float64": "double"}[self.manifest.dtype]
 
     @property
     def macro(self) -> str:
-        """What its macros begin with."""
         return self.name.upper()
+
+    @property
+    def can_step(self) -> bool:
+        return self.manifest.num_directions == 1 and "step" in self.manifest.entry_points and not self.given
+
+    @property
+    def title(self) -> str:
+        m = self.manifest
+        both = "both directions" if m.num_directions == 2 else "backwards" if m.reverse else "forwards"
+        return f"{m.cell}, {m.num_layers} layer{'s' * (m.num_layers > 1)}, {both}, {m.dtype}"
 
 
 @dataclass(frozen=True)
@@ -119,13 +111,7 @@ class Facts:
 
     @property
     def number(self) -> dict[str, int]:
-        """The numbers of the arrays."""
         return {array.name: i for i, array in enumerate(self.arrays)}
-
-    @property
-    def manifest_networks(self) -> Sequence[CpuNetwork]:
-        """What the manifest says of each network."""
-        return self.manifest.networks if isinstance(self.manifest, SeveralNetworks) else [self.manifest]
 
     @property
     def model(self) -> Model:
@@ -135,11 +121,11 @@ class Facts:
         return self.manifest.model
 
 
-def c_name(text: str, what: str = "bundle") -> str:
+def c_name(text: str) -> str:
     """The text, if it can begin names in C. Raises ConfigError."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text) or text in TAKEN:
         do = "letters, digits and _ that begin with a letter, and no word of C"
-        raise ConfigError(message(f"{what}: not a name in C", got=repr(text), expected=do, do="give another: name=..."))
+        raise ConfigError(message("bundle: not a name in C", got=repr(text), expected=do, do="give another: name=..."))
     return text
 
 
@@ -171,8 +157,10 @@ def read_facts(data: bytes, manifest: Mapping[str, object], name: str) -> Facts:
         raise ConfigError(message("bundle: only modules for CPUs", got=said.target.name, do="compile it for a CPU"))
     several = isinstance(said, SeveralNetworks)
     parts = said.networks if isinstance(said, SeveralNetworks) else [said]
-    values = [_weights_as_values(said.model, i) for i in range(len(parts))]
     prefixes = [f"{i}." if several else "" for i in range(len(parts))]
+    # Weights that the model around a network gives it, in the order of the step's inputs.
+    steps = [step.attributes for step in said.model.steps if step.op == NETWORK] if said.model is not None else []
+    values = [next((a.get("weights", ()) for a in steps if a["network"] == i), ()) for i in range(len(parts))]
     for own, first, names in zip(parts, prefixes, values, strict=True):
         shapes = {item.name: tuple(item.shape) for item in own.weights}
         arrays += tuple(Stored(first + n, own.dtype, shapes[n], -1 - i) for i, n in enumerate(names))
@@ -182,62 +170,27 @@ def read_facts(data: bytes, manifest: Mapping[str, object], name: str) -> Facts:
         for i, own in enumerate(parts)
     ]
     code = zlib.crc32(data[:code_bytes])
-    features = tuple((word, runtime.KERNEL_NAMES.get(word)) for word in map(_plain, said.target.features))
+    words = (re.sub(r"[_.-]", "", feature) for feature in said.target.features)  # as /proc/cpuinfo has most of them
+    features = tuple((word, runtime.KERNEL_NAMES.get(word)) for word in words)
     return Facts(name, tuple(networks), arrays, said, code_bytes, code, header_bytes, zlib.crc32(header), features)
 
 
-def _plain(feature: str) -> str:
-    """A feature's name as /proc/cpuinfo has most of them."""
-    return re.sub(r"[_.-]", "", feature)
-
-
-def _weights_as_values(model: Model | None, network: int) -> list[str]:
-    """The weights of a network that the model around it gives it, in the order of the step's inputs."""
-    for step in model.steps if model is not None else ():
-        if step.op == NETWORK and step.attributes["network"] == network:
-            return list(step.attributes.get("weights", ()))
-    return []
-
-
 def _network(m: CpuNetwork, name: str, number: Mapping[str, int], first: str, given: bool) -> Network:
-    directions, layers, w = m.num_directions, m.num_layers, m.workspace
+    directions, layers = m.num_directions, m.num_layers
     words = unique([*(item.name for item in m.inputs), *(state.name for state in m.states)], name)
     if len(words) > MOST_ARRAYS:
         got, expected = f"{len(words)} inputs and states", f"at most {MOST_ARRAYS}"
         raise ConfigError(message("bundle: a network with too many arrays", got=got, expected=expected))
-    inputs = [
-        Array(word, math.prod(item.shape), _axes("batch", *item.shape))
-        for word, item in zip(words, m.inputs, strict=False)
-    ]
-    states = [
-        _state(word, state, directions, layers) for word, state in zip(words[len(inputs) :], m.states, strict=True)
-    ]
+    inputs = [Array(w, math.prod(x.shape), _axes("batch", *x.shape)) for w, x in zip(words, m.inputs, strict=False)]
+    states = [_state(w, s, directions, layers) for w, s in zip(words[len(inputs) :], m.states, strict=True)]
     width = [directions * n if i == 0 else n for i, n in enumerate(m.output.shape or [1])]
-    both = "both directions" if directions == 2 else "backwards" if m.reverse else "forwards"
-    return Network(
-        name,
-        f"{m.cell}, {layers} layer{'s' * (layers > 1)}, {both}, {m.dtype}",
-        m.dtype,
-        tuple(inputs),
-        tuple(states),
-        Array("y", math.prod(width), _axes("batch", *width)),
-        directions == 1 and "step" in m.entry_points and not given,
-        m.sequence,
-        tuple(_packs(m, number, first)),
-        m.packed_elements,
-        (w.fixed, w.per_row, w.per_tile_row, w.per_sequence_row),
-        m.rows_per_tile,
-        tuple(m.batch),
-        given,
-    )
-
-
-def _packs(m: CpuNetwork, number: Mapping[str, int], first: str) -> list[Pack]:
+    output = Array("y", math.prod(width), _axes("batch", *width))
     missing = [n for pack in m.packs for n in pack.weights if first + n not in number]
     if missing:
         do = "compile with weights, or load_weights before: a bundle has them in it"
         raise ConfigError(message("bundle: the module has no weights", got=f"no {missing[0]}", do=do))
-    return [Pack(p.function, p.offset, tuple(number[first + n] for n in p.weights)) for p in m.packs]
+    packed = tuple(tuple(number[first + n] for n in pack.weights) for pack in m.packs)
+    return Network(name, m, tuple(inputs), tuple(states), output, packed, given)
 
 
 def _state(word: str, state: State, directions: int, layers: int) -> Array:
@@ -254,6 +207,17 @@ def _axes(*sizes: object) -> str:
     return "".join(f"[{size}]" for size in sizes)
 
 
-def listed(names: Sequence[str], last: str = "and") -> str:
+def listed(names: Sequence[str]) -> str:
     """Names for a sentence: "x, h and c"."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} {last} {names[-1]}" if names else "nothing"
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "nothing"
+
+
+def c_text(value: str) -> str:
+    """A C string, with whatever is not plain as octal bytes."""
+    letters = (chr(b) if 32 <= b < 127 and chr(b) not in '"\\?' else f"\\{b:03o}" for b in value.encode())
+    return '"' + "".join(letters) + '"'
+
+
+def initialiser(values: Iterable[object]) -> str:
+    """Items of an array, with one more: in C it may not be empty."""
+    return ", ".join([*map(str, values), "0"])

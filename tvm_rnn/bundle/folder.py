@@ -18,14 +18,66 @@ from tvm_rnn.runtime import runtime
 
 from ..errors import BuildError, ConfigError, message
 from ..locations import PACKAGE
-from . import examples, guide
+from . import examples
 from .facts import Facts, c_name, read_facts
-from .header import header_text
-from .model_examples import model_example
+from .header import about_lines, header_text
 from .program import check_program, program_header, program_source
 from .source import source_text
 
+EXAMPLES = ("example.c", "example.cpp", "stream.c")
 MARK = b"tvm_rnn_last_error"  # a function that code has if it runs without tvm_ffi
+
+README = """\
+# {name}
+
+{about}
+
+| file | |
+|---|---|
+{files}
+
+Nothing else is needed: no Python, no TVM, only the C library. A program includes `{name}.h`, links `lib{name}.so`, and
+takes both `.so` files with it; they stay side by side. From Rust, Go and others: `{name}.h` is all that bindgen or cgo
+need.
+
+```bash
+cc -O2 example.c -o example_c -L. -l{name} -Wl,-rpath,'$ORIGIN'
+c++ -O2 example.cpp -o example_cpp -L. -l{name} -Wl,-rpath,'$ORIGIN'
+{stream}./example_c --time 1000{inputs}
+```
+
+or, with CMake, `cmake -B build && cmake --build build`. Files of numbers are raw {kind}s in the machine's byte order,
+as `numpy.ndarray.tofile` writes them.
+"""
+
+CMAKE = """\
+# Build the examples: cmake -B build && cmake --build build
+# In a project of your own: add_subdirectory(this folder), then target_link_libraries(your_program {name}::{name}).
+cmake_minimum_required(VERSION 3.10)
+project({name}_bundle C CXX)
+
+add_library({name}::{name} SHARED IMPORTED GLOBAL)
+set_target_properties({name}::{name} PROPERTIES
+  IMPORTED_LOCATION "${{CMAKE_CURRENT_LIST_DIR}}/lib{name}.so"
+  INTERFACE_INCLUDE_DIRECTORIES "${{CMAKE_CURRENT_LIST_DIR}}")
+
+if(CMAKE_SOURCE_DIR STREQUAL CMAKE_CURRENT_SOURCE_DIR)
+{programs}endif()
+"""
+
+PROGRAM = """\
+  add_executable({program} {source})
+  target_link_libraries({program} PRIVATE {name}::{name})
+"""
+
+FILES = {
+    "{name}.h": "the C API of this model: shapes, sizes, functions",
+    "lib{name}.so": "the library behind it",
+    "{name}.so": "the compiled model with its weights, which the library loads; Python's `tvm_rnn.load` can too",
+    "example.c, example.cpp": "programs that run it over a file of numbers",
+    "stream.c": "a program that runs it a step at a time, as a real-time thread would",
+    "CMakeLists.txt": "builds them",
+}
 
 
 def write_bundle(module: Any, path: str | os.PathLike[str], name: str | None = None) -> None:
@@ -57,35 +109,21 @@ def write_bundle(module: Any, path: str | os.PathLike[str], name: str | None = N
 def check_place(path: str | os.PathLike[str], name: str | None = None) -> tuple[str, str]:
     """The folder and the name of a bundle, if it may be written there. Raises ConfigError."""
     folder = os.path.abspath(os.fspath(path))
-    own = c_name(name if name is not None else _plain_name(os.path.basename(folder)))
-    _check_free(folder, own)
+    own = c_name(name if name is not None else os.path.basename(folder).replace("-", "_").replace(".", "_"))
+    if os.path.lexists(folder):
+        known = {f"{own}.h", f"{own}.so", f"lib{own}.so", "README.md", "CMakeLists.txt", *EXAMPLES}
+        is_folder = os.path.isdir(folder) and not os.path.islink(folder)
+        strange = sorted(set(os.listdir(folder)) - known) if is_folder else []
+        if strange or not is_folder:
+            got = f"{strange[0]!r} is in it" if is_folder else "it is no folder"
+            do = "give another folder, or remove it first"
+            raise ConfigError(message(f"bundle: {folder!r} is not a bundle of this name", got=got, do=do))
     return folder, own
 
 
 def _unwritable(folder: str, error: OSError) -> BuildError:
     do = "give a folder in an existing one that you may write to"
     return BuildError(message(f"cannot write the bundle {folder!r}", got=error.strerror or str(error), do=do))
-
-
-def _plain_name(text: str) -> str:
-    """The folder's name, if its dashes and dots were underscores."""
-    return text.replace("-", "_").replace(".", "_")
-
-
-def _names(name: str) -> set[str]:
-    """All files that a bundle may have."""
-    own = {f"{name}.h", f"{name}.so", f"lib{name}.so"}
-    return own | {"README.md", "CMakeLists.txt", "example.c", "example.cpp", "stream.c"}
-
-
-def _check_free(folder: str, name: str) -> None:
-    if not os.path.lexists(folder):
-        return
-    found = set(os.listdir(folder)) if os.path.isdir(folder) and not os.path.islink(folder) else None
-    if found is None or found - _names(name):
-        got = "it is no folder" if found is None else f"{sorted(found - _names(name))[0]!r} is in it"
-        do = "give another folder, or remove it first"
-        raise ConfigError(message(f"bundle: {folder!r} is not a bundle of this name", got=got, do=do))
 
 
 def _fill(module: Any, folder: Path, name: str) -> None:
@@ -100,22 +138,17 @@ def _fill(module: Any, folder: Path, name: str) -> None:
         check_program(facts)
     (folder / f"{name}.h").write_text(header_text(facts, program_header(facts)))
     _compile(facts, folder)
-    sources = _programs(facts, folder)
-    (folder / "README.md").write_text(guide.readme_text(facts, sources))
-    (folder / "CMakeLists.txt").write_text(guide.cmake_text(facts, sources))
-
-
-def _programs(facts: Facts, folder: Path) -> Mapping[str, str]:
-    """The examples' files by their programs' names, written."""
     if facts.manifest.model:
-        texts = {"example.c": model_example(facts, False), "example.cpp": model_example(facts, True)}
+        texts = [examples.model_example(facts, False), examples.model_example(facts, True)]
     else:
-        texts = {"example.c": examples.example_c(facts), "example.cpp": examples.example_cpp(facts)}
-    if facts.networks[0].can_step:
-        texts["stream.c"] = examples.stream_c(facts)
-    for file, text in texts.items():
+        texts = [examples.example_c(facts), examples.example_cpp(facts)]
+    texts += [examples.stream_c(facts)] if facts.networks[0].can_step else []
+    sources = {}  # by their programs' names
+    for file, text in zip(EXAMPLES, texts, strict=False):
         (folder / file).write_text(text)
-    return {"stream" if file == "stream.c" else file.replace(".", "_"): file for file in texts}
+        sources["stream" if file == "stream.c" else file.replace(".", "_")] = file
+    (folder / "README.md").write_text(readme_text(facts, sources))
+    (folder / "CMakeLists.txt").write_text(cmake_text(facts, sources))
 
 
 def _compile(facts: Facts, folder: Path) -> None:
@@ -149,3 +182,26 @@ def _put(work: str, folder: str) -> None:
             os.rename(old, folder)
         raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+def readme_text(facts: Facts, sources: Mapping[str, str]) -> str:
+    """README.md. sources: the programs' files by the programs' names."""
+    files = {key.format(name=facts.name): text for key, text in FILES.items()}
+    if "stream" not in sources:
+        del files["stream.c"]
+    stream = f"cc -O2 stream.c -o stream -L. -l{facts.name} -Wl,-rpath,'$ORIGIN'\n" if "stream" in sources else ""
+    network = facts.networks[0]
+    return README.format(
+        name=facts.name,
+        about="\n\n".join(about_lines(facts)),
+        files="\n".join(f"| `{key}` | {text} |" for key, text in files.items()),
+        stream=stream,
+        inputs=examples.arguments(facts) if facts.manifest.model else "".join(f" {x.name}.raw" for x in network.inputs),
+        kind="number" if facts.manifest.model else network.c_type,
+    )
+
+
+def cmake_text(facts: Facts, sources: Mapping[str, str]) -> str:
+    """CMakeLists.txt."""
+    programs = "".join(PROGRAM.format(name=facts.name, program=p, source=s) for p, s in sources.items())
+    return CMAKE.format(name=facts.name, programs=programs)

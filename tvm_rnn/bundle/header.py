@@ -6,7 +6,6 @@ In: `Facts`. Out: the text of NAME.h: C99, fit for C++ and for what reads C head
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 
 from tvm_rnn.explain.tables import origin_text
 from tvm_rnn.module_file.schema import plain
@@ -31,11 +30,7 @@ ABOUT = """\
 
 ERRORS = (
     ("OK", 0, "done"),
-    (
-        "BAD_ARGUMENT",
-        1,
-        "an impossible size or length or number of threads, a null pointer, arrays that overlap",
-    ),
+    ("BAD_ARGUMENT", 1, "an impossible size or length or number of threads, a null pointer, arrays that overlap"),
     ("BAD_FILE", 2, "the module's file is missing, damaged, another one, or for another CPU"),
     ("NO_MEMORY", 3, "there is not enough memory"),
     ("FAILED", 4, "the compiled code said that it failed"),
@@ -99,8 +94,7 @@ def header_text(facts: Facts, program: str = "") -> str:
     parts.append(f'#if defined(__GNUC__)\n#define {macro}_API __attribute__((visibility("default")))\n#else')
     parts.append(f"#define {macro}_API\n#endif\n")
     width = max(len(n) for n, _, _ in ERRORS)
-    commas = [","] * (len(ERRORS) - 1) + [""]
-    every = zip(ERRORS, commas, strict=True)
+    every = zip(ERRORS, (",", ",", ",", ",", ""), strict=True)
     rows = "\n".join(f"  {macro}_{n:<{width}} = {code}{comma} /* {text} */" for (n, code, text), comma in every)
     parts.append(f"enum {{\n{rows}\n}};\n")
     parts.append(f"/* A handle. */\ntypedef struct {facts.name} {facts.name};\n")
@@ -112,27 +106,22 @@ def header_text(facts: Facts, program: str = "") -> str:
 
 
 def _about(facts: Facts) -> str:
-    steps = [n for n in facts.networks if n.can_step]
+    steps, (title, *lines) = [n for n in facts.networks if n.can_step], about_lines(facts)
     said = f"{listed([f'{n.name}_step' for n in steps])} never does." if steps else "Only whole sequences: no steps."
     return ABOUT.format(
         name=facts.name,
         macro=facts.name.upper(),
-        title=title_of(facts),
-        lines="\n".join(f"   {line}" for text in about_lines(facts)[1:] for line in textwrap.wrap(text, 115)),
+        title=title,
+        lines="\n".join(f"   {line}" for text in lines for line in textwrap.wrap(text, 115)),
         steps=said,
         version=facts.manifest.versions["tvm_rnn"],
     )
 
 
-def title_of(facts: Facts) -> str:
-    """The module in a few words."""
-    return "; ".join(network.title for network in facts.networks)
-
-
 def about_lines(facts: Facts) -> list[str]:
     """What `NAME_about` says."""
     m, target = facts.manifest, facts.manifest.target
-    lines = [title_of(facts)]
+    lines = ["; ".join(network.title for network in facts.networks)]
     if m.origin is not None:
         lines.append(f"Made from: {origin_text(plain(m.origin))}.")
     needs = ", ".join(target.features)
@@ -168,12 +157,9 @@ def _sizes(network: Network) -> str:
     rows.append(("y", f"[steps]{network.output.layout}", "written"))
     wide = [max(len(row[i]) for row in rows) for i in (0, 1)]
     table = "\n".join(f"     {n:<{wide[0]}}  {network.c_type} {layout:<{wide[1]}}  {how}" for n, layout, how in rows)
-    batches = listed(list(map(str, network.batches)))
-    made = f"Made for batches of {batches}; any other is right too." if network.batches else ""
+    batches = network.manifest.batch
+    made = f"Made for batches of {listed(list(map(str, batches)))}; any other is right too." if batches else ""
     text = f"/* {network.title}. {made}".rstrip() + f"\n\n{table}\n\n   A step has no [steps]. Elements of one row:"
-    return f"{text} */\n" + _macros(network)
-
-
-def _macros(network: Network) -> str:
-    sizes: Sequence[tuple[str, int]] = [(a.name, a.per_row) for a in (*network.inputs, *network.states, network.output)]
-    return "".join(f"#define {network.macro}_{name.upper()}_PER_ROW {size}\n" for name, size in sizes)
+    arrays = (*network.inputs, *network.states, network.output)
+    macros = (f"#define {network.macro}_{array.name.upper()}_PER_ROW {array.per_row}\n" for array in arrays)
+    return f"{text} */\n" + "".join(macros)

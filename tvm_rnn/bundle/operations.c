@@ -8,12 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FAIL(...) return engine_fail(ENGINE_BAD_ARGUMENT, __VA_ARGS__)
-#define TRY(call)                      \
-  do {                                 \
-    int32_t status_ = (call);          \
-    if (status_) return status_;       \
-  } while (0)
+#define REFUSE(...) FAIL(BAD_ARGUMENT, __VA_ARGS__)
 
 /* --- arrays --- */
 
@@ -27,12 +22,12 @@ static int is_float(const struct value* v) { return v->dtype >= IS_FLOAT32; }
 int32_t value_make(struct value* v, int dtype, int rank, const int64_t* shape) {
   int64_t count = 1;
   memset(v, 0, sizeof *v);
-  if (rank > MOST_AXES) FAIL("an array of %d axes, at most %d are supported", rank, MOST_AXES);
+  if (rank > MOST_AXES) REFUSE("an array of %d axes, at most %d are supported", rank, MOST_AXES);
   for (int i = 0; i < rank; ++i) count = engine_times(count, v->shape[i] = shape[i]);
   int64_t bytes = engine_times(count, value_size(dtype));
-  if (count < 0 || bytes < 0) FAIL("a size that is negative or too large");
+  if (count < 0 || bytes < 0) REFUSE("a size that is negative or too large");
   v->data = malloc(bytes ? (size_t)bytes : 1);
-  if (!v->data) return engine_fail(ENGINE_NO_MEMORY, "no memory for %lld bytes", (long long)bytes);
+  if (!v->data) FAIL(NO_MEMORY, "no memory for %lld bytes", (long long)bytes);
   v->count = count;
   v->rank = rank;
   v->dtype = (uint8_t)dtype;
@@ -103,26 +98,54 @@ static int together(int a, int b) {
 
 static int32_t need(const struct work* w, int count) {
   for (int i = 0; i < count; ++i)
-    if (i >= w->ins || !w->in[i]) FAIL("input %d is missing", i);
+    if (i >= w->ins || !w->in[i]) REFUSE("input %d is missing", i);
   return ENGINE_OK;
 }
 
+/* The function of an operation that needs so many inputs: x is the first of them, out the first result. */
+#define OPERATION(name, count)                                                                                      \
+  static int32_t do_##name(struct work* w, const struct value* x, struct value* out);                                \
+  int32_t op_##name(struct work* w) {                                                                                \
+    TRY(need(w, count));                                                                                             \
+    return do_##name(w, w->in[0], w->out[0]);                                                                        \
+  }                                                                                                                  \
+  static int32_t do_##name(struct work* w UNUSED, const struct value* x UNUSED, struct value* out UNUSED)
+#define UNUSED __attribute__((unused))
+
 static int32_t axis_of(int64_t axis, int rank, int* found) {
   *found = 0;
-  if (axis < -rank || axis >= rank) FAIL("axis %lld of %d", (long long)axis, rank);
+  if (axis < -rank || axis >= rank) REFUSE("axis %lld of %d", (long long)axis, rank);
   *found = (int)(axis < 0 ? axis + rank : axis);
   return ENGINE_OK;
+}
+
+/* Axes as bits; once: none may be there twice. */
+static int32_t axes_of(const int64_t* list, int64_t count, int rank, int once, int* bits) {
+  *bits = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    int axis;
+    TRY(axis_of(list[i], rank, &axis));
+    if (once && *bits & 1 << axis) REFUSE("axis %d is there twice", axis);
+    *bits |= 1 << axis;
+  }
+  return ENGINE_OK;
+}
+
+/* Elements before, along and behind an axis. */
+static void split_shape(const struct value* x, int axis, int64_t* outer, int64_t* size, int64_t* inner) {
+  *outer = *size = *inner = 1;
+  for (int i = 0; i < x->rank; ++i) *(i < axis ? outer : i > axis ? inner : size) *= x->shape[i];
 }
 
 /* A list that is an input or, in ints from `first` on, an attribute. *count: -1 where it is neither. */
 static int32_t numbers(const struct work* w, int at, int first, int64_t* list, int64_t most, int64_t* count) {
   *count = -1;
   if (at < w->ins && w->in[at]) {
-    if (w->in[at]->count > most) FAIL("a list of %lld numbers", (long long)w->in[at]->count);
+    if (w->in[at]->count > most) REFUSE("a list of %lld numbers", (long long)w->in[at]->count);
     *count = w->in[at]->count;
     for (int64_t i = 0; i < *count; ++i) list[i] = value_int(w->in[at], i);
   } else if (first < w->int_count && w->ints[first] >= 0) { /* their number, then they */
-    if (w->ints[first] > most) FAIL("a list of %lld numbers", (long long)w->ints[first]);
+    if (w->ints[first] > most) REFUSE("a list of %lld numbers", (long long)w->ints[first]);
     *count = w->ints[first];
     for (int64_t i = 0; i < *count; ++i) list[i] = w->ints[first + 1 + i];
   }
@@ -135,11 +158,11 @@ static int32_t numbers(const struct work* w, int at, int first, int64_t* list, i
 static int32_t spread(const struct value* v, int rank, const int64_t* shape, int64_t* strides) {
   int64_t stride = 1;
   for (int i = 0; i < MOST_AXES; ++i) strides[i] = 0;
-  if (v->rank > rank) FAIL("%d axes do not fit %d", (int)v->rank, rank);
+  if (v->rank > rank) REFUSE("%d axes do not fit %d", (int)v->rank, rank);
   for (int i = v->rank - 1; i >= 0; --i) {
     int to = i + rank - v->rank;
     if (v->shape[i] != shape[to] && v->shape[i] != 1)
-      FAIL("size %lld does not fit %lld", (long long)v->shape[i], (long long)shape[to]);
+      REFUSE("size %lld does not fit %lld", (long long)v->shape[i], (long long)shape[to]);
     strides[to] = v->shape[i] == 1 ? 0 : stride;
     stride *= v->shape[i];
   }
@@ -155,7 +178,7 @@ static int32_t common(int count, const struct value* const* all, int* rank, int6
       int own = axis - (*rank - all[i]->rank);
       int64_t size = own < 0 ? 1 : all[i]->shape[own];
       if (size != 1 && shape[axis] != 1 && size != shape[axis])
-        FAIL("sizes %lld and %lld do not go together", (long long)shape[axis], (long long)size);
+        REFUSE("sizes %lld and %lld do not go together", (long long)shape[axis], (long long)size);
       if (size != 1) shape[axis] = size;
     }
   }
@@ -181,14 +204,13 @@ static void next(struct walk* walk, int rank, const int64_t* shape, int count, i
 static int32_t copied(struct work* w, int rank, const int64_t* shape) {
   const struct value* x = w->in[0];
   TRY(value_make(w->out[0], x->dtype, rank, shape));
-  if (w->out[0]->count != x->count) FAIL("%lld elements do not fill that shape", (long long)x->count);
+  if (w->out[0]->count != x->count) REFUSE("%lld elements do not fill that shape", (long long)x->count);
   memcpy(w->out[0]->data, x->data, (size_t)(x->count * value_size(x->dtype)));
   return ENGINE_OK;
 }
 
-int32_t op_identity(struct work* w) {
-  TRY(need(w, 1));
-  return copied(w, w->in[0]->rank, w->in[0]->shape);
+OPERATION(identity, 1) {
+  return copied(w, x->rank, x->shape);
 }
 
 int32_t op_dropout(struct work* w) {
@@ -215,18 +237,16 @@ static void own_strides(const struct value* v, int64_t* strides) {
   for (int i = v->rank - 1; i >= 0; --i) strides[i] = stride, stride *= v->shape[i];
 }
 
-int32_t op_transpose(struct work* w) {
+OPERATION(transpose, 1) {
   int64_t shape[MOST_AXES], strides[MOST_AXES] = {0}, own[MOST_AXES], list[MOST_AXES], count;
   int seen = 0;
-  TRY(need(w, 1));
-  const struct value* x = w->in[0];
   TRY(numbers(w, MOST_VALUES, 0, list, MOST_AXES, &count));
-  if (count >= 0 && count != x->rank) FAIL("%lld axes of %d", (long long)count, (int)x->rank);
+  if (count >= 0 && count != x->rank) REFUSE("%lld axes of %d", (long long)count, (int)x->rank);
   own_strides(x, own);
   for (int i = 0; i < x->rank; ++i) {
     int axis;
     TRY(axis_of(count < 0 ? x->rank - 1 - i : list[i], x->rank, &axis));
-    if (seen & 1 << axis) FAIL("axis %d is there twice", axis);
+    if (seen & 1 << axis) REFUSE("axis %d is there twice", axis);
     seen |= 1 << axis;
     shape[i] = x->shape[axis];
     strides[i] = own[axis];
@@ -234,38 +254,33 @@ int32_t op_transpose(struct work* w) {
   return gathered(w, x->rank, shape, 0, strides);
 }
 
-int32_t op_concat(struct work* w) {
-  int64_t shape[MOST_AXES], done = 0, inner = 1, outer = 1;
+OPERATION(concat, w->ins < 1 ? 1 : w->ins) {
+  int64_t shape[MOST_AXES], done = 0, outer, all, inner;
   int axis, dtype;
-  TRY(need(w, w->ins < 1 ? 1 : w->ins));
-  const struct value* first = w->in[0];
-  TRY(axis_of(w->ints[0], first->rank, &axis));
-  memcpy(shape, first->shape, sizeof shape);
-  dtype = first->dtype;
+  TRY(axis_of(w->ints[0], x->rank, &axis));
+  memcpy(shape, x->shape, sizeof shape);
+  dtype = x->dtype;
   for (int i = 1; i < w->ins; ++i) {
-    if (w->in[i]->rank != first->rank) FAIL("%d axes beside %d", (int)w->in[i]->rank, (int)first->rank);
+    if (w->in[i]->rank != x->rank) REFUSE("%d axes beside %d", (int)w->in[i]->rank, (int)x->rank);
     dtype = together(dtype, w->in[i]->dtype);
-    for (int k = 0; k < first->rank; ++k)
-      if (k != axis && w->in[i]->shape[k] != shape[k]) FAIL("sizes differ along axis %d", k);
+    for (int k = 0; k < x->rank; ++k)
+      if (k != axis && w->in[i]->shape[k] != shape[k]) REFUSE("sizes differ along axis %d", k);
     shape[axis] += w->in[i]->shape[axis];
   }
-  TRY(value_make(w->out[0], dtype, first->rank, shape));
-  for (int k = 0; k < axis; ++k) outer *= shape[k];
-  for (int k = axis + 1; k < first->rank; ++k) inner *= shape[k];
+  TRY(value_make(out, dtype, x->rank, shape));
+  split_shape(out, axis, &outer, &all, &inner);
   for (int i = 0; i < w->ins; ++i) {
     int64_t own = w->in[i]->shape[axis] * inner;
     for (int64_t o = 0; o < outer; ++o)
       for (int64_t k = 0; k < own; ++k)
-        convert(w->out[0], o * shape[axis] * inner + done + k, w->in[i], o * own + k);
+        convert(out, o * all * inner + done + k, w->in[i], o * own + k);
     done += own;
   }
   return ENGINE_OK;
 }
 
-int32_t op_tile(struct work* w) {
+OPERATION(tile, 2) {
   int64_t repeats[MOST_AXES], count, shape[MOST_AXES], own[MOST_AXES] = {0}, index[MOST_AXES] = {0};
-  TRY(need(w, 2));
-  const struct value* x = w->in[0];
   TRY(numbers(w, 1, w->int_count, repeats, MOST_AXES, &count));
   int rank = x->rank > count ? x->rank : (int)count;
   int64_t strides[MOST_AXES];
@@ -275,122 +290,102 @@ int32_t op_tile(struct work* w) {
     own[i] = axis < 0 ? 1 : x->shape[axis];
     shape[i] = engine_times(own[i], at < 0 ? 1 : repeats[at]);
   }
-  TRY(value_make(w->out[0], x->dtype, rank, shape));
-  for (int64_t i = 0; i < w->out[0]->count; ++i) {
+  TRY(value_make(out, x->dtype, rank, shape));
+  for (int64_t i = 0; i < out->count; ++i) {
     int64_t from = 0;
     for (int axis = rank - x->rank; axis < rank; ++axis)
       from += index[axis] % own[axis] * strides[axis - (rank - x->rank)];
-    copy_element(w->out[0], i, x, from);
+    copy_element(out, i, x, from);
     for (int axis = rank - 1; axis >= 0 && ++index[axis] == shape[axis]; --axis) index[axis] = 0;
   }
   return ENGINE_OK;
 }
 
-int32_t op_size(struct work* w) {
-  TRY(need(w, 1));
-  TRY(value_make(w->out[0], IS_INT64, 0, 0));
-  put_int(w->out[0], 0, w->in[0]->count);
+OPERATION(size, 1) {
+  TRY(value_make(out, IS_INT64, 0, 0));
+  put_int(out, 0, x->count);
   return ENGINE_OK;
 }
 
-int32_t op_cast(struct work* w) {
-  TRY(need(w, 1));
-  TRY(value_make(w->out[0], (int)w->ints[0], w->in[0]->rank, w->in[0]->shape));
-  for (int64_t i = 0; i < w->in[0]->count; ++i) convert(w->out[0], i, w->in[0], i);
+OPERATION(cast, 1) {
+  TRY(value_make(out, (int)w->ints[0], x->rank, x->shape));
+  for (int64_t i = 0; i < x->count; ++i) convert(out, i, x, i);
   return ENGINE_OK;
 }
 
-int32_t op_reshape(struct work* w) {
+OPERATION(reshape, 2) {
   int64_t to[MOST_AXES], count, known = 1, nonempty = 1, total = 1;
   int open = -1;
-  TRY(need(w, 2));
-  const struct value* x = w->in[0];
   TRY(numbers(w, 1, w->int_count, to, MOST_AXES, &count));
   for (int i = 0; i < count; ++i) {
     if (to[i] == 0 && !w->ints[0]) {
-      if (i >= x->rank) FAIL("size 0 of an axis that is not there");
+      if (i >= x->rank) REFUSE("size 0 of an axis that is not there");
       to[i] = x->shape[i];
     }
-    if (to[i] < -1 || (to[i] == -1 && open >= 0)) FAIL("that is no shape");
+    if (to[i] < -1 || (to[i] == -1 && open >= 0)) REFUSE("that is no shape");
     if (to[i] == -1) open = i;
     else known = engine_times(known, to[i]), nonempty = to[i] ? engine_times(nonempty, to[i]) : nonempty;
-    if (known < 0 || nonempty < 0) FAIL("a size that is too large");
+    if (known < 0 || nonempty < 0) REFUSE("a size that is too large");
   }
   for (int i = 0; i < x->rank; ++i) total *= known || x->shape[i] ? x->shape[i] : 1;
   if (open >= 0) to[open] = total / (known ? known : nonempty);
   return copied(w, (int)count, to);
 }
 
-int32_t op_flatten(struct work* w) {
+OPERATION(flatten, 1) {
   int64_t shape[2] = {1, 1}, axis;
-  TRY(need(w, 1));
-  axis = w->ints[0] < 0 ? w->ints[0] + w->in[0]->rank : w->ints[0];
-  if (axis < 0 || axis > w->in[0]->rank) FAIL("axis %lld of %d", (long long)axis, (int)w->in[0]->rank);
-  for (int i = 0; i < w->in[0]->rank; ++i) shape[i >= axis] *= w->in[0]->shape[i];
+  axis = w->ints[0] < 0 ? w->ints[0] + x->rank : w->ints[0];
+  if (axis < 0 || axis > x->rank) REFUSE("axis %lld of %d", (long long)axis, (int)x->rank);
+  for (int i = 0; i < x->rank; ++i) shape[i >= axis] *= x->shape[i];
   return copied(w, 2, shape);
 }
 
-int32_t op_squeeze(struct work* w) {
+OPERATION(squeeze, 1) {
   int64_t list[MOST_AXES], count, shape[MOST_AXES];
-  int gone = 0, rank = 0;
-  TRY(need(w, 1));
+  int gone, rank = 0;
   TRY(numbers(w, 1, 0, list, MOST_AXES, &count));
-  const struct value* x = w->in[0];
-  for (int64_t i = 0; i < count; ++i) {
-    int axis;
-    TRY(axis_of(list[i], x->rank, &axis));
-    if (x->shape[axis] != 1) FAIL("axis %d has size %lld, not 1", axis, (long long)x->shape[axis]);
-    gone |= 1 << axis;
-  }
+  TRY(axes_of(list, count, x->rank, 0, &gone));
   for (int i = 0; i < x->rank; ++i)
-    if (count < 0 ? x->shape[i] != 1 : !(gone & 1 << i)) shape[rank++] = x->shape[i];
+    if (gone & 1 << i && x->shape[i] != 1) REFUSE("axis %d has size %lld, not 1", i, (long long)x->shape[i]);
+    else if (count < 0 ? x->shape[i] != 1 : !(gone & 1 << i)) shape[rank++] = x->shape[i];
   return copied(w, rank, shape);
 }
 
-int32_t op_unsqueeze(struct work* w) {
+OPERATION(unsqueeze, 1) {
   int64_t list[MOST_AXES], count, shape[MOST_AXES];
-  int more = 0, from = 0;
-  TRY(need(w, 1));
+  int more, from = 0;
   TRY(numbers(w, 1, 0, list, MOST_AXES, &count));
-  int rank = w->in[0]->rank + (int)(count < 0 ? 0 : count);
-  if (rank > MOST_AXES) FAIL("%d axes, at most %d are supported", rank, MOST_AXES);
-  for (int64_t i = 0; i < count; ++i) {
-    int axis;
-    TRY(axis_of(list[i], rank, &axis));
-    if (more & 1 << axis) FAIL("axis %d is there twice", axis);
-    more |= 1 << axis;
-  }
-  for (int i = 0; i < rank; ++i) shape[i] = more & 1 << i ? 1 : w->in[0]->shape[from++];
+  int rank = x->rank + (int)(count < 0 ? 0 : count);
+  if (rank > MOST_AXES) REFUSE("%d axes, at most %d are supported", rank, MOST_AXES);
+  TRY(axes_of(list, count, rank, 1, &more));
+  for (int i = 0; i < rank; ++i) shape[i] = more & 1 << i ? 1 : x->shape[from++];
   return copied(w, rank, shape);
 }
 
-int32_t op_expand(struct work* w) {
+OPERATION(expand, 2) {
   int64_t to[MOST_AXES], count, shape[MOST_AXES], strides[MOST_AXES];
   struct value wanted = {0};
   int rank;
-  TRY(need(w, 2));
   TRY(numbers(w, 1, w->int_count, to, MOST_AXES, &count));
   wanted.rank = (int32_t)count;
   memcpy(wanted.shape, to, sizeof to);
-  const struct value* both[2] = {w->in[0], &wanted};
+  const struct value* both[2] = {x, &wanted};
   TRY(common(2, both, &rank, shape));
-  TRY(spread(w->in[0], rank, shape, strides));
+  TRY(spread(x, rank, shape, strides));
   return gathered(w, rank, shape, 0, strides);
 }
 
-int32_t op_slice(struct work* w) {
+OPERATION(slice, 1) {
   int64_t starts[MOST_AXES], ends[MOST_AXES], axes[MOST_AXES], steps[MOST_AXES], count[4], shape[MOST_AXES];
   int64_t strides[MOST_AXES] = {0}, base = 0;
-  TRY(need(w, 1));
-  const struct value* x = w->in[0];
   int at = 0;
   int64_t* lists[4] = {starts, ends, axes, steps};
   for (int i = 0; i < 4; ++i) { /* attributes: four lists, one after the other */
     TRY(numbers(w, i + 1, at, lists[i], MOST_AXES, &count[i]));
     at += at < w->int_count ? 1 + (int)(w->ints[at] < 0 ? 0 : w->ints[at]) : 0;
   }
-  if (count[0] < 0 || count[0] != count[1]) FAIL("starts or ends are missing");
-  if ((count[2] > 0 && count[2] != count[0]) || (count[3] > 0 && count[3] != count[0])) FAIL("lists that differ in length");
+  if (count[0] < 0 || count[0] != count[1]) REFUSE("starts or ends are missing");
+  if ((count[2] > 0 && count[2] != count[0]) || (count[3] > 0 && count[3] != count[0])) REFUSE("lists that differ in length");
   memcpy(shape, x->shape, sizeof shape);
   own_strides(x, strides);
   for (int64_t i = 0; i < count[0]; ++i) {
@@ -398,7 +393,7 @@ int32_t op_slice(struct work* w) {
     int64_t step = count[3] > 0 ? steps[i] : 1, first = starts[i], last = ends[i];
     TRY(axis_of(count[2] > 0 ? axes[i] : i, x->rank, &axis));
     int64_t size = x->shape[axis], low = step < 0 ? -1 : 0, high = step < 0 ? size - 1 : size;
-    if (!step || step == INT64_MIN) FAIL("a slice with step %lld", (long long)step);
+    if (!step || step == INT64_MIN) REFUSE("a slice with step %lld", (long long)step);
     first = first < 0 ? first + size : first;
     last = last < 0 ? last + size : last;
     first = first < low ? low : first > high ? high : first;
@@ -411,16 +406,14 @@ int32_t op_slice(struct work* w) {
   return gathered(w, x->rank, shape, base, strides);
 }
 
-int32_t op_split(struct work* w) {
-  int64_t sizes[MOST_VALUES], count, total = 0, done = 0, outer = 1, inner = 1;
+OPERATION(split, 1) {
+  int64_t sizes[MOST_VALUES], count, total = 0, done = 0, outer, all, inner;
   int axis;
-  TRY(need(w, 1));
-  const struct value* x = w->in[0];
   TRY(axis_of(w->ints[0], x->rank, &axis));
   TRY(numbers(w, 1, 2, sizes, MOST_VALUES, &count));
   if (count < 0) { /* equal parts, the last one smaller */
     count = w->ints[1];
-    if (count < 1 || count > MOST_VALUES) FAIL("%lld parts", (long long)count);
+    if (count < 1 || count > MOST_VALUES) REFUSE("%lld parts", (long long)count);
     int64_t part = (x->shape[axis] + count - 1) / count;
     for (int64_t i = 0; i < count; ++i) {
       int64_t left = x->shape[axis] - i * part;
@@ -428,12 +421,11 @@ int32_t op_split(struct work* w) {
     }
   }
   for (int64_t i = 0; i < count; ++i) {
-    if (sizes[i] < 0 || sizes[i] > x->shape[axis]) FAIL("a part of size %lld", (long long)sizes[i]);
+    if (sizes[i] < 0 || sizes[i] > x->shape[axis]) REFUSE("a part of size %lld", (long long)sizes[i]);
     total += sizes[i];
   }
-  if (total != x->shape[axis] || count < w->outs) FAIL("parts that do not fill an axis of %lld", (long long)x->shape[axis]);
-  for (int k = 0; k < axis; ++k) outer *= x->shape[k];
-  for (int k = axis + 1; k < x->rank; ++k) inner *= x->shape[k];
+  if (total != x->shape[axis] || count < w->outs) REFUSE("parts that do not fill an axis of %lld", (long long)x->shape[axis]);
+  split_shape(x, axis, &outer, &all, &inner);
   for (int i = 0; i < w->outs; ++i) {
     int64_t shape[MOST_AXES], own = sizes[i] * inner, size = value_size(x->dtype);
     memcpy(shape, x->shape, sizeof shape);
@@ -454,35 +446,32 @@ static int64_t clamped(int64_t at, int64_t size) {
   return at < 0 ? 0 : at > size ? size : at;
 }
 
-int32_t op_shape(struct work* w) {
-  TRY(need(w, 1));
-  int64_t rank = w->in[0]->rank, start = clamped(w->ints[0], rank), end = w->ints[1] ? clamped(w->ints[2], rank) : rank;
+OPERATION(shape, 1) {
+  int64_t rank = x->rank, start = clamped(w->ints[0], rank), end = w->ints[1] ? clamped(w->ints[2], rank) : rank;
   int64_t count = end > start ? end - start : 0;
-  TRY(value_make(w->out[0], IS_INT64, 1, &count));
-  for (int64_t i = 0; i < count; ++i) put_int(w->out[0], i, w->in[0]->shape[start + i]);
+  TRY(value_make(out, IS_INT64, 1, &count));
+  for (int64_t i = 0; i < count; ++i) put_int(out, i, x->shape[start + i]);
   return ENGINE_OK;
 }
 
-int32_t op_constant_of_shape(struct work* w) {
+OPERATION(constant_of_shape, 1) {
   int64_t shape[MOST_AXES], count;
-  TRY(need(w, 1));
   TRY(numbers(w, 0, w->int_count, shape, MOST_AXES, &count));
-  TRY(value_make(w->out[0], (int)w->ints[0], (int)count, shape));
-  for (int64_t i = 0; i < w->out[0]->count; ++i) put(w->out[0], i, w->floats[0]);
+  TRY(value_make(out, (int)w->ints[0], (int)count, shape));
+  for (int64_t i = 0; i < out->count; ++i) put(out, i, w->floats[0]);
   return ENGINE_OK;
 }
 
-int32_t op_range(struct work* w) {
-  TRY(need(w, 3));
+OPERATION(range, 3) {
   for (int i = 0; i < 3; ++i)
-    if (w->in[i]->count != 1) FAIL("a range of arrays");
-  double start = get(w->in[0], 0), limit = get(w->in[1], 0), delta = get(w->in[2], 0), many = ceil((limit - start) / delta);
-  if (delta == 0 || !(many < 1e15)) FAIL("a range without end");
+    if (w->in[i]->count != 1) REFUSE("a range of arrays");
+  double start = get(x, 0), limit = get(w->in[1], 0), delta = get(w->in[2], 0), many = ceil((limit - start) / delta);
+  if (delta == 0 || !(many < 1e15)) REFUSE("a range without end");
   int64_t count = many > 0 ? (int64_t)many : 0;
-  TRY(value_make(w->out[0], w->in[0]->dtype, 1, &count));
+  TRY(value_make(out, x->dtype, 1, &count));
   for (int64_t i = 0; i < count; ++i) {
-    if (is_float(w->in[0])) put(w->out[0], i, start + (double)i * delta);
-    else put_int(w->out[0], i, value_int(w->in[0], 0) + i * value_int(w->in[2], 0));
+    if (is_float(x)) put(out, i, start + (double)i * delta);
+    else put_int(out, i, value_int(x, 0) + i * value_int(w->in[2], 0));
   }
   return ENGINE_OK;
 }
@@ -495,30 +484,28 @@ static int64_t mirrored(int64_t at, int64_t size) {
   return at < size ? at : 2 * (size - 1) - at;
 }
 
-int32_t op_pad(struct work* w) {
+OPERATION(pad, 1) {
   int64_t pads[2 * MOST_AXES], axes[MOST_AXES], count, some, before[MOST_AXES] = {0}, shape[MOST_AXES], own[MOST_AXES];
   int64_t index[MOST_AXES] = {0}, mode = w->ints[0];
-  TRY(need(w, 1));
-  const struct value* x = w->in[0];
   TRY(numbers(w, 1, 1, pads, 2 * MOST_AXES, &count));
   TRY(numbers(w, 3, w->int_count, axes, MOST_AXES, &some));
   int64_t each = some > 0 ? some : x->rank;
-  if (count != 2 * each) FAIL("%lld pads for %lld axes", (long long)count, (long long)each);
+  if (count != 2 * each) REFUSE("%lld pads for %lld axes", (long long)count, (long long)each);
   memcpy(shape, x->shape, sizeof shape);
   own_strides(x, own);
   for (int64_t i = 0; i < each; ++i) {
     int axis;
     TRY(axis_of(some > 0 ? axes[i] : i, x->rank, &axis));
-    if (pads[i] < 0 || pads[i + each] < 0) FAIL("a negative pad");
+    if (pads[i] < 0 || pads[i + each] < 0) REFUSE("a negative pad");
     before[axis] = pads[i];
     if (__builtin_add_overflow(x->shape[axis], pads[i], &shape[axis]) ||
         __builtin_add_overflow(shape[axis], pads[i + each], &shape[axis]))
-      FAIL("a size that is too large");
-    if (mode && !x->shape[axis] && shape[axis]) FAIL("an empty axis has no edge");
+      REFUSE("a size that is too large");
+    if (mode && !x->shape[axis] && shape[axis]) REFUSE("an empty axis has no edge");
   }
-  TRY(value_make(w->out[0], x->dtype, x->rank, shape));
+  TRY(value_make(out, x->dtype, x->rank, shape));
   int given = w->ins > 2 && w->in[2] && w->in[2]->count == 1;
-  for (int64_t i = 0; i < w->out[0]->count; ++i) {
+  for (int64_t i = 0; i < out->count; ++i) {
     int64_t from = 0;
     int outside = 0;
     for (int axis = 0; axis < x->rank; ++axis) {
@@ -528,50 +515,48 @@ int32_t op_pad(struct work* w) {
       else outside |= at < 0 || at >= size;
       from += at * own[axis];
     }
-    if (!outside) copy_element(w->out[0], i, x, from);
-    else if (given) convert(w->out[0], i, w->in[2], 0);
-    else put(w->out[0], i, w->floats[0]);
+    if (!outside) copy_element(out, i, x, from);
+    else if (given) convert(out, i, w->in[2], 0);
+    else put(out, i, w->floats[0]);
     for (int axis = x->rank - 1; axis >= 0 && ++index[axis] == shape[axis]; --axis) index[axis] = 0;
   }
   return ENGINE_OK;
 }
 
-int32_t op_gather(struct work* w) {
+OPERATION(gather, 2) {
   int64_t shape[2 * MOST_AXES], outer = 1, inner = 1;
   int axis, rank = 0;
-  TRY(need(w, 2));
-  const struct value *x = w->in[0], *at = w->in[1];
+  const struct value* at = w->in[1];
   TRY(axis_of(w->ints[0], x->rank, &axis));
   for (int i = 0; i < axis; ++i) outer *= shape[rank++] = x->shape[i];
   for (int i = 0; i < at->rank; ++i) shape[rank++] = at->shape[i];
   for (int i = axis + 1; i < x->rank; ++i) inner *= shape[rank++] = x->shape[i];
-  TRY(value_make(w->out[0], x->dtype, rank, shape));
+  TRY(value_make(out, x->dtype, rank, shape));
   int64_t bytes = inner * value_size(x->dtype), size = x->shape[axis];
   for (int64_t k = 0; k < at->count; ++k) {
     int64_t place = value_int(at, k);
     place = place < 0 ? place + size : place;
-    if (place < 0 || place >= size) FAIL("index %lld of %lld", (long long)value_int(at, k), (long long)size);
+    if (place < 0 || place >= size) REFUSE("index %lld of %lld", (long long)value_int(at, k), (long long)size);
     for (int64_t o = 0; o < outer; ++o)
-      memcpy((char*)w->out[0]->data + (o * at->count + k) * bytes, (const char*)x->data + (o * size + place) * bytes,
+      memcpy((char*)out->data + (o * at->count + k) * bytes, (const char*)x->data + (o * size + place) * bytes,
              (size_t)bytes);
   }
   return ENGINE_OK;
 }
 
-int32_t op_reverse_sequence(struct work* w) {
+OPERATION(reverse_sequence, 2) {
   int time, batch;
   int64_t own[MOST_AXES], index[MOST_AXES] = {0};
-  TRY(need(w, 2));
-  const struct value *x = w->in[0], *lengths = w->in[1];
+  const struct value* lengths = w->in[1];
   TRY(axis_of(w->ints[0], x->rank, &time));
   TRY(axis_of(w->ints[1], x->rank, &batch));
-  if (time == batch || lengths->count != x->shape[batch]) FAIL("lengths do not fit");
+  if (time == batch || lengths->count != x->shape[batch]) REFUSE("lengths do not fit");
   own_strides(x, own);
-  TRY(value_make(w->out[0], x->dtype, x->rank, x->shape));
+  TRY(value_make(out, x->dtype, x->rank, x->shape));
   for (int64_t i = 0; i < x->count; ++i) {
     int64_t t = index[time], n = value_int(lengths, index[batch]);
-    if (n > x->shape[time]) FAIL("length %lld of %lld", (long long)n, (long long)x->shape[time]);
-    copy_element(w->out[0], i, x, i + (t < n ? n - 1 - 2 * t : 0) * own[time]);
+    if (n > x->shape[time]) REFUSE("length %lld of %lld", (long long)n, (long long)x->shape[time]);
+    copy_element(out, i, x, i + (t < n ? n - 1 - 2 * t : 0) * own[time]);
     for (int axis = x->rank - 1; axis >= 0 && ++index[axis] == x->shape[axis]; --axis) index[axis] = 0;
   }
   return ENGINE_OK;
@@ -617,18 +602,16 @@ static double unary(int kind, double x, const double* p) {
   }
 }
 
-int32_t op_unary(struct work* w) {
-  TRY(need(w, 1));
-  const struct value* x = w->in[0];
+OPERATION(unary, 1) {
   int kind = (int)w->ints[0], exact = kind == ABS || kind == NEG || kind == SIGN || kind == RELU;
-  TRY(value_make(w->out[0], kind == NOT ? IS_BOOL : x->dtype, x->rank, x->shape));
+  TRY(value_make(out, kind == NOT ? IS_BOOL : x->dtype, x->rank, x->shape));
   for (int64_t i = 0; i < x->count; ++i) {
     if (is_float(x) || !exact) {
-      put(w->out[0], i, unary(kind, get(x, i), w->floats));
+      put(out, i, unary(kind, get(x, i), w->floats));
       continue;
     }
     int64_t v = value_int(x, i), minus = (int64_t)(0 - (uint64_t)v);
-    put_int(w->out[0], i, kind == NEG ? minus : kind == ABS ? (v < 0 ? minus : v) : kind == SIGN ? (v > 0) - (v < 0)
+    put_int(out, i, kind == NEG ? minus : kind == ABS ? (v < 0 ? minus : v) : kind == SIGN ? (v > 0) - (v < 0)
                                                                                        : v > 0 ? v : 0);
   }
   return ENGINE_OK;
@@ -695,7 +678,7 @@ static int32_t combined(struct value* out, int kind, const struct value* a, cons
       put(out, i, binary(kind, get(a, walk.at[0]), get(b, walk.at[1])));
     } else {
       int64_t right = value_int(b, walk.at[1]);
-      if (!right && (kind == DIV || kind == MOD || kind == FMOD)) FAIL("a whole number divided by 0");
+      if (!right && (kind == DIV || kind == MOD || kind == FMOD)) REFUSE("a whole number divided by 0");
       put_int(out, i, kind == POW ? whole(pow((double)value_int(a, walk.at[0]), (double)right))
                                   : binary_int(kind, value_int(a, walk.at[0]), right));
     }
@@ -704,60 +687,55 @@ static int32_t combined(struct value* out, int kind, const struct value* a, cons
   return ENGINE_OK;
 }
 
-int32_t op_binary(struct work* w) {
-  TRY(need(w, 2));
-  return combined(w->out[0], (int)w->ints[0], w->in[0], w->in[1]);
+OPERATION(binary, 2) {
+  return combined(out, (int)w->ints[0], x, w->in[1]);
 }
 
 /* ints: how two become one; whether the sum is divided by their number. */
-int32_t op_fold(struct work* w) {
-  TRY(need(w, w->ins < 1 ? 1 : w->ins));
+OPERATION(fold, w->ins < 1 ? 1 : w->ins) {
   TRY(op_identity(w));
   for (int i = 1; i < w->ins; ++i) {
     struct value made;
-    int32_t status = combined(&made, (int)w->ints[0], w->out[0], w->in[i]);
-    value_free(w->out[0]);
-    *w->out[0] = made;
+    int32_t status = combined(&made, (int)w->ints[0], out, w->in[i]);
+    value_free(out);
+    *out = made;
     if (status) return status;
   }
-  for (int64_t i = 0; w->ints[1] && i < w->out[0]->count; ++i) put(w->out[0], i, get(w->out[0], i) / w->ins);
+  for (int64_t i = 0; w->ints[1] && i < out->count; ++i) put(out, i, get(out, i) / w->ins);
   return ENGINE_OK;
 }
 
-int32_t op_where(struct work* w) {
+OPERATION(where, 3) {
   int64_t shape[MOST_AXES], strides[3][MOST_AXES];
   struct walk walk = {{0}, {0}};
   int rank;
-  TRY(need(w, 3));
   TRY(common(3, w->in, &rank, shape));
   for (int i = 0; i < 3; ++i) TRY(spread(w->in[i], rank, shape, strides[i]));
-  TRY(value_make(w->out[0], together(w->in[1]->dtype, w->in[2]->dtype), rank, shape));
-  for (int64_t i = 0; i < w->out[0]->count; ++i) {
-    int which = value_int(w->in[0], walk.at[0]) ? 1 : 2;
-    convert(w->out[0], i, w->in[which], walk.at[which]);
+  TRY(value_make(out, together(w->in[1]->dtype, w->in[2]->dtype), rank, shape));
+  for (int64_t i = 0; i < out->count; ++i) {
+    int which = value_int(x, walk.at[0]) ? 1 : 2;
+    convert(out, i, w->in[which], walk.at[which]);
     next(&walk, rank, shape, 3, strides);
   }
   return ENGINE_OK;
 }
 
 /* floats: whether there is a least and a largest value as an attribute, and which. */
-int32_t op_clip(struct work* w) {
-  TRY(need(w, 1));
-  const struct value* x = w->in[0];
-  TRY(value_make(w->out[0], x->dtype, x->rank, x->shape));
+OPERATION(clip, 1) {
+  TRY(value_make(out, x->dtype, x->rank, x->shape));
   const struct value *low = w->ins > 1 ? w->in[1] : 0, *high = w->ins > 2 ? w->in[2] : 0;
-  if ((low && low->count != 1) || (high && high->count != 1)) FAIL("limits that are arrays");
+  if ((low && low->count != 1) || (high && high->count != 1)) REFUSE("limits that are arrays");
   for (int64_t i = 0; i < x->count; ++i) {
     if (is_float(x)) {
       double v = get(x, i);
       if (low || w->floats[0]) v = binary(MAXIMUM, v, low ? get(low, 0) : w->floats[1]);
       if (high || w->floats[2]) v = binary(MINIMUM, v, high ? get(high, 0) : w->floats[3]);
-      put(w->out[0], i, v);
+      put(out, i, v);
     } else {
       int64_t v = value_int(x, i);
       if (low || w->floats[0]) v = binary_int(MAXIMUM, v, low ? value_int(low, 0) : whole(w->floats[1]));
       if (high || w->floats[2]) v = binary_int(MINIMUM, v, high ? value_int(high, 0) : whole(w->floats[3]));
-      put_int(w->out[0], i, v);
+      put_int(out, i, v);
     }
   }
   return ENGINE_OK;
@@ -786,19 +764,18 @@ static void multiply(struct value* out, int64_t at, const struct value* a, int64
     }
 }
 
-int32_t op_matmul(struct work* w) {
+OPERATION(matmul, 2) {
   int64_t shape[MOST_AXES], strides[2][MOST_AXES], M, K, N;
   struct value a, b, lead[2];
   struct walk walk = {{0}, {0}};
   int rank;
-  TRY(need(w, 2));
-  a = *w->in[0], b = *w->in[1];
-  if (!a.rank || !b.rank) FAIL("a product of a number");
+  a = *x, b = *w->in[1];
+  if (!a.rank || !b.rank) REFUSE("a product of a number");
   int row = a.rank == 1, column = b.rank == 1;
   if (row) a.rank = 2, a.shape[1] = a.shape[0], a.shape[0] = 1;
   if (column) b.rank = 2, b.shape[1] = 1;
   M = a.shape[a.rank - 2], K = a.shape[a.rank - 1], N = b.shape[b.rank - 1];
-  if (b.shape[b.rank - 2] != K) FAIL("a product over %lld and %lld", (long long)K, (long long)b.shape[b.rank - 2]);
+  if (b.shape[b.rank - 2] != K) REFUSE("a product over %lld and %lld", (long long)K, (long long)b.shape[b.rank - 2]);
   lead[0] = a, lead[1] = b;
   lead[0].rank -= 2, lead[1].rank -= 2;
   const struct value* both[2] = {&lead[0], &lead[1]};
@@ -812,36 +789,35 @@ int32_t op_matmul(struct work* w) {
   for (int axis = 0; axis < rank; ++axis) batches = engine_times(batches, outs[axis] = shape[axis]);
   if (!row) outs[all++] = M;
   if (!column) outs[all++] = N;
-  TRY(value_make(w->out[0], together(a.dtype, b.dtype), all, outs));
+  TRY(value_make(out, together(a.dtype, b.dtype), all, outs));
   const int64_t sa[2] = {K, 1}, sb[2] = {N, 1};
   for (int64_t i = 0; i < batches; ++i) {
-    multiply(w->out[0], i * M * N, &a, walk.at[0], sa, &b, walk.at[1], sb, M, K, N);
+    multiply(out, i * M * N, &a, walk.at[0], sa, &b, walk.at[1], sb, M, K, N);
     next(&walk, rank, shape, 2, strides);
   }
   return ENGINE_OK;
 }
 
 /* ints: transA, transB. floats: alpha, beta. */
-int32_t op_gemm(struct work* w) {
+OPERATION(gemm, 2) {
   int64_t shape[2], strides[MOST_AXES];
-  TRY(need(w, 2));
-  const struct value *a = w->in[0], *b = w->in[1], *c = w->ins > 2 ? w->in[2] : 0;
-  if (a->rank != 2 || b->rank != 2) FAIL("a product of arrays of %d and %d axes", (int)a->rank, (int)b->rank);
+  const struct value *a = x, *b = w->in[1], *c = w->ins > 2 ? w->in[2] : 0;
+  if (a->rank != 2 || b->rank != 2) REFUSE("a product of arrays of %d and %d axes", (int)a->rank, (int)b->rank);
   int ta = w->ints[0] != 0, tb = w->ints[1] != 0;
   int64_t K = a->shape[!ta], sa[2] = {a->shape[1], 1}, sb[2] = {b->shape[1], 1};
   if (ta) sa[0] = 1, sa[1] = a->shape[1];
   if (tb) sb[0] = 1, sb[1] = b->shape[1];
   shape[0] = a->shape[ta], shape[1] = b->shape[!tb];
-  if (b->shape[tb] != K) FAIL("a product over %lld and %lld", (long long)K, (long long)b->shape[tb]);
-  TRY(value_make(w->out[0], together(a->dtype, b->dtype), 2, shape));
-  multiply(w->out[0], 0, a, 0, sa, b, 0, sb, shape[0], K, shape[1]);
+  if (b->shape[tb] != K) REFUSE("a product over %lld and %lld", (long long)K, (long long)b->shape[tb]);
+  TRY(value_make(out, together(a->dtype, b->dtype), 2, shape));
+  multiply(out, 0, a, 0, sa, b, 0, sb, shape[0], K, shape[1]);
   if (c) TRY(spread(c, 2, shape, strides));
-  for (int64_t i = 0; i < w->out[0]->count; ++i) {
+  for (int64_t i = 0; i < out->count; ++i) {
     int64_t at = c ? i / shape[1] * strides[0] + i % shape[1] * strides[1] : 0;
-    if (is_float(w->out[0]))
-      put(w->out[0], i, w->floats[0] * get(w->out[0], i) + (c ? w->floats[1] * get(c, at) : 0));
+    if (is_float(out))
+      put(out, i, w->floats[0] * get(out, i) + (c ? w->floats[1] * get(c, at) : 0));
     else
-      put_int(w->out[0], i, whole(w->floats[0]) * value_int(w->out[0], i) + (c ? whole(w->floats[1]) * value_int(c, at) : 0));
+      put_int(out, i, whole(w->floats[0]) * value_int(out, i) + (c ? whole(w->floats[1]) * value_int(c, at) : 0));
   }
   return ENGINE_OK;
 }
@@ -849,20 +825,18 @@ int32_t op_gemm(struct work* w) {
 /* --- over axes --- */
 
 /* ints: axis, whether the axes from it on are one, whether the logarithm is meant. */
-int32_t op_softmax(struct work* w) {
+OPERATION(softmax, 1) {
   int axis;
   int64_t outer = 1, inner = 1, size = 1;
-  TRY(need(w, 1));
-  const struct value* x = w->in[0];
   if (w->ints[1]) {
     int64_t from = w->ints[0] < 0 ? w->ints[0] + x->rank : w->ints[0];
-    if (from < 0 || from > x->rank) FAIL("axis %lld of %d", (long long)from, (int)x->rank);
+    if (from < 0 || from > x->rank) REFUSE("axis %lld of %d", (long long)from, (int)x->rank);
     for (int i = 0; i < x->rank; ++i) *(i < from ? &outer : &size) *= x->shape[i];
   } else {
     TRY(axis_of(w->ints[0], x->rank, &axis));
-    for (int i = 0; i < x->rank; ++i) *(i < axis ? &outer : i > axis ? &inner : &size) *= x->shape[i];
+    split_shape(x, axis, &outer, &size, &inner);
   }
-  TRY(value_make(w->out[0], x->dtype, x->rank, x->shape));
+  TRY(value_make(out, x->dtype, x->rank, x->shape));
   for (int64_t o = 0; o < outer; ++o)
     for (int64_t n = 0; n < inner; ++n) {
       int64_t base = o * size * inner + n;
@@ -871,7 +845,7 @@ int32_t op_softmax(struct work* w) {
       for (int64_t k = 0; k < size; ++k) sum += exp(get(x, base + k * inner) - top);
       for (int64_t k = 0; k < size; ++k) {
         double own = get(x, base + k * inner) - top;
-        put(w->out[0], base + k * inner, w->ints[2] ? own - log(sum) : exp(own) / sum);
+        put(out, base + k * inner, w->ints[2] ? own - log(sum) : exp(own) / sum);
       }
     }
   return ENGINE_OK;
@@ -880,26 +854,17 @@ int32_t op_softmax(struct work* w) {
 /* In the order of program.py's REDUCTIONS. */
 enum { SUM, MEAN, MAX, MIN, PROD, SUM_SQUARE, L1, L2, LOG_SUM_EXP };
 
+/* How each takes one more value, after squares or magnitudes. */
+static const uint8_t JOINS[] = {ADD, ADD, MAXIMUM, MINIMUM, MUL, ADD, ADD, ADD, ADD};
+
 static double joined(int kind, double so_far, double x) {
-  switch (kind) {
-    case MAX: return binary(MAXIMUM, so_far, x);
-    case MIN: return binary(MINIMUM, so_far, x);
-    case PROD: return so_far * x;
-    case SUM_SQUARE: case L2: return so_far + x * x;
-    case L1: return so_far + fabs(x);
-    default: return so_far + x;
-  }
+  if (kind == SUM_SQUARE || kind == L2) x *= x;
+  return binary(JOINS[kind], so_far, kind == L1 ? fabs(x) : x);
 }
 
 static int64_t joined_int(int kind, int64_t so_far, int64_t x) {
-  switch (kind) {
-    case MAX: return so_far > x ? so_far : x;
-    case MIN: return so_far < x ? so_far : x;
-    case PROD: return binary_int(MUL, so_far, x);
-    case SUM_SQUARE: case L2: return binary_int(ADD, so_far, binary_int(MUL, x, x));
-    case L1: return binary_int(ADD, so_far, x < 0 ? binary_int(SUB, 0, x) : x);
-    default: return binary_int(ADD, so_far, x);
-  }
+  if (kind == SUM_SQUARE || kind == L2) x = binary_int(MUL, x, x);
+  return binary_int(JOINS[kind], so_far, kind == L1 && x < 0 ? binary_int(SUB, 0, x) : x);
 }
 
 static int64_t first_int(int kind, int dtype) {
@@ -909,7 +874,7 @@ static int64_t first_int(int kind, int dtype) {
 }
 
 /* Which element of the result an element of the operand goes to: strides of the operand's axes. */
-static int32_t reduced(const struct value* x, int over, int keep, int* rank, int64_t* shape, int64_t* strides) {
+static void reduced(const struct value* x, int over, int keep, int* rank, int64_t* shape, int64_t* strides) {
   int64_t stride = 1;
   *rank = 0;
   for (int i = 0; i < MOST_AXES; ++i) strides[i] = 0;
@@ -918,33 +883,25 @@ static int32_t reduced(const struct value* x, int over, int keep, int* rank, int
   for (int i = 0; i < x->rank; ++i)
     if (!(over & 1 << i)) shape[(*rank)++] = x->shape[i];
     else if (keep) shape[(*rank)++] = 1;
-  return ENGINE_OK;
 }
 
 /* ints: which reduction, keepdims, whether no axes means none, then the axes. */
-int32_t op_reduce(struct work* w) {
+OPERATION(reduce, 1) {
   int64_t list[MOST_AXES], count, shape[MOST_AXES], strides[MOST_AXES], many = 1;
-  int over = 0, rank, kind = (int)w->ints[0];
-  TRY(need(w, 1));
-  const struct value* x = w->in[0];
+  int over, rank, kind = (int)w->ints[0];
   TRY(numbers(w, 1, 3, list, MOST_AXES, &count));
   if (count <= 0 && w->ints[2]) return op_identity(w);
-  for (int64_t i = 0; i < count; ++i) {
-    int axis;
-    TRY(axis_of(list[i], x->rank, &axis));
-    over |= 1 << axis;
-  }
+  TRY(axes_of(list, count, x->rank, 0, &over));
   if (count <= 0) over = (1 << x->rank) - 1;
-  TRY(reduced(x, over, w->ints[1] != 0, &rank, shape, strides));
-  TRY(value_make(w->out[0], x->dtype, rank, shape));
-  struct value* out = w->out[0];
+  reduced(x, over, w->ints[1] != 0, &rank, shape, strides);
+  TRY(value_make(out, x->dtype, rank, shape));
   for (int i = 0; i < x->rank; ++i) many *= over & 1 << i ? x->shape[i] : 1;
   double* sums = calloc((size_t)out->count + 1, 2 * sizeof *sums); /* so far; the largest, where that is needed */
   int64_t* totals = calloc((size_t)out->count + 1, sizeof *totals);
   if (!sums || !totals) {
     free(sums);
     free(totals);
-    return engine_fail(ENGINE_NO_MEMORY, "no memory for a reduction");
+    FAIL(NO_MEMORY, "no memory for a reduction");
   }
   int exact = !is_float(x) && kind != MEAN && kind != L2 && kind != LOG_SUM_EXP;
   for (int64_t i = 0; i < out->count; ++i) {
@@ -974,17 +931,14 @@ int32_t op_reduce(struct work* w) {
 }
 
 /* ints: whether the largest is meant, axis, keepdims, whether the last of equal ones counts. */
-int32_t op_extremum(struct work* w) {
+OPERATION(extremum, 1) {
   int axis, rank;
-  int64_t shape[MOST_AXES], strides[MOST_AXES], outer = 1, inner = 1;
-  TRY(need(w, 1));
-  const struct value* x = w->in[0];
+  int64_t shape[MOST_AXES], strides[MOST_AXES], outer, size, inner;
   TRY(axis_of(w->ints[1], x->rank, &axis));
-  TRY(reduced(x, 1 << axis, w->ints[2] != 0, &rank, shape, strides));
-  TRY(value_make(w->out[0], IS_INT64, rank, shape));
-  int64_t size = x->shape[axis];
-  if (!size && w->out[0]->count) FAIL("the largest of nothing");
-  for (int i = 0; i < x->rank; ++i) *(i < axis ? &outer : &inner) *= i == axis ? 1 : x->shape[i];
+  reduced(x, 1 << axis, w->ints[2] != 0, &rank, shape, strides);
+  TRY(value_make(out, IS_INT64, rank, shape));
+  split_shape(x, axis, &outer, &size, &inner);
+  if (!size && out->count) REFUSE("the largest of nothing");
   for (int64_t o = 0; o < outer; ++o)
     for (int64_t n = 0; n < inner; ++n) {
       int64_t best = 0, base = o * size * inner + n;
@@ -996,44 +950,41 @@ int32_t op_extremum(struct work* w) {
                                  : w->ints[0] ? whole_b > whole_a : whole_b < whole_a;
         if (better || (same && w->ints[3])) best = k;
       }
-      put_int(w->out[0], o * inner + n, best);
+      put_int(out, o * inner + n, best);
     }
   return ENGINE_OK;
 }
 
 /* floats: epsilon. */
-int32_t op_batch_normalization(struct work* w) {
-  TRY(need(w, 5));
-  const struct value* x = w->in[0];
+OPERATION(batch_normalization, 5) {
   int axis = x->rank > 1;
   int64_t inner = 1, size = x->rank ? x->shape[axis] : 1;
   for (int i = 1; i < 5; ++i)
-    if (w->in[i]->count != size && w->in[i]->count != 1) FAIL("%lld factors for %lld", (long long)w->in[i]->count, (long long)size);
+    if (w->in[i]->count != size && w->in[i]->count != 1) REFUSE("%lld factors for %lld", (long long)w->in[i]->count, (long long)size);
   for (int i = axis + 1; i < x->rank; ++i) inner *= x->shape[i];
-  TRY(value_make(w->out[0], x->dtype, x->rank, x->shape));
+  TRY(value_make(out, x->dtype, x->rank, x->shape));
   for (int64_t i = 0; i < x->count; ++i) {
     double p[4];
     for (int k = 0; k < 4; ++k) p[k] = get(w->in[k + 1], w->in[k + 1]->count == 1 ? 0 : i / inner % size);
-    put(w->out[0], i, (get(x, i) - p[2]) / sqrt(p[3] + w->floats[0]) * p[0] + p[1]);
+    put(out, i, (get(x, i) - p[2]) / sqrt(p[3] + w->floats[0]) * p[0] + p[1]);
   }
   return ENGINE_OK;
 }
 
 /* ints: axis. floats: epsilon. */
-int32_t op_layer_normalization(struct work* w) {
+OPERATION(layer_normalization, 2) {
   int64_t outer = 1, inner = 1, shape[MOST_AXES], strides[2][MOST_AXES] = {{0}, {0}};
   struct value spare[2] = {{0}, {0}};
   struct walk walk = {{0}, {0}};
   int axis;
-  TRY(need(w, 2));
-  const struct value *x = w->in[0], *scale = w->in[1], *bias = w->ins > 2 ? w->in[2] : 0;
+  const struct value *scale = w->in[1], *bias = w->ins > 2 ? w->in[2] : 0;
   TRY(axis_of(w->ints[0], x->rank, &axis));
   memcpy(shape, x->shape, sizeof shape);
   for (int i = 0; i < x->rank; ++i) *(i < axis ? &outer : &inner) *= x->shape[i];
   for (int i = axis; i < x->rank; ++i) shape[i] = 1;
   TRY(spread(scale, x->rank, x->shape, strides[0]));
   if (bias) TRY(spread(bias, x->rank, x->shape, strides[1]));
-  TRY(value_make(w->out[0], x->dtype, x->rank, x->shape));
+  TRY(value_make(out, x->dtype, x->rank, x->shape));
   struct value* rows[2];
   for (int i = 0; i < 2; ++i) {
     rows[i] = w->outs > i + 1 && w->out[i + 1] ? w->out[i + 1] : &spare[i];
@@ -1048,7 +999,7 @@ int32_t op_layer_normalization(struct work* w) {
     put(rows[1], o, inverse);
     for (int64_t k = 0; k < inner; ++k) {
       double y = (get(x, o * inner + k) - mean) * inverse * get(scale, walk.at[0]);
-      put(w->out[0], o * inner + k, bias ? y + get(bias, walk.at[1]) : y);
+      put(out, o * inner + k, bias ? y + get(bias, walk.at[1]) : y);
       next(&walk, x->rank, x->shape, 2, strides);
     }
   }
@@ -1059,34 +1010,31 @@ int32_t op_layer_normalization(struct work* w) {
 
 /* --- masks of Keras --- */
 
-int32_t op_lengths_of_mask(struct work* w) {
-  TRY(need(w, 1));
-  const struct value* mask = w->in[0];
-  if (mask->rank != 2) FAIL("a mask of %d axes", (int)mask->rank);
-  TRY(value_make(w->out[0], IS_INT32, 1, mask->shape));
-  for (int64_t b = 0; b < mask->shape[0]; ++b) {
+OPERATION(lengths_of_mask, 1) {
+  if (x->rank != 2) REFUSE("a mask of %d axes", (int)x->rank);
+  TRY(value_make(out, IS_INT32, 1, x->shape));
+  for (int64_t b = 0; b < x->shape[0]; ++b) {
     int64_t count = 0;
-    for (int64_t t = 0; t < mask->shape[1]; ++t) {
-      if (get(mask, b * mask->shape[1] + t) == 0) continue;
-      if (count++ < t) FAIL("a mask may leave out steps at the end of a row, not before steps that count");
+    for (int64_t t = 0; t < x->shape[1]; ++t) {
+      if (get(x, b * x->shape[1] + t) == 0) continue;
+      if (count++ < t) REFUSE("a mask may leave out steps at the end of a row, not before steps that count");
     }
-    put_int(w->out[0], b, count);
+    put_int(out, b, count);
   }
   return ENGINE_OK;
 }
 
-int32_t op_hold_last(struct work* w) {
+OPERATION(hold_last, 2) {
   int64_t inner = 1;
-  TRY(need(w, 2));
-  const struct value *x = w->in[0], *lengths = w->in[1];
-  if (x->rank < 2 || lengths->count != x->shape[0]) FAIL("lengths do not fit");
+  const struct value* lengths = w->in[1];
+  if (x->rank < 2 || lengths->count != x->shape[0]) REFUSE("lengths do not fit");
   for (int i = 2; i < x->rank; ++i) inner *= x->shape[i];
-  TRY(value_make(w->out[0], x->dtype, x->rank, x->shape));
+  TRY(value_make(out, x->dtype, x->rank, x->shape));
   for (int64_t b = 0; b < x->shape[0]; ++b)
     for (int64_t t = 0; t < x->shape[1]; ++t) {
       int64_t last = value_int(lengths, b) - 1, from = t < (last < 0 ? 0 : last) ? t : last < 0 ? 0 : last;
       for (int64_t k = 0; k < inner; ++k)
-        copy_element(w->out[0], (b * x->shape[1] + t) * inner + k, x, (b * x->shape[1] + from) * inner + k);
+        copy_element(out, (b * x->shape[1] + t) * inner + k, x, (b * x->shape[1] + from) * inner + k);
     }
   return ENGINE_OK;
 }

@@ -17,26 +17,25 @@ static int32_t take_input(const struct program_declared* d, const struct program
                           struct value* value) {
   int64_t count = 1;
   if (given->dtype != d->dtype)
-    return engine_fail(ENGINE_BAD_ARGUMENT, "%s has dtype %d, not %d", d->name, (int)given->dtype, (int)d->dtype);
+    FAIL(BAD_ARGUMENT, "%s has dtype %d, not %d", d->name, (int)given->dtype, (int)d->dtype);
   if (given->rank < 0 || given->rank > MOST_AXES || (d->rank >= 0 && given->rank != d->rank))
-    return engine_fail(ENGINE_BAD_ARGUMENT, "%s has %d axes, not %d", d->name, (int)given->rank, (int)d->rank);
+    FAIL(BAD_ARGUMENT, "%s has %d axes, not %d", d->name, (int)given->rank, (int)d->rank);
   for (int i = 0; i < given->rank; ++i) {
     int64_t own = given->shape[i], wanted = d->rank < 0 ? -1 : d->shape[i];
     if (wanted >= 0 && own != wanted)
-      return engine_fail(ENGINE_BAD_ARGUMENT, "%s has size %lld along axis %d, not %lld", d->name, (long long)own, i,
-                         (long long)wanted);
+      FAIL(BAD_ARGUMENT, "%s has size %lld along axis %d, not %lld", d->name, (long long)own, i, (long long)wanted);
     int64_t* known = wanted < -1 ? &sizes->size[-2 - wanted] : 0;
     if (known && *known >= 0 && *known != own)
-      return engine_fail(ENGINE_BAD_ARGUMENT, "%s has size %lld along axis %d, %s has %lld there", d->name,
-                         (long long)own, i, sizes->of[-2 - wanted], (long long)*known);
+      FAIL(BAD_ARGUMENT, "%s has size %lld along axis %d, %s has %lld there", d->name, (long long)own, i,
+           sizes->of[-2 - wanted], (long long)*known);
     if (known) *known = own, sizes->of[-2 - wanted] = d->name;
     count = engine_times(count, own);
     value->shape[i] = own;
   }
-  if (count < 0 || engine_times(count, 8) < 0) return engine_fail(ENGINE_BAD_ARGUMENT, "%s has an impossible size", d->name);
-  if (count && !given->data) return engine_fail(ENGINE_BAD_ARGUMENT, "%s is null", d->name);
+  if (count < 0 || engine_times(count, 8) < 0) FAIL(BAD_ARGUMENT, "%s has an impossible size", d->name);
+  if (count && !given->data) FAIL(BAD_ARGUMENT, "%s is null", d->name);
   if ((uintptr_t)given->data % (uintptr_t)value_size(d->dtype))
-    return engine_fail(ENGINE_BAD_ARGUMENT, "%s is not aligned to its elements", d->name);
+    FAIL(BAD_ARGUMENT, "%s is not aligned to its elements", d->name);
   value->data = given->data;
   value->count = count;
   value->rank = given->rank;
@@ -50,8 +49,7 @@ static int32_t take_input(const struct program_declared* d, const struct program
 static int32_t check_float(const struct engine_network* n, const char* name, const struct value* v, int64_t count) {
   int dtype = n->bits == 32 ? IS_FLOAT32 : IS_FLOAT64;
   if (v->dtype == dtype && v->count == count) return ENGINE_OK;
-  return engine_fail(ENGINE_BAD_ARGUMENT, "%s does not fit x: %lld elements, not %lld", name, (long long)v->count,
-                     (long long)count);
+  FAIL(BAD_ARGUMENT, "%s does not fit x: %lld elements, not %lld", name, (long long)v->count, (long long)count);
 }
 
 /* The states of a call, each whole: the layers' parts one after the other, first values where no part is given. ins: of
@@ -62,8 +60,7 @@ static int32_t join_states(struct engine* handle, int32_t number, const struct e
   int dtype = n->bits == 32 ? IS_FLOAT32 : IS_FLOAT64;
   for (int32_t s = 0; s < n->states; ++s) {
     int64_t shape[1] = {engine_times(batch, n->state_per_row[s])};
-    int32_t status = value_make(&states[s], dtype, 1, shape);
-    if (status) return status;
+    TRY(value_make(&states[s], dtype, 1, shape));
     pointers[s] = states[s].data;
   }
   int32_t status = engine_init_state(handle, number, batch, pointers);
@@ -94,8 +91,7 @@ static int32_t give_outputs(const struct work* w, const struct engine_network* n
       int rank = (int)*shapes++;
       for (int i = 0; i < rank; ++i, ++shapes) sizes[i] = *shapes < 0 ? batch : *shapes;
       if (out < w->outs && w->out[out]) {
-        int32_t status = value_make(w->out[out], dtype, rank, sizes);
-        if (status) return status;
+        TRY(value_make(w->out[out], dtype, rank, sizes));
         memcpy(w->out[out]->data, (char*)states[s].data + at * value_size(dtype), (size_t)(own * value_size(dtype)));
       }
       at += own;
@@ -114,7 +110,7 @@ static int32_t take_weights(struct engine* handle, int32_t number, const struct 
     const struct value* v = w->in[w->ins - count + i];
     int rank = (int)*shapes++, same = v && v->dtype == dtype && v->rank == rank;
     for (int axis = 0; axis < rank; ++axis) same = same && v->shape[axis] == shapes[axis];
-    if (!same) return engine_fail(ENGINE_BAD_ARGUMENT, "weight %d of the network is missing, or of another shape", (int)i);
+    if (!same) FAIL(BAD_ARGUMENT, "weight %d of the network is missing, or of another shape", (int)i);
     given[i] = v->data;
     shapes += rank;
   }
@@ -130,22 +126,20 @@ static int32_t run_network(struct engine* handle, const struct engine_module* mo
   const struct value *x = w->in[0], *lengths = w->ins > 1 ? w->in[1] : 0;
   int dtype = n->bits == 32 ? IS_FLOAT32 : IS_FLOAT64;
   if (!x || x->rank < 2 || w->outs < 1 || n->inputs != 1)
-    return engine_fail(ENGINE_BAD_ARGUMENT, "the network's input is missing, or has fewer than 2 axes");
+    FAIL(BAD_ARGUMENT, "the network's input is missing, or has fewer than 2 axes");
   int64_t T = x->shape[0], B = x->shape[1], sizes[MOST_AXES] = {T, B}, *counts = 0;
-  int32_t status = check_float(n, n->names[0], x, engine_times(engine_times(T, B), n->input_per_row[0]));
-  if (!status && x->count && x->count / (T * B) != n->input_per_row[0])
-    status = engine_fail(ENGINE_BAD_ARGUMENT, "%s has other features", n->names[0]);
-  if (status) return status;
+  TRY(check_float(n, n->names[0], x, engine_times(engine_times(T, B), n->input_per_row[0])));
+  if (x->count && x->count / (T * B) != n->input_per_row[0]) FAIL(BAD_ARGUMENT, "%s has other features", n->names[0]);
   int rank = 2 + (int)*shapes++;
   for (int i = 2; i < rank; ++i) sizes[i] = *shapes++;
   const int64_t* weights = shapes;
   for (int32_t i = 0; i < n->states * layers; ++i) weights += 1 + *weights;
-  if (n->given) status = take_weights(handle, number, n, w, weights);
-  if (status) return status;
+  if (n->given) TRY(take_weights(handle, number, n, w, weights));
   struct value states[ENGINE_MOST_ARRAYS], y = {0};
   void* pointers[ENGINE_MOST_ARRAYS];
   memset(states, 0, sizeof states);
-  status = join_states(handle, number, n, w, w->ins - (n->given ? (int32_t)*weights : 0), parts, layers, B, states, pointers);
+  int32_t ins = w->ins - (n->given ? (int32_t)*weights : 0);
+  int32_t status = join_states(handle, number, n, w, ins, parts, layers, B, states, pointers);
   if (!status) status = value_make(&y, dtype, rank, sizes);
   if (!status && lengths) {
     counts = malloc(sizeof *counts * (size_t)(B + 1));
@@ -189,13 +183,12 @@ static int32_t run_step(struct engine* handle, const struct engine_module* modul
 
 static int32_t give(struct engine* handle, const struct program* p, struct value* values, struct program_array* outputs) {
   void** kept = engine_keep(handle, p->outputs);
-  if (!kept) return engine_fail(ENGINE_NO_MEMORY, "no memory for outputs");
+  if (!kept) FAIL(NO_MEMORY, "no memory for outputs");
   for (int32_t i = 0; i < p->outputs; ++i) {
     const struct program_declared* d = &p->output[i];
     struct value *found = &values[d->value], copy = {0};
-    if (!found->there) return engine_fail(ENGINE_FAILED, "output %s was not made", d->name);
-    int32_t status = value_make(&copy, found->dtype, found->rank, found->shape); /* an output may be an input, or twice */
-    if (status) return status;
+    if (!found->there) FAIL(FAILED, "output %s was not made", d->name);
+    TRY(value_make(&copy, found->dtype, found->rank, found->shape)); /* an output may be an input, or twice */
     memcpy(copy.data, found->data, (size_t)(copy.count * value_size(copy.dtype)));
     kept[i] = copy.data;
     outputs[i].data = copy.data;
@@ -208,10 +201,10 @@ static int32_t give(struct engine* handle, const struct program* p, struct value
 
 int32_t program_run(struct engine* handle, const struct engine_module* module, const struct program* p,
                     const struct program_array* inputs, struct program_array* outputs) {
-  if (!handle) return engine_fail(ENGINE_BAD_ARGUMENT, "run: no handle");
-  if ((!inputs && p->inputs) || !outputs) return engine_fail(ENGINE_BAD_ARGUMENT, "run: no arrays");
+  if (!handle) FAIL(BAD_ARGUMENT, "run: no handle");
+  if ((!inputs && p->inputs) || !outputs) FAIL(BAD_ARGUMENT, "run: no arrays");
   struct value* values = calloc((size_t)p->values + 1, sizeof *values);
-  if (!values) return engine_fail(ENGINE_NO_MEMORY, "no memory for values");
+  if (!values) FAIL(NO_MEMORY, "no memory for values");
   struct sizes sizes;
   memset(&sizes, 0, sizeof sizes);
   for (int i = 0; i < MOST_VALUES; ++i) sizes.size[i] = -1;

@@ -12,8 +12,7 @@ from tvm_rnn.module_file.schema import Declared, Model
 
 from ..errors import ConfigError, message
 from .encoding import DTYPES, MOST_AXES, MOST_VALUES, Impossible, encode
-from .facts import Facts, listed
-from .text import c_text, initialiser
+from .facts import Facts, c_text, initialiser, listed
 
 HEADER = """\
 /* --- the whole model, by its own inputs and outputs --- */
@@ -41,21 +40,20 @@ enum {{ {macro}_INPUTS = {input_count}, {macro}_OUTPUTS = {count} }};
 
 def check_program(facts: Facts) -> None:
     """Raise ConfigError with every step that a bundle cannot do."""
-    model, networks = facts.model, facts.manifest_networks
+    model, networks = facts.model, [network.manifest for network in facts.networks]
     problems = []
     for step in model.steps:
         try:
             encode(step, networks)
         except Impossible as reason:
             problems.append(f"{step.node or step.op}: {reason}")
-    for item in (*model.inputs, *model.outputs):
-        if item.dtype not in DTYPES or len(item.shape or ()) > MOST_AXES:
-            problems.append(f"{item.name!r}: {item.dtype} of {len(item.shape or ())} axes")
-    shapes = {array.name: array for array in facts.arrays}
+    arrays = [(repr(item.name), item.dtype, len(item.shape or ())) for item in (*model.inputs, *model.outputs)]
+    stored = {array.name: array for array in facts.arrays}
     for constant in model.constants:
-        array = shapes[constant.array]
-        if array.dtype not in DTYPES or len(array.shape) > MOST_AXES:
-            problems.append(f"constant {constant.name!r}: {array.dtype} of {len(array.shape)} axes")
+        array = stored[constant.array]
+        arrays.append((f"constant {constant.name!r}", array.dtype, len(array.shape)))
+    unfit = [own for own in arrays if own[1] not in DTYPES or own[2] > MOST_AXES]
+    problems += [f"{name}: {dtype} of {axes} axes" for name, dtype, axes in unfit]
     if problems:
         expected = f"arrays of {listed(list(DTYPES))} of at most {MOST_AXES} axes"
         do = "export a .so, for Python; or bundle the network alone, without what is around it"
@@ -73,14 +71,9 @@ def program_header(facts: Facts) -> str:
     macro = facts.name.upper()
     codes = ",\n".join(f"  {macro}_{name.upper()} = {code}" for name, code in DTYPES.items())
     described = ["\n".join(f"     {_described(item)}" for item in items) for items in (model.inputs, model.outputs)]
+    counts = {"input_count": len(model.inputs), "count": len(model.outputs)}
     return HEADER.format(
-        name=facts.name,
-        macro=macro,
-        dtypes=codes,
-        inputs=described[0],
-        outputs=described[1],
-        input_count=len(model.inputs),
-        count=len(model.outputs),
+        name=facts.name, macro=macro, dtypes=codes, inputs=described[0], outputs=described[1], **counts
     )
 
 
@@ -103,7 +96,7 @@ def program_source(facts: Facts) -> str:
     last = {name: i for i, step in enumerate(model.steps) for name in (*step.inputs, *step.outputs)}
     parts, rows = [], []
     for i, step in enumerate(model.steps):
-        own = encode(step, facts.manifest_networks)
+        own = encode(step, [network.manifest for network in facts.networks])
         drop = {name for name in (*step.inputs, *step.outputs) if name and name not in kept and last[name] == i}
         lists = [[*map(number, names)] for names in (step.inputs, step.outputs, sorted(drop))]
         for word, values in zip(("in", "out", "drop"), lists, strict=True):

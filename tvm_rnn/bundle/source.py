@@ -6,10 +6,10 @@ In: `Facts`. Out: the text of one C file, which is compiled with engine.c.
 from __future__ import annotations
 
 import numpy as np
+from msgspec import structs
 
-from .facts import Facts, Network
+from .facts import Facts, Network, c_text, initialiser
 from .header import about_lines, arrays_of
-from .text import c_text, initialiser
 
 DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}  # of NumPy's kinds
 
@@ -74,9 +74,9 @@ def _tables(facts: Facts) -> str:
 
 def _network_tables(network: Network, number: int) -> str:
     parts, packs = [], []
-    for i, pack in enumerate(network.packs):
-        parts.append(f"static const int32_t pack_{number}_{i}[] = {{{initialiser(pack.arrays)}}};")
-        packs.append(f"{{{c_text(pack.function)}, {pack.offset}, {len(pack.arrays)}, pack_{number}_{i}}}")
+    for i, (pack, arrays) in enumerate(zip(network.manifest.packs, network.packed, strict=True)):
+        parts.append(f"static const int32_t pack_{number}_{i}[] = {{{initialiser(arrays)}}};")
+        packs.append(f"{{{c_text(pack.function)}, {pack.offset}, {len(arrays)}, pack_{number}_{i}}}")
     names = [array.name for array in (*network.inputs, *network.states, network.output)]
     packs.append("{0, 0, 0, 0}")
     initial = [repr(float(state.initial)) for state in network.states]
@@ -93,9 +93,10 @@ def _network_tables(network: Network, number: int) -> str:
 def _module(facts: Facts) -> str:
     rows = []
     for i, n in enumerate(facts.networks):
-        counts = f"{len(n.inputs)}, {len(n.states)}, {len(n.packs)}"
-        sizes = ", ".join(map(str, (n.output.per_row, n.packed_elements, *n.workspace, n.rows_per_tile)))
-        head = f"{c_text(n.sequence)}, {8 * np.dtype(n.dtype).itemsize}, {int(n.can_step)}, {int(n.given)}, {counts}"
+        m, counts = n.manifest, f"{len(n.inputs)}, {len(n.states)}, {len(n.packed)}"
+        work = structs.astuple(m.workspace)
+        sizes = ", ".join(map(str, (n.output.per_row, m.packed_elements, *work, m.rows_per_tile)))
+        head = f"{c_text(m.sequence)}, {8 * np.dtype(m.dtype).itemsize}, {int(n.can_step)}, {int(n.given)}, {counts}"
         rows.append(f"  {{{head}, names_{i}, inputs_{i}, states_{i}, initial_{i}, {sizes}, packs_{i}}},")
     counts = f"{len(facts.networks)}, {len(facts.arrays)}, {len(facts.features)}"
     return "\n".join(

@@ -1,6 +1,6 @@
-"""Gated recurrent units: reset after the product (torch, cuDNN) and before it (the paper)."""
+"""Gated recurrent units: reset after the product (torch, cuDNN) and before it (the paper); and kin with other gates."""
 
-from tvm_rnn import cell, sigmoid, tanh
+from tvm_rnn import cell, relu, sigmoid, tanh
 
 
 @cell
@@ -35,3 +35,62 @@ def gru_reset_before(x: "I", h: "H", *, W: "3 H I", R: "2 H H", R_n: "H H", b: "
     z = sigmoid(z + u_z)
     n = tanh(n + R_n @ (sigmoid(r + u_r) * h))
     return (1.0 - z) * n + z * h
+
+
+@cell
+def augru(x: "I", a: "1", h: "H", *, W: "3 H I", R: "3 H H", b: "3 H"):
+    """AUGRU (Zhou, Mou, Fan, Pi, Bian, Zhou, Zhu & Gai 2019, DIEN): an attention score a scales the update gate.
+
+    Gate order r u n; the reset gate acts after the product, as in the paper.
+
+        r, u = sigmoid(W x + R h + b)
+        n = tanh(W x + r (R h) + b)
+        h' = (1 - a u) h + a u n
+    """
+    r, u, n = W @ x + b
+    s_r, s_u, s_n = R @ h
+    u = a * sigmoid(u + s_u)
+    n = tanh(n + sigmoid(r + s_r) * s_n)
+    return (1.0 - u) * h + u * n
+
+
+@cell
+def mgu(x: "I", h: "H", *, W: "2 H I", R_f: "H H", R_n: "H H", b: "2 H"):
+    """Minimal gated unit (Zhou, Wu, Zhang & Zhou 2016): a GRU whose one gate f both resets and updates.
+
+    Gate order f n.
+
+        f = sigmoid(W x + R_f h + b)
+        n = tanh(W x + R_n (f h) + b)
+        h' = (1 - f) h + f n
+    """
+    f, n = W @ x + b
+    f = sigmoid(f + R_f @ h)
+    n = tanh(n + R_n @ (f * h))
+    return (1.0 - f) * h + f * n
+
+
+@cell
+def ligru(x: "I", h: "H", *, W: "2 H I", R: "2 H H", b: "2 H"):
+    """Light GRU (Ravanelli, Brakel, Omologo & Bengio 2018): no reset gate, relu candidate. Gate order z n.
+
+    Without the paper's batch normalisation of W x: fold a trained one into W and b.
+
+        z = sigmoid(W x + R h + b),  n = relu(W x + R h + b)
+        h' = z h + (1 - z) n
+    """
+    z, n = W @ x + R @ h + b
+    z = sigmoid(z)
+    return z * h + (1.0 - z) * relu(n)
+
+
+@cell
+def ugrnn(x: "I", h: "H", *, W: "2 H I", R: "2 H H", b: "2 H"):
+    """Update gate RNN (Collins, Sohl-Dickstein & Sussillo 2017). Gate order c g; the paper's b_fg is part of b.
+
+    c = tanh(W x + R h + b),  g = sigmoid(W x + R h + b)
+    h' = g h + (1 - g) c
+    """
+    c, g = W @ x + R @ h + b
+    g = sigmoid(g)
+    return g * h + (1.0 - g) * tanh(c)

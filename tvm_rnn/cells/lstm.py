@@ -1,6 +1,8 @@
-"""Long short-term memory: the form of torch.nn.LSTM, and with peepholes, projection and layer normalisation."""
+"""Long short-term memory: the form of torch.nn.LSTM, with peepholes, projection, layer normalisation; and kin of it."""
 
-from tvm_rnn import cell, layer_norm, sigmoid, tanh
+from tvm_rnn import cell, layer_norm, relu, sigmoid, tanh
+
+BETA = 1.0  # of JANET, its paper's value: the input gate opens a little less than the forget gate closes
 
 
 @cell(states="h c")
@@ -82,3 +84,47 @@ def lstm_layer_norm(
     i, f, g, o = from_x + from_h + b
     c = sigmoid(f) * c + sigmoid(i) * tanh(g)
     return sigmoid(o) * tanh(layer_norm(c, a_c, b_c)), c
+
+
+@cell
+def janet(x: "I", h: "H", *, W: "2 H I", R: "2 H H", b: "2 H"):
+    """JANET, the forget-gate LSTM (van der Westhuizen & Lasenby 2018). Gate order s g; beta = 1. Its c is h.
+
+    s = W x + R h + b,  g = tanh(W x + R h + b)
+    h' = sigmoid(s) h + (1 - sigmoid(s - beta)) g
+    """
+    s, g = W @ x + R @ h + b
+    return sigmoid(s) * h + (1.0 - sigmoid(s - BETA)) * tanh(g)
+
+
+@cell(states="h c")
+def multiplicative_lstm(x: "I", h: "H", c: "H", *, W_m: "H I", R_m: "H H", W: "4 H I", R: "4 H H", b: "4 H"):
+    """Multiplicative LSTM (Krause, Lu, Murray & Renals 2016, eq. 18-22). Gate order i f g o (g: the paper's h^).
+
+    m = (W_m x) (R_m h)
+    i, f, o = sigmoid(W x + R m + b),  g = tanh(W x + R m + b)
+    c' = f c + i g
+    h' = o tanh(c')
+    """
+    m = (W_m @ x) * (R_m @ h)
+    i, f, g, o = W @ x + R @ m + b
+    c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+    return sigmoid(o) * tanh(c), c
+
+
+@cell(states="h c")
+def nas(x: "I", h: "H", c: "H", *, W: "8 H I", R: "8 H H", b: "8 H"):
+    """NAS cell (Zoph & Le 2017, appendix), as TensorFlow's NASCell: eight nodes in the order of its code, bias on R h.
+
+    u = W x,  v = R h + b
+    a0 = sigmoid(u0 + v0),  a1 = relu(u1 + v1),  a2 = sigmoid(u2 + v2),  a3 = relu(u3 v3)
+    a4 = tanh(u4 + v4),  a5 = sigmoid(u5 + v5),  a6 = tanh(u6 + v6),  a7 = sigmoid(u7 + v7)
+    c' = tanh(tanh(a0 a1) + c) tanh(a2 + a3)
+    h' = tanh(c' tanh(tanh(a4 a5) + sigmoid(a6 + a7)))
+    """
+    u, v = W @ x, R @ h + b
+    s = u + v
+    left = tanh(tanh(sigmoid(s[0]) * relu(s[1])) + c)
+    c = left * tanh(sigmoid(s[2]) + relu(u[3] * v[3]))
+    right = tanh(tanh(s[4]) * sigmoid(s[5])) + sigmoid(tanh(s[6]) + sigmoid(s[7]))
+    return tanh(c * tanh(right)), c

@@ -15,8 +15,8 @@ import typer
 
 from tvm_rnn.errors import BuildError, message
 
-from .console import print_json, print_rich, progress
-from .options import Jobs, Json, grouped
+from .console import progress, show
+from .options import Jobs, Json, Rows, Steps, grouped
 
 CPU_PEERS = "torch,onnxruntime,openvino,numpy"
 SUITE_HELP = (
@@ -38,12 +38,12 @@ MODULE_HELP = "A .so file of `compile`, for a CPU."
 class Timing:
     """What is timed, and how often."""
 
-    against: Annotated[str | None, typer.Option("--against", help=PEERS_HELP)] = None
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of the sequence (T).")] = 100
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Rows (B).")] = 1
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Threads for everyone. [all CPUs]")] = None
+    against: Annotated[str | None, typer.Option(help=PEERS_HELP)] = None
+    steps: Steps = 100
+    batch: Rows = 1
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads for everyone. [all CPUs]")] = None
     stream: Annotated[bool, typer.Option("--stream", help=STREAM_HELP)] = False
-    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Alternating rounds; their median counts.")] = 7
+    rounds: Annotated[int, typer.Option(min=1, help="Alternating rounds; their median counts.")] = 7
     training: Annotated[bool, typer.Option("--training", help=TRAINING_HELP)] = False
 
     def peers(self, usual: str) -> list[str]:
@@ -55,12 +55,12 @@ class Timing:
 class SuiteOptions:
     """Which networks are measured, and which part of the work is done here."""
 
-    suite: Annotated[str | None, typer.Option("--suite", metavar="NAME", help=SUITE_HELP)] = None
-    build: Annotated[str | None, typer.Option("--build", metavar="DIR", help="Compile the suite's modules.")] = None
-    modules: Annotated[str | None, typer.Option("--modules", metavar="DIR", help="Measure the modules there.")] = None
-    only: Annotated[str, typer.Option("--only", metavar="WORDS", help=ONLY_HELP)] = ""
-    limit: Annotated[float | None, typer.Option("--limit", min=1, help="Seconds for the run, or per module.")] = None
-    target: Annotated[str, typer.Option("--target", help="The GPU that --build compiles for.")] = "nvidia-h200"
+    suite: Annotated[str | None, typer.Option(metavar="NAME", help=SUITE_HELP)] = None
+    build: Annotated[str | None, typer.Option(metavar="DIR", help="Compile the suite's modules.")] = None
+    modules: Annotated[str | None, typer.Option(metavar="DIR", help="Measure the modules there.")] = None
+    only: Annotated[str, typer.Option(metavar="WORDS", help=ONLY_HELP)] = ""
+    limit: Annotated[float | None, typer.Option(min=1, help="Seconds for the run, or per module.")] = None
+    target: Annotated[str, typer.Option(help="The GPU that --build compiles for.")] = "nvidia-h200"
     jobs: Jobs = None
 
 
@@ -69,9 +69,9 @@ class Shown:
     """Where results go."""
 
     as_json: Json = False
-    records: Annotated[str | None, typer.Option("--records", metavar="FILE", help="Write records as they come.")] = None
+    records: Annotated[str | None, typer.Option(metavar="FILE", help="Write records as they come.")] = None
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")] = False
-    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the ratios: an .svg file.")] = None
+    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the ratios: an .svg file.")] = None
 
 
 @grouped
@@ -122,18 +122,9 @@ def _module(module: str, timing: Timing, shown: Shown) -> None:
         if timing.training:
             report = compare_training(module, threads=timing.threads, progress=stage, **sizes)
         else:
-            report = compare(
-                module,
-                timing.peers(CPU_PEERS),
-                threads=timing.threads,
-                stream=timing.stream,
-                progress=stage,
-                **sizes,
-            )
-    if shown.as_json:
-        print_json(report.as_dict())
-    else:
-        print_rich(report.table())
+            peers, stream = timing.peers(CPU_PEERS), timing.stream
+            report = compare(module, peers, threads=timing.threads, stream=stream, progress=stage, **sizes)
+    show(shown.as_json, report.as_dict(), report.table())
 
 
 def _build(suite: SuiteOptions, folder: str, shown: Shown) -> None:
@@ -154,13 +145,11 @@ def _build(suite: SuiteOptions, folder: str, shown: Shown) -> None:
             progress=stage,
         )
     failed = [row["reason"] for row in index.values() if "reason" in row]
-    if shown.as_json:
-        print_json(index)
-    else:
-        table = plain_table("network", "seconds", "result")
-        for network, row in index.items():
-            table.add_row(network, str(row.get("seconds", "")), row.get("reason") or row["file"])
-        print_rich(table, f"{len(index) - len(failed)} of {len(index)} in {time.perf_counter() - started:.0f} s")
+    table = plain_table("network", "seconds", "result")
+    for network, row in index.items():
+        table.add_row(network, str(row.get("seconds", "")), row.get("reason") or row["file"])
+    done = f"{len(index) - len(failed)} of {len(index)} in {time.perf_counter() - started:.0f} s"
+    show(shown.as_json, index, table, done)
     if failed and len(failed) == len(index):
         raise BuildError(message("none of the modules could be compiled", got=failed[0]))
 
@@ -196,9 +185,7 @@ def _suite(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
     if shown.plot:
         with open(shown.plot, "w") as file:
             file.write(bench_plot.plot(report))
-    if shown.as_json:
-        print_json(found)
-    elif shown.markdown:
+    if shown.markdown and not shown.as_json:
         print(report.markdown())
     else:
-        print_rich(report.table())
+        show(shown.as_json, found, report.table())

@@ -19,7 +19,7 @@ from tvm_rnn.errors import ConfigError, TvmRnnError, message, unknown
 from tvm_rnn.version import __version__
 
 from .bench import bench
-from .console import print_json, print_rich, progress
+from .console import print_json, progress, show
 from .explain import doctor, explain
 from .options import Code, Json, ModuleFile, Outputs, Regularisers, Sizes, Spec, Tape, Values, Weights, grouped
 from .records import app as records
@@ -72,7 +72,7 @@ def compile_cell(
     regularisers: Regularisers,
     values: Values,
     outputs: Outputs,
-    arch: Annotated[str, typer.Option("--arch", help="GPUs for one file, e.g. sm_80,sm_90a. [the target's]")] = "",
+    arch: Annotated[str, typer.Option(help="GPUs for one file, e.g. sm_80,sm_90a. [the target's]")] = "",
 ) -> None:
     """Compile a cell over time, or a network of another framework, to a shared object.
 
@@ -141,7 +141,7 @@ def run_module(
         list[str],
         typer.Option("--input", metavar="FILE", help="x [T, B, I] as .npy; further inputs as NAME=FILE. Repeatable."),
     ],
-    output: Annotated[str, typer.Option("--output", metavar="FILE", help="y [T, B, D*H], written as .npy.")],
+    output: Annotated[str, typer.Option(metavar="FILE", help="y [T, B, D*H], written as .npy.")],
     files: RunFiles,
     weights: Weights = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Most threads to use.")] = None,
@@ -229,12 +229,8 @@ def show_stages(
         if stage in (*compiled, "all"):
             with progress(as_json) as update:
                 update(f"compiling {own.cell.name} to look at it")
-                made_with: dict[str, Any] = {
-                    "precision": code.precision,
-                    "weights": code.weight_dtype,
-                    "training": code.training,
-                }
-                texts = stages(own, machine, batch, skipped, **made_with)
+                kind, weights = code.precision, code.weight_dtype
+                texts = stages(own, machine, batch, skipped, precision=kind, weights=weights, training=code.training)
         else:  # a graph: nothing to compile
             passed = run(own, machine, skipped, batch, training=code.training)
             texts = [(name, layers_text(traced)) for name, traced in passed]
@@ -243,15 +239,11 @@ def show_stages(
     if not wanted:
         there = ", ".join(name for name, _ in found)
         raise ConfigError(message(f"stage {stage} was left out", got=f"--without {' '.join(skipped)}", expected=there))
-    _print_stages(wanted, len(wanted) > 1 or stage == "all", as_json)
-
-
-def _print_stages(wanted: list[tuple[str, str]], named: bool, as_json: bool) -> None:
     if as_json:
         print_json([{"stage": name, "text": text} for name, text in wanted])
         return
     for name, text in wanted:
-        print(f"== {name}\n{text.rstrip()}\n" if named else text.rstrip())
+        print(f"== {name}\n{text.rstrip()}\n" if len(wanted) > 1 or stage == "all" else text.rstrip())
 
 
 @app.command("inspect")
@@ -267,12 +259,8 @@ def inspect_module(module: ModuleFile, as_json: Json = False) -> None:
 
     manifest, weights = read_container(module)
     file_bytes = os.path.getsize(module)
-    if as_json:
-        print_json(
-            {"file": module, "bytes": file_bytes, "has_weights": has_weights(manifest, weights), "manifest": manifest}
-        )
-        return
-    print_rich(manifest_page(module, manifest, weights, file_bytes))
+    facts = {"file": module, "bytes": file_bytes, "has_weights": has_weights(manifest, weights), "manifest": manifest}
+    show(as_json, facts, manifest_page(module, manifest, weights, file_bytes))
 
 
 @app.command("cells")
@@ -293,11 +281,8 @@ def list_cells(
     from tvm_rnn.frontends.spec import find_cell
 
     found = [cells.get(n) for n in cells.names()] if name is None else [find_cell(name)]
-    if as_json:
-        facts = [cell_facts(cell) for cell in found]
-        print_json(facts if name is None else facts[0])
-    else:
-        print_rich(cells_table(found) if name is None else cell_page(found[0]))
+    facts = [cell_facts(cell) for cell in found]
+    show(as_json, facts if name is None else facts[0], cells_table(found) if name is None else cell_page(found[0]))
 
 
 app.command("explain")(explain)

@@ -34,3 +34,11 @@ def print_rich(*renderables: object) -> None:
     console = Console(width=160 if free else None)
     for renderable in renderables:
         console.print(renderable)
+
+
+def show(as_json: bool, facts: object, *renderables: object) -> None:
+    """A command's result: the facts as JSON for programs, or the rest for people."""
+    if as_json:
+        print_json(facts)
+    else:
+        print_rich(*renderables)

@@ -53,9 +53,8 @@ def examine(tell: Callable[[str], None] = lambda stage: None) -> Facts:
     {got, expected, ok}}. cpu, compilers, gpu: what was found, or {"missing": why}. targets: {name: {"compiles",
     "runs"}}, True or the reason why not. records, environment, optional.
     """
-    problems: list[str] = []
     tell("versions")
-    versions = _versions(problems)
+    versions, problems = _versions()
     tell("the CPU")
     cpu = _attempt(_cpu)
     tell("compilers")
@@ -75,7 +74,7 @@ def examine(tell: Callable[[str], None] = lambda stage: None) -> Facts:
         "system": {"platform": platform.platform(), "machine": platform.machine(), "tvm_rnn": __version__},
         "versions": versions,
         "cpu": cpu,
-        "threads": _threads(),
+        "threads": {"cpus": os.cpu_count(), "allowed": len(os.sched_getaffinity(0))},  # the machine's, this process's
         "compilers": compilers,
         "gpu": gpu,
         "targets": targets,
@@ -115,8 +114,8 @@ def pins() -> dict[str, str]:
     return {match[1]: match[2].strip() for match in found if match}
 
 
-def _versions(problems: list[str]) -> dict[str, Facts]:
-    """Python and the packages that everything needs."""
+def _versions() -> tuple[dict[str, Facts], list[str]]:
+    """Python and the packages that everything needs, and what is wrong with them."""
     low, high = (".".join(map(str, version)) for version in PYTHON)
     fits = PYTHON[0] <= sys.version_info[:2] <= PYTHON[1]
     found = {"python": {"got": platform.python_version(), "expected": f"{low} to {high}", "ok": fits}}
@@ -124,44 +123,35 @@ def _versions(problems: list[str]) -> dict[str, Facts]:
     for name in PACKAGES:
         got, expected = _version(name), asked.get(name, "")
         found[name] = {"got": got, "expected": expected, "ok": got is not None and satisfies(got, expected)}
+    problems = []
     for name, row in found.items():
         if not row["ok"]:
             do = f"pip install '{name}{row['expected']}'" if name != "python" else "make another environment"
             problems.append(f"{name}: got {row['got'] or 'none'}, expected {row['expected'] or 'any'}; {do}")
-    return found
+    return found, problems
 
 
 def satisfies(got: str, expected: str) -> bool:
     """Whether a version fits "==1.2" or ">=1.2"; other conditions are taken to be met."""
+
+    def numbers(version: str) -> list[int]:
+        return [int(part) for part in re.findall(r"\d+", version.split("+")[0])]
+
     for condition in filter(None, expected.split(",")):
         match = re.match(r"\s*(==|>=)\s*([\w.]+)", condition)
         if match and match[1] == "==" and got.split("+")[0] != match[2]:
             return False
-        if match and match[1] == ">=" and _numbers(got) < _numbers(match[2]):
+        if match and match[1] == ">=" and numbers(got) < numbers(match[2]):
             return False
     return True
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in re.findall(r"\d+", version.split("+")[0])]
 
 
 def _cpu() -> Facts:
     from tvm_rnn.target import host
 
     own = host()
-    return {
-        "mcpu": own.mcpu,
-        "isa": own.isa,
-        "features": list(own.features),
-        "l1_bytes": own.l1_bytes,
-        "l2_bytes": own.l2_bytes,
-    }
-
-
-def _threads() -> Facts:
-    """Of this machine, and of this process."""
-    return {"cpus": os.cpu_count(), "allowed": len(os.sched_getaffinity(0))}
+    caches = {"l1_bytes": own.l1_bytes, "l2_bytes": own.l2_bytes}
+    return {"mcpu": own.mcpu, "isa": own.isa, "features": list(own.features), **caches}
 
 
 def _cxx() -> Facts:
@@ -219,15 +209,11 @@ def _targets(cpu: Facts, compilers: Mapping[str, Facts], gpu: Facts) -> dict[str
     for name in ("cuda", *GPUS):
         able: str | bool = cuda or cxx or True
         none = "there is no NVIDIA GPU here" if "missing" in gpu else ""
-        here = none or ("" if name == "cuda" or _alike(name, gpu) else f"the GPU here is {gpu['name']}")
+        here = none or (
+            "" if name == "cuda" or GPUS[name].arch == str(gpu["arch"]) else f"the GPU here is {gpu['name']}"
+        )
         found[name] = {"compiles": (none if name == "cuda" else "") or able, "runs": here or True}
     return found
-
-
-def _alike(name: str, gpu: Facts) -> bool:
-    from tvm_rnn.target import GPUS
-
-    return GPUS[name].arch == str(gpu["arch"])
 
 
 def _records() -> Facts:

@@ -7,61 +7,34 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from .console import print_json, print_rich, progress
+from .console import progress, show
 from .options import Code, Json, Regularisers, Sizes, Tape, grouped
-
-if TYPE_CHECKING:
-    from tvm_rnn.explain.explanation import Explanation
-    from tvm_rnn.language.cell import Cell
-
-Explained = Annotated[str, typer.Argument(metavar="SPEC|MODULE", help="A cell, a network, or a .so file.")]
-OwnCell = Annotated[
-    str | None, typer.Option("--cell", metavar="SPEC", help="Of a module: its cell, for pictures, if not the zoo's.")
-]
-
-
-@dataclass(frozen=True)
-class Work:
-    """What is counted."""
-
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps (T) of the work that is counted.")] = 100
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Compile it too: a GPU's registers; on CPUs, time it here.")
-    ] = False
-
-
-@dataclass(frozen=True)
-class Page:
-    """Where it is written as a page, and what else that shows."""
-
-    html: Annotated[str | None, typer.Option("--html", metavar="FILE", help="Write it as one page, with pictures.")] = (
-        None
-    )
-    ablation: Annotated[
-        str | None,
-        typer.Option("--ablation", metavar="FILE", help="For the page: records of `bench --suite ablation`."),
-    ] = None
-    journal: Annotated[
-        str | None, typer.Option("--journal", metavar="FILE", help="For the page: a journal of `tune`.")
-    ] = None
-    as_json: Json = False
 
 
 @grouped
 def explain(
-    spec: Explained,
+    spec: Annotated[str, typer.Argument(metavar="SPEC|MODULE", help="A cell, a network, or a .so file.")],
     sizes: Sizes,
     code: Code,
     tape: Tape,
     regularisers: Regularisers,
-    work: Work,
-    shown: Page,
-    cell: OwnCell = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps (T) of the work that is counted.")] = 100,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Compile it too: a GPU's registers; on CPUs, time it here.")
+    ] = False,
+    html: Annotated[str | None, typer.Option(metavar="FILE", help="Write it as one page, with pictures.")] = None,
+    ablation: Annotated[
+        str | None, typer.Option(metavar="FILE", help="For the page: records of `bench --suite ablation`.")
+    ] = None,
+    journal: Annotated[str | None, typer.Option(metavar="FILE", help="For the page: a journal of `tune`.")] = None,
+    as_json: Json = False,
+    cell: Annotated[
+        str | None, typer.Option(metavar="SPEC", help="Of a module: its cell, for pictures, if not the zoo's.")
+    ] = None,
 ) -> None:
     """Say what each pass did and why not more, who runs the steps and why nothing faster, and how far from the floor.
 
@@ -77,54 +50,38 @@ def explain(
     $ tvm-rnn explain lstm --layers 3 --batch 16 --html lstm.html
     """
     from tvm_rnn.explain.explanation import explain as explained
+    from tvm_rnn.explain.html.charts import ablation_rows, gains
     from tvm_rnn.explain.text import page
-    from tvm_rnn.frontends.spec import parse_batch, parse_bytes
+    from tvm_rnn.frontends.spec import find_cell, parse_batch, parse_bytes
 
     from .networks import looked_at
 
-    own = _own_cell(cell, spec)
-    with progress(shown.as_json) as stage:
+    if cell is not None and not spec.endswith(".so"):
+        raise typer.BadParameter("--cell is for modules: SPEC is the cell")
+    own = None if cell is None else find_cell(cell)
+    with progress(as_json) as stage:
         stage("looking at what is decided")
         module = spec.endswith(".so")
         found = explained(
             spec if module else looked_at(spec, sizes, regularisers.parsed()),
             "llvm" if module else code.target,
             batch=parse_batch(code.batch),
-            steps=work.steps,
+            steps=steps,
             precision=code.precision,
             weights=code.weight_dtype,
             training=code.training,
             keep=tape.keep,
             max_bytes=parse_bytes(tape.max_bytes),
             without=code.without or (),
-            measure=work.measure,
+            measure=measure,
             cell=own,
         )
-        if shown.html is not None:
-            stage(f"writing {shown.html}")
-            _write_page(found, shown.html, shown)
-    if shown.as_json:
-        print_json(found.facts)
-    else:
-        print_rich(page(found.facts))
-
-
-def _own_cell(cell: str | None, spec: str) -> Cell | None:
-    """The cell that a module is said to be made from."""
-    from tvm_rnn.frontends.spec import find_cell
-
-    if cell is not None and not spec.endswith(".so"):
-        raise typer.BadParameter("--cell is for modules: SPEC is the cell")
-    return None if cell is None else find_cell(cell)
-
-
-def _write_page(found: Explanation, path: str, shown: Page) -> None:
-    from tvm_rnn.explain.html.sources import ablation_rows, gains
-
-    command = shlex.join(["tvm-rnn", *sys.argv[1:]])
-    times = ablation_rows(shown.ablation) if shown.ablation else ()
-    trials = gains(shown.journal) if shown.journal else ()
-    found.write_html(path, command=command, ablation=times, history=trials)
+        if html is not None:
+            stage(f"writing {html}")
+            command = shlex.join(["tvm-rnn", *sys.argv[1:]])
+            times, trials = ablation_rows(ablation) if ablation else (), gains(journal) if journal else ()
+            found.write_html(html, command=command, ablation=times, history=trials)
+    show(as_json, found.facts, page(found.facts))
 
 
 def doctor(as_json: Json = False) -> None:
@@ -141,9 +98,6 @@ def doctor(as_json: Json = False) -> None:
 
     with progress(as_json) as stage:
         found = examine(stage)
-    if as_json:
-        print_json(found)
-    else:
-        print_rich(doctor_page(found))
+    show(as_json, found, doctor_page(found))
     if not found["works"]:
         raise typer.Exit(1)

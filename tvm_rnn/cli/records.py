@@ -13,7 +13,7 @@ import typer
 
 from tvm_rnn.errors import ConfigError, TvmRnnError, message
 
-from .console import print_json, print_rich, progress
+from .console import progress, show
 from .options import Json
 
 if TYPE_CHECKING:
@@ -22,13 +22,9 @@ if TYPE_CHECKING:
 Folder = Annotated[
     str | None, typer.Option("--records", metavar="DIR", help="A folder of records. [all that compile reads]")
 ]
-Only = Annotated[str, typer.Option("--only", metavar="WORDS", help="Records whose target or name has all these words.")]
+Only = Annotated[str, typer.Option(metavar="WORDS", help="Records whose target or name has all these words.")]
 
-app = typer.Typer(
-    invoke_without_command=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-)
+app = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode="rich")
 
 
 @app.callback(invoke_without_command=True)
@@ -45,25 +41,17 @@ def listed(ctx: typer.Context, records: Folder = None, only: Only = "", as_json:
     """
     if ctx.invoked_subcommand is not None:
         return
+    from tvm_rnn.explain.tables import plain_table
     from tvm_rnn.tune.record_checks import reason
 
     found, ignored = _read(records, only)
-    if as_json:
-        rows = [{**r.as_dict(), "gain": round(r.gain, 4), "folder": r.source, "stale": reason(r)} for r in found]
-        print_json({"records": rows, "ignored": ignored})
-        return
-    from tvm_rnn.explain.tables import plain_table
-
+    rows = [{**r.as_dict(), "gain": round(r.gain, 4), "folder": r.source, "stale": reason(r)} for r in found]
     table = plain_table("target", "workload", "T", "gain", "us", "trials", "date", "folder", "stale")
-    for record in found:
-        table.add_row(*_row(record), record.source, reason(record))
-    print_rich(table, f"{len(found)} records", *(f"ignored: {line}" for line in ignored))
-
-
-def _row(record: Record) -> list[str]:
-    steps = str(record.workload.get("steps", ""))
-    figures = [steps, f"{record.gain:.2f}", f"{record.median_us:.4g}", str(record.trials)]
-    return [record.target, record.name, *figures, record.date[:10]]
+    for r in found:
+        figures = [str(r.workload.get("steps", "")), f"{r.gain:.2f}", f"{r.median_us:.4g}", str(r.trials)]
+        table.add_row(r.target, r.name, *figures, r.date[:10], r.source, reason(r))
+    said = [f"{len(found)} records", *(f"ignored: {line}" for line in ignored)]
+    show(as_json, {"records": rows, "ignored": ignored}, table, *said)
 
 
 def _read(folder: str | None, only: str) -> tuple[list[Record], list[str]]:
@@ -88,7 +76,7 @@ def _existing(folder: str) -> str:
 def compare(
     records: Folder = None,
     only: Only = "",
-    seconds: Annotated[float, typer.Option("--seconds", min=0.1, help="Of turns, for each record.")] = 4.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Of turns, for each record.")] = 4.0,
     as_json: Json = False,
 ) -> None:
     """Measure records for this machine again, in turns with the defaults."""
@@ -109,15 +97,12 @@ def compare(
             except TvmRnnError as error:
                 row["reason"] = " ".join(str(error).split())
             rows.append(row)
-    if as_json:
-        print_json(rows)
-        return
     table = plain_table("workload", "T", "gain then", "gain now", "us", "by default", "")
     for row in rows:
         figures = [f"{row['now']:.2f}", f"{row['median_us']:.4g}", f"{row['default_us']:.4g}"] if "now" in row else []
         more = "" if figures else f"{row.get('state', '')} {row.get('reason', '')}".strip()
         table.add_row(row["name"], str(row["steps"]), f"{row['then']:.2f}", *(figures or ["", "", ""]), more)
-    print_rich(table, f"{len(rows)} records for {name}")
+    show(as_json, rows, table, f"{len(rows)} records for {name}")
 
 
 @app.command("merge")
@@ -133,10 +118,8 @@ def merge(
     into = records or str(record_files.own_folder())
     found, ignored = every([_existing(source)])
     files = record_files.merge(into, found, keep=lambda old, new: old.date > new.date)
-    if as_json:
-        print_json({"records": len(found), "files": [str(f) for f in files], "ignored": ignored})
-        return
-    print_rich(f"{len(found)} records merged into {into}", *(f"ignored: {line}" for line in ignored))
+    facts = {"records": len(found), "files": [str(f) for f in files], "ignored": ignored}
+    show(as_json, facts, f"{len(found)} records merged into {into}", *(f"ignored: {line}" for line in ignored))
 
 
 @app.command("prune")
@@ -146,24 +129,19 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Remove from a folder (the user's own) what nothing can replay: of another TVM, of other versions of templates."""
+    from tvm_rnn.explain.tables import plain_table
     from tvm_rnn.schedule import record_files
     from tvm_rnn.target import host
     from tvm_rnn.tune.record_checks import every, reason
 
     folder, here = records or str(record_files.own_folder()), host()
     found = every([_existing(folder)])[0]
-    gone = (
-        [r for r in found if reason(r, here)]
-        if dry_run
-        else record_files.remove(folder, lambda r: bool(reason(r, here)))
-    )
+    gone = [r for r in found if reason(r, here)]
+    if not dry_run:
+        gone = record_files.remove(folder, lambda r: bool(reason(r, here)))
     rows = [{"target": r.target, "name": r.name, "reason": reason(r, here)} for r in gone]
-    if as_json:
-        print_json({"folder": folder, "removed": [] if dry_run else rows, "stale": rows})
-        return
-    from tvm_rnn.explain.tables import plain_table
-
     table = plain_table("target", "workload", "reason")
     for row in rows:
         table.add_row(row["target"], row["name"], row["reason"])
-    print_rich(table, f"{len(rows)} of {len(found)} records {'are stale' if dry_run else 'removed'}")
+    facts = {"folder": folder, "removed": [] if dry_run else rows, "stale": rows}
+    show(as_json, facts, table, f"{len(rows)} of {len(found)} records {'are stale' if dry_run else 'removed'}")

@@ -15,7 +15,7 @@ import typer
 from tvm_rnn.errors import ConfigError, message
 
 from . import tune_gpu
-from .console import print_json, print_rich
+from .console import show
 from .options import Devices, Json, Measured, OnGpu, Search, Sizes, Tuning, Values, grouped
 
 if TYPE_CHECKING:
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 TRIALS = 200
 
 
-TunedSpec = Annotated[str | None, typer.Argument(metavar="[SPEC]", help="As for compile. Not with --suite.")]
-Plot = Annotated[str | None, typer.Option("--plot", metavar="FILE", help="Draw the search: an .svg file.")]
-
-
 @grouped
 def tune(
     sizes: Sizes,
@@ -37,8 +33,8 @@ def tune(
     search: Search,
     devices: Devices,
     gpu: OnGpu,
-    spec: TunedSpec = None,
-    plot: Plot = None,
+    spec: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="As for compile. Not with --suite.")] = None,
+    plot: Annotated[str | None, typer.Option(metavar="FILE", help="Draw the search: an .svg file.")] = None,
     as_json: Json = False,
 ) -> None:
     """Find knob values that make a cell faster than the defaults do, for one T and B, and record them.
@@ -83,7 +79,7 @@ def _here(asked: Tuning, plot: str | None, as_json: bool) -> None:
     measured, search = asked.measured, asked.search
     net = rnn_of(asked.spec, asked.sizes, {}, Values(weights=measured.weights))
     trials = search.trials or TRIALS
-    with live(as_json) as show:
+    with live(as_json) as status:
         options = SearchOptions(
             seconds=search.seconds,
             patience=search.patience,
@@ -95,16 +91,19 @@ def _here(asked: Tuning, plot: str | None, as_json: bool) -> None:
             fresh=search.fresh,
             rpc_tracker=asked.devices.rpc_tracker,
             device_key=asked.devices.device_key,
-            progress=show,
+            progress=status,
             command=_command(asked, trials),
         )
         result = run(net, measured.target, measured.steps, measured.batch, trials, options)
     if plot is not None:
-        _draw(result, plot)
-    if as_json:
-        print_json(facts(result))
-    else:
-        report(result)
+        from tvm_rnn.npy_files import text_writer, write_whole
+        from tvm_rnn.tune.plot import plot as drawn
+
+        record = result.record
+        about = {"target": record.target, "date": record.date, "ended by": result.stopped}
+        title = f"{record.name}: {record.gain:.2f}x the defaults"
+        write_whole({plot: text_writer(drawn(result.outcomes, title, about))})
+    show(as_json, facts(result), *report(result))
     if result.stopped == "Ctrl-C":
         raise typer.Exit(130)
 
@@ -130,20 +129,11 @@ def _command(asked: Tuning, trials: int) -> str:
     return " ".join(["tvm-rnn tune", str(asked.spec), *text, f"--trials {trials}"])
 
 
-def _draw(result: Result, path: str) -> None:
-    from tvm_rnn.npy_files import text_writer, write_whole
-    from tvm_rnn.tune.plot import plot
-
-    about = {"target": result.record.target, "date": result.record.date, "ended by": result.stopped}
-    text = plot(result.outcomes, f"{result.record.name}: {result.record.gain:.2f}x the defaults", about)
-    write_whole({path: text_writer(text)})
-
-
 @contextmanager
 def live(quiet: bool) -> Iterator[Callable[[Status], None]]:
     """Shows the state of the search on stderr: a bar for people, a line now and then for a log, nothing if quiet."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
     if quiet:
         yield lambda status: None
@@ -152,18 +142,11 @@ def live(quiet: bool) -> Iterator[Callable[[Status], None]]:
     if not console.is_terminal:
         yield _lines(console)
         return
-    columns = ("{task.fields[gain]:.2f}x the defaults", "{task.fields[left]}", "[dim]{task.description}")
-    with Progress(
-        TextColumn("best"),
-        TextColumn(columns[0]),
-        BarColumn(24),
-        MofNCompleteColumn(),
-        TextColumn("trials"),
-        TimeElapsedColumn(),
-        *(TextColumn(text) for text in columns[1:]),
-        console=console,
-        transient=True,
-    ) as bar:
+    columns = (
+        *("best", "{task.fields[gain]:.2f}x the defaults", BarColumn(24), MofNCompleteColumn(), "trials"),
+        *(TimeElapsedColumn(), "{task.fields[left]}", "[dim]{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("starting", total=None, gain=1.0, left="")
 
         def show(status: Status) -> None:
@@ -212,7 +195,7 @@ def facts(result: Result) -> dict[str, Any]:
     }
 
 
-def report(result: Result) -> None:
+def report(result: Result) -> list[object]:
     """The result for people."""
     from rich.text import Text
 
@@ -227,17 +210,10 @@ def report(result: Result) -> None:
         shown = "the same" if same else _knobs(before.knobs) if before is not None else ""
         table.add_row(Text(_unit(choice.unit)), choice.template, Text(_knobs(choice.knobs)), Text(shown))
     failed = sum(not o.valid for o in result.outcomes)
-    print_rich(
-        Text(f"{record.name}: {record.gain:.2f}x the defaults ({record.median_us:.4g} us, {record.default_us:.4g})"),
-        "",
-        table,
-        "",
-        Text(
-            f"{len(result.outcomes)} trials ({failed} failed, {result.resumed} of an earlier run) in "
-            f"{duration(result.seconds)}; ended by: {result.stopped}"
-        ),
-        *(Text(f"recorded in {file}") for file in result.files),
-    )
+    gain = f"{record.name}: {record.gain:.2f}x the defaults ({record.median_us:.4g} us, {record.default_us:.4g})"
+    trials = f"{len(result.outcomes)} trials ({failed} failed, {result.resumed} of an earlier run) in "
+    trials += f"{duration(result.seconds)}; ended by: {result.stopped}"
+    return [Text(gain), "", table, "", Text(trials), *(Text(f"recorded in {file}") for file in result.files)]
 
 
 def _unit(key: Mapping[str, Any]) -> str:

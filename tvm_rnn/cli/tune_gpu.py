@@ -15,7 +15,7 @@ from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.frontends.spec import parse_sizes
 from tvm_rnn.target import GPUS
 
-from .console import print_json, print_rich, progress
+from .console import progress, show
 from .options import Search, Tuning
 
 CANDIDATES = 24  # per point, about
@@ -55,7 +55,13 @@ def tune(asked: Tuning, as_json: bool) -> None:
     elif gpu.collect is not None:
         collect(gpu.collect, search.records, as_json)
     else:
-        points, target = points_of(gpu.suite, gpu.only, _point(asked)), asked.measured.target
+        from tvm_rnn.bench.suites import gpu as suites
+
+        own, target = [point for point in (_point(asked),) if point is not None], asked.measured.target
+        if (gpu.suite is None) == (not own):
+            got = "both" if own else "neither"
+            raise ConfigError(message("tune takes a SPEC with its sizes, or --suite", got=got, do="give one of them"))
+        points = suites.select(suites.suite(gpu.suite), gpu.only) if gpu.suite is not None else own
         target = "nvidia-h200" if target == "llvm" else target  # --suite alone
         how = Building(target, search.trials or CANDIDATES, search.jobs, _command(asked))
         if gpu.plan is not None:
@@ -99,16 +105,6 @@ def _command(asked: Tuning) -> str:
     return f"tvm-rnn tune {asked.spec} {sizes} --steps {asked.measured.steps} --batch {asked.measured.batch}"
 
 
-def points_of(suite: str | None, only: str, point: Point | None) -> Sequence[Point]:
-    """What to tune: points of a suite, or one network. Raises ConfigError where neither or both are given."""
-    from tvm_rnn.bench.suites import gpu as suites
-
-    if (suite is None) == (point is None):
-        got = "both" if suite else "neither"
-        raise ConfigError(message("tune takes a SPEC with its sizes, or --suite", got=got, do="give one of them"))
-    return suites.select(suites.suite(suite), only) if suite is not None else [p for p in (point,) if p is not None]
-
-
 def plan(points: Sequence[Point], folder: str, how: Building, as_json: bool) -> None:
     """Build candidates into a folder."""
     from tvm_rnn.explain.tables import plain_table
@@ -116,14 +112,11 @@ def plan(points: Sequence[Point], folder: str, how: Building, as_json: bool) -> 
 
     with progress(as_json) as stage:
         made = build_candidates(points, folder, progress=stage, **asdict(how))
-    if as_json:
-        print_json(made)
-        return
     table = plain_table("point", "candidates", "not built")
     for row in made["points"]:
         failed = sum("reason" in c for c in row["candidates"])
         table.add_row(row["name"], str(len(row["candidates"])), str(failed or ""))
-    print_rich(table, "", f"On the GPU machine: tvm-rnn tune --measure {folder}")
+    show(as_json, made, table, "", f"On the GPU machine: tvm-rnn tune --measure {folder}")
 
 
 def measure(folder: str, seconds: float | None, as_json: bool) -> None:
@@ -137,32 +130,26 @@ def measure(folder: str, seconds: float | None, as_json: bool) -> None:
         "failed": sum("reason" in row for row in found.first.values()),
         "results": str(found.path),
     }
-    if as_json:
-        print_json(counts)
-    else:
-        print_rich(f"{counts['measured']} measured, {counts['failed']} failed: {found.path}")
-        print_rich(f"Where the compiler is: tvm-rnn tune --collect {folder}")
+    said = f"{counts['measured']} measured, {counts['failed']} failed: {found.path}"
+    show(as_json, counts, said, f"Where the compiler is: tvm-rnn tune --collect {folder}")
 
 
 def collect(folder: str, records: str | None, as_json: bool) -> None:
     """Records from a plan's results."""
     from tvm_rnn.explain.tables import plain_table
     from tvm_rnn.schedule.record_files import own_folder
-    from tvm_rnn.tune.gpu_collect import collect as run
+    from tvm_rnn.tune.gpu_plan import collect as run
 
     into = records or str(own_folder())
     found = run(folder, into)
-    if as_json:
-        rows = [record.as_dict() for record in found.records]
-        print_json({"records": rows, "failed": dict(found.failed), "unmeasured": found.unmeasured, "folder": into})
-        return
+    rows = [record.as_dict() for record in found.records]
+    facts = {"records": rows, "failed": dict(found.failed), "unmeasured": found.unmeasured, "folder": into}
     table = plain_table("workload", "us", "defaults", "gain", "templates")
     for record in found.records:
         names = ", ".join(dict.fromkeys(choice.template for choice in record.choices))
         table.add_row(record.name, f"{record.median_us:.4g}", f"{record.default_us:.4g}", f"{record.gain:.3f}", names)
-    print_rich(table, "", f"{len(found.records)} records in {into}")
-    if found.unmeasured:
-        print_rich(f"not measured: {', '.join(found.unmeasured)}")
+    left = [f"not measured: {', '.join(found.unmeasured)}"] if found.unmeasured else []
+    show(as_json, facts, table, "", f"{len(found.records)} records in {into}", *left)
 
 
 def on_the_spot(points: Sequence[Point], how: Building, search: Search, as_json: bool) -> None:

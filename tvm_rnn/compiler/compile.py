@@ -7,6 +7,7 @@ file: options, passes, then for CPUs lowering, code generation, linking, contain
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -15,29 +16,31 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from tvm_rnn.cpu.lower_network import Lowering
-from tvm_rnn.cpu.module_facts import describe
 from tvm_rnn.cpu.training.add_entry_points import add_training, check_training
 from tvm_rnn.decisions import about, recording
 from tvm_rnn.errors import BuildError, ConfigError, message
 from tvm_rnn.module_file import manifest
 from tvm_rnn.module_file.facts import blob
-from tvm_rnn.network.model import Model
+from tvm_rnn.network.model import Model, widened
 from tvm_rnn.network.rnn import RNN
-from tvm_rnn.network.widen import widened
 from tvm_rnn.options import Options, asked
+from tvm_rnn.oracle.reference import reference
+from tvm_rnn.oracle.tolerance import relative_error
 from tvm_rnn.passes import keep_choice
 from tvm_rnn.passes.passed import Passed
 from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.records import Records
 from tvm_rnn.runtime import runtime
+from tvm_rnn.runtime.runtime import Module
 from tvm_rnn.schedule import record_files
 from tvm_rnn.target import Target
 
 from .compile_model import write_model
 from .link import generate, link
 from .stage_texts import texts
-from .weight_errors import weight_error
 
 if TYPE_CHECKING:
     from tvm_rnn.runtime.runtime import Module
@@ -163,7 +166,7 @@ def _for_a_cpu(own: Passed, folder: Path, tell: Progress) -> Module:
     net, options = own.net, own.options
     tell("lowering")
     lowered = Lowering(net, own.layers, options).run()
-    facts, arrays = describe(net, lowered, options), blob(net, own.layers)
+    facts, arrays = lowered.describe(), blob(net, own.layers)
     if options.training:
         tell("lowering of training")
         arrays |= add_training(own, lowered, facts)
@@ -211,3 +214,19 @@ def _dump(folder: str | os.PathLike[str], stages: list[tuple[str, str]]) -> None
             Path(folder, f"{number:02d}_{name}.txt").write_text(text + "\n")
     except OSError as reason:
         raise BuildError(message("cannot write the stages", where=os.fspath(folder), got=str(reason))) from None
+
+
+STEPS, BATCH = 32, 4
+
+
+def weight_error(net: RNN, module: Module) -> float | None:
+    """The largest error of y relative to float64, over STEPS steps of BATCH rows of random inputs in -1..1.
+
+    None where that is no number: a cell that overflows on such inputs, or weights with a NaN.
+    """
+    rng, inputs = np.random.default_rng(0), module.manifest.inputs
+    x = {i.name: rng.uniform(-1, 1, (STEPS, BATCH, *i.shape)).astype(net.dtype) for i in inputs}
+    with np.errstate(all="ignore"):
+        expected, _ = reference(net)(x)
+    error = relative_error(module(x)[0], expected)
+    return error if math.isfinite(error) and np.isfinite(expected).all() else None

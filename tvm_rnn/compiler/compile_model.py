@@ -14,7 +14,6 @@ import tvm
 from msgspec import convert, structs
 
 from tvm_rnn.cpu.lower_network import Lowering
-from tvm_rnn.cpu.module_facts import describe
 from tvm_rnn.module_file import manifest, schema
 from tvm_rnn.module_file.facts import blob
 from tvm_rnn.module_file.schema import SHARED, CpuNetwork, Origin, SeveralNetworks
@@ -38,7 +37,7 @@ def write_model(model: Model, networks: Sequence[Passed], folder: Path, tell: Ca
     executable = generate(tvm.IRModule(functions), machine)
     tell("linking")
     elf = link(executable, folder, machine)
-    facts = [describe(own.net, code, own.options) for own, code in zip(networks, lowered, strict=True)]
+    facts = [code.describe() for code in lowered]
     whole = SeveralNetworks(
         **{name: getattr(facts[0], name) for name in SHARED},
         entry_points=["run"],

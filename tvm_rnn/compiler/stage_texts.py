@@ -10,12 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from tvm_rnn.cpu.lower_network import Lowering
-from tvm_rnn.cpu.module_facts import describe
 from tvm_rnn.cpu.training.add_entry_points import add_training, check_training
 from tvm_rnn.graph.graph_text import layers_text
 from tvm_rnn.graph.tensor_expressions import te
 from tvm_rnn.graph.tensor_expressions import text as te_text
-from tvm_rnn.network.widen import widened
+from tvm_rnn.network.model import widened
 from tvm_rnn.options import Options, asked
 from tvm_rnn.passes.pipeline import passed
 from tvm_rnn.target import Target, resolve
@@ -70,7 +69,7 @@ def texts(net: RNN, options: Options) -> list[tuple[str, str]]:
         return [*found, *_gpu_texts(programs, machine)]
     lowered = Lowering(net, own.layers, options).run()
     if options.training:
-        add_training(own, lowered, describe(net, lowered, options))
+        add_training(own, lowered, lowered.describe())
     executable = generate(lowered.module, machine)
     found.append(("tir", lowered.module.script()))
     found.append(("llvm", executable.mod.inspect_source("ll")))

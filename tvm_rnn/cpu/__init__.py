@@ -1,9 +1,8 @@
 """Code for CPUs: loops of TIR around tiles that tensor expressions describe and schedules tile.
 
 In: graphs after the passes. Out: an IRModule for LLVM. Order of data: `lower_network.py` loops over layers and time,
-`lower_layer.py` one layer, `lower_group.py` a group of work, `panel_loops.py` panels of weights, `register_tile.py` and
-`register_tile_reductions.py` the tile that a template schedules; `int8_products.py`, `dropout_masks.py` and
-`user_array_copies.py` are loops of their own. `weight_packing.py`, `weight_storage.py`, `weight_prefetch.py` and
-`workspace.py` say where data lies; `tir_pipeline.py` and `verify_time_order.py` run last; `c_compiler.py` compiles C
-(c/: the thread pool); `module_facts.py` is the manifest.
+`lower_layer.py` one layer, `lower_group.py` a group of work and its panels of weights, `register_tile.py` and
+`register_tile_reductions.py` the tile that a template schedules; `int8_products.py` and `dropout_masks.py` are loops of
+their own. `weight_packing.py`, `weight_storage.py` and `workspace.py` say where data lies; `tir_pipeline.py` runs last;
+`c_compiler.py` compiles C (c/: the thread pool).
 """

@@ -21,7 +21,7 @@ from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, bind, buffer, function, load, loop, sequence, store, variable, vector, when
 
-from .workspace import Array
+from .workspace import Array, dense
 
 PARALLEL_UNITS = 32  # with less in a row, a launch costs more than it gives: see emit.PARALLEL_ELEMENTS
 TOGETHER = (4, 2, 1)  # vectors at a time: 4 take 0.50 ns an element on one thread of Zen 5, 1 takes 0.87
@@ -56,10 +56,7 @@ def fill(node: Node, array: Array, into: Buffer, rows: Expr, draw: Draw, lanes: 
         def nest(index: tuple[Expr, ...]) -> Stmt:
             if len(index) < len(outer):
                 return loop(f"m{len(index)}", outer[len(index)], lambda i: nest((*index, i)))
-            flat: Expr = int64(0)
-            for i, size in zip(index, outer, strict=True):
-                flat = flat * int64(size) + i
-
+            flat = dense(outer, index)
             at = array.address(row, (*index, 0)) if node.shape else array.address(row, ())
 
             def put(unit: Expr, word: Expr) -> Stmt:

@@ -23,12 +23,12 @@ from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.graph.graph import Group, Node
 from tvm_rnn.graph.scalar import let, where
 from tvm_rnn.graph.tensor_expressions import Index, element
-from tvm_rnn.tir.expr import Buffer, Expr, Stmt
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64, wide
 from tvm_rnn.tir.statements import Block, bind, load, loop, sequence, store, vector
 
 from .register_tile import Places, Tile
-from .weight_storage import LARGEST, MOST_DEPTH, OFFSET, WORD
+from .weight_storage import LARGEST, MOST_DEPTH, OFFSET, WORD, larger, nearest
 from .workspace import Array, pad
 
 INSTRUCTION = "llvm.x86.avx512.vpdpbusd.512"
@@ -79,13 +79,12 @@ def _row_of(operand: Node, levels: Array, places: Places, lanes: int) -> Callabl
         def value(k: Expr) -> Expr:
             return element(operand, (k,), read, "float32")
 
-        def larger(into: Buffer, place: Expr, found: Expr) -> Stmt:
+        def raised(into: Buffer, place: Expr, found: TirExpr) -> Stmt:
             """A NaN stays: it is the row's scale then."""
-            so_far = load(into, place)
-            return store(into, place, let(found, lambda v: where(tirx.Or(v > so_far, tirx.isnan(v)), v, so_far)))
+            return store(into, place, larger(found, load(into, place)))
 
         def peaks(c: Expr, count: int) -> Stmt:
-            return vector("v", count, lambda v: larger(peak, v, tirx.abs(value(c * int64(lanes) + v))))
+            return vector("v", count, lambda v: raised(peak, v, tirx.abs(value(c * int64(lanes) + v))))
 
         def word(v: tirx.Var, c: Expr) -> Stmt:
             w = c * int64(lanes) + v
@@ -93,7 +92,7 @@ def _row_of(operand: Node, levels: Array, places: Places, lanes: int) -> Callabl
             for j in range(min(WORD, -(-depth // quarter))):
                 k = w + int64(j * quarter)
                 scaled = value(k) * load(whole, int64(1))
-                level = tirx.Cast("int32", let(scaled, lambda x: where(tirx.isnan(x), zero, tirx.nearbyint(x))))
+                level = tirx.Cast("int32", let(scaled, lambda x: nearest(x, zero)))
                 if (j + 1) * quarter > depth or quarter % lanes:  # what lies behind the row is anything
                     level = tirx.Select(k < int64(depth), level, tirx.const(0, "int32"))
                 byte = tirx.Cast("uint32", level + tirx.const(OFFSET, "int32")) << tirx.const(8 * j, "uint32")
@@ -106,7 +105,7 @@ def _row_of(operand: Node, levels: Array, places: Places, lanes: int) -> Callabl
         parts.append(loop("c", full, lambda c: peaks(c, lanes)))
         parts += [peaks(int64(full), rest)] if rest else []
         parts.append(store(whole, int64(0), zero))
-        parts.append(loop("v", lanes, lambda v: larger(whole, int64(0), load(peak, v))))
+        parts.append(loop("v", lanes, lambda v: raised(whole, int64(0), load(peak, v))))
         found = load(whole, int64(0))
         parts.append(store(whole, int64(1), where(tirx.EQ(found, zero), one, largest / found)))
         parts.append(store(workspace, at, where(tirx.EQ(found, zero), one, found / largest)))

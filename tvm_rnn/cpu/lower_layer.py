@@ -6,8 +6,9 @@ tiles. The same statements serve every layer and direction of equal sizes: what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from tvm import tirx
 
@@ -22,6 +23,8 @@ from .lower_group import Emitter
 from .register_tile import Places
 from .weight_packing import PackedWeights
 from .workspace import Array, row_stride, strides_of
+
+Emit = Callable[[Expr, Expr, Expr, Expr], Stmt]
 
 
 @dataclass
@@ -52,13 +55,34 @@ class Visit:
     hoisted: Expr  # address of what `before` stores, for the rows of one tile
     inputs: Sequence[Expr]  # address of each input at the tile's first step
     widths: Sequence[int]  # row strides of the inputs
-    output: Expr  # address of the output at the tile's first step
-    output_stride: int
     direction: Expr  # 0 or 1
     start: Expr  # first step of the tile
     count: Expr  # steps in the tile
     done: Expr  # steps of this layer and direction before this tile
+    emit: Emit = field(default=lambda *where: sequence())  # emit(t, b, j, value): element j of row b of step t's output
     keys: Expr = 0  # address of this layer's and direction's words in the keys of masks
+    block: Expr = 0  # address in the tape of what this layer and direction keeps
+
+
+class Step:
+    """One step of a visit. t: its place in the tile; time: in the sequence; odd: 0 and 1 in turns; old, new: each state
+    before and after it; sets: the statements that set these variables. read, write: where values are, and go to."""
+
+    def __init__(self, visit: Visit, s: Expr) -> None:
+        self.t, set_t = bind("t", s + visit.direction * (visit.count - int64(1) - s - s))
+        self.time: Expr = visit.start + self.t
+        self.odd: Expr = 0
+        self.sets: list[Block] = [set_t]
+        self.old: list[Array] = []
+        self.new: list[Array] = []
+        self.read: dict[Node, Array] = {}
+        self.write: dict[Node, list[Array]] = {}
+
+    def bind_state(self, name: str, old: Array, new: Array) -> None:
+        for into, array, word in ((self.old, old, "old"), (self.new, new, "new")):
+            base, set_base = bind(f"{name}_{word}", array.base)
+            self.sets.append(set_base)
+            into.append(replace(array, base=base))
 
 
 @dataclass
@@ -78,6 +102,7 @@ class Layer:
         self.free = {n for n in nodes if not leaves[n]}
         self.state_rows = [row_stride(s.shape, self.lanes, self.itemsize) for s in g.states]
         self.hoisted = self._rows(n for group in g.groups if group.region == "before" for n in group.stored)
+        self.before = set(self.hoisted)
         own = [n for group in g.groups if group.region == "step" for n in group.stored]
         self.scratch = self._rows(n for n in own if n not in g.results)
         self.weights = PackedWeights(g, self.free, self.lanes, self.number, self.emitter.storage)
@@ -132,20 +157,25 @@ class Layer:
         return Array(buffer, base, stride, strides_of(node.shape, self.lanes)[0], node.shape)
 
     def _weights(self, node: Node, visit: Visit) -> Array | None:
-        if node not in self.packed.names:
-            return None
-        return self.weights.array(node, visit.weights)
+        return self.weights.array(node, visit.weights) if node in self.packed.names else None
 
     def visit(self, ctx: Context, visit: Visit) -> Stmt:
         """`before` over the tile's rows, then the steps in this direction's order."""
         rows, set_rows = bind("rows", visit.count * ctx.batch)
-        parts: list[Block] = [set_rows]
-        arrays = {n: self._hoisted(n, visit, int64(0), ctx) for n in self.hoisted}
-        arrays |= {n: self._input(i, visit, int64(0), ctx) for i, n in enumerate(self.graph.inputs)}
+        arrays = self._rows_read(ctx, visit, int64(0))
         places = self._places(ctx, visit, arrays, {n: [arrays[n]] for n in self.hoisted})
-        parts += [self.emitter.group(g, rows, places) for g in self.graph.groups if g.region == "before"]
-        parts.append(loop("step", visit.count, lambda s: self._step(ctx, visit, s)))
-        return sequence(parts)
+        before = [self.emitter.group(g, rows, places) for g in self.graph.groups if g.region == "before"]
+        steps = loop("step", visit.count, lambda s: self._step(ctx, visit, s))
+        return sequence(set_rows, before, steps, self._after(ctx, visit, rows, places))
+
+    def _after(self, ctx: Context, visit: Visit, rows: Expr, places: Places) -> list[Block]:
+        """What follows a tile's steps: in forward functions nothing."""
+        return []
+
+    def _rows_read(self, ctx: Context, visit: Visit, t: Expr) -> dict[Node, Array]:
+        """What has a row for every step, from step t of the tile on."""
+        read = {n: self._input(i, visit, t, ctx) for i, n in enumerate(self.graph.inputs)}
+        return read | {n: self._hoisted(n, visit, t, ctx) for n in self.hoisted}
 
     def _hoisted(self, node: Node, visit: Visit, t: Expr, ctx: Context) -> Array:
         at, stride = self.hoisted[node]
@@ -171,10 +201,9 @@ class Layer:
         products = {n: [(visit.weights + int64(o)) * ratio for o in offsets] for n, offsets in own.products.items()}
         scales = {n: [visit.weights + int64(o) for o in offsets] for n, offsets in own.scales.items()}
         sums = {n: [visit.weights + int64(o) for o in offsets] for n, offsets in own.sums.items()}
-        places = Places(
-            dict(ctx.buffers), lambda n: read.get(n) or self._weights(n, visit), lambda n: write[n], products
-        )
-        places = replace(places, batch=ctx.batch, threads=ctx.threads, storage=own.storage, scales=scales)
+        found = (lambda n: read.get(n) or self._weights(n, visit), lambda n: write[n])
+        places = Places(dict(ctx.buffers), *found, products, batch=ctx.batch, threads=ctx.threads)
+        places = replace(places, storage=own.storage, scales=scales)
         if ctx.keys is not None and ctx.first_step is not None:
             draw = Draw(ctx.keys, visit.keys, ctx.streams, ctx.first_step + visit.start, ctx.batch)
             places = replace(places, draw=draw)
@@ -193,69 +222,77 @@ class Layer:
         }
 
     def _step(self, ctx: Context, visit: Visit, s: Expr) -> list[Block]:
-        t, set_t = bind("t", s + visit.direction * (visit.count - int64(1) - s - s))
-        parity, set_parity = bind("parity", tirx.bitwise_and(visit.done + s, int64(1)))
-        old: list[Array] = []
-        new: list[Array] = []
-        sets = [set_t, set_parity]
-        for number, node in enumerate(self.graph.states):
-            for into, p in ((old, parity), (new, int64(1) - parity)):
-                array = self.state(number, p, visit.states, ctx.batch)
-                base, set_base = bind(f"{node.name}_{'old' if into is old else 'new'}", array.base)
-                sets.append(set_base)
-                into.append(replace(array, base=base))
-        read = dict(zip(self.graph.states, old, strict=True))
-        read |= {n: self._input(i, visit, t, ctx) for i, n in enumerate(self.graph.inputs)}
-        read |= {n: self._hoisted(n, visit, t, ctx) for n in self.hoisted}
-        write: dict[Node, list[Array]] = {}
-        for node, (at, stride) in self.scratch.items():
-            write[node] = [self._array("workspace", node, visit.scratch + ctx.batch * int64(at), stride)]
-        for node, array in zip(self.graph.results, new, strict=True):
-            write.setdefault(node, []).append(array)
-        groups = self._groups(ctx, visit, read, write, parity)
-        out = (read | {n: a[0] for n, a in write.items()})[self.graph.output]
-        time = visit.start + t
-        row0 = visit.output + t * ctx.batch * int64(visit.output_stride)
-        return [
-            *sets,
-            self._restart(ctx, visit, time, old),
-            *groups,
-            self._emit_output(ctx, out, row0, visit.output_stride),
-            self._freeze(ctx, time, old, new, row0, visit.output_stride),
-        ]
+        step = self._begin(ctx, visit, s)
+        step.read = self._rows_read(ctx, visit, step.t) | dict(zip(self.graph.states, step.old, strict=True))
+        step.write = self._written(ctx, visit, step.t)
+        for node, array in zip(self.graph.results, step.new, strict=True):
+            step.write.setdefault(node, []).append(array)
+        return [*step.sets, *self._work(ctx, visit, step)]
 
-    def _groups(
-        self, ctx: Context, visit: Visit, read: dict[Node, Array], write: Mapping[Node, Sequence[Array]], odd: Expr
-    ) -> list[Stmt]:
-        """The step's groups. What they compute is read back from its first place, which `read` gets; a result that is a
-        leaf is read as that leaf."""
+    def _begin(self, ctx: Context, visit: Visit, s: Expr) -> Step:
+        """The step's place in time, and its states: two copies in turn."""
+        step = Step(visit, s)
+        parity, set_parity = bind("parity", tirx.bitwise_and(visit.done + s, int64(1)))
+        step.odd = parity
+        step.sets.append(set_parity)
+        for number, node in enumerate(self.graph.states):
+            pair = (self.state(number, p, visit.states, ctx.batch) for p in (parity, int64(1) - parity))
+            step.bind_state(node.name, *pair)
+        return step
+
+    def _written(self, ctx: Context, visit: Visit, t: Expr) -> dict[Node, list[Array]]:
+        """Where a step's values go that are no results."""
+        rows = self.scratch.items()
+        base = visit.scratch
+        return {n: [self._array("workspace", n, base + ctx.batch * int64(at), stride)] for n, (at, stride) in rows}
+
+    def _work(self, ctx: Context, visit: Visit, step: Step) -> list[Block]:
+        """What a step does: states begin again, groups, the output; rows that have ended keep their state and emit
+        zeros."""
+        initial, t = self.initial, step.t
+        first = [(array, initial.get(n.name, 0.0)) for array, n in zip(step.old, self.graph.states, strict=True)]
+        groups = self._groups(ctx, visit, step)
+        out = (step.read | {n: arrays[0] for n, arrays in step.write.items()})[self.graph.output]
+        zero = tirx.const(0.0, self.graph.dtype)
+
+        def emit(b: Expr) -> Stmt:
+            source = ctx.buffers[out.buffer]
+            return loop("j", out.shape[-1], lambda j: visit.emit(t, b, j, load(source, out.address(b, (j,)))))
+
+        def end(b: Expr) -> list[Stmt]:
+            keep = [keep_row(ctx.buffers, old, new, b) for old, new in zip(step.old, step.new, strict=True)]
+            blank = [fill_row(ctx.buffers, array, zero, b) for array in self._blanked(ctx, visit, step)]
+            return [*keep, *blank, loop("j", self.graph.output.shape[0], lambda j: visit.emit(t, b, j, zero))]
+
+        # Backwards, a flag at t + 1 separates t from what was just processed.
+        restart = self._restart(ctx, step.time + visit.direction, first)
+        return [restart, *groups, loop("b", ctx.batch, emit), ended(ctx, step.time, end)]
+
+    def _blanked(self, ctx: Context, visit: Visit, step: Step) -> list[Array]:
+        """What becomes 0 in rows that have ended."""
+        return []
+
+    def _groups(self, ctx: Context, visit: Visit, step: Step) -> list[Stmt]:
+        """The step's groups. What they compute is read back from its first place; a result that is a leaf is read as
+        that leaf."""
         own = [g for g in self.graph.groups if g.region == "step"]
-        stored = {n for g in own for n in g.stored if not n.leaf} - {*read, *self.packed.names}
-        read |= {n: arrays[0] for n, arrays in write.items() if n in stored}
-        places = replace(self._places(ctx, visit, read, write), odd=odd)
+        stored = {n for g in own for n in g.stored if not n.leaf} - {*step.read, *self.packed.names}
+        step.read |= {n: arrays[0] for n, arrays in step.write.items() if n in stored}
+        places = replace(self._places(ctx, visit, step.read, step.write), odd=step.odd)
         return [self.emitter.group(g, ctx.batch, self._own(places, g)) for g in own]
 
     def _own(self, places: Places, group: Group) -> Places:
         """A result that is a leaf, or that another region computes, is copied from where it is."""
-        elsewhere = (n for n in group.stored if n.leaf or n in self.hoisted or n in self.packed.names)
+        elsewhere = (n for n in group.stored if n.leaf or n in self.before or n in self.packed.names)
         sources = {n: places.read(n) for n in elsewhere}
         return replace(places, copied={n: array for n, array in sources.items() if array is not None})
 
-    def _emit_output(self, ctx: Context, out: Array, row0: Expr, stride: int) -> Stmt:
-        ws = ctx.buffers["workspace"]
-
-        def copy(b: Expr, j: Expr) -> Stmt:
-            return store(ws, row0 + b * int64(stride) + j, load(ws, out.address(b, (j,))))
-
-        return loop("b", ctx.batch, lambda b: loop("j", out.shape[-1], lambda j: copy(b, j)))
-
-    def _restart(self, ctx: Context, visit: Visit, time: Expr, old: Sequence[Array]) -> Stmt:
-        """Rows whose reset flag is set start again from the initial value; finished rows stay as they are."""
-        ws = ctx.buffers["workspace"]
-        at = time + visit.direction  # backwards, a flag at t + 1 separates t from what was just processed
+    def _restart(self, ctx: Context, at: Expr, states: Sequence[tuple[Array, float]]) -> Stmt:
+        """Rows whose reset flag is set at step `at` get those values; finished rows stay as they are: flags in the
+        padding mean nothing."""
 
         def row(b: Expr) -> Stmt:
-            fill = [fill_row(ws, a, self._first(n), b) for a, n in zip(old, self.graph.states, strict=True)]
+            fill = [fill_row(ctx.buffers, a, tirx.const(value, self.graph.dtype), b) for a, value in states]
             flagged = when(tirx.NE(load(ctx.reset, at * ctx.batch + b), tirx.const(0, "uint8")), fill)
             unfinished = when(at < load(ctx.lengths, b), flagged)
             return when(tirx.EQ(ctx.has_lengths, int64(0)), flagged, unfinished)
@@ -263,32 +300,30 @@ class Layer:
         body = when(at < ctx.steps, loop("b", ctx.batch, row))
         return when(tirx.NE(ctx.has_reset, int64(0)), body)
 
-    def _first(self, state: Node) -> Expr:
-        return tirx.const(self.initial.get(state.name, 0.0), self.graph.dtype)
 
-    def _freeze(
-        self, ctx: Context, time: Expr, old: Sequence[Array], new: Sequence[Array], row0: Expr, stride: int
-    ) -> Stmt:
-        """Rows that have ended keep their state and emit zeros."""
-        ws = ctx.buffers["workspace"]
-        zero = tirx.const(0.0, self.graph.dtype)
-
-        def row(b: Expr) -> Stmt:
-            keep = [keep_row(ws, a, n, b) for a, n in zip(old, new, strict=True)]
-            width = self.graph.output.shape[0]
-            blank = loop("j", width, lambda j: store(ws, row0 + b * int64(stride) + j, zero))
-            return when(tirx.GE(time, load(ctx.lengths, b)), [*keep, blank])
-
-        return when(tirx.NE(ctx.has_lengths, int64(0)), loop("b", ctx.batch, row))
+def ended(ctx: Context, time: Expr, body: Callable[[Expr], Block]) -> Stmt:
+    """body(b) for each row b that has ended before step `time`."""
+    return when(tirx.NE(ctx.has_lengths, int64(0)), _rows_ended(ctx, time, body))
 
 
-def fill_row(ws: Buffer, array: Array, value: Expr, b: Expr) -> Stmt:
+def ended_in_tile(ctx: Context, start: Expr, count: Expr, body: Callable[[Expr, Expr], Block]) -> Stmt:
+    """body(t, b) for each row b of each of `count` steps start + t that is after the row's end."""
+    rows = loop("t", count, lambda t: _rows_ended(ctx, start + t, partial(body, t)))
+    return when(tirx.NE(ctx.has_lengths, int64(0)), rows)
+
+
+def _rows_ended(ctx: Context, time: Expr, body: Callable[[Expr], Block]) -> Stmt:
+    return loop("b", ctx.batch, lambda b: when(tirx.GE(time, load(ctx.lengths, b)), body(b)))
+
+
+def fill_row(buffers: Mapping[str, Buffer], array: Array, value: Expr, b: Expr) -> Stmt:
     """One batch row of an array, padding included, becomes `value`."""
     at = array.base + b * int64(array.row_stride)
-    return loop("j", array.row_stride, lambda j: store(ws, at + j, value))
+    return loop("j", array.row_stride, lambda j: store(buffers[array.buffer], at + j, value))
 
 
-def keep_row(ws: Buffer, old: Array, new: Array, b: Expr) -> Stmt:
+def keep_row(buffers: Mapping[str, Buffer], old: Array, new: Array, b: Expr) -> Stmt:
     """One batch row of the new state becomes that of the old one."""
     source, place = old.base + b * int64(old.row_stride), new.base + b * int64(new.row_stride)
-    return loop("j", new.row_stride, lambda j: store(ws, place + j, load(ws, source + j)))
+    own, into = buffers[old.buffer], buffers[new.buffer]
+    return loop("j", new.row_stride, lambda j: store(into, place + j, load(own, source + j)))

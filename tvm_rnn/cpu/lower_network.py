@@ -2,7 +2,7 @@
 
 In: the RNN, its layers' graphs after the passes, a target. Out: an IRModule with `sequence` and one `pack_k` per
 distinct layer, and the facts that the manifest needs. Closing the loop over time happens here and nowhere else;
-`verify_time_order.py` checks it.
+`verify` checks it.
 
     time-major:   states in; for tile of time: inputs in; for layer: layer's tile; outputs out; states out
     layer-major:  states in; inputs in; for layer: for direction: for tile of time: layer's tile; outputs, states out
@@ -10,33 +10,34 @@ distinct layer, and the facts that the manifest needs. Closing the loop over tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import tvm
+import tvm_ffi
+from msgspec import structs
 from tvm import tirx
 
 from tvm_rnn.errors import PassError, message
 from tvm_rnn.graph.flops import flops_per_row
 from tvm_rnn.graph.graph import Layers
-from tvm_rnn.module_file import schema
-from tvm_rnn.module_file.schema import Pack
+from tvm_rnn.module_file.facts import common_facts
+from tvm_rnn.module_file.schema import CpuNetwork, Pack
 from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.options import Options
-from tvm_rnn.tir.expr import Buffer, Expr, Stmt
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, Named, bind, buffer, function, load, loop, sequence, store, variable
 
 from .lower_group import Emitter, Used
 from .lower_layer import Context, Layer, Visit
-from .user_array_copies import each, rows_in, rows_out
-from .verify_time_order import verify
 from .weight_storage import STORAGES
-from .workspace import Array, Workspace, row_stride, strides_of
+from .workspace import Array, Workspace, each, row_stride, rows_in, rows_out, strides_of
 
+INTEGERS = ("T", "B", "n", "threads", "has_lengths", "has_reset")
 MAX_ROWS = 1 << 30  # "all of T in one tile"
 
 
@@ -63,21 +64,6 @@ class Tile:
 
 
 @dataclass
-class Lowered:
-    """What `compiler/compile.py` needs: the functions, and the manifest's facts about memory, packing and schedules."""
-
-    module: tvm.IRModule
-    packs: list[Pack]
-    packed_elements: int
-    workspace: schema.Workspace
-    rows_per_tile: int
-    flops_per_row: int
-    used: list[Used]
-    walks: list[Used]
-    stored: str = ""
-
-
-@dataclass
 class Lowering:
     """Lowers one RNN. Call `run()`. number: of the first graph, among all whose constants the module's file has."""
 
@@ -86,8 +72,12 @@ class Lowering:
     options: Options
     number: int = 0
     memory: Workspace = field(default_factory=Workspace)
+    name: ClassVar[str] = "sequence"
     layer_type: ClassVar[type[Layer]] = Layer
+    visit_type: ClassVar[type[Visit]] = Visit
     prefix: ClassVar[str] = ""  # of the names of packing functions
+    memories: ClassVar[tuple[str, ...]] = ("packed", "workspace")  # the compiler's own buffers
+    flow: ClassVar[str] = "workspace"  # where layers read inputs
 
     def __post_init__(self) -> None:
         net, options = self.net, self.options
@@ -153,29 +143,38 @@ class Lowering:
 
     # --- the sequence function -----------------------------------------------------------------------------------
 
-    def run(self) -> Lowered:
-        functions = {"sequence": self._sequence()}
-        for i, layer in enumerate(self.code):
-            functions[f"pack_{i}"] = self._pack(layer, f"pack_{i}")
-        verify(functions["sequence"])
-        return Lowered(
-            tvm.IRModule(functions),
-            self._packs(),
-            self.packed_elements,
-            self.memory.sizes(),
-            self.rows_per_tile,
-            flops_per_row(self.layers, self.net.num_directions),
-            self.emitter.used,
-            self.walks,
-            self.stored,
+    def run(self) -> Lowering:
+        self.module = tvm.IRModule(self.functions())
+        return self
+
+    def describe(self) -> CpuNetwork:
+        """What the manifest says of a module, before that of training."""
+        net, own = self.net, self.options
+        return CpuNetwork(
+            **structs.asdict(common_facts(net, own.target, own.batches, own.without)),
+            packs=self.packs,
+            packed_elements=self.packed_elements,
+            workspace=self.memory.sizes(),
+            rows_per_tile=self.rows_per_tile,
+            flops_per_row=flops_per_row(self.layers, net.num_directions),
+            templates=[used.facts() for used in (*self.emitter.used, *self.walks)],
+            weight_dtype=self.stored or None,
         )
+
+    def functions(self) -> dict[str, tirx.PrimFunc]:
+        """The function that goes through a sequence, and its packing, by name."""
+        found = {self.name: self._sequence()}
+        verify(found[self.name])
+        packs = {f"{self.prefix}pack_{i}": layer for i, layer in enumerate(self.code)}
+        return found | {name: self._pack(layer, name) for name, layer in packs.items()}
 
     @property
     def walks(self) -> list[Used]:
         """Which template chose how each graph's layers and time are walked."""
         return [Used(t.unit, *t.chosen) for g in self.layers.graphs if (t := g.tiling) and t.unit and t.chosen]
 
-    def _packs(self) -> list[Pack]:
+    @property
+    def packs(self) -> list[Pack]:
         packs = []
         for run in self.runs:
             layer = self.code[run.graph]
@@ -190,14 +189,16 @@ class Lowering:
         return packs
 
     def _pack(self, layer: Layer, name: str) -> tirx.PrimFunc:
-        dtype, raw = self.net.dtype, {}
-        for key in (*(p.name for p in layer.graph.params), *named_constants(layer.graph, layer.number)):
-            raw[key] = buffer(key.replace(".", "_"), dtype, self.itemsize)
-        packed = buffer("packed", dtype)
-        offset = variable("offset")
+        keys = (*(p.name for p in layer.graph.params), *named_constants(layer.graph, layer.number))
+        raw = self._raw(keys)
+        packed, offset = buffer("packed", self.net.dtype), variable("offset")
         stored = self._stored(packed)
         body = sequence(_views(stored, packed), layer.weights.pack(raw, packed, offset, *stored))
         return function(name, [*raw.values(), packed, offset], body)
+
+    def _raw(self, keys: Sequence[str]) -> dict[str, Buffer]:
+        """Weights and constants as they are given, by name."""
+        return dict(zip(keys, self._users([key.replace(".", "_") for key in keys]), strict=True))
 
     def _stored(self, packed: Buffer) -> list[Buffer]:
         """The packed memory as elements of the dtype in which products' parameters are stored, if that is another."""
@@ -205,40 +206,53 @@ class Lowering:
         return [tirx.decl_buffer(packed.shape, k.dtype, name="words" if k.integer else "stored") for k in kinds]
 
     def _sequence(self) -> tirx.PrimFunc:
-        dtype, cell, size = self.net.dtype, self.net.cell, self.itemsize
-        ints = {n: variable(n) for n in ("T", "B", "n", "threads", "has_lengths", "has_reset")}
-        self.T, self.B, self.n = ints["T"], ints["B"], ints["n"]
-        self.x = [buffer(a.name, dtype, size) for a in cell.inputs]
-        self.y = buffer("y", dtype, size)
-        self.s_in = [buffer(f"{a.name}_in", dtype, size) for a in cell.states]
-        self.s_out = [buffer(f"{a.name}_out", dtype, size) for a in cell.states]
-        lengths, reset = buffer("lengths", "int64", 8), buffer("reset", "uint8", 1)
-        self.ws, packed = buffer("workspace", dtype), buffer("packed", dtype)
+        given, cell = self._arguments(), self.net.cell
+        self.x, (self.y,) = self._users([a.name for a in cell.inputs]), self._users(["y"])
+        self.s_in, self.s_out = (self._users([f"{a.name}_{way}" for a in cell.states]) for way in ("in", "out"))
+        walk = self._time_major() if self.time_major else self._layer_major()
+        body = self._with_threads(given["threads"], self._states(True), walk, self._states(False))
+        return self._function(given, [*self.x, self.y, *self.s_in, *self.s_out], body)
+
+    def _function(self, given: Mapping[str, Any], users: Sequence[Buffer], body: Stmt) -> tirx.PrimFunc:
+        own = [given[n] for n in ("lengths", "reset", *self.memories)]
+        return function(self.name, [*(given[n] for n in self.integers), *users, *own, *self._of_masks(given)], body)
+
+    @property
+    def integers(self) -> tuple[str, ...]:
+        """The function's first parameters."""
+        return INTEGERS
+
+    def _of_masks(self, given: Mapping[str, Any]) -> list[TirExpr | Buffer]:
+        """The last parameters, of training alone."""
+        return []
+
+    def _arguments(self) -> dict[str, Any]:
+        """The integers, lengths, reset, and the compiler's own buffers, which code finds in `ctx`."""
+        found: dict[str, Any] = {n: variable(n) for n in self.integers}
+        found |= {"lengths": buffer("lengths", "int64", 8), "reset": buffer("reset", "uint8", 1)}
+        found |= {n: buffer(n, self.net.dtype) for n in self.memories}
+        self.T, self.B, self.n, self.ws = found["T"], found["B"], found["n"], found["workspace"]
         self.tile_rows, set_rows = bind("tile_rows", self.n * self.B)
-        stored = self._stored(packed)
+        self.sets: list[Stmt | None] = [set_rows]
+        stored = self._stored(found["packed"])
         integer = bool(self.stored) and STORAGES[self.stored].integer
         levels = [tirx.decl_buffer(self.ws.shape, "int32", name="levels")] if integer else []
-        self.ctx = Context(
-            {"workspace": self.ws, "packed": packed, **{array.name: array for array in (*stored, *levels)}},
-            self.B,
-            self.T,
-            self.tile_rows,
-            ints["has_lengths"],
-            ints["has_reset"],
-            lengths,
-            reset,
-            ints["threads"],
-        )
-        walk = self._time_major() if self.time_major else self._layer_major()
+        self.views = [*_views(stored, found["packed"]), *_views(levels, self.ws)]
+        buffers = {n: found[n] for n in self.memories} | {array.name: array for array in (*stored, *levels)}
+        flags = (found[n] for n in ("has_lengths", "has_reset", "lengths", "reset", "threads"))
+        self.ctx = Context(buffers, self.B, self.T, self.tile_rows, *flags)
+        return found
+
+    def _with_threads(self, count: Expr, *body: Block) -> Stmt:
         use = [
-            tirx.Evaluate(tirx.call_extern("int32", "tvm_rnn_pool_use", tirx.Cast("int32", count)))
-            for count in (ints["threads"], int64(1))
+            tirx.Evaluate(tirx.call_extern("int32", "tvm_rnn_pool_use", tirx.Cast("int32", number)))
+            for number in (count, int64(1))
         ]
-        views = [*_views(stored, packed), *_views(levels, self.ws)]
-        before, after = self._states(True), self._states(False)
-        body = sequence(views, use[0], set_rows, before, walk, after, use[1])
-        params = [*ints.values(), *self.x, self.y, *self.s_in, *self.s_out, lengths, reset, packed, self.ws]
-        return function("sequence", params, body)
+        return sequence(self.views, use[0], self.sets, body, use[1])
+
+    def _users(self, names: list[str]) -> list[Buffer]:
+        """Arrays of the user's."""
+        return [buffer(name, self.net.dtype, self.itemsize) for name in names]
 
     # The workspace: values per row, then values per row of a tile, then values per row of the whole sequence.
 
@@ -271,46 +285,62 @@ class Lowering:
 
     def _state(self, run: Run, number: int, user: Buffer, start: int, into: bool) -> Stmt:
         """One state of all layers and directions of a run; `start`: elements per batch row that come before."""
-        code = self.code[run.graph]
-        size = int(np.prod(code.graph.states[number].shape, dtype=int))
-        parity = int64(0) if into else tirx.bitwise_and(self.T, int64(1))
+        size = int(np.prod(self.code[run.graph].graph.states[number].shape, dtype=int))
 
-        def visit(i: Expr) -> Stmt:
-            array = code.state(number, parity, self._state_base(run, i), self.B)
+        def visit(v: Expr) -> Stmt:
+            array = self._state_array(run, number, v, into)
+            own = self.ctx.buffers[array.buffer]
 
             def row(b: Expr) -> Stmt:
-                first = (int64(start) + i * int64(size)) * self.B + b * int64(size)
+                first = (int64(start) + v * int64(size)) * self.B + b * int64(size)
 
                 def element(index: tuple[Expr, ...], flat: Expr) -> Stmt:
                     place = array.address(b, index)
                     if into:
-                        return store(self.ws, place, load(user, first + flat))
-                    return store(user, first + flat, load(self.ws, place))
+                        return store(own, place, load(user, first + flat))
+                    return store(user, first + flat, load(own, place))
 
                 return each(array.shape, element)
 
-            return self._if_called(run, i, loop("b", self.B, row))
+            return self._if_called(run, v, loop("b", self.B, row))
 
         return loop("v", run.count * self.net.num_directions, visit)
+
+    def _state_array(self, run: Run, number: int, visit: Expr, first: bool) -> Array:
+        """Where the first step reads a state of a layer and direction, or where the last one leaves it."""
+        parity = int64(0) if first else tirx.bitwise_and(self.T, int64(1))
+        return self.code[run.graph].state(number, parity, self._state_base(run, visit), self.B)
 
     def _if_called(self, run: Run, visit: Expr, *body: Block) -> Stmt:
         """What is done for one layer and direction of a run: in inference in every call."""
         return sequence(*body)
+
+    def _if_layer(self, layer: int, body: Block) -> Stmt:
+        """What is done for both directions of a layer."""
+        return sequence(body)
 
     def _state_base(self, run: Run, visit: Expr) -> Expr:
         per = self.code[run.graph].states_per_row
         at = self.states_at[run.graph] + run.at * self.net.num_directions * per
         return self.B * (int64(at) + visit * int64(per))
 
-    def _copy_in(self, start: Expr, count: Expr) -> list[Block]:
-        """The user's inputs from step `start` on, into the buffers that the first layer reads."""
+    def _copy_in(self, start: Expr, count: Expr) -> Stmt:
+        """The user's inputs from step `start` on, to where the first layer reads them."""
         parts: list[Block] = []
-        for number, (node, user) in enumerate(zip(self.code[0].graph.inputs, self.x, strict=True)):
-            stride = self.stride if number == 0 else self.extra[number - 1]
-            steps = strides_of(node.shape, self.lanes)[0]
-            array = Array("workspace", self._flow(0 if number == 0 else number + 1), stride, steps, node.shape)
-            parts.append(rows_in(self.ws, user, array, start * self.B, count * self.B))
-        return parts
+        nodes = self.net.layers[0].graph.inputs
+        for node, user, (base, stride) in zip(nodes, self.x, self._inputs_at(start), strict=True):
+            array = Array(self.flow, base, stride, strides_of(node.shape, self.lanes)[0], node.shape)
+            parts.append(rows_in(self.ctx.buffers[self.flow], user, array, start * self.B, count * self.B))
+            parts.append(self._blank(array, start, count))
+        return self._if_layer(0, parts)
+
+    def _inputs_at(self, start: Expr) -> list[tuple[Expr, int]]:
+        """Where the first layer reads each input, and its row stride."""
+        return [(self._flow(i + 1 if i else 0), s) for i, s in enumerate([self.stride, *self.extra])]
+
+    def _blank(self, array: Array, start: Expr, count: Expr) -> Stmt | None:
+        """What becomes of rows that have ended: in inference nobody reads them."""
+        return None
 
     def _copy_out(self, start: Expr, count: Expr) -> Stmt:
         base, width = self._flow(self.net.num_layers % 2), self.net.output_size
@@ -362,32 +392,74 @@ class Lowering:
 
     def _visit(self, run: Run, i: Expr, d: Expr, tile: Tile) -> Stmt:
         """Layer `run.first + i` on one tile of time."""
-        code, directions = self.code[run.graph], self.net.num_directions
-        visit = i * int64(directions) + d
-        named = Named()
-        odd = tirx.bitwise_and(i + int64(run.first), int64(1))
-        size = self._flow(1) - self._flow(0)
-        inputs = [named("input", self._flow(0) + odd * size + tile.row * self.B * int64(self.stride))]
-        for number, stride in enumerate(self.extra):
-            inputs.append(named(f"input_{number + 1}", self._flow(number + 2) + tile.row * self.B * int64(stride)))
-        output = self._flow(0) + (int64(1) - odd) * size + tile.row * self.B * int64(self.stride)
-        work = Visit(
+        code, visit, named = self.code[run.graph], i * int64(self.net.num_directions) + d, Named()
+        inputs, widths = self._inputs(named, run, i, d, tile)
+        work = self.visit_type(
             weights=named("weights", self._weights_of(run, visit)),
-            states=named("states", self._state_base(run, visit)),
+            states=named("states", self._state_base(run, visit)) if code.states_per_row else int64(0),
             scratch=named("scratch", self._row_address(self.scratch_at)),
             hoisted=named("hoisted", self._tile_address(0)),
             inputs=inputs,
-            widths=[self.stride, *self.extra],
-            output=named("output", output + d * int64(code.graph.output.shape[0])),
-            output_stride=self.stride,
+            widths=widths,
             direction=d + self.back,
             start=tile.start,
             count=tile.count,
             done=tile.done,
         )
-        return sequence(named.sets, code.visit(self.ctx, work))
+        self._complete(work, named, run, (i, d, visit), tile)
+        return self._if_called(run, visit, named.sets, code.visit(self.ctx, work))
+
+    def _inputs(self, named: Named, run: Run, i: Expr, d: Expr, tile: Tile) -> tuple[list[Expr], list[int]]:
+        """Where a visit reads its inputs, at the tile's first step; their row strides."""
+        own = self._flow(0) + self._odd(run, i) * self._flow_size
+        inputs = [named("input", own + tile.row * self.B * int64(self.stride))]
+        for number, stride in enumerate(self.extra):
+            inputs.append(named(f"input_{number + 1}", self._flow(number + 2) + tile.row * self.B * int64(stride)))
+        return inputs, [self.stride, *self.extra]
+
+    def _odd(self, run: Run, i: Expr) -> Expr:
+        return tirx.bitwise_and(i + int64(run.first), int64(1))
+
+    @property
+    def _flow_size(self) -> Expr:
+        return self._flow(1) - self._flow(0)
+
+    def _complete(self, work: Visit, named: Named, run: Run, place: tuple[Expr, Expr, Expr], tile: Tile) -> None:
+        """What else a visit must know. place: its layer in the run, its direction, its number in the run."""
+        i, d, _ = place
+        output = (
+            self._flow(0) + (int64(1) - self._odd(run, i)) * self._flow_size + tile.row * self.B * int64(self.stride)
+        )
+        output = named("output", output + d * int64(self.code[run.graph].graph.output.shape[0]))
+        stride = int64(self.stride)
+
+        def emit(t: Expr, b: Expr, j: Expr, value: Expr) -> Stmt:
+            return store(self.ws, output + t * self.B * stride + b * stride + j, value)
+
+        work.emit = emit
 
 
 def _views(buffers: Sequence[Buffer], memory: Buffer) -> list[Stmt]:
     """Statements that make buffers views of memory."""
     return [tirx.DeclBuffer(view, data=tirx.buffer.buffer_data(memory)) for view in buffers]
+
+
+def verify(func: tirx.PrimFunc) -> None:
+    """Raise PassError unless every loop over time ("tile", "step") is serial and outside of every parallel loop."""
+    problems: list[str] = []
+    time = ("tile", "step")
+
+    def inside(node: tirx.For) -> None:
+        if node.loop_var.name in time:
+            problems.append(f"loop over {node.loop_var.name} inside a parallel loop")
+
+    def check(node: tirx.For) -> None:
+        serial = node.kind == tirx.ForKind.SERIAL
+        if node.loop_var.name in time and not serial:
+            problems.append(f"loop over {node.loop_var.name} is not serial")
+        if node.kind == tirx.ForKind.PARALLEL:
+            tvm_ffi.structural_walk(node.body, (tirx.For, inside))
+
+    tvm_ffi.structural_walk(func.body, (tirx.For, check))
+    if problems:
+        raise PassError(message("the order of time is broken", got=", ".join(problems), do="leave time to lower.py"))

@@ -27,9 +27,33 @@ from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import INDEX, int64, wide
 
 from .dropout_masks import Draw
-from .weight_prefetch import CACHE_LINE, with_prefetches
 from .weight_storage import Storage
 from .workspace import Array
+
+CACHE_LINE = 64  # bytes
+READ, EVERY_LEVEL, DATA = (tirx.IntImm("int32", value) for value in (0, 3, 1))
+
+
+def with_prefetches(product: Stmt, weights: Buffer, wanted: Callable[[tirx.Var], Sequence[Expr]]) -> Stmt:
+    """The product, with prefetches of `weights`. wanted(k): the elements to prefetch in the loop over k, one in each
+    cache line; none in a loop that is not one over K.
+
+    Rewrite: for k: acc += a[k] * w[k]  -->  for k: prefetch w[k + ahead]; acc += a[k] * w[k]
+    """
+
+    def prefetch_first(loop: tirx.For) -> tirx.For:
+        requests = []
+        for place in wanted(loop.loop_var):
+            address = tirx.address_of(tirx.BufferLoad(weights, [place]))
+            request = tirx.call_intrin("void", "tirx.prefetch", address, READ, EVERY_LEVEL, DATA)
+            requests.append(tirx.Evaluate(request))
+        if not requests:
+            return loop
+        body = tirx.SeqStmt([*requests, loop.body])
+        return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, annotations={})
+
+    return tvm_ffi.structural_map(product, (tirx.For, prefetch_first))
+
 
 _LOWER = (
     s_tir.transform.LowerInitBlock,
@@ -299,13 +323,7 @@ def _wanted(tile: Tile, k: tirx.Var, ahead: int, step: int) -> list[Expr]:
     return found
 
 
-def epilogue(tile: Tile, template: Template, config: Config) -> Stmt:
-    """The pointwise work of a gemm group on a part of what `product` left."""
-    tile.values()
-    return tile.statement(template, config)
-
-
 def pointwise(tile: Tile, template: Template, config: Config) -> Stmt:
-    """A tile of a pointwise group: one row, one vector along the last axis."""
+    """Pointwise work: one row and one vector of a group, or a gemm group's on a part of what `product` left."""
     tile.values()
     return tile.statement(template, config)

@@ -12,10 +12,9 @@ from typing import Any
 
 from tvm import te, tirx
 
-from tvm_rnn.graph.axes import reduced_axes
-from tvm_rnn.graph.graph import Node
+from tvm_rnn.graph.graph import Node, reduced_axes
 from tvm_rnn.graph.scalar import let, where
-from tvm_rnn.graph.tensor_expressions import Index, element, reduced_index
+from tvm_rnn.graph.tensor_expressions import Index, element, reduced_value
 from tvm_rnn.schedule.schedule_template import Config, Template
 from tvm_rnn.tir.expr import Expr, TirExpr
 
@@ -98,12 +97,7 @@ def _inlined(tile: Tile, root: Node, index: Index, ks: Sequence[Expr]) -> Expr:
     def value(n: Node, i: Index) -> Expr:
         return _shared(n, i, read, lambda n: tile.places.read(n) is not None, tile.unit.dtype)
 
-    if root.op != "einsum":
-        return value(root.args[0], reduced_index(root, index, ks[0]))
-    inputs, out = root.attrs["spec"].split("->")
-    known = dict(zip(out, index, strict=True)) | {t: k for (t, _), k in zip(reduced_axes(root), ks, strict=True)}
-    a, b = (value(arg, tuple(known[t] for t in text)) for text, arg in zip(inputs.split(","), root.args, strict=True))
-    return a * b
+    return reduced_value(root, index, ks, value)
 
 
 def _shared(

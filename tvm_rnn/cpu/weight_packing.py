@@ -13,19 +13,18 @@ from functools import partial
 
 from tvm import tirx
 
-from tvm_rnn.graph.axes import reduced_axes
-from tvm_rnn.graph.graph import Graph, Node
+from tvm_rnn.graph.graph import Graph, Node, reduced_axes
 from tvm_rnn.graph.ops import TABLE
-from tvm_rnn.graph.scalar import let, where
-from tvm_rnn.graph.tensor_expressions import Index, Reader, element, reduced_index
+from tvm_rnn.graph.scalar import where
+from tvm_rnn.graph.tensor_expressions import Index, Reader, element, reduced_value
 from tvm_rnn.network.rnn import named_constants
 from tvm_rnn.passes.fuse_pointwise import FUNCTION, bases
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Block, load, loop, sequence, store, vector
 
-from .weight_storage import LARGEST, OFFSET, WORD, Storage
-from .workspace import Array, Packed, pad, strides_of
+from .weight_storage import LARGEST, OFFSET, WORD, Storage, larger
+from .workspace import Array, Packed, dense, each, pad, strides_of
 
 
 class PackedWeights:
@@ -119,10 +118,7 @@ class PackedWeights:
                 return load(packed, places[node].address(0, index))
             if node.op == "param" or (node.op == "const" and node.scalar is None):
                 name = node.name if node.op == "param" else names[id(node.value)]
-                dense: Expr = int64(0)
-                for i, size in zip(index, node.shape, strict=True):
-                    dense = dense * int64(size) + (int64(i) if isinstance(i, int) else i)
-                return load(raw[name], dense)
+                return load(raw[name], dense(node.shape, index))
             return None
 
         parts: list[Stmt] = []
@@ -140,22 +136,18 @@ class PackedWeights:
         return sequence(parts)
 
     def _pack_array(self, node: Node, array: Array, packed: Buffer, read: Reader) -> Stmt:
-        shape = node.shape or (1,)
+        target = replace(array, strides=array.strides or (1,))
 
-        def fill(index: tuple[Expr, ...]) -> Stmt:
-            if len(index) < len(shape):
-                return loop(f"i{len(index)}", shape[len(index)], lambda i: fill((*index, i)))
-            own = index if node.shape else ()
+        def inner(n: Node, i: Index) -> Expr | None:
+            return None if n is node and not n.leaf else read(n, i)
 
-            def inner(n: Node, i: Index) -> Expr | None:
-                return None if n is node and not n.leaf else read(n, i)
-
-            target = replace(array, strides=array.strides or (1,))
+        def fill(index: tuple[Expr, ...], _: Expr) -> Stmt:
+            own, address = index if node.shape else (), target.address(0, index)
             if node.op in ("sum", "max", "einsum"):
-                return accumulated(node, own, inner, packed, target.address(0, index), self.graph.dtype)
-            return store(packed, target.address(0, index), element(node, own, inner, self.graph.dtype))
+                return accumulated(node, own, inner, packed, address, self.graph.dtype)
+            return store(packed, address, element(node, own, inner, self.graph.dtype))
 
-        return fill(())
+        return each(node.shape or (1,), fill)
 
     def array(self, node: Node, offset: Expr) -> Array:
         """Where a kept value is, in packed weights that begin at `offset`."""
@@ -250,11 +242,7 @@ class Matrix:
             place, zero = at(p, g, v), tirx.const(0.0, self.dtype)
 
             def more(k: Expr) -> Stmt:
-                def larger(value: Expr) -> Expr:
-                    so_far = load(self.packed, place)
-                    return where(tirx.Or(value > so_far, tirx.isnan(value)), value, so_far)
-
-                return store(self.packed, place, let(tirx.abs(self.value(p, k, g, v)), larger))
+                return store(self.packed, place, larger(tirx.abs(self.value(p, k, g, v)), load(self.packed, place)))
 
             found = load(self.packed, place)
             scale = where(tirx.EQ(found, zero), one, found / tirx.const(LARGEST, self.dtype))
@@ -311,19 +299,10 @@ def accumulated(node: Node, index: Index, read: Reader, packed: Buffer, address:
     def body(ks: tuple[Expr, ...]) -> Stmt:
         if len(ks) < len(axes):
             return loop(f"k{len(ks)}", axes[len(ks)][1], lambda k: body((*ks, k)))
-        if node.op == "einsum":
-            inputs, out = node.attrs["spec"].split("->")
-            known = dict(zip(out, index, strict=True)) | {t: k for (t, _), k in zip(axes, ks, strict=True)}
-            a, b = (
-                element(arg, tuple(known[t] for t in text), read, dtype)
-                for text, arg in zip(inputs.split(","), node.args, strict=True)
-            )
-            value = a * b
-        else:
-            value = element(node.args[0], reduced_index(node, index, ks[0]), read, dtype)
+        value = reduced_value(node, index, ks, lambda n, i: element(n, i, read, dtype))
         so_far = load(packed, address)
         if node.op == "max":
-            return store(packed, address, let(value, lambda v: where(tirx.Or(v > so_far, tirx.isnan(v)), v, so_far)))
+            return store(packed, address, larger(value, so_far))
         return store(packed, address, so_far + value)
 
     return sequence(store(packed, address, low), body(()))

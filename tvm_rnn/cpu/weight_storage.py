@@ -40,9 +40,7 @@ class Storage:
             return tirx.Cast("float16", value)
         if self.scaled:
             assert scale is not None
-            return let(
-                value / scale, lambda v: tirx.Cast("int8", tirx.Cast("int32", where(tirx.isnan(v), 0.0, _nearest(v))))
-            )
+            return let(value / scale, lambda v: tirx.Cast("int8", tirx.Cast("int32", nearest(v, 0.0))))
         bits = tirx.reinterpret("uint32", value)
         # Adding to a NaN's bits could make it infinite; its top half with the quiet bit is a NaN still.
         return let(
@@ -56,6 +54,10 @@ class Storage:
         return tirx.reinterpret("float32", tirx.Cast("uint32", stored) << _u(16))
 
 
+def nearest(value: TirExpr, of_nan: Expr | float) -> TirExpr:
+    return where(tirx.isnan(value), of_nan, tirx.nearbyint(value))
+
+
 def _u(value: int) -> TirExpr:
     return tirx.const(value, "uint32")
 
@@ -64,8 +66,9 @@ def _to_even(bits: TirExpr) -> TirExpr:
     return bits + _u(0x7FFF) + ((bits >> _u(16)) & _u(1))
 
 
-def _nearest(value: Expr) -> Expr:
-    return tirx.nearbyint(value)
+def larger(value: TirExpr, so_far: TirExpr) -> TirExpr:
+    """The larger of both; a NaN stays."""
+    return let(value, lambda v: where(tirx.Or(v > so_far, tirx.isnan(v)), v, so_far))
 
 
 STORAGES = {

@@ -7,14 +7,18 @@ past its end into padding: padding holds arbitrary values and is never read into
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
+
+import numpy as np
 
 from tvm_rnn.graph.ops import Shape
 from tvm_rnn.module_file import schema
-from tvm_rnn.tir.expr import Expr
+from tvm_rnn.tir.expr import Buffer, Expr, Stmt
 from tvm_rnn.tir.index import int64, wide
+from tvm_rnn.tir.statements import load, loop, store
 
 
 def pad(size: int, lanes: int) -> int:
@@ -40,6 +44,14 @@ def row_stride(shape: Shape, lanes: int, itemsize: int) -> int:
     more."""
     size = strides_of(shape, lanes)[1]
     return size + lanes if size * itemsize % 4096 == 0 else size
+
+
+def dense(shape: Sequence[int], index: Sequence[Expr]) -> Expr:
+    """The place of an element in a dense row-major array."""
+    flat: Expr = int64(0)
+    for i, size in zip(index, shape, strict=True):
+        flat = flat * int64(size) + (int64(i) if isinstance(i, int) else i)
+    return flat
 
 
 @dataclass(frozen=True)
@@ -87,3 +99,35 @@ class Packed:
         self.names[key] = self.size
         self.size += elements
         return self.names[key]
+
+
+def each(shape: Sequence[int], body: Callable[[tuple[Expr, ...], Expr], Stmt]) -> Stmt:
+    """for every index of a dense array: body(index, flat position)."""
+
+    def nest(index: tuple[Expr, ...], flat: Expr) -> Stmt:
+        if len(index) == len(shape):
+            return body(index, flat)
+        size = shape[len(index)]
+        return loop(f"i{len(index)}", size, lambda i: nest((*index, i), flat * int64(size) + i))
+
+    return nest((), int64(0))
+
+
+def rows_in(workspace: Buffer, user: Buffer, array: Array, first: Expr, rows: Expr) -> Stmt:
+    """Rows first, first + 1, ... of the user's [rows, *shape] to rows 0, 1, ... of `array`."""
+    size = int(np.prod(array.shape, dtype=int))
+
+    def one(r: Expr, index: Sequence[Expr], flat: Expr) -> Stmt:
+        return store(workspace, array.address(r, index), load(user, (first + r) * int64(size) + flat))
+
+    return loop("r", rows, lambda r: each(array.shape, partial(one, r)))
+
+
+def rows_out(workspace: Buffer, user: Buffer, array: Array, first: Expr, rows: Expr) -> Stmt:
+    """Rows 0, 1, ... of `array` to rows first, first + 1, ... of the user's [rows, *shape]."""
+    size = int(np.prod(array.shape, dtype=int))
+
+    def one(r: Expr, index: Sequence[Expr], flat: Expr) -> Stmt:
+        return store(user, (first + r) * int64(size) + flat, load(workspace, array.address(r, index)))
+
+    return loop("r", rows, lambda r: each(array.shape, partial(one, r)))

@@ -10,22 +10,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, BinaryIO
+from math import prod
+from typing import TYPE_CHECKING, Any
 
-from tvm_rnn.decisions import Decision, Figures, recording
+from tvm_rnn.decisions import Decision, recording
+from tvm_rnn.dtypes import ITEM_BYTES
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.language.cell import Cell
-from tvm_rnn.network.model import Model
+from tvm_rnn.network.model import Model, widened
 from tvm_rnn.network.rnn import RNN
-from tvm_rnn.network.widen import widened
 from tvm_rnn.runtime.runtime import Facts
 
 from .facts import ExplanationFacts, MemoryFacts, NetworkFacts, PassFacts, TrainingFacts
-from .looked import Looked
 from .work import occupancies, work
 
 if TYPE_CHECKING:
     from tvm_rnn.explain.html.charts import AblationRow
+    from tvm_rnn.explain.module import Looked
     from tvm_rnn.options import Options
     from tvm_rnn.records import Records
     from tvm_rnn.runtime.runtime import Module
@@ -79,11 +80,7 @@ class Explanation:
         from tvm_rnn.npy_files import write_whole
 
         whole = page(self.facts, self.looked, command, ablation, history).encode()
-
-        def write(file: BinaryIO) -> None:
-            file.write(whole)
-
-        write_whole({os.fspath(path): write})
+        write_whole({os.fspath(path): lambda file: file.write(whole)})
 
 
 def explain(
@@ -129,7 +126,8 @@ def explain(
         LoadError: the file of a module is bad.
     """
     without = tuple(without)
-    machine, module, looked = None, None, list[Looked | None]()
+    machine, module = None, None
+    looked: list[Looked | None] = []
     if isinstance(net_or_module, RNN | Model):
         from tvm_rnn.compiler.compile import compile
         from tvm_rnn.options import asked
@@ -152,9 +150,14 @@ def explain(
     for number, facts in enumerate(manifest.get("networks", (manifest,))):
         net, own_machine, reason = nets[number] if number < len(nets) else None, machine, ""
         if net is None:
-            drawn, reason = _remade({**shared, **facts}, cell)
-            looked.append(drawn)
-            net, own_machine = (None, None) if drawn is None else (drawn.net, drawn.machine)
+            from .module import NotDrawn, remade
+
+            try:
+                looked.append(remade({**shared, **facts}, cell))
+            except NotDrawn as why:
+                reason = str(why)
+                looked.append(None)
+            net, own_machine = (None, None) if looked[-1] is None else (looked[-1].net, looked[-1].machine)
         timed = module if measure and "networks" not in manifest else None
         network = _network({**shared, **facts}, own_machine, net, steps, timed)
         explained.append(network)
@@ -164,16 +167,6 @@ def explain(
             seen = looked[0] if keep is None and isinstance(net_or_module, RNN) else None
             network["training"] |= _plans({**shared, **facts}, seen, module, steps, max_bytes)
     return Explanation({"networks": explained, "versions": dict(manifest["versions"])}, tuple(looked))
-
-
-def _remade(manifest: Mapping[str, object], cell: Cell | None) -> tuple[Looked | None, str]:
-    """A module's network for pictures; or None, and why."""
-    from .module import NotDrawn, remade
-
-    try:
-        return Looked(*remade(manifest, cell), None), ""
-    except NotDrawn as reason:
-        return None, str(reason)
 
 
 def _read(source: Any, options: bool, measure: bool) -> tuple[dict[str, Any], Any]:
@@ -196,10 +189,11 @@ def _decided(net: RNN | Model, options: Options) -> tuple[dict[str, Any], list[L
     """What the manifest would be, all but what generated code adds to it, and the networks."""
     from tvm_rnn.compiler.compile import networks_of
     from tvm_rnn.cpu.lower_network import Lowering
-    from tvm_rnn.cpu.module_facts import describe
     from tvm_rnn.cpu.training.add_entry_points import add_training
     from tvm_rnn.module_file.schema import plain
     from tvm_rnn.passes.pipeline import passed
+
+    from .module import Looked
 
     machine = options.target
     found, looked = [], []
@@ -220,7 +214,7 @@ def _decided(net: RNN | Model, options: Options) -> tuple[dict[str, Any], list[L
                 facts = plain(on_gpu) | ({"working": add_entry_points.working(trained[0], machine)} if trained else {})
             else:
                 lowered = Lowering(one, own.layers, own.options).run()
-                on_cpu = describe(one, lowered, own.options)
+                on_cpu = lowered.describe()
                 if options.training:
                     add_training(own, lowered, on_cpu)
                 facts = plain(on_cpu)
@@ -230,7 +224,6 @@ def _decided(net: RNN | Model, options: Options) -> tuple[dict[str, Any], list[L
 
 
 def _network(manifest: Facts, machine: Target | None, net: RNN | None, steps: int, module: Any) -> NetworkFacts:
-    """Everything about one network."""
     decisions = [Decision.from_dict({"subject": {}, "facts": {}, **d}) for d in manifest.get("decisions", ())]
     decisions = [d for d in decisions if d.stage != "trace" or "training" not in d.subject]
     variants = manifest.get("variants", ())
@@ -246,7 +239,11 @@ def _network(manifest: Facts, machine: Target | None, net: RNN | None, steps: in
         "made_for": list(manifest["batch"]),
         "graphs": [list(d.facts["layers"]) for d in decisions if d.stage == "trace"],
         "passes": _passes(decisions, manifest["passes"]),
-        "phases": _phases(decisions),
+        "phases": [  # the groups of inference, per graph, in order
+            {"graph": d.subject.get("graph", 0), "runs": d.what, "with": d.why, **d.facts}
+            for d in decisions
+            if _is_phase(d) and "training" not in d.subject
+        ],
         "regimes": [d.as_dict() for d in decisions if d.stage in CLOSING],
         "templates": list(manifest["templates"]),
         "kernels": occupancies(variants, machine),
@@ -278,22 +275,13 @@ def _is_phase(decision: Decision) -> bool:
     return decision.stage == "fuse_pointwise" and decision.done
 
 
-def _phases(decisions: Sequence[Decision]) -> list[Figures]:
-    """The groups of inference, per graph, in order."""
-    rows = [d for d in decisions if _is_phase(d) and "training" not in d.subject]
-    return [{"graph": d.subject.get("graph", 0), "runs": d.what, "with": d.why, **d.facts} for d in rows]
-
-
 def _memory(manifest: Facts) -> MemoryFacts:
     """Bytes that stay for all calls, and for CPUs elements of the workspace by what they grow with."""
-    from tvm_rnn.dtypes import ITEM_BYTES
-
-    elements = sum(_product(item["shape"]) for item in manifest["weights"])
-    found: MemoryFacts = {"weight_bytes": elements * ITEM_BYTES[manifest["dtype"]], "parameters": elements}
+    elements, size = sum(prod(item["shape"]) for item in manifest["weights"]), ITEM_BYTES[manifest["dtype"]]
+    found: MemoryFacts = {"weight_bytes": elements * size, "parameters": elements}
     if "variants" in manifest:
         found["packed_bytes"] = manifest["variants"][0]["packed_bytes"]
     else:
-        size = ITEM_BYTES[manifest["dtype"]]
         found["packed_bytes"] = manifest["packed_elements"] * size
         found["workspace_bytes"] = {name: count * size for name, count in manifest["workspace"].items()}
         found["rows_per_tile"] = manifest["rows_per_tile"]
@@ -303,8 +291,6 @@ def _memory(manifest: Facts) -> MemoryFacts:
 def _training(manifest: Facts, decisions: Sequence[Decision], steps: int) -> TrainingFacts:
     """What the tape holds: bytes by what they grow with, and for T = steps. kept_elements: values per step and row of
     all graphs; pass `differentiate` says which, and why not others."""
-    from tvm_rnn.dtypes import ITEM_BYTES
-
     if "tape" in manifest:  # of a GPU: for each array bytes per row of a step, and steps beyond T
         arrays = [part[:2] for part in manifest["tape"] if len(part) == 2]
         size, tape = 1, {"fixed": 0, "per_row": sum(row * more for row, more in arrays)}
@@ -342,10 +328,3 @@ def _plans(manifest: Facts, seen: Looked | None, module: Any, steps: int, max_by
         kinds = [kind for kind in names(seen.net.dtype, seen.machine.kind) if kind != own]
         sizes |= {kind: sizes_of(facts_of(seen.net, seen.options, kind), steps, rows) for kind in kinds}
     return {"plans": plans_of(sizes, budget).facts()}
-
-
-def _product(shape: Iterable[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total

@@ -8,7 +8,7 @@ What counts: everything that forward_train and backward allocate together, from 
 returned, besides what they return: the tape (inputs of all layers, states before each step, kept values), states
 between segments, the working memory of the hungrier of both, sums over steps. Weights, packed for products, are the
 module's and stay. What counts as time: on CPUs FLOPs of both calls; on GPUs that of a step, in which products outside
-of the loop count less, and what each start of a program takes (`runtime_cuda_segments.times`).
+of the loop count less, and what each start of a program takes (`runtime_cuda_training.times`).
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.module_file.schema import plain
 from tvm_rnn.options import Options
 from tvm_rnn.passes import keep_choice
-from tvm_rnn.runtime.runtime_cuda_segments import sizes_of as sizes_on_gpu
+from tvm_rnn.runtime.runtime_cuda_training import sizes_of as sizes_on_gpu
 from tvm_rnn.runtime.runtime_memory import MemoryPlan, Sizes, check_budget, fastest, plan_of, smallest, table
-from tvm_rnn.runtime.runtime_segments import sizes_of as sizes_on_cpu
+from tvm_rnn.runtime.runtime_training import sizes_of as sizes_on_cpu
 
 if TYPE_CHECKING:
     import os
 
     from tvm_rnn.network.rnn import RNN
-    from tvm_rnn.passes.passed import Passed
     from tvm_rnn.records import Records
     from tvm_rnn.target import Target
 
@@ -127,7 +126,13 @@ def plans_of(sizes: Mapping[str, Sizes], budget: int | None) -> MemoryPlans:
     steps, batch = next((own.steps, own.batch) for own in sizes.values())
     unit = min(own.forward + own.backward for own in sizes.values())
     rows = [_timed(keep, own, plan, unit) for keep, own in sizes.items() for plan in table(own)]
-    best = [row for row in rows if not any(_better(other, row) for other in rows)]
+    costs = [(row.plan.time, row.plan.bytes) for row in rows]
+    # Plans for which something speaks beside every other.
+    best = [
+        row
+        for row, own in zip(rows, costs, strict=True)
+        if not any(other != own and other[0] <= own[0] and other[1] <= own[1] for other in costs)
+    ]
     best.sort(key=lambda row: (row.plan.time, row.plan.bytes))
     fitting = [
         _timed(keep, own, fastest(own, budget), unit)
@@ -139,12 +144,6 @@ def plans_of(sizes: Mapping[str, Sizes], budget: int | None) -> MemoryPlans:
         fastest(least, budget)  # which says what is possible
     chosen = min(fitting, key=lambda row: (row.plan.time, row.plan.bytes))
     return MemoryPlans(steps, batch, budget, tuple(best), chosen)
-
-
-def _better(one: Choice, other: Choice) -> bool:
-    """Whether nothing speaks for the other."""
-    ours, theirs = (one.plan.bytes, one.plan.time), (other.plan.bytes, other.plan.time)
-    return ours != theirs and ours[0] <= theirs[0] and ours[1] <= theirs[1]
 
 
 def _timed(keep: str, sizes: Sizes, plan: MemoryPlan, unit: float) -> Choice:
@@ -174,19 +173,12 @@ def facts_of(net: RNN, options: Options, keep: str) -> dict[str, Any]:
     with recording(False):
         facts = plain(common_facts(net, options.target, options.batches, options.without))
         if options.target.kind == "cuda":
-            return facts | _on_a_gpu(passed(net, replace(options, training=keep)))
+            from tvm_rnn.cuda.training import add_entry_points
+            from tvm_rnn.module_file.facts import memory_facts
+
+            trained = add_entry_points.plan(passed(net, replace(options, training=keep)), options.target)
+            memory = memory_facts(net, trained.layers, trained.training)
+            working = add_entry_points.working(trained, options.target)
+            return facts | {"tape": trained.forward.tape.sizes(), "memory": plain(memory), "working": working}
         training, memory = planned(passed(net, options), keep)
         return facts | {"training": plain(training), "memory": plain(memory)}
-
-
-def _on_a_gpu(own: Passed) -> dict[str, Any]:
-    from tvm_rnn.cuda.training import add_entry_points
-    from tvm_rnn.module_file.facts import memory_facts
-
-    trained = add_entry_points.plan(own, own.options.target)
-    memory = memory_facts(own.net, trained.layers, trained.training)
-    working = add_entry_points.working(trained, own.options.target)
-    return {"tape": trained.forward.tape.sizes(), "memory": plain(memory), "working": working}
-
-
-__all__ = ["Choice", "MemoryPlans", "facts_of", "plan_memory", "plans_of", "sizes_of"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tvm_rnn.decisions import DecisionFacts, recording
@@ -22,17 +23,37 @@ from tvm_rnn.target import GPUS, TABLE, Target, host, resolve
 
 if TYPE_CHECKING:
     from tvm_rnn.graph.graph import Layers
+    from tvm_rnn.options import Options
 
 AFTER = ("regime", "wave")  # stages of decisions that are not of passes
-Stages = list[tuple[str, "Layers"]]
 
 
 class NotDrawn(Exception):
     """Why there are no pictures, in words. Never leaves `explain`."""
 
 
-def remade(manifest: Mapping[str, object], cell: Cell | None = None) -> tuple[RNN, Target, Stages]:
-    """The network of a module, its target, and its graphs after each pass. manifest: of one network.
+@dataclass(frozen=True)
+class Looked:
+    """A network that was explained, for pictures of it. stages: its graphs after each pass. options: of `compile`; None
+    for a module's network, which has its code in its file."""
+
+    net: RNN
+    machine: Target
+    stages: list[tuple[str, Layers]]
+    options: Options | None
+
+    def code(self) -> list[tuple[str, str]]:
+        """Tensor expressions and generated code, as (stage, text); nothing of a module's."""
+        if self.options is None:
+            return []
+        from tvm_rnn.compiler.stage_texts import CODE_STAGES, GPU_STAGES, texts
+
+        known = GPU_STAGES if self.machine.kind == "cuda" else CODE_STAGES
+        return [(name, words) for name, words in texts(self.net, self.options) if name in known]
+
+
+def remade(manifest: Mapping[str, object], cell: Cell | None = None) -> Looked:
+    """The network of a module. manifest: of one network.
 
     Raises NotDrawn where the equations are not at hand, are others, or where this version's passes decide otherwise.
     """
@@ -53,7 +74,7 @@ def remade(manifest: Mapping[str, object], cell: Cell | None = None) -> tuple[RN
         stages = pipeline.run(net, machine, without, facts.batch)
     if _of_passes([d.as_dict() for d in told]) != _of_passes(facts.decisions or ()):
         raise NotDrawn("the passes of this version decide otherwise than those that made the module: compile it again")
-    return net, machine, stages
+    return Looked(net, machine, stages, None)
 
 
 def _target(facts: CpuNetwork | GpuNetwork) -> Target:

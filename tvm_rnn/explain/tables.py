@@ -17,12 +17,7 @@ from rich.text import Text
 from tvm_rnn.decisions import Figures
 from tvm_rnn.language.cell import Argument, Cell
 
-AXES = {
-    "I": "features of the input",
-    "H": "hidden units",
-    "P": "features of the projected output",
-    "G": "gates",
-}
+AXES = {"I": "features of the input", "H": "hidden units", "P": "features of the projected output", "G": "gates"}
 
 
 def plain_table(*columns: str, title: str | None = None) -> Table:
@@ -84,14 +79,11 @@ def manifest_page(path: str, manifest: Figures, weights: Mapping[str, np.ndarray
         facts.add_row(Text(name, "bold"), Text(value))
     shared = {key: value for key, value in manifest.items() if key != "networks"}
     own = manifest.get("networks")
-    parts = (
-        [_arrays(manifest)] if own is None else [_arrays({**shared, **m}, f"network {i}") for i, m in enumerate(own)]
-    )
+    parts = [_arrays({**shared, **m}, f"network {i}") for i, m in enumerate(own or ())] or [_arrays(manifest)]
     return Group(facts, *_model(manifest), *(piece for part in parts for piece in part))
 
 
 def _arrays(manifest: Figures, title: str = "arrays") -> list[RenderableType]:
-    """One network's arrays, schedules and kernels."""
     arrays = plain_table("array", "shape", "", title=title)
     for item in manifest["inputs"]:
         arrays.add_row("input", _shape("T", "B", *item["shape"]), item["name"])
@@ -126,7 +118,6 @@ def _model(manifest: Figures) -> list[RenderableType]:
 
 
 def _kernels(manifest: Figures) -> list[RenderableType]:
-    """What each kernel takes of a GPU, per arch."""
     found: list[RenderableType] = []
     for variant in manifest.get("variants", ()):
         rows = plain_table("kernel", "registers", "spilled", "shared", title=f"kernels for {variant['arch']}")

@@ -5,6 +5,7 @@ In: the facts of an `Explanation`. Out: renderables for the command line, and th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
@@ -47,10 +48,13 @@ def _network(facts: NetworkFacts) -> Iterator[RenderableType]:
         yield Text(f"in training {regularisers_text(facts['regularisers'])}")
     if not facts["told"]:
         yield Text("this module's file does not say what was decided: compile it again")
-    for name, rows in facts["passes"].items():
-        yield from _pass(name, rows, facts["graphs"])
-    yield from _phases(facts["phases"], facts["graphs"])
-    yield from _regimes(facts["regimes"], facts["target"], facts["graphs"], facts["work"])
+    for name, told in facts["passes"].items():
+        yield from _pass(name, told, facts["graphs"])
+    if rows := facts["phases"]:
+        phases = len({(row["graph"], row["phase"]) for row in rows if row["region"] == "step" and row["graph"] == 0})
+        yield from _title(f"what runs in one go ({phases} phase{'s' * (phases > 1)} in a step)")
+        yield from (_bullet("+", phase_text(row, facts["graphs"])) for row in rows)
+    yield from _regimes(facts)
     yield from _templates(facts["templates"])
     yield from _kernels(facts["kernels"])
     yield from _work(facts["work"])
@@ -60,6 +64,10 @@ def _network(facts: NetworkFacts) -> Iterator[RenderableType]:
 def _title(words: str) -> Iterator[RenderableType]:
     yield ""
     yield Text(words, "bold")
+
+
+def _note(words: str) -> RenderableType:
+    return Padding(Text(words, "dim"), (0, 0, 0, 2))
 
 
 def _bullet(mark: str, words: str, style: str = "") -> RenderableType:
@@ -92,15 +100,6 @@ def _pass(name: str, rows: PassFacts, graphs: Sequence[Sequence[int]]) -> Iterat
         yield _bullet("+", nothing if name == "fuse_pointwise" else "nothing to say")
 
 
-def _phases(rows: Sequence[Figures], graphs: Sequence[Sequence[int]]) -> Iterator[RenderableType]:
-    if not rows:
-        return
-    phases = len({(row["graph"], row["phase"]) for row in rows if row["region"] == "step" and row["graph"] == 0})
-    yield from _title(f"what runs in one go ({phases} phase{'s' * (phases > 1)} in a step)")
-    for row in rows:
-        yield _bullet("+", phase_text(row, graphs))
-
-
 def phase_text(row: Figures, graphs: Sequence[Sequence[int]]) -> str:
     """One group of what runs in one go, and of which layers where they differ."""
     own = graphs[row["graph"]] if row["graph"] < len(graphs) else []
@@ -120,15 +119,11 @@ def cpu_text(work: Sequence[WorkFacts]) -> str:
     return f"{words}; {own}, {more} of which a core's level-2 cache holds ({size_text(cache)})"
 
 
-def _regimes(
-    rows: Sequence[DecisionFacts],
-    target: Figures,
-    graphs: Sequence[Sequence[int]],
-    work: Sequence[WorkFacts],
-) -> Iterator[RenderableType]:
+def _regimes(facts: NetworkFacts) -> Iterator[RenderableType]:
+    rows, graphs = facts["regimes"], facts["graphs"]
     yield from _title("who runs the steps")
-    if not target["archs"]:
-        yield _bullet("+", cpu_text(work), "green")
+    if not facts["target"]["archs"]:
+        yield _bullet("+", cpu_text(facts["work"]), "green")
         return
     if not any(row["done"] for row in rows):
         yield _bullet("+", "step by step: one launch per group of operations and step", "green")
@@ -146,13 +141,12 @@ def _regimes(
 def _templates(rows: Sequence[TemplateFacts]) -> Iterator[RenderableType]:
     yield from _title("schedules")
     table = plain_table("unit", "template", "from", "knobs")
-    counts: dict[tuple[str, str, str, str], int] = {}
+    counts = Counter[tuple[str, ...]]()
     for row in rows:
         own = row.get("knobs", {})
         knobs = ", ".join(f"{k}={v}" for k, v in own.items())
         knobs = knobs if len(own) <= MOST_KNOBS else f"{len(own)} of them: `tvm-rnn inspect` or --json"
-        key = (str(row["unit"]), str(row["template"]), str(row.get("record", "")), knobs)
-        counts[key] = counts.get(key, 0) + 1
+        counts[str(row["unit"]), str(row["template"]), str(row.get("record", "")), knobs] += 1
     for (unit, *rest), count in counts.items():
         table.add_row(Text(f"{count} x {unit}" if count > 1 else unit), *map(Text, rest))
     yield Padding(table, (0, 0, 0, 2))
@@ -175,9 +169,8 @@ def _kernels(rows: Sequence[KernelFacts]) -> Iterator[RenderableType]:
 
 def _work(rows: Sequence[WorkFacts]) -> Iterator[RenderableType]:
     yield from _title(f"work of T = {rows[0]['steps']} steps")
-    table = plain_table(
-        "B", "MFLOP", "moved", "read per step", "floor, us", "bound by", "predicted", "measured", "share"
-    )
+    times = ("floor, us", "bound by", "predicted", "measured", "share")
+    table = plain_table("B", "MFLOP", "moved", "read per step", *times)
     for row in rows:
         floors = row.get("floor_us", {})
         worst = max(floors, key=lambda name: floors[name], default="")
@@ -194,17 +187,11 @@ def _work(rows: Sequence[WorkFacts]) -> Iterator[RenderableType]:
             share,
         )
     yield Padding(table, (0, 0, 0, 2))
-    floors_from = [row["ceilings_from"] for row in rows if row["ceilings_from"]]
-    measured_by = [row["measured_by"] for row in rows if "measured_by" in row]
-    for title, notes in (("floor", floors_from), ("measured", measured_by)):
-        for note in dict.fromkeys(notes):
-            yield Padding(Text(f"{title}: {note}", "dim"), (0, 0, 0, 2))
-    for row in rows:
-        if words := in_turn_text(row):
-            yield Padding(Text(words, "dim"), (0, 0, 0, 2))
+    notes = [f"floor: {row['ceilings_from']}" for row in rows if row["ceilings_from"]]
+    notes += [f"measured: {row['measured_by']}" for row in rows if "measured_by" in row]
+    yield from map(_note, [*dict.fromkeys(notes), *filter(None, map(in_turn_text, rows))])
     if all(row["ceilings"] and not row.get("measured_us") and not row.get("predicted_us") for row in rows):
-        words = "share: no time is known yet; --measure times it on this CPU"
-        yield Padding(Text(words, "dim"), (0, 0, 0, 2))
+        yield _note("share: no time is known yet; --measure times it on this CPU")
 
 
 def percent(part: float) -> str:
@@ -218,9 +205,8 @@ def in_turn_text(row: WorkFacts) -> str:
     if not row.get("exchanges"):
         return ""
     us, count = row["in_turn_us"], row["exchanges"]
-    words = (
-        f"B = {row['batch']}: steps take turns, and their blocks wait for each other {count} time{'s' * (count > 1)}"
-    )
+    often = f"{count} time{'s' * (count > 1)}"
+    words = f"B = {row['batch']}: steps take turns, and their blocks wait for each other {often}"
     words += f" in each: {us / row['steps']:.2f} us of a step at least, {us:.4g} us of all"
     timed = row["measured_us"] if "measured_us" in row else row["predicted_us"]
     return f"{words}, {percent(us / timed)} of the time {'measured' if 'measured_us' in row else 'predicted'}"
@@ -238,10 +224,8 @@ def _memory(facts: NetworkFacts) -> Iterator[RenderableType]:
         yield _bullet("+", f"workspace: {text} bytes, with n B at most {memory['rows_per_tile']}, and n at least 1")
     if "training" in facts:
         own = facts["training"]
-        size = size_text(own["bytes"])
-        yield _bullet(
-            "+", f"tape between forward_train and backward: {size} for T = {own['steps']}, B = {own['batch']}"
-        )
+        words = f"tape between forward_train and backward: {size_text(own['bytes'])}"
+        yield _bullet("+", f"{words} for T = {own['steps']}, B = {own['batch']}")
         yield _bullet("+", f"of that {own['kept_elements']} numbers per step and row are kept by differentiate, above")
         if "plans" in own:
             yield from _plans(own["plans"])
@@ -267,8 +251,7 @@ def _plans(facts: Figures) -> Iterator[RenderableType]:
         table.add_row(">" if chosen else "", row["keep"], *steps, *sizes, f"x {row['relative_time']:.3g}")
     yield Padding(table, (0, 0, 0, 2))
     budget = "no limit" if facts["max_bytes"] is None else f"max_bytes = {facts['max_bytes']}"
-    words = "chosen; bytes: besides what the calls return; again: steps that run forward twice"
-    yield Padding(Text(f"> {budget}: {words}", "dim"), (0, 0, 0, 2))
+    yield _note(f"> {budget}: chosen; bytes: besides what the calls return; again: steps that run forward twice")
     if any(row.get("by_layer_and_direction") and row["segments"] > 1 for row in rows):
         how = "both directions: each layer and direction goes through parts for itself; what it hands on has all steps"
-        yield Padding(Text(how, "dim"), (0, 0, 0, 2))
+        yield _note(how)

@@ -86,25 +86,25 @@ def _counted(manifest: Figures, decisions: Sequence[Decision], batch: int, steps
         "flops": manifest["flops_per_row"] * batch * steps,
         "bytes": row * size * batch * steps + own * stored + again,
         "step_bytes": 0 if kept else each,
-        "kernels": _groups(decisions, manifest, batch, steps, kept, (size, stored)),
+        "kernels": _groups(decisions, manifest, (batch, steps), kept, (size, stored)),
     }
 
 
+def _times(manifest: Figures, decisions: Sequence[Decision], own: Decision) -> int:
+    """How many layers and directions have the graph that a decision is about."""
+    layers = {d.subject.get("graph", 0): len(d.facts["layers"]) for d in decisions if "layers" in d.facts}
+    return int(layers.get(own.subject.get("graph", 0), 1) * manifest["num_directions"])
+
+
 def _groups(
-    decisions: Sequence[Decision],
-    manifest: Figures,
-    batch: int,
-    steps: int,
-    kept: bool,
-    sizes: tuple[int, int],
+    decisions: Sequence[Decision], manifest: Figures, work: tuple[int, int], kept: bool, sizes: tuple[int, int]
 ) -> list[GroupFacts]:
     """FLOPs and bytes of each group over the whole sequence: what it reads and stores for each row and step, and its
-    matrices once, or in every step where they do not stay on the chip."""
-    layers = {d.subject.get("graph", 0): len(d.facts["layers"]) for d in decisions if "layers" in d.facts}
-    groups = list[GroupFacts]()
+    matrices once, or in every step where they do not stay on the chip. work: batch, steps."""
+    groups, (batch, steps) = list[GroupFacts](), work
     for d in decisions:
         if d.stage == "fuse_pointwise" and d.done and "flops" in d.facts and "training" not in d.subject:
-            times = layers.get(d.subject.get("graph", 0), 1) * manifest["num_directions"]
+            times = _times(manifest, decisions, d)
             again = steps if d.facts["region"] == "step" and not kept else 1
             moved = d.facts["moved_elements"] * sizes[0] * batch * steps
             moved += d.facts.get("weight_elements", 0) * sizes[1] * again
@@ -114,13 +114,9 @@ def _groups(
 
 def _step_elements(manifest: Figures, decisions: Sequence[Decision]) -> int:
     """Elements of the matrices of products within the loop, of all layers and directions."""
-    layers = {d.subject.get("graph", 0): len(d.facts["layers"]) for d in decisions if "layers" in d.facts}
-    total = 0
-    for d in decisions:
-        mine = d.stage == "fuse_pointwise" and d.facts.get("region") == "step" and "training" not in d.subject
-        if mine and "weight_elements" in d.facts:
-            total += d.facts["weight_elements"] * layers.get(d.subject.get("graph", 0), 1)
-    return total * int(manifest["num_directions"])
+    groups = [d for d in decisions if d.stage == "fuse_pointwise" and "training" not in d.subject]
+    inside = [d for d in groups if d.facts.get("region") == "step" and "weight_elements" in d.facts]
+    return sum(d.facts["weight_elements"] * _times(manifest, decisions, d) for d in inside)
 
 
 def _ceilings(manifest: Figures, machine: Target | None, row: WorkFacts) -> tuple[Mapping[str, float], str]:
@@ -161,9 +157,7 @@ def _in_turn(manifest: Figures, decisions: Sequence[Decision], batch: int, steps
     done = [d for d in decisions if d.done and d.stage in ("regime", "wave") and d.subject.get("batch") == batch]
     if any(d.stage == "wave" for d in done) or not any("exchange_us" in d.facts for d in done):
         return {}
-    layers = {d.subject.get("graph", 0): len(d.facts["layers"]) for d in decisions if "layers" in d.facts}
-    ways = int(manifest["num_directions"])
-    own = [(ways * layers.get(d.subject.get("graph", 0), 1), d.facts) for d in done if "exchange_us" in d.facts]
+    own = [(_times(manifest, decisions, d), d.facts) for d in done if "exchange_us" in d.facts]
     return {
         "exchanges": sum(count * facts["exchanges"] for count, facts in own),
         "in_turn_us": sum(count * facts["exchange_us"] for count, facts in own) * steps,

@@ -13,7 +13,7 @@ from tvm_rnn.language.trace import Value
 
 Values = Mapping[str, Value]
 Equations = Callable[[Values], tuple[Value, ...]]
-Function = Callable[[Values, Value], Value]
+Apply = Callable[[int, Value, Values], Value]
 
 
 def build_cell(
@@ -43,23 +43,54 @@ def build_cell(
     return cell(states=tuple(states), name=name, output=output)(step)
 
 
-def build_gru(
-    name: str, doc: str, gate: Function, candidate: Function, reset_after: bool, more: Mapping[str, str] | None = None
+def build_recurrent(
+    name: str,
+    doc: str,
+    kind: str,
+    apply: Apply,
+    *,
+    reset_after: bool = False,
+    input_forget: bool = False,
+    peepholes: bool = False,
+    more: Mapping[str, str] | None = None,
 ) -> Cell:
-    """A GRU in our order of gates, r z n.
+    """An RNN, LSTM or GRU in our order of gates, i f g o or r z n, with functions of its own.
 
-    gate, candidate: the activation functions of r and z, and of n, of all arguments and a value. reset_after: whether r
-    multiplies the product of h, with a bias of its own, or h. more: dims of further parameters, which functions read.
+    apply: function number n of a value, as ONNX counts them: of the gates, of the candidate, of an LSTM's memory. It
+    sees all arguments. reset_after: whether r multiplies a GRU's product of h, with a bias of its own, or h.
+    input_forget: f is 1 - i. more: dims of further parameters, which functions read.
     """
 
-    def equations(v: Values) -> tuple[Value, ...]:
+    def rnn(v: Values) -> tuple[Value, ...]:
+        return (apply(0, v["W"] @ v["x"] + v["R"] @ v["h"] + v["b"], v),)
+
+    def lstm(v: Values) -> tuple[Value, ...]:
+        i, forget, g, o = v["W"] @ v["x"] + v["R"] @ v["h"] + v["b"]
+        c = v["c"]
+        p_i, p_f, p_o = v["p"] if peepholes else (None, None, None)
+        i = apply(0, _seeing(i, p_i, c), v)
+        forget = 1.0 - i if input_forget else apply(0, _seeing(forget, p_f, c), v)
+        c = forget * c + i * apply(1, g, v)
+        return apply(0, _seeing(o, p_o, c), v) * apply(2, c, v), c
+
+    def gru(v: Values) -> tuple[Value, ...]:
         h = v["h"]
         r, z, n = v["W"] @ v["x"] + v["b"]
         u_r, u_z, *u_n = v["R"] @ h
-        r, z = gate(v, r + u_r), gate(v, z + u_z)
+        r, z = apply(0, r + u_r, v), apply(0, z + u_z, v)
         n = n + r * (u_n[0] + v["b_R"]) if reset_after else n + v["R_n"] @ (r * h)
-        return ((1.0 - z) * candidate(v, n) + z * h,)
+        return ((1.0 - z) * apply(1, n, v) + z * h,)
 
-    own = {"R": "3 H H", "b": "3 H", "b_R": "H"} if reset_after else {"R": "2 H H", "R_n": "H H", "b": "3 H"}
-    params = {"W": "3 H I", **own, **(more or {})}
-    return build_cell(name, doc, {"x": "I"}, {"h": "H"}, params, equations)
+    if kind == "LSTM":
+        equations, own = lstm, {"W": "4 H I", "R": "4 H H", "b": "4 H", **({"p": "3 H"} if peepholes else {})}
+    elif kind == "GRU":
+        own = {"R": "3 H H", "b": "3 H", "b_R": "H"} if reset_after else {"R": "2 H H", "R_n": "H H", "b": "3 H"}
+        equations, own = gru, {"W": "3 H I", **own}
+    else:
+        equations, own = rnn, {"W": "H I", "R": "H H", "b": "H"}
+    states = {"h": "H", "c": "H"} if kind == "LSTM" else {"h": "H"}
+    return build_cell(name, doc, {"x": "I"}, states, own | dict(more or {}), equations)
+
+
+def _seeing(gate: Value, peephole: Value | None, memory: Value) -> Value:
+    return gate if peephole is None else gate + peephole * memory

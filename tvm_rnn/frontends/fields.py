@@ -6,13 +6,31 @@ Unreadable, which names the field.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 Fields = Mapping[str, object]
 
 
 class Unreadable(Exception):
     """Why a part of a model cannot be used; a frontend collects these and says all of them at once."""
+
+
+class Wrong(list[str]):
+    """All that is wrong with a part of a model, to be said at once."""
+
+    @contextmanager
+    def noting(self, where: str = "") -> Iterator[None]:
+        """What cannot be used in this block is noted, with `where` before it; the block ends there."""
+        try:
+            yield
+        except Unreadable as reason:
+            self.append(f"{where}{reason}")
+
+    def check(self, more: Callable[[], Iterable[str]] = tuple) -> None:
+        """Raise Unreadable where anything is wrong, then with what else is to be said."""
+        if self:
+            raise Unreadable("; ".join([*self, *more()]))
 
 
 def integer(fields: Fields, name: str, default: int | None = None) -> int:

@@ -7,7 +7,8 @@ say it all; what is around the networks in `program`. A file is data: no class o
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from tvm_rnn.network.model import Model as Whole
 from tvm_rnn.network.origin import Origin
@@ -20,15 +21,14 @@ from .folding import Steps
 from .keras_cells import GATES
 from .keras_file import Config, Source, describe, groups_of, read_file
 from .keras_layers import apply_layer
-from .keras_recurrent import Model, Part, Value
-from .networks import build_networks
-from .stacks import Stacks
+from .keras_recurrent import Call, Model, Part, Value
+from .stacks import Stacks, build_networks
 
 DTYPES = ("float32", "float64", "float16")
 BARE = (*GATES, "RNN", "Bidirectional")
 MASKED = (*BARE, "GlobalAveragePooling1D")
-Problems = list[str]
 Reference = tuple[str, int, int]  # a value: the name of its layer, which call of it, which of its outputs
+Values = dict[tuple[str, int], list[Value]]  # by the name of their layer and the call of it
 
 
 def from_keras(source: object) -> RNN | Whole:
@@ -53,9 +53,10 @@ def from_keras(source: object) -> RNN | Whole:
             layer of Keras.
     """
     found = read_file(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else describe(source)
-    problems: Problems = []
+    reader = _Reader(found)
+    model, problems = reader.model, reader.problems
     try:
-        model = _read(found, problems)
+        reader.read()
     except (Unreadable, KeyError, TypeError, AttributeError, IndexError, ValueError) as reason:
         text = str(reason) if isinstance(reason, Unreadable) else f"its config is not Keras's: {reason!r}"
         problems.append(text)
@@ -71,27 +72,6 @@ def from_keras(source: object) -> RNN | Whole:
     return build_networks(model.steps, model.layers, stacks, Origin("keras", "", found.path, found.sha256))
 
 
-def _read(source: Source, problems: Problems) -> Model:
-    kind, config = source.config["class_name"], mapping(source.config["config"])
-    model = Model(Steps(stored=_stored(source)))
-    if kind in BARE:
-        _bare(model, source, problems)
-    elif kind == "Sequential":
-        _sequential(model, source, list(map(mapping, items(config["layers"]))), problems)
-    elif kind in ("Functional", "Model"):
-        _functional(model, source, config, problems)
-    else:
-        raise Unreadable(f"a {kind} is neither Sequential nor Functional, nor one of {', '.join(BARE)}")
-    model.steps.outputs += model.more_outputs
-    return model
-
-
-def _stored(source: Source) -> int:
-    if source.path is not None:
-        return os.path.getsize(source.path)
-    return sum(a.size for arrays in source.arrays.values() for a in arrays)
-
-
 def _dtype(config: Config) -> str:
     """The dtype that a layer computes in. Raises Unreadable for a policy that mixes several."""
     policy = config.get("dtype", "float32")
@@ -101,108 +81,150 @@ def _dtype(config: Config) -> str:
     return str(name)
 
 
-def _parts(source: Source, layers: Sequence[Config], problems: Problems) -> list[Part]:
-    """Every layer with its arrays; what cannot be read is in `problems`."""
-    found = []
-    for layer, group in zip(layers, groups_of([str(each["class_name"]) for each in layers]), strict=True):
-        config = mapping(layer["config"])
-        name = str(config.get("name", layer.get("name", group)))
-        part = Part(name, str(layer["class_name"]), config, [])
+class _Reader:
+    """A model in the making, of what a file or an object says. problems: all that cannot be used."""
+
+    def __init__(self, source: Source) -> None:
+        arrays = [a for own in source.arrays.values() for a in own]
+        stored = sum(a.size for a in arrays) if source.path is None else os.path.getsize(source.path)
+        self.source, self.model, self.problems = source, Model(Steps(stored=stored)), list[str]()
+
+    def read(self) -> None:
+        """Fill the model. Raises what a config that is not Keras's makes of its readers, and Unreadable."""
+        kind, config = self.source.config["class_name"], mapping(self.source.config["config"])
+        if kind in BARE:
+            self._bare()
+        elif kind == "Sequential":
+            self._sequential(list(map(mapping, items(config["layers"]))))
+        elif kind in ("Functional", "Model"):
+            self._functional(config)
+        else:
+            raise Unreadable(f"a {kind} is neither Sequential nor Functional, nor one of {', '.join(BARE)}")
+        self.model.steps.outputs += self.model.more_outputs
+
+    def _parts(self, layers: Sequence[Config]) -> list[Part]:
+        """Every layer with its arrays; what cannot be read is in `problems`."""
+        found = []
+        for layer, group in zip(layers, groups_of([str(each["class_name"]) for each in layers]), strict=True):
+            config = mapping(layer["config"])
+            name = str(config.get("name", layer.get("name", group)))
+            part = Part(name, str(layer["class_name"]), config, [])
+            try:
+                part.arrays = self.source.weights(name, layer, group)
+            except Unreadable as reason:
+                self.problems.append(f"{part.label}: {reason}")
+            found.append(part)
+        return found
+
+    def _declare(self, part: Part) -> Value:
+        """An input of the model."""
+        shape = part.config.get("batch_shape", part.config.get("batch_input_shape"))
+        if part.config.get("sparse") or part.config.get("ragged"):
+            raise Unreadable("sparse and ragged inputs are not supported")
+        if not isinstance(shape, list | None):
+            raise Unreadable(f"batch_shape is {shape!r:.60}, expected a list of sizes")
+        axes = None if shape is None else tuple(n if isinstance(n, int) else None for n in shape)
+        self.model.steps.declare(Declared(part.name, str(part.config.get("dtype", "float32")), axes))
+        return Value(part.name)
+
+    def _name_outputs(self, named: Iterable[tuple[str, Value]]) -> None:
+        steps = self.model.steps
+        for name, value in named:
+            if name in steps.declared or name in steps.made:
+                name = f"{name}.output"
+            steps.add_named("Identity", [value.name], name, name)
+            steps.outputs.append(Declared(name, self.model.dtype, None))
+
+    def _applied(self, part: Part, inputs: Sequence[Value]) -> list[Value]:
+        """What a layer gives; where it is not supported that is noted, and the rest of the model looked at."""
         try:
-            part.arrays = source.weights(name, layer, group)
+            return apply_layer(Call(self.model, part, inputs))
         except Unreadable as reason:
-            problems.append(f"{part.label}: {reason}")
-        found.append(part)
-    return found
+            self.problems.append(f"{part.label}: {reason}")
+            return list(inputs[:1])
+
+    # --- the three forms of models -----------------------------------------------------------------------------------
+
+    def _bare(self) -> None:
+        (part,) = self._parts([self.source.config])
+        self.model.dtype = _dtype(part.config)
+        if not part.arrays or part.arrays[0].ndim != 2:
+            raise Unreadable(f"{part.label}: it has no weights")
+        self.model.steps.declare(Declared("inputs", self.model.dtype, (None, None, part.arrays[0].shape[0])))
+        self._name_outputs(_several("outputs", self._applied(part, [Value("inputs")])))
+
+    def _sequential(self, layers: Sequence[Config]) -> None:
+        parts, model = self._parts(layers), self.model
+        model.dtype = next((_dtype(p.config) for p in parts if p.kind != "InputLayer"), "float32")
+        if not parts or parts[0].kind != "InputLayer":
+            raise Unreadable("the model has no input layer: build it, or begin it with keras.Input")
+        values = [self._declare(parts[0])]
+        for part in parts[1:]:
+            if _dtype(part.config) != model.dtype:
+                self.problems.append(f"{part.label}: it computes in {_dtype(part.config)}, others in {model.dtype}")
+            values = self._applied(part, values[:1])
+        self._name_outputs(_several(parts[-1].name, values))
+
+    def _functional(self, config: Config) -> None:
+        layers = list(map(mapping, items(config["layers"])))
+        # Operations on values stand among the layers, without being any.
+        real = [entry for entry in layers if "layers" in str(entry.get("module", "keras.layers"))]
+        parts = {part.name: part for part in self._parts(real)}
+        self.model.dtype = next((_dtype(p.config) for p in parts.values() if p.kind in BARE), "float32")
+        values: Values = {}
+        for each in _flat(config["input_layers"]):
+            name, _, _ = _history(each)
+            values[name, 0] = [self._declare(parts[name])]
+        entries = {str(e["name"] if "name" in e else mapping(e["config"])["name"]): e for e in layers}
+        outputs, names = list[tuple[str, Value]](), list[str]()
+        for each in _flat(config["output_layers"]):
+            name, number, index = reference = _history(each)
+            self._evaluate(entries, parts, values, reference)
+            again = names.count(name)
+            names.append(name)
+            outputs.append((f"{name}.{again}" if again else name, values[name, number][index]))
+        self._name_outputs(outputs)
+
+    def _evaluate(
+        self, entries: Mapping[str, Config], parts: Mapping[str, Part], values: Values, wanted: Reference
+    ) -> None:
+        """Fill `values` with what a reference needs, what it reads first. Without recursion: models may be deep."""
+        stack, begun = [(wanted, False)], set[tuple[str, int]]()
+        while stack:
+            (name, number, index), ready = stack.pop()
+            if (name, number) in values:
+                continue
+            node = mapping(items(entries[name]["inbound_nodes"])[number])
+            args, kwargs = _tensors(node["args"]), mapping(node.get("kwargs"))
+            part = parts.get(name) or Part(name, str(entries[name]["class_name"]), mapping(entries[name]["config"]), [])
+            states = _tensors(kwargs.get("initial_state"))
+            mask = _tensors(kwargs.get("mask")) if part.kind in MASKED else []
+            reads = [each for each in (*args, *states, *mask) if isinstance(each, tuple)]
+            if not ready:
+                if (name, number) in begun:
+                    raise Unreadable(f"{part.label}: its nodes have a cycle")
+                begun.add((name, number))
+                stack.append(((name, number, index), True))
+                stack += [(each, False) for each in reads]
+                continue
+            given = [self._value(values, each) for each in args]
+            extra = given[1:] if part.kind in BARE else []
+            called = replace(part, states=[*extra, *(self._value(values, each) for each in states)])
+            if given and part.kind in MASKED:  # a functional model says itself which masks these are called with
+                told = self._value(values, mask[0]).name if mask else ""
+                given[0] = Value(given[0].name, told, given[0].unheld if told == given[0].mask else "")
+            values[name, number] = self._applied(called, given)
+
+    def _value(self, values: Values, reference: Reference | float) -> Value:
+        if not isinstance(reference, tuple):
+            dtype = "int32" if isinstance(reference, int) else self.model.dtype
+            return Value(self.model.steps.keep(reference, dtype))
+        name, number, index = reference
+        return values[name, number][index]
 
 
-def _declare(model: Model, part: Part) -> Value:
-    """An input of the model."""
-    shape = part.config.get("batch_shape", part.config.get("batch_input_shape"))
-    if part.config.get("sparse") or part.config.get("ragged"):
-        raise Unreadable("sparse and ragged inputs are not supported")
-    if not isinstance(shape, list | None):
-        raise Unreadable(f"batch_shape is {shape!r:.60}, expected a list of sizes")
-    axes = None if shape is None else tuple(n if isinstance(n, int) else None for n in shape)
-    dtype = str(part.config.get("dtype", "float32"))
-    model.steps.inputs.append(Declared(part.name, dtype, axes))
-    model.steps.dtypes[part.name] = dtype
-    return Value(part.name)
-
-
-def _name_outputs(model: Model, names: Sequence[str], values: Sequence[Value]) -> None:
-    for name, value in zip(names, values, strict=True):
-        if name in model.steps.declared or name in model.steps.made:
-            name = f"{name}.output"
-        model.steps.add_named("Identity", [value.name], name, name)
-        model.steps.outputs.append(Declared(name, model.dtype, None))
-
-
-def _several(name: str, count: int) -> list[str]:
-    return [name] + [f"{name}.{i}" for i in range(1, count)]
-
-
-# --- the three forms of models ---------------------------------------------------------------------------------------
-
-
-def _bare(model: Model, source: Source, problems: Problems) -> None:
-    (part,) = _parts(source, [source.config], problems)
-    model.dtype = _dtype(part.config)
-    if not part.arrays or part.arrays[0].ndim != 2:
-        raise Unreadable(f"{part.label}: it has no weights")
-    model.steps.inputs.append(Declared("inputs", model.dtype, (None, None, part.arrays[0].shape[0])))
-    model.steps.dtypes["inputs"] = model.dtype
-    values = _applied(model, part, [Value("inputs")], problems)
-    _name_outputs(model, _several("outputs", len(values)), values)
-
-
-def _sequential(model: Model, source: Source, layers: Sequence[Config], problems: Problems) -> None:
-    parts = _parts(source, layers, problems)
-    model.dtype = next((_dtype(p.config) for p in parts if p.kind != "InputLayer"), "float32")
-    if not parts or parts[0].kind != "InputLayer":
-        raise Unreadable("the model has no input layer: build it, or begin it with keras.Input")
-    values = [_declare(model, parts[0])]
-    for part in parts[1:]:
-        if _dtype(part.config) != model.dtype:
-            problems.append(f"{part.label}: it computes in {_dtype(part.config)}, others in {model.dtype}")
-        values = _applied(model, part, values[:1], problems)
-    _name_outputs(model, _several(parts[-1].name, len(values)), values)
-
-
-def _applied(model: Model, part: Part, inputs: Sequence[Value], problems: Problems) -> list[Value]:
-    """What a layer gives; where it is not supported that is noted, and the rest of the model looked at all the same."""
-    try:
-        return apply_layer(model, part, inputs)
-    except Unreadable as reason:
-        problems.append(f"{part.label}: {reason}")
-        return list(inputs[:1])
-
-
-def _functional(model: Model, source: Source, config: Config, problems: Problems) -> None:
-    layers = list(map(mapping, items(config["layers"])))
-    parts = {part.name: part for part in _parts(source, [e for e in layers if _is_layer(e)], problems)}
-    model.dtype = next((_dtype(p.config) for p in parts.values() if p.kind in BARE), "float32")
-    values: dict[tuple[str, int], list[Value]] = {}
-    order = [str(_history(each)[0]) for each in _flat(config["input_layers"])]
-    for name in order:
-        values[name, 0] = [_declare(model, parts[name])]
-    wanted = _flat(config["output_layers"])
-    entries = {str(entry["name"] if "name" in entry else mapping(entry["config"])["name"]): entry for entry in layers}
-    for each in wanted:
-        _evaluate(model, entries, parts, values, _history(each), problems)
-    names: list[str] = []
-    outputs: list[tuple[str, Value]] = []
-    for each in wanted:
-        name, number, index = _history(each)
-        again = names.count(name)
-        names.append(name)
-        outputs.append((f"{name}.{again}" if again else name, values[name, number][index]))
-    _name_outputs(model, [name for name, _ in outputs], [value for _, value in outputs])
-
-
-def _is_layer(entry: Config) -> bool:
-    """Operations on values stand among the layers, without being any."""
-    return "layers" in str(entry.get("module", "keras.layers"))
+def _several(name: str, values: Sequence[Value]) -> Iterable[tuple[str, Value]]:
+    return ((f"{name}.{i}" if i else name, value) for i, value in enumerate(values))
 
 
 def _flat(given: object) -> list[object]:
@@ -232,47 +254,3 @@ def _tensors(given: object) -> list[Reference | float]:
     if isinstance(given, list):
         return [found for each in given for found in _tensors(each)]
     return [given] if isinstance(given, (int, float)) and not isinstance(given, bool) else []
-
-
-def _evaluate(
-    model: Model,
-    entries: Mapping[str, Config],
-    parts: Mapping[str, Part],
-    values: dict[tuple[str, int], list[Value]],
-    wanted: Reference,
-    problems: Problems,
-) -> None:
-    """Fill `values` with what a reference needs, what it reads first. Without recursion: models may be deep."""
-    stack, begun = [(wanted, False)], set[tuple[str, int]]()
-    while stack:
-        (name, number, index), ready = stack.pop()
-        if (name, number) in values:
-            continue
-        node = mapping(items(entries[name]["inbound_nodes"])[number])
-        args, kwargs = _tensors(node["args"]), mapping(node.get("kwargs"))
-        part = parts.get(name) or Part(name, str(entries[name]["class_name"]), mapping(entries[name]["config"]), [])
-        states = _tensors(kwargs.get("initial_state"))
-        mask = _tensors(kwargs.get("mask")) if part.kind in MASKED else []
-        reads = [each for each in (*args, *states, *mask) if isinstance(each, tuple)]
-        if not ready:
-            if (name, number) in begun:
-                raise Unreadable(f"{part.label}: its nodes have a cycle")
-            begun.add((name, number))
-            stack.append(((name, number, index), True))
-            stack += [(each, False) for each in reads]
-            continue
-        given = [_value(model, values, each) for each in args]
-        extra = given[1:] if part.kind in BARE else []
-        called = Part(part.name, part.kind, part.config, part.arrays)
-        called.states = [*extra, *(_value(model, values, each) for each in states)]
-        if given and part.kind in MASKED:  # a functional model says itself which masks these are called with
-            told = _value(model, values, mask[0]).name if mask else ""
-            given[0] = Value(given[0].name, told, given[0].unheld if told == given[0].mask else "")
-        values[name, number] = _applied(model, called, given, problems)
-
-
-def _value(model: Model, values: Mapping[tuple[str, int], list[Value]], reference: Reference | float) -> Value:
-    if not isinstance(reference, tuple):
-        return Value(model.steps.keep(reference, "int32" if isinstance(reference, int) else model.dtype))
-    name, number, index = reference
-    return values[name, number][index]

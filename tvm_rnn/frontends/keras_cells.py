@@ -1,6 +1,7 @@
 """Keras's recurrent cells as ours: the zoo's where it has the equations, else one that is made for the functions.
 
-In: the kind of cell and its config. Out: a `Cell`, and its parameters from Keras's arrays.
+In: the kind of cell and its config. Out: a `Cell`, and its parameters from Keras's arrays. Activation functions are
+written once, as equations: traced, they are steps of a model too, for other layers.
 
     theirs: kernel [I, G*H], recurrent_kernel [H, G*H], bias [G*H] or, of a GRU that resets after, [2, G*H]
     gates:  theirs i f c o and z r h; ours i f g o and r z n
@@ -9,21 +10,99 @@ In: the kind of cell and its config. Out: a `Cell`, and its parameters from Kera
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from tvm_rnn.graph.graph import Node, topological
+from tvm_rnn.language import functions as f
 from tvm_rnn.language.cell import Cell
 from tvm_rnn.language.trace import Value
 
 from .. import cells
-from .built_cells import Values, build_cell, build_gru
+from .built_cells import Values, build_recurrent
 from .fields import Fields, Unreadable, integer
-from .keras_activations import ACTIVATIONS, EQUATIONS, activation_name
+from .folding import Steps
+from .onnx_body import Body
+
+ALONG_AN_AXIS = {"softmax": "Softmax", "log_softmax": "LogSoftmax"}
+
+
+def _elu(x: Value, alpha: float) -> Value:
+    return f.where(x > 0.0, x, alpha * (f.exp(f.minimum(x, 0.0)) - 1.0))
+
+
+def _shrink(x: Value) -> Value:
+    """0 between -0.5 and 0.5."""
+    return f.where(f.absolute(x) > 0.5, x, 0.0 * x)
+
+
+def _sparse_plus(x: Value) -> Value:
+    return f.where(x > 1.0, x, f.maximum(0.25 * (x + 1.0) * f.maximum(x + 1.0, 0.0), 0.0))
+
+
+def _log_softmax(x: Value) -> Value:
+    shifted = x - f.max(x, -1, keepdims=True)
+    return shifted - f.log(f.sum(f.exp(shifted), -1, keepdims=True))
+
+
+ACTIVATIONS: dict[str, Callable[[Value], Value]] = {
+    "linear": lambda x: x,
+    "tanh": lambda x: f.tanh(x),
+    "sigmoid": lambda x: f.sigmoid(x),
+    "relu": lambda x: f.relu(x),
+    "relu6": lambda x: f.clip(x, 0.0, 6.0),
+    "leaky_relu": lambda x: f.where(x > 0.0, x, 0.2 * x),
+    "elu": lambda x: _elu(x, 1.0),
+    "celu": lambda x: _elu(x, 1.0),
+    "selu": lambda x: 1.0507009873554805 * _elu(x, 1.6732632423543772),
+    "gelu": lambda x: 0.5 * x * (1.0 + f.erf(x * (0.5**0.5))),
+    "softplus": lambda x: f.softplus(x),
+    "softsign": lambda x: x / (1.0 + f.absolute(x)),
+    "exponential": lambda x: f.exp(x),
+    "hard_sigmoid": lambda x: f.clip(x / 6.0 + 0.5, 0.0, 1.0),
+    "hard_tanh": lambda x: f.clip(x, -1.0, 1.0),
+    "hard_silu": lambda x: x * f.clip(x / 6.0 + 0.5, 0.0, 1.0),
+    "silu": lambda x: x * f.sigmoid(x),
+    "mish": lambda x: x * f.tanh(f.softplus(x)),
+    "log_sigmoid": lambda x: -f.softplus(-x),
+    "squareplus": lambda x: 0.5 * (x + f.sqrt(x * x + 4.0)),
+    "tanh_shrink": lambda x: x - f.tanh(x),
+    "soft_shrink": lambda x: f.maximum(x - 0.5, 0.0) - f.maximum(-x - 0.5, 0.0),
+    "hard_shrink": _shrink,
+    "sparse_plus": _sparse_plus,
+    "sparse_sigmoid": lambda x: f.clip(0.5 * (x + 1.0), 0.0, 1.0),
+    "softmax": lambda x: f.softmax(x),
+    "log_softmax": _log_softmax,
+}
+ACTIVATIONS |= {"swish": ACTIVATIONS["silu"], "hard_swish": ACTIVATIONS["hard_silu"]}
+
+
+def activate(steps: Steps, node: str, dtype: str, value: str, name: str) -> str:
+    """A value of a model through a function. node: what messages call the layer."""
+
+    def make(op: str, *inputs: str, **attributes: object) -> str:
+        return steps.emit(op, inputs, node, **attributes)
+
+    if name in ALONG_AN_AXIS:
+        return make(ALONG_AN_AXIS[name], value, axis=-1)
+    x = Node("input", name="x")
+    y = ACTIVATIONS[name](Value(x)).node
+    return Body(make, steps.keep, dtype, {x: value}).names_of(topological([y]))[y]
+
+
+def activation_name(config: object) -> str:
+    """The name of the function that a config means. Raises Unreadable for one that is not Keras's, or has arguments."""
+    if config is None:
+        return "linear"
+    name = config.get("config") if isinstance(config, dict) and config.get("class_name") == "function" else config
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise Unreadable(f"activation {name!r} is none of {', '.join(ACTIVATIONS)}")
+    return name
+
 
 Array = np.ndarray
-
 GATES = {"SimpleRNN": 1, "LSTM": 4, "GRU": 3}
 DEFAULTS = {"SimpleRNN": ("tanh", ""), "LSTM": ("tanh", "sigmoid"), "GRU": ("tanh", "sigmoid")}
 ORDER = {"SimpleRNN": [0], "LSTM": [0, 1, 2, 3], "GRU": [1, 0, 2]}
@@ -53,46 +132,14 @@ def cell_of(form: Form) -> Cell:
         return cells.elman if form.activation == "tanh" else cells.elman_relu
     if form.kind != "SimpleRNN" and (form.activation, form.recurrent) == DEFAULTS[form.kind]:
         return cells.lstm if form.kind == "LSTM" else cells.gru if form.reset_after else cells.gru_reset_before
-    return {"SimpleRNN": _simple, "LSTM": _lstm, "GRU": _gru}[form.kind](form)
+    names = [name for name in (form.activation, form.recurrent) if name]
+    doc = f"{form.kind} of Keras with {', '.join(names)}{', reset after the product' if form.reset_after else ''}."
+    kind = form.kind.removeprefix("Simple")
 
+    def apply(which: int, x: Value, values: Values) -> Value:
+        return ACTIVATIONS[form.recurrent if form.recurrent and which == 0 else form.activation](x)
 
-def _apply(name: str, x: Value) -> Value:
-    y = ACTIVATIONS[name](EQUATIONS, x)
-    assert isinstance(y, Value)
-    return y
-
-
-def _doc(form: Form) -> str:
-    functions = ", ".join(filter(None, (form.activation, form.recurrent)))
-    return f"{form.kind} of Keras with {functions}{', reset after the product' if form.reset_after else ''}."
-
-
-def _simple(form: Form) -> Cell:
-    def equations(v: Values) -> tuple[Value, ...]:
-        return (_apply(form.activation, v["W"] @ v["x"] + v["R"] @ v["h"] + v["b"]),)
-
-    params = {"W": "H I", "R": "H H", "b": "H"}
-    return build_cell("keras_rnn", _doc(form), {"x": "I"}, {"h": "H"}, params, equations)
-
-
-def _lstm(form: Form) -> Cell:
-    def equations(v: Values) -> tuple[Value, ...]:
-        i, f, g, o = v["W"] @ v["x"] + v["R"] @ v["h"] + v["b"]
-        c = _apply(form.recurrent, f) * v["c"] + _apply(form.recurrent, i) * _apply(form.activation, g)
-        return _apply(form.recurrent, o) * _apply(form.activation, c), c
-
-    params = {"W": "4 H I", "R": "4 H H", "b": "4 H"}
-    return build_cell("keras_lstm", _doc(form), {"x": "I"}, {"h": "H", "c": "H"}, params, equations)
-
-
-def _gru(form: Form) -> Cell:
-    def gate(v: Values, x: Value) -> Value:
-        return _apply(form.recurrent, x)
-
-    def candidate(v: Values, x: Value) -> Value:
-        return _apply(form.activation, x)
-
-    return build_gru("keras_gru", _doc(form), gate, candidate, form.reset_after)
+    return build_recurrent(f"keras_{kind.lower()}", doc, kind, apply, reset_after=form.reset_after)
 
 
 def parameters(form: Form, config: Fields, arrays: Sequence[Array]) -> tuple[dict[str, Array], Array | None]:

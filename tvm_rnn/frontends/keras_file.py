@@ -37,16 +37,7 @@ MOST_CONFIG_BYTES = 64 << 20
 # Keras stores files uncompressed; a zip may say of a few bytes that they are many.
 FREE_BYTES, MOST_RATIO = 64 << 20, 100
 # HDF5 has an error for every damage; an address that is no number of C is an OverflowError.
-DAMAGE = (
-    RuntimeError,
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    MemoryError,
-    OverflowError,
-)
+DAMAGE = (RuntimeError, OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError)
 
 
 @dataclass

@@ -7,23 +7,24 @@ where one network does not say it all; what is around the networks in `program`.
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.origin import Origin
 from tvm_rnn.network.rnn import RNN
 
 from ..errors import ConfigError, message
-from .fields import Unreadable
-from .layers import Recurrent
-from .networks import build_networks
+from .fields import Unreadable, Wrong
+from .folding import Recurrent
 from .onnx_file import Source, import_onnx, read_model
-from .onnx_graph import BODIES, RECURRENT, GraphSteps, bodies, label
 from .onnx_loop import read_loop
-from .onnx_nodes import add_node
-from .onnx_protos import NodeProto
+from .onnx_nodes import BODIES, RECURRENT, GraphSteps, add_node, bodies, label
 from .onnx_recurrent import read_recurrent
 from .onnx_scan import read_scan
-from .stacks import Stacks
+from .stacks import Stacks, build_networks
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 OLDEST = 7  # operator set: RNN, LSTM and GRU have had their present inputs since
 
@@ -95,9 +96,9 @@ def _order(steps: GraphSteps) -> list[str]:
     return problems
 
 
-def _read_nodes(steps: GraphSteps, layers: list[Recurrent]) -> list[str]:
+def _read_nodes(steps: GraphSteps, layers: list[Recurrent]) -> Wrong:
     """Turn every node that an output needs into steps; what cannot be is returned."""
-    problems = []
+    problems = Wrong()
     refused: set[str] = set()  # values that are not made, so that what reads them can still be looked at
     for node in _needed(steps):
         try:
@@ -114,10 +115,8 @@ def _read_nodes(steps: GraphSteps, layers: list[Recurrent]) -> list[str]:
             steps.made.update(node.output)
     for step in steps.steps:
         for name in step.inputs:
-            try:
+            with problems.noting():
                 steps.constant(name)
-            except Unreadable as reason:
-                problems.append(str(reason))
     return problems
 
 

@@ -7,7 +7,7 @@ makes the two fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -57,7 +57,6 @@ class Body:
     names: what leaves are called. batch: the name of B, as a list of one whole number.
     """
 
-    graph: Graph
     make: Make
     constant: Callable[[ArrayLike, str], str]
     dtype: str
@@ -65,18 +64,23 @@ class Body:
     batch: str = ""
     batched: dict[Node, bool] = field(default_factory=dict)
 
-    def run(self) -> list[str]:
+    def run(self, graph: Graph) -> list[str]:
         """The names of the new states and of the output, each [B, *shape]."""
-        nodes = self.graph.nodes()
+        nodes = graph.nodes()
         leaves = depends(nodes)
         self.batched = {node: bool(leaves[node]) for node in nodes}
+        self.names_of(nodes)
+        shapes = [state.shape for state in graph.states] + [graph.output.shape]
+        roots = [*graph.results, graph.output]
+        # Copies: a body may not give out one value twice, nor what it was given.
+        return [self.make("Identity", self._whole(root, shape)) for root, shape in zip(roots, shapes, strict=True)]
+
+    def names_of(self, nodes: Iterable[Node]) -> dict[Node, str]:
+        """Make these, each of which comes after its arguments; all names so far."""
         for node in nodes:
             if node not in self.names:
                 self.names[node] = self._made(node)
-        shapes = [state.shape for state in self.graph.states] + [self.graph.output.shape]
-        roots = [*self.graph.results, self.graph.output]
-        # Copies: a body may not give out one value twice, nor what it was given.
-        return [self.make("Identity", self._whole(root, shape)) for root, shape in zip(roots, shapes, strict=True)]
+        return self.names
 
     def _whole(self, node: Node, shape: Sequence[int]) -> str:
         """A value with B, also where it does not depend on a row."""

@@ -17,7 +17,7 @@ from tvm_rnn.language.cell import Cell
 from tvm_rnn.language.trace import Value
 
 from .. import cells
-from .built_cells import Values, build_cell, build_gru
+from .built_cells import Values, build_recurrent
 
 GATES = {"RNN": 1, "LSTM": 4, "GRU": 3}
 STATES = {"RNN": ("h",), "LSTM": ("h", "c"), "GRU": ("h",)}
@@ -108,7 +108,16 @@ def cell_of(form: Form) -> Cell:
     found = standard(form)
     if found is not None:
         return found
-    made = {"RNN": _elman, "LSTM": _lstm, "GRU": _gru}[form.kind](form)
+    made = build_recurrent(
+        f"onnx_{form.kind.lower()}",
+        doc_of(form),
+        form.kind,
+        functools.partial(_apply, form),
+        reset_after=form.reset_after,
+        input_forget=form.input_forget,
+        peepholes=form.peepholes,
+        more={"backward": ""} if len(form.activations) > 1 else {},
+    )
     _forms[made] = form
     return made
 
@@ -137,55 +146,12 @@ def doc_of(form: Form) -> str:
     return f"{form.kind} of ONNX with {', '.join(special)}."
 
 
-def _gate(form: Form, which: int, values: Values) -> Callable[[Value], Value]:
+def _apply(form: Form, which: int, x: Value, values: Values) -> Value:
     """Function number `which` of the form, after the clip; where directions differ, the one of this direction."""
-
-    def apply(x: Value) -> Value:
-        held = x if form.clip is None else f.clip(x, -form.clip, form.clip)
-        first, *second = (own[which] for own in form.activations)
-        if not second or second[0] == first:
-            return first(held)
-        return f.where(values["backward"] > 0.5, second[0](held), first(held))
-
-    return apply
-
-
-def _backward(form: Form) -> dict[str, str]:
-    """A parameter that is 1 in the backward direction, where it has functions of its own."""
-    return {"backward": ""} if len(form.activations) > 1 else {}
-
-
-def _elman(form: Form) -> Cell:
-    def equations(v: Values) -> tuple[Value, ...]:
-        return (_gate(form, 0, v)(v["W"] @ v["x"] + v["R"] @ v["h"] + v["b"]),)
-
-    params = {"W": "H I", "R": "H H", "b": "H", **_backward(form)}
-    return build_cell("onnx_rnn", doc_of(form), {"x": "I"}, {"h": "H"}, params, equations)
-
-
-def _lstm(form: Form) -> Cell:
-    memory = Form(form.kind, form.activations)  # h reads the memory without the clip
-
-    def equations(v: Values) -> tuple[Value, ...]:
-        i, forget, g, o = v["W"] @ v["x"] + v["R"] @ v["h"] + v["b"]
-        c = v["c"]
-        p_i, p_f, p_o = v["p"] if form.peepholes else (0.0, 0.0, 0.0)
-        i = _gate(form, 0, v)(i + p_i * c if form.peepholes else i)
-        own = forget + p_f * c if form.peepholes else forget
-        forget = 1.0 - i if form.input_forget else _gate(form, 0, v)(own)
-        c = forget * c + i * _gate(form, 1, v)(g)
-        o = _gate(form, 0, v)(o + p_o * c if form.peepholes else o)
-        return o * _gate(memory, 2, v)(c), c
-
-    params = {"W": "4 H I", "R": "4 H H", "b": "4 H", **({"p": "3 H"} if form.peepholes else {}), **_backward(form)}
-    return build_cell("onnx_lstm", doc_of(form), {"x": "I"}, {"h": "H", "c": "H"}, params, equations)
-
-
-def _gru(form: Form) -> Cell:
-    def gate(v: Values, x: Value) -> Value:
-        return _gate(form, 0, v)(x)
-
-    def candidate(v: Values, x: Value) -> Value:
-        return _gate(form, 1, v)(x)
-
-    return build_gru("onnx_gru", doc_of(form), gate, candidate, form.reset_after, _backward(form))
+    held = x
+    if form.clip is not None and (form.kind, which) != ("LSTM", 2):  # h reads the memory without the clip
+        held = f.clip(x, -form.clip, form.clip)
+    first, *second = (own[which] for own in form.activations)
+    if not second or second[0] == first:
+        return first(held)
+    return f.where(values["backward"] > 0.5, second[0](held), first(held))

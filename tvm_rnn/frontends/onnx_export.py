@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from types import ModuleType
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,9 +25,11 @@ from ..errors import ConfigError, WeightError, message
 from .onnx_body import Body, constants_of
 from .onnx_cells import DEFAULTS, PARAMETERS, STATES, Form, form_of
 from .onnx_file import Array, import_onnx
-from .onnx_protos import GraphProto, ModelProto, NodeProto, ValueInfoProto
 from .onnx_recurrent import ORDER, PEEPHOLES
 from .torch import split_biases
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
 
 # Opset 14 is the oldest with today's RNN, GRU and LSTM, so every runtime reads it; ir_version 8 goes with it. bfloat16
 # came to these operators with 22.
@@ -71,7 +73,8 @@ class _Graph:
     """Nodes in the making, of a model or of a Scan's body; constants are the model's."""
 
     def __init__(self, writer: _Writer) -> None:
-        self.writer, self.nodes = writer, list[NodeProto]()
+        self.writer = writer
+        self.nodes: list[NodeProto] = []
 
     def make(self, op: str, *inputs: str, outputs: Sequence[str] | None = None, **attributes: object) -> str:
         """Add a node; the name of its first output."""
@@ -302,7 +305,7 @@ class _Writer:
             name = weight_name(param.name, layer.index, direction)
             names[param] = name if name in self.constants else self.weight(name, self.net.weights[name])
         batch = self._axis(inner, names[graph.states[0]], 0)
-        results = Body(graph, inner.make, self.constant, self.net.dtype, dict(names), batch).run()
+        results = Body(inner.make, self.constant, self.net.dtype, dict(names), batch).run(graph)
         values = [self._value(names[n], ["B", *n.shape]) for n in (*graph.states, *graph.inputs)]
         if self.lengths:
             step = self.fresh("t")

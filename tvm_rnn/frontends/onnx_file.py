@@ -11,12 +11,15 @@ import math
 import os
 from dataclasses import dataclass
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import ConfigError, message
 from .fields import Unreadable
-from .onnx_protos import Message, ModelProto, TensorProto
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, TensorProto
 
 Array = np.ndarray
 
@@ -105,7 +108,7 @@ def read_model(source: object) -> Source:
     return Source(model, path, digest)
 
 
-def _is_text(found: Message) -> bool:
+def _is_text(found: ModelProto) -> bool:
     """Whether every string of a message is one: protobuf gives those that are not UTF-8 as bytes."""
     for kind, value in found.ListFields():
         if kind.type not in (kind.TYPE_STRING, kind.TYPE_MESSAGE):

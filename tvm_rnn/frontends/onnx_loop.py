@@ -10,16 +10,19 @@ What a body computes of the number alone (M - 1 - i, where it runs backwards) is
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
+from typing import TYPE_CHECKING
 
-from .fields import Unreadable, integer
-from .layers import Recurrent
+from .fields import Unreadable, Wrong, integer
+from .folding import Recurrent
 from .onnx_file import Array, import_onnx, tensor_array
-from .onnx_graph import GraphSteps, bodies, label
-from .onnx_nodes import attributes_of, constant_of, ordinary_attributes
-from .onnx_protos import GraphProto, NodeProto, ValueInfoProto
+from .onnx_nodes import GraphSteps, attributes_of, bodies, constant_of, label, ordinary_attributes
 from .onnx_scan import read_scan
 from .onnx_scan_body import unsupported
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto, ValueInfoProto
 
 PLACES = ("Identity", "Add", "Sub", "Mul")  # what may be done with the number of the step before it is a place
 ELEMENTS = {"float32": "FLOAT", "float64": "DOUBLE"}  # ONNX's names, where they are not ours in capitals
@@ -31,20 +34,20 @@ def read_loop(steps: GraphSteps, node: NodeProto, found: list[Recurrent]) -> Non
     if not (graphs := bodies(node)):
         raise Unreadable("it has no body")
     (body,) = graphs
-    wrong = _misfits(node, body)
-    if not wrong and (early := _ends_early(steps, node, body)):
+    wrong, more = _misfits(node, body), functools.partial(unsupported, steps, body)
+    wrong.check(more)
+    if early := _ends_early(steps, node, body):
         wrong.append(early)
-    if not wrong:
-        rewritten = _Rewritten(steps, node, body)
-        scan, wrong = rewritten.scan(), rewritten.wrong
-    if wrong:
-        raise Unreadable("; ".join([*wrong, *unsupported(steps, body)]))
+    wrong.check(more)
+    rewritten = _Rewritten(steps, node, body)
+    scan = rewritten.scan()
+    rewritten.wrong.check(more)
     read_scan(steps, scan, found, label(node))
 
 
-def _misfits(node: NodeProto, body: GraphProto) -> list[str]:
+def _misfits(node: NodeProto, body: GraphProto) -> Wrong:
     """What the node and its body do not agree on, or do not say."""
-    wrong = []
+    wrong = Wrong()
     if len(body.input) != len(node.input) or len(body.output) != len(node.output) + 1:
         got = f"{len(body.input)} inputs and {len(body.output)} outputs"
         wrong.append(f"its body has {got}, it has {len(node.input)} and {len(node.output)}")
@@ -107,7 +110,7 @@ class _Rewritten:
         self.every = steps.emit("Range", [steps.keep(0), count, steps.keep(1)], self.where)
         self.places = {body.input[0].name: self.every}  # by the body's name: the value of the model for all steps
         self.given: list[tuple[ValueInfoProto, str, int]] = []  # scan inputs: ours, the model's value, its axis T
-        self.wrong: list[str] = []
+        self.wrong = Wrong()
 
     def scan(self) -> NodeProto:
         """The Scan node."""
@@ -150,15 +153,13 @@ class _Rewritten:
     def _moved(self, own: NodeProto) -> bool:
         """Whether a node is not the body's any more: it takes a step of a value of the model. What computes a place is
         computed for all steps at once, too."""
-        try:
+        with self.wrong.noting(f"{label(own)} in its body: "):
             if own.op_type == "Gather" and len(own.input) == 2 and own.input[1] in self.places:
                 return self._taken(own)
             if own.op_type in PLACES and not self.places.keys().isdisjoint(own.input):
                 values = [self._number(name) for name in own.input]
                 if all(values):
                     self.places[own.output[0]] = self.steps.emit(own.op_type, [v for v in values if v], self.where)
-        except Unreadable as reason:
-            self.wrong.append(f"{label(own)} in its body: {reason}")
         return False
 
     def _taken(self, own: NodeProto) -> bool:

@@ -15,18 +15,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tvm_rnn.network.program import Step
 
-from .fields import Fields, Unreadable, floats, integer, number, strings, text
-from .folding import Steps
-from .layers import Recurrent, add_network, held_dtype_of, without_empty_rows
+from .fields import Fields, Unreadable, Wrong, floats, integer, number, strings, text
+from .folding import Recurrent, Steps, add_network, held_dtype_of, without_empty_rows
 from .onnx_cells import DEFAULTS, FUNCTIONS, GATES, PARAMETERS, STATES, Activation, Form, cell_of
-from .onnx_graph import GraphSteps, label
-from .onnx_nodes import attributes_of
-from .onnx_protos import NodeProto
+from .onnx_nodes import GraphSteps, attributes_of, label
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 ORDER = {"RNN": [0], "LSTM": [0, 2, 3, 1], "GRU": [1, 0, 2]}  # our gates among theirs
 PEEPHOLES = [0, 2, 1]
@@ -40,60 +41,41 @@ def read_recurrent(steps: GraphSteps, node: NodeProto, found: list[Recurrent]) -
     """Add a recurrent node: its layer to `found`, its steps to `steps`. Raises Unreadable with all that is wrong."""
     attributes = attributes_of(node, steps.source.opset)
     given = {name: value for name, value in zip(INPUTS, node.input, strict=False) if value}
-    wrong: list[str] = []
-    form = _form(node.op_type, attributes, "P" in given, wrong)
-    direction = text(attributes, "direction", "forward")
+    wrong, direction = Wrong(), text(attributes, "direction", "forward")
+    count = 2 if direction == "bidirectional" else 1
+    form = _form(node.op_type, attributes, count, "P" in given, wrong)
     if direction not in DIRECTIONS:
         wrong.append(f"direction {direction!r} is none of {', '.join(DIRECTIONS)}")
-    count = 2 if direction == "bidirectional" else 1
     hidden_size = integer(attributes, "hidden_size") if "hidden_size" in attributes else None
     sizes = _sizes(steps, node.op_type, given, count, hidden_size, wrong)
     layout = integer(attributes, "layout", 0)
     if layout not in (0, 1):
         wrong.append(f"layout {layout} is neither 0 nor 1")
-    if wrong or form is None or sizes is None:
-        raise Unreadable("; ".join(wrong))
+    wrong.check()
+    assert sizes is not None
     (input_size, hidden), dtype = sizes, _dtype(steps, given)
     _check_values(steps, given, input_size, dtype)
-    name = label(node)
-    layer = Recurrent(
-        name,
-        cell_of(form),
-        input_size,
-        hidden,
-        direction == "reverse",
-        dtype,
-        [],
-        batch_first=layout == 1,
-    )
-    for d in range(count):
-        layer.params.append(_Direction(steps, name, form, given, hidden, d).read(layer))
-    _around(steps, node, layer, given, len(found))
+    back, first = direction == "reverse", layout == 1
+    layer = Recurrent(label(node), cell_of(form), input_size, hidden, back, dtype, [], batch_first=first)
+    read = _Node(steps, form, given, layer)
+    layer.params += [read.params(d) for d in range(count)]
+    read.add(node.output, len(found))
     found.append(layer)
 
 
 # --- attributes ------------------------------------------------------------------------------------------------------
 
 
-def _form(kind: str, a: Fields, peepholes: bool, wrong: list[str]) -> Form | None:
-    count = 2 if a.get("direction") == "bidirectional" else 1
+def _form(kind: str, a: Fields, count: int, peepholes: bool, wrong: Wrong) -> Form:
     clip = number(a, "clip") if "clip" in a else None
     if clip is not None and not (clip > 0 and math.isfinite(clip)):
         wrong.append(f"clip {clip:g} is no threshold above 0")
     activations = _activations(kind, a, count, wrong)
-    if wrong:
-        return None
-    return Form(
-        kind,
-        activations,
-        clip,
-        bool(a.get("input_forget", 0)),
-        bool(a.get("linear_before_reset", 0)),
-        peepholes,
-    )
+    flags = bool(a.get("input_forget", 0)), bool(a.get("linear_before_reset", 0)), peepholes
+    return Form(kind, activations, clip, *flags)
 
 
-def _activations(kind: str, a: Fields, count: int, wrong: list[str]) -> tuple[tuple[Activation, ...], ...]:
+def _activations(kind: str, a: Fields, count: int, wrong: Wrong) -> tuple[tuple[Activation, ...], ...]:
     """One tuple per direction. Parameters are taken from the lists in the order of the functions that have any."""
     each = len(DEFAULTS[kind])
     names = strings(a, "activations")
@@ -123,7 +105,7 @@ def _activations(kind: str, a: Fields, count: int, wrong: list[str]) -> tuple[tu
 
 
 def _sizes(
-    steps: Steps, kind: str, given: dict[str, str], count: int, hidden: int | None, wrong: list[str]
+    steps: Steps, kind: str, given: dict[str, str], count: int, hidden: int | None, wrong: Wrong
 ) -> tuple[int, int] | None:
     """The sizes of input and state, by which the shapes of all weights are checked."""
     shapes = {}
@@ -193,58 +175,48 @@ def _check_values(steps: Steps, given: dict[str, str], input_size: int, dtype: s
 
 
 @dataclass
-class _Direction:
-    """The parameters of one direction, as values."""
+class _Node:
+    """A node's steps: those that make its weights ours, and those around the network. given: its inputs by name."""
 
     steps: Steps
-    node: str
     form: Form
     given: dict[str, str]
-    hidden: int
-    direction: int
+    layer: Recurrent
 
-    def read(self, layer: Recurrent) -> dict[str, str]:
+    def params(self, direction: int) -> dict[str, str]:
         """The value of each of the cell's parameters; two biases are added to the layer's."""
-        kind, H = self.form.kind, self.hidden
+        kind, H, width = self.form.kind, self.layer.hidden_size, self.layer.input_size
         G, order = GATES[kind], ORDER[kind]
-        W = self._gates("W", [G, H, layer.input_size], order)
-        R = self._gates("R", [G, H, H], order)
+        own = {name: self._take(self.given[name], [direction]) for name in "WRBP" if name in self.given}
+        W = self._take(self._reshape(own["W"], [G, H, width]), order)
+        R = self._take(self._reshape(own["R"], [G, H, H]), order)
         found = {"W": W, "R": R}
         if kind == "RNN":
-            found = {"W": self._reshape(W, [H, layer.input_size]), "R": self._reshape(R, [H, H])}
+            found = {"W": self._reshape(W, [H, width]), "R": self._reshape(R, [H, H])}
         if kind == "GRU" and not self.form.reset_after:
-            found["R"] = self._take(R, [0, 1])
-            found["R_n"] = self._reshape(self._take(R, [2]), [H, H])
-        found |= self._biases(layer, G, order)
+            found = {"W": W, "R": self._take(R, [0, 1]), "R_n": self._reshape(self._take(R, [2]), [H, H])}
+        found |= self._biases(own.get("B"), G, order)
         if self.form.peepholes:
-            found["p"] = self._gates("P", [3, H], PEEPHOLES)
+            found["p"] = self._take(self._reshape(own["P"], [3, H]), PEEPHOLES)
         if len(self.form.activations) > 1:
-            found["backward"] = self.steps.keep(float(self.direction), held_dtype_of(layer.dtype))
+            found["backward"] = self.steps.keep(float(direction), held_dtype_of(self.layer.dtype))
         return found
 
-    def _biases(self, layer: Recurrent, G: int, order: Sequence[int]) -> dict[str, str]:
-        H, kind = self.hidden, self.form.kind
-        both = self.steps.keep(np.zeros((2, G, H)), held_dtype_of(layer.dtype))
-        if "B" in self.given:
-            both = self._take(self._reshape(self._own("B"), [2, G, H]), order, axis=1)
+    def _biases(self, given: str | None, G: int, order: Sequence[int]) -> dict[str, str]:
+        H, kind = self.layer.hidden_size, self.form.kind
+        both = self.steps.keep(np.zeros((2, G, H)), held_dtype_of(self.layer.dtype))
+        if given is not None:
+            both = self._take(self._reshape(given, [2, G, H]), order, axis=1)
             value = self.steps.constant(both)
             if value is not None:
-                layer.biases.append((value[0].reshape(-1), value[1].reshape(-1)))
+                self.layer.biases.append((value[0].reshape(-1), value[1].reshape(-1)))
         one, two = (self._reshape(self._take(both, [i]), [G, H]) for i in (0, 1))
         if kind == "GRU" and self.form.reset_after:
             joined = self._emit("Add", [self._take(one, [0, 1]), self._take(two, [0, 1])])
-            last = self._take(one, [2])
-            b = self._emit("Concat", [joined, last], axis=0)
+            b = self._emit("Concat", [joined, self._take(one, [2])], axis=0)
             return {"b": b, "b_R": self._reshape(self._take(two, [2]), [H])}
         b = self._emit("Add", [one, two])
         return {"b": self._reshape(b, [H]) if kind == "RNN" else b}
-
-    def _own(self, name: str) -> str:
-        """This direction's part of an input."""
-        return self._take(self.given[name], [self.direction])
-
-    def _gates(self, name: str, shape: list[int], order: Sequence[int]) -> str:
-        return self._take(self._reshape(self._own(name), shape), order)
 
     def _take(self, value: str, indices: Sequence[int], axis: int = 0) -> str:
         return self._emit("Gather", [value, self.steps.keep(list(indices))], axis=axis)
@@ -253,36 +225,28 @@ class _Direction:
         return self._emit("Reshape", [value, self.steps.keep(list(shape))])
 
     def _emit(self, op: str, inputs: Sequence[str], **attributes: object) -> str:
-        return self.steps.emit(op, inputs, self.node, **attributes)
+        return self.steps.emit(op, inputs, self.layer.node, **attributes)
 
+    def _swapped(self, value: str) -> str:
+        """Between [T, B, ...], or [D, B, ...], and the layout that has the batch first."""
+        return self._emit("Transpose", [value], perm=[1, 0, 2]) if value and self.layer.batch_first else value
 
-# --- what is around the network --------------------------------------------------------------------------------------
-
-
-def _around(steps: Steps, node: NodeProto, layer: Recurrent, given: dict[str, str], number: int) -> None:
-    """The network's step, and the steps between the node's inputs and outputs and the network's."""
-    states, first = STATES[node.op_type], layer.batch_first
-
-    def emit(op: str, inputs: Sequence[str], **attributes: object) -> str:
-        return steps.emit(op, inputs, layer.node, **attributes)
-
-    x = emit("Transpose", [given["X"]], perm=[1, 0, 2]) if first else given["X"]
-    begin = []
-    for state in states:
-        value = given.get(f"initial_{state}", "")
-        value = "" if value and steps.is_zero(value) else value
-        begin.append(emit("Transpose", [value], perm=[1, 0, 2]) if value and first else value)
-    lengths = given.get("sequence_lens", "")
-    y, *ends = add_network(steps, layer, x, lengths, begin, number)
-    outputs = dict(zip(("Y", "Y_h", "Y_c"), node.output, strict=False))
-    results = {}
-    if outputs.get("Y"):
-        shape = steps.keep([0, 0, layer.directions, layer.hidden_size])
-        perm = [1, 0, 2, 3] if first else [0, 2, 1, 3]
-        results["Y"] = emit("Transpose", [emit("Reshape", [y, shape])], perm=perm)
-    for state, value in zip(states, ends, strict=True):
-        if outputs.get(f"Y_{state}"):
-            value = without_empty_rows(steps, layer, value, lengths) if lengths else value
-            results[f"Y_{state}"] = emit("Transpose", [value], perm=[1, 0, 2]) if first else value
-    for name, value in results.items():
-        steps.add(Step("Identity", (value,), (outputs[name],), {}, layer.node))
+    def add(self, output: Sequence[str], number: int) -> None:
+        """The network's step, and the steps between the node's inputs and outputs and the network's."""
+        steps, layer, lengths = self.steps, self.layer, self.given.get("sequence_lens", "")
+        states = STATES[self.form.kind]
+        x = self._swapped(self.given["X"])
+        begin = [self.given.get(f"initial_{state}", "") for state in states]
+        begin = [self._swapped("" if value and steps.is_zero(value) else value) for value in begin]
+        y, *ends = add_network(steps, layer, x, lengths, begin, number)
+        wanted, results = dict(zip(("Y", "Y_h", "Y_c"), output, strict=False)), {}
+        if wanted.get("Y"):
+            perm = [1, 0, 2, 3] if layer.batch_first else [0, 2, 1, 3]
+            split = self._reshape(y, [0, 0, layer.directions, layer.hidden_size])
+            results["Y"] = self._emit("Transpose", [split], perm=perm)
+        for state, value in zip(states, ends, strict=True):
+            if wanted.get(f"Y_{state}"):
+                value = without_empty_rows(steps, layer, value, lengths) if lengths else value
+                results[f"Y_{state}"] = self._swapped(value)
+        for name, value in results.items():
+            steps.add(Step("Identity", (value,), (wanted[name],), {}, layer.node))

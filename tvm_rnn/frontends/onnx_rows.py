@@ -1,6 +1,6 @@
 """Values of one step of one row, as the body of an ONNX Scan has them: with the batch as their first axis, or without.
 
-In: traced values and arrays, from `onnx_equations.py` and `onnx_moves.py`. Out: `Item`s, and what a node's numbers
+In: traced values and arrays, from `onnx_equations.py`. Out: `Item`s, and what a node's numbers
 mean for them. ONNX's values have the batch as their first axis; ours leave it out. So an `Item` is data without that
 axis and whether it has it there; and what a body computes with the batch size is a list of sizes with BATCH in it.
 """

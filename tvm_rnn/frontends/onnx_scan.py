@@ -11,20 +11,22 @@ Where a body cannot be one step of rows, because it has no batch, all of it is o
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tvm_rnn.network.program import Step
 
-from .fields import Fields, Unreadable, integer, integers
-from .layers import Recurrent, add_network
+from .fields import Fields, Unreadable, Wrong, integer, integers
+from .folding import Recurrent, add_network
 from .onnx_file import type_name
-from .onnx_graph import GraphSteps, bodies, label
-from .onnx_lengths import COUNTERS, counts_steps
-from .onnx_nodes import attributes_of
-from .onnx_protos import NodeProto
+from .onnx_nodes import GraphSteps, attributes_of, bodies, label
 from .onnx_rows import MOST_ELEMENTS
-from .onnx_scan_body import ScanBody, Shape, unsupported
+from .onnx_scan_body import COUNTERS, ScanBody, Shape, counts_steps, unsupported
+
+if TYPE_CHECKING:
+    from onnx import NodeProto
 
 OLDEST = 9  # operator set: before, Scan was another operator
 DTYPES = ("float32", "float64", "float16", "bfloat16")
@@ -37,12 +39,12 @@ def read_scan(steps: GraphSteps, node: NodeProto, found: list[Recurrent], where:
     if steps.source.opset < OLDEST:
         raise Unreadable(f"Scan of operator set {steps.source.opset} is not supported, that of {OLDEST} and later is")
     scan = _Scan(steps, node, attributes_of(node, steps.source.opset), where or label(node))
-    failed: list[list[str]] = []
+    failed: list[Wrong] = []
     for batched in (True, False):
         body = scan.read(batched)
         if not body.wrong:
             layer = Recurrent(scan.where, body.cell, body.x.shape[0], 0, bool(scan.back[0]), scan.dtype, [body.weights])
-            _Around(scan, body, layer).add(len(found))
+            scan.add(body, layer, len(found))
             found.append(layer)
             return
         failed.append(body.wrong)
@@ -61,7 +63,7 @@ class _Scan:
         (self.body,), self.scanned = bodies(node), integer(a, "num_scan_inputs")
         self.states = len(node.input) - self.scanned
         self.emitted = len(self.body.output) - self.states
-        wrong = []
+        wrong, more = Wrong(), functools.partial(unsupported, steps, self.body)
         if self.scanned < 1 or self.states < 1:
             wrong.append(f"it has {self.states} states and {self.scanned} scan inputs, both are needed")
         if len(self.body.input) != len(node.input) or len(self.body.output) != len(node.output) or self.emitted < 0:
@@ -71,82 +73,70 @@ class _Scan:
             wrong.append("an input is not given")
         if self.body.sparse_initializer:
             wrong.append("sparse initializers are not supported")
-        if wrong:
-            raise Unreadable("; ".join([*wrong, *unsupported(steps, self.body)]))
+        wrong.check(more)
         back = _listed(a, "scan_input_directions", self.scanned, wrong, (0, 1))
         self.back_out = _listed(a, "scan_output_directions", self.emitted, wrong, (0, 1))
         axes = _listed(a, "scan_input_axes", self.scanned, wrong)
         self.axes_out = _listed(a, "scan_output_axes", self.emitted, wrong)
         self.dtypes = self._dtypes(wrong)
-        self.counter = self._counter(back, wrong)
-        self.dtype = self._dtype(wrong)
-        if wrong:
-            raise Unreadable("; ".join([*wrong, *unsupported(steps, self.body)]))
+        self.counter = None if wrong else self._counter(back)
+        self.dtype = "" if wrong else self._dtype(wrong)
+        wrong.check(more)
         data = [at for at in range(self.scanned) if self.states + at != self.counter]
         self.inputs = [self.states + at for at in data]  # the scan inputs that are data, among the node's inputs
         self.back, self.axes = [back[at] for at in data], [axes[at] for at in data]
 
-    def _dtypes(self, wrong: list[str]) -> list[str]:
+    def _dtypes(self, wrong: Wrong) -> list[str]:
         """The element type of each of the body's inputs, by what the body or the model says."""
         found = []
         for info, name in zip(self.body.input, self.node.input, strict=True):
-            kind = info.type.tensor_type.elem_type
-            declared = self.steps.declared.get(name)
-            own = ""
-            try:
+            kind, declared, own = info.type.tensor_type.elem_type, self.steps.declared.get(name), ""
+            with wrong.noting():
                 self.steps.constant(name)
                 own = type_name(kind) if kind else ""
-            except Unreadable as reason:
-                wrong.append(str(reason))
             outer = self.steps.dtypes.get(name) or (declared.dtype if declared else "")
             if outer and own and own != outer:
                 wrong.append(f"{name!r} is {outer}, its body has it as {own}")
             found.append(own or outer)
         return found
 
-    def _counter(self, back: Sequence[int], wrong: list[str]) -> int | None:
+    def _counter(self, back: Sequence[int]) -> int | None:
         """The scan input that numbers the steps, by which rows end, if there is one."""
         found = [at for at in range(self.states, len(self.dtypes)) if self.dtypes[at] in COUNTERS]
-        if wrong or len(found) != 1 or self.scanned < 2:
+        if len(found) != 1 or self.scanned < 2 or len({*back}) > 1:
             return None
         (at,) = found
-        name, kind = self.node.input[at], self.body.input[at].type.tensor_type
-        same = len({*back}) == 1
-        if not counts_steps(self.steps, name) or len(kind.shape.dim) or not kind.HasField("shape") or not same:
-            return None
-        return at
+        kind = self.body.input[at].type.tensor_type
+        number = kind.HasField("shape") and not len(kind.shape.dim)
+        return at if number and counts_steps(self.steps, self.node.input[at]) else None
 
-    def _dtype(self, wrong: list[str]) -> str:
+    def _dtype(self, wrong: Wrong) -> str:
         names = [info.name for info in self.body.input]
         found = {
             name: dtype for at, (name, dtype) in enumerate(zip(names, self.dtypes, strict=True)) if at != self.counter
         }
-        if wrong:
-            return ""
-        if len({*found.values()}) > 1 or next(iter(found.values())) not in DTYPES:
+        first = next(iter(found.values()))
+        if len({*found.values()}) > 1 or first not in DTYPES:
             text = ", ".join(f"{name} {dtype or 'unknown'}" for name, dtype in found.items())
             wrong.append(f"its states and scan inputs are not all of one of {', '.join(DTYPES)}: {text}")
-        return next(iter(found.values()))
+        return first
 
     def read(self, batched: bool) -> ScanBody:
         """Its body, with or without a batch; what is wrong with it is in it."""
-        wrong: list[str] = []
-        shapes = []
+        wrong, shapes = Wrong(), list[Shape]()
         for at in range(len(self.node.input)):
-            try:
+            with wrong.noting():
                 shapes.append(() if at == self.counter else self._shape(at, batched))
-            except Unreadable as reason:
-                wrong.append(str(reason))
-        total = sum(math.prod(shapes[at]) for at in self.inputs) if not wrong else 0
+        inputs = [] if wrong else [shapes[at] for at in self.inputs]
+        total = sum(map(math.prod, inputs))
         if total > MOST_ELEMENTS:
             wrong.append(f"its scan inputs have {total} elements for each row")
         found = ScanBody(self.steps, self.body, self.where, self.dtype, batched, self.counter, wrong)
-        found.read(shapes[: self.states], [shapes[at] for at in self.inputs] if not wrong else [])
-        if not found.wrong:
-            for shape, axis in zip(found.shapes_out, self.axes_out, strict=True):
-                rank = len(shape) + 1 + batched
-                if not -rank <= axis < rank:
-                    wrong.append(f"a scan output has {rank} axes, and no axis {axis}")
+        found.read(shapes[: self.states], inputs)
+        for shape, axis in zip([] if wrong else found.shapes_out, self.axes_out, strict=False):
+            rank = len(shape) + 1 + batched
+            if not -rank <= axis < rank:
+                wrong.append(f"a scan output has {rank} axes, and no axis {axis}")
         return found
 
     def _shape(self, at: int, batched: bool) -> Shape:
@@ -188,8 +178,60 @@ class _Scan:
             return None
         return [n if isinstance(n, int) else None for n in declared.shape]
 
+    # --- the layer's step, and the steps between the node's inputs and outputs and the layer's -----------------------
 
-def _listed(a: Fields, name: str, count: int, wrong: list[str], known: Sequence[int] = ()) -> list[int]:
+    def add(self, body: ScanBody, layer: Recurrent, number: int) -> None:
+        """Add them. number: the layer's, among the model's."""
+        steps, ones = self.steps, [0] if body.batched else [0, 1]
+        begin = []
+        for name in self.node.input[: self.states]:
+            begin.append("" if steps.is_zero(name) else self._emit("Unsqueeze", name, ones))
+        x = [self._input(body, at) for at in range(len(self.inputs))]
+        joined = x[0] if len(x) == 1 else steps.emit("Concat", x, self.where, axis=2)
+        y, *ends = add_network(steps, layer, joined, body.lengths, begin, number)
+        results, at = [self._emit("Squeeze", end, ones) for end in ends], 0
+        for k, shape in enumerate(body.shapes_out):
+            size = math.prod(shape)
+            own = y if len(body.shapes_out) == 1 else self._emit("Slice", y, [at], [at + size], [2], [1])
+            results.append(self._output(body, own, k))
+            at += size
+        for name, value in zip(self.node.output, results, strict=True):
+            if name:
+                steps.add(Step("Identity", (value,), (name,), {}, self.where))
+
+    def _input(self, body: ScanBody, at: int) -> str:
+        """A scan input as [T, B, size], in the network's direction."""
+        shape, value = body.shapes_in[at], self.node.input[self.inputs[at]]
+        rank = len(shape) + 1 + body.batched
+        axis = self.axes[at] % rank
+        if axis:
+            value = self._emit("Transpose", value, perm=[axis, *(i for i in range(rank) if i != axis)])
+        if len(shape) != 1 or not body.batched:
+            value = self._emit("Reshape", value, [0, 0 if body.batched else 1, math.prod(shape)])
+        return value if self.back[at] == self.back[0] else self._reversed(value)
+
+    def _output(self, body: ScanBody, value: str, at: int) -> str:
+        """A scan output, from its part of y."""
+        shape = body.shapes_out[at]
+        if self.back_out[at] != self.back[0]:
+            value = self._reversed(value)
+        if len(shape) != 1 or not body.batched:
+            value = self._emit("Reshape", value, [0, *([0] if body.batched else []), *shape])
+        rank = len(shape) + 1 + body.batched
+        axis = self.axes_out[at] % rank
+        perm = [*range(1, rank)]
+        perm.insert(axis, 0)
+        return self._emit("Transpose", value, perm=perm) if axis else value
+
+    def _reversed(self, value: str) -> str:
+        return self._emit("Slice", value, [-1], [FIRST], [0], [-1])
+
+    def _emit(self, op: str, value: str, *numbers: Sequence[int], **attributes: object) -> str:
+        """A step on a value and lists of whole numbers."""
+        return self.steps.emit(op, [value, *(self.steps.keep(n) for n in numbers)], self.where, **attributes)
+
+
+def _listed(a: Fields, name: str, count: int, wrong: Wrong, known: Sequence[int] = ()) -> list[int]:
     """An attribute with a number for each input or output; 0 where it is not given."""
     values = (integers(a, name) if name in a else []) or [0] * count
     if len(values) != count or (known and not {*values} <= {*known}):
@@ -199,66 +241,3 @@ def _listed(a: Fields, name: str, count: int, wrong: list[str], known: Sequence[
 
 def _text(sizes: Sequence[int | None]) -> str:
     return f"[{', '.join('?' if n is None else str(n) for n in sizes)}]"
-
-
-class _Around:
-    """The layer's step, and the steps between the node's inputs and outputs and the layer's."""
-
-    def __init__(self, scan: _Scan, body: ScanBody, layer: Recurrent) -> None:
-        self.scan, self.body, self.layer = scan, body, layer
-        self.steps, self.node, self.batched = scan.steps, layer.node, body.batched
-
-    def add(self, number: int) -> None:
-        """Add them. number: the layer's, among the model's."""
-        scan, steps, node = self.scan, self.steps, self.node
-        ones = [0] if self.batched else [0, 1]
-        begin = []
-        for name in scan.node.input[: scan.states]:
-            zero = steps.is_zero(name)
-            begin.append("" if zero else steps.emit("Unsqueeze", [name, steps.keep(ones)], node))
-        x = [self._input(at) for at in range(len(scan.inputs))]
-        joined = x[0] if len(x) == 1 else steps.emit("Concat", x, node, axis=2)
-        y, *ends = add_network(steps, self.layer, joined, self.body.lengths, begin, number)
-        results = [steps.emit("Squeeze", [end, steps.keep(ones)], node) for end in ends]
-        at = 0
-        shapes = self.body.shapes_out
-        for k, shape in enumerate(shapes):
-            size = math.prod(shape)
-            own = y if len(shapes) == 1 else self._cut(y, at, at + size, 2)
-            results.append(self._output(own, k, shape))
-            at += size
-        for name, value in zip(scan.node.output, results, strict=True):
-            if name:
-                steps.add(Step("Identity", (value,), (name,), {}, node))
-
-    def _input(self, at: int) -> str:
-        """A scan input as [T, B, size], in the network's direction."""
-        scan, steps, node = self.scan, self.steps, self.node
-        shape, value = self.body.shapes_in[at], scan.node.input[scan.inputs[at]]
-        rank = len(shape) + 1 + self.batched
-        axis = scan.axes[at] % rank
-        if axis:
-            value = steps.emit("Transpose", [value], node, perm=[axis, *(i for i in range(rank) if i != axis)])
-        if len(shape) != 1 or not self.batched:
-            sizes = steps.keep([0, 0 if self.batched else 1, math.prod(shape)])
-            value = steps.emit("Reshape", [value, sizes], node)
-        return value if scan.back[at] == scan.back[0] else self._cut(value, -1, FIRST, 0, -1)
-
-    def _output(self, value: str, at: int, shape: Shape) -> str:
-        """A scan output, from its part of y."""
-        scan, steps, node = self.scan, self.steps, self.node
-        if scan.back_out[at] != scan.back[0]:
-            value = self._cut(value, -1, FIRST, 0, -1)
-        if len(shape) != 1 or not self.batched:
-            value = steps.emit("Reshape", [value, steps.keep([0, *([0] if self.batched else []), *shape])], node)
-        rank = len(shape) + 1 + self.batched
-        axis = scan.axes_out[at] % rank
-        if axis == 0:
-            return value
-        perm = [*range(1, rank)]
-        perm.insert(axis, 0)
-        return steps.emit("Transpose", [value], node, perm=perm)
-
-    def _cut(self, value: str, start: int, end: int, axis: int, step: int = 1) -> str:
-        keep = self.steps.keep
-        return self.steps.emit("Slice", [value, *(keep([n]) for n in (start, end, axis, step))], self.node)

@@ -2,6 +2,12 @@
 
 In: a body and the shapes of its inputs, from `onnx_scan.py`. Out: `ScanBody`: a `Cell` and the values of its weights,
 or everything that is wrong. Arrays of floats that the body reads become parameters, and with them their values weights.
+
+Rows that end before others, as a body says it by the step's number and the lengths of rows, need nothing that holds
+their results in a network whose rows have lengths of their own:
+
+    new = where(t < lengths, f(x, old), old)   -->   new = f(x, old)
+    y = where(t < lengths, g(x, old), 0)       -->   y = g(x, old)
 """
 
 from __future__ import annotations
@@ -9,38 +15,105 @@ from __future__ import annotations
 import keyword
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from tvm_rnn.graph.graph import Node, topological
 from tvm_rnn.language import functions as f
 from tvm_rnn.language.cell import Cell
-from tvm_rnn.language.trace import Value, lift
+from tvm_rnn.language.trace import Value, apply, lift
 
 from ..errors import CellError
 from .built_cells import Equations, build_cell
-from .fields import Unreadable
-from .layers import held_dtype_of
+from .fields import Unreadable, Wrong
+from .folding import Steps, held_dtype_of
 from .onnx_equations import KNOWN, evaluate
 from .onnx_file import Array, tensor_array, type_name
-from .onnx_graph import GraphSteps, label
-from .onnx_lengths import Ends
-from .onnx_nodes import constant_of, ordinary_attributes
-from .onnx_protos import GraphProto, NodeProto
+from .onnx_nodes import GraphSteps, constant_of, label, ordinary_attributes
 from .onnx_rows import Item
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto
+
+COUNTERS = ("int32", "int64")
+MOVED = ("reshape", "index")  # what a truth value of a row may go through
+
+
+def counts_steps(steps: Steps, name: str) -> bool:
+    """Whether a value is 0, 1, 2, ...: a constant, or a Range."""
+    makers = steps.makers
+    while not steps.is_constant(name):
+        step = makers.get(name)
+        if step is None:
+            return False
+        if step.op == "Range":
+            ends = [steps.constant(step.inputs[at]) for at in (0, 2)]
+            return [None if end is None or end.size != 1 else float(end.reshape(())) for end in ends] == [0, 1]
+        if step.op != "Identity" and not (step.op == "Cast" and step.attributes.get("dtype") in COUNTERS):
+            return False
+        name = step.inputs[0]
+    value = steps.constant(name)
+    return value is not None and value.ndim == 1 and np.array_equal(value, np.arange(len(value)))
+
+
+@dataclass
+class Ends:
+    """Where rows end. counter: the body's name for the number of the step. lengths: the model's for those of rows."""
+
+    counter: str
+    dtype: str
+    lengths: str = ""
+    count: Node = field(default_factory=lambda: Node("input", name="count"))
+    limit: Node = field(default_factory=lambda: Node("input", name="limit"))
+
+    def compare(self, steps: Steps, op: str, names: list[str]) -> Item | None:
+        """The truth value of `counter < lengths`, where a body's node with these inputs is that."""
+        if op not in ("Less", "Greater") or len(names) != 2:
+            return None
+        left, right = names if op == "Less" else names[::-1]
+        if left != self.counter or steps.is_constant(right) or not steps.known(right):
+            return None
+        declared = steps.declared.get(right)
+        axes = 1 if declared is None or declared.shape is None else len(declared.shape)
+        if axes != 1 or (declared is not None and declared.dtype != self.dtype):
+            raise Unreadable(f"{right!r} is no list of lengths in {self.dtype}")
+        if self.lengths not in ("", right):
+            raise Unreadable(f"rows end by {self.lengths!r} and by {right!r}")
+        self.lengths = right
+        return Item(apply("less", Value(self.count), Value(self.limit)), True)
+
+    def without(self, result: Value, old: Node | None) -> Value:
+        """A result as it is before a row ends. old: the state that stays then; None where there is 0."""
+        if not self.lengths:
+            return result
+        node = result.node
+        if node.op == "where" and self._active(node.args[0]) and node.args[1].shape == node.shape:
+            other = node.args[2]
+            if other is old if old is not None else other.value is not None and not other.value.any():
+                return Value(node.args[1])
+        kept = "stay what it was" if old is not None else "become 0"
+        raise Unreadable(f"does not {kept} for rows that have ended, as {self.lengths!r} says")
+
+    def _active(self, node: Node) -> bool:
+        while node.op in MOVED:
+            node = node.args[0]
+        return node.op == "less" and node.args == (self.count, self.limit)
+
 
 Shape = tuple[int, ...]
 
 
 def unsupported(steps: GraphSteps, graph: GraphProto) -> list[str]:
     """What would be refused in any case, by what nodes are called and their attributes alone."""
-    found = []
+    found = Wrong()
     for node in graph.node:
-        try:
+        with found.noting(f"{label(node)} in its body: "):
             if node.op_type != "Constant":
                 ordinary_attributes(steps, node, KNOWN)
-        except Unreadable as reason:
-            found.append(f"{label(node)} in its body: {reason}")
     return found
 
 
@@ -55,7 +128,7 @@ class ScanBody:
     dtype: str
     batched: bool
     counter: int | None
-    wrong: list[str]
+    wrong: Wrong
     values: dict[str, Item] = field(default_factory=dict)
     params: dict[str, tuple[Node, str]] = field(default_factory=dict)  # by the body's name: leaf, value of the model
     refused: set[str] = field(default_factory=set)  # values that are not made, for reasons that are in `wrong`
@@ -80,10 +153,8 @@ class ScanBody:
         ]
         self.x = Node("input", shape=(sum(map(math.prod, inputs)),), name=names.new("x"))
         self.ends = self._ends()
-        try:
+        with self.wrong.noting():
             self._leaves([info.name for info in infos])
-        except Unreadable as reason:
-            self.wrong.append(str(reason))
         self._nodes()
         results, pieces = self._results()
         if not self.wrong:
@@ -110,14 +181,16 @@ class ScanBody:
             self._set(name, Item(part if len(shape) == 1 else f.reshape(part, shape), self.batched))
             at += size
         for tensor in self.graph.initializer:
-            try:
+            with self._refusing([tensor.name]):
                 self._constant(tensor.name, tensor_array(tensor, self.steps.source), type_name(tensor.data_type))
-            except Unreadable as reason:
-                self._refuse([tensor.name], str(reason))
 
-    def _refuse(self, names: Sequence[str], reason: str) -> None:
-        self.wrong.append(reason)
-        self.refused.update(filter(None, names))
+    @contextmanager
+    def _refusing(self, names: Sequence[str], where: str = "") -> Iterator[None]:
+        """Note what cannot be used in this block, and that these values are not made then."""
+        count = len(self.wrong)
+        with self.wrong.noting(where):
+            yield
+        self.refused.update(name for name in names if name and len(self.wrong) > count)
 
     def _set(self, name: str, item: Item) -> None:
         if not name or name in self.values:
@@ -154,10 +227,8 @@ class ScanBody:
                 if node.op_type not in KNOWN:
                     self.wrong.append(f"{label(node)} in its body: operator {node.op_type} is not supported")
                 continue
-            try:
+            with self._refusing(node.output, f"{label(node)} in its body: "):
                 self._node(node)
-            except Unreadable as reason:
-                self._refuse(node.output, f"{label(node)} in its body: {reason}")
 
     def _node(self, node: NodeProto) -> None:
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
@@ -181,11 +252,9 @@ class ScanBody:
         """The new states; and each scan output as a vector (or where there is none, the first state)."""
         found = []
         for at, info in enumerate(self.graph.output):
-            try:
+            with self.wrong.noting(f"output {info.name!r} of its body "):
                 if info.name not in self.refused:
                     found.append(self._result(info.name, self.states[at] if at < len(self.states) else None))
-            except Unreadable as reason:
-                self.wrong.append(f"output {info.name!r} of its body {reason}")
         if self.wrong:
             return [], []
         states, outputs = found[: len(self.states)], found[len(self.states) :]

@@ -1,7 +1,7 @@
 """Layers one on top of the other become one network: what is between them only moves values, and comes to nothing.
 
 In: a model's steps with a network per recurrent layer. Out: the same with a network per stack, in order and without
-steps that nobody needs.
+steps that nobody needs: an `RNN`, or a `Model` of several, with its `Program`.
 
 Exporters write a stack as nodes with transposes, reshapes and squeezes between them, in many forms. Whether such a
 chain gives back y [T, B, D*H] as it was is not read off its form: it is run on numbered elements of several sizes.
@@ -16,11 +16,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from tvm_rnn.network.program import NETWORK, Step
+from tvm_rnn.network.layer import weight_name
+from tvm_rnn.network.model import Model
+from tvm_rnn.network.origin import Origin
+from tvm_rnn.network.program import NETWORK, Program, Step
+from tvm_rnn.network.rnn import RNN
 from tvm_rnn.runtime.runtime_ops import OPERATIONS
 
-from .folding import Steps
-from .layers import Recurrent
+from .folding import Recurrent, Steps
 
 SAMPLES = ((2, 3), (5, 1), (1, 4), (3, 2))  # T and B; a chain that is right for one size alone is not right
 
@@ -196,3 +199,66 @@ def ordered(steps: Sequence[Step]) -> list[Step]:
                 stack.append((step, True))
                 stack += [(makers[name], False) for name in reversed(step.inputs) if name in makers]
     return result
+
+
+def build_networks(steps: Steps, layers: Sequence[Recurrent], stacks: Stacks, source: Origin) -> RNN | Model:
+    """An RNN with the program around it, or a Model where there are several. source: framework and file of the origin.
+
+    Raises ConfigError or WeightError, as RNN does.
+    """
+    networks, changed = [], {}
+    for number, group in stacks.groups.items():
+        own = [layers[i] for i in group]
+        net, given = _network(steps, own, source)
+        networks.append(net)
+        if given:
+            changed[number] = given
+    makers = needed(steps.steps, [value for given in changed.values() for value in given.values()])
+    done = tuple(_with_weights(step, changed) for step in (*makers, *stacks.steps))
+    used = {name for step in done for name in step.inputs} | {d.name for d in steps.outputs}
+    constants = {name: value for name in sorted(used) if name and (value := steps.constant(name)) is not None}
+    program = Program(tuple(steps.inputs), tuple(steps.outputs), done, constants)
+    if len(networks) == 1:
+        networks[0].program = program
+        return networks[0]
+    names = "; ".join(net.origin.layer for net in networks if net.origin is not None)
+    return Model(networks, program, replace(source, layer=names))
+
+
+def _with_weights(step: Step, changed: dict[int, dict[str, str]]) -> Step:
+    """A network whose weights are not constants reads them as values."""
+    given = changed.get(step.network) if step.op == NETWORK else None
+    if not given:
+        return step
+    attributes = {**step.attributes, "weights": list(given)}
+    return Step(step.op, (*step.inputs, *given.values()), step.outputs, attributes, step.node)
+
+
+def _network(steps: Steps, own: Sequence[Recurrent], source: Origin) -> tuple[RNN, dict[str, str]]:
+    """The RNN of a stack of layers; and its weights as values, where they are not all constants."""
+    first = own[0]
+    net = RNN(
+        first.cell,
+        first.input_size,
+        [layer.hidden_size for layer in own] if "H" in first.cell.size_names else None,
+        len(own),
+        first.directions == 2,
+        first.dtype,
+        reverse=first.reverse,
+    )
+    names = {
+        weight_name(parameter, index, d): value
+        for index, layer in enumerate(own)
+        for d, params in enumerate(layer.params)
+        for parameter, value in params.items()
+    }
+    biases = {
+        weight_name("b", index, d): pair for index, layer in enumerate(own) for d, pair in enumerate(layer.biases)
+    }
+    text = ", ".join(layer.node for layer in own)
+    net.origin = replace(source, layer=text, batch_first=first.batch_first, biases=biases)
+    arrays = {name: steps.constant(value) for name, value in names.items()}
+    if any(array is None for array in arrays.values()):
+        return net, names
+    net.load({name: np.asarray(array) for name, array in arrays.items()})
+    return net, {}

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .axes import reduced_axes
-from .graph import Graph, Layers, Node, depends
+from .graph import Graph, Layers, Node, depends, reduced_axes
 from .ops import TABLE
 
 

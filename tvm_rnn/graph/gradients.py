@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 Array = Any
+Shape = tuple[int, ...]
+SQRT_PI = float(np.sqrt(np.pi))
 
 
 def contract(f: Any, g: Array, out: Array, args: Sequence[Array], *, spec: str) -> Sequence[Array]:
@@ -48,3 +52,35 @@ def power(f: Any, g: Array, y: Array, args: Sequence[Array]) -> Sequence[Array |
         return first, None
     flat = f.logical_and(base == 0.0, exponent >= 0.0)  # where 0 * log(0) would be NaN
     return first, f.where(flat, 0.0, g * y * f.log(base))
+
+
+def erf(f: Any, g: Array, y: Array, a: Sequence[Array]) -> Sequence[Array]:
+    return (g * f.exp(-(a[0] * a[0])) * (2.0 / SQRT_PI),)
+
+
+def reshape(f: Any, g: Array, y: Array, a: Sequence[Array], *, rank: int, to: Shape) -> Sequence[Array]:
+    return (f.reshape(g, f.shape(a[0])),)
+
+
+def transpose(f: Any, g: Array, y: Array, a: Sequence[Array], *, axes: Sequence[int]) -> Sequence[Array]:
+    return (f.transpose(g, tuple(int(i) for i in np.argsort(axes))),)
+
+
+def slice(f: Any, g: Array, y: Array, a: Sequence[Array], *, axis: int, start: int, stop: int) -> Sequence[Array]:
+    return (f.pad(g, axis, start, f.shape(a[0])[axis] - stop),)
+
+
+def index(f: Any, g: Array, y: Array, a: Sequence[Array], *, axis: int, at: int) -> Sequence[Array]:
+    return (f.pad(f.expand(g, axis), axis, at, f.shape(a[0])[axis] - at - 1),)
+
+
+def concat(f: Any, g: Array, y: Array, a: Sequence[Array], *, axis: int) -> list[Array]:
+    return f.split(g, [f.shape(v)[axis] for v in a], axis)
+
+
+def sum(f: Any, g: Array, y: Array, a: Sequence[Array], *, axis: int, keepdims: bool) -> Sequence[Array]:
+    return (f.repeat(g if keepdims else f.expand(g, axis), f.shape(a[0])),)
+
+
+def max(f: Any, g: Array, y: Array, a: Sequence[Array], *, axis: int, keepdims: bool) -> Sequence[Array]:
+    return (f.share_max(a[0], *(v if keepdims else f.expand(v, axis) for v in (y, g)), axis),)

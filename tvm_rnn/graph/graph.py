@@ -11,8 +11,8 @@ what is made of them, have neither axis.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -198,15 +198,45 @@ def is_total(node: Node) -> bool:
     return not node.leaf and TABLE[node.op].kind == "total"
 
 
-def rewrite(graph: Graph, replace: Mapping[Node, Node], **changes: Any) -> Graph:
-    """The graph with its roots mapped through `replace` (a full old -> new map), and other fields changed."""
-    from dataclasses import replace as with_fields
+def downstream(nodes: Iterable[Node], begins: Callable[[Node], bool]) -> set[Node]:
+    """Of nodes, arguments first: those of which `begins` says so, and all that is computed from them."""
+    found: set[Node] = set()
+    for node in nodes:
+        if begins(node) or any(a in found for a in node.args):
+            found.add(node)
+    return found
 
-    return with_fields(
-        graph,
-        results=tuple(replace.get(n, n) for n in graph.results),
-        output=replace.get(graph.output, graph.output),
-        emitted=tuple(replace.get(n, n) for n in graph.emitted),
-        totals=tuple(replace.get(n, n) for n in graph.totals),
-        **changes,
+
+def with_args(node: Node, new: Mapping[Node, Node]) -> Node:
+    """The node with its arguments mapped through `new`; the node itself where they stay."""
+    args = tuple(new[a] for a in node.args)
+    return node if args == node.args else replace(node, args=args)
+
+
+def rewrite(graph: Graph, new: Mapping[Node, Node], **changes: Any) -> Graph:
+    """The graph with its roots mapped through `new` (a full old -> new map), and other fields changed."""
+    results, outputs, emitted, totals = (
+        tuple(new.get(n, n) for n in nodes) for nodes in (graph.results, (graph.output,), graph.emitted, graph.totals)
     )
+    return replace(graph, results=results, output=outputs[0], emitted=emitted, totals=totals, **changes)
+
+
+def reduced_axes(node: Node) -> list[tuple[str, int]]:
+    """The axes that a sum, max or einsum node reduces, in order: (letter, size)."""
+    if node.op != "einsum":
+        return [("k", node.args[0].shape[node.attrs["axis"]])]
+    inputs, out = node.attrs["spec"].split("->")
+    shapes = zip(inputs.split(","), (a.shape for a in node.args), strict=True)
+    sizes = {t: s for text, shape in shapes for t, s in zip(text, shape, strict=True)}
+    return [(t, s) for t, s in sizes.items() if t not in out]
+
+
+def runs_along(root: Node) -> bool:
+    """Whether the reduction's vectors run along the reduced axis (else along the result's last axis)."""
+    if not root.shape:
+        return True
+    if root.op != "einsum":
+        return bool(root.attrs["axis"] == -1)
+    inputs, out = root.attrs["spec"].split("->")
+    last = out[-1]
+    return not all(last not in text or text[-1] == last for text in inputs.split(","))

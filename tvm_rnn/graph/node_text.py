@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from .graph import Node
+from .graph import Node, topological
 from .ops import TABLE
 
 SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -83,30 +83,13 @@ def _factor(node: Node, depth: int) -> str:
 
 def _parameter(node: Node) -> str:
     """The parameters that a product's matrix is made of, each once."""
-    names: dict[str, None] = {}
-    stack = [node]
-    while stack:
-        found = stack.pop()
-        if found.leaf:
-            names[leaf_text(found)] = None
-        stack.extend(reversed(found.args))
+    names = dict.fromkeys(leaf_text(n) for n in topological([node]) if n.leaf)
     return next(iter(names)) if len(names) == 1 else f"[{' '.join(names)}]"
 
 
 def states_of(node: Node) -> list[str]:
     """The names of the states that a value depends on, in the order in which it reads them."""
-    names: dict[str, None] = {}
-    seen: set[Node] = set()
-    stack = [node]
-    while stack:
-        found = stack.pop()
-        if found in seen:
-            continue
-        seen.add(found)
-        if found.op == "state":
-            names[found.name] = None
-        stack.extend(reversed(found.args))
-    return list(names)
+    return list(dict.fromkeys(n.name for n in topological([node]) if n.op == "state"))
 
 
 def joined(texts: Iterable[str]) -> str:

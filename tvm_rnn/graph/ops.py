@@ -191,8 +191,8 @@ def _sigmoid(x: Array) -> Array:
     return np.where(x >= 0, 1 / (1 + e), e / (1 + e))
 
 
-def _move(x: Array, rank: int, axes: Sequence[int]) -> Array:
-    lead = x.ndim - rank
+def _transpose(x: Array, *, axes: Sequence[int]) -> Array:
+    lead = x.ndim - len(axes)
     return np.transpose(x, (*range(lead), *(lead + a for a in axes)))
 
 
@@ -200,170 +200,68 @@ def _slice(x: Array, *, axis: int, start: int, stop: int) -> Array:
     return np.take(x, np.arange(start, stop), axis=axis)
 
 
-def _inverse(axes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(int(i) for i in np.argsort(axes))
+def _repeat(x: Array, *, to: Shape) -> Array:
+    return np.broadcast_to(x, x.shape[: x.ndim - len(to)] + tuple(to))
 
 
-def _same(*shapes: Shape) -> Shape:
-    return broadcast(*shapes)
+def _total(x: Array, *, rank: int) -> Array:
+    return x.sum(axis=tuple(range(x.ndim - rank)))
 
 
-def _unary(name: str, numpy: Any, gradient: Gradient, cost: int = 1) -> Op:
-    return Op(name, 1, _same, numpy, gradient, getattr(scalar, name), cost=cost)
+def _pointwise(name: str, arity: int, numpy: Any, gradient: Gradient, cost: int = 1, *, boolean: bool = False) -> Op:
+    return Op(name, arity, broadcast, numpy, gradient, getattr(scalar, name), boolean=boolean, cost=cost)
 
 
-def _compare(name: str) -> Op:
-    return Op(name, 2, _same, getattr(np, name), lambda f, g, y, a: (None, None), getattr(scalar, name), boolean=True)
+def _truth(name: str, arity: int = 2) -> Op:
+    """A comparison, or what is made of them: no gradient."""
+    return _pointwise(name, arity, getattr(np, name), lambda f, g, y, a: (None,) * arity, boolean=True)
 
 
-def _logical(name: str, arity: int) -> Op:
-    expression = getattr(scalar, name)
-    return Op(name, arity, _same, getattr(np, name), lambda f, g, y, a: (None,) * arity, expression, boolean=True)
+def _view(name: str, shape: Callable[..., Shape], numpy: Any, gradient: Gradient) -> Op:
+    return Op(name, 1, shape, numpy, gradient, kind="move")
 
-
-_SQRT_PI = float(np.sqrt(np.pi))
 
 _ROWS = [
-    # name, NumPy, gradient, FLOPs
-    _unary("neg", np.negative, lambda f, g, y, a: (-g,)),
-    _unary(
-        "abs",
-        np.abs,
-        lambda f, g, y, a: (g * f.where(a[0] > 0.0, 1.0, f.where(a[0] < 0.0, -1.0, 0.0)),),
-    ),
-    _unary("sign", np.sign, lambda f, g, y, a: (None,)),
-    _unary("exp", np.exp, lambda f, g, y, a: (g * y,), 10),
-    _unary("log", np.log, lambda f, g, y, a: (g / a[0],), 12),
-    _unary("log1p", np.log1p, lambda f, g, y, a: (g / (1.0 + a[0]),), 20),
-    _unary("sqrt", np.sqrt, lambda f, g, y, a: (g / (2.0 * y),)),
-    _unary("tanh", np.tanh, lambda f, g, y, a: (g * (1.0 - y * y),), 14),
-    _unary("sigmoid", _sigmoid, lambda f, g, y, a: (g * y * (1.0 - y),), 14),
-    _unary("relu", lambda x: np.maximum(x, 0), lambda f, g, y, a: (f.where(a[0] <= 0.0, 0.0, g),)),
-    _unary("softplus", lambda x: np.logaddexp(x, 0), lambda f, g, y, a: (g * f.sigmoid(a[0]),), 24),
-    _unary("erf", scalar.numpy_erf, lambda f, g, y, a: (g * f.exp(-(a[0] * a[0])) * (2.0 / _SQRT_PI),), 20),
-    _unary("sin", np.sin, lambda f, g, y, a: (g * f.cos(a[0]),), 20),
-    _unary("cos", np.cos, lambda f, g, y, a: (-(g * f.sin(a[0])),), 20),
-    Op("add", 2, _same, np.add, lambda f, g, y, a: (g, g), scalar.add),
-    Op("sub", 2, _same, np.subtract, lambda f, g, y, a: (g, -g), scalar.sub),
-    Op("mul", 2, _same, np.multiply, lambda f, g, y, a: (g * a[1], g * a[0]), scalar.mul),
-    Op("div", 2, _same, np.divide, lambda f, g, y, a: (g / a[1], -g * (y / a[1])), scalar.div),
-    Op(
-        "power",
-        2,
-        _same,
-        np.power,
-        gradients.power,
-        scalar.power,
-        cost=30,
-    ),
-    Op(
-        "maximum",
-        2,
-        _same,
-        np.maximum,
-        lambda f, g, y, a: gradients.choice(f, g, a, operator.ge, operator.lt),
-        scalar.maximum,
-    ),
-    Op(
-        "minimum",
-        2,
-        _same,
-        np.minimum,
-        lambda f, g, y, a: gradients.choice(f, g, a, operator.le, operator.gt),
-        scalar.minimum,
-    ),
-    *(_compare(name) for name in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")),
-    _logical("logical_and", 2),
-    _logical("logical_or", 2),
-    _logical("logical_not", 1),
-    Op(
-        "where",
-        3,
-        _same,
-        np.where,
-        lambda f, g, y, a: (None, f.where(a[0], g, 0.0), f.where(a[0], 0.0, g)),
-        scalar.where,
-    ),
-    Op(
-        "reshape",
-        1,
-        reshaped,
-        lambda x, *, rank, to: x.reshape(x.shape[: x.ndim - rank] + to),
-        lambda f, g, y, a, *, rank, to: (f.reshape(g, f.shape(a[0])),),
-        kind="move",
-    ),
-    Op(
-        "transpose",
-        1,
-        transposed,
-        lambda x, *, axes: _move(x, len(axes), axes),
-        lambda f, g, y, a, *, axes: (f.transpose(g, _inverse(axes)),),
-        kind="move",
-    ),
-    Op(
-        "slice",
-        1,
-        sliced,
-        _slice,
-        lambda f, g, y, a, *, axis, start, stop: (f.pad(g, axis, start, f.shape(a[0])[axis] - stop),),
-        kind="move",
-    ),
-    Op(
-        "index",
-        1,
-        indexed,
-        lambda x, *, axis, at: np.take(x, at, axis=axis),
-        lambda f, g, y, a, *, axis, at: (f.pad(f.expand(g, axis), axis, at, f.shape(a[0])[axis] - at - 1),),
-        kind="move",
-    ),
-    Op(
-        "concat",
-        None,
-        concatenated,
-        _concatenate,
-        lambda f, g, y, a, *, axis: f.split(g, [f.shape(v)[axis] for v in a], axis),
-        kind="move",
-    ),
-    Op(
-        "sum",
-        1,
-        reduced,
-        lambda x, *, axis, keepdims: np.sum(x, axis=axis, keepdims=keepdims),
-        lambda f, g, y, a, *, axis, keepdims: (f.repeat(g if keepdims else f.expand(g, axis), f.shape(a[0])),),
-        kind="reduce",
-    ),
-    Op(
-        "max",
-        1,
-        reduced,
-        lambda x, *, axis, keepdims: np.max(x, axis=axis, keepdims=keepdims),
-        lambda f, g, y, a, *, axis, keepdims: (
-            f.share_max(a[0], y if keepdims else f.expand(y, axis), g if keepdims else f.expand(g, axis), axis),
-        ),
-        kind="reduce",
-    ),
-    Op(
-        "broadcast",
-        1,
-        broadcasted,
-        lambda x, *, to: np.broadcast_to(x, x.shape[: x.ndim - len(to)] + tuple(to)),
-        lambda f, g, y, a, *, to: (g,),
-        kind="move",
-    ),
+    # name, arguments, NumPy, gradient, FLOPs
+    _pointwise("neg", 1, np.negative, lambda f, g, y, a: (-g,)),
+    _pointwise("abs", 1, np.abs, lambda f, g, y, a: (g * f.where(a[0] > 0.0, 1.0, f.where(a[0] < 0.0, -1.0, 0.0)),)),
+    _pointwise("sign", 1, np.sign, lambda f, g, y, a: (None,)),
+    _pointwise("exp", 1, np.exp, lambda f, g, y, a: (g * y,), 10),
+    _pointwise("log", 1, np.log, lambda f, g, y, a: (g / a[0],), 12),
+    _pointwise("log1p", 1, np.log1p, lambda f, g, y, a: (g / (1.0 + a[0]),), 20),
+    _pointwise("sqrt", 1, np.sqrt, lambda f, g, y, a: (g / (2.0 * y),)),
+    _pointwise("tanh", 1, np.tanh, lambda f, g, y, a: (g * (1.0 - y * y),), 14),
+    _pointwise("sigmoid", 1, _sigmoid, lambda f, g, y, a: (g * y * (1.0 - y),), 14),
+    _pointwise("relu", 1, lambda x: np.maximum(x, 0), lambda f, g, y, a: (f.where(a[0] <= 0.0, 0.0, g),)),
+    _pointwise("softplus", 1, lambda x: np.logaddexp(x, 0), lambda f, g, y, a: (g * f.sigmoid(a[0]),), 24),
+    _pointwise("erf", 1, scalar.numpy_erf, gradients.erf, 20),
+    _pointwise("sin", 1, np.sin, lambda f, g, y, a: (g * f.cos(a[0]),), 20),
+    _pointwise("cos", 1, np.cos, lambda f, g, y, a: (-(g * f.sin(a[0])),), 20),
+    _pointwise("add", 2, np.add, lambda f, g, y, a: (g, g)),
+    _pointwise("sub", 2, np.subtract, lambda f, g, y, a: (g, -g)),
+    _pointwise("mul", 2, np.multiply, lambda f, g, y, a: (g * a[1], g * a[0])),
+    _pointwise("div", 2, np.divide, lambda f, g, y, a: (g / a[1], -g * (y / a[1]))),
+    _pointwise("power", 2, np.power, gradients.power, 30),
+    _pointwise("maximum", 2, np.maximum, lambda f, g, y, a: gradients.choice(f, g, a, operator.ge, operator.lt)),
+    _pointwise("minimum", 2, np.minimum, lambda f, g, y, a: gradients.choice(f, g, a, operator.le, operator.gt)),
+    *map(_truth, ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal", "logical_and", "logical_or")),
+    _truth("logical_not", 1),
+    _pointwise("where", 3, np.where, lambda f, g, y, a: (None, f.where(a[0], g, 0.0), f.where(a[0], 0.0, g))),
+    _view("reshape", reshaped, lambda x, *, rank, to: x.reshape(x.shape[: x.ndim - rank] + to), gradients.reshape),
+    _view("transpose", transposed, _transpose, gradients.transpose),
+    _view("slice", sliced, _slice, gradients.slice),
+    _view("index", indexed, lambda x, *, axis, at: np.take(x, at, axis=axis), gradients.index),
+    Op("concat", None, concatenated, _concatenate, gradients.concat, kind="move"),
+    Op("sum", 1, reduced, np.sum, gradients.sum, kind="reduce"),
+    Op("max", 1, reduced, np.max, gradients.max, kind="reduce"),
+    _view("broadcast", broadcasted, _repeat, lambda f, g, y, a, *, to: (g,)),
     Op("einsum", 2, contracted, _einsum, gradients.contract, kind="contract", cost=2),
     # gemm(W1, x1, W2, x2, ...) = sum of W x: parameters [(G,) N, K] times vectors [K]; passes/normalise.py makes it of
     # einsum.
     Op("gemm", None, multiplied, _gemm, gradients.gemm, kind="contract", cost=2),
     # Over all T and B: the sum of a value, and of products of two. `spec` is that of einsum, without T and B: with
     # "ij,k->ijk" it is the GEMM of a weight's gradient.
-    Op(
-        "total",
-        1,
-        lambda shape, *, rank: shape,
-        lambda x, *, rank: x.sum(axis=tuple(range(x.ndim - rank))),
-        lambda f, g, y, a, *, rank: (g,),
-        kind="total",
-    ),
+    Op("total", 1, lambda shape, *, rank: shape, _total, lambda f, g, y, a, *, rank: (g,), kind="total"),
     Op("total_product", 2, contracted, _total_product, gradients.contract, kind="total", cost=2),
     # 1.0 with the probability `keep`, else 0.0, for each row and unit; no argument, so no gradient.
     Op("mask", 0, masked, _mask, None, kind="random"),

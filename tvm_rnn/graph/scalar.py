@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -126,12 +127,7 @@ def _clamp(x: Expr, low: float, high: float) -> Expr:
     return t.Max(const(low, x), t.Min(const(high, x), x))
 
 
-def add(a: Expr, b: Expr) -> Expr:
-    return a + b
-
-
-def sub(a: Expr, b: Expr) -> Expr:
-    return a - b
+add, sub = operator.add, operator.sub
 
 
 def _is_zero(x: Expr) -> bool:
@@ -161,20 +157,11 @@ def neg(x: Expr) -> Expr:
     return const(-1.0, x) * x
 
 
-def less(a: Expr, b: Expr) -> Expr:
-    return _tir().LT(a, b)
+def _comparison(name: str) -> Callable[[Expr, Expr], Expr]:
+    return lambda a, b: getattr(_tir(), name)(a, b)
 
 
-def less_equal(a: Expr, b: Expr) -> Expr:
-    return _tir().LE(a, b)
-
-
-def greater(a: Expr, b: Expr) -> Expr:
-    return _tir().GT(a, b)
-
-
-def greater_equal(a: Expr, b: Expr) -> Expr:
-    return _tir().GE(a, b)
+less, less_equal, greater, greater_equal = map(_comparison, ("LT", "LE", "GT", "GE"))
 
 
 def equal(a: Expr, b: Expr) -> Expr:
@@ -210,16 +197,19 @@ def where(condition: Expr, a: Expr, b: Expr) -> Expr:
     return _tir().Select(_truth(condition), a, b)
 
 
+def _chosen(a: Expr, b: Expr, wins: Callable[[Expr, Expr], Expr]) -> Expr:
+    """NumPy's maximum or minimum: NaN in either operand gives NaN."""
+    return let(a, lambda a: let(b, lambda b: where(logical_or(wins(a, b), _tir().isnan(a)), a, b)))
+
+
 @_row
 def maximum(a: Expr, b: Expr) -> Expr:
-    """NumPy's: NaN in either operand gives NaN."""
-    return let(a, lambda a: let(b, lambda b: where(logical_or(greater(a, b), _tir().isnan(a)), a, b)))
+    return _chosen(a, b, greater)
 
 
 @_row
 def minimum(a: Expr, b: Expr) -> Expr:
-    """NumPy's: NaN in either operand gives NaN."""
-    return let(a, lambda a: let(b, lambda b: where(logical_or(less(a, b), _tir().isnan(a)), a, b)))
+    return _chosen(a, b, less)
 
 
 @_row
@@ -247,20 +237,7 @@ def sqrt(x: Expr) -> Expr:
     return _tir().sqrt(x)
 
 
-def sin(x: Expr) -> Expr:
-    return _call("sin", x)
-
-
-def cos(x: Expr) -> Expr:
-    return _call("cos", x)
-
-
-def erf(x: Expr) -> Expr:
-    return _call("erf", x)
-
-
-def power(a: Expr, b: Expr) -> Expr:
-    return _call("pow", a, b)
+sin, cos, erf, power = (functools.partial(_call, name) for name in ("sin", "cos", "erf", "pow"))
 
 
 @_row

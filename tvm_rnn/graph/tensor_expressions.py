@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from tvm import te as tvm_te
 from tvm import tirx
 
-from .axes import reduced_axes
-from .graph import Graph, Node
+from .graph import Graph, Node, reduced_axes
 from .ops import TABLE, Shape
 
 Expr = Any  # a TVM expression or a Python int
@@ -213,32 +212,25 @@ def _compute(node: Node, tensors: Mapping[Node, Any], batch: int, dtype: str, na
 
 
 def _reduction(node: Node, index: Index, read: Reader, dtype: str) -> Expr:
-    if node.op == "einsum":
-        inputs, out = node.attrs["spec"].split("->")
-        letters = inputs.split(",")
-        known = dict(zip(out, index, strict=True))
-        axes = {t: tvm_te.reduce_axis((0, s), name=t) for t, s in reduced_axes(node)}
-        known.update(axes)
-        factors = [
-            element(a, tuple(known[t] for t in text), read, dtype) for text, a in zip(letters, node.args, strict=True)
-        ]
-        return tvm_te.sum(factors[0] * factors[1], axis=list(axes.values()))
     if node.op == "gemm":
         raise ValueError("gemm nodes are made after tracing: te() takes a cell or a traced graph")
-    arg = node.args[0]
-    k = tvm_te.reduce_axis((0, arg.shape[node.attrs["axis"]]), name="k")
-    value = element(arg, reduced_index(node, index, k), read, dtype)
-    return (tvm_te.sum if node.op == "sum" else tvm_te.max)(value, axis=k)
+    axes = [tvm_te.reduce_axis((0, size), name=letter) for letter, size in reduced_axes(node)]
+    value = reduced_value(node, index, axes, lambda n, i: element(n, i, read, dtype))
+    return (tvm_te.max if node.op == "max" else tvm_te.sum)(value, axis=axes)
 
 
-def reduced_index(node: Node, index: Index, k: Expr) -> Index:
-    """The operand's index of a sum or max whose result is at `index`, k along the reduced axis."""
-    rank = len(node.args[0].shape)
-    at = rank + node.attrs["axis"]
-    rest = list(index)
-    if node.attrs["keepdims"]:
-        del rest[at]
-    return (*rest[:at], k, *rest[at:])
+def reduced_value(node: Node, index: Index, ks: Sequence[Expr], value: Callable[[Node, Index], Expr]) -> Expr:
+    """What a sum, max or einsum reduces, where its result is at `index` and its reduced axes at `ks`. value: of one of
+    its operands, at that operand's index."""
+    if node.op == "einsum":
+        inputs, out = node.attrs["spec"].split("->")
+        known = dict(zip(out, index, strict=True)) | {t: k for (t, _), k in zip(reduced_axes(node), ks, strict=True)}
+        letters = zip(inputs.split(","), node.args, strict=True)
+        a, b = (value(arg, tuple(known[t] for t in text)) for text, arg in letters)
+        return a * b
+    at = len(node.args[0].shape) + node.attrs["axis"]
+    rest = (*index[:at], *index[at + 1 :]) if node.attrs["keepdims"] else index
+    return value(node.args[0], (*rest[:at], ks[0], *rest[at:]))
 
 
 def text(tensors: Sequence[tvm_te.Tensor]) -> str:

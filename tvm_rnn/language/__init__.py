@@ -1,6 +1,5 @@
 """What a cell is written with.
 
 In: a Python function with dims in its annotations. Out: a `Cell` (`cell.py`), and of its function, traced once, a
-graph. `dims.py` reads annotations, `trace.py` records operations, `functions.py` has NumPy's names, `contraction.py`
-einsum.
+graph. `dims.py` reads annotations, `trace.py` records operations, `functions.py` has NumPy's names.
 """

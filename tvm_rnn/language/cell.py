@@ -125,16 +125,13 @@ class Cell:
         except TvmRnnError:
             raise
         except RecursionError:
-            what, do = f"cell {self.name}: the equations never end", "remove the recursion"
-            raise CellError(message(what, where=self.where, do=do)) from None
+            raise self._wrong("the equations never end", do="remove the recursion") from None
         except Exception as error:
-            raise CellError(
-                message(
-                    f"cell {self.name}: an equation failed",
-                    where=_raised_at(error.__traceback__, self.function) or self.where,
-                    got=f"{type(error).__name__}: {error}",
-                    do="correct this line; equations are made of tvm_rnn's functions and of Python numbers",
-                )
+            raise self._wrong(
+                "an equation failed",
+                where=_raised_at(error.__traceback__, self.function) or self.where,
+                got=f"{type(error).__name__}: {error}",
+                do="correct this line; equations are made of tvm_rnn's functions and of Python numbers",
             ) from error
         results, output = self._results(returned, leaves["state"])
         inputs, states, params = leaves["input"], leaves["state"], leaves["param"]
@@ -142,28 +139,25 @@ class Cell:
         self._check_leaves(graph)
         return graph
 
+    def _wrong(self, what: str, where: str = "", **slots: Any) -> CellError:
+        return CellError(message(f"cell {self.name}: {what}", where=where or self.where, **slots))
+
     def _check_sizes(self, sizes: Mapping[str, int]) -> None:
         missing = [name for name in self.size_names if name not in sizes]
         if missing:
-            raise CellError(
-                message(
-                    f"cell {self.name}: an axis has no size",
-                    where=self.where,
-                    got=f"sizes for {', '.join(sizes) or 'nothing'}",
-                    expected=f"also {', '.join(missing)}",
-                    do=f"give it to RNN: RNN(..., {'hidden_size' if missing[0] == 'H' else missing[0]}=...)",
-                )
+            raise self._wrong(
+                "an axis has no size",
+                got=f"sizes for {', '.join(sizes) or 'nothing'}",
+                expected=f"also {', '.join(missing)}",
+                do=f"give it to RNN: RNN(..., {'hidden_size' if missing[0] == 'H' else missing[0]}=...)",
             )
         for argument in (*self.inputs, *self.states, *self.params):
             if min(argument.shape(sizes), default=1) < 1:
-                raise CellError(
-                    message(
-                        f"cell {self.name}: an axis of {argument} is empty",
-                        where=self.where,
-                        got=f"{list(argument.shape(sizes))} for {', '.join(f'{k}={v}' for k, v in sizes.items())}",
-                        expected="sizes of at least 1",
-                        do="choose other sizes",
-                    )
+                raise self._wrong(
+                    f"an axis of {argument} is empty",
+                    got=f"{list(argument.shape(sizes))} for {', '.join(f'{k}={v}' for k, v in sizes.items())}",
+                    expected="sizes of at least 1",
+                    do="choose other sizes",
                 )
 
     def _in_order(self, values: Sequence[Value]) -> list[Value]:
@@ -176,37 +170,31 @@ class Cell:
         names = [s.name for s in self.states]
         wanted = names if self.output in names else [*names, self.output]
         if len(values) != len(wanted) or not all(isinstance(v, Value) for v in values):
-            raise CellError(
-                message(
-                    f"cell {self.name}: the returned values are not the new states",
-                    where=_return_line(self.function),
-                    got=f"{len(values)} value(s): {', '.join(type(v).__name__ for v in values)}",
-                    expected=f"{len(wanted)}: the new {', '.join(wanted)}, in this order",
-                    do="return every state, computed from the arguments",
-                )
+            raise self._wrong(
+                "the returned values are not the new states",
+                where=_return_line(self.function),
+                got=f"{len(values)} value(s): {', '.join(type(v).__name__ for v in values)}",
+                expected=f"{len(wanted)}: the new {', '.join(wanted)}, in this order",
+                do="return every state, computed from the arguments",
             )
         nodes = tuple(v.node for v in values)
         for name, node, state in zip(names, nodes, states, strict=False):
             if node.shape != state.shape or node.boolean:
-                raise CellError(
-                    message(
-                        f"cell {self.name}: the new {name} has another shape than the state {name}",
-                        where=node.source or _return_line(self.function),
-                        got="a truth value" if node.boolean else list(node.shape),
-                        expected=list(state.shape),
-                        do=f"return a value of shape {list(state.shape)} for {name}",
-                    )
+                raise self._wrong(
+                    f"the new {name} has another shape than the state {name}",
+                    where=node.source or _return_line(self.function),
+                    got="a truth value" if node.boolean else list(node.shape),
+                    expected=list(state.shape),
+                    do=f"return a value of shape {list(state.shape)} for {name}",
                 )
         output = nodes[wanted.index(self.output)]
         if len(output.shape) != 1 or output.boolean:
-            raise CellError(
-                message(
-                    f"cell {self.name}: the output must be a vector",
-                    where=output.source or _return_line(self.function),
-                    got="a truth value" if output.boolean else f"{self.output}{list(output.shape)}",
-                    expected="one axis",
-                    do="name another output= in @cell, or reshape it",
-                )
+            raise self._wrong(
+                "the output must be a vector",
+                where=output.source or _return_line(self.function),
+                got="a truth value" if output.boolean else f"{self.output}{list(output.shape)}",
+                expected="one axis",
+                do="name another output= in @cell, or reshape it",
             )
         return nodes[: len(names)], output
 
@@ -215,25 +203,19 @@ class Cell:
         nodes = list(topological(graph.roots))
         foreign = [n for n in nodes if n.op in ("input", "state", "param") and n not in own]
         if foreign:
-            raise CellError(
-                message(
-                    f"cell {self.name}: a value of another cell, or of an earlier trace, is used",
-                    where=self.where,
-                    got=", ".join(n.name for n in foreign),
-                    expected="values made of this call's arguments",
-                    do="keep traced values out of globals and of objects that outlive the call",
-                )
+            raise self._wrong(
+                "a value of another cell, or of an earlier trace, is used",
+                got=", ".join(n.name for n in foreign),
+                expected="values made of this call's arguments",
+                do="keep traced values out of globals and of objects that outlive the call",
             )
         idle = [n.name for n in graph.params if n not in set(nodes)]
         if idle:
-            raise CellError(
-                message(
-                    f"cell {self.name}: a parameter is never used",
-                    where=self.where,
-                    got=", ".join(idle),
-                    expected="every keyword-only argument in an equation",
-                    do="use it or remove it from the signature",
-                )
+            raise self._wrong(
+                "a parameter is never used",
+                got=", ".join(idle),
+                expected="every keyword-only argument in an equation",
+                do="use it or remove it from the signature",
             )
 
 

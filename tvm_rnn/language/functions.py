@@ -7,24 +7,22 @@ ones are rows of `graph/ops.py`; the rest are composed of them and need no row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from tvm_rnn.graph.ops import TABLE, Shape
 
-from .contraction import einsum as _einsum_traced
 from .trace import Value, apply, fail, getitem, lift, node
 from .trace import contract as _contract_traced
+from .trace import einsum as _einsum_traced
 
 Array = Any
 _builtin_sum, _builtin_max = sum, max
 
 
 def _pointwise(op: str, *operands: Array) -> Array:
-    if any(isinstance(v, Value) for v in operands):
-        return apply(op, *operands)
-    return TABLE[op].numpy(*operands)
+    return apply(op, *operands) if _traced(*operands) else TABLE[op].numpy(*operands)
 
 
 def _traced(*operands: Array) -> bool:
@@ -35,99 +33,62 @@ def shape(x: Array) -> Shape:
     return tuple(x.shape)
 
 
-def exp(x: Array) -> Array:
-    """The exponential, e to the power of x."""
-    return _pointwise("exp", x)
+class Unary(Protocol):
+    """A function of one array, element by element."""
+
+    def __call__(self, x: Array) -> Array: ...
 
 
-def log(x: Array) -> Array:
-    """The natural logarithm; NaN below 0."""
-    return _pointwise("log", x)
+class Binary(Protocol):
+    """A function of two arrays, element by element."""
+
+    def __call__(self, a: Array, b: Array) -> Array: ...
 
 
-def log1p(x: Array) -> Array:
-    """log(1 + x), exact for small x."""
-    return _pointwise("log1p", x)
+def _unary(name: str, meaning: str, op: str = "") -> Unary:
+    def function(x: Array) -> Array:
+        return _pointwise(op or name, x)
+
+    return _known_as(name, meaning, function)
 
 
-def sqrt(x: Array) -> Array:
-    """The square root; NaN below 0."""
-    return _pointwise("sqrt", x)
+def _binary(name: str, meaning: str) -> Binary:
+    def function(a: Array, b: Array) -> Array:
+        return _pointwise(name, a, b)
+
+    return _known_as(name, meaning, function)
 
 
-def tanh(x: Array) -> Array:
-    """The hyperbolic tangent."""
-    return _pointwise("tanh", x)
+def _known_as(name: str, meaning: str, function: Any) -> Any:
+    """A function that help() shows, and that pickle finds, under its own name."""
+    for key, value in (("__name__", name), ("__qualname__", name), ("__doc__", meaning)):
+        setattr(function, key, value)
+    return function
 
 
-def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x))."""
-    return _pointwise("sigmoid", x)
-
-
-def relu(x: Array) -> Array:
-    """max(x, 0)."""
-    return _pointwise("relu", x)
-
-
-def softplus(x: Array) -> Array:
-    """log(1 + exp(x)), without overflow."""
-    return _pointwise("softplus", x)
-
-
-def erf(x: Array) -> Array:
-    """The error function."""
-    return _pointwise("erf", x)
-
-
-def sin(x: Array) -> Array:
-    """The sine of x in radians."""
-    return _pointwise("sin", x)
-
-
-def cos(x: Array) -> Array:
-    """The cosine of x in radians."""
-    return _pointwise("cos", x)
-
-
-def absolute(x: Array) -> Array:
-    """|x|, as Python's abs()."""
-    return _pointwise("abs", x)
-
-
-def sign(x: Array) -> Array:
-    """-1, 0 or 1."""
-    return _pointwise("sign", x)
-
-
-def negative(x: Array) -> Array:
-    """-x."""
-    return _pointwise("neg", x)
-
-
-def maximum(a: Array, b: Array) -> Array:
-    """The larger of two arrays, element by element; NaN where either is."""
-    return _pointwise("maximum", a, b)
-
-
-def minimum(a: Array, b: Array) -> Array:
-    """The smaller of two arrays, element by element; NaN where either is."""
-    return _pointwise("minimum", a, b)
+exp = _unary("exp", "The exponential, e to the power of x.")
+log = _unary("log", "The natural logarithm; NaN below 0.")
+log1p = _unary("log1p", "log(1 + x), exact for small x.")
+sqrt = _unary("sqrt", "The square root; NaN below 0.")
+tanh = _unary("tanh", "The hyperbolic tangent.")
+sigmoid = _unary("sigmoid", "1 / (1 + exp(-x)).")
+relu = _unary("relu", "max(x, 0).")
+softplus = _unary("softplus", "log(1 + exp(x)), without overflow.")
+erf = _unary("erf", "The error function.")
+sin = _unary("sin", "The sine of x in radians.")
+cos = _unary("cos", "The cosine of x in radians.")
+absolute = _unary("absolute", "|x|, as Python's abs().", "abs")
+sign = _unary("sign", "-1, 0 or 1.")
+negative = _unary("negative", "-x.", "neg")
+maximum = _binary("maximum", "The larger of two arrays, element by element; NaN where either is.")
+minimum = _binary("minimum", "The smaller of two arrays, element by element; NaN where either is.")
+logical_and = _binary("logical_and", "Both of two comparisons, also written a & b.")
+logical_or = _binary("logical_or", "Either of two comparisons, also written a | b.")
 
 
 def where(condition: Array, a: Array, b: Array) -> Array:
     """a where the condition (a comparison) holds, else b. Both are computed."""
     return _pointwise("where", condition, a, b)
-
-
-def logical_and(a: Array, b: Array) -> Array:
-    """Both of two comparisons, also written a & b."""
-    return _pointwise("logical_and", a, b)
-
-
-def logical_or(a: Array, b: Array) -> Array:
-    """Either of two comparisons, also written a | b."""
-    return _pointwise("logical_or", a, b)
 
 
 def logical_not(a: Array) -> Array:

@@ -16,8 +16,7 @@ from tvm_rnn.decisions import heard
 from tvm_rnn.dtypes import held_dtype
 from tvm_rnn.graph.flops import graph_flops
 from tvm_rnn.graph.graph import Layers
-from tvm_rnn.network.equations_digest import equations_digest
-from tvm_rnn.network.rnn import RNN, named_constants
+from tvm_rnn.network.rnn import RNN, equations_digest, named_constants
 from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.runtime.runtime import MANIFEST_FORMAT
 from tvm_rnn.target import Target
@@ -38,6 +37,9 @@ def blob(net: RNN, layers: Layers) -> dict[str, Any]:
 def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tuple[str, ...]) -> Network:
     """What the manifest of format 1 says of every module."""
     first, last = net.layers[0].graph, net.layers[-1]
+    shapes = [[list(layer.graph.states[i].shape) for layer in net.layers] for i in range(len(net.cell.states))]
+    initial = [float(net.cell.initial.get(s.name, 0.0)) for s in net.cell.states]
+    step, run = [] if net.reverse else ["step"], [] if net.program is None else ["run"]
     return Network(
         format=MANIFEST_FORMAT,
         versions={"tvm_rnn": __version__, "tvm": tvm.__version__, "tvm_ffi": tvm_ffi.__version__},
@@ -50,24 +52,12 @@ def common_facts(net: RNN, target: Target, batches: tuple[int, ...], without: tu
         num_directions=net.num_directions,
         inputs=[Array(n.name, list(n.shape)) for n in first.inputs],
         output=Array(net.cell.output, [last.width]),
-        states=[
-            State(
-                s.name,
-                [list(layer.graph.states[i].shape) for layer in net.layers],
-                float(net.cell.initial.get(s.name, 0.0)),
-            )
-            for i, s in enumerate(net.cell.states)
-        ],
+        states=[State(s.name, own, at) for s, own, at in zip(net.cell.states, shapes, initial, strict=True)],
         weights=[Array(name, list(shape)) for name, shape in net.weight_shapes.items()],
         target=Machine(target.name, target.kind, target.mcpu, target.machine, list(target.features)),
         reverse=net.reverse,
         regularisers=net.regularisers.facts() or None,
-        entry_points=[
-            "sequence",
-            *([] if net.reverse else ["step"]),
-            "init_state",
-            *([] if net.program is None else ["run"]),
-        ],
+        entry_points=["sequence", *step, "init_state", *run],
         batch=list(batches),
         passes=[name for name in PASS_NAMES if name not in without],
         decisions=heard(),

@@ -283,7 +283,6 @@ class CpuNetwork(Network, kw_only=True):
 
     @property
     def calls(self) -> list[Pack]:
-        """Every call of a function that reads weights and constants."""
         training = self.training
         own = [*training.forward.packs, *training.backward.packs, *training.backward.finishes] if training else []
         return [*self.packs, *own]

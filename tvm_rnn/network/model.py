@@ -1,13 +1,18 @@
 """A model of several recurrent networks, and what is around them.
 
-In: networks, and the program that a frontend read. Out: `Model`, which `compile` takes as it takes an RNN.
+In: networks, and the program that a frontend read. Out: `Model`, which `compile` takes as it takes an RNN; and what
+networks of 16 bits are where float32 is asked for: a CPU has no arithmetic of theirs, a program in C no such type.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
+
+from tvm_rnn.dtypes import held_dtype
 
 from .origin import Origin
 from .program import Program
@@ -30,3 +35,32 @@ class Model:
     def weights(self) -> dict[str, np.ndarray]:
         """Every network's, after the number of the network: "0.W_l0"."""
         return {f"{i}.{name}": value for i, net in enumerate(self.networks) for name, value in net.weights.items()}
+
+
+Net = TypeVar("Net", RNN, Model, RNN | Model)
+
+
+def widened(net: Net, precision: str | None) -> Net:
+    """The network in float32 if its precision is to be that and it, or what is around it, has parts of 16 bits: a copy
+    with the same weights, every one of which float32 holds exactly."""
+    if precision != "float32" or not isinstance(net, RNN | Model):
+        return net
+    networks = net.networks if isinstance(net, Model) else [net]
+    program = net.program
+    around = program is not None and "float16" in program.dtypes
+    if not around and not any(own.dtype in ("float16", "bfloat16") for own in networks):
+        return net
+    made = copy.copy(net)
+    if program is not None:
+        made.program = program.in_dtype("float32")
+    if isinstance(made, Model):
+        made.networks = [_widened(own) for own in networks]
+    else:
+        made.dtype = held_dtype(made.dtype)
+    return made
+
+
+def _widened(net: RNN) -> RNN:
+    own = copy.copy(net)
+    own.dtype = held_dtype(net.dtype)
+    return own

@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from tvm_rnn.dtypes import dtype_name, held_dtype, rounded
 from tvm_rnn.errors import ConfigError, WeightError, message, unknown
 from tvm_rnn.graph.graph import Graph, constant
+from tvm_rnn.graph.graph_text import graph_text
 from tvm_rnn.graph.ops import Shape
 from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.program import Program
@@ -255,6 +257,18 @@ def constants(graph: Graph) -> list[np.ndarray]:
 def named_constants(graph: Graph, number: int | str) -> dict[str, np.ndarray]:
     """The array constants of a network's graph `number` by the names that a module's file has them under."""
     return {f"constant.{number}.{i}": value for i, value in enumerate(constants(graph))}
+
+
+def equations_digest(net: RNN) -> str:
+    """SHA-256 of every layer's equations as traced, with the arrays in them: what a manifest knows them by."""
+    distinct = {id(layer.graph): layer.graph for layer in net.layers}.values()
+    found = hashlib.sha256()
+    for graph in distinct:
+        found.update(f"{sorted(graph.sizes.items())} {graph.dtype}{graph_text(graph).partition(chr(10))[2]}".encode())
+        for node in graph.nodes():
+            if node.op == "const" and node.value is not None:
+                found.update(node.value.tobytes())
+    return found.hexdigest()
 
 
 def _size(name: str, value: object) -> int:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
 from typing import Any, overload
 
 import numpy as np
@@ -21,15 +23,55 @@ from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.program import Program
 from tvm_rnn.network.rnn import RNN
+from tvm_rnn.runtime import runtime_random
 from tvm_rnn.runtime.runtime_model import Plan, call, check_inputs
 
-from .dropout_masks import Draws
+
+@dataclass(frozen=True)
+class Draws:
+    """The masks of one call of training; compiled code makes the same ones bit for bit. seed: a 64-bit integer.
+    first_step: the number, in its whole sequence, of the first step that is given."""
+
+    seed: int
+    first_step: int = 0
+
+    def masks(self, nodes: Sequence[Node], place: Place, batch: int, t: int) -> dict[Node, Array]:
+        """The values [B, *shape] of the mask nodes among `nodes` at step t of what is given. place: (layer,
+        direction)."""
+        found = {}
+        for node in nodes:
+            if node.random:
+                words = runtime_random.key(self.seed, node.attrs["stream"], *place)
+                found[node] = TABLE[node.op].numpy(words, batch, self.first_step + t, **node.attrs)
+        return found
+
+    def factors(self, net: RNN) -> dict[str, Array]:
+        """What weight drop multiplies weights with, by name: 0 and 1 / keep."""
+        found = {}
+        for layer in net.layers:
+            for direction in range(net.num_directions):
+                for param in layer.graph.params:
+                    p = net.regularisers.weight_drop.get(param.name)
+                    if p is None:
+                        continue
+                    words = runtime_random.key(self.seed, runtime_random.ONCE + param.name, layer.index, direction)
+                    own = runtime_random.mask(words, 1.0 - p, 1, prod(param.shape), 0)
+                    found[weight_name(param.name, layer.index, direction)] = own.reshape(param.shape) / (1.0 - p)
+        return found
+
+    def weights(self, net: RNN) -> dict[str, Array]:
+        """All weights of this call, in float64 where they are not the network's own."""
+        factors = self.factors(net)
+        return {name: value * factors[name] if name in factors else value for name, value in net.weights.items()}
+
 
 Array = np.ndarray
 Inputs = ArrayLike | Mapping[str, ArrayLike] | Sequence[ArrayLike]  # one array, or one for each input of the cell
 # Each state by its name: one array of all layers, or a list of one for each layer where layers differ in shape.
 GivenState = Mapping[str, ArrayLike | Sequence[ArrayLike]]
 State = dict[str, Array | list[Array]]
+Place = tuple[int, int]  # layer, direction
+Ends = tuple[Array, Array]  # rows' lengths, and their reset flags
 Tape = dict[int, list[Array]]  # for each step: inputs, states before it, what the graph emits
 
 
@@ -64,7 +106,7 @@ class Reference:
         self._differentiated: dict[int, Graph] = {}
         self.draws, self.dropped = draws, None if draws is None else draws.weights(net)
 
-    def _masks(self, nodes: Sequence[Node], place: tuple[int, int], batch: int, t: int) -> dict[Node, Array]:
+    def _masks(self, nodes: Sequence[Node], place: Place, batch: int, t: int) -> dict[Node, Array]:
         return {} if self.draws is None else self.draws.masks(nodes, place, batch, t)
 
     def __call__(
@@ -80,8 +122,9 @@ class Reference:
 
         Returns y [T, B, D*H] and the final state, both float64. Raises InputError for arrays that do not fit.
         """
-        arrays, states, n, mask = self._arguments(x, inputs, state, lengths, reset)
-        y, _ = self._run(self.graphs, arrays, states, n, mask)
+        arrays = self._inputs(x, inputs)
+        states, ends = self._arguments(arrays, state, lengths, reset)
+        y, _ = self._run(self.graphs, arrays, states, ends)
         return y, self._joined(states)
 
     def gradients(
@@ -103,9 +146,10 @@ class Reference:
         their last step get zeros, and what gy has there counts nothing. Raises InputError for arrays that do not fit.
         """
         net = self.net
-        arrays, states, n, mask = self._arguments(x, inputs, state, lengths, reset)
+        arrays = self._inputs(x, inputs)
+        states, ends = self._arguments(arrays, state, lengths, reset)
         graphs = [self._with_gradients(graph) for graph in self.graphs]
-        y, tapes = self._run(graphs, arrays, states, n, mask)
+        y, tapes = self._run(graphs, arrays, states, ends)
         d_y = np.zeros_like(y) if gy is None else _floats("the gradient of y", gy)
         if d_y.shape != y.shape:
             raise InputError(message("the gradient of y has the wrong shape", got=d_y.shape, expected=y.shape))
@@ -120,7 +164,7 @@ class Reference:
             for direction, d_out in enumerate(np.split(d_y, net.num_directions, axis=-1)):
                 place = (layer.index, direction)
                 own = {name: parts[layer.index][direction] for name, parts in carried.items()}
-                d_first, *d_others, totals = self._back(graph, place, tapes[place], d_out, own, (n, mask))
+                d_first, *d_others, totals = self._back(graph, place, tapes[place], d_out, own, ends)
                 d_x = d_x + d_first
                 for into, more in zip(d_extra, d_others, strict=True):
                     into += more
@@ -135,25 +179,19 @@ class Reference:
         return (d_inputs if len(names) > 1 else d_y), self._joined(carried), d_weights
 
     def _arguments(
-        self,
-        x: Inputs,
-        inputs: Mapping[str, ArrayLike],
-        state: GivenState | None,
-        lengths: ArrayLike | None,
-        reset: ArrayLike | None,
-    ) -> tuple[list[Array], dict[str, list[Array]], Array, Array]:
-        arrays = self._inputs(x, inputs)
+        self, arrays: list[Array], state: GivenState | None, lengths: ArrayLike | None, reset: ArrayLike | None
+    ) -> tuple[dict[str, list[Array]], Ends]:
         steps, batch = arrays[0].shape[:2]
         n = np.full(batch, steps) if lengths is None else _rows("lengths", lengths, (batch,), "iu")
         if ((n < 0) | (n > steps)).any():
             expected = f"0 to {steps}, the number of steps of x"
             raise InputError(message("lengths are out of range", got=n.tolist(), expected=expected))
         mask = np.zeros((steps, batch), bool) if reset is None else _rows("reset", reset, (steps, batch), "b")
-        return arrays, self._states(self.net.initial_state(batch) if state is None else state, batch), n, mask
+        return self._states(self.net.initial_state(batch) if state is None else state, batch), (n, mask)
 
     def _run(
-        self, graphs: Sequence[Graph], arrays: Sequence[Array], states: dict[str, list[Array]], n: Array, mask: Array
-    ) -> tuple[Array, dict[tuple[int, int], Tape]]:
+        self, graphs: Sequence[Graph], arrays: Sequence[Array], states: dict[str, list[Array]], ends: Ends
+    ) -> tuple[Array, dict[Place, Tape]]:
         """All layers; `states` is changed in place. Returns y and a tape for each (layer, direction)."""
         net, layer_input, tapes = self.net, arrays[0], {}
         for layer, graph in zip(net.layers, graphs, strict=True):
@@ -161,7 +199,7 @@ class Reference:
             for direction in range(net.num_directions):
                 place = (layer.index, direction)
                 own = {name: parts[layer.index][direction] for name, parts in states.items()}
-                y, tapes[place] = self._layer(graph, place, [layer_input, *arrays[1:]], own, n, mask)
+                y, tapes[place] = self._layer(graph, place, [layer_input, *arrays[1:]], own, ends)
                 outputs.append(y)
                 for name, value in own.items():
                     states[name][layer.index][direction] = value
@@ -199,13 +237,9 @@ class Reference:
         for name, array, shape in zip(names, arrays, widths, strict=True):
             if array.ndim != 2 + len(shape) or array.shape[2:] != shape or array.shape[:2] != arrays[0].shape[:2]:
                 expected = f"[{', '.join(['T', 'B', *map(str, shape)])}]"
+                do = "arrays are time-major, with the same T and B in every input"
                 raise InputError(
-                    message(
-                        f"input {name} has the wrong shape",
-                        got=list(array.shape),
-                        expected=expected,
-                        do="arrays are time-major, with the same T and B in every input",
-                    )
+                    message(f"input {name} has the wrong shape", got=list(array.shape), expected=expected, do=do)
                 )
         return arrays
 
@@ -214,10 +248,9 @@ class Reference:
         initial = self.net.initial_state(batch)
         if not isinstance(given, Mapping) or given.keys() != initial.keys():
             got = list(given) if isinstance(given, Mapping) else type(given).__name__
+            wrong = f"the {what.removeprefix('the ')} is not the cell's"
             do = "begin with net.initial_state(batch), or None"
-            raise InputError(
-                message(f"the {what.removeprefix('the ')} is not the cell's", got=got, expected=list(initial), do=do)
-            )
+            raise InputError(message(wrong, got=got, expected=list(initial), do=do))
         result = {}
         for name, default in initial.items():
             wanted = [part.shape for part in default] if isinstance(default, list) else default.shape
@@ -234,7 +267,7 @@ class Reference:
             result[name] = [np.array(part, np.float64) for part in parts]
         return result
 
-    def _fixed(self, graph: Graph, place: tuple[int, int]) -> dict[Node, Array]:
+    def _fixed(self, graph: Graph, place: Place) -> dict[Node, Array]:
         """The values of a graph that are made of parameters alone, of one (layer, direction)."""
         weights = self.net.weights if self.dropped is None else self.dropped
         fixed = {p: weights[weight_name(p.name, *place)].astype(np.float64) for p in graph.params}
@@ -243,16 +276,10 @@ class Reference:
         return fixed
 
     def _layer(
-        self,
-        graph: Graph,
-        place: tuple[int, int],
-        inputs: Sequence[Array],
-        state: dict[str, Array],
-        lengths: Array,
-        reset: Array,
+        self, graph: Graph, place: Place, inputs: Sequence[Array], state: dict[str, Array], ends: Ends
     ) -> tuple[Array, Tape]:
         """One layer in one direction; `state` is changed in place. Returns y [T, B, width] and what gradients read."""
-        steps, batch = inputs[0].shape[:2]
+        (lengths, reset), (steps, batch) = ends, inputs[0].shape[:2]
         nodes, fixed, way = graph.nodes(), self._fixed(graph, place), place[1] + self.net.reverse
         y = np.zeros((steps, batch, graph.output.shape[0]))
         tape: Tape = {}
@@ -273,16 +300,10 @@ class Reference:
         return y, tape
 
     def _back(
-        self,
-        graph: Graph,
-        place: tuple[int, int],
-        tape: Tape,
-        d_y: Array,
-        carry: dict[str, Array],
-        ends: tuple[Array, Array],
+        self, graph: Graph, place: Place, tape: Tape, d_y: Array, carry: dict[str, Array], ends: Ends
     ) -> list[Any]:
         """One layer in one direction, back over its tape; `carry`, the gradients of its states, is changed in place.
-        ends: rows' lengths, and their reset flags. Returns the gradient of each input, then a list of those of the
+        Returns the gradient of each input, then a list of those of the
         parameters."""
         back = graph.backward
         assert back is not None

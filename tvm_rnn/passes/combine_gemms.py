@@ -10,10 +10,10 @@ Rewrite: gemm(W_i, x), gemm(W_f, x), ...   -->   z[G, N] = gemm(stack(W_i, W_f, 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tvm_rnn.graph.graph import Graph, Node, rewrite, topological
+from tvm_rnn.graph.graph import Graph, Node, rewrite, topological, with_args
 from tvm_rnn.graph.node_text import in_words, joined
 
 from ..decisions import tell
@@ -45,11 +45,6 @@ class CombineGemms(Pass):
             seen[key] = node
 
 
-def _with_args(node: Node, new: dict[Node, Node]) -> Node:
-    args = tuple(new[a] for a in node.args)
-    return node if args == node.args else replace(node, args=args)
-
-
 def _merge_sums(graph: Graph) -> Graph:
     """add(gemm, gemm) of one region, neither used elsewhere, is one gemm over both operands."""
     users, builder = graph.users(), Builder()
@@ -57,7 +52,7 @@ def _merge_sums(graph: Graph) -> Graph:
     roots = set(graph.roots)
     region = dict(graph.region)
     for node in graph.nodes():
-        new[node] = _with_args(node, new)
+        new[node] = with_args(node, new)
         if new[node] is not node:
             region[new[node]] = graph.region_of(node)
         if node.op != "add" or any(new[a].op != "gemm" for a in node.args):
@@ -96,7 +91,7 @@ def _stack(graph: Graph) -> Graph:
     _tell(families)
     for node in graph.nodes():
         if node not in leader:
-            new[node] = _with_args(node, new)
+            new[node] = with_args(node, new)
             region[new[node]] = graph.region_of(node)
             continue
         family = leader[node]

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from tvm_rnn.graph.graph import Graph, Node, constant, depends, rewrite, topological
+from tvm_rnn.graph.graph import Graph, Node, constant, depends, downstream, rewrite, topological, with_args
 from tvm_rnn.graph.node_text import in_words
 from tvm_rnn.graph.ops import TABLE, Shape
 from tvm_rnn.language import functions, trace
@@ -134,10 +134,8 @@ def _check_kept(kept: Sequence[Node], graph: Graph) -> None:
     own = {n for n in nodes if leaves[n] and not n.leaf and not n.boolean and TABLE[n.op].kind != "move"}
     for node in kept:
         if node not in own:
-            expected = (
-                "a number that the graph computes for each row: no leaf, view, truth value or value of parameters"
-            )
-            raise PassError(message("this value cannot be kept", where=node.source, got=node.op, expected=expected))
+            what = "a number that the graph computes for each row: no leaf, view, truth value or value of parameters"
+            raise PassError(message("this value cannot be kept", where=node.source, got=node.op, expected=what))
 
 
 def zeros(shape: Shape) -> Node:
@@ -149,8 +147,7 @@ def zeros(shape: Shape) -> Node:
 def _substituted(graph: Graph, replacements: Mapping[Node, Node]) -> Graph:
     new: dict[Node, Node] = {}
     for node in graph.nodes():
-        again = node if node.leaf else replace(node, args=tuple(new[a] for a in node.args))
-        new[node] = replacements.get(node, again)
+        new[node] = replacements.get(node) or with_args(node, new)
     return rewrite(graph, new)
 
 
@@ -200,7 +197,8 @@ def gradients(nodes: Sequence[Node], seeds: Iterable[tuple[Node, Node]]) -> dict
     """For nodes in order, arguments first: the gradient of each that a seed's node depends on; (node, its gradient from
     above) are the seeds."""
     leaves = depends(nodes)
-    own = _Sums({n for n in nodes if not leaves[n]}, _varying(nodes))
+    varying = downstream(nodes, lambda n: n.op in ("param", "input", "state"))
+    own = _Sums({n for n in nodes if not leaves[n]}, varying)
     for node, seed in seeds:
         own.give(node, Value(seed), False)
     found: dict[Node, Node] = {}
@@ -224,18 +222,10 @@ def gradients(nodes: Sequence[Node], seeds: Iterable[tuple[Node, Node]]) -> dict
     return found
 
 
-def _varying(nodes: Sequence[Node]) -> set[Node]:
-    """What depends on a parameter, an input or a state: constants, and what is made of them, have no gradients."""
-    found: set[Node] = set()
-    for node in nodes:
-        if node.op in ("param", "input", "state") or any(a in found for a in node.args):
-            found.add(node)
-    return found
-
-
 @dataclass
 class _Sums:
-    """The gradients that a value gets from each of its users, until they are added. free: made of parameters alone."""
+    """The gradients that a value gets from each of its users, until they are added. free: made of parameters alone.
+    varying: others than constants, and what is made of them, which have no gradients."""
 
     free: set[Node]
     varying: set[Node]
@@ -328,9 +318,5 @@ def _read(roots: Sequence[Node], graph: Graph) -> list[Node]:
     return [n for n in forward if n in found and not n.leaf and not n.random and leaves[n]]
 
 
-def states_alone(graph: Graph, read: Sequence[Node]) -> list[Node]:
-    """Nothing: the states before each step and the inputs are kept in any case."""
-    return []
-
-
-KEEP: dict[str, Choice] = {"values": cheapest_cut, "states": states_alone}
+# The states before each step and the inputs are kept in any case.
+KEEP: dict[str, Choice] = {"values": cheapest_cut, "states": lambda graph, read: []}

@@ -16,19 +16,19 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from tvm_rnn.graph.graph import Graph, Group, Node, depends, is_move, rewrite
+from tvm_rnn.graph.graph import Graph, Group, Node, depends, is_move, rewrite, topological
 from tvm_rnn.graph.node_text import in_words, joined
 from tvm_rnn.graph.ops import TABLE, Shape
 
 from ..decisions import listening, tell
 from . import Pass
+from .min_cut import HEAVY
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
 
     from ..target import Target
 
-HEAVY = ("contract", "reduce")
 FUNCTION = 10  # an op of so many FLOPs is a function (exp, tanh, ...), not arithmetic
 DEEPEST_INLINED = 4
 
@@ -58,7 +58,7 @@ class FusePointwise(Pass):
                 if node.leaf or node in ready:  # copied from where it is
                     continue
                 for base in (b for a in node.args for b in bases(a)):
-                    ok = base.leaf or base in members or base in ready or not depends([*_below(base)])[base]
+                    ok = base.leaf or base in members or base in ready or not depends([*topological([base])])[base]
                     self.check(ok, f"{node.op} reads a {base.op} that no earlier group stores", graph)
             ready.update(group.stored)
         for root in (*_finals(graph, "before"), *_finals(graph, "step")):
@@ -66,12 +66,6 @@ class FusePointwise(Pass):
         for node in read_at_last(graph):
             stored = node in ready or node.leaf
             self.check(stored, f"{node.op} is read after all steps, and stored by no group", graph)
-
-
-def _below(node: Node) -> list[Node]:
-    from tvm_rnn.graph.graph import topological
-
-    return list(topological([node]))
 
 
 def _is_work(node: Node, leaves: Mapping[Node, frozenset[str]]) -> bool:
@@ -187,10 +181,8 @@ class _Grouping:
             if depth <= DEEPEST_INLINED:
                 found[node] = depth
             else:
-                why = (
-                    f"inside the reduction it would be {depth} deep, and {DEEPEST_INLINED} is the most: stored instead"
-                )
-                tell(False, in_words(node), why)
+                why = f"inside the reduction it would be {depth} deep, and {DEEPEST_INLINED} is the most"
+                tell(False, in_words(node), f"{why}: stored instead")
         return set(found)
 
     def _free(self, node: Node) -> bool:
@@ -316,7 +308,7 @@ class _Grouping:
         wanted: set[Node] = set()
         for index, draft in enumerate(self.drafts):
             for node in draft.nodes:
-                for arg in node.args if node not in self._copies(draft) else (node.args or (node,)):
+                for arg in (node.args or (node,)) if is_move(node) or node.leaf else node.args:
                     wanted.update(b for b in self._through(arg) if self.home.get(b) not in (None, index))
         outside = {b for n in self._read_elsewhere() for b in self._through(n)}
         phase, groups = 0, []
@@ -328,9 +320,6 @@ class _Grouping:
             if listening():
                 _tell(groups[-1], self.graph)
         return groups
-
-    def _copies(self, draft: _Draft) -> list[Node]:
-        return [n for n in draft.nodes if is_move(n) or n.leaf]
 
 
 def _tell(group: Group, graph: Graph) -> None:
@@ -350,7 +339,7 @@ def _tell(group: Group, graph: Graph) -> None:
     read = {
         b for n in group.nodes for a in n.args for b in bases(a) if b not in members and b.op not in ("param", "const")
     }
-    own = [n for n in read if n.leaf or depends([*_below(n)])[n]]
+    own = [n for n in read if n.leaf or depends([*topological([n])])[n]]
     facts |= {"flops": sum(node_flops(n) for n in group.nodes if not n.leaf)}
     facts |= {"moved_elements": sum(prod(n.shape) for n in (*own, *group.stored))}
     if group.kind == "gemm" and group.root is not None:

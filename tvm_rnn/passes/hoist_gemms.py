@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from tvm_rnn.graph.graph import Graph, Node, depends, make, rewrite, topological
+from tvm_rnn.graph.graph import Graph, Node, depends, downstream, make, rewrite, topological, with_args
 from tvm_rnn.graph.node_text import in_words, states_of
 from tvm_rnn.graph.ops import TABLE
 
@@ -45,7 +45,7 @@ class HoistGemms(Pass):
         early = {n for n in nodes if leaves[n] == {"input"} and not n.leaf}
         large: set[Node] = set()
         if graph.kind == "backward":  # the states before each step are inputs: matrices would be kept for all steps
-            large = _made_of_matrices(nodes, leaves) & early
+            large = downstream(nodes, lambda n: bool(leaves[n]) and len(n.shape) > 1) & early
         early -= large
         moved = _hanging_on_products(nodes, early)
         sunk = _sunk(graph, moved)
@@ -54,7 +54,7 @@ class HoistGemms(Pass):
         masked = _masked_operands(graph, early, moved) if graph.kind == "backward" else set[Node]()
         moved |= masked
         if listening():
-            _tell(nodes, leaves, _Found(moved, late, early, large, sunk))
+            _tell(nodes, leaves, moved=moved, late=late, early=early, large=large, sunk=sunk)
             for node in masked:
                 tell(True, in_words(node), "sums over all rows alone read it: made for all of T, and not in the step")
         region = {**graph.region, **dict.fromkeys(moved, "before"), **dict.fromkeys(late, "after")}
@@ -84,8 +84,7 @@ def _regroup_sums(graph: Graph) -> Graph:
     leaves = depends(nodes)
     new: dict[Node, Node] = {}
     for node in nodes:
-        args = tuple(new[a] for a in node.args)
-        new[node] = node if args == node.args else replace(node, args=args)
+        new[node] = with_args(node, new)
         if node.op != "add":
             continue
         terms = _terms(node, users)
@@ -133,7 +132,7 @@ def _masked_operands(graph: Graph, early: set[Node], moved: set[Node]) -> set[No
     """What is made of masks, and read by sums over all rows alone: x * mask and h * mask. One pass over all rows costs
     less than a mask, an input and an array to write in every step."""
     nodes, users, roots = graph.nodes(), graph.users(), {*graph.roots}
-    masked, multiples = _masked(nodes), _multiples(nodes)
+    masked, multiples = downstream(nodes, lambda n: n.random), _multiples(nodes)
     found = {n for n in masked if n.pointwise and n in early and n not in moved and n not in roots and users[n]}
     found -= multiples
 
@@ -143,15 +142,6 @@ def _masked_operands(graph: Graph, early: set[Node], moved: set[Node]) -> set[No
 
     while wrong := {n for n in found if not fits(n)}:
         found -= wrong
-    return found
-
-
-def _masked(nodes: list[Node]) -> set[Node]:
-    """Masks, and what is computed from them."""
-    found: set[Node] = set()
-    for node in nodes:
-        if node.random or any(a in found for a in node.args):
-            found.add(node)
     return found
 
 
@@ -194,15 +184,6 @@ def _with_own_masks(graph: Graph) -> Graph:
         return graph
     roots = {n: own(n, graph.region_of(n)) for n in multiples if n in {*graph.roots}}
     return rewrite(graph, {**new, **roots}, region=regions)
-
-
-def _made_of_matrices(nodes: list[Node], leaves: Mapping[Node, frozenset[str]]) -> set[Node]:
-    """Values of more than one axis that are no parameters', and what is computed from them."""
-    found: set[Node] = set()
-    for node in nodes:
-        if leaves[node] and (len(node.shape) > 1 or any(a in found for a in node.args)):
-            found.add(node)
-    return found
 
 
 def _grows(node: Node) -> bool:
@@ -261,33 +242,29 @@ def _cut(graph: Graph, moved: set[Node]) -> dict[Node, str]:
     return dict.fromkeys(given, "made again in the steps of what they read anyway: fewer elements for all of T")
 
 
-@dataclass(frozen=True)
-class _Found:
-    """What the pass found out, for the reasons: values that moved out, to the front or to the back; values that no
-    state is needed for; of these the ones that are too large to keep; those that were given back, with the reason."""
-
-    moved: set[Node]
-    late: set[Node]
-    early: set[Node]
-    large: set[Node]
-    sunk: Mapping[Node, str]
-
-
-def _kind(node: Node) -> str:
-    return "product" if TABLE[node.op].kind == "contract" else "reduction"
-
-
-def _tell(nodes: list[Node], leaves: Mapping[Node, frozenset[str]], found: _Found) -> None:
-    """What became of every product and reduction, and of what hangs on them."""
+def _tell(
+    nodes: list[Node],
+    leaves: Mapping[Node, frozenset[str]],
+    *,
+    moved: set[Node],
+    late: set[Node],
+    early: set[Node],
+    large: set[Node],
+    sunk: Mapping[Node, str],
+) -> None:
+    """What became of every product and reduction, and of what hangs on them. moved, late: values that moved out, to the
+    front or to the back; early: those that no state is needed for; large: of these the ones that are too large to keep;
+    sunk: those that were given back, with the reason."""
     heavy = [n for n in nodes if not n.leaf and TABLE[n.op].kind in HEAVY and leaves[n]]
     for node in heavy:
         facts = {"elements": prod(node.shape)}
-        if node in found.moved:
-            tell(True, in_words(node), f"reads no state: one {_kind(node)} over all T before the loop", **facts)
-        elif node in found.late:
-            why = f"no gradient that is carried reads it: one {_kind(node)} over all T after the loop"
+        kind = "product" if TABLE[node.op].kind == "contract" else "reduction"
+        if node in moved:
+            tell(True, in_words(node), f"reads no state: one {kind} over all T before the loop", **facts)
+        elif node in late:
+            why = f"no gradient that is carried reads it: one {kind} over all T after the loop"
             tell(True, in_words(node), why, **facts)
-        elif node in found.large:
+        elif node in large:
             tell(False, in_words(node), "made of a matrix of each step, which would be kept for all of T", **facts)
         else:
             tell(False, in_words(node), f"reads {' and '.join(states_of(node))}, known only within the loop", **facts)
@@ -296,12 +273,12 @@ def _tell(nodes: list[Node], leaves: Mapping[Node, frozenset[str]], found: _Foun
         tell(True, in_words(node), why, elements=prod(node.shape))
     if not heavy:
         tell(False, "the step", "it has no product and no reduction")
-    for node, reason in found.sunk.items():
+    for node, reason in sunk.items():
         tell(False, in_words(node), reason)
-    for node in found.early - found.moved - found.large - found.sunk.keys():
-        if any(a in found.moved for a in node.args) and _grows(node):
+    for node in early - moved - large - sunk.keys():
+        if any(a in moved for a in node.args) and _grows(node):
             wide, narrow = prod(node.shape), sum(prod(a.shape) for a in node.args)
             why = f"an outer product: {wide} elements to keep per step and row in place of {narrow}"
             tell(False, in_words(node), why, elements=wide)
-        elif node.pointwise and not any(a in found.sunk for a in node.args):
+        elif node.pointwise and not any(a in sunk for a in node.args):
             tell(False, in_words(node), "hangs on no product: computed where it is read, and not kept for all of T")

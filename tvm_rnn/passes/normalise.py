@@ -50,9 +50,7 @@ class Builder:
                 return self.leaf(constant(TABLE[op].numpy(*(a.value for a in args), **attrs)))
         if x is None:  # a mask
             return None
-        if (
-            op == "softplus" and self.expand
-        ):  # its parts are values of their own: cheaper to compile than one deep expression
+        if op == "softplus" and self.expand:  # parts are values of their own: cheaper to compile than one deep one
             small = self.make("exp", self.make("neg", self.make("abs", x, source=source), source=source), source=source)
             small = self.make("log1p", small, source=source)
             return self.make("add", self.make("relu", x, source=source), small, source=source)

@@ -2,7 +2,7 @@
 
 In: a backward graph and its nodes that sum over T and B. Out: the graph whose inputs are these sums and whose totals
 are the gradients, and which values on the way are worth an array of their own. Mostly it joins the gates' gradients to
-one array. Back ends write it: `cpu/training/parameter_gradients.py` on CPUs, `cuda/training/parameter_gradients.py` on
+one array. Back ends write it: `cpu/training/parameter_gradients.py` on CPUs, `cuda/training/gradient_kernels.py` on
 GPUs.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tvm_rnn.graph.graph import Graph, Node, rewrite
+from tvm_rnn.graph.graph import Graph, Node, rewrite, with_args
 from tvm_rnn.graph.ops import TABLE
 
 from .fuse_pointwise import FUNCTION
@@ -29,8 +29,7 @@ class SumsToGradients:
         leaves = {n: Node("input", shape=n.shape, name=f"sum_{i}") for i, n in enumerate(self.sums)}
         new: dict[Node, Node] = dict(leaves)
         for node in self.whole.nodes():
-            if node not in new:
-                new[node] = node if node.leaf else replace(node, args=tuple(new[a] for a in node.args))
+            new.setdefault(node, with_args(node, new))
         graph = rewrite(replace(self.whole, results=(), emitted=()), new, backward=None, groups=())
         # A graph has an output; this one is read for its totals alone.
         self.graph = replace(graph, output=graph.totals[0] if graph.totals else Node("input"))

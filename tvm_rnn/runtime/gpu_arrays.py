@@ -11,87 +11,31 @@ import importlib
 import sys
 import threading
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from types import ModuleType
+from typing import Protocol
 
 import numpy as np
 
-from .runtime import Array, Function, Shape
-
-if TYPE_CHECKING:
-    from .runtime_cuda import CudaModule
+from .runtime import Array, Function, Manifest, Shape
 
 CPU, CUDA = 1, 2  # DLPack's device types
 PER_THREAD_STREAM = 2  # CUDA's handle: calls with arrays of the CPU from several threads do not wait for each other
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 # The functions of a module's library, each with the arch as suffix.
-FUNCTIONS: tuple[str, ...] = ("allocate", "release", "transfer", "finish", "settle", "capturing")
-FUNCTIONS += ("load", "pack", "workspace", "sequence")
+FUNCTIONS = ("allocate", "release", "transfer", "finish", "settle", "capturing")
 Library = Mapping[str, Function]
 
 
-class Arrays(Protocol):
-    """What a module does with arrays on one GPU, whichever library they are of. Its own arrays are flat and of the
-    network's dtype where nothing else is said; memory is not initialised."""
+class Owner(Protocol):
+    """The module that arrays are for. device: the GPU for those of the CPU; _kinds: what handles arrays, by GPU and
+    type."""
 
-    number: int  # of the GPU
-
-    def use(self, library: Library) -> None:
-        """Take the module's functions for memory on its GPU, where they are needed."""
-
-    def stream(self) -> int:
-        """The CUDA stream for work."""
-
-    def empty(self, shape: Shape) -> Array:
-        """An array."""
-
-    def full(self, elements: int, value: float) -> Array:
-        """An array of one value."""
-
-    def zeros(self, shape: Shape, dtype: str) -> Array:
-        """An array of zeros."""
-
-    def typed(self, shape: Shape, dtype: str) -> Array:
-        """An array in a dtype that may not be the network's."""
-
-    def workspace(self, size: int) -> Array:
-        """Bytes for one call."""
-
-    def lasting(self, size: int) -> Array:
-        """Bytes that other calls do not use."""
-
-    def within(self, memory: Array, first: int, shape: Shape) -> Array:
-        """An array in lasting memory, from byte `first` on."""
-
-    def join(self, arrays: list[Array]) -> Array:
-        """Arrays one after the other."""
-
-    def adopt(self, value: Array) -> Array:
-        """The user's array, contiguous, on this GPU: the same memory where it is so already."""
-
-    def adopt_rows(self, value: Array) -> Array:
-        """The same for lengths, resets and seeds."""
-
-    def flags(self, value: Array) -> Array:
-        """0 where a value is 0, else 1, as bytes."""
-
-    def cast(self, value: Array, dtype: str) -> Array:
-        """The values in another dtype."""
-
-    def flat(self, array: Array) -> Array:
-        """The values in one dimension."""
-
-    def copy(self, array: Array) -> Array:
-        """The values in memory of their own."""
-
-    def result(self, array: Array, shape: Shape) -> Array:
-        """What the user gets: an array of the kind of x."""
-
-    def address(self, array: Array) -> int:
-        """Where it is on the GPU."""
-
-    def dtype(self, array: Array) -> str:
-        """Its dtype's name."""
+    manifest: Manifest
+    device: int
+    _local: threading.local
+    _kinds: dict[tuple[int, type], Arrays]
 
 
 def narrow(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -148,7 +92,7 @@ def gpu_of(value: Array) -> int | None:
     return None
 
 
-def kind_of(x: object, module: CudaModule) -> Arrays:
+def kind_of(x: object, module: Owner) -> Arrays:
     """What handles arrays of the kind of x. Raises ImportError and ValueError where nothing does."""
     number = gpu_of(x)
     if number is None:
@@ -159,7 +103,7 @@ def kind_of(x: object, module: CudaModule) -> Arrays:
     return known
 
 
-def _on_a_gpu(x: object, module: CudaModule, number: int) -> Arrays:
+def _on_a_gpu(x: object, module: Owner, number: int) -> Arrays:
     if type(x).__module__.partition(".")[0] == "cupy":
         return CupyArrays(module, number, None)
     with contextlib.suppress(ImportError):
@@ -184,160 +128,148 @@ def _from_dlpack(kind: type) -> Callable[[Array], Array]:
     return lambda array: array
 
 
-class TorchArrays:
-    """Arrays on a GPU as torch tensors: memory from torch's allocator, work on torch's current stream."""
+class GpuArrays(ABC):
+    """What a module does with arrays that are on one GPU. Its own ones are flat and of the network's dtype where
+    nothing else is said; memory is not initialised. Subclasses say what differs between the arrays' libraries."""
 
-    def __init__(self, module: CudaModule, number: int, back: type | None) -> None:
-        self.torch, self.number, self.back = sys.modules["torch"], number, back
-        self.kind = getattr(self.torch, module.manifest["dtype"])
-        self.place = self.torch.device("cuda", number)
+    def __init__(self, library: ModuleType, module: Owner, number: int, back: type | None) -> None:
+        self.lib, self.number, self.back = library, number, back
+        self.kind = getattr(library, module.manifest["dtype"])
 
-    def use(self, library: Library) -> None:
-        """Nothing of the module's own is needed."""
-
-    def stream(self) -> int:
-        return int(self.torch.cuda.current_stream(self.number).cuda_stream)
+    @abstractmethod
+    def make(self, function: Callable[..., Array], *shape: object, dtype: object) -> Array:
+        """What a function of the library makes, on this GPU."""
 
     def empty(self, shape: Shape) -> Array:
-        return self.torch.empty(shape, dtype=self.kind, device=self.place)
+        """An array."""
+        return self.make(self.lib.empty, shape, dtype=self.kind)
 
     def full(self, elements: int, value: float) -> Array:
-        return self.torch.full((elements,), value, dtype=self.kind, device=self.place)
+        """An array of one value."""
+        return self.make(self.lib.full, (elements,), value, dtype=self.kind)
+
+    def zeros(self, shape: Shape, dtype: str) -> Array:
+        """An array of zeros."""
+        return self.make(self.lib.zeros, shape, dtype=getattr(self.lib, dtype))
+
+    def typed(self, shape: Shape, dtype: str) -> Array:
+        """An array in a dtype that may not be the network's."""
+        return self.make(self.lib.empty, shape, dtype=getattr(self.lib, dtype))
 
     def workspace(self, size: int) -> Array:
-        return self.torch.empty(size, dtype=self.torch.uint8, device=self.place)
+        """Bytes for one call."""
+        return self.make(self.lib.empty, size, dtype=self.lib.uint8)
 
-    lasting = workspace
+    lasting = workspace  # bytes that other calls do not use
+
+    def join(self, arrays: list[Array]) -> Array:
+        """Arrays one after the other."""
+        return self.lib.concatenate([self.flat(array) for array in arrays])
+
+    @abstractmethod
+    def adopt(self, value: Array) -> Array:
+        """The user's array, contiguous, on this GPU: the same memory where it is so already."""
+
+    def adopt_rows(self, value: Array) -> Array:
+        """The same for lengths, resets and seeds."""
+        return self.adopt(value)
+
+    def flags(self, value: Array) -> Array:
+        """0 where a value is 0, else 1, as bytes."""
+        return (value != 0).view(self.lib.uint8)
+
+    def flat(self, array: Array) -> Array:
+        """The values in one dimension."""
+        return array.reshape(-1)
+
+    def result(self, array: Array, shape: Shape) -> Array:
+        """What the user gets: an array of the kind of x."""
+        array = array if array.shape == shape else array.reshape(shape)
+        return array if self.back is None else _from_dlpack(self.back)(array)
+
+    def dtype(self, array: Array) -> str:
+        """Its dtype's name."""
+        return str(array.dtype).removeprefix("torch.")
+
+
+class TorchArrays(GpuArrays):
+    """torch tensors: memory from torch's allocator, work on torch's current stream."""
+
+    def __init__(self, module: Owner, number: int, back: type | None) -> None:
+        super().__init__(sys.modules["torch"], module, number, back)
+        self.place = self.lib.device("cuda", number)
+
+    def stream(self) -> int:
+        """The CUDA stream for work."""
+        return int(self.lib.cuda.current_stream(self.number).cuda_stream)
+
+    def make(self, function: Callable[..., Array], *shape: object, dtype: object) -> Array:
+        return function(*shape, dtype=dtype, device=self.place)
 
     def within(self, memory: Array, first: int, shape: Shape) -> Array:
         """An array in lasting memory, from byte `first` on: no view of another one, for autograd."""
-        empty = self.torch.empty(0, dtype=self.kind, device=self.place)
+        empty = self.empty((0,))
         return empty.set_(memory.untyped_storage(), first // empty.element_size(), shape)
 
-    def typed(self, shape: Shape, dtype: str) -> Array:
-        return self.torch.empty(shape, dtype=getattr(self.torch, dtype), device=self.place)
-
-    def join(self, arrays: list[Array]) -> Array:
-        return self.torch.cat([array.reshape(-1) for array in arrays])
-
     def adopt(self, value: Array) -> Array:
-        """A contiguous tensor on this GPU: the same memory where it is one already. float32 from NumPy is rounded to
-        bfloat16, which NumPy lacks."""
-        if not isinstance(value, self.torch.Tensor):
+        """float32 from NumPy is rounded to bfloat16, which NumPy lacks."""
+        if not isinstance(value, self.lib.Tensor):
             if isinstance(value, np.ndarray):
-                rounds = value.dtype == np.float32 and self.kind is self.torch.bfloat16
-                value = self.torch.from_numpy(np.ascontiguousarray(value))
+                rounds = value.dtype == np.float32 and self.kind is self.lib.bfloat16
+                value = self.lib.from_numpy(np.ascontiguousarray(value))
                 value = value.to(self.kind) if rounds else value
             else:
-                value = self.torch.from_dlpack(value)
+                value = self.lib.from_dlpack(value)
         value = value.detach() if value.requires_grad else value
         return value.to(self.place).contiguous()
 
-    adopt_rows = adopt
-
-    def flags(self, value: Array) -> Array:
-        return (value != 0).view(self.torch.uint8)
-
     def cast(self, value: Array, dtype: str) -> Array:
-        return value.to(getattr(self.torch, dtype))
-
-    def flat(self, array: Array) -> Array:
-        return array.reshape(-1)
+        """The values in another dtype."""
+        return value.to(getattr(self.lib, dtype))
 
     def copy(self, array: Array) -> Array:
+        """The values in memory of their own."""
         return array.clone()
-
-    def zeros(self, shape: Shape, dtype: str) -> Array:
-        return self.torch.zeros(shape, dtype=getattr(self.torch, dtype), device=self.place)
-
-    def result(self, array: Array, shape: Shape) -> Array:
-        array = array if array.shape == shape else array.view(shape)
-        return array if self.back is None else _from_dlpack(self.back)(array)
 
     @staticmethod
     def address(array: Array) -> int:
+        """Where it is on the GPU."""
         return int(array.data_ptr())
 
-    @staticmethod
-    def dtype(array: Array) -> str:
-        return str(array.dtype)[6:]  # without "torch."
 
+class CupyArrays(GpuArrays):
+    """cupy arrays."""
 
-class CupyArrays:
-    """The same as cupy arrays."""
-
-    def __init__(self, module: CudaModule, number: int, back: type | None) -> None:
-        self.cupy, self.number, self.back = sys.modules["cupy"], number, back
-        self.kind = module.manifest["dtype"]
-        if self.kind == "bfloat16":
+    def __init__(self, module: Owner, number: int, back: type | None) -> None:
+        if module.manifest["dtype"] == "bfloat16":
             raise ValueError("cupy has no bfloat16: use torch tensors")
-
-    def use(self, library: Library) -> None:
-        """Nothing of the module's own is needed."""
+        super().__init__(sys.modules["cupy"], module, number, back)
 
     def stream(self) -> int:
-        return int(self.cupy.cuda.get_current_stream(self.number).ptr)
+        return int(self.lib.cuda.get_current_stream(self.number).ptr)
 
-    def empty(self, shape: Shape) -> Array:
-        with self.cupy.cuda.Device(self.number):
-            return self.cupy.empty(shape, self.kind)
-
-    def full(self, elements: int, value: float) -> Array:
-        with self.cupy.cuda.Device(self.number):
-            return self.cupy.full(elements, value, self.kind)
-
-    def workspace(self, size: int) -> Array:
-        with self.cupy.cuda.Device(self.number):
-            return self.cupy.empty(size, np.uint8)
-
-    lasting = workspace
+    def make(self, function: Callable[..., Array], *shape: object, dtype: object) -> Array:
+        with self.lib.cuda.Device(self.number):
+            return function(*shape, dtype=dtype)
 
     def within(self, memory: Array, first: int, shape: Shape) -> Array:
-        return self.cupy.ndarray(shape, self.kind, memory.data + first)
-
-    def typed(self, shape: Shape, dtype: str) -> Array:
-        with self.cupy.cuda.Device(self.number):
-            return self.cupy.empty(shape, dtype)
-
-    def join(self, arrays: list[Array]) -> Array:
-        return self.cupy.concatenate([array.ravel() for array in arrays])
+        return self.lib.ndarray(shape, self.kind, memory.data + first)
 
     def adopt(self, value: Array) -> Array:
-        """A contiguous array on this GPU: the same memory where it is one already."""
-        with self.cupy.cuda.Device(self.number):
-            if not isinstance(value, self.cupy.ndarray) and gpu_of(value) is not None:
-                value = self.cupy.from_dlpack(value)
-            return self.cupy.ascontiguousarray(value)
-
-    adopt_rows = adopt
-
-    def flags(self, value: Array) -> Array:
-        return (value != 0).view(np.uint8)
+        with self.lib.cuda.Device(self.number):
+            if not isinstance(value, self.lib.ndarray) and gpu_of(value) is not None:
+                value = self.lib.from_dlpack(value)
+            return self.lib.ascontiguousarray(value)
 
     def cast(self, value: Array, dtype: str) -> Array:
-        return self.cupy.ascontiguousarray(value, dtype)
-
-    def flat(self, array: Array) -> Array:
-        return array.ravel()
+        return self.lib.ascontiguousarray(value, dtype)
 
     def copy(self, array: Array) -> Array:
         return array.copy()
 
-    def zeros(self, shape: Shape, dtype: str) -> Array:
-        with self.cupy.cuda.Device(self.number):
-            return self.cupy.zeros(shape, dtype)
-
-    def result(self, array: Array, shape: Shape) -> Array:
-        array = array.reshape(shape)
-        return array if self.back is None else _from_dlpack(self.back)(array)
-
     @staticmethod
     def address(array: Array) -> int:
         return int(array.data.ptr)
-
-    @staticmethod
-    def dtype(array: Array) -> str:
-        return str(array.dtype)
 
 
 class Piece:
@@ -352,7 +284,7 @@ class HostArrays:
 
     _local = threading.local()
 
-    def __init__(self, module: CudaModule, x: Array) -> None:
+    def __init__(self, module: Owner, x: Array) -> None:
         self.number, self.kind, self.x, self.slot = int(module.device), str(module.manifest["dtype"]), x, 0
         self.item = np.dtype(np.uint16 if self.kind == "bfloat16" else self.kind)
         self.module = module
@@ -368,7 +300,7 @@ class HostArrays:
     def stream(self) -> int:
         return PER_THREAD_STREAM
 
-    def _memory(self, size: int) -> int:
+    def workspace(self, size: int) -> int:
         """The thread's next piece of memory; grown where it is too small."""
         if self.slot == len(self.slots):
             self.slots.append(Block(self.library, self.number, 0))
@@ -380,19 +312,16 @@ class HostArrays:
     def address(self, piece: Piece) -> int:
         """The piece's place on the GPU; its values are sent there first, unless it is for results."""
         if not piece.address:
-            piece.address, size = self._memory(piece.array.nbytes), piece.array.nbytes
+            piece.address, size = self.workspace(piece.array.nbytes), piece.array.nbytes
             self.library["transfer"](self.number, PER_THREAD_STREAM, piece.address, piece.array.ctypes.data, size)
         return piece.address
 
     def empty(self, shape: Shape) -> Piece:
         array = np.empty(shape, self.item)
-        return Piece(array, self.kind, self._memory(array.nbytes))
+        return Piece(array, self.kind, self.workspace(array.nbytes))
 
     def full(self, elements: int, value: float) -> Piece:
         return Piece(narrow(np.full(elements, value), self.kind), self.kind)
-
-    def workspace(self, size: int) -> int:
-        return self._memory(size)
 
     def lasting(self, size: int) -> Block:
         """Memory that other calls do not use."""
@@ -404,7 +333,7 @@ class HostArrays:
     def typed(self, shape: Shape, dtype: str) -> Piece:
         """For results in a dtype that is not the network's."""
         array = np.empty(shape, dtype)
-        return Piece(array, dtype, self._memory(array.nbytes))
+        return Piece(array, dtype, self.workspace(array.nbytes))
 
     def join(self, pieces: list[Piece]) -> Piece:
         return Piece(np.concatenate([piece.array.ravel() for piece in pieces]), self.kind)
@@ -425,7 +354,7 @@ class HostArrays:
             dtype, array = array.dtype.newbyteorder("=").name, np.array(array, array.dtype.newbyteorder("="), order="C")
         return Piece(array, dtype)
 
-    def adopt_rows(self, value: np.ndarray) -> Piece:
+    def adopt_rows(self, value: Array) -> Piece:
         return Piece(np.ascontiguousarray(value), str(value.dtype))
 
     def flags(self, value: Piece) -> Piece:
@@ -473,3 +402,6 @@ class Block:
         self.address = int(library["allocate"](number, size)) if size else 0
         if size:
             weakref.finalize(self, library["release"], number, self.address).atexit = False
+
+
+Arrays = TorchArrays | CupyArrays | HostArrays

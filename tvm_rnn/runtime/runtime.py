@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import itertools
 import json
 import math
 import mmap
+import operator
 import os
 import platform
 import struct
@@ -19,7 +21,7 @@ import sys
 import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -45,7 +47,24 @@ ALIGNMENT = 64  # generated code moves whole cache lines to and from its own buf
 SAFETENSORS = {f"{kind}{8 * size}": f"{kind.lower()}{size}" for kind in "FIU" for size in (1, 2, 4, 8)} | {"BOOL": "?"}
 # Where LLVM's name of a CPU feature is not the kernel's.
 KERNEL_NAMES = {"sse3": "pni", "lzcnt": "abm", "bmi": "bmi1", "sha": "shani", "pclmul": "pclmulqdq", "neon": "asimd"}
+# Where the kinds of modules are, by what their manifests have, the first that is there: those files import this one.
+KINDS = {
+    "networks": ("runtime_model", "ModelModule"),
+    "tape": ("runtime_cuda_training", "CudaTrainingModule"),
+    "variants": ("runtime_cuda", "CudaModule"),
+    "training": ("runtime_training", "TrainingModule"),
+}
+BOUND = 16  # kept by thread and module of what writes to given arrays: a stream has one, or two that take turns
 _opened: dict[str, tuple[int, ...]] = {}
+ALL = "give all of them, as backward returns them, or None"
+ALL = "give all of them, as backward returns them, or None"
+ONCE = "make them once: y = numpy.empty(...), state = mod.init_state(batch); then out=(y, state)"
+# Of dicts of states, by kind: what one is called, and one of its items, and what to do where it is not right.
+STATES = {
+    "given": ("state", "state {}", "see mod.init_state(batch)"),
+    "gradient": ("gradient of the state", "the gradient of state {}", ALL),
+    "out": ("state of out", "state {} of out", ONCE),
+}
 
 Array = Any  # of any library: results are of the kind of x
 State = dict[str, Array]  # by name; a list of one by layer where layers differ in shape
@@ -154,13 +173,14 @@ class Opened(NamedTuple):
 
 
 class Flat(NamedTuple):
-    """A state of B rows as one flat array: its name, first value, elements, and (place, shape) of each of its arrays:
-    one, or where layers differ in shape one by layer."""
+    """A state of B rows as one flat array: its name, first value, elements, (place, shape) of each of its arrays: one,
+    or where layers differ in shape one by layer; and what it is called in messages, by the kind of dict it is in."""
 
     name: str
     initial: float
     size: int
     parts: list[tuple[slice, Shape]]
+    called: dict[str, str]
 
 
 def _error(kind: type[Exception], what: str, got: object, expected: object = None, do: object = None) -> Exception:
@@ -321,6 +341,8 @@ class Module:
     """
 
     drawing: Callable[[], str] | None = None  # of its network, as HTML
+    _packs: Sequence[Pack] = ()
+    _packed_elements = 0
 
     def __init__(self, path: str | os.PathLike[str], opened: Opened | None = None) -> None:
         self.path, self._file, self.manifest, arrays, self._elf_size = opened or _open_container(path)
@@ -332,7 +354,7 @@ class Module:
         self._library = _open_library(self.path, self._file, self._elf_size)
         self._tensor: Callable[[np.ndarray], tvm_ffi.Tensor] = sys.modules["tvm_ffi"].from_dlpack
         self._sequence = self._library.sequence
-        self._no_lengths, self._no_reset = (self._tensor(np.zeros(1, dtype)) for dtype in (np.int64, np.uint8))
+        self._no_rows: list[Array] = [self._tensor(np.zeros(1, dtype)) for dtype in (np.int64, np.uint8)]
         self._begin(arrays)
         if arrays or not self._weight_shapes:
             self._use_weights(arrays)
@@ -367,7 +389,10 @@ class Module:
         self._output = (D * m.output.shape[0], *m.output.shape[1:]) if m.output.shape else (D,) * (D > 1)
         self._states = {state.name: (D, float(state.initial), [*map(tuple, state.shapes)]) for state in m.states}
         self._weight_shapes = {item.name: tuple(item.shape) for item in m.weights}
-        self._steps, w = D == 1 and "step" in m.entry_points, m.workspace
+        self._steps = D == 1 and "step" in m.entry_points
+        if "variants" in m:  # for GPUs
+            return
+        w = m.workspace
         self._sizes = (int(w.fixed), int(w.per_row), int(w.per_tile_row), int(w.per_sequence_row), int(m.rows_per_tile))
         self._packs, self._packed_elements, self._flops = m.packs, int(m.packed_elements), float(m.flops_per_row)
 
@@ -391,13 +416,18 @@ class Module:
         Returns y [T, B, D*H] and {name: state after the last step}, of the kind of x. Raises InputError for arrays that
         do not fit, WeightError where there are no weights."""
         arrays, lead, like = self._read_inputs(x, inputs, ("T", "B"))
-        has, rows = self._read_rows(lengths, reset, *lead)
-        return self._run(arrays, state, lead[0], lead, like, has, rows)
+        has, rows = self._read_rows(lengths, reset, lead)
+        return self._run(arrays, state, lead, like, has, rows)
 
-    def _read_rows(self, lengths: object, reset: object, T: int, B: int) -> tuple[tuple[bool, bool], list[Array]]:
+    def _read_rows(self, lengths: object, reset: object, lead: Shape) -> tuple[tuple[bool, bool], list[Array]]:
         """Whether there are lengths and resets, and what compiled code takes for them."""
-        counts = self._no_lengths if lengths is None else _per_row("lengths", lengths, np.int64, (B,), T)
-        mask = self._no_reset if reset is None else _per_row("reset", reset, bool, (T, B), T).ravel().view(np.uint8)
+        if lengths is None and reset is None:
+            return (False, False), self._no_rows
+        counts, mask = self._no_rows
+        if lengths is not None:
+            counts = _per_row("lengths", lengths, np.int64, lead[1:], lead[0])
+        if reset is not None:
+            mask = _per_row("reset", reset, bool, lead, lead[0]).ravel().view(np.uint8)
         return (lengths is not None, reset is not None), [counts, mask]
 
     def step(
@@ -420,11 +450,9 @@ class Module:
         if not self._steps:
             raise _error(InputError, "this module cannot step", "two directions or reverse", "forward", "call mod(x)")
         if out is not None:
-            from .runtime_step import step_into
-
             return step_into(self, x, state, out, inputs)
         arrays, lead, like = self._read_inputs(x, inputs, ("B",))
-        return self._run(arrays, state, 1, lead, like, (False, False), [self._no_lengths, self._no_reset])
+        return self._run(arrays, state, lead, like, (False, False), self._no_rows)
 
     def init_state(self, batch: int) -> State:
         """The initial state.
@@ -443,15 +471,13 @@ class Module:
 
         Returns {name: output}, of the kind of the first input. Raises InputError, also for a module that was not made
         from a model."""
-        from . import runtime_model
-
-        return runtime_model.run(self, inputs)
+        found: dict[str, Array] = importlib.import_module(".runtime_model", __package__).run(self, inputs)
+        return found
 
     def _run(
         self,
         arrays: list[np.ndarray],
         state: Mapping[str, object] | None,
-        T: int,
         lead: Shape,
         like: Callable[[np.ndarray], Array] | None,
         has: tuple[bool, bool],
@@ -459,7 +485,8 @@ class Module:
     ) -> tuple[Array, State]:
         if self._packed is None:
             raise self._weightless()
-        before = self._read_states(state, B := lead[-1])
+        T, B = lead if len(lead) > 1 else (1, *lead)
+        before = self._read_states(state, B)
         after, y = [array.copy() for array in before], np.empty((*lead, *self._output), self._dtype)
         if T and B:
             fixed, per_row, per_tile_row, per_sequence_row, rows_per_tile = self._sizes
@@ -533,43 +560,51 @@ class Module:
             rows, shapes = (D, layers) if len({*layers}) > 1 else (D * len(layers), layers[:1])
             arrays = [(rows, B, *shape) for shape in shapes]
             ends = [*itertools.accumulate(map(math.prod, arrays), initial=0)]
-            plan.append(Flat(name, initial, ends[-1], [*zip(map(slice, ends, ends[1:]), arrays, strict=True)]))
+            called = {kind: item.format(name) for kind, (_, item, _) in STATES.items()}
+            plan.append(Flat(name, initial, ends[-1], [*zip(map(slice, ends, ends[1:]), arrays, strict=True)], called))
         self._plans = {**self._plans, B: plan} if len(self._plans) < 64 else {B: plan}
         return plan
 
-    def _state_arrays(
-        self, state: object, B: int, whole: str = "state", each: str = "state {}", do: str = "see mod.init_state(batch)"
-    ) -> Iterator[list[tuple[str, object, Shape, str]]]:
-        """Of each state its arrays: (what it is called, the user's object, its shape and axes). whole, each: what the
-        dict and its items are called. Raises InputError where names or numbers of arrays are not the module's."""
-        if (type(state) is not dict and not isinstance(state, Mapping)) or state.keys() != self._states.keys():
-            got = [*state] if isinstance(state, Mapping) else type(state).__name__
-            raise _error(InputError, f"the {whole} is not the module's", got, [*self._states], do)
-        for name, _, _, parts in self._plan(B):
-            what, values = each.format(name), [state[name]] if len(parts) == 1 else state[name]
-            if not isinstance(values, list | tuple) or len(values) != len(parts):
-                raise _error(InputError, f"{what} is not a list", type(values), f"{len(parts)} arrays by layer")
-            axes = "[L*D, B, ...]" if len(parts) == 1 else "[D, B, ...]"
-            yield [(what, value, shape, axes) for value, (_, shape) in zip(values, parts, strict=True)]
-
     def _read_states(self, state: Mapping[str, object] | None, B: int) -> list[np.ndarray]:
         if state is None:
-            return [np.full(size, initial, self._dtype) for _, initial, size, _ in self._plan(B)]
-        return self._joined(self._state_arrays(state, B))
+            return [np.full(flat.size, flat.initial, self._dtype) for flat in self._plan(B)]
+        return self._each_state(state, B, self._flat, np.concatenate)
 
-    def _joined(self, states: Iterator[list[tuple[str, object, Shape, str]]]) -> list[np.ndarray]:
-        """Each state as one flat array."""
+    def _each_state(
+        self,
+        state: Mapping[str, object],
+        B: int,
+        take: Callable[[str, object, Shape, str], Array],
+        join: Callable[[list[Array]], Array],
+        kind: str = "given",
+    ) -> list[Array]:
+        """Each state of a dict as one array. take: what makes one of the user's, given what that is called, and its
+        shape and axes; join: what makes one of those by layer; kind: of STATES. Raises InputError where names or
+        numbers of arrays are not the module's."""
+        if (type(state) is not dict and not isinstance(state, Mapping)) or state.keys() != self._states.keys():
+            got = [*state] if isinstance(state, Mapping) else type(state).__name__
+            whole, _, do = STATES[kind]
+            raise _error(InputError, f"the {whole} is not the module's", got, [*self._states], do)
         found = []
-        for arrays in states:
-            flat = [self._flat(*array) for array in arrays]
-            found.append(np.concatenate(flat) if len(flat) > 1 else flat[0])
+        for name, _, _, parts, called in self._plan(B):
+            if len(parts) == 1:
+                found.append(take(called[kind], state[name], parts[0][1], "[L*D, B, ...]"))
+                continue
+            what, values = called[kind], state[name]
+            if not isinstance(values, list | tuple) or len(values) != len(parts):
+                raise _error(InputError, f"{what} is not a list", type(values), f"{len(parts)} arrays by layer")
+            pairs = zip(values, parts, strict=True)
+            found.append(join([take(what, value, shape, "[D, B, ...]") for value, (_, shape) in pairs]))
         return found
 
     def _shape_states(self, flat: list[np.ndarray], B: int, like: Callable[[np.ndarray], Array] | None) -> State:
         result: State = {}
-        for array, (name, _, _, parts) in zip(flat, self._plan(B), strict=True):
-            arrays = [(like or np.asarray)(array[place].reshape(shape)) for place, shape in parts]
-            result[name] = arrays[0] if len(arrays) == 1 else arrays
+        for array, (name, _, _, parts, _) in zip(flat, self._plan(B), strict=True):
+            if len(parts) == 1:
+                own = array.reshape(parts[0][1])
+                result[name] = own if like is None else like(own)
+            else:
+                result[name] = [(like or np.asarray)(array[place].reshape(shape)) for place, shape in parts]
         return result
 
     def load_weights(self, weights: Mapping[str, object] | str | os.PathLike[str]) -> None:
@@ -641,31 +676,140 @@ class Module:
         export(self, path, bundle, name)
 
 
+# --- steps into arrays that exist: the smallest cost of a call ------------------------------------------------------
+
+
+class Bound:
+    """A step that writes to one set of arrays, which it keeps alive: their identity is what finds it again.
+
+    Inputs and states are copied to memory of its own: compiled code may not read where it writes, and a copy takes less
+    time than to find out about a new array.
+    """
+
+    def __init__(self, module: Module, y: Array, new: Array, B: int) -> None:
+        dtype, plan = module._dtype, module._plan(B)
+        target = _writable("y of out", y, (B, *module._output), dtype)[1]
+        taken = module._each_state(new, B, lambda what, v, shape, _: _writable(what, v, shape, dtype), list, "out")
+        after: list[list[tuple[Array, np.ndarray]]] = [own if isinstance(own, list) else [own] for own in taken]
+        written = [target, *(array for parts in after for _, array in parts)]
+        if any(np.shares_memory(a, b) for a, b in itertools.combinations(written, 2)):
+            raise _error(InputError, "arrays of out overlap", "shared memory", "one memory for each", ONCE)
+        inputs = [_aligned(B * math.prod(shape), dtype) for _, shape in module._inputs]
+        states = [_aligned(size, dtype) for _, _, size, _, _ in plan]
+        self.results: list[tuple[np.ndarray, np.ndarray]] = []  # (the user's, what compiled code wrote)
+        self.update: list[tuple[Array, Array, np.ndarray, np.ndarray]] = []  # (name, the user's, own, array)
+        outs = [self._out(target)]
+        for before, held, (name, _, size, parts, _) in zip(states, after, plan, strict=True):
+            outs.append(self._out(held[0][1]) if len(held) == 1 else _aligned(size, dtype))
+            for (value, array), (place, shape) in zip(held, parts, strict=True):
+                own: np.ndarray = before[place].reshape(shape)
+                its = array
+                if array.flags.carray:  # flat arrays are copied faster
+                    own, its = own.reshape(-1), array.reshape(-1)
+                self.update.append((name, value, own, its))
+                if len(held) > 1:
+                    self.results.append((array, outs[-1][place].reshape(shape)))
+        fixed, *per_row, _ = module._sizes
+        numbers = (1, B, 1, module._threads_for(B), 0, 0)
+        work = _aligned(max(1, fixed + B * sum(per_row)), dtype)
+        rest = (*module._no_rows, module._packed, module._tensor(work))
+        self.args = (*numbers, *map(module._tensor, (*inputs, outs[0], *states, *outs[1:])), *rest)
+        self.inputs = [a.reshape(B, *shape) for a, (_, shape) in zip(inputs, module._inputs, strict=True)]
+        self.x, self.shape, self.dtype, self.states = self.inputs[0], self.inputs[0].shape, dtype, states
+        self.y, self.new, self.packed, self.threads = y, new, module._packed, module._threads
+        lists = [(values, [*values]) for values in new.values() if isinstance(values, list | tuple)]
+        tensors = [(a, a.data_ptr()) for a in (y, *(value for _, value, *_ in self.update)) if hasattr(a, "data_ptr")]
+        self.rare = (lists, tensors) if lists or tensors or len(inputs) > 1 else None
+
+    def _out(self, array: np.ndarray) -> np.ndarray:
+        """Where compiled code writes a result: the user's memory, or, where that has gaps, some that is copied."""
+        if array.flags.carray:
+            return array.reshape(-1)
+        flat = _aligned(array.size, array.dtype)
+        self.results.append((array, flat.reshape(array.shape)))
+        return flat
+
+    def fits(self, module: Module, B: int) -> bool:
+        """Whether batch size, weights, threads, the state's arrays and torch's memory are still those of then."""
+        if self.packed is not module._packed or self.threads != module._threads or self.shape[0] != B:
+            return False
+        lists, tensors = self.rare or ([], [])
+        plain = (update for update in self.update if not isinstance(self.new.get(update[0]), list | tuple))
+        same = all(self.new.get(name) is value for name, value, *_ in plain)
+        same = same and all(len(now) == len(then) and all(map(operator.is_, now, then)) for now, then in lists)
+        return same and all(tensor.data_ptr() == at for tensor, at in tensors)
+
+
+def step_into(
+    module: Module,
+    x: Array,
+    state: Mapping[str, object] | None,
+    out: tuple[Array, State],
+    inputs: Mapping[str, object],
+) -> tuple[Array, State]:
+    """What `Module.step` with out=(y, state) does: see there. Returns `out`."""
+    try:
+        y, new = out
+        bound = module._local.bound
+        known = bound.y is y and bound.new is new and bound.packed is module._packed and bound.rare is None
+        known = known and bound.threads == module._threads and x.dtype is bound.dtype and x.shape == bound.shape
+    except (TypeError, ValueError, AttributeError):
+        known = False
+    if known and x.__class__ is np.ndarray and not inputs:
+        bound.x[...] = x
+    elif (bound := _take(module, x, out, inputs)) is None:
+        return out
+    for name, value, own, array in bound.update:
+        if new.get(name) is not value and bound.rare is None:  # the dict has another array now
+            module._local.bound = None
+            return step_into(module, x, state, out, inputs)
+        own[...] = array
+    if state is not new:
+        for own, array in zip(bound.states, module._read_states(state, bound.shape[0]), strict=True):
+            own[...] = array
+    module._sequence(*bound.args)
+    for array, own in bound.results:
+        array[...] = own
+    return out
+
+
+def _take(module: Module, x: Array, out: tuple[Array, State], inputs: Mapping[str, object]) -> Bound | None:
+    """The binding of these arrays, kept or new, with the inputs read. None: there are no rows."""
+    arrays, (B,), _ = module._read_inputs(x, inputs, ("B",))
+    if module._packed is None:
+        raise module._weightless()
+    if not isinstance(out, list | tuple) or len(out) != 2 or not isinstance(out[1], Mapping):
+        raise _error(InputError, "out is not what a step writes", type(out).__name__, "a pair (y, state)", ONCE)
+    y, new = out
+    known = module._local.__dict__.setdefault("bounds", {})
+    bound: Bound | None = known.get((id(y), id(new)))
+    if bound is None or not bound.fits(module, B):
+        bound = Bound(module, y, new, B)
+        if len(known) >= BOUND:
+            known.clear()
+        known[id(y), id(new)] = bound  # it holds both: their ids are not used again
+    module._local.bound = bound
+    for own, array in zip(bound.inputs, arrays, strict=True):
+        own[...] = array.reshape(own.shape)
+    return bound if B else None
+
+
+def _writable(what: str, value: Array, shape: Shape, dtype: np.dtype) -> tuple[Array, np.ndarray]:
+    """The user's object, and the same memory as numpy array."""
+    array = _numpy(what, value)
+    if array.shape != shape or array.dtype != dtype or not array.flags.writeable:
+        got = f"{array.dtype} of shape {array.shape}" + ", read-only" * (not array.flags.writeable)
+        raise _error(InputError, f"{what} does not fit", got, f"{dtype} of shape {shape}, writable", ONCE)
+    return value, array
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
 def _weights_in(path: str) -> dict[str, np.ndarray]:
     """The arrays of a .safetensors file. Raises WeightError."""
     data = _map_file(path, WeightError)
     return _parse_weights(data, 0, len(data), path, WeightError)
-
-
-def _class_for(manifest: Manifest) -> type[Module]:
-    """The kind of module that a file has; only its own files are imported."""
-    if "networks" in manifest:
-        from .runtime_model import ModelModule
-
-        return ModelModule
-    if "tape" in manifest:
-        from .runtime_cuda_training import CudaTrainingModule
-
-        return CudaTrainingModule
-    if "variants" in manifest:
-        from .runtime_cuda import CudaModule
-
-        return CudaModule
-    if "training" in manifest:
-        from .runtime_training import TrainingModule
-
-        return TrainingModule
-    return Module
 
 
 def load(path: str | os.PathLike[str]) -> Module:
@@ -675,8 +819,12 @@ def load(path: str | os.PathLike[str]) -> Module:
 
     Returns a Module, or its subclass for training, GPUs, or models of several networks. Raises LoadError, before any of
     its code runs, where the file is damaged, newer, or for another machine."""
-    opened = _open_container(path)
-    return _class_for(opened.manifest)(path, opened)
+    opened, kind = _open_container(path), Module
+    for fact, (file, name) in KINDS.items():
+        if fact in opened.manifest:  # only its own files are imported
+            kind = getattr(importlib.import_module(f".{file}", __package__), name)
+            break
+    return kind(path, opened)
 
 
 __all__ = [

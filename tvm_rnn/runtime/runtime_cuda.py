@@ -10,28 +10,21 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
 from . import gpu_arrays, runtime
 from .gpu_arrays import Arrays
-from .runtime import Array, DeviceError, Function, InputError, LoadError, Manifest, Module, Opened, Shape, State
+from .runtime import Array, DeviceError, InputError, LoadError, Manifest, Module, Opened, Shape, State
 
 Result = TypeVar("Result")
 KEPT_STATE_BYTES = 64 << 20  # of initial states, which stay on the GPU so that a call need not write them again
-# What CPU modules have in their manifests, for the parts of Module that read it.
-NO_CPU_PART = {
-    "packs": (),
-    "packed_elements": 0,
-    "rows_per_tile": 1,
-    "flops_per_row": 0.0,
-    "workspace": Manifest(fixed=0, per_row=0, per_tile_row=0, per_sequence_row=0),
-}
 
 
-class Program(Protocol):
+class Variant(Protocol):
     """The code of one function for one GPU arch, in a manifest. parameters: (name, dtype) of what its packing reads."""
 
     arch: str
@@ -69,11 +62,53 @@ def fits(arch: str, capability: int) -> bool:
     return int(digits[:-1]) == capability
 
 
+class Program:
+    """One function of a module on one GPU: how it is called there, and the weights in its kernels' order. way: "" for
+    plain calls, else of training. stale: its weights are not the module's."""
+
+    def __init__(self, device: Device, module: CudaModule, way: str, stream: int) -> None:
+        self.device, self.stale, self.sizes = device, True, dict[tuple[int, int], int]()
+        self.variant: Variant = getattr(device.variant, way) if way else device.variant
+        suffix = "_".join([device.variant.arch, *filter(None, [way])])
+        names = ("load", "pack", "workspace", "sequence")
+        self.functions = {n: module._library.get_function(f"{n}_{suffix}") for n in names}
+        self.functions["load"](device.number, stream)
+        self.packed = device.allocate(module, int(self.variant.packed_bytes))
+
+    def workspace(self, T: int, B: int, stream: int) -> int:
+        """Bytes that a call needs."""
+        if (T, B) not in self.sizes:
+            if len(self.sizes) > 1000:
+                self.sizes = {}
+            self.sizes[T, B] = int(self.functions["workspace"](self.device.number, stream, T, B))
+        return self.sizes[T, B]
+
+    def pack(self, stream: int, addresses: Mapping[str, int]) -> None:
+        """Write the weights, of raw ones that are on the GPU; enqueued on the stream."""
+        raw = (addresses[name] for name, _ in self.variant.parameters)
+        self.functions["pack"](self.device.number, stream, self.packed, *raw)
+
+    def pack_arrays(self, sources: Mapping[str, np.ndarray]) -> None:
+        """Write the weights, of arrays of the CPU."""
+        device, stream, raw = self.device, gpu_arrays.PER_THREAD_STREAM, dict[str, int]()
+        try:
+            for name, dtype in self.variant.parameters:
+                raw[name] = device.send(np.ascontiguousarray(sources[name], dtype))
+            self.pack(stream, raw)
+            device.functions["finish"](device.number, stream, 0)
+        finally:
+            for address in raw.values():
+                device.functions["release"](device.number, address)
+        self.stale = False
+
+
 class Device:
-    """One GPU with one module on it: its functions for that arch, packed weights and initial states."""
+    """One GPU with one module on it: its programs for that arch, and initial states."""
+
+    ways: tuple[str, ...] = ("",)
 
     def __init__(self, module: CudaModule, number: int, stream: int) -> None:
-        variants: Sequence[Program] = module.manifest.variants
+        variants: Sequence[Variant] = module.manifest.variants
         self.number = number
         library, first = module._library, variants[0].arch
         capability = int(library.get_function(f"capability_{first}")(number))
@@ -85,9 +120,7 @@ class Device:
         if self.functions["capturing"](number, stream):
             got, do = "the first call on this GPU", "call it once, then capture: kernels and weights are loaded then"
             raise runtime._error(DeviceError, "the module cannot be captured into a graph yet", got, do=do)
-        self.functions["load"](number, stream)
-        self.packed = self.allocate(module, int(self.variant.packed_bytes))
-        self.sizes: dict[tuple[int, int], int] = {}
+        self.parts = {way or "sequence": Program(self, module, way, stream) for way in self.ways}
         self._kept: dict[tuple[int, int], tuple[int, int]] = {}  # (state, B): address, bytes
         self._lock = threading.Lock()
 
@@ -97,47 +130,30 @@ class Device:
         weakref.finalize(owner, self.functions["release"], self.number, address).atexit = False
         return address
 
+    def send(self, array: np.ndarray, address: int = 0) -> int:
+        """Copy an array of the CPU to an address, or to new memory, which is returned."""
+        address = address or int(self.functions["allocate"](self.number, array.nbytes))
+        stream = gpu_arrays.PER_THREAD_STREAM
+        self.functions["transfer"](self.number, stream, address, array.ctypes.data, array.nbytes)
+        return address
+
     def pack(self, sources: Mapping[str, np.ndarray]) -> None:
-        """Write the weights in the kernels' order, after all work that may still read the old ones."""
+        """Write the weights of plain calls, after all work that may still read the old ones."""
         self.functions["settle"](self.number)
-        self.pack_as(self.functions["pack"], self.variant, self.packed, sources)
+        self.parts["sequence"].pack_arrays(sources)
 
-    def pack_as(self, pack: Function, facts: Program, packed: int, sources: Mapping[str, np.ndarray]) -> None:
-        """Write the weights to `packed` in the order of one program, which wants them as `facts` says."""
-        stream, raw = gpu_arrays.PER_THREAD_STREAM, list[int]()
-        try:
-            for name, dtype in facts.parameters:
-                array = np.ascontiguousarray(sources[name], dtype)
-                raw.append(int(self.functions["allocate"](self.number, array.nbytes)))
-                self.functions["transfer"](self.number, stream, raw[-1], array.ctypes.data, array.nbytes)
-            pack(self.number, stream, packed, *raw)
-            self.functions["finish"](self.number, stream, 0)
-        finally:
-            for address in raw:
-                self.functions["release"](self.number, address)
-
-    def workspace(self, T: int, B: int, stream: int) -> int:
-        """Bytes that a call needs."""
-        if (T, B) not in self.sizes:
-            if len(self.sizes) > 1000:
-                self.sizes = {}
-            self.sizes[T, B] = int(self.functions["workspace"](self.number, stream, T, B))
-        return self.sizes[T, B]
-
-    def initial(self, module: CudaModule, index: int, B: int, size: int, value: float, stream: int) -> int | None:
-        """The address of initial values, or None where they are not kept: a recorded graph must not be the first to
-        ask for them, since only its replay would write them."""
+    def initial(self, module: CudaModule, index: int, B: int, stream: int) -> int | None:
+        """The address of a state's initial values, or None where they are not kept: a recorded graph must not be the
+        first to ask for them, since only its replay would write them."""
         found = self._kept.get((index, B))
         if found is not None or self.functions["capturing"](self.number, stream):
             return found[0] if found else None
+        state = module._plan(B)[index]
         with self._lock:
-            held = gpu_arrays.narrow(np.full(size, value, np.float64), module._kind)
+            held = gpu_arrays.narrow(np.full(state.size, state.initial, np.float64), module._kind)
             total = sum(count for _, count in self._kept.values())
             if (index, B) not in self._kept and total + held.nbytes <= KEPT_STATE_BYTES:
-                address = self.allocate(module, held.nbytes)
-                transfer = self.functions["transfer"]
-                transfer(self.number, gpu_arrays.PER_THREAD_STREAM, address, held.ctypes.data, held.nbytes)
-                self._kept[index, B] = address, held.nbytes
+                self._kept[index, B] = self.send(held, self.allocate(module, held.nbytes)), held.nbytes
             return self._kept.get((index, B), (None,))[0]
 
 
@@ -163,7 +179,7 @@ class CudaModule(Module):
         try:
             m, self._kind = self.manifest, str(self.manifest.dtype)
             held = self._kind if self._kind in ("float32", "float64") else "float32"
-            self._read_manifest(Manifest({**m, **NO_CPU_PART, "dtype": held}))
+            self._read_manifest(Manifest({**m, "dtype": held}))
             runtime._check_machine(self.path, m.target)
             self._first = str(m.variants[0].arch)
         except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
@@ -176,16 +192,12 @@ class CudaModule(Module):
         seconds = os.environ.get("TVM_RNN_WATCHDOG_SECONDS", "")
         self.watchdog_seconds: float | None = float(seconds) if seconds else None
         self._begin(arrays)
-        if not anywhere:
-            self._check_gpus()
-        if arrays or not self._weight_shapes:
-            self._use_weights(arrays)
-
-    def _check_gpus(self) -> None:
         ask = self._library.get_function(f"capability_{self._first}")
         found = [int(ask(i)) for i in range(self._library.get_function(f"devices_{self._first}")())]
-        if not any(fits(v.arch, capability) for v in self.manifest["variants"] for capability in found):
+        if not anywhere and not any(fits(v.arch, capability) for v in m.variants for capability in found):
             raise _wrong_gpu(self, "compute capability " + ", ".join(f"{c / 10}" for c in found) if found else "no GPU")
+        if arrays or not self._weight_shapes:
+            self._use_weights(arrays)
 
     def _use_weights(self, weights: dict[str, np.ndarray]) -> None:
         super()._use_weights(weights)
@@ -274,16 +286,17 @@ class CudaModule(Module):
             what = f"{self._inputs[0][0]} is not an array for this module"
             raise runtime._error(InputError, what, f"{type(x).__name__}: {error}", do=do) from None
         try:
-            arrays.use(self._device(arrays).functions)
+            device = self._device(arrays)
+            if isinstance(arrays, gpu_arrays.HostArrays):
+                arrays.use(device.functions)
             return run(arrays)
         except RuntimeError as error:
             raise runtime._error(DeviceError, "the GPU could not run this", error) from error
 
     def _device(self, arrays: Arrays) -> Device:
         """The GPU that arrays are on, with the module on it."""
-        return self._devices.get(arrays.number) or self._open_device(arrays)
-
-    def _open_device(self, arrays: Arrays) -> Device:
+        if (known := self._devices.get(arrays.number)) is not None:
+            return known
         with self._lock:
             if arrays.number not in self._devices:
                 count = self._library.get_function(f"devices_{self._first}")()
@@ -310,31 +323,26 @@ class CudaModule(Module):
     def _run_on(self, arrays: Arrays, call: Call) -> tuple[Array, State]:
         device, given, stream = self._device(arrays), self._given(arrays, call), arrays.stream()
         T, B, shape = given.T, given.B, (*given.lead, *self._output)
-        before, y = self._before(device, arrays, call.state, B, stream), arrays.empty(shape)
+        before, y = self._before(device, arrays, call.state, B), arrays.empty(shape)
         if not T or not B:
             return arrays.result(y, shape), self._shaped(arrays, self._unchanged(arrays, before, B), B)
-        after, work = self._after(arrays, B), arrays.workspace(device.workspace(T, B, stream))
-        held = [y, *given.rows, work, *given.inputs, *before, *after]
-        self._launch(device, device.functions["sequence"], device.packed, arrays, (T, B), given.rows, held)
+        after, program = self._after(arrays, B), device.parts["sequence"]
+        work = arrays.workspace(program.workspace(T, B, stream))
+        self._launch(program, arrays, (T, B), [y, *given.rows], [work, *given.inputs, *before, *after])
         return arrays.result(y, shape), self._shaped(arrays, after, B)
 
     def _launch(
-        self,
-        device: Device,
-        function: Function,
-        packed: int,
-        arrays: Arrays,
-        sizes: tuple[int, int],
-        rows: Sequence[Array],
-        held: Sequence[Array],
+        self, program: Program, arrays: Arrays, sizes: tuple[int, int], first: Sequence[Array], rest: Sequence[Array]
     ) -> None:
-        """Call a program. held: its arguments in order, arrays or numbers, but for packed weights, which come
-        fourth."""
-        stream, at = arrays.stream(), [self._address(arrays, array) for array in held]
-        has = [row is not None for row in rows]
-        function(device.number, stream, *sizes, *has, *at[:3], packed, *at[3:])
-        if self.watchdog_seconds and not device.functions["capturing"](device.number, stream):
-            device.functions["finish"](device.number, stream, max(1, int(1000 * self.watchdog_seconds)))
+        """Call a program. sizes: T and B; first, rest: its arguments in order, arrays or numbers, before and after
+        packed weights, beginning with y, lengths and resets."""
+        number, stream = program.device.number, arrays.stream()
+        before, after = ([self._address(arrays, array) for array in own] for own in (first, rest))
+        has = [array is not None for array in first[1:]]
+        program.functions["sequence"](number, stream, *sizes, *has, *before, program.packed, *after)
+        functions = program.device.functions
+        if self.watchdog_seconds and not functions["capturing"](number, stream):
+            functions["finish"](number, stream, max(1, int(1000 * self.watchdog_seconds)))
 
     @staticmethod
     def _address(arrays: Arrays, array: Array) -> int:
@@ -343,7 +351,7 @@ class CudaModule(Module):
 
     def _after(self, arrays: Arrays, B: int) -> list[Array]:
         """Memory for the last states."""
-        return [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts in self._plan(B)]
+        return [arrays.empty(parts[0][1] if len(parts) == 1 else (size,)) for _, _, size, parts, _ in self._plan(B)]
 
     def _unchanged(self, arrays: Arrays, before: Sequence[Array], B: int) -> list[Array]:
         """The last states of no steps."""
@@ -367,9 +375,9 @@ class CudaModule(Module):
     def _rows(self, arrays: Arrays, what: str, value: object, dtype: type, shape: Shape, steps: int) -> Array:
         """lengths as int64, reset as uint8 (0 or 1), on the GPU."""
         if gpu_arrays.gpu_of(value) is None:
-            array = runtime._per_row(what, value, dtype, shape, steps)
-            return arrays.adopt_rows(array.view(np.uint8) if dtype is bool else array)
-        array = arrays.adopt_rows(value)
+            own = runtime._per_row(what, value, dtype, shape, steps)
+            return arrays.adopt_rows(own.view(np.uint8) if dtype is bool else own)
+        array: Array = arrays.adopt_rows(value)
         allowed, expected = (("bool", "uint8"), "bool or uint8") if dtype is bool else (gpu_arrays.INTEGERS, "integers")
         if arrays.dtype(array) not in allowed or tuple(array.shape) != shape:
             got = f"{arrays.dtype(array)} of shape {tuple(array.shape)}"
@@ -377,26 +385,19 @@ class CudaModule(Module):
             raise runtime._error(InputError, f"{what} does not fit x", got, f"{expected} of shape {shape}", do)
         return arrays.flags(array) if dtype is bool else arrays.cast(array, "int64")
 
-    def _before(
-        self, device: Device, arrays: Arrays, state: Mapping[str, object] | None, B: int, stream: int
-    ) -> list[Array]:
+    def _before(self, device: Device, arrays: Arrays, state: Mapping[str, object] | None, B: int) -> list[Array]:
         """Each first state as one flat array, or as the address of kept initial values."""
         if state is not None:
-            return self._taken(arrays, self._state_arrays(state, B))
+            return self._each_state(state, B, partial(self._take, arrays), arrays.join)
         result = []
-        for i, (_, value, size, _) in enumerate(self._plan(B)):
-            address = device.initial(self, i, B, size, value, stream) if size else None
-            result.append(arrays.full(size, value) if address is None else address)
+        for i, flat in enumerate(self._plan(B)):
+            address = device.initial(self, i, B, arrays.stream()) if flat.size else None
+            result.append(arrays.full(flat.size, flat.initial) if address is None else address)
         return result
-
-    def _taken(self, arrays: Arrays, states: Iterator[list[tuple[str, object, Shape, str]]]) -> list[Array]:
-        """Each state as one flat array on the GPU."""
-        every = ([self._take(arrays, *array) for array in own] for own in states)
-        return [taken[0] if len(taken) == 1 else arrays.join(taken) for taken in every]
 
     def _shaped(self, arrays: Arrays, flat: Sequence[Array], B: int) -> State:
         result: State = {}
-        for array, (name, _, _, parts) in zip(flat, self._plan(B), strict=True):
+        for array, (name, _, _, parts, _) in zip(flat, self._plan(B), strict=True):
             if len(parts) == 1:
                 result[name] = arrays.result(array, parts[0][1])
                 continue

@@ -2,52 +2,409 @@
 
 In: a .so file that was compiled for training for GPUs, arrays as for every such module, and gradients of results. Out:
 results with a `CudaTape`, and gradients of inputs, states and weights, of the kind and at the place of x. Works alone
-beside a .so, together with runtime.py, runtime_cuda.py, runtime_cuda_tape.py, runtime_training.py and gpu_arrays.py,
-and of networks with regularisers runtime_random.py; with max_bytes also with runtime_memory.py and
-runtime_cuda_segments.py.
+beside a .so, together with runtime.py, runtime_cuda.py, runtime_training.py and gpu_arrays.py, and of networks with
+regularisers runtime_random.py; with max_bytes also with runtime_memory.py.
+
+A tape is what forward_train left on the GPU, and the caller's arrays that it goes with. Inputs are not copied to it:
+backward reads the caller's arrays, as torch's own layers do. Nor is y, where it is a state of the last layer. What
+torch says of its tensors, that one was changed since, is asked before backward.
+
+Training in parts of the time is as in runtime_training.py. A part is an address further on in each array: nothing is
+copied. All of it is enqueued, and can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from . import gpu_arrays, runtime
-from .gpu_arrays import Arrays
-from .runtime import Array, DeviceError, InputError, State
-from .runtime_cuda import Call, CudaModule, Device, Program
-from .runtime_cuda_tape import CudaTape, Steps, new_output, readable
-from .runtime_training import Gradients, Trainable
+from .gpu_arrays import PER_THREAD_STREAM, Arrays, HostArrays, Piece
+from .runtime import Array, DeviceError, Facts, InputError, Shape, State
+from .runtime_cuda import Call, CudaModule, Device
+from .runtime_training import Asked, Gradients, Part, Recorded, Segments, Trainable, by_visit
 
 if TYPE_CHECKING:
     from .runtime_memory import MemoryPlan, Sizes
 
 WAYS = ("forward_train", "backward")
+ALIGNMENT = 256  # of every array of the tape
+ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+COPIED = 16  # bytes that kernels copy at a time, of arrays whose addresses are multiples of it
+# Of the model of time, measured on an H200 with forward_train and backward of LSTMs in bfloat16 (1 layer of 256 with
+# B = 32, and 4 of 512 with B = 64): the least time of a step of one layer in both; FLOPs per microsecond of larger
+# ones; what one start of either program takes per layer; what FLOPs of products that run again outside of the loop
+# count.
+STEP_US, START_US, OUTSIDE = 2.85, 42.0, 1 / 3
+FLOPS_PER_US = {"bfloat16": 80e6, "float16": 80e6, "tf32": 40e6, "float32": 15e6, "float64": 10e6}
 
 
-class Way:
-    """One of the two programs on one GPU: its functions, and the weights in its kernels' order."""
+def numbers(manifest: Facts, part: Part) -> list[int]:
+    """What programs are given besides, of modules whose time is gone through in parts in a way of their own."""
+    return [*part.place, part.border] if "parts" in manifest else []
 
-    def __init__(self, device: TrainingDevice, module: CudaModule, way: str, stream: int) -> None:
-        self.device, self.stale = device, True
-        self.facts: Program = getattr(device.variant, way)
-        names = ("load", "pack", "workspace", "sequence")
-        library, arch = module._library, device.variant.arch
-        self.functions = {n: library.get_function(f"{n}_{arch}_{way}") for n in names}
-        self.functions["load"](device.number, stream)
-        self.packed = device.allocate(module, int(self.facts.packed_bytes))
 
-    def workspace(self, T: int, B: int, stream: int) -> int:
-        """Bytes that a call needs."""
-        return int(self.functions["workspace"](self.device.number, stream, T, B))
+def rounded(size: int) -> int:
+    """Bytes of an array, up to where the next one may begin."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def tape_bytes(manifest: Facts, steps: int, batch: int, flagged: bool, whole: int = 0) -> int:
+    """Of the tape of so many steps. flagged: of a call with lengths or resets, which has arrays of its own. whole:
+    steps of all of the time, where these are of a part: what layers hand to the next has room for all."""
+    lasting = int(manifest["parts"]["whole_arrays"]) if by_visit(manifest) else 0
+    total = 0
+    for number, (row, more, *only) in enumerate(manifest["tape"]):
+        if flagged or not only:
+            total += rounded(((max(steps, whole) if number < lasting else steps) + more) * batch * row)
+    return total
+
+
+def reads_output(manifest: Facts, flagged: bool) -> bool:
+    """Whether backward reads y, which then has room for one step more. flagged: of a call with lengths or resets."""
+    return not flagged and bool(manifest.get("reads_output", False))
+
+
+def new_output(arrays: Arrays, manifest: Facts, shape: Shape, flagged: bool) -> tuple[Array, Array]:
+    """y, not initialised, and what is to last as long as the tape reads it; None: the tape has all that is read. The
+    step more, where forward leaves the first state, is before y, or behind it in a network that goes backwards."""
+    if not reads_output(manifest, flagged):
+        return arrays.empty(shape), None
+    item = ITEM_BYTES[manifest["dtype"]]
+    step, size = item * math.prod(shape[1:]), item * math.prod(shape)
+    memory = arrays.lasting(step + max(size, 1))
+    y = arrays.within(memory, 0 if manifest.get("reverse", False) else step, shape)
+    # torch's tensor is the caller's: another one of the same memory, and with the same count of changes.
+    return y, y.detach() if hasattr(y, "detach") else y
+
+
+def version_of(array: Array) -> int | None:
+    """torch's count of changes to a tensor; None: there is none, as of other arrays and in inference mode."""
+    with contextlib.suppress(RuntimeError):
+        return getattr(array, "_version", None)
+    return None
+
+
+def readable(arrays: Arrays, given: Sequence[Array]) -> list[Array]:
+    """Inputs as kernels read them: one that begins between multiples of 16 bytes is copied."""
+    return [
+        array if isinstance(array, Piece) or arrays.address(array) % COPIED == 0 else arrays.copy(array)
+        for array in given
+    ]
+
+
+def fresh(array: Array) -> Array:
+    """An array of the CPU, to be sent to the GPU by this call; others as they are."""
+    return Piece(array.array, array.dtype) if isinstance(array, Piece) else array
+
+
+class Steps(NamedTuple):
+    """Where a call runs. rows: its lengths and resets, None where there are none."""
+
+    device: TrainingDevice
+    arrays: Arrays
+    rows: Sequence[Array]
+
+
+class CudaTape(Recorded):
+    """What one call of `forward_train` left for `backward`, in memory of its own on the GPU, which is freed with it.
+    `nbytes`: how much. Any number of backward calls may read it. inputs: the caller's, which must not change until
+    then, in a call without lengths and resets: others copy them."""
+
+    module: CudaTrainingModule
+    again = False  # whether forward runs once more in backward
+
+    def __init__(
+        self,
+        module: CudaTrainingModule,
+        arrays: Arrays,
+        x: Array,
+        sizes: tuple[int, int],
+        inputs: Sequence[Array],
+        flagged: bool,
+        *,
+        steps: int | None = None,
+    ) -> None:
+        """sizes: T and B. flagged: there are lengths or resets. steps: that it has room for, where these are not
+        all."""
+        T, B = sizes
+        super().__init__(module, T, B, x)
+        self.weights = module.weights
+        self.bytes = tape_bytes(module.manifest, T if steps is None else steps, B, flagged, T)
+        self.array = arrays.lasting(max(self.bytes, ALIGNMENT))
+        whole = flagged and steps is None
+        self.inputs: list[Array] = [None] * len(inputs) if whole else list(inputs)
+        self.versions = [version_of(array) for array in self.inputs]
+        self.output: Array = None
+        self.version: int | None = None
+        self.rows: Sequence[Array] = (None, None)
+        self.masks: tuple[Array, ...] = ()  # what they are made of: the seed, where it is on the GPU, the first step
+
+    @property
+    def nbytes(self) -> int:
+        return self.bytes
+
+    @property
+    def given(self) -> list[Array]:
+        """The inputs as backward takes them. Modules that were compiled when tapes had copies of all take none."""
+        return [fresh(array) for array in self.inputs] if self.module.manifest.get("reads_inputs", False) else []
+
+    def keep(self, output: Array) -> None:
+        """Where y is, which backward reads."""
+        self.output, self.version = output, version_of(output)
+
+    @property
+    def stale(self) -> bool:
+        return self.weights is not self.module.weights
+
+    def check_arrays(self) -> None:
+        """Raises InputError where x or y has changed since, as far as torch says so."""
+        if [version_of(array) for array in self.inputs] != self.versions:
+            what = "backward reads x, which was changed"
+            do = "give forward_train a copy (x.clone()), or write to x after backward"
+            raise runtime._error(InputError, what, "a new version of x", "the same x", do)
+        if version_of(self.output) != self.version:
+            what = "backward reads y, which was changed"
+            do = "change a copy of y (y.clone()), or write to y after backward"
+            raise runtime._error(InputError, what, "a new version of y", "the same y", do)
+
+    def forward(self, call: Steps, inputs: Sequence[Array], before: list[Array], y: Array, after: list[Array]) -> None:
+        """Run all steps. inputs: as kernels read them; before: first states; y and after: where results go."""
+        arrays, way, more = call.arrays, call.device.parts["forward_train"], self._more()
+        work = arrays.workspace(way.workspace(self.T, self.B, arrays.stream()))
+        rest = [work, *inputs, self.array, *more, *before, *after]
+        self.module._launch(way, arrays, (self.T, self.B), [y, *call.rows], rest)
+
+    def _more(self) -> list[Array]:
+        """What masks are made of, and what the call is for."""
+        return [*self.masks, *numbers(self.module.manifest, Part(0, self.T, self.T))]
+
+    def backward(
+        self, call: Steps, above: Array, carried: list[Array], d_x: list[Array], kind: str
+    ) -> tuple[list[Array], list[Array]]:
+        """From the gradient of y (None: zeros) and those of the last states to those of the first and of weights, in
+        dtype `kind`, which are returned; the gradients of inputs go to d_x."""
+        module, arrays, way = self.module, call.arrays, call.device.parts["backward"]
+        manifest = module.manifest
+        if above is None:
+            above = arrays.full(self.T * self.B * math.prod(module._output), 0.0)
+        d_weights = [arrays.typed(module._weight_shapes[name], kind) for name in manifest["gradients"]]
+        after, work = module._after(arrays, self.B), arrays.workspace(way.workspace(self.T, self.B, arrays.stream()))
+        more = [*self._more(), *([0] if by_visit(manifest) else [])]
+        rest = [work, above, self.array, *self.given, *d_x, *d_weights, *more, *carried, *after]
+        module._launch(way, arrays, (self.T, self.B), [self.output, *call.rows], rest)
+        return after, d_weights
+
+
+def sizes_of(
+    manifest: Facts, T: int, B: int, reset: bool, workspace: Callable[[str, int], int], lengths: bool = False
+) -> Sizes:
+    """What calls of T steps of B rows take, of the module that has this manifest. reset, lengths: with them.
+    workspace(way, steps): bytes of working memory of one of its programs."""
+    from .runtime_memory import Counts, Sizes, why_whole
+
+    item, count, alone = ITEM_BYTES[manifest["dtype"]], Counts.of(manifest), by_visit(manifest)
+    weights = max(4, item) * count.weights
+
+    def tape(steps: int) -> int:
+        return tape_bytes(manifest, steps, B, reset or lengths, T) if steps and B else 0
+
+    def work(steps: int, again: bool) -> int:
+        if not steps or not B:
+            return 0
+        most = max(workspace(way, steps) for way in ("forward_train", "backward"))
+        # Beside what the caller gets: y of steps that run again, where it is not the caller's, and gradients of weights
+        # of one part.
+        rows = 0 if reads_output(manifest, reset or lengths) else item * steps * B * count.output
+        more = rows + weights + handed_bytes(manifest, T, B) if again else 0
+        return most + more
+
+    states = item * B * count.states
+    steps = T + int(reads_output(manifest, reset or lengths))
+    results = item * B * (steps * count.output + T * count.inputs) + weights + 2 * states
+    serial, whole = float(manifest["num_directions"]), why_whole(manifest, alone)
+    timed = times(manifest, B)
+    return Sizes(T, B, tape, work, states, 0, results, *timed, by_visit=alone, serial=serial, whole=whole)
+
+
+def handed_bytes(manifest: Facts, T: int, B: int) -> int:
+    """Of gradients that layers hand down, where each goes through time for itself."""
+    if not by_visit(manifest):
+        return 0
+    buffers = 2 if int(manifest["num_layers"]) > 1 else 1
+    return buffers * rounded(T * B * int(manifest["parts"]["handed_bytes"]) // buffers)
+
+
+def times(manifest: Facts, batch: int) -> tuple[float, float, float]:
+    """Microseconds of a step forward and backward, and of a program's start: a rough model of an H200. Two directions
+    go forward at the same time."""
+    memory, visits = manifest.get("memory", {}), int(manifest["num_layers"]) * int(manifest["num_directions"])
+    forward, backward, again = (
+        batch * float(memory.get(f"{name}_flops_per_row", rate))
+        for name, rate in (("forward", 1), ("backward", 2), ("again", 0))
+    )
+    usual = backward - again  # as it is where no product runs again
+    rate = FLOPS_PER_US.get(str(manifest.get("precision", manifest["dtype"])), FLOPS_PER_US["float32"])
+    step = max(STEP_US * visits, (forward + usual) / rate)
+    share = forward / max(forward + usual, 1.0)
+    forward_us = step * share / int(manifest["num_directions"])
+    return forward_us, step * (1 - share) * (usual + OUTSIDE * again) / max(usual, 1.0), START_US * visits
+
+
+class CudaSegmentedTape(CudaTape):
+    """What one call of `forward_train` left for `backward` where its plan has several parts: the states at their
+    borders, the inputs themselves, which must not change until then, and the values of one part at a time. Of a network
+    of two directions these are of one layer and direction, and what layers hand to the next is there for all steps."""
+
+    again = True
+
+    def __init__(
+        self,
+        module: CudaTrainingModule,
+        arrays: Arrays,
+        x: Array,
+        plan: MemoryPlan,
+        inputs: Sequence[Array],
+        flagged: bool,
+    ) -> None:
+        super().__init__(module, arrays, x, (plan.steps, plan.batch), inputs, flagged, steps=plan.segment)
+        self.plan, self.segments = plan, Segments(module.manifest, plan)
+        self.first: list[Array] = []  # states before the first step
+        item = ITEM_BYTES[module._kind]
+        state_bytes = [item * state.size for state in module._plan(plan.batch)]
+        self.row_bytes = [item * math.prod(shape) for _, shape in module._inputs]
+        # Before each part in time but the first one. Each layer and direction has its own place in them.
+        self.borders = [[arrays.lasting(max(size, 1)) for size in state_bytes] for _ in plan.spans[1:]]
+        self.bytes += len(self.borders) * sum(state_bytes)
+
+    def ends(self, number: int, visit: int, last: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array]]:
+        """The states before and after a part. last: those after all of them."""
+        known = [None, *self.borders, None]
+        before, after = known[number : number + 2][:: -1 if self.segments.goes_back(visit) else 1]
+        return self.first if before is None else before, last if after is None else after
+
+    def forward(self, call: Steps, inputs: Sequence[Array], before: list[Array], y: Array, after: list[Array]) -> None:
+        parts = Parts(call, self, ("forward_train",))
+        self.first = [_lasting(call.arrays, state) for state in before]
+        self.segments.forward(lambda number, visit: parts.write(number, visit, parts.at(y, number, parts.row), after))
+
+    def backward(
+        self, call: Steps, above: Array, carried: list[Array], d_x: list[Array], kind: str
+    ) -> tuple[list[Array], list[Array]]:
+        module, manifest, arrays = self.module, self.module.manifest, call.arrays
+        shapes = [module._weight_shapes[name] for name in manifest["gradients"]]
+        d_weights = [arrays.zeros(shape, kind) for shape in shapes]
+        parts = Parts(call, self, WAYS)
+        longest = self.plan.segment * self.B
+        zeros = arrays.full(longest * math.prod(module._output), 0.0) if above is None else None
+        y = arrays.workspace(longest * parts.row) if self.output is None else None
+        ends, results, *turns = (module._after(arrays, self.B) for _ in range(4))
+        own = [arrays.typed(shape, kind) for shape in shapes]
+        # Memory for what layers hand down, where each goes through time for itself.
+        handed = [arrays.workspace(handed_bytes(manifest, self.T, self.B))] if self.segments.alone else []
+        reads = manifest.get("reads_inputs", False)
+
+        def write(number: int, visit: int) -> None:
+            parts.write(number, visit, parts.at(self.output, number, parts.row) if y is None else y, ends)
+
+        def read(number: int, visit: int, before: list[Array], after: list[Array]) -> None:
+            gradient = zeros if above is None else parts.at(above, number, parts.row)
+            inputs = parts.rows_of(parts.inputs, number) if reads else []
+            arrays_of = [gradient, self.array, *inputs, *parts.rows_of(d_x, number), *own]
+            given = None if self.output is None else parts.at(self.output, number, parts.row)
+            parts.run("backward", (number, visit), given, arrays_of, [*handed, *before, *after])
+            add(arrays, *of_visit(manifest, visit, d_weights, own))
+
+        self.segments.backward(write, read, carried, results, turns)
+        return results, d_weights
+
+
+class Parts:
+    """The calls of one module's programs on parts of one tape's time, in the order of the stream."""
+
+    def __init__(self, call: Steps, tape: CudaSegmentedTape, ways: Sequence[str]) -> None:
+        self.call, self.tape, self.module = call, tape, tape.module
+        self.row = ITEM_BYTES[self.module._kind] * math.prod(self.module._output)
+        steps, stream = {count for _, count in tape.plan.spans}, call.arrays.stream()
+        work = max(call.device.parts[way].workspace(count, tape.B, stream) for way in ways for count in steps)
+        self.work = call.arrays.workspace(work)
+        self.inputs = [fresh(array) for array in tape.inputs]
+        self.rows = [None if row is None else fresh(row) for row in tape.rows]
+
+    def at(self, array: Array, number: int, row_bytes: int) -> int:
+        """The address of a part's first row in an array over all of the time."""
+        address = array if type(array) is int else self.call.arrays.address(array)
+        return int(address) + self.tape.plan.spans[number][0] * self.tape.B * row_bytes
+
+    def rows_of(self, inputs: Sequence[Array], number: int) -> list[int]:
+        """The same of arrays with the inputs' shapes."""
+        return [self.at(array, number, size) for array, size in zip(inputs, self.tape.row_bytes, strict=True)]
+
+    def run(self, way: str, part: tuple[int, int], y: Array, arrays: Sequence[Array], states: Sequence[Array]) -> None:
+        """Call a program for a part, by its number and visit. arrays, states: what it takes before and after what masks
+        are made of and what the call is for."""
+        (number, visit), tape = part, self.tape
+        start, count = tape.plan.spans[number]
+        lengths, reset = self.rows
+        if lengths is not None:  # a row that ends after the part has its next step, too
+            lengths = clipped(lengths, start, count + int(start + count < tape.T))
+        rows = [lengths, None if reset is None else self.at(reset, number, 1)]
+        masks = [*tape.masks[:2], tape.masks[2] + start] if tape.masks else []
+        more = [*masks, *numbers(self.module.manifest, Part(start, count, tape.T, visit))]
+        program, rest = self.call.device.parts[way], [self.work, *arrays, *more, *states]
+        self.module._launch(program, self.call.arrays, (count, tape.B), [y, *rows], rest)
+
+    def write(self, number: int, visit: int, y: Array, last: Sequence[Array]) -> None:
+        """Run forward through a part, onto the tape. y: where its output goes; last: the states after all parts."""
+        before, after = self.tape.ends(number, visit, last)
+        arrays = [*self.rows_of(self.inputs, number), self.tape.array]
+        self.run("forward_train", (number, visit), y, arrays, [*before, *after])
+
+
+def clipped(lengths: Array, start: int, count: int) -> Array:
+    """Of rows' lengths what lies in a part of the time."""
+    if isinstance(lengths, Piece):
+        return Piece(np.clip(lengths.array - start, 0, count), lengths.dtype)
+    return (lengths - start).clip(0, count)
+
+
+def _lasting(arrays: Arrays, state: Array) -> Array:
+    """A first state for as long as the tape: kept initial values stay where they are, the caller's may change."""
+    if type(state) is int:
+        return state
+    if not isinstance(arrays, HostArrays):
+        return arrays.copy(state)
+    block, size = arrays.lasting(max(state.array.nbytes, 1)), state.array.nbytes
+    arrays.library["transfer"](arrays.number, arrays.stream(), block.address, state.array.ctypes.data, size)
+    return block
+
+
+def of_visit(manifest: Facts, visit: int, *arrays: Sequence[Array]) -> list[list[Array]]:
+    """Of arrays in the order of the gradients of weights, those of one layer and direction; of -1: all."""
+    layer, direction = divmod(visit, int(manifest["num_directions"]))
+    end = f"_l{layer}" + ("_reverse" if direction else "")
+    mine = [visit < 0 or name.endswith(end) for name in manifest["gradients"]]
+    return [[array for array, own in zip(found, mine, strict=True) if own] for found in arrays]
+
+
+def add(arrays: Arrays, totals: Sequence[Array], own: Sequence[Array]) -> None:
+    """Gradients of weights of one more part."""
+    for total, part in zip(totals, own, strict=True):
+        if isinstance(part, Piece):
+            total.array += arrays.flat(part).reshape(total.array.shape)
+        else:
+            total += part
 
 
 class TrainingDevice(Device):
     """One GPU with one module on it, which may train there."""
+
+    ways = ("", *WAYS)
 
     def __init__(self, module: CudaModule, number: int, stream: int) -> None:
         super().__init__(module, number, stream)
@@ -57,14 +414,13 @@ class TrainingDevice(Device):
         self.drops = bool(module.manifest.get("masks", {}).get("weights"))  # then weights are packed in every call
         self._own: dict[str, int] = {}  # addresses of the module's own weights, for such calls
         self._fresh = False
-        self.parts = {way: Way(self, module, way, stream) for way in WAYS}
 
     def pack(self, sources: Mapping[str, np.ndarray]) -> None:
         """The weights of calls at once, those of training when it next begins."""
         super().pack(sources)
         self.used, self.held, self._fresh = {}, {}, False
-        for part in self.parts.values():
-            part.stale = True
+        for way in WAYS:
+            self.parts[way].stale = True
 
     def prepare(self, sources: Mapping[str, np.ndarray], stream: int) -> None:
         """Weights in the order of both programs."""
@@ -76,47 +432,25 @@ class TrainingDevice(Device):
         self.functions["settle"](self.number)
         for part in self.parts.values():
             if part.stale:
-                self.pack_as(part.functions["pack"], part.facts, part.packed, sources)
-                part.stale = False
+                part.pack_arrays(sources)
 
     def constants(self, module: CudaModule) -> dict[str, int]:
         """The addresses of the equations' constants."""
         if self._constants is None:
-            self._constants = {}
             kind = np.float64 if module._kind == "float64" else np.float32
-            for name, value in module._constants.items():
-                array = np.ascontiguousarray(value, kind)
-                address = self.allocate(module, array.nbytes)
-                stream = gpu_arrays.PER_THREAD_STREAM
-                self.functions["transfer"](self.number, stream, address, array.ctypes.data, array.nbytes)
-                self._constants[name] = address
+            arrays = {name: np.ascontiguousarray(value, kind) for name, value in module._constants.items()}
+            own = {name: self.send(array, self.allocate(module, array.nbytes)) for name, array in arrays.items()}
+            self._constants = own
         return self._constants
 
-    def pack_there(self, stream: int, addresses: Mapping[str, int], ways: Sequence[str]) -> None:
-        """Weights that are on the GPU, dense, in the dtype that they are kept in; enqueued on the stream."""
-        programs = {"sequence": (self.functions["pack"], self.variant, self.packed)}
-        programs |= {way: (part.functions["pack"], part.facts, part.packed) for way, part in self.parts.items()}
-        for way in ways if not self.drops else [way for way in ways if way not in self.parts]:
-            pack, facts, packed = programs[way]
-            pack(self.number, stream, packed, *(addresses[name] for name, _ in facts.parameters))
-            if way in self.parts:
-                self.parts[way].stale = False
-
-    def pack_drawn(self, module: CudaModule, way: str, stream: int, masks: Sequence[Array], seed_at: int) -> None:
-        """The weights of one call, where some of their elements are dropped; enqueued on the stream."""
-        part, there = self.parts[way], self.used.get(way)
-        known = {**(there or self._given(module)), **self.constants(module), "masks.seed": masks[0]}
-        known["masks.seed_at"] = seed_at
-        part.functions["pack"](self.number, stream, part.packed, *(known[name] for name, _ in part.facts.parameters))
-
-    def _given(self, module: CudaModule) -> dict[str, int]:
+    def own(self, module: CudaModule) -> dict[str, int]:
         """The addresses of the weights that the module was given, dense."""
-        kind, per_thread = np.float64 if module._kind == "float64" else np.float32, gpu_arrays.PER_THREAD_STREAM
+        kind = np.float64 if module._kind == "float64" else np.float32
         for name, value in module.weights.items() if not self._fresh else ():
             array = np.ascontiguousarray(value, kind)
             if name not in self._own:
                 self._own[name] = self.allocate(module, array.nbytes)
-            self.functions["transfer"](self.number, per_thread, self._own[name], array.ctypes.data, array.nbytes)
+            self.send(array, self._own[name])
         self._fresh = True
         return self._own
 
@@ -142,21 +476,16 @@ class CudaTrainingModule(Trainable[CudaTape], CudaModule):
         which = {name: arrays.address(tensor) for name, tensor in weights.items()}
         if known and all(device.used.get(way) == which for way in ways):
             return
-        device.pack_there(stream, {**which, **device.constants(self)}, ways)
+        for way in ways:
+            if way not in WAYS or not device.drops:
+                device.parts[way].pack(stream, {**which, **device.constants(self)})
+                device.parts[way].stale = False
         device.held = {**device.held, **dict.fromkeys(ways, weights)}  # nobody else gets their memory meanwhile
         device.used = {**device.used, **dict.fromkeys(ways, which)}
 
-    def _recorded(
-        self,
-        x: object,
-        inputs: Mapping[str, object],
-        state: Mapping[str, object] | None,
-        rows: tuple[object, object],
-        drawn: tuple[object, object],
-        max_bytes: int | None,
-    ) -> tuple[Array, State, CudaTape]:
-        call = Call(self._asked(x, inputs), state, ("T", "B"), *rows)
-        return self._on_device(call.values[0], lambda arrays: self._forward_on(arrays, call, drawn, max_bytes))
+    def _recorded(self, asked: Asked) -> tuple[Array, State, CudaTape]:
+        call = Call(self._asked(asked.x, asked.inputs), asked.state, ("T", "B"), asked.lengths, asked.reset)
+        return self._on_device(call.values[0], lambda arrays: self._forward_on(arrays, call, asked))
 
     def _drawn(self, arrays: Arrays, seed: object, first_step: object) -> tuple[Array, ...]:
         """The last inputs of both programs, where the network has regularisers."""
@@ -175,19 +504,21 @@ class CudaTrainingModule(Trainable[CudaTape], CudaModule):
         signed = number - (1 << 64) if number >> 63 else number
         return signed, seed_at if there else 0, first
 
-    def _forward_on(
-        self, arrays: Arrays, call: Call, drawn: tuple[object, object], max_bytes: int | None
-    ) -> tuple[Array, State, CudaTape]:
-        device, given, stream = self._device(arrays), self._given(arrays, call), arrays.stream()
-        T, B, reset, lengths = given.T, given.B, call.reset is not None, call.lengths is not None
-        plan = self._planned(device, T, B, max_bytes, reset, lengths)
-        device.prepare({**self.weights, **self._constants}, stream)
-        before, shape = self._before(device, arrays, call.state, B, stream), (T, B, *self._output)
-        y, lasting = new_output(arrays, self.manifest, shape, lengths or reset)
-        inputs, flagged = readable(arrays, given.inputs), lengths or reset
-        tape = self._new_tape(arrays, call.values[0], (T, B), inputs, flagged, plan)
+    def _forward_on(self, arrays: Arrays, call: Call, asked: Asked) -> tuple[Array, State, CudaTape]:
+        device, given = self._device(arrays), self._given(arrays, call)
+        T, B, (lengths, reset) = given.T, given.B, (row is not None for row in given.rows)
+        plan = self._in_parts(lambda: self._sizes_on(device, T, B, reset, lengths), T, B, asked.max_bytes)
+        device.prepare({**self.weights, **self._constants}, arrays.stream())
+        before, shape, flagged = self._before(device, arrays, call.state, B), (T, B, *self._output), lengths or reset
+        y, lasting = new_output(arrays, self.manifest, shape, flagged)
+        inputs, x = readable(arrays, given.inputs), call.values[0]
+        if plan is None:
+            tape = CudaTape(self, arrays, x, (T, B), inputs, flagged)
+        else:
+            tape = CudaSegmentedTape(self, arrays, x, plan, inputs, flagged)
         tape.keep(lasting)
-        tape.rows, tape.masks = [self._lasting(arrays, row) for row in given.rows], self._drawn(arrays, *drawn)
+        tape.rows = [self._lasting(arrays, row) for row in given.rows]
+        tape.masks = self._drawn(arrays, asked.seed, asked.first_step)
         if not T or not B:
             after = self._unchanged(arrays, before, B)
         else:
@@ -196,53 +527,35 @@ class CudaTrainingModule(Trainable[CudaTape], CudaModule):
             tape.forward(Steps(device, arrays, given.rows), inputs, before, y, after)
         return arrays.result(y, shape), self._shaped(arrays, after, B), tape
 
-    def _new_tape(
-        self,
-        arrays: Arrays,
-        x: object,
-        sizes: tuple[int, int],
-        inputs: Sequence[Array],
-        flagged: bool,
-        plan: MemoryPlan | None,
-    ) -> CudaTape:
-        if plan is None or not plan.again:
-            return CudaTape(self, arrays, x, sizes, inputs, flagged)
-        from .runtime_cuda_segments import CudaSegmentedTape
-
-        return CudaSegmentedTape(self, arrays, x, plan, inputs, flagged)
-
     @staticmethod
     def _drop(device: TrainingDevice, arrays: Arrays, way: str, tape: CudaTape) -> None:
-        """Pack this call's weights, where they are dropped."""
+        """Pack this call's weights, where some of their elements are dropped; enqueued on the stream."""
         if device.drops and tape.masks:
-            at = tape.masks[1]
-            address = at if type(at) is int else arrays.address(at)
-            device.pack_drawn(tape.module, way, arrays.stream(), tape.masks, address)
+            seed, at, _ = tape.masks
+            there = {"masks.seed": seed, "masks.seed_at": at if type(at) is int else arrays.address(at)}
+            given = device.used.get(way) or device.own(tape.module)
+            device.parts[way].pack(arrays.stream(), {**given, **device.constants(tape.module), **there})
 
     @staticmethod
     def _lasting(arrays: Arrays, row: Array) -> Array:
         """lengths or resets for as long as the tape: a caller's tensor may change before backward."""
         return None if row is None else arrays.copy(row)
 
-    def _call(
-        self, way: Way, arrays: Arrays, sizes: tuple[int, int], rows: Sequence[Array], held: Sequence[Array]
-    ) -> None:
-        """Call one of the two programs."""
-        self._launch(way.device, way.functions["sequence"], way.packed, arrays, sizes, rows, held)
-
-    def _gradients(self, tape: CudaTape, gy: object, gstate: object) -> Gradients:
+    def _gradients(self, tape: CudaTape, gy: object, gstate: Mapping[str, object] | None) -> Gradients:
         return self._on_device(tape.like, lambda arrays: self._backward_on(arrays, tape, gy, gstate))
 
-    def _backward_on(self, arrays: Arrays, tape: CudaTape, gy: object, gstate: object) -> Gradients:
+    def _backward_on(
+        self, arrays: Arrays, tape: CudaTape, gy: object, gstate: Mapping[str, object] | None
+    ) -> Gradients:
         T, B, device = tape.T, tape.B, self._device(arrays)
         above = None
         if gy is not None:
             taken = self._take(arrays, "the gradient of y", gy, (T, B, *self._output), "[T, B, D*H], as y")
             (above,) = readable(arrays, [taken])
         if gstate is None:
-            before = [arrays.full(size, 0.0) for _, _, size, _ in self._plan(B)]
+            before = [arrays.full(flat.size, 0.0) for flat in self._plan(B)]
         else:
-            before = self._taken(arrays, self._gradient_arrays(gstate, B))
+            before = self._each_state(gstate, B, partial(self._take, arrays), arrays.join, "gradient")
         kind = "float64" if self._kind == "float64" else "float32"
         d_x = [arrays.empty((T, B, *inner)) for _, inner in self._inputs]
         names: Sequence[str] = self.manifest["gradients"]
@@ -260,20 +573,11 @@ class CudaTrainingModule(Trainable[CudaTape], CudaModule):
         return self._named(d_inputs), self._shaped(arrays, after, B), weights
 
     def memory_sizes(self, steps: int, batch: int, reset: bool = False, lengths: bool = False) -> Sizes:
-        device = self._device(gpu_arrays.HostArrays(self, None))
+        device = self._device(HostArrays(self, None))
         return self._sizes_on(device, steps, batch, reset, lengths)
 
     def _sizes_on(self, device: TrainingDevice, T: int, B: int, reset: bool, lengths: bool) -> Sizes:
-        from .runtime_cuda_segments import sizes_on
+        def workspace(way: str, steps: int) -> int:
+            return device.parts[way].workspace(steps, B, PER_THREAD_STREAM)
 
-        return sizes_on(self, device, T, B, reset, lengths)
-
-    def _planned(
-        self, device: TrainingDevice, T: int, B: int, max_bytes: int | None, reset: bool, lengths: bool
-    ) -> MemoryPlan | None:
-        if not self._limited(T, B, max_bytes):
-            return None
-        return self._within(lambda: self._sizes_on(device, T, B, reset, lengths), max_bytes)
-
-
-__all__ = ["CudaTrainingModule", "TrainingDevice"]
+        return sizes_of(self.manifest, T, B, reset, workspace, lengths)

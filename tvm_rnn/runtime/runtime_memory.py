@@ -21,10 +21,11 @@ Source: Griewank & Walther 2000, "Algorithm 799: Revolve", of which this is the 
 
 from __future__ import annotations
 
+import bisect
 import math
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from . import runtime
 from .runtime import Facts, InputError
@@ -65,25 +66,20 @@ def why_whole(manifest: Facts, by_visit: bool) -> str:
     return ""
 
 
-def row_elements(manifest: Facts) -> int:
-    """Of y, for one row of one step."""
-    return int(manifest["num_directions"]) * int(math.prod(manifest["output"]["shape"]))
+class Counts(NamedTuple):
+    """Of a network: y and all inputs, for one row of one step; all states, for one row; all weights."""
 
+    output: int
+    inputs: int
+    states: int
+    weights: int
 
-def input_elements(manifest: Facts) -> int:
-    """Of all inputs, for one row of one step."""
-    return int(sum(math.prod(item["shape"]) for item in manifest["inputs"]))
-
-
-def state_elements(manifest: Facts) -> int:
-    """Of all states, for one row."""
-    own = sum(math.prod(shape) for item in manifest["states"] for shape in item["shapes"])
-    return int(manifest["num_directions"]) * int(own)
-
-
-def weight_elements(manifest: Facts) -> int:
-    """Of all weights."""
-    return int(sum(math.prod(item["shape"]) for item in manifest["weights"]))
+    @classmethod
+    def of(cls, manifest: Facts) -> Counts:
+        directions = int(manifest["num_directions"])
+        states = sum(math.prod(shape) for item in manifest["states"] for shape in item["shapes"])
+        inputs, weights = (sum(math.prod(item["shape"]) for item in manifest[kind]) for kind in ("inputs", "weights"))
+        return cls(directions * math.prod(manifest["output"]["shape"]), inputs, directions * states, weights)
 
 
 @dataclass(frozen=True)
@@ -138,44 +134,6 @@ class MemoryPlan:
         return {**parts, **sizes, "relative_time": self.time}
 
 
-class Segments:
-    """In which order one call goes through the parts of its time, by their numbers. visit: a layer and direction that
-    goes for itself, by its number, or -1: all at once. held: the part whose values are on the tape, and whose they are;
-    whoever reads these has the lock."""
-
-    def __init__(self, manifest: Facts, plan: MemoryPlan) -> None:
-        self.count, self.alone, self.reverse = len(plan.spans), plan.by_visit, bool(manifest.get("reverse", False))
-        self.layers, self.directions = int(manifest["num_layers"]), int(manifest["num_directions"])
-        self.held, self.lock = [(-1, -1)], threading.Lock()
-
-    @property
-    def visits(self) -> list[int]:
-        """In forward's order."""
-        return [*range(self.layers * self.directions)] if self.alone else [-1]
-
-    @property
-    def back_visits(self) -> list[int]:
-        """In backward's order: layers from the last, but directions as they are."""
-        d = self.directions
-        return [layer * d + i for layer in reversed(range(self.layers)) for i in range(d)] if self.alone else [-1]
-
-    def goes_back(self, visit: int) -> bool:
-        """Whether a visit goes from the last step to the first."""
-        return self.reverse != (visit >= 0 and visit % self.directions == 1)
-
-    def order(self, visit: int) -> list[int]:
-        """The parts as forward goes through them."""
-        numbers = [*range(self.count)]
-        return numbers[::-1] if self.goes_back(visit) else numbers
-
-    def backward(self) -> Iterator[tuple[int, int, bool, bool]]:
-        """What backward goes through: part, visit, and whether it is the visit's first and last."""
-        for visit in self.back_visits:
-            order = self.order(visit)[::-1]
-            for number in order:
-                yield number, visit, number == order[0], number == order[-1]
-
-
 def plan_of(sizes: Sizes, segment: int) -> MemoryPlan:
     """The plan with tapes of that many steps, of 1 to T."""
     T = sizes.steps
@@ -218,11 +176,17 @@ def fastest(sizes: Sizes, max_bytes: int | None) -> MemoryPlan:
         return whole
     least = smallest(sizes)
     if least.bytes > max_bytes:
-        raise _too_small(sizes, least, max_bytes)
+        what = f"no plan for {T} steps of {sizes.batch} rows fits max_bytes"
+        do = "give so many, fewer steps (truncated back-propagation) or rows, or compile with another keep"
+        if sizes.whole:
+            do += f"; all steps are on the tape at once, because {sizes.whole}"
+        raise runtime._error(InputError, what, f"max_bytes={max_bytes}", f"at least {least.bytes}", do)
     longest = T
     for shortest in _shortest(T)[1:]:
         if plan_of(sizes, shortest).bytes <= max_bytes:
-            return plan_of(sizes, _longest_that_fits(sizes, shortest, longest, max_bytes))
+            others = range(shortest + 1, longest)  # as many parts, and the longer the larger
+            more = bisect.bisect_right(others, max_bytes, key=lambda segment: plan_of(sizes, segment).bytes)
+            return plan_of(sizes, shortest + more)
         longest = shortest
     return least
 
@@ -232,31 +196,12 @@ def within(sizes: Sizes, max_bytes: object, own: int | None) -> MemoryPlan:
     return fastest(sizes, own if max_bytes is None else check_budget(max_bytes))
 
 
-def _longest_that_fits(sizes: Sizes, low: int, high: int, max_bytes: int) -> int:
-    """Between a segment that fits and one that does not."""
-    while high - low > 1:
-        middle = (low + high) // 2
-        if plan_of(sizes, middle).bytes <= max_bytes:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
 def table(sizes: Sizes) -> list[MemoryPlan]:
     """Plans none of which is both larger and slower than another, from the fastest to the smallest."""
     whole, least = plan_of(sizes, sizes.steps), smallest(sizes)
     budgets = [int(share * whole.bytes) for share in SHARES]
     plans = [whole, *(fastest(sizes, budget) for budget in budgets if budget > least.bytes), least]
     return list(dict.fromkeys(plans))
-
-
-def _too_small(sizes: Sizes, least: MemoryPlan, max_bytes: int) -> Exception:
-    what = f"no plan for {sizes.steps} steps of {sizes.batch} rows fits max_bytes"
-    do = "give so many, fewer steps (truncated back-propagation) or rows, or compile with another keep"
-    if sizes.whole:
-        do += f"; all steps are on the tape at once, because {sizes.whole}"
-    return runtime._error(InputError, what, f"max_bytes={max_bytes}", f"at least {least.bytes}", do)
 
 
 def check_budget(max_bytes: object) -> int | None:

@@ -2,8 +2,15 @@
 
 In: a .so file that was compiled for training, arrays as for every module, and gradients of results. Out: results with a
 `Tape`, and gradients of inputs, states and weights, as arrays of the kind of x. Works alone beside a .so, together with
-runtime.py, and of networks with regularisers runtime_random.py; with max_bytes also with runtime_memory.py and
-runtime_segments.py. `Trainable` and `Recorded` are what runtime_cuda_training.py shares.
+runtime.py, and of networks with regularisers runtime_random.py; with max_bytes also with runtime_memory.py.
+`Trainable`, `Recorded` and `Segments` are what runtime_cuda_training.py shares.
+
+Within a budget of memory (max_bytes) a call may go through time in parts: a `SegmentedTape` is for one part, and
+forward runs once more where a part's values are not there. Arrays are time-major, so that a part of the time is a slice
+of each: nothing is copied. States lie at borders: number i before part i in time, the last one after the last part.
+What goes forward in time reads the border before its part and writes that after it, what goes back does the reverse. In
+a network of two directions each layer and direction goes through all parts for itself, in its own order; all use the
+same arrays of borders, each its own place in them.
 """
 
 from __future__ import annotations
@@ -21,8 +28,6 @@ from . import runtime
 from .runtime import Array, Facts, FunctionFacts, InputError, Module, Pack, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import tvm_ffi
 
     from .runtime_memory import MemoryPlan, Sizes
@@ -30,9 +35,20 @@ if TYPE_CHECKING:
 Gradients = tuple[Array, State, dict[str, Array]]  # of x, of the first state, of weights
 Flats = list[np.ndarray]
 MaskRow = Sequence[str | int | float]  # a weight, its mask, layer, direction, and the probability of being kept
-
-
 AnyTape = TypeVar("AnyTape", bound="Recorded")
+
+
+class Asked(NamedTuple):
+    """What `forward_train` was given."""
+
+    x: object
+    inputs: Mapping[str, object]
+    state: Mapping[str, object] | None
+    lengths: object
+    reset: object
+    seed: object
+    first_step: object
+    max_bytes: int | None
 
 
 class Part(NamedTuple):
@@ -122,19 +138,11 @@ class Trainable(Module, Generic[AnyTape], ABC):
 
         Returns (y [T, B, D*H], {name: state after the last step}, tape). Raises InputError as a call does, and, with
         the smallest number possible, where no plan fits max_bytes."""
-        return self._recorded(x, inputs, state, (lengths, reset), (seed, first_step), max_bytes)
+        return self._recorded(Asked(x, inputs, state, lengths, reset, seed, first_step, max_bytes))
 
     @abstractmethod
-    def _recorded(
-        self,
-        x: object,
-        inputs: Mapping[str, object],
-        state: Mapping[str, object] | None,
-        rows: tuple[object, object],
-        drawn: tuple[object, object],
-        max_bytes: int | None,
-    ) -> tuple[Array, State, AnyTape]:
-        """What `forward_train` returns. rows: lengths and resets; drawn: seed and first step."""
+    def _recorded(self, asked: Asked) -> tuple[Array, State, AnyTape]:
+        """What `forward_train` returns."""
 
     def backward(self, tape: AnyTape, gy: object = None, gstate: Mapping[str, object] | None = None) -> Gradients:
         """The gradients of sum(gy * y) + sum(gstate * state) for what `forward_train` returned with that tape.
@@ -162,13 +170,8 @@ class Trainable(Module, Generic[AnyTape], ABC):
         return self._gradients(tape, gy, gstate)
 
     @abstractmethod
-    def _gradients(self, tape: AnyTape, gy: object, gstate: object) -> Gradients:
+    def _gradients(self, tape: AnyTape, gy: object, gstate: Mapping[str, object] | None) -> Gradients:
         """What `backward` returns, for the weights that the tape was written with."""
-
-    def _gradient_arrays(self, gstate: object, B: int) -> Iterator[list[tuple[str, object, tuple[int, ...], str]]]:
-        """Gradients of the last states, as `_state_arrays` has states."""
-        whole, do = "gradient of the state", "give all of them, as backward returns them, or None"
-        return self._state_arrays(gstate, B, whole, "the gradient of state {}", do)
 
     def _named(self, d_x: Sequence[Array]) -> Array:
         """The gradient of x, or those of several inputs by name."""
@@ -210,16 +213,70 @@ class Trainable(Module, Generic[AnyTape], ABC):
 
         Returns a `MemoryPlan`, which says its `bytes` and the `time` it takes relative to no limit. Raises InputError,
         with the smallest number possible, where no plan fits."""
-        return self._within(lambda: self.memory_sizes(steps, batch, reset, lengths), max_bytes)
-
-    def _within(self, sizes: Callable[[], Sizes], max_bytes: int | None) -> MemoryPlan:
         from .runtime_memory import within
 
-        return within(sizes(), max_bytes, self._max_bytes)
+        return within(self.memory_sizes(steps, batch, reset, lengths), max_bytes, self._max_bytes)
 
-    def _limited(self, T: int, B: int, max_bytes: int | None) -> bool:
-        """Whether a call needs a plan."""
-        return (max_bytes is not None or self._max_bytes is not None) and T > 0 and B > 0
+    def _in_parts(self, sizes: Callable[[], Sizes], T: int, B: int, max_bytes: int | None) -> MemoryPlan | None:
+        """The plan of a call that goes through time in parts; None: all of its steps are on one tape."""
+        if (max_bytes is None and self._max_bytes is None) or not T or not B:
+            return None
+        from .runtime_memory import within
+
+        plan = within(sizes(), max_bytes, self._max_bytes)
+        return plan if plan.again else None
+
+
+class Segments:
+    """In which order one call goes through the parts of its time, by their numbers. A visit is a layer and direction
+    that goes for itself, by its number, or -1: all at once. held: the part whose values are on the tape, and whose they
+    are; whoever reads these has the lock."""
+
+    def __init__(self, manifest: Facts, plan: MemoryPlan) -> None:
+        self.count, self.alone, self.reverse = len(plan.spans), plan.by_visit, bool(manifest.get("reverse", False))
+        self.layers, self.directions = int(manifest["num_layers"]), int(manifest["num_directions"])
+        self.held, self.lock = (-1, -1), threading.Lock()
+
+    def goes_back(self, visit: int) -> bool:
+        """Whether a visit goes from the last step to the first."""
+        return self.reverse != (visit >= 0 and visit % self.directions == 1)
+
+    def order(self, visit: int) -> list[int]:
+        """The parts as forward goes through them."""
+        numbers = [*range(self.count)]
+        return numbers[::-1] if self.goes_back(visit) else numbers
+
+    def forward(self, write: Callable[[int, int], None]) -> None:
+        """All of forward. write(part, visit): forward through one part, onto the tape."""
+        for visit in range(self.layers * self.directions) if self.alone else [-1]:
+            for number in self.order(visit):
+                write(number, visit)
+                self.held = number, visit
+
+    def backward(
+        self,
+        write: Callable[[int, int], None],
+        read: Callable[[int, int, list[Array], list[Array]], None],
+        carried: list[Array],
+        results: list[Array],
+        turns: Sequence[list[Array]],
+    ) -> None:
+        """All of backward. write: as for forward, of what is not on the tape. read(part, visit, before, after): through
+        one part that is, from the gradients of its last states to those of its first: from `carried`, of the call's
+        last states, to `results`, by way of the two lists `turns`. Layers go from the last one, but directions as they
+        are."""
+        d = self.directions
+        visits = [layer * d + i for layer in reversed(range(self.layers)) for i in range(d)] if self.alone else [-1]
+        with self.lock:
+            for visit in visits:
+                before, order = carried, self.order(visit)[::-1]
+                for number in order:
+                    if self.held != (number, visit):
+                        write(number, visit)
+                        self.held = number, visit
+                    after = results if number == order[-1] else turns[number % 2]
+                    read(number, visit, before, after)
+                    before = after
 
 
 class Weights:
@@ -301,24 +358,41 @@ class Tape(Recorded):
     def check_arrays(self) -> None:
         """Nothing: it has copies."""
 
-    def masks(self, part: Part) -> tuple[int | np.ndarray, ...]:
-        """The last arguments of both functions, for a part."""
-        return () if self.drawn is None else self.drawn.arguments(part.start)
+    def work(self, way: str, part: Part, more: int = 0) -> np.ndarray:
+        """The working memory of the thread for one call of a function, and so many elements more. The old one goes
+        before a larger one comes."""
+        local, elements = self.module._local, work_elements(self.module.manifest, way, part.tiled, self.B) + more
+        work: np.ndarray | None = getattr(local, "training", None)
+        if work is None or work.size < elements:
+            local.training = work = None
+            local.training = work = runtime._aligned(max(1, elements), self.module._dtype)
+        return work
+
+    def run(self, way: str, part: Part, arrays: Flats, rows: list[Array], last: Flats) -> None:
+        """Call the "forward" or "backward" function for a part. arrays: what it takes before lengths and resets
+        (`rows`), all flat; last: sums and working memory."""
+        module, m = self.module, self.module.manifest
+        tile, place = tile_steps(m, way, part.tiled, self.B), part.place if by_visit(m) else ()
+        numbers = (part.steps, self.B, tile, module._threads_for(self.B), *map(int, self.has), *place)
+        masks = () if self.drawn is None else self.drawn.arguments(part.start)
+        function = module._library.get_function("forward_train" if way == "forward" else way)
+        function(*numbers, *arrays, *rows, self.given.packed_for(module, way), self.array, *last, *masks)
 
     def forward(self, inputs: Flats, before: Flats, y: np.ndarray) -> Flats:
         """Run all steps, from the states `before`, all arrays flat; returns the last states."""
-        after = [array.copy() for array in before]
+        after, part = [array.copy() for array in before], Part(0, self.T, self.T)
         if self.T and self.B:
-            self.module._forward(self, Part(0, self.T, self.T), inputs, y, before, after, self.rows)
+            self.run("forward", part, [*inputs, y, *before, *after], self.rows, [self.work("forward", part)])
         return after
 
     def backward(self, above: np.ndarray | None, carried: Flats, d_x: Flats, totals: np.ndarray) -> Flats:
         """From the gradient of y (None: zeros) and those of the last states to those of the first, which are returned;
         the gradients of inputs go to d_x, sums over steps to totals."""
-        module, after = self.module, [array.copy() for array in carried]
+        module, after, part = self.module, [array.copy() for array in carried], Part(0, self.T, self.T)
         if above is None:
             above = np.zeros(self.T * self.B * math.prod(module._output), module._dtype)
-        module._backward(self, Part(0, self.T, self.T), above, carried, after, d_x, self.rows, totals)
+        last = [totals, self.work("backward", part)]
+        self.run("backward", part, [above, *carried, *after, *d_x], self.rows, last)
         return after
 
 
@@ -364,48 +438,173 @@ def tile_steps(manifest: Facts, way: str, T: int, B: int) -> int:
     return max(1, min(T, int(manifest["training"][way]["rows_per_tile"]) // max(1, B)))
 
 
+def sizes_of(manifest: Facts, T: int, B: int) -> Sizes:
+    """What calls of T steps of B rows take, of the module that has this manifest."""
+    from .runtime_memory import Counts, Sizes, why_whole
+
+    item, count = np.dtype(manifest["dtype"]).itemsize, Counts.of(manifest)
+    memory, facts = manifest.get("memory", {}), manifest["training"]
+    totals, alone = int(facts["backward"]["totals_elements"]) if T and B else 0, by_visit(manifest)
+    states = item * B * count.states
+
+    def tape(steps: int) -> int:
+        return int(item * tape_elements(manifest, steps, B, T))
+
+    def work(steps: int, again: bool) -> int:
+        if not steps or not B:
+            return 0
+        forward = work_elements(manifest, "forward", steps, B) + (steps * B * count.output if again else 0)
+        if again and alone:  # what layers hand down lasts while others run forward again, and one border more
+            return int(item * (forward + work_elements(manifest, "backward", steps, B, T)) + states)
+        return int(item * max(forward, work_elements(manifest, "backward", steps, B)))
+
+    results = item * (T * B * (count.output + count.inputs) + count.weights) + 2 * states
+    flops = [B * float(memory.get(f"{way}_flops_per_row", rate)) for way, rate in (("forward", 1), ("backward", 2))]
+    whole = why_whole(manifest, alone)
+    return Sizes(T, B, tape, work, states, item * totals, results, flops[0], flops[1], by_visit=alone, whole=whole)
+
+
+class SegmentedTape(Tape):
+    """What one call of `forward_train` left for `backward` where its plan has several parts: the states at their
+    borders, the inputs themselves, which must not change until then, and the values of one part at a time. Of a network
+    of two directions these are of one layer and direction, and what layers hand to the next is there for all steps."""
+
+    def __init__(self, module: TrainingModule, call: Call, plan: MemoryPlan) -> None:
+        super().__init__(module, call, plan.segment)
+        self.plan, self.inputs, self.segments = plan, call.inputs, Segments(module.manifest, plan)
+        self.borders: list[Flats] = [[] for _ in range(len(plan.spans) + 1)]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.array.nbytes) + sum(array.nbytes for states in self.borders for array in states)
+
+    def ends(self, number: int, visit: int) -> tuple[int, int]:
+        """The borders at which forward begins and ends a part."""
+        return (number + 1, number) if self.segments.goes_back(visit) else (number, number + 1)
+
+    def part(self, number: int, visit: int) -> Part:
+        """As the module's functions take it."""
+        start, count = self.plan.spans[number]
+        return Part(start, count, self.T, visit, self.plan.segment if visit >= 0 else 0)
+
+    def slices(self, number: int) -> tuple[Flats, list[Array]]:
+        """Of one part: inputs, and its rows' lengths and resets."""
+        start, count = self.plan.spans[number]
+        inputs = [part(array, start, count, self.T) for array in self.inputs]
+        lengths = np.clip(self.rows[0] - start, 0, count) if self.has[0] else self.rows[0]
+        reset = part(self.rows[1], start, count, self.T) if self.has[1] else self.rows[1]
+        return inputs, [lengths, reset]
+
+    def write(self, number: int, visit: int, y: np.ndarray | None) -> None:
+        """Run forward through a part, onto the tape. y: where its output goes; None: it is not wanted."""
+        inputs, rows = self.slices(number)
+        (first, last), own, module = self.ends(number, visit), self.part(number, visit), self.module
+        rest = own.steps * self.B * math.prod(module._output) if y is None else 0
+        work = self.work("forward", own, rest)
+        y = work[len(work) - rest :] if y is None else y
+        self.run("forward", own, [*inputs, y, *self.borders[first], *self.borders[last]], rows, [work])
+        if self.segments.goes_back(visit):
+            self.begin_again(self.borders[last], own.start, visit, [state.initial for state in module._plan(self.B)])
+
+    def begin_again(self, states: Flats, step: int, visit: int, values: Sequence[float]) -> None:
+        """What goes back in time begins again between a step with a flag and the one before it: states between two
+        parts, or their gradients, become these values. step: the first of the later part."""
+        if not self.has[1] or not 0 < step < self.T:
+            return
+        rows = part(self.rows[1], step, 1, self.T) != 0
+        rows = rows & (self.rows[0] > step) if self.has[0] else rows
+        for state, value, item in zip(states, values, self.module.manifest.states, strict=True):
+            at = 0
+            for number, shape in enumerate(s for s in item.shapes for _ in range(self.segments.directions)):
+                size = self.B * math.prod(shape)
+                if visit in (-1, number):
+                    state[at : at + size].reshape(self.B, -1)[rows] = value
+                at += size
+
+    def forward(self, inputs: Flats, before: Flats, y: np.ndarray) -> Flats:
+        segments, count = self.segments, len(self.plan.spans)
+        first, last = (self.ends(segments.order(-1)[i], -1)[i] for i in (0, -1))
+        begun = (0, count) if segments.alone else (first,)
+        self.borders = [  # the caller's may change
+            [array.copy() if number in begun else np.empty_like(array) for array in before]
+            for number in range(count + 1)
+        ]
+        segments.forward(lambda number, visit: self.write(number, visit, part(y, *self.plan.spans[number], self.T)))
+        if segments.alone:
+            return self.both(self.borders[count], self.borders[0])
+        after, self.borders[last] = self.borders[last], [np.empty_like(array) for array in before]
+        return after
+
+    def both(self, forth: Flats, back: Flats) -> Flats:
+        """States of which those of the direction that goes back in time come from `back`."""
+        after = [array.copy() for array in forth]
+        for state, other, item in zip(after, back, self.module.manifest.states, strict=True):
+            at = 0
+            for shape in item.shapes:
+                size = self.B * math.prod(shape)
+                state[at + size : at + 2 * size] = other[at + size : at + 2 * size]
+                at += 2 * size
+        return after
+
+    def backward(self, above: np.ndarray | None, carried: Flats, d_x: Flats, totals: np.ndarray) -> Flats:
+        module, segments, lasting = self.module, self.segments, None
+        results, *turns = ([np.empty_like(array) for array in carried] for _ in range(3))
+        if segments.alone:  # what layers hand down must last
+            elements = work_elements(module.manifest, "backward", self.plan.segment, self.B, self.T)
+            lasting = runtime._aligned(elements, module._dtype)
+
+        def read(number: int, visit: int, before: Flats, after: Flats) -> None:
+            own = self.part(number, visit)
+            if above is None:
+                gradient = np.zeros(own.steps * self.B * math.prod(module._output), module._dtype)
+            else:
+                gradient = part(above, own.start, own.steps, self.T)
+            below = [part(array, own.start, own.steps, self.T) for array in d_x]
+            work = self.work("backward", own) if lasting is None else lasting
+            arrays, rows = [gradient, *before, *after, *below], self.slices(number)[1]
+            self.run("backward", own, arrays, rows, [totals, work])
+            if segments.goes_back(visit):
+                self.begin_again(after, own.start + own.steps, visit, [0.0] * len(after))
+
+        segments.backward(lambda number, visit: self.write(number, visit, None), read, carried, results, turns)
+        return results
+
+
+def part(array: np.ndarray, start: int, count: int, steps: int) -> np.ndarray:
+    """Some steps of a flat array that has T of them."""
+    row = array.size // steps
+    return array[start * row : (start + count) * row]
+
+
 class TrainingModule(Trainable["Tape"]):
     """A compiled RNN that can be trained on a CPU."""
 
     _given: Weights | None = None
     tape_type = Tape
 
-    def _recorded(
-        self,
-        x: object,
-        inputs: Mapping[str, object],
-        state: Mapping[str, object] | None,
-        rows: tuple[object, object],
-        drawn: tuple[object, object],
-        max_bytes: int | None,
-    ) -> tuple[Array, State, Tape]:
-        arrays, (T, B), like = self._read_inputs(x, inputs, ("T", "B"))
-        has, counts = self._read_rows(*rows, T, B)
+    def _recorded(self, asked: Asked) -> tuple[Array, State, Tape]:
+        arrays, lead, like = self._read_inputs(asked.x, asked.inputs, ("T", "B"))
+        (T, B), (has, counts) = lead, self._read_rows(asked.lengths, asked.reset, lead)
         if self._given is None:
             raise self._weightless()
-        given, masks = self._given, Drawn(self, *drawn) if "masks" in self.manifest else None
+        given, masks = self._given, Drawn(self, asked.seed, asked.first_step) if "masks" in self.manifest else None
         if masks is not None and self.manifest["masks"].weights:
             given = Weights(self, given, masks)
-        before, y = self._read_states(state, B), np.empty((T, B, *self._output), self._dtype)
+        before, y = self._read_states(asked.state, B), np.empty((T, B, *self._output), self._dtype)
         call = Call(T, B, like, arrays, has, counts, given, masks)
-        plan = self._within(lambda: self.memory_sizes(T, B), max_bytes) if self._limited(T, B, max_bytes) else None
-        if plan is not None and plan.again:
-            from .runtime_segments import SegmentedTape
-
-            tape: Tape = SegmentedTape(self, call, plan)
-        else:
-            tape = Tape(self, call)
+        plan = self._in_parts(lambda: self.memory_sizes(T, B), T, B, asked.max_bytes)
+        tape = Tape(self, call) if plan is None else SegmentedTape(self, call, plan)
         after = tape.forward(arrays, before, y.ravel())
         return (y if like is None else like(y)), self._shape_states(after, B, like), tape
 
-    def _gradients(self, tape: Tape, gy: object, gstate: object) -> Gradients:
+    def _gradients(self, tape: Tape, gy: object, gstate: Mapping[str, object] | None) -> Gradients:
         T, B, like = tape.T, tape.B, tape.like
         shape = (T, B, *self._output)
         above = None if gy is None else self._flat("the gradient of y", gy, shape, "[T, B, D*H], as y")
         if gstate is None:
-            before = [np.zeros(size, self._dtype) for _, _, size, _ in self._plan(B)]
+            before = [np.zeros(flat.size, self._dtype) for flat in self._plan(B)]
         else:
-            before = self._joined(self._gradient_arrays(gstate, B))
+            before = self._each_state(gstate, B, self._flat, np.concatenate, "gradient")
         d_x = [np.zeros((T, B, *inner), self._dtype) for _, inner in self._inputs]
         d_weights = {name: np.zeros(inner, self._dtype) for name, inner in self._weight_shapes.items()}
         after = before if T and B else [array.copy() for array in before]
@@ -430,64 +629,7 @@ class TrainingModule(Trainable["Tape"]):
             for mask in self.manifest["masks"].weights:
                 d_weights[mask[0]] = tape.drawn.dropped(mask, d_weights[mask[0]])
 
-    # --- one call of compiled code, and what it needs --------------------------------------------------------------
-
-    def _forward(
-        self,
-        tape: Tape,
-        part: Part,
-        inputs: Flats,
-        y: np.ndarray | None,
-        before: Flats,
-        after: Flats,
-        rows: list[Array],
-    ) -> None:
-        """forward_train of a part, all arrays flat. y: None: it is not wanted."""
-        elements = work_elements(self.manifest, "forward", part.tiled, tape.B)
-        own = part.steps * tape.B * math.prod(self._output) if y is None else 0
-        work = self._workspace(elements + own)
-        y = work[elements : elements + own] if y is None else y
-        numbers, packed = self._prepared("forward", tape, part)
-        arrays = (*inputs, y, *before, *after, *rows, packed, tape.array, work)
-        self._library.forward_train(*numbers, *arrays, *tape.masks(part))
-
-    def _backward(
-        self,
-        tape: Tape,
-        part: Part,
-        above: np.ndarray,
-        before: Flats,
-        after: Flats,
-        d_x: Flats,
-        rows: list[Array],
-        totals: np.ndarray,
-        work: np.ndarray | None = None,
-    ) -> None:
-        """backward of a part, all arrays flat. work: memory for it, where that lasts for several parts."""
-        if work is None:
-            work = self._workspace(work_elements(self.manifest, "backward", part.tiled, tape.B))
-        numbers, packed = self._prepared("backward", tape, part)
-        arrays = (above, *before, *after, *d_x, *rows, packed, tape.array, totals, work)
-        self._library.get_function("backward")(*numbers, *arrays, *tape.masks(part))
-
-    def _workspace(self, elements: int) -> np.ndarray:
-        """Of this thread; the old one goes before a larger one comes."""
-        work: np.ndarray | None = getattr(self._local, "training", None)
-        if work is None or work.size < elements:
-            self._local.training = work = None
-            self._local.training = work = runtime._aligned(max(1, elements), self._dtype)
-        return work
-
-    def _prepared(self, way: str, tape: Tape, part: Part) -> tuple[tuple[int, ...], tvm_ffi.Tensor]:
-        """Integers of a call, and packed weights."""
-        tile = tile_steps(self.manifest, way, part.tiled, tape.B)
-        numbers = (part.steps, tape.B, tile, self._threads_for(tape.B), *map(int, tape.has))
-        place = part.place if by_visit(self.manifest) else ()
-        return (*numbers, *place), tape.given.packed_for(self, way)
-
     def memory_sizes(self, steps: int, batch: int, reset: bool = False, lengths: bool = False) -> Sizes:
-        from .runtime_segments import sizes_of
-
         return sizes_of(self.manifest, steps, batch)
 
     def _use_weights(self, weights: dict[str, np.ndarray]) -> None:

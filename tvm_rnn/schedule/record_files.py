@@ -65,7 +65,7 @@ def read(places: Iterable[Name], target: str) -> Records:
     ignored: list[str] = []
     for place in places:
         here: dict[str, Record] = {}
-        for path in sorted(Path(place, _file_name(target)).glob("*.jsonl")):
+        for path in sorted(Path(place, file_name(target)).glob("*.jsonl")):
             for record in _records(path, ignored):
                 here[record.key] = record
         found = {**here, **found}
@@ -95,8 +95,8 @@ def merge(folder: Name, records: Iterable[Record], keep: Callable[[Record, Recor
     """
     files: dict[Path, list[Record]] = {}
     for record in records:
-        name = f"{_file_name(str(record.workload['cell']))}.jsonl"
-        files.setdefault(Path(folder, _file_name(record.target), name), []).append(record)
+        name = f"{file_name(str(record.workload['cell']))}.jsonl"
+        files.setdefault(Path(folder, file_name(record.target), name), []).append(record)
     for path, new in files.items():
         with _locked(path):
             old = {r.key: r for r in _records(path, [])} if path.exists() else {}
@@ -152,7 +152,7 @@ def _replace(path: Path, records: Iterable[Record]) -> None:
         raise ConfigError(message("records cannot be written", where=str(path), got=str(reason))) from None
 
 
-def _file_name(name: str) -> str:
+def file_name(name: str) -> str:
     """A name with nothing in it that means something to a file system."""
     return re.sub(r"[^\w.+-]", "_", name) or "_"
 

@@ -226,7 +226,6 @@ def space(own: Template, unit: Unit, target: Target) -> Iterator[Config]:
 
 
 def _combinations(own: Template, unit: Unit, target: Target, asked: Knobs) -> Iterator[Config]:
-    """All values of all knobs, as far as the template takes them."""
     for values in product(*asked.space.values()):
         try:
             config = replayed(own, unit, target, Knobs(dict(zip(asked.space, values, strict=True))))

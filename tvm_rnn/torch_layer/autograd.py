@@ -7,7 +7,7 @@ module's own arrays. Imported only by `to_torch.py`, because it imports torch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -43,14 +43,11 @@ class Call:
             weights = {name: tensor.detach() for name, tensor in zip(self.names, tensors, strict=True)}
             self.module.use_there(weights, ways, known)
 
-    def built(self, tensors: list[Tensor]) -> State | None:
-        """A state of the same form, made of these tensors."""
-        if not isinstance(self.state, Mapping):
-            return self.state
-        rest = iter(tensors)
-        return {
-            n: [next(rest) for _ in v] if isinstance(v, list | tuple) else next(rest) for n, v in self.state.items()
-        }
+    def split(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], State | None, Sequence[Tensor]]:
+        """Inputs, a state of the same form as the user's, and weights, of all tensors in this order."""
+        rest = iter(tensors[self.inputs :])
+        state = each(self.state, lambda _: next(rest))
+        return list(tensors[: self.inputs]), state, list(rest)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -63,6 +60,13 @@ class Call:
         for name, (_, _, shapes) in self.module._states.items():
             found[name] = [next(rest) for _ in shapes] if len({*shapes}) > 1 else next(rest)
         return found
+
+
+def each(state: State | None, function: Callable[[Tensor], Tensor]) -> State | None:
+    """A state of the same form, of what the function makes of each tensor."""
+    if not isinstance(state, Mapping):
+        return state
+    return {n: [*map(function, v)] if isinstance(v, list | tuple) else function(v) for n, v in state.items()}
 
 
 def flat(state: object) -> list[Tensor]:
@@ -78,10 +82,9 @@ class Steps(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Runs forward_train. Its tape is one of the saved tensors: torch frees it when backward has run."""
-        given = call.inputs + len(flat(call.state))
-        x, state = list(tensors[: call.inputs]), list(tensors[call.inputs : given])
-        call.use_weights(tensors[given:], ("forward_train", "backward"), False)
-        y, last, tape = call.module.forward_train(x if len(x) > 1 else x[0], call.built(state), **call.rows)
+        x, state, weights = call.split(tensors)
+        call.use_weights(weights, ("forward_train", "backward"), False)
+        y, last, tape = call.module.forward_train(x if len(x) > 1 else x[0], state, **call.rows)
         ctx.call, ctx.tape, ctx.shapes = call, tape, [value.shape for value in flat(last)]
         ctx.numpy = isinstance(tape.array, np.ndarray)
         array = torch.from_numpy(tape.array) if ctx.numpy else tape.array
@@ -95,7 +98,7 @@ class Steps(torch.autograd.Function):
         # On a GPU backward reads x where it is, and of a plan with several parts once more.
         again = x if hasattr(tape, "plan") or hasattr(tape, "versions") else []
         ctx.weights = len(kept) + len(again)
-        ctx.save_for_backward(*kept, *again, *tensors[given:])  # torch notices if they change
+        ctx.save_for_backward(*kept, *again, *weights)  # torch notices if they change
         return (y, *flat(last))
 
     @staticmethod
@@ -127,10 +130,9 @@ class Inference(torch.autograd.Function):
     @staticmethod
     def forward(ctx: torch.autograd.function.FunctionCtx, call: Call, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Runs the module."""
-        given = call.inputs + len(flat(call.state))
-        x, state = list(tensors[: call.inputs]), list(tensors[call.inputs : given])
-        call.use_weights(tensors[given:], ("sequence",), False)
-        y, last = call.module(x if len(x) > 1 else x[0], call.built(state), **call.rows)
+        x, state, weights = call.split(tensors)
+        call.use_weights(weights, ("sequence",), False)
+        y, last = call.module(x if len(x) > 1 else x[0], state, **call.rows)
         return (y, *flat(last))
 
     @staticmethod
@@ -173,7 +175,7 @@ class TorchLayer(torch.nn.Module):
         rows = {"lengths": lengths, "reset": reset}
         if there and torch.is_autocast_enabled("cuda"):
             kind = getattr(torch, str(module.manifest.dtype))
-            values, state = [value.to(kind) for value in values], cast(state, kind)
+            values, state = [value.to(kind) for value in values], each(state, lambda part: part.to(kind))
         tensors = [*values, *flat(state), *weights.values()]
         if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
             got = ", ".join(dict.fromkeys(type(tensor).__name__ for tensor in tensors))
@@ -181,7 +183,9 @@ class TorchLayer(torch.nn.Module):
             raise InputError(message("this layer takes tensors", got=got, expected="torch.Tensor", do=do))
         dropping = self.training and bool(self.net.regularisers)
         if dropping:
-            rows |= {"seed": drawn_seed() if seed is None else seed, "first_step": first_step}
+            # Of torch's generator of the CPU, which torch.manual_seed sets.
+            drawn = int(torch.randint((1 << 63) - 1, (1,))) if seed is None else seed
+            rows |= {"seed": drawn, "first_step": first_step}
         gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
         if not gradients and not dropping:
             if there:
@@ -230,18 +234,6 @@ class TorchLayer(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return repr(self.net)[1:-1]
-
-
-def cast(state: State | None, kind: torch.dtype) -> State | None:
-    """A state's tensors in a dtype."""
-    if not isinstance(state, Mapping):
-        return state
-    return {n: [p.to(kind) for p in v] if isinstance(v, list | tuple) else v.to(kind) for n, v in state.items()}
-
-
-def drawn_seed() -> int:
-    """A seed from torch's generator of the CPU, which torch.manual_seed sets."""
-    return int(torch.randint((1 << 63) - 1, (1,)))
 
 
 class Code:

@@ -57,7 +57,11 @@ def to_torch(
     if names not in NAMES:
         raise ConfigError(message("to_torch: no such names of parameters", **unknown("names", str(names), NAMES)))
     if names == "torch":
-        _check_form(net)
+        try:
+            form_of(net)
+        except ConfigError as reason:
+            what, do = "to_torch: torch has no such layer, and no names for its parameters", 'leave out names="torch"'
+            raise ConfigError(message(what, got=str(reason).splitlines()[0], do=do)) from None
     if not net.weights and net.weight_shapes:
         raise WeightError(message("the RNN has no weights", do="call net.init(seed=0) or net.load(...) first"))
     net.check_weights()
@@ -70,11 +74,3 @@ def to_torch(
     module: Any = compile(net, target, training=True, **options)
     module.max_bytes = max_bytes
     return TorchLayer(net, module, names)
-
-
-def _check_form(net: RNN) -> None:
-    try:
-        form_of(net)
-    except ConfigError as reason:
-        what, got = "to_torch: torch has no such layer, and no names for its parameters", str(reason).splitlines()[0]
-        raise ConfigError(message(what, got=got, do='leave out names="torch"')) from None

@@ -2,8 +2,8 @@
 
 In: a network, T, B, a device. Out: records. `tune_network.py` is what users call, `session.py` runs it: `workload.py`
 says what is tuned, `search.py` what to try next, `journal.py` keeps what came. Devices: `cpu_builders.py` and
-`cpu_worker.py`; `rpc.py`, `rpc_tracker.py` and `rpc_worker.py` for a farm; `gpu_plan.py`, `gpu_measure.py`
-(`gpu_worker.py`), `gpu_collect.py` for a GPU elsewhere. `record_checks.py` checks old records, `plot.py` draws.
+`cpu_worker.py`; `rpc.py`, `rpc_tracker.py` and `rpc_worker.py` for a farm; `gpu_plan.py` and `gpu_measure.py` for a GPU
+elsewhere. `record_checks.py` checks old records, `plot.py` draws.
 """
 
 from .tune_network import tune

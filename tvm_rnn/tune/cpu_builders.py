@@ -36,7 +36,6 @@ KEPT = 6
 FEWEST_STEPS = 3  # of a comparison with the oracle: the first alone would not see what is done with states
 TRIAL_SECONDS = 0.25  # of turns per candidate; at least three turns
 GIVE_UP = 1.3  # a candidate that is so much slower than the best so far is not timed to the end
-FIGURES = ("ratio", "median_us", "default_us", "spread", "error", "faster")
 LOCK, SCRATCH = "tvm_rnn-tuning-{}.lock", "tvm_rnn-tune"
 
 
@@ -53,37 +52,28 @@ class Builders:
     def __init__(self, workload: Workload, target: Target, folder: Path, jobs: int, timeout: float) -> None:
         self.folder, self.timeout, self.jobs = folder, timeout, jobs
         net = folder / "net.pickle"
-        net.write_bytes(_with_target(workload, target))
+        net.write_bytes(pickle.dumps((pickle.loads(pickled(workload.net)), replace(target, records=Records()))))
         first = {"net": str(net), "batch": workload.batch, "precision": workload.precision}
         self.pool = Pool(lambda: worker("build", first, folder), jobs)
         self.count = 0
 
     def build(self, candidates: Sequence[Candidate]) -> list[Path | Outcome]:
-        """For each candidate its file, or what became of it."""
         requests = list[Request]()
         for candidate in candidates:
             self.count += 1
             choices = [choice.as_dict() for choice in candidate.choices]
             requests.append({"choices": choices, "path": str(self.folder / f"candidate_{self.count}.so")})
-        answers = self.pool.map(requests, self.timeout)
-        found = {number: self._found(candidates[number], answer) for number, answer in answers}
+        found = dict[int, Path | Outcome]()
+        for number, answer in self.pool.map(requests, self.timeout):
+            if isinstance(answer, Late):
+                why = f"not compiled after {self.timeout:g} s"
+            elif isinstance(answer, Lost):
+                why = f"the compiler's process ended: {answer}"
+            else:
+                why = answer.get("failed", "")
+            file = Path(requests[number]["path"])
+            found[number] = Outcome(candidates[number], UNBUILT, reason=why) if why else file
         return [found[number] for number in range(len(candidates))]
-
-    def _found(self, candidate: Candidate, answer: Reply | Lost) -> Path | Outcome:
-        if isinstance(answer, Late):
-            return Outcome(candidate, UNBUILT, reason=f"not compiled after {self.timeout:g} s")
-        if isinstance(answer, Lost):
-            return Outcome(candidate, UNBUILT, reason=f"the compiler's process ended: {answer}")
-        if "failed" in answer:
-            return Outcome(candidate, UNBUILT, reason=answer["failed"])
-        return Path(answer["path"])
-
-    def end(self) -> None:
-        self.pool.end()
-
-
-def _with_target(workload: Workload, target: Target) -> bytes:
-    return pickle.dumps((pickle.loads(pickled(workload.net)), replace(target, records=Records())))
 
 
 class CpuBackend:
@@ -93,7 +83,6 @@ class CpuBackend:
     time.
     """
 
-    name = "this machine"
     where: str | None = None
 
     def __init__(
@@ -112,14 +101,13 @@ class CpuBackend:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.builders.end()
+        self.builders.pool.end()
         if self.worker is not None:
             self.worker.end()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def at_once(self) -> int:
-        """How many candidates are worth asking for together."""
         return 4 * self.builders.jobs
 
     # --- the defaults --------------------------------------------------------------------------------------------
@@ -142,7 +130,11 @@ class CpuBackend:
         steps = work.steps
         while True:
             tell("computing the oracle")
-            self._oracle(steps)
+            names = [a.name for a in net.cell.inputs]
+            given = dict(zip(names, (array[:steps] for array in self.inputs), strict=True))
+            y, state = reference(net)(given)
+            _save(self.folder / "expected.npz", {"y": y, **named_states(state)})
+            self.limit = tolerance(work.precision, steps)
             tell("measuring the defaults")
             answer = self._defaults()
             if "failed" in answer or steps <= FEWEST_STEPS or answer["error"] <= self.limit:
@@ -155,13 +147,6 @@ class CpuBackend:
         us = self.default_seconds * 1e6
         return Outcome(Candidate(), ratio=1.0, median_us=us, default_us=us, error=answer["error"])
 
-    def _oracle(self, steps: int) -> None:
-        names = [a.name for a in self.workload.net.cell.inputs]
-        given = dict(zip(names, (array[:steps] for array in self.inputs), strict=True))
-        y, state = reference(self.workload.net)(given)
-        _save(self.folder / "expected.npz", {"y": y, **named_states(state)})
-        self.limit = tolerance(self.workload.precision, steps)
-
     def _about(self) -> Reply:
         return {"default": str(self.default), "expected": str(self.folder / "expected.npz"), "limit": self.limit}
 
@@ -170,7 +155,6 @@ class CpuBackend:
             return self.builders.build(candidates)
 
     def _defaults(self) -> Reply:
-        """What the measuring process says of them."""
         try:
             with quiet():
                 return self._ask(self._about(), START_SECONDS + 60 * self.timeout)
@@ -193,7 +177,6 @@ class CpuBackend:
     # --- candidates ----------------------------------------------------------------------------------------------
 
     def measure(self, candidates: Sequence[Candidate], best: float) -> Generator[Outcome]:
-        """What becomes of candidates, in order. best: the least ratio so far."""
         built = self._build(candidates)
         with quiet():
             for candidate, found in zip(candidates, built, strict=True):
@@ -205,7 +188,6 @@ class CpuBackend:
                 yield outcome
 
     def compare(self, candidates: Sequence[Candidate], seconds: float) -> list[Outcome]:
-        """Several candidates and the defaults in turns, for longer."""
         missing = [c for c in candidates if c.key not in self.kept]
         made = dict(zip((c.key for c in missing), self._build(missing), strict=True))
         built = [made[c.key] if c.key in made else self.kept[c.key][1] for c in candidates]
@@ -235,20 +217,17 @@ class CpuBackend:
         return self._outcomes(candidates, answer)
 
     def _limit(self, paths: Sequence[Path], about: Request) -> float:
-        """Seconds that a measurement may take."""
         return self.timeout + 4 * (5 + 2 * int(about["rounds"])) * self.default_seconds * (1 + len(paths))
 
     def _outcomes(self, candidates: Sequence[Candidate], answer: Request) -> list[Outcome]:
         if "failed" in answer:
             return [Outcome(c, CRASHED, reason=answer["failed"]) for c in candidates]
-        return [self._outcome(c, found) for c, found in zip(candidates, answer["results"], strict=True)]
-
-    def _outcome(self, candidate: Candidate, found: Request) -> Outcome:
-        if found["wrong"]:
+        outcomes = []
+        for candidate, found in zip(candidates, answer["results"], strict=True):
             reason = f"relative error {found['error']:.3g}, at most {self.limit:.3g} is allowed"
-            return Outcome(candidate, WRONG, reason=reason)
-        ratio, own, default, spread, error, faster = (float(found[name]) for name in FIGURES)
-        return Outcome(candidate, MEASURED, ratio, own, default, spread, error, faster)
+            wrong = Outcome(candidate, WRONG, reason=reason)
+            outcomes.append(wrong if "ratio" not in found else Outcome(candidate, MEASURED, **found))
+        return outcomes
 
 
 def trial(best: float) -> Reply:

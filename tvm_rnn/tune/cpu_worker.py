@@ -115,9 +115,9 @@ class Bench:
         for path in request["candidates"]:
             module = self._load(path)
             error = self._error(module)
-            results.append({"error": error, "wrong": not error <= self.limit})
+            results.append({"error": error})
             modules.append(module)
-        right = [i for i, result in enumerate(results) if not result["wrong"]]
+        right = [i for i, result in enumerate(results) if result["error"] <= self.limit]
         times = self._rounds([self.reference, *(modules[i] for i in right)], request)
         for at, i in enumerate(right, 1):
             ratios = [own / default for own, default in zip(times[at], times[0], strict=True)]
@@ -151,17 +151,17 @@ class Bench:
     def _time(self, module: Module, calls: int) -> float:
         """The median time of a call, after one that warms its caches up where that matters."""
         if self.seconds < WARM_UP_BELOW:
-            self._call(module, None)
+            self._call(module)
         times = []
         for _ in range(calls):
             started = time.perf_counter()
-            self._call(module, None)
+            self._call(module)
             times.append(time.perf_counter() - started)
         return statistics.median(times)
 
-    def _call(self, module: Module, steps: int | None) -> tuple[np.ndarray, dict[str, Any]]:
-        inputs = [array[:steps] for array in self.inputs] if steps is not None else self.inputs
-        result: tuple[np.ndarray, dict[str, Any]] = module(tuple(inputs) if len(inputs) > 1 else inputs[0])
+    def _call(self, module: Module, steps: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        inputs = tuple(array[:steps] for array in self.inputs)
+        result: tuple[np.ndarray, dict[str, Any]] = module(inputs if len(inputs) > 1 else inputs[0])
         return result
 
     def _load(self, path: str) -> Module:
@@ -181,12 +181,9 @@ class Bench:
             found = {"y": y, **named_states(state)}
             errors = [relative_error(found[name], expected) for name, expected in self.expected.items()]
             worst = max(worst, *errors)
-        self._settle()
+        if self.cpus:
+            keep_apart(self.cpus)  # the first parallel loop has started the pool's threads
         return worst
-
-    def _settle(self) -> None:
-        """The first parallel loop has started the pool's threads."""
-        keep_apart(self.cpus)
 
 
 def named_states(state: Mapping[str, object]) -> dict[str, Any]:

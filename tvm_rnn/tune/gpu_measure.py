@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,6 @@ from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.worker_process import Reply, Request, WorkerProcess
 
 PLAN, RESULTS = "plan.json", "results.jsonl"
-COMMAND = ("-m", "tvm_rnn.tune.gpu_worker")
 FINALISTS, BRIEFLY = 4, 3  # rounds of the first timing
 WORTH = 0.985  # of the default's time: what is closer is noise, and the default stays
 Progress = Callable[[str], None]
@@ -53,7 +51,6 @@ class Results:
             (self.final if row.get("final") else self.first)[row["file"]] = row
 
     def write(self, rows: Sequence[Row]) -> None:
-        """Append, each line at once."""
         with open(self.path, "a") as file:
             for row in rows:
                 self.note(row)
@@ -92,10 +89,7 @@ def measure(
     plan, tell = read_plan(folder), progress or (lambda text: None)
     found = Results.read(Path(results) if results is not None else Path(folder, RESULTS))
     ends = time.monotonic() + limit if limit is not None else float("inf")
-    with contextlib.ExitStack() as stack:
-        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="tvm_rnn-tune-"))
-        worker = process(scratch, COMMAND)
-        stack.callback(worker.end)
+    with process() as worker:
         tell("starting")
         found.write([{"kind": "facts", **ask(worker, {"facts": True}, patience)["facts"]}])
         for number, point in enumerate(plan["points"]):
@@ -120,7 +114,7 @@ def _ask(worker: WorkerProcess, request: Request, patience: float) -> list[Row]:
     try:
         return list(ask(worker, request, patience)["rows"])
     except WorkerEnded as end:
-        blamed = end.framework if end.framework in request["files"] else request["files"][0]
+        blamed = end.config if end.config in request["files"] else request["files"][0]
         left = [file for file in request["files"] if file != blamed]
         rows = _ask(worker, {**request, "files": left}, patience) if left else []
         return [*rows, {"file": blamed, "reason": str(end)}]

@@ -1,7 +1,8 @@
 """Tuning for a GPU that is elsewhere: candidates built here into a folder, which that machine measures.
 
 In: workloads, a target. Out: a folder of modules and plan.json, for `gpu_measure.py`; later, from the results that it
-wrote, records. The machine with the GPU needs neither a compiler nor TVM.
+wrote, records: `collect`. The machine with the GPU needs neither a compiler nor TVM. Processes of this file
+(`python -m tvm_rnn.tune.gpu_plan`) propose and build candidates, several at a time.
 
 Which candidates: for each unit that has something to choose, those that the templates' models predict to be fastest,
 few of each family so that a model that errs is found out; each alone, with the defaults for all other units.
@@ -11,30 +12,36 @@ from __future__ import annotations
 
 import hashlib
 import json
-import multiprocessing
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from datetime import datetime, timezone
 from pathlib import Path
+
+import tvm
 
 from tvm_rnn.bench.suites.gpu import Point, network
 from tvm_rnn.cuda.model.choose_geometry import LAYER_BY_LAYER, STEP_BY_STEP
-from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.errors import ConfigError, TvmRnnError, message
 from tvm_rnn.frontends.spec import find_cell
+from tvm_rnn.npy_files import text_writer, write_whole
 from tvm_rnn.options import Options
 from tvm_rnn.passes.pipeline import passed
-from tvm_rnn.records import Choice
-from tvm_rnn.schedule.schedule_template import Unit, space
+from tvm_rnn.records import Choice, Record
+from tvm_rnn.schedule.record_files import merge
+from tvm_rnn.schedule.schedule_template import DEFAULT, Unit, space
 from tvm_rnn.target import Target, resolve
-from tvm_rnn.worker_process import Reply, Request
+from tvm_rnn.version import __version__
+from tvm_rnn.worker_process import Lost, Pool, Reply, Request, WorkerProcess, channel
 
+from .gpu_measure import PLAN, RESULTS, Results, located, outcome, read_plan
 from .workload import Candidate, Trial, Workload, able, choice_of
 
-PLAN = "plan.json"
+COMMAND = ("-m", "tvm_rnn.tune.gpu_plan")
 WORTH_STEPS_US = 4.0  # a step that takes less in a persistent kernel takes more in several launches
 FAMILY = ("ctas", "rows", "warps_u", "polled", "copied", "ring", "share_cluster", "share")  # knobs that name a family
 EACH = 2  # of a family, before the next one has its turn
@@ -51,7 +58,6 @@ class Planned:
 
     @property
     def file(self) -> str:
-        """The module's name."""
         if not self.candidate.choices:
             return f"{self.point.name}-default.so"
         return f"{self.point.name}-{hashlib.sha256(self.candidate.key.encode()).hexdigest()[:12]}.so"
@@ -96,8 +102,10 @@ def candidates(point: Point, target: Target, count: int) -> list[Planned]:
 
 
 def _of_loop(point: Point, unit: Unit, target: Target, count: int) -> Iterator[Planned]:
-    layers = getattr(unit, "layers", 1)
-    every = [(_predicted(unit, choice, target), choice) for choice in _choices(unit, target)]
+    layers, every = getattr(unit, "layers", 1), list[tuple[float, Choice]]()
+    for choice in _choices(unit, target):
+        predict = next(t.predict for t in able(unit, target) if t.name == choice.template)
+        every.append((predict(unit, dict(choice.knobs), target) if predict is not None else 0.0, choice))
     for us, choice in shortlist(every, count):
         yield Planned(point, Candidate((choice,)), us)
     if unit.kind == "recurrent":
@@ -109,11 +117,6 @@ def _choices(unit: Unit, target: Target) -> Iterator[Choice]:
     for own in able(unit, machine):
         for config in space(own, unit, machine):
             yield choice_of(own, unit, config)
-
-
-def _predicted(unit: Unit, choice: Choice, target: Target) -> float:
-    own = next(t for t in able(unit, target) if t.name == choice.template)
-    return own.predict(unit, dict(choice.knobs), target) if own.predict is not None else 0.0
 
 
 def shortlist(every: Sequence[tuple[float, Choice]], count: int) -> list[tuple[float, Choice]]:
@@ -157,35 +160,33 @@ def build_candidates(
     except OSError as reason:
         raise ConfigError(message("--plan: this folder cannot be made", got=str(reason))) from None
     points = [_carried(point, Path(folder)) for point in points]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs or len(os.sched_getaffinity(0)), mp_context=context) as pool:
-        found = list(pool.map(partial(candidates, target=machine, count=count), points))
-        rows = [_row(point, own) for point, own in zip(points, found, strict=True)]
-        plan = {"format": 1, "target": machine.name, "command": command, "points": rows}
-        _write(Path(folder, PLAN), plan)
-        wanted = {one.file: one for own in found for one in own if not Path(folder, one.file).exists()}
-        reasons = _build_all(pool, list(wanted.values()), machine.name, os.path.abspath(folder), tell)
-    for point in rows:
-        for row in point["candidates"]:
-            row.update({"reason": reasons[row["file"]]} if row["file"] in reasons else {})
-    _write(Path(folder, PLAN), plan)
-    return plan
-
-
-def _build_all(pool: Executor, wanted: Sequence[Planned], target: str, folder: str, tell: Progress) -> dict[str, str]:
-    """Build each; returns {file: why it could not be}."""
-    reasons: dict[str, str] = {}
-    work = {pool.submit(_build, one, target, folder): one for one in wanted}
-    for done, future in enumerate(as_completed(work), 1):
-        file = work[future].file
+    plan: Reply = {"format": 1, "target": machine.name, "command": command}
+    with tempfile.TemporaryDirectory(prefix="tvm_rnn-plan-") as scratch:
+        pool = Pool(lambda: WorkerProcess(COMMAND, scratch), jobs or len(os.sched_getaffinity(0)))
         try:
-            why = future.result()
-        except BrokenProcessPool:
-            why = "the process that built it ended"
-        if why:
-            reasons[file] = why
-        tell(f"{done} of {len(work)}: {file}{': ' + why if why else ''}")
-    return reasons
+            asked = [{"point": point.as_dict(), "target": machine.name} for point in points]
+            found = dict(pool.map([{**one, "count": count} for one in asked], math.inf))
+            rows = plan["points"] = [_row(point, found[number]) for number, point in enumerate(points)]
+            write_whole({os.path.join(folder, PLAN): text_writer(json.dumps(plan, indent=1))})
+            wanted = {
+                own["file"]: {**one, **own, "folder": os.path.abspath(folder)}
+                for one, row in zip(asked, rows, strict=True)
+                for own in row["candidates"]
+                if not Path(folder, own["file"]).exists()
+            }
+            reasons, files = dict[str, str](), list(wanted)
+            for done, (number, answer) in enumerate(pool.map(list(wanted.values()), math.inf), 1):
+                file = files[number]
+                why = f"the process that built it ended: {answer}" if isinstance(answer, Lost) else answer["reason"]
+                reasons |= {file: why} if why else {}
+                tell(f"{done} of {len(files)}: {file}{': ' + why if why else ''}")
+        finally:
+            pool.end()
+    for row in rows:
+        for own in row["candidates"]:
+            own.update({"reason": reasons[own["file"]]} if own["file"] in reasons else {})
+    write_whole({os.path.join(folder, PLAN): text_writer(json.dumps(plan, indent=1))})
+    return plan
 
 
 def _carried(point: Point, folder: Path) -> Point:
@@ -200,37 +201,44 @@ def _carried(point: Point, folder: Path) -> Point:
     return replace(point, cell=f"{copy}{colon}{name}")
 
 
-def _row(point: Point, own: Sequence[Planned]) -> Reply:
+def _row(point: Point, found: Reply | Lost) -> Reply:
+    if isinstance(found, Lost):
+        raise TvmRnnError(message("the process that proposes candidates ended", where=point.name, got=str(found)))
+    if "refused" in found:
+        raise ConfigError(found["refused"])
     facts = point.as_dict()
     if ".py" in point.cell:
         facts["cell"] = os.path.basename(point.cell)  # in the folder, wherever that will be
-    return {
-        "point": facts,
-        "name": point.name,
-        "workload": workload_of(point).facts,
-        "candidates": [one.as_dict() for one in own],
-    }
+    workload = workload_of(point).facts
+    return {"point": facts, "name": point.name, "workload": workload, "candidates": found["candidates"]}
 
 
-def _write(path: Path, facts: Request) -> None:
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(facts, indent=1))
-    os.replace(temporary, path)
+def answer(request: Request) -> Reply:
+    """In a process that proposes and builds: a point's candidates, or why one of them could not be built."""
+    point, target = Point.from_dict(dict(request["point"])), request["target"]
+    if "count" in request:
+        try:
+            found = candidates(point, resolve(target), request["count"])
+        except TvmRnnError as reason:
+            return {"refused": str(reason)}
+        return {"candidates": [one.as_dict() for one in found]}
+    candidate = Candidate(tuple(map(Choice.from_dict, request["choices"])))
+    return {"reason": _build(Planned(point, candidate), target, request["folder"])}
 
 
 def _build(one: Planned, target: str, folder: str) -> str:
     """Compile and write one candidate; returns why it could not be."""
     from tvm_rnn.compiler.compile import compile
-    from tvm_rnn.errors import TvmRnnError
 
     options: Reply = {} if one.point.precision == one.point.dtype else {"precision": one.point.precision}
-    path = os.path.join(folder, one.file)
     try:
         trial = Trial(one.candidate, lean=True)
         module = compile(network(one.point), target, one.point.batch, records=trial, **options)
-        if reason := _unused(one.candidate, module.manifest["templates"]):
-            return reason
-        module.export(path)
+        rows = module.manifest["templates"]
+        used = {row["template"] for row in rows if str(row.get("record", "")).startswith("record")}
+        if passed_over := [c.template for c in one.candidate.choices if c.knobs and c.template not in used]:
+            return f"{passed_over[0]} cannot have these knobs here"
+        module.export(os.path.join(folder, one.file))
     except TvmRnnError as error:
         return str(error).splitlines()[0]
     except Exception as error:  # a template's or TVM's: this candidate's fault, not the plan's
@@ -238,8 +246,69 @@ def _build(one: Planned, target: str, folder: str) -> str:
     return ""
 
 
-def _unused(candidate: Candidate, rows: Sequence[Request]) -> str:
-    """The choice that compiling passed over, if there is one. rows: a manifest's templates."""
-    used = {row["template"] for row in rows if str(row.get("record", "")).startswith("record")}
-    passed = [c.template for c in candidate.choices if c.knobs and c.template not in used]
-    return f"{passed[0]} cannot have these knobs here" if passed else ""
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Collected:
+    """records: the fastest of each point. failed: {file: reason}. unmeasured: names of points without a final run."""
+
+    records: tuple[Record, ...]
+    failed: Mapping[str, str]
+    unmeasured: tuple[str, ...]
+
+
+def collect(
+    folder: str | os.PathLike[str],
+    records: str | os.PathLike[str] | None = None,
+    results: str | os.PathLike[str] | None = None,
+) -> Collected:
+    """Make records of a plan's results. records: the folder to merge them into; None: none is written.
+
+    Raises ConfigError where there is no plan, or records cannot be written.
+    """
+    plan = read_plan(folder)
+    found = Results.read(Path(results) if results is not None else Path(folder, RESULTS))
+    target = resolve(plan["target"])
+    made, unmeasured = [], []
+    for point in plan["points"]:
+        here = {**point, "point": located(point["point"], folder)}
+        record = _record(here, found, target, str(plan.get("command", "")))
+        if record is None:
+            unmeasured.append(str(point["name"]))
+        else:
+            made.append(record)
+    if records is not None:
+        merge(records, made)
+    rows = [*found.first.values(), *found.final.values()]
+    return Collected(tuple(made), {r["file"]: r["reason"] for r in rows if "reason" in r}, tuple(unmeasured))
+
+
+def _record(point: Request, found: Results, target: Target, command: str) -> Record | None:
+    best = outcome(point, found)
+    if best is None:
+        return None
+    candidate, row, default = best
+    work = workload_of(Point.from_dict(dict(point["point"])))
+    choices = tuple(map(Choice.from_dict, candidate["choices"]))
+    loops = [u.key for u in asked_units(work, target) if u.kind in ("recurrent", "scan")]
+    # For loops that nothing was better for: no nearest record is to take the default's place.
+    defaults = [Choice(key, DEFAULT, 1, {}) for key in loops if all(c.unit != key for c in choices)]
+    return Record(
+        target.records_name,
+        work.facts,
+        (*choices, *defaults),
+        row["us"],
+        default["us"],
+        row["spread"],
+        sum("us" in found.first.get(c["file"], {}) for c in point["candidates"]),
+        {"tvm": tvm.__version__, "tvm_rnn": __version__},
+        datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        command,
+    )
+
+
+if __name__ == "__main__":
+    with channel() as reply:
+        for line in sys.stdin:
+            reply(answer(json.loads(line)))

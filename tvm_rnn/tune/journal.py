@@ -13,7 +13,6 @@ import json
 import math
 import os
 import platform
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 from tvm_rnn.bench.run.build_suite import sources_digest
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.records import Choice
+from tvm_rnn.schedule.record_files import file_name
 from tvm_rnn.schedule.schedule_template import folders
 
 from .workload import Candidate, Workload
@@ -58,7 +58,6 @@ class Outcome:
         return self.state == MEASURED and math.isfinite(self.ratio) and self.ratio > 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for json.dumps."""
         facts: dict[str, Any] = {"state": self.state, "choices": [c.as_dict() for c in self.candidate.choices]}
         if self.valid:
             own = {"ratio": self.ratio, "median_us": self.median_us, "default_us": self.default_us}
@@ -95,7 +94,7 @@ class Journal:
 
         Raises ConfigError where the file cannot be written.
         """
-        self.path = Path(folder, HIDDEN, _file_name(target), f"{_file_name(_key(workload))}.jsonl")
+        self.path = Path(folder, HIDDEN, file_name(target), f"{file_name(_key(workload))}.jsonl")
         self.about = {"target": target, "workload": workload.facts, "compiler": compiler_digest()}
         self.about["machine"] = machine() if where is None else _digest(where)
         self.outcomes = [] if fresh else list(self._read())
@@ -169,8 +168,3 @@ def _key(workload: Workload) -> str:
     hidden = facts["hidden"] if isinstance(facts["hidden"], int) else "-".join(map(str, facts["hidden"]))
     words = [facts["cell"], f"h{hidden}", f"b{facts['batch']}", f"t{facts['steps']}", facts["precision"], digest]
     return "-".join(words)
-
-
-def _file_name(name: str) -> str:
-    """A name with nothing in it that means something to a file system."""
-    return re.sub(r"[^\w.+-]", "_", name) or "_"

@@ -54,8 +54,11 @@ def reason(record: Record, here: Target | None = None) -> str:
             return why
         if known is not None and here is not None and here.records_name == record.target:
             unit = unit_of(choice)
-            if unit is not None and (why := _refused(choice, unit, here)):
-                return why
+            try:
+                if unit is not None:
+                    replayed(known, unit, here, Knobs(choice.knobs))
+            except ConfigError as error:
+                return str(error).splitlines()[0]
     return ""
 
 
@@ -68,14 +71,6 @@ def unit_of(choice: Choice) -> Unit | None:
     except (KeyError, TypeError, ValueError):
         return None
     return Unit(kind, region, dtype, gates, width, depths, batches=batches) if kind in PLAIN else None
-
-
-def _refused(choice: Choice, unit: Unit, target: Target) -> str:
-    try:
-        replayed(templates()[choice.template], unit, target, Knobs(choice.knobs))
-    except ConfigError as error:
-        return str(error).splitlines()[0]
-    return ""
 
 
 def network(facts: Mapping[str, Any]) -> RNN:

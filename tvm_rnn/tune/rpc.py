@@ -65,7 +65,6 @@ class Holder:
         self._send(request, BUSY_SECONDS + limit)
 
     def measure(self, job: Job) -> None:
-        """Have a job measured."""
         self.job = job
         self._send({**job.about, "candidates": [str(path) for path in job.paths], "at_most": job.limit}, job.limit)
 
@@ -82,7 +81,6 @@ class Holder:
             return {"lost": str(reason), "late": isinstance(reason, Late), "ended": True}
 
     def close(self) -> None:
-        """Give the device back."""
         if self.device and not self.busy and not self.gone:
             self._send({"close": True}, 0)
             if "closed" not in self.answer():
@@ -92,7 +90,6 @@ class Holder:
         self.device = ""
 
     def end(self) -> None:
-        """End the process: whatever it holds is free."""
         self.worker.end()
         self.gone = self.gone or "ended"
 
@@ -116,14 +113,13 @@ class RpcBackend(CpuBackend):
     ) -> None:
         self.tracker, self.count = tracker, tracker.check()
         super().__init__(workload, target, jobs=jobs, timeout=timeout, seed=seed)
-        self.name, self.where = f"devices {tracker.key}", json.dumps([tracker.name, tracker.key])
+        self.where = json.dumps([tracker.name, tracker.key])
         self.alone = contextlib.nullcontext  # measurements do not disturb what else is done here
         self.holders: list[Holder] = []
         self.tell: Callable[[str], None] = lambda stage: None
 
     @property
     def at_once(self) -> int:
-        """How many candidates are worth asking for together."""
         return 4 * max(self.builders.jobs, self.count)
 
     def __exit__(self, *_: object) -> None:
@@ -175,7 +171,6 @@ class RpcBackend(CpuBackend):
         return found
 
     def _learn(self, holder: Holder, found: Reply) -> None:
-        """What an answer says of its device."""
         if "device" in found:
             holder.device, holder.held_until = found["device"], time.monotonic() + holder.hold
             self.default_seconds = max(self.default_seconds, float(found["seconds"]))
@@ -202,7 +197,6 @@ class RpcBackend(CpuBackend):
     # --- candidates ----------------------------------------------------------------------------------------------
 
     def measure(self, candidates: Sequence[Candidate], best: float) -> Generator[Outcome]:
-        """What becomes of candidates, as it happens. best: the least ratio so far."""
         jobs = []
         for candidate, found in zip(candidates, self._build(candidates), strict=True):
             if isinstance(found, Outcome):
@@ -220,7 +214,6 @@ class RpcBackend(CpuBackend):
             return next(done)[1]
 
     def _serve(self, jobs: Sequence[Job]) -> Generator[tuple[Job, list[Outcome]]]:
-        """Jobs with what became of them, in the order in which that happens."""
         waiting = deque(jobs)
         if not waiting:
             return
@@ -231,7 +224,8 @@ class RpcBackend(CpuBackend):
                 self._hand_out(waiting, holders)
                 if not any(holder.busy for holder in holders):
                     raise self._no_device(holders)
-                holder = self._next(holders)
+                waited = {holder.worker: holder for holder in holders if holder.busy}
+                holder = waited[wait(list(waited))]  # it has something to say, or has said nothing for too long
                 job, holder.job = holder.job, None
                 device, found = holder.device, self._checked(holder.answer())
                 self._learn(holder, found)
@@ -261,11 +255,6 @@ class RpcBackend(CpuBackend):
                 holder.measure(job)
             else:
                 holder.open(self._about(), self._opening(), max(job.limit for job in waiting))
-
-    def _next(self, holders: Sequence[Holder]) -> Holder:
-        """The process that has something to say, or has said nothing for too long."""
-        busy = {holder.worker: holder for holder in holders if holder.busy}
-        return busy[wait(list(busy))]
 
     def _result(self, job: Job, found: Reply, device: str) -> list[Outcome] | None:
         """What became of a job; None: it is to be done again."""

@@ -56,7 +56,6 @@ class Tracker:
 
     @property
     def how_to_serve(self) -> str:
-        """What starts a server of this key."""
         return START_SERVER.format(self.name, self.key)
 
     def servers(self) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -42,20 +42,16 @@ class Device:
         self.guard["guard_install"]()
 
     def load(self, path: str) -> tvm.runtime.Module:
-        """The module of a file."""
         self.session.upload(path)
         return self.session.load_module(path.rpartition("/")[2])
 
     def tensor(self, array: np.ndarray) -> Tensor:
-        """A copy of an array."""
         return tvm.runtime.tensor(np.ascontiguousarray(array).ravel(), self.cpu)
 
     def like(self, array: np.ndarray) -> Tensor:
-        """Room for an array."""
         return tvm.runtime.empty((array.size,), str(array.dtype), self.cpu)
 
     def zeros(self, elements: int, dtype: np.dtype) -> Tensor:
-        """An array of zeros, made there."""
         found = tvm.runtime.empty((elements,), str(dtype), self.cpu)
         self.guard["guard_clear"](found)
         return found
@@ -78,7 +74,7 @@ class RemoteModule(Module):
         self._device, self._library = device, device.load(path)
         self._library["pool_install"]()
         self._tensor, self._sequence = device.like, self._call_there
-        self._no_lengths, self._no_reset = (device.tensor(np.zeros(1, dtype)) for dtype in (np.int64, np.uint8))
+        self._no_rows = [device.tensor(np.zeros(1, dtype)) for dtype in (np.int64, np.uint8)]
         self._local, self._threads, self._plans, self.weights = threading.local(), 0, dict[int, Any](), {}
         self._placed: dict[int, list[Argument]] = {}
         self._pack({**arrays, **weights})
@@ -118,7 +114,6 @@ class RemoteModule(Module):
         return self._device.inputs[key]
 
     def seconds(self, inputs: list[np.ndarray], calls: int) -> float:
-        """The median time of a call, by the device's clock, after one that warms its caches up."""
         if len(inputs[0]) not in self._placed:
             self(tuple(inputs) if len(inputs) > 1 else inputs[0])
         evaluate = self._library.time_evaluator("sequence", self._device.cpu, number=1, repeat=calls)
@@ -130,6 +125,7 @@ class RemoteBench(Bench):
 
     def __init__(self, first: Request) -> None:
         super().__init__([np.load(path, allow_pickle=False) for path in first["inputs"]], first.get("weights"))
+        self.cpus = []  # nothing runs here, so no thread needs a CPU of its own
         self.tracker, self.guard = Tracker(*first["tracker"]), str(first["guard"])
         self.device: Device | None = None
 
@@ -139,10 +135,10 @@ class RemoteBench(Bench):
         `lost` and the reason where it ended meanwhile, `late` if for time."""
         if "open" in request:
             return self._open(request)
-        if "close" in request:
-            self._close()
-            return {"closed": True}
-        return self._measure(request)
+        if "close" not in request:
+            return self._measure(request)
+        self._close()
+        return {"closed": True}
 
     def _open(self, request: Request) -> Reply:
         self._close()
@@ -200,9 +196,6 @@ class RemoteBench(Bench):
     def _time(self, module: Module, calls: int) -> float:
         return cast(RemoteModule, module).seconds(self.inputs, calls)
 
-    def _settle(self) -> None:
-        """Nothing runs here."""
-
 
 def connect(server: Server, seconds: float) -> rpc.RPCSession:
     """A session with a server, for so many seconds. Raises NoDevice, also where the server accepts and says nothing."""
@@ -229,10 +222,5 @@ def _text(reason: Exception) -> str:
     return f"{type(reason).__name__}: {lines[-1] if lines else ''}"[:400]
 
 
-def measurer(first: Request) -> Callable[[Request], Reply]:
-    """The role `device`."""
-    return RemoteBench(first).answer
-
-
 if __name__ == "__main__":
-    main({"device": measurer})
+    main({"device": lambda first: RemoteBench(first).answer})

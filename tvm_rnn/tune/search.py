@@ -88,11 +88,7 @@ class Search:
         return math.prod(len(p.choices) for p in self.parts)
 
     @property
-    def best(self) -> Candidate:
-        return self.candidate(self._best)
-
-    @property
-    def _best(self) -> Vector:
+    def best(self) -> Vector:
         return min(self.costs, key=lambda v: self.costs[v])
 
     def candidate(self, vector: Vector) -> Candidate:
@@ -176,7 +172,6 @@ class Search:
         return found
 
     def _remembered(self) -> list[Vector]:
-        """What the surrogate learns from: everything, or the best and a sample of the others."""
         known = sorted(self.costs, key=lambda v: self.costs[v])
         if len(known) <= REMEMBERED:
             return known
@@ -186,7 +181,7 @@ class Search:
 
     def _pool(self) -> list[Vector]:
         """Neighbours of the best: any other choice of one unit, then random ones of two."""
-        best = self._best
+        best = self.best
         near = [
             vector
             for at, part in enumerate(self.parts)
@@ -261,20 +256,16 @@ class Surrogate:
         far = np.sqrt(5 * np.maximum(square, 0.0))
         return np.asarray(self.scale**2 * (1 + far + far**2 / 3) * np.exp(-far))
 
-    def predict(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Means and standard deviations."""
+    def predict(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Means, variances, and what is known of each point in terms of the factor."""
         cross = self._kernel(points, self.points, self.lengths)
         half = np.linalg.solve(self.factor, cross.T)
-        variance = np.maximum(self.scale**2 - (half**2).sum(0), 1e-10)
-        return np.asarray(cross @ self.weights + self.mean), np.sqrt(variance)
+        return np.asarray(cross @ self.weights + self.mean), self.scale**2 - (half**2).sum(0), half
 
     def picks(self, points: np.ndarray, best: float, count: int) -> tuple[list[int], float]:
         """The numbers of up to `count` points with the largest expected improvement on `best`, and the first one's, in
         logarithms (near 0: a part of the time). Each is chosen as if those before had come out as expected."""
-        cross = self._kernel(points, self.points, self.lengths)
-        half = np.linalg.solve(self.factor, cross.T)
-        mean = cross @ self.weights + self.mean
-        variance = self.scale**2 - (half**2).sum(0)
+        mean, variance, half = self.predict(points)
         taken, first = list[int](), 0.0
         for number in range(min(count, len(points))):
             gain = _improvement(mean, np.sqrt(np.maximum(variance, 1e-10)), best)

@@ -25,8 +25,8 @@ from tvm_rnn.bench.suites.gpu import tamed
 from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.dtypes import precision_name
 from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.network.model import widened
 from tvm_rnn.network.rnn import RNN
-from tvm_rnn.network.widen import widened
 from tvm_rnn.options import Options
 from tvm_rnn.passes import pipeline
 from tvm_rnn.records import Record, Records
@@ -50,9 +50,6 @@ WORTH, SURE = 0.99, 0.6  # a winner's ratio is below this, and it was faster in 
 
 class Backend(Protocol):
     """What can build and measure candidates of one workload."""
-
-    @property
-    def name(self) -> str: ...
 
     @property
     def where(self) -> str | None:
@@ -234,10 +231,8 @@ class Session:
                 self.stopped = "Ctrl-C"
             record = self._record(*self._final(parts), versions)
         files = record_files.merge(self.folder, [record])
-        result = Result(record, self.outcomes, self.default, parts, self.stopped, resumed)
-        result.seconds = time.monotonic() - self.started
-        result.files, result.journal = [str(file) for file in files], str(journal.path)
-        return result
+        how = (self.stopped, resumed, time.monotonic() - self.started, [str(file) for file in files])
+        return Result(record, self.outcomes, self.default, parts, *how, str(journal.path))
 
     def _search(self, journal: Journal) -> None:
         since = 0
@@ -248,7 +243,11 @@ class Session:
             if since >= self.patience:
                 self.stopped = f"{since} trials without anything better"
                 return
-            candidates = self.search.propose(self._at_once())
+            # Not more than the time is likely to suffice for.
+            count, left = min(self.backend.at_once, self.budget - len(self.outcomes)), self._left()
+            if left is not None and self.pace:
+                count = max(1, min(count, round(left / self.pace)))
+            candidates = self.search.propose(count)
             if not candidates:
                 self.stopped = "nothing else promises to be faster"
                 return
@@ -264,19 +263,12 @@ class Session:
                         break
             self.pace = (time.monotonic() - begun) / max(1, len(self.outcomes) - before)
 
-    def _at_once(self) -> int:
-        """How many candidates to ask for: not more than the time is likely to suffice for."""
-        count = min(self.backend.at_once, self.budget - len(self.outcomes))
-        left = self._left()
-        return count if left is None or not self.pace else max(1, min(count, round(left / self.pace)))
-
     def _learn(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)
         self.search.learn(outcome)
 
     @property
     def ratio(self) -> float:
-        """The best's so far."""
         return min((o.ratio for o in self.outcomes if o.valid), default=1.0)
 
     # --- the end -------------------------------------------------------------------------------------------------
@@ -304,6 +296,8 @@ class Session:
         return nothing
 
     def _record(self, candidate: Candidate, outcome: Outcome, versions: dict[str, str]) -> Record:
+        given = {"rpc_tracker": self.options.rpc_tracker, "device_key": self.options.device_key}
+        devices = "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
         return Record(
             target=self.target.records_name,
             workload=self.work.facts,
@@ -314,18 +308,12 @@ class Session:
             trials=len(self.outcomes),
             versions=versions,
             date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            command=self.options.command or f"rnn.tune, {len(self.outcomes)} trials{self._devices()}",
+            command=self.options.command or f"rnn.tune, {len(self.outcomes)} trials{devices}",
         )
-
-    def _devices(self) -> str:
-        """As in `tune`'s arguments."""
-        given = {"rpc_tracker": self.options.rpc_tracker, "device_key": self.options.device_key}
-        return "".join(f", {name}={value!r}" for name, value in given.items() if value is not None)
 
     # --- time and progress ---------------------------------------------------------------------------------------
 
     def _left(self) -> float | None:
-        """Seconds of search that are left."""
         limit = self.options.seconds
         return None if limit is None else (1 - FINAL_PART) * limit - (time.monotonic() - self.started)
 

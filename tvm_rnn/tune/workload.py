@@ -14,7 +14,7 @@ from typing import Any
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.network.rnn import RNN
 from tvm_rnn.records import Choice, Found, HasKey, Record, Records
-from tvm_rnn.schedule.schedule_template import Template, Unit, templates
+from tvm_rnn.schedule.schedule_template import Knobs, Template, Unit, templates
 from tvm_rnn.target import Target
 
 
@@ -48,7 +48,6 @@ class Workload:
 
     @property
     def name(self) -> str:
-        """As a record's name."""
         return Record("", self.facts, (), 0.0, 0.0).name
 
 
@@ -60,11 +59,9 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        """Equal for equal candidates."""
         return json.dumps([choice.as_dict() for choice in self.choices], sort_keys=True)
 
     def with_choice(self, choice: Choice) -> Candidate:
-        """The same with another choice for that unit."""
         return Candidate((*(c for c in self.choices if c.unit != choice.unit), choice))
 
 
@@ -110,13 +107,11 @@ def choice_of(own: Template, unit: Unit, knobs: dict[str, int]) -> Choice:
 
 def units(asked: Sequence[Unit], target: Target) -> list[Unit]:
     """Those with something to choose: several templates, or a knob with several values."""
-    return [u for u in asked if len(able(u, target)) > 1 or any(len(s) > 1 for s in _spaces(u, target))]
-
-
-def _spaces(unit: Unit, target: Target) -> Iterator[tuple[int, ...]]:
-    from tvm_rnn.schedule.schedule_template import Knobs
-
-    for own in able(unit, target):
-        asked = Knobs()
-        own.configure(unit, target, asked)
-        yield from asked.space.values()
+    found = []
+    for unit in asked:
+        templates, knobs = able(unit, target), Knobs()
+        if len(templates) == 1:
+            templates[0].configure(unit, target, knobs)
+        if len(templates) > 1 or any(len(values) > 1 for values in knobs.space.values()):
+            found.append(unit)
+    return found

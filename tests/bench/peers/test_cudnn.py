@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
+import subprocess
+import sys
 from typing import Any
 
 import fake_cudnn
 import pytest
 from gpu_stand_in import point, problem, stand_in
 
-from tvm_rnn.bench.peers import cudnn as peers_cudnn
-from tvm_rnn.bench.peers import cudnn_api as api
+from tvm_rnn.bench.peers import cudnn as api
 from tvm_rnn.bench.peers.gpu import FRAMEWORKS
-from tvm_rnn.bench.peers.gpu_problem import GpuProblem
-from tvm_rnn.bench.peers.models import Unsupported
+from tvm_rnn.bench.peers.models import GpuProblem, Unsupported
 from tvm_rnn.bench.run.gpu_worker import Bench, errors
 from tvm_rnn.oracle.torch_graph import TorchModel
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers
+LOAD = api.load  # not the stand-in of these tests
 WORKING = [f"{name}{layout}" for name in list(api.ALGORITHMS)[:3] for layout in ("", ", unpacked")]
 
 
@@ -42,7 +45,7 @@ def test_it_has_our_weights_and_gives_our_states(cell: str, form: dict[str, Any]
     sizes = (("P", 5),) if cell == "lstm_projection" else ()
     given = problem(point(cell, sizes=sizes, **form), torch)
     with torch.no_grad():
-        y, state = peers_cudnn.models(given)["STANDARD"]()
+        y, state = api.models(given)["STANDARD"]()
         assert set(state) == {s.name for s in given.net.cell.states}
         assert errors((y, state), oracle(given))[0] < 1e-5
 
@@ -68,7 +71,7 @@ def test_every_algorithm_is_a_configuration() -> None:
 def test_precisions_are_types_and_ways_to_multiply(
     cudnn: api.Cudnn, precision: str, kind: int, maths: set[int]
 ) -> None:
-    for model in peers_cudnn.models(problem(point(precision=precision), torch)).values():
+    for model in api.models(problem(point(precision=precision), torch)).values():
         model._descriptor()
     words = [line.split() for line in fake_cudnn.log(cudnn).splitlines()]
     assert {int(line[8]) for line in words} == {kind} and {int(line[10]) for line in words} == maths
@@ -78,13 +81,13 @@ def test_precisions_are_types_and_ways_to_multiply(
 def test_bfloat16_stays_bfloat16() -> None:
     given = problem(point(precision="bfloat16"), torch)
     with torch.no_grad():
-        y, state = peers_cudnn.models(given)["PERSIST_STATIC"]()
+        y, state = api.models(given)["PERSIST_STATIC"]()
         assert y.dtype == state["c"].dtype == torch.bfloat16 and errors((y, state), oracle(given))[0] < 1e-2
 
 
 def test_a_second_call_prepares_nothing_and_reads_its_input_again(cudnn: api.Cudnn) -> None:
     given = problem(point("gru"), torch)
-    model = peers_cudnn.models(given)["STANDARD"]
+    model = api.models(given)["STANDARD"]
     with torch.no_grad():
         model()
         given.inputs[0].neg_()
@@ -95,7 +98,7 @@ def test_a_second_call_prepares_nothing_and_reads_its_input_again(cudnn: api.Cud
 
 def test_descriptors_go_with_the_model(cudnn: api.Cudnn) -> None:
     before = fake_cudnn.alive(cudnn)
-    model = peers_cudnn.models(problem(point(), torch))["STANDARD"]
+    model = api.models(problem(point(), torch))["STANDARD"]
     with torch.no_grad():
         model()
     assert fake_cudnn.alive(cudnn) > before
@@ -108,7 +111,7 @@ def test_a_weight_of_another_shape_is_an_error(cudnn: api.Cudnn, monkeypatch: py
     given = problem(point(), torch)
     monkeypatch.setitem(given.net.weights, "W_l0", given.net.weights["W_l0"][:, :, :3])
     with pytest.raises(api.CudnnError, match=r"a weight of \[8, 3\] is \[1, 8, 4\] at byte"):
-        peers_cudnn.models(given)["STANDARD"]()
+        api.models(given)["STANDARD"]()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +119,7 @@ def test_a_weight_of_another_shape_is_an_error(cudnn: api.Cudnn, monkeypatch: py
 )
 def test_what_it_lacks_is_said(cell: str, precision: str, reason: str) -> None:
     with pytest.raises(Unsupported, match=reason):
-        peers_cudnn.models(problem(point(cell, precision=precision), torch))
+        api.models(problem(point(cell, precision=precision), torch))
 
 
 def test_the_best_configuration_counts_and_the_others_keep_their_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,8 +136,8 @@ def test_the_best_configuration_counts_and_the_others_keep_their_reasons(monkeyp
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", peers_cudnn.MATHS)
-@pytest.mark.parametrize("cell", peers_cudnn.MODES)
+@pytest.mark.parametrize("precision", api.MATHS)
+@pytest.mark.parametrize("cell", api.MODES)
 def test_the_real_library_agrees_with_the_oracle(cell: str, precision: str) -> None:
     """Whatever it supports, captured as the benchmark captures it; the plain algorithm it supports everywhere."""
     sizes = {"hidden": 128, "input": 64, "steps": 20, "batch": 8, "precision": precision}
@@ -145,3 +148,74 @@ def test_the_real_library_agrees_with_the_oracle(cell: str, precision: str) -> N
     assert "wrong" not in ours and theirs["error"] > 0
     for reason in ours.get("left_out", {}).values():
         assert "NOT_SUPPORTED" in reason, ours["left_out"]
+
+
+class Owner:
+    """Of a descriptor."""
+
+
+def test_the_version_is_three_numbers() -> None:
+    assert fake_cudnn.library().version == "9.19.1"
+
+
+def test_a_status_becomes_a_reason() -> None:
+    cudnn, owner = fake_cudnn.library(), Owner()
+    rnn = cudnn.descriptor("RNN", owner)
+    sizes = (4, 8, 5, 1)  # 8 units projected to 5
+
+    def call(cell: int, biases: int) -> None:
+        types = (api.LINEAR_INPUT, api.DATA["float32"], api.DATA["float32"], api.FMA_MATH)
+        cudnn.call("cudnnSetRNNDescriptor_v8", rnn, 0, cell, biases, 0, *types, *sizes, None, 0)
+
+    call(api.LSTM, api.DOUBLE_BIAS)
+    with pytest.raises(Unsupported, match=r"^cudnnSetRNNDescriptor_v8: CUDNN_STATUS_NOT_SUPPORTED a projection$"):
+        call(api.GRU, api.DOUBLE_BIAS)
+    with pytest.raises(api.CudnnError, match="CUDNN_STATUS_BAD_PARAM unexpected"):
+        call(api.LSTM, 1)
+
+
+def test_descriptors_go_with_their_owner() -> None:
+    cudnn, owner = fake_cudnn.library(), Owner()
+    before = fake_cudnn.alive(cudnn)
+    kept = [cudnn.descriptor(kind, owner) for kind in ("Tensor", "RNN", "RNNData")]
+    assert all(kept) and fake_cudnn.alive(cudnn) == before + 3
+    del owner
+    gc.collect()
+    assert fake_cudnn.alive(cudnn) == before
+
+
+def test_the_library_that_is_loaded_already_is_found_first() -> None:
+    code = (
+        f"import ctypes, sys; ctypes.CDLL({fake_cudnn.path()!r})\n"
+        "from tvm_rnn.bench.peers import cudnn as api\n"
+        "print(api.load().version, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "9.19.1 False\n"
+
+
+def test_a_library_beside_torch_is_opened_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [("no-such-library.so", os.RTLD_NOW), (fake_cudnn.path(), os.RTLD_NOW)]
+    monkeypatch.setattr(api, "candidates", lambda: iter(places))
+    assert LOAD.__wrapped__().version == "9.19.1"
+
+
+def test_what_is_no_cudnn_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "candidates", lambda: iter([("libm.so.6", os.RTLD_NOW)]))
+    with pytest.raises(Unsupported, match=r"libm\.so\.6 is no cuDNN 9"):
+        LOAD.__wrapped__()
+    monkeypatch.setattr(api, "candidates", lambda: iter([("no-such-library.so", os.RTLD_NOW)]))
+    with pytest.raises(Unsupported, match="neither in this process nor beside torch"):
+        LOAD.__wrapped__()
+
+
+def test_places_are_tried_from_the_surest_on() -> None:
+    pytest.importorskip("torch")
+    places = list(api.candidates())
+    assert places[0] == (api.LIBRARY, os.RTLD_NOW | os.RTLD_NOLOAD) and places[-1] == (api.LIBRARY, os.RTLD_NOW)
+    assert all(os.path.exists(path) for path, _ in places[1:-1])
+
+
+def test_integers_are_a_c_array() -> None:
+    made = api.integers(range(3))
+    assert list(made) == [0, 1, 2] and ctypes.sizeof(made) == 3 * ctypes.sizeof(ctypes.c_int)

@@ -9,13 +9,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from gpu_stand_in import point, problem
 
+import tvm_rnn as rnn
 from tvm_rnn.bench.peers import gpu as peers_gpu
 from tvm_rnn.bench.peers.gpu import FRAMEWORKS, prepare_torch, prepare_torch_compile, regime, time_limit
-from tvm_rnn.bench.peers.gpu_problem import GpuProblem
-from tvm_rnn.bench.peers.models import Unsupported
+from tvm_rnn.bench.peers.models import GpuProblem, Unsupported
 from tvm_rnn.bench.run.gpu_worker import errors
 from tvm_rnn.bench.suites.gpu import Point, network
 from tvm_rnn.options import Options
@@ -207,3 +208,11 @@ def test_the_regime_of_a_real_plan() -> None:
         net = network(Point("lstm", 64, 256, 0, 0, layers=2))
         facts = plan(passed(net, Options(target, (16,), tuple(without), "bfloat16")), target).facts
         assert re.fullmatch(expected, regime(facts, 16, 100)), (without, regime(facts, 16, 100))
+
+
+def test_weights_come_in_the_dtype_and_on_the_device_of_the_inputs() -> None:
+    net = rnn.RNN(rnn.cells.lstm, 3, 5).init(seed=0)
+    problem = GpuProblem(Point("lstm", 3, 5, 2, 2), net, (torch.zeros(2, 2, 3, dtype=torch.bfloat16),))
+    found = problem.weight("W", 0, 0)
+    assert found.dtype == problem.dtype == torch.bfloat16 and found.device == problem.device
+    assert np.allclose(found.float().numpy(), net.weights["W_l0"], rtol=2**-8)

@@ -12,10 +12,11 @@ from tvm_rnn.bench.peers.models import (
     TORCH_CELLS,
     NumpyModel,
     Unsupported,
+    loaded,
     net_of,
     onnx_model,
-    torch_weights,
 )
+from tvm_rnn.frontends.torch import state_arrays
 from tvm_rnn.oracle.tolerance import assert_close
 
 
@@ -81,7 +82,7 @@ def test_onnx_models_are_valid(name: str) -> None:
 
 
 def test_torch_weights_have_torchs_names() -> None:
-    names = {n.removesuffix("_reverse")[:-3] for n in torch_weights(problem_of(small("lstm_projection")))}
+    names = {n.removesuffix("_reverse")[:-3] for n in state_arrays(loaded(problem_of(small("lstm_projection"))))}
     assert names == {"weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr"}
 
 

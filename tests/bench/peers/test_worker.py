@@ -15,13 +15,13 @@ from peer_problems import problem_of, small
 
 import tvm_rnn as rnn
 from tvm_rnn.bench.peers import worker as peers
-from tvm_rnn.bench.peers.models import ONNX_CELLS, TORCH_CELLS, Problem, Unsupported
+from tvm_rnn.bench.peers.models import ONNX_CELLS, TORCH_CELLS, Prepared, Problem, Unsupported
 from tvm_rnn.oracle.tolerance import assert_close
 
-Prepare = Callable[[Problem], peers.Prepared]
+Prepare = Callable[[Problem], Prepared]
 
 
-def check(prepare: Prepare, name: str, num_layers: int, bidirectional: bool, threads: int = 2) -> peers.Prepared:
+def check(prepare: Prepare, name: str, num_layers: int, bidirectional: bool, threads: int = 2) -> Prepared:
     """Every configuration agrees with the oracle, twice: a second run must not continue from the first one's state."""
     net = small(name, num_layers, bidirectional)
     problem = problem_of(net, threads=threads)
@@ -56,7 +56,7 @@ def test_the_equations_in_torch_compute_the_same(name: str) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_what_torch_compiles_computes_the_same() -> None:
     pytest.importorskip("torch")
-    check(peers.prepare_torch_compile, "mgu", 1, False)
+    check(peers.FRAMEWORKS["torch-compile"], "mgu", 1, False)
 
 
 def test_a_projection_that_torch_refuses_is_a_reason() -> None:

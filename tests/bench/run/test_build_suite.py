@@ -27,7 +27,8 @@ def test_a_point_is_compiled_for_all_batches_of_its_suite(tmp_path: Path) -> Non
     index = build(every[:1], tmp_path, every=every, progress=told.append, **CPU)
     (name,), (row,) = index.keys(), index.values()
     assert name == "lstm-h8-i4-fp32 for B=1,4" and row["bytes"] > 0 and "reason" not in row
-    path = module_file(tmp_path, every[0].network, (1, 4))
+    path, seconds = module_file(tmp_path, every[0].network, (1, 4))
+    assert seconds == row["seconds"]
     manifest, weights = read_container(path)
     assert manifest.cell == "lstm" and manifest.batch == [1, 4] and not weights
     assert json.loads((tmp_path / "index.json").read_text()) == index
@@ -52,15 +53,16 @@ def test_a_compilation_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
 
 
 def test_the_file_of_older_sources_is_used_and_then_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(request: dict[str, object], **_options: object) -> object:
-        Path(json.loads(request[3])["path"]).write_bytes(b"code")
-        return type("Done", (), {"returncode": 0, "stderr": ""})()
-
-    monkeypatch.setattr(build_suite.subprocess, "run", write)
+    program = """
+import json, pathlib, sys
+pathlib.Path(json.loads(sys.stdin.readline())["path"]).write_bytes(b"code")
+print("{}")
+"""
+    monkeypatch.setattr(build_suite, "COMMAND", ("-c", program))
     build([point()], tmp_path, **CPU)
     (old,) = tmp_path.glob("*.so")
     monkeypatch.setattr(build_suite, "sources_digest", lambda: "newer")
-    assert module_file(tmp_path, point().network, (3,)) == str(old)
+    assert module_file(tmp_path, point().network, (3,))[0] == str(old)
     build([point()], tmp_path, **CPU)
     (new,) = tmp_path.glob("*.so")
     assert new != old

@@ -6,13 +6,16 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from gpu_stand_in import point, stand_in
 
 import tvm_rnn as rnn
+from tvm_rnn.bench.measure import gpu_graphs
 from tvm_rnn.bench.peers import gpu as peers_gpu
+from tvm_rnn.bench.peers.models import Prepared
 from tvm_rnn.bench.run import gpu_worker
 from tvm_rnn.bench.run.gpu_worker import Bench, errors, serve
 from tvm_rnn.bench.suites.gpu import Point
@@ -70,11 +73,9 @@ def test_a_wrong_result_is_not_timed(module: str, monkeypatch: pytest.MonkeyPatc
 
 def test_an_element_that_nobody_writes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     y = torch.zeros(5, 3, 8)
-    monkeypatch.setitem(
-        peers_gpu.FRAMEWORKS, "torch", lambda p: peers_gpu.GpuPrepared("0", {"lazy": lambda: (y, None)})
-    )
-    monkeypatch.setattr(gpu_worker, "poison", lambda result: result[0].fill_(float("nan")))
-    monkeypatch.setattr(gpu_worker, "capture", lambda run: type("C", (), {"graph": Idle(), "result": run()})())
+    monkeypatch.setitem(peers_gpu.FRAMEWORKS, "torch", lambda p: Prepared("0", {"lazy": lambda: (y, None)}))
+    monkeypatch.setattr(gpu_graphs, "poison", lambda result: result[0].fill_(float("nan")))
+    monkeypatch.setattr(gpu_graphs, "capture", lambda run: type("C", (), {"graph": Idle(), "result": run()})())
     (row,) = Bench(lambda told: None).measure(request(point(), None, "torch"))
     assert "error inf" in row["reason"]
 
@@ -89,7 +90,7 @@ def test_one_configuration_that_fails_leaves_the_others(monkeypatch: pytest.Monk
             raise ValueError("too much shared memory")
 
         y = torch.zeros(5, 3, 8)
-        return peers_gpu.GpuPrepared("1", {"bad": bad, "wrong": lambda: (y, None), "good": good}, compiling=["good"])
+        return Prepared("1", {"bad": bad, "wrong": lambda: (y, None), "good": good}, compiling=["good"])
 
     monkeypatch.setitem(peers_gpu.FRAMEWORKS, "triton", two)
     (row,) = Bench(lambda told: None).measure(request(point(), None, "triton"))
@@ -102,9 +103,7 @@ def test_one_configuration_that_fails_leaves_the_others(monkeypatch: pytest.Monk
 
 def test_a_compiler_that_takes_too_long_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = {"slow": lambda: time.sleep(10)}
-    monkeypatch.setitem(
-        peers_gpu.FRAMEWORKS, "triton", lambda p: peers_gpu.GpuPrepared("1", runs, compiling=tuple(runs))
-    )
+    monkeypatch.setitem(peers_gpu.FRAMEWORKS, "triton", lambda p: Prepared("1", runs, compiling=tuple(runs)))
     (row,) = Bench(lambda told: None).measure(request(point(), None, "triton", compile_seconds=0.05))
     assert row["reason"] == "slow: its compiler was stopped after 0.05 s"
 
@@ -143,7 +142,7 @@ def test_errors_cover_states_and_call_nan_infinite() -> None:
 
 
 def test_requests_and_answers_are_lines_of_json(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-    monkeypatch.setattr(gpu_worker, "ceilings", lambda: {"memory_tb_s": 4.0})
+    monkeypatch.setattr(gpu_graphs, "ceilings", lambda: {"memory_tb_s": 4.0})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties())
     answers: list[dict[str, Any]] = []
     lines = [json.dumps({"facts": True}), json.dumps(request(point(), module, "tvm_rnn"))]
@@ -162,6 +161,54 @@ def test_a_machine_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     answers: list[dict[str, Any]] = []
     serve(iter([]), answers.append)
     assert answers == [{"failed": "torch finds no NVIDIA GPU on this machine"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Candidates: two right modules, one of another network, one that is no module."""
+    place = tmp_path_factory.mktemp("candidates")
+    net = rnn.RNN(rnn.cells.lstm, 4, 8)
+    rnn.compile(net).export(place / "a.so")
+    rnn.compile(net, batch=3).export(place / "b.so")
+    rnn.compile(rnn.RNN(rnn.cells.lstm, 4, 9)).export(place / "other.so")
+    (place / "broken.so").write_text("no module")
+    return place
+
+
+def candidates(folder: Path, *files: str, **more: Any) -> dict[str, Any]:
+    return {"point": point().as_dict(), "folder": str(folder), "files": list(files), "rounds": 3, **more}
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_right_candidates_are_timed_and_others_say_why(folder: Path, final: bool) -> None:
+    told: list[dict[str, Any]] = []
+    rows = Bench(told.append).candidates(candidates(folder, "a.so", "broken.so", "other.so", "b.so", final=final))
+    assert [row["file"] for row in rows] == ["a.so", "broken.so", "other.so", "b.so"]
+    for row in (rows[0], rows[3]):
+        assert row["us"] == 101.0 and row["error"] < 1e-5 and "reason" not in row
+    assert all("us" not in row and row["reason"] for row in rows[1:3])
+    assert ("preparing", "broken.so") in {(t["stage"], t["config"]) for t in told}
+
+
+def test_a_wrong_candidate_is_not_timed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_worker, "tolerance", lambda precision, steps: 0.0)
+    (row,) = Bench(lambda told: None).candidates(candidates(folder, "a.so"))
+    assert "us" not in row and row["reason"].startswith("error")
+
+
+def test_a_candidate_whose_result_moves_is_not_timed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_graphs, "same_bits", lambda one, other: False)
+    bench = Bench(lambda told: None)
+    assert "us" in bench.candidates(candidates(folder, "a.so"))[0]
+    (row,) = bench.candidates(candidates(folder, "a.so", final=True))
+    assert row["reason"] == "TvmRnnError: the result differs from run to run"
+
+
+def test_the_oracle_is_computed_once_for_all_candidates_of_a_point(folder: Path) -> None:
+    told: list[dict[str, Any]] = []
+    serve(iter([json.dumps(candidates(folder, "a.so"))] * 2), told.append)
+    assert told[-1]["rows"][0]["file"] == "a.so"
+    assert sum(t.get("stage") == "computing the oracle" for t in told) == 1
 
 
 def test_nothing_here_imports_the_compiler() -> None:

@@ -24,7 +24,6 @@ import tvm_rnn as rnn
 from tests.oracle.test_reference import restless
 from tvm_rnn import cell, cells, einsum, exp, softmax, sum, tanh
 from tvm_rnn.cpu.lower_network import Lowering
-from tvm_rnn.cpu.module_facts import describe
 from tvm_rnn.cpu.training.add_entry_points import add_training
 from tvm_rnn.options import PASS_NAMES, Options
 from tvm_rnn.oracle.tolerance import assert_close
@@ -120,7 +119,7 @@ def test_records_are_used() -> None:
     machine = replace(resolve("llvm"), records=first)
     own = passed(net, Options(machine, batches, training=True))
     lowered = Lowering(net, own.layers, own.options).run()
-    add_training(own, lowered, describe(net, lowered, own.options))
+    add_training(own, lowered, lowered.describe())
     choices = []
     for number, unit in enumerate(first.asked.values()):
         (own,) = able(unit, machine)

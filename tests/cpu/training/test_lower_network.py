@@ -9,10 +9,10 @@ from networks import network
 
 import tvm_rnn as rnn
 from tvm_rnn import target
+from tvm_rnn.cpu.lower_network import verify
 from tvm_rnn.cpu.training.lower_backward import Backward
 from tvm_rnn.cpu.training.lower_forward import ForwardTrain
 from tvm_rnn.cpu.training.tape_layout import TapeLayout
-from tvm_rnn.cpu.verify_time_order import verify
 from tvm_rnn.graph.graph import Layers
 from tvm_rnn.options import Options
 from tvm_rnn.passes import pipeline

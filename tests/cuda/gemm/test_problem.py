@@ -1,9 +1,59 @@
-"""What kernels share: operands of any alignment."""
+"""A gemm group: operands of any alignment; what its epilogue reads, and vectors where all addresses allow them."""
 
 from __future__ import annotations
 
+import pytest
 from compiled_kernels import text_of
-from gemm_groups import hoisted, made
+from gemm_groups import hoisted, lstm_step, made
+
+from tvm_rnn.cuda.gemm.problem import read_nodes
+from tvm_rnn.cuda.layer.pointers import Place
+from tvm_rnn.graph.graph import Group
+
+
+def text(group: Group, precision: str, stride: int = 0, align: int = 16) -> str:
+    return text_of(made(group, precision, stride, align).variants[-1].kernel)
+
+
+def test_values_are_read_in_order_of_use() -> None:
+    found = read_nodes(lstm_step(16, 16), lambda n: Place("float32", 16) if n.leaf and n.op != "param" else None)
+    assert [n.name for n in found] == ["g0", "g1", "g2", "g3", "c"]
+
+
+@pytest.mark.broad_after(3)
+@pytest.mark.parametrize(
+    ("precision", "width", "stride", "align", "vector"),
+    [
+        ("bfloat16", 64, 0, 16, "v4_b32"),
+        ("bfloat16", 64, 4, 16, "v2_b32"),
+        ("bfloat16", 64, 2, 16, "global_b32"),
+        ("bfloat16", 64, 0, 8, "v2_b32"),
+        ("bfloat16", 64, 1, 16, None),
+        ("bfloat16", 65, 0, 16, None),
+        ("tf32", 64, 0, 16, "v4_f32"),
+        ("float32", 64, 0, 16, "v4_f32"),
+        ("float64", 64, 0, 16, None),
+    ],
+)
+def test_stores_are_as_wide_as_addresses_allow(
+    precision: str, width: int, stride: int, align: int, vector: str | None
+) -> None:
+    found = text(hoisted(4, width), precision, stride, align)
+    stores = {w for w in ("v4_b32", "v2_b32", "v4_f32", "v2_f32") if f"st_vec_global_{w}" in found}
+    if "st_global_b32" in found:
+        stores.add("global_b32")
+    assert stores == ({vector} if vector else set()), found[:200]
+
+
+def test_the_last_units_are_stored_one_by_one() -> None:
+    assert "< (int64_t)65" in text(hoisted(1, 65), "bfloat16")
+
+
+def test_a_product_that_is_stored_itself() -> None:
+    group = hoisted(4, 64)
+    assert group.root is not None
+    alone = Group("gemm", "before", 0, group.root, (group.root,), (group.root,))
+    assert "st_vec_global_v4_b32" in text(alone, "bfloat16")
 
 
 def test_both_ways_to_read_an_operand_are_in_one_kernel() -> None:

@@ -7,7 +7,7 @@ from compiled_kernels import text_of
 from gemm_groups import lstm_step, made
 
 from tvm_rnn.cuda.gemm.group_kernels import Variant
-from tvm_rnn.cuda.gemm.wgmma_split_k import SplitTile
+from tvm_rnn.cuda.gemm.wgmma_split_k import SplitKTile
 from tvm_rnn.target import resolve
 
 
@@ -67,13 +67,17 @@ def test_no_kernel_for_rows_that_are_not_aligned() -> None:
 
 @pytest.mark.parametrize("cluster", [1, 2, 4])
 def test_every_item_has_one_block(cluster: int) -> None:
-    tile = SplitTile(160, cluster=cluster)
-    assert tile.items(32) == 10 and tile.own(32) * cluster >= 10 > (tile.own(32) - 1) * cluster
-    assert tile.shared_bytes(32) >= cluster * tile.own(32) * tile.members * 32
+    tile = SplitKTile(columns=160, block=32, cluster=cluster)
+    assert tile.items == 10 and tile.own * cluster >= 10 > (tile.own - 1) * cluster
+    assert tile.shared_bytes >= cluster * tile.own * tile.members * 32
+
+
+def split_k(columns: int, along: int, stages: int = 4) -> SplitKTile:
+    return SplitKTile(128, columns=columns, block=32, along=along, stages=stages)
 
 
 def test_tiles_that_do_not_fit_are_left_out() -> None:
     """Of an LSTM of 6144, 128 rows leave room for three stages; 640 threads do not have 144 columns' sums."""
     assert [v.kernel.name for v in shared(6144, most=128)] == ["kernel_share1"]
-    assert SplitTile(144, high=2, along=1).fits and SplitTile(256, high=2, along=2).fits
-    assert not SplitTile(288, high=2, along=2).fits and not SplitTile(256, high=2, stages=3).fits
+    assert split_k(144, 1).fits and split_k(256, 2).fits
+    assert not split_k(288, 2).fits and not split_k(256, 1, stages=3).fits

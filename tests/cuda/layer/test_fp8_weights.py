@@ -42,7 +42,7 @@ def decoding(precision: str) -> Kernel:
         k.store(zero, tirx.const(0, "uint32"), 0)
         codes = k.keep(k["codes"][tirx.Cast("int64", at)])
         for name, none in (("resident", zero[0]), ("passing", None)):
-            fp8_weights.decode(k, precision, codes, found[2], found[3], found, none)
+            fp8_weights.decode(k, precision, codes, (found[2], found[3]), found, none)
             for z in range(2):
                 k.store(k[name], found[2 + z], tirx.Cast("int64", at * 2 + z))
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tvm import tirx
 
-from tvm_rnn.cuda.layer.packed_layout import Digits, Fragments, Lanes
+from tvm_rnn.cuda.layer.packed_layout import Fragments, Lanes
 from tvm_rnn.graph.graph import Node
 
 SHAPES = [(4, 40, 24), (3, 50, 33), (1, 7, 5), (5, 33, 72)]
@@ -62,9 +61,3 @@ def test_packs_of_one_order_are_equal() -> None:
     layout, node = Lanes(4, 8, "float32", 2), Node("param", shape=(4, 8, 3))
     assert layout.pack(node).key == Lanes(4, 8, "float32", 2).pack(node).key
     assert layout.pack(node).key != layout.pack(Node("param", shape=(4, 8, 4))).key
-
-
-def test_digits() -> None:
-    digits = Digits(tirx.const(2 * 35 + 5 * 4 + 3, "int32"))
-    found = [digits.take(5), digits.take(7), digits.rest]
-    assert [int(d) for d in found] == [93 % 5, 93 // 5 % 7, 93 // 35]

@@ -6,12 +6,14 @@ import re
 
 import pytest
 from compiled_kernels import text_of
+from row_products import operand
 
-from tvm_rnn.cuda.training.weight_gradient_wgmma_packed import PackedWeightGradientTile, packed_weight_gradient
+from tvm_rnn.cuda.training.weight_gradient_wgmma import PackedWeightGradientTile
 
 
 def text(**options: int) -> str:
-    return text_of(packed_weight_gradient("t", PackedWeightGradientTile("bfloat16", 128, 128, **options), 1, 130, 130))
+    left, right = (operand(name, 130, 130, "bfloat16") for name in "ab")
+    return text_of(PackedWeightGradientTile("bfloat16", 128, 128, **options).kernel("t", [left], right))
 
 
 @pytest.mark.parametrize("stages", [4, 5])

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from persistent_layers import GPU, best_geometry, geometry_of, step, unit_of
+from persistent_layers import GPU, best_geometry, geometry_of, step
 
 from tvm_rnn.cuda.model.persistent_step_time import (
     RESIDENT_CLUSTERS,
@@ -94,15 +94,14 @@ def test_weights_that_are_read_again_in_every_step_do_not_run() -> None:
 
 
 def test_the_cheapest_of_those_that_fit() -> None:
-    unit = unit_of("lstm", 256, "bfloat16", 16)
     teams = [
         team(ctas=ctas, register_words=words, shared_words=1 << 20) for ctas in (4, 8, 16) for words in (0, 64, 128)
     ]
-    best = cheapest(teams, unit, GPU)
+    best = cheapest(teams, 16, GPU)
     assert best is not None
     assert predict(best, 16, GPU) == min(predict(t, 16, GPU) for t in teams if able_to_run(t, GPU))
-    assert cheapest([], unit, GPU) is None
-    assert cheapest([team("lstm", 1024, ctas=1, shared_words=1 << 20)], unit, GPU) is None
+    assert cheapest([], 16, GPU) is None
+    assert cheapest([team("lstm", 1024, ctas=1, shared_words=1 << 20)], 16, GPU) is None
 
 
 @pytest.mark.broad

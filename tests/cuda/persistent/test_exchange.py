@@ -9,6 +9,7 @@ import pytest
 from emulated import Case, persistent_error
 from persistent_layers import geometry_of, layout_of, step, text_of
 
+from tests.cuda.persistent.product.test_operands_staged import staged
 from tests.cuda.persistent.test_kernel import cluster, grid
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.cuda.persistent.geometry import BLOCK_WORDS
@@ -55,3 +56,32 @@ def test_a_slow_warp_still_sends_what_the_step_staged(seed: int) -> None:
     """The rest of its block may be a step ahead of it by then."""
     case = Case("lstm", 64, 16, 5, "bfloat16")
     assert persistent_error(case, cluster(4, 16, warps_u=2), seed=seed) < tolerance("bfloat16", 5)
+
+
+def test_all_tiles_are_staged_before_the_first_is_handed_over() -> None:
+    team = geometry_of(step("elman", 64), "bfloat16", **staged(2, 24))
+    assert team.staged_tiles == 3 and team.stage_words == 4 * 3 * 32
+    text = text_of(persistent.kernel("k", team, layout_of("elman", 64, "bfloat16")))
+    steps = text[text.index("wgmma") :]
+    loads, hands = "ld_vec_shared_v4_b32(", "st_vec_relaxed_gpu_global_v4_b32("
+    first = steps.index(hands)
+    assert steps[:first].count(loads) == 3  # every tile is loaded before one is stored
+    assert steps.index("st_vec_global_v4_b32(") > [m.end() for m in re.finditer(re.escape(hands), steps)][2]
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize(
+    "precision", ["bfloat16", *(pytest.param(p, marks=pytest.mark.slow) for p in ("float16", "tf32"))]
+)
+@pytest.mark.parametrize("geometry", [cluster(1, 8, warps_k=2), grid(2, 8, warps_k=2)], ids=["cluster", "grid"])
+def test_one_step_from_given_states(precision: str, geometry: dict[str, Any]) -> None:
+    """20 units in K blocks of 16 or 32, shared by two warps: most of the last block is nobody's."""
+    assert persistent_error(Case("gru", 20, 5, 1, precision), geometry) < tolerance(precision, 1)
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize("geometry", [cluster(2, 8), grid(2, 8, warps_k=2)], ids=["cluster", "grid"])
+def test_a_reset_before_the_first_step(geometry: dict[str, Any]) -> None:
+    case = Case("slstm", 20, 9, 1, "bfloat16")
+    case.reset[:] = True
+    assert persistent_error(case, geometry, False, True, True) < tolerance("bfloat16", 1)

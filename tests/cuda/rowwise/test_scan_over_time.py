@@ -60,10 +60,10 @@ def test_it_takes_any_batch_and_no_memory() -> None:
 
 def test_one_of_two_kernels_is_launched() -> None:
     found, program = regime("sru"), Program(dtype="bfloat16")
-    place = {node: Pointer("p", found.place_of(node).dtype) for node in found.reads}
+    place = {node: Pointer("p", found.layout.rows(node).dtype) for node in found.step.read_nodes}
     inputs = [Pointer("x", found.layout.dtype) for _ in found.layout.graph.inputs]
     states = [Pointer("s", "float32") for _ in found.layout.graph.states]
-    weights = {node: Pointer("w", "float32") for node in found.params}
+    weights = {node: Pointer("w", "float32") for node in found.step.param_nodes}
     output = Pointer("y", found.layout.output.dtype)
     layer_steps = LayerSteps(
         found.layout, "0", "T", True, inputs, place, weights, states, states, output, Pointer("work")

@@ -10,7 +10,7 @@ from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import Weights
-from tvm_rnn.cuda.rowwise.state_moves import COPIES, StateCopy, StateKernels, copy_states
+from tvm_rnn.cuda.rowwise.state_moves import COPIES, Buffers, StateCopy, StateKernels, Step, Tile, copy_states
 
 
 def kernels(name: str, precision: str) -> StateKernels:
@@ -54,3 +54,10 @@ def test_moves_of_several_layers_are_one_launch() -> None:
     assert sorted(program.kernels) == ["load0", "save0", "save1"]
     assert names(program.kernels["save1"])[:2] == ["from0", "to0"] and len(program.kernels["save1"].pointers) == 6
     text_of(*program.kernels.values())
+
+
+def test_what_has_to_be_said() -> None:
+    x, y = Pointer("x", "float32"), Pointer("y", "float32")
+    tile = Tile([x], y, "start", "count", False, 0)
+    assert tile.kept == [] and Buffers({}, [(x, y)], {}, {}, {}, []).mask_keys is None
+    assert Step(tile, "t", [x], [y], {}, {}).tile is tile

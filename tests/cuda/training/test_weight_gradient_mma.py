@@ -8,8 +8,7 @@ from compiled_kernels import text_of
 from row_products import LIMITS, operand, sums
 
 from tvm_rnn.cuda.layer.pointers import storage
-from tvm_rnn.cuda.training.weight_gradient_block import tiles_of
-from tvm_rnn.cuda.training.weight_gradient_mma import THREADS, mma_weight_gradient, tile_for
+from tvm_rnn.cuda.training.weight_gradient_mma import THREADS, tile_for
 
 
 @pytest.mark.broad_after(1)
@@ -28,8 +27,8 @@ def test_sums_over_rows(precision: str, rows: int, parts: int) -> None:
     assert tile.high * tile.wide >= 64 * 64
     lefts = [operand("a0", 72, 72, dtype), operand("a1", 72, 160, dtype, 80)]
     right, wide = operand("b", 20, 32, dtype), "float64" if precision == "float64" else "float32"
-    kernel = mma_weight_gradient("totals", tile, lefts, right)
-    found, expected = sums(kernel, 2 * tiles_of(tile, 72, 20), lefts, right, rows, parts, wide)
+    kernel = tile.kernel("totals", lefts, right)
+    found, expected = sums(kernel, tile.tiles(2, 72, 20), lefts, right, rows, parts, wide)
     assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
 
 
@@ -39,7 +38,7 @@ def test_rows_that_are_not_made_of_16_bytes(precision: str) -> None:
     dtype = storage(precision)
     lefts = [operand("a0", 9, 9, dtype)]
     right, tile = operand("b", 7, 7, dtype), tile_for(precision, 9, 7)
-    found, expected = sums(mma_weight_gradient("totals", tile, lefts, right), tiles_of(tile, 9, 7), lefts, right, 21, 1)
+    found, expected = sums(tile.kernel("totals", lefts, right), tile.tiles(1, 9, 7), lefts, right, 21, 1)
     assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
 
 
@@ -48,11 +47,11 @@ def test_tiles_fit_shared_memory_and_the_result() -> None:
         tile = tile_for(precision, 1024, 512)
         assert tile.shared_bytes < 227 * 1024 and tile.high * tile.wide % THREADS == 0
         small = tile_for(precision, 20, 20)
-        assert (small.high, small.wide) == (64, 64) and tiles_of(small, 65, 64) == 2
+        assert (small.high, small.wide) == (64, 64) and small.tiles(1, 65, 64) == 2
 
 
 def test_both_operands_are_turned_on_the_way_to_tensor_cores() -> None:
     left, right = (operand(name, 64, 64, "bfloat16") for name in ("a0", "b"))
-    kernel = mma_weight_gradient("t", tile_for("bfloat16", 64, 64), [left], right)
+    kernel = tile_for("bfloat16", 64, 64).kernel("t", [left], right)
     text = text_of(kernel)
     assert "ldmatrix_sync_aligned_m8n8_x4_trans" in text and "atomic" not in text

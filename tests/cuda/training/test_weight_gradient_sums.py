@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +11,9 @@ from emulated import run
 
 from tvm_rnn.cuda.codegen.host_program import Program
 from tvm_rnn.cuda.codegen.workspace_size import working_memory
+from tvm_rnn.cuda.gemm.operands import Operand
 from tvm_rnn.cuda.layer.pointers import Place
-from tvm_rnn.cuda.training.weight_gradient_mma import mma_weight_gradient
+from tvm_rnn.cuda.training.weight_gradient_mma import MmaWeightGradientTile
 from tvm_rnn.cuda.training.weight_gradient_sums import COLUMNS, WeightGradients
 from tvm_rnn.graph.graph import Node, make
 
@@ -51,13 +52,13 @@ def test_products_with_one_operand_share_a_launch() -> None:
 
 
 def test_kernels_know_where_their_operands_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Any] = []
+    seen: list[Operand] = []
 
-    def spy(name: str, tile: Any, lefts: Any, right: Any) -> Any:
+    def spy(tile: MmaWeightGradientTile, lefts: Sequence[Operand], right: Operand) -> list[tuple[str, str]]:
         seen.extend((*lefts, right))
-        return mma_weight_gradient(name, tile, lefts, right)
+        return [(one.name, one.place.dtype) for one in (*lefts, right)]
 
-    monkeypatch.setattr("tvm_rnn.cuda.training.weight_gradient_sums.mma_weight_gradient", spy)
+    monkeypatch.setattr(MmaWeightGradientTile, "pointers", spy)
     weight_gradients(product(A, X), product(B, X))
     assert [o.name for o in seen] == ["a0", "a1", "x1"] and all(o.told for o in seen)
 

@@ -1,14 +1,28 @@
-"""The GEMM of weight gradients by wgmma, emulated: sums over rows in parts, of what lies along rows."""
+"""GEMMs of weight gradients by wgmma, emulated: sums over rows in parts, as they lie and packed, and where it pays."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from compiled_kernels import text_of
+from emulated import decoded, encoded, run
 from row_products import LIMITS, operand, sums
 
-from tvm_rnn.cuda.training.weight_gradient_block import tiles_of
-from tvm_rnn.cuda.training.weight_gradient_wgmma import WgmmaWeightGradientTile, wgmma_tile_for, wgmma_weight_gradient
+from tvm_rnn.cuda.gemm.operands import Operand
+from tvm_rnn.cuda.gemm.wgmma import SQUARE_BYTES
+from tvm_rnn.cuda.layer.pointers import storage
+from tvm_rnn.cuda.training.weight_gradient_wgmma import (
+    SHAPES,
+    PackedWeightGradientTile,
+    WgmmaWeightGradientTile,
+    pack_kernel,
+    packed_tile_for,
+    rows_of_stage,
+    squares,
+    wgmma_tile_for,
+)
 
 
 @pytest.mark.parametrize(
@@ -35,8 +49,8 @@ def test_sums_over_rows(precision: str, height: int, width: int, rows: int, part
     right = operand("b", width, -(-width // 8) * 8 + 8, precision, 8)
     tile = wgmma_tile_for(precision, lefts, right, "sm_90a")
     assert tile is not None
-    kernel = wgmma_weight_gradient("totals", tile, lefts, right)
-    found, expected = sums(kernel, 2 * tiles_of(tile, height, width), lefts, right, rows, parts)
+    kernel = tile.kernel("totals", lefts, right)
+    found, expected = sums(kernel, tile.tiles(2, height, width), lefts, right, rows, parts)
     assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
 
 
@@ -47,15 +61,15 @@ def test_rows_of_4_byte_pieces() -> None:
     for right in (operand("b", 70, 72, "bfloat16"), operand("b", 70, 70, "bfloat16")):
         tile = wgmma_tile_for("bfloat16", lefts, right, "sm_90a")
         assert tile is not None
-        kernel = wgmma_weight_gradient("totals", tile, lefts, right)
-        found, expected = sums(kernel, 2 * tiles_of(tile, 66, 70), lefts, right, 70, 1)
+        kernel = tile.kernel("totals", lefts, right)
+        found, expected = sums(kernel, tile.tiles(2, 66, 70), lefts, right, 70, 1)
         assert np.linalg.norm(found - expected) < 1e-6 * np.linalg.norm(expected)
 
 
 def test_it_is_for_large_results_of_16_bit_rows_on_hopper() -> None:
     left, right = operand("a0", 512, 512, "bfloat16"), operand("b", 512, 512, "bfloat16")
     tile = wgmma_tile_for("bfloat16", [left], right, "sm_90a")
-    assert tile == WgmmaWeightGradientTile("bfloat16", 256, 128) and tile.shared_bytes < 227 * 1024
+    assert tile == WgmmaWeightGradientTile("bfloat16", 128, 256) and tile.shared_bytes < 227 * 1024
     assert wgmma_tile_for("bfloat16", [left], right, "sm_80") is None
     assert wgmma_tile_for("tf32", [left], right, "sm_90a") is None
     assert wgmma_tile_for("bfloat16", [operand("a0", 33, 40, "bfloat16")], right, "sm_90a") is None
@@ -70,15 +84,150 @@ def test_the_tile_that_reads_least(height: int) -> None:
     left, right = operand("a0", height, 2560, "float16"), operand("b", 650, 1024, "float16")
     tile = wgmma_tile_for("float16", [left], right, "sm_90a")
     assert tile is not None and tile.threads <= 384 and tile.shared_bytes <= 227 * 1024
-    read = tiles_of(tile, height, 650) * (tile.high + tile.wide)
+    read = tile.tiles(1, height, 650) * (tile.high + tile.wide)
     for high in (64, 128):
         for wide in (64, 128, 256):
-            assert read <= tiles_of(WgmmaWeightGradientTile("float16", wide, high), height, 650) * (high + wide)
+            other = WgmmaWeightGradientTile("float16", high, wide)
+            assert read <= other.tiles(1, height, 650) * (high + wide)
 
 
 def test_operands_are_multiplied_as_they_lie() -> None:
     left, right = (operand(name, 64, 64, "bfloat16") for name in ("a0", "b"))
     tile = wgmma_tile_for("bfloat16", [left], right, "sm_90a")
     assert tile is not None
-    text = text_of(wgmma_weight_gradient("t", tile, [left], right))
+    text = text_of(tile.kernel("t", [left], right))
     assert "m64n64k16_f32_bf16_bf16_1_1_1_1" in text and "atomic" not in text
+
+
+def sides(lefts: int, height: int, width: int) -> tuple[list[Operand], Operand]:
+    """Operands whose depths alone matter: others have packed them."""
+    left, right = (operand(name, depth, depth, "float32") for name, depth in (("a", height), ("b", width)))
+    return [left] * lefts, right
+
+
+def packed_sums(
+    tile: PackedWeightGradientTile, lefts: int, height: int, width: int, rows: int, parts: int
+) -> tuple[np.ndarray, ...]:
+    """Both kernels on random rows, added up over parts, and what it should be. What nobody packs is NaN."""
+    rng, dtype = np.random.default_rng(0), storage(tile.precision)
+    stages = -(-rows // rows_of_stage(tile.precision))
+    arrays, values = {}, []
+    for name, count, depth in (("a", lefts, height), ("b", 1, width)):
+        each = squares(depth)
+        size = stages * count * each + 8
+        into = encoded(np.full(size * SQUARE_BYTES // (4 if dtype == "float32" else 2), np.nan), dtype)
+        for number in range(count):
+            one = operand("r", depth, -(-depth // 8) * 8, dtype)
+            row = np.full((rows, one.place.row_stride), np.nan)
+            row[:, :depth] = rng.normal(size=(rows, depth))
+            given = encoded(row, dtype)
+            values.append(decoded(given, dtype)[:, :depth])
+            kernel = pack_kernel("pack", one, tile.precision, stage_squares=count * each, first=number * each)
+            run(kernel, {"r": given, "packed": into}, {"rows": rows}, stages * each)
+        arrays[name] = into
+    arrays["sums"] = np.full((parts, lefts, height, width), np.nan, "f4")
+    kernel = tile.kernel("totals", *sides(lefts, height, width))
+    run(kernel, arrays, {"rows": rows, "parts": parts}, parts * tile.tiles(lefts, height, width))
+    return arrays["sums"].sum(0), np.stack([left.T @ values[-1] for left in values[:-1]])
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize(
+    ("precision", "shape", "lefts", "height", "width", "rows", "parts"),
+    [
+        ("bfloat16", (128, 128), 1, 72, 70, 75, 2),
+        ("tf32", (128, 128), 1, 72, 70, 75, 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("float16", (128, 256), 3, 130, 200, 300, 1),
+                ("bfloat16", (192, 192), 2, 330, 191, 65, 1),
+                ("bfloat16", (192, 128), 1, 64, 260, 1, 3),
+                ("tf32", (192, 192), 2, 200, 130, 97, 1),
+                ("tf32", (128, 256), 3, 130, 66, 300, 4),
+                ("tf32", (192, 128), 1, 64, 64, 1, 1),
+            )
+        ),
+    ],
+)
+def test_sums_over_rows_that_are_packed(
+    precision: str, shape: tuple[int, int], lefts: int, height: int, width: int, rows: int, parts: int
+) -> None:
+    """Fewer rows than a stage and more, parts that have none, clusters of which a block has no work."""
+    tile = PackedWeightGradientTile(precision, *shape)
+    found, expected = packed_sums(tile, lefts, height, width, rows, parts)
+    assert np.linalg.norm(found - expected) < LIMITS[precision] * np.linalg.norm(expected)
+
+
+def test_packing_is_for_large_results_on_hopper() -> None:
+    def tile(precision: str, height: int, width: int, arch: str = "sm_90a") -> PackedWeightGradientTile | None:
+        lefts = [operand(f"a{i}", height, height, storage(precision)) for i in range(4)]
+        return packed_tile_for(precision, lefts, operand("b", width, width, storage(precision)), arch, 132)
+
+    assert tile("bfloat16", 2560, 2560) and tile("tf32", 2560, 2560) and tile("tf32", 512, 512)
+    assert tile("bfloat16", 256, 256) is None and tile("tf32", 64, 64) is None
+    assert tile("tf32", 2560, 2560, "sm_80") is None and tile("float32", 2560, 2560) is None
+    odd = operand("a0", 2561, 2561, "bfloat16")
+    assert packed_tile_for("bfloat16", [odd], operand("b", 2560, 2560, "bfloat16"), "sm_90a", 132) is None
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tiles_fit(shape: tuple[int, int]) -> None:
+    """Shared memory, registers, and halves of the right operand of whole 16 bytes."""
+    tile = PackedWeightGradientTile("bfloat16", *shape)
+    assert tile.shared_bytes <= 227 * 1024 and tile.threads <= 512 and tile.wide % (8 * tile.cluster) == 0
+    assert tile.tiles(4, 650, 650) % tile.cluster == 0
+    assert replace(tile, cluster=1).tiles(1, 1, 1) == 1
+
+
+def test_blocks_of_a_cluster_share_what_they_fetch() -> None:
+    text = text_of(PackedWeightGradientTile("tf32", 192, 192).kernel("t", *sides(1, 200, 200)))
+    assert "multicast__cluster" in text and "m64n192k8_f32_tf32_tf32_1_1" in text and "atomic" not in text
+
+
+def packed(one: Operand, precision: str, rows: int, values: np.ndarray, spare: int, first: int) -> np.ndarray:
+    """What the kernel makes of rows: [stage, square, line, chunk, element], chunks in their order again."""
+    dtype = storage(precision)
+    whole = np.full((rows + 1, one.place.row_stride), np.nan)
+    first_column = one.offset or 0
+    whole[:rows, first_column : first_column + one.depth] = values
+    own, stages = squares(one.depth), -(-rows // rows_of_stage(precision))
+    shape = (stages, own + spare, 64, 8, 16 // np.dtype(storage("float32") if precision == "tf32" else "f2").itemsize)
+    into = encoded(np.full(shape, 7.0), dtype)
+    kernel = pack_kernel("pack", one, precision, stage_squares=own + spare, first=first)
+    run(kernel, {one.name: encoded(whole, one.place.dtype), "packed": into}, {"rows": rows}, stages * own)
+    found = decoded(into, dtype).reshape(stages, own + spare, SQUARE_BYTES // 128, 8, -1)
+    order = np.arange(8)[None, :] ^ np.arange(64)[:, None] % 8
+    return np.take_along_axis(found, order[None, None, :, :, None], 3)
+
+
+@pytest.mark.broad_after(1)
+@pytest.mark.parametrize("precision", ["bfloat16", "tf32"])
+@pytest.mark.parametrize(
+    ("depth", "stride", "offset", "rows"),
+    [(130, 136, 0, 70), (64, 80, 16, 1), pytest.param(70, 74, 2, 129, marks=pytest.mark.slow)],
+)
+def test_every_element_has_its_place(precision: str, depth: int, stride: int, offset: int, rows: int) -> None:
+    """Rows inside of others, of 16-byte pieces and of 4-byte ones; squares beside others, which stay as they are."""
+    one = operand("r", depth, stride, storage(precision), offset)
+    values = np.random.default_rng(1).normal(size=(rows, depth))
+    found = packed(one, precision, rows, values, 2, 1)
+    deep, own = rows_of_stage(precision), squares(depth)
+    assert (found[:, 0] == 7).all() and (found[:, -1] == 7).all()
+    expected = np.zeros((found.shape[0] * deep, own * 64))
+    expected[:rows, :depth] = decoded(encoded(values, storage(precision)), storage(precision))
+    squared = expected.reshape(-1, deep, own, 64).transpose((0, 2, 3, 1) if precision == "tf32" else (0, 2, 1, 3))
+    limit = 2.0**-11 if precision == "tf32" else 0  # rounded to 10 bits of mantissa
+    got = found[:, 1:-1].reshape(squared.shape)
+    np.testing.assert_allclose(got, squared, rtol=limit, atol=0)
+    if precision == "tf32":
+        assert not (got.astype("f4").view("u4") & 0x1FFF).any()
+
+
+@pytest.mark.broad
+def test_nan_and_inf_stay() -> None:
+    one = operand("r", 64, 64, "float32")
+    values = np.ones((32, 64))
+    values[3, 5], values[4, 6] = np.nan, -np.inf
+    found = packed(one, "tf32", 32, values, 0, 0)[0, 0].reshape(64, 32)
+    assert np.isnan(found[5, 3]) and found[6, 4] == -np.inf and np.isfinite(found).sum() == 64 * 32 - 2

@@ -11,6 +11,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -34,10 +35,7 @@ def fma_gflops(dtype: str, threads: int) -> float:
     work = FMA_CALL * CHAINS * lanes * 2
 
     def call_of_thread() -> Callable[[], object]:
-        x, out = (
-            tvm.runtime.tensor(np.full(CHAINS * lanes, 0.5, dtype)),
-            tvm.runtime.tensor(np.zeros(CHAINS * lanes, dtype)),
-        )
+        x, out = (tvm.runtime.tensor(np.full(CHAINS * lanes, value, dtype)) for value in (0.5, 0))
         return lambda: function(FMA_CALL, x, out)
 
     return _rate([call_of_thread() for _ in range(threads)], work) * 1e-9
@@ -60,28 +58,20 @@ def read_gbytes(size: int, threads: int) -> float:
 
 def _rate(calls: list[Callable[[], object]], work: int) -> float:
     """Work per second of all calls side by side, each in a thread of its own, the best of TRIES."""
-    return max(_once(calls, work) for _ in range(TRIES))
+    start = threading.Barrier(len(calls))
 
-
-def _once(calls: list[Callable[[], object]], work: int) -> float:
-    start, rates = threading.Barrier(len(calls)), [0.0] * len(calls)
-
-    def run(number: int) -> None:
-        call, done, elapsed = calls[number], 0, 0.0
+    def run(call: Callable[[], object]) -> float:
+        done, elapsed = 0, 0.0
         call()
         start.wait()
         begun = time.perf_counter()
         while elapsed < SECONDS:
             call()
             done, elapsed = done + 1, time.perf_counter() - begun
-        rates[number] = done * work / elapsed
+        return done * work / elapsed
 
-    own = [threading.Thread(target=run, args=(number,)) for number in range(len(calls))]
-    for thread in own:
-        thread.start()
-    for thread in own:
-        thread.join()
-    return sum(rates)
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return max(sum(pool.map(run, calls)) for _ in range(TRIES))
 
 
 @functools.cache

@@ -3,44 +3,187 @@
 In: a `GpuProblem`. Out: `models`: for each algorithm (and way to multiply, and layout) a function of no arguments that
 gives (y [T, B, D*H], state). torch chooses one algorithm by rules of its own; here each is a configuration that is
 checked and timed, and the best counts. What an algorithm lacks it says in its first call.
+
+The functions are called through ctypes in the very library that torch has loaded (`Cudnn`: a handle, descriptors that
+are destroyed with their owner, and `call`, which turns a status into an exception). Names and numbers are those of
+cuDNN 9's headers cudnn_adv.h and cudnn_graph.h, whose descriptor API is that of cuDNN 8.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
-from collections.abc import Mapping, Sequence
+import os
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from ctypes import POINTER, c_int, c_int32, c_size_t, c_uint32, c_void_p
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tvm_rnn.runtime.runtime import Manifest
 
-from . import cudnn_api as api
 from .models import Problem, Unsupported
 
 if TYPE_CHECKING:
     import torch
 
-    from .gpu_problem import GpuProblem
+    from .models import GpuProblem
+
+LIBRARY = "libcudnn.so.9"
+
+ALGORITHMS = {"STANDARD": 0, "PERSIST_STATIC": 1, "PERSIST_DYNAMIC": 2, "PERSIST_STATIC_SMALL_H": 3}
+RELU, TANH, LSTM, GRU = range(4)  # GRU resets after the product
+DATA = {"float32": 0, "float16": 2, "bfloat16": 9}
+DEFAULT_MATH, TENSOR_OP_MATH, TENSOR_OP_MATH_ALLOW_CONVERSION, FMA_MATH = range(4)
+DOUBLE_BIAS, LINEAR_INPUT, INFERENCE = 2, 0, 0
+UNPACKED, PACKED = 0, 1  # rows of [T, B]; with sequences of one length they lie in the same places
+STATUS_NOT_SUPPORTED = 3000  # and the 999 after it, which say why
+MOST_LETTERS = 240  # of a reason, for tables' sake
+
+ENUM, OUT = c_int, c_void_p  # OUT: where a function writes a pointer
+INTS, SIZE = POINTER(c_int), POINTER(c_size_t)
+SIGNATURES: dict[str, list[type]] = {
+    "cudnnCreate": [OUT],
+    "cudnnSetStream": [c_void_p, c_void_p],
+    "cudnnCreateTensorDescriptor": [OUT],
+    "cudnnDestroyTensorDescriptor": [c_void_p],
+    # descriptor, type, number of dims, dims, strides
+    "cudnnSetTensorNdDescriptor": [c_void_p, ENUM, c_int, INTS, INTS],
+    # descriptor, dims asked for, type, number of dims, dims, strides
+    "cudnnGetTensorNdDescriptor": [c_void_p, c_int, INTS, INTS, INTS, INTS],
+    "cudnnCreateRNNDescriptor": [OUT],
+    "cudnnDestroyRNNDescriptor": [c_void_p],
+    # descriptor; algorithm, cell, biases, directions, input, type, type of sums, math; input, hidden, projected size,
+    # layers; dropout, flags
+    "cudnnSetRNNDescriptor_v8": [c_void_p, *[ENUM] * 8, *[c_int32] * 4, c_void_p, c_uint32],
+    "cudnnBuildRNNDynamic": [c_void_p, c_void_p, c_int],
+    "cudnnCreateRNNDataDescriptor": [OUT],
+    "cudnnDestroyRNNDataDescriptor": [c_void_p],
+    # descriptor, type, layout, T, B, features, length of each row, what to pad with
+    "cudnnSetRNNDataDescriptor": [c_void_p, ENUM, ENUM, c_int, c_int, c_int, INTS, c_void_p],
+    "cudnnGetRNNWeightSpaceSize": [c_void_p, c_void_p, SIZE],
+    # handle, descriptor, layer and direction, size, space, product; descriptor and place of its matrix and of its bias
+    "cudnnGetRNNWeightParams": [c_void_p, c_void_p, c_int32, c_size_t, c_void_p, c_int32, c_void_p, OUT, c_void_p, OUT],
+    # handle, descriptor, mode, x; bytes of workspace and of what training keeps
+    "cudnnGetRNNTempSpaceSizes": [c_void_p, c_void_p, ENUM, c_void_p, SIZE, SIZE],
+    # handle, descriptor, mode, lengths on the GPU; x, y; h before and after; c before and after; weights, workspace,
+    # what training keeps
+    "cudnnRNNForward": [
+        *(c_void_p, c_void_p, ENUM, c_void_p),
+        *(c_void_p, c_void_p, c_void_p, c_void_p),
+        *(c_void_p, c_void_p, c_void_p),
+        *(c_void_p, c_void_p, c_void_p),
+        *(c_size_t, c_void_p, c_size_t, c_void_p, c_size_t, c_void_p),
+    ],
+}
+
+
+Argument = object  # whatever ctypes takes: numbers, addresses, None
+
+
+class CudnnError(Exception):
+    """A function of cuDNN failed; the text has its name, status and reason. Never leaves the benchmark."""
+
+
+def integers(values: Iterable[int]) -> ctypes.Array[c_int]:
+    """A C array of ints."""
+    values = tuple(values)
+    return (c_int * len(values))(*values)
+
+
+class Cudnn:
+    """The library, with one handle for this process."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        for name, arguments in SIGNATURES.items():
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, c_int
+        library.cudnnGetVersion.restype = c_size_t
+        library.cudnnGetErrorString.argtypes, library.cudnnGetErrorString.restype = [c_int], ctypes.c_char_p
+        library.cudnnGetLastErrorString.argtypes = [ctypes.c_char_p, c_size_t]
+        library.cudnnGetLastErrorString.restype = None
+
+    @property
+    def version(self) -> str:
+        """Such as 9.19.1: since cuDNN 9 the number is major * 10000 + minor * 100 + patch."""
+        number = int(self.library.cudnnGetVersion())
+        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+    @functools.cached_property
+    def handle(self) -> c_void_p:
+        return self._made("cudnnCreate")
+
+    def call(self, name: str, *arguments: Argument) -> None:
+        """Raises Unsupported where cuDNN says that it does not support this, CudnnError for any other failure."""
+        status = getattr(self.library, name)(*arguments)
+        if not status:
+            return
+        text = ctypes.create_string_buffer(1024)
+        self.library.cudnnGetLastErrorString(text, len(text))
+        words = [self.library.cudnnGetErrorString(status), *text.value.split()]
+        reason = f"{name}: {b' '.join(words).decode(errors='replace')}"[:MOST_LETTERS]
+        raise Unsupported(reason) if status // 1000 * 1000 == STATUS_NOT_SUPPORTED else CudnnError(reason)
+
+    def descriptor(self, kind: str, owner: object) -> c_void_p:
+        """A new descriptor (kind: "Tensor", "RNN" or "RNNData"), destroyed with its owner."""
+        made = self._made(f"cudnnCreate{kind}Descriptor")
+        destroy = getattr(self.library, f"cudnnDestroy{kind}Descriptor")
+        # Not when Python ends: the GPU's context may be gone by then.
+        weakref.finalize(owner, destroy, made).atexit = False
+        return made
+
+    def _made(self, name: str) -> c_void_p:
+        place = c_void_p()
+        self.call(name, ctypes.byref(place))
+        return place
+
+
+def candidates() -> Iterator[tuple[str, int]]:
+    """Where the library may be, and how to open it: torch's own is in this process already, or in a wheel beside it."""
+    yield LIBRARY, os.RTLD_NOW | os.RTLD_NOLOAD
+    import torch
+
+    packages = Path(torch.__file__).resolve().parent.parent
+    for folder in (packages / "nvidia" / "cudnn" / "lib", packages / "torch" / "lib"):
+        if (folder / LIBRARY).exists():
+            yield str(folder / LIBRARY), os.RTLD_NOW
+    yield LIBRARY, os.RTLD_NOW
+
+
+@functools.cache
+def load() -> Cudnn:
+    """torch's cuDNN. Raises Unsupported where there is none, or none of version 9."""
+    for path, mode in candidates():
+        try:
+            return Cudnn(ctypes.CDLL(path, mode=mode))
+        except OSError:
+            continue
+        except AttributeError as reason:
+            raise Unsupported(f"{path} is no cuDNN 9: {reason}") from None
+    raise Unsupported(f"{LIBRARY} was found neither in this process nor beside torch")
+
 
 MODES = {
-    "lstm": api.LSTM,
-    "lstm_projection": api.LSTM,
-    "gru": api.GRU,
-    "elman": api.TANH,
-    "elman_relu": api.RELU,
+    "lstm": LSTM,
+    "lstm_projection": LSTM,
+    "gru": GRU,
+    "elman": TANH,
+    "elman_relu": RELU,
 }
 # Precision -> how to multiply, and what a configuration is called that is not the first. Sums are float32 everywhere.
 MATHS: Mapping[str, Sequence[tuple[str, int]]] = {
-    "bfloat16": (("", api.TENSOR_OP_MATH),),
-    "float16": (("", api.TENSOR_OP_MATH),),
+    "bfloat16": (("", TENSOR_OP_MATH),),
+    "float16": (("", TENSOR_OP_MATH),),
     # Converted: to a shorter type than TF32, if cuDNN likes; whether that is still right is for the check to say.
-    "tf32": (("", api.DEFAULT_MATH), (", converted", api.TENSOR_OP_MATH_ALLOW_CONVERSION)),
-    "float32": (("", api.FMA_MATH),),
+    "tf32": (("", DEFAULT_MATH), (", converted", TENSOR_OP_MATH_ALLOW_CONVERSION)),
+    "float32": (("", FMA_MATH),),
 }
 # Packed rows are what cuDNN works on; some versions have algorithms for the other layout alone.
-LAYOUTS = (("", api.PACKED), (", unpacked", api.UNPACKED))
+LAYOUTS = (("", PACKED), (", unpacked", UNPACKED))
 PROJECTION = 8  # the product of an LSTM that comes after those of its gates
 
 
@@ -51,28 +194,23 @@ def models(problem: GpuProblem) -> dict[str, CudnnModel]:
         raise Unsupported(f"it has no cell {point.cell}")
     if point.precision not in MATHS:
         raise Unsupported(f"it has no recurrent layers in {point.precision}")
-    cudnn = api.load()
+    cudnn = load()
     return {
         f"{algorithm}{converted}{unpacked}": CudnnModel(cudnn, problem, algorithm, math_type, layout)
-        for algorithm in api.ALGORITHMS
+        for algorithm in ALGORITHMS
         for converted, math_type in MATHS[point.precision]
         for unpacked, layout in LAYOUTS
     }
 
 
-def version() -> str:
-    """cuDNN's own."""
-    return api.load().version
-
-
 class CudnnModel:
     """One configuration. The first call prepares it: descriptors, weights, and code that cuDNN compiles."""
 
-    def __init__(self, cudnn: api.Cudnn, problem: GpuProblem, algorithm: str, math_type: int, layout: int) -> None:
+    def __init__(self, cudnn: Cudnn, problem: GpuProblem, algorithm: str, math_type: int, layout: int) -> None:
         self.cudnn, self.problem, self.point = cudnn, problem, problem.point
         self.algorithm, self.math_type, self.layout = algorithm, math_type, layout
         self.width = dict(self.point.sizes)["P"] if self.point.cell == "lstm_projection" else self.point.hidden
-        self.arguments: list[api.Argument] = []
+        self.arguments: list[Argument] = []
 
     @property
     def compiles(self) -> bool:
@@ -81,18 +219,15 @@ class CudnnModel:
     def __call__(self) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         if not self.arguments:
             self.arguments = self._prepare()
-        self.cudnn.call("cudnnSetStream", self.cudnn.handle, self._stream())
-        self.cudnn.call("cudnnRNNForward", *self.arguments)
-        return self.y, self.states
-
-    def _stream(self) -> int | None:
         import torch
 
         device = self.problem.device
-        return int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else None
+        stream = int(torch.cuda.current_stream(device).cuda_stream) if device.type == "cuda" else None
+        self.cudnn.call("cudnnSetStream", self.cudnn.handle, stream)
+        self.cudnn.call("cudnnRNNForward", *self.arguments)
+        return self.y, self.states
 
-    def _prepare(self) -> list[api.Argument]:
-        """The arguments of cudnnRNNForward."""
+    def _prepare(self) -> list[Argument]:
         import torch
 
         point, cudnn, handle = self.point, self.cudnn, self.cudnn.handle
@@ -102,7 +237,10 @@ class CudnnModel:
             cudnn.call("cudnnBuildRNNDynamic", handle, rnn, point.batch)
         weights = self._weights(rnn)
         x_data, y_data = self._data(point.input), self._data(point.directions * self.width)
-        workspace = self._bytes(self._workspace_bytes(rnn, x_data))
+        work, reserve = c_size_t(), c_size_t()
+        sizes = (ctypes.byref(work), ctypes.byref(reserve))
+        cudnn.call("cudnnGetRNNTempSpaceSizes", handle, rnn, INFERENCE, x_data, *sizes)
+        workspace = self._bytes(work.value)
         options = {"dtype": self.problem.dtype, "device": self.problem.device}
         self.y = torch.empty(point.steps, point.batch, point.directions * self.width, **options)
         h = torch.empty(rows, point.batch, self.width, **options)
@@ -112,47 +250,41 @@ class CudnnModel:
         self.kept = (x, weights, workspace, lengths)  # cuDNN knows their addresses alone
         last_c = c.data_ptr() if "c" in self.states else None
         return [
-            *(handle, rnn, api.INFERENCE, lengths.data_ptr()),
+            *(handle, rnn, INFERENCE, lengths.data_ptr()),
             *(x_data, x.data_ptr(), y_data, self.y.data_ptr()),
             *(self._state(self.width), None, h.data_ptr()),  # no states before: zeros
             *(self._state(point.hidden) if last_c else None, None, last_c),
             *(weights.numel(), weights.data_ptr(), workspace.numel(), workspace.data_ptr(), 0, None),
         ]
 
-    def _descriptor(self) -> ctypes.c_void_p:
+    def _descriptor(self) -> c_void_p:
         point = self.point
         rnn = self.cudnn.descriptor("RNN", self)
-        kinds = (api.ALGORITHMS[self.algorithm], MODES[point.cell], api.DOUBLE_BIAS, point.directions - 1)
-        types = (api.LINEAR_INPUT, api.DATA[point.dtype], api.DATA["float32"], self.math_type)
+        kinds = (ALGORITHMS[self.algorithm], MODES[point.cell], DOUBLE_BIAS, point.directions - 1)
+        types = (LINEAR_INPUT, DATA[point.dtype], DATA["float32"], self.math_type)
         sizes = (point.input, point.hidden, self.width, point.layers)
-        padded = int(self.layout == api.UNPACKED)
+        padded = int(self.layout == UNPACKED)
         self.cudnn.call("cudnnSetRNNDescriptor_v8", rnn, *kinds, *types, *sizes, None, padded)
         return rnn
 
-    def _data(self, features: int) -> ctypes.c_void_p:
+    def _data(self, features: int) -> c_void_p:
         """What an array [T, B, features] is to cuDNN."""
         point = self.point
         made = self.cudnn.descriptor("RNNData", self)
-        lengths = api.integers([point.steps] * point.batch)
+        lengths = integers([point.steps] * point.batch)
         sizes = (point.steps, point.batch, features)
-        self.cudnn.call("cudnnSetRNNDataDescriptor", made, api.DATA[point.dtype], self.layout, *sizes, lengths, None)
+        self.cudnn.call("cudnnSetRNNDataDescriptor", made, DATA[point.dtype], self.layout, *sizes, lengths, None)
         return made
 
-    def _state(self, width: int) -> ctypes.c_void_p:
+    def _state(self, width: int) -> c_void_p:
         """What an array [L*D, B, width] is to cuDNN."""
         point = self.point
         made = self.cudnn.descriptor("Tensor", self)
         dims = (point.layers * point.directions, point.batch, width)
         strides = (point.batch * width, width, 1)
-        arrays = (api.integers(dims), api.integers(strides))
-        self.cudnn.call("cudnnSetTensorNdDescriptor", made, api.DATA[point.dtype], 3, *arrays)
+        arrays = (integers(dims), integers(strides))
+        self.cudnn.call("cudnnSetTensorNdDescriptor", made, DATA[point.dtype], 3, *arrays)
         return made
-
-    def _workspace_bytes(self, rnn: ctypes.c_void_p, x_data: ctypes.c_void_p) -> int:
-        work, reserve = ctypes.c_size_t(), ctypes.c_size_t()
-        sizes = (ctypes.byref(work), ctypes.byref(reserve))
-        self.cudnn.call("cudnnGetRNNTempSpaceSizes", self.cudnn.handle, rnn, api.INFERENCE, x_data, *sizes)
-        return work.value
 
     def _bytes(self, count: int) -> torch.Tensor:
         import torch
@@ -161,10 +293,9 @@ class CudnnModel:
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
-    def _weights(self, rnn: ctypes.c_void_p) -> torch.Tensor:
-        """cuDNN's weight space with our weights in it, as bytes."""
+    def _weights(self, rnn: c_void_p) -> torch.Tensor:
         point, net = self.point, self.problem.net
-        size = ctypes.c_size_t()
+        size = c_size_t()
         self.cudnn.call("cudnnGetRNNWeightSpaceSize", self.cudnn.handle, rnn, ctypes.byref(size))
         space = self._bytes(size.value)
         self.shapes = [self.cudnn.descriptor("Tensor", self) for _ in range(2)]
@@ -183,14 +314,14 @@ class CudnnModel:
 
     def _put(
         self,
-        rnn: ctypes.c_void_p,
+        rnn: c_void_p,
         space: torch.Tensor,
         which: tuple[int, int],
         matrix: np.ndarray,
         bias: np.ndarray | None,
     ) -> None:
         """One matrix, with its bias, to where cuDNN wants it. which: layer and direction, number of the product."""
-        places = (ctypes.c_void_p(), ctypes.c_void_p())
+        places = (c_void_p(), c_void_p())
         of_matrix, of_bias = zip(self.shapes, map(ctypes.byref, places), strict=True)
         given = (which[0], space.numel(), space.data_ptr(), which[1])
         self.cudnn.call("cudnnGetRNNWeightParams", self.cudnn.handle, rnn, *given, *of_matrix, *of_bias)
@@ -198,14 +329,14 @@ class CudnnModel:
             if value is not None:
                 self._copy(shape, place.value, space, self.problem.put(value))
 
-    def _copy(self, descriptor: ctypes.c_void_p, address: int | None, space: torch.Tensor, value: torch.Tensor) -> None:
-        kind, count = ctypes.c_int(), ctypes.c_int()
-        dims, strides = api.integers([0] * 3), api.integers([0] * 3)
+    def _copy(self, descriptor: c_void_p, address: int | None, space: torch.Tensor, value: torch.Tensor) -> None:
+        kind, count = c_int(), c_int()
+        dims, strides = integers([0] * 3), integers([0] * 3)
         found = (ctypes.byref(kind), ctypes.byref(count), dims, strides)
         self.cudnn.call("cudnnGetTensorNdDescriptor", descriptor, 3, *found)
         offset = (address or 0) - space.data_ptr()
         if not 0 <= offset < space.numel() or offset % value.element_size() or math.prod(dims) != value.numel():
             shape, wanted = [*dims], list(value.shape)
-            raise api.CudnnError(f"cudnnGetRNNWeightParams: a weight of {wanted} is {shape} at byte {offset}")
+            raise CudnnError(f"cudnnGetRNNWeightParams: a weight of {wanted} is {shape} at byte {offset}")
         view = space.view(value.dtype).as_strided([*dims], [*strides], offset // value.element_size())
         view.copy_(value.reshape([*dims]))

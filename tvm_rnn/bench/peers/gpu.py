@@ -1,7 +1,7 @@
 """The frameworks of a GPU benchmark, each ready to be captured in a CUDA graph: ours, torch, cuDNN, torch.compile,
 Triton, FlashRNN.
 
-In: a `GpuProblem`: a point of a suite, its network with weights, its inputs on the GPU. Out: `GpuPrepared`: functions
+In: a `GpuProblem`: a point of a suite, its network with weights, its inputs on the GPU. Out: `Prepared`: functions
 of no arguments, (y [T, B, D*H], state or None). All have the same weights, inputs and dtype; `Unsupported` says what a
 framework lacks. Whatever takes long, such as a peer's own compiler, happens in the first call.
 """
@@ -11,18 +11,14 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import signal
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tvm_rnn.bench.measure.gpu_graphs import Run
-from tvm_rnn.frontends.torch import state_arrays
 from tvm_rnn.oracle.torch_graph import TorchModel
 
-from .gpu_problem import GpuProblem
-from .models import TORCH_CELLS, Unsupported
+from .models import TORCH_CELLS, GpuProblem, Prepared, Unsupported, imported, torch_layer
 
 if TYPE_CHECKING:
     import torch
@@ -31,19 +27,6 @@ if TYPE_CHECKING:
 TRITON_TILES = ((16, 16, 128), (16, 32, 64), (64, 32, 64), (64, 16, 128))
 AGAIN_SECONDS = 1.0  # a compiler that catches what stops it is stopped again
 FLASHRNN_KERNELS = ("cuda_fused", "cuda")
-
-
-@dataclass(frozen=True)
-class GpuPrepared:
-    """A framework ready to run: its version, one Run per configuration that may be the fastest, facts to record.
-
-    compiling: the configurations whose first call compiles something: it is timed, and stopped where it takes too long.
-    """
-
-    version: str
-    runs: Mapping[str, Run]
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    compiling: Collection[str] = ()
 
 
 @contextlib.contextmanager
@@ -70,7 +53,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         raise stopped
 
 
-def prepare_tvm_rnn(problem: GpuProblem) -> GpuPrepared:
+def prepare_tvm_rnn(problem: GpuProblem) -> Prepared:
     """This project's module, called as its user calls it."""
     from tvm_rnn.runtime.runtime import load
 
@@ -82,7 +65,7 @@ def prepare_tvm_rnn(problem: GpuProblem) -> GpuPrepared:
     manifest = module.manifest
     ran = regime(manifest, problem.point.batch, problem.point.steps)
     facts = {"regime": ran, "flops_per_row": manifest.get("flops_per_row")}
-    return GpuPrepared(manifest.versions["tvm_rnn"], {"compiled": lambda: module(x)}, facts)
+    return Prepared(manifest.versions["tvm_rnn"], {"compiled": lambda: module(x)}, facts)
 
 
 def regime(manifest: Mapping[str, Any], batch: int, steps: int) -> str:
@@ -110,20 +93,14 @@ def regime(manifest: Mapping[str, Any], batch: int, steps: int) -> str:
     return "; ".join(dict.fromkeys(found))
 
 
-def prepare_torch(problem: GpuProblem) -> GpuPrepared:
+def prepare_torch(problem: GpuProblem) -> Prepared:
     """torch.nn, which calls cuDNN, in evaluation mode."""
     import torch
 
     point, net = problem.point, problem.net
     if point.cell not in TORCH_CELLS:
         raise Unsupported(f"it has no cell {point.cell}")
-    kind, options = TORCH_CELLS[point.cell]
-    if point.cell == "lstm_projection":
-        options = {"proj_size": dict(point.sizes)["P"]}
-    sizes = {"bidirectional": point.directions == 2, "dtype": problem.dtype, "device": problem.device}
-    layer = getattr(torch.nn, kind)(point.input, point.hidden, point.layers, **sizes, **options)
-    layer.load_state_dict({name: problem.put(value) for name, value in state_arrays(net).items()})
-    layer.eval()
+    layer = torch_layer(net).to(problem.device)
     layer.flatten_parameters()
 
     def run() -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
@@ -132,19 +109,19 @@ def prepare_torch(problem: GpuProblem) -> GpuPrepared:
         return y, dict(zip(states, last if isinstance(last, tuple) else (last,), strict=True))
 
     cudnn = torch.backends.cudnn.version()
-    return GpuPrepared(f"{torch.__version__}, cuDNN {cudnn}", {"torch.nn": run})
+    return Prepared(f"{torch.__version__}, cuDNN {cudnn}", {"torch.nn": run})
 
 
-def prepare_cudnn(problem: GpuProblem) -> GpuPrepared:
+def prepare_cudnn(problem: GpuProblem) -> Prepared:
     """cuDNN through its own API, with each of its algorithms."""
     from . import cudnn as peers_cudnn
 
     runs = peers_cudnn.models(problem)
     compiling = [name for name, model in runs.items() if model.compiles]
-    return GpuPrepared(f"cuDNN {peers_cudnn.version()}", runs, compiling=compiling)
+    return Prepared(f"cuDNN {peers_cudnn.load().version}", runs, compiling=compiling)
 
 
-def prepare_torch_compile(problem: GpuProblem) -> GpuPrepared:
+def prepare_torch_compile(problem: GpuProblem) -> Prepared:
     """torch.compile of the cell's equations: one step, and what its inputs allow to be done before the loop."""
     import torch
 
@@ -152,29 +129,10 @@ def prepare_torch_compile(problem: GpuProblem) -> GpuPrepared:
     compiled = partial(torch.compile, dynamic=False, fullgraph=True)
     model = TorchModel(problem.net, problem.dtype, problem.device, compiled)
     runs = {"input product hoisted": lambda: model(problem.inputs)}
-    return GpuPrepared(torch.__version__, runs, compiling=tuple(runs))
+    return Prepared(torch.__version__, runs, compiling=tuple(runs))
 
 
-def in_a_line(reason: Exception) -> str:
-    """An exception's kind and the first line of what it says."""
-    first = next((line for line in str(reason).splitlines() if line.strip()), "")
-    return f"{type(reason).__name__}: {first}"
-
-
-@contextlib.contextmanager
-def imported(package: str) -> Iterator[None]:
-    """Makes of whatever goes wrong in an import a reason why the framework is absent."""
-    try:
-        yield
-    except ModuleNotFoundError as reason:
-        absent = reason.name is not None and reason.name.partition(".")[0] == package
-        text = f"{package} is not installed" if absent else f"{package} cannot be imported: {reason}"
-        raise Unsupported(text) from None
-    except Exception as reason:  # it may want a compiler or a GPU of its own taste
-        raise Unsupported(f"{package} cannot be imported: {in_a_line(reason)}") from None
-
-
-def prepare_triton(problem: GpuProblem) -> GpuPrepared:
+def prepare_triton(problem: GpuProblem) -> Prepared:
     """A Triton kernel per step: the recurrent product and the rest of the cell; cuBLAS before the loop."""
     with imported("triton"):
         import triton
@@ -186,10 +144,10 @@ def prepare_triton(problem: GpuProblem) -> GpuPrepared:
     fitting = [tile for tile in TRITON_TILES if tile[0] <= max(16, problem.point.batch)]
     names = {f"tile {'x'.join(map(str, tile))}": tile for tile in fitting}
     runs = {name: partial(model, tile) for name, tile in names.items()}
-    return GpuPrepared(triton.__version__, runs, compiling=tuple(runs))
+    return Prepared(triton.__version__, runs, compiling=tuple(runs))
 
 
-def prepare_flashrnn(problem: GpuProblem) -> GpuPrepared:
+def prepare_flashrnn(problem: GpuProblem) -> Prepared:
     """FlashRNN's kernels, which take the input product as given: torch computes it here."""
     import torch
 
@@ -219,10 +177,10 @@ def prepare_flashrnn(problem: GpuProblem) -> GpuPrepared:
         version = importlib.metadata.version("flashrnn")
     except importlib.metadata.PackageNotFoundError:  # a folder on the path
         version = "unknown"
-    return GpuPrepared(version, runs, compiling=tuple(runs))
+    return Prepared(version, runs, compiling=tuple(runs))
 
 
-FRAMEWORKS: dict[str, Callable[[GpuProblem], GpuPrepared]] = {
+FRAMEWORKS: dict[str, Callable[[GpuProblem], Prepared]] = {
     "tvm_rnn": prepare_tvm_rnn,
     "torch": prepare_torch,
     "cudnn": prepare_cudnn,

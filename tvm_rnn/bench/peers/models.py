@@ -8,20 +8,21 @@ stand-in.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tvm_rnn import cells
+from tvm_rnn.bench.suites.gpu import Point
 from tvm_rnn.errors import TvmRnnError
 from tvm_rnn.frontends.torch import state_arrays
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.language.cell import Cell
-from tvm_rnn.network.equations_digest import equations_digest
 from tvm_rnn.network.layer import weight_name
-from tvm_rnn.network.rnn import RNN
+from tvm_rnn.network.rnn import RNN, equations_digest
 from tvm_rnn.oracle.reference import evaluate
 from tvm_rnn.passes.combine_gemms import CombineGemms
 from tvm_rnn.passes.hoist_gemms import HoistGemms
@@ -29,7 +30,12 @@ from tvm_rnn.passes.normalise import normalise
 from tvm_rnn.runtime.runtime import Manifest
 from tvm_rnn.target import TABLE
 
+if TYPE_CHECKING:
+    import torch
+    from onnxruntime import InferenceSession
+
 Array = np.ndarray
+Runs = Mapping[str, Callable[..., object]]
 
 # The framework's name of each cell of ours, and its options.
 TORCH_CELLS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -57,6 +63,40 @@ class Unsupported(Exception):
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """A framework ready to run: its version, what to call per configuration that may be the fastest, facts to record.
+
+    runs: one pass over all steps, without arguments, that returns y [T, B, D*H] in the framework's own form, on GPUs
+    with the state; of a stream one step, by its number. compiling: the configurations whose first call compiles
+    something: it is timed, and stopped where it takes too long.
+    """
+
+    version: str
+    runs: Runs
+    facts: Mapping[str, object] = field(default_factory=dict)
+    compiling: Collection[str] = ()
+
+
+def in_a_line(reason: Exception) -> str:
+    """An exception's kind and the first line of what it says."""
+    first = next((line for line in str(reason).splitlines() if line.strip()), "")
+    return f"{type(reason).__name__}: {first}"
+
+
+@contextlib.contextmanager
+def imported(package: str) -> Iterator[None]:
+    """Makes of whatever goes wrong in an import a reason why the framework is absent."""
+    try:
+        yield
+    except ModuleNotFoundError as reason:
+        absent = reason.name is not None and reason.name.partition(".")[0] == package
+        text = f"{package} is not installed" if absent else f"{package} cannot be imported: {reason}"
+        raise Unsupported(text) from None
+    except Exception as reason:  # it may want a compiler or a GPU of its own taste
+        raise Unsupported(f"{package} cannot be imported: {in_a_line(reason)}") from None
+
+
+@dataclass(frozen=True)
 class Problem:
     """What everyone computes. inputs: [T, B, *shape] by name, in the manifest's order. threads: how many each uses."""
 
@@ -78,12 +118,14 @@ class Problem:
         return int(next(iter(self.inputs.values())).shape[1])
 
     @property
+    def thread_counts(self) -> dict[str, int]:
+        """How many threads a framework is tried with, by name: as many as it may use, and one, which is best for small
+        steps. Our runtime and NumPy's BLAS choose for themselves, within the same limit."""
+        return {f"{count} thread{'s' * (count > 1)}": count for count in (self.threads, 1)}
+
+    @property
     def hidden_size(self) -> int:
-        """H of every layer. Raises Unsupported where layers differ."""
-        sizes = {self.weight("b", layer, 0).shape[-1] for layer in range(self.manifest.num_layers)}
-        if len(sizes) > 1:
-            raise Unsupported("its layers are all of one size")
-        return int(sizes.pop())
+        return int(self.weight("b", 0, 0).shape[-1])
 
     def weight(self, name: str, layer: int, direction: int) -> Array:
         return self.weights[weight_name(name, layer, direction)]
@@ -109,7 +151,37 @@ class Problem:
         if "zoneout" in self.manifest.get("regularisers", {}):
             raise Unsupported("it has no zoneout")
         net_of(self.manifest)  # a user's cell may be called lstm as well
+        if len({self.weight("b", layer, 0).shape[-1] for layer in range(self.manifest.num_layers)}) > 1:
+            raise Unsupported("its layers are all of one size")
         return known[self.manifest.cell]
+
+
+@dataclass(frozen=True)
+class GpuProblem:
+    """What everyone computes. inputs: torch tensors [T, B, *shape] of the point's dtype. module: our .so, or None."""
+
+    point: Point
+    net: RNN
+    inputs: tuple[torch.Tensor, ...]
+    module: str | None = None
+    compile_seconds: float = 60.0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.inputs[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.inputs[0].device
+
+    def weight(self, name: str, layer: int, direction: int) -> torch.Tensor:
+        """A weight as torch tensor, in the dtype and on the device of the inputs."""
+        return self.put(self.net.weights[weight_name(name, layer, direction)])
+
+    def put(self, array: np.ndarray) -> torch.Tensor:
+        import torch
+
+        return torch.tensor(array).to(self.device, self.dtype)
 
 
 def net_of(manifest: Manifest, cell: Cell | None = None) -> RNN:
@@ -159,10 +231,43 @@ def _axis_sizes(cell: Cell, manifest: Manifest, shapes: Mapping[str, tuple[int, 
     return sizes
 
 
-def torch_weights(problem: Problem) -> dict[str, Array]:
-    """The weights by torch.nn's names and in its shapes; the gate order is the same."""
+def loaded(problem: Problem) -> RNN:
+    """The RNN that a module was compiled from, with its weights."""
     net = net_of(problem.manifest)
-    return state_arrays(net.load({name: problem.weights[name] for name in net.weight_shapes}))
+    return net.load({name: problem.weights[name] for name in net.weight_shapes})
+
+
+def torch_layer(net: RNN) -> torch.nn.RNNBase:
+    """torch.nn's layer of one of TORCH_CELLS with the network's weights, in evaluation mode."""
+    with imported("torch"):
+        import torch
+    kind, options = TORCH_CELLS[net.cell.name]
+    sizes, both = net.sizes[0], net.num_directions == 2
+    if net.cell.name == "lstm_projection":
+        options = {"proj_size": sizes["P"]}
+        if sizes["P"] >= sizes["H"]:
+            raise Unsupported("its projection must be narrower than H")
+    dtype = getattr(torch, net.dtype)
+    layer = getattr(torch.nn, kind)(
+        net.input_size, sizes["H"], net.num_layers, bidirectional=both, dtype=dtype, **options
+    )
+    layer.load_state_dict({name: torch.tensor(value) for name, value in state_arrays(net).items()})
+    found: torch.nn.RNNBase = layer.eval()
+    return found
+
+
+def torch_layer_of(problem: Problem) -> torch.nn.RNNBase:
+    """The same for a module on the CPU. Raises Unsupported where torch has no such layer."""
+    problem.form(TORCH_CELLS)
+    return torch_layer(loaded(problem))
+
+
+def torch_threads(count: int) -> None:
+    """torch's threads from now on."""
+    import torch
+
+    if torch.get_num_threads() != count:
+        torch.set_num_threads(count)
 
 
 def openvino_requests(problem: Problem, stream: bool = False) -> tuple[str, Callable[[int, bool], Any]]:
@@ -170,10 +275,8 @@ def openvino_requests(problem: Problem, stream: bool = False) -> tuple[str, Call
 
     In float32: where the CPU has bfloat16 its own choice would be that.
     """
-    try:
+    with imported("openvino"):
         import openvino as ov
-    except ImportError:
-        raise Unsupported("openvino is not installed") from None
     if problem.manifest.cell == "lstm_peephole":
         raise Unsupported("its LSTM has no peepholes")
     core = ov.Core()
@@ -189,6 +292,22 @@ def openvino_requests(problem: Problem, stream: bool = False) -> tuple[str, Call
         return core.compile_model(model, "CPU", options).create_infer_request()
 
     return ov.__version__.split("-")[0], request
+
+
+def onnxruntime_sessions(problem: Problem, stream: bool = False) -> tuple[str, Callable[..., InferenceSession]]:
+    """onnxruntime's version, and what makes a session on the CPU of a number of threads, whose pool spins or not."""
+    with imported("onnxruntime"):
+        import onnxruntime as ort
+    model = onnx_model(problem, stream)
+
+    def session(threads: int, spinning: bool = True) -> InferenceSession:
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spinning)))
+        return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+    return ort.__version__, session
 
 
 def onnx_model(problem: Problem, stream: bool = False) -> bytes:
@@ -257,8 +376,7 @@ class NumpyModel:
     """A module's RNN evaluated by NumPy in its own dtype, all rows at once: inputs [T, B, *shape] -> y [T, B, D*H]."""
 
     def __init__(self, problem: Problem) -> None:
-        net, target = net_of(problem.manifest), TABLE["x86-64"]
-        net.load({name: problem.weights[name] for name in net.weight_shapes})
+        net, target = loaded(problem), TABLE["x86-64"]
         self.layers = []
         for layer in net.layers:
             # Hoisted and combined products make better NumPy than the equations as written.

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tvm_rnn.runtime.runtime import load
 
-from .models import TORCH_CELLS, NumpyModel, Problem, Unsupported, net_of, onnx_model, openvino_requests, torch_weights
+from . import models
+from .models import Prepared, Problem, Unsupported
 
 if TYPE_CHECKING:
-    import torch
     from onnxruntime import InferenceSession
 
 Step = Callable[[int], object]  # y [B, H], in the framework's own form
@@ -26,15 +25,7 @@ WARM_UP = 0.1  # of a round's seconds
 LEAST = 2000  # calls of a round: of fewer there is no 99.9th percentile
 
 
-@dataclass(frozen=True)
-class Streams:
-    """A framework ready to step: its version, and one Step per configuration that may be the fastest."""
-
-    version: str
-    runs: Mapping[str, Step]
-
-
-def stream_tvm_rnn(problem: Problem) -> Streams:
+def stream_tvm_rnn(problem: Problem) -> Prepared:
     """This project's module: `step` into arrays that exist, and as most people call it."""
     module, values = load(problem.path), [*zip(*problem.inputs.values(), strict=True)]
     if module.manifest.num_directions != 1 or "step" not in module.manifest.entry_points:
@@ -56,91 +47,70 @@ def stream_tvm_rnn(problem: Problem) -> Streams:
         return y
 
     module.threads = problem.threads if problem.threads > 1 else 1
-    return Streams(problem.manifest.versions["tvm_rnn"], {"step(out=)": into, "step": anew})
+    return Prepared(problem.manifest.versions["tvm_rnn"], {"step(out=)": into, "step": anew})
 
 
 def _flat(state: Mapping[str, Any]) -> list[np.ndarray]:
     return [a for value in state.values() for a in (value if isinstance(value, list) else [value])]
 
 
-def stream_torch(problem: Problem) -> Streams:
+def stream_torch(problem: Problem) -> Prepared:
     """torch.nn's layer on one step at a time, eager and as TorchScript, with oneDNN and without; and its own cell for
     one step where there is one layer. On one thread, and on all."""
-    try:
-        import torch
-    except ImportError:
-        raise Unsupported("torch is not installed") from None
-    kind, options = problem.form(TORCH_CELLS)
-    if problem.manifest.num_directions != 1:
-        raise Unsupported("it reads the future: both directions")
-    if problem.manifest.cell == "lstm_projection":
-        raise Unsupported("a projection is not timed step by step")
-    x, layers = torch.from_numpy(problem.x), problem.manifest.num_layers
-    layer = getattr(torch.nn, kind)(x.shape[-1], problem.hidden_size, layers, dtype=x.dtype, **options)
-    weights = {name: torch.from_numpy(value) for name, value in torch_weights(problem).items()}
-    layer.load_state_dict(weights)
-    zeros = torch.zeros(layers, problem.batch, problem.hidden_size, dtype=x.dtype)
-    first = (zeros, zeros) if kind == "LSTM" else zeros
-    held: dict[str, Any] = {}
+    layer, manifest = models.torch_layer_of(problem), problem.manifest
+    import torch
 
-    def runner(model: torch.nn.Module, threads: int, onednn: bool) -> Step:
+    if manifest.num_directions != 1:
+        raise Unsupported("it reads the future: both directions")
+    if manifest.cell == "lstm_projection":
+        raise Unsupported("a projection is not timed step by step")
+    x, held = torch.from_numpy(problem.x), dict[str, Any]()
+    zeros = torch.zeros(manifest.num_layers, problem.batch, problem.hidden_size, dtype=x.dtype)
+    pair = layer.mode == "LSTM"
+    first, first_of_cell = ((zeros, zeros), (zeros[0], zeros[0])) if pair else (zeros, zeros[0])
+
+    def of_layer(model: torch.nn.Module, threads: int, onednn: bool) -> Step:
         def step(t: int) -> object:
-            if torch.get_num_threads() != threads:
-                torch.set_num_threads(threads)
+            models.torch_threads(threads)
             with torch.inference_mode(), torch.backends.mkldnn.flags(enabled=onednn):
                 y, held["state"] = model(x[t : t + 1], held["state"] if t else first)
             return y[0]
 
         return step
 
+    def of_cell(model: torch.nn.Module, threads: int) -> Step:
+        def step(t: int) -> object:
+            models.torch_threads(threads)
+            with torch.inference_mode():
+                held["state"] = model(x[t], held["state"] if t else first_of_cell)
+            return held["state"][0] if pair else held["state"]
+
+        return step
+
     runs: dict[str, Step] = {}
-    for threads in dict.fromkeys((1, problem.threads)):
-        label = f"{threads} thread{'s' * (threads > 1)}"
+    for label, threads in problem.thread_counts.items():
         with torch.inference_mode():
-            traced = torch.jit.freeze(torch.jit.trace(layer.eval(), (x[:1], first)))
-        for name, model in (("nn", layer.eval()), ("TorchScript", traced)):
-            runs |= {f"{name}, {label}": runner(model, threads, False)}
-            runs |= {f"{name}, oneDNN, {label}": runner(model, threads, True)}
-        if layers == 1:
+            traced = torch.jit.freeze(torch.jit.trace(layer, (x[:1], first)))
+        for name, model in (("nn", layer), ("TorchScript", traced)):
+            runs |= {f"{name}, {label}": of_layer(model, threads, False)}
+            runs |= {f"{name}, oneDNN, {label}": of_layer(model, threads, True)}
+        if manifest.num_layers == 1:
+            kind, options = models.TORCH_CELLS[manifest.cell]
             cell = getattr(torch.nn, f"{kind}Cell")(x.shape[-1], problem.hidden_size, dtype=x.dtype, **options)
-            cell.load_state_dict({name.removesuffix("_l0"): value for name, value in weights.items()})
-            runs[f"cell, {label}"] = _torch_cell(cell.eval(), x, zeros[0], threads)
-    return Streams(torch.__version__, runs)
+            cell.load_state_dict({name.removesuffix("_l0"): value for name, value in layer.state_dict().items()})
+            runs[f"cell, {label}"] = of_cell(cell.eval(), threads)
+    return Prepared(torch.__version__, runs)
 
 
-def _torch_cell(cell: torch.nn.RNNCellBase, x: torch.Tensor, zeros: torch.Tensor, threads: int) -> Step:
-    import torch
-
-    pair = isinstance(cell, torch.nn.LSTMCell)
-    held: dict[str, Any] = {}
-
-    def step(t: int) -> object:
-        if torch.get_num_threads() != threads:
-            torch.set_num_threads(threads)
-        with torch.inference_mode():
-            held["state"] = cell(x[t], held["state"] if t else (zeros, zeros) if pair else zeros)
-        return held["state"][0] if pair else held["state"]
-
-    return step
-
-
-def stream_onnxruntime(problem: Problem) -> Streams:
+def stream_onnxruntime(problem: Problem) -> Prepared:
     """onnxruntime on a model of one step with the states as inputs and outputs: bound to memory, and called with
     arrays; on one thread, and on all."""
-    try:
-        import onnxruntime as ort
-    except ImportError:
-        raise Unsupported("onnxruntime is not installed") from None
-    model = onnx_model(problem, stream=True)
+    version, session_of = models.onnxruntime_sessions(problem, stream=True)
     runs: dict[str, Step] = {}
-    for threads in dict.fromkeys((1, problem.threads)):
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-        session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        label = f"{threads} thread{'s' * (threads > 1)}"
+    for label, threads in problem.thread_counts.items():
+        session = session_of(threads)
         runs |= {f"bound, {label}": _ort_bound(session, problem), f"run, {label}": _ort_run(session, problem)}
-    return Streams(ort.__version__, runs)
+    return Prepared(version, runs)
 
 
 def _ort_run(session: InferenceSession, problem: Problem) -> Step:
@@ -187,9 +157,9 @@ def _ort_bound(session: InferenceSession, problem: Problem) -> Step:
     return step
 
 
-def stream_openvino(problem: Problem) -> Streams:
+def stream_openvino(problem: Problem) -> Prepared:
     """OpenVINO on a model of one step, in its memory and ours, on one thread, and on all."""
-    version, request_of = openvino_requests(problem, stream=True)
+    version, request_of = models.openvino_requests(problem, stream=True)
     import openvino as ov
 
     x = problem.x
@@ -212,25 +182,24 @@ def stream_openvino(problem: Problem) -> Streams:
 
         return step
 
-    counts = dict.fromkeys((1, problem.threads))
-    return Streams(version, {f"{n} thread{'s' * (n > 1)}": run(n) for n in counts})
+    return Prepared(version, {label: run(count) for label, count in problem.thread_counts.items()})
 
 
-def stream_numpy(problem: Problem) -> Streams:
+def stream_numpy(problem: Problem) -> Prepared:
     """The cell's own graph in NumPy."""
-    if net_of(problem.manifest).num_directions != 1:
+    if models.net_of(problem.manifest).num_directions != 1:
         raise Unsupported("it reads the future: both directions")
-    model, inputs = NumpyModel(problem), [*problem.inputs.values()]
+    model, inputs = models.NumpyModel(problem), [*problem.inputs.values()]
     held: dict[str, Any] = {}
 
     def step(t: int) -> object:
         y, held["state"] = model.run([a[t : t + 1] for a in inputs], held["state"] if t else None)
         return y[0]
 
-    return Streams(np.__version__, {"all rows at once": step})
+    return Prepared(np.__version__, {"all rows at once": step})
 
 
-STREAMS: dict[str, Callable[[Problem], Streams]] = {
+STREAMS: dict[str, Callable[[Problem], Prepared]] = {
     "tvm_rnn": stream_tvm_rnn,
     "torch": stream_torch,
     "onnxruntime": stream_onnxruntime,
@@ -239,8 +208,8 @@ STREAMS: dict[str, Callable[[Problem], Streams]] = {
 }
 
 
-def prepare(name: str, problem: Problem) -> Streams:
-    """A framework's streams. Raises Unsupported where it has none."""
+def prepare(name: str, problem: Problem) -> Prepared:
+    """A framework ready to step. Raises Unsupported where it has none."""
     if name not in STREAMS:
         raise Unsupported("it is not timed step by step")
     return STREAMS[name](problem)

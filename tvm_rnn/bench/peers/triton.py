@@ -15,28 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from .gpu_problem import GpuProblem
+    from .models import GpuProblem
 
 
 @triton.jit
-def _left(h, rows, start, batch, H: tl.constexpr, K: tl.constexpr):
-    """A tile [rows, K] of the previous h [B, H]."""
-    k = start + tl.arange(0, K)
-    return tl.load(h + rows[:, None] * H + k[None, :], mask=(rows[:, None] < batch) & (k[None, :] < H), other=0.0)
-
-
-@triton.jit
-def _right(r, gate, units, start, H: tl.constexpr, K: tl.constexpr):
-    """A tile [K, units] of one gate's recurrent weights [G, H, H], transposed."""
-    k = start + tl.arange(0, K)
-    place = (gate * H + units[None, :]) * H + k[:, None]
-    return tl.load(r + place, mask=(units[None, :] < H) & (k[:, None] < H), other=0.0)
-
-
-@triton.jit
-def _read(x, rows, units, gate, G: tl.constexpr, H: tl.constexpr, inside):
-    """One gate's part of the input product [B, G, H], in float32."""
-    return tl.load(x + (rows[:, None] * G + gate) * H + units[None, :], mask=inside, other=0.0).to(tl.float32)
+def _product(sums, left, right, inside, MODE: tl.constexpr):
+    """sums + a tile [rows, K] of the previous h x a tile [K, units] of one gate's recurrent weights."""
+    return tl.dot(left, tl.load(right, mask=inside, other=0.0), sums, input_precision=MODE)
 
 
 @triton.jit
@@ -45,95 +30,54 @@ def _tanh(x):
 
 
 @triton.jit
-def _lstm(
-    x,
-    r,
-    extra,
-    h,
-    c,
-    out,
-    batch,
-    H: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    MODE: tl.constexpr,
-):
+def _step(arrays, batch, CELL: tl.constexpr, H: tl.constexpr, TILE: tl.constexpr, MODE: tl.constexpr):
+    """A tile [rows, units] of one step. arrays: the input product [B, G, H]; recurrent weights [G, H, H]; the bias of
+    their product; the previous h [B, H]; an LSTM's memory cell or a GRU's state, in float32; where h goes."""
+    x, r, extra, h, kept, out = arrays
+    M: tl.constexpr = TILE[0]
+    N: tl.constexpr = TILE[1]
+    K: tl.constexpr = TILE[2]
+    G: tl.constexpr = 4 if CELL == "lstm" else 3 if CELL == "gru" else 1
     rows, units = tl.program_id(1) * M + tl.arange(0, M), tl.program_id(0) * N + tl.arange(0, N)
     inside = (rows[:, None] < batch) & (units[None, :] < H)
-    i, f = _read(x, rows, units, 0, 4, H, inside), _read(x, rows, units, 1, 4, H, inside)
-    g, o = _read(x, rows, units, 2, 4, H, inside), _read(x, rows, units, 3, 4, H, inside)
+    given, place = x + rows[:, None] * G * H + units[None, :], rows[:, None] * H + units[None, :]
+    a = tl.load(given, mask=inside, other=0.0).to(tl.float32)
+    b, c, d = a, a, a  # of gates that there are
+    if G > 1:
+        b = tl.load(given + H, mask=inside, other=0.0).to(tl.float32)
+    if CELL == "lstm":
+        c = tl.load(given + 2 * H, mask=inside, other=0.0).to(tl.float32)
+        d = tl.load(given + 3 * H, mask=inside, other=0.0).to(tl.float32)
+    if CELL == "gru":
+        c = tl.zeros((M, N), dtype=tl.float32) + tl.load(extra + units, mask=units < H, other=0.0).to(tl.float32)
     for start in range(0, H, K):
-        left = _left(h, rows, start, batch, H, K)
-        i = tl.dot(left, _right(r, 0, units, start, H, K), i, input_precision=MODE)
-        f = tl.dot(left, _right(r, 1, units, start, H, K), f, input_precision=MODE)
-        g = tl.dot(left, _right(r, 2, units, start, H, K), g, input_precision=MODE)
-        o = tl.dot(left, _right(r, 3, units, start, H, K), o, input_precision=MODE)
-    place = rows[:, None] * H + units[None, :]
-    memory = tl.sigmoid(f) * tl.load(c + place, mask=inside, other=0.0) + tl.sigmoid(i) * _tanh(g)
-    tl.store(c + place, memory, mask=inside)
-    tl.store(out + place, (tl.sigmoid(o) * _tanh(memory)).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _gru(
-    x,
-    r,
-    extra,
-    h,
-    c,
-    out,
-    batch,
-    H: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    MODE: tl.constexpr,
-):
-    rows, units = tl.program_id(1) * M + tl.arange(0, M), tl.program_id(0) * N + tl.arange(0, N)
-    inside = (rows[:, None] < batch) & (units[None, :] < H)
-    reset, z = _read(x, rows, units, 0, 3, H, inside), _read(x, rows, units, 1, 3, H, inside)
-    new = tl.zeros((M, N), dtype=tl.float32) + tl.load(extra + units, mask=units < H, other=0.0).to(tl.float32)
-    for start in range(0, H, K):
-        left = _left(h, rows, start, batch, H, K)
-        reset = tl.dot(left, _right(r, 0, units, start, H, K), reset, input_precision=MODE)
-        z = tl.dot(left, _right(r, 1, units, start, H, K), z, input_precision=MODE)
-        new = tl.dot(left, _right(r, 2, units, start, H, K), new, input_precision=MODE)
-    n = _tanh(_read(x, rows, units, 2, 3, H, inside) + tl.sigmoid(reset) * new)
-    place = rows[:, None] * H + units[None, :]
-    state = n + tl.sigmoid(z) * (tl.load(c + place, mask=inside, other=0.0) - n)
-    tl.store(c + place, state, mask=inside)  # the state itself stays in float32, as the memory cell of an LSTM
-    tl.store(out + place, state.to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _elman(
-    x,
-    r,
-    extra,
-    h,
-    c,
-    out,
-    batch,
-    H: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    MODE: tl.constexpr,
-):
-    rows, units = tl.program_id(1) * M + tl.arange(0, M), tl.program_id(0) * N + tl.arange(0, N)
-    inside = (rows[:, None] < batch) & (units[None, :] < H)
-    state = _read(x, rows, units, 0, 1, H, inside)
-    for start in range(0, H, K):
-        left = _left(h, rows, start, batch, H, K)
-        state = tl.dot(left, _right(r, 0, units, start, H, K), state, input_precision=MODE)
-    place = rows[:, None] * H + units[None, :]
-    tl.store(out + place, _tanh(state).to(out.dtype.element_ty), mask=inside)
+        k = start + tl.arange(0, K)
+        left = tl.load(h + rows[:, None] * H + k, mask=(rows[:, None] < batch) & (k[None, :] < H), other=0.0)
+        right, fits = r + units[None, :] * H + k[:, None], (units[None, :] < H) & (k[:, None] < H)
+        a = _product(a, left, right, fits, MODE)
+        if G > 1:
+            b = _product(b, left, right + H * H, fits, MODE)
+            c = _product(c, left, right + 2 * H * H, fits, MODE)
+        if G > 3:
+            d = _product(d, left, right + 3 * H * H, fits, MODE)
+    if CELL == "elman":
+        tl.store(out + place, _tanh(a).to(out.dtype.element_ty), mask=inside)
+    else:
+        before = tl.load(kept + place, mask=inside, other=0.0)
+        if CELL == "lstm":
+            after = tl.sigmoid(b) * before + tl.sigmoid(a) * _tanh(c)
+            result = tl.sigmoid(d) * _tanh(after)
+        else:
+            new = _tanh(tl.load(given + 2 * H, mask=inside, other=0.0).to(tl.float32) + tl.sigmoid(a) * c)
+            after = new + tl.sigmoid(b) * (before - new)
+            result = after
+        tl.store(kept + place, after, mask=inside)
+        tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
 
 
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]  # W, R, b and the bias of the recurrent product
 Tile = tuple[int, int, int]  # rows, units, depth
-CELLS = {"lstm": (_lstm, 4), "gru": (_gru, 3), "elman": (_elman, 1)}
+CELLS = ("lstm", "gru", "elman")
 
 
 class TritonModel:
@@ -141,7 +85,6 @@ class TritonModel:
 
     def __init__(self, problem: GpuProblem) -> None:
         self.problem, self.point = problem, problem.point
-        self.kernel, self.gates = CELLS[self.point.cell]
         self.mode = "ieee" if self.point.precision == "float32" else "tf32"
         self.layers = [
             [self._weights(layer, direction) for direction in range(self.point.directions)]
@@ -163,13 +106,13 @@ class TritonModel:
     def _layer(self, x: Tensor, weights: Weights, direction: int, tile: Tile) -> Tensor:
         W, R, b, extra = weights
         steps, batch = x.shape[:2]
-        hidden, (m, n, k) = self.point.hidden, tile
+        hidden, (m, n, _) = self.point.hidden, tile
         product = torch.nn.functional.linear(x, W, b)
         y = torch.empty(steps, batch, hidden, dtype=x.dtype, device=x.device)
         h = torch.zeros(batch, hidden, dtype=x.dtype, device=x.device)
-        c = torch.zeros(batch, hidden, dtype=torch.float32, device=x.device)
+        kept = torch.zeros(batch, hidden, dtype=torch.float32, device=x.device)
         grid = (triton.cdiv(hidden, n), triton.cdiv(batch, m))
         for t in range(steps)[:: -1 if direction else 1]:
-            self.kernel[grid](product[t], R, extra, h, c, y[t], batch, hidden, m, n, k, self.mode)
+            _step[grid]((product[t], R, extra, h, kept, y[t]), batch, self.point.cell, hidden, tile, self.mode)
             h = y[t]
         return y

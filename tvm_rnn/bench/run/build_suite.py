@@ -9,26 +9,30 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import os
-import subprocess
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
 
 from tvm_rnn.bench.suites.gpu import Point, batches, network
 from tvm_rnn.errors import ConfigError, message
-from tvm_rnn.locations import PACKAGE, PYTHONPATH
+from tvm_rnn.locations import PACKAGE
+from tvm_rnn.npy_files import text_writer, write_whole
+from tvm_rnn.worker_process import Late, Lost, Pool, Reply, Request, WorkerProcess, channel
 
+STARTED = time.perf_counter()  # of a process that compiles one network
+COMMAND = ("-m", "tvm_rnn.bench.run.build_suite")
 INDEX = "index.json"
 # Files of this package that no compiled module depends on, by how their names begin.
 ASIDE = ("bench", "cli", "console", "gpu_", "peer", "reference", "show", "suites", "tables", "tolerance", "torch_model")
 SUFFIXES = (".py", ".c", ".h", ".cu")
 Progress = Callable[[str], None]
-Row = dict[str, Any]
+Row = Reply
 
 
 @functools.cache
@@ -43,21 +47,16 @@ def sources_digest() -> str:
     return digest.hexdigest()
 
 
-def module_file(folder: str | os.PathLike[str], network: Point, sizes: Sequence[int]) -> str:
-    """The path of a network's module in a folder. sizes: the batch sizes that it is to be quickest at.
+def module_file(folder: str | os.PathLike[str], network: Point, sizes: Sequence[int]) -> tuple[str, float | None]:
+    """The path of a network's module in a folder, and how many seconds it took to compile, where the index says so.
 
-    Where the folder's index has the network under another name (another state of the sources), that is its path.
+    sizes: the batch sizes that it is to be quickest at. Where the folder's index has the network under another name
+    (another state of the sources), that is its path.
     """
-    found = _indexed(os.fspath(folder)).get(_key(network, sizes), {})
-    if "file" in found and os.path.exists(os.path.join(folder, found["file"])):
-        return os.path.join(folder, found["file"])
-    return os.path.join(folder, _file_name(network, sizes))
-
-
-def module_seconds(folder: str | os.PathLike[str], network: Point, sizes: Sequence[int]) -> float | None:
-    """How long a network's module took to compile, where it was compiled; None where the index does not say."""
-    seconds = _indexed(os.fspath(folder)).get(_key(network, sizes), {}).get("seconds")
-    return None if seconds is None else float(seconds)
+    found = _indexed(folder).get(_key(network, sizes), {})
+    path = os.path.join(folder, found.get("file", ""))
+    there = path if os.path.isfile(path) else os.path.join(folder, _file_name(network, sizes))
+    return there, found.get("seconds")
 
 
 def _key(network: Point, sizes: Sequence[int]) -> str:
@@ -69,7 +68,7 @@ def _file_name(network: Point, sizes: Sequence[int]) -> str:
     return f"{network.network_name}-{hashlib.sha256(key.encode()).hexdigest()[:10]}.so"
 
 
-def _indexed(folder: str) -> Row:
+def _indexed(folder: str | os.PathLike[str]) -> Row:
     try:
         with open(os.path.join(folder, INDEX)) as file:
             rows: Row = json.load(file)
@@ -103,73 +102,58 @@ def build(
         raise ConfigError(message("--build: this folder cannot be made", got=str(reason))) from None
     wanted = {point.network for point in points}
     sizes = {network: found for network, found in batches(every or points).items() if network in wanted}
-    index = _indexed(os.fspath(folder))
-    with ThreadPoolExecutor(jobs or len(os.sched_getaffinity(0))) as pool:
-        work = {pool.submit(_build, network, found, folder, target, limit): network for network, found in sizes.items()}
-        for done, future in enumerate(as_completed(work), 1):
-            name, row = _key(work[future], sizes[work[future]]), future.result()
+    index, files = _indexed(folder), {network: _file_name(network, found) for network, found in sizes.items()}
+    there = [network for network, file in files.items() if os.path.exists(os.path.join(folder, file))]
+    missing = [network for network in files if network not in there]
+    requests = [
+        {
+            "network": network.as_dict(),
+            "batches": list(sizes[network]),
+            "target": target,
+            "path": os.path.abspath(os.path.join(folder, files[network])),
+        }
+        for network in missing
+    ]
+    with tempfile.TemporaryDirectory(prefix="tvm_rnn-build-") as scratch:
+        pool = Pool(lambda: WorkerProcess(COMMAND, scratch), jobs or len(os.sched_getaffinity(0)), fresh=True)
+        answers = ((missing[number], _result(answer, limit)) for number, answer in pool.map(requests, limit))
+        kept = ((network, {"kept": True}) for network in there)
+        for done, (network, result) in enumerate(itertools.chain(kept, answers), 1):
+            name = _key(network, sizes[network])
+            row = {"file": files[network], "batches": list(sizes[network]), "target": target, **result}
             before = index.get(name, {})
             same = before.get("file") == row["file"]
-            index[name] = {**before, **row} if same and row.get("kept") else row
-            tell(f"{done} of {len(work)}: {name}: {row.get('reason') or row['file']}")
-            _write(folder, index)
+            index[name] = {**before, **row} if same and network in there else row
+            tell(f"{done} of {len(files)}: {name}: {row.get('reason') or row['file']}")
+            write_whole({os.path.join(folder, INDEX): text_writer(json.dumps(index, indent=1))})
             if before and not same:
                 Path(folder, before["file"]).unlink(missing_ok=True)
     names = [_key(network, found) for network, found in sizes.items()]
     return {name: index[name] for name in names}
 
 
-def _write(folder: str | os.PathLike[str], index: Row) -> None:
-    path = os.path.join(folder, INDEX)
-    with open(f"{path}.tmp", "w") as file:
-        json.dump(index, file, indent=1)
-    os.replace(f"{path}.tmp", path)
+def _result(answer: Reply | Lost, limit: float) -> Reply:
+    if isinstance(answer, Late):
+        return {"seconds": limit, "reason": f"stopped after {limit:g} s"}
+    return {"reason": str(answer)} if isinstance(answer, Lost) else answer
 
 
-def _build(network: Point, sizes: Sequence[int], folder: str | os.PathLike[str], target: str, limit: float) -> Row:
-    """One row of the index."""
-    row: Row = {"file": _file_name(network, sizes), "batches": list(sizes), "target": target}
-    path = os.path.abspath(os.path.join(folder, row["file"]))
-    if os.path.exists(path):
-        return {**row, "kept": True}
-    request = {"network": network.as_dict(), "batches": list(sizes), "target": target, "path": path}
-    paths = os.pathsep.join([PYTHONPATH, *filter(None, [os.environ.get("PYTHONPATH")])])
-    started = time.perf_counter()
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "tvm_rnn.bench.run.build_suite", json.dumps(request)],
-            capture_output=True,
-            text=True,
-            timeout=limit,
-            env={**os.environ, "PYTHONPATH": paths},
-            check=False,
-        )
-        reason = "" if done.returncode == 0 else _reason(done.stderr, done.returncode)
-    except subprocess.TimeoutExpired:
-        reason = f"stopped after {limit:g} s"
-    row["seconds"] = round(time.perf_counter() - started, 1)
-    if not reason:
-        row["bytes"] = os.path.getsize(path)
-        return row
-    return {**row, "reason": reason}
-
-
-def _reason(printed: str, code: int) -> str:
-    lines = [line.strip() for line in printed.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line.split(":")[0]]
-    return (errors or lines or [f"exit code {code}"])[-1][:400]
-
-
-def build_one(request: Row) -> None:
-    """Compile one network, as `build` asks for it, and write its file."""
+def build_one(request: Request) -> Reply:
+    """Compile one network, as `build` asks for it, and write its file. What goes wrong is the reason."""
     from tvm_rnn.compiler.compile import compile
 
     point = Point.from_dict(dict(request["network"]))
-    options: Row = {"without": point.without}
-    if point.precision != point.dtype:
-        options["precision"] = point.precision
-    compile(network(point), request["target"], tuple(request["batches"]), **options).export(request["path"])
+    options: Reply = {} if point.precision == point.dtype else {"precision": point.precision}
+    result: Reply = {}
+    try:
+        module = compile(network(point), request["target"], tuple(request["batches"]), without=point.without, **options)
+        module.export(request["path"])
+        result["bytes"] = os.path.getsize(request["path"])
+    except Exception as reason:
+        result["reason"] = traceback.format_exception_only(reason)[0].splitlines()[0][:400]
+    return {"seconds": round(time.perf_counter() - STARTED, 1), **result}
 
 
 if __name__ == "__main__":
-    build_one(json.loads(sys.argv[1]))
+    with channel() as reply:
+        reply(build_one(json.loads(sys.stdin.readline())))

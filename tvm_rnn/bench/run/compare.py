@@ -80,7 +80,6 @@ class Report:
         return {"facts": dict(self.facts), "rows": [asdict(row) for row in self.rows]}
 
     def table(self) -> Table:
-        """A rich table; the facts are its caption."""
         from rich.table import Table
 
         table = Table(caption=self._caption(), caption_justify="left", box=None, header_style="bold", pad_edge=False)
@@ -140,11 +139,13 @@ def compare(
     Raises ConfigError for wrong arguments, LoadError for the file, WeightError for a module without weights, and
     TvmRnnError where the module itself fails or differs from the oracle.
     """
-    check(against, steps=steps, batch=batch, rounds=rounds, threads=1 if threads is None else threads)
+    check(against, PEERS, steps=steps, batch=batch, rounds=rounds, threads=1 if threads is None else threads)
     threads = threads or len(os.sched_getaffinity(0))
     tell = progress or (lambda text: None)
     with tempfile.TemporaryDirectory(prefix="tvm_rnn-bench-") as folder:
-        path = _module_file(module, folder)
+        path = os.path.join(folder, "module.so") if isinstance(module, Module) else os.path.abspath(os.fspath(module))
+        if isinstance(module, Module):
+            module.export(path)
         manifest, weights = read_container(path)
         if "networks" in manifest:
             got, do = f"a model of {len(manifest.networks)}", "time a module of each: rnn.compile(model.networks[0])"
@@ -152,17 +153,25 @@ def compare(
         if not {item.name for item in manifest.weights} <= weights.keys():
             do = "compile it with weights (tvm-rnn compile --seed 0 or --weights w.safetensors)"
             raise WeightError(message("a module without weights cannot be compared", where=path, do=do))
-        inputs = _random_inputs(manifest, steps, batch)
-        request = {"path": path, "inputs": _write(inputs, folder), "folder": folder, "threads": threads}
+        rng, inputs = np.random.default_rng(0), dict[str, np.ndarray]()
+        for item in manifest.inputs:
+            inputs[item.name] = rng.uniform(-1, 1, (steps, batch, *item.shape)).astype(manifest.dtype)
+            np.save(os.path.join(folder, f"input_{len(inputs)}.npy"), inputs[item.name])
+        paths = {name: os.path.join(folder, f"input_{number}.npy") for number, name in enumerate(inputs, 1)}
+        request = {"path": path, "inputs": paths, "folder": folder, "threads": threads, "stream": stream}
         tell("computing the oracle")
-        expected = _oracle(manifest, weights, inputs)
+        try:
+            net = net_of(manifest)
+            expected, _ = reference(net.load({name: weights[name] for name in net.weight_shapes}))(inputs)
+        except Unsupported:
+            expected = None  # a user's own cell: only the module itself is timed
         load = [os.getloadavg()[0]]
         with contextlib.ExitStack() as stack:
             contenders = []
             for name in (OURS, *against):
                 tell(f"starting {name}")
                 contender = Contender(name, expected, tolerance(manifest.get("weight_dtype") or manifest.dtype, steps))
-                contender.prepare(stack, folder, {**request, "stream": stream})
+                contender.prepare(stack, folder, request)
                 contenders.append(contender)
             for number in range(rounds):
                 tell(f"round {number + 1} of {rounds}")
@@ -175,45 +184,14 @@ def compare(
     return Report((ours, *(c.row(each, flops, ours.median_us) for c in contenders[1:])), facts)
 
 
-def check(against: Sequence[str], **counts: int) -> None:
+def check(against: Sequence[str], peers: Sequence[str] = PEERS, **counts: int) -> None:
     """Raises ConfigError for a peer that is none, and for a count below 1."""
     for name in against:
-        if name not in PEERS:
-            raise ConfigError(message("no such peer", **unknown("peer", name, PEERS)))
+        if name not in peers:
+            raise ConfigError(message("no such peer", **unknown("peer", name, peers)))
     for name, count in counts.items():
         if not isinstance(count, int) or count < 1:
             raise ConfigError(message(f"the number of {name} is wrong", got=repr(count), expected="at least 1"))
-
-
-def _module_file(module: Module | str | os.PathLike[str], folder: str) -> str:
-    if isinstance(module, Module):
-        path = os.path.join(folder, "module.so")
-        module.export(path)
-        return path
-    return os.path.abspath(os.fspath(module))
-
-
-def _random_inputs(manifest: Manifest, steps: int, batch: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return {i.name: rng.uniform(-1, 1, (steps, batch, *i.shape)).astype(manifest.dtype) for i in manifest.inputs}
-
-
-def _write(inputs: Mapping[str, np.ndarray], folder: str) -> dict[str, str]:
-    paths = {name: os.path.join(folder, f"input_{index}.npy") for index, name in enumerate(inputs)}
-    for name, path in paths.items():
-        np.save(path, inputs[name])
-    return paths
-
-
-def _oracle(
-    manifest: Manifest, weights: Mapping[str, np.ndarray], inputs: Mapping[str, np.ndarray]
-) -> np.ndarray | None:
-    try:
-        net = net_of(manifest)
-    except Unsupported:
-        return None  # a user's own cell: only the module itself is timed
-    y, _ = reference(net.load({name: weights[name] for name in net.weight_shapes}))(inputs)
-    return y
 
 
 class Contender:
@@ -229,7 +207,9 @@ class Contender:
 
     def prepare(self, stack: contextlib.ExitStack, folder: str, request: Request) -> None:
         """Start the process and compare its results. What is wrong with a peer becomes its reason; ours is an error."""
-        worker = process(self.name, folder, request["threads"])
+        environment = dict.fromkeys(THREAD_VARIABLES, str(request["threads"]))
+        command = ("-m", "tvm_rnn.bench.peers.worker", self.name)
+        worker = WorkerProcess(command, folder, environment=environment)
         stack.callback(worker.end)
         try:
             answer = self._ask(worker, request)
@@ -244,7 +224,9 @@ class Contender:
         self.version = answer["version"]
         differing: list[str] = []
         for config, path in answer["results"].items():
-            error = None if self.expected is None else _error(np.load(path, allow_pickle=False), self.expected)
+            error, found = None, np.load(path, allow_pickle=False)
+            if self.expected is not None:
+                error = relative_error(found, self.expected) if found.shape == self.expected.shape else float("inf")
             if error is not None and not error <= self.limit:
                 differing.append(f"{config}: relative error {error:.3g}, at most {self.limit:.3g} is allowed")
             else:
@@ -278,32 +260,17 @@ class Contender:
         """The best configuration's figures. flops: of one step. ours_us: what ratios are made with, None for ours."""
         if self.worker is None:
             return Row(self.name, self.version, reason=self.reason)
-        config = min(self.seconds, key=lambda c: statistics.median(self.seconds[c]))
-        found = self.seconds[config]
-        median = statistics.median(found)
-        median_us = median / steps * 1e6
-        return Row(
-            self.name,
-            self.version,
-            config,
-            median_us,
-            (max(found) - min(found)) / median,
-            flops / median_us * 1e-3,
-            median_us / (ours_us or median_us),
-            self.errors[config],
-            configs={name: statistics.median(times) / steps * 1e6 for name, times in self.seconds.items()},
-            tail_us=tuple(1e6 * statistics.median(values) for values in zip(*self.tails[config], strict=True)),
-        )
+        medians = {config: statistics.median(times) / steps * 1e6 for config, times in self.seconds.items()}
+        config = min(medians, key=lambda c: medians[c])
+        us, tails = medians[config], zip(*self.tails[config], strict=True)
+        figures = (us, spread(self.seconds[config]), flops / us * 1e-3, us / (ours_us or us), self.errors[config])
+        tail_us = tuple(1e6 * statistics.median(values) for values in tails)
+        return Row(self.name, self.version, config, *figures, configs=medians, tail_us=tail_us)
 
 
-def _error(actual: np.ndarray, expected: np.ndarray) -> float:
-    return relative_error(actual, expected) if actual.shape == expected.shape else float("inf")
-
-
-def process(name: str, folder: str, threads: int) -> WorkerProcess:
-    """A framework's process, which may use so many threads."""
-    environment = dict.fromkeys(THREAD_VARIABLES, str(threads))
-    return WorkerProcess(("-m", "tvm_rnn.bench.peers.worker", name), folder, environment=environment)
+def spread(times: Sequence[float]) -> float:
+    """(slowest - fastest) / median."""
+    return (max(times) - min(times)) / statistics.median(times)
 
 
 def run_facts(
@@ -344,6 +311,3 @@ def _cpu_name() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()
-
-
-__all__ = ["PEERS", "Contender", "Report", "Row", "check", "compare", "cpu_facts", "process", "run_facts"]

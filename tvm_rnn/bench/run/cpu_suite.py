@@ -13,7 +13,7 @@ import functools
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,10 +26,9 @@ from tvm_rnn.network.rnn import RNN
 from tvm_rnn.passes import pipeline
 from tvm_rnn.target import host
 
-from .compare import OURS, Row, check, compare, cpu_facts
-from .gpu_suite import Record, writing
+from .compare import OURS, check, compare, cpu_facts
+from .gpu_suite import Progress, Record, Run, writing
 
-Progress = Callable[[str], None]
 STREAM_STEPS = 64  # different inputs, over and over
 
 
@@ -61,16 +60,10 @@ def run(
     """
     threads = options.threads or len(os.sched_getaffinity(0))
     check(options.against, threads=threads, rounds=options.rounds)
-    tell, found = progress or (lambda text: None), list[Record]()
-    sizes, started = batches(every or points), time.monotonic()
-    with_peers = beside_peers(points)
+    found, sizes, with_peers = list[Record](), batches(every or points), beside_peers(points)
     with writing(found, records) as write:
         write({"kind": "facts", **cpu_facts(threads)})
-        for number, point in enumerate(points):
-            if options.limit is not None and time.monotonic() - started > options.limit:
-                write({"kind": "stopped", "limit": options.limit, "points_left": len(points) - number})
-                break
-            tell(f"{number + 1} of {len(points)}: {point.name}")
+        for point in Run(write, options.limit, progress).each(points):
             peers = options.against if point in with_peers else ()
             for record in _measure(point, sizes[point.network], peers, replace(options, threads=threads)):
                 write(record)
@@ -78,7 +71,6 @@ def run(
 
 
 def _measure(point: Point, sizes: Sequence[int], peers: Sequence[str], options: Options) -> Iterator[Record]:
-    """All records of one point."""
     base = point.record
     try:
         net = tamed(network(point).init(0))
@@ -107,18 +99,17 @@ def _measure(point: Point, sizes: Sequence[int], peers: Sequence[str], options: 
     ceilings = ceilings_of(point.precision, each_step, options.threads or 1)
     for row in report.rows:
         own = {"compile_seconds": seconds, "ceilings": ceilings, **known} if row.name == OURS else {}
-        record = {**base, **own, **_figures(row, point.steps)}
+        record: Record = {**base, **own, "framework": row.name}
+        if row.median_us is None:
+            yield {**record, "reason": row.reason}
+            continue
+        record |= {"version": row.version, "us_per_step": row.median_us, "us": row.median_us * point.steps}
+        record |= {"spread": row.spread, "config": row.config}
+        record |= {"tail_us": list(row.tail_us)} if row.tail_us else {}
+        record |= {} if row.error is None else {"error": row.error}
+        record["configs"] = dict(row.configs)
         everything = {**record, "flops": flops * point.batch * point.steps}
         yield {**record, **(shares(everything, ceilings) if row.name == OURS else {})}
-
-
-def _figures(row: Row, steps: int) -> Record:
-    if row.median_us is None:
-        return {"framework": row.name, "reason": row.reason}
-    timing = {"us_per_step": row.median_us, "us": row.median_us * steps, "spread": row.spread, "config": row.config}
-    checked = {} if row.error is None else {"error": row.error}
-    tail = {"tail_us": list(row.tail_us)} if row.tail_us else {}
-    return {"framework": row.name, "version": row.version, **timing, **tail, **checked, "configs": dict(row.configs)}
 
 
 def product_bytes(net: RNN, without: Sequence[str] = ()) -> tuple[int, int]:
@@ -139,11 +130,6 @@ def ceilings_of(precision: str, size: int, threads: int) -> Mapping[str, float]:
     """By the names that `bench/measure/floors.py` knows: what this CPU does at best with `size` bytes of weights."""
     from tvm_rnn.bench.measure import cpu_peaks
 
-    rates = {"memory_tb_s": cpu_peaks.read_gbytes(_about(size), threads) * 1e-3}
+    shift = max(0, size.bit_length() - 2)  # two binary digits of a size: no cache tells more apart
+    rates = {"memory_tb_s": cpu_peaks.read_gbytes(max(1 << 14, size >> shift << shift), threads) * 1e-3}
     return {**rates, f"{precision}_tflops": cpu_peaks.fma_gflops(precision, threads) * 1e-3}
-
-
-def _about(size: int) -> int:
-    """The size to two binary digits: one measurement serves sizes that no cache tells apart."""
-    shift = max(0, size.bit_length() - 2)
-    return max(1 << 14, size >> shift << shift)

@@ -14,18 +14,18 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tvm_rnn.bench.measure.floors import shares
 from tvm_rnn.bench.suites.gpu import Point, batches, beside_peers
-from tvm_rnn.errors import ConfigError, TvmRnnError, message, unknown
+from tvm_rnn.errors import ConfigError, TvmRnnError, message
 from tvm_rnn.worker_process import Ended, Late, Reply, Request, WorkerProcess
 
-from .build_suite import module_file, module_seconds
+from .build_suite import module_file
+from .compare import OURS, check
 
 # Also the names in gpu_worker.py's table, which is not imported here: it is the other process's.
-OURS = "tvm_rnn"
 PEERS = ("torch", "cudnn", "torch-compile", "triton", "flashrnn")
 # No stage may take longer without a word: a persistent kernel that waits for ever is ended with its process.
 PATIENCE_SECONDS = 90.0
@@ -51,27 +51,28 @@ class Options:
 
 @dataclass
 class Run:
-    """A run: where its records go, when it began, and how often a peer's configuration has ended the process."""
+    """A run: where its records go, when it began, and how long all of it may take."""
 
-    options: Options
     write: Callable[[Record], None]
+    limit: float | None
+    progress: Progress | None
     started: float = field(default_factory=time.monotonic)
-    ceilings: Mapping[str, float] = field(default_factory=dict)
-    ended: Counter[str] = field(default_factory=Counter)
 
     @property
     def left(self) -> float:
-        """Seconds until the limit."""
-        limit = self.options.limit
-        return float("inf") if limit is None else limit - (time.monotonic() - self.started)
+        return float("inf") if self.limit is None else self.limit - (time.monotonic() - self.started)
 
+    def tell(self, text: str) -> None:
+        if self.progress is not None:
+            self.progress(text)
 
-def check_peers(against: Sequence[str]) -> tuple[str, ...]:
-    """The peers' names as given. Raises ConfigError for one that is none."""
-    for name in against:
-        if name not in PEERS:
-            raise ConfigError(message("no such peer", **unknown("peer", name, PEERS)))
-    return tuple(against)
+    def each(self, points: Sequence[Point]) -> Iterator[Point]:
+        for number, point in enumerate(points):
+            if self.left <= 0:
+                self.write({"kind": "stopped", "limit": self.limit, "points_left": len(points) - number})
+                return
+            self.tell(f"{number + 1} of {len(points)}: {point.name}")
+            yield point
 
 
 def run(
@@ -90,40 +91,41 @@ def run(
 
     Raises ConfigError for a peer that is none or a folder that is missing, TvmRnnError where there is no GPU.
     """
-    check_peers(options.against)
+    check(options.against, PEERS)
     if not os.path.isdir(modules):
         do = "compile them first: tvm-rnn bench --suite NAME --build DIR"
         raise ConfigError(message("--modules: no such folder", got=repr(os.fspath(modules)), do=do))
     modules = os.path.abspath(modules)  # the workers start in a folder of their own
-    built = {network: Built.find(modules, network, sizes) for network, sizes in batches(every or points).items()}
-    with_peers = beside_peers(points)
-    tell, found = progress or (lambda text: None), list[Record]()
-    with contextlib.ExitStack() as stack:
-        write = stack.enter_context(writing(found, records))
-        # What a peer's compiler left running may still write there at the end.
-        folder = tempfile.TemporaryDirectory(prefix="tvm_rnn-bench-", ignore_cleanup_errors=True)
-        worker = process(stack.enter_context(folder))
-        stack.callback(worker.end)
-        this = Run(options, write)
-        tell("starting")
+    sizes, with_peers, found = batches(every or points), beside_peers(points), list[Record]()
+    ended = Counter[str]()  # how often a peer's configuration has ended the process
+    with writing(found, records) as write, process() as worker:
+        this = Run(write, options.limit, progress)
+        this.tell("starting")
         facts = ask(worker, {"facts": True}, options.patience)["facts"]
-        this.ceilings = facts.get("ceilings") or {}
         write({"kind": "facts", **facts})
-        for number, point in enumerate(points):
-            if this.left <= 0:
-                write({"kind": "stopped", "limit": options.limit, "points_left": len(points) - number})
-                break
-            tell(f"{number + 1} of {len(points)}: {point.name}")
-            names = (OURS, *options.against) if point in with_peers else (OURS,)
-            _measure(this, worker, point, built[point.network], names)
+        for point in this.each(points):
+            path, seconds = module_file(modules, point.network, sizes[point.network])
+            request = {
+                "point": point.as_dict(),
+                "module": path if os.path.exists(path) else None,
+                "frameworks": (OURS, *options.against) if point in with_peers else (OURS,),
+                "rounds": options.rounds,
+                "compile_seconds": options.compile_seconds,
+            }
+            rows = _measure(worker, request, options, this, ended)
+            flops = next((row["flops_per_row"] for row in rows if row.get("flops_per_row")), 0.0)
+            flops *= point.batch * point.steps
+            for row in rows:
+                own = {"compile_seconds": seconds} if row["framework"] == OURS and seconds is not None else {}
+                known = shares({**point.record, **row, "flops": flops}, facts.get("ceilings") or {})
+                write({**point.record, **own, **row, **known})
     return found
 
 
 @contextlib.contextmanager
 def writing(found: list[Record], path: str | os.PathLike[str] | None) -> Iterator[Callable[[Record], None]]:
     """A function that notes a record, and writes it to a file of lines of JSON at once, if there is to be one."""
-    with contextlib.ExitStack() as stack:
-        file = None if path is None else stack.enter_context(open(path, "w"))
+    with contextlib.nullcontext() if path is None else open(path, "w") as file:
 
         def write(record: Record) -> None:
             found.append(record)
@@ -133,47 +135,20 @@ def writing(found: list[Record], path: str | os.PathLike[str] | None) -> Iterato
         yield write
 
 
-def _measure(this: Run, worker: WorkerProcess, point: Point, built: Built, names: Sequence[str]) -> None:
-    """All records of one point. What ends the process is left out of the next try, with the reason."""
-    options = this.options
-    skip = {blamed: f"it ended the process at {n} points before" for blamed, n in this.ended.items() if n >= MOST_ENDS}
-    base, facts = point.record, point.as_dict()
-    request = {
-        "point": facts,
-        "module": built.file if os.path.exists(built.file) else None,
-        "frameworks": names,
-        "rounds": options.rounds,
-        "compile_seconds": options.compile_seconds,
-        "skip": skip,
-    }
+def _measure(worker: WorkerProcess, request: Request, options: Options, this: Run, ended: Counter[str]) -> list[Record]:
+    """All rows of one point. What ends the process is left out of the next try, with the reason."""
+    skip = {blamed: f"it ended the process at {n} points before" for blamed, n in ended.items() if n >= MOST_ENDS}
+    names = request["frameworks"]
     while True:
         patience = min(options.patience + options.compile_seconds, max(1.0, this.left))
         try:
-            rows = ask(worker, request, patience)["rows"]
-            break
+            return list(ask(worker, {**request, "skip": skip}, patience)["rows"])
         except WorkerEnded as end:
             if this.left <= 0 or end.framework not in names or end.blamed in skip:
-                rows = [{"framework": name, "reason": skip.get(name, str(end))} for name in names]
-                break
+                return [{"framework": name, "reason": skip.get(name, str(end))} for name in names]
             skip[end.blamed] = str(end)
             if end.config and end.framework != OURS:
-                this.ended[end.blamed] += 1
-    flops = next((row["flops_per_row"] for row in rows if row.get("flops_per_row")), 0.0) * point.batch * point.steps
-    for row in rows:
-        own = {"compile_seconds": built.seconds} if row["framework"] == OURS and built.seconds is not None else {}
-        this.write({**base, **own, **row, **shares({**base, **row, "flops": flops}, this.ceilings)})
-
-
-@dataclass(frozen=True)
-class Built:
-    """A network's compiled module: its file, which may be missing, and how long it took to compile."""
-
-    file: str
-    seconds: float | None
-
-    @staticmethod
-    def find(folder: str, network: Point, sizes: Sequence[int]) -> Built:
-        return Built(module_file(folder, network, sizes), module_seconds(folder, network, sizes))
+                ended[end.blamed] += 1
 
 
 class WorkerEnded(Exception):
@@ -185,17 +160,21 @@ class WorkerEnded(Exception):
 
     @property
     def blamed(self) -> str:
-        """What to leave out of the next try, as the worker calls it."""
         return f"{self.framework}: {self.config}" if self.config else self.framework
 
 
-def process(folder: str, command: Sequence[str] | None = None) -> WorkerProcess:
-    """The process that uses the GPU; command: if it is not the benchmark's.
-
-    Its compilers' caches are its own: peers compile as for the first time, and their seconds say so.
-    """
-    caches = {name: os.path.join(folder, name.lower()) for name in CACHES}
-    return WorkerProcess(command or COMMAND, folder, environment=caches)
+@contextlib.contextmanager
+def process() -> Iterator[WorkerProcess]:
+    """The process that uses the GPU. Its compilers' caches are its own: peers compile as for the first time, and their
+    seconds say so."""
+    # What a peer's compiler left running may still write there at the end.
+    with tempfile.TemporaryDirectory(prefix="tvm_rnn-bench-", ignore_cleanup_errors=True) as folder:
+        caches = {name: os.path.join(folder, name.lower()) for name in CACHES}
+        worker = WorkerProcess(COMMAND, folder, environment=caches)
+        try:
+            yield worker
+        finally:
+            worker.end()
 
 
 def ask(worker: WorkerProcess, request: Request, patience: float) -> Reply:

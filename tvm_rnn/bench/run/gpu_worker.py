@@ -1,40 +1,29 @@
 """The process of a GPU benchmark that uses the GPU: `python -m tvm_rnn.bench.run.gpu_worker`, started by
 `gpu_suite.py`.
 
-In: requests as lines of JSON on stdin: {"facts": true}, or a point with the frameworks to compare, and what to leave
-out ("skip": a reason by "framework" or "framework: configuration"). Out: lines of JSON on stdout: {"stage",
-"framework", "config"} as each stage of the work begins, then the answer. It is a process of its own because a kernel
-that fails takes the process's GPU context with it, and one that hangs can only be ended with its process.
+In: requests as lines of JSON on stdin: {"facts": true}; a point with the frameworks to compare, and what to leave out
+("skip": a reason by "framework" or "framework: configuration"); or, for `tune/gpu_measure.py`, a point with the files
+of its candidates. Out: lines of JSON on stdout: {"stage", "framework", "config"} as each stage of the work begins, then
+the answer. It is a process of its own because a kernel that fails takes the process's GPU context with it, and one that
+hangs can only be ended with its process.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tvm_rnn.bench.measure.gpu_graphs import (
-    Captured,
-    Result,
-    Run,
-    capture,
-    ceilings,
-    memory_of,
-    poison,
-    rounds_us,
-    run_poisoned,
-    same_bits,
-    tensors,
-)
-from tvm_rnn.bench.peers.gpu import FRAMEWORKS, GpuPrepared, in_a_line, time_limit
-from tvm_rnn.bench.peers.gpu_problem import GpuProblem
-from tvm_rnn.bench.peers.models import Unsupported
+from tvm_rnn.bench.measure import gpu_graphs
+from tvm_rnn.bench.peers.gpu import FRAMEWORKS, prepare_tvm_rnn, time_limit
+from tvm_rnn.bench.peers.models import GpuProblem, Prepared, Unsupported, in_a_line
 from tvm_rnn.bench.suites.gpu import Point, network, tamed
 from tvm_rnn.errors import TvmRnnError
 from tvm_rnn.network.rnn import RNN
@@ -43,12 +32,13 @@ from tvm_rnn.oracle.torch_graph import TorchModel
 from tvm_rnn.version import __version__
 from tvm_rnn.worker_process import Reply, Request, channel
 
+from .compare import OURS, spread
+
 if TYPE_CHECKING:
     import torch
 
-OURS = "tvm_rnn"
 REPEATS = 20
-Exact = tuple["torch.Tensor", dict[str, Result]]  # y and the state
+Exact = tuple["torch.Tensor", dict[str, gpu_graphs.Result]]  # y and the state
 Tell = Callable[[Reply], None]
 
 
@@ -63,7 +53,7 @@ class Contender:
     version: str = ""
     reason: str = ""
     facts: Reply = field(default_factory=dict)
-    graphs: dict[str, Captured] = field(default_factory=dict)
+    graphs: dict[str, gpu_graphs.Captured] = field(default_factory=dict)
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -80,9 +70,13 @@ class Contender:
         medians = {config: statistics.median(us) for config, us in times.items()}
         config = min(medians, key=lambda c: medians[c])
         median = medians[config]
-        spread = (max(times[config]) - min(times[config])) / median
         largest, relative = self.errors[config]
-        timing = {"config": config, "us_per_step": median / max(1, steps), "us": median, "spread": spread}
+        timing = {
+            "config": config,
+            "us_per_step": median / max(1, steps),
+            "us": median,
+            "spread": spread(times[config]),
+        }
         timing["configs"] = {config: us / max(1, steps) for config, us in medians.items()}
         if config in self.seconds:
             timing["compile_seconds"] = round(self.seconds[config], 2)
@@ -90,9 +84,12 @@ class Contender:
 
 
 class Bench:
-    """Points, one after the other; the network of the last one is kept for the next. device: as torch names it."""
+    """Points, one after the other; the network of the last one is kept for the next, and of candidates the oracle.
+    device: as torch names it."""
 
     device = "cuda"
+    problem: GpuProblem | None = None  # of candidates
+    expected: Exact
 
     def __init__(self, tell: Tell) -> None:
         import torch
@@ -104,7 +101,6 @@ class Bench:
         self.net: RNN | None = None
 
     def facts(self) -> Reply:
-        """The device, versions and measured ceilings."""
         import torch
 
         self.tell({"stage": "measuring the ceilings", "framework": ""})
@@ -116,7 +112,7 @@ class Bench:
             "sms": properties.multi_processor_count,
             "l2_bytes": properties.L2_cache_size,
             "versions": versions,
-            "ceilings": ceilings(),
+            "ceilings": gpu_graphs.ceilings(),
         }
 
     def measure(self, request: Request) -> list[Reply]:
@@ -140,10 +136,44 @@ class Bench:
         self._stage("timing", OURS)
         graphs = {f"{c.name}\t{config}": graph for c in contenders for config, graph in c.graphs.items()}
         with torch.no_grad():
-            found = rounds_us(graphs, request["rounds"])
+            found = gpu_graphs.rounds_us(graphs, request["rounds"])
         torch.cuda.synchronize()
-        work = {"bytes": self._bytes(problem, expected)}
+        # What must move through memory at least: inputs, the output and the weights, once each.
+        elements = sum(x.numel() for x in problem.inputs) + expected[0].numel()
+        elements += sum(array.size for array in problem.net.weights.values())
+        work = {"bytes": int(problem.inputs[0].element_size() * elements)}
         return [{**contender.row(point.steps, found), **work} for contender in contenders]
+
+    def candidates(self, request: Request) -> list[Reply]:
+        """A row per file: us (of the whole sequence), spread and error, or the reason why there is none. A final
+        measurement is of candidates that compute the same every time."""
+        import torch
+
+        point = Point.from_dict(request["point"])
+        if self.problem is None or self.problem.point != point:
+            torch.cuda.empty_cache()
+            self.problem = self._problem(point, {"module": None, "compile_seconds": 0.0})
+            self.expected = self._oracle(self.problem)
+        limit, ours = tolerance(point.precision, point.steps), Contender(OURS)
+        for file in request["files"]:
+            self._stage("preparing", OURS, file)
+            with torch.no_grad(), _reasons(ours.left_out, file):
+                problem = replace(self.problem, module=os.path.join(request["folder"], file))
+                (run,) = prepare_tvm_rnn(problem).runs.values()
+                self._stage("checking", OURS, file)
+                self._check(ours, file, run, self.expected, limit, repeatedly=bool(request.get("final")))
+                if not ours.facts.get("repeats_equal", True):
+                    ours.graphs.pop(file, None)
+                    raise TvmRnnError("the result differs from run to run")
+        self._stage("timing", OURS, request["files"][0])
+        with torch.no_grad():
+            times = gpu_graphs.rounds_us(ours.graphs, request["rounds"]) if ours.graphs else {}
+        torch.cuda.synchronize()
+        found: dict[str, Reply] = {file: {"file": file, "reason": reason} for file, reason in ours.left_out.items()}
+        for file, own in times.items():
+            us, error = round(statistics.median(own), 3), ours.errors[file][1]
+            found[file] = {"file": file, "us": us, "spread": round(spread(own), 4), "error": error}
+        return [found[file] for file in request["files"]]
 
     def _stage(self, stage: str, framework: str, config: str = "") -> None:
         self.tell({"stage": stage, "framework": framework, "config": config})
@@ -176,7 +206,7 @@ class Bench:
         self._stage("preparing", contender.name)
         limit = tolerance(problem.point.precision, problem.point.steps)
         limit *= 1 if contender.name == OURS else 10  # peers that keep states in 16 bits are theirs to judge
-        prepared = GpuPrepared("", {})
+        prepared = Prepared("", {})
         with torch.no_grad(), _reasons({}, "") as failed:
             prepared = FRAMEWORKS[contender.name](problem)
             contender.version, contender.facts = prepared.version, dict(prepared.facts)
@@ -189,32 +219,27 @@ class Bench:
             with torch.no_grad(), _reasons(contender.left_out, config):
                 if config in prepared.compiling:
                     contender.seconds[config] = _first_call(run, problem.compile_seconds)
-                self._check(contender, config, run, expected, limit)
+                self._check(contender, config, run, expected, limit, repeatedly=contender.name == OURS)
 
-    def _check(self, contender: Contender, config: str, run: Run, expected: Exact, limit: float) -> None:
-        if contender.name == OURS:
-            contender.facts["memory_bytes"] = memory = memory_of(run)
-            first = run_poisoned(run, memory)
-            equal = all(same_bits(first, run_poisoned(run, memory)) for _ in range(REPEATS))
+    def _check(
+        self, contender: Contender, config: str, run: gpu_graphs.Run, expected: Exact, limit: float, *, repeatedly: bool
+    ) -> None:
+        if repeatedly:
+            contender.facts["memory_bytes"] = memory = gpu_graphs.memory_of(run)
+            first = gpu_graphs.run_poisoned(run, memory)
+            equal = all(gpu_graphs.same_bits(first, gpu_graphs.run_poisoned(run, memory)) for _ in range(REPEATS))
             contender.facts["repeats_equal"] = equal
-        captured = capture(run)
-        poison(captured.result)
+        captured = gpu_graphs.capture(run)
+        gpu_graphs.poison(captured.result)
         captured.graph.replay()
-        if contender.name == OURS:
-            contender.facts["repeats_equal"] = equal and same_bits(first, captured.result)
+        if repeatedly:
+            contender.facts["repeats_equal"] = equal and gpu_graphs.same_bits(first, captured.result)
         largest, relative = errors(captured.result, expected)
         if not relative <= limit:  # not the largest: one unit of a bistable cell may end on the other side
             contender.left_out[config] = f"error {relative:.2g}, at most {limit:.2g} is allowed"
             contender.facts.setdefault("wrong", {})[config] = [largest, relative]
             return
         contender.graphs[config], contender.errors[config] = captured, (largest, relative)
-
-    def _bytes(self, problem: GpuProblem, expected: Exact) -> int:
-        """What must move through memory at least: inputs, the output and the weights, once each."""
-        size = problem.inputs[0].element_size()
-        weights = sum(array.size for array in problem.net.weights.values())
-        elements = sum(x.numel() for x in problem.inputs) + expected[0].numel() + weights
-        return int(size * elements)
 
 
 @contextlib.contextmanager
@@ -233,8 +258,7 @@ def _reasons(found: dict[str, str], name: str) -> Iterator[dict[str, str]]:
         found[name] = in_a_line(reason)
 
 
-def _first_call(run: Run, limit: float) -> float:
-    """The seconds that a first call takes, in which a framework compiles. Raises Unsupported beyond the limit."""
+def _first_call(run: gpu_graphs.Run, limit: float) -> float:
     import torch
 
     started = time.perf_counter()
@@ -244,7 +268,7 @@ def _first_call(run: Run, limit: float) -> float:
     return time.perf_counter() - started
 
 
-def errors(result: Result, expected: Exact) -> tuple[float, float]:
+def errors(result: gpu_graphs.Result, expected: Exact) -> tuple[float, float]:
     """(max |a - e| / max(1, max |e|), |a - e| / |e| in the Euclidean norm), the worst of y and the states.
 
     A framework that does not give the state is compared by y alone. NaN anywhere gives infinity.
@@ -253,7 +277,7 @@ def errors(result: Result, expected: Exact) -> tuple[float, float]:
     y, state = result
     pairs = [(y, expected[0])]
     for name in state or {}:
-        pairs += zip(tensors(state[name]), tensors(expected[1][name]), strict=True)
+        pairs += zip(gpu_graphs.tensors(state[name]), gpu_graphs.tensors(expected[1][name]), strict=True)
     largest = relative = 0.0
     for actual, wanted in pairs:
         if actual.shape != wanted.shape:
@@ -267,23 +291,21 @@ def errors(result: Result, expected: Exact) -> tuple[float, float]:
     return largest, relative
 
 
-def serve(requests: Iterator[str], tell: Tell, kind: type[Bench] = Bench) -> None:
+def serve(requests: Iterator[str], tell: Tell) -> None:
     """Answer requests until there are no more. Points' answers: {"rows": [record, ...]}; facts: {"facts": {...}}."""
     try:
-        bench = kind(tell)
+        bench = Bench(tell)
     except (ImportError, TvmRnnError) as reason:
         tell({"failed": str(reason)})
         return
     for line in requests:
         request = json.loads(line)
-        tell({"facts": bench.facts()} if "facts" in request else {"rows": bench.measure(request)})
-
-
-def main(kind: type[Bench] = Bench) -> None:
-    """Serve on stdin and stdout."""
-    with channel() as tell:
-        serve(sys.stdin, tell, kind)
+        if "facts" in request:
+            tell({"facts": bench.facts()})
+        else:
+            tell({"rows": (bench.candidates if "files" in request else bench.measure)(request)})
 
 
 if __name__ == "__main__":
-    main()
+    with channel() as answer:
+        serve(sys.stdin, answer)

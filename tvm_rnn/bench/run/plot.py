@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from tvm_rnn.vega_lite import BLUE, GREEN, GREY, ORANGE, PAPER, PURPLE, RED, Spec, svg
 
-from .tables import OURS, Line, Report, number
+from .compare import OURS
+from .tables import Line, Report, number
 
 COLOURS = (ORANGE, BLUE, GREEN, PURPLE, RED, GREY)
 ROW, WIDTH, COLUMN = 18, 480, 90  # in pixels: a point's height, the axis, a column of figures
@@ -86,7 +87,6 @@ def _figures(figures: Sequence[dict[str, str]], lines: Sequence[Line], peers: Se
 
 
 def _points(lines: Sequence[Line], axis: Spec | None) -> Spec:
-    """The axis of points, from above."""
     return {"field": "point", "type": "nominal", "sort": [line.point for line in lines], "title": None, "axis": axis}
 
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from tvm_rnn.bench.measure.floors import shares
 from tvm_rnn.bench.suites.gpu import SHORT
 
-from .compare import TAILS
+from .compare import OURS, TAILS
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-OURS, ALL_PASSES = "tvm_rnn", "all passes"
+ALL_PASSES = "all passes"
 NETWORK = ("cell", "input", "hidden", "layers", "directions", "sizes", "steps", "batch", "precision")
 SHARES = {"byte_share": "bytes", "flop_share": "FLOPs"}
 LEFT = ("point", "config", "regime", "note")  # columns of words
@@ -45,7 +45,6 @@ class Line:
         return str(next(iter(self.rows.values()))["precision"])
 
     def us(self, framework: str) -> float | None:
-        """Microseconds per step, None where there are none."""
         value = self.rows.get(framework, {}).get("us_per_step")
         return None if value is None else float(value)
 
@@ -107,7 +106,6 @@ class Report:
         return ["point", "us/step", *self._tails(OURS), "spread", *ours, *peers, "share", "error", *(gpu or ["note"])]
 
     def _tails(self, framework: str) -> tuple[str, ...]:
-        """Of streams: percentiles of its calls."""
         return TAILS if any("tail_us" in line.rows.get(framework, {}) for line in self.lines) else ()
 
     def _more(self, peer: str) -> list[str]:
@@ -167,7 +165,6 @@ class Report:
         return [f"{text} ({_points(count)})" for text, count in Counter(found).items()]
 
     def table(self) -> Table:
-        """A rich table; the notes are its caption."""
         from rich.table import Table
 
         caption = "\n".join(["", "ratio: that framework's time / tvm_rnn's", *self.notes()])
@@ -179,7 +176,6 @@ class Report:
         return table
 
     def markdown(self) -> str:
-        """The table and the notes for a README."""
         header = self.header()
         rows = [header, ["---" if title in LEFT else "---:" for title in header], *map(self.cells, self.lines)]
         lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]

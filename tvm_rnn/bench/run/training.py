@@ -12,11 +12,11 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvm_rnn.bench.measure.gpu_graphs import capture, replay_us
 from tvm_rnn.bench.peers.models import Unsupported, net_of
 from tvm_rnn.errors import ConfigError, WeightError, message
 from tvm_rnn.network.rnn import RNN
@@ -24,7 +24,7 @@ from tvm_rnn.oracle.reference import reference
 from tvm_rnn.runtime.runtime import load, read_container
 from tvm_rnn.worker_process import Reply
 
-from .compare import OURS, SETTLE_SECONDS, Report, Row, run_facts
+from .compare import OURS, SETTLE_SECONDS, Report, Row, run_facts, spread
 
 if TYPE_CHECKING:
     import torch
@@ -77,20 +77,16 @@ def compare_training(
     found = bench.measure(steps, batch, rounds)
     flops = 3 * float(manifest.flops_per_row) * batch
     ours = statistics.median(found[OURS]) / steps
-    rows = [_row(OURS, found[OURS], steps, flops, None, error)]
-    rows += [_row("torch", found["torch"], steps, flops, ours, None)] if "torch" in found else []
+    rows = list[Row]()
+    for name, times in found.items():  # FLOPs of training: of inference, three times
+        median = statistics.median(times) / steps
+        mine = name == OURS
+        figures = (flops / median / 1e3, None if mine else median / ours, error if mine else None)
+        rows.append(Row(name, "", "training", median, spread(times), *figures))
     rows += [Row("torch", reason=bench.reason)] if bench.reason else []
     busy.append(os.getloadavg()[0])
     facts = run_facts(path, manifest, busy, steps=steps, batch=batch, threads=threads, rounds=rounds)
     return Report(tuple(rows), bench.facts(facts))
-
-
-def _row(name: str, times: list[float], steps: int, flops: float, ours: float | None, error: float | None) -> Row:
-    """Of the times of whole calls, in microseconds. FLOPs of training: of inference, three times."""
-    median = statistics.median(times) / steps
-    ratio = None if ours is None else median / ours
-    spread = (max(times) - min(times)) / statistics.median(times)
-    return Row(name, "", "training", median, spread, flops / median / 1e3, ratio, error)
 
 
 class _OnCpu:
@@ -105,18 +101,15 @@ class _OnCpu:
         self.module.threads = self.threads
 
     def facts(self, found: Reply) -> Reply:
-        """With what is known of the device."""
         return found
 
     def given(self, value: np.ndarray) -> Array:
-        """An array as the module takes it."""
         return value.astype(self.net.dtype)
 
     def check(self, steps: int, batch: int) -> float:
         """The largest relative error of a gradient."""
         x, gy = self._arrays(steps, batch)
-        _, _, tape = self._forward(x)
-        found = self.module.backward(tape, gy)
+        found = self._gradients(x, gy)
         exact = [plain(value) for value in x], plain(gy)
         names = [a.name for a in self.net.cell.inputs]
         expected = reference(self.net, SEED).gradients(dict(zip(names, exact[0], strict=True)), None, exact[1], None)
@@ -128,12 +121,9 @@ class _OnCpu:
         x = [self.given(rng.uniform(-1, 1, (steps, batch, *shape))) for shape in shapes]
         return x, self.given(rng.uniform(-1, 1, (steps, batch, self.net.output_size)))
 
-    def _forward(self, x: list[Array]) -> tuple[Array, Nested, object]:
+    def _gradients(self, x: list[Array], gy: Array) -> Nested:
         seed = {"seed": SEED} if "masks" in self.module.manifest else {}
-        return self.module.forward_train(x[0] if len(x) == 1 else tuple(x), **seed)
-
-    def _ours(self, x: list[Array], gy: Array) -> Nested:
-        _, _, tape = self._forward(x)
+        _, _, tape = self.module.forward_train(x[0] if len(x) == 1 else tuple(x), **seed)
         return self.module.backward(tape, gy)
 
     def _torch(self, x: list[Array], gy: Array) -> Run | None:
@@ -166,29 +156,28 @@ class _OnCpu:
         return to_torch_layer(self.net).train()
 
     def measure(self, steps: int, batch: int, rounds: int) -> dict[str, list[float]]:
-        """Times of each round, in microseconds."""
         x, gy = self._arrays(steps, batch)
-        runs = {OURS: self.ready(partial(self._ours, x, gy))}
+        timers = {OURS: self.timer(lambda: self._gradients(x, gy))}
         other = self._torch(x, gy)
-        runs |= {} if other is None else {"torch": self.ready(other)}
-        found: dict[str, list[float]] = {name: [] for name in runs}
+        timers |= {} if other is None else {"torch": self.timer(other)}
+        found: dict[str, list[float]] = {name: [] for name in timers}
         for _ in range(rounds):
-            for name, run in runs.items():
-                found[name].append(self.time(run))
+            for name, timer in timers.items():
+                found[name].append(timer())
         return found
 
-    def ready(self, run: Run) -> Run:
-        """What is timed: after a first call."""
+    def timer(self, run: Run) -> Callable[[], float]:
+        """What times a call, in microseconds, after the other's threads have gone to sleep."""
         run()
-        return run
 
-    def time(self, run: Run) -> float:
-        """One call, in microseconds, after the other's threads have gone to sleep."""
-        time.sleep(SETTLE_SECONDS)
-        run()
-        start = time.perf_counter()
-        run()
-        return (time.perf_counter() - start) * 1e6
+        def once() -> float:
+            time.sleep(SETTLE_SECONDS)
+            run()
+            start = time.perf_counter()
+            run()
+            return (time.perf_counter() - start) * 1e6
+
+        return once
 
 
 class _OnGpu(_OnCpu):
@@ -213,28 +202,9 @@ class _OnGpu(_OnCpu):
         layer.flatten_parameters()
         return layer
 
-    def ready(self, run: Run) -> Run:
-        torch = self.torch
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            run()
-            run()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-        replay: Run = graph.replay
-        return replay
-
-    def time(self, run: Run) -> float:
-        first, last = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
-        run()
-        first.record()
-        run()
-        last.record()
-        self.torch.cuda.synchronize()
-        return float(first.elapsed_time(last)) * 1e3
+    def timer(self, run: Run) -> Callable[[], float]:
+        captured = capture(run)
+        return lambda: replay_us(captured, 1)
 
 
 def plain(value: Array) -> np.ndarray:
@@ -243,7 +213,6 @@ def plain(value: Array) -> np.ndarray:
 
 
 def _flat(found: Nested) -> list[np.ndarray]:
-    """All gradients, in one order."""
     if isinstance(found, dict):
         return [part for name in sorted(found) for part in _flat(found[name])]
     if isinstance(found, list | tuple):

@@ -5,7 +5,6 @@ In: the name of a suite. Out: `Point`s, as for GPUs (`gpu.py`), whose sizes are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 from . import gpu as suites
@@ -56,11 +55,5 @@ def streaming() -> list[Point]:
 
 
 STREAMS = ("streaming",)  # timed call by call
-SUITES: dict[str, Callable[[], list[Point]]] = {
-    "cpu-grid": cpu_grid,
-    "fastrnns": fastrnns,
-    "deepbench": deepbench,
-    "zoo": zoo,
-    "ablation": ablation,
-    "streaming": streaming,
-}
+EVERY = (cpu_grid, fastrnns, deepbench, zoo, ablation, streaming)
+SUITES: suites.Suites = {f.__name__.replace("_", "-"): f for f in EVERY}

@@ -74,7 +74,6 @@ class Point:
         return f"{network}-b{self.batch}-t{self.steps}-{precision}"
 
     def as_dict(self) -> Facts:
-        """Ready for json.dumps."""
         return asdict(self)
 
     @property
@@ -153,14 +152,8 @@ def ablation() -> list[Point]:
     return [replace(network, without=PASSES[done:]) for done in range(len(PASSES) + 1)]
 
 
-SUITES: dict[str, Callable[[], list[Point]]] = {
-    "gpu-grid": gpu_grid,
-    "blog": blog,
-    "deepbench": deepbench,
-    "flashrnn": flashrnn,
-    "zoo": zoo,
-    "ablation": ablation,
-}
+Suites = Mapping[str, Callable[[], list[Point]]]
+SUITES: Suites = {f.__name__.replace("_", "-"): f for f in (gpu_grid, blog, deepbench, flashrnn, zoo, ablation)}
 
 
 def network(point: Point) -> RNN:
@@ -177,9 +170,8 @@ def tamed(net: RNN) -> RNN:
     return net.load({**net.weights, **own}) if own else net
 
 
-def suite(name: str, known: Mapping[str, Callable[[], list[Point]]] | None = None) -> list[Point]:
+def suite(name: str, known: Suites = SUITES) -> list[Point]:
     """All points of a suite; known: SUITES, or those of CPUs. Raises ConfigError for a name that is none."""
-    known = SUITES if known is None else known
     if name not in known:
         raise ConfigError(message("--suite: no such suite", **unknown("suite", name, known)))
     return known[name]()

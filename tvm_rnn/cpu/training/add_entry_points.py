@@ -14,7 +14,7 @@ import tvm
 import tvm_ffi
 from msgspec import convert, structs
 
-from tvm_rnn.cpu.lower_network import Lowered
+from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.decisions import about, heard
 from tvm_rnn.dtypes import held_dtype
 from tvm_rnn.errors import ConfigError, message
@@ -40,7 +40,7 @@ def check_training(net: RNN | Model) -> None:
         raise ConfigError(message("a model of several networks does not train as a whole", got=got, do=do))
 
 
-def add_training(own: Passed, lowered: Lowered, facts: CpuNetwork) -> dict[str, np.ndarray]:
+def add_training(own: Passed, lowered: Lowering, facts: CpuNetwork) -> dict[str, np.ndarray]:
     """Adds functions to `lowered` and facts to `facts`; what is kept is as the options say. Returns the constants that
     the functions read, by name."""
     net, options = own.net, own.options
@@ -57,9 +57,9 @@ def add_training(own: Passed, lowered: Lowered, facts: CpuNetwork) -> dict[str, 
         facts.packed_elements = max(facts.packed_elements, of_forward.packed_elements)
         of_forward = structs.replace(of_forward, packs=[], packed_elements=0, packed_as_inference=True)
     lowered.module = tvm.IRModule(known | found | backward.functions())
-    lowered.used += [*forward.emitter.used, *backward.emitter.used]
-    lowered.walks += [*forward.walks, *backward.walks]
-    facts.templates = [used.facts() for used in (*lowered.used, *lowered.walks)]
+    parts = (lowered, forward, backward)
+    used = [u for part in parts for u in part.emitter.used] + [w for part in parts for w in part.walks]
+    facts.templates = [u.facts() for u in used]
     facts.training = CpuTraining(of_forward, backward.facts(), forward.tape.sizes())
     facts.memory = memory_facts(net, layers, training)
     if net.regularisers:

@@ -8,18 +8,15 @@ distinct layer a function that makes gradients of weights of its sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
 from msgspec import structs
 from tvm import tirx
 
-from tvm_rnn.cpu.lower_layer import Layer, fill_row
+from tvm_rnn.cpu.lower_layer import Layer, Visit
 from tvm_rnn.cpu.lower_network import Run, Tile
-from tvm_rnn.cpu.user_array_copies import rows_in
-from tvm_rnn.cpu.verify_time_order import verify
-from tvm_rnn.cpu.workspace import Array
+from tvm_rnn.cpu.workspace import Array, rows_in
 from tvm_rnn.module_file.schema import CpuBackward, Finish
 from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.rnn import named_constants
@@ -27,7 +24,7 @@ from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
 from tvm_rnn.tir.statements import Named, bind, buffer, function, load, loop, sequence, store, variable, when
 
-from .lower_layer_backward import BackwardLayer, BackwardVisit
+from .lower_layer_backward import BackwardLayer, BackwardVisit, Give
 from .lower_network import TrainingLowering
 
 
@@ -37,7 +34,10 @@ class Backward(TrainingLowering):
     after the other integers. Gradients of inputs and totals are added to: they come as zeros."""
 
     layer_type: ClassVar[type[Layer]] = BackwardLayer
+    visit_type: ClassVar[type[Visit]] = BackwardVisit
     prefix: ClassVar[str] = "backward_"
+    name: ClassVar[str] = "backward"
+    memories: ClassVar[tuple[str, ...]] = ("packed", "tape", "totals", "workspace")
 
     @property
     def backs(self) -> list[BackwardLayer]:
@@ -56,13 +56,10 @@ class Backward(TrainingLowering):
 
     def functions(self) -> dict[str, tirx.PrimFunc]:
         """backward, its packing, and what turns sums to gradients, by name."""
-        found = {"backward": self._backward()}
-        verify(found["backward"])
-        for i, code in enumerate(self.backs):
-            found[f"{self.prefix}pack_{i}"] = self._pack(code, f"{self.prefix}pack_{i}")
-            if code.graph.params:
-                found[f"finish_{i}"] = self._finish(code, f"finish_{i}")
-        return found
+        backs = enumerate(self.backs)
+        return super().functions() | {
+            name: self._finish(code, name) for i, code in backs if code.graph.params and (name := f"finish_{i}")
+        }
 
     def facts(self) -> CpuBackward:
         """What the runtime must know to call both kinds of function."""
@@ -80,8 +77,7 @@ class Backward(TrainingLowering):
 
     def _finish(self, code: BackwardLayer, name: str) -> tirx.PrimFunc:
         params = [p.name for p in code.graph.params]
-        keys = [*params, *named_constants(code.finish.graph, code.finish.number)]
-        raw = dict(zip(keys, self._users([key.replace(".", "_") for key in keys]), strict=True))
+        raw = self._raw([*params, *named_constants(code.finish.graph, code.finish.number)])
         gradients = self._users([f"d_{key}" for key in params])
         totals, offset = buffer("totals", self.net.dtype), variable("offset")
         body = code.finish.statement(raw, totals, offset, gradients)
@@ -89,18 +85,14 @@ class Backward(TrainingLowering):
 
     # --- the backward function ---------------------------------------------------------------------------------------
 
-    def _backward(self) -> tirx.PrimFunc:
+    def _sequence(self) -> tirx.PrimFunc:
         given, cell = self._arguments(), self.net.cell
         (self.gy,) = self._users(["gy"])
         self.s_in, self.s_out = (self._users([f"d_{a.name}_{way}" for a in cell.states]) for way in ("in", "out"))
         self.gx = self._users([f"d_{a.name}" for a in cell.inputs])
-        self._context(given, ("workspace", "packed", "tape", "totals"))
         walk = [self._layers(run) for run in reversed(self.runs)]
         body = self._with_threads(given["threads"], self._states(True), self._gy_in(), walk, self._states(False))
-        own = [given[n] for n in ("lengths", "reset", "packed", "tape", "totals", "workspace")]
-        own += self._of_masks(given)
-        params = [*(given[n] for n in self.integers), self.gy, *self.s_in, *self.s_out, *self.gx, *own]
-        return function("backward", params, body)
+        return self._function(given, [self.gy, *self.s_in, *self.s_out, *self.gx], body)
 
     def _between(self, layer: Expr) -> Expr:
         """Address of the gradient of that layer's output: the buffers take turns from the last layer down."""
@@ -112,14 +104,8 @@ class Backward(TrainingLowering):
         width, first = self.net.output_size, self._between(int64(self.net.num_layers - 1))
         first = first + self.first * self.B * int64(self.stride) if self.in_parts else first
         array = Array("workspace", first, self.stride, (1,), (width,))
-        zero = tirx.const(0.0, self.net.dtype)
-
-        def blank(t: Expr, b: Expr) -> Stmt:
-            return fill_row(self.ws, array, zero, t * self.B + b)
-
         copied = rows_in(self.ws, self.gy, array, int64(0), self.steps)
-        own = [copied, self._ended(int64(0), self.T, blank)]
-        return self._if_layer(self.net.num_layers - 1, own)
+        return self._if_layer(self.net.num_layers - 1, [copied, self._blank(array, int64(0), self.T)])
 
     def _layers(self, run: Run) -> Stmt:
         directions = self.net.num_directions
@@ -139,40 +125,23 @@ class Backward(TrainingLowering):
 
         return loop("l", run.count, layer)
 
-    def _visit(self, run: Run, i: Expr, d: Expr, tile: Tile) -> Stmt:
-        start = tile.start
-        code, directions = self.backs[run.graph], self.net.num_directions
-        visit, layer = i * int64(directions) + d, i + int64(run.first)
-        named = Named()
-        width = code.graph.inputs[0].shape[0]
-        above = self._between(layer) + self._there(start) * self.B * int64(self.stride) + d * int64(width)
-        widths = [self.stride, self.tape.inputs[run.first][1], *(stride for _, stride in self.tape.extra)]
-        kept = [self.tape.input(run.first, i, self.whole), *(self.whole * int64(at) for at, _ in self.tape.extra)]
-        inputs = [named("above", above)]
-        for number, (place, stride) in enumerate(zip(kept, widths[1:], strict=True)):
-            inputs.append(named(f"input_{number}", place + self._there(start) * self.B * int64(stride)))
-        work = BackwardVisit(
-            weights=named("weights", self._weights_of(run, visit)),
-            states=named("states", self._state_base(run, visit)),
-            scratch=named("scratch", self._row_address(self.scratch_at)),
-            hoisted=named("hoisted", self._tile_address(0)),
-            inputs=inputs,
-            widths=widths,
-            output=int64(0),
-            output_stride=0,
-            direction=int64(1) - d - self.back,
-            start=start,
-            count=tile.count,
-            done=tile.done,
-            block=named("block", self.tape.visit(run.first, visit, self.steps, self.B, self.whole)),
-            side=d + self.back,
-            totals=named("sums", int64(self.totals_at[run.first]) + visit * int64(code.finish.size)),
-            give=self._giving(run, i, d, start),
-            keys=self._keys_of(run, visit),
-        )
-        return self._if_called(run, visit, named.sets, code.visit(self.ctx, work))
+    def _inputs(self, named: Named, run: Run, i: Expr, d: Expr, tile: Tile) -> tuple[list[Expr], list[int]]:
+        """The gradient of the output, then what forward read."""
+        width = int64(self.code[run.graph].graph.inputs[0].shape[0])
+        there = self._there(tile.start) * self.B * int64(self.stride)
+        above = named("above", self._between(i + int64(run.first)) + there + d * width)
+        inputs, widths = super()._inputs(named, run, i, d, tile)
+        return [above, *inputs], [self.stride, *widths]
 
-    def _giving(self, run: Run, i: Expr, d: Expr, start: Expr) -> Callable[..., Stmt]:
+    def _complete(self, work: Visit, named: Named, run: Run, place: tuple[Expr, Expr, Expr], tile: Tile) -> None:
+        super()._complete(work, named, run, place, tile)
+        assert isinstance(work, BackwardVisit)
+        (i, d, visit), size = place, self.backs[run.graph].finish.size
+        work.side, work.direction = d + self.back, int64(1) - d - self.back
+        work.totals = named("sums", int64(self.totals_at[run.first]) + visit * int64(size))
+        work.give = self._giving(run, i, d, tile.start)
+
+    def _giving(self, run: Run, i: Expr, d: Expr, start: Expr) -> Give:
         """Where gradients of inputs go: the first one's to the layer below, or to the user; the others' to the user,
         from every layer. Both directions read the same inputs: the second adds."""
         inputs = self.code[run.graph].graph.inputs[1:]

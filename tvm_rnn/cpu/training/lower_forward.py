@@ -7,24 +7,70 @@ is copied.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import numpy as np
 from tvm import tirx
 
 from tvm_rnn.cpu.dropout_masks import drop_function
-from tvm_rnn.cpu.lower_layer import Layer, fill_row
+from tvm_rnn.cpu.lower_layer import Context, Emit, Layer, Step, Visit
 from tvm_rnn.cpu.lower_network import Run, Tile
-from tvm_rnn.cpu.user_array_copies import each, rows_in
-from tvm_rnn.cpu.verify_time_order import verify
-from tvm_rnn.cpu.workspace import Array, row_stride, strides_of
-from tvm_rnn.tir.expr import Buffer, Expr, Stmt
+from tvm_rnn.cpu.workspace import Array, row_stride
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.tir.expr import Expr, Stmt
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Block, Named, function, load, loop, sequence, store, when
+from tvm_rnn.tir.statements import Named, bind, sequence, store, when
 
-from .lower_layer_forward import KeepingLayer, TrainingVisit
 from .lower_network import TrainingLowering
+from .tape_layout import TapeLayer
+
+
+@dataclass
+class KeepingLayer(TapeLayer):
+    """A layer whose states and emitted values are in the tape."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        emitted = set(self.graph.emitted)
+        # A kept value's only place is the tape: scratch and hoisted rows have none for it.
+        self.scratch = self._rows(n for n in self.scratch if n not in emitted)
+        early = [n for n in self.hoisted if n in emitted]
+        self.hoisted = self._rows(n for n in self.hoisted if n not in emitted) | dict.fromkeys(early, (0, 0))
+        self.late = [n for n in dict.fromkeys(self.graph.emitted) if n not in early]
+
+    @property
+    def states_per_row(self) -> int:
+        """None in the workspace."""
+        return 0
+
+    def _kept(self, node: Node, visit: Visit, t: Expr, ctx: Context) -> Array:
+        number = self.graph.emitted.index(node)
+        return self.tape.emitted(self.index, number, visit.block, visit.start + t, ctx.steps * ctx.batch, ctx.batch)
+
+    def _hoisted(self, node: Node, visit: Visit, t: Expr, ctx: Context) -> Array:
+        return self._kept(node, visit, t, ctx) if node in self.graph.emitted else super()._hoisted(node, visit, t, ctx)
+
+    def _input(self, number: int, visit: Visit, t: Expr, ctx: Context) -> Array:
+        return replace(super()._input(number, visit, t, ctx), buffer="tape")
+
+    def _begin(self, ctx: Context, visit: Visit, s: Expr) -> Step:
+        step = Step(visit, s)
+        step.time, set_time = bind("time", step.time)
+        step.odd = tirx.bitwise_and(step.time, int64(1))
+        step.sets.append(set_time)
+        entries = (step.time + visit.direction, step.time + int64(1) - visit.direction)
+        for number, node in enumerate(self.graph.states):
+            common = (ctx.steps * ctx.batch, ctx.batch)
+            pair = (self.tape.state(self.index, number, visit.block, entry, *common) for entry in entries)
+            step.bind_state(node.name, *pair)
+        return step
+
+    def _written(self, ctx: Context, visit: Visit, t: Expr) -> dict[Node, list[Array]]:
+        return super()._written(ctx, visit, t) | {n: [self._kept(n, visit, t, ctx)] for n in self.late}
+
+    def _blanked(self, ctx: Context, visit: Visit, step: Step) -> list[Array]:
+        """All that the tape has: weight gradients sum over all rows, and 0 times NaN is NaN."""
+        return [*step.old, *(self._kept(n, visit, step.t, ctx) for n in dict.fromkeys(self.graph.emitted))]
 
 
 class ForwardTrain(TrainingLowering):
@@ -35,104 +81,36 @@ class ForwardTrain(TrainingLowering):
     layer_type: ClassVar[type[Layer]] = KeepingLayer
     prefix: ClassVar[str] = "train_"
 
+    name: ClassVar[str] = "forward_train"
+    memories: ClassVar[tuple[str, ...]] = ("packed", "tape", "workspace")
+    flow: ClassVar[str] = "tape"
+
     def functions(self) -> dict[str, tirx.PrimFunc]:
         """forward_train, its packing, and what drops weights, by name."""
-        packs = {f"{self.prefix}pack_{i}": layer for i, layer in enumerate(self.code)}
-        found = {"forward_train": self._forward_train()}
-        verify(found["forward_train"])
+        found = super().functions()
         if self.net.regularisers.weight_drop:
             found["weight_drop"] = drop_function(self.lanes, self.net.dtype, self.itemsize)
-        return found | {name: self._pack(layer, name) for name, layer in packs.items()}
+        return found
 
-    def _forward_train(self) -> tirx.PrimFunc:
-        given, cell = self._arguments(), self.net.cell
-        self.x, (self.y,) = self._users([a.name for a in cell.inputs]), self._users(["y"])
-        self.s_in, self.s_out = (self._users([f"{a.name}_{way}" for a in cell.states]) for way in ("in", "out"))
-        self._context(given, ("workspace", "packed", "tape"))
-        walk = self._time_major() if self.time_major else self._layer_major()
-        body = self._with_threads(given["threads"], self._states(True), walk, self._states(False))
-        own = [given[n] for n in ("lengths", "reset", "packed", "tape", "workspace")] + self._of_masks(given)
-        params = [*(given[n] for n in self.integers), *self.x, self.y, *self.s_in, *self.s_out, *own]
-        return function("forward_train", params, body)
+    def _state_array(self, run: Run, number: int, visit: Expr, first: bool) -> Array:
+        """The entry that the first step of a direction reads, or that the last one writes."""
+        reverse = self.back + (tirx.bitwise_and(visit, int64(1)) if self.net.num_directions == 2 else int64(0))
+        entry = self.T * (reverse if first else int64(1) - reverse)
+        block = self.tape.visit(run.first, visit, self.steps, self.B, self.whole)
+        return self.tape.state(run.graph, number, block, entry, self.steps, self.B)
 
-    def _state(self, run: Run, number: int, user: Buffer, start: int, into: bool) -> Stmt:
-        """The user's states to the entry that the first step of each direction reads, or the last one written back."""
-        directions, tape = self.net.num_directions, self.ctx.buffers["tape"]
-        size = int(np.prod(self.code[run.graph].graph.states[number].shape, dtype=int))
-
-        def visit(v: Expr) -> Stmt:
-            reverse = self.back + (tirx.bitwise_and(v, int64(1)) if directions == 2 else int64(0))
-            entry = self.T * (reverse if into else int64(1) - reverse)
-            block = self.tape.visit(run.first, v, self.steps, self.B, self.whole)
-            array = self.tape.state(run.graph, number, block, entry, self.steps, self.B)
-
-            def row(b: Expr) -> Stmt:
-                first = (int64(start) + v * int64(size)) * self.B + b * int64(size)
-
-                def element(index: tuple[Expr, ...], flat: Expr) -> Stmt:
-                    place = array.address(b, index)
-                    if into:
-                        return store(tape, place, load(user, first + flat))
-                    return store(user, first + flat, load(tape, place))
-
-                return each(array.shape, element)
-
-            return self._if_called(run, v, loop("b", self.B, row))
-
-        return loop("v", run.count * directions, visit)
-
-    def _copy_in(self, start: Expr, count: Expr) -> list[Block]:
-        """The user's inputs to the tape; nothing that is in their padding."""
-        parts: list[Block] = []
-        places = [self.tape.inputs[0], *self.tape.extra]
-        zero = tirx.const(0.0, self.net.dtype)
-        for node, user, (at, stride) in zip(self.net.layers[0].graph.inputs, self.x, places, strict=True):
-            base = self.whole * int64(at) + self._there(start) * self.B * int64(stride)
-            array = Array("tape", base, stride, strides_of(node.shape, self.lanes)[0], node.shape)
-            tape = self.ctx.buffers["tape"]
-            parts.append(rows_in(tape, user, array, start * self.B, count * self.B))
-
-            def blank(t: Expr, b: Expr, array: Array = array) -> Stmt:
-                return fill_row(self.ctx.buffers["tape"], array, zero, t * self.B + b)
-
-            parts.append(self._ended(start, count, blank))
-        return [self._if_layer(0, parts)]
+    def _inputs_at(self, start: Expr) -> list[tuple[Expr, int]]:
+        return self._tape_inputs(self.runs[0], int64(0), start)
 
     def _copy_out(self, start: Expr, count: Expr) -> Stmt:
         """Nothing: the last layer writes y itself."""
         return sequence()
 
-    def _visit(self, run: Run, i: Expr, d: Expr, tile: Tile) -> Stmt:
-        start = tile.start
-        code, directions = self.code[run.graph], self.net.num_directions
-        visit = i * int64(directions) + d
-        named = Named()
-        widths = [self.tape.inputs[run.first][1], *(stride for _, stride in self.tape.extra)]
-        places = [self.tape.input(run.first, i, self.whole), *(self.whole * int64(at) for at, _ in self.tape.extra)]
-        inputs = [
-            named(f"input_{number}", place + self._there(start) * self.B * int64(stride))
-            for number, (place, stride) in enumerate(zip(places, widths, strict=True))
-        ]
-        work = TrainingVisit(
-            weights=named("weights", self._weights_of(run, visit)),
-            states=int64(0),
-            scratch=named("scratch", self._row_address(self.scratch_at)),
-            hoisted=named("hoisted", self._tile_address(0)),
-            inputs=inputs,
-            widths=widths,
-            output=int64(0),
-            output_stride=0,
-            direction=d + self.back,
-            start=start,
-            count=tile.count,
-            done=tile.done,
-            block=named("block", self.tape.visit(run.first, visit, self.steps, self.B, self.whole)),
-            emit=self._emission(run, i, d, start),
-            keys=self._keys_of(run, visit),
-        )
-        return self._if_called(run, visit, named.sets, code.visit(self.ctx, work))
+    def _complete(self, work: Visit, named: Named, run: Run, place: tuple[Expr, Expr, Expr], tile: Tile) -> None:
+        super()._complete(work, named, run, place, tile)
+        work.emit = self._emission(run, *place[:2], tile.start)
 
-    def _emission(self, run: Run, i: Expr, d: Expr, start: Expr) -> Callable[[Expr, Expr, Expr, Expr], Stmt]:
+    def _emission(self, run: Run, i: Expr, d: Expr, start: Expr) -> Emit:
         """Where a layer's output goes: to the next layer's input in the tape, or to the user's y."""
         width = self.code[run.graph].graph.output.shape[0]
         wide = width * self.net.num_directions

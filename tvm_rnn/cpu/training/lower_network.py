@@ -6,24 +6,21 @@ In: the RNN and its graphs of training after the passes. Out: the base of `lower
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 from tvm import tirx
 
-from tvm_rnn.cpu.lower_layer import Context
-from tvm_rnn.cpu.lower_network import Lowering, Run
-from tvm_rnn.cpu.workspace import strides_of
+from tvm_rnn.cpu.lower_layer import Visit, ended_in_tile, fill_row
+from tvm_rnn.cpu.lower_network import INTEGERS, Lowering, Run, Tile
+from tvm_rnn.cpu.workspace import Array, strides_of
 from tvm_rnn.module_file.schema import CpuFunction
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Block, bind, buffer, load, loop, sequence, variable, when
+from tvm_rnn.tir.statements import Block, Named, bind, buffer, sequence, variable, when
 
-from .lower_layer_backward import BackwardLayer
-from .lower_layer_forward import KeepingLayer
-from .tape_layout import TapeLayout
+from .tape_layout import TapeLayer, TapeLayout
 
-INTEGERS = ("T", "B", "n", "threads", "has_lengths", "has_reset")
 # Of networks with two directions, whose layers and directions go through parts of time one by one: T is then of a part.
 # whole: steps of all of the time; first: the part's first one among them; visit: number of the layer and direction that
 # this call is for, -1: all of them, of all of the time.
@@ -39,7 +36,7 @@ class TrainingLowering(Lowering):
         """Tell the layers where what they keep or read back lies."""
         self.tape = tape
         for index, code in enumerate(self.code):
-            assert isinstance(code, (KeepingLayer, BackwardLayer))
+            assert isinstance(code, TapeLayer)
             code.tape, code.index = tape, index
 
     def _plan_flow(self) -> None:
@@ -51,20 +48,17 @@ class TrainingLowering(Lowering):
         self.packed_elements += self.slack
 
     def _arguments(self) -> dict[str, Any]:
-        """The integers, lengths, reset, and the compiler's own buffers, which code finds in `ctx`."""
-        dtype = self.net.dtype
-        found: dict[str, Any] = {n: variable(n) for n in (*INTEGERS, *PARTS)}
-        found |= {"lengths": buffer("lengths", "int64", 8), "reset": buffer("reset", "uint8", 1)}
-        found |= {n: buffer(n, dtype) for n in ("packed", "tape", "totals", "workspace")}
-        found |= {"first_step": variable("first_step"), "keys": buffer("keys", "uint32", 4)}
-        self.T, self.B, self.n, self.ws = found["T"], found["B"], found["n"], found["workspace"]
-        self.steps, self.set_steps = bind("steps", self.T * self.B)
-        self.tile_rows, self.set_rows = bind("tile_rows", self.n * self.B)
+        found = super()._arguments()
+        self.steps, set_steps = bind("steps", self.T * self.B)
         self.whole: Expr = self.steps
-        self.set_whole: Stmt | None = None
+        set_whole = None
         if self.in_parts:
-            self.whole, self.set_whole = bind("all", found["whole"] * self.B)
-        self.first, self.visit = found["first"], found["visit"]  # of calls for a part
+            self.whole, set_whole = bind("all", found["whole"] * self.B)
+            self.first, self.visit = found["first"], found["visit"]  # of calls for a part
+        self.sets = [set_steps, *self.sets, set_whole]
+        if self.streams:
+            found |= {"first_step": variable("first_step"), "keys": buffer("keys", "uint32", 4)}
+            self.ctx.keys, self.ctx.streams, self.ctx.first_step = found["keys"], self.streams, found["first_step"]
         return found
 
     @property
@@ -74,7 +68,6 @@ class TrainingLowering(Lowering):
 
     @property
     def integers(self) -> tuple[str, ...]:
-        """The function's first parameters."""
         return (*INTEGERS, *(PARTS if self.in_parts else ()))
 
     def _there(self, start: Expr) -> Expr:
@@ -82,65 +75,58 @@ class TrainingLowering(Lowering):
         return self.first + start if self.in_parts else start
 
     def _if_called(self, run: Run, visit: Expr, *body: Block) -> Stmt:
-        """What is done for one layer and direction of a run, in calls for it."""
         if not self.in_parts:
             return super()._if_called(run, visit, *body)
         number = int64(run.first * self.net.num_directions) + visit
         return when(tirx.Or(self.visit < int64(0), tirx.EQ(self.visit, number)), [*body])
 
     def _if_layer(self, layer: int, body: Block) -> Stmt:
-        """What is done for both directions of a layer, in calls for either."""
         first, d = layer * self.net.num_directions, self.net.num_directions
         if not self.in_parts:
             return sequence(body)
         own = tirx.And(self.visit >= int64(first), self.visit < int64(first + d))
         return when(tirx.Or(self.visit < int64(0), own), body)
 
-    def _context(self, given: dict[str, Any], buffers: tuple[str, ...]) -> None:
-        flags = (given[n] for n in ("has_lengths", "has_reset", "lengths", "reset", "threads"))
-        self.ctx = Context({n: given[n] for n in buffers}, self.B, self.T, self.tile_rows, *flags)
-        if self.streams:
-            self.ctx.keys, self.ctx.streams, self.ctx.first_step = given["keys"], self.streams, given["first_step"]
-
     @property
     def streams(self) -> list[str]:
         """The names of masks. Where there are any, both functions have two arguments more."""
         return self.net.regularisers.streams
 
-    def _of_masks(self, given: dict[str, Any]) -> list[TirExpr | Buffer]:
-        """These arguments, the last ones: the number of the first step in its whole sequence, and the keys [L, D,
+    def _of_masks(self, given: Mapping[str, Any]) -> list[TirExpr | Buffer]:
+        """The number of the first step in its whole sequence, and the keys [L, D,
         masks, 2]."""
         return [given["first_step"], given["keys"]] if self.streams else []
 
-    def _keys_of(self, run: Run, visit: Expr) -> Expr:
-        """Where the keys of a run's layer and direction begin."""
+    def _tape_inputs(self, run: Run, i: Expr, start: Expr) -> list[tuple[Expr, int]]:
+        """Where the inputs of a run's layer are in the tape from step `start` on, with row strides."""
+        strides = [self.tape.inputs[run.first][1], *(stride for _, stride in self.tape.extra)]
+        places = [self.tape.input(run.first, i, self.whole), *(self.whole * int64(at) for at, _ in self.tape.extra)]
+        there = self._there(start) * self.B
+        return [(place + there * int64(stride), stride) for place, stride in zip(places, strides, strict=True)]
+
+    def _inputs(self, named: Named, run: Run, i: Expr, d: Expr, tile: Tile) -> tuple[list[Expr], list[int]]:
+        found = self._tape_inputs(run, i, tile.start)
+        return [named(f"input_{n}", place) for n, (place, _) in enumerate(found)], [stride for _, stride in found]
+
+    def _complete(self, work: Visit, named: Named, run: Run, place: tuple[Expr, Expr, Expr], tile: Tile) -> None:
         first = run.first * self.net.num_directions
-        return (int64(first) + visit) * int64(2 * len(self.streams))
-
-    def _with_threads(self, count: Expr, *body: Block) -> Stmt:
-        use = [
-            tirx.Evaluate(tirx.call_extern("int32", "tvm_rnn_pool_use", tirx.Cast("int32", number)))
-            for number in (count, int64(1))
-        ]
-        return sequence(use[0], self.set_steps, self.set_rows, self.set_whole, body, use[1])
-
-    def _users(self, names: list[str]) -> list[Buffer]:
-        return [buffer(name, self.net.dtype, self.itemsize) for name in names]
+        work.block = named("block", self.tape.visit(run.first, place[2], self.steps, self.B, self.whole))
+        work.keys = (int64(first) + place[2]) * int64(2 * len(self.streams))
 
     def facts(self) -> CpuFunction:
         """What the runtime must know to call the function."""
         return CpuFunction(
-            packs=self._packs(),
+            packs=self.packs,
             packed_elements=self.packed_elements,
             workspace=self.memory.sizes(),
             rows_per_tile=self.rows_per_tile,
         )
 
-    def _ended(self, start: Expr, count: Expr, blank: Callable[[Expr, Expr], Stmt]) -> Stmt:
-        """blank(t, b) for each row b of the steps start + t that has ended before."""
+    def _blank(self, array: Array, start: Expr, count: Expr) -> Stmt | None:
+        """Zeros in rows that have ended, of steps from `start` on, which are the array's first."""
+        zero = tirx.const(0.0, self.net.dtype)
 
-        def row(t: Expr, b: Expr) -> Stmt:
-            return when(tirx.GE(start + t, load(self.ctx.lengths, b)), blank(t, b))
+        def blank(t: Expr, b: Expr) -> Stmt:
+            return fill_row(self.ctx.buffers, array, zero, t * self.B + b)
 
-        rows = loop("t", count, lambda t: loop("b", self.B, lambda b: row(t, b)))
-        return when(tirx.NE(self.ctx.has_lengths, int64(0)), rows)
+        return ended_in_tile(self.ctx, start, count, blank)

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tvm_rnn.cpu.user_array_copies import each
 from tvm_rnn.cpu.weight_packing import accumulated
-from tvm_rnn.cpu.workspace import Array, pad, strides_of
+from tvm_rnn.cpu.workspace import Array, dense, each, pad, strides_of
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.graph.tensor_expressions import Index, Reader, element
@@ -70,11 +69,14 @@ class Finish(SumsToGradients):
         return sequence(parts)
 
     def _fill(self, node: Node, array: Array, totals: Buffer, read: Reader) -> Stmt:
+        def inner(n: Node, index: Index) -> Expr | None:
+            return None if n is node else read(n, index)
+
         def one(index: Index, _: Expr) -> Stmt:
             address = array.address(0, index)
             if TABLE[node.op].kind in ("reduce", "contract"):
                 return accumulated(node, index, read, totals, address, self.graph.dtype)
-            return store(totals, address, element(node, index, _without(node, read), self.graph.dtype))
+            return store(totals, address, element(node, index, inner, self.graph.dtype))
 
         return each(node.shape, one)
 
@@ -97,15 +99,3 @@ class Finish(SumsToGradients):
             parts.append(nest(part, (), ()))
             begin += part.shape[axis]
         return sequence(parts)
-
-
-def _without(node: Node, read: Reader) -> Reader:
-    return lambda n, index: None if n is node else read(n, index)
-
-
-def dense(shape: Sequence[int], index: Index) -> Expr:
-    """The place of an element in a dense row-major array."""
-    flat: Expr = int64(0)
-    for i, size in zip(index, shape, strict=True):
-        flat = flat * int64(size) + (int64(i) if isinstance(i, int) else i)
-    return flat

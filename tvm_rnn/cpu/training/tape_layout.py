@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tvm_rnn.cpu.lower_layer import Layer
 from tvm_rnn.cpu.workspace import Array, row_stride, strides_of
 from tvm_rnn.graph.graph import Layers, Node
 from tvm_rnn.module_file.schema import CpuTape
@@ -115,3 +116,12 @@ class TapeLayout:
 
     def _array(self, node: Node, base: Expr, stride: int) -> Array:
         return Array("tape", base, stride, strides_of(node.shape, self.lanes)[0], node.shape)
+
+
+@dataclass
+class TapeLayer(Layer):
+    """A layer's code of training. `tape` and `index`, the graph's number among the network's, are set before the first
+    visit."""
+
+    tape: TapeLayout = field(init=False)
+    index: int = field(init=False)

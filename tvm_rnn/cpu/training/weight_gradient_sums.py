@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 
 from tvm import te, tirx
 
@@ -90,9 +91,7 @@ class _Sum:
         axes = self.axes
         height, vectors = axes.extent(axes.tall), -(-axes.extent(axes.last) // self.lanes)
         whole, rest = divmod(height, self.config["rows"])
-        total = height * vectors * self.lanes
-        for letter in axes.outer:
-            total *= axes.sizes[letter]
+        total = height * vectors * self.lanes * prod(axes.sizes[letter] for letter in axes.outer)
 
         def nest(known: dict[str, Expr]) -> Stmt:
             letters = axes.outer[len(known) :]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,17 +191,13 @@ def cubin_symbol(arch: str, number: int) -> str:
 def _kernel_table(program: Program, symbols: dict[str, str], shards: tuple[str, ...], arch: str) -> list[str]:
     lines = ["namespace kernels {"]
     for name, kernel in program.kernels.items():
-        symbol = symbols[name]
+        symbol = f"__tvm_ffi_{symbols[name]}, (void**)&{symbols[name]}_kernel"
         facts = f"{kernel.threads}, {kernel.shared_bytes}, {kernel.cluster}, {str(kernel.resident).lower()}"
-        lines.append(
-            f"static const host::Kernel {name}{{__tvm_ffi_{symbol}, (void**)&{symbol}_kernel, {_quoted(name)},"
-        )
+        lines.append(f'static const host::Kernel {name}{{{symbol}, "{name}",')
         lines.append(f"                                {facts}}};")
-    count = len(symbols)
-    lines.append(
-        f"static const host::Kernel* const all[] = {{{', '.join('&' + name for name in symbols) or 'nullptr'}}};"
-    )
-    names = ", ".join(_quoted(f"{symbol}_kernel") for symbol in symbols.values()) or "nullptr"
+    count, every = len(symbols), ", ".join(f"&{name}" for name in symbols) or "nullptr"
+    lines.append(f"static const host::Kernel* const all[] = {{{every}}};")
+    names = ", ".join(f'"{symbol}_kernel"' for symbol in symbols.values()) or "nullptr"
     lines += [f"static const char* const names[] = {{{names}}};", "}", "", "using namespace host;", ""]
     if not count:
         return [*lines, "static int prepare() { return 0; }", ""]
@@ -222,22 +218,19 @@ def statements(program: Program) -> str:
     return "\n".join(_functions(program))
 
 
+def _export(name: str, arguments: int, lines: Sequence[str], *comment: str) -> list[str]:
+    """A function of the module that takes so many arguments, the device and the stream first."""
+    begin = [*(f"// {line}" for line in comment), f"EXPORT({name}) {{", f"  EXPECT({arguments});", SETUP]
+    return [*begin, *lines, "  return 0;", "}"]
+
+
 def _functions(program: Program) -> list[str]:
     layout = ["  " + line for line in program.layout]
-    inputs, states = program.inputs, program.states
+    inputs, states, raw = program.inputs, program.states, len(program.parameters)
+    size = ["static int64_t workspace(int64_t T, int64_t B, int64_t sms) {", "  int64_t at = 0, most = 0;"]
+    sizes = "  const int64_t T = args[2].v_int64, B = args[3].v_int64;"
     sequence = [
-        "static int64_t workspace(int64_t T, int64_t B, int64_t sms) {",
-        "  int64_t at = 0, most = 0;",
-        *layout,
-        "  return most;",
-        "}",
-        "",
-        "// sequence(device, stream, T, B, has_lengths, has_reset, output, lengths, reset, packed, work, inputs...,",
-        "//          states before..., states after...)",
-        "EXPORT(sequence) {",
-        f"  EXPECT({11 + inputs + 2 * states});",
-        SETUP,
-        "  const int64_t T = args[2].v_int64, B = args[3].v_int64;",
+        sizes,
         "  if (T <= 0 || B <= 0) return 0;",
         "  const bool has_lengths = args[4].v_int64 != 0, has_reset = args[5].v_int64 != 0;",
         "  char *const output = as_pointer(args[6]), *const packed = as_pointer(args[9]);",
@@ -254,52 +247,34 @@ def _functions(program: Program) -> list[str]:
         "  int64_t at = 0, most = 0;",
         *layout,
         *program.sequence.lines,
-        "  return 0;",
-        "}",
-        "",
     ]
-    return [*sequence, *_small_functions(program)]
-
-
-def _small_functions(program: Program) -> list[str]:
-    count = len(program.parameters)
-    return [
-        "// workspace(device, stream, T, B) -> bytes that sequence needs; at least 1 allocation unit",
-        "EXPORT(workspace) {",
-        "  EXPECT(4);",
-        SETUP,
-        "  const int64_t T = args[2].v_int64, B = args[3].v_int64;",
-        f"  return_int(result, T > 0 && B > 0 ? max<int64_t>({ALIGNMENT}, workspace(T, B, sms)) : {ALIGNMENT});",
-        "  return 0;",
-        "}",
-        "",
-        "// load(device, stream): every kernel on this GPU now, not in the first launch (which may be captured)",
-        "EXPORT(load) {",
-        "  EXPECT(2);",
-        SETUP,
+    about = "sequence(device, stream, T, B, has_lengths, has_reset, output, lengths, reset, packed, work, inputs...,"
+    both = (about, "         states before..., states after...)")
+    least = f"T > 0 && B > 0 ? max<int64_t>({ALIGNMENT}, workspace(T, B, sms)) : {ALIGNMENT}"
+    workspace = [sizes, f"  return_int(result, {least});"]
+    load = [
         "  (void)sms;",
         f"  for (int i = 0; i < {len(program.kernels)}; ++i) {{",
         "    cudaFuncAttributes facts;",
         "    RUN(check(cudaFuncGetAttributes(&facts, *kernels::all[i]->handle), kernels::all[i]->name));",
         "  }",
-        "  return 0;",
-        "}",
-        "",
-        "// pack(device, stream, packed, raw...): weights as the user gave them, into the kernels' order",
-        "EXPORT(pack) {",
-        f"  EXPECT({3 + count});",
-        SETUP,
+    ]
+    pack = [
         "  (void)sms;",
         "  char* const packed = as_pointer(args[2]);",
-        f"  char* raw[{count + 1}];",
-        f"  for (int i = 0; i < {count}; ++i) raw[i] = as_pointer(args[3 + i]);",
+        f"  char* raw[{raw + 1}];",
+        f"  for (int i = 0; i < {raw}; ++i) raw[i] = as_pointer(args[3 + i]);",
         "  CallState call_state(host::stream);",
         f"  RUN(fill(packed, 0, {program.packed_bytes}));",
         *program.pack.lines,
-        "  return 0;",
-        "}",
     ]
-
-
-def _quoted(text: str) -> str:
-    return f'"{text}"'
+    needs = "workspace(device, stream, T, B) -> bytes that sequence needs; at least 1 allocation unit"
+    now = "load(device, stream): every kernel on this GPU now, not in the first launch (which may be captured)"
+    order = "pack(device, stream, packed, raw...): weights as the user gave them, into the kernels' order"
+    return [
+        *[*size, *layout, "  return most;", "}", ""],
+        *[*_export("sequence", 11 + inputs + 2 * states, sequence, *both), ""],
+        *[*_export("workspace", 4, workspace, needs), ""],
+        *[*_export("load", 2, load, now), ""],
+        *_export("pack", 3 + raw, pack, order),
+    ]

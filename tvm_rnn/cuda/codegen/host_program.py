@@ -12,6 +12,7 @@ captured in a CUDA graph.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ ITEM_BYTES |= {"float64": 8, "int64": 8, "uint64": 8, "float8_e4m3fn": 1}
 
 
 class WeightDrop(Protocol):
-    """What drops parameters (`cuda/rowwise/weight_drop.py`): own: by name the probability of an element to be 0."""
+    """What drops parameters (`cuda/rowwise/dropout_masks.py`): own: by name the probability of an element to be 0."""
 
     @property
     def own(self) -> Mapping[str, float]: ...
@@ -54,7 +55,6 @@ class Pointer:
         return self if count == 0 else replace(self, text=f"({self.text} + {_long(count)})")
 
     def cast(self, dtype: str) -> Pointer:
-        """The same address, read as another dtype."""
         return replace(self, dtype=dtype)
 
 
@@ -71,7 +71,6 @@ class Host:
     streams: int = 0  # internal streams in use
 
     def code(self, line: str) -> None:
-        """One line of C++."""
         self.lines.append("  " * self.depth + line)
 
     def let(self, name: str, value: HostExpr) -> str:
@@ -120,8 +119,7 @@ class Host:
         self.code(f"RUN(copy({target.text}, {source.text}, {_long(count)}));")
 
     def fail_when(self, condition: HostExpr, text: str) -> None:
-        """End the call with an error where the condition holds."""
-        self.code(f'if ({_text(condition)}) return fail("{_escaped(text)}");')
+        self.code(f"if ({_text(condition)}) return fail({json.dumps(text, ensure_ascii=False)});")
 
     @contextmanager
     def loop(self, extent: HostExpr, name: str = "i", start: HostExpr = 0) -> Iterator[str]:
@@ -132,7 +130,6 @@ class Host:
 
     @contextmanager
     def when(self, condition: HostExpr) -> Iterator[None]:
-        """Statements under a condition."""
         with self._block(f"if ({_text(condition)}) {{"):
             yield
 
@@ -205,7 +202,6 @@ class Program:
         self.sequence, self.pack = Host(self), Host(self)
 
     def unique(self, name: str) -> str:
-        """A C++ identifier that nobody else has."""
         count = self._names[name] = self._names.get(name, 0) + 1
         return f"{name}_{count}"
 
@@ -322,10 +318,3 @@ def _type_code(dtype: str) -> str:
     codes = {"bool": 6, "bfloat16": 4, "float8_e4m3fn": 10}
     code = codes.get(dtype, 2 if dtype.startswith("float") else 1 if dtype.startswith("uint") else 0)
     return f"{code}, {8 * ITEM_BYTES[dtype]}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-
-
-__all__ = ["ALIGNMENT", "ITEM_BYTES", "Host", "HostExpr", "Pointer", "Program"]

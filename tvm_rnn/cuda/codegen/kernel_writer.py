@@ -64,11 +64,9 @@ class Writer:
         return self.arguments[name]
 
     def store(self, buffer: Buffer, value: Expr, *index: Expr) -> None:
-        """buffer[index] = value."""
         I.buffer_store(buffer, value, list(index))
 
     def do(self, call: TirExpr) -> None:
-        """A call for its effect: PTX instructions, barriers."""
         I.evaluate(call)
 
     @contextmanager
@@ -83,7 +81,6 @@ class Writer:
             yield i
 
     def bind(self, value: Expr) -> TirExpr:
-        """A value computed once, here."""
         return I.bind(value)
 
     def keep(self, value: Expr) -> TirExpr:

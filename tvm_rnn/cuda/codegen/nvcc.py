@@ -92,8 +92,7 @@ def _all_roots() -> Iterator[Path]:
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
             yield Path(os.environ[variable])
-    program = shutil.which("nvcc")
-    if program:
+    if program := shutil.which("nvcc"):
         yield _root_of(program)
     yield from sorted(Path("/usr/local").glob("cuda"))
     yield from sorted(Path("/opt").glob("cuda"))
@@ -105,9 +104,8 @@ def _all_roots() -> Iterator[Path]:
 @functools.cache
 def _root_of(program: str) -> Path:
     """The toolkit of an nvcc; a program of that name in PATH may be a script that calls another."""
-    done = subprocess.run(
-        [program, "--dryrun", "-c", "-x", "cu", "none.cu"], capture_output=True, text=True, check=False
-    )
+    command = [program, "--dryrun", "-c", "-x", "cu", "none.cu"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     top = re.search(r"^#\$ TOP=(.*)$", done.stderr, re.MULTILINE)
     return Path(top.group(1)) if top else Path(program).resolve().parent.parent
 
@@ -115,11 +113,11 @@ def _root_of(program: str) -> Path:
 def _toolchain(root: Path) -> tuple[Toolchain | None, str]:
     include = [root / "include", *root.glob("targets/*/include"), root / "include" / "cccl"]
     headers = next((folder for folder in include if (folder / "cuda_runtime.h").exists()), None)
-    library = next((p for p in _libraries(root, "libcudart_static.a")), None)
-    program = next((p for p in [root / "bin" / "nvcc"] if os.access(p, os.X_OK)), None)
-    if program is not None and not ((root / "nvvm" / "bin" / "cicc").exists() or _cicc(root)):
+    library = next(_libraries(root, "libcudart_static.a"), None)
+    program = root / "bin" / "nvcc" if os.access(root / "bin" / "nvcc", os.X_OK) else None
+    if program is not None and not ((root / "nvvm" / "bin" / "cicc").exists() or any(root.glob("**/cicc"))):
         program = None  # the package nvidia-cuda-nvcc without its other half, nvidia-nvvm
-    rtc = next((p for p in sorted(_libraries(root, "libnvrtc.so*"), reverse=True)), None)
+    rtc = max(_libraries(root, "libnvrtc.so*"), default=None)
     if headers is None or library is None:
         return None, "without cuda_runtime.h or libcudart_static.a"
     if program is None and rtc is None:
@@ -130,10 +128,6 @@ def _toolchain(root: Path) -> tuple[Toolchain | None, str]:
     paths = tuple(str(folder) for folder in include if folder.is_dir())
     nvcc, nvrtc = (str(p) if p else None for p in (program, rtc))
     return Toolchain(nvcc, nvrtc, paths, str(library), version), ""
-
-
-def _cicc(root: Path) -> bool:
-    return any(root.glob("**/cicc"))
 
 
 def _libraries(root: Path, pattern: str) -> Iterator[Path]:
@@ -161,15 +155,8 @@ def compile_cubin(code: str, arch: str, output: Path, fast: bool, tools: Toolcha
     flags = ["-std=c++17", *(["--ftz=true"] if fast else []), *(f"-I{path}" for path in tools.include)]
     if tools.nvcc is None:
         return _nvrtc(code, arch, output, flags, tools)
-    command = [
-        tools.nvcc,
-        "-cubin",
-        f"-arch={arch}",
-        "-O3",
-        "-w",
-        "-Xptxas=-v",
-    ]
-    return _run([*command, "--expt-relaxed-constexpr", *flags, str(text), "-o", str(output)])
+    own = ["-cubin", f"-arch={arch}", "-O3", "-w", "-Xptxas=-v", "--expt-relaxed-constexpr"]
+    return _run([tools.nvcc, *own, *flags, str(text), "-o", str(output)])
 
 
 def _run(command: Sequence[str]) -> str:
@@ -215,19 +202,16 @@ def _nvrtc(code: str, arch: str, output: Path, flags: Sequence[str], tools: Tool
 
 def resources(remarks: str) -> list[Taken]:
     """What each kernel takes, from the assembler's remarks."""
-    rows = []
-    for name, arch, stack, stores, loads, registers, rest in RESOURCES.findall(remarks):
-        shared = re.search(r"(\d+) bytes smem", rest)
-        rows.append(
-            {
-                "kernel": name.removesuffix("_kernel").removesuffix(f"_{arch}"),
-                "registers": int(registers),
-                "stack_bytes": int(stack),
-                "spill_bytes": int(stores) + int(loads),
-                "shared_bytes": int(shared.group(1)) if shared else 0,
-            }
-        )
-    return rows
+    return [
+        {
+            "kernel": name.removesuffix("_kernel").removesuffix(f"_{arch}"),
+            "registers": int(registers),
+            "stack_bytes": int(stack),
+            "spill_bytes": int(stores) + int(loads),
+            "shared_bytes": int(shared.group(1)) if (shared := re.search(r"(\d+) bytes smem", rest)) else 0,
+        }
+        for name, arch, stack, stores, loads, registers, rest in RESOURCES.findall(remarks)
+    ]
 
 
 def build(sources: Sequence[Source], folder: Path, fast: bool) -> tuple[bytes, dict[str, list[Taken]], str]:
@@ -270,6 +254,3 @@ def _host_compiler() -> str:
         got = "none of $CXX, g++, clang++, c++"
         raise BuildError(message("no C++ compiler for the host program", got=got, do="install g++"))
     return compiler
-
-
-__all__ = ["OLDEST", "Toolchain", "build", "compile_cubin", "find", "resources"]

@@ -45,10 +45,8 @@ class RegisterTile:
         return at
 
     def store(self, value: Expr, *index: int) -> None:
-        """Set one register: of the fragment, then within it."""
         I.buffer_store(self.buffer, value, [self.number(*index)])
 
     def fill(self, value: Expr) -> None:
-        """Set all registers."""
         for i in range(len(self.flat)):
             I.buffer_store(self.buffer, value, [i])

@@ -74,7 +74,6 @@ class Swizzle:
 
     @property
     def pieces(self) -> int:
-        """Of a row."""
         return self.row_bytes // PIECE_BYTES
 
     def piece(self, row: Expr, piece: Expr) -> Expr:

@@ -14,18 +14,11 @@ from tvm_rnn.errors import BuildError, message
 
 from .host_program import ALIGNMENT, Program
 
-TOKEN = re.compile(r"\s*(?:(\d+)|([A-Za-z_]\w*(?:<int64_t>)?)|(<=|>=|==|!=|&&|\|\||[-+*/%()<>?:,!&]))")
 LINE = re.compile(r"(?:const int64_t )?(\w+) = (.*);")
-# From the loosest to the tightest: what Python writes for each.
-LEVELS = (
-    {"||": "or"},
-    {"&&": "and"},
-    {"==": "==", "!=": "!="},
-    {"<=": "<=", ">=": ">=", "<": "<", ">": ">"},
-    {"&": "&"},
-    {"+": "+", "-": "-"},
-    {"*": "*", "/": "//", "%": "%"},
-)
+TOKEN = re.compile(r"\s*(\w+(?:<int64_t>)?|<=|>=|==|!=|&&|\|\||[-+*/%()<>?:,!&])")
+CALL = re.compile(r"(\w+(?:<int64_t>)?)\s*\(")
+# What Python writes for a word. Where precedences differ (& and comparisons), layouts have brackets.
+WORDS = {"||": "or", "&&": "and", "!": "not", "/": "//"}
 CALLS = {"min<int64_t>": "min", "max<int64_t>": "max", "int64_t": "int", "reserve": "reserve"}
 
 
@@ -35,7 +28,7 @@ def working_memory(program: Program, sms: int) -> Callable[[int, int], int]:
     lines = [
         "def bytes_of(T, B, sms):",
         "    most, at = 0, 0",
-        "    def reserve(count):",
+        "    def reserve(before, largest, count):",
         "        nonlocal most, at",
         "        place, at = at, at + -(-max(count, 0) // ALIGNMENT) * ALIGNMENT",
         "        most = max(most, at)",
@@ -57,84 +50,33 @@ def _unknown(text: str) -> BuildError:
     return BuildError(message("a layout of memory cannot be computed here", got=text, do=do))
 
 
-class _Reader:
-    """One expression, token by token."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.tokens, at = text, list[str](), 0
-        while at < len(text.rstrip()):
-            found = TOKEN.match(text, at)
-            if found is None:
-                raise _unknown(text)
-            self.tokens.append(found[0].strip())
-            at = found.end()
-        self.at = 0
-
-    def next(self) -> str:
-        """The next token, "" at the end."""
-        return self.tokens[self.at] if self.at < len(self.tokens) else ""
-
-    def take(self, expected: str = "") -> str:
-        """The next token, which must be that one where one is expected."""
-        token = self.next()
-        if not token or (expected and token != expected):
-            raise _unknown(self.text)
-        self.at += 1
-        return token
-
-    def choice(self) -> str:
-        """A condition with ? and :, or less."""
-        condition = self.binary(0)
-        if self.next() != "?":
-            return condition
-        self.take("?")
-        yes = self.choice()
-        self.take(":")
-        return f"({yes} if {condition} else {self.choice()})"
-
-    def binary(self, level: int) -> str:
-        """Operators of that level and of tighter ones, from the left."""
-        if level == len(LEVELS):
-            return self.single()
-        left = self.binary(level + 1)
-        while self.next() in LEVELS[level]:
-            sign = LEVELS[level][self.take()]
-            left = f"({left} {sign} {self.binary(level + 1)})"
-        return left
-
-    def single(self) -> str:
-        """A number, a name, a call, or anything in brackets."""
-        token = self.take()
-        if token in ("-", "!"):
-            return f"({'-' if token == '-' else 'not '}{self.single()})"
-        if token == "(":
-            inner = self.choice()
-            self.take(")")
-            return f"({inner})"
-        if token[0].isdigit():
-            return token
-        if self.next() != "(":
-            return token
-        return self.call(token)
-
-    def call(self, name: str) -> str:
-        """A call of a function that is known."""
-        if name not in CALLS:
-            raise _unknown(self.text)
-        self.take("(")
-        given = [self.choice()]
-        while self.next() == ",":
-            self.take(",")
-            given.append(self.choice())
-        self.take(")")
-        if name == "reserve":  # its first two are the counters that it changes
-            given = given[2:]
-        return f"{CALLS[name]}({', '.join(given)})"
-
-
 def _python(text: str) -> str:
-    reader = _Reader(text)
-    found = reader.choice()
-    if reader.next():
+    """An expression of C++ as one of Python."""
+    if not re.fullmatch(rf"(?:{TOKEN.pattern})*\s*", text) or set(CALL.findall(text)) - CALLS.keys():
+        raise _unknown(text)
+    tokens = TOKEN.findall(text)[::-1]
+    try:
+        found = _choice(tokens)
+        compile(found, text, "eval")
+    except (IndexError, SyntaxError):
+        raise _unknown(text) from None
+    if tokens:
         raise _unknown(text)
     return found
+
+
+def _choice(tokens: list[str]) -> str:
+    """A condition with ? and :, or less, taken from the end of the list."""
+    parts = list[str]()
+    while tokens and tokens[-1] not in (")", ":", ","):
+        token = tokens.pop()
+        if token == "?":
+            yes, _, no = _choice(tokens), tokens.pop(), _choice(tokens)
+            return f"({yes} if {' '.join(parts)} else {no})"
+        parts.append({**WORDS, **CALLS}.get(token, token))
+        if token == "(":
+            parts.append(_choice(tokens))
+            while tokens[-1] == ",":
+                parts += [tokens.pop(), _choice(tokens)]
+            parts.append(tokens.pop())
+    return " ".join(parts)

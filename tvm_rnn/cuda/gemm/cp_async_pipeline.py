@@ -1,44 +1,158 @@
-"""The part that GEMM kernels with cp.async share: which tile a block has, and pipeline stages in shared memory.
+"""What GEMM kernels share: which tile a block has, and pipeline stages in shared memory, filled by cp.async.
 
-In: a `Problem` and a tile. Out: a base class; `mma_sync.py` and `ffma.py` say how weights are copied and how a
-stage is multiplied. A stage holds 128 bytes of K of every row, swizzled: 16 bytes at chunk c of row r are at c ^ r % 8.
+In: a `Problem` and a tile. Out: base classes of kernels' bodies; `mma_sync.py` and `ffma.py` say how weights are copied
+and how a stage is multiplied, `wgmma.py` and `wgmma_split_k.py` also who copies and who multiplies. A stage holds 128
+bytes of K of every row, swizzled: 16 bytes at chunk c of row r are at c ^ r % 8.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.codegen.register_tile import RegisterTile
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
+from tvm_rnn.cuda.layer.pipeline_barriers import BlockTile, Stages
 from tvm_rnn.tir.expr import Expr, TirExpr
-from tvm_rnn.tir.index import uint32
+from tvm_rnn.tir.index import int64, uint32, wide
 
-from .operands import Operand
-from .problem import Problem, int64
-
-COPY, COPY_PIECE = "cp.async.cg.shared.global", "cp.async.ca.shared.global"  # of 16 bytes, of fewer
-DEPENDENT = "tirx.use_programtic_dependent_launch"  # as TVM spells it
+from .operands import COPY
+from .problem import Problem
 
 
-def copy_chunk(w: Writer, operand: Operand, dtype: str, target: Expr, at: Expr, size: Expr) -> None:
-    """Start the copy of 16 bytes of an operand, from element `at` on, to shared memory: `size` bytes, then zeros."""
-    piece = operand.piece(dtype)
-    if piece == 16:
-        w.do(I.ptx[COPY](target, w[operand.name].ptr_to([at]), 16, size))
-        return
-    left = w.keep(tirx.Cast("int32", size))
-    for first in range(0, 16, piece):
-        part = tirx.Cast("uint32", tirx.max(tirx.min(left - first, piece), 0))
-        source = w[operand.name].ptr_to([at + first // SIZES[dtype]])
-        w.do(I.ptx[COPY_PIECE](target + uint32(first), source, piece, part))
+@dataclass(frozen=True)
+class GemmTile(BlockTile):
+    """rows of a block; group: blocks of rows that go together; cluster: blocks that share K, or weights; overlap:
+    weights are fetched while the kernel before this one still runs."""
+
+    rows: int
+    _: KW_ONLY
+    group: int = 8
+
+    @property
+    @abstractmethod
+    def weight_bytes(self) -> int:
+        """Of a stage."""
+
+    @property
+    def stage_bytes(self) -> int:
+        """Of one K tile."""
+        return self.rows * ROW_BYTES + self.weight_bytes
+
+
+class GemmBody(Stages):
+    """tiles: along columns. The grid is one block, or cluster of blocks that share K, per tile of rows and columns."""
+
+    tile: GemmTile
+    row: TirExpr  # the first one that this thread copies a piece of, and how many are left from there
+    left: TirExpr
+
+    def __init__(self, w: Writer, problem: Problem, tile: GemmTile, tiles: int) -> None:
+        self.w, self.problem, self.tile, self.tiles = w, problem, tile, tiles
+        self.deep, self.chunk_elements = ROW_BYTES // SIZES[problem.compute], 16 // SIZES[problem.compute]
+        self.depths = [ceil_div(o.depth, self.deep) for o in problem.operands]
+        self.total = sum(self.depths)
+
+    # --- blocks ----------------------------------------------------------------------------------------------------
+
+    def _enter(self) -> tuple[TirExpr, TirExpr]:
+        """This block's, or cluster's, number, and how many tiles of rows there are."""
+        w, tile = self.w, self.tile
+        blocks = tirx.floordiv(w["rows"] + (tile.rows - 1), int64(tile.rows))
+        grid = tirx.Cast("int32", blocks * self.tiles)
+        self.rank: TirExpr = tirx.const(0, "int32")
+        if tile.cluster > 1:
+            cta, rank = w.keep(I.cluster_id([grid])), I.cta_id_in_cluster([tile.cluster])
+            self.rank = w.keep(rank)
+        else:
+            cta = I.cta_id([grid])
+        self._allocate()
+        return cta, blocks
+
+    def _place(self, item: TirExpr, blocks: TirExpr) -> tuple[TirExpr, TirExpr]:
+        """(tile of rows, tile of columns) of an item: down `group` tiles of rows, then to the next columns."""
+        w, group = self.w, self.tile.group
+        first = w.keep(tirx.truncdiv(item, group * self.tiles) * group)
+        high = w.keep(tirx.min(blocks - first, group))
+        within = w.keep(tirx.truncmod(item, group * self.tiles))
+        return first + tirx.truncmod(within, high), tirx.truncdiv(within, high)
+
+    def _share_of_k(self) -> tuple[TirExpr, TirExpr]:
+        """The first of this block's K tiles, and how many it has."""
+        w, cluster = self.w, self.tile.cluster
+        first = w.keep(tirx.truncdiv(self.rank * self.total, cluster))
+        return first, w.keep(tirx.truncdiv((self.rank + 1) * self.total, cluster) - first)
+
+    def _blocks(self) -> Iterator[tuple[int, tuple[TirExpr, str]]]:
+        """The blocks that share K: the number of each, and where its shared memory begins, in which address space."""
+        remote = self.w.local(1, "uint32")
+        for block in range(self.tile.cluster):
+            if self.tile.cluster > 1:
+                self.w.do(I.ptx["mapa.shared::cluster.u32"](remote[0], self.base, uint32(block)))
+            yield block, (remote[0], "shared::cluster") if self.tile.cluster > 1 else (self.base, "shared")
+
+    # --- global to shared memory -----------------------------------------------------------------------------------
+
+    def _take_line(self) -> None:
+        """Per thread: the chunk and the rows of the left operand that it copies: `line`, and every `apart`-th after."""
+        self.chunk, self.line = self.w.bind(self.tx % CHUNKS), self.w.bind(self.tx // CHUNKS)
+        self.apart = self.tile.copiers // CHUNKS
+
+    def _take_rows(self, row: TirExpr) -> None:
+        """Of the block's tile, from this thread's first one on."""
+        self.row = row
+        self.left = self.w.keep(tirx.Cast("int32", tirx.min(self.w["rows"] - row, int64(self.tile.rows))))
+
+    def _stage(self, slot: TirExpr) -> TirExpr:
+        return self.base + tirx.Cast("uint32", slot) * uint32(self.tile.stage_bytes)
+
+    def _of_operands(self, k: TirExpr) -> Iterator[tuple[int, TirExpr]]:
+        """Of each operand: its number, and which of its K tiles `k` is, that is counted over all of them. What is
+        written meanwhile is for K tiles that are its own."""
+        start = 0
+        for number, deep in enumerate(self.depths):
+            inside = None if len(self.depths) == 1 else tirx.And(k >= start, k < start + deep)
+            with nullcontext() if inside is None else self.w.when(inside):
+                yield number, k - start if start else k
+            start += deep
+
+    def _copy_rows(self, number: int, stage: TirExpr, k: TirExpr) -> None:
+        """A stage of a left operand by the hardware; zeros beyond its depth and beyond the rows. One address and
+        constant steps from it: address arithmetic is what a short K tile would wait for."""
+        w, tile, operand, chunk = self.w, self.tile, self.problem.operands[number], self.chunk_elements
+        assert operand.offset is not None
+        first = w.bind(k * self.deep + self.chunk * chunk)
+        inside: Expr = 16  # bytes of the chunk that the row has
+        if operand.depth % self.deep:
+            reach = tirx.max(tirx.min(operand.depth - first, chunk), 0) * (16 // chunk)
+            inside = self._hold(reach)
+        at, target = self._addresses(stage, self.row * operand.place.row_stride + wide(first) + operand.offset)
+        for i in range(ceil_div(tile.rows, self.apart)):
+            size = tirx.Cast("uint32", tirx.Select(self.left > i * self.apart, inside, 0))
+            source = at + i * self.apart * operand.place.row_stride
+            every = (i + 1) * self.apart <= tile.rows
+            with nullcontext() if every else w.when(self.line + i * self.apart < tile.rows):
+                operand.copy(w, self.problem.compute, target(i), source, size)
+
+    def _addresses(self, stage: TirExpr, at: TirExpr) -> tuple[TirExpr, Callable[[int], TirExpr]]:
+        """Of the thread's first chunk in memory, and of the i-th one in a stage."""
+        return at, lambda i: stage + self._into(i)
+
+    def _into(self, i: Expr) -> TirExpr:
+        """Where in a stage the thread's i-th chunk goes."""
+        return tirx.Cast("uint32", SWIZZLE_128.offset(self.line + i * self.apart, self.chunk))
+
+    def _hold(self, reach: TirExpr) -> TirExpr:
+        """The bytes of a chunk that a row has."""
+        return self.w.keep(reach)
 
 
 @contextmanager
@@ -55,29 +169,13 @@ def cp_async_loop(w: Writer, turns: Expr, stages: int, fill: Callable[[TirExpr],
 
 
 @dataclass(frozen=True)
-class CpAsyncTile(ABC):
-    """rows of a block; split: parts of K that different warps take; pipeline stages; group: blocks of rows that go
-    together; cluster: blocks that share K; overlap: weights are fetched while the kernel before this one still runs;
-    blocks: that registers must allow on a multiprocessor; pace: K tiles of a stage, which share a barrier."""
+class CpAsyncTile(GemmTile):
+    """split: parts of K that different warps take; pace: K tiles of a stage, which share a barrier."""
 
-    rows: int
+    apart: ClassVar[bool] = False
+    _: KW_ONLY
     split: int = 1
-    stages: int = 4
-    group: int = 8
-    cluster: int = 1
-    overlap: bool = False
-    blocks: int = 1
     pace: int = 1
-
-    @property
-    @abstractmethod
-    def threads(self) -> int:
-        """Of a block."""
-
-    @property
-    @abstractmethod
-    def weight_bytes(self) -> int:
-        """Of a stage."""
 
     @property
     @abstractmethod
@@ -90,45 +188,25 @@ class CpAsyncTile(ABC):
         return self.split * self.cluster
 
     @property
-    def stage_bytes(self) -> int:
-        """Of one K tile."""
-        return self.rows * ROW_BYTES + self.weight_bytes
-
-    @property
     def shared_bytes(self) -> int:
-        return max(self.stages * self.pace * self.stage_bytes, self.threads * self.sums if self.parts > 1 else 0)
+        return max(self.pace * super().shared_bytes, self.members * self.sums if self.parts > 1 else 0)
 
 
-class CpAsyncGemm(ABC):
-    """A kernel's body: run() emits all of it."""
+class CpAsyncGemm(GemmBody):
+    """All threads copy and multiply, in one loop."""
 
-    def __init__(self, w: Writer, problem: Problem, tile: CpAsyncTile, tiles: int) -> None:
-        self.threads = tile.threads
-        self.w, self.problem, self.tile, self.tiles = w, problem, tile, tiles
-        self.layout = problem.layout
-        self.deep, self.chunk_elements = ROW_BYTES // SIZES[problem.compute], 16 // SIZES[problem.compute]
-        self.depths = [ceil_div(o.depth, self.deep) for o in problem.operands]
-        self.total = sum(self.depths)
+    tile: CpAsyncTile
 
     def run(self) -> None:
-        w, tile = self.w, self.tile
-        blocks = tirx.floordiv(w["rows"] + (tile.rows - 1), int64(tile.rows))
-        grid = tirx.Cast("int32", blocks * self.tiles)
-        self.rank: Expr = 0
-        if tile.cluster > 1:
-            cta, rank = w.keep(I.cluster_id([grid])), I.cta_id_in_cluster([tile.cluster])
-            self.rank = w.keep(rank)
-        else:
-            cta = I.cta_id([grid])
-        self.tx = I.thread_id([self.threads])
-        arena = I.alloc_buffer((tile.shared_bytes,), "uint8", scope="shared.dyn", align=1024)
-        self.base = w.bind(I.cuda.cvta_generic_to_shared(arena.ptr_to([0])))
-        self._place(cta, w.keep(tirx.Cast("int32", blocks)))
+        """Copy, multiply, add up, finish."""
+        cta, blocks = self._enter()
+        block, column = self._place(cta, self.w.keep(tirx.Cast("int32", blocks)))
+        self.row0 = self.w.keep(wide(block) * self.tile.rows)
+        self.tile_n = self.w.keep(column)
         self.prepare()
         self.body()
 
     def body(self) -> None:
-        """Copy, multiply, add up, finish."""
         self._sources()
         self._mainloop()
         if self.tile.parts > 1:
@@ -141,15 +219,15 @@ class CpAsyncGemm(ABC):
 
     acc: RegisterTile
     items: int  # of epilogue work, in a thread that has the sums of one block of the cluster
-    part: Expr  # of K
-    member: Expr  # this thread's number among those with the same part
+    part: TirExpr  # of K
+    member: TirExpr  # this thread's number among those with the same part
 
     @abstractmethod
     def prepare(self) -> None:
         """Thread numbers, registers."""
 
     @abstractmethod
-    def copy_weights(self, number: int, stage: Expr, k: Expr) -> None:
+    def copy_weights(self, number: int, stage: TirExpr, k: TirExpr) -> None:
         """Start the copies of tile `k` of a weight."""
 
     @abstractmethod
@@ -164,124 +242,64 @@ class CpAsyncGemm(ABC):
     def finish(self, item: int) -> None:
         """The epilogue of an item, whose sums are where pieces(item, 0) says."""
 
-    # --- blocks ----------------------------------------------------------------------------------------------------
-
-    def _place(self, cta: Expr, blocks: Expr) -> None:
-        """Which tile this block has: down `group` blocks of rows, then to the next columns."""
-        w, tile = self.w, self.tile
-        period = tile.group * self.tiles
-        first = w.keep(tirx.truncdiv(cta, period) * tile.group)
-        high = w.keep(tirx.min(blocks - first, tile.group))
-        within = w.keep(tirx.truncmod(cta, period))
-        self.row0 = w.keep(tirx.Cast("int64", first + tirx.truncmod(within, high)) * tile.rows)
-        self.tile_n = w.keep(tirx.truncdiv(within, high))
-
     # --- global to shared memory -----------------------------------------------------------------------------------
 
     def _sources(self) -> None:
-        """Per thread: the chunk and the rows of the left operand that it copies: `line`, and every `apart`-th after."""
-        w, tile = self.w, self.tile
-        self.copies, self.apart = ceil_div(tile.rows * CHUNKS, tile.threads), tile.threads // CHUNKS
-        self.chunk, self.line = w.bind(self.tx % CHUNKS), w.bind(self.tx // CHUNKS)
-        self.aligned = [w.bind(self.problem.aligned(w, operand)) for operand in self.problem.operands]
-        self.row = w.keep(self.row0 + tirx.Cast("int64", self.line))
-        self.left = w.keep(tirx.Cast("int32", tirx.min(w["rows"] - self.row, int64(tile.rows))))
+        self._take_line()
+        self.aligned = [self.w.bind(one.aligned(self.w, self.problem.compute)) for one in self.problem.operands]
+        self._take_rows(self.w.keep(self.row0 + wide(self.line)))
 
-    def _into(self, i: Expr) -> Expr:
-        """Where in a stage the thread's i-th chunk goes."""
-        line = self.line + i * self.apart
-        return tirx.Cast("uint32", SWIZZLE_128.offset(line, self.chunk))
-
-    def _fill(self, slot: Expr, k: Expr, rows: bool = True, weights: bool = True) -> None:
+    def _fill(self, slot: TirExpr, k: TirExpr, rows: bool = True, weights: bool = True) -> None:
         """Stage `slot` from K tile `k`, counted over all operands: rows of left operands, weights, or both."""
-        w = self.w
-        stage = w.bind(self.base + tirx.Cast("uint32", slot) * uint32(self.tile.stage_bytes))
-        start = 0
-        for number, deep in enumerate(self.depths):
-            if len(self.depths) == 1:
-                self._fill_from(number, stage, k, rows, weights)
-            else:
-                with w.when(tirx.And(k >= start, k < start + deep)):
-                    self._fill_from(number, stage, k - start if start else k, rows, weights)
-            start += deep
+        stage = self.w.bind(self._stage(slot))
+        for number, own in self._of_operands(k):
+            if weights:
+                self.copy_weights(number, stage, own)
+            if rows:
+                self._copy_rows(number, stage, own)
 
-    def _fill_from(self, number: int, stage: Expr, k: Expr, rows: bool, weights: bool) -> None:
-        if weights:
-            self.copy_weights(number, stage + uint32(self.tile.rows * ROW_BYTES), k)
-        if not rows:
-            return
-        operand = self.problem.operands[number]
-        if operand.piece(self.problem.compute):
-            with I.If(self.aligned[number]):
-                with I.Then():
-                    self._copy(number, stage, k)
-                with I.Else():
-                    self._gather(number, stage, k)
-        else:
+    def _copy_rows(self, number: int, stage: TirExpr, k: TirExpr) -> None:
+        if not self.problem.operands[number].piece(self.problem.compute):
             self._gather(number, stage, k)
+            return
+        with I.If(self.aligned[number]):
+            with I.Then():
+                super()._copy_rows(number, stage, k)
+            with I.Else():
+                self._gather(number, stage, k)
 
-    def _copy(self, number: int, stage: Expr, k: Expr) -> None:
-        """A stage of a left operand by the hardware; zeros beyond its depth and beyond the rows. One address and
-        constant steps from it: address arithmetic is what a short K tile would wait for."""
-        w, tile, operand, chunk = self.w, self.tile, self.problem.operands[number], self.chunk_elements
-        assert operand.offset is not None
-        first = w.bind(k * self.deep + self.chunk * chunk)
-        inside: Expr = 16  # bytes of the chunk that the row has
-        if operand.depth % self.deep:
-            inside = w.keep(tirx.max(tirx.min(operand.depth - first, chunk), 0) * (16 // chunk))
-        at = self.row * operand.place.row_stride + tirx.Cast("int64", first) + operand.offset
-        for i in range(self.copies):
-            size = tirx.Cast("uint32", tirx.Select(self.left > i * self.apart, inside, 0))
-            source = at + i * self.apart * operand.place.row_stride
-            every = (i + 1) * tile.threads <= tile.rows * CHUNKS
-            with nullcontext() if every else w.when(self.line + i * self.apart < tile.rows):
-                copy_chunk(w, operand, self.problem.compute, stage + self._into(i), source, size)
-
-    def _gather(self, number: int, stage: Expr, k: Expr) -> None:
+    def _gather(self, number: int, stage: TirExpr, k: TirExpr) -> None:
         """The same element by element: a loop, because it is long and rarely taken."""
         w, tile = self.w, self.tile
         first = w.bind(k * self.deep + self.chunk * self.chunk_elements)
-        with w.loop(self.copies) as i, w.when(self.line + i * self.apart < tile.rows):
-            row = self.row + tirx.Cast("int64", i * self.apart)
-            source = w.keep(tirx.min(row, w["rows"] - 1))
-            target = stage + self._into(i)
-            self.problem.store_chunk(w, target, self.problem.operands[number], source, row < w["rows"], first)
+        with w.loop(ceil_div(tile.rows, self.apart)) as i, w.when(self.line + i * self.apart < tile.rows):
+            row = self.row + wide(i * self.apart)
+            self.problem.operands[number].gather(w, self.problem.compute, stage + self._into(i), row, first)
 
-    def copy_run(self, number: int, target: Expr, source: Expr, chunks: int) -> None:
-        """Consecutive chunks of a packed weight, by all threads."""
-        w, threads = self.w, self.tile.threads
-        weight = w[self.problem.weight_name(number)]
+    def copy_chunks(
+        self, number: int, stage: TirExpr, chunks: int, source: Callable[[TirExpr], Expr], bound: bool = False
+    ) -> None:
+        """Chunks of a packed weight, by all threads. source: where one lies. bound: whether its number is a value."""
+        w, threads, target = self.w, self.tile.copiers, stage + uint32(self.tile.rows * ROW_BYTES)
         for i in range(ceil_div(chunks, threads)):
-            piece = self.tx + i * threads
-            at = source + tirx.Cast("int64", piece) * self.chunk_elements
-            copy = I.ptx[COPY](target + tirx.Cast("uint32", piece) * uint32(16), weight.ptr_to([at]), 16)
-            if (i + 1) * threads <= chunks:
-                w.do(copy)
-            else:
-                with w.when(piece < chunks):
-                    w.do(copy)
+            piece = w.bind(self.tx + i * threads) if bound else self.tx + i * threads
+            with nullcontext() if (i + 1) * threads <= chunks else w.when(piece < chunks):
+                address = w[f"w{number}"].ptr_to([source(piece)])
+                w.do(I.ptx[COPY](target + tirx.Cast("uint32", piece) * uint32(16), address, 16))
 
     def _mainloop(self) -> None:
-        w, stages, parts = self.w, self.tile.stages, self.tile.cluster
-        first: Expr = 0
-        count: Expr = self.total
-        if parts > 1:  # this block's part of K
-            first = w.keep(tirx.truncdiv(self.rank * self.total, parts))
-            count = w.keep(tirx.truncdiv((self.rank + 1) * self.total, parts) - first)
+        w, stages, pace = self.w, self.tile.stages, self.tile.pace
+        first, count = self._share_of_k() if self.tile.cluster > 1 else (0, self.total)
         self._before(first, count)
-        pace = self.tile.pace
         turns = tirx.truncdiv(count + (pace - 1), pace)
         with cp_async_loop(w, turns, stages, lambda turn: self._fill_group(turn, first, count)) as turn:
             for j in range(pace):
-                slot = tirx.Cast("uint32", tirx.truncmod(turn, stages) * pace + j)
-                stage = w.keep(self.base + slot * uint32(self.tile.stage_bytes))
-                if isinstance(count, int) and count % pace == 0:
+                stage = w.keep(self._stage(tirx.truncmod(turn, stages) * pace + j))
+                every = isinstance(count, int) and count % pace == 0
+                with nullcontext() if every else w.when(turn * pace + j < count):
                     self.multiply(stage)
-                else:
-                    with w.when(turn * pace + j < count):
-                        self.multiply(stage)
 
-    def _fill_group(self, group: Expr, first: Expr, count: Expr, rows: bool = True, weights: bool = True) -> None:
+    def _fill_group(self, group: TirExpr, first: Expr, count: Expr, rows: bool = True, weights: bool = True) -> None:
         """The K tiles that one barrier announces."""
         pace = self.tile.pace
         with self.w.loop(pace) as j:
@@ -310,55 +328,27 @@ class CpAsyncGemm(ABC):
         size = SIZES[self.problem.arithmetic]
         width = self.acc.shape[-1]
         kind = f"v{width}.f{8 * size}"
-        members, each = tile.threads // tile.split, len(self.pieces(0, 0))
+        members, each = tile.members // tile.split, len(self.pieces(0, 0))
         w.do(I.ptx["cp.async.wait_group"](0))
-        self._meet()  # no block reads stages any more
+        self._meet(alone=True)  # no block reads stages any more
 
-        def at(start: Expr, source: Expr, number: int) -> Expr:
+        def at(start: TirExpr, source: TirExpr, number: int) -> TirExpr:
             place = ((source * (self.items * each) + number) * members + self.member) * (width * size)
             return start + tirx.Cast("uint32", place)
 
         source = self.rank * tile.split + self.part
-        remote = w.local(1, "uint32")
-        for block in range(tile.cluster):
-            if tile.cluster > 1:
-                w.do(I.ptx["mapa.shared::cluster.u32"](remote[0], self.base, uint32(block)))
-            to, space = (remote[0], "shared::cluster") if tile.cluster > 1 else (self.base, "shared")
+        for block, (to, space) in self._blocks():
             for item in range(self.items):
                 for number, piece in enumerate(self.pieces(item, block), item * each):
                     w.do(I.ptx[f"st.{space}.{kind}"](at(to, source, number), *self.acc[piece]))
-        self._meet()
+        self._meet(alone=True)
         other = w.tile(width, dtype=self.problem.arithmetic).flat
         for part in range(tile.split):
-            with w.when(self.part == part):
+            with w.when(tirx.EQ(self.part, part)):
                 for item in range(part, self.items, tile.split):
                     for number, piece in enumerate(self.pieces(item, 0), item * each):
-                        for source in range(tile.parts):
-                            w.do(I.ptx[f"ld.shared.{kind}"](*other, at(self.base, tirx.const(source, "int32"), number)))
+                        for n in range(tile.parts):
+                            w.do(I.ptx[f"ld.shared.{kind}"](*other, at(self.base, tirx.const(n, "int32"), number)))
                             for i, value in enumerate(other):
-                                self.acc.store(self.acc[piece][i] + value if source else value, *piece, i)
+                                self.acc.store(self.acc[piece][i] + value if n else value, *piece, i)
                     self.finish(item)
-
-    def _meet(self) -> None:
-        """All threads that share K."""
-        if self.tile.cluster > 1:
-            self.w.do(I.ptx["barrier.cluster.arrive.release.aligned"]())
-            self.w.do(I.ptx["barrier.cluster.wait.acquire.aligned"]())
-        else:
-            self.w.do(I.cuda.cta_sync())
-
-
-def cp_async_kernel(
-    name: str, problem: Problem, tile: CpAsyncTile, make: Callable[[Writer], CpAsyncGemm], threads: int = 0
-) -> Kernel:
-    """A kernel whose grid is one block, or cluster of blocks, per tile of rows and columns. threads: of a block, where
-    there are others than the tile's."""
-
-    def body(w: Writer) -> None:
-        with problem.flavour(), I.attr({"tirx.launch_bounds_min_blocks_per_sm": tile.blocks}):
-            make(w).run()
-
-    attributes = {"tirx.kernel_launch_params": [DEPENDENT]} if tile.overlap else None
-    given = problem.pointers, problem.scalars, body
-    shared, threads = tile.shared_bytes, threads or tile.threads
-    return write(name, *given, threads=threads, attributes=attributes, shared_bytes=shared, cluster=tile.cluster)

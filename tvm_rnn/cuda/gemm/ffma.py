@@ -1,26 +1,33 @@
 """GEMM without tensor cores: strict float32 (FFMA) and float64.
 
-In: a `Problem` and a tile. Out: a `Kernel`. A thread holds `high` rows x (some units with all their gates). It reads
-16 bytes of K of each of its rows at once; lanes of a warp are 8 across units and 4 down rows, so that shared memory
-is read without conflicts. `split` groups of threads share K where rows are few.
+In: a `Problem` and a tile. Out: kernels' bodies. A thread holds `high` rows x (some units with all their gates). It
+reads 16 bytes of K of each of its rows at once; lanes of a warp are 8 across units and 4 down rows, so that shared
+memory is read without conflicts. `split` groups of threads share K where rows are few.
+
+For the rows of one step, on Hopper, K is shared out over a cluster as well (`LanesSplitK`): a step has so few tiles
+that some multiprocessors would multiply two and others one; a share of K for each block of a cluster makes as many
+parts as there are multiprocessors. Four warps copy, ahead by some pipeline stages; the others multiply, each group of
+them every `split`-th stage, and meet only to add up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import product
+from typing import ClassVar
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, Lanes, ceil_div
+from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, LAG
 from tvm_rnn.tir.expr import Expr, TirExpr
-from tvm_rnn.tir.index import uint32
+from tvm_rnn.tir.index import uint32, wide
 
-from .cp_async_pipeline import COPY, CpAsyncGemm, CpAsyncTile, cp_async_kernel
+from .cp_async_pipeline import CpAsyncGemm, CpAsyncTile
 from .problem import Problem
 
 ACROSS = 8  # lanes of a warp along units, at most
@@ -30,6 +37,7 @@ ACROSS = 8  # lanes of a warp along units, at most
 class LanesTile(CpAsyncTile):
     """rows of a block, high: of a thread; across: threads along units; groups: of 4 columns of a thread."""
 
+    _: KW_ONLY
     across: int = 16
     high: int = 8
     groups: int = 2
@@ -46,7 +54,7 @@ class LanesTile(CpAsyncTile):
         return self.rows // self.high
 
     @property
-    def threads(self) -> int:
+    def members(self) -> int:
         return self.across * self.down * self.split
 
     @property
@@ -58,19 +66,15 @@ class LanesTile(CpAsyncTile):
         return self.high * self.groups * 4 * self.size
 
 
-def lanes_kernel(name: str, problem: Problem, tile: LanesTile) -> Kernel:
-    """A kernel for any number of rows."""
-    assert tile.down * tile.lanes % 32 == 0 and CHUNKS % tile.split == 0 and tile.cluster == 1
-    return cp_async_kernel(name, problem, tile, lambda w: _Lanes(w, problem, tile))
+class LanesGemm(CpAsyncGemm):
+    """A thread multiplies its rows and units by itself."""
 
-
-class _Lanes(CpAsyncGemm):
     tile: LanesTile
 
     def __init__(self, w: Writer, problem: Problem, tile: LanesTile) -> None:
-        assert isinstance(problem.layout, Lanes)
-        super().__init__(w, problem, tile, ceil_div(problem.epilogue.width, tile.across * problem.layout.units))
+        assert isinstance(problem.layout, Lanes) and tile.down * tile.lanes % 32 == 0 and CHUNKS % tile.split == 0
         self.lanes: Lanes = problem.layout
+        super().__init__(w, problem, tile, ceil_div(self.lanes.width, tile.across * self.lanes.units))
 
     def prepare(self) -> None:
         w, tile = self.w, self.tile
@@ -82,37 +86,30 @@ class _Lanes(CpAsyncGemm):
         self.member = w.bind(own * 32 + lane)
         self.x = w.bind(own % along * tile.lanes + lane % tile.lanes)
         self.y = w.bind(own // along * lines + lane // tile.lanes)
-        self.slots = 4 * tile.groups
-        self.items, dtype = tile.high, self.problem.arithmetic
-        self.vectors = self.slots // self.chunk_elements  # of 16 bytes, of a row's sums
-        self.acc = w.tile(tile.high, self.vectors, self.chunk_elements, dtype=dtype)
+        self.items, dtype, chunk = tile.high // tile.cluster, self.problem.arithmetic, self.chunk_elements
+        self.vectors = 4 * tile.groups // chunk  # of 16 bytes, of a row's sums
+        self.load_vector = "ld.shared.v4.f32" if chunk == 4 else "ld.shared.v2.f64"
+        self.acc = w.tile(tile.high, self.vectors, chunk, dtype=dtype)
         self.acc.fill(tirx.const(0.0, dtype))
-        self.a = w.tile(tile.high, self.chunk_elements, dtype=dtype)
-        self.b = w.tile(2, self.vectors, self.chunk_elements, dtype=dtype)
+        self.a = w.tile(tile.high, chunk, dtype=dtype)
+        self.b = w.tile(2, self.vectors, chunk, dtype=dtype)
         self.a_at = w.bind(tirx.Cast("uint32", self.y * ROW_BYTES))
         self.b_at = w.bind(tirx.Cast("uint32", self.x * (4 * tile.size) + tile.rows * ROW_BYTES))
 
-    def copy_weights(self, number: int, stage: Expr, k: Expr) -> None:
+    def copy_weights(self, number: int, stage: TirExpr, k: TirExpr) -> None:
         """`deep` rows of K; of each, one run of `across` threads' columns per group."""
-        w, tile, lanes = self.w, self.tile, self.lanes
+        tile, lanes, chunk = self.tile, self.lanes, self.chunk_elements
         run = tile.across * 4  # columns
-        chunks = self.deep * tile.groups * run // self.chunk_elements
-        per_run = run // self.chunk_elements
-        weight = w[self.problem.weight_name(number)]
         inside = lanes.THREADS // tile.across  # tiles of this kernel in one of the layout
         column = self.tile_n // inside * lanes.tile + self.tile_n % inside * run
-        source = tirx.Cast("int64", k) * (self.deep * lanes.columns) + tirx.Cast("int64", column)
-        for i in range(ceil_div(chunks, tile.threads)):
-            piece = w.bind(self.tx + i * tile.threads)
-            line, within = piece // per_run, piece % per_run * self.chunk_elements
+        first = wide(k) * (self.deep * lanes.columns) + wide(column)
+
+        def source(piece: TirExpr) -> Expr:
+            line, within = piece // (run // chunk), piece % (run // chunk) * chunk
             at = line // tile.groups * lanes.columns + line % tile.groups * (4 * lanes.THREADS) + within
-            target = stage + tirx.Cast("uint32", piece) * uint32(16)
-            copy = I.ptx[COPY](target, weight.ptr_to([source + tirx.Cast("int64", at)]), 16)
-            if (i + 1) * tile.threads <= chunks:
-                w.do(copy)
-            else:
-                with w.when(piece < chunks):
-                    w.do(copy)
+            return first + wide(at)
+
+        self.copy_chunks(number, stage, self.deep * tile.groups * run // chunk, source, bound=True)
 
     def multiply(self, stage: TirExpr) -> None:
         """Chunks of this thread's part. A k of the weights is read one k ahead, a row of the next chunk as soon as the
@@ -122,7 +119,7 @@ class _Lanes(CpAsyncGemm):
         line = tile.groups * tile.across * 4 * tile.size
         weights = w.bind(stage + self.b_at)
 
-        def b_of(c: Expr, e: int) -> Expr:
+        def b_of(c: Expr, e: int) -> TirExpr:
             return weights + tirx.Cast("uint32", number(c) * (chunk * line)) + uint32(e * line)
 
         starts = self._a_starts(stage, number(0))
@@ -145,43 +142,78 @@ class _Lanes(CpAsyncGemm):
         split = self.tile.split
         return CHUNKS // split, lambda c: self.part + c * split if split > 1 else c
 
-    def _a_starts(self, stage: Expr, number: Expr) -> list[Expr]:
+    def _a_starts(self, stage: TirExpr, number: Expr) -> list[TirExpr]:
         """Addresses of a chunk in the thread's first rows; later ones swizzle like one of these."""
-        w, tile = self.w, self.tile
-        starts: list[Expr] = []
-        for m in range(min(max(1, CHUNKS // tile.down), tile.high)):
-            swizzled = SWIZZLE_128.piece(self.y + m * tile.down, number)
-            starts.append(w.bind(stage + self.a_at + tirx.Cast("uint32", swizzled * 16)))
+        starts = []
+        for m in range(min(max(1, CHUNKS // self.tile.down), self.tile.high)):
+            swizzled = SWIZZLE_128.piece(self.y + m * self.tile.down, number)
+            starts.append(self.w.bind(stage + self.a_at + tirx.Cast("uint32", swizzled * 16)))
         return starts
 
-    def _load_a(self, starts: list[Expr], m: int) -> None:
-        chunk = self.chunk_elements
-        kind = "v4.f32" if chunk == 4 else "v2.f64"
+    def _load_a(self, starts: list[TirExpr], m: int) -> None:
         start = starts[m % len(starts)] + uint32(m * self.tile.down * ROW_BYTES)
-        self.w.do(I.ptx[f"ld.shared.{kind}"](*self.a[m], start))
+        self.w.do(I.ptx[self.load_vector](*self.a[m], start))
 
-    def _load_b(self, start: Expr, half: int) -> None:
+    def _load_b(self, start: TirExpr, half: int) -> None:
         tile, chunk = self.tile, self.chunk_elements
-        kind = "v4.f32" if chunk == 4 else "v2.f64"
         for group in range(tile.groups):
             for first in range(0, 4, chunk):
                 at = start + uint32(group * tile.across * 4 * tile.size + first * tile.size)
-                self.w.do(I.ptx[f"ld.shared.{kind}"](*self.b[half, (group * 4 + first) // chunk], at))
+                self.w.do(I.ptx[self.load_vector](*self.b[half, (group * 4 + first) // chunk], at))
 
     def pieces(self, item: int, block: int) -> list[tuple[int, ...]]:
-        """Items: rows."""
-        return [(item, v) for v in range(self.vectors)]
+        """Items: the rows of a thread that one block of the cluster finishes."""
+        return [(item * self.tile.cluster + block, v) for v in range(self.vectors)]
 
     def finish(self, item: int) -> None:
-        self._finish_row(item, self.w.bind(self.row0 + tirx.Cast("int64", self.y + item * self.tile.down)))
-
-    def _finish_row(self, item: int, row: TirExpr) -> None:
-        """The epilogue of a row, whose sums are pieces(item, 0)."""
-        w, units = self.w, self.lanes.units
+        units, hold = self.lanes.units, self.w.keep if self.tile.apart else self.w.bind
+        own = item * self.tile.cluster + self.rank
+        row = hold(self.row0 + wide(self.y + own * self.tile.down))
         sums = [value for piece in self.pieces(item, 0) for value in self.acc[piece]]
+        self.problem.finish(self.w, row, (self.tile_n * self.tile.across + self.x) * units, units, sums)
 
-        def value(gate: int, u: int) -> TirExpr:
-            return sums[gate * units + u]
 
-        with w.when(row < w["rows"]):
-            self.problem.epilogue.emit(w, row, (self.tile_n * self.tile.across + self.x) * units, units, value)
+@dataclass(frozen=True)
+class LanesSplitKTile(LanesTile):
+    """split: groups of threads that take turns with stages."""
+
+    apart: ClassVar[bool] = True
+
+
+class LanesSplitK(LanesGemm):
+    """Some warps copy, groups of the others take turns with stages."""
+
+    tile: LanesSplitKTile
+    by_wgmma = False
+    div, mod = staticmethod(tirx.truncdiv), staticmethod(tirx.truncmod)
+
+    def body(self) -> None:
+        """Copiers and multipliers, in place of one loop for all."""
+        w, tile = self.w, self.tile
+        assert tile.high % tile.cluster == 0 and tile.parts > 1 and tile.stages > LAG + 1
+        first, count = self._share_of_k()
+        self._make_barriers(COPIERS // 32, tile.members // tile.split // 32)
+        with I.If(self.tx < tile.members):
+            with I.Then():
+                self._consume(count)
+                self._combine()
+            with I.Else():
+                self.tx = w.bind(self.tx - tile.members)
+                self._sources()
+                with w.loop(count) as k, self._filling(k) as slot:
+                    self._fill(slot, first + k)
+                self._filled(count)
+                self._meet(alone=True)
+                self._meet(alone=True)
+
+    def _consume(self, count: TirExpr) -> None:
+        w, split = self.w, self.tile.split
+        with w.loop(w.keep(tirx.truncdiv(count - self.part + (split - 1), split))) as turn:
+            k = w.keep(self.part + turn * split)
+            slot = w.keep(self._slot(k))
+            self._wait(self._full(slot), self._round(k) % 2)
+            self.multiply(w.keep(self._stage(slot)))
+            self._arrive(self._empty(slot))
+
+    def chunks(self) -> tuple[int, Callable[[Expr], Expr]]:
+        return CHUNKS, lambda c: c

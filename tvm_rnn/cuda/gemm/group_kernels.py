@@ -6,27 +6,26 @@ order in which they take pointers, and how the weights must be packed for all of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel
-from tvm_rnn.cuda.layer.packed_layout import Fragments, Lanes, Pack
-from tvm_rnn.cuda.layer.pointers import Argument, Place, arithmetic, storage
-from tvm_rnn.graph.graph import Group, Node
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
+from tvm_rnn.cuda.layer.packed_layout import SIZES, Fragments, Lanes, Pack
+from tvm_rnn.cuda.layer.pointers import Argument, storage
+from tvm_rnn.cuda.layer.row_kernels import Reads, Writes
+from tvm_rnn.graph.graph import Group
 from tvm_rnn.schedule.schedule_template import Config, Unit, best
 from tvm_rnn.target import Target
 
-from .epilogue import Epilogue, read_nodes
-from .ffma import LanesTile, lanes_kernel
-from .ffma_split_k import SharedLanesTile, shared_lanes_kernel
-from .mma_sync import MmaTile, mma_kernel
+from .cp_async_pipeline import GemmBody, GemmTile
+from .ffma import LanesGemm, LanesSplitK, LanesSplitKTile, LanesTile
+from .mma_sync import MmaGemm, MmaTile
 from .operands import Operand
 from .operands import operands as resolve
-from .problem import Problem
-from .wgmma import WgmmaTile, wgmma_kernel
-from .wgmma_split_k import SplitTile, split_kernel
-
-__all__ = ["Argument", "Gemm", "Pack", "Place", "Variant", "gemm", "unit_of"]
+from .problem import Problem, read_nodes
+from .wgmma import WgmmaGemm, WgmmaTile
+from .wgmma_split_k import SplitKTile, WgmmaSplitKGemm
 
 TENSOR = ("float16", "bfloat16", "tf32")
 
@@ -58,9 +57,9 @@ def gemm(
     *,
     precision: str,
     target: Target,
-    operands: Callable[[Node], Place | None],
-    reads: Callable[[Node], Place | None],
-    writes: Callable[[Node], Sequence[Place]],
+    operands: Reads,
+    reads: Reads,
+    writes: Writes,
     batches: tuple[int, ...] = (),
     record: Mapping[str, int] | None = None,
 ) -> Gemm:
@@ -74,15 +73,12 @@ def gemm(
     assert root is not None and root.op == "gemm"
     unit = unit_of(group, precision, batches)
     template, knobs, source = best(unit, target, record)
-    found = tuple(resolve(root, operands))
-    arguments, pointers, epilogue = _arguments(group, precision, found, reads, writes)
     if precision in TENSOR:
-        layout: Fragments | Lanes = Fragments(
-            unit.gates, unit.width, storage(precision), knobs["span"], knobs["widest"]
-        )
+        sizes = unit.gates, unit.width, storage(precision)
+        layout: Fragments | Lanes = Fragments(*sizes, knobs["span"], knobs["widest"])
     else:
         layout = Lanes(unit.gates, unit.width, precision, knobs["units"])
-    problem = Problem(precision, storage(precision), found, layout, epilogue, pointers)
+    arguments, problem = _problem(group, precision, layout, tuple(resolve(root, operands)), (reads, writes))
     packs = tuple(layout.pack(weight, precision == "tf32") for weight in root.args[::2])
     return Gemm(_variants(name, problem, knobs), packs, arguments, unit, template.name, knobs, source)
 
@@ -96,46 +92,46 @@ def unit_of(group: Group, precision: str, batches: tuple[int, ...]) -> Unit:
     return Unit("gemm", group.region, precision, gates, root.shape[-1], depths, len(group.nodes), batches)
 
 
-def _arguments(
-    group: Group,
-    precision: str,
-    found: Sequence[Operand],
-    reads: Callable[[Node], Place | None],
-    writes: Callable[[Node], Sequence[Place]],
-) -> tuple[tuple[Argument, ...], tuple[tuple[str, str], ...], Epilogue]:
+def _problem(
+    group: Group, precision: str, layout: Fragments | Lanes, found: tuple[Operand, ...], places: tuple[Reads, Writes]
+) -> tuple[tuple[Argument, ...], Problem]:
     """Pointers in order: packed weights, left operands, what the epilogue reads, what it writes."""
     root = group.root
     assert root is not None
-    listed: list[tuple[Argument, str]] = []
-    for number, weight in enumerate(root.args[::2]):
-        listed.append((Argument(f"w{number}", "weight", weight, number), storage(precision)))
-    for number, operand in enumerate(found):
-        listed.append((Argument(operand.name, "operand", operand.base, number), operand.place.dtype))
-    read = read_nodes(group, reads)
-    for node, place in read.items():
-        listed.append((Argument(f"r{len(listed)}", "read", node), place.dtype))
-    written = {node: tuple(writes(node)) for node in group.stored}
-    for node, places in written.items():
-        for number, place in enumerate(places):
-            listed.append((Argument(f"y{len(listed)}", "write", node, number), place.dtype))
-    names = {(a.role, a.node, a.number): a.name for a, _ in listed}
-    epilogue = Epilogue(group, arithmetic(precision), read, written, names)
-    return tuple(a for a, _ in listed), tuple((a.name, dtype) for a, dtype in listed), epilogue
+    listed = [(Argument(f"w{n}", "weight", one, n), storage(precision)) for n, one in enumerate(root.args[::2])]
+    listed += [(Argument(one.name, "operand", one.base, n), one.place.dtype) for n, one in enumerate(found)]
+    read = read_nodes(group, places[0])
+    listed += [(Argument(f"r{i}", "read", n), place.dtype) for i, (n, place) in enumerate(read.items(), len(listed))]
+    written = {node: tuple(places[1](node)) for node in group.stored}
+    pairs = [(node, number, place) for node, own in written.items() for number, place in enumerate(own)]
+    listed += [(Argument(f"y{i}", "write", n, k), p.dtype) for i, (n, k, p) in enumerate(pairs, len(listed))]
+    arguments, names = tuple(a for a, _ in listed), {(a.role, a.node, a.number): a.name for a, _ in listed}
+    pointers = tuple((a.name, dtype) for a, dtype in listed)
+    return arguments, Problem(precision, group, found, layout, read, written, names, pointers)
+
+
+Tile = TypeVar("Tile", bound=GemmTile)
+
+
+def _written(name: str, problem: Problem, tile: Tile, body: Callable[[Writer, Problem, Tile], GemmBody]) -> Kernel:
+    scalars = [("rows", "int64")]
+    return tile.write(name, problem.precision, problem.pointers, scalars, lambda w: body(w, problem, tile))
 
 
 def _variants(name: str, problem: Problem, knobs: Config) -> tuple[Variant, ...]:
     """The kernel for few rows first, then the fastest for many, then the one that takes any operands."""
-    found = _shared(name, problem, knobs)
+    found = _split_k(name, problem, knobs)
     if knobs["few"]:
         found.append(Variant(_kernel(f"{name}_few", problem, knobs, "few"), f"rows <= {knobs['few']}"))
     if knobs.get("wide_columns") and all(o.piece(problem.compute) for o in problem.operands):
-        tile = WgmmaTile(*(knobs[f"wide_{k}"] for k in ("columns", "stages", "cluster", "blocks")))
-        aligned = _aligned(problem)
+        shape = {k: knobs[f"wide_{k}"] for k in ("columns", "stages", "cluster")}
+        tile, aligned = WgmmaTile(overlap=False, most=knobs["wide_blocks"], **shape), _aligned(problem)
         if knobs["mid"] > knobs["wide"]:
             narrow = replace(tile, columns=tile.columns // 2, stages=6, cluster=1)
             condition = f"rows >= {knobs['wide']} && rows < {knobs['mid']}{aligned}"
-            found.append(Variant(wgmma_kernel(f"{name}_mid", problem, narrow), condition))
-        found.append(Variant(wgmma_kernel(f"{name}_wide", problem, tile), f"rows >= {knobs['wide']}{aligned}"))
+            found.append(Variant(_written(f"{name}_mid", problem, narrow, WgmmaGemm), condition))
+        condition = f"rows >= {knobs['wide']}{aligned}"
+        found.append(Variant(_written(f"{name}_wide", problem, tile, WgmmaGemm), condition))
     return (*found, Variant(_kernel(f"{name}_many", problem, knobs, "many"), "true"))
 
 
@@ -143,43 +139,36 @@ def _aligned(problem: Problem) -> str:
     return "".join(f" && ((uintptr_t){o.name} & {o.piece(problem.compute) - 1}) == 0" for o in problem.operands)
 
 
-def _shared(name: str, problem: Problem, knobs: Config) -> list[Variant]:
-    """Kernels for large steps: one per 64 rows up to knobs["share"], of those that fit."""
+def _split_k(name: str, problem: Problem, knobs: Config) -> list[Variant]:
+    """Kernels for large steps: one per 64 rows up to knobs["share"], of those that fit; without tensor cores one."""
     found: list[Variant] = []
     if isinstance(problem.layout, Lanes):
-        return _shared_lanes(name, problem, problem.layout, knobs)
+        if knobs.get("share"):
+            shape = {k: knobs[f"share_{k}"] for k in ("high", "split", "cluster", "stages")}
+            lanes = LanesSplitKTile(64, overlap=False, across=8, groups=problem.layout.groups, **shape)
+            condition = f"rows > {knobs['share_from']} && rows <= {knobs['share']}"
+            found.append(Variant(_written(f"{name}_share", problem, lanes, LanesSplitK), condition))
+        return found
     if not all(o.rows_of(problem.compute) for o in problem.operands):
         return found
     for high in range(1, knobs.get("share", 0) // 64 + 1):
-        columns, along, cluster, kept, overlap = (
-            knobs[f"share_{k}"] for k in ("columns", "along", "cluster", "kept", "overlap")
-        )
-        tile = SplitTile(columns, high, along, cluster, kept=kept, overlap=0 < overlap <= high)
+        shape = {k: knobs[f"share_{k}"] for k in ("columns", "along", "cluster", "kept")}
+        overlap = 0 < knobs["share_overlap"] <= high
+        tile = SplitKTile(64 * high, block=problem.layout.block, overlap=overlap, **shape)
         tile = replace(tile, stages=knobs["share_bytes"] // (tile.stage_bytes + 16))
         if not tile.fits:  # so many rows are the other kernels'
             continue
         condition = f"rows > {64 * (high - 1) or knobs['share_from']} && rows <= {64 * high}{_aligned(problem)}"
-        found.append(Variant(split_kernel(f"{name}_share{high}", problem, tile), condition))
+        found.append(Variant(_written(f"{name}_share{high}", problem, tile, WgmmaSplitKGemm), condition))
     return found
 
 
-def _shared_lanes(name: str, problem: Problem, layout: Lanes, knobs: Config) -> list[Variant]:
-    if not knobs.get("share"):
-        return []
-    high, split, cluster, stages = (knobs[f"share_{k}"] for k in ("high", "split", "cluster", "stages"))
-    tile = SharedLanesTile(64, split, stages, cluster=cluster, across=8, high=high, groups=layout.groups)
-    condition = f"rows > {knobs['share_from']} && rows <= {knobs['share']}"
-    return [Variant(shared_lanes_kernel(f"{name}_share", problem, tile), condition)]
-
-
 def _kernel(name: str, problem: Problem, knobs: Config, size: str) -> Kernel:
-    rows, split, stages = (knobs[f"{size}_{k}"] for k in ("rows", "split", "stages"))
-    overlap, pace, blocks = size == "few" and knobs["overlap"] == 1, knobs[f"{size}_pace"], knobs[f"{size}_blocks"]
+    tensor = not isinstance(problem.layout, Lanes)
+    own = ("columns", "warps", "along", "cluster") if tensor else ("across", "high")
+    shape = {k: knobs[f"{size}_{k}"] for k in ("rows", "split", "stages", "pace", "blocks", *own)}
+    overlap = size == "few" and knobs["overlap"] == 1
     if isinstance(problem.layout, Lanes):
-        across, high = knobs[f"{size}_across"], knobs[f"{size}_high"]
-        width = 8 if problem.compute == "float64" else 4
-        shape = {"across": across, "high": high, "groups": problem.layout.groups, "size": width}
-        lanes = LanesTile(rows, split, stages, overlap=overlap, blocks=blocks, pace=pace, **shape)
-        return lanes_kernel(name, problem, lanes)
-    shape = {k: knobs[f"{size}_{k}"] for k in ("columns", "warps", "along", "cluster")}
-    return mma_kernel(name, problem, MmaTile(rows, split, stages, overlap=overlap, blocks=blocks, pace=pace, **shape))
+        shape |= {"groups": problem.layout.groups, "size": SIZES[problem.compute]}
+        return _written(name, problem, LanesTile(overlap=overlap, **shape), LanesGemm)
+    return _written(name, problem, MmaTile(overlap=overlap, **shape), MmaGemm)

@@ -1,40 +1,73 @@
 """GEMM by mma.sync: 16-bit and tf32 tensor cores, any rows, depth and alignment; the one for few rows as well.
 
-In: a `Problem` and a tile. Out: a `Kernel`. Both operands lie swizzled in shared memory and are read by ldmatrix, one
-step ahead of the products. With few rows, `split` warps share one part of the result, each with its part of K.
+In: a `Problem` and a tile. Out: a kernel's body; `MmaProduct`, the products of a warp: tiles of 16 x 8 sums, a step of
+K at a time out of registers. Both operands lie swizzled in shared memory and are read by ldmatrix, one step ahead of
+the products. With few rows, `split` warps share one part of the result, each with its part of K.
+
+Source: fragments of "mma.m16n8k16" and "mma.m16n8k8": PTX ISA 8.5.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
 from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, ceil_div
-from tvm_rnn.tir.expr import Expr, TirExpr
-from tvm_rnn.tir.index import uint32
+from tvm_rnn.tir.expr import TirExpr
+from tvm_rnn.tir.index import uint32, wide
 
-from .cp_async_pipeline import CpAsyncGemm, CpAsyncTile, cp_async_kernel
-from .mma_product import MmaProduct
+from .cp_async_pipeline import CpAsyncGemm, CpAsyncTile
 from .problem import Problem
 
 STEPS = 4  # of 32 bytes of K in a stage
 LDMATRIX = "ldmatrix.sync.aligned.m8n8.{}.shared.b16"
+INSTRUCTIONS = {
+    "bfloat16": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+    "float16": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+    "float32": "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32",
+}
+
+
+class MmaProduct:
+    """high tiles of 16 rows by broad tiles of 8 columns, all sums 0.
+
+    acc[m, n, half]: a lane's sums in columns 2 (lane % 4) and the next, row lane // 4 + 8 half. a[buffer, m] and
+    b[buffer, n]: fragments of a step of 32 bytes of K; `buffers` of them, for loads that run ahead of products.
+    """
+
+    def __init__(self, w: Writer, dtype: str, high: int, broad: int) -> None:
+        self.w, self.dtype, self.high, self.broad = w, dtype, high, broad
+        self.acc = w.tile(high, broad, 2, 2)
+        self.acc.fill(tirx.const(0.0, "float32"))
+
+    def take_fragments(self, buffers: int = 1) -> None:
+        """Registers for fragments."""
+        self.a = self.w.tile(buffers, self.high, 4, dtype="uint32")
+        self.b = self.w.tile(buffers, self.broad, 2, dtype="uint32")
+
+    def multiply(self, buffer: int = 0) -> None:
+        """Add the products of a step's fragments."""
+        for m in range(self.high):
+            for n in range(self.broad):
+                d = *self.acc[m, n, 0], *self.acc[m, n, 1]
+                self.w.do(I.ptx[INSTRUCTIONS[self.dtype]](*d, *self.a[buffer, m], *self.b[buffer, n], *d))
 
 
 @dataclass(frozen=True)
 class MmaTile(CpAsyncTile):
     """rows x columns of a block; warps: along rows, along: warps along columns, split: along K."""
 
+    _: KW_ONLY
     columns: int = 128
     warps: int = 4
     along: int = 1
 
     @property
-    def threads(self) -> int:
+    def members(self) -> int:
         return 32 * self.warps * self.along * self.split
 
     @property
@@ -56,19 +89,16 @@ class MmaTile(CpAsyncTile):
         return self.high * self.broad * 16
 
 
-def mma_kernel(name: str, problem: Problem, tile: MmaTile) -> Kernel:
-    """A kernel for any number of rows."""
-    assert tile.rows % (16 * tile.warps) == 0 and STEPS % tile.split == 0
-    layout = problem.fragments
-    assert tile.broad * 8 // tile.cluster % layout.block == 0 and layout.columns % tile.columns == 0
-    return cp_async_kernel(name, problem, tile, lambda w: _Mma(w, problem, tile))
+class MmaGemm(CpAsyncGemm):
+    """A warp multiplies tiles of 16 x 8 sums."""
 
-
-class _Mma(CpAsyncGemm):
     tile: MmaTile
 
     def __init__(self, w: Writer, problem: Problem, tile: MmaTile) -> None:
-        super().__init__(w, problem, tile, ceil_div(problem.epilogue.width, tile.columns // problem.gates))
+        layout = problem.fragments
+        assert tile.rows % (16 * tile.warps) == 0 and STEPS % tile.split == 0
+        assert tile.broad * 8 // tile.cluster % layout.block == 0 and layout.columns % tile.columns == 0
+        super().__init__(w, problem, tile, ceil_div(layout.width, tile.columns // layout.gates))
 
     def prepare(self) -> None:
         w, tile = self.w, self.tile
@@ -77,7 +107,9 @@ class _Mma(CpAsyncGemm):
         self.part = w.bind(warp // (tile.warps * tile.along))
         self.member = w.bind(own * 32 + self.lane)
         self.down, self.across = w.bind(own % tile.warps), w.bind(own // tile.warps)
-        self.items = 2 * tile.high * (tile.broad // tile.cluster * 8 // self.problem.fragments.block)
+        self.wide = self.problem.fragments.block // 8
+        self.blocks = tile.broad // tile.cluster // self.wide  # of units, that a block of the cluster finishes
+        self.items = 2 * tile.high * self.blocks
         self.product = MmaProduct(w, self.problem.compute, tile.high, tile.broad)
         self.product.take_fragments(buffers=2)
         self.acc = self.product.acc
@@ -87,11 +119,10 @@ class _Mma(CpAsyncGemm):
         b_row = self.across * (8 * tile.broad) + self.lane // 16 * 8 + self.lane % 8
         self.b_at = w.bind(tirx.Cast("uint32", b_row * ROW_BYTES + tile.rows * ROW_BYTES))
 
-    def copy_weights(self, number: int, stage: Expr, k: Expr) -> None:
+    def copy_weights(self, number: int, stage: TirExpr, k: TirExpr) -> None:
         layout, columns = self.problem.fragments, self.tile.columns
-        first = tirx.Cast("int64", self.tile_n) * (columns * layout.deep)
-        source = tirx.Cast("int64", k) * (layout.columns * layout.deep) + first
-        self.copy_run(number, stage, source, columns * CHUNKS)
+        source = wide(k) * (layout.columns * layout.deep) + wide(self.tile_n) * (columns * layout.deep)
+        self.copy_chunks(number, stage, columns * CHUNKS, lambda piece: source + wide(piece) * self.chunk_elements)
 
     def multiply(self, stage: TirExpr) -> None:
         steps = STEPS // self.tile.split
@@ -116,17 +147,14 @@ class _Mma(CpAsyncGemm):
 
     def pieces(self, item: int, block: int) -> list[tuple[int, ...]]:
         """Items: 8 rows of a tile of 16, and a block of units with all gates."""
-        tile, wide = self.tile, self.problem.fragments.block // 8
-        each = tile.broad // tile.cluster
-        half, unit_block, m = item % 2, item // 2 % (each // wide), item // 2 // (each // wide)
-        first = block * each + unit_block * wide
-        return [(m, first + n, half) for n in range(wide)]
+        half, within, m = item % 2, item // 2 % self.blocks, item // 2 // self.blocks
+        first = (block * self.blocks + within) * self.wide
+        return [(m, first + n, half) for n in range(self.wide)]
 
     def finish(self, item: int) -> None:
-        w, tile, wide = self.w, self.tile, self.problem.fragments.block // 8
-        blocks = tile.broad // tile.cluster // wide
-        half, within, m = item % 2, item // 2 % blocks, item // 2 // blocks
-        row = self.row0 + tirx.Cast("int64", self.down * (16 * tile.high) + (m * 16 + half * 8) + self.lane // 4)
-        unit_block = ((self.tile_n * tile.along + self.across) * tile.cluster + self.rank) * blocks + within
+        tile = self.tile
+        half, within, m = item % 2, item // 2 % self.blocks, item // 2 // self.blocks
+        line = self.down * (16 * tile.high) + (m * 16 + half * 8) + self.lane // 4
+        block = ((self.tile_n * tile.along + self.across) * tile.cluster + self.rank) * self.blocks + within
         pairs = [self.acc[piece] for piece in self.pieces(item, 0)]
-        self.problem.finish_rows(w, row, unit_block, self.lane, pairs)
+        self.problem.finish_rows(self.w, self.w.bind(self.row0 + wide(line)), block, self.lane, pairs)

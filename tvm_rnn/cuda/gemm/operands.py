@@ -6,19 +6,22 @@ consecutive elements is copied by the hardware, 16 or 4 bytes at a time; any oth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from tvm import tirx
+from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import converted
+from tvm_rnn.cuda.codegen.kernel_writer import Writer, converted
 from tvm_rnn.cuda.layer.packed_layout import SIZES
-from tvm_rnn.cuda.layer.pointers import Place
+from tvm_rnn.cuda.layer.pointers import Place, arithmetic
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Index, element
-from tvm_rnn.tir.expr import Expr
+from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.index import uint32
 
+COPY, COPY_PIECE = "cp.async.cg.shared.global", "cp.async.ca.shared.global"  # of 16 bytes, of fewer
 PIECES = (16, 8, 4)  # bytes that the hardware copies at a time
 
 
@@ -49,16 +52,54 @@ class Operand:
         able = [size for size in PIECES if size != (4 if SIZES[dtype] == 8 else 8)]
         return next((size for size in able if not any(start % size for start in starts)), 0)
 
-    def value(self, buffer: Expr, row: Expr, k: Expr, dtype: str) -> Expr:
-        """Element (row, k), loaded and converted."""
+    def aligned(self, w: Writer, dtype: str) -> TirExpr:
+        """Whether its pointer is a multiple of what is copied at a time."""
+        # Not tirx.reinterpret: a pass that TVM runs for GPUs before sm_90 takes no pointer there.
+        address = tirx.call_pure_extern("uint64", "reinterpret_cast<uint64_t>", w[self.name].ptr_to([0]))
+        return (address & tirx.const(max(1, self.piece(dtype)) - 1, "uint64")) == tirx.const(0, "uint64")
 
-        def read(node: Node, index: Index) -> Expr | None:
-            if node is not self.base:
-                return None
-            at = linear(node, index) + row * self.place.row_stride
-            return tirx.Cast(dtype, tirx.BufferLoad(buffer, [at]))
+    def copy(self, w: Writer, dtype: str, target: TirExpr, at: TirExpr, size: TirExpr) -> None:
+        """Start the copy of 16 bytes from element `at` on to shared memory: `size` bytes, then zeros."""
+        piece = self.piece(dtype)
+        if piece == 16:
+            w.do(I.ptx[COPY](target, w[self.name].ptr_to([at]), 16, size))
+            return
+        left = w.keep(tirx.Cast("int32", size))
+        for first in range(0, 16, piece):
+            part = tirx.Cast("uint32", tirx.max(tirx.min(left - first, piece), 0))
+            source = w[self.name].ptr_to([at + first // SIZES[dtype]])
+            w.do(I.ptx[COPY_PIECE](target + uint32(first), source, piece, part))
 
-        return element(self.node, (k,), read, dtype)
+    def gather(self, w: Writer, dtype: str, target: TirExpr, row: TirExpr, first: TirExpr) -> None:
+        """16 bytes of a row from element `first` on into shared memory, in that dtype, read one by one; zeros where
+        there are none."""
+        wide, count, valid = arithmetic(dtype), 16 // SIZES[dtype], row < w["rows"]
+        row = w.keep(tirx.min(row, w["rows"] - 1))
+        values = []
+        for i in range(count):
+            k = w.bind(tirx.Cast("int64", first) + i)
+            at = tirx.Select(k < self.depth, k, tirx.const(0, "int64"))
+            value = element(self.node, (at,), lambda node, index: self._load(w, node, index, row, wide), wide)
+            values.append(w.bind(tirx.Select(tirx.And(valid, k < self.depth), value, tirx.const(0.0, wide))))
+        if count == 8:
+            w.do(I.ptx["st.shared.v4.b32"](target, *pack(w, values, dtype)))
+        else:
+            w.do(I.ptx["st.shared.v4.f32" if count == 4 else "st.shared.v2.f64"](target, *values))
+
+    def _load(self, w: Writer, node: Node, index: Index, row: TirExpr, dtype: str) -> Expr | None:
+        if node is not self.base:
+            return None
+        at = linear(node, index) + row * self.place.row_stride
+        return tirx.Cast(dtype, tirx.BufferLoad(w[self.name], [at]))
+
+
+def pack(w: Writer, values: Sequence[TirExpr], dtype: str) -> list[TirExpr]:
+    """float32 values as 16-bit pairs, rounded to nearest."""
+    kind, words = "bf16x2" if dtype == "bfloat16" else "f16x2", w.local(len(values) // 2, "uint32")
+    found = [words[i] for i in range(len(values) // 2)]
+    for i, word in enumerate(found):
+        w.do(I.ptx[f"cvt.rn.{kind}.f32"](word, values[2 * i + 1], values[2 * i]))
+    return found
 
 
 def linear(node: Node, index: Index) -> Expr:

@@ -1,41 +1,42 @@
-"""What all GEMM kernels of a group share: pointers, operands, packed order, and how fragments meet the epilogue.
+"""One gemm group, and the pointwise work on its accumulators in registers: the epilogue.
 
-In: from `group_kernels.py`. Out: helpers for the kernel writers.
+In: a group, where its operands and results live, the order of its packed weights; from a kernel: a row, some
+consecutive units, and their accumulators. Out: statements that load operands, compute every node of the group, and
+store the results, as vectors where alignment allows it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from tvm import tirx
+from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Writer
-from tvm_rnn.cuda.codegen.register_tile import RegisterTile
-from tvm_rnn.cuda.layer.packed_layout import Fragments, Lanes
-from tvm_rnn.graph.scalar_cuda import flavour
-from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.cuda.codegen.kernel_writer import Writer, converted
+from tvm_rnn.cuda.layer.packed_layout import SIZES, Fragments, Lanes
+from tvm_rnn.cuda.layer.pointers import Place, arithmetic, storage
+from tvm_rnn.graph.graph import Group, Node
+from tvm_rnn.graph.tensor_expressions import Index, element
+from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 
-from .epilogue import Epilogue, store_chunk
-from .operands import Operand
-
-
-def int64(value: int) -> TirExpr:
-    return tirx.const(value, "int64")
+from .operands import Operand, linear, pack
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One gemm group for one precision. compute: the dtype of operands in registers."""
+    """One gemm group for one precision. reads, writes: what its epilogue loads and stores. names: pointer names by
+    (role, node, number); pointers: all of them, with their dtypes."""
 
     precision: str
-    compute: str
+    group: Group
     operands: tuple[Operand, ...]
     layout: Fragments | Lanes
-    epilogue: Epilogue
+    reads: Mapping[Node, Place]
+    writes: Mapping[Node, Sequence[Place]]
+    names: Mapping[tuple[str, Node, int], str]
     pointers: tuple[tuple[str, str], ...]
-    scalars: tuple[tuple[str, str], ...] = (("rows", "int64"),)
 
     @property
     def fragments(self) -> Fragments:
@@ -43,41 +44,13 @@ class Problem:
         return self.layout
 
     @property
-    def gates(self) -> int:
-        return self.epilogue.gates
+    def compute(self) -> str:
+        """The dtype of operands in registers."""
+        return storage(self.precision)
 
     @property
     def arithmetic(self) -> str:
-        return self.epilogue.dtype
-
-    def flavour(self) -> AbstractContextManager[None]:
-        return flavour(self.precision)
-
-    def weight_name(self, number: int) -> str:
-        return f"w{number}"
-
-    def aligned(self, w: Writer, operand: Operand) -> Expr:
-        """Whether the pointer of an operand is a multiple of what is copied at a time."""
-        # Not tirx.reinterpret: a pass that TVM runs for GPUs before sm_90 takes no pointer there.
-        pointer = w[operand.name].ptr_to([0])
-        address = tirx.call_pure_extern("uint64", "reinterpret_cast<uint64_t>", pointer)
-        return (address & tirx.const(max(1, operand.piece(self.compute)) - 1, "uint64")) == tirx.const(0, "uint64")
-
-    def store_chunk(self, w: Writer, target: Expr, operand: Operand, row: Expr, valid: Expr, first: Expr) -> None:
-        """16 bytes of a row from element `first` on into shared memory, read one by one; zeros where there are none."""
-        store_chunk(w, target, operand, row, valid, first, self.compute)
-
-    def finish_fragments(
-        self, w: Writer, row: TirExpr, tile: tuple[TirExpr, int], lane: TirExpr, acc: RegisterTile
-    ) -> None:
-        """The epilogue of 16 rows from `row` on and of all columns of tile = (number, columns). acc[n, half]: a lane's
-        sums of 8 columns, in the first or second 8 rows."""
-        blocks, wide = tile[1] // self.fragments.block, self.fragments.block // 8
-        for half in range(2):
-            at = row + tirx.Cast("int64", lane // 4 + 8 * half)
-            for block in range(blocks):
-                pairs = [acc[block * wide + n, half] for n in range(wide)]
-                self.finish_rows(w, at, tile[0] * blocks + block, lane, pairs)
+        return arithmetic(self.precision)
 
     def finish_rows(
         self, w: Writer, row: TirExpr, block: TirExpr, lane: TirExpr, pairs: Sequence[Sequence[TirExpr]]
@@ -85,10 +58,161 @@ class Problem:
         """The epilogue of one row per group of 4 lanes, and of a block of units; pairs: a lane's two sums of every 8
         columns."""
         span = self.fragments.span
+        sums = [value for pair in pairs for value in pair]
+        self.finish(w, row, block * (8 * span) + lane % 4 * (2 * span), 2 * span, sums)
 
-        def value(gate: int, u: int) -> TirExpr:
-            return pairs[gate * span + u // 2][u % 2]
-
-        row = w.bind(row)
+    def finish(self, w: Writer, row: TirExpr, unit: TirExpr, count: int, sums: Sequence[TirExpr]) -> None:
+        """The epilogue of `count` consecutive units from `unit` on, in `row`, of those that are there. sums: of the
+        first gate's units, then of the next one's."""
+        width = self.layout.width
+        gates = [sums[gate * count : (gate + 1) * count] for gate in range(self.layout.gates)]
         with w.when(row < w["rows"]):
-            self.epilogue.emit(w, row, block * (8 * span) + lane % 4 * (2 * span), 2 * span, value)
+            unit = w.bind(tirx.Cast("int64", unit))
+            whole = width % count == 0
+            if whole or count == 1:
+                with w.when(unit < width):
+                    _Span(self, w, row, unit, gates, whole).run()
+                return
+            with w.when(unit + count <= width):
+                _Span(self, w, row, unit, gates, False).run()
+            for u in range(count - 1):
+                with w.when(tirx.And(unit + count > width, unit + u < width)):
+                    _Span(self, w, row, unit + u, [[own[u]] for own in gates], False).run()
+
+
+def read_nodes(group: Group, reads: Callable[[Node], Place | None]) -> dict[Node, Place]:
+    """The values that the group's epilogue loads, in the order in which it meets them."""
+    found: dict[Node, Place] = {}
+    unit = tirx.Var("unit", "int64")
+    members: set[Node] = set()
+
+    def read(node: Node, index: Index) -> Expr | None:
+        if node in members or node is group.root:
+            return tirx.Var("value", "float32")
+        place = reads(node)
+        if place is None:
+            return None
+        found[node] = place
+        return tirx.const(0.0, "float32")
+
+    for node in group.nodes:
+        if node is not group.root:
+            element(node, (unit,), read, "float32")
+            members.add(node)
+    return found
+
+
+@dataclass
+class _Span:
+    """One row and some units: emits loads once per operand, a value per node and unit, and the stores."""
+
+    problem: Problem
+    w: Writer
+    row: Expr
+    unit: TirExpr
+    sums: Sequence[Sequence[TirExpr]]  # of each gate
+    aligned: bool  # the first unit is a multiple of their number, and all units exist
+    loaded: dict[tuple[Node, Index], list[TirExpr]] = field(default_factory=dict)
+
+    def run(self) -> None:
+        own, root, self.count = self.problem, self.problem.group.root, len(self.sums[0])
+        self.units = [self.unit if u == 0 else self.w.bind(self.unit + u) for u in range(self.count)]
+        self.values: list[dict[Node, TirExpr]] = [{} for _ in self.units]
+        for node in own.group.nodes:
+            if node is root or node.boolean:
+                continue
+            for u, unit in enumerate(self.units):
+                value = element(node, (unit,), partial(self._read, u=u), own.arithmetic)
+                self.values[u][node] = self.w.keep(value)
+        for node in own.group.stored:
+            for number, place in enumerate(own.writes[node]):
+                name = own.names["write", node, number]
+                gates = self.sums if node is root else [[values[node] for values in self.values]]
+                for gate, part in enumerate(gates if len(node.shape) == 2 else gates[:1]):
+                    self._write(name, place, gate * own.layout.width, part)
+
+    def _read(self, node: Node, index: Index, u: int) -> Expr | None:
+        """A value that the u-th unit's nodes are computed from, at that index."""
+        own = self.problem
+        if node in self.values[u]:
+            return self.values[u][node]
+        if node is own.group.root:
+            return self.sums[int(index[0]) if len(node.shape) == 2 else 0][u]
+        place = own.reads.get(node)
+        if place is None:
+            return None
+        lead = index[:-1]
+        if index and index[-1] is self.units[u] and all(isinstance(i, int) for i in lead):
+            return self._vector(node, place, lead)[u]
+        at = self._address(place, linear(node, index))
+        return tirx.Cast(own.arithmetic, tirx.BufferLoad(self.w[own.names["read", node, 0]], [at]))
+
+    def _address(self, place: Place, offset: Expr) -> Expr:
+        total = (self.row * place.row_stride if place.row_stride else 0) + offset
+        return total if not isinstance(total, int) else tirx.const(total, "int64")
+
+    def _bytes(self, place: Place, offset: int) -> int:
+        """The widest access for consecutive units that start at that offset from a whole span: 0, 4, 8 or 16."""
+        size = SIZES[place.dtype]
+        if not self.aligned or size == 8:
+            return 0
+        strides = (place.row_stride * size, offset * size, place.align, self.count * size)
+        return next((b for b in (16, 8, 4) if all(s % b == 0 for s in strides)), 0)
+
+    def _vector(self, node: Node, place: Place, lead: Index) -> list[TirExpr]:
+        """All units of the span, loaded once."""
+        key = (node, lead)
+        if key in self.loaded:
+            return self.loaded[key]
+        own, size = self.problem, SIZES[place.dtype]
+        offset = linear(node, (*lead, 0))
+        assert isinstance(offset, int)
+        at = self._address(place, self.unit + offset)
+        buffer = self.w[own.names["read", node, 0]]
+        wide = self._bytes(place, offset)
+        if not wide:
+            loads = [tirx.BufferLoad(buffer, [at + u if u else at]) for u in range(self.count)]
+            self.loaded[key] = [self.w.keep(tirx.Cast(own.arithmetic, load)) for load in loads]
+            return self.loaded[key]
+        words = self.count * size // 4
+        kind = "f32" if size == 4 else "b32"
+        registers = self.w.local(words, "float32" if size == 4 else "uint32")
+        step = wide // 4
+        for first in range(0, words, step):
+            parts = [registers[first + i] for i in range(step)]
+            address = buffer.ptr_to([at + first * 4 // size if first else at])
+            self.w.do(I.ptx[f"ld.global{_vector_of(step)}.{kind}"](*parts, address))
+        self.loaded[key] = [_unpacked(registers, u, place.dtype) for u in range(self.count)]
+        return self.loaded[key]
+
+    def _write(self, name: str, place: Place, offset: int, values: Sequence[TirExpr]) -> None:
+        """Consecutive units from self.unit on."""
+        buffer, size = self.w[name], SIZES[place.dtype]
+        at = self._address(place, self.unit + offset)
+        wide = self._bytes(place, offset)
+        if not wide:
+            for u, value in enumerate(values):
+                self.w.store(buffer, tirx.Cast(place.dtype, value), at + u if u else at)
+            return
+        words = [converted(v, place.dtype) for v in values] if size > 2 else pack(self.w, values, place.dtype)
+        each = max(4, size)
+        step, kind = wide // each, {4: "f32", 8: "f64"}.get(size, "b32")
+        for first in range(0, len(words), step):
+            address = buffer.ptr_to([at + first * each // size if first else at])
+            self.w.do(I.ptx[f"st.global{_vector_of(step)}.{kind}"](address, *words[first : first + step]))
+
+
+def _vector_of(words: int) -> str:
+    return f".v{words}" if words > 1 else ""
+
+
+def _unpacked(registers: Buffer, u: int, dtype: str) -> TirExpr:
+    """The u-th value of loaded words, as float32."""
+    if SIZES[dtype] == 4:
+        return registers[u]
+    word = registers[u // 2]
+    if dtype == "bfloat16":
+        high = word & tirx.const(0xFFFF0000, "uint32") if u % 2 else word << tirx.const(16, "uint32")
+        return tirx.reinterpret("float32", high)
+    half = word >> tirx.const(16, "uint32") if u % 2 else word & tirx.const(0xFFFF, "uint32")
+    return tirx.Cast("float32", tirx.reinterpret("float16", tirx.Cast("uint16", half)))

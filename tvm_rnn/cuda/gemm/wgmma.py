@@ -1,53 +1,163 @@
 """GEMM by wgmma, for Hopper: large products of 16-bit or tf32 operands.
 
-In: a `Problem` and a tile. Out: a persistent `Kernel`. One warpgroup copies: the rows of x by cp.async (any row stride
-that is a multiple of 4 bytes, zeros beyond the last row), the packed weights by bulk copies, of which each block of a
-cluster fetches its part for all. Two warpgroups multiply 64 rows each and run the epilogue while the stages fill again.
+In: a `Problem` and a tile. Out: the body of a persistent kernel; `WgmmaProduct`, the products of a warpgroup: 64 rows
+times up to 256 columns, stage after stage of shared memory. One warpgroup copies: the rows of x by cp.async (any row
+stride that is a multiple of 4 bytes, zeros beyond the last row), the packed weights by bulk copies, of which each block
+of a cluster fetches its part for all. Two warpgroups multiply 64 rows each and run the epilogue while the stages fill
+again.
+
+Source: Hopper's warpgroup products: PTX ISA 8.5, "wgmma.mma_async".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
-from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
-from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, Fragments, ceil_div
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.codegen.tile_layout import PIECE_BYTES
+from tvm_rnn.cuda.layer.packed_layout import ROW_BYTES, ceil_div
 from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, LAG, Stages
-from tvm_rnn.tir.expr import Expr, TirExpr
-from tvm_rnn.tir.index import uint32
+from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
+from tvm_rnn.tir.index import int64, uint32, wide
 
-from .cp_async_pipeline import copy_chunk
-from .problem import Problem, int64
-from .wgmma_product import SQUARE_BYTES, WgmmaProduct, units
+from .cp_async_pipeline import GemmBody, GemmTile
+from .problem import Problem
 
-ROWS, CONSUMERS = 128, 2  # of a block; warpgroups that multiply
-THREADS = COPIERS + 128 * CONSUMERS
+STEPS = 4  # wgmma steps of a stage: 32 bytes of K each
+HIGH = 64  # rows of a warpgroup
+SQUARE_BYTES = HIGH * ROW_BYTES  # 64 lines of 128 bytes
+KINDS = {"bfloat16": ("k16", "bf16.bf16"), "float16": ("k16", "f16.f16"), "float32": ("k8", "tf32.tf32")}
+SWIZZLED = 3  # of 128 bytes, as descriptors say it
 BULK = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
-FEW_REGISTERS, MANY_REGISTERS = 40, 232  # of a copying and of a multiplying thread
+REGISTERS = 40, 232  # of a copying and of a multiplying thread
+
+
+def units(size: int) -> int:
+    """Bytes as descriptors count them."""
+    return size // PIECE_BYTES
+
+
+class WgmmaProduct:
+    """Sums of one warpgroup: `acc[n, half]` are a lane's two columns of the n-th 8, in row lane // 4 + 8 half of its
+    warp's 16.
+
+    columns: of the product, at most 256. dtype: of the operands. turned: both lie along what is not summed, rows of K
+    one below the other, in squares of 64 rows side by side; else along K, lines of 128 bytes. zero: sums begin at 0.
+    """
+
+    def __init__(
+        self, w: Writer, arena: Buffer, columns: int, dtype: str, *, turned: bool = False, zero: bool = False
+    ) -> None:
+        self.w, self.columns, self.turned = w, columns, turned
+        deep, kinds = KINDS[dtype]
+        self.name = f"wgmma.mma_async.sync.aligned.m64n{columns}{deep}.f32.{kinds}"
+        # Whether either operand is turned, which only instructions for 16 bits can do.
+        self.flags = () if dtype == "float32" else (int(turned), int(turned))
+        self.acc = w.tile(columns // 8, 2, 2)
+        if zero:
+            self.acc.fill(tirx.const(0.0, "float32"))
+        self.descriptor = w.local(1, "uint64")
+        sizes = (units(SQUARE_BYTES), units(8 * ROW_BYTES)) if turned else (1, units(8 * ROW_BYTES))
+        at = I.address_of(self.descriptor[0]), arena.ptr_to([0])
+        w.do(I.cuda.wgmma.encode_matrix_descriptor(*at, *sizes, SWIZZLED))
+
+    def multiply(self, offset: TirExpr, a_at: Expr, b_at: Expr, more: TirExpr | None = None) -> None:
+        """Start a stage's products, and wait for those of the stage before.
+
+        offset: of the stage in shared memory; a_at, b_at: of the operands in it; all in 16 bytes. more: whether there
+        are sums already; None: always."""
+        w = self.w
+        stage = w.bind(self.descriptor[0] + tirx.Cast("uint64", offset))
+        w.do(I.ptx.wgmma.fence.sync.aligned())
+        for step in range(STEPS):
+            further = step * 16 * units(ROW_BYTES) if self.turned else step * 2
+            a, b = _further(stage, a_at, further), _further(stage, b_at, further)
+            add = tirx.const(1, "int32") if step or more is None else tirx.Cast("int32", more)
+            w.do(I.ptx[self.name](*self.acc.flat, a, b, I.ptx.pred(add), 1, 1, *self.flags))
+        w.do(I.ptx.wgmma.commit_group.sync.aligned())
+        self.wait(1)
+
+    def wait(self, pending: int) -> None:
+        """Until all stages but the last `pending` are multiplied."""
+        self.w.do(I.ptx.wgmma.wait_group.sync.aligned(pending))
+
+
+def _further(stage: TirExpr, at: Expr, further: int) -> TirExpr:
+    if isinstance(at, int):
+        return stage + tirx.const(at + further, "uint64")
+    return stage + at + tirx.const(further, "uint64")
+
+
+class WgmmaStages(Stages):
+    """A body whose first warpgroup copies; the others multiply 64 rows each."""
+
+    def _divide(self, registers: tuple[int, int], produce: Callable[[], None], consume: Callable[[], None]) -> None:
+        """registers: of a thread that copies, and of one that multiplies."""
+        self._meet()
+        with I.If(self.tx < COPIERS):
+            with I.Then():
+                self.w.do(I.ptx["setmaxnreg.dec.sync.aligned.u32"](registers[0]))
+                produce()
+            with I.Else():
+                self.w.do(I.ptx["setmaxnreg.inc.sync.aligned.u32"](registers[1]))
+                consume()
+        self._meet()
+
+    def _take_place(self) -> None:
+        """Of a thread that multiplies."""
+        self.lane, self.warp = self.w.bind(self.tx % 32), self.w.bind(self.tx // 32 - COPIERS // 32)
+
+    def _multiply(
+        self, product: WgmmaProduct, tell: TirExpr, at: tuple[TirExpr, int], count: Expr, first: TirExpr | None = None
+    ) -> None:
+        """The stages of `count` turns, and tell when they are read no more. at: where both operands lie in a stage.
+        first: the first turn's number, where there is one in any case, with which sums begin; None: number 0."""
+        w, tile, tells = self.w, self.tile, self.lane < self.tile.cluster
+        with w.loop(count) as k:
+            turn = k if first is None else w.bind(first + k)
+            slot = w.bind(self._slot(turn))
+            self._wait(self._full(slot), self._round(turn) % 2)
+            product.multiply(slot * units(tile.stage_bytes), at[0], units(at[1]), None if first is None else k > 0)
+            with w.when(tirx.And(k > 0, tells)):
+                self._release(tell, turn - 1)
+        product.wait(0)
+        with w.when(tirx.And(count > 0, tells) if first is None else tells):
+            self._release(tell, count - 1 if first is None else first + (count - 1))
 
 
 @dataclass(frozen=True)
-class WgmmaTile:
-    """columns of a block (at most 256); pipeline stages; cluster: blocks that share weights; blocks: at once."""
+class WgmmaTile(GemmTile):
+    """columns of a block (at most 256); cluster: blocks that share weights; most: blocks at once."""
 
+    rows: int = 2 * HIGH
+    _: KW_ONLY
     columns: int
-    stages: int = 4
     cluster: int = 2
-    blocks: int = 132
-    group: int = 8
+    most: int = 132
 
     @property
-    def stage_bytes(self) -> int:
-        return (ROWS + self.columns) * ROW_BYTES
+    def members(self) -> int:
+        return 2 * self.rows
 
     @property
-    def shared_bytes(self) -> int:
-        return self.stages * (self.stage_bytes + 16)
+    def weight_bytes(self) -> int:
+        return self.columns * ROW_BYTES
+
+
+class WgmmaRows(GemmBody):
+    """Whose copying warpgroup brings rows of x by cp.async, to constant steps from one address of a stage."""
+
+    def _take_line(self) -> None:
+        super()._take_line()
+        self.into = self.w.bind(self._into(0))
+
+    def _addresses(self, stage: TirExpr, at: TirExpr) -> tuple[TirExpr, Callable[[int], TirExpr]]:
+        at, target = self.w.bind(at), self.w.bind(stage + self.into)
+        return at, lambda i: target + uint32(i * self.apart * ROW_BYTES)
 
 
 def bulk_copy(w: Writer, target: TirExpr, source: TirExpr, size: TirExpr, full: TirExpr, cluster: int = 1) -> None:
@@ -59,166 +169,82 @@ def bulk_copy(w: Writer, target: TirExpr, source: TirExpr, size: TirExpr, full: 
     w.do(I.ptx[BULK + ".multicast::cluster"](target, source, size, full, mask))
 
 
-def wgmma_kernel(name: str, problem: Problem, tile: WgmmaTile) -> Kernel:
-    """A kernel for operands that the hardware copies."""
-    layout = problem.fragments
-    assert tile.columns % layout.block == 0 and layout.columns % tile.columns == 0 and tile.columns <= 256
-    assert tile.stages > LAG + 1 and tile.columns % (8 * tile.cluster) == 0
+class WgmmaGemm(WgmmaRows, WgmmaStages):
+    """A block has one item of the grid after the other."""
 
-    def body(w: Writer) -> None:
-        # The register cap of one block: without it the compiler ignores setmaxnreg.
-        with problem.flavour(), I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):
-            _Wgmma(w, problem, tile).run()
-
-    given = problem.pointers, problem.scalars, body
-    return write(name, *given, threads=THREADS, shared_bytes=tile.shared_bytes, cluster=tile.cluster)
-
-
-class WgmmaRows(Stages):
-    """What kernels share whose copying warpgroup brings rows of x by cp.async. reach_kept: whether the bytes of a piece
-    that a row has stay in a register."""
-
-    rows: int  # of a stage
-    reach_kept = False
-
-    def __init__(self, w: Writer, problem: Problem, columns: int) -> None:
-        self.w, self.problem = w, problem
-        self.layout: Fragments = problem.fragments
-        self.depths = [self.layout.tiles_deep(o.depth) for o in problem.operands]
-        self.total = sum(self.depths)
-        self.tiles = ceil_div(problem.epilogue.width, columns // problem.gates)
-
-    def _line(self) -> TirExpr:
-        """The first row that this thread copies a piece of, and where the piece goes."""
-        w = self.w
-        self.chunk, line = w.bind(self.tx % CHUNKS), w.bind(self.tx // CHUNKS)
-        self.into = w.bind(tirx.Cast("uint32", SWIZZLE_128.offset(line, self.chunk)))
-        return line
-
-    def _operands(self, k: TirExpr) -> Iterator[tuple[int, TirExpr | None, TirExpr]]:
-        """Of every operand: whether K tile k is its own (None: it is the only one), and the tile's number within it."""
-        start = 0
-        for number, deep in enumerate(self.depths):
-            inside = None if len(self.depths) == 1 else tirx.And(k >= start, k < start + deep)
-            yield number, inside, k - start if start else k
-            start += deep
-
-    def _rows(self, number: int, stage: TirExpr, k: TirExpr, row: TirExpr, left: TirExpr) -> None:
-        """A K tile of x from `row` on, of which `left` are left; zeros beyond these and beyond the depth."""
-        w, layout, operand = self.w, self.layout, self.problem.operands[number]
-        assert operand.offset is not None
-        first = w.bind(k * layout.deep + self.chunk * layout.chunk)
-        reach: Expr = 16
-        if operand.depth % layout.deep:
-            inside = tirx.max(tirx.min(operand.depth - first, layout.chunk), 0) * SIZES[layout.dtype]
-            reach = w.keep(inside) if self.reach_kept else w.bind(inside)
-        at = w.bind(row * operand.place.row_stride + tirx.Cast("int64", first) + operand.offset)
-        target = w.bind(stage + self.into)
-        for i in range(self.rows * CHUNKS // COPIERS):
-            high = i * (COPIERS // CHUNKS)
-            size = tirx.Cast("uint32", tirx.Select(left > high, reach, 0))
-            source = at + high * operand.place.row_stride
-            copy_chunk(w, operand, layout.dtype, target + uint32(high * ROW_BYTES), source, size)
-
-
-class _Wgmma(WgmmaRows):
     tile: WgmmaTile
-    rows = ROWS
 
     def __init__(self, w: Writer, problem: Problem, tile: WgmmaTile) -> None:
-        super().__init__(w, problem, tile.columns)
-        self.tile = tile
+        layout = problem.fragments
+        assert tile.columns % layout.block == 0 and layout.columns % tile.columns == 0 and tile.columns <= 256
+        assert tile.stages > LAG + 1 and tile.columns % (8 * tile.cluster) == 0
+        super().__init__(w, problem, tile, ceil_div(layout.width, tile.columns // layout.gates))
 
     def run(self) -> None:
         w, tile = self.w, self.tile
-        high = tirx.floordiv(w["rows"] + (ROWS * tile.cluster - 1), int64(ROWS * tile.cluster))
-        clusters = tirx.Cast("int32", tirx.min(high * self.tiles, int64(tile.blocks // tile.cluster)))
+        high = tirx.floordiv(w["rows"] + (tile.rows * tile.cluster - 1), int64(tile.rows * tile.cluster))
+        clusters = tirx.Cast("int32", tirx.min(high * self.tiles, int64(tile.most // tile.cluster)))
         if tile.cluster > 1:
             first, rank = I.cluster_id([clusters]), I.cta_id_in_cluster([tile.cluster])
             own = w.local(2, "int32")  # special registers: read once
             w.store(own, first, 0)
             w.store(own, rank, 1)
-            self.first, self.rank = own[0], own[1]
+            self.number, self.rank = own[0], own[1]
         else:
-            self.first, self.rank = I.cta_id([clusters]), tirx.const(0, "int32")
-        self.tx = I.thread_id([THREADS])
-        self.arena = I.alloc_buffer((tile.shared_bytes,), "uint8", scope="shared.dyn", align=1024)
-        self.base = w.bind(I.cuda.cvta_generic_to_shared(self.arena.ptr_to([0])))
+            self.number, self.rank = I.cta_id([clusters]), tirx.const(0, "int32")
+        self._allocate()
         self.high, self.clusters = w.keep(tirx.Cast("int32", high)), w.keep(clusters)
-        left = self.high * self.tiles - self.first + (self.clusters - 1)
+        left = self.high * self.tiles - self.number + (self.clusters - 1)
         self.items = w.keep(tirx.truncdiv(left, self.clusters))
-        self._make_barriers(5, 4 * CONSUMERS * tile.cluster)  # full: by 4 warps, and the bulk copies
-        self._meet()
-        with I.If(self.tx < 128):
-            with I.Then():
-                w.do(I.ptx["setmaxnreg.dec.sync.aligned.u32"](FEW_REGISTERS))
-                self._produce()
-            with I.Else():
-                w.do(I.ptx["setmaxnreg.inc.sync.aligned.u32"](MANY_REGISTERS))
-                self._consume()
-        self._meet()
+        self._make_barriers(5, tile.members // 32 * tile.cluster)  # full: by 4 warps, and the bulk copies
+        self._divide(REGISTERS, self._produce, self._consume)
 
-    def _item(self, number: TirExpr) -> tuple[TirExpr, TirExpr]:
-        """(first row, tile of columns) of this block's item: down `group` blocks of rows, then the next columns."""
-        w, tile = self.w, self.tile
-        item = w.keep(self.first + number * self.clusters)
-        period = tile.group * self.tiles
-        start = w.keep(tirx.truncdiv(item, period) * tile.group)
-        height = w.keep(tirx.min(self.high - start, tile.group))
-        within = w.keep(tirx.truncmod(item, period))
-        block = (start + tirx.truncmod(within, height)) * tile.cluster + self.rank
-        return w.keep(tirx.Cast("int64", block) * ROWS), w.keep(tirx.truncdiv(within, height))
-
-    # --- copying ---------------------------------------------------------------------------------------------------
+    def _take_item(self, number: TirExpr) -> TirExpr:
+        """The first row of this block's item. Clusters of blocks are one below the other."""
+        item = self.w.keep(self.number + number * self.clusters)
+        high, column = self._place(item, self.high)
+        row0 = self.w.keep(wide(high * self.tile.cluster + self.rank) * self.tile.rows)
+        self.column = self.w.keep(column)
+        return row0
 
     def _produce(self) -> None:
         w = self.w
-        line = self._line()
+        self._take_line()
         with w.loop(self.items) as number:
-            row0, column = self._item(number)
-            row = row0 + tirx.Cast("int64", line)
-            left = w.keep(tirx.Cast("int32", tirx.min(w["rows"] - row, int64(ROWS))))
+            self._take_rows(self._take_item(number) + wide(self.line))
             with w.loop(self.total) as k, self._filling(w.bind(number * self.total + k)) as slot:
-                for operand, inside, at in self._operands(k):
-                    with w.when(inside) if inside is not None else nullcontext():
-                        self._copy(operand, slot, at, row, left, column)
+                for operand, own in self._of_operands(k):
+                    stage = w.bind(self._stage(slot))
+                    self._copy_weights(operand, slot, stage, own)
+                    self._copy_rows(operand, stage, own)
         self._filled(self.items * self.total)  # over all items: a short K has one tile in each
 
-    def _copy(self, number: int, slot: TirExpr, k: TirExpr, row: TirExpr, left: TirExpr, column: TirExpr) -> None:
-        w, tile, layout = self.w, self.tile, self.layout
-        stage = w.bind(self.base + tirx.Cast("uint32", slot) * uint32(tile.stage_bytes))
+    def _hold(self, reach: TirExpr) -> TirExpr:
+        return self.w.bind(reach)
+
+    def _copy_weights(self, number: int, slot: TirExpr, stage: TirExpr, k: TirExpr) -> None:
+        w, tile, layout = self.w, self.tile, self.problem.fragments
         with w.when(tirx.EQ(self.tx, 0)):
             part = tile.columns // tile.cluster  # columns that this block fetches
-            offset = self.rank * (part * ROW_BYTES) if tile.cluster > 1 else tirx.const(0, "int32")
-            target = stage + uint32(ROWS * ROW_BYTES) + tirx.Cast("uint32", offset)
-            first = tirx.Cast("int64", column * tile.columns + self.rank * part) * layout.deep
-            source = w[self.problem.weight_name(number)].ptr_to(
-                [tirx.Cast("int64", k) * (layout.columns * layout.deep) + first]
-            )
+            target = stage + uint32(tile.rows * ROW_BYTES) + tirx.Cast("uint32", self.rank * (part * ROW_BYTES))
+            first = wide(self.column * tile.columns + self.rank * part) * layout.deep
+            source = w[f"w{number}"].ptr_to([wide(k) * (layout.columns * layout.deep) + first])
             full = w.bind(self._full(slot))
-            w.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](full, uint32(tile.columns * ROW_BYTES)))
+            w.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](full, uint32(tile.weight_bytes)))
             bulk_copy(w, target, source, uint32(part * ROW_BYTES), full, tile.cluster)
-        self._rows(number, stage, k, row, left)
-
-    # --- multiplying -----------------------------------------------------------------------------------------------
 
     def _consume(self) -> None:
-        w, tile = self.w, self.tile
-        lane, warp = w.bind(self.tx % 32), w.bind(self.tx // 32 - 4)
-        product = WgmmaProduct(w, self.arena, tile.columns, self.layout.dtype)
-        release = self._remote(lane)
-        own = w.bind(tirx.Cast("uint64", warp // 4 * units(SQUARE_BYTES)))
+        w, tile, block = self.w, self.tile, self.problem.fragments.block
+        self._take_place()
+        product = WgmmaProduct(w, self.arena, tile.columns, self.problem.compute)
+        tell = self._remote(self.lane)
+        own = w.bind(tirx.Cast("uint64", self.warp // 4 * units(SQUARE_BYTES)))
         with w.loop(self.items) as number:
-            row0, column = self._item(number)
-            with w.loop(self.total) as k:
-                turn = w.bind(number * self.total + k)
-                slot = w.bind(turn % tile.stages)
-                self._wait(self._full(slot), turn // tile.stages % 2)
-                product.multiply(slot * units(tile.stage_bytes), own, units(ROWS * ROW_BYTES), more=k > 0)
-                with w.when(tirx.And(k > 0, lane < tile.cluster)):
-                    self._release(release, turn - 1)
-            product.wait(0)
-            with w.when(lane < tile.cluster):
-                self._release(release, number * self.total + (self.total - 1))
-            row = row0 + tirx.Cast("int64", warp * 16)
-            self.problem.finish_fragments(w, row, (column, tile.columns), lane, product.acc)
+            row0 = self._take_item(number)
+            self._multiply(product, tell, (own, tile.rows * ROW_BYTES), self.total, first=number * self.total)
+            row, blocks = row0 + wide(self.warp * 16), tile.columns // block
+            for half in range(2):
+                for n in range(blocks):
+                    pairs = [product.acc[n * (block // 8) + i, half] for i in range(block // 8)]
+                    at = w.bind(row + wide(self.lane // 4 + 8 * half))
+                    self.problem.finish_rows(w, at, self.column * blocks + n, self.lane, pairs)

@@ -10,7 +10,9 @@ Where a row has a NaN or an infinity its scale is NaN, and with it all that come
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 from tvm import tirx
@@ -18,6 +20,7 @@ from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.index import uint32
 
 MOST = 448.0
 LEAST_NORMAL_BITS = (127 - 6) << 23  # of 2**-6 as float32
@@ -38,17 +41,19 @@ def _int(value: int) -> TirExpr:
     return tirx.const(value, "int32")
 
 
-def _bits(value: TirExpr) -> TirExpr:
+def bits(value: TirExpr) -> TirExpr:
+    """A float32's, as int32."""
     return tirx.call_pure_extern("int32", "__float_as_int", value)
 
 
-def _float(bits: TirExpr) -> TirExpr:
-    return tirx.call_pure_extern("float32", "__int_as_float", bits)
+def from_bits(found: TirExpr) -> TirExpr:
+    """The float32 that has these."""
+    return tirx.call_pure_extern("float32", "__int_as_float", found)
 
 
-def _inverse(bits: TirExpr) -> TirExpr:
+def _inverse(power: TirExpr) -> TirExpr:
     """1 divided by the power of two that has these bits."""
-    return _float(_int(254 << 23) - bits)
+    return from_bits(_int(254 << 23) - power)
 
 
 # --- in packing kernels -----------------------------------------------------------------------------------------------
@@ -56,7 +61,7 @@ def _inverse(bits: TirExpr) -> TirExpr:
 
 def magnitude(value: TirExpr) -> TirExpr:
     """A float32's bits without the sign: integers in the order of magnitudes, infinity and NaN the largest."""
-    return tirx.bitwise_and(_bits(value), _int(0x7FFFFFFF))
+    return tirx.bitwise_and(bits(value), _int(0x7FFFFFFF))
 
 
 def scale(largest: TirExpr, precision: str) -> TirExpr:
@@ -67,17 +72,16 @@ def scale(largest: TirExpr, precision: str) -> TirExpr:
     exponent = tirx.shift_right(largest + _int(0x1FFFFF), _int(23)) - _int(8)
     exponent = tirx.Max(_int(least), tirx.Min(_int(most), exponent))
     exponent = tirx.Select(tirx.EQ(largest, _int(0)), _int(127), exponent)
-    bits = tirx.Select(largest >= _int(INFINITE), _int(0x7FC00000), tirx.shift_left(exponent, _int(23)))
-    return _float(bits)
+    return from_bits(tirx.Select(largest >= _int(INFINITE), _int(0x7FC00000), tirx.shift_left(exponent, _int(23))))
 
 
 def _rounded(w: Writer, value: TirExpr, scale: TirExpr) -> tuple[TirExpr, TirExpr]:
     """|value / scale|, at most 448, to nearest, ties to even: (bits of the power of two below it, at least 2**-6; how
     many eighths of that)."""
-    quotient = w.keep(_float(magnitude(value)) * _inverse(_bits(scale)))
+    quotient = w.keep(from_bits(magnitude(value)) * _inverse(bits(scale)))
     most = tirx.const(MOST, "float32")
     quotient = w.keep(tirx.Select(quotient < most, quotient, most))
-    power = w.keep(tirx.Max(tirx.bitwise_and(_bits(quotient), _int(INFINITE)), _int(LEAST_NORMAL_BITS)))
+    power = w.keep(tirx.Max(tirx.bitwise_and(bits(quotient), _int(INFINITE)), _int(LEAST_NORMAL_BITS)))
     eighths = quotient * tirx.const(8.0, "float32") * _inverse(power)
     return power, w.keep(tirx.call_pure_extern("float32", "rintf", eighths))
 
@@ -85,7 +89,7 @@ def _rounded(w: Writer, value: TirExpr, scale: TirExpr) -> tuple[TirExpr, TirExp
 def dequantised(w: Writer, value: TirExpr, scale: TirExpr) -> TirExpr:
     """A float32 weight as its code and its row's scale have it, in float32."""
     power, eighths = _rounded(w, value, scale)
-    found = w.keep(eighths * _float(power - _int(3 << 23)) * scale)
+    found = w.keep(eighths * from_bits(power - _int(3 << 23)) * scale)
     return tirx.Select(value < tirx.const(0.0, "float32"), -found, found)
 
 
@@ -94,7 +98,7 @@ def code(w: Writer, value: TirExpr, scale: TirExpr) -> TirExpr:
     power, eighths = _rounded(w, value, scale)
     # Exponent and mantissa are one number: eighths from 8 on are the next power's, below 8 (of 2**-6) subnormals.
     number = tirx.shift_right(power, _int(20)) + tirx.Cast("int32", eighths) - _int(((127 - 7) << 3) + 8)
-    sign = tirx.bitwise_and(tirx.shift_right(_bits(value), _int(24)), _int(0x80))
+    sign = tirx.bitwise_and(tirx.shift_right(bits(value), _int(24)), _int(0x80))
     return tirx.Cast("uint32", tirx.bitwise_or(number, sign))
 
 
@@ -102,46 +106,42 @@ def word(codes: Sequence[TirExpr], precision: str) -> TirExpr:
     """Four codes as `Coded.fragment` expects them: the first two are the halves of its first register."""
     first, second, third, fourth = codes
     if precision == "float16":
-        low, high = first | second << _uint(8), third | fourth << _uint(8)
-        return low | high << _uint(16)
-    return _in_place(first) | _in_gaps(third) | (_in_place(second) | _in_gaps(fourth)) << _uint(16)
-
-
-def _uint(value: int) -> TirExpr:
-    return tirx.const(value, "uint32")
+        low, high = first | second << uint32(8), third | fourth << uint32(8)
+        return low | high << uint32(16)
+    return _in_place(first) | _in_gaps(third) | (_in_place(second) | _in_gaps(fourth)) << uint32(16)
 
 
 def _in_place(code: TirExpr) -> TirExpr:
-    return (code & _uint(0x80)) << _uint(8) | (code & _uint(0x7F)) << _uint(4)
+    return (code & uint32(0x80)) << uint32(8) | (code & uint32(0x7F)) << uint32(4)
 
 
 def _in_gaps(code: TirExpr) -> TirExpr:
-    return code & _uint(0x0F) | (code & _uint(0x70)) << _uint(8) | (code & _uint(0x80)) << _uint(4)
+    return code & uint32(0x0F) | (code & uint32(0x70)) << uint32(8) | (code & uint32(0x80)) << uint32(4)
 
 
 # --- in persistent kernels --------------------------------------------------------------------------------------------
 
 
 def decode(
-    k: Writer, precision: str, codes: TirExpr, first: TirExpr, second: TirExpr, passing: Any, zero: TirExpr | None
+    k: Writer, precision: str, codes: TirExpr, into: Sequence[TirExpr], passing: Any, zero: TirExpr | None
 ) -> None:
     """A word of four codes to two registers of two values of 16 bits: in float16 by the hardware's conversion, in
     bfloat16 bit by bit. passing: two registers; zero: one that holds 0 (see `Coded`), or None."""
-    up, down, none = passing[0], passing[1], _uint(0) if zero is None else zero
+    (first, second), up, down, none = into, passing[0], passing[1], uint32(0) if zero is None else zero
     if precision == "float16":
-        k.do(I.ptx["shf.r.wrap.b32"](down, codes, none, _uint(16)))
+        k.do(I.ptx["shf.r.wrap.b32"](down, codes, none, uint32(16)))
         if zero is not None:
             k.do(I.ptx["lop3.b32"](up, codes, codes, zero, AND_OR))
         k.do(I.ptx["cvt.rn.f16x2.e4m3x2"](first, tirx.Cast("uint16", codes if zero is None else up)))
         k.do(I.ptx["cvt.rn.f16x2.e4m3x2"](second, tirx.Cast("uint16", down)))
         return
-    k.do(I.ptx["lop3.b32"](first, codes, _uint(IN_PLACE), none, AND_OR))
-    k.do(I.ptx["mul.rn.bf16x2"](first, first, _uint(UNBIAS)))
-    k.do(I.ptx["mad.lo.u32"](up, codes, _uint(16), none))
-    k.do(I.ptx["shf.r.wrap.b32"](down, codes, none, _uint(4)))
-    k.do(I.ptx["lop3.b32"](up, up, _uint(UP), up, AND))
-    k.do(I.ptx["lop3.b32"](second, down, _uint(DOWN), up, AND_OR))
-    k.do(I.ptx["mul.rn.bf16x2"](second, second, _uint(UNBIAS)))
+    k.do(I.ptx["lop3.b32"](first, codes, uint32(IN_PLACE), none, AND_OR))
+    k.do(I.ptx["mul.rn.bf16x2"](first, first, uint32(UNBIAS)))
+    k.do(I.ptx["mad.lo.u32"](up, codes, uint32(16), none))
+    k.do(I.ptx["shf.r.wrap.b32"](down, codes, none, uint32(4)))
+    k.do(I.ptx["lop3.b32"](up, up, uint32(UP), up, AND))
+    k.do(I.ptx["lop3.b32"](second, down, uint32(DOWN), up, AND_OR))
+    k.do(I.ptx["mul.rn.bf16x2"](second, second, uint32(UNBIAS)))
 
 
 def registers(geometry: Any) -> int:
@@ -168,13 +168,12 @@ class Coded:
         """names: each share's pointer to its weight's scales."""
         self.k, self.geometry = k, geometry
         self.scales: dict[Any, Any] = {}
-        for phase, shares in geometry.shares.items():
-            for share in shares:
-                self.scales[share] = self._load(phase, names[share], ids)
+        for phase, share in geometry.weights:
+            self.scales[share] = self._load(phase, names[share], ids)
         most = max((geometry.m_tiles(p) for p in geometry.shares), default=1)
         self.registers, self.passing = k.tile(most, 4, dtype="uint32"), k.local(2, "uint32")
         self.zero = k.local(1, "uint32")
-        k.do(I.ptx["shr.b32"](self.zero[0], tirx.Cast("uint32", k["batch"]), _uint(31)))
+        k.do(I.ptx["shr.b32"](self.zero[0], tirx.Cast("uint32", k["batch"]), uint32(31)))
 
     def _load(self, phase: Any, name: str, ids: Any) -> Any:
         k, geometry, width = self.k, self.geometry, phase.width
@@ -189,14 +188,15 @@ class Coded:
 
     def begin(self) -> None:
         """Before each product: what was computed for the last one is not to be kept."""
-        self.k.do(I.ptx["shl.b32"](self.zero[0], self.zero[0], _uint(1)))
+        self.k.do(I.ptx["shl.b32"](self.zero[0], self.zero[0], uint32(1)))
 
     def fragment(self, m: int, words: Sequence[TirExpr], resident: bool) -> list[TirExpr]:
         """The four registers of an M tile for mma.sync, of two words of codes. resident: these never change."""
         found = self.registers[m]
         for number, codes in enumerate(words):
             zero = self.zero[0] if resident else None
-            decode(self.k, self.geometry.precision, codes, found[2 * number], found[2 * number + 1], self.passing, zero)
+            into = found[2 * number : 2 * number + 2]
+            decode(self.k, self.geometry.precision, codes, into, self.passing, zero)
         return list(found)
 
     def scaled(self, share: object, m: int, z: int, value: Expr) -> Expr:
@@ -210,11 +210,8 @@ class Coded:
             for tile in range(tiles):
                 at = m * tiles + tile
                 for z in range(4):
-                    sums = [acc[(at * chains + chain) * 4 + z] for chain in range(chains)]
-                    value = sums[0]
-                    for other in sums[1:]:
-                        value = value + other
-                    value = self.scaled(share, m, z, value)
+                    own = [(at * chains + chain) * 4 + z for chain in range(chains)]
+                    value = self.scaled(share, m, z, reduce(operator.add, (acc[i] for i in own)))
                     k.store(total, value if first else total[at * 4 + z] + value, at * 4 + z)
-                    for chain in range(chains):
-                        k.store(acc, tirx.const(0.0, "float32"), (at * chains + chain) * 4 + z)
+                    for i in own:
+                        k.store(acc, tirx.const(0.0, "float32"), i)

@@ -44,20 +44,6 @@ def both(a: Expr, b: Expr) -> Expr:
     return a & b
 
 
-class Digits:
-    """A position, taken apart from its last digit on."""
-
-    def __init__(self, position: Expr) -> None:
-        self.rest = position
-
-    def take(self, size: int) -> Expr:
-        """The last digit, of `size` values; the rest is what remains."""
-        from tvm import tirx
-
-        digit, self.rest = tirx.floormod(self.rest, size), tirx.floordiv(self.rest, size)
-        return digit
-
-
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 
 from tvm_rnn.graph.graph import Graph, Group, Node, is_move, topological
 from tvm_rnn.graph.ops import TABLE
-from tvm_rnn.graph.tensor_expressions import Index, Lane, NotAligned, element
+from tvm_rnn.graph.tensor_expressions import Index, Lane, NotAligned, element, fit
 
 
 class NotPersistent(Exception):
@@ -72,14 +73,28 @@ class Step:
     whole: frozenset[Node] = frozenset()  # inputs whose rows are made of 16-byte pieces, in the storage dtype
     shown: dict[Node, Node] = field(default_factory=dict)  # of a state: what products read in its place, made of it
 
+    @property
+    def param_nodes(self) -> list[Node]:
+        """What cells read of `params`, in the order of a kernel's pointers."""
+        return list(dict.fromkeys(node for node, _ in self.params))
+
+    @property
+    def read_nodes(self) -> list[Node]:
+        """The same of `reads`."""
+        return list(dict.fromkeys(node for reads in self.reads for node, _ in reads))
+
     def result(self, state: Node) -> Node:
         return self.graph.results[self.graph.states.index(state)]
+
+    @cached_property
+    def sources(self) -> frozenset[Node]:
+        """What products read."""
+        return frozenset(o.source for p in self.phases for o in p.operands)
 
     @property
     def carried(self) -> tuple[Node, ...]:
         """States that a product reads: their new values are published."""
-        found = [o.source for p in self.phases for o in p.operands if o.carried]
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(o.source for p in self.phases for o in p.operands if o.carried))
 
     @property
     def given(self) -> tuple[Node, ...]:
@@ -120,6 +135,12 @@ def place(node: Node, index: Index, width: int) -> tuple[int, bool]:
     if moving and flat % width:
         raise NotPersistent("a unit reads another unit's value")
     return (flat // width if moving else flat), moving
+
+
+def component(node: Node, index: Index, width: int) -> int:
+    """The component that an index means; below zero for one element that all units share (~element)."""
+    number, moving = place(node, index, width)
+    return number if moving else ~number
 
 
 def phases(graph: Graph, kept: Callable[[Node], bool], hoisted: Callable[[Node], bool], products: bool = True) -> Step:
@@ -182,16 +203,12 @@ def _show(graph: Graph, drafts: list[Phase]) -> tuple[list[Phase], dict[Node, No
     for node in reversed(graph.nodes()):
         below = node.pointwise and node not in roots and bool(users[node]) and all(u in gone for u in users[node])
         gone |= {node} if below else set()
-    found = []
+    found, state_of = [], {node: state for state, node in shown.items()}
     for phase in drafts:
-        operands = [replace(o, source=s) for o in phase.operands for s in [_state_of(shown, o.source)]]
-        own = replace(phase, operands=tuple(operands), nodes=tuple(n for n in phase.nodes if n not in gone))
+        operands = tuple(replace(o, source=state_of.get(o.source, o.source)) for o in phase.operands)
+        own = replace(phase, operands=operands, nodes=tuple(n for n in phase.nodes if n not in gone))
         found += [own] if own.nodes or own.kind != "pointwise" else []
     return found, shown
-
-
-def _state_of(shown: dict[Node, Node], source: Node) -> Node:
-    return next((state for state, node in shown.items() if node is source), source)
 
 
 def _own(phase: Phase) -> tuple[Node, ...]:
@@ -274,7 +291,10 @@ def _width(graph: Graph, group: Group, size: int) -> int:
 
 def _with_reads(step: Step, kept: Callable[[Node], bool], hoisted: Callable[[Node], bool]) -> Step:
     """A dry run of every phase's expressions: what they read, or NotPersistent where a unit reads another one's."""
+    from tvm import tirx
+
     graph = step.graph
+    unknown = tirx.Var("value", graph.dtype)  # what is folded of a constant may be a division by 0
     params: dict[tuple[Node, int], None] = {}
     reads = []
     known: set[Node] = set(graph.states)
@@ -285,18 +305,19 @@ def _with_reads(step: Step, kept: Callable[[Node], bool], hoisted: Callable[[Nod
             if node in known:
                 if step.domain[node] not in (phase.width, 1):
                     raise NotPersistent("a phase reads a value of other units")
-                return _unknown(graph, place(node, index, step.domain[node]))
+                place(node, index, step.domain[node])
+                return unknown
             if node.scalar is not None:
                 return None
             if kept(node):
-                params[(node, _slot(node, index, phase.width))] = None
+                params[(node, component(node, index, phase.width))] = None
             elif node.op == "input" or hoisted(node):
-                found[(node, _slot(node, index, phase.width))] = None
+                found[(node, component(node, index, phase.width))] = None
             elif TABLE[node.op].kind in ("contract", "reduce"):
                 raise NotPersistent("a phase reads a product that is neither its own nor in memory")
             else:
                 return None
-            return _unknown(graph, None)
+            return unknown
 
         try:
             if phase.kind == "gemm" and phase.root is not None:
@@ -312,26 +333,9 @@ def _with_reads(step: Step, kept: Callable[[Node], bool], hoisted: Callable[[Nod
                 for _, index in components(node, phase.width):
                     if node.pointwise and not node.boolean:
                         for arg in node.args:
-                            element(arg, _fit(arg, index), read, graph.dtype)
+                            element(arg, fit(arg.shape, index), read, graph.dtype)
                 known.add(node)
         except NotAligned as reason:
             raise NotPersistent(f"a unit reads another unit's value: {reason}") from None
         reads.append(tuple(found))
     return replace(step, reads=tuple(reads), params=tuple(params))
-
-
-def _fit(arg: Node, index: Index) -> Index:
-    return tuple(0 if size == 1 else i for size, i in zip(arg.shape, index, strict=True))
-
-
-def _slot(node: Node, index: Index, width: int) -> int:
-    """The component that is read; below zero for one element that all units share (~element)."""
-    number, moving = place(node, index, width)
-    return number if moving else ~number
-
-
-def _unknown(graph: Graph, _where: object) -> object:
-    """A value that nobody knows: what is folded of a constant may be a division by 0."""
-    from tvm import tirx
-
-    return tirx.Var("value", graph.dtype)

@@ -1,50 +1,99 @@
 """Pipeline stages in shared memory, which some warps fill and others read, with the barriers between them.
 
-In: a kernel's writer, where its shared memory begins, a tile that says how many stages there are, of how many bytes,
-and in clusters of how many blocks. Out: a base class for the kernel's body: barriers made, waited for, told; stages
-that are filled by cp.async and announced when their copies are done.
+In: a kernel's writer. Out: base classes of a tile, which says how many stages there are, of how many bytes, and in
+clusters of how many blocks, and of the kernel's body: barriers made, waited for, told; stages that are filled by
+cp.async and announced when their copies are done.
 
 Source: Hopper's barriers: PTX ISA 8.5, "mbarrier", "barrier.cluster", "mapa".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from dataclasses import dataclass
+from typing import ClassVar
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Writer
-from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.graph.scalar_cuda import flavour
+from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import uint32
 
 LAG = 2  # stages whose copies are under way when one is announced
 COPIERS = 128  # threads that copy
+DEPENDENT = "tirx.use_programtic_dependent_launch"  # as TVM spells it
+Pairs = Sequence[tuple[str, str]]
 
 
-class StageTile(Protocol):
-    """What a kernel's tile says of its stages."""
+@dataclass(frozen=True, kw_only=True)
+class BlockTile(ABC):
+    """What a block of a kernel has of a product. stages: of its pipeline; cluster: blocks, which may fill each other's
+    stages; overlap: what can be fetched is, while the kernel before this one still runs; blocks: that registers must
+    allow on a multiprocessor. apart: warps of their own copy, and tell the others by two barriers for each stage."""
+
+    apart: ClassVar[bool] = True
+    stages: int = 4
+    cluster: int = 1
+    overlap: bool = False
+    blocks: int = 1
 
     @property
-    def stages(self) -> int: ...
+    @abstractmethod
+    def members(self) -> int:
+        """Threads that multiply."""
 
     @property
+    def threads(self) -> int:
+        return self.members + (COPIERS if self.apart else 0)
+
+    @property
+    def copiers(self) -> int:
+        """Threads that copy."""
+        return COPIERS if self.apart else self.members
+
+    @property
+    @abstractmethod
     def stage_bytes(self) -> int: ...
 
     @property
-    def cluster(self) -> int:
-        """Blocks, which may fill each other's stages."""
+    def shared_bytes(self) -> int:
+        return self.stages * (self.stage_bytes + (16 if self.apart else 0))
+
+    def write(
+        self, name: str, precision: str, pointers: Pairs, scalars: Pairs, body: Callable[[Writer], Stages]
+    ) -> Kernel:
+        """A kernel of such blocks. It has a register cap in any case: without one the compiler ignores setmaxnreg."""
+
+        def run(w: Writer) -> None:
+            with flavour(precision), I.attr({"tirx.launch_bounds_min_blocks_per_sm": self.blocks}):
+                body(w).run()
+
+        attributes = {"tirx.kernel_launch_params": [DEPENDENT]} if self.overlap else None
+        given, shared = (name, pointers, scalars, run), self.shared_bytes
+        return write(*given, threads=self.threads, attributes=attributes, shared_bytes=shared, cluster=self.cluster)
 
 
-class Stages:
-    """Stages from `base` on, and behind them two barriers each, of 8 bytes: full and empty. tx: the thread's number."""
+class Stages(ABC):
+    """A kernel's body: run() emits all of it. Stages from `base` on, and behind them two barriers each, of 8 bytes:
+    full and empty. tx: the thread's number."""
 
     w: Writer
-    base: TirExpr
-    tile: StageTile
-    tx: TirExpr
+    tile: BlockTile
+    by_wgmma = True  # whether wgmma reads stages
+    div, mod = staticmethod(tirx.floordiv), staticmethod(tirx.floormod)  # of the numbers of turns
+
+    @abstractmethod
+    def run(self) -> None: ...
+
+    def _allocate(self) -> None:
+        """A block's threads and shared memory."""
+        self.tx: TirExpr = I.thread_id([self.tile.threads])
+        self.arena: Buffer = I.alloc_buffer((self.tile.shared_bytes,), "uint8", scope="shared.dyn", align=1024)
+        self.base = self.w.bind(I.cuda.cvta_generic_to_shared(self.arena.ptr_to([0])))
 
     def _make_barriers(self, full: int, empty: int) -> None:
         """Make them. full, empty: how many arrivals complete one of either kind."""
@@ -55,22 +104,26 @@ class Stages:
                 w.do(I.ptx.mbarrier.init.shared.b64(self._full(at), uint32(full)))
                 w.do(I.ptx.mbarrier.init.shared.b64(self._empty(at), uint32(empty)))
             w.do(I.ptx.fence.mbarrier_init.release.cluster())
-            w.do(I.ptx.fence.proxy.async_.shared__cta())
+            if self.by_wgmma:
+                w.do(I.ptx.fence.proxy.async_.shared__cta())
         w.do(I.cuda.cta_sync())
 
-    def _meet(self) -> None:
-        """All blocks of the cluster: none may leave while others copy into it."""
+    def _meet(self, alone: bool = False) -> None:
+        """All blocks of the cluster: none may leave while others copy into it. alone: a block that is no cluster's,
+        too."""
         if self.tile.cluster > 1:
             self.w.do(I.ptx["barrier.cluster.arrive.release.aligned"]())
             self.w.do(I.ptx["barrier.cluster.wait.acquire.aligned"]())
+        elif alone:
+            self.w.do(I.cuda.cta_sync())
 
     def _slot(self, turn: Expr) -> TirExpr:
         """Which stage a turn has."""
-        return tirx.floormod(turn, self.tile.stages)
+        return self.mod(turn, self.tile.stages)
 
     def _round(self, turn: Expr) -> TirExpr:
         """How often the stage of a turn was used before."""
-        return tirx.floordiv(turn, self.tile.stages)
+        return self.div(turn, self.tile.stages)
 
     # --- filling ---------------------------------------------------------------------------------------------------
 
@@ -93,10 +146,11 @@ class Stages:
                 self._announce(behind - 1, self._slot(count - behind))
 
     def _announce(self, pending: int, slot: TirExpr) -> None:
-        """The copies of a stage are done, and visible to wgmma: all but those of the last `pending` stages."""
+        """The copies of a stage are done, and wgmma sees them: all but those of the last `pending` stages."""
         w = self.w
         w.do(I.ptx["cp.async.wait_group"](pending))
-        w.do(I.ptx.fence.proxy.async_.shared__cta())
+        if self.by_wgmma:
+            w.do(I.ptx.fence.proxy.async_.shared__cta())
         self._arrive(self._full(slot))
 
     def _arrive(self, barrier: TirExpr) -> None:
@@ -117,7 +171,7 @@ class Stages:
         self.w.do(I.ptx["mapa.shared::cluster.u32"](found[0], barrier, rank))
         return found[0]
 
-    def _release(self, barrier: TirExpr, turn: TirExpr) -> None:
+    def _release(self, barrier: TirExpr, turn: Expr) -> None:
         """Tell that this warp reads the stage of that turn no more. barrier: from `_remote`."""
         at = barrier + tirx.Cast("uint32", self._slot(turn) * 8)
         if self.tile.cluster > 1:

@@ -6,7 +6,7 @@ reserves their memory, and puts `launch` where they apply.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +16,12 @@ from tvm_rnn.graph.graph import Node
 
 from .packed_layout import Pack
 from .value_layout import Layout
+
+FOREVER = (1 << 31) - 1  # steps of a row that does not end
+# Of kernels that know lengths and resets: [B], and [T, B] of the whole call; the first step of a launch in order of
+# time, T, and whether there are any.
+MASK_POINTERS = (("lengths", "int64"), ("reset", "uint8"))
+MASK_SCALARS = (("start", "int32"), ("total", "int32"), ("has_lengths", "int32"), ("has_reset", "int32"))
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,14 @@ class Regime(Protocol):
     def fact(self) -> dict[str, Any]: ...
 
     def launch(self, host: Host, layer_steps: LayerSteps) -> None: ...
+
+
+def by_batch(regimes: Sequence[Regime], say: Callable[[Regime], HostExpr], otherwise: HostExpr) -> HostExpr:
+    """A C++ expression in B: what is said of the first regime for so large a batch."""
+    for regime in reversed(regimes):
+        found = say(regime)
+        otherwise = found if regime.most is None else f"(B <= {regime.most} ? {found} : {otherwise})"
+    return otherwise
 
 
 def launch_either(

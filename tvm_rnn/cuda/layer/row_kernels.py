@@ -7,26 +7,95 @@ one warp), and all nodes of the group at that element.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.graph import scalar
-from tvm_rnn.graph.axes import reduced_axes, runs_along
-from tvm_rnn.graph.graph import Group, Node
-from tvm_rnn.graph.ops import Shape
+from tvm_rnn.graph.graph import Group, Node, reduced_axes, runs_along
+from tvm_rnn.graph.ops import TABLE, Shape
 from tvm_rnn.graph.scalar_cuda import flavour
-from tvm_rnn.graph.tensor_expressions import Index, reduced_index
-from tvm_rnn.tir.expr import Expr
+from tvm_rnn.graph.tensor_expressions import Index, element, fit, reduced_value
+from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
 from tvm_rnn.tir.index import int64, wide
 
-from .node_values import Reads, Values, sources, store
-from .pointers import Argument, Place, arithmetic
+from .pointers import Argument, Place, address, arithmetic, dense
+
+Reads = Callable[[Node], Place | None]
+
+
+def sources(nodes: Iterable[Node], stored: Callable[[Node], bool]) -> list[Node]:
+    """The stored nodes that the values of `nodes` are computed from, each once, in order of use."""
+    found: dict[Node, None] = {}
+    seen: set[Node] = set()
+    stack = list(reversed(list(nodes)))
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if stored(node):
+            found[node] = None
+        else:
+            stack.extend(reversed(node.args))
+    return list(found)
+
+
+@dataclass
+class Values:
+    """Values of one row in one scope of a kernel. Make a new one (`inner`) for a loop's body: what is bound inside a
+    loop is not known after it."""
+
+    writer: Writer
+    precision: str
+    row: Expr
+    reads: Reads
+    pointers: dict[Node, str]
+    given: dict[Node, Callable[[Index], TirExpr]] = field(default_factory=dict)  # e.g. a product's accumulators
+    known: dict[tuple[Node, Index], TirExpr] = field(default_factory=dict)
+
+    def inner(self) -> Values:
+        return replace(self, known=dict(self.known))
+
+    def at(self, node: Node, index: Index) -> TirExpr:
+        """The value of `node` at `index`, as a variable (or a constant)."""
+        key = (node, tuple(index))
+        if key not in self.known:
+            self.known[key] = self._make(node, index)
+        return self.known[key]
+
+    def _make(self, node: Node, index: Index) -> TirExpr:
+        dtype = arithmetic(self.precision)
+        if node in self.given:
+            return self.given[node](index)
+        if node in self.pointers:
+            place = self.reads(node)
+            assert place is not None
+            return self.writer.keep(self.load(self.pointers[node], place, node, index))
+        if node.scalar is not None:
+            return tirx.const(node.scalar, dtype)
+        if node.pointwise:
+            expression = TABLE[node.op].expression
+            assert expression is not None
+            return self.writer.keep(expression(*(self.at(a, fit(a.shape, index)) for a in node.args)))
+        # A view: the same value at another index.
+        return element(node, index, lambda n, i: None if n is node else self.at(n, i), dtype)
+
+    def load(self, pointer: str, place: Place, node: Node, index: Index) -> Expr:
+        value = self.writer[pointer][address(place, self.row, dense(node.shape, index))]
+        return converted(value, arithmetic(self.precision))
+
+
+def store(writer: Writer, argument: Argument, place: Place, row: Expr, index: Sequence[Expr], value: Expr) -> None:
+    """Store one element of the argument's node at its place, rounded to the place's dtype."""
+    at = address(place, row, dense(argument.node.shape, index))
+    writer.store(writer[argument.name], converted(value, place.dtype), at)
+
 
 Writes = Callable[[Node], Sequence[Place]]
 THREADS, WARP = 128, 32
@@ -65,12 +134,12 @@ class Job:
         return (*read, *products, *(Argument(f"w{i}", "write", n, number) for i, (n, number) in enumerate(pairs)))
 
     def finish(self, body: Callable[[Writer], None], arguments: Sequence[Argument]) -> Rows:
-        pointers = [(a.name, self._dtype(a)) for a in arguments]
+        pointers = [(a.name, self.dtype(a)) for a in arguments]
         with flavour(self.precision):
             kernel = write(self.name, pointers, [("rows", "int64")], body, threads=THREADS)
         return Rows(kernel, tuple(arguments))
 
-    def _dtype(self, argument: Argument) -> str:
+    def dtype(self, argument: Argument) -> str:
         place = self.writes(argument.node)[argument.number] if argument.role == "write" else self.reads(argument.node)
         assert place is not None
         return place.dtype
@@ -213,12 +282,16 @@ def _reduce(values: Values, root: Node, index: Index, lane: Expr | None) -> Expr
         k = writer.keep(step * WARP + lane)
         with writer.when(k < extent):
             add(k)
-    for distance in (16, 8, 4, 2, 1):
-        # Every lane of the warp is here: `inside` is the same for all of them.
-        mask = tirx.const(0xFFFFFFFF, "uint32")
-        other = tirx.call_extern(dtype, "__shfl_xor_sync", mask, total[0], distance, WARP)
-        writer.store(total, combine(total[0], writer.keep(other)), 0)
+    across_warp(writer, total, combine)  # every lane of the warp is here: `inside` is the same for all of them
     return writer.keep(total[0])
+
+
+def across_warp(writer: Writer, total: Buffer, combine: Callable[[Expr, Expr], Expr]) -> None:
+    """What all lanes have in a register, combined, in every lane."""
+    for distance in (16, 8, 4, 2, 1):
+        mask = tirx.const(0xFFFFFFFF, "uint32")
+        other = tirx.call_extern(total.dtype, "__shfl_xor_sync", mask, total[0], distance, WARP)
+        writer.store(total, combine(total[0], writer.keep(other)), 0)
 
 
 def combiner(root: Node) -> tuple[Callable[[Expr, Expr], Expr], float]:
@@ -228,11 +301,4 @@ def combiner(root: Node) -> tuple[Callable[[Expr, Expr], Expr], float]:
 
 def reduced(values: Values, root: Node, index: Index, ks: Index) -> Expr:
     """What is reduced, at one element."""
-    if root.op != "einsum":
-        return values.at(root.args[0], reduced_index(root, index, ks[0]))
-    inputs, out = root.attrs["spec"].split("->")
-    known = dict(zip(out, index, strict=True)) | {t: k for (t, _), k in zip(reduced_axes(root), ks, strict=True)}
-    a, b = (
-        values.at(arg, tuple(known[t] for t in text)) for text, arg in zip(inputs.split(","), root.args, strict=True)
-    )
-    return a * b
+    return reduced_value(root, index, ks, values.at)

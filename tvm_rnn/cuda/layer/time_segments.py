@@ -14,8 +14,7 @@ Networks of one direction that go forward in time need none: their segments are 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from tvm_rnn.cuda.codegen.host_program import Host, Program
@@ -34,25 +33,17 @@ class TimeSegment:
     border: str = "0"
     given: bool = False
 
-    @contextmanager
-    def of_visit(self, host: Host, layer: int, direction: int) -> Iterator[None]:
+    def of_visit(self, host: Host, layer: int, direction: int) -> AbstractContextManager[None]:
         """What is done for one layer and direction, in calls for it."""
-        with self._when(host, f"{self.visit} == {layer * self.directions + direction}"):
-            yield
+        return self._when(host, f"{self.visit} == {layer * self.directions + direction}")
 
-    @contextmanager
-    def of_layer(self, host: Host, layer: int) -> Iterator[None]:
+    def of_layer(self, host: Host, layer: int) -> AbstractContextManager[None]:
         """What is done for both directions of a layer, in calls for either."""
-        with self._when(host, f"{self.visit} / {self.directions} == {layer}"):
-            yield
+        return self._when(host, f"{self.visit} / {self.directions} == {layer}")
 
-    @contextmanager
-    def _when(self, host: Host, condition: str) -> Iterator[None]:
-        if self.given and self.directions > 1:
-            with host.when(f"{self.visit} < 0 || {condition}"):
-                yield
-        else:
-            yield
+    def _when(self, host: Host, condition: str) -> AbstractContextManager[None]:
+        several = self.given and self.directions > 1
+        return host.when(f"{self.visit} < 0 || {condition}") if several else nullcontext()
 
 
 def time_segment(program: Program, number: int, directions: int) -> TimeSegment:
@@ -61,6 +52,3 @@ def time_segment(program: Program, number: int, directions: int) -> TimeSegment:
     texts = [f"reinterpret_cast<int64_t>({program.input(number + i).text})" for i in range(COUNT)]
     found = {name: program.sequence.let(name, text) for name, text in zip(names, texts, strict=True)}
     return TimeSegment(directions, **found, given=True)
-
-
-__all__ = ["COUNT", "TimeSegment", "time_segment"]

@@ -21,8 +21,8 @@ from math import gcd, prod
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES
 from tvm_rnn.graph.graph import Graph, Group, Node
 
-from .node_values import sources
 from .pointers import Place, arithmetic, storage
+from .row_kernels import sources
 from .weight_packing import Weights
 
 ROW_BYTES = 16  # rows that products read begin at multiples of this, as their fast loads want
@@ -115,6 +115,10 @@ class Layout:
         if number in self.given:
             return self.given[number]
         return Place(self.dtype, prod(self.graph.inputs[number].shape), ITEM_BYTES[self.dtype])
+
+    def rows(self, node: Node) -> Place:
+        """Of an input or a hoisted value."""
+        return self.input(self.graph.inputs.index(node)) if node.op == "input" else self.hoisted(node)
 
     def state(self, number: int) -> Place:
         return Place(self.arithmetic, prod(self.graph.states[number].shape))

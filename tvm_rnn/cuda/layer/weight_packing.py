@@ -27,10 +27,9 @@ from tvm_rnn.tir.expr import Expr, TirExpr
 from tvm_rnn.tir.index import int64, wide
 
 from . import fp8_weights
-from .node_values import Values, sources
 from .packed_layout import Pack
 from .pointers import Place, arithmetic, dense
-from .row_kernels import THREADS, WARP, rows_kernel, unravel
+from .row_kernels import THREADS, WARP, Values, across_warp, rows_kernel, sources, unravel
 
 SCALES = "scales"
 
@@ -61,7 +60,7 @@ class Weights:
         # Parameters are read where they are; what is computed from them and read here is kept as well.
         pending = [*weights, *(a for n in found for a in n.args)]
         while pending:
-            made = [n for n in sources(pending, self._computed) if self._computed(n) and n not in found]
+            made = [n for n in sources(pending, self._computed) if n not in found]
             found.update(dict.fromkeys(made))
             pending = [a for n in made for a in n.args]
         self.kept = sorted(found, key=self.order.__getitem__)
@@ -86,9 +85,8 @@ class Weights:
 
     @staticmethod
     def _computed(node: Node) -> bool:
-        return (node.pointwise and not node.boolean) or (
-            not node.leaf and TABLE[node.op].kind in ("reduce", "contract")
-        )
+        summed = not node.leaf and TABLE[node.op].kind in ("reduce", "contract")
+        return summed or (node.pointwise and not node.boolean)
 
     def place(self, node: Node) -> Place | None:
         """How a kept value is read; None for others."""
@@ -132,7 +130,6 @@ class Weights:
         """What a parameter's values are made of, the names of the pointers to it, and these with dtypes."""
         reads = self._reads(None)
         needed = sources([node], lambda n: reads(n) is not None)
-        needed = [n for n in needed if reads(n) is not None]
         pointers = {n: f"r{i}" for i, n in enumerate(needed)}
         return needed, pointers, [(pointers[n], place.dtype) for n in needed if (place := reads(n)) is not None]
 
@@ -190,10 +187,7 @@ class Weights:
                 with w.when(k < depth):
                     found = Values(w, self.raw_dtype, int64(0), self._reads(None), pointers).at(node, (*index, k))
                     w.store(largest, tirx.Max(largest[0], fp8_weights.magnitude(found)), 0)
-            for distance in (16, 8, 4, 2, 1):
-                mask = tirx.const(0xFFFFFFFF, "uint32")
-                other = tirx.call_extern("int32", "__shfl_xor_sync", mask, largest[0], distance, WARP)
-                w.store(largest, tirx.Max(largest[0], w.keep(other)), 0)
+            across_warp(w, largest, tirx.Max)
             with w.when(tirx.EQ(lane, 0)):
                 w.store(w["scales"], fp8_weights.scale(largest[0], self.precision), wide(row))
 
@@ -243,11 +237,7 @@ def scales_of(node: Node) -> tuple[str, Node]:
 
 def tf32(value: TirExpr) -> TirExpr:
     """A float32 rounded to nearest with 10 bits of mantissa; NaN and infinities as they are."""
-
-    def call(dtype: str, name: str, operand: TirExpr) -> TirExpr:
-        return tirx.call_pure_extern(dtype, name, operand)
-
-    bits = call("int32", "__float_as_int", value) + tirx.const(0x1000, "int32")
-    rounded = call("float32", "__int_as_float", tirx.bitwise_and(bits, tirx.const(~0x1FFF, "int32")))
-    finite = call("float32", "fabsf", value) < tirx.const(float("inf"), "float32")
+    bits = fp8_weights.bits(value) + tirx.const(0x1000, "int32")
+    rounded = fp8_weights.from_bits(tirx.bitwise_and(bits, tirx.const(~0x1FFF, "int32")))
+    finite = tirx.call_pure_extern("float32", "fabsf", value) < tirx.const(float("inf"), "float32")
     return tirx.Select(finite, rounded, value)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from math import ceil
 
 from tvm_rnn.cuda.layer.phases import Step
-from tvm_rnn.cuda.layer.regime import Regime
+from tvm_rnn.cuda.layer.regime import Regime, by_batch
 from tvm_rnn.cuda.persistent.geometry import Geometry
 from tvm_rnn.decisions import recording, tell
 from tvm_rnn.target import Target
@@ -61,10 +61,7 @@ def at_once(geometry: Geometry, batch: int, target: Target) -> int:
 
 def room_for_two(regimes: Sequence[Regime]) -> str:
     """A C++ condition in B: the steps run in one kernel, and two such have room on the GPU at once."""
-    found = "0"
-    for regime in reversed(regimes):
-        found = regime.room if regime.most is None else f"(B <= {regime.most} ? {regime.room} : {found})"
-    return found
+    return str(by_batch(regimes, lambda regime: regime.room, 0))
 
 
 def geometry_beside(
@@ -86,15 +83,8 @@ def geometry_beside(
         whole = stack_us(layers, at_once(other.geometry, batch, target), us)
         if whole < min(least, CLEARLY * first):
             best, least = other._replace(us=us), whole
-    _tell(layers, best, alone, (least, first))
-    return best
-
-
-def _tell(layers: int, best: ChosenGeometry, alone: ChosenGeometry, us: tuple[float, float]) -> None:
+    why = f"{layers} layers in {least:.0f} us for {STEPS} steps predicted"
+    why += f", {best.us:.2f} us per step of each; one after the other {first:.0f}, {alone.us:.2f}"
     taken = best is not alone
-    why = f"{layers} layers in {us[0]:.0f} us for {STEPS} steps predicted"
-    why += f", {best.us:.2f} us per step of each; one after the other {us[1]:.0f}, {alone.us:.2f}"
-    tell(taken, "narrower kernels for layers side by side", why if taken else f"{us[1]:.0f} us are not clearly more")
-
-
-__all__ = ["WAVE_STEPS", "WAVE_TILES", "at_once", "geometry_beside", "least_steps", "room_for_two", "stack_us"]
+    tell(taken, "narrower kernels for layers side by side", why if taken else f"{first:.0f} us are not clearly more")
+    return best

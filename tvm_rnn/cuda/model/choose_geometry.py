@@ -13,19 +13,10 @@ from typing import Any, NamedTuple
 
 from tvm_rnn.cuda.layer.phases import Step
 from tvm_rnn.cuda.persistent.geometry import Geometry
-from tvm_rnn.decisions import about, listening, recording, tell
+from tvm_rnn.decisions import about, recording, tell
 from tvm_rnn.errors import ConfigError
 from tvm_rnn.records import UnitKey
-from tvm_rnn.schedule.schedule_template import (
-    DEFAULT,
-    Knobs,
-    Template,
-    Unit,
-    alike,
-    replayed,
-    stale,
-    templates,
-)
+from tvm_rnn.schedule.schedule_template import DEFAULT, Knobs, Template, Unit, alike, replayed, stale, templates
 from tvm_rnn.target import Target
 
 from .persistent_step_time import able_to_run, predict
@@ -129,18 +120,12 @@ def choose_geometry(
             best = made if best is None or made.us < best.us else best
     allowed = [n for n in near if best is None or n.us <= MODEL_ERROR * best.us]
     taken = allowed[0] if allowed else best
-    if listening():
-        _tell([*near, *every], taken)
-    return taken
-
-
-def _tell(every: list[ChosenGeometry], taken: ChosenGeometry | None) -> None:
-    """What the model says of the best geometry of each template, and of records' that were not taken."""
-    for other in every:
+    for other in [*near, *every]:
         if taken is not None and other is not taken:
             better = "measured" if taken.record != DEFAULT else "predicted"
             why = f"{other.us:.2f} us per step predicted; {taken.template} ({better} better) takes {taken.us:.2f}"
             tell(False, other.template, why, predicted_us=round(other.us, 3))
+    return taken
 
 
 def _made(template: Template, unit: RecurrentUnit, target: Target, knobs: Knobs, note: str) -> ChosenGeometry | None:

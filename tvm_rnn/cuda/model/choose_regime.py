@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer
@@ -19,16 +19,14 @@ from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.layer.weight_packing import scales_of
 from tvm_rnn.cuda.persistent import kernel as persistent
-from tvm_rnn.cuda.persistent.cell_reads import hoisted, params
+from tvm_rnn.cuda.persistent.cell_epilogue import check_kept, stores
 from tvm_rnn.cuda.persistent.geometry import COUNTER_WORDS, MMA, Geometry
 from tvm_rnn.cuda.persistent.lengths_and_resets import resettable
-from tvm_rnn.cuda.persistent.tape_stores import check_kept, stores
 from tvm_rnn.cuda.rowwise.scan_over_time import scan
 from tvm_rnn.decisions import about, listening, tell
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.schedule.schedule_template import DEFAULT
 from tvm_rnn.target import Target
-from tvm_rnn.tir.expr import Expr
 
 from .choose_backward_lanes import geometry_beside
 from .choose_geometry import ChosenGeometry
@@ -56,7 +54,7 @@ class Persistent:
 
     @property
     def words(self) -> Sequence[Node]:
-        return [node for node in hoisted(self.geometry) if node.random]
+        return [node for node in self.geometry.step.read_nodes if node.random]
 
     @property
     def applies(self) -> str:
@@ -80,23 +78,16 @@ class Persistent:
 
     @cached_property
     def packs(self) -> Sequence[Pack]:
-        return [self._pack(number) for number in range(len(self.geometry.weights))]
-
-    def _pack(self, number: int) -> Pack:
-        geometry = self.geometry
-        phase, share = geometry.weights[number]
-        node = share.operand.weight
-        packing = geometry.packing(phase, share)
-
-        def index(at: Expr) -> tuple[tuple[Expr, ...], Expr]:
-            return geometry.weight_index(phase, share, at)
-
-        elements = geometry.weight_elements(phase, share)
-        if geometry.stored:
-            key = (node, geometry.stored, "fragments", *packing)
-            return Pack(node, "uint32", elements // 4, index, key, coded=geometry.precision)
-        key = (node, geometry.storage, "fragments", *packing)
-        return Pack(node, geometry.storage, elements, index, key, tf32=geometry.precision == "tf32")
+        found, geometry = list[Pack](), self.geometry
+        for phase, share in geometry.weights:
+            node, elements = share.operand.weight, geometry.weight_elements(phase, share)
+            index = partial(geometry.weight_index, phase, share)
+            key = (node, geometry.stored or geometry.storage, "fragments", *geometry.packing(phase, share))
+            if geometry.stored:
+                found.append(Pack(node, "uint32", elements // 4, index, key, coded=geometry.precision))
+            else:
+                found.append(Pack(node, geometry.storage, elements, index, key, tf32=geometry.precision == "tf32"))
+        return found
 
     @property
     def _groups(self) -> str:
@@ -112,11 +103,6 @@ class Persistent:
         return f"(2 * {self._groups} <= {self.resident})"
 
     @property
-    def _at_once(self) -> str:
-        """Groups of blocks in one launch, at most."""
-        return f"std::min<int64_t>({self.resident}, {self._groups})"
-
-    @property
     def counter_bytes(self) -> HostExpr:
         return f"{self._groups} * {COUNTER_WORDS * 4}"
 
@@ -130,7 +116,8 @@ class Persistent:
 
     @property
     def work_bytes(self) -> HostExpr:
-        return self.geometry.exchange.work_bytes(self._groups, self._at_once, self.geometry.exchange_words)
+        at_once = f"std::min<int64_t>({self.resident}, {self._groups})"  # groups of blocks in one launch, at most
+        return self.geometry.exchange.work_bytes(self._groups, at_once, self.geometry.exchange_words)
 
     @property
     def fact(self) -> dict[str, Any]:
@@ -151,7 +138,8 @@ class Persistent:
         for row0, count, extra in exchange.launches(
             host, self.geometry, self._groups, self.resident, layer_steps.work, layer_steps.count
         ):
-            self._launch(host, layer_steps, row0, count, extra)
+            arguments = self._arguments(layer_steps, row0, count, extra, False)
+            launch_either(host, self.kernels, *arguments, layer_steps)
 
     def follow(self, host: Host, layer_steps: LayerSteps, counters: Pointer, below: Pointer | None) -> None:
         """One launch for all groups of blocks, which must fit on the GPU at once, beside the layer below (whose
@@ -160,11 +148,6 @@ class Persistent:
         extra = extra if self.geometry.exchange.in_memory else []
         pointers, scalars = self._arguments(layer_steps, "0", self._groups, extra, below is not None)
         host.launch(self.kernels[0], pointers, scalars, behind=below is not None)
-
-    def _launch(
-        self, host: Host, layer_steps: LayerSteps, row0: HostExpr, groups: HostExpr, extra: list[Pointer]
-    ) -> None:
-        launch_either(host, self.kernels, *self._arguments(layer_steps, row0, groups, extra, False), layer_steps)
 
     def _arguments(
         self, layer_steps: LayerSteps, row0: HostExpr, groups: HostExpr, extra: list[Pointer], follows: bool
@@ -176,8 +159,8 @@ class Persistent:
 
         pointers = [layer_steps.weights[pack.key] for pack in self.packs]
         pointers += [layer_steps.weights[scales_of(pack.node)] for pack in self.packs if pack.coded]
-        pointers += [layer_steps.weights[node] for node in params(self.geometry)]
-        pointers += [read(node) for node in hoisted(self.geometry)]
+        pointers += [layer_steps.weights[node] for node in self.geometry.step.param_nodes]
+        pointers += [read(node) for node in self.geometry.step.read_nodes]
         pointers += [layer_steps.inputs[number] for number in self._inputs]
         kept = [layer_steps.kept[number] for number, _ in stores(self.layout)]
         pointers += [*layer_steps.before, *layer_steps.after, layer_steps.output, *kept, *extra]
@@ -194,13 +177,10 @@ def step_of(layout: Layout) -> Step:
         place = layout.input(layout.graph.inputs.index(node))
         if place.dtype != layout.storage or place.row_stride * ITEM_BYTES[place.dtype] % 16:
             raise NotPersistent("a product reads an input whose rows are not made of 16-byte pieces")
-    return replace(step, whole=frozenset(_whole(layout)))
-
-
-def _whole(layout: Layout) -> list[Node]:
-    """The inputs, not a user's x, whose rows are made of 16-byte pieces of the storage dtype."""
+    # The inputs, not a user's x, whose rows are made of 16-byte pieces of the storage dtype.
     found = [(n, place) for n, place in layout.given.items() if place.dtype == layout.storage and place.align % 16 == 0]
-    return [layout.graph.inputs[n] for n, p in found if p.row_stride * ITEM_BYTES[p.dtype] % 16 == 0]
+    whole = [layout.graph.inputs[n] for n, p in found if p.row_stride * ITEM_BYTES[p.dtype] % 16 == 0]
+    return replace(step, whole=frozenset(whole))
 
 
 def choose(
@@ -213,7 +193,8 @@ def choose(
 ) -> list[Regime]:
     """The regimes of one layer, in the order in which they are to be tried: by rising batch size. initial: what states
     are after a reset, by name, where it is not 0. layers: so many may run at the same time."""
-    scans = [] if layout.kept else scan(layout, target, batches or EXPECTED_BATCHES, initial)
+    batches = batches or EXPECTED_BATCHES
+    scans = [] if layout.kept else scan(layout, target, batches, initial)
     if scans:
         return list(scans)
     if precision not in (*MMA, "float32") or target.arch != "sm_90a":
@@ -224,29 +205,28 @@ def choose(
         step = step_of(layout)
     except NotPersistent as reason:
         tell(False, "persistent kernels", str(reason))
-        _tell_rest(layout, [], precision, batches or EXPECTED_BATCHES, target)
+        _tell_rest(layout, [], precision, batches, target)
         return []
     found: list[Persistent] = []
     bounded = False
-    for batch in sorted(set(batches or EXPECTED_BATCHES), reverse=True):
+    for batch in sorted(set(batches), reverse=True):
         with about("", batch=batch):
             best = geometry_beside(step, target, precision, batch, layers, layout.weights.stored)
-        if best is None:
-            continue  # a smaller batch's geometry takes such a batch in slices
-        us, template, geometry, record, knobs = best
-        if geometry is None:
-            bounded = True  # step by step for this batch: no smaller one's geometry reaches it
-            continue
-        most = batch if found or bounded else _reach(layout, geometry, batch, target, best.recorded)
-        if listening():
-            with about("", batch=batch):
+            if best is None:
+                continue  # a smaller batch's geometry takes such a batch in slices
+            us, template, geometry, record, knobs = best
+            if geometry is None:
+                bounded = True  # step by step for this batch: no smaller one's geometry reaches it
+                continue
+            most = batch if found or bounded else _reach(layout, geometry, batch, target, best.recorded)
+            if listening():
                 _tell(layout, best, batch, most, target)
         if most == 0 or (found and found[-1].geometry == geometry):
             continue
         name = f"persistent_{layout.weights.number}_d{layout.directions}_b{batch}"
         at_once = resident_groups(geometry, target)
         found.append(Persistent(layout, geometry, template, name, most, at_once, us, initial, record, knobs))
-    _tell_rest(layout, found, precision, batches or EXPECTED_BATCHES, target)
+    _tell_rest(layout, found, precision, batches, target)
     return list(reversed(found))
 
 
@@ -264,12 +244,8 @@ def _tell(layout: Layout, best: ChosenGeometry, batch: int, most: int | None, ta
         for share in parts:
             each = geometry.block_words(phase) * geometry.k_parts * geometry.part_lanes * 4 * geometry.ctas
             kept["registers"] += share.registers * each
-    chip: dict[str, float] = {
-        "blocks": geometry.ctas,
-        "rows": geometry.rows,
-        "threads": geometry.threads,
-        "shared_bytes": geometry.shared_bytes,
-    }
+    chip: dict[str, float] = {"blocks": geometry.ctas, "rows": geometry.rows, "threads": geometry.threads}
+    chip["shared_bytes"] = geometry.shared_bytes
     chip |= {"exchanges": len(geometry.events), "exchange_us": round(exchange_us(geometry), 3)}
     chip |= {"registers_estimated": geometry.registers(), **{f"weights_in_{k}_bytes": v for k, v in kept.items()}}
     reach = "any B" if most is None else f"B up to {most}"
@@ -280,7 +256,6 @@ def _tell(layout: Layout, best: ChosenGeometry, batch: int, most: int | None, ta
 def _tell_rest(
     layout: Layout, found: Sequence[Persistent], precision: str, batches: Sequence[int], target: Target
 ) -> None:
-    """The batch sizes that no persistent kernel runs."""
     for batch in sorted(set(batches)) if listening() else ():
         if not any(regime.most is None or batch <= regime.most for regime in found):
             us = predict_steps(layout, precision, batch, target)

@@ -57,10 +57,8 @@ def _product(group: Group, precision: str, batch: int, target: Target) -> float:
 
 def _tiles(unit: Unit, knobs: Config, batch: int, target: Target, size: int) -> float:
     """Tiles of mma.sync: stages of K one after the other, as many of them under way as there are places."""
-    kind = "few" if batch <= knobs["few"] else "many"
-    rows, columns, pace, stages, blocks = (
-        knobs[f"{kind}_{k}"] for k in ("rows", "columns", "pace", "stages", "blocks")
-    )
+    kind, names = "few" if batch <= knobs["few"] else "many", ("rows", "columns", "pace", "stages", "blocks")
+    rows, columns, pace, stages, blocks = (knobs[f"{kind}_{name}"] for name in names)
     tiles = ceil(batch / rows) * ceil(unit.gates * unit.width / columns)
     groups = ceil(sum(ceil(depth * size / 128) for depth in unit.depths) / pace)
     return LAUNCH_US + ceil(tiles / (target.sms * blocks)) * groups * GROUP_US / (stages - 1)

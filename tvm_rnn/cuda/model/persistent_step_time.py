@@ -10,10 +10,9 @@ package at H 256 to 1024, B 16 to 64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
-from typing import Protocol
 
 from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.cuda.persistent.geometry import Geometry
@@ -31,32 +30,22 @@ def resident_groups(geometry: Geometry, target: Target) -> int:
     return blocks // geometry.ctas
 
 
-class Asked(Protocol):
-    """What a geometry is chosen for."""
-
-    @property
-    def batch(self) -> int: ...
-
-
-def cheapest(geometries: Iterable[Geometry], unit: Asked, target: Target) -> Geometry | None:
-    """The geometry that fits and has the least predicted time for the unit's batch."""
+def cheapest(geometries: Iterable[Geometry], batch: int, target: Target) -> Geometry | None:
+    """The geometry that fits and has the least predicted time for that batch."""
     if listening():
         geometries = list(geometries)
     able = (t for t in geometries if able_to_run(t, target))
-    best = min(able, key=lambda t: predict(t, unit.batch, target), default=None)
-    if best is None and listening():
-        _tell(list(geometries), target)
-    return best
-
-
-def _tell(geometries: list[Geometry], target: Target) -> None:
-    """Why no geometry fits: what the nearest one lacks."""
-    if not geometries:
+    best = min(able, key=lambda t: predict(t, batch, target), default=None)
+    if best is not None or not listening():
+        return best
+    lacks = [lacking(geometry, target) for geometry in geometries]
+    if lacks:
+        lack = min(lacks, key=lambda found: found.missing_bytes)
+        why = f"of {len(lacks)} geometries none fits; the nearest: {lack.reason}"
+        tell(False, "a geometry", why, missing_bytes=lack.missing_bytes, needed_bytes=lack.needed_bytes)
+    else:
         tell(False, "a geometry", "the schedule has none for this precision, these sizes and so many layers")
-        return
-    lack = min((lacking(geometry, target) for geometry in geometries), key=lambda found: found.missing_bytes)
-    why = f"of {len(geometries)} geometries none fits; the nearest: {lack.reason}"
-    tell(False, "a geometry", why, missing_bytes=lack.missing_bytes, needed_bytes=lack.needed_bytes)
+    return None
 
 
 @dataclass(frozen=True)
@@ -75,11 +64,8 @@ def lacking(geometry: Geometry, target: Target) -> Lack:
         return Lack(f"{where}: 1024 threads are the most", 1 << 40, 0)
     if not resident_groups(geometry, target):
         return Lack(f"{where}: this GPU runs {target.sms} blocks at once", 1 << 40, 0)
-    blocks = [
-        (p, geometry.depth_blocks(o.source) // geometry.k_parts) for p in geometry.step.phases for o in p.operands
-    ]
     held = sum(s.registers + s.shared for parts in geometry.shares.values() for s in parts)
-    lanes, words = geometry.k_parts * geometry.part_lanes * 4, sum(geometry.block_words(p) * n for p, n in blocks)
+    lanes, words = geometry.k_parts * geometry.part_lanes * 4, _words(geometry)
     streamed = sum(s.streamed * geometry.block_words(p) for p, parts in geometry.shares.items() for s in parts)
     if (streamed or not held) and not geometry.streams:
         why = f"{where}: a block's weights are {words * lanes} bytes, {streamed * lanes} more than it may keep"
@@ -93,38 +79,22 @@ def lacking(geometry: Geometry, target: Target) -> Lack:
     return Lack(why, max(0, shared), geometry.shared_bytes)
 
 
-def distinct(
-    geometries: Iterable[Geometry], target: Target, knobs: Callable[[Geometry], dict[str, int]]
-) -> Iterator[Geometry]:
-    """The geometries that fit; of those that only offer weights more room than is used, the first. knobs: of a
-    geometry."""
-    seen = set()
-    for geometry in geometries:
-        kept = tuple((s.registers, s.shared) for parts in geometry.shares.values() for s in parts)
-        key = (kept, *(value for name, value in knobs(geometry).items() if not name.endswith("_words")))
-        if key not in seen and able_to_run(geometry, target):
-            seen.add(key)
-            yield geometry
-
-
 def able_to_run(geometry: Geometry, target: Target) -> bool:
     """Whether it fits with all weights on the chip: reading some from L2 in every step was slower than one launch per
     step (H 2048, B 64: 42 us against 15; through a pipeline, H 2560, B 64: 31 against 23). Not so in float32, where
     products take longer than that."""
     if geometry.threads > 1024 or not resident_groups(geometry, target):
         return False
-    if not geometry.streams and (not _holds(geometry) or any(share.streamed for _, share in geometry.weights)):
+    # A quick look at what a lane may keep, for most geometries the last one.
+    holds = geometry.streams or _words(geometry) <= geometry.register_words + geometry.shared_words
+    if not geometry.streams and (not holds or any(share.streamed for _, share in geometry.weights)):
         return False
     return geometry.fits(shared_bytes=target.shared_bytes)
 
 
-def _holds(geometry: Geometry) -> bool:
-    """Whether a lane's weights are no more words than it may keep: a quick look, for most geometries the last one."""
-    blocks = (
-        (p, geometry.depth_blocks(o.source) // geometry.k_parts) for p in geometry.step.phases for o in p.operands
-    )
-    words = sum(geometry.block_words(p) * n for p, n in blocks)
-    return words <= geometry.register_words + geometry.shared_words
+def _words(geometry: Geometry) -> int:
+    operands = ((phase, operand) for phase in geometry.step.phases for operand in phase.operands)
+    return sum(geometry.block_words(p) * (geometry.depth_blocks(o.source) // geometry.k_parts) for p, o in operands)
 
 
 def predict(geometry: Geometry, batch: int, target: Target) -> float:

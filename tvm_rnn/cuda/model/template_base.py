@@ -14,7 +14,7 @@ from tvm_rnn.schedule.schedule_template import Config, Knobs
 from tvm_rnn.target import Target
 
 from .choose_geometry import RecurrentUnit
-from .persistent_step_time import cheapest, distinct, predict
+from .persistent_step_time import able_to_run, cheapest, predict
 
 MOST_ROWS = 128  # of a group
 
@@ -38,7 +38,7 @@ class PersistentTemplate(ABC):
     @classmethod
     def configure(cls, unit: RecurrentUnit, target: Target, knob: Knobs) -> Config:
         """The geometry with the least predicted time; {} where nothing fits."""
-        best = cheapest(cls.geometries(unit, target, knob.record), unit, target)
+        best = cheapest(cls.geometries(unit, target, knob.record), unit.batch, target)
         if best is None:
             return {}
         choices = {"ctas": range(1, target.sms + 1), **cls.choices}
@@ -46,22 +46,26 @@ class PersistentTemplate(ABC):
 
     @classmethod
     def every(cls, unit: RecurrentUnit, target: Target) -> Iterator[Config]:
-        """All geometries that fit."""
-        return map(cls.knobs, distinct(cls.geometries(unit, target, {}), target, cls.knobs))
+        seen = set()
+        for geometry in cls.geometries(unit, target, {}):
+            # Those that only offer weights more room than is used are the same.
+            kept = tuple((s.registers, s.shared) for parts in geometry.shares.values() for s in parts)
+            knobs = cls.knobs(geometry)
+            key = (kept, *(value for name, value in knobs.items() if not name.endswith("_words")))
+            if key not in seen and able_to_run(geometry, target):
+                seen.add(key)
+                yield knobs
 
     @classmethod
     def predict(cls, unit: RecurrentUnit, config: Config, target: Target) -> float:
-        """Microseconds per step."""
         return predict(cls.geometry(unit, **config), unit.batch, target)
 
     @classmethod
     def schedule(cls, sch: object, unit: RecurrentUnit, config: Config) -> Geometry:
-        """The geometry of a configuration."""
         return cls.geometry(unit, **config)
 
     @classmethod
     def knobs(cls, geometry: Geometry) -> Config:
-        """A geometry's values of the knobs."""
         return {name: int(getattr(geometry, name)) for name in dict.fromkeys(("ctas", *cls.choices))}
 
 

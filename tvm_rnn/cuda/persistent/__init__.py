@@ -1,9 +1,7 @@
 """Persistent kernels: all steps of a layer in one launch, weights kept on the chip.
 
 In: a geometry. Out: one kernel (`kernel.py`). In the order of a step: `geometry.py` says what a kind of kernel answers
-(`rates.py`: how fast a multiprocessor is), `lane_cells.py` who has which cells; `initial_operands.py`,
-`layer_input_rows.py`, `operand_cp_async.py` and `hoisted_value_prefetch.py` bring inputs; product/ multiplies;
-`cell_reads.py`, `dropout_mask_words.py` and `cell_epilogue.py` compute cells, `unit_reduction.py` sums over units;
-`exchange.py`, `exchange_stores.py` and `exchange_by_polling.py` publish values to the other blocks; `tape_stores.py`
-leaves what training reads; `lengths_and_resets.py` masks rows.
+(`rates.py`: how fast a multiprocessor is); `layer_input_rows.py` brings inputs; product/ multiplies; `cell_reads.py`
+and `cell_epilogue.py` compute cells and leave what training reads; `unit_reduction.py` sums over units; `exchange.py`
+and `exchange_by_polling.py` publish values to the other blocks; `lengths_and_resets.py` masks rows.
 """

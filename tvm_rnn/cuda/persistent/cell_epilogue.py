@@ -1,7 +1,9 @@
-"""The epilogue of one phase: pointwise work on a lane's units; y and published values are stored.
+"""The epilogue of one phase: pointwise work on a lane's units; y, published values and the tape are stored.
 
-In: the kernel's state (`persistent.Body`), a phase, and the gates that its product left in registers. Out: statements:
-every value once, in registers; y and published values stored. Expressions come from the op table.
+In: the kernel's state (`persistent.Body`), a phase, the gates that its product left in registers, and what the layout
+keeps. Out: statements: every value once, in registers; y, published and kept values stored, as soon as a phase has
+them. Expressions come from the op table. A lane has one unit of each block for two batch rows; two lanes with
+neighbouring units exchange a row each, so that 16-bit values are stored in pairs.
 """
 
 from __future__ import annotations
@@ -11,14 +13,16 @@ from collections.abc import Sequence
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.layer.phases import Phase, components
+from tvm_rnn.cuda.codegen.kernel_writer import converted
+from tvm_rnn.cuda.layer.phases import NotPersistent, Phase, Step, components
+from tvm_rnn.cuda.layer.pointers import Place
+from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.tir.expr import Expr
 
-from .geometry import POISON, Body, Slots
-from .initial_operands import convert
-from .tape_stores import pairs
+from .exchange import convert
+from .geometry import LANES, POISON, Body, Slots
 
 
 class Epilogue:
@@ -65,11 +69,7 @@ class Epilogue:
 
     def _value(self, node: Node, index: Index, block: int, j: int, e: int) -> Expr:
         known = self.body.reads.reader(self.phase, block, j, e)
-
-        def read(inner: Node, at: Index) -> Expr | None:
-            return None if inner is node else known(inner, at)
-
-        return element(node, index, read, "float32")
+        return element(node, index, lambda inner, at: None if inner is node else known(inner, at), "float32")
 
     # --- what becomes of the values ----------------------------------------------------------------------------------
 
@@ -99,8 +99,7 @@ class Epilogue:
         found: Slots = {}
         for node in self.phase.published:
             carried = node in body.carried
-            same_step = any(o.source is node for p in self.step.phases for o in p.operands)
-            when = body.t + 1 < self.k["steps"] if carried and not same_step else None
+            when = body.t + 1 < self.k["steps"] if carried and node not in self.step.sources else None
             y = self._store_vector if node is self.step.graph.output and self._vectors(node) else None
             found[node] = (1 - body.par if carried else body.par, when, y)
         return found
@@ -138,10 +137,9 @@ class Epilogue:
             return
         for e in range(2):
             with k.when(body.cells.inside(width, block, j, e)):
-                at = (body.time(body.t) + body.cells.row(j, e)) * body.layout.output.row_stride + body.cells.unit(
-                    width, block
-                )
-                value = body.held[(self.step.graph.output, 0, block, j, e)]
+                row = body.time(body.t) + body.cells.row(j, e)
+                at = row * place.row_stride + body.cells.unit(width, block)
+                value = body.held[(node, 0, block, j, e)]
                 if body.masks is not None:
                     value = body.masks.kept(value, tirx.const(0.0, "float32"), j, e)
                 k.store(k["y"], self._written(value), at)
@@ -154,3 +152,107 @@ class Epilogue:
             return value
         bits = tirx.Min(I.reinterpret("uint32", value), tirx.const(POISON - 1, "uint32"))
         return I.reinterpret("float32", bits)
+
+
+NEIGHBOUR = 4  # lanes: the next unit's is so many further
+
+
+def pairs(place: Place, width: int) -> bool:
+    """Whether values are stored two at a time, as words."""
+    return place.dtype in ("bfloat16", "float16") and width % 2 == 0
+
+
+def pointers(layout: Layout) -> list[tuple[str, str]]:
+    """The kernel's pointers to kept values, with dtypes."""
+    return [(f"kept_{number}", place.dtype) for number, place in stores(layout)]
+
+
+def stores(layout: Layout) -> list[tuple[int, Place]]:
+    """(number among the kept values, place) of those that the kernel writes, in the order of its pointers: no group
+    from before the steps has written them."""
+    early = {n for n, group in layout.home.items() if group.region == "before"}
+    return [(number, layout.kept_place(node)) for number, node in enumerate(layout.kept) if node not in early]
+
+
+def check_kept(step: Step, layout: Layout) -> None:
+    """Raises NotPersistent where a kept value is not one that units have."""
+    roots = {root for phase in step.phases for root in (phase.root, *phase.roots)}
+    for number, _ in stores(layout):
+        node = layout.kept[number]
+        if node not in step.domain or not (node.op == "state" or node.pointwise or node in roots):
+            raise NotPersistent("a value that training reads later is a view")
+        list(components(node, step.domain[node]))
+
+
+class TapeStores:
+    """The stores of one kernel."""
+
+    def __init__(self, body: Body) -> None:
+        self.body, self.k, self.layout, self.step = body, body.k, body.layout, body.step
+        self.own = [(f"kept_{number}", self.layout.kept[number], place) for number, place in stores(self.layout)]
+
+    def before(self) -> None:
+        """States as they are when the step begins."""
+        for name, node, place in self.own:
+            if node.op == "state":
+                self._store(name, node, place)
+
+    def phase(self, phase: Phase) -> None:
+        """What the phase has computed."""
+        made = {*phase.nodes, *phase.roots, phase.root}
+        for name, node, place in self.own:
+            if node in made and node.op != "state":
+                self._store(name, node, place)
+
+    def _value(self, node: Node, number: int, block: int, j: int, e: int) -> Expr:
+        if node.op == "state":
+            registers, at = self.body.states[(node, block, j, e)]
+            return registers[at]
+        return self.body.held[(node, number, block, j, e)]
+
+    def _store(self, name: str, node: Node, place: Place) -> None:
+        body, geometry, width = self.body, self.body.geometry, self.step.domain[node]
+        blocks = 1 if width == 1 else geometry.blocks(width)
+        for j in range(geometry.own_tiles):
+            with body.cells.own_tile(j):
+                for number, _ in components(node, width):
+                    for block in range(blocks):
+                        values = [self._value(node, number, block, j, e) for e in range(2)]
+                        if width > 1 and pairs(place, width):
+                            self.pair(name, place, values, (number, block, j), width)
+                        else:
+                            self._each(name, place, values, (number, block, j), width)
+
+    def _at(self, place: Place, j: int, e: Expr, offset: Expr) -> Expr:
+        row = self.body.time(self.body.t) + self.body.cells.row(j, e)
+        return row * place.row_stride + tirx.Cast("int64", offset)
+
+    def _each(self, name: str, place: Place, values: Sequence[Expr], of: tuple[int, int, int], width: int) -> None:
+        """Of one number per row: the first unit's lanes store it."""
+        (number, block, j), body, ids = of, self.body, self.body.ids
+        first = tirx.And(tirx.EQ(ids.g, 0), tirx.And(tirx.EQ(ids.rank, 0), tirx.EQ(ids.warp_u, 0)))
+        for e, value in enumerate(values):
+            inside = body.cells.inside(width, block, j, e)
+            with self.k.when(inside if width > 1 else tirx.And(first, inside)):
+                offset = number * width + body.cells.unit(width, block) if width > 1 else 0
+                self.k.store(self.k[name], converted(value, place.dtype), self._at(place, j, e, offset))
+
+    def pair(self, name: str, place: Place, values: Sequence[Expr], of: tuple[int, int, int], width: int) -> None:
+        """Lanes of even units store two units of the first row, those of odd units of the second. name: of a pointer;
+        of: component, block, own tile."""
+        (number, block, j), body, k = of, self.body, self.k
+        odd = tirx.NE(tirx.floormod(body.ids.g, 2), 0)
+        mine = k.keep(tirx.Select(odd, values[1], values[0]))
+        given = k.keep(tirx.Select(odd, values[0], values[1]))
+        mask = tirx.const(0xFFFFFFFF, "uint32")
+        other = k.keep(tirx.call_extern("float32", "__shfl_xor_sync", mask, given, NEIGHBOUR, LANES))
+        kind = "bf16x2" if place.dtype == "bfloat16" else "f16x2"
+        word = k.local(1, "uint32")
+        low, high = k.keep(tirx.Select(odd, other, mine)), k.keep(tirx.Select(odd, mine, other))
+        k.do(I.ptx[f"cvt.rn.{kind}.f32"](word[0], high, low))
+        e = tirx.Select(odd, tirx.const(1, "int32"), tirx.const(0, "int32"))
+        unit = k.keep(body.cells.unit(width, block) - tirx.floormod(body.ids.g, 2))
+        inside = body.cells.row(j, 0) + e < k["batch"]
+        with k.when(tirx.And(inside, unit < width)):
+            at = self._at(place, j, e, number * width + unit)
+            k.do(I.ptx["st.global.b32"](k[name].ptr_to([at]), word[0]))

@@ -1,49 +1,39 @@
 """What the cells of a persistent kernel read from memory: parameters once, hoisted values and inputs some steps early.
 
 In: the kernel's state (`persistent.Body`). Out: registers, and readers for expressions of the op table. A lane loads
-exactly what belongs to its own units and batch rows; most hoisted values come by way of `hoisted_value_prefetch.py`,
-masks by way of `dropout_mask_words.py`.
+exactly what belongs to its own units and batch rows. Most hoisted values come by way of shared memory: a warp copies
+what its own cells will read, without registers, and reads nothing but its own copies, so that no barrier of the block
+is needed. Masks are words of 32 steps (`cuda/rowwise/dropout_masks.py`), a bit for each step: a lane loads them once in
+32 steps, those for whole sequences once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from math import prod
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.layer.phases import Phase, place
+from tvm_rnn.cuda.layer.phases import Phase, component, components, place
 from tvm_rnn.cuda.layer.pointers import Place
 from tvm_rnn.cuda.layer.value_layout import Layout
-from tvm_rnn.cuda.rowwise.dropout_masks import WORD
+from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD
 from tvm_rnn.graph.graph import Node
-from tvm_rnn.graph.tensor_expressions import Index
+from tvm_rnn.graph.tensor_expressions import Index, element
 from tvm_rnn.tir.expr import Buffer, Expr
 
-from .dropout_mask_words import MaskWords
-from .geometry import Body, Geometry
-from .hoisted_value_prefetch import Coming, Prefetch
+from .geometry import LANES, PREFETCH_STEPS, Body, Geometry
 
+Coming = tuple[Phase, Node, int, int, int, int]  # a read of one cell: with block, own tile, row of two
 PREFETCH_AHEAD = 6  # steps from a value's prefetch into L2 to its load, where registers are short
-
-
-def params(geometry: Geometry) -> list[Node]:
-    """The values made of parameters that cells read, in the order of the kernel's pointers."""
-    return list(dict.fromkeys(node for node, _ in geometry.step.params))
-
-
-def hoisted(geometry: Geometry) -> list[Node]:
-    """The hoisted values and inputs that cells read, in the order of the kernel's pointers."""
-    return list(dict.fromkeys(node for reads in geometry.step.reads for node, _ in reads))
 
 
 def place_of(layout: Layout, node: Node) -> Place:
     """Where an input or a hoisted value lies; of a mask, its words."""
-    if node.random:
-        return Place(WORD, prod(node.shape))
-    return layout.input(layout.graph.inputs.index(node)) if node.op == "input" else layout.hoisted(node)
+    return Place(WORD, prod(node.shape)) if node.random else layout.rows(node)
 
 
 class CellReads:
@@ -54,8 +44,8 @@ class CellReads:
 
     def __init__(self, body: Body, at: int) -> None:
         self.body, self.k, self.geometry, self.step = body, body.k, body.geometry, body.step
-        numbers = {node: n for n, node in enumerate(hoisted(body.geometry))}
-        self.prefetch, self.words = Prefetch(body, at, numbers), MaskWords(body, numbers)
+        self.numbers = {node: n for n, node in enumerate(self.step.read_nodes)}  # of pointers
+        self.prefetch, self.words = Prefetch(body, at, self.numbers), MaskWords(body, self.numbers)
         self.params: dict[tuple[Node, int, int], Expr] = {}
         self.ahead = 1 if self.geometry.reads_in_step else 2  # steps
         self.late = self.geometry.reads_in_step and self.step.phases[0].kind == "gemm"
@@ -64,10 +54,9 @@ class CellReads:
     def load_params(self) -> None:
         """Once, at the kernel's start."""
         k = self.k
-        numbers = {node: n for n, node in enumerate(params(self.geometry))}
         widths = {w for w in self.step.domain.values() if w > 1}
         for node, slot in self.step.params:
-            source = k[f"param_{numbers[node]}"]
+            source = k[f"param_{self.step.param_nodes.index(node)}"]
             if slot < 0:
                 register = k.local(1)
                 k.store(register, source[tirx.const(~slot, "int64")], 0)
@@ -114,7 +103,6 @@ class CellReads:
             self.ask(0, t + 1)
 
     def now(self, t: Expr, *, prefetch: bool) -> list[Callable[[], None]]:
-        """Loads of what step t reads, row by row; or the prefetch of later ones into L2."""
         rows = dict.fromkeys((phase, node, j, e) for phase, node, _, _, j, e in self.coming[0])
         at = t + PREFETCH_AHEAD if prefetch else t
         return [partial(self._row, at, *row, prefetch=prefetch) for row in rows] if self.late else []
@@ -122,7 +110,7 @@ class CellReads:
     def _row(self, t: Expr, phase: Phase, node: Node, j: int, e: int, *, prefetch: bool) -> None:
         """Of one batch row, from one address: loads lie at constant distances from it."""
         k, body = self.k, self.body
-        source, stride = k[f"read_{hoisted(self.geometry).index(node)}"], place_of(body.layout, node).row_stride
+        source, stride = k[f"read_{self.numbers[node]}"], place_of(body.layout, node).row_stride
         keys = [key for key in self.coming[0] if (key[0], key[1], *key[4:]) == (phase, node, j, e)]
         unit = body.cells.first_unit(phase.width, 0) if prefetch else body.cells.unit(phase.width, 0)
         now = tirx.And(body.ids.g == 0, t < k["steps"]) if prefetch else tirx.const(True, "bool")
@@ -142,7 +130,6 @@ class CellReads:
     def ask(self, par: int, t: Expr, of: Phase | None = None) -> None:
         """Load the values of step t, those of one phase or all; nothing waits for them here."""
         k, body = self.k, self.body
-        numbers = {node: n for n, node in enumerate(hoisted(self.geometry))}
         wanted = {key: place for key, place in self.coming[par].items() if of is None or key[0] is of}
         if not wanted:
             return
@@ -153,10 +140,9 @@ class CellReads:
                 offset: Expr = ~slot if slot < 0 else slot * phase.width + body.cells.unit(phase.width, block)
                 row = time + body.cells.row(j, e)
                 with body.cells.own_tile(j), k.when(body.cells.inside(phase.width if slot >= 0 else 1, block, j, e)):
-                    k.store(registers, k[f"read_{numbers[node]}"][row * stride + offset], at)
+                    k.store(registers, k[f"read_{self.numbers[node]}"][row * stride + offset], at)
 
     def reader(self, phase: Phase, block: int, j: int, e: int) -> Callable[[Node, Index], Expr | None]:
-        """How expressions of one cell read stored values."""
         body = self.body
 
         def read(node: Node, index: Index) -> Expr | None:
@@ -170,25 +156,255 @@ class CellReads:
                     registers, at = body.states[(node, own, j, e)]
                     return registers[at]
                 return None
-            for slot in _slots(node, index, phase.width):
-                if node.random:
-                    return self.words.value(node, slot, phase.width, block, j, e)
-                if (node, slot, block if slot >= 0 else 0) in self.params:
-                    return self.params[(node, slot, block if slot >= 0 else 0)]
-                if (phase, node, slot, block, j, e) in self.prefetch.now:
-                    registers, at = self.prefetch.now[(phase, node, slot, block, j, e)]
-                    return tirx.Cast("float32", registers[at])
-                coming = self.coming[body.par % self.ahead]
-                if (phase, node, slot, block, j, e) in coming:
-                    registers, at = coming[(phase, node, slot, block, j, e)]
+            if node.leaf and node.op not in ("input", "param") and node.scalar is not None:
+                return None
+            number = component(node, index, phase.width)
+            if node.random:
+                return self.words.value((node, number, phase.width, block, j, e))
+            if (node, number, block if number >= 0 else 0) in self.params:
+                return self.params[(node, number, block if number >= 0 else 0)]
+            for loaded in (self.prefetch.now, self.coming[body.par % self.ahead]):
+                if (phase, node, number, block, j, e) in loaded:
+                    registers, at = loaded[(phase, node, number, block, j, e)]
                     return tirx.Cast("float32", registers[at])
             return None
 
         return read
 
 
-def _slots(node: Node, index: Index, width: int) -> list[int]:
-    if node.leaf and node.op not in ("input", "param") and node.scalar is not None:
-        return []
-    number, moving = place(node, index, width)
-    return [number if moving else ~number]
+Key = tuple[Node, int, int, int, int, int]  # mask, component, units of the phase, block, own tile, row of two
+
+
+class MaskWords:
+    """The words of one kernel. numbers: of each mask's pointer."""
+
+    def __init__(self, body: Body, numbers: Mapping[Node, int]) -> None:
+        self.body, self.k, self.step, self.numbers = body, body.k, body.step, numbers
+        self.words: dict[Key, tuple[Buffer, int]] = {}
+        self.shift: Expr = tirx.const(0, "int32")
+
+    def prepare(self) -> None:
+        """Registers, and what the first step reads."""
+        found: dict[Key, None] = {}
+        for phase, reads in zip(self.step.phases, self.step.reads, strict=True):
+            for node, slot in reads:
+                if node.random:
+                    found |= {(node, slot, phase.width, *cell): None for cell in self.body.cells.each(phase.width)}
+        for whole in (True, False):
+            own = [key for key in found if _whole(key[0]) == whole]
+            registers = self.k.local(max(1, len(own)), "float32" if whole else WORD)
+            self.words |= {key: (registers, at) for at, key in enumerate(own)}
+            if own:
+                self._load(own, tirx.const(0, "int32"))
+
+    def begin(self, t: Expr) -> None:
+        """Step t begins: which bit is its own."""
+        if any(not _whole(key[0]) for key in self.words):
+            self.shift = self.k.keep(tirx.bitwise_and(self.body.order(t), BITS - 1))
+
+    def after(self, t: Expr) -> None:
+        """Step t - 1 ends: where step t begins another word, load it."""
+        own = [key for key in self.words if not _whole(key[0])]
+        if not own:
+            return
+        k = self.k
+        first = tirx.Select(k["direction"] < 0, tirx.const(BITS - 1, "int32"), tirx.const(0, "int32"))
+        turns = tirx.EQ(tirx.bitwise_and(self.body.order(t), BITS - 1), first)
+        with k.when(tirx.And(t < k["steps"], turns)):
+            self._load(own, t)
+
+    def _load(self, own: list[Key], t: Expr) -> None:
+        """All of them at once, then what is made of them, then the prefetch of later ones into L2."""
+        k, body = self.k, self.body
+        # 0, which the compiler cannot know: what is made of a word here is waited for here, and not in every step.
+        none = k.keep(tirx.Cast(WORD, k["direction"] * k["direction"] - 1))
+        group = k.keep(tirx.Cast("int64", body.order(t) >> (BITS.bit_length() - 1)) * k["batch"])
+        loaded = k.local(len(own), WORD)
+        for n, key in enumerate(own):
+            k.store(loaded, tirx.const(0, WORD), n)
+            with self._cell(key):
+                k.store(loaded, self.word(key[0], *self._at(group, key)), n)
+        for n, key in enumerate(own):
+            registers, at = self.words[key]
+            word = tirx.bitwise_xor(loaded[n], none)
+            k.store(registers, self.number(word) if _whole(key[0]) else word, at)
+        with k.when(t + BITS < k["steps"]):
+            later = k.keep(group + k["direction"] * k["batch"])
+            for key in own:
+                if not _whole(key[0]):
+                    with self._cell(key):
+                        source, (row, unit) = k[f"read_{self.numbers[key[0]]}"], self._at(later, key)
+                        k.do(I.ptx["prefetch.global.L2"](source.ptr_to([self._element(key[0], row, unit)])))
+
+    @contextmanager
+    def _cell(self, key: Key) -> Iterator[None]:
+        """For lanes that have that cell."""
+        _, slot, width, block, j, e = key
+        with self.body.cells.own_tile(j), self.k.when(self.body.cells.inside(width if slot >= 0 else 1, block, j, e)):
+            yield
+
+    def _at(self, group: Expr, key: Key) -> tuple[Expr, Expr]:
+        """Row and unit of a cell's word."""
+        node, slot, width, block, j, e = key
+        row = tirx.Cast("int64", self.body.cells.row(j, e))
+        unit: Expr = ~slot if slot < 0 else slot * width + self.body.cells.unit(width, block)
+        return row if _whole(node) else group + row, unit
+
+    def _element(self, node: Node, row: Expr, unit: Expr) -> Expr:
+        return row * prod(node.shape) + tirx.Cast("int64", unit)
+
+    def word(self, node: Node, row: Expr, unit: Expr) -> Expr:
+        return self.k[f"read_{self.numbers[node]}"][self._element(node, row, unit)]
+
+    def number(self, word: Expr) -> Expr:
+        """The lowest bit as a number."""
+        one, zero = (tirx.const(value, "float32") for value in (1.0, 0.0))
+        return tirx.Select(tirx.NE(tirx.bitwise_and(word, tirx.const(1, WORD)), tirx.const(0, WORD)), one, zero)
+
+    def masked_state(self, state: Node, value: Expr, block: int, j: int, e: int) -> Expr:
+        """What products read of a state's value in one cell."""
+        width = self.step.domain[state]
+        return self._shown(state, value, lambda node, slot: self.value((node, slot, width, block, j, e)))
+
+    def masked_state_at(self, state: Node, value: Expr, row: Expr, unit: Expr) -> Expr:
+        """The same in any batch row and unit."""
+        width = self.step.domain[state]
+
+        def number(node: Node, slot: int) -> Expr:
+            return self.number(self.word(node, tirx.Cast("int64", row), ~slot if slot < 0 else slot * width + unit))
+
+        return self._shown(state, value, number)
+
+    def _shown(self, state: Node, value: Expr, mask: Callable[[Node, int], Expr]) -> Expr:
+        node = self.step.shown.get(state)
+        if node is None:
+            return value
+        width, own = self.step.domain[state], self.k.keep(value)
+
+        def read(inner: Node, index: Index) -> Expr | None:
+            if inner is state:
+                return own
+            if not inner.random:
+                return None
+            return mask(inner, component(inner, index, width))
+
+        _, index = next(components(node, width))
+        return element(node, index, read, "float32")
+
+    def value(self, key: Key) -> Expr:
+        """The mask of one cell in this step."""
+        registers, at = self.words[key]
+        return registers[at] if _whole(key[0]) else self.number(registers[at] >> tirx.Cast(WORD, self.shift))
+
+
+def _whole(node: Node) -> bool:
+    return bool(node.attrs["every"] == "sequence")
+
+
+def prefetched(geometry: Geometry) -> list[tuple[Phase, Node, int]]:
+    """Each (phase, hoisted value, component) that is prefetched."""
+    every = zip(geometry.step.phases, geometry.step.reads, strict=True)
+    return [(phase, *read) for phase, reads in every for read in reads if geometry.prefetches(phase, *read)]
+
+
+class Prefetch:
+    """The copies of one kernel. at: the word of the arena where they begin."""
+
+    def __init__(self, body: Body, at: int, pointers: dict[Node, int]) -> None:
+        self.body, self.k, self.geometry, self.at = body, body.k, body.geometry, at
+        self.pointers = pointers  # number of each value's pointer
+        self.now: dict[Coming, tuple[Buffer, int]] = {}
+        self.order: list[tuple[Phase, Node, int, int, int]] = []  # with block and own tile: 8 x 8 values each
+        for phase, node, slot in prefetched(self.geometry):
+            for block in range(self.geometry.blocks(phase.width)):
+                self.order += [(phase, node, slot, block, j) for j in range(self.geometry.own_tiles)]
+        # A value's pieces follow each other, also where several phases read it.
+        known = list(dict.fromkeys(entry[1] for entry in self.order))
+        self.order.sort(key=lambda entry: known.index(entry[1]))
+        self.each = 8 * self.geometry.itemsize // 16  # pieces of a row
+        self.strides = {node: body.layout.rows(node).row_stride for node in known}
+
+    def prepare(self) -> None:
+        """Where this lane's pieces come from; the first steps' copies begin."""
+        k, geometry = self.k, self.geometry
+        if not self.order:
+            return
+        arena = I.cuda.cvta_generic_to_shared(self.body.arena.ptr_to([tirx.const(0, "int32")]))
+        warp = self.at + self._warp() * (geometry.prefetch_words // geometry.prefetching_warps)
+        self.warp = k.keep(warp)
+        self.base = k.keep(arena + tirx.Cast("uint32", (self.warp + self.body.ids.lane * 4) * 4))
+        self.sources: list[tuple[Node, int, int, Expr]] = []  # with the first of 32 pieces, and how many are left
+        at = 0
+        for node in self.strides:
+            entries = [entry for entry in self.order if entry[1] is node]
+            pieces = len(entries) * 8 * self.each
+            for i in range(0, pieces, LANES):
+                self.sources.append((node, at + i, pieces - i, self._source(node, entries, i)))
+            at += pieces
+        self.registers = k.local(2 * len(self.order), geometry.storage)
+        for n, (phase, node, slot, block, j) in enumerate(self.order):
+            for e in range(2):
+                self.now[(phase, node, slot, block, j, e)] = (self.registers, 2 * n + e)
+        for t in range(PREFETCH_STEPS - 1):
+            self._copy(tirx.const(t, "int32"), t)
+
+    def _warp(self) -> Expr:
+        """This warp's number, among those that copy."""
+        geometry, ids = self.geometry, self.body.ids
+        if geometry.prefetching_warps == geometry.warps:
+            return ids.warp
+        group, each = tirx.floordiv(ids.warp, geometry.warps_k), min(geometry.warps_k, geometry.pass_tiles)
+        return group * each + tirx.Min(ids.warp_k, tirx.const(each - 1, "int32"))
+
+    def _source(self, node: Node, entries: list[tuple[Phase, Node, int, int, int]], i: int) -> Expr:
+        """Element at time 0 of this lane's piece of 32 of a value, from i on. Lanes past the last piece repeat it."""
+        k, body, geometry = self.k, self.body, self.geometry
+        lanes = 16 // geometry.itemsize
+        flat = tirx.Min(body.ids.lane + i, len(entries) * 8 * self.each - 1)
+        entry, row = tirx.floordiv(flat, 8 * self.each), tirx.floormod(tirx.floordiv(flat, self.each), 8)
+        unit, tile = k.local(1, "int32"), k.local(1, "int32")
+        for n, (phase, _, slot, block, j) in enumerate(entries):
+            with k.when(entry == n):
+                # Units past the last one are never looked at: any will do.
+                within = tirx.Min(body.cells.first_unit(phase.width, block), tirx.const(phase.width - 8, "int32"))
+                k.store(unit, slot * phase.width + within, 0)
+                k.store(tile, body.cells.tile(j), 0)
+        row = k["row0"] + body.ids.group * geometry.rows + tile[0] * 8 + row
+        row = tirx.Cast("int64", tirx.Min(row, k["batch"] - 1))
+        piece = tirx.floormod(flat, self.each) * lanes
+        return k.keep(row * self.strides[node] + unit[0] + piece)
+
+    def _words(self) -> int:
+        """Of one step of one warp."""
+        words: int = self.geometry.prefetch_words // self.geometry.prefetching_warps // PREFETCH_STEPS
+        return words
+
+    def _copy(self, t: Expr, slot: Expr) -> None:
+        """Begin to copy step t to a stage."""
+        k, geometry, ids = self.k, self.geometry, self.body.ids
+        every = geometry.prefetching_warps == geometry.warps
+        copies = tirx.const(True, "bool") if every else ids.warp_k < geometry.pass_tiles
+        with k.when(tirx.And(copies, t < k["steps"])):
+            time = k.bind(self.body.time(t))
+            for node, first, left, element in self.sources:
+                source = k[f"read_{self.pointers[node]}"].ptr_to([time * self.strides[node] + element])
+                target = self.base + tirx.Cast("uint32", slot * (self._words() * 4) + first * 16)
+                with nullcontext() if left >= LANES else k.when(ids.lane < left):
+                    k.do(I.ptx["cp.async.cg.shared.global"](target, source, 16))
+        k.do(I.ptx["cp.async.commit_group"]())
+
+    def begin(self, t: Expr) -> None:
+        """Step t begins: its values to registers; the copy of a later step takes the place of the last one's."""
+        if not self.order:
+            return
+        k, geometry, ids = self.k, self.geometry, self.body.ids
+        k.do(I.ptx["cp.async.wait_group"](PREFETCH_STEPS - 2))
+        k.do(I.cuda.warp_sync())
+        elements, size = self._words() * 4 // geometry.itemsize, geometry.shared_bytes // geometry.itemsize
+        view = I.decl_buffer((size,), geometry.storage, data=self.body.arena.data, scope="shared.dyn")
+        place = self.warp * (4 // geometry.itemsize) + tirx.floormod(t, PREFETCH_STEPS) * elements
+        place = k.keep(place + ids.q * 16 + ids.g)
+        for n in range(len(self.order)):
+            for e in range(2):
+                k.store(self.registers, view[place + n * 64 + e * 8], 2 * n + e)
+        self._copy(t + (PREFETCH_STEPS - 1), tirx.floormod(t + (PREFETCH_STEPS - 1), PREFETCH_STEPS))

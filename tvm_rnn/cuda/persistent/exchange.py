@@ -1,8 +1,8 @@
 """The exchange of values between blocks of a persistent kernel: through a cluster's shared memory, or through L2.
 
-In: a `Geometry` and the kernel's body. Out: statements to publish a tile of 8 units x 8 batch rows, to wait for a
-value, and to load an operand piece. Both kinds store a value as [K block][batch row][64 bytes], twice: for even and odd
-steps.
+In: a `Geometry` and the kernel's body. Out: statements to lay out initial states as products read them, to publish a
+tile of 8 units x 8 batch rows, to wait for a value, and to load an operand piece. Both kinds store a value as [K
+block][batch row][64 bytes], twice: for even and odd steps.
 
 Cluster: every block has a whole copy; producers write into all of them (st.async), and an mbarrier per copy counts
 bytes. Two copies are enough: a block that writes step t + 2 has received t + 1 from all, which had read t before.
@@ -16,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import reduce
 from math import ceil, prod
 from typing import ClassVar
 
@@ -26,7 +27,7 @@ from tvm_rnn.cuda.codegen.host_program import Host, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.layer.phases import Phase
 from tvm_rnn.graph.graph import Node
-from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
+from tvm_rnn.tir.expr import Buffer, Expr
 
 from .geometry import (
     BLOCK_WORDS,
@@ -41,9 +42,7 @@ from .geometry import (
     Slots,
     Store,
 )
-from .initial_operands import fill_cluster, fill_grid
-from .layer_input_rows import ClusterInputs, GridInputs
-from .operand_cp_async import InputPieces, NoPieces
+from .layer_input_rows import ClusterInputs, GridInputs, InputPieces, NoPieces
 from .rates import Rates
 
 ROWS_US, CELLS_US = 0.12, 0.1  # each 8 rows of a cluster beyond the first; each 256 cells of a block beyond the first
@@ -53,11 +52,6 @@ ROWS_US, CELLS_US = 0.12, 0.1  # each 8 rows of a cluster beyond the first; each
 # 1.37 us; 8 x 8 4 1.49, 1.56; 16 x 8 1 1.79, 1.88; 8 x 8 2 1.89, 1.86; 4 x 8 4 2.17, 2.37; tf32 16 x 8 2 2.22, 2.08;
 # 8 x 8 2 2.35, 2.64; 16 x 8 1 2.98, 2.38.
 PUBLISHED_US, PUBLISHED_CELL_US = 0.03, 0.25
-
-
-def _i32(value: int) -> TirExpr:
-    found: TirExpr = tirx.const(value, "int32")
-    return found
 
 
 # --- as planning sees them --------------------------------------------------------------------------------------------
@@ -82,7 +76,7 @@ class ClusterExchange(Exchange):
         return ClusterInputs(body, at)
 
     def pieces(self, body: Body) -> LanePieces:
-        return NoPieces()
+        return NoPieces(body)
 
     def cluster(self, geometry: Geometry) -> int:
         return geometry.ctas
@@ -197,8 +191,25 @@ CLUSTER, COUNTER = ClusterExchange(), CounterExchange()
 # --- who emits them ---------------------------------------------------------------------------------------------------
 
 
+def joined(*conditions: Expr | None) -> Expr:
+    """Conditions joined; none: true."""
+    found = [c for c in conditions if c is not None]
+    return reduce(tirx.And, found) if found else tirx.const(True, "bool")
+
+
+def convert(body: Body, value: Expr) -> Expr:
+    """A float32 value as the product reads it."""
+    if body.geometry.precision == "tf32":
+        register = body.k.local(1, "uint32")
+        body.k.do(I.ptx["cvt.rna.tf32.f32"](register[0], value))
+        return I.reinterpret("float32", register[0])
+    return body.exchange.plain(value)
+
+
 class Exchanger(ABC):
     """What the two kinds of `ExchangeEmitter` share. stage_at: the word of shared memory where values are staged."""
+
+    loads: ClassVar[str]  # the PTX instruction
 
     def __init__(self, body: Body, stage_at: int) -> None:
         self.body, self.k, self.geometry, self.ids, self.arena = body, body.k, body.geometry, body.ids, body.arena
@@ -221,13 +232,24 @@ class Exchanger(ABC):
     def plain(self, value: Expr) -> Expr:
         return tirx.Cast(self.geometry.storage, value)
 
-    @abstractmethod
     def pointer(self, node: Node, slot: int, kblock: Expr, row: Expr) -> Expr:
-        """Where this lane's piece of an operand is."""
+        return self._at(self.word(node, slot, kblock, row, self.ids.q))
+
+    def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: Sequence[Expr]) -> None:
+        self.k.do(I.ptx[f"{self.loads}.v4.b32"](*registers, self.pointer(node, slot, kblock, row)))
+
+    def take(self, word: Expr, registers: Sequence[Expr]) -> None:
+        self.k.do(I.ptx[f"{self.loads}.v{len(registers)}.b32"](*registers, self._at(word)))
+
+    @abstractmethod
+    def _at(self, word: Expr) -> Expr:
+        """A pointer to a word of what is exchanged."""
 
 
 class Cluster(Exchanger):
     """Through distributed shared memory."""
+
+    loads: ClassVar[str] = "ld.shared"
 
     def __init__(self, body: Body, stage_at: int, barriers_at: int) -> None:
         super().__init__(body, stage_at)
@@ -242,7 +264,7 @@ class Cluster(Exchanger):
         """Thread n sends pieces n, n + threads, ... of [destination][row][units]: neighbours write side by side."""
         geometry, k, ids = self.geometry, self.k, self.ids
         self.sends: dict[Node, list[tuple[Expr, Expr, Expr, Expr | None]]] = {}
-        arena = I.cuda.cvta_generic_to_shared(self.arena.ptr_to([_i32(0)]))
+        arena = I.cuda.cvta_generic_to_shared(self.arena.ptr_to([tirx.const(0, "int32")]))
         self.peers: list[tuple[Expr, Expr | None]] = []  # whom this lane sends parts of reductions to
         for i in range(-(-geometry.ctas // 8) if geometry.reductions else 0):
             peer = ids.g + i * 8
@@ -290,8 +312,43 @@ class Cluster(Exchanger):
         return self.barriers_at + (len(self.geometry.published) * 2 + slot) * 2
 
     def fill(self) -> None:
-        fill_cluster(self.body)
-        self._start()
+        """Every block fills its whole copy 0 of each carried value from the state, and zeroes all other copies."""
+        body, geometry, k, ids = self.body, self.geometry, self.k, self.ids
+        total = geometry.exchange_words
+        with k.loop(-(-total // geometry.threads)) as i:
+            at = i * geometry.threads + ids.thread
+            with k.when(at < total):
+                k.store(body.arena, tirx.const(0, "uint32"), at)
+        k.do(I.cuda.cta_sync())
+        view = I.decl_buffer(
+            (total * 4 // geometry.itemsize,), geometry.storage, data=body.arena.data, elem_offset=0, scope="shared.dyn"
+        )
+        for n, state in enumerate(body.step.graph.states):
+            if state not in body.step.carried:
+                continue
+            node, width = body.value(state), state.shape[0]
+            elements = geometry.rows * width
+            with k.loop(-(-elements // geometry.threads)) as i:
+                flat = i * geometry.threads + ids.thread
+                row, unit = tirx.floordiv(flat, width), tirx.floormod(flat, width)
+                batch_row = k["row0"] + ids.group * geometry.rows + row
+                with k.when(tirx.And(flat < elements, batch_row < k["batch"])):
+                    value: Expr = k[f"old_{n}"][tirx.Cast("int64", batch_row) * width + unit]
+                    if body.masks is not None:
+                        value = body.masks.restarted(state, batch_row, value)
+                    value = body.reads.words.masked_state_at(state, value, batch_row, unit)
+                    block = tirx.floordiv(unit, geometry.block_k) * geometry.rows + row
+                    words = geometry.value_at[node] + block * BLOCK_WORDS
+                    element = words * (4 // geometry.itemsize) + tirx.floormod(unit, geometry.block_k)  # of copy 0
+                    k.store(view, convert(body, value), element)
+        pointers = [self._pointer(node, slot) for node in geometry.published for slot in range(2)]
+        pointers += [self._at(self._reduce_barrier(slot)) for slot in range(2) if geometry.reductions]
+        with self.k.when(self.ids.thread == 0):
+            for pointer in pointers:
+                self.k.do(I.ptx.mbarrier.init.shared.b64(pointer, tirx.const(1, "uint32")))
+            self.k.do(I.ptx.fence.mbarrier_init.release.cluster())
+            for slot in range(2) if geometry.reductions else ():
+                self._expect_parts(slot, slot)
         self.k.do(I.cuda.cta_sync())
         self._sync()
 
@@ -310,9 +367,9 @@ class Cluster(Exchanger):
         for node in self.geometry.published:
             if node not in body.carried:
                 self._expect(node, body.par)
-                continue
-            same_step = any(o.source is node for p in body.step.phases for o in p.operands)
-            self._expect(node, 1 - body.par, None if same_step else body.t + 1 < self.k["steps"])
+            else:
+                at_once = node in body.step.sources
+                self._expect(node, 1 - body.par, None if at_once else body.t + 1 < self.k["steps"])
 
     def ready(self, source: Node) -> None:
         body = self.body
@@ -323,23 +380,11 @@ class Cluster(Exchanger):
             pointer = self._pointer(node, slot)
             self.k.do(I.cuda.mbarrier_wait_acquire_cluster(pointer, tirx.floormod(count, 2)))
 
-    def _start(self) -> None:
-        geometry = self.geometry
-        pointers = [self._pointer(node, slot) for node in geometry.published for slot in range(2)]
-        pointers += [self.arena.ptr_to([self._reduce_barrier(slot)]) for slot in range(2) if geometry.reductions]
-        with self.k.when(self.ids.thread == 0):
-            for pointer in pointers:
-                self.k.do(I.ptx.mbarrier.init.shared.b64(pointer, tirx.const(1, "uint32")))
-            self.k.do(I.ptx.fence.mbarrier_init.release.cluster())
-            for slot in range(2) if geometry.reductions else ():
-                self._expect_parts(slot, slot)
-
     def _expect(self, node: Node, slot: Expr, when: Expr | None = None) -> None:
         """Say how many bytes will come for this copy."""
         geometry = self.geometry
         pieces = geometry.ctas * geometry.units(node.shape[0]) * geometry.itemsize // 16
-        condition = self.ids.thread == 0 if when is None else tirx.And(self.ids.thread == 0, when)
-        with self.k.when(condition):
+        with self.k.when(joined(self.ids.thread == 0, when)):
             count = tirx.const(pieces * geometry.rows * 16, "uint32")
             self.k.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](self._pointer(node, slot), count))
 
@@ -348,8 +393,7 @@ class Cluster(Exchanger):
         geometry = self.geometry
         phase = geometry.reductions[number % len(geometry.reductions)]
         count = tirx.const(len(phase.roots) * geometry.parts * geometry.rows * 4, "uint32")
-        pointer = self.arena.ptr_to([self._reduce_barrier(slot)])
-        self.k.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](pointer, count))
+        self.k.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](self._at(self._reduce_barrier(slot)), count))
 
     def send_partial(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
         """Lane (g, q) sends to blocks g and g + 8."""
@@ -357,7 +401,7 @@ class Cluster(Exchanger):
         name = f"st_async.weak.shared::cluster.mbarrier::complete_tx::bytes.v{len(words)}.b32"
         at = k.keep(tirx.Cast("uint32", word * 4))
         for remote, past in self.peers:
-            with k.when(joined([] if past is None else [past])):
+            with k.when(joined(past)):
                 barrier = remote + tirx.const(self._reduce_barrier(slot) * 4, "uint32")
                 k.do(I.ptx[name](remote + at, *words, barrier))
 
@@ -368,13 +412,13 @@ class Cluster(Exchanger):
         # Reductions are counted through all steps; every second one uses this buffer.
         uses = tirx.floordiv(body.t, 2) * each + (body.par * each + number) // 2
         with body.cells.own_tile(0):
-            pointer = self.arena.ptr_to([self._reduce_barrier(slot)])
+            pointer = self._at(self._reduce_barrier(slot))
             k.do(I.cuda.mbarrier_wait_acquire_cluster(pointer, tirx.floormod(uses, 2)))
             with k.when(self.ids.thread == 0):
                 self._expect_parts(number + 2, slot)
 
-    def take(self, word: Expr, registers: Sequence[Expr]) -> None:
-        self.k.do(I.ptx[f"ld.shared.v{len(registers)}.b32"](*registers, self.arena.ptr_to([word])))
+    def _at(self, word: Expr) -> Expr:
+        return self.arena.ptr_to([word])
 
     def stage(self, node: Node, block: int, j: int, e: int, value: Expr) -> None:
         """[row][units of this block]."""
@@ -397,9 +441,8 @@ class Cluster(Exchanger):
             copy = slot * geometry.value_words(node) * 4
             words = [self.passing[z] for z in range(4)]
             for stage, address, remote, past in self.sends[node]:
-                conditions = [c for c in (when, past) if c is not None]
                 k.do(I.ptx["ld.shared.v4.b32"](*words, self.arena.ptr_to([stage + self._turn])))
-                with k.when(joined(conditions)):
+                with k.when(joined(when, past)):
                     target = remote + tirx.Cast("uint32", address + copy)
                     barrier = remote + tirx.const(self._barrier(node, slot) * 4, "uint32")
                     name = "st_async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
@@ -420,18 +463,26 @@ class Cluster(Exchanger):
                 k.do(I.ptx["ld.shared.v4.b32"](*words, self.arena.ptr_to([at])))
                 y(row, self.ids.rank * geometry.units(node.shape[0]) + unit, words)
 
-    def pointer(self, node: Node, slot: int, kblock: Expr, row: Expr) -> Expr:
-        return self.arena.ptr_to([self.word(node, slot, kblock, row, self.ids.q)])
-
-    def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: Sequence[Expr]) -> None:
-        self.k.do(I.ptx["ld.shared.v4.b32"](*registers, self.pointer(node, slot, kblock, row)))
-
     def follow(self, events: Expr) -> None:
         """Nothing: rows of inputs are looked at."""
 
 
+@dataclass
+class StagedTile:
+    """A tile that a warp has staged and not published."""
+
+    node: Node
+    slot: Expr
+    block: int
+    j: int
+    when: Expr | None
+    y: Store | None
+
+
 class Grid(Exchanger):
     """Through global memory: buffers "exchange" (words) and "counter"."""
+
+    loads: ClassVar[str] = "ld.relaxed.gpu.global"
 
     def __init__(self, body: Body, stage_at: int) -> None:
         super().__init__(body, stage_at)
@@ -439,8 +490,49 @@ class Grid(Exchanger):
         self.waited = 0  # events of this step that were waited for
 
     def fill(self) -> None:
-        fill_grid(self.body, self.base, self.turned)
+        """Every block publishes the initial state of its own units; the padding of K is zeroed by the first block."""
+        body, geometry = self.body, self.geometry
+        for state in body.step.carried:
+            node, width = body.value(state), state.shape[0]
+            for j in range(geometry.own_tiles):
+                with body.cells.own_tile(j):
+                    for block in range(geometry.blocks(width)):
+                        for e in range(2):
+                            registers, at = body.states[(state, block, j, e)]
+                            value = body.reads.words.masked_state(state, registers[at], block, j, e)
+                            self.stage(node, block, j, e, convert(body, value))
+                        self.tile(node, 0, block, j, None, None)
+        for node in geometry.published if geometry.zeroes_padding else ():
+            self._zero_padding(node)
         self.arrive()
+
+    def _zero_padding(self, node: Node) -> None:
+        """K blocks that no unit fills, in both copies, and the rest of the last one where units end inside it: they
+        come in eights, a block holds 16 or 32. Once: 0 times garbage may be NaN."""
+        geometry, k, ids, base = self.geometry, self.k, self.ids, self.base
+        full, used = divmod(geometry.ctas * geometry.units(node.shape[0]), geometry.block_k)
+        block, zero = geometry.rows * BLOCK_WORDS, tirx.const(0, "uint32")
+        words = (geometry.depth_blocks(node) - full - bool(used)) * block
+        with k.when(ids.rank == 0):
+            for slot in range(2):
+                start = geometry.value_at[node] + slot * geometry.value_words(node)
+                if words:
+                    with k.loop(-(-words // geometry.threads)) as i:
+                        at = i * geometry.threads + ids.thread
+                        with k.when(at < words):
+                            k.store(k["exchange"], zero, base + (start + (full + bool(used)) * block) + at)
+                if used:
+                    tail = (geometry.block_k - used) * geometry.itemsize // 4
+                    with k.loop(-(-geometry.rows * tail // geometry.threads)) as i:
+                        flat = i * geometry.threads + ids.thread
+                        with k.when(flat < geometry.rows * tail):
+                            row, word = tirx.floordiv(flat, tail), BLOCK_WORDS - tail + tirx.floormod(flat, tail)
+                            at = (
+                                row * BLOCK_WORDS
+                                + self.turned(row, tirx.floordiv(word, 4)) * 4
+                                + tirx.floormod(word, 4)
+                            )
+                            k.store(k["exchange"], zero, base + (start + full * block) + at)
 
     def turned(self, row: Expr, piece: Expr) -> Expr:
         """Where a row's 16-byte piece lies in its block of K."""
@@ -516,8 +608,7 @@ class Grid(Exchanger):
             for j in range(geometry.own_tiles):
                 for block in range(geometry.blocks(node.shape[0])):
                     register = k.local(1, "int32")
-                    unit = ids.rank * geometry.units(node.shape[0])
-                    unit = unit + (ids.warp_u * geometry.blocks(node.shape[0]) + block) * 8
+                    unit = self.body.cells.first_unit(node.shape[0], block)
                     piece = tirx.floordiv(tirx.floormod(unit, geometry.block_k) * geometry.itemsize, 16)
                     piece = piece + tirx.floormod(self.chunk, self.chunks_of_row)
                     row = self.body.cells.tile(j) * 8 + tirx.floordiv(self.chunk, self.chunks_of_row)
@@ -529,23 +620,28 @@ class Grid(Exchanger):
         self.k.store(self.view, value, self.ids.warp * 64 + (self.ids.q * 2 + e) * 8 + self.ids.g)
 
     def tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
-        k, geometry, lane, chunks = self.k, self.geometry, self.ids.lane, 8 * self.chunks_of_row
+        k, own = self.k, StagedTile(node, slot, block, j, when, y)
         k.do(I.cuda.warp_sync())
         words = [self.passing[z] for z in range(4)]
-        at = self.stage_at + self.ids.warp * (16 * geometry.itemsize) + self.chunk * 4
+        at = self.stage_at + self.ids.warp * (16 * self.geometry.itemsize) + self.chunk * 4
         k.do(I.ptx["ld.shared.v4.b32"](*words, self.arena.ptr_to([at])))
-        only: list[Expr] = [lane < chunks] if chunks < LANES else []
-        with k.when(joined(([] if when is None else [when]) + only)):
-            self.store_piece(node, slot, self.addresses[(node, block, j)], words)
-        if y is not None:
-            unit = self.ids.rank * geometry.units(node.shape[0])
-            unit = unit + (self.ids.warp_u * geometry.blocks(node.shape[0]) + block) * 8
-            with k.when(lane < 8):
-                y(self.body.cells.tile(j) * 8 + lane, unit, words)
+        self._publish(own, words)
+        self._write_y(own, words)
         k.do(I.cuda.warp_sync())
 
+    def _publish(self, tile: StagedTile, words: Sequence[Expr]) -> None:
+        chunks = 8 * self.chunks_of_row
+        with self.k.when(joined(tile.when, self.ids.lane < chunks if chunks < LANES else None)):
+            self.store_piece(tile.node, tile.slot, self.addresses[(tile.node, tile.block, tile.j)], words)
+
+    def _write_y(self, tile: StagedTile, words: Sequence[Expr]) -> None:
+        if tile.y is not None:
+            cells, lane = self.body.cells, self.ids.lane
+            unit = cells.first_unit(tile.node.shape[0], tile.block)
+            with self.k.when(lane < 8):
+                tile.y(cells.tile(tile.j) * 8 + lane, unit, words)
+
     def store_piece(self, node: Node, slot: Expr, address: Expr, words: Sequence[Expr]) -> None:
-        """Store one piece in a copy of a value."""
         place = self.base + address + slot * self.geometry.value_words(node)
         self.k.do(I.ptx["st.global.v4.b32"](self.k["exchange"].ptr_to([place]), *words))
 
@@ -555,8 +651,7 @@ class Grid(Exchanger):
 
     def send_partial(self, word: Expr, words: Sequence[Expr], slot: int) -> None:
         with self.k.when(self.ids.g == 0):
-            place = self.k["exchange"].ptr_to([self.base + word])
-            self.k.do(I.ptx[f"st.global.v{len(words)}.b32"](place, *words))
+            self.k.do(I.ptx[f"st.global.v{len(words)}.b32"](self._at(word), *words))
 
     def meet(self, number: int) -> None:
         self.arrive()
@@ -565,26 +660,53 @@ class Grid(Exchanger):
         self.wait(self.body.t * len(events) + 1 + done)
         self.waited = done + 1
 
-    def take(self, word: Expr, registers: Sequence[Expr]) -> None:
-        place = self.k["exchange"].ptr_to([self.base + word])
-        self.k.do(I.ptx[f"ld.relaxed.gpu.global.v{len(registers)}.b32"](*registers, place))
-
-    def pointer(self, node: Node, slot: int, kblock: Expr, row: Expr) -> Expr:
-        return self.k["exchange"].ptr_to([self.base + self.word(node, slot, kblock, row, self.ids.q)])
-
-    def load(self, node: Node, slot: int, kblock: Expr, row: Expr, registers: Sequence[Expr]) -> None:
-        self.k.do(I.ptx["ld.relaxed.gpu.global.v4.b32"](*registers, self.pointer(node, slot, kblock, row)))
+    def _at(self, word: Expr) -> Expr:
+        return self.k["exchange"].ptr_to([self.base + word])
 
 
 def _follows(k: Writer) -> Expr:
-    return tirx.NE(k["follows"], _i32(0))
+    return tirx.NE(k["follows"], tirx.const(0, "int32"))
 
 
-def joined(conditions: Sequence[Expr]) -> Expr:
-    """Conditions joined; none: true."""
-    if not conditions:
-        return tirx.const(True, "bool")
-    found = conditions[0]
-    for condition in conditions[1:]:
-        found = tirx.And(found, condition)
-    return found
+class SideBySide(Grid):
+    """A grid's exchange that stages all of a phase's tiles before it publishes the first."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.staged: list[StagedTile] = []
+
+    def _place_of(self, number: int) -> Expr:
+        """Of a warp's number-th tile, in elements."""
+        return (self.ids.warp * self.geometry.staged_tiles + number) * 64
+
+    def stage(self, node: Node, block: int, j: int, e: int, value: Expr) -> None:
+        at = self._place_of(len(self.staged)) + (self.ids.q * 2 + e) * 8 + self.ids.g
+        self.k.store(self.view, value, at)
+
+    def tile(self, node: Node, slot: Expr, block: int, j: int, when: Expr | None, y: Store | None) -> None:
+        self.staged.append(StagedTile(node, slot, block, j, when, y))
+
+    def publish_tiles(self) -> list[list[Expr]]:
+        """All that is staged; the words of each tile, for y."""
+        k, own_tile = self.k, self.body.cells.own_tile
+        words: list[Buffer] = [self.k.local(4, "uint32") for _ in self.staged]
+        if self.staged:
+            k.do(I.cuda.warp_sync())
+        for number, tile in enumerate(self.staged):
+            with own_tile(tile.j):
+                at = self.stage_at + tirx.floordiv(self._place_of(number) * self.geometry.itemsize, 4) + self.chunk * 4
+                four = [words[number][z] for z in range(4)]
+                k.do(I.ptx["ld.shared.v4.b32"](*four, self.arena.ptr_to([at])))
+        found: list[list[Expr]] = [[four[z] for z in range(4)] for four in words]
+        for tile, own in zip(self.staged, found, strict=True):
+            with own_tile(tile.j):
+                self._publish(tile, own)
+        return found
+
+    def write_y(self, words: list[list[Expr]]) -> None:
+        """What of it is the layer's output."""
+        for tile, own in zip(self.staged, words, strict=True):
+            if tile.y is not None:
+                with self.body.cells.own_tile(tile.j):
+                    self._write_y(tile, own)
+        self.staged = []

@@ -21,6 +21,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from math import ceil
 from typing import ClassVar, Protocol, TypeAlias
 
@@ -67,6 +68,11 @@ class Share:
     @property
     def streamed(self) -> int:
         return self.kblocks - self.registers - self.shared
+
+
+def begins(**sizes: int) -> dict[str, int]:
+    """Where regions of these sizes begin that lie one behind the other; "end": behind the last."""
+    return dict(zip((*sizes, "end"), accumulate(sizes.values(), initial=0), strict=True))
 
 
 @dataclass(frozen=True)
@@ -213,7 +219,7 @@ class Emitters:
 
 
 class HoistedPrefetch(Protocol):
-    """Prefetch of hoisted values, some steps early (`hoisted_value_prefetch.py`)."""
+    """Prefetch of hoisted values, some steps early (`cell_reads.py`)."""
 
     @property
     def order(self) -> Sequence[object]:
@@ -221,7 +227,7 @@ class HoistedPrefetch(Protocol):
 
 
 class StateMasks(Protocol):
-    """Dropout masks of what products read of states (`dropout_mask_words.py`)."""
+    """Dropout masks of what products read of states (`cell_reads.py`)."""
 
     def masked_state(self, state: Node, value: Expr, block: int, j: int, e: int) -> Expr: ...
     def masked_state_at(self, state: Node, value: Expr, row: Expr, unit: Expr) -> Expr: ...
@@ -245,13 +251,13 @@ class Reads(Protocol):
 
 
 class Tape(Protocol):
-    """What training keeps (`tape_stores.py`)."""
+    """What training keeps (`cell_epilogue.py`)."""
 
     def pair(self, name: str, place: Place, values: Sequence[Expr], of: tuple[int, int, int], width: int) -> None: ...
 
 
 class Cells(Protocol):
-    """Which cells a lane has (`lane_cells.py`): of unit `block` and row e of two of the warp's j-th own tile."""
+    """Which cells a lane has (`kernel.py`): of unit `block` and row e of two of the warp's j-th own tile."""
 
     def unit(self, width: int, block: int) -> Expr: ...
     def first_unit(self, width: int, block: int) -> Expr: ...
@@ -265,10 +271,9 @@ class Cells(Protocol):
 class Resets(Protocol):
     """Lengths and resets (`lengths_and_resets.py`)."""
 
-    def first(self, state: Node) -> Expr: ...
     def after(self, state: Node, value: Expr, block: int, j: int, e: int) -> Expr: ...
     def kept(self, value: Expr, instead: Expr, j: int, e: int) -> Expr: ...
-    def when_reset(self, row: Expr, act: Callable[[], None]) -> None: ...
+    def restarted(self, state: Node, row: Expr, value: Expr) -> Expr: ...
 
 
 class Body(Protocol):
@@ -443,6 +448,8 @@ class Geometry(ABC):
     reads_in_step: ClassVar[bool] = False
     zeroes_padding: ClassVar[bool] = True  # products read what no unit writes, which must be 0
     wants: ClassVar[str]  # what `possible` asks for, in words
+    # The order of packed weights depends on the kind, on parts of K and on how many blocks of K stay in registers.
+    registers_apart: ClassVar[bool] = False
 
     # --- what each kind of product answers ---------------------------------------------------------------------------
 
@@ -459,11 +466,6 @@ class Geometry(ABC):
     @abstractmethod
     def partial_words(self) -> int:
         """Words of shared memory for the sums of parts of K."""
-
-    @property
-    @abstractmethod
-    def shared_bytes(self) -> int:
-        """Of shared memory, per block."""
 
     @abstractmethod
     def product_registers(self) -> int:
@@ -486,16 +488,41 @@ class Geometry(ABC):
     def emitters(self, body: Body) -> Emitters:
         """Who emits the statements, each with its place in `body.arena`."""
 
-    @property
-    @abstractmethod
-    def prefetch_at(self) -> int:
-        """The word of shared memory where hoisted values are copied to."""
-
     # --- what most kinds have in common ------------------------------------------------------------------------------
 
     def packing(self, phase: Phase, share: Share) -> tuple[Hashable, ...]:
         """What the order of packed weights depends on: geometries of equal packing share them."""
-        return (self.ctas, self.warps_u, self.warps_k, share.kblocks, self.blocks(phase.width))
+        found = (self.ctas, self.warps_u, self.warps_k, share.kblocks, self.blocks(phase.width))
+        own = (type(self).__name__, self.k_parts, share.registers, self.threads)
+        return (*found, *own) if self.registers_apart else found
+
+    def weight_at(
+        self, phase: Phase, share: Share, gate: Expr, unit: Expr, k: Expr, *, valid: Expr
+    ) -> tuple[tuple[Expr, ...], Expr]:
+        """(index into the weight node, valid): of what is packed in place of a gate of a unit, and a depth."""
+        inside = tirx.And(valid, tirx.And(unit < phase.width, k < share.operand.depth))
+        if len(share.operand.weight.shape) == 3:
+            return (gate, unit, k), inside
+        return (gate * phase.width + unit, k), inside
+
+    def first_unit(self, phase: Phase, cta: Expr, warp_u: Expr, block: Expr) -> Expr:
+        """The first of a block of 8 units."""
+        return cta * self.units(phase.width) + (warp_u * self.blocks(phase.width) + block) * 8
+
+    @cached_property
+    def memory_map(self) -> dict[str, int]:
+        """Where regions of shared memory begin, in words."""
+        return begins(partial=self.partial_words, stage=self.stage_words, prefetch=self.prefetch_words)
+
+    @property
+    def prefetch_at(self) -> int:
+        """The word of shared memory where hoisted values are copied to."""
+        return self.memory_map["prefetch"]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of shared memory, per block: behind all regions two mbarriers per value, and for reductions."""
+        return 4 * self.memory_map["end"] + max(256, 16 * (len(self.published) + 1))
 
     @property
     def cluster(self) -> int:
@@ -628,6 +655,19 @@ class Geometry(ABC):
     def m_tiles(self, phase: Phase) -> int:
         return -(-self.blocks(phase.width) * phase.gates // 2)
 
+    @cached_property
+    def products(self) -> tuple[Phase, ...]:
+        return tuple(p for p in self.step.phases if p.kind == "gemm")
+
+    @property
+    def most_m_tiles(self) -> int:
+        """Of a product."""
+        return max(map(self.m_tiles, self.products), default=0)
+
+    def turn(self, phase: Phase, par: int) -> int:
+        """Which of two places a product has that take turns, in even and in odd steps."""
+        return (par * len(self.products) + self.products.index(phase)) % 2
+
     # --- weights -----------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -691,7 +731,7 @@ class Geometry(ABC):
 
     def prefetches(self, phase: Phase, node: Node, slot: int) -> bool:
         """Whether a hoisted value's component is prefetched into shared memory, 8 units at a time
-        (`hoisted_value_prefetch.py`). Masks are words."""
+        (`cell_reads.py`). Masks are words."""
         # Inputs: on an H200 6.6 us in place of 7.2 in a grid (GRU 1024 backwards, B = 32), 2.15 in place of 1.84 in
         # clusters (LSTM 256).
         whole = node.op != "input" or (self.exchange.in_memory and node in self.step.whole)

@@ -9,26 +9,24 @@ Rewrite: for t: for phase: gemm; pointwise  -->  one launch; units over blocks, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.layer.phases import Phase
+from tvm_rnn.cuda.layer.regime import MASK_POINTERS, MASK_SCALARS
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, Expr
 
-from . import tape_stores
-from .cell_epilogue import Epilogue
-from .cell_reads import CellReads, hoisted, params, place_of
+from .cell_epilogue import Epilogue, TapeStores
+from .cell_epilogue import pointers as kept_pointers
+from .cell_reads import CellReads, place_of
 from .geometry import LANES, Geometry, Held, Share, ThreadIds
-from .lane_cells import LaneCells
-from .lengths_and_resets import POINTERS as MASK_POINTERS
-from .lengths_and_resets import SCALARS as MASK_SCALARS
 from .lengths_and_resets import Masks
 from .unit_reduction import Reduction
 
@@ -47,13 +45,11 @@ def pointers(geometry: Geometry, layout: Layout, masked: bool = False) -> list[t
     step = geometry.step
     found = [(f"weight_{n}", "uint32" if geometry.stored else geometry.storage) for n in range(len(geometry.weights))]
     found += [(name, "float32") for name in geometry.scale_names.values()]
-    found += [(f"param_{n}", "float32") for n in range(len(params(geometry)))]
-    found += [(f"read_{n}", place_of(layout, node).dtype) for n, node in enumerate(hoisted(geometry))]
+    found += [(f"param_{n}", "float32") for n in range(len(step.param_nodes))]
+    found += [(f"read_{n}", place_of(layout, node).dtype) for n, node in enumerate(step.read_nodes)]
     found += [(f"x_{n}", geometry.storage) for n in range(len(step.given))]
-    found += [(f"old_{n}", "float32") for n in range(len(step.graph.states))]
-    found += [(f"new_{n}", "float32") for n in range(len(step.graph.states))]
-    found += [("y", layout.output.dtype)]
-    found += tape_stores.pointers(layout)
+    found += [(f"{which}_{n}", "float32") for which in ("old", "new") for n in range(len(step.graph.states))]
+    found += [("y", layout.output.dtype), *kept_pointers(layout)]
     if geometry.exchange.in_memory:
         found += [("exchange", "uint32"), ("counter", "uint32"), ("below", "uint32")]
     return [*found, *(MASK_POINTERS if masked else ())]
@@ -66,23 +62,23 @@ def kernel(name: str, geometry: Geometry, layout: Layout, initial: Mapping[str, 
         raise ValueError(f"no kernel can be written for this geometry: {geometry.wants}")
     masked = initial is not None
     attributes = {"tirx.kernel_launch_params": ["tirx.use_cooperative_launch"]} if geometry.exchange.in_memory else {}
+
+    def body(k: Writer) -> None:
+        with I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):  # else ptxas may stop at 128 registers, and spill
+            KernelBody(k, geometry, layout, initial).emit()
+
     with flavour(geometry.precision):
         return write(
             name,
             pointers(geometry, layout, masked),
             (*SCALARS, *(MASK_SCALARS if masked else ())),
-            lambda k: _body(k, geometry, layout, initial),
+            body,
             threads=geometry.threads,
             attributes=attributes,
             shared_bytes=geometry.shared_bytes,
             cluster=geometry.cluster,
             resident=geometry.exchange.in_memory,
         )
-
-
-def _body(k: Writer, geometry: Geometry, layout: Layout, initial: Mapping[str, float] | None) -> None:
-    with I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):  # else ptxas may stop at 128 registers, and spill
-        KernelBody(k, geometry, layout, initial).emit()
 
 
 class KernelBody:
@@ -104,7 +100,7 @@ class KernelBody:
         words, align = geometry.shared_bytes // 4, geometry.alignment
         self.arena: Buffer = I.alloc_buffer((words,), "uint32", scope="shared.dyn", align=align)
         self.reads = CellReads(self, geometry.prefetch_at)
-        self.tape_stores = tape_stores.TapeStores(self)
+        self.tape_stores = TapeStores(self)
         self.masks: Masks | None = None
         emitters = geometry.emitters(self)
         self.exchange, self.inputs = emitters.exchange, emitters.inputs
@@ -116,8 +112,17 @@ class KernelBody:
         self.masks = None if self.initial is None else Masks(self, self.initial)
         self._load_states()
         self.exchange.prepare()
-        self._start()
-        self._time_loop()
+        self.exchange.fill()  # initial values of carried states become operands; the first hoisted values are asked for
+        self.reads.prepare()
+        self.inputs.prepare()
+        self.pieces.prepare()
+        if self.masks is not None:
+            self.masks.ask(1, tirx.const(1, "int32"))
+        steps = self.k["steps"]
+        with self.k.loop(tirx.floordiv(steps + 1, 2)) as pair:
+            for par in range(2):
+                with self.k.when(pair * 2 + par < steps) if par else nullcontext():
+                    self._step(par, pair * 2 + par)
         self._store_states()
         self.inputs.end()
         self.exchange.end()
@@ -157,38 +162,18 @@ class KernelBody:
                 self.states[(state, block, j, e)] = (registers, at)
 
     def _store_states(self) -> None:
-        for n, state in enumerate(self.step.graph.states):
-            width = self.step.domain[state]
-            for block, j, e in self.cells.each(width):
-                registers, at = self.states[(state, block, j, e)]
-                with self.cells.own_tile(j), self.k.when(self.cells.inside(width, block, j, e)):
-                    self.k.store(self.k[f"new_{n}"], registers[at], self._state_at(width, block, j, e))
-
-    def _start(self) -> None:
-        """The initial values of carried states become operands; the first hoisted values are asked for."""
-        self.exchange.fill()
-        self.reads.prepare()
-        self.inputs.prepare()
-        self.pieces.prepare()
-        if self.masks is not None:
-            self.masks.ask(1, tirx.const(1, "int32"))
+        for (state, block, j, e), (registers, at) in self.states.items():
+            new, width = self.k[f"new_{self.step.graph.states.index(state)}"], self.step.domain[state]
+            with self.cells.own_tile(j), self.k.when(self.cells.inside(width, block, j, e)):
+                self.k.store(new, registers[at], self._state_at(width, block, j, e))
 
     def time(self, t: Expr) -> Expr:
-        """Row 0 of step t in arrays [T, B, ...]."""
         return tirx.Cast("int64", self.order(t)) * self.k["batch"]
 
     def order(self, t: Expr) -> Expr:
-        """Where step t, of those of this launch, is in order of time."""
         return self.first[0] + self.k["direction"] * t
 
-    # --- the loop ----------------------------------------------------------------------------------------------------
-
-    def _time_loop(self) -> None:
-        steps = self.k["steps"]
-        with self.k.loop(tirx.floordiv(steps + 1, 2)) as pair:
-            for par in range(2):
-                with self.k.when(pair * 2 + par < steps) if par else nullcontext():
-                    self._step(par, pair * 2 + par)
+    # --- a step ------------------------------------------------------------------------------------------------------
 
     def _step(self, par: int, t: Expr) -> None:
         self.par, self.t, self.stashed = par, t, False
@@ -212,21 +197,17 @@ class KernelBody:
             self.tape_stores.phase(phase)
             self.reads.phase(phase, par, t)
         self.pieces.ask_inputs()
-        for state in self.step.graph.states:
-            width, result = self.step.domain[state], self.step.result(state)
-            for block, j, e in self.cells.each(width):
-                registers, at = self.states[(state, block, j, e)]
-                with self.cells.own_tile(j):
-                    value = self.held[(result, 0, block, j, e)]
-                    if self.masks is not None:
-                        value = self.masks.after(state, value, block, j, e)
-                    self.k.store(registers, value, at)
+        for (state, block, j, e), (registers, at) in self.states.items():
+            with self.cells.own_tile(j):
+                value = self.held[(self.step.result(state), 0, block, j, e)]
+                if self.masks is not None:
+                    value = self.masks.after(state, value, block, j, e)
+                self.k.store(registers, value, at)
         self.reads.after(par, t)
         if self.masks is not None:
             self.masks.ask(par, t + 2)
 
     def value(self, source: Node) -> Node:
-        """The published value behind an operand."""
         return self.step.result(source) if source.op == "state" else source
 
     def copy_of(self, source: Node) -> int:
@@ -235,7 +216,6 @@ class KernelBody:
         return self.par if source.op == "state" or not carried else 1 - self.par
 
     def ready(self, share: Share) -> None:
-        """Wait until an operand is there."""
         if not share.operand.given:
             self._stash(self.phase)
             self.exchange.ready(share.operand.source)
@@ -246,3 +226,48 @@ class KernelBody:
             return
         self.stashed = True
         self.inputs.stash(self.t, self.par)
+
+
+class LaneCells:
+    """The cells of this thread. Construct once, at the kernel's start: rows are kept in registers."""
+
+    def __init__(self, k: Writer, geometry: Geometry, ids: ThreadIds) -> None:
+        self.k, self.geometry, self.ids = k, geometry, ids
+        self.rows = k.local(geometry.own_tiles, "int32")
+        for j in range(geometry.own_tiles):
+            row = k["row0"] + ids.group * geometry.rows + self.tile(j) * 8 + ids.q * 2
+            k.store(self.rows, row, j)
+
+    def unit(self, width: int, block: int) -> Expr:
+        """This lane's unit: of the `block`-th of its blocks of 8."""
+        return self.first_unit(width, block) + self.ids.g
+
+    def first_unit(self, width: int, block: int) -> Expr:
+        """The first unit of a block of 8."""
+        geometry, ids = self.geometry, self.ids
+        return ids.rank * geometry.units(width) + (ids.warp_u * geometry.blocks(width) + block) * 8
+
+    def tile(self, j: int) -> Expr:
+        """The batch tile of this warp's j-th own one, among the group's."""
+        return self.ids.warp_n * self.geometry.tiles + self.geometry.own_tile(j, self.ids.warp_k)
+
+    def row(self, j: int, e: Expr) -> Expr:
+        """The batch row, in the arrays."""
+        return self.rows[j] + e
+
+    def own_tile(self, j: int) -> AbstractContextManager[None]:
+        """Statements for warps that have a j-th tile."""
+        owned = self.geometry.owned(j, self.ids.warp_k)
+        return nullcontext() if owned is None else self.k.when(owned)
+
+    def each(self, width: int) -> Iterator[tuple[int, int, int]]:
+        """(block, own tile, row of two) of every cell of a value so wide."""
+        blocks = 1 if width == 1 else self.geometry.blocks(width)
+        return ((b, j, e) for j in range(self.geometry.own_tiles) for b in range(blocks) for e in range(2))
+
+    def inside(self, width: int, block: int, j: int, e: int) -> Expr:
+        """Whether a cell is one of the layer's: rows and units are padded."""
+        inside = self.row(j, e) < self.k["batch"]
+        if width > 1 and self.geometry.ctas * self.geometry.units(width) != width:
+            inside = tirx.And(inside, self.unit(width, block) < width)
+        return inside

@@ -10,30 +10,21 @@ A state's value for the next step is decided when it is published, so flags are 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from tvm import tirx
 
 from tvm_rnn.cuda.layer.phases import Step
+from tvm_rnn.cuda.layer.regime import FOREVER
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.tir.expr import Expr
 
 from .geometry import Body
 
-FOREVER = (1 << 31) - 1
-POINTERS = (("lengths", "int64"), ("reset", "uint8"))  # [B], and [T, B] of the whole call
-SCALARS = (
-    ("start", "int32"),  # the first step of this launch, in order of time
-    ("total", "int32"),  # T
-    ("has_lengths", "int32"),
-    ("has_reset", "int32"),
-)
-
 
 def resettable(step: Step) -> bool:
     """Whether a reset can be put into what is published: not where the same step multiplies it as well."""
-    sources = {o.source for p in step.phases for o in p.operands}
-    return not any(step.result(state) in sources for state in step.carried)
+    return not any(step.result(state) in step.sources for state in step.carried)
 
 
 def _is(flag: Expr) -> Expr:
@@ -52,10 +43,8 @@ class Masks:
             for e in range(2):
                 k.store(self.ends, tirx.const(FOREVER, "int32"), 2 * j + e)
                 with body.cells.own_tile(j), k.when(tirx.And(_is(k["has_lengths"]), body.cells.row(j, e) < k["batch"])):
-                    most = tirx.Min(
-                        k["lengths"][tirx.Cast("int64", body.cells.row(j, e))], tirx.const(FOREVER, "int64")
-                    )
-                    k.store(self.ends, tirx.Cast("int32", most), 2 * j + e)
+                    length = k["lengths"][tirx.Cast("int64", body.cells.row(j, e))]
+                    k.store(self.ends, tirx.Cast("int32", tirx.Min(length, tirx.const(FOREVER, "int64"))), 2 * j + e)
         self.ask(0, tirx.const(0, "int32"))
 
     def _flag(self, t: Expr) -> Expr:
@@ -79,7 +68,6 @@ class Masks:
                             k.store(self.flags[par], tirx.Cast("int32", k["reset"][at]), 2 * j + e)
 
     def begin(self, t: Expr) -> None:
-        """Step t begins."""
         self.now = self.k.keep(self.k["start"] + self.body.order(t))
 
     def first(self, state: Node) -> Expr:
@@ -98,17 +86,19 @@ class Masks:
         registers, at = self.body.states[(state, block, j, e)]
         return self.started(1 - self.body.par, state, self.kept(value, registers[at], j, e), j, e)
 
-    def when_reset(self, row: Expr, act: Callable[[], None]) -> None:
-        """Statements for an array row that starts the first step from the initial values. For lanes of any row."""
+    def restarted(self, state: Node, row: Expr, value: Expr) -> Expr:
+        """What the first step begins with in any array row, where `value` was given."""
         k = self.k
+        register = k.local(1)
+        k.store(register, value, 0)
         with k.when(_is(k["has_reset"])):
             flag = self._flag(tirx.const(0, "int32"))
             end = k.local(1, "int64")
             k.store(end, tirx.const(FOREVER, "int64"), 0)
             with k.when(_is(k["has_lengths"])):
                 k.store(end, k["lengths"][tirx.Cast("int64", row)], 0)
-            known = tirx.And(flag < k["total"], tirx.Cast("int64", flag) < end[0])
-            with k.when(known):
+            with k.when(tirx.And(flag < k["total"], tirx.Cast("int64", flag) < end[0])):
                 at = tirx.Cast("int64", flag) * k["batch"] + row
                 with k.when(_is(tirx.Cast("int32", k["reset"][at]))):
-                    act()
+                    k.store(register, self.first(state), 0)
+        return register[0]

@@ -12,7 +12,7 @@ Source: Chan, Golub & LeVeque 1983, "Algorithms for Computing the Sample Varianc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 
 from tvm import tirx
@@ -58,17 +58,15 @@ class Reduction:
     def emit(self) -> None:
         geometry = self.geometry
         number = geometry.reductions.index(self.phase)
-        slots = {(root, j, e): 0.0 for root in self.phase.roots for j in range(geometry.own_tiles) for e in range(2)}
-        registers = self.k.local(len(slots))
-        self.own = {key: (registers, at) for at, key in enumerate(slots)}
+        keys = [(root, j, e) for root in self.phase.roots for j in range(geometry.own_tiles) for e in range(2)]
+        registers = self.k.local(len(keys))
+        self.own = {key: (registers, at) for at, key in enumerate(keys)}
         for j in range(geometry.own_tiles):
             with self.body.cells.own_tile(j):
                 for root, centre in zip(self.phase.roots, self.phase.centres, strict=True):
                     for e in range(2):
                         self._lane(root, centre, j, e)
-                    for distance in (4, 8, 16):
-                        for e in range(2):
-                            self._across(root, j, e, distance)
+                    self._across((root.op, *self.own[(root, j, e)]) for e in range(2))
                 for first, count in self._messages():
                     self._send_partial(number, first, count, j)
         self.body.exchange.meet(number)
@@ -103,18 +101,18 @@ class Reduction:
                 k.store(registers, combine(root.op, registers[at], found), at)
             return
         total, place = self.own[(centre, j, e)]
-        mean = k.keep(total[place] * self._inverse_count())
+        mean = k.keep(total[place] * self._inverse(_f32(1.0) if self.exact else self._count(self._part())))
         for block, value in self._values(centre, j, e):
             off = k.keep(value - mean)
             k.store(registers, registers[at] + self._masked(block, off * off, _f32(0.0)), at)
 
-    def _across(self, root: Node, j: int, e: int, distance: int) -> None:
-        registers, at = self.own[(root, j, e)]
-        self.k.store(registers, combine(root.op, registers[at], self._other(registers[at], distance)), at)
-
-    def _other(self, value: Expr, distance: int) -> Expr:
-        mask = tirx.const(0xFFFFFFFF, "uint32")
-        return self.k.keep(tirx.call_extern("float32", "__shfl_xor_sync", mask, value, distance, LANES))
+    def _across(self, found: Iterable[tuple[str, Buffer, int]]) -> None:
+        """Lanes that share a batch row reduce what each has: (op, register)."""
+        every, mask = list(found), tirx.const(0xFFFFFFFF, "uint32")
+        for distance in (4, 8, 16):
+            for op, register, at in every:
+                other = tirx.call_extern("float32", "__shfl_xor_sync", mask, register[at], distance, LANES)
+                self.k.store(register, combine(op, register[at], self.k.keep(other)), at)
 
     def _count(self, part: Expr) -> Expr:
         """Numbers that a part is made of, as float32: its units in the layer, times gates."""
@@ -124,10 +122,10 @@ class Reduction:
         units = tirx.Max(tirx.Min(self.phase.width - part * most, most), 0)
         return tirx.Cast("float32", units * self.gates)
 
-    def _inverse_count(self) -> Expr:
+    def _inverse(self, count: Expr) -> Expr:
         if self.exact:
             return _f32(1.0 / (8 * self.geometry.blocks(self.phase.width) * self.gates))
-        return _f32(1.0) / tirx.Max(self._count(self._part()), _f32(1.0))
+        return _f32(1.0) / tirx.Max(count, _f32(1.0))
 
     # --- the exchange ------------------------------------------------------------------------------------------------
 
@@ -147,14 +145,12 @@ class Reduction:
         geometry = self.geometry
         first, count = next(m for m in self._messages() if m[0] <= root < m[0] + m[1])
         place = (self.body.cells.tile(j) * geometry.parts + part) * (8 * count) + self.ids.q * (2 * count)
-        return geometry.reduce_at + self.slot(
-            number
-        ) * geometry.reduce_words + first * geometry.parts * geometry.rows + place, count
+        begin = geometry.reduce_at + self.slot(number) * geometry.reduce_words
+        return begin + first * geometry.parts * geometry.rows + place, count
 
     def slot(self, number: int) -> int:
         """Reductions use two buffers in turn: before one is written again, all blocks have read it."""
-        par: int = self.body.par
-        return (par * len(self.geometry.reductions) + number) % 2
+        return (self.body.par * len(self.geometry.reductions) + number) % 2
 
     def _send_partial(self, number: int, first: int, count: int, j: int) -> None:
         words = []
@@ -204,9 +200,7 @@ class Reduction:
             for part, values in zip(parts, self._loaded(number, j, safe), strict=True):
                 with nullcontext() if geometry.parts % GROUPS == 0 else k.when(part < geometry.parts):
                     self._add(part, values, near, add)
-        for distance in (4, 8, 16):
-            for op, register, at in sums.values():
-                k.store(register, combine(op, register[at], self._other(register[at], distance)), at)
+        self._across(sums.values())
         for at, (root, centre) in enumerate(zip(self.phase.roots, self.phase.centres, strict=True)):
             for e in range(2):
                 value = sums[(root, e)][1][0]
@@ -233,7 +227,6 @@ class Reduction:
                     add((root, e), values[root][e])
                     continue
                 count = k.keep(self._count(part))
-                inverse = self._inverse_count() if self.exact else _f32(1.0) / tirx.Max(count, _f32(1.0))
-                off = k.keep(values[centre][e] * inverse - near[centre][e])
+                off = k.keep(values[centre][e] * self._inverse(count) - near[centre][e])
                 add((root, e), values[root][e] + count * off * off)
                 add((root, e, "offset"), count * off)

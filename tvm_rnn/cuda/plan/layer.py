@@ -16,10 +16,9 @@ from typing import Any
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.gemm.group_kernels import gemm
-from tvm_rnn.cuda.layer.node_values import sources
 from tvm_rnn.cuda.layer.pointers import Argument, Place
-from tvm_rnn.cuda.layer.regime import LayerSteps, Regime
-from tvm_rnn.cuda.layer.row_kernels import rows_kernel
+from tvm_rnn.cuda.layer.regime import LayerSteps, Regime, by_batch
+from tvm_rnn.cuda.layer.row_kernels import rows_kernel, sources
 from tvm_rnn.cuda.layer.value_layout import Layout, Target
 from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model.choose_regime import Persistent, choose
@@ -27,8 +26,7 @@ from tvm_rnn.cuda.model.launched_step_time import predict_steps
 from tvm_rnn.cuda.model.persistent_step_time import predict
 from tvm_rnn.cuda.rowwise.chained_groups import chained_groups, chained_groups_kernel
 from tvm_rnn.cuda.rowwise.dropout_masks import BITS, WORD, MaskRows, mask_kernel
-from tvm_rnn.cuda.rowwise.state_moves import StateKernels
-from tvm_rnn.cuda.rowwise.step_memory import Buffers, Step, Tile
+from tvm_rnn.cuda.rowwise.state_moves import Buffers, StateKernels, Step, Tile
 from tvm_rnn.decisions import about
 from tvm_rnn.graph.graph import Graph, Group, Node
 from tvm_rnn.options import Options
@@ -89,11 +87,8 @@ class Layer:
             return None if found is None else found.place
 
         first = groups[0]
-        own: dict[str, Any] = {
-            "reads": partial(reads, first),
-            "writes": partial(writes, first),
-            "precision": self.precision,
-        }
+        own: dict[str, Any] = {"reads": partial(reads, first), "writes": partial(writes, first)}
+        own["precision"] = self.precision
         if first.kind == "random":
             return mask_kernel(name, first.nodes[0], partial(writes, first), self.streams)
         if first.kind == "gemm":
@@ -156,7 +151,6 @@ class Layer:
 
     @cached_property
     def worded(self) -> list[Node]:
-        """The masks that regimes read as words."""
         return list(dict.fromkeys(node for regime in self.regimes for node in regime.words))
 
     def _in_rows(self, mask: Node) -> bool:
@@ -165,7 +159,6 @@ class Layer:
         return bool(self.layout.read_by.get(mask, set()) - {"step"}) or mask in sources(last, self.layout.stored)
 
     def choose_regime(self, host: Host) -> None:
-        """Decide, in each call, which regime runs the steps."""
         if self.regimes:
             cases = "".join(f"({r.applies}) ? {i} : " for i, r in enumerate(self.regimes))
             self.regime = host.let("regime", f"{cases}-1")
@@ -173,12 +166,7 @@ class Layer:
     @property
     def blocks(self) -> HostExpr:
         """How many multiprocessors the steps take while they run, roughly: a C++ expression in B."""
-        expression: HostExpr = 0
-        for regime in reversed(self.regimes):
-            expression = (
-                regime.blocks if regime.most is None else f"(B <= {regime.most} ? {regime.blocks} : {expression})"
-            )
-        return expression
+        return by_batch(self.regimes, lambda regime: regime.blocks, 0)
 
     def predicted_us(self, batch: int) -> float:
         """Of one step, where a persistent regime runs it; else what a step of several launches takes at least."""
@@ -196,30 +184,26 @@ class Layer:
         return max(1, regime.resident // -(-batch // regime.geometry.rows)) if isinstance(regime, Persistent) else 1
 
     def facts(self) -> list[dict[str, Any]]:
-        """Rows for the manifest: what runs, by which template."""
         found = [regime.fact for regime in self.regimes]
         for groups, work in self.groups:
             if hasattr(work, "unit"):
                 unit = f"{groups[0].region} {work.unit.kind} G={work.unit.gates} N={work.unit.width}"
                 unit += f" K={'+'.join(map(str, work.unit.depths))}"
-                found.append(
-                    {"unit": unit, "template": work.template, "knobs": dict(work.knobs), "record": work.record}
-                )
+                template, knobs, record = work.template, dict(work.knobs), work.record
             else:
                 shapes = ["x".join(map(str, g.nodes[-1].shape)) or "1" for g in groups]
                 unit = f"{groups[0].region} {' '.join(dict.fromkeys(g.kind for g in groups))} {' '.join(shapes)}"
-                found.append({"unit": unit, "template": "rows_cuda", "knobs": {}, "record": "default"})
+                template, knobs, record = "rows_cuda", {}, "default"
+            found.append({"unit": unit, "template": template, "knobs": knobs, "record": record})
         return found
 
     # --- statements ------------------------------------------------------------------------------------------------
 
     def before(self, host: Host, buffers: Buffers, tile: Tile) -> None:
-        """The hoisted groups, over all rows of the tile."""
         steps = (tile.count, tile.start)
         self._launch(host, "before", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile), steps)
 
     def after(self, host: Host, buffers: Buffers, tile: Tile) -> None:
-        """The groups that follow all steps, over all rows of the tile."""
         self._launch(host, "after", f"({tile.count} * B)", buffers, self.rows_of(buffers, tile))
 
     def rows_of(self, buffers: Buffers, tile: Tile) -> Callable[[Target, Node], Pointer]:
@@ -246,7 +230,7 @@ class Layer:
         for number, (regime, work) in enumerate(zip(self.regimes, buffers.regimes, strict=True)):
             with host.when(f"{self.regime} == {number}"):
                 host.memset(work, regime.zero_bytes)
-                pairs = [_picked(host, parity, pair) for pair in buffers.states]
+                pairs = [picked(host, parity, pair) for pair in buffers.states]
                 before, after = [old for old, _ in pairs], [new for _, new in pairs]
                 given = (tile.inputs, self.hoisted_at(buffers, tile), buffers.weights)
                 span = (tile.start, tile.count, tile.reverse)
@@ -259,12 +243,11 @@ class Layer:
             self._steps(host, buffers, tile, parity)
 
     def _steps(self, host: Host, buffers: Buffers, tile: Tile, first: str) -> None:
-        """Step by step, one launch per group."""
         with host.loop(tile.count, "s") as s:
             t = host.let("t", f"{tile.count} - 1 - {s}" if tile.reverse else s)
             parity = host.let("parity", f"({first} + {s}) & 1")
-            states = [_picked(host, parity, pair) for pair in buffers.states]
-            shadows = {i: _picked(host, parity, pair) for i, pair in buffers.shadows.items()}
+            states = [picked(host, parity, pair) for pair in buffers.states]
+            shadows = {i: picked(host, parity, pair) for i, pair in buffers.shadows.items()}
             old, new = ([pair[i] for pair in states] for i in (0, 1))
             old_shadows, new_shadows = ({n: pair[i] for n, pair in shadows.items()} for i in (0, 1))
             step = Step(tile, t, old, new, old_shadows, new_shadows)
@@ -279,26 +262,17 @@ class Layer:
         def find(target: Target, node: Node) -> Pointer:
             kind, number = target.kind, target.number
             row = f"{step.t} * B * {target.place.row_stride}"
-            if kind == "input":
-                return tile.inputs[number].at(row)
-            if kind == "output":
-                return tile.output.at(row)
-            if kind == "hoisted":
-                return buffers.hoisted[node].at(row)
-            if kind == "kept":
-                return tile.kept[number].at(row)
+            if kind in ("input", "kept"):
+                return (tile.inputs if kind == "input" else tile.kept)[number].at(row)
+            if kind in ("output", "hoisted"):
+                return (tile.output if kind == "output" else buffers.hoisted[node]).at(row)
             if kind == "step":
                 return buffers.step[node][number]
             if kind == "weights":
                 return buffers.weights[node]
-            pointers: dict[str, list[Pointer] | dict[int, Pointer]] = {
-                "old": step.old,
-                "state": step.new,
-                "old shadow": step.old_shadows,
-                "shadow": step.new_shadows,
-            }
-            chosen: Pointer = pointers[kind][number]
-            return chosen
+            if kind in ("old", "state"):
+                return (step.old if kind == "old" else step.new)[number]
+            return (step.old_shadows if kind == "old shadow" else step.new_shadows)[number]
 
         return find
 
@@ -337,7 +311,7 @@ class Layer:
                 launch_variant(host, work, pointers, rows)
 
 
-def _picked(host: Host, parity: str, pair: tuple[Pointer, Pointer]) -> tuple[Pointer, Pointer]:
+def picked(host: Host, parity: str, pair: tuple[Pointer, Pointer]) -> tuple[Pointer, Pointer]:
     """The copies that are read and written at this parity."""
     first, second = pair[0].text, pair[1].text
     old = host.pointer("old", Pointer(f"({parity} ? {second} : {first})", pair[0].dtype))

@@ -15,7 +15,7 @@ Source: the wavefront of Appleyard, Kocisky & Blunsom 2016, section 3.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,10 +26,8 @@ from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.layer.time_segments import COUNT, TimeSegment, time_segment
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_STEPS, WAVE_TILES
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
-from tvm_rnn.cuda.rowwise.dropout_masks import NetworkMaskKeys
-from tvm_rnn.cuda.rowwise.state_moves import StateCopy, copy_states
-from tvm_rnn.cuda.rowwise.step_memory import Buffers, Tile
-from tvm_rnn.cuda.rowwise.weight_drop import Dropped
+from tvm_rnn.cuda.rowwise.dropout_masks import Dropped, NetworkMaskKeys
+from tvm_rnn.cuda.rowwise.state_moves import Buffers, StateCopy, Tile, copy_states
 from tvm_rnn.decisions import about, tell
 from tvm_rnn.graph.flops import flops_per_row
 from tvm_rnn.graph.graph import Graph, Layers
@@ -54,6 +52,10 @@ class Visit:
     buffers: Buffers
     user: list[tuple[Pointer, Pointer]]  # this layer's and direction's part of each state of the user's, in and out
 
+    @property
+    def key(self) -> tuple[int, int]:
+        return self.layer, self.direction
+
 
 @dataclass
 class Plan:
@@ -66,6 +68,7 @@ class Plan:
     mask_keys: NetworkMaskKeys | None = field(init=False, default=None)
     dropped: Dropped | None = field(init=False, default=None)
     segment: TimeSegment = field(init=False, default=TimeSegment())
+    together: Wave | None = field(init=False, default=None)
     way: ClassVar[int] = 1  # from the first layer to the last one, or -1
     # The first of the events after which a tile's output is there; number 0 is the first of those after all its work.
     _layer_event: int = field(init=False, default=0)
@@ -79,18 +82,15 @@ class Plan:
         self.code = [self._layer(graph, i) for i, graph in enumerate(self.layers.graphs)]
 
     def _layer(self, graph: Graph, number: int) -> Layer:
-        """The code of the layers that share a graph."""
         net = self.net
         return Layer(graph, number, net.dtype, self.options, self.target, net.cell.initial, directions=self.directions)
 
     def run(self) -> Program:
-        """The program of inference."""
         program, host = self.program, self.program.sequence
         self._tile_sizes()
         self.visits = self._visits()
         self.together = self._wave()
-        copies = [v.code.states.load(v.buffers, [before for before, _ in v.user]) for v in self.visits]
-        copy_states(host, "load", [m for own in copies for m in own])
+        self._copy_states(host, "load", self._load)
         if self.together is not None:
             with host.when(f"{self.together.choose(host)} >= 0"):
                 self.together.run(host, [visit.buffers.states for visit in self.visits])
@@ -99,8 +99,7 @@ class Plan:
         elif not self.target.records.lean:  # what is measured runs in a wave
             with host.otherwise():
                 self._layers(host)
-        copies = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
-        copy_states(host, "save", [m for own in copies for m in own])
+        self._copy_states(host, "save", self._save)
         program.facts["templates"] = list(self._facts())
         program.facts["flops_per_row"] = flops_per_row(self.layers, self.directions)
         return program
@@ -123,13 +122,19 @@ class Plan:
         self.segment = time_segment(self.program, number, self.directions)
         return number + COUNT
 
-    def _copy_states(self, host: Host, name: str, copies: Sequence[tuple[Visit, Sequence[StateCopy]]]) -> None:
+    def _load(self, visit: Visit) -> list[StateCopy]:
+        return visit.code.states.load(visit.buffers, [before for before, _ in visit.user])
+
+    def _save(self, visit: Visit) -> list[StateCopy]:
+        last = self._last(self.program.sequence, visit)
+        return visit.code.states.save(last, [after for _, after in visit.user])
+
+    def _copy_states(self, host: Host, name: str, copies: Callable[[Visit], list[StateCopy]]) -> None:
         """States in or out, of the layers and directions that the call is for."""
-        own = [replace(m, visit=v.layer * self.directions + v.direction) for v, found in copies for m in found]
+        own = [replace(m, visit=v.layer * self.directions + v.direction) for v in self.visits for m in copies(v)]
         copy_states(host, name, own, self.segment.visit if self.segment.given and self.directions > 1 else "")
 
     def _facts(self) -> Iterator[dict[str, Any]]:
-        """Rows for the manifest's templates: in the order in which they are tried, each with the layers it is for."""
         if self.together is not None:
             every = list(range(self.net.num_layers))
             yield from ({**fact, "layers": every} for fact in self.together.facts())
@@ -239,7 +244,6 @@ class Plan:
     # --- statements ------------------------------------------------------------------------------------------------
 
     def _layers(self, host: Host) -> None:
-        """All layers, one after the other or side by side."""
         if self.whole:
             self._layer_major(host)
         else:
@@ -270,19 +274,20 @@ class Plan:
         self._when_wave(host, partial(Host.record, event=f"{event} + ({tile} & 1)"))
 
     def _layer_major(self, host: Host) -> None:
-        for layer in range(self.net.num_layers):
+        for layer in range(self.net.num_layers)[:: self.way]:
             with self._forked(host):
                 for visit in self.visits[layer * self.directions : (layer + 1) * self.directions]:
-                    with (
-                        self.segment.of_visit(host, layer, visit.direction),
-                        self._cuda_stream(host, visit.direction),
-                        self._tiles(host) as (tile, done, count),
-                    ):
-                        start = host.let("start", f"T - {done} - {count}") if self._back(visit) else done
-                        self._visit(host, visit, (tile, done, count), start)
+                    number = visit.direction % self.cuda_streams
+                    with self.segment.of_visit(host, *visit.key), self._cuda_stream(host, number):
+                        with self._tiles(host) as (tile, done, count):
+                            start = host.let("start", f"T - {done} - {count}") if self._back(visit) else done
+                            self._visit(host, visit, (tile, done, count), start)
+                        self._end_visit(host, visit)
+
+    def _end_visit(self, host: Host, visit: Visit) -> None:
+        """After all tiles."""
 
     def _back(self, visit: Visit) -> bool:
-        """Whether it goes from the last step to the first."""
         return self.net.reverse or bool(visit.direction)
 
     @contextmanager

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from math import ceil
 from typing import Any
 
@@ -27,12 +28,14 @@ from tvm_rnn.cuda.layer.weight_packing import Weights
 from tvm_rnn.cuda.model.choose_geometry import ChosenGeometry, choose_geometry
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES, Persistent, step_of
 from tvm_rnn.cuda.model.persistent_step_time import able_to_run, predict, resident_groups
-from tvm_rnn.cuda.persistent.geometry import MMA, Geometry
+from tvm_rnn.cuda.persistent.geometry import MMA
 from tvm_rnn.decisions import about, tell
 from tvm_rnn.graph.graph import Graph
 from tvm_rnn.network.rnn import RNN, constants
 from tvm_rnn.passes.passed import Passed
 from tvm_rnn.target import Target
+
+from .layer import picked
 
 WAVE_BYTES = 256 << 20  # for outputs between layers, in one tile of time
 LEAST_STEPS = 4
@@ -42,6 +45,7 @@ GAIN = 1.3  # of the layers' times one after the other: their streams, tiles and
 # may take; and of the times of layers side by side, which tiles prolong. LSTM, H200, us per step for T = 100, in a wave
 # and without, as measured: 4 x 512 B = 64 33.2, 44.6, B = 16 10.3, 16.5, GRU 26.6, 41.2; 3 x 256 B = 64 9.4, 8.8.
 FMA_PER_US, FMA_GAIN, BESIDE_GAIN = 22e6, 0.85, 1.6
+States = Sequence[Sequence[tuple[Pointer, Pointer]]]  # by layer: of each state both copies
 
 
 @dataclass
@@ -67,7 +71,6 @@ class Wave:
     # --- memory ----------------------------------------------------------------------------------------------------
 
     def reserve(self, program: Program) -> None:
-        """Sizes, memory, and the weights of every layer."""
         layers = len(self.of_layer)
         cases = ""
         for number, (floor, limit) in enumerate(zip(self.floors, self.limits, strict=True)):
@@ -102,27 +105,20 @@ class Wave:
 
     @property
     def tiles(self) -> str:
-        """How many tiles of time there are."""
         return f"((T + {self.steps} - 1) / {self.steps})"
 
-    def run(self, host: Host, states: Sequence[Sequence[tuple[Pointer, Pointer]]]) -> None:
+    def run(self, host: Host, states: States) -> None:
         """All of T. states: per layer and state the two copies, by parity of the tile."""
         with host.loop(self.tiles, "tile") as tile:
             done = host.let("done", f"{tile} * {self.steps}")
             count = host.let("count", f"min({self.steps}, T - {done})")
             for number, regimes in enumerate(self.regimes):
                 with host.when(f"{self.number} == {number}"):
-                    self._tile(host, regimes, tile, done, count, states)
+                    self._tile(host, regimes, (tile, done, count), states)
 
-    def _tile(
-        self,
-        host: Host,
-        regimes: list[Persistent],
-        tile: str,
-        done: str,
-        count: str,
-        states: Sequence[Sequence[tuple[Pointer, Pointer]]],
-    ) -> None:
+    def _tile(self, host: Host, regimes: list[Persistent], at: tuple[str, str, str], states: States) -> None:
+        """at: the tile's number, the steps done before it, its steps."""
+        tile, done, count = at
         program, layers, geometry = host.program, len(self.of_layer), regimes[0].geometry
         sizes = f"{layers} * {regimes[0].counter_bytes}", f"{layers} * {regimes[0].values_in(count)}"
         geometry.exchange.clear_for_wave(host, self.counters, sizes[0], self.exchange, sizes[1])
@@ -133,11 +129,8 @@ class Wave:
         below: Pointer | None = None
         for layer, index in enumerate(self.of_layer):
             regime, layout = regimes[index], self.members[index].layout
-            old, new = [], []
-            for pair in states[layer]:
-                first, second = pair[0].text, pair[1].text
-                old.append(host.pointer("old", Pointer(f"({tile} & 1 ? {second} : {first})", pair[0].dtype)))
-                new.append(host.pointer("fresh", Pointer(f"({tile} & 1 ? {first} : {second})", pair[0].dtype)))
+            pairs = [picked(host, f"{tile} & 1", pair) for pair in states[layer]]
+            old, new = [before for before, _ in pairs], [after for _, after in pairs]
             inputs = [program.input(n) for n in range(len(layout.graph.inputs))]
             inputs = [p.at(f"{done} * B * {layout.input(n).row_stride}") for n, p in enumerate(inputs)]
             if layer:
@@ -158,7 +151,6 @@ class Wave:
         return self.outputs.at(f"{layer} * {count} * B * {self.members[0].layout.output.row_stride}")
 
     def facts(self) -> list[dict[str, Any]]:
-        """Rows for the manifest's templates."""
         found = []
         for regimes, floor, limit in zip(self.regimes, self.floors, self.limits, strict=True):
             fact = replace(regimes[0], most=limit).fact
@@ -169,10 +161,7 @@ class Wave:
 
 
 def _most(values: Sequence[HostExpr]) -> str:
-    text = str(values[0])
-    for value in values[1:]:
-        text = f"max<int64_t>({text}, {value})"
-    return text
+    return reduce(lambda text, value: f"max<int64_t>({text}, {value})", map(str, values))
 
 
 def wave(passed: Passed, target: Target, alone: Sequence[float], beside: Sequence[int]) -> Wave | None:
@@ -197,13 +186,16 @@ def wave(passed: Passed, target: Target, alone: Sequence[float], beside: Sequenc
         with about("", batch=batch):
             best = _best(members, len(layers.of_layer), target, precision, batch)
             allowed = GAIN * other if precision != "float32" else _most_us(members, layers.of_layer, batch, other, more)
-            if best is None or best.geometry is None or not (best.recorded or best.us < allowed):
-                _tell(best, other, allowed)
+            taken = best is not None and best.geometry is not None and (best.recorded or best.us < allowed)
+            if best is not None:
+                why = f"{best.us:.2f} us per step of all layers predicted"
+                why += f", one by one {other:.2f}; by {best.record}" if taken else f"; one after the other {other:.2f}"
+                why += "" if taken else f"; with their streams and products of inputs a wave may take {allowed:.2f}"
+                tell(taken, "layers in a wave", why, predicted_us=round(best.us, 3), one_by_one_us=round(other, 3))
+            if best is None or not taken:
                 if found:
                     floors.setdefault(len(found) - 1, batch)
                 continue
-            why = f"{best.us:.2f} us per step of all layers predicted, one by one {other:.2f}; by {best.record}"
-            tell(True, "layers in a wave", why, predicted_us=round(best.us, 3), one_by_one_us=round(other, 3))
         if not found or len(found) - 1 in floors or found[-1][1].geometry != best.geometry:
             found.append((batch, best))
     if not found:
@@ -212,7 +204,9 @@ def wave(passed: Passed, target: Target, alone: Sequence[float], beside: Sequenc
     for number, (batch, best) in enumerate(reversed(found)):
         most = batch if number + 1 < len(found) else None
         result.regimes.append([_regime(m, best, most, net, target) for m in members])
-        result.limits.append(_limit(result.regimes[-1][0].geometry, len(layers.of_layer), most, target))
+        geometry, part = result.regimes[-1][0].geometry, replace(target, sms=target.sms // len(layers.of_layer))
+        rows = resident_groups(geometry, part) * geometry.rows
+        result.limits.append(min(rows, most or rows))
     return result
 
 
@@ -232,13 +226,6 @@ def _most_us(members: Sequence[Member], of_layer: Sequence[int], batch: int, oth
     return min(FMA_GAIN * (other + inputs), BESIDE_GAIN * other / min(beside, len(of_layer)))
 
 
-def _tell(best: ChosenGeometry | None, other: float, most: float) -> None:
-    if best is not None:
-        why = f"{best.us:.2f} us per step of all layers predicted; one after the other {other:.2f}"
-        why += f"; with their streams and products of inputs a wave may take {most:.2f}"
-        tell(False, "layers in a wave", why, predicted_us=round(best.us, 3), one_by_one_us=round(other, 3))
-
-
 def _member(passed: Passed, graph: Graph, number: int) -> Member:
     if constants(graph):
         raise NotPersistent("arrays of constants are known by the hoisted graph's names")
@@ -254,18 +241,7 @@ def _member(passed: Passed, graph: Graph, number: int) -> Member:
     return Member(layout, step)
 
 
-def _able(members: Sequence[Member], geometry: Geometry, target: Target) -> bool:
-    """Whether every layer can have this geometry, and can follow another one in it."""
-    for member in members:
-        own = replace(geometry, step=member.step)
-        whole = member.layout.output.row_stride % 8 == 0 and member.layout.graph.output.shape[0] % 8 == 0
-        if not able_to_run(own, target) or not own.follows(whole):
-            return False
-    return True
-
-
 def _best(members: Sequence[Member], layers: int, target: Target, precision: str, batch: int) -> ChosenGeometry | None:
-    """The best geometry on each layer's part of the GPU."""
     part = replace(target, sms=target.sms // layers)
     stored = members[-1].layout.weights.stored
     found = choose_geometry(members[-1].step, part, precision, batch, layers, stored)
@@ -273,19 +249,17 @@ def _best(members: Sequence[Member], layers: int, target: Target, precision: str
         return None
     groups, most = ceil(batch / found.geometry.rows), resident_groups(found.geometry, part)
     if groups > most:
-        own = f"{groups} teams of {found.geometry.ctas} blocks with {found.geometry.rows} rows each"
-        why = f"{own}; of each layer's {part.sms} multiprocessors {most} run at once"
+        teams = f"{groups} teams of {found.geometry.ctas} blocks with {found.geometry.rows} rows each"
+        why = f"{teams}; of each layer's {part.sms} multiprocessors {most} run at once"
         tell(False, "layers in a wave", f"the batch takes {why}")
         return None
-    if not _able(members, found.geometry, target):
-        tell(False, "layers in a wave", "in this geometry a layer cannot follow another one")
-        return None
+    for member in members:  # every layer must have room in this geometry, and follow another one in it
+        own = replace(found.geometry, step=member.step)
+        whole = member.layout.output.row_stride % 8 == 0 and member.layout.graph.output.shape[0] % 8 == 0
+        if not able_to_run(own, target) or not own.follows(whole):
+            tell(False, "layers in a wave", "in this geometry a layer cannot follow another one")
+            return None
     return found
-
-
-def _limit(geometry: Geometry, layers: int, most: int | None, target: Target) -> int:
-    groups = resident_groups(geometry, replace(target, sms=target.sms // layers))
-    return min(groups * geometry.rows, most or groups * geometry.rows)
 
 
 def _regime(member: Member, best: ChosenGeometry, most: int | None, net: RNN, target: Target) -> Persistent:

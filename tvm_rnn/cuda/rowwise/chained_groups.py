@@ -18,14 +18,22 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
 from tvm_rnn.cuda.codegen.kernel_writer import Writer, write
-from tvm_rnn.cuda.layer.node_values import Values
 from tvm_rnn.cuda.layer.pointers import Argument, Place, arithmetic
-from tvm_rnn.cuda.layer.row_kernels import WARP, Job, Rows, combiner, finish_group, reduced, unravel
-from tvm_rnn.graph.axes import reduced_axes, runs_along
-from tvm_rnn.graph.graph import Group, Node
+from tvm_rnn.cuda.layer.row_kernels import (
+    WARP,
+    Job,
+    Rows,
+    Values,
+    across_warp,
+    combiner,
+    finish_group,
+    reduced,
+    unravel,
+)
+from tvm_rnn.graph.graph import Group, Node, reduced_axes, runs_along
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.graph.tensor_expressions import Index
-from tvm_rnn.tir.expr import Buffer, Expr, TirExpr
+from tvm_rnn.tir.expr import Buffer, Expr
 from tvm_rnn.tir.index import wide
 
 JOINED = ("pointwise", "reduce")  # kinds of groups
@@ -71,15 +79,13 @@ class _ChainedGroups:
                 if argument.role == "write":
                     new = Argument(f"w{len(self.writes)}", "write", argument.node, argument.number)
                     self.writes.append(new)
-                    dtypes[new.name] = job.writes(new.node)[new.number].dtype
+                    dtypes[new.name] = job.dtype(new)
                     if not new.number and new.node not in job.elsewhere:
                         self.made[new.node] = new.name
                 elif argument.node not in self.made and argument.node not in self.reads:
                     new = Argument(f"r{len(self.reads)}", "read", argument.node)
                     self.reads[new.node] = new
-                    place = job.reads(new.node)
-                    assert place is not None
-                    dtypes[new.name] = place.dtype
+                    dtypes[new.name] = job.dtype(new)
         self.arguments = (*self.reads.values(), *self.writes)
         self.pointers = [(a.name, dtypes[a.name]) for a in self.arguments]
         most = max(work_of(job.group) for job in self.jobs)
@@ -149,16 +155,18 @@ class _ChainedGroups:
                 finish(j, self._sum(writer, job, j, tirx.const(0, "int32"), 1)[0])
         elif outputs <= 2:  # the whole block for each
             for j in range(outputs):
-                total = self._over_block(writer, job, self._sum(writer, job, j, self.thread, self.threads))
+                total = self._sum(writer, job, j, self.thread, self.threads)
+                self._over_block(writer, root, total)
                 with writer.when(tirx.EQ(self.thread, 0)):
-                    finish(j, total)
+                    finish(j, total[0])
         else:  # a warp for each
             lane = writer.keep(tirx.truncmod(self.thread, WARP))
             warp = writer.keep(tirx.truncdiv(self.thread, WARP))
             with self._each(writer, outputs, warp, self.threads // WARP) as j:
-                total = self._over_warp(writer, job, self._sum(writer, job, j, lane, WARP))
+                total = self._sum(writer, job, j, lane, WARP)
+                across_warp(writer, total, combiner(root)[0])
                 with writer.when(tirx.EQ(lane, 0)):
-                    finish(j, total)
+                    finish(j, total[0])
 
     def _sum(self, writer: Writer, job: Job, j: Expr, first: Expr, step: int) -> Buffer:
         """A register with this thread's part of result j: elements first, first + step, ..."""
@@ -178,29 +186,17 @@ class _ChainedGroups:
     def _index(writer: Writer, j: Expr, shape: tuple[int, ...]) -> Index:
         return tuple(int(i) for i in np.unravel_index(j, shape)) if isinstance(j, int) else unravel(writer, j, shape)
 
-    def _over_warp(self, writer: Writer, job: Job, total: Buffer) -> TirExpr:
-        """The result of all lanes' parts, in every lane."""
-        assert job.group.root is not None
-        combine, _ = combiner(job.group.root)
-        mask = tirx.const(0xFFFFFFFF, "uint32")
-        for distance in (16, 8, 4, 2, 1):
-            other = tirx.call_extern(total.dtype, "__shfl_xor_sync", mask, total[0], distance, WARP)
-            writer.store(total, combine(total[0], writer.keep(other)), 0)
-        return total[0]
-
-    def _over_block(self, writer: Writer, job: Job, total: Buffer) -> TirExpr:
+    def _over_block(self, writer: Writer, root: Node, total: Buffer) -> None:
         """The result of all threads' parts, in every thread, in one order whatever runs first."""
-        assert job.group.root is not None
-        combine, _ = combiner(job.group.root)
-        mine = self._over_warp(writer, job, total)
+        combine, _ = combiner(root)
+        across_warp(writer, total, combine)
         writer.do(I.cuda.cta_sync())  # the array may still be read for the result before
         with writer.when(tirx.EQ(tirx.truncmod(self.thread, WARP), 0)):
-            writer.store(self.partial, mine, tirx.truncdiv(self.thread, WARP))
+            writer.store(self.partial, total[0], tirx.truncdiv(self.thread, WARP))
         writer.do(I.cuda.cta_sync())
         writer.store(total, self.partial[0], 0)
         for warp in range(1, self.threads // WARP):
             writer.store(total, combine(total[0], self.partial[warp]), 0)
-        return total[0]
 
 
 def chained_groups_kernel(

@@ -20,9 +20,8 @@ from tvm.script.ir_builder import tirx as I
 from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.cuda.layer.packed_layout import Pack
-from tvm_rnn.cuda.layer.phases import NotPersistent, Phase, Step, components, phases, place
-from tvm_rnn.cuda.layer.pointers import Place
-from tvm_rnn.cuda.layer.regime import LayerSteps, launch_either
+from tvm_rnn.cuda.layer.phases import NotPersistent, Phase, Step, component, components, phases, place
+from tvm_rnn.cuda.layer.regime import FOREVER, MASK_POINTERS, MASK_SCALARS, LayerSteps, launch_either
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.decisions import tell
 from tvm_rnn.graph.graph import Node
@@ -32,9 +31,7 @@ from tvm_rnn.schedule.schedule_template import DEFAULT, Config, Unit, best
 from tvm_rnn.target import Target
 from tvm_rnn.tir.expr import Buffer, Expr
 
-FOREVER = (1 << 31) - 1
 SCALARS = (("steps", "int32"), ("reverse", "int32"), ("batch", "int32"))
-MASK_SCALARS = (("start", "int32"), ("total", "int32"), ("has_lengths", "int32"), ("has_reset", "int32"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,14 +56,6 @@ class Scan:
         return self.step.phases[0].width
 
     @property
-    def params(self) -> list[Node]:
-        return list(dict.fromkeys(node for node, _ in self.step.params))
-
-    @property
-    def reads(self) -> list[Node]:
-        return list(dict.fromkeys(node for reads in self.step.reads for node, _ in reads))
-
-    @property
     def words(self) -> Sequence[Node]:
         return []
 
@@ -88,11 +77,6 @@ class Scan:
             "most": self.most,
         }
 
-    def place_of(self, node: Node) -> Place:
-        """Where an input or a hoisted value lies."""
-        graph = self.layout.graph
-        return self.layout.input(graph.inputs.index(node)) if node.op == "input" else self.layout.hoisted(node)
-
     @cached_property
     def kernels(self) -> tuple[Kernel, Kernel]:
         """Without and with lengths and resets."""
@@ -100,11 +84,11 @@ class Scan:
 
     def _kernel(self, masked: bool) -> Kernel:
         numbers, float_ = range(len(self.step.graph.states)), self.layout.arithmetic
-        pointers = [(f"param_{n}", float_) for n in range(len(self.params))]
-        pointers += [(f"read_{n}", self.place_of(node).dtype) for n, node in enumerate(self.reads)]
+        pointers = [(f"param_{n}", float_) for n in range(len(self.step.param_nodes))]
+        pointers += [(f"read_{n}", self.layout.rows(node).dtype) for n, node in enumerate(self.step.read_nodes)]
         pointers += [(f"old_{n}", float_) for n in numbers] + [(f"new_{n}", float_) for n in numbers]
         pointers += [("y", self.layout.output.dtype)]
-        pointers += [("lengths", "int64"), ("reset", "uint8")] if masked else []
+        pointers += MASK_POINTERS if masked else ()
         scalars = (*SCALARS, *(MASK_SCALARS if masked else ()))
         with flavour(self.layout.precision):
             name = f"{self.name}_masked" if masked else self.name
@@ -114,14 +98,12 @@ class Scan:
         """One launch of one of the two kernels."""
 
         def read(node: Node) -> Pointer:
-            return (
-                layer_steps.inputs[self.layout.graph.inputs.index(node)]
-                if node.op == "input"
-                else layer_steps.hoisted[node]
-            )
+            if node.op == "input":
+                return layer_steps.inputs[self.layout.graph.inputs.index(node)]
+            return layer_steps.hoisted[node]
 
-        pointers = [layer_steps.weights[node] for node in self.params]
-        pointers += [read(node) for node in self.reads]
+        pointers = [layer_steps.weights[node] for node in self.step.param_nodes]
+        pointers += [read(node) for node in self.step.read_nodes]
         pointers += [*layer_steps.before, *layer_steps.after, layer_steps.output]
         scalars = [layer_steps.count, int(layer_steps.reverse), "B"]
         launch_either(host, self.kernels, pointers, scalars, layer_steps)
@@ -165,7 +147,7 @@ class Body:
         self.params = {}
         for node, slot in self.step.params:
             at = tirx.const(~slot, "int64") if slot < 0 else tirx.Cast("int64", slot * self.width + self.unit)
-            self.params[(node, slot)] = k.keep(k[f"param_{self.scan.params.index(node)}"][at])
+            self.params[(node, slot)] = k.keep(k[f"param_{self.step.param_nodes.index(node)}"][at])
         self.states = [k.local(1, self.dtype) for _ in self.step.graph.states]
         for n, register in enumerate(self.states):
             k.store(register, k[f"old_{n}"][self.flat], 0)
@@ -177,7 +159,7 @@ class Body:
                 k.store(self.ends, tirx.Cast("int32", most), 0)
         keys = list(dict.fromkeys(key for reads in self.step.reads for key in reads))
         for s in range(self.ahead):
-            self.prefetched.append({key: k.local(1, self.scan.place_of(key[0]).dtype) for key in keys})
+            self.prefetched.append({key: k.local(1, self.scan.layout.rows(key[0]).dtype) for key in keys})
             self.flags.append(k.local(1, "int32"))
             self._ask(s, tirx.const(s, "int32"))
 
@@ -192,8 +174,8 @@ class Body:
         row = k.keep(tirx.Cast("int64", local) * k["batch"] + self.row)
         for (node, slot), register in self.prefetched[s].items():
             offset: Expr = ~slot if slot < 0 else slot * self.width + self.unit
-            source = k[f"read_{self.scan.reads.index(node)}"]
-            k.store(register, source[row * self.scan.place_of(node).row_stride + offset], 0)
+            source = k[f"read_{self.step.read_nodes.index(node)}"]
+            k.store(register, source[row * self.scan.layout.rows(node).row_stride + offset], 0)
         if not self.masked:
             return
         k.store(self.flags[s], tirx.const(0, "int32"), 0)
@@ -209,8 +191,7 @@ class Body:
         local = k.keep(self._local(t))
         now: dict[tuple[Node, int], Expr] = {}
         for key, register in self.prefetched[s].items():
-            value = register[0]
-            now[key] = k.keep(converted(value, self.dtype))
+            now[key] = k.keep(converted(register[0], self.dtype))
         restart = k.keep(self.flags[s][0]) if self.masked else None
         self._ask(s, t + self.ahead)
         if restart is not None:
@@ -230,9 +211,7 @@ class Body:
         place = self.scan.layout.output
         y = kept(self.held[(step.graph.output, 0)], tirx.const(0.0, self.dtype))
         row = tirx.Cast("int64", local) * k["batch"] + self.row
-        k.store(
-            k["y"], y if place.dtype == self.dtype else tirx.Cast(place.dtype, y), row * place.row_stride + self.unit
-        )
+        k.store(k["y"], converted(y, place.dtype), row * place.row_stride + self.unit)
         for register, result in zip(self.states, step.graph.results, strict=True):
             k.store(register, kept(self.held[(result, 0)], register[0]), 0)
 
@@ -245,8 +224,7 @@ class Body:
                 return self.held.get((node, number))
             if node.leaf and node.scalar is not None:
                 return None
-            number, moving = place(node, index, phase.width)
-            key = (node, number if moving else ~number)
+            key = (node, component(node, index, phase.width))
             return self.params.get(key, now.get(key))
 
         for node in phase.nodes:

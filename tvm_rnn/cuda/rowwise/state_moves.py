@@ -7,26 +7,75 @@ flags in the padding of a row mean nothing; rows that have ended keep their stat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import TypeAlias
+from typing import Any
 
 from tvm import tirx
 
-from tvm_rnn.cuda.codegen.host_program import Host, Pointer
+from tvm_rnn.cuda.codegen.host_program import Host, HostExpr, Pointer
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.cuda.layer.pointers import Place, address
 from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
 from tvm_rnn.cuda.layer.value_layout import Layout
-from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.graph.graph import Node
+from tvm_rnn.tir.expr import Expr
 
-from .step_memory import Buffers, Step
+from .dropout_masks import MaskKeys
 
-# What is stored at element j of a row: (pointer, value, or what loads it within the condition, place, width).
-StoredElement: TypeAlias = tuple[str, TirExpr | Callable[[], TirExpr], Place, int]
+Value = Callable[[Writer, Expr, Expr], Expr]  # of an element of a row, which are known in the kernel
 COPIES = 32  # of one launch
+
+
+# --- the memory that a layer's kernels work on: of a layer and direction, of a tile of time, of a step ---------------
+
+
+@dataclass
+class Buffers:
+    """The memory of one layer and direction, or what several share.
+
+    states, shadows: for each state its two copies, by parity. hoisted: each value for all rows of a tile. step: each
+    value's copies.
+    """
+
+    weights: Mapping[Any, Pointer]
+    states: list[tuple[Pointer, Pointer]]
+    shadows: dict[int, tuple[Pointer, Pointer]]
+    hoisted: dict[Node, Pointer]
+    step: dict[Node, list[Pointer]]
+    regimes: list[Pointer]  # each regime's own memory
+    mask_keys: MaskKeys | None = None  # what masks are made of
+    words: dict[Node, Pointer] = field(default_factory=dict)  # masks as persistent kernels read them
+
+
+@dataclass
+class Tile:
+    """One tile of time of one layer and direction. Pointers are those of the tile's first step, in order of time."""
+
+    inputs: list[Pointer]
+    output: Pointer
+    start: HostExpr  # its first step, in order of time
+    count: HostExpr  # its steps
+    reverse: bool
+    parity: HostExpr  # which copy of the states holds the values before it: 0 or 1
+    kept: list[Pointer] = field(default_factory=list)  # rows of what training reads later
+
+
+@dataclass
+class Step:
+    """What the kernels of one step work on."""
+
+    tile: Tile
+    t: HostExpr  # within the tile
+    old: list[Pointer]
+    new: list[Pointer]
+    old_shadows: dict[int, Pointer]
+    new_shadows: dict[int, Pointer]
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -46,9 +95,8 @@ def copy_states(host: Host, name: str, copies: Sequence[StateCopy], visit: str =
     for first in range(0, len(copies), COPIES):
         part = copies[first : first + COPIES]
         pointers = [pointer for m in part for pointer in (m.source, m.target)]
-        host.launch(
-            _copy_kernel(f"{name}{first // COPIES}", part, bool(visit)), pointers, ["B", *([visit] if visit else [])]
-        )
+        kernel = _copy_kernel(f"{name}{first // COPIES}", part, bool(visit))
+        host.launch(kernel, pointers, ["B", *([visit] if visit else [])])
 
 
 def _copy_kernel(name: str, copies: Sequence[StateCopy], chosen: bool = False) -> Kernel:
@@ -62,8 +110,7 @@ def _copy_kernel(name: str, copies: Sequence[StateCopy], chosen: bool = False) -
                     own = tirx.And(own, called)
                 with writer.when(own):
                     value = writer[f"from{n}"][address(Place(m.source.dtype, m.size), row, j)]
-                    value = value if m.source.dtype == m.place.dtype else tirx.Cast(m.place.dtype, value)
-                    writer.store(writer[f"to{n}"], value, address(m.place, row, j))
+                    writer.store(writer[f"to{n}"], converted(value, m.place.dtype), address(m.place, row, j))
 
     pairs = [((f"from{n}", m.source.dtype), (f"to{n}", m.place.dtype)) for n, m in enumerate(copies)]
     scalars = [("rows", "int64"), *([("visit", "int32")] if chosen else [])]
@@ -95,24 +142,44 @@ class StateKernels:
     def _kernel(
         self,
         name: str,
-        copies: list[tuple[str, Place, int]],
-        more: list[tuple[str, str]],
-        scalars: list[tuple[str, str]],
-        body: Callable[[Writer, Expr, Expr], Iterator[StoredElement]],
-        extra: int = 0,
+        pointers: Sequence[tuple[str, str]],
+        scalars: Sequence[tuple[str, str]],
+        where: Callable[[Writer, Expr], Expr],
+        stored: Sequence[tuple[str, Value, Place, int]],
     ) -> Kernel:
-        """body(writer, row, j) yields what to store at element j of a row: (pointer, value, place, width)."""
+        """stored: (pointer, value, place, width) of what is stored in the rows for which `where` holds."""
 
         def run(writer: Writer) -> None:
-            row, j, inside = elements(writer, max([*self._sizes, extra]))
-            with writer.when(inside):
-                for pointer, value, place, width in body(writer, row, j):
+            row, j, inside = elements(writer, max([*self._sizes, *(width for *_, width in stored)]))
+            with writer.when(inside), writer.when(where(writer, row)):
+                for pointer, value, place, width in stored:
                     with writer.when(j < width):
-                        made = value() if callable(value) else value
-                        writer.store(writer[pointer], converted(made, place.dtype), address(place, row, j))
+                        found = converted(value(writer, row, j), place.dtype)
+                        writer.store(writer[pointer], found, address(place, row, j))
 
-        pointers = [*((pointer, place.dtype) for pointer, place, _ in copies), *more]
         return write(f"{self.name}_{name}", pointers, [("rows", "int64"), *scalars], run, threads=THREADS)
+
+    def _reset(
+        self,
+        name: str,
+        copies: Sequence[tuple[str, Place, int]],
+        scalars: Sequence[tuple[str, str]],
+        counts: Callable[[Writer, Expr], Expr],
+        initial: Mapping[str, float],
+    ) -> Kernel:
+        """Rows that have a flag, and a step of their own that counts, get the initial values."""
+
+        def where(writer: Writer, row: Expr) -> Expr:
+            known = tirx.Or(tirx.EQ(writer["has_lengths"], tirx.const(0, "int32")), counts(writer, row))
+            return tirx.And(tirx.NE(writer["reset"][row], tirx.const(0, "uint8")), known)
+
+        def first(place: Place, number: int) -> Value:
+            value = tirx.const(initial.get(self.layout.graph.states[number].name, 0.0), place.dtype)
+            return lambda writer, row, j: value
+
+        pointers = [*((p, place.dtype) for p, place, _ in copies), ("reset", "uint8"), ("lengths", "int64")]
+        stored = [(p, first(place, number), place, self._sizes[number]) for p, place, number in copies]
+        return self._kernel(name, pointers, [*scalars, ("has_lengths", "int32")], where, stored)
 
     # --- in and out ------------------------------------------------------------------------------------------------
 
@@ -135,38 +202,30 @@ class StateKernels:
 
     @cached_property
     def _restart(self) -> Kernel:
-        copies = self._copies("state", "shadow")
+        def unfinished(writer: Writer, row: Expr) -> Expr:
+            return writer["time"] < writer["lengths"][row]
 
-        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[StoredElement]:
-            unfinished = tirx.Or(
-                tirx.EQ(writer["has_lengths"], tirx.const(0, "int32")), writer["time"] < writer["lengths"][row]
-            )
-            with writer.when(tirx.And(tirx.NE(writer["reset"][row], tirx.const(0, "uint8")), unfinished)):
-                for pointer, place, number in copies:
-                    first = self.initial.get(self.layout.graph.states[number].name, 0.0)
-                    yield pointer, tirx.const(first, place.dtype), place, self._sizes[number]
-
-        scalars = [("time", "int64"), ("has_lengths", "int32")]
-        return self._kernel("restart", copies, [("reset", "uint8"), ("lengths", "int64")], scalars, body)
+        return self._reset("restart", self._copies("state", "shadow"), [("time", "int64")], unfinished, self.initial)
 
     @cached_property
     def _freeze(self) -> Kernel:
-        old, new = self._copies("old", "old_shadow"), self._copies("state", "shadow")
-        width = self.layout.graph.output.shape[0] if self.layout.emits else 0
+        old, new, output = self._copies("old", "old_shadow"), self._copies("state", "shadow"), self.layout.output
 
-        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[StoredElement]:
-            with writer.when(writer["time"] >= writer["lengths"][row]):
-                for (pointer, place, number), source in zip(new, old, strict=True):
+        def load(pointer: str, place: Place) -> Value:
+            return lambda writer, row, j: writer[pointer][address(place, row, j)]
 
-                    def load(source: tuple[str, Place, int] = source) -> TirExpr:
-                        return writer[source[0]][address(source[1], row, j)]
+        pointers = [(pointer, place.dtype) for pointer, place, _ in (*old, *new)]
+        both = zip(old, new, strict=True)
+        stored = [(p, load(source, at), place, self._sizes[i]) for (source, at, _), (p, place, i) in both]
+        if self.layout.emits:
+            pointers.append(("output", output.dtype))
+            zero, width = tirx.const(0.0, output.dtype), self.layout.graph.output.shape[0]
+            stored.append(("output", lambda writer, row, j: zero, output, width))
 
-                    yield pointer, load, place, self._sizes[number]
-                if width:
-                    yield "output", tirx.const(0.0, self.layout.output.dtype), self.layout.output, width
+        def ended(writer: Writer, row: Expr) -> Expr:
+            return writer["time"] >= writer["lengths"][row]
 
-        more = [("output", self.layout.output.dtype), ("lengths", "int64")][0 if width else 1 :]
-        return self._kernel("freeze", [*old, *new], more, [("time", "int64")], body, extra=width)
+        return self._kernel("freeze", [*pointers, ("lengths", "int64")], [("time", "int64")], ended, stored)
 
     def restart(self, host: Host, step: Step) -> None:
         """Rows whose flag is set start this step from the initial values."""
@@ -193,18 +252,10 @@ class StateKernels:
 
     @cached_property
     def _cut(self) -> Kernel:
-        copies = self._copies("state", "shadow")[: len(self._sizes)]
+        def counts(writer: Writer, row: Expr) -> Expr:
+            return writer["lengths"][row] > tirx.const(0, "int64")
 
-        def body(writer: Writer, row: Expr, j: Expr) -> Iterator[StoredElement]:
-            counts = tirx.Or(
-                tirx.EQ(writer["has_lengths"], tirx.const(0, "int32")), writer["lengths"][row] > tirx.const(0, "int64")
-            )
-            with writer.when(tirx.And(tirx.NE(writer["reset"][row], tirx.const(0, "uint8")), counts)):
-                for pointer, place, number in copies:
-                    yield pointer, tirx.const(0.0, place.dtype), place, self._sizes[number]
-
-        more = [("reset", "uint8"), ("lengths", "int64")]
-        return self._kernel("cut", copies, more, [("has_lengths", "int32")], body)
+        return self._reset("cut", self._copies("state", "shadow")[: len(self._sizes)], [], counts, {})
 
     def cut(self, host: Host, states: list[Pointer], reset: Pointer) -> None:
         """Rows that have a flag in `reset` [B], and a step at all, get zeros."""

@@ -2,5 +2,5 @@
 
 In: graphs with their backward graphs. Out: two host programs more. `add_entry_points.py` plans both; `tape_layout.py`
 says what forward leaves; `plan_forward.py` and `plan_backward.py` order the kernels; `weight_gradient_*.py` accumulate
-over all rows; `layer_gradients.py`, `input_gradients.py` and `parameter_gradients.py` store the other gradients.
+over all rows; `gradient_kernels.py` stores the other gradients.
 """

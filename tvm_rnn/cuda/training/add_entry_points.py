@@ -25,8 +25,7 @@ from tvm_rnn.passes import keep_choice
 from tvm_rnn.passes.passed import Passed
 from tvm_rnn.target import Target
 
-from .layer_gradients import gradient_width
-from .plan_backward import BackwardPlan
+from .plan_backward import BackwardPlan, gradient_width
 from .plan_forward import ForwardTrain
 
 WAYS = ("forward_train", "backward")
@@ -61,8 +60,7 @@ def plan(passed: Passed, target: Target) -> Trained:
     training, before = passed.options.training, told()
     with about("", training=True):
         found = _plan(passed, target, training)
-        own = found.training == "states" != training
-        if not own or target.arch != PERSISTENT or _persistent(found):
+        if not found.training == "states" != training or target.arch != PERSISTENT or _persistent(found):
             return found
         with recording(False):
             better = _persistent(_plan(passed, target, "values"))
@@ -86,16 +84,14 @@ def _plan(passed: Passed, target: Target, training: bool | str) -> Trained:
     backs = Layers(tuple(g.backward for g in layers.graphs if g.backward is not None), layers.of_layer)
     forward = ForwardTrain(passed, layers, target, number=count, narrow=narrow)
     backward = BackwardPlan(passed, backs, target, forward=forward, number=2 * count)
-    programs = (forward.run(), backward.run())
-    for program, way in zip(programs, WAYS, strict=True):
-        program.suffix = f"_{way}"
+    programs = forward.run(), backward.run()
+    programs[0].suffix, programs[1].suffix = (f"_{way}" for way in WAYS)
     return Trained(net, forward, backward, programs, layers, training)
 
 
 def working(trained: Trained, target: Target) -> dict[str, Callable[[int, int], int]]:
     """By program: bytes of its working memory for T steps of B rows, on that GPU."""
-    pairs = zip(WAYS, trained.programs, strict=True)
-    return {way: working_memory(program, target.sms) for way, program in pairs}
+    return {way: working_memory(own, target.sms) for way, own in zip(WAYS, trained.programs, strict=True)}
 
 
 def of_parts(trained: Trained) -> TimeParts | None:
@@ -120,8 +116,7 @@ def describe(facts: GpuNetwork, trained: Sequence[Trained], taken: dict[str, lis
             )
             for way, program in zip(WAYS, own.programs, strict=True)
         )
-    first = trained[0]
-    net = first.net
+    first, net = trained[0], trained[0].net
     if net.regularisers:
         facts.masks = convert(net.regularisers.masks(net.layers, net.num_directions), Masks)
     facts.tape = first.forward.tape.sizes()

@@ -14,34 +14,96 @@ Where the GPU has room for several layers at once, each has a CUDA stream of its
 last layer works on tile k, counted from the end of time, while the one below works on tile k - 1. That one begins when
 the gradients of the tile's inputs are there: sums over rows, for weights, run beside its steps.
 `cuda/model/choose_backward_lanes.py` helps to choose kernels' sizes.
+
+The gradient of the last layer's output is the user's; a copy of it lies beside those of the other layers' outputs, with
+0 in rows that have ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import gcd, prod
 from typing import ClassVar
 
-from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
+from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Host, HostExpr, Pointer, Program
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel
 from tvm_rnn.cuda.layer.pointers import Place
+from tvm_rnn.cuda.layer.time_segments import TimeSegment
 from tvm_rnn.cuda.layer.value_layout import Layout
 from tvm_rnn.cuda.model.choose_backward_lanes import WAVE_TILES, least_steps, room_for_two
 from tvm_rnn.cuda.model.choose_regime import EXPECTED_BATCHES
 from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.cuda.plan.network import HOISTED_BYTES, STREAMS, Plan, Visit
-from tvm_rnn.cuda.rowwise.step_memory import Tile
+from tvm_rnn.cuda.rowwise.state_moves import Tile
 from tvm_rnn.graph.graph import Graph, Node, is_total
 from tvm_rnn.network.layer import weight_name
+from tvm_rnn.network.rnn import RNN
 from tvm_rnn.passes.fuse_pointwise import read_at_last
 
-from .input_gradients import InputGradient
-from .layer_gradients import LayerGradients, Sequences, Tiles
-from .parameter_gradients import FinishKernels
+from .gradient_kernels import FinishKernels, InputGradient
 from .plan_forward import Blank, ForwardTrain, blank_kernel
 from .tape_layout import states_read
 from .weight_gradient_sums import WeightGradients
+
+
+def gradient_width(net: RNN) -> int:
+    """Elements of a row of a layer's gradient."""
+    return max(layer.width * net.num_directions for layer in net.layers)
+
+
+@dataclass
+class Sequences:
+    """Gradients of layers' outputs for all of T: layers run one after the other, so two are enough, written and read in
+    turn. given: the caller's, last, where there is an address, of calls for a segment; None: never."""
+
+    net: RNN
+    program: Program
+    segment: TimeSegment
+    given: Pointer | None
+
+    def __post_init__(self) -> None:
+        width, dtype, self.pair = gradient_width(self.net), self.net.dtype, list[Pointer]()
+        for number in range(2 if self.net.num_layers > 1 else 1):
+            place = self.program.buffer("between", f"T * B * {width}", dtype)
+            if self.given is not None:
+                size = f"{self.segment.whole} * B * {width * ITEM_BYTES[dtype]}"
+                behind = f"{number} * (({size} + {ALIGNMENT - 1}) / {ALIGNMENT} * {ALIGNMENT})"
+                text = f"({self.given.text} ? {self.given.text} + {behind} : {place.text})"
+                place = self.program.sequence.pointer("between", replace(place, text=text))
+            self.pair.append(place)
+
+    def place(self, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
+        """That of a layer's output from a row on; of the last layer, the copy. Rows have `stride` elements. In arrays
+        for all of the time the call's own rows come after those before it."""
+        skipped = f"{self.segment.first} * B * {stride}" if self.given is not None else 0
+        return self.pair[(self.net.num_layers - 1 - layer) % 2].at(skipped).at(f"{row} * {stride}")
+
+
+@dataclass
+class Tiles:
+    """The same of one tile of time. Layers that run side by side have two each, written and read in turn; else one is
+    read while the other is written. steps: of a tile. wave: a condition: layers run side by side."""
+
+    net: RNN
+    program: Program
+    steps: str
+    wave: str
+
+    def __post_init__(self) -> None:
+        dtype, others = self.net.dtype, self.net.num_layers - 1
+        each = ALIGNMENT // ITEM_BYTES[dtype]
+        size = f"({self.steps} * B * {gradient_width(self.net)} + {each - 1}) / {each} * {each}"
+        self.size = self.program.let("handed_size", size)
+        count = f"({self.wave} ? {2 * others} : {min(2, others)})"
+        self.tiles = self.program.buffer("between", f"{count} * {self.size}", dtype)
+        self.last = self.program.buffer("between", self.size, dtype)
+
+    def place(self, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
+        """The row is the tile's first one."""
+        if layer + 1 == self.net.num_layers:
+            return self.last
+        return self.tiles.at(f"({self.wave} ? {2 * layer} + ({tile} & 1) : {layer % 2}) * {self.size}")
 
 
 @dataclass
@@ -53,6 +115,9 @@ class BackwardCode:
     finish: FinishKernels
     input_gradients: list[InputGradient]
     early: list[Node]  # values from before the steps that sums read: rows that have ended must be 0
+    direct: bool  # whether the steps' products write the gradient of the input where it goes
+    kept_rows: list[tuple[Pointer, str]] = field(default_factory=list)  # a copy for each layer, and its elements
+    last_rows: Pointer | None = None  # the gradient of the input, until directions are added up
 
     def bytes_per_row(self) -> int:
         """Of what has rows for a whole tile."""
@@ -74,48 +139,29 @@ class BackwardPlan(Plan):
     def _layer(self, graph: Graph, number: int) -> Layer:
         """The layer's code; what follows its steps goes to `backs`."""
         assert self.forward is not None
-        sums = [n for n in graph.nodes() if is_total(n)]
-        last = read_at_last(graph)
+        sums, last = [n for n in graph.nodes() if is_total(n)], read_at_last(graph)
         stored = {n: g.region for g in graph.groups for n in g.stored if not n.leaf}
-        kept = tuple(n for n in last if n.op == "state" or stored.get(n) == "step")
         operands = tuple(a for n in sums for a in n.args)
         rows = replace(graph, totals=(), emitted=(*graph.emitted, *operands))
-        given = self._given(self.forward.code[number].layout)
-        layer = Layer(
-            rows,
-            self.number + number,
-            self.net.dtype,
-            self.options,
-            self.target,
-            initial={},
-            kept=kept,
-            given=given,
-            streams=tuple(self.net.regularisers.streams),
-            together=1 if self.whole else self.net.num_layers,
-        )
-        name = f"g{layer.number}"
-        layout = layer.layout
+        kept = tuple(n for n in last if n.op == "state" or stored.get(n) == "step")
+        own = rows, self.number + number, self.net.dtype, self.options, self.target, dict[str, float](), 1, kept
+        streams, together = tuple(self.net.regularisers.streams), 1 if self.whole else self.net.num_layers
+        layer = Layer(*own, self._given(self.forward.code[number].layout), streams, together=together)
+        name, layout, precision = f"g{layer.number}", layer.layout, self.options.precision
 
-        def reads(node: Node) -> Place | None:
-            found = layout.source(node, False, "after")
+        def reads(node: Node, product: bool = False) -> Place | None:
+            found = layout.source(node, product, "after")
             return None if found is None else found.place
 
-        def operand(node: Node) -> Place | None:
-            found = layout.source(node, True, "after")
-            return None if found is None else found.place
-
-        weight_gradients = WeightGradients(
-            name, sums, self.options.precision, reads, operand, self.target.arch, self.target.sms
-        )
-        finish = FinishKernels(graph, sums, f"{layer.number}_finish", self.options.precision)
+        places = reads, partial(reads, product=True)
+        weight_gradients = WeightGradients(name, sums, precision, *places, self.target.arch, self.target.sms)
+        finish = FinishKernels(graph, sums, f"{layer.number}_finish", precision)
         direct = layout.written_last and self.directions == 1
         roots = [*([] if direct else [graph.output]), *graph.emitted]
-        input_gradients = [
-            InputGradient(f"{name}_give{i}", n, self.options.precision, reads, self.net.dtype)
-            for i, n in enumerate(roots)
-        ]
+        given = precision, reads, self.net.dtype
+        input_gradients = [InputGradient(f"{name}_give{i}", n, *given) for i, n in enumerate(roots)]
         early = [n for n in last if stored.get(n) == "before"]
-        self.backs.append(BackwardCode(layer, weight_gradients, finish, input_gradients, early))
+        self.backs.append(BackwardCode(layer, weight_gradients, finish, input_gradients, early, direct))
         return layer
 
     def _given(self, layout: Layout) -> dict[int, Place]:
@@ -123,21 +169,16 @@ class BackwardPlan(Plan):
         graph, dtype = layout.graph, self.net.dtype
         width = graph.output.shape[0]
         found = {0: Place(dtype, width * self.directions, gcd(16, width * ITEM_BYTES[dtype]))}
-        found |= {1 + n: Place(dtype, prod(node.shape), 16) for n, node in enumerate(graph.inputs)}
+        found |= {n: Place(dtype, prod(node.shape), 16) for n, node in enumerate(graph.inputs, 1)}
         first, emitted = 1 + len(graph.inputs), len(graph.emitted)
-        for at, number in enumerate(states_read(graph)):
-            found[first + number] = layout.kept_place(layout.kept[emitted + at])
-        for number, node in enumerate(graph.emitted):
-            found[first + len(graph.states) + number] = layout.kept_place(node)
-        return found
+        kept = [first + len(graph.states) + n for n in range(emitted)] + [first + n for n in states_read(graph)]
+        return found | {n: layout.kept_place(node) for n, node in zip(kept, layout.kept, strict=True)}
 
     def run(self) -> Program:
         """The program."""
         assert self.forward is not None
         program, host = self.program, self.program.sequence
-        self.together = None
         self._layer_event = 2 * self.net.num_layers
-        self.gradient = program.input(0)
         self.tape = self.forward.tape
         after = self._segment(self._mask_keys(self._outputs()))
         self.given_gradients = program.input(after) if self.segment.given and self.directions > 1 else None
@@ -145,42 +186,36 @@ class BackwardPlan(Plan):
         self._tile_sizes()
         self.visits = self._visits()
         self._reserve()
-        begin = [v.code.states.load(v.buffers, [before for before, _ in v.user]) for v in self.visits]
-        self._copy_states(host, "load", list(zip(self.visits, begin, strict=True)))
+        self._copy_states(host, "load", self._load)
         self._prepare(host)
-        self._walk(host)
-        ends = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
-        self._copy_states(host, "save", list(zip(self.visits, ends, strict=True)))
+        self._layers(host)
+        for visit in () if self.whole else self.visits:
+            self._end_visit(host, visit)
+        self._copy_states(host, "save", self._save)
         for visit in self.visits:
-            back = self.backs[self.layers.of_layer[visit.layer]]
-            key = visit.layer, visit.direction
+            back, own = self._code(visit), self.weight_gradients[visit.key]
             if back.layer.graph.params:
-                with self.segment.of_visit(host, *key):
-                    back.finish.run(host, self.sums[key], self.finish_weights[key], self.weight_gradients[key])
-                    self._drop(host, back.layer.graph.params, key)
+                with self.segment.of_visit(host, *visit.key):
+                    back.finish.run(host, self.sums[visit.key], self.finish_weights[visit.key], own)
+                    for param, gradient in zip(back.layer.graph.params, own, strict=True):
+                        if self.dropped is not None and self.mask_keys is not None and param.name in self.dropped.own:
+                            self.dropped.gradient(host, self.mask_keys, param, visit.key, gradient)
         program.facts["templates"] = list(self._facts())
         return program
 
-    def _drop(self, host: Host, params: Sequence[Node], key: tuple[int, int]) -> None:
-        """Weight drop, in the gradients of what was dropped."""
-        dropped = self.dropped
-        for param, gradient in zip(params, self.weight_gradients[key], strict=True):
-            if dropped is not None and self.mask_keys is not None and param.name in dropped.own:
-                dropped.gradient(host, self.mask_keys, param, key, gradient)
+    def _code(self, visit: Visit) -> BackwardCode:
+        return self.backs[self.layers.of_layer[visit.layer]]
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
     def _outputs(self) -> int:
         """Where gradients go: of each input, then of each weight of each layer and direction. Returns the number of the
         input after them."""
-        program, at = self.program, 2 + len(self.net.layers[0].graph.inputs)
-        self.input_gradients = []
-        for _ in self.net.layers[0].graph.inputs:
-            self.input_gradients.append(program.input(at))
-            at += 1
+        program, inputs = self.program, len(self.net.layers[0].graph.inputs)
+        self.input_gradients = [program.input(2 + inputs + n) for n in range(inputs)]
         self.weight_gradients: dict[tuple[int, int], list[Pointer]] = {}
         self.gradient_names: list[str] = []
-        dtype = "float64" if self.options.precision == "float64" else "float32"
+        at, dtype = 2 + 2 * inputs, "float64" if self.options.precision == "float64" else "float32"
         for layer, index in enumerate(self.layers.of_layer):
             for direction in range(self.directions):
                 names = [weight_name(p.name, layer, direction) for p in self.layers.graphs[index].params]
@@ -198,10 +233,8 @@ class BackwardPlan(Plan):
         tiled = all("tile_layers_and_time" in graph.applied for graph in self.layers.graphs)
         able = tiled and not self.whole and all(code.regimes for code in self.code)
         self.cuda_streams = min(layers, STREAMS) if able else 1
-        us = min(
-            max(code.predicted_us(batch) for code in self.code) for batch in self.options.batches or EXPECTED_BATCHES
-        )
-        least = least_steps(us)
+        batches = self.options.batches or EXPECTED_BATCHES
+        least = least_steps(min(max(code.predicted_us(batch) for code in self.code) for batch in batches))
         room = "".join(f" && {room_for_two(code.regimes)}" for code in self.code)
         self.wave = program.let("wave", f"T > {least}{room}" if self.cuda_streams > 1 else "0")
         tiles = f"max<int64_t>(1, min<int64_t>({WAVE_TILES * layers}, (T + {least - 1}) / {least}))"
@@ -211,46 +244,34 @@ class BackwardPlan(Plan):
 
     def _between(self) -> None:
         """Memory for the gradients of layers' outputs."""
-        own = (self.net, self.program)
-        self.layer_gradients: LayerGradients = (
+        own = self.net, self.program
+        self.layer_gradients = (
             Sequences(*own, self.segment, self.given_gradients) if self.whole else Tiles(*own, self.steps, self.wave)
         )
-
-    def _above(self, layer: int, tile: str, row: HostExpr, stride: int) -> Pointer:
-        """The gradient of that layer's output, from a row on."""
-        own = self.layer_gradients.place(layer, tile, row, stride)
-        if layer < self.net.num_layers - 1:
-            return own
-        return Pointer(f"(has_lengths ? {own.text} : {self.gradient.at(f'{row} * {stride}').text})", own.dtype)
 
     def _reserve(self) -> None:
         program, rows = self.program, f"{self.steps} * B"
         self.flags = program.buffer("flags", "T * B")
         program.flags = self.flags.text
-        self.kept_rows: list[list[tuple[Pointer, str]]] = []  # by graph: a copy for each layer, and its elements
-        self.last_rows: list[Pointer] = []
         beside = f"({self.wave} ? {self.cuda_streams} : 1)" if self.cuda_streams > 1 else 1
         for index, back in enumerate(self.backs):
             layout = back.layer.layout
             copies: HostExpr = 1 if self.whole else self._copies(self.layers.of_layer.index(index), 0)[0]
-            places = [layout.kept_place(n) for n in layout.kept]
-            kept = []
-            for place in places:
+            for place in map(layout.kept_place, layout.kept):
                 size = program.let("kept_size", f"({rows} * {place.row_stride} + 255) / 256 * 256")
-                kept.append((program.buffer("kept", f"({copies}) * {size}", place.dtype), size))
-            self.kept_rows.append(kept)
-            direct = layout.written_last and self.directions == 1
-            stride = 0 if direct or not layout.written_last else layout.output.row_stride
-            self.last_rows.append(program.buffer("last", f"{rows} * {stride}", self.net.dtype))
+                back.kept_rows.append((program.buffer("kept", f"({copies}) * {size}", place.dtype), size))
+            added = layout.written_last and not back.direct
+            stride = layout.output.row_stride if added else 0
+            last_rows = program.buffer("last", f"{rows} * {stride}", self.net.dtype)
+            back.last_rows = last_rows if added else None
             back.weight_gradients.reserve(program, rows, copies, beside)
             back.finish.reserve(program)
         self.sums, self.finish_weights = {}, {}
         for visit in self.visits:
-            back, key = self.backs[self.layers.of_layer[visit.layer]], (visit.layer, visit.direction)
-            gradients = self.weight_gradients[key]
+            back, gradients = self._code(visit), self.weight_gradients[visit.key]
             ready = {nodes: gradients[number] for nodes, number in back.finish.joined().items()}
-            self.sums[key] = back.weight_gradients.pointers(program, ready)
-            self.finish_weights[key] = back.finish.weights.pack(program, *key)
+            self.sums[visit.key] = back.weight_gradients.pointers(program, ready)
+            self.finish_weights[visit.key] = back.finish.weights.pack(program, *visit.key)
 
     # --- statements ------------------------------------------------------------------------------------------------
 
@@ -260,7 +281,7 @@ class BackwardPlan(Plan):
 
     def _prepare(self, host: Host) -> None:
         """Ended rows of the gradient of y count nothing. The first flag separates no two steps, but where some come
-        before the call's; it is for `_cut`."""
+        before the call's; it is for `_end_visit`."""
         if self.whole:
             with self.segment.of_layer(host, self.net.num_layers - 1):
                 self._end_rows(host, "0", 0, "T")
@@ -270,92 +291,58 @@ class BackwardPlan(Plan):
 
     def _blank(self, host: Host, name: str, arrays: list[Blank], start: HostExpr, count: HostExpr) -> None:
         """Rows of the steps from `start` on that have ended."""
-        if not arrays:
-            return
-        kernel = self.blanks.setdefault(name, blank_kernel(f"blank_{name}", arrays, 0))
-        scalars = [f"{count} * B", "B", "T", "1", "0", start, "0"]
-        pointers = [*(a.pointer for a in arrays), self.program.lengths, self.program.reset]
-        host.launch(kernel, pointers, scalars)
+        if arrays:
+            kernel = self.blanks.setdefault(name, blank_kernel(f"blank_{name}", arrays, 0))
+            pointers = [*(a.pointer for a in arrays), self.program.lengths, self.program.reset]
+            host.launch(kernel, pointers, [f"{count} * B", "B", "T", "1", "0", start, "0"])
 
     def _end_rows(self, host: Host, tile: str, start: HostExpr, count: HostExpr) -> None:
         """The steps from `start` on of the gradient of y, without rows that have ended."""
-        width = self.net.output_size
+        width, row = self.net.output_size, f"{start} * B"
         with host.when("has_lengths"):
-            row = f"{start} * B"
             own = self.layer_gradients.place(self.net.num_layers - 1, tile, row, width)
-            given = self.gradient.at(f"{row} * {width}")
+            given = self.program.input(0).at(f"{row} * {width}")
             host.copy(own, given, f"{count} * B * {width * ITEM_BYTES[self.net.dtype]}")
             self._blank(host, "gradient", [Blank(own, Place(self.net.dtype, width), width)], start, count)
 
-    def _walk(self, host: Host) -> None:
-        """All layers, one after the other or side by side."""
-        if self.whole:
-            self._layer_major(host)
-            return
-        self._time_major(host)
-        for visit in self.visits:
-            self._cut(host, visit)
-
-    def _layer_major(self, host: Host) -> None:
-        for layer in reversed(range(self.net.num_layers)):
-            for visit in self.visits[layer * self.directions : (layer + 1) * self.directions]:
-                with self.segment.of_visit(host, layer, visit.direction):
-                    with self._tiles(host) as (tile, done, count):
-                        start = host.let("start", f"T - {done} - {count}") if self._back(visit) else done
-                        self._visit(host, visit, (tile, done, count), start)
-                    self._cut(host, visit)
-
-    def _cut(self, host: Host, visit: Visit) -> None:
+    def _end_visit(self, host: Host, visit: Visit) -> None:
         """No gradient goes to the first state of a row whose first step was reset."""
-        if not self._back(visit):
-            return
-        with host.when("has_reset"):
-            last = self._last(host, visit)
-            visit.code.states.cut(host, last, Pointer("reset", "uint8"))
+        if self._back(visit):
+            with host.when("has_reset"):
+                visit.code.states.cut(host, self._last(host, visit), Pointer("reset", "uint8"))
 
-    def _tile(self, visit: Visit, number: str, done: str, start: HostExpr, count: HostExpr) -> Tile:
-        index = self.layers.of_layer[visit.layer]
-        layout = self.backs[index].layer.layout
-        forward = self.forward
+    def _tile(self, visit: Visit, tile: tuple[str, str, str], start: HostExpr) -> Tile:
+        """Inputs are in the order of the backward graph's: the gradient of the output, x, states and kept values."""
+        number, done, count = tile
+        code, own, forward = visit.code, self._code(visit), self.forward
         assert forward is not None
-        source = forward.code[index].layout
-        graph, row = source.graph, f"{start} * B"
-        width, inputs = graph.output.shape[0], [self.tape.inputs[visit.layer], *self.tape.extra]
-        above = self._above(visit.layer, number, row, layout.input(0).row_stride)
-        found = [above.at(visit.direction * width)]
-        for i, at in enumerate(inputs, 1):
-            found.append(self.tape_pointers[at].at(f"{row} * {layout.input(i).row_stride}"))
-        kept = self.tape.visits[visit.layer, visit.direction]
-        emitted, side = len(graph.emitted), int(not self._back(visit))
-        read = states_read(graph)
+        graph, row = forward.code[self.layers.of_layer[visit.layer]].graph, f"{start} * B"
+        strides = [code.layout.input(n).row_stride for n in range(len(code.graph.inputs))]
+        above = self.layer_gradients.place(visit.layer, number, row, strides[0])
+        if visit.layer == self.net.num_layers - 1:
+            users = self.program.input(0).at(f"{row} * {strides[0]}")
+            above = Pointer(f"(has_lengths ? {above.text} : {users.text})", above.dtype)
+        found = [above.at(visit.direction * graph.output.shape[0])]
+        for at in (self.tape.inputs[visit.layer], *self.tape.extra):
+            found.append(self.tape_pointers[at].at(f"{row} * {strides[len(found)]}"))
+        kept = self.tape.visits[visit.key]
+        emitted, side, read = len(graph.emitted), int(not self._back(visit)), states_read(graph)
         for state in range(len(graph.states)):
-            if state not in read:
+            if state in read:
+                pointer = self.tape_pointers[kept[emitted + read.index(state)]]
+                found.append(pointer.at(f"({row} + {side} * B) * {strides[len(found)]}"))
+            else:
                 found.append(found[0])  # nobody reads it
-                continue
-            place = layout.input(1 + len(inputs) + state)
-            pointer = self.tape_pointers[kept[emitted + read.index(state)]]
-            found.append(pointer.at(f"({row} + {side} * B) * {place.row_stride}"))
-        for i in range(emitted):
-            place = layout.input(1 + len(inputs) + len(graph.states) + i)
-            found.append(self.tape_pointers[kept[i]].at(f"{row} * {place.row_stride}"))
-        code = visit.code
+        for at in kept[:emitted]:
+            found.append(self.tape_pointers[at].at(f"{row} * {strides[len(found)]}"))
         parity = f"({code.regime} >= 0 ? {number} : {done}) & 1" if code.regimes else f"{done} & 1"
-        back, output = self._back(visit), self._below(visit, number, start)
-        copy = self._copy(visit)
-        kept_rows = [rows if copy == 0 else rows.at(f"({copy}) * {size}") for rows, size in self.kept_rows[index]]
-        return Tile(found, output, start, count, back, parity, kept_rows)
+        copy, output = self._copy(visit), own.last_rows or self._destination(visit, 0, number, start)
+        kept_rows = [rows if copy == 0 else rows.at(f"({copy}) * {size}") for rows, size in own.kept_rows]
+        return Tile(found, output, start, count, self._back(visit), parity, kept_rows)
 
     def _copy(self, visit: Visit) -> HostExpr:
         """Which copy is its own of what layers of one graph have for a tile."""
         return 0 if self.whole else self._copies(visit.layer, 0)[1]
-
-    def _below(self, visit: Visit, tile: str, start: HostExpr) -> Pointer:
-        """Where the tile's gradient of the layer's first input goes, or is until directions are added up."""
-        index = self.layers.of_layer[visit.layer]
-        layout = self.backs[index].layer.layout
-        if layout.written_last and self.directions > 1:
-            return self.last_rows[index]
-        return self._destination(visit, 0, tile, start)
 
     def _destination(self, visit: Visit, number: int, tile: str, start: HostExpr) -> Pointer:
         """Rows of the gradient of an input, from step `start` on."""
@@ -365,22 +352,20 @@ class BackwardPlan(Plan):
         return self.layer_gradients.place(visit.layer - 1, tile, f"{start} * B", size)
 
     def _visit(self, host: Host, visit: Visit, tile: tuple[str, str, str], start: HostExpr) -> None:
-        number, done, count = tile
+        number, _, count = tile
         index = self.layers.of_layer[visit.layer]
-        back, code = self.backs[index], visit.code
+        back, code, layout = self.backs[index], visit.code, visit.code.layout
         first = visit.layer == self.net.num_layers - 1 and not visit.direction
         if first and not self.whole:
             self._end_rows(host, number, start, count)
-        work = self._tile(visit, number, done, start, count)
+        work = self._tile(visit, tile, start)
         code.before(host, visit.buffers, work)
         code.recurrence(host, visit.buffers, work)
-        layout, find = code.layout, code.rows_of(visit.buffers, work)
+        find = code.rows_of(visit.buffers, work)
         with host.when("has_lengths"):
-            arrays = [
-                Blank(p, layout.kept_place(n), prod(n.shape)) for n, p in zip(layout.kept, work.kept, strict=True)
-            ]
-            arrays += [Blank(visit.buffers.hoisted[n], layout.hoisted(n), prod(n.shape)) for n in back.early]
-            self._blank(host, f"rows{index}", arrays, start, count)
+            blank = [(p, layout.kept_place(n), n) for n, p in zip(layout.kept, work.kept, strict=True)]
+            blank += [(visit.buffers.hoisted[n], layout.hoisted(n), n) for n in back.early]
+            self._blank(host, f"rows{index}", [Blank(p, place, prod(n.shape)) for p, place, n in blank], start, count)
         code.after(host, visit.buffers, work)
 
         def place(node: Node, product: bool) -> Pointer:
@@ -388,11 +373,10 @@ class BackwardPlan(Plan):
             assert target is not None
             return find(target, node)
 
-        direct = layout.written_last and self.directions == 1
-        for at, gradient in enumerate(back.input_gradients, int(direct)):
+        for at, gradient in enumerate(back.input_gradients, int(back.direct)):
             add = not first if at else bool(visit.direction)
             gradient.run(host, place, self._destination(visit, at, number, start), (start, count), add)
         # The layer below begins, beside the sums.
         self._record(host, self._layer_event + 2 * visit.layer, number)
-        sums = self.sums[visit.layer, visit.direction]
+        sums = self.sums[visit.key]
         back.weight_gradients.run(host, place, f"{count} * B", sums, f"{number} > 0", self._copy(visit))

@@ -12,7 +12,7 @@ tape.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
 
@@ -20,14 +20,14 @@ import numpy as np
 from tvm import tirx
 
 from tvm_rnn.cuda.codegen.host_program import ITEM_BYTES, Host, HostExpr, Pointer, Program
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, converted, write
 from tvm_rnn.cuda.layer.pointers import Place, address
 from tvm_rnn.cuda.layer.row_kernels import THREADS, elements
 from tvm_rnn.cuda.plan.layer import Layer
 from tvm_rnn.cuda.plan.network import Plan, Visit
 from tvm_rnn.cuda.rowwise.state_moves import StateCopy
 from tvm_rnn.graph.graph import Graph
-from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.expr import TirExpr
 from tvm_rnn.tir.index import int64, wide
 
 from .tape_layout import Tape, kept_nodes, narrowed, states_read
@@ -61,47 +61,32 @@ class ForwardTrain(Plan):
 
     def _layer(self, graph: Graph, number: int) -> Layer:
         net = self.net
-        return Layer(
-            graph,
-            self.number + number,
-            net.dtype,
-            self.options,
-            self.target,
-            net.cell.initial,
-            directions=self.directions,
-            kept=kept_nodes(graph),
-            narrow=narrowed(graph, self.narrow),
-            streams=tuple(net.regularisers.streams),
-        )
+        own = graph, self.number + number, net.dtype, self.options, self.target, net.cell.initial, self.directions
+        streams, narrow = tuple(net.regularisers.streams), narrowed(graph, self.narrow)
+        return Layer(*own, kept=kept_nodes(graph), streams=streams, narrow=narrow)
 
     def run(self) -> Program:
         """The program."""
         program, host, inputs = self.program, self.program.sequence, len(self.net.layers[0].graph.inputs)
-        self.together = None
         self._segment(self._mask_keys(inputs + 1))
         self.tape_pointers = self.tape.pointers(program, program.input(inputs), 0, self.segment)
         self._tile_sizes()
         self.visits = self._visits()
-        self._copy_states(host, "load", [(v, self._load(v)) for v in self.visits])
+        self._copy_states(host, "load", self._load)
         self._reset_at_start(host)
         self._copy_inputs(host)
         self._layers(host)
-        ends = [v.code.states.save(self._last(host, v), [after for _, after in v.user]) for v in self.visits]
-        self._copy_states(host, "save", list(zip(self.visits, ends, strict=True)))
+        self._copy_states(host, "save", self._save)
         self._tidy(host)
         program.facts["templates"] = list(self._facts())
         return program
 
     # --- what is kept ----------------------------------------------------------------------------------------------
 
-    def _side(self, visit: Visit) -> int:
-        """Where the state before step t is: entry t, or t + 1."""
-        return int(self._back(visit))
-
     def _arrays(self, visit: Visit) -> Iterator[tuple[Pointer, Place, int, int | None]]:
         """(array, its place, elements of a row, number of the state or None) of all that a visit keeps."""
         layout, read = visit.code.layout, states_read(visit.code.graph)
-        for i, at in enumerate(self.tape.visits[visit.layer, visit.direction]):
+        for i, at in enumerate(self.tape.visits[visit.key]):
             node, first = layout.kept[i], i - len(layout.graph.emitted)
             state = None if first < 0 else read[first]
             yield self.tape_pointers[at], layout.kept_place(node), prod(node.shape), state
@@ -109,7 +94,7 @@ class ForwardTrain(Plan):
     def _load(self, visit: Visit) -> list[StateCopy]:
         """Copy the user's states to where steps read them, and to the entry before the first step."""
         before = [given for given, _ in visit.user]
-        copies = visit.code.states.load(visit.buffers, before)
+        copies = super()._load(visit)
         for pointer, place, size, state in self._arrays(visit):
             if state is not None:
                 entry = f"T * B * {place.row_stride}" if self._back(visit) else 0
@@ -123,14 +108,14 @@ class ForwardTrain(Plan):
         with host.when(f"has_reset && ({self.segment.border} & 1)"):
             for visit in self.visits:
                 if self._back(visit):
-                    with self.segment.of_visit(host, visit.layer, visit.direction):
+                    with self.segment.of_visit(host, *visit.key):
                         visit.code.states.reset_at_start(host, visit.buffers)
 
     def _kept(self, visit: Visit, row: HostExpr) -> list[Pointer]:
         """From the tile's first step on: values of the step, and states after it."""
         found = []
         for pointer, place, _, state in self._arrays(visit):
-            entry = 0 if state is None or self._side(visit) else f"B * {place.row_stride}"
+            entry = 0 if state is None or self._back(visit) else f"B * {place.row_stride}"
             found.append(pointer.at(entry).at(f"{row} * {place.row_stride}"))
         return found
 
@@ -142,10 +127,8 @@ class ForwardTrain(Plan):
 
     def _user_inputs(self) -> list[tuple[Pointer, Pointer, int]]:
         """(the user's, the tape's, elements of a row) of every input."""
-        found = []
-        for n, (node, at) in enumerate(zip(self.net.layers[0].graph.inputs, self.tape.users, strict=True)):
-            found.append((self.program.input(n), self.tape_pointers[at], prod(node.shape)))
-        return found
+        pairs = enumerate(zip(self.net.layers[0].graph.inputs, self.tape.users, strict=True))
+        return [(self.program.input(n), self.tape_pointers[at], prod(node.shape)) for n, (node, at) in pairs]
 
     def _copy_inputs(self, host: Host) -> None:
         """The caller's arrays are read where they are, but where some of their rows must become 0."""
@@ -153,14 +136,9 @@ class ForwardTrain(Plan):
             for given, own, size in self._user_inputs():
                 host.copy(own, given, f"T * B * {size} * {ITEM_BYTES[self.net.dtype]}")
 
-    @contextmanager
-    def _when_read(self, host: Host) -> Iterator[None]:
+    def _when_read(self, host: Host) -> AbstractContextManager[None]:
         """In calls for those who read the inputs: the first layer reads x, every one what comes beside it."""
-        if len(self.tape.users) > 1:
-            yield
-        else:
-            with self.segment.of_layer(host, 0):
-                yield
+        return nullcontext() if len(self.tape.users) > 1 else self.segment.of_layer(host, 0)
 
     def _tidy(self, host: Host) -> None:
         """Weight gradients sum over all rows, and 0 times NaN is NaN: rows after their end become 0. Before a
@@ -170,25 +148,25 @@ class ForwardTrain(Plan):
             with self._when_read(host):
                 self._blank(host, "inputs", 0, arrays)
             for number, visit in enumerate(self.visits):
-                names = [s.name for s in visit.code.graph.states]
-                found = []
+                back, found = self._back(visit), list[Blank]()
                 for pointer, place, size, state in self._arrays(visit):
-                    entry = f"B * {place.row_stride}" if state is not None and self._side(visit) else 0
-                    initial = None if state is None else self.net.cell.initial.get(names[state], 0.0)
-                    first = visit.user[state][0] if state is not None and self._side(visit) else None
-                    found.append(Blank(pointer.at(entry), place, size, initial, first))
-                with self.segment.of_visit(host, visit.layer, visit.direction):
-                    self._blank(host, f"visit{number}", self._side(visit), found)
+                    own = Blank(pointer.at(0), place, size)
+                    if state is not None:
+                        own.initial = self.net.cell.initial.get(visit.code.graph.states[state].name, 0.0)
+                    if state is not None and back:  # the state before step t is entry t + 1
+                        own.pointer, own.first = pointer.at(f"B * {place.row_stride}"), visit.user[state][0]
+                    found.append(own)
+                with self.segment.of_visit(host, *visit.key):
+                    self._blank(host, f"visit{number}", int(back), found)
 
     def _blank(self, host: Host, name: str, side: int, arrays: list[Blank]) -> None:
         for first in range(0, len(arrays), MOST_ARRAYS):
             part = arrays[first : first + MOST_ARRAYS]
+            pointers = [*(a.pointer for a in part), *(a.first for a in part if a.first is not None)]
+            scalars: list[HostExpr] = ["T * B", "B", "T"]
+            scalars += ["has_lengths ? 1 : 0", "has_reset ? 1 : 0", 0, f"{self.segment.border} & 1"]
             kernel = blank_kernel(f"blank_{name}_{first}", part, side)
-            more = [self.program.lengths, self.program.reset]
-            flags = ["has_lengths ? 1 : 0", "has_reset ? 1 : 0"]
-            firsts = [a.first for a in part if a.first is not None]
-            scalars: list[HostExpr] = ["T * B", "B", "T", *flags, 0, f"{self.segment.border} & 1"]
-            host.launch(kernel, [*(a.pointer for a in part), *firsts, *more], scalars)
+            host.launch(kernel, [*pointers, self.program.lengths, self.program.reset], scalars)
 
 
 def blank_kernel(name: str, arrays: list[Blank], side: int) -> Kernel:
@@ -215,27 +193,21 @@ def blank_kernel(name: str, arrays: list[Blank], side: int) -> Kernel:
                 if array.first is not None:
                     with w.when(tirx.And(tirx.And(t + 1 >= end[0], t < end[0]), j < array.size)):
                         value = w[f"first{n}"][b * array.size + wide(j)]
-                        same = array.first.dtype == array.place.dtype
-                        value = value if same else tirx.Cast(array.place.dtype, value)
-                        w.store(w[f"a{n}"], value, address(array.place, row, j))
-                _blank_one(w, f"a{n}", array, (row, j), t >= end[0], tirx.NE(again[0], tirx.const(0, "int32")))
+                        w.store(w[f"a{n}"], converted(value, array.place.dtype), address(array.place, row, j))
+                place = address(array.place, row, j)
+                with w.when(j < array.size):
+                    if array.initial is not None:
+                        with w.when(tirx.NE(again[0], tirx.const(0, "int32"))):
+                            w.store(w[f"a{n}"], _literal(array.initial, array.place.dtype), place)
+                    with w.when(t >= end[0]):
+                        w.store(w[f"a{n}"], tirx.const(0.0, array.place.dtype), place)
 
     pointers: list[tuple[str, str]] = [(f"a{n}", a.place.dtype) for n, a in enumerate(arrays)]
     pointers += [(f"first{n}", a.first.dtype) for n, a in enumerate(arrays) if a.first is not None]
     pointers += [("lengths", "int64"), ("reset", "uint8")]
-    scalars = [("rows", "int64"), ("batch", "int64"), ("steps", "int64"), ("has_lengths", "int32")]
-    scalars += [("has_reset", "int32"), ("start", "int64"), ("after", "int32")]
+    names = ("rows", "batch", "steps", "has_lengths", "has_reset", "start", "after")
+    scalars = [(n, "int32" if n.startswith("has") or n == "after" else "int64") for n in names]
     return write(name, pointers, scalars, body, threads=THREADS)
-
-
-def _blank_one(w: Writer, name: str, array: Blank, at: tuple[Expr, Expr], ended: TirExpr, again: TirExpr) -> None:
-    place = address(array.place, *at)
-    with w.when(at[1] < array.size):
-        if array.initial is not None:
-            with w.when(again):
-                w.store(w[name], _literal(array.initial, array.place.dtype), place)
-        with w.when(ended):
-            w.store(w[name], tirx.const(0.0, array.place.dtype), place)
 
 
 def _literal(value: float, dtype: str) -> TirExpr:

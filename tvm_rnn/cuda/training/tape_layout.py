@@ -49,12 +49,10 @@ def narrowed(graph: Graph, dtype: str) -> dict[Node, str]:
     back = graph.backward
     assert back is not None
     first = 1 + len(graph.inputs)
-    after = first + len(graph.states)
-    pairs = [*zip(graph.emitted, back.inputs[after:], strict=True)]
+    pairs = [*zip(graph.emitted, back.inputs[first + len(graph.states) :], strict=True)]
     pairs += [(graph.results[n], back.inputs[first + n]) for n in states_read(graph)]
     operands = set[Node]()
-    made = [n for n in back.nodes() if not n.leaf]
-    todo = [a for n in made if TABLE[n.op].kind in ("contract", "total") for a in n.args]
+    todo = [a for n in back.nodes() if not n.leaf and TABLE[n.op].kind in ("contract", "total") for a in n.args]
     while todo:
         node = todo.pop()
         if node.leaf:
@@ -155,24 +153,21 @@ class Tape:
             shift = f" + {of.first} * B * {array.row_bytes}" if array.whole else ""
             found.append(Pointer(f"({base.text} + {at}{shift})", array.dtype))
             steps = of.whole if array.whole else "T"
-            size = (
-                f"({steps} + {array.more}) * B * {array.row_bytes}"
-                if array.more
-                else f"{steps} * B * {array.row_bytes}"
-            )
+            size = f"{f'({steps} + {array.more})' if array.more else steps} * B * {array.row_bytes}"
             at = let("tape", f"{at} + ({size} + {ALIGNMENT - 1}) / {ALIGNMENT} * {ALIGNMENT}")
+
+        def share(own: int, other: Pointer) -> None:
+            """Calls without lengths and resets find it there."""
+            text = f"(has_lengths || has_reset ? {found[own].text} : {other.text})"
+            found[own] = Pointer(text, found[own].dtype)
+
         if self.output is not None:
             own, place = self.output
-            entry = program.output.at(0 if self.net.reverse else f"(0 - B * {place.row_stride})")
-            text = f"(has_lengths || has_reset ? {found[own].text} : {entry.text})"
-            found[own] = Pointer(text, found[own].dtype)
+            share(own, program.output.at(0 if self.net.reverse else f"(0 - B * {place.row_stride})"))
         for own, (state, place) in self.shared.items():
-            after = found[state].at(0 if self.net.reverse else f"B * {place.row_stride}")
-            text = f"(has_lengths || has_reset ? {found[own].text} : {after.text})"
-            found[own] = Pointer(text, found[own].dtype)
+            share(own, found[state].at(0 if self.net.reverse else f"B * {place.row_stride}"))
         for number, own in enumerate(self.users):
-            text = f"(has_lengths || has_reset ? {found[own].text} : {program.input(given + number).text})"
-            found[own] = Pointer(text, found[own].dtype)
+            share(own, program.input(given + number))
         return found
 
     def sizes(self) -> list[list[int]]:

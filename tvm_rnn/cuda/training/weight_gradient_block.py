@@ -1,111 +1,105 @@
 """The base of GEMM kernels of weight gradients: which tile of the result, and which rows, a block has.
 
-In: a tile, and operands that lie as rows. Out: a base class for kernel bodies, the kernels' pointers and scalars, and
-how many blocks a result is. Rows (steps x batch) are what K is in other products: they are cut into parts, and a part
-into pipeline stages.
+In: a tile, and operands that lie as rows. Out: base classes of tiles and of kernels' bodies. Rows (steps x batch) are
+what K is in other products: they are cut into parts, and a part into pipeline stages.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import KW_ONLY, dataclass
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
 from tvm_rnn.cuda.gemm.operands import Operand
-from tvm_rnn.cuda.gemm.problem import int64
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
-from tvm_rnn.cuda.layer.pointers import arithmetic
-from tvm_rnn.graph.scalar_cuda import flavour
-from tvm_rnn.tir.expr import Buffer, TirExpr
+from tvm_rnn.cuda.layer.pipeline_barriers import BlockTile, Stages
+from tvm_rnn.cuda.layer.pointers import arithmetic, storage
+from tvm_rnn.tir.expr import TirExpr
+from tvm_rnn.tir.index import int64, uint32, wide
 
 
-class BlockTile(Protocol):
-    """high x wide: lines and columns of the result that a block has; deep: rows of a stage."""
+@dataclass(frozen=True)
+class WeightGradientTile(BlockTile):
+    """high x wide: lines and columns of the result that a block has; resident: blocks on a multiprocessor at once."""
 
-    @property
-    def precision(self) -> str: ...
-    @property
-    def high(self) -> int: ...
-    @property
-    def wide(self) -> int: ...
-    @property
-    def deep(self) -> int: ...
-    @property
-    def resident(self) -> int:
-        """Blocks on a multiprocessor at once."""
+    precision: str
+    high: int
+    wide: int
+    _: KW_ONLY
+    resident: int = 1
 
     @property
-    def threads(self) -> int: ...
+    def compute(self) -> str:
+        return storage(self.precision)
+
     @property
-    def stages(self) -> int: ...
+    @abstractmethod
+    def deep(self) -> int:
+        """Rows of a stage."""
+
     @property
-    def stage_bytes(self) -> int: ...
-    @property
-    def shared_bytes(self) -> int: ...
-    @property
-    def cluster(self) -> int: ...
+    @abstractmethod
+    def right_at(self) -> int:
+        """Where the right operand lies in a stage."""
+
+    def tiles(self, lefts: int, height: int, width: int) -> int:
+        """Of one part of the rows."""
+        return lefts * ceil_div(height, self.high) * ceil_div(width, self.wide)
+
+    @abstractmethod
+    def body(self, w: Writer, lefts: Sequence[Operand], right: Operand) -> WeightGradientBlock: ...
+
+    def pointers(self, lefts: Sequence[Operand], right: Operand) -> list[tuple[str, str]]:
+        """To the operands."""
+        return [(one.name, one.place.dtype) for one in (*lefts, right)]
+
+    def kernel(self, name: str, lefts: Sequence[Operand], right: Operand) -> Kernel:
+        """parts[part, left, m, n] of `lefts` (of one depth) with `right`, for all rows; scalars: rows, parts."""
+        pointers = [*self.pointers(lefts, right), ("sums", arithmetic(self.precision))]
+        scalars = [("rows", "int64"), ("parts", "int64")]
+        return self.write(name, self.precision, pointers, scalars, lambda w: self.body(w, lefts, right))
 
 
-def tiles_of(tile: BlockTile, height: int, width: int) -> int:
-    """Blocks of a result."""
-    return ceil_div(height, tile.high) * ceil_div(width, tile.wide)
+class WeightGradientBlock(Stages):
+    """A block's place: which left operand, where its tile of the result begins, its part of the rows, and the stages of
+    that. height, width: of the result."""
 
+    tile: WeightGradientTile
 
-def weight_gradient_kernel(
-    name: str, tile: BlockTile, pointers: Sequence[tuple[str, str]], body: Callable[[Writer], None]
-) -> Kernel:
-    """A kernel that writes parts[part, left, m, n] for all rows; scalars: rows, parts.
+    def __init__(self, w: Writer, tile: WeightGradientTile, lefts: Sequence[Operand], right: Operand) -> None:
+        self.w, self.tile, self.operands, self.right = w, tile, lefts, right
+        self.lefts, self.height, self.width = len(lefts), lefts[0].depth, right.depth
 
-    pointers: to the operands. One block on a multiprocessor is what registers are for: without that cap the compiler
-    ignores setmaxnreg."""
+    def run(self) -> None:
+        self._locate()
+        self._share_rows()
+        self._work()
 
-    def run(w: Writer) -> None:
-        with flavour(tile.precision), I.attr({"tirx.launch_bounds_min_blocks_per_sm": 1}):
-            body(w)
-
-    every, scalars = [*pointers, ("sums", arithmetic(tile.precision))], [("rows", "int64"), ("parts", "int64")]
-    given = name, every, scalars, run
-    return write(*given, threads=tile.threads, shared_bytes=tile.shared_bytes, cluster=tile.cluster)
-
-
-def pointers_of(operands: Sequence[Operand]) -> list[tuple[str, str]]:
-    return [(one.name, one.place.dtype) for one in operands]
-
-
-class WeightGradientBlock:
-    """A block's place: which left operand of `lefts`, where its tile of the result begins, its part of the rows, and
-    the stages of that. height, width: of the result."""
-
-    tx: TirExpr
-    left: TirExpr
-    line: TirExpr
-    column: TirExpr
-    part: TirExpr
-
-    def __init__(self, w: Writer, tile: BlockTile, lefts: int, height: int, width: int) -> None:
-        self.w, self.block, self.lefts, self.height, self.width = w, tile, lefts, height, width
+    @abstractmethod
+    def _work(self) -> None:
+        """Multiply, and store the sums."""
 
     def _locate(self) -> None:
         """Blocks are numbered across, then down, then by operands, then by parts."""
-        w, tile = self.w, self.block
+        w, tile = self.w, self.tile
         down, across = ceil_div(self.height, tile.high), ceil_div(self.width, tile.wide)
         blocks = w["parts"] * (self.lefts * down * across)
-        cta, self.tx = w.keep(I.cta_id([tirx.Cast("int32", blocks)])), I.thread_id([tile.threads])
+        cta = w.keep(I.cta_id([tirx.Cast("int32", blocks)]))
         self.column = w.keep(tirx.truncmod(cta, across) * tile.wide)
         self.line = w.keep(tirx.truncmod(tirx.truncdiv(cta, across), down) * tile.high)
         self.left = w.keep(tirx.truncmod(tirx.truncdiv(cta, across * down), self.lefts))
-        self.part = w.keep(tirx.Cast("int64", tirx.truncdiv(cta, across * down * self.lefts)))
+        self.part = w.keep(wide(tirx.truncdiv(cta, across * down * self.lefts)))
+        self.there: TirExpr = tirx.const(True, "bool")  # whether the tile is one of the result
 
     def _share_rows(self) -> None:
         """Shared memory, and the stages of this block's part: `count` from `first` on."""
-        w, deep = self.w, self.block.deep
-        self.arena: Buffer = I.alloc_buffer((self.block.shared_bytes,), "uint8", scope="shared.dyn", align=1024)
-        self.base = w.bind(I.cuda.cvta_generic_to_shared(self.arena.ptr_to([0])))
+        w, deep = self.w, self.tile.deep
+        self._allocate()
         stages = tirx.truncdiv(w["rows"] + (deep - 1), int64(deep))
         each = w.keep(tirx.truncdiv(stages + w["parts"] - 1, w["parts"]))
         self.first = w.keep(self.part * each)
@@ -113,26 +107,15 @@ class WeightGradientBlock:
 
     def _result(self) -> TirExpr:
         """Which matrix of `sums` this block writes to."""
-        return self.part * self.lefts + tirx.Cast("int64", self.left)
+        return self.part * self.lefts + wide(self.left)
 
-
-class RowOperands(WeightGradientBlock, ABC):
-    """A block that copies rows from where they lie: of one of the left operands, and of the right one."""
-
-    def __init__(self, w: Writer, tile: BlockTile, lefts: Sequence[Operand], right: Operand) -> None:
-        super().__init__(w, tile, len(lefts), lefts[0].depth, right.depth)
-        self.operands, self.right = lefts, right
-
-    def _copy_both(self, stage: TirExpr, row0: TirExpr, right_at: TirExpr) -> None:
-        """Start the copies of a stage; right_at: where in it the right operand lies."""
+    def _copy_both(self, stage: TirExpr, row0: TirExpr) -> None:
+        """Start the copies of a stage: rows from where they lie."""
         for n, operand in enumerate(self.operands):
-            with self._chosen(n):
-                self._copy(operand, stage, row0, self.line, self.block.high)
-        self._copy(self.right, stage + right_at, row0, self.column, self.block.wide)
+            with self.w.when(tirx.EQ(self.left, n)) if self.lefts > 1 else nullcontext():
+                self._copy(operand, stage, row0, self.line, self.tile.high)
+        self._copy(self.right, stage + uint32(self.tile.right_at), row0, self.column, self.tile.wide)
 
-    def _chosen(self, n: int) -> AbstractContextManager[None]:
-        return self.w.when(tirx.EQ(self.left, n)) if self.lefts > 1 else nullcontext()
-
-    @abstractmethod
     def _copy(self, operand: Operand, target: TirExpr, row0: TirExpr, first: TirExpr, columns: int) -> None:
         """A stage's rows of an operand, of `columns` from `first` on; zeros where there are none."""
+        raise NotImplementedError

@@ -1,8 +1,8 @@
 """The GEMM of a weight gradient: sums over all rows (steps x batch) of products of two rows' elements.
 
-In: operands that lie as rows, as many of the left ones as share a right one. Out: a `Kernel` that sums parts of the
-rows, a block of the result each: rows are what K is in other products, so both operands come from shared memory as they
-lie in global memory, turned by ldmatrix.trans. Parts are added up in a fixed order by `weight_gradient_sums.py`:
+In: operands that lie as rows, as many of the left ones as share a right one. Out: a tile, whose kernel sums parts of
+the rows, a block of the result each: rows are what K is in other products, so both operands come from shared memory as
+they lie in global memory, turned by ldmatrix.trans. Parts are added up in a fixed order by `weight_gradient_sums.py`:
 no atomics.
 
 Rewrite: for m, n: sum[m, n] = sum over rows of a[row, m] b[row, n]  -->  tiles of m x n x parts of the rows
@@ -12,42 +12,39 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
-from tvm_rnn.cuda.gemm.cp_async_pipeline import COPY, cp_async_loop
-from tvm_rnn.cuda.gemm.epilogue import store_chunk
-from tvm_rnn.cuda.gemm.mma_product import MmaProduct
-from tvm_rnn.cuda.gemm.operands import Operand
+from tvm_rnn.cuda.codegen.kernel_writer import Writer
+from tvm_rnn.cuda.gemm.cp_async_pipeline import cp_async_loop
+from tvm_rnn.cuda.gemm.mma_sync import MmaProduct
+from tvm_rnn.cuda.gemm.operands import COPY, Operand
 from tvm_rnn.cuda.layer.packed_layout import SIZES, ceil_div
-from tvm_rnn.cuda.layer.pointers import arithmetic, storage
+from tvm_rnn.cuda.layer.pointers import arithmetic
 from tvm_rnn.tir.expr import TirExpr
-from tvm_rnn.tir.index import uint32
+from tvm_rnn.tir.index import uint32, wide
 
-from .weight_gradient_block import RowOperands, pointers_of, weight_gradient_kernel
+from .weight_gradient_block import WeightGradientBlock, WeightGradientTile
 
 THREADS, WARPS_DOWN, WARPS_ACROSS = 256, 2, 4
 TURNED = "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"
 
 
 @dataclass(frozen=True)
-class MmaWeightGradientTile:
-    """high x wide of a block; deep: rows of a stage."""
+class MmaWeightGradientTile(WeightGradientTile):
+    """Of operands of any kind."""
 
-    precision: str
-    high: int
-    wide: int
+    apart: ClassVar[bool] = False
+    _: KW_ONLY
     stages: int = 3
-    threads: int = THREADS
-    cluster: int = 1
-    resident: int = 2  # blocks on a multiprocessor at once
+    resident: int = 2
 
     @property
-    def compute(self) -> str:
-        return storage(self.precision)
+    def members(self) -> int:
+        return THREADS
 
     @property
     def size(self) -> int:
@@ -61,53 +58,35 @@ class MmaWeightGradientTile:
     def tensor(self) -> bool:
         return self.precision in ("float16", "bfloat16", "tf32")
 
-    @property
-    def pad(self) -> int:
-        """Bytes behind a row: neighbouring rows begin in other banks."""
-        return 16 if self.size != 4 or not self.tensor else 32
-
     def row_bytes(self, columns: int) -> int:
-        return columns * self.size + self.pad
+        """With a pad behind a row: neighbouring rows begin in other banks."""
+        return columns * self.size + (16 if self.size != 4 or not self.tensor else 32)
 
     @property
     def right_at(self) -> int:
-        """Where the right operand lies in a stage."""
         return self.deep * self.row_bytes(self.high)
 
     @property
     def stage_bytes(self) -> int:
         return self.right_at + self.deep * self.row_bytes(self.wide)
 
-    @property
-    def shared_bytes(self) -> int:
-        return self.stages * self.stage_bytes
+    def body(self, w: Writer, lefts: Sequence[Operand], right: Operand) -> WeightGradientBlock:
+        return (_OnTensorCores if self.tensor else _WithoutTensorCores)(w, self, lefts, right)
 
 
 def tile_for(precision: str, height: int, width: int) -> MmaWeightGradientTile:
     """The largest that the result fills."""
     most = 64 if precision == "float64" else 128
-    high, wide = (min(most, 64 if size <= 64 else 128) for size in (height, width))
-    return MmaWeightGradientTile(precision, high, wide)
+    return MmaWeightGradientTile(precision, *(min(most, 64 if size <= 64 else 128) for size in (height, width)))
 
 
-def mma_weight_gradient(name: str, tile: MmaWeightGradientTile, lefts: Sequence[Operand], right: Operand) -> Kernel:
-    """parts[part, left, m, n] of `lefts` (of one depth) with `right`, for all rows; scalars: rows, parts."""
-    kind = _OnTensorCores if tile.tensor else _WithoutTensorCores
-    pointers = pointers_of((*lefts, right))
-    return weight_gradient_kernel(name, tile, pointers, lambda w: kind(w, tile, lefts, right).run())
-
-
-class _Staged(RowOperands):
+class _Staged(WeightGradientBlock):
     """Stages filled by cp.async of all threads; subclasses multiply."""
 
-    def __init__(self, w: Writer, tile: MmaWeightGradientTile, lefts: Sequence[Operand], right: Operand) -> None:
-        super().__init__(w, tile, lefts, right)
-        self.tile = tile
+    tile: MmaWeightGradientTile
 
-    def run(self) -> None:
-        w, tile, stages = self.w, self.tile, self.tile.stages
-        self._locate()
-        self._share_rows()
+    def _work(self) -> None:
+        w, stages = self.w, self.tile.stages
         self.lane, warp = w.bind(self.tx % 32), w.bind(self.tx // 32)
         self.down, self.across = w.bind(warp % WARPS_DOWN), w.bind(warp // WARPS_DOWN)
         self._prepare()
@@ -117,7 +96,7 @@ class _Staged(RowOperands):
             w.do(I.ptx["cp.async.commit_group"]())
         with cp_async_loop(w, self.count, stages, self._fill_ahead) as turn:
             slot = tirx.Cast("uint32", tirx.truncmod(turn, stages))
-            self._multiply(w.keep(self.base + slot * uint32(tile.stage_bytes)))
+            self._multiply(w.keep(self.base + slot * uint32(self.tile.stage_bytes)))
         self._finish()
 
     @abstractmethod
@@ -140,39 +119,36 @@ class _Staged(RowOperands):
     def _fill(self, slot: TirExpr, number: TirExpr) -> None:
         w, tile = self.w, self.tile
         stage = w.bind(self.base + tirx.Cast("uint32", slot) * uint32(tile.stage_bytes))
-        row0 = w.keep((self.first + tirx.Cast("int64", number)) * tile.deep)
-        self._copy_both(stage, row0, uint32(tile.right_at))
+        self._copy_both(stage, w.keep((self.first + wide(number)) * tile.deep))
 
     def _copy(self, operand: Operand, target: TirExpr, row0: TirExpr, first: TirExpr, columns: int) -> None:
         w, tile = self.w, self.tile
         chunk = 16 // tile.size
         across = columns // chunk
-        plain = operand.rows_of(tile.compute)
         for turn in range(ceil_div(tile.deep * across, THREADS)):
             piece = w.bind(self.tx + turn * THREADS)
             line, at = w.bind(tirx.truncdiv(piece, across)), w.bind(first + tirx.truncmod(piece, across) * chunk)
-            row = w.bind(row0 + tirx.Cast("int64", line))
+            row = w.bind(row0 + wide(line))
             own = line * tile.row_bytes(columns) + tirx.truncmod(piece, across) * 16
             into = target + tirx.Cast("uint32", own)
             with w.when(piece < tile.deep * across):
-                if plain:
+                if operand.rows_of(tile.compute):
                     assert operand.offset is not None
                     reach = tirx.max(tirx.min(operand.depth - at, chunk), 0) * tile.size
                     size = w.bind(tirx.Cast("uint32", tirx.Select(row < w["rows"], reach, 0)))
                     inside = tirx.Select(size > uint32(0), row, tirx.const(0, "int64"))
                     start = tirx.Select(size > uint32(0), at, tirx.const(0, "int32"))
-                    place = inside * operand.place.row_stride + tirx.Cast("int64", start) + operand.offset
+                    place = inside * operand.place.row_stride + wide(start) + operand.offset
                     w.do(I.ptx[COPY](into, w[operand.name].ptr_to([place]), 16, size))
                 else:
-                    source = w.keep(tirx.min(row, w["rows"] - 1))
-                    store_chunk(w, into, operand, source, row < w["rows"], at, tile.compute)
+                    operand.gather(w, tile.compute, into, row, at)
 
     def _store(self, line: TirExpr, column: TirExpr, value: TirExpr) -> None:
         w = self.w
         line, column = w.bind(self.line + line), w.bind(self.column + column)
         with w.when(tirx.And(line < self.height, column < self.width)):
             at = self._result() * (self.height * self.width)
-            at = at + tirx.Cast("int64", line) * self.width + tirx.Cast("int64", column)
+            at = at + wide(line) * self.width + wide(column)
             w.store(w["sums"], value, at)
 
 

@@ -5,8 +5,8 @@ that write sums of parts of the rows, a kernel that adds the parts up in order, 
 The order of additions depends on sizes alone: results are deterministic.
 
 Products of two rows are GEMMs over all rows (`weight_gradient_mma.py`, `weight_gradient_wgmma.py`), those with one
-right operand and one shape in one launch; of large ones the operands are put in order first
-(`weight_gradient_wgmma_packed.py`). All else is summed column by column.
+right operand and one shape in one launch; of large ones the operands are put in order first. All else is
+summed column by column.
 """
 
 from __future__ import annotations
@@ -22,23 +22,18 @@ from tvm_rnn.cuda.codegen.host_program import ALIGNMENT, ITEM_BYTES, Host, HostE
 from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.gemm.operands import Operand
 from tvm_rnn.cuda.gemm.operands import operand_of as resolve
-from tvm_rnn.cuda.gemm.wgmma_product import SQUARE_BYTES
-from tvm_rnn.cuda.layer.node_values import Values, sources
+from tvm_rnn.cuda.gemm.wgmma import SQUARE_BYTES
 from tvm_rnn.cuda.layer.packed_layout import ceil_div
-from tvm_rnn.cuda.layer.pointers import Argument, Place, arithmetic, storage
-from tvm_rnn.cuda.layer.row_kernels import unravel
+from tvm_rnn.cuda.layer.pointers import Argument, arithmetic, storage
+from tvm_rnn.cuda.layer.row_kernels import Reads, Values, sources, unravel
 from tvm_rnn.graph.graph import Node
 from tvm_rnn.graph.scalar_cuda import flavour
 from tvm_rnn.tir.expr import Buffer, Expr
 from tvm_rnn.tir.index import int64, wide
 
-from .weight_gradient_block import BlockTile, tiles_of
-from .weight_gradient_mma import mma_weight_gradient, tile_for
-from .weight_gradient_pack import pack_kernel, rows_of_stage, squares
-from .weight_gradient_wgmma import wgmma_tile_for, wgmma_weight_gradient
-from .weight_gradient_wgmma_packed import packed_tile_for, packed_weight_gradient
+from . import weight_gradient_wgmma as wgmma
+from .weight_gradient_mma import tile_for
 
-Reads = Callable[[Node], Place | None]
 Find = Callable[[Node, bool], Pointer]
 COLUMNS, LINES = 32, 8  # threads of a block that sums columns: along elements, and along rows
 COLUMN_BLOCKS = 8  # of these on a multiprocessor: they wait for memory
@@ -48,16 +43,13 @@ LEAST_ROWS = 256  # of a part: fewer, and adding the parts up takes longer than 
 
 @dataclass(frozen=True)
 class Packed:
-    """One side of a product, put in order. operands: of the arguments from number `first` on; kernels: for each."""
+    """One side of a product, put in order: a kernel for each of the arguments from number `first` on. squares: of a
+    stage."""
 
     key: tuple[object, ...]
     first: int
-    operands: tuple[Operand, ...]
+    squares: int
     kernels: tuple[Kernel, ...]
-
-    @property
-    def stage_squares(self) -> int:
-        return len(self.operands) * squares(self.operands[0].depth)
 
 
 @dataclass
@@ -67,10 +59,14 @@ class GradientLaunch:
     nodes: tuple[Node, ...]
     kernel: Kernel
     arguments: tuple[Argument, ...]
-    size: int  # elements of all sums
     blocks: int  # of one part of the rows
-    resident: int = 2  # blocks on a multiprocessor at once
+    resident: int  # blocks on a multiprocessor at once
     packed: tuple[Packed, ...] = ()  # its operands, where it reads them out of buffers in another order
+
+    @property
+    def size(self) -> int:
+        """Elements of all sums."""
+        return len(self.nodes) * prod(self.nodes[0].shape)
 
 
 @dataclass
@@ -94,11 +90,10 @@ class WeightGradients:
         for node in self.nodes:
             found = self._product(node)
             if found is None:
-                key = (node.shape, node.op == "total" or node)
-                columns.setdefault(key, []).append(node)
+                columns.setdefault((node.shape, node.op == "total" or node), []).append(node)
             else:
-                left, right = found
-                products.setdefault((node.shape, right.base, right.offset, right.node), []).append((node, left, right))
+                key = (node.shape, found[1].base, found[1].offset, found[1].node)
+                products.setdefault(key, []).append((node, *found))
         for group in products.values():
             self._add_products(group)
         for nodes in columns.values():
@@ -123,45 +118,36 @@ class WeightGradients:
 
     def _add_products(self, group: Sequence[tuple[Node, Operand, Operand]]) -> None:
         nodes, right = tuple(node for node, _, _ in group), group[0][2]
-        lefts = [_named(left, f"a{i}") for i, (_, left, _) in enumerate(group)]
+        lefts = [replace(left, name=f"a{i}") for i, (_, left, _) in enumerate(group)]
         height, width = nodes[0].shape
-        found = [Argument(o.name, "operand", o.base) for o in (*lefts, right)]
-        name, size = f"{self.name}_totals{len(self.launches)}", len(nodes) * height * width
-        packed = packed_tile_for(self.precision, lefts, right, self.arch, self.sms)
-        if packed is not None:
-            kernel = packed_weight_gradient(name, packed, len(lefts), height, width)
-            sides = self._packed(0, lefts), self._packed(len(lefts), [right])
-            blocks = packed.blocks(len(lefts), height, width)
-            self.launches.append(GradientLaunch(nodes, kernel, tuple(found), size, blocks, packed.resident, sides))
-            return
-        tile: BlockTile
-        fast = wgmma_tile_for(self.precision, lefts, right, self.arch)
-        if fast is not None:
-            kernel, tile = wgmma_weight_gradient(name, fast, lefts, right), fast
-        else:
-            any_tile = tile_for(self.precision, height, width)
-            kernel, tile = mma_weight_gradient(name, any_tile, lefts, right), any_tile
-        blocks = len(nodes) * tiles_of(tile, height, width)
-        self.launches.append(GradientLaunch(nodes, kernel, tuple(found), size, blocks, tile.resident))
+        found = tuple(Argument(o.name, "operand", o.base) for o in (*lefts, right))
+        tile = (
+            wgmma.packed_tile_for(self.precision, lefts, right, self.arch, self.sms)
+            or wgmma.wgmma_tile_for(self.precision, lefts, right, self.arch)
+            or tile_for(self.precision, height, width)
+        )
+        kernel = tile.kernel(f"{self.name}_totals{len(self.launches)}", lefts, right)
+        packed = isinstance(tile, wgmma.PackedWeightGradientTile)
+        sides = (self._packed(0, lefts), self._packed(len(lefts), [right])) if packed else ()
+        blocks = tile.tiles(len(nodes), height, width)
+        self.launches.append(GradientLaunch(nodes, kernel, found, blocks, tile.resident, sides))
 
     def _packed(self, first: int, operands: Sequence[Operand]) -> Packed:
         """Operands of one side. Kernels are shared by all that have the same operand at the same place."""
         key, kernels = tuple((o.base, o.offset, o.depth) for o in operands), list[Kernel]()
-        each = squares(operands[0].depth)
+        each = wgmma.squares(operands[0].depth)
         for n, one in enumerate(operands):
             mark = (key[n], len(operands), n)
             if mark not in self.packers:
-                name, own = f"{self.name}_ordered{len(self.packers)}", _named(one, "operand")
+                name, own = f"{self.name}_ordered{len(self.packers)}", replace(one, name="operand")
                 facts = {"stage_squares": len(operands) * each, "first": n * each}
-                self.packers[mark] = pack_kernel(name, own, self.precision, **facts)
+                self.packers[mark] = wgmma.pack_kernel(name, own, self.precision, **facts)
             kernels.append(self.packers[mark])
-        return Packed(key, first, tuple(operands), tuple(kernels))
+        return Packed(key, first, len(operands) * each, tuple(kernels))
 
     def _add_columns(self, nodes: Sequence[Node]) -> None:
-        size = prod(nodes[0].shape)
         read = sources([a for n in nodes for a in n.args], lambda n: self.reads(n) is not None)
-        read = [n for n in read if self.reads(n) is not None]
-        found = [Argument(f"r{i}", "read", n) for i, n in enumerate(read)]
+        found = tuple(Argument(f"r{i}", "read", n) for i, n in enumerate(read))
         pointers = [(a.name, place.dtype) for a in found if (place := self.reads(a.node)) is not None]
         kernel = write(
             f"{self.name}_totals{len(self.launches)}",
@@ -170,11 +156,8 @@ class WeightGradients:
             lambda w: self._column_sums(w, nodes, found),
             threads=COLUMNS * LINES,
         )
-        self.launches.append(
-            GradientLaunch(
-                tuple(nodes), kernel, tuple(found), len(nodes) * size, ceil_div(size, COLUMNS), COLUMN_BLOCKS
-            )
-        )
+        blocks = ceil_div(prod(nodes[0].shape), COLUMNS)
+        self.launches.append(GradientLaunch(tuple(nodes), kernel, found, blocks, COLUMN_BLOCKS))
 
     def _column_sums(self, w: Writer, nodes: Sequence[Node], found: Sequence[Argument]) -> None:
         """A thread for an element and every 8th row of a part; the 8 sums are added up in order."""
@@ -215,28 +198,21 @@ class WeightGradients:
             w.store(sums, sums[n] + values.at(node.args[0], tuple(index)), n)
             return
         inputs, out = node.attrs["spec"].split("->")
-        known, sizes = dict(zip(out, index, strict=True)), dict[str, int]()
-        for text, operand in zip(inputs.split(","), node.args, strict=True):
-            sizes |= dict(zip(text, operand.shape, strict=True))
-        inner = [t for t in sizes if t not in out]
-        with w.loop(prod(sizes[t] for t in inner)) as k:
-            place = known | dict(zip(inner, unravel(w, k, tuple(sizes[t] for t in inner)), strict=True))
+        pairs = list(zip(inputs.split(","), node.args, strict=True))
+        sizes = {t: size for text, operand in pairs for t, size in zip(text, operand.shape, strict=True)}
+        inner = {t: size for t, size in sizes.items() if t not in out}
+        with w.loop(prod(inner.values())) as k:
+            place = dict(zip([*out, *inner], [*index, *unravel(w, k, tuple(inner.values()))], strict=True))
             own = values.inner()
-            a, b = (
-                own.at(operand, tuple(place[t] for t in text))
-                for text, operand in zip(inputs.split(","), node.args, strict=True)
-            )
+            a, b = (own.at(operand, tuple(place[t] for t in text)) for text, operand in pairs)
             w.store(sums, sums[n] + a * b, n)
 
     def _fold(self) -> Kernel:
         """totals[i] = (what is there, if `add`) + the parts' sums, in order."""
 
         def body(w: Writer) -> None:
-            block, thread = (
-                I.cta_id([tirx.Cast("int32", tirx.truncdiv(w["size"] + 127, int64(128)))]),
-                I.thread_id([128]),
-            )
-            at = w.keep(wide(block) * int64(128) + wide(thread))
+            block = I.cta_id([tirx.Cast("int32", tirx.truncdiv(w["size"] + 127, int64(128)))])
+            at = w.keep(wide(block) * int64(128) + wide(I.thread_id([128])))
             with w.when(at < w["size"]):
                 total = w.local(1, self.dtype)
                 w.store(total, tirx.const(0.0, self.dtype), 0)
@@ -260,25 +236,21 @@ class WeightGradients:
             most = f"max<int64_t>(1, {launch.resident} * sms / ({launch.blocks} * {beside}))"
             parts = f"max<int64_t>(1, min<int64_t>({most}, ({rows}) / {LEAST_ROWS}))"
             self.parts.append(program.let("parts", parts))
-        aligned = ALIGNMENT // ITEM_BYTES[self.dtype]
-        self.size = program.let("size", f"({self._most()} + {aligned - 1}) / {aligned} * {aligned}")
+        aligned, sizes = ALIGNMENT // ITEM_BYTES[self.dtype], "int64_t(1)"
+        for parts, launch in zip(self.parts, self.launches, strict=True):
+            sizes = f"max<int64_t>({sizes}, {parts} * {launch.size})"
+        self.size = program.let("size", f"({sizes} + {aligned - 1}) / {aligned} * {aligned}")
         self.sums = program.buffer("sums", f"({copies}) * {self.size}", self.dtype)
         self.sides = [self._side(program, rows, side, copies) for side in range(2)]
 
     def _side(self, program: Program, rows: str, side: int, copies: HostExpr) -> tuple[Pointer, str]:
         """Memory for the left or right operands of a product in their other order, one product's at a time, and bytes
         of a copy."""
-        most = max((launch.packed[side].stage_squares for launch in self.launches if launch.packed), default=0)
-        deep, beyond = rows_of_stage(self.precision), 2 * TILE_SQUARES  # what tiles read beside the last squares
+        most = max((launch.packed[side].squares for launch in self.launches if launch.packed), default=0)
+        deep, beyond = wgmma.rows_of_stage(self.precision), 2 * TILE_SQUARES  # what tiles read beside the last squares
         size = f"(({rows}) + {deep - 1}) / {deep} * {most * SQUARE_BYTES} + {beyond * SQUARE_BYTES}" if most else "0"
         size = program.let("size", size)
         return program.buffer("packed", f"({copies}) * {size}"), size
-
-    def _most(self) -> str:
-        most = "int64_t(1)"
-        for parts, launch in zip(self.parts, self.launches, strict=True):
-            most = f"max<int64_t>({most}, {parts} * {launch.size})"
-        return most
 
     def pointers(self, program: Program, ready: Mapping[tuple[Node, ...], Pointer]) -> dict[Node, Pointer]:
         """Memory for the sums of one layer and direction, each dense. ready: memory that is there, for these sums in
@@ -298,8 +270,8 @@ class WeightGradients:
         if self.fold is None:
             return
         packed: list[object] = [None, None]
-        parted = self.sums if copy == 0 else self.sums.at(f"({copy}) * {self.size}")
-        sides = [place if copy == 0 else place.at(f"({copy}) * {size}") for place, size in self.sides]
+        memory = [(self.sums, self.size), *self.sides]
+        parted, *sides = (place if copy == 0 else place.at(f"({copy}) * {size}") for place, size in memory)
         sides = [place.cast(storage(self.precision)) for place in sides]
         for launch, parts in zip(self.launches, self.parts, strict=True):
             pointers = [find(a.node, a.role == "operand") for a in launch.arguments]
@@ -308,17 +280,8 @@ class WeightGradients:
                     for source, kernel in zip(pointers[side.first :], side.kernels, strict=False):
                         host.launch(kernel, [source, sides[number]], [rows])
                 packed[number] = side.key
-            if launch.packed:
-                pointers = sides
             into, folded = gradients[launch.nodes[0]], f"{parts} > 1 || ({add})"
             sums = Pointer(f"({folded} ? {parted.text} : {into.text})", self.dtype)
-            host.launch(launch.kernel, [*pointers, sums], [rows, parts])
+            host.launch(launch.kernel, [*(sides if launch.packed else pointers), sums], [rows, parts])
             with host.when(folded):
                 host.launch(self.fold, [parted, into], [launch.size, parts, f"({add}) ? 1 : 0"])
-
-
-def _named(operand: Operand, name: str) -> Operand:
-    return replace(operand, name=name)
-
-
-__all__ = ["GradientLaunch", "Packed", "WeightGradients"]

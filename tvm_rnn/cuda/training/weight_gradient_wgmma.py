@@ -1,83 +1,91 @@
-"""The GEMM of a weight's gradient by wgmma, for Hopper: sums over all rows of products of two rows' 16-bit elements.
+"""GEMMs of weight gradients by wgmma, for Hopper: sums over all rows of products of two rows' elements.
 
-In: operands that lie as rows of pieces of 16 or 4 bytes, as many of the left ones as share a right one. Out: a `Kernel`
-with the arguments and results of that in `weight_gradient_mma.py`. Rows are what K is in other products; wgmma takes
-16-bit operands along either axis, so rows are copied as they lie, 64 elements of 64 rows at a time, swizzled: 16 bytes
-at chunk c of row r are at c ^ r % 8. One warpgroup copies, the others multiply 64 lines of the result each.
+In: operands that lie as rows of pieces of 16 or 4 bytes, as many of the left ones as share a right one. Out: tiles,
+whose kernels have the arguments and results of that in `weight_gradient_mma.py`. One warpgroup copies, the others
+multiply 64 lines of the result each.
+
+    as they lie  of 16 bits. Rows are what K is in other products; wgmma takes 16-bit operands along either axis, so
+                 rows are copied as they lie, 64 elements of 64 rows at a time, swizzled: 16 bytes at chunk c of row r
+                 are at c ^ r % 8
+    packed       of large gradients: `pack_kernel` puts rows into the order in which a stage of a block's tile is one
+                 piece of memory for each operand, which one thread fetches by bulk copies: the left one for itself, of
+                 the right one a part for every block of the cluster. A copy costs both ways through memory once; the
+                 GEMM then reads each operand as often as it has tiles
 
 What L2 hands to all blocks is the limit: 12,800 rows of 10,240 and 2,560 elements in bf16 took 1.61 ms on an H200 with
-tiles of 128 x 256, which ask L2 for 4.9 TB/s. A third warpgroup would leave too few registers for 256 columns.
+tiles of 128 x 256, which ask L2 for 4.9 TB/s. A third warpgroup would leave too few registers for 256 columns. Asked of
+L2 per stage by a packed block of 128 x 256 in a cluster of two: 128 + 128 columns, in place of 128 + 256.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import product
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer
-from tvm_rnn.cuda.codegen.register_tile import RegisterTile
+from tvm_rnn.cuda.codegen.kernel_writer import Kernel, Writer, write
 from tvm_rnn.cuda.codegen.tile_layout import SWIZZLE_128
-from tvm_rnn.cuda.gemm.cp_async_pipeline import copy_chunk
 from tvm_rnn.cuda.gemm.operands import Operand
-from tvm_rnn.cuda.gemm.problem import int64
-from tvm_rnn.cuda.gemm.wgmma_product import SQUARE_BYTES, WgmmaProduct, units
-from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, ceil_div
-from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS, Stages
+from tvm_rnn.cuda.gemm.wgmma import SQUARE_BYTES, WgmmaProduct, WgmmaStages, bulk_copy, units
+from tvm_rnn.cuda.layer.packed_layout import CHUNKS, ROW_BYTES, SIZES, ceil_div
+from tvm_rnn.cuda.layer.pipeline_barriers import COPIERS
 from tvm_rnn.cuda.layer.pointers import storage
-from tvm_rnn.tir.expr import TirExpr
-from tvm_rnn.tir.index import uint32
+from tvm_rnn.tir.expr import Expr, TirExpr
+from tvm_rnn.tir.index import int64, uint32, wide
 
-from .weight_gradient_block import RowOperands, WeightGradientBlock, pointers_of, weight_gradient_kernel
-from .weight_gradient_pack import SQUARE, rows_of_stage
+from .weight_gradient_block import WeightGradientBlock, WeightGradientTile
 
+SQUARE = 64  # columns
+PACKERS = 128
+PIECES = SQUARE_BYTES // 16 // PACKERS  # of 16 bytes, for each thread
+PITCH = SQUARE * 4 + 16  # bytes from row to row before they are turned: half a warp's columns meet no bank twice
 WIDTHS, HEIGHTS = (256, 192, 128, 64), (128, 64)
+SHAPES = ((128, 256), (128, 192), (128, 128), (192, 192), (192, 128))  # of packed operands' tiles
 # Of a thread that copies, and of one that multiplies, by warpgroups that do.
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (24, 160)}
 LEAST = 64  # lines and columns below which the other kernel's tiles waste less
+# Tensor cores' rates and memory's, as measured on an H200, in FLOP/s and bytes/s: with packed operands and without.
+PACKED_RATE = {"float16": 650e12, "bfloat16": 650e12, "tf32": 330e12}
+PLAIN_RATE = {"float16": 417e12, "bfloat16": 417e12, "tf32": 100e12}
+MEMORY_RATE = 3.5e12
+
+
+def rows_of_stage(precision: str) -> int:
+    """How many rows 128 bytes of a line are, or how many lines a square has."""
+    return 32 if precision == "tf32" else SQUARE
+
+
+def squares(depth: int) -> int:
+    """Of a stage."""
+    return ceil_div(depth, SQUARE)
 
 
 @dataclass(frozen=True)
-class WgmmaWeightGradientTile:
+class WgmmaWeightGradientTile(WeightGradientTile):
     """high x wide of a block: 64 lines for each warpgroup that multiplies, and what a wgmma has of columns."""
-
-    precision: str
-    wide: int
-    high: int = 128
-    stages: int = 4
-    cluster: int = 1
-    resident: int = 1  # blocks on a multiprocessor at once
 
     @property
     def deep(self) -> int:
-        """Rows of a stage."""
         return rows_of_stage(self.precision)
 
     @property
-    def multiplying(self) -> int:
-        """Warpgroups that multiply."""
-        return self.high // 64
-
-    @property
-    def threads(self) -> int:
-        return COPIERS + 128 * self.multiplying
+    def members(self) -> int:
+        return 2 * self.high
 
     @property
     def right_at(self) -> int:
-        """Where the right operand lies in a stage."""
         return self.high // SQUARE * SQUARE_BYTES
 
     @property
     def stage_bytes(self) -> int:
         return (self.high + self.wide) // SQUARE * SQUARE_BYTES
 
-    @property
-    def shared_bytes(self) -> int:
-        return self.stages * (self.stage_bytes + 16)
+    def body(self, w: Writer, lefts: Sequence[Operand], right: Operand) -> WeightGradientBlock:
+        return _AsTheyLie(w, self, lefts, right)
 
 
 def wgmma_tile_for(
@@ -86,105 +94,96 @@ def wgmma_tile_for(
     """The tile with which blocks read least; None where operands, sizes or the GPU do not suit."""
     if arch != "sm_90a" or precision not in ("float16", "bfloat16"):
         return None
-    if not all(one.piece(precision) for one in (*lefts, right)):
+    height, width = lefts[0].depth, right.depth
+    if min(height, width) < LEAST or not all(one.piece(precision) for one in (*lefts, right)):
         return None
-    if lefts[0].depth < LEAST or right.depth < LEAST:
+    tiles = [WgmmaWeightGradientTile(precision, high, broad) for high, broad in product(HEIGHTS, WIDTHS)]
+    return min(tiles, key=lambda tile: tile.tiles(1, height, width) * (tile.high + tile.wide))  # asked of L2, by all
+
+
+@dataclass(frozen=True)
+class PackedWeightGradientTile(WgmmaWeightGradientTile):
+    """high x wide of a block; cluster: blocks below each other, which share what they fetch of the right operand."""
+
+    _: KW_ONLY
+    cluster: int = 2
+
+    def tiles(self, lefts: int, height: int, width: int) -> int:
+        """The last cluster of a column may have one without work."""
+        down = ceil_div(lefts * ceil_div(height, self.high), self.cluster) * self.cluster
+        return down * ceil_div(width, self.wide)
+
+    def pointers(self, lefts: Sequence[Operand], right: Operand) -> list[tuple[str, str]]:
+        """`a`: [stage][left][square], and `b`: [stage][square]."""
+        return [("a", self.compute), ("b", self.compute)]
+
+    def body(self, w: Writer, lefts: Sequence[Operand], right: Operand) -> WeightGradientBlock:
+        return _Packed(w, self, lefts, right)
+
+
+def packed_tile_for(
+    precision: str, lefts: Sequence[Operand], right: Operand, arch: str, sms: int
+) -> PackedWeightGradientTile | None:
+    """The tile with which all blocks are done first; None where another kernel is faster or operands do not suit."""
+    if arch != "sm_90a" or precision not in PACKED_RATE:
+        return None
+    if not all(one.piece(storage(precision)) for one in (*lefts, right)):
+        return None
+    height, width, count = lefts[0].depth, right.depth, len(lefts)
+    # Left operands are put in order once for two products as a rule: with inputs, and with states.
+    flops, moved = 2 * count * height * width, (count * height + 2 * width) * SIZES[storage(precision)]
+    if flops / PACKED_RATE[precision] + moved / MEMORY_RATE > flops / PLAIN_RATE[precision]:
         return None
 
-    def asked(shape: tuple[int, int]) -> int:
-        """Of L2, by all blocks."""
-        high, wide = shape
-        return ceil_div(lefts[0].depth, high) * ceil_div(right.depth, wide) * (high + wide)
+    def work(tile: PackedWeightGradientTile) -> float:
+        """Of the multiprocessor that has most: products, and what is asked of L2 for them."""
+        turns = ceil_div(tile.tiles(count, height, width), sms)
+        return turns * (tile.high * tile.wide + 32 * (tile.high + tile.wide / 2))
 
-    high, wide = min(product(HEIGHTS, WIDTHS), key=asked)
-    return WgmmaWeightGradientTile(precision, wide, high)
-
-
-def wgmma_weight_gradient(name: str, tile: WgmmaWeightGradientTile, lefts: Sequence[Operand], right: Operand) -> Kernel:
-    """parts[part, left, m, n] of `lefts` (of one depth) with `right`, for all rows; scalars: rows, parts."""
-    pointers = pointers_of((*lefts, right))
-    return weight_gradient_kernel(name, tile, pointers, lambda w: _AsTheyLie(w, tile, lefts, right).run())
+    return min((PackedWeightGradientTile(precision, *shape) for shape in SHAPES), key=work)
 
 
-class WgmmaWeightGradient(WeightGradientBlock, Stages):
-    """The body of a kernel: one warpgroup copies, the others multiply. What is copied, and how, others say as well
-    (`weight_gradient_wgmma_packed.py`)."""
+class _WgmmaWeightGradient(WeightGradientBlock, WgmmaStages):
+    """One warpgroup copies, the others multiply."""
 
     tile: WgmmaWeightGradientTile
+    copiers = COPIERS // 32  # arrivals that fill a stage
 
-    def _work(self, copiers: int, there: TirExpr) -> None:
-        """copiers: arrivals that fill a stage. there: whether the tile is one of the result."""
-        w, tile = self.w, self.tile
-        self._make_barriers(copiers, 4 * tile.multiplying * tile.cluster)
-        self._meet()
-        few, many = REGISTERS[tile.multiplying]
-        with I.If(self.tx < COPIERS):
-            with I.Then():
-                w.do(I.ptx["setmaxnreg.dec.sync.aligned.u32"](few))
-                self._produce()
-            with I.Else():
-                w.do(I.ptx["setmaxnreg.inc.sync.aligned.u32"](many))
-                self._consume(there)
-        self._meet()
+    def _work(self) -> None:
+        self._make_barriers(self.copiers, self.tile.members // 32 * self.tile.cluster)
+        self._divide(REGISTERS[self.tile.members // 128], self._produce, self._consume)
 
     @abstractmethod
     def _produce(self) -> None:
         """Fill the stages; by the threads that copy."""
 
-    # --- multiplying -----------------------------------------------------------------------------------------------
-
-    def _consume(self, there: TirExpr) -> None:
+    def _consume(self) -> None:
         w, tile = self.w, self.tile
-        lane, warp = w.bind(self.tx % 32), w.bind(self.tx // 32 - 4)
+        self._take_place()
         # 16-bit operands lie along what is not summed; of tf32 wgmma takes only what lies along K.
         turned = tile.precision != "tf32"
-        product = WgmmaProduct(w, self.arena, tile.wide, storage(tile.precision), turned=turned, zero=True)
-        own = w.bind(tirx.Cast("uint64", warp // 4 * units(SQUARE_BYTES)))
-        tell = self._remote(lane)
-        with w.loop(self.count) as turn:
-            slot = w.bind(self._slot(turn))
-            self._wait(self._full(slot), turn // tile.stages % 2)
-            product.multiply(slot * units(tile.stage_bytes), own, units(tile.right_at))
-            with w.when(tirx.And(turn > 0, lane < tile.cluster)):
-                self._release(tell, turn - 1)
-        product.wait(0)
-        with w.when(tirx.And(self.count > 0, lane < tile.cluster)):
-            self._release(tell, self.count - 1)
-        self._finish(product.acc, warp, lane, there)
-
-    def _finish(self, acc: RegisterTile, warp: TirExpr, lane: TirExpr, there: TirExpr) -> None:
-        w, size = self.w, self.height * self.width
-        block = self._result()
-        pairs = self.width % 2 == 0
+        sums = WgmmaProduct(w, self.arena, tile.wide, tile.compute, turned=turned, zero=True)
+        own = w.bind(tirx.Cast("uint64", self.warp // 4 * units(SQUARE_BYTES)))
+        self._multiply(sums, self._remote(self.lane), (own, tile.right_at), self.count)
+        size, block, pairs = self.height * self.width, self._result(), self.width % 2 == 0
         for high in range(2):
-            line = w.keep(self.line + warp * 16 + (lane // 4 + 8 * high))
-            start = w.keep(block * size + tirx.Cast("int64", line) * self.width)
-            with w.when(tirx.And(there, line < self.height)):
-                for i in range(self.tile.wide // 8):
-                    column = w.bind(self.column + 8 * i + lane % 4 * 2)
+            line = w.keep(self.line + self.warp * 16 + (self.lane // 4 + 8 * high))
+            start = w.keep(block * size + wide(line) * self.width)
+            with w.when(tirx.And(self.there, line < self.height)):
+                for i in range(tile.wide // 8):
+                    column = w.bind(self.column + 8 * i + self.lane % 4 * 2)
                     if pairs:
                         with w.when(column < self.width):
-                            place = w["sums"].ptr_to([start + tirx.Cast("int64", column)])
-                            w.do(I.ptx["st.global.v2.f32"](place, *acc[i, high]))
+                            place = w["sums"].ptr_to([start + wide(column)])
+                            w.do(I.ptx["st.global.v2.f32"](place, *sums.acc[i, high]))
                         continue
-                    for odd, value in enumerate(acc[i, high]):
+                    for odd, value in enumerate(sums.acc[i, high]):
                         with w.when(column + odd < self.width):
-                            w.store(w["sums"], value, start + tirx.Cast("int64", column + odd))
+                            w.store(w["sums"], value, start + wide(column + odd))
 
 
-class _AsTheyLie(RowOperands, WgmmaWeightGradient):
+class _AsTheyLie(_WgmmaWeightGradient):
     """Rows are copied from where they are."""
-
-    def __init__(self, w: Writer, tile: WgmmaWeightGradientTile, lefts: Sequence[Operand], right: Operand) -> None:
-        super().__init__(w, tile, lefts, right)
-        self.tile = tile
-
-    def run(self) -> None:
-        self._locate()
-        self._share_rows()
-        self._work(COPIERS // 32, tirx.const(True, "bool"))  # warps that copy
-
-    # --- copying ---------------------------------------------------------------------------------------------------
 
     def _produce(self) -> None:
         w, tile = self.w, self.tile
@@ -192,8 +191,7 @@ class _AsTheyLie(RowOperands, WgmmaWeightGradient):
         into = w.bind(tirx.Cast("uint32", SWIZZLE_128.offset(self.row, self.chunk)))
         with w.loop(self.count) as turn, self._filling(turn) as slot:
             stage = w.bind(self.base + into + tirx.Cast("uint32", slot) * uint32(tile.stage_bytes))
-            row0 = (self.first + tirx.Cast("int64", turn)) * SQUARE + tirx.Cast("int64", self.row)
-            self._copy_both(stage, w.keep(row0), uint32(tile.right_at))
+            self._copy_both(stage, w.keep((self.first + wide(turn)) * SQUARE + wide(self.row)))
         self._filled(self.count)
 
     def _copy(self, operand: Operand, target: TirExpr, row0: TirExpr, first: TirExpr, columns: int) -> None:
@@ -205,10 +203,129 @@ class _AsTheyLie(RowOperands, WgmmaWeightGradient):
         for square in range(columns // SQUARE):
             at = w.bind(first + square * SQUARE + self.chunk * 8)
             reach = w.bind(tirx.max(tirx.min(operand.depth - at, 8), 0) * 2)
-            place = w.bind(start + tirx.Cast("int64", tirx.Select(reach > 0, at, 0)))
+            place = w.bind(start + wide(tirx.Select(reach > 0, at, 0)))
             for i in range(SQUARE // step):
                 here = left > i * step
                 size = tirx.Cast("uint32", tirx.Select(here, reach, 0))
                 source = place + tirx.Select(here, int64(i * step * operand.place.row_stride), int64(0))
                 into = target + uint32(square * SQUARE_BYTES + i * step * ROW_BYTES)
-                copy_chunk(w, operand, self.tile.precision, into, source, size)
+                operand.copy(w, self.tile.precision, into, source, size)
+
+
+class _Packed(_WgmmaWeightGradient):
+    """Squares are fetched by one thread."""
+
+    copiers = 1
+
+    def _locate(self) -> None:
+        w, tile = self.w, self.tile
+        down, across = ceil_div(self.height, tile.high), ceil_div(self.width, tile.wide)
+        clusters = ceil_div(self.lefts * down, tile.cluster) * across
+        first, rank = I.cluster_id([tirx.Cast("int32", w["parts"] * clusters)]), I.cta_id_in_cluster([tile.cluster])
+        cluster, self.rank = w.keep(first), w.keep(rank)  # special registers: read once
+        self.column = w.keep(tirx.truncmod(cluster, across) * tile.wide)
+        number = w.keep(tirx.truncmod(tirx.truncdiv(cluster, across), clusters // across) * tile.cluster + self.rank)
+        self.there = number < self.lefts * down
+        number = w.keep(tirx.min(number, self.lefts * down - 1))
+        self.left = w.keep(tirx.truncdiv(number, down))
+        self.line = w.keep(tirx.truncmod(number, down) * tile.high)
+        self.part = w.keep(wide(tirx.truncdiv(cluster, clusters)))
+
+    def _produce(self) -> None:
+        with self.w.when(tirx.EQ(self.tx, 0)):
+            self._fetch()
+
+    def _fetch(self) -> None:
+        w, tile = self.w, self.tile
+        each = SQUARE_BYTES // SIZES[tile.compute]  # elements of a square
+        own = squares(self.height)
+        place = wide(self.left * own + tirx.truncdiv(self.line, SQUARE)) * each
+        left = w.keep(self.first * (self.lefts * own * each) + place)
+        part = tile.wide // tile.cluster  # columns that this block fetches
+        place = wide(self.column + self.rank * part) * (each // SQUARE)
+        right = w.keep(self.first * (squares(self.width) * each) + place)
+        with w.loop(self.count) as turn:
+            slot = w.bind(self._slot(turn))
+            self._wait(self._empty(slot), (turn // tile.stages + 1) % 2)
+            full = w.bind(self._full(slot))
+            w.do(I.ptx["mbarrier.arrive.expect_tx.shared.b64"](full, uint32(tile.stage_bytes)))
+            stage = w.bind(self.base + tirx.Cast("uint32", slot) * uint32(tile.stage_bytes))
+            source = w["a"].ptr_to([left + wide(turn) * (self.lefts * own * each)])
+            bulk_copy(w, stage, source, uint32(tile.right_at), full)
+            target = stage + uint32(tile.right_at) + tirx.Cast("uint32", self.rank * (part * ROW_BYTES))
+            source = w["b"].ptr_to([right + wide(turn) * (squares(self.width) * each)])
+            bulk_copy(w, target, source, uint32(part * ROW_BYTES), full, tile.cluster)
+
+
+# --- packing ---------------------------------------------------------------------------------------------------------
+
+
+def pack_kernel(name: str, operand: Operand, precision: str, *, stage_squares: int, first: int) -> Kernel:
+    """Fill squares `first` and further ones of every stage, which has `stage_squares`; scalar: rows, at least 1.
+
+    A square is 8192 bytes: 64 columns of the operand by a stage's rows, in the 128-byte swizzle of wgmma. Of 16 bits a
+    line is a row, 64 of them in a stage; of tf32, which wgmma takes along K alone, a line is a column, of 32 rows, and
+    numbers are rounded. Zeros stand beyond the last row and the last column."""
+    dtype, turned = storage(precision), precision == "tf32"
+    pointers = [(operand.name, operand.place.dtype), ("packed", dtype)]
+
+    def body(w: Writer) -> None:
+        own, deep = squares(operand.depth), rows_of_stage(precision)
+        stages = tirx.truncdiv(w["rows"] + (deep - 1), int64(deep))
+        cta, tx = w.keep(I.cta_id([tirx.Cast("int32", stages * own)])), I.thread_id([PACKERS])
+        stage, square = w.keep(tirx.truncdiv(cta, own)), w.keep(tirx.truncmod(cta, own))
+        arena = I.alloc_buffer((deep * PITCH if turned else SQUARE_BYTES,), "uint8", scope="shared", align=128)
+        base = w.bind(I.cuda.cvta_generic_to_shared(arena.ptr_to([0])))
+        _load_square(w, operand, dtype, (stage, square), tx, base)
+        target = (tirx.Cast("int64", stage) * stage_squares + (first + tirx.Cast("int64", square))) * (
+            SQUARE_BYTES // SIZES[dtype]
+        )
+        for i in range(PIECES):
+            (_store_transposed if turned else _store_piece)(w, w.keep(target), tx + i * PACKERS, base)
+
+    return write(name, pointers, [("rows", "int64")], body, threads=PACKERS)
+
+
+def _load_square(w: Writer, operand: Operand, dtype: str, at: tuple[Expr, Expr], tx: Expr, base: Expr) -> None:
+    """A square's rows to shared memory, as they lie."""
+    assert operand.offset is not None
+    size = SIZES[dtype]
+    chunk = 16 // size
+    across = SQUARE // chunk
+    deep, pitch = PIECES * PACKERS // across, PITCH if size == 4 else ROW_BYTES
+    column = w.bind(at[1] * SQUARE + tirx.truncmod(tx, across) * chunk)
+    reach = w.bind(tirx.max(tirx.min(operand.depth - column, chunk), 0) * size)
+    for i in range(PIECES):
+        line = w.bind(tirx.truncdiv(tx, across) + i * (PACKERS // across))
+        row = w.bind(tirx.Cast("int64", at[0]) * deep + tirx.Cast("int64", line))
+        here = w.keep(tirx.Cast("int32", tirx.And(row < w["rows"], reach > 0)))
+        place = row * operand.place.row_stride + tirx.Cast("int64", column) + operand.offset
+        source = tirx.Select(here > 0, place, int64(operand.offset))
+        target = base + tirx.Cast("uint32", line * pitch + tirx.truncmod(tx, across) * 16)
+        operand.copy(w, dtype, target, source, tirx.Cast("uint32", here * reach))
+    w.do(I.ptx["cp.async.commit_group"]())
+    w.do(I.ptx["cp.async.wait_group"](0))
+    w.do(I.cuda.cta_sync())
+
+
+def _store_piece(w: Writer, target: Expr, piece: Expr, base: Expr) -> None:
+    """16 bytes of a row."""
+    four = w.tile(4, dtype="uint32").flat
+    line, chunk = tirx.truncdiv(piece, CHUNKS), tirx.truncmod(piece, CHUNKS)
+    w.do(I.ptx["ld.shared.v4.b32"](*four, base + tirx.Cast("uint32", piece * 16)))
+    to = line * (ROW_BYTES // 2) + SWIZZLE_128.piece(tirx.truncmod(line, CHUNKS), chunk) * 8
+    w.do(I.ptx["st.global.v4.b32"](w["packed"].ptr_to([target + tirx.Cast("int64", to)]), *four))
+
+
+def _store_transposed(w: Writer, target: Expr, piece: Expr, base: Expr) -> None:
+    """Four rows of a column, rounded. Two neighbouring lanes have 32 bytes of a line."""
+    words, value = w.tile(4, dtype="uint32").flat, w.local(1)
+    pair, odd = tirx.truncdiv(piece, 2), tirx.truncmod(piece, 2)
+    line, chunk = tirx.truncmod(pair, SQUARE), tirx.truncdiv(pair, SQUARE) * 2 + odd
+    source = w.bind(base + tirx.Cast("uint32", chunk * (4 * PITCH) + line * 4))
+    for z in range(4):
+        w.do(I.ptx["ld.shared.f32"](value[0], source + uint32(z * PITCH)))
+        w.do(I.ptx["cvt.rna.tf32.f32"](words[z], value[0]))
+    to = line * (ROW_BYTES // 4) + SWIZZLE_128.piece(tirx.truncmod(line, CHUNKS), chunk) * 4
+    place = w["packed"].ptr_to([target + tirx.Cast("int64", to)])
+    w.do(I.ptx["st.global.v4.b32"](place, *words))

@@ -1,16 +1,21 @@
 """The charts of a report, by Vega-Lite: roofline, layers and time, ablation.
 
-In: facts of an explanation, records of a benchmark. Out: specifications, which `vega_lite.py` draws when the page is
-written, so that the page itself needs no library. Colours are the page's: text takes its colour from the style sheet,
-marks are readable on light and dark.
+In: facts of an explanation; lines of JSON that `tvm-rnn bench --suite ablation --records FILE` and `tvm-rnn tune`
+write. Out: specifications, which `vega_lite.py` draws when the page is written, so that the page itself needs no
+library. Colours are the page's: text takes its colour from the style sheet, marks are readable on light and dark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
+from tvm_rnn.decisions import Figures
+from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.explain.facts import GroupFacts
+from tvm_rnn.tune.journal import Outcome
 from tvm_rnn.vega_lite import BLUE, GREY, ORANGE, Spec
 
 
@@ -19,13 +24,6 @@ class AblationRow(TypedDict):
 
     without: str
     us: float
-
-
-class _Point(TypedDict):
-    intensity: float
-    tflops: float
-    name: str
-    kind: str
 
 
 class Turn(TypedDict):
@@ -43,29 +41,22 @@ def roofline(kernels: Sequence[GroupFacts], ceilings: Mapping[str, float], measu
     kernels: name, flops, bytes. ceilings: memory_tb_s, tflops. measured: TFLOP/s of the whole; None: unknown.
     """
     memory, peak = ceilings["memory_tb_s"], ceilings["tflops"]
-    points, merged = list[_Point](), dict[str, GroupFacts]()
+    points, merged = list[tuple[float, float, str, str]](), dict[str, GroupFacts]()
     for kernel in kernels:  # layers whose kernels have one name are one point
         group = merged.setdefault(kernel["name"], GroupFacts(name=kernel["name"], flops=0.0, bytes=0.0))
         group["flops"] += kernel["flops"]
         group["bytes"] += kernel["bytes"]
     for kernel in merged.values():
         intensity = kernel["flops"] / max(1.0, kernel["bytes"])
-        roof = min(peak, intensity * memory)
-        points.append({"intensity": intensity, "tflops": roof, "name": kernel["name"], "kind": "a kernel, at most"})
+        points.append((intensity, min(peak, intensity * memory), kernel["name"], "a kernel, at most"))
     if measured is not None:
         flops, size = sum(k["flops"] for k in kernels), sum(k["bytes"] for k in kernels)
-        points.append(
-            {
-                "intensity": flops / max(1.0, size),
-                "tflops": measured,
-                "name": "all of it",
-                "kind": "measured or predicted",
-            }
-        )
-    points = [p for p in points if p["intensity"] > 0 and p["tflops"] > 0]
+        points.append((flops / max(1.0, size), measured, "all of it", "measured or predicted"))
+    points = [p for p in points if p[0] > 0 and p[1] > 0]
     ridge = peak / memory
-    low = min([ridge / 10, *(p["intensity"] / 2 for p in points)])
-    high = max([ridge * 10, *(p["intensity"] * 2 for p in points)])
+    low = min([ridge / 10, *(p[0] / 2 for p in points)])
+    high = max([ridge * 10, *(p[0] * 2 for p in points)])
+    drawn = [dict(zip(("intensity", "tflops", "name", "kind"), point, strict=True)) for point in points]
     line = [{"intensity": x, "tflops": min(peak, x * memory)} for x in (low, ridge, high)]
     x = {"field": "intensity", "type": "quantitative", "scale": {"type": "log"}, "title": "FLOPs per byte moved"}
     y = {"field": "tflops", "type": "quantitative", "scale": {"type": "log"}, "title": "TFLOP/s"}
@@ -75,12 +66,12 @@ def roofline(kernels: Sequence[GroupFacts], ceilings: Mapping[str, float], measu
         "layer": [
             {"data": {"values": line}, "mark": {"type": "line", "color": GREY}, "encoding": {"x": x, "y": y}},
             {
-                "data": {"values": points},
+                "data": {"values": drawn},
                 "mark": {"type": "point", "filled": True, "size": 90},
                 "encoding": {"x": x, "y": y, "color": colour, "shape": {"field": "kind", "legend": None}},
             },
             {
-                "data": {"values": points},
+                "data": {"values": drawn},
                 "mark": {"type": "text", "align": "left", "dx": 8, "dy": 4},
                 "encoding": {"x": x, "y": y, "text": {"field": "name"}},
             },
@@ -122,8 +113,48 @@ def turns(layers: int, tiles: int, order: str) -> list[Turn]:
     found = []
     for layer in range(layers):
         for tile in range(tiles):
-            turn = {"wave": tile + layer, "time-major": tile * layers + layer, "layer-major": layer * tiles + tile}[
-                order
-            ]
-            found.append(Turn(turn=turn, layer=layer, tile=tile))
+            turn = {"wave": tile + layer, "time-major": tile * layers + layer, "layer-major": layer * tiles + tile}
+            found.append(Turn(turn=turn[order], layer=layer, tile=tile))
     return sorted(found, key=lambda row: (row["turn"], row["layer"]))
+
+
+def ablation_rows(path: str | os.PathLike[str]) -> list[AblationRow]:
+    """without (the passes that were left out, in words) and us (per step) of our own rows. Raises ConfigError."""
+    rows = [row for row in _lines(path) if row.get("framework") == "tvm_rnn" and row.get("us_per_step")]
+    several = len({row.get("point") for row in rows}) > 1 and len({_network(row) for row in rows}) > 1
+    found = []
+    for row in rows:
+        without = ", ".join(row.get("without") or ()) or "nothing"
+        words = f"{_network(row)}: {without}" if several else without
+        found.append(AblationRow(without=words, us=row["us_per_step"]))
+    if not found:
+        do = "write it with: tvm-rnn bench --suite ablation --records FILE"
+        raise ConfigError(message("--ablation: no times of tvm_rnn in this file", got=os.fspath(path), do=do))
+    return found
+
+
+def _network(row: Figures) -> str:
+    return f"{row.get('cell')} H={row.get('hidden')} B={row.get('batch')}"
+
+
+def gains(path: str | os.PathLike[str]) -> list[float | None]:
+    """The speed over the defaults of each trial of a journal, None where it failed. Raises ConfigError."""
+    found: list[float | None] = []
+    for row in _lines(path):
+        if "state" in row and "choices" in row:
+            outcome = Outcome.from_dict(row)
+            found.append(1 / outcome.ratio if outcome.valid else None)
+    if not found:
+        do = "give a file of the folder .tuning beside tuned records"
+        raise ConfigError(message("--journal: no trials in this file", got=os.fspath(path), do=do))
+    return found
+
+
+def _lines(path: str | os.PathLike[str]) -> Iterator[Figures]:
+    try:
+        with open(path) as file:
+            for line in file:
+                if line.strip():
+                    yield dict(json.loads(line))
+    except (OSError, ValueError, TypeError) as reason:
+        raise ConfigError(message("this file cannot be read", where=os.fspath(path), got=str(reason))) from None

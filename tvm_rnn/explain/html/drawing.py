@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
-from types import ModuleType
 
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.graph.graph import Graph, Node, depends
@@ -24,18 +23,7 @@ MOST = 400  # values: beyond, a picture says nothing any more
 LONGEST = 34  # letters of a box's second line
 
 
-def _layouts() -> tuple[ModuleType, ModuleType]:
-    try:
-        from grandalf import graphs, layouts
-    except ImportError as reason:
-        do = "pip install 'tvm_rnn[report]'"
-        raise ConfigError(message("the report page needs grandalf", got=str(reason), do=do)) from None
-    return graphs, layouts
-
-
 class _Box:
-    """A vertex's size, and its place once the layout has found it."""
-
     def __init__(self, lines: tuple[str, str]) -> None:
         self.lines = lines
         self.w = max(len(line) for line in lines) * LETTER + 2 * PADDING
@@ -45,7 +33,11 @@ class _Box:
 
 def draw(graph: Graph, title: str) -> str:
     """The picture. title: what it shows, for those who do not see it. Raises ConfigError without grandalf."""
-    graphs, layouts = _layouts()
+    try:
+        from grandalf import graphs, layouts
+    except ImportError as reason:
+        do = "pip install 'tvm_rnn[report]'"
+        raise ConfigError(message("the report page needs grandalf", got=str(reason), do=do)) from None
     roots = {*graph.results, graph.output}
     nodes = [n for n in graph.nodes() if n.op != "const" and (n in roots or not _is_view(n))]
     if len(nodes) > MOST:
@@ -76,7 +68,6 @@ def draw(graph: Graph, title: str) -> str:
 
 
 def _lines(node: Node, names: Mapping[Node, str]) -> tuple[str, str]:
-    """A box's name with its shape, and what it is."""
     shape = f"[{','.join(map(str, node.shape))}]"
     if node.leaf:
         return f"{names[node]}", f"{node.op} {shape}"
@@ -125,15 +116,11 @@ def _svg(graph: Graph, boxes: Mapping[Node, _Box], region: Mapping[Node, str], t
             parts.append(_arrow(boxes[arg], box, home.get(node, -1) == home.get(arg, -2)))
     roots = {*graph.results, graph.output}
     for node, box in boxes.items():
-        words = " ".join(
-            ["node", region[node], *(["root"] if node in roots else []), *(["kept"] if node in kept else [])]
-        )
+        words = f"node {region[node]}{' root' * (node in roots)}{' kept' * (node in kept)}"
         x, y = box.xy[0] - box.w / 2, box.xy[1] - HEIGHT / 2
-        number = (
-            f'<text class="group" x="{x + box.w - 4:.0f}" y="{y - 3:.0f}">{home[node] + 1}</text>'
-            if node in home
-            else ""
-        )
+        number = ""
+        if node in home:
+            number = f'<text class="group" x="{x + box.w - 4:.0f}" y="{y - 3:.0f}">{home[node] + 1}</text>'
         first, second = (escape(line) for line in box.lines)
         text = f'<text x="{box.xy[0]:.0f}" y="{box.xy[1] - 3:.0f}">{first}</text>'
         text += f'<text class="op" x="{box.xy[0]:.0f}" y="{box.xy[1] + 11:.0f}">{second}</text>'

@@ -23,7 +23,7 @@ from . import charts
 from .drawing import draw
 
 if TYPE_CHECKING:
-    from tvm_rnn.explain.looked import Looked
+    from tvm_rnn.explain.module import Looked
 
 HERE = Path(__file__).parent
 TILES = 24  # at most, in the picture of layers and time
@@ -45,10 +45,8 @@ def page(
         net = looked[number] if number < len(looked) else None
         body += _network(own, net, number)
     if ablation:
-        body += [
-            _h2("ablation", "What each pass is worth"),
-            _chart(charts.ablation(ablation), "time without each pass"),
-        ]
+        body += [_h2("ablation", "What each pass is worth")]
+        body += [_chart(charts.ablation(ablation), "time without each pass")]
     if history:
         body += [_h2("tuning", "Tuning"), _chart(trials(history), "speed over the defaults by trial")]
     for number, net in enumerate(looked):
@@ -197,8 +195,6 @@ def _time(own: NetworkFacts, at: str) -> Iterator[str]:
 
 def _work(own: NetworkFacts) -> Iterator[str]:
     for row in own["work"]:
-        if not row["ceilings"]:
-            continue
         peak = row["ceilings"].get(f"{row['precision']}_tflops")
         if not peak or not row["kernels"]:
             continue
@@ -218,10 +214,8 @@ def _code(net: Looked, number: int) -> Iterator[str]:
     yield _h2(at, "Generated code")
     if net.options is None:
         show = f"tvm-rnn show {net.net.cell.name} --stage all"
-        words = (
-            f"A module has machine code alone. {show}, with its sizes and --target, prints what this version writes."
-        )
-        yield f"<p>{escape(words)}</p>"
+        words = f"{show}, with its sizes and --target, prints what this version writes."
+        yield f"<p>{escape(f'A module has machine code alone. {words}')}</p>"
         return
     yield f'<p><label>Search <input class="search" type="search" data-of="{at}-folds"></label> '
     yield f'<span id="{at}-folds-found" role="status"></span></p><div id="{at}-folds">'

@@ -1,4 +1,4 @@
-"""Product: the instructions that a geometry asks for, and where each weight is read from."""
+"""Products by mma.sync: the instructions that a geometry asks for, where each weight is read from and packed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from emulated import check_packed_once
 from persistent_layers import TENSOR_CORES, geometry_of, layout_of, step, text_of
 
 from tvm_rnn.cuda.persistent import kernel as persistent
@@ -84,3 +85,11 @@ def test_weights_have_the_order_of_the_kernels_pointers() -> None:
 
 def test_every_precision_has_an_instruction_or_none() -> None:
     assert set(MMA) == set(TENSOR_CORES)
+
+
+@pytest.mark.parametrize(("precision", "stored"), [("bfloat16", ""), ("tf32", ""), ("float16", "float8_e4m3")])
+@pytest.mark.parametrize(("name", "hidden"), [("lstm", 64), ("gru", 40), ("elman", 33)])
+def test_every_weight_is_packed_once(name: str, hidden: int, precision: str, stored: str) -> None:
+    geometry = {"ctas": 2, "rows": 8, "warps_u": 2, "warps_k": 2}
+    made = geometry_of(step(name, hidden, precision), precision, "grid", **geometry, stored=stored)
+    check_packed_once(made)

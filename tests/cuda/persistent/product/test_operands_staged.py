@@ -8,10 +8,11 @@ import pytest
 from emulated import Case, persistent_error
 from persistent_layers import geometry_of, layout_of, step, text_of
 
-from tests.cuda.persistent.product.test_wgmma_staged_layout import STAGED
 from tests.cuda.persistent.test_kernel import grid
 from tvm_rnn.cuda.persistent import kernel as persistent
 from tvm_rnn.oracle.tolerance import tolerance
+
+STAGED: dict[str, Any] = {"warps_u": 4, "polled": 1, "staged": 1, "shared_words": 1 << 20}
 
 
 def staged(ctas: int, rows: int, **knobs: Any) -> dict[str, Any]:

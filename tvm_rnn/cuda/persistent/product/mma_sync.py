@@ -1,62 +1,243 @@
-"""The product of a phase on tensor cores: stationary weights times what other units published.
+"""Products by mma.sync of stationary weights and what other units published, which lanes load as fragments.
 
-In: a `Geometry`, the operand's place, the warp's coordinates. Out: statements that leave all gates of a lane's cells in
-registers. Weights come from registers, shared memory or L2, block of K by block of K; operands are asked for `ahead`
-blocks before they are used, because the compiler keeps the order of PTX instructions.
+In: a `Step`, knobs, an exchange; the kernel's body. Out: `MmaSync`, the geometry, in clusters and in grids: the map of
+shared memory, how weights are packed, registers, and how long a product takes, predicted; statements that leave all
+gates of a lane's cells in registers. In strict float32 lanes multiply without tensor cores, in the same layout.
+
+K is permuted so that one 16-byte load per lane is the operand of two MMA steps. Operands lie as [K block][batch row]
+[64 bytes], so such a load of a warp reads 512 bytes in a row. Weights come from registers, shared memory or L2, block
+of K by block of K; operands are asked for `ahead` blocks before they are used, because the compiler keeps the order of
+PTX instructions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, prod
+from typing import ClassVar
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.layer.fp8_weights import Coded
+from tvm_rnn.cuda.codegen.tile_layout import Layout
+from tvm_rnn.cuda.layer import fp8_weights
 from tvm_rnn.cuda.layer.phases import Phase
-from tvm_rnn.cuda.persistent.geometry import LANES, MMA, POISON, Body, Emitters, LaneExchange, LaneInputs, Share
-from tvm_rnn.cuda.persistent.layer_input_rows import round_inputs
-from tvm_rnn.cuda.persistent.operand_cp_async import Copies
+from tvm_rnn.cuda.persistent.geometry import (
+    LANES,
+    MMA,
+    Body,
+    Emitters,
+    Geometry,
+    LaneExchange,
+    LaneInputs,
+    Share,
+    begins,
+)
+from tvm_rnn.cuda.persistent.layer_input_rows import Copies, round_inputs
+from tvm_rnn.cuda.persistent.rates import CLOCK_MHZ, SHARED_BYTES_PER_CYCLE, Rates
 from tvm_rnn.tir.expr import Buffer, Expr
 
-from .mma_sync_layout import MmaSyncLayout
+from .operands_staged import largest, until_written
 
 Fragment = Callable[[int, int], Sequence[Expr]]  # (M tile, MMA step) -> the registers of A
 
+MMA_CYCLES = 6.5  # m16n8k16 on one quarter of a multiprocessor; m16n8k8 of tf32 the same
+# Of 8-bit codes to a fragment of mma.sync, on one quarter: an estimate from the instructions that it takes (14 and 8,
+# many of which start every other cycle), not measured. Nothing of it is taken to hide behind MMA.
+DECODE_CYCLES = {"bfloat16": 16.0, "float16": 14.0}
+FFMA_CYCLES = 1.7  # one instruction of a warp, with the loads between
+L2_BYTES_PER_US = 170e3  # of one multiprocessor, reading what all read
+L2_TRIP_US = 0.15  # one load after the other
+OVERLAP_LOST = 0.5  # of the shorter of loads and MMA, which mostly hides behind the longer
+PASS_US = 0.4  # each further pass of a grid: four layers of LSTM 512, B = 64: 6.1 us in two passes, 5.2 in one
+POLLING_US = 0.12  # each further group that polls at the same time: LSTM 512 bf16, B = 128, eight groups, 3.66 us
+CROWDED, CROWDED_PART = 226, 0.003  # registers of a grid's thread; lost time for each one more: some spill
+INPUT_HIDDEN_US = 0.25  # of an input's product, behind a cluster's exchange
+INPUT_FAR = 3.0  # times an operand's way, where registers hold few pieces of an input's rows at a time
+INPUT_SHARED_PART = 0.5  # of its weights' way from shared memory, which is in the way of the exchange
+PARTIAL_US = 0.03  # per warp that sums are collected from
+MOST_POLLED = 64  # registers of a thread for pieces that it polls for
+
 
 @dataclass(frozen=True)
-class MmaSync(MmaSyncLayout):
-    """The geometry, and who emits its statements."""
+class MmaSync(Geometry):
+    """ahead: K blocks whose operands are asked for before they are used. copied: 1 where a grid's operands come to
+    shared memory by asynchronous copies (`cuda/persistent/operand_cp_async.py`) in place of registers `ahead`."""
+
+    ahead: int = 1
+    copied: int = 0
+
+    wants: ClassVar[str] = "values that are polled for come of products alone, in one pass, of whole K blocks"
 
     def emitters(self, body: Body) -> Emitters:
         at = self.memory_map
-        exchange = self.exchange.exchanger(body, at.stage, at.barriers)
+        exchange = self.exchange.exchanger(body, at["stage"], at["end"])
         if self.copied:
-            copies = Copies(body, at.copies, self.copy_words // self.warps, exchange)
-            inputs = self.exchange.inputs(body, exchange, copies, at.inputs)
+            copies = Copies(body, at["copies"], self.copy_words // self.warps, exchange)
+            inputs = self.exchange.inputs(body, exchange, copies, at["inputs"])
             inputs.announce()
             return Emitters(exchange, inputs, copies, CpAsyncProduct(body, self, exchange, inputs, copies))
         pieces = self.exchange.pieces(body)
-        inputs = self.exchange.inputs(body, exchange, pieces, at.inputs)
+        inputs = self.exchange.inputs(body, exchange, pieces, at["inputs"])
         inputs.announce()
         if self.precision == "float32":
             return Emitters(exchange, inputs, pieces, Float32Product(body, self, exchange, inputs))
         return Emitters(exchange, inputs, pieces, MmaSyncProduct(body, self, exchange, inputs))
 
+    @property
+    def possible(self) -> bool:
+        """Where values are polled for: every word of an operand is written in every step, and all of it is asked for at
+        once. Where a part came later, it was missing again, and a counter was quicker: LSTM 1024 bf16, B = 64, in two
+        passes 5.2 us polled against 4.5; GRU 2048, B = 16, 5.0 against 3.9 (H200)."""
+        if not self.exchange.polls:
+            return True
+        plain = self.products_alone and not self.copied and self.passes == 1 and not self.step.given
+        most = max((s.kblocks for _, s in self.weights), default=0)
+        at_once = most * self.tiles * 4 <= MOST_POLLED
+        barriers = self.warps_k == 1 or 2 * self.warps_u * self.warps_n < 16  # two for each group of warps that sums
+        whole = self.publishes_whole_blocks
+        return bool(self.precision != "float32" and whole and plain and at_once and barriers)
+
+    def fits(self, registers: int = 255, shared_bytes: int = 232448) -> bool:
+        """The next step's input would take the place of this one's too early, if it was multiplied in passes."""
+        if self.step.given and self.copied and self.passes > 1:
+            return False
+        return super().fits(registers, shared_bytes)
+
+    # --- sizes -------------------------------------------------------------------------------------------------------
+
+    def block_words(self, phase: Phase) -> int:
+        return self.m_tiles(phase) * (4 if self.stored else 8)
+
+    @property
+    def partial_words(self) -> int:
+        """Where blocks poll, no barrier of the block lies between two steps: they take turns with two places."""
+        if self.warps_k == 1:
+            return 0
+        return self.warps * self.most_m_tiles * self.pass_tiles * LANES * 4 * (2 if self.exchange.polls else 1)
+
+    @property
+    def copy_words(self) -> int:
+        """Copies of operands: each input's, and a place for the others."""
+        if not self.copied:
+            return 0
+        inputs = sum(s.kblocks for _, s in self.weights if s.operand.given)
+        others = max((s.kblocks for _, s in self.weights if not s.operand.given), default=0)
+        return self.warps * (inputs + others) * self.tiles * LANES * 4
+
+    @cached_property
+    def memory_map(self) -> dict[str, int]:
+        exchanged = {"operands": self.exchange.operand_words(self), "partial": self.partial_words}
+        inputs = {"inputs": self.exchange.input_words(self), "copies": self.copy_words}
+        own = {"prefetch": self.prefetch_words, "weights": self.weight_words}
+        return begins(**exchanged, stage=self.stage_words, **inputs, **own)
+
+    @property
+    def chains(self) -> dict[Phase, int]:
+        """Independent accumulators per MMA tile: an MMA takes 34 cycles and can start every 6.5, so 8 must be in flight
+        in each quarter of a multiprocessor."""
+        found = {}
+        for phase in self.step.phases:
+            under_way = self.m_tiles(phase) * self.pass_tiles * max(1, self.warps // 4)
+            found[phase] = 1 if under_way >= 8 or self.precision == "float32" else 2 if under_way >= 3 else 4
+        return found
+
+    def product_registers(self) -> int:
+        total = self.kept_registers + self.exchange.input_registers(self)
+        total += fp8_weights.registers(self) if self.stored else 0
+        if self.precision == "float32":  # sums of 8 rows per half tile, and some operands
+            most = max(self.m_tiles(p) for p in self.step.phases)
+            total += self.pass_tiles * (most * 16 + 24)
+        else:
+            deepest = max((s.kblocks for _, s in self.weights), default=0)
+            asked = deepest if self.exchange.polls else self.ahead + 1
+            sums = max((self.m_tiles(p) * self.chains[p] for p in self.products), default=-asked)
+            total += (sums + asked) * self.pass_tiles * 4
+        if any(s.registers < s.kblocks for _, s in self.weights):
+            total += max(self.block_words(p) for p in self.step.phases)  # fragments in flight
+        return total
+
+    # --- predicted time ----------------------------------------------------------------------------------------------
+
+    @property
+    def rates(self) -> Rates:
+        return self.exchange.rates
+
+    def extra_us(self, groups: int) -> float:
+        us = PASS_US * (self.passes - 1) if self.exchange.in_memory else 0.0
+        return us + (POLLING_US * (groups - 1) if self.exchange.polls else 0.0)
+
+    @property
+    def slowdown(self) -> float:
+        crowded = max(0, self.registers() - CROWDED) if self.exchange.in_memory else 0
+        return 1 + CROWDED_PART * crowded
+
+    def product_us(self, phase: Phase) -> float:
+        us = sum((self._operand_us(phase, share) for share in self.shares[phase]), 0.0)
+        if self.warps_k > 1:
+            traffic = 2 * self.warps * self.m_tiles(phase) * self.tiles * 512
+            us += PARTIAL_US * (self.warps_k - 1) * self.passes + traffic / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
+        return us
+
+    def _operand_us(self, phase: Phase, share: Share) -> float:
+        m_tiles, rates, steps = self.m_tiles(phase), self.rates, share.kblocks * 2
+        issue = ceil(self.warps / 4) * steps * m_tiles * self.tiles * MMA_CYCLES
+        chain = steps / self.chains[phase] * rates.latency
+        if self.precision == "float32":  # 32 multiply-adds per cycle in each quarter
+            issue = ceil(self.warps / 4) * share.kblocks * m_tiles * 2 * 4 * 8 * self.tiles * FFMA_CYCLES
+            chain = 0.0
+        if self.stored:
+            issue += ceil(self.warps / 4) * self.passes * steps * m_tiles * DECODE_CYCLES[self.precision]
+        operand = self.rows * self.depth_blocks(share.operand.source) * 64 * self.warps_u
+        piece = self.block_words(phase) * 4 * 32 * self.warps_u * self.warps_k * self.warps_n
+        math = max(issue, chain) / CLOCK_MHZ
+        near = rates.shared * self.passes * share.shared * piece / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
+        together = self.exchange.polls or bool(self.copied)  # all of an operand is asked for at once
+        trips = 1 if together else self.passes * ceil(share.kblocks / (self.ahead + 1))
+        far = max(operand / L2_BYTES_PER_US, trips * L2_TRIP_US)
+        if share.operand.given:  # while the blocks wait for each other
+            rows = operand / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
+            if self.exchange.in_memory and not self.copied:
+                rows = far * INPUT_FAR
+            hidden = rates.exchange if self.exchange.in_memory else INPUT_HIDDEN_US
+            return max(0.0, math + near + rows - hidden) + INPUT_SHARED_PART * near
+        if not self.exchange.in_memory:
+            return math + near + rates.shared * operand / SHARED_BYTES_PER_CYCLE / CLOCK_MHZ
+        return near + max(far, math) + OVERLAP_LOST * min(far, math)
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    def weight_index(self, phase: Phase, share: Share, at: Expr) -> tuple[tuple[Expr, ...], Expr]:
+        """Order: [cta][warp_u][warp_k][K block][M tile][MMA step][lane][a0 a1 a2 a3], each a of one word. a0 and a2 are
+        the first half of a tile's rows, a1 and a3 the second; a2 and a3 lie half an MMA step further along K. In 8
+        bits: [M tile][lane][MMA step][a0 a1 a2 a3], each a of two codes, so that a lane's 16 bytes are both steps'.
+        """
+        at, per_word = tirx.Cast("int32", at) if prod(share.operand.weight.shape) < 1 << 28 else at, 4 // self.itemsize
+        warps = {"warp_u": self.warps_u, "warp_k": self.warps_k, "kblock": share.kblocks, "tile": self.m_tiles(phase)}
+        lanes = {"lane": LANES, "mma": 2} if self.stored else {"mma": 2, "lane": LANES}
+        place = Layout(cta=self.ctas, **warps, **lanes, word=4, element=per_word).coordinates(at)
+        half, g, q = place["tile"] * 2 + place["word"] % 2, place["lane"] // 4, place["lane"] % 4
+        k = (place["warp_k"] * share.kblocks + place["kblock"]) * self.block_k + q * (4 * per_word)
+        k = k + place["mma"] * (2 * per_word) + place["word"] // 2 * per_word + place["element"]
+        block, gate = half // phase.gates, half % phase.gates
+        unit = self.first_unit(phase, place["cta"], place["warp_u"], block) + g
+        return self.weight_at(phase, share, gate, unit, k, valid=block < self.blocks(phase.width))
+
 
 class MmaSyncProduct:
     """The products of one kernel. Construct once, at the kernel's start: it loads the resident weights."""
 
-    def __init__(self, body: Body, geometry: MmaSyncLayout, exchange: LaneExchange, inputs: LaneInputs) -> None:
+    def __init__(self, body: Body, geometry: MmaSync, exchange: LaneExchange, inputs: LaneInputs) -> None:
         self.body, self.k, self.geometry, self.ids, self.arena = body, body.k, geometry, body.ids, body.arena
         self.exchange, self.inputs = exchange, inputs
-        self.partial_at, self.par = geometry.memory_map.partial, 0
+        self.partial_at, self.par = geometry.memory_map["partial"], 0
         k = self.k
         self.registers: dict[Share, Buffer] = {}
         self.shared: dict[Share, int] = {}
         self.names = geometry.weight_names
-        at = geometry.memory_map.weights
+        at = geometry.memory_map["weights"]
         for phase, share in geometry.weights:
             words = geometry.block_words(phase)
             if share.registers:
@@ -71,7 +252,7 @@ class MmaSyncProduct:
         self.fragment = [
             k.local(max((geometry.block_words(p) for p in geometry.step.phases), default=8), "uint32") for _ in "ab"
         ]
-        self.coded = Coded(k, geometry, self.ids, geometry.scale_names) if geometry.stored else None
+        self.coded = fp8_weights.Coded(k, geometry, self.ids, geometry.scale_names) if geometry.stored else None
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
@@ -187,8 +368,7 @@ class MmaSyncProduct:
     def operand(self, phase: Phase, share: Share, number: int, acc: Buffer) -> None:
         """Add the product of one operand with the batch tiles of one pass."""
         geometry, k, tiles = self.geometry, self.k, self.geometry.pass_tiles
-        m_tiles, chains, first = geometry.m_tiles(phase), geometry.chains[phase], number * tiles
-        polls = geometry.exchange.polls
+        first, polls = number * tiles, geometry.exchange.polls
         pipeline = share.kblocks if polls else min(geometry.ahead + 1, share.kblocks)
         pieces = k.local(pipeline * tiles * 4, "uint32")
 
@@ -200,7 +380,9 @@ class MmaSyncProduct:
         for which in early:
             ask(*which)
         if polls:
-            self._poll(early, ask, pieces)
+            every = [[pieces[(kblock * tiles + tile) * 4 + z] for z in range(4)] for kblock, tile in early]
+            until_written(k, len(early), lambda n: largest(every[n]), lambda n: ask(*early[n]))
+            k.do(I.cuda.warp_sync())  # MMA wants the whole warp at one place
         self._ask_weights(phase, share, 0)
         for kblock in range(share.kblocks):
             self._ask_weights(phase, share, kblock + 1)
@@ -210,37 +392,12 @@ class MmaSyncProduct:
                 first_word = kblock % pipeline * tiles * 4
                 round_inputs(self.k, geometry, [pieces[first_word + z] for z in range(tiles * 4)])
             a = self._weights(phase, share, kblock)
-            self._multiply(kblock, m_tiles, chains, a, pieces, kblock % pipeline * tiles, acc)
-
-    def _poll(self, asked: list[tuple[int, int]], ask: Callable[[int, int], None], pieces: Buffer) -> None:
-        """Until all of an operand's pieces (K block, tile) are there, ask for the missing ones again, together: one
-        after the other would cost a round trip through L2 each, and all of them again would delay the values."""
-        k, tiles, poison = self.k, self.geometry.pass_tiles, tirx.const(POISON, "uint32")
-
-        def worst(which: tuple[int, int]) -> Expr:
-            at = (which[0] * tiles + which[1]) * 4
-            return tirx.Max(tirx.Max(pieces[at], pieces[at + 1]), tirx.Max(pieces[at + 2], pieces[at + 3]))
-
-        missing = k.local(1, "uint32")
-        k.store(missing, poison, 0)
-        with I.While(tirx.EQ(missing[0], poison)):
-            found = [k.keep(worst(which)) for which in asked]
-            for which, value in zip(asked, found, strict=True):
-                with k.when(tirx.EQ(value, poison)):
-                    ask(*which)
-            while len(found) > 1:  # a tree: a chain would be long
-                found = [
-                    tirx.Max(*found[i : i + 2]) if i + 1 < len(found) else found[i] for i in range(0, len(found), 2)
-                ]
-            k.store(missing, found[0], 0)
-        k.do(I.cuda.warp_sync())  # MMA wants the whole warp at one place
+            self._multiply(phase, kblock, a, pieces, kblock % pipeline * tiles, acc)
 
     # --- on tensor cores -----------------------------------------------------------------------------------------
 
-    def _multiply(
-        self, kblock: int, m_tiles: int, chains: int, a: Fragment, pieces: Buffer, first: int, acc: Buffer
-    ) -> None:
-        geometry = self.geometry
+    def _multiply(self, phase: Phase, kblock: int, a: Fragment, pieces: Buffer, first: int, acc: Buffer) -> None:
+        geometry, m_tiles, chains = self.geometry, self.geometry.m_tiles(phase), self.geometry.chains[phase]
         for s in range(2):
             weights = [a(m, s) for m in range(m_tiles)]
             for tile in range(geometry.pass_tiles):
@@ -253,10 +410,7 @@ class MmaSyncProduct:
     def _turn(self, phase: Phase) -> int:
         """Without a counter no barrier of the block lies between two products: one warp may be at the next while
         another is at this one. They take turns with two places for sums, and with two barriers."""
-        if not self.geometry.exchange.polls:
-            return 0
-        products = [p for p in self.geometry.step.phases if p.kind == "gemm"]
-        return (self.par * len(products) + products.index(phase)) % 2
+        return self.geometry.turn(phase, self.par) if self.geometry.exchange.polls else 0
 
     def _sum(self, phase: Phase, m_tiles: int, chains: int, acc: Buffer, number: int) -> list[Expr]:
         """Chains, then the K parts of the warps, which meet in shared memory."""
@@ -293,7 +447,9 @@ class MmaSyncProduct:
         def take(warp_k: int) -> None:
             for j, tile in enumerate(range(warp_k, geometry.pass_tiles, geometry.warps_k)):
                 for m in range(m_tiles):
-                    self._add(partial, warp_k, m, tile, part)
+                    for other in (w for w in range(geometry.warps_k) if w != warp_k):
+                        words = [part[other * 4 + z] for z in range(4)]
+                        k.do(I.ptx["ld.shared.v4.f32"](*words, partial(other, m, tile)))
                     for z in range(4):
                         total = acc[(m * geometry.pass_tiles + tile) * 4 * chains + z]
                         for other in (w for w in range(geometry.warps_k) if w != warp_k):
@@ -316,25 +472,19 @@ class MmaSyncProduct:
                     take(warp_k)
         return [own[z] for z in range(m_tiles * geometry.pass_own * 4)]
 
-    def _add(self, partial: Callable[[Expr, int, Expr], Expr], warp_k: int, m: int, tile: int, part: Buffer) -> None:
-        """Load the other warps' sums of a tile."""
-        for other in (w for w in range(self.geometry.warps_k) if w != warp_k):
-            words = [part[other * 4 + z] for z in range(4)]
-            self.k.do(I.ptx["ld.shared.v4.f32"](*words, partial(other, m, tile)))
-
 
 class CpAsyncProduct(MmaSyncProduct):
     """The same with operands that this lane has copied to shared memory, or copies now."""
 
     def __init__(
-        self, body: Body, geometry: MmaSyncLayout, exchange: LaneExchange, inputs: LaneInputs, copies: Copies
+        self, body: Body, geometry: MmaSync, exchange: LaneExchange, inputs: LaneInputs, copies: Copies
     ) -> None:
         super().__init__(body, geometry, exchange, inputs)
         self.copies = copies
 
     def operand(self, phase: Phase, share: Share, number: int, acc: Buffer) -> None:
         """The next block of K is read while one is multiplied."""
-        geometry, tiles = self.geometry, self.geometry.pass_tiles
+        tiles = self.geometry.pass_tiles
         pieces = self.k.local(2 * tiles * 4, "uint32")
         if number == 0:
             self.copies.ask(phase, share)
@@ -352,9 +502,7 @@ class CpAsyncProduct(MmaSyncProduct):
             if kblock + 1 < share.kblocks:
                 take(kblock + 1)
             a = self._weights(phase, share, kblock)
-            self._multiply(
-                kblock, self.geometry.m_tiles(phase), geometry.chains[phase], a, pieces, kblock % 2 * tiles, acc
-            )
+            self._multiply(phase, kblock, a, pieces, kblock % 2 * tiles, acc)
 
 
 class Float32Product(MmaSyncProduct):

@@ -1,282 +1,242 @@
 """The product of a phase by wgmma: stationary weights times operands that come through a pipeline in shared memory.
 
-In: a `Geometry` with `ring` stages, the warp's coordinates. Out: statements that leave all gates of a lane's cells in
-registers. Each warpgroup multiplies all units and rows of the block in its part of K, the chunks of the pipeline one
-after the other; sums then meet in shared memory, where lanes find the gates of their cells.
+In: a `Step` and knobs; the kernel's body. Out: `WgmmaPipelined`, the geometry: in which order a step's blocks of K go
+through the pipeline, where everything lies in shared memory, how long a product takes; statements that leave all gates
+of a lane's cells in registers.
 
-Source: Hopper's warpgroup products: PTX ISA 8.5, "wgmma.mma_async", matrix fragments and shared memory layout.
+Each warpgroup multiplies all units and rows of the block in its part of K, the chunks of its own pipeline one after the
+other; its first thread copies. Sums then meet in shared memory, where lanes find the gates of their cells. Blocks of a
+cluster fetch a slice of every run of operands each, for all of them; then a stage is free when no block of the cluster
+reads it any more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
 
 from tvm import tirx
 from tvm.script.ir_builder import tirx as I
 
-from tvm_rnn.cuda.codegen.kernel_writer import Writer
 from tvm_rnn.cuda.layer.phases import Phase
-from tvm_rnn.cuda.persistent.geometry import LANES, Body, Emitters, Geometry, Share
-from tvm_rnn.cuda.persistent.layer_input_rows import Inputs
-from tvm_rnn.cuda.persistent.operand_cp_async import InputPieces
+from tvm_rnn.cuda.persistent.geometry import LANES, Body, Emitters, Share
+from tvm_rnn.cuda.persistent.layer_input_rows import InputPieces, Inputs
+from tvm_rnn.cuda.persistent.rates import CLOCK_MHZ
 from tvm_rnn.tir.expr import Buffer, Expr
 from tvm_rnn.tir.index import uint32
 
-from .bulk_copy_pipeline import BulkCopyExchange, BulkCopyPipeline, WarpgroupPipeline
-from .wgmma_pipelined_layout import (
-    ROW_BYTES,
-    TILE_BYTES,
-    TILE_ROWS,
-    TILE_WORDS,
+from .bulk_copy_pipeline import (
+    BULK,
+    BulkCopyExchange,
+    BulkCopyPipeline,
+    BulkCopyProduct,
+    BulkCopyTiles,
     Chunk,
-    WgmmaPipelinedLayout,
-    WgmmaTiles,
-    m_tiles,
-    memory_map,
-    part_bytes,
-    partial_stride,
-    turns,
+    Run,
+    rounded,
 )
+from .wgmma_tiles import TILE_ROWS, WARPGROUP
 
-STEPS = 2  # wgmma steps of 32 bytes in a block of K
-LAG = 2  # chunks in flight, where the pipeline is deep enough: while a stage is filled again, products do not run out
-SWIZZLE_64, STRIDE = 2, 512 // 16  # of matrix descriptors: rows of 64 bytes, 8 of them apart
-INPUTS: dict[str, tuple[str, str, int]] = {  # depth, types, operands that may be transposed
-    "bfloat16": ("k16", "bf16.bf16", 1),
-    "float16": ("k16", "f16.f16", 1),
-    "tf32": ("k8", "tf32.tf32", 0),
-}
+STAGE_BYTES = 16384  # of operands, at least: a copy and a barrier cost as much for less
+LIMIT = 232448  # bytes of shared memory
+MANY_ROWS = 64
+FEW_STAGES = 3
+# What a pipeline costs beside the exchange, bytes per cycle that bulk copies bring into a multiprocessor, cycles of a
+# product of 64 rows and 8 columns (at least as for RING_COLUMNS), more where its weights are in shared memory; how much
+# of them copies do not hide, and what filling stages again costs.
+RING_US, RING_COPY, RING_CYCLES, RING_COLUMNS, RING_NEAR, RING_SHOWN = 1.1, 50.0, 4.0, 36, 1.35, 0.3
+RING_REFILL = 1.1, 1.4  # of large stages, of small ones
 
 
 @dataclass(frozen=True)
-class WgmmaPipelined(WgmmaPipelinedLayout):
-    """The geometry, and who emits its statements."""
+class WgmmaPipelined(BulkCopyTiles):
+    """Blocks of a cluster (`together`) fetch operands for each other; warpgroups share K."""
+
+    wants: ClassVar[str] = (
+        "a pipeline has two stages at least, whole warpgroups, no inputs, and weights of 16 or 32 bits"
+    )
 
     def emitters(self, body: Body) -> Emitters:
-        exchange = BulkCopyExchange(body, memory_map(self).stage // 4)
+        exchange = BulkCopyExchange(body, self.memory_map["stage"])
         return Emitters(exchange, Inputs(body), InputPieces(body), PipelinedProduct(body, self, exchange))
 
-
-class WgmmaProduct:
-    """What products by wgmma share: matrix descriptors and instructions."""
-
-    k: Writer
-    names: dict[Share, str]
-
-    def __init__(self, body: Body, geometry: Geometry) -> None:
-        self.body, self.k, self.ids, self.names = body, body.k, body.ids, geometry.weight_names
-        self.rows, self.precision, self.itemsize = geometry.rows, geometry.precision, geometry.itemsize
-
-    def _word(self, share: Share, word: Expr) -> Expr:
-        """Address of a word of the block's packed weights."""
-        return self.k[self.names[share]].ptr_to([word * (4 // self.itemsize)])
-
-    def _descriptor(self, first: Expr, at: int) -> Expr:
-        """Of a tile that begins `at` bytes after the first. The high word is the same for all."""
-        low = tirx.Cast("uint64", first + uint32(at // 16))
-        return tirx.bitwise_or(low, tirx.const((SWIZZLE_64 << 30 | STRIDE) << 32, "uint64"))
-
-    def _instruction(self, acc: Buffer, tile: int, a: Sequence[Expr], b: Expr, add: bool) -> None:
-        """One wgmma: 64 rows and all columns, a step of K."""
-        each = self.rows // 2
-        deep, kinds, transposed = INPUTS[self.precision]
-        name = f"wgmma.mma_async.sync.aligned.m64n{self.rows}{deep}.f32.{kinds}"
-        d = [acc[tile * each + z] for z in range(each)]
-        # Each of A and B that comes from shared memory could be transposed.
-        more = [0] * (transposed * (1 + (len(a) == 1)))
-        self.k.do(I.ptx[name](*d, *a, b, I.ptx.pred(tirx.const(int(add), "int32")), 1, 1, *more))
-
-
-class BulkCopyProduct(WgmmaProduct):
-    """What products share whose operands come through a pipeline."""
-
-    def __init__(self, body: Body, geometry: Geometry, exchange: BulkCopyExchange, pipeline: BulkCopyPipeline) -> None:
-        super().__init__(body, geometry)
-        self.exchange, self.bulk = exchange, pipeline
+    @property
+    def possible(self) -> bool:
+        plain = self.precision != "float32" and not self.stored  # wgmma would read codes
+        return bool(
+            plain and self.ring > 1 and self.warps % WARPGROUP == 0 and not self.step.given and self.passes == 1
+        )
 
     @property
-    def par(self) -> int:
-        return self.bulk.par
+    def k_parts(self) -> int:
+        return self.warps // WARPGROUP
 
-    @par.setter
-    def par(self, par: int) -> None:
-        self.bulk.par = par
+    @property
+    def part_lanes(self) -> int:
+        return LANES * WARPGROUP
 
-    def end(self) -> None:
-        """No block of a cluster leaves too early."""
-        self.bulk.meet()
+    @cached_property
+    def stage_bytes(self) -> int:
+        pace = max(1, STAGE_BYTES // (self.k_parts * self.operand_bytes))
+        many = sum(-(-s.kblocks // pace) for parts in self.shares.values() for s in parts) > self.ring
+        if many and self.ring <= FEW_STAGES:
+            pace *= 2  # stages are filled again: half as often
+        streamed = [self.far_bytes(phase) for phase, share in self.weights if share.streamed]
+        return max(pace * self.operand_bytes, self.operand_bytes + max(streamed, default=0))
 
-    def _source(self, share: Share) -> Expr:
-        return self.exchange.first_word(share.operand.source)
+    def runs(self, share: Share) -> Iterator[tuple[float, Run]]:
+        near, pace = share.registers + share.shared, self.stage_bytes // self.operand_bytes
+        resident = [(at, min(pace, near - at), False) for at in range(0, near, pace)]
+        for runs in (resident, [(at, 1, True) for at in range(near, share.kblocks)]):
+            yield from (((i + 0.5) / len(runs), run) for i, run in enumerate(runs))
 
-    def _reads(self, phase: Phase) -> tuple[list[Callable[[], None]], list[Callable[[], None]]]:
-        """What cells read in this step, and the prefetch of later ones into L2: statements to be written while the
-        step's first product is under way."""
-        body = self.body
-        if phase is not body.step.phases[0]:
-            return [], []
-        return body.reads.now(body.t, prefetch=False), body.reads.now(body.t, prefetch=True)
+    @property
+    def turns(self) -> int:
+        """In which sums change hands: half of many rows after the other half, because room is short."""
+        halves = self.rows > MANY_ROWS and self.warps_n == 1 and self.tiles % (2 * self.warps_k) == 0
+        return 2 if halves else 1
 
+    @property
+    def partial_stride(self) -> int:
+        """Floats between rows of sums: lanes (g, q) of half a warp, two floats each, meet no bank twice."""
+        columns = self.rows // self.turns
+        return columns + (0 if columns % 16 else 8)
 
-class ResidentTiles(WgmmaProduct):
-    """Products whose weights are packed as `wgmma_pipelined_layout.py` says: fragments in registers, then tiles in
-    shared memory. part, base: the thread's part of K, and the address of shared memory."""
+    @property
+    def partial_words(self) -> int:
+        return self.k_parts * self.most_gate_tiles * TILE_ROWS * self.partial_stride
 
-    part: Expr
-    base: Expr
-    tiles_of: WgmmaTiles
+    @cached_property
+    def sums_apart(self) -> bool:
+        """Sums lie in the pipeline where there is no other room for them."""
+        more = self.weight_words * 4 + self.stage_words * 4 + self.k_parts * self.ring * 16
+        return self.k_parts * self.ring * self.stage_bytes + self.partial_words * 4 + rounded(more, 128) <= LIMIT
 
-    def _place_weights(self, at: int) -> None:
-        """Fragments to registers; tiles to shared memory, from byte `at` on."""
-        self.registers: dict[Share, Buffer] = {}
-        self.shared: dict[Share, int] = {}
-        for phase, share in self.tiles_of.weights:
-            if share.registers:
-                self.registers[share] = self._load(phase, share)
-            if share.shared:
-                each = share.shared * m_tiles(self.tiles_of, phase) * TILE_BYTES
-                self._fill(phase, share, at, each)
-                self.shared[share] = at
-                at += each * self.tiles_of.k_parts
+    @cached_property
+    def memory_map(self) -> dict[str, int]:
+        sizes = self.k_parts * self.ring * self.stage_bytes, self.partial_words * 4
+        return self.regions("pipeline", "partial", sizes, align=1024)
 
-    def _load(self, phase: Phase, share: Share) -> Buffer:
-        """This lane's fragments: [K block][M tile][step][4]."""
-        k, geometry, ids, tiles = self.k, self.tiles_of, self.ids, m_tiles(self.tiles_of, phase)
-        kept = k.local(share.registers * tiles * TILE_WORDS, "uint32")
-        part = (ids.rank * geometry.k_parts + self.part) * share.kblocks
-        lane = tirx.floormod(ids.warp, 4) * (LANES * 4) + ids.lane * 4
-        first = k.keep(tirx.Cast("int64", part) * (tiles * TILE_BYTES // 4) + lane)
-        for piece in range(share.registers * tiles * STEPS):
-            four = [kept[piece * 4 + z] for z in range(4)]
-            at = first + piece * (TILE_BYTES // 4 // STEPS)
-            k.do(I.ptx["ld.global.nc.v4.b32"](*four, self._word(share, at)))
-        return kept
+    def product_registers(self) -> int:
+        return self.kept_registers + max(map(self.gate_tiles, self.shares)) * self.rows // 2 + 16
 
-    def _fill(self, phase: Phase, share: Share, at: int, each: int) -> None:
-        """Tiles in shared memory, `each` bytes for each part of K."""
-        k, geometry, ids = self.k, self.tiles_of, self.ids
-        passing, pieces = k.local(4, "uint32"), each // 16
-        four = [passing[z] for z in range(4)]
-        for part in range(geometry.k_parts):
-            block = (ids.rank * geometry.k_parts + part) * share.kblocks + share.registers
-            first = k.keep(tirx.Cast("int64", block) * (m_tiles(geometry, phase) * TILE_BYTES // 4))
-            with k.loop(-(-pieces // geometry.threads)) as i:
-                piece = i * geometry.threads + ids.thread
-                with k.when(piece < pieces):
-                    k.do(I.ptx["ld.global.nc.v4.b32"](*four, self._word(share, first + piece * 4)))
-                    target = self.base + tirx.Cast("uint32", piece * 16) + uint32(at + part * each)
-                    k.do(I.ptx["st.shared.v4.b32"](target, *four))
+    def product_us(self, phase: Phase) -> float:
+        products = copied = 0.0
+        for share in self.shares[phase]:
+            blocks = share.kblocks * self.k_parts
+            each = max(RING_COLUMNS, self.rows) / 8 * RING_CYCLES * 2 * self.gate_tiles(phase)
+            products += each * self.k_parts * (share.registers + RING_NEAR * (share.kblocks - share.registers))
+            copied += blocks * self.operand_bytes + share.streamed * self.k_parts * self.far_bytes(phase)
+        again = RING_REFILL[self.ring > FEW_STAGES] if sum(map(len, self.chunks.values())) > self.ring else 1.0
+        return RING_US + (copied / RING_COPY + RING_SHOWN * products) * again / CLOCK_MHZ
 
-    def _near(self, phase: Phase, base: Expr, part: Expr) -> None:
-        geometry, low = self.tiles_of, self.k.keep(base // uint32(16) + uint32(1 << 16))
-        self.near: dict[Share, Expr] = {}
-        for share in geometry.shares[phase]:
-            if share.shared:
-                each = share.shared * m_tiles(geometry, phase) * TILE_BYTES
-                self.near[share] = self.k.keep(low + tirx.Cast("uint32", (part * each + self.shared[share]) // 16))
-
-    def _resident(self, share: Share, kblock: int, tile: int, tiles: int, step: int) -> list[Expr]:
-        if kblock < share.registers:
-            first = ((kblock * tiles + tile) * STEPS + step) * 4
-            return [self.registers[share][first + z] for z in range(4)]
-        at = ((kblock - share.registers) * tiles + tile) * TILE_BYTES + step * 32
-        return [self._descriptor(self.near[share], at)]
+    def gate_row(self, phase: Phase, tile: Expr, line: Expr) -> tuple[Expr, Expr, Expr]:
+        row, halves = tile * TILE_ROWS + line, len(self.halves(phase))
+        return row // 8 // halves, row // 8 % halves, row
 
 
-class PipelinedProduct(BulkCopyProduct, ResidentTiles):
-    """The products of one kernel. Construct once, at the kernel's start: it loads the resident weights."""
+class WarpgroupPipeline(BulkCopyPipeline):
+    """Of one kernel whose warpgroups have a part of K each."""
 
-    def __init__(self, body: Body, geometry: WgmmaPipelinedLayout, exchange: BulkCopyExchange) -> None:
-        self.geometry = self.tiles_of = geometry
-        self.pipeline = WarpgroupPipeline(body, geometry, exchange)
-        super().__init__(body, geometry, exchange, self.pipeline)
-        self.memory_map = self.pipeline.memory_map
-        self.part, self.base = self.pipeline.part, self.pipeline.base
-        self._place_weights(self.memory_map.weights)
-        self.pipeline.start()
+    def __init__(self, body: Body, geometry: WgmmaPipelined, exchange: BulkCopyExchange) -> None:
+        super().__init__(body, geometry, exchange, WARPGROUP * geometry.together)
+        k, ids = self.k, self.ids
+        self.number = tirx.floormod(ids.rank, geometry.together)  # of this block in its cluster
+        self.peer = self.start_peer = self.base
+        self.part = self.start_part = k.keep(tirx.floordiv(ids.warp, WARPGROUP))
+        if geometry.together > 1:
+            found = k.local(1, "uint32")
+            to = tirx.Cast("uint32", tirx.floormod(ids.lane, geometry.together))
+            k.do(I.ptx["mapa.shared::cluster.u32"](found[0], self.base, to))
+            self.peer = self.start_peer = found[0]
 
-    def _descriptors(self, phase: Phase) -> None:
-        """The low words of matrix descriptors: of this part of stage 0, and of each share's weights near."""
-        self._near(phase, self.pipeline.base, self.pipeline.part)
-        self.operands = self.k.keep(self.pipeline.stages // uint32(16) + uint32(1 << 16))
+    def refresh(self) -> None:
+        k, base = self.k, self.k.fresh(self.start_base)
+        self.base, self.part = base, self.k.fresh(self.start_part)
+        barriers = tirx.Cast("uint32", self.part * (16 * self.ring)) + uint32(self.at["barriers"])
+        self.barriers = k.keep(base + barriers)
+        self.peer = k.keep(self.k.fresh(self.start_peer) + barriers) if self.geometry.together > 1 else self.barriers
+        stages = self.part * (self.ring * self.geometry.stage_bytes)
+        self.stages = k.keep(base + tirx.Cast("uint32", stages))
 
-    def _weights(self, chunk: Chunk, kblock: int, tile: int, tiles: int, step: int) -> list[Expr]:
-        """The A operand of one instruction: four registers, or a descriptor."""
-        if chunk.streamed:
-            at = self._stage(chunk) + self.geometry.rows * ROW_BYTES + tile * TILE_BYTES + step * 32
-            return [self._descriptor(self.operands, at)]
-        return self._resident(chunk.share, kblock, tile, tiles, step)
+    def barrier(self, number: int) -> Expr:
+        return self.barriers + uint32(number * 8)
 
-    def _stage(self, chunk: Chunk) -> int:
-        return chunk.slot * part_bytes(self.geometry)
+    def release(self, chunk: Chunk) -> None:
+        k, at = self.k, uint32((chunk.slot + self.ring) * 8)
+        with k.when(self.ids.lane < self.geometry.together):
+            if self.geometry.together > 1:
+                k.do(I.ptx.mbarrier.arrive.shared__cluster.b64(self.peer + at))
+            else:
+                k.do(I.ptx["mbarrier.arrive.shared.b64"](self.barriers + at))
 
-    # --- the product -------------------------------------------------------------------------------------------------
+    def copies(self) -> Expr:
+        return tirx.floormod(self.ids.thread, LANES * WARPGROUP) == 0
 
-    def emit(self, phase: Phase) -> list[Expr]:
-        for share in self.geometry.shares[phase]:
-            self.body.ready(share)
-        loads, prefetches = self._reads(phase)
-        between, source = [*loads, *prefetches], self._source
-        k, pipeline, tiles = self.k, self.pipeline, m_tiles(self.geometry, phase)
-        apart, before = self.memory_map.apart, self.geometry.separated(phase)
-        lag = 2 if self.geometry.ring > LAG + 1 else 1
-        if not before:
-            k.do(I.cuda.cta_sync())  # the product before this one may still be summed
-        acc = k.local(tiles * self.geometry.rows // 2)
-        pipeline.refresh()
-        self._descriptors(phase)
-        pipeline.begin(phase, source)
-        for number, chunk in enumerate(pipeline.chunks[phase]):
-            pipeline.wait(chunk)
-            k.do(I.ptx.wgmma.fence.sync.aligned())
-            self._multiply(chunk, tiles, acc, number == 0)
-            k.do(I.ptx.wgmma.commit_group.sync.aligned())
-            if number >= lag:
-                k.do(I.ptx.wgmma.wait_group.sync.aligned(lag))
-                pipeline.release(pipeline.chunks[phase][number - lag])
-                pipeline.refill(phase, number - lag, source)
-            count = len(pipeline.chunks[phase])
-            for piece in between[len(between) * number // count : len(between) * (number + 1) // count]:
-                piece()
-        k.do(I.ptx.wgmma.wait_group.sync.aligned(0))
-        for chunk in pipeline.chunks[phase][-lag:]:
-            pipeline.release(chunk)
-        if not apart:
-            k.do(I.cuda.cta_sync())  # the other warpgroups read the pipeline
-        return self._sum(phase, tiles, acc)
+    def stage(self, chunk: Chunk, at: int = 0) -> Expr:
+        first = self.stages + uint32(chunk.slot * self.geometry.stage_bytes)
+        return first + uint32(at) if at else first
 
-    def _multiply(self, chunk: Chunk, tiles: int, acc: Buffer, first: bool) -> None:
-        for kblock in range(chunk.first, chunk.first + chunk.count):
-            for step in range(STEPS):
-                at = self._stage(chunk) + (kblock - chunk.first) * self.geometry.rows * ROW_BYTES + step * 32
-                b = self._descriptor(self.operands, at)
-                add = not (first and kblock == chunk.first and not step)
-                for tile in range(tiles):
-                    self._instruction(acc, tile, self._weights(chunk, kblock, tile, tiles, step), b, add)
+    def weights_at(self, phase: Phase, chunk: Chunk) -> Expr:
+        place = (self.ids.rank * self.geometry.k_parts + self.part) * chunk.share.kblocks + chunk.first
+        return tirx.Cast("int64", place) * (self.geometry.far_bytes(phase) // self.geometry.itemsize)
 
-    def _sum(self, phase: Phase, tiles: int, acc: Buffer) -> list[Expr]:
-        """Sums of the parts of K, by the lanes that have the cells."""
+    def fetch(self, target: Expr, word: Expr, size: int, full: Expr) -> None:
+        k, together = self.k, self.geometry.together
+        if together == 1:
+            return super().fetch(target, word, size, full)
+        size //= together
+        target = target + tirx.Cast("uint32", self.number * size)
+        address = k["exchange"].ptr_to([word + self.number * (size // 4)])
+        mask = tirx.const((1 << together) - 1, "uint16")
+        k.do(I.ptx[BULK + ".multicast::cluster"](target, address, uint32(size), full, mask))
+
+
+class PipelinedProduct(BulkCopyProduct):
+    """Each warpgroup's."""
+
+    geometry: WgmmaPipelined
+    bulk: WarpgroupPipeline
+
+    def __init__(self, body: Body, geometry: WgmmaPipelined, exchange: BulkCopyExchange) -> None:
+        bulk = WarpgroupPipeline(body, geometry, exchange)
+        super().__init__(body, geometry, bulk)
+        self.part = bulk.part
+        self.place_weights(self.at["weights"])
+        bulk.start()
+
+    def begin(self, phase: Phase) -> Sequence[Callable[[], None]]:
+        self.near(phase, self.bulk.base, self.bulk.part)
+        self.operands = self.tiles = self.k.keep(self.bulk.stages // uint32(16) + uint32(1 << 16))
+        super().begin(phase)
+        return [*self.loads, *self.prefetches]
+
+    def stage(self, chunk: Chunk) -> int:
+        return chunk.slot * self.geometry.stage_bytes
+
+    # --- sums --------------------------------------------------------------------------------------------------------
+
+    def sum(self, phase: Phase, acc: Buffer) -> list[Expr]:
         k, geometry = self.k, self.geometry
-        found = k.local(geometry.m_tiles(phase) * geometry.own_tiles * 4)
-        for turn in range(turns(geometry)):
+        count = geometry.m_tiles(phase) * geometry.own_tiles * 4
+        found, each = k.local(count), geometry.own_tiles // geometry.turns
+        for turn in range(geometry.turns):
             if turn:
                 k.do(I.cuda.cta_sync())
-            self._store_sums(tiles, acc, turn)
+            self._store_sums(geometry.gate_tiles(phase), acc, turn)
             k.do(I.cuda.cta_sync())
-            each = geometry.own_tiles // turns(geometry)
             for j in range(turn * each, (turn + 1) * each):
-                self._take(phase, tiles, found, j, turn)
-        if not self.memory_map.apart:
-            k.do(I.ptx.fence.proxy.async_.shared__cta())  # copies into the pipeline follow, after a barrier
-        return [found[z] for z in range(geometry.m_tiles(phase) * geometry.own_tiles * 4)]
+                self._take(phase, found, j, turn)
+        return [found[z] for z in range(count)]
 
     def _store_sums(self, tiles: int, acc: Buffer, turn: int) -> None:
         """This warp's sums of a turn's columns."""
-        k, geometry, ids, row = self.k, self.geometry, self.ids, partial_stride(self.geometry) * 4
-        columns = geometry.rows // 8 // turns(geometry)
-        line = (self.pipeline.part * tiles * TILE_ROWS + tirx.floormod(ids.warp, 4) * 16 + ids.g) * row + ids.q * 8
-        own = k.keep(self.pipeline.base + tirx.Cast("uint32", line + self.memory_map.partial))
+        k, geometry, ids, row = self.k, self.geometry, self.ids, self.geometry.partial_stride * 4
+        columns = geometry.rows // 8 // geometry.turns
+        line = (self.bulk.part * tiles * TILE_ROWS + tirx.floormod(ids.warp, 4) * 16 + ids.g) * row + ids.q * 8
+        own = k.keep(self.bulk.base + tirx.Cast("uint32", line + self.at["partial"]))
         for tile in range(tiles):
             for i in range(columns):
                 for high in range(2):
@@ -284,15 +244,15 @@ class PipelinedProduct(BulkCopyProduct, ResidentTiles):
                     at = tile * TILE_ROWS * row + high * 8 * row + i * 32
                     k.do(I.ptx["st.shared.v2.f32"](own + uint32(at), acc[first], acc[first + 1]))
 
-    def _take(self, phase: Phase, tiles: int, found: Buffer, j: int, turn: int) -> None:
+    def _take(self, phase: Phase, found: Buffer, j: int, turn: int) -> None:
         """All parts of this lane's gates in its j-th tile."""
-        k, geometry, ids, row = self.k, self.geometry, self.ids, partial_stride(self.geometry) * 4
-        halves, part, two = len(geometry.halves(phase)), tiles * TILE_ROWS * row, k.local(2)
+        k, geometry, ids, row = self.k, self.geometry, self.ids, self.geometry.partial_stride * 4
+        halves, part, two = len(geometry.halves(phase)), geometry.gate_tiles(phase) * TILE_ROWS * row, k.local(2)
         line = (ids.warp_u * (halves * 8) + ids.g) * row + (ids.warp_n * geometry.tiles) * 32 + ids.q * 8
-        tile = geometry.own_tile(j, ids.warp_k) - turn * (geometry.tiles // turns(geometry))
+        tile = geometry.own_tile(j, ids.warp_k) - turn * (geometry.tiles // geometry.turns)
         owned = geometry.owned(j, ids.warp_k)
         with k.when(tirx.const(True, "bool") if owned is None else owned):
-            cells = k.keep(self.pipeline.base + tirx.Cast("uint32", line + tile * 32 + self.memory_map.partial))
+            cells = k.keep(self.bulk.base + tirx.Cast("uint32", line + tile * 32 + self.at["partial"]))
             for half in range(halves):
                 at = (half // 2 * geometry.own_tiles + j) * 4 + half % 2 * 2
                 for number in range(geometry.k_parts):

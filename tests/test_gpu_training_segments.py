@@ -1,4 +1,4 @@
-"""runtime_cuda_segments: gradients under every plan, by the real kernels and host programs, run by emulator.py."""
+"""Training in parts of the time on GPUs: gradients under every plan, by the real kernels, run by emulator.py."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ import tvm_rnn as rnn
 from tests.runtime.test_runtime_cuda_training import LIMITS, cast, error, gradients
 from tvm_rnn import InputError
 from tvm_rnn.runtime import gpu_arrays
-from tvm_rnn.runtime.runtime_cuda_segments import CudaSegmentedTape, add, clipped, sizes_of, times
-from tvm_rnn.runtime.runtime_cuda_tape import fresh, tape_bytes
+from tvm_rnn.runtime.runtime_cuda_training import CudaSegmentedTape, add, clipped, fresh, sizes_of, tape_bytes, times
 from tvm_rnn.runtime.runtime_memory import Sizes, plan_of, smallest
 
 EVERY: dict[str, Any] = {"dropout": 0.4, "recurrent_dropout": 0.3, "zoneout": 0.2, "weight_drop": 0.35}
@@ -46,7 +45,7 @@ def check(net: rnn.RNN, module: Any, steps: int, batch: int, monkeypatch: pytest
     expected, last = rnn.reference(net, **case.training)(case.x, case.state, **rows)
     limit = LIMITS[net.dtype]
     for segment in (1, 3, steps - 1):
-        monkeypatch.setattr(module, "_planned", lambda device, T, B, *more, s=segment: plan_of(sizes(module, T, B), s))
+        monkeypatch.setattr(module, "_in_parts", lambda own, T, B, _, s=segment: plan_of(sizes(module, T, B), s))
         y, state, found = gradients(net, module, case)
         assert error(y, expected) < limit
         assert all(error(state[name], value) < limit for name, value in last.items())

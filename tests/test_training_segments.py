@@ -1,4 +1,4 @@
-"""runtime_segments: gradients under every plan are the oracle's; a budget is kept, and predicted; what is refused.
+"""Training in parts of the time: under every plan the oracle's gradients, a budget that is kept, what is refused.
 
 In: small networks of every kind that can be cut in time, compiled once, under all plans of their tables.
 """
@@ -23,7 +23,7 @@ from networks import flags, network
 import tvm_rnn as rnn
 from tvm_rnn import InputError
 from tvm_rnn.oracle.tolerance import assert_close
-from tvm_rnn.runtime import runtime_segments
+from tvm_rnn.runtime import runtime_training
 from tvm_rnn.runtime.runtime_memory import smallest, table
 from tvm_rnn.runtime.runtime_training import TrainingModule
 
@@ -174,9 +174,9 @@ def test_the_module_s_own_budget() -> None:
         assert plan.again > 0 and plan.bytes <= whole.bytes // 2 and plan.time > 1
         assert_close(gradients(module, case, None), oracle(net, case), net.dtype, 24)
         _, _, tape = module.forward_train(case.x, case.state)
-        assert isinstance(tape, runtime_segments.SegmentedTape) and "24 steps of 3 rows" in repr(tape)
+        assert isinstance(tape, runtime_training.SegmentedTape) and "24 steps of 3 rows" in repr(tape)
         _, _, other = module.forward_train(case.x, case.state, max_bytes=whole.bytes)
-        assert not isinstance(other, runtime_segments.SegmentedTape)
+        assert not isinstance(other, runtime_training.SegmentedTape)
     finally:
         module.max_bytes = None
     with pytest.raises(InputError, match="max_bytes is wrong"):
@@ -207,11 +207,11 @@ def test_two_directions_go_through_time_each_for_itself() -> None:
 
 
 @pytest.mark.slow
-def test_five_files_train_under_a_budget_without_the_package(tmp_path: Path) -> None:
+def test_four_files_train_under_a_budget_without_the_package(tmp_path: Path) -> None:
     net, module = trained("lstm")
     module.export(tmp_path / "m.so")
-    for name in ("runtime", "runtime_training", "runtime_memory", "runtime_segments"):
-        shutil.copy(Path(runtime_segments.__file__).parent / f"{name}.py", tmp_path)
+    for name in ("runtime", "runtime_training", "runtime_memory"):
+        shutil.copy(Path(runtime_training.__file__).parent / f"{name}.py", tmp_path)
     case = draw(net, 24, 3)
     np.savez(tmp_path / "in.npz", gy=case.gy, **case.x)
     budget = smallest(module.memory_sizes(24, 3)).bytes

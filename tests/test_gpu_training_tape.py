@@ -1,4 +1,4 @@
-"""runtime_cuda_tape: sizes of tapes, inputs that kernels can read where they are, and what is said of changed ones."""
+"""Tapes of training on GPUs: their sizes, inputs that kernels can read where they are, what is said of changed ones."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tvm_rnn import InputError
 from tvm_rnn.runtime import gpu_arrays
-from tvm_rnn.runtime.runtime_cuda_tape import (
+from tvm_rnn.runtime.runtime_cuda_training import (
     ALIGNMENT,
     CudaTape,
     fresh,
@@ -39,7 +39,7 @@ class Arrays:
 
 
 def tape(module: Any, flagged: bool = False, steps: int | None = None, x: Any = None) -> CudaTape:
-    return CudaTape(module, Arrays(), x, (5, 3), [x], flagged, steps)
+    return CudaTape(module, Arrays(), x, (5, 3), [x], flagged, steps=steps)
 
 
 class Manifest(dict[str, Any]):
