@@ -14,6 +14,7 @@ TESTS ?= tests
 BENCH ?= lstm --input-size 256 --hidden-size 256
 DEMO := tutorials/demo.py
 TORCH := torch==2.13.0
+LOCKED := requirements.lock
 
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal
 TEST_SETUP := $(VENV)/.installed-test $(if $(filter 1,$(PEERS)),$(VENV)/.installed-peers)
@@ -26,7 +27,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-broad test-all fast lint format golden docs docs-serve hooks doctor bench clean distclean
+.PHONY: help demo test test-broad test-all fast lint format golden docs docs-serve hooks doctor bench lock audit clean distclean
 
 help: ## List these targets
 	@echo "usage: make TARGET"
@@ -82,6 +83,26 @@ bench: $(VENV)/.installed-peers ## Time a cell beside torch, onnxruntime, openvi
 	$(BIN)/tvm-rnn bench build/bench.so --batch 1
 	$(BIN)/tvm-rnn bench build/bench.so --batch 16
 
+RESOLVE := build/lock/bin/uv pip compile --quiet --universal --python-version 3.10 --no-header --no-emit-index-url pyproject.toml
+
+# Names and versions say what a component is; where an index serves it is each user's own choice.
+WITHOUT_PLACES := import json, sys; sbom = json.load(open(sys.argv[1])); \
+	[part.pop("externalReferences", None) for part in sbom["components"] + sbom["metadata"]["tools"]["components"]]; print(json.dumps(sbom, indent=1))
+
+lock: build/lock ## Resolve all dependencies anew: versions and digests for development, the list of components in the wheel
+	echo 'setuptools>=77' | $(RESOLVE) - --extra test --extra docs --extra demo --generate-hashes --upgrade -o $(LOCKED) >/dev/null
+	$(RESOLVE) --constraints $(LOCKED) -o build/lock/runtime.txt >/dev/null
+	build/lock/bin/cyclonedx-py requirements build/lock/runtime.txt --pyproject pyproject.toml --mc-type library \
+		--output-reproducible --short-PURLs -o build/lock/sbom.json
+	$(BIN)/python -c '$(WITHOUT_PLACES)' build/lock/sbom.json > tvm_rnn/sbom.cdx.json
+
+audit: build/lock ## Compare the locked dependencies with the known advisories
+	build/lock/bin/pip-audit --disable-pip --require-hashes -r $(LOCKED)
+
+build/lock: | $(BIN)/python
+	$(BIN)/python -m venv build/lock
+	build/lock/bin/python -m pip install --quiet 'cyclonedx-bom>=7' 'pip-audit>=2.7' 'uv>=0.5'
+
 clean: ## Remove build results and caches
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
@@ -89,7 +110,8 @@ clean: ## Remove build results and caches
 distclean: clean ## Remove the virtual environment as well
 	rm -rf $(VENV)
 
-# One stamp per extra of pyproject.toml: pip runs again only when that file changes.
+# One stamp per extra of pyproject.toml: pip runs again only when that file changes. What is installed for development and
+# for continuous integration is locked: versions and digests are those of requirements.lock.
 $(VENV)/.installed-%: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[$*]'
 	@touch $@
@@ -97,8 +119,12 @@ $(VENV)/.installed-%: pyproject.toml | $(BIN)/python
 # The tests that compare with torch skip themselves where it is absent. The default index serves torch with gigabytes of
 # CUDA libraries, too much to install unasked; a wheel in a local folder that pip is configured to look in (find-links,
 # which --no-index leaves on) is installed.
-$(VENV)/.installed-test: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+$(VENV)/.installed-docs: $(VENV)/.installed-test
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml $(LOCKED) | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement $(LOCKED)
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@if $(BIN)/python -m pip install --quiet --no-index --no-deps --dry-run '$(TORCH)' >/dev/null 2>&1; then \
 		echo "$(BIN)/python -m pip install $(TORCH)" && $(BIN)/python -m pip install --quiet '$(TORCH)'; \
 	else \

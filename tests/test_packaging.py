@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import tvm_rnn.schedules
 
@@ -54,3 +57,39 @@ def test_every_target_of_the_makefile_is_explained() -> None:
     assert phony
     for target in phony[1].split():
         assert re.search(rf"^{target}:.*## \S", makefile, re.M), target
+
+
+def locked() -> dict[str, list[str]]:
+    """The versions of each package in the lock (one for each range of Pythons), of which every one has a digest."""
+    entries = re.split(r"^(?=\w)", (ROOT / "requirements.lock").read_text(), flags=re.M)[1:]
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        name, version = entry.split(maxsplit=1)[0].split("==")
+        assert "--hash=sha256:" in entry, name
+        found.setdefault(canonicalize_name(name), []).append(version)
+    return found
+
+
+def test_the_lock_has_what_the_project_asks_for(project: dict[str, Any]) -> None:
+    versions = locked()
+    extras = project["project"]["optional-dependencies"]
+    wanted = [*project["project"]["dependencies"], *extras["test"], *extras["docs"], *extras["demo"]]
+    for requirement in map(Requirement, [*wanted, *project["build-system"]["requires"]]):
+        found = versions[canonicalize_name(requirement.name)]
+        assert all(requirement.specifier.contains(version) for version in found), requirement
+
+
+def test_the_list_of_components_has_what_is_installed_with_the_package(project: dict[str, Any]) -> None:
+    sbom = json.loads((ROOT / "tvm_rnn" / "sbom.cdx.json").read_text())
+    assert sbom["bomFormat"] == "CycloneDX" and sbom["metadata"]["component"]["name"] == "tvm_rnn"
+    versions, components = locked(), {(c["name"], c["version"]) for c in sbom["components"]}
+    assert {canonicalize_name(name) for name, _ in components} >= {
+        canonicalize_name(Requirement(text).name) for text in project["project"]["dependencies"]
+    }
+    assert all(version in versions[canonicalize_name(name)] for name, version in components)
+
+
+def test_nothing_locked_says_where_it_is_from() -> None:
+    """An index is the choice of whoever installs."""
+    for name in ("requirements.lock", "tvm_rnn/sbom.cdx.json"):
+        assert not re.search(r"index-url|find-links|pypi\.org|/simple/", (ROOT / name).read_text())
