@@ -58,8 +58,7 @@ KINDS = {
 BOUND = 16  # kept by thread and module of what writes to given arrays: a stream has one, or two that take turns
 _opened: dict[str, tuple[int, ...]] = {}
 ALL = "give all of them, as backward returns them, or None"
-# What only modules for training have, and what settings a copy of a module takes along.
-OF_TRAINING = ("forward_train", "backward", "max_bytes", "plan_memory", "memory_sizes")
+# What settings a copy of a module takes along.
 SETTINGS = ("_threads", "_max_bytes", "device", "watchdog_seconds", "drawing")
 PACKED = "x, lengths = torch.nn.utils.rnn.pad_packed_sequence(packed), then (x, lengths=lengths)"
 ONCE = "make them once: y = numpy.empty(...), state = mod.init_state(batch); then out=(y, state)"
@@ -406,13 +405,12 @@ class Module:
             f"<{type(self).__name__} {m.cell}: {', '.join(shapes[:-1])} -> {shapes[-1]}, {layers}, {self._runs_on()}>"
         )
 
-    if not TYPE_CHECKING:
+    def _untrained(self, *value: object) -> NoReturn:
+        what, do = f"{type(self).__name__} cannot train", "rnn.compile(net, ..., training=True)"
+        raise _error(AttributeError, what, "a module for inference", "one for training", do)
 
-        def __getattr__(self, name: str) -> NoReturn:
-            what, got, do = f"{type(self).__name__} has no {name!r}", None, None
-            if name in OF_TRAINING:
-                got, do = "a module for inference", "rnn.compile(net, ..., training=True)"
-            raise _error(AttributeError, what, got, do=do)
+    if not TYPE_CHECKING:  # what Trainable has
+        forward_train = backward = plan_memory = memory_sizes = max_bytes = property(_untrained, _untrained)
 
     def __deepcopy__(self, memo: object) -> Module:
         """A module with weights and settings of its own, and the same code, which this one's file has."""

@@ -239,7 +239,8 @@ class TorchLayer(torch.nn.Module):
 
     def weights(self) -> dict[str, Tensor]:
         """The net's weights, {name: tensor}, made of the parameters: what `net.load` takes."""
-        own = {name: getattr(self, name) for name in self._names}  # as parametrizations make them
+        plain = self._parameters  # others are what parametrizations make
+        own = {name: plain[name] if name in plain else getattr(self, name) for name in self._names}
         return own if self.form is None else net_weights(self.net, self.form, own)
 
     def _moved(self, device: torch.device, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
