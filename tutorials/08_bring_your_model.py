@@ -32,16 +32,16 @@ def installed(*names: str) -> bool:
 # %% [markdown]
 # ## A layer of PyTorch
 #
-# Every option of `torch.nn.RNN`, `LSTM` and `GRU` is followed. Arrays of ours are time-major, whatever `batch_first`
-# was; `net.origin` remembers it. torch has two biases where our cells have their sum: both are kept, so that
-# `state_dict` gives back the very bits.
+# Every option of `torch.nn.RNN`, `LSTM` and `GRU` is followed, but for `batch_first`: arrays of ours are time-major. A
+# layer that has it is refused unless you say `batch_first=False`: that you give [T, B, I] from now on. torch has two
+# biases where our cells have their sum: both are kept, so that `state_dict` gives back the very bits.
 
 # %%
 if installed("torch"):
     import torch
 
     layer = torch.nn.GRU(8, 16, bidirectional=True, batch_first=True)
-    net = rnn.from_torch(layer)
+    net = rnn.from_torch(layer, batch_first=False)  # x of ours is [T, B, I]
     mod = rnn.compile(net)
     y, state = mod(x)
     with torch.no_grad():

@@ -69,7 +69,7 @@ def assert_same_bits(found: Any, expected: Any) -> None:
 @EVERY_LAYER
 def test_the_oracle_is_the_layer(name: str) -> None:
     layer, x = layer_of(name), np.random.default_rng(0).normal(size=(9, 3, 5))
-    net = rnn.from_torch(layer)
+    net = rnn.from_torch(layer, batch_first=False)
     y, state = rnn.reference(net)(x)
     expected, ends = torch_runs(layer, x)
     assert_close(y, expected, "float64", 9)
@@ -95,13 +95,13 @@ def test_compiled_modules_are_the_layer_and_say_where_they_are_from(name: str) -
 @EVERY_LAYER
 def test_the_way_back_gives_the_same_bits(name: str, dtype: str) -> None:
     layer = layer_of(name, dtype)
-    net = rnn.from_torch(layer)
+    net = rnn.from_torch(layer, batch_first=False)
     assert net.dtype == dtype
     assert_same_bits(rnn.state_dict(net), layer.state_dict())
     again = rnn.to_torch_layer(net)
     assert type(again) is type(layer) and not again.training
     assert_same_bits(again.state_dict(), layer.state_dict())
-    wanted = {**LAYERS[name][1], "dropout": 0.0}
+    wanted = {"dropout": 0.0, **LAYERS[name][1]}
     assert all(getattr(again, key, value) == value for key, value in wanted.items())
 
 
@@ -114,7 +114,8 @@ def test_a_state_dict_tells_the_layer(name: str) -> None:
     for given_kind in (kind, None) if "RNN" not in kind else (kind,):
         net = rnn.from_torch(whole, given_kind, **nonlinearity)
         assert_same_bits(rnn.state_dict(net), layer.state_dict())
-    assert net.weights.keys() == rnn.from_torch(layer).weights.keys() and net.cell is rnn.from_torch(layer).cell
+    own = rnn.from_torch(layer, batch_first=False)
+    assert net.weights.keys() == own.weights.keys() and net.cell is own.cell
 
 
 @given(st.floats(width=32, allow_nan=False), st.floats(width=32, allow_nan=False))
@@ -178,8 +179,14 @@ class Tall(torch.nn.LSTM):
 @pytest.mark.parametrize(
     ("source", "texts"),
     [
-        (torch.nn.GRU(3, 4, 2, dropout=0.5), ["dropout=0.5 in training mode", "layer.eval()"]),
-        (torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.GRU(3, 4)), ["Sequential", "model.1"]),
+        (torch.nn.GRU(3, 4, batch_first=True), ["batch_first=True", "[T, B, ...]", "batch_first=False", "swapaxes"]),
+        (torch.nn.MultiheadAttention(4, 2, batch_first=True), ["MultiheadAttention", "torch.nn.LSTM"]),
+        (torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.GRU(3, 4)), ["Sequential", "the layer itself: model[1]"]),
+        (torch.nn.ModuleDict({"a": torch.nn.ModuleList([torch.nn.GRU(3, 4)])}), ["the layer itself: model.a[0]"]),
+        (
+            {"epoch": 3, "state": {"net": torch.nn.GRU(3, 4).state_dict()}},
+            ["epoch, state", "checkpoint['state']['net']"],
+        ),
         (torch.nn.Linear(3, 3), ["linear.Linear", "torch.nn.LSTM", "a .safetensors file"]),
         (Tall(3, 4), ["Tall", "forward() of its own"]),
         (torch.nn.LSTM(3, 4, device="meta"), ["weight_ih_l0 has no values", "meta"]),
@@ -195,6 +202,34 @@ def test_what_is_refused_says_why(source: Any, texts: list[str]) -> None:
     with pytest.raises((ConfigError, WeightError)) as error:
         rnn.from_torch(source)
     assert all(text in str(error.value) for text in texts), str(error.value)
+
+
+def test_a_layer_with_the_batch_first_is_taken_at_the_user_s_word() -> None:
+    """Names of weights do not tell: there True is refused as well."""
+    layer = layer_of("lstm batch first")
+    assert rnn.to_torch_layer(rnn.from_torch(layer, batch_first=False)).batch_first
+    for source in (layer, layer.state_dict(), layer_of("gru"), "none.safetensors"):
+        with pytest.raises(ConfigError, match=r"batch first[\s\S]*batch_first=False"):
+            rnn.from_torch(source, batch_first=True)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_dropout_between_layers_comes_along(training: bool) -> None:
+    layer = torch.nn.LSTM(3, 4, 2, dropout=0.25).train(training)
+    net = rnn.from_torch(layer)
+    assert net.regularisers.facts() == {"dropout": 0.25}
+    assert rnn.to_torch_layer(net).dropout == 0.25
+    with pytest.warns(UserWarning, match="dropout option"):
+        single = torch.nn.LSTM(3, 4, dropout=0.25)  # where torch has no dropout either
+    assert not rnn.from_torch(single).regularisers
+
+
+@pytest.mark.filterwarnings("ignore:.*TorchScript:DeprecationWarning", "ignore:.*torch.jit:DeprecationWarning")
+def test_of_a_scripted_layer_its_weights_are_taken() -> None:
+    layer = torch.jit.script(torch.nn.GRU(3, 4))
+    with pytest.raises(ConfigError, match=r"model\.state_dict\(\)"):
+        rnn.from_torch(layer)
+    assert rnn.from_torch(layer.state_dict(), "GRU").hidden_size == 4
 
 
 def test_cells_that_torch_lacks() -> None:
@@ -241,7 +276,7 @@ def test_five_hundred_random_layers(part: int, tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch")
     for seed in range(50 * part, 50 * part + 50):
         layer = random_layer(seed)
-        net = rnn.from_torch(layer)
+        net = rnn.from_torch(layer, batch_first=False)
         T, B = 1 + seed % 9, 1 + seed % 4
         x = np.random.default_rng(seed).normal(size=(T, B, layer.input_size)).astype(net.dtype)
         y, ends = torch_runs(layer, x)

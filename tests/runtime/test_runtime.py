@@ -6,7 +6,9 @@ Files, machines and use without the package are in test_runtime_files.py.
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
 import threading
 import tracemalloc
 from collections.abc import Callable
@@ -19,8 +21,10 @@ from safetensors.numpy import save_file
 from tiny_module import H, Tiny
 
 import tvm_rnn as rnn
-from tvm_rnn.errors import InputError, WeightError
+from tvm_rnn.errors import InputError, TvmRnnError, WeightError
+from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import Module, load
+from tvm_rnn.runtime.runtime_training import Trainable
 
 FORMS = [Tiny(), Tiny(2), Tiny(1, 2), Tiny(2, dtype="float64")]
 Make = Callable[..., Module]
@@ -192,7 +196,8 @@ def test_torch_in_torch_out(make: Make) -> None:
         torch.nn.Parameter(torch.from_numpy(x)),
         torch.from_numpy(np.ascontiguousarray(x.transpose(1, 0, 2))).transpose(0, 1),
     ):
-        y, after = module(tensor, {"h": torch.from_numpy(h)}, lengths=torch.tensor([4, 4, 4]))
+        with torch.no_grad():
+            y, after = module(tensor, {"h": torch.from_numpy(h)}, lengths=torch.tensor([4, 4, 4]))
         assert type(y) is torch.Tensor and type(after["h"]) is torch.Tensor and not y.requires_grad
         np.testing.assert_array_equal(y.numpy(), expected_y)
         np.testing.assert_array_equal(after["h"].numpy(), expected["h"])
@@ -250,6 +255,8 @@ WRONG_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "state layers": ("h has the wrong shape", (X, {"h": numbers(2, 3, H)}), {}),
     "state dtype": ("h has the wrong dtype", (X, {"h": STATE["h"].astype("f8")}), {}),
     "state list": ("h is not an array", (X, {"h": STATE["h"].tolist()}), {}),
+    "state tuple": (r"tuple(.|\n)*\['h'\](.|\n)*dict of all states, such as", (X, (STATE["h"], STATE["h"])), {}),
+    "state text": (r"h is not an array(.|\n)*state\['h'\]: to unpack", (X, {"h": "h"}), {}),
     "state missing": (r"state is not the module's(.|\n)*init_state", (X, {}), {}),
     "state unknown": ("state is not the module's", (X, {**STATE, "c": STATE["h"]}), {}),
     "state array": ("ndarray", (X, STATE["h"]), {}),
@@ -276,6 +283,64 @@ def test_a_wrong_call_is_one_clear_error(make: Make, case: str) -> None:
         make()(*positional, **named)
     assert "got:" in str(error.value) and "expected:" in str(error.value)
     same(make()(X)[0], FORMS[0].expected(X)[0])
+
+
+def test_what_torch_gives_is_told_what_to_do(make: Make) -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(X)
+    packed = torch.nn.utils.rnn.pack_padded_sequence(x, [4, 3, 1])
+    for wrong, text in (
+        (packed, r"PackedSequence[\s\S]*pad_packed_sequence[\s\S]*lengths=lengths"),
+        (x.double(), r"float64[\s\S]*\.to\(torch\.float32\)"),
+        (x.bfloat16(), r"bfloat16[\s\S]*x\.float\(\)"),
+    ):
+        with pytest.raises(InputError, match=text):
+            make()(wrong)
+    with pytest.raises(InputError, match=r"x\.float\(\); torch\.func"):
+        torch.func.vmap(lambda row: make()(row)[0])(x[None])
+    layer = torch.nn.LSTM(2, 3)
+    with pytest.raises(WeightError, match=r"unknown.*weight_hh_l0[\s\S]*rnn\.from_torch\(layer\)\.weights"):
+        make().load_weights(layer.state_dict())
+
+
+def test_results_without_gradients_are_told_once(make: Make) -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.from_numpy(X).requires_grad_()
+    runtime._say_no_gradient.cache_clear()
+    with pytest.warns(UserWarning, match=r"no gradient[\s\S]*rnn\.to_torch\(net\)[\s\S]*no_grad"):
+        y, _ = make()(x)
+    assert not y.requires_grad
+    make()(x)  # a second warning would be an error here
+    runtime._say_no_gradient.cache_clear()
+    make().load_weights({n: torch.nn.Parameter(torch.tensor(v)) for n, v in make().weights.items()})  # as they are
+    with torch.no_grad():
+        make()(x)
+
+
+def test_copies_and_pickles(make: Make, tmp_path: Path) -> None:
+    """A copy has the code of the module, and not of what its file has become, and weights of its own."""
+    path, other = FORMS[1].write(tmp_path / "m.so"), FORMS[0].write(tmp_path / "o.so")
+    module = load(path)
+    module.threads = 3
+    other.rename(path)
+    for copied in (copy.deepcopy(module), copy.copy(module), copy.deepcopy(copy.deepcopy(module))):
+        assert copied.threads == 3 and type(copied) is type(module)
+        same(copied(X)[0], FORMS[1].expected(X)[0])
+        copied.load_weights(FORMS[1].weights(seed=5))
+        same(module(X)[0], FORMS[1].expected(X)[0])
+    with pytest.raises(TvmRnnError, match=r"cannot be pickled[\s\S]*got: +<Module tiny[\s\S]*mod\.export"):
+        pickle.dumps(module)
+
+
+def test_modules_for_inference_cannot_train(make: Make) -> None:
+    names = {name for name in vars(Trainable) if not name.startswith("_")} - {"tape_type"}
+    assert {"forward_train", "backward", "max_bytes"} <= names
+    for name in names:
+        assert not hasattr(make(), name)
+        with pytest.raises(AttributeError, match=r"Module cannot train[\s\S]*for inference[\s\S]*training=True"):
+            getattr(make(), name)
+    with pytest.raises(AttributeError, match="Module cannot train"):
+        make().max_bytes = 3
 
 
 def test_steps_have_the_same_checks(make: Make) -> None:

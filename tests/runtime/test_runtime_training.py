@@ -150,7 +150,8 @@ def test_tensors_go_in_and_come_out(module: TrainingModule) -> None:
     torch = pytest.importorskip("torch")
     case = draw(NET, T, B)
     x = {n: torch.tensor(v, requires_grad=True) for n, v in case.x.items()}
-    y, state, tape = module.forward_train(x, {n: torch.tensor(v) for n, v in case.state.items()})
+    with torch.no_grad():  # else it says that results have no gradients of torch's
+        y, state, tape = module.forward_train(x, {n: torch.tensor(v) for n, v in case.state.items()})
     found = module.backward(tape, torch.tensor(case.gy), {n: torch.tensor(v) for n, v in case.gstate.items()})
     everything = [y, *state.values(), *named(*found).values()]
     assert all(isinstance(v, torch.Tensor) for v in everything)

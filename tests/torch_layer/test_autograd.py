@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import weakref
 from typing import Any
 
@@ -16,9 +17,10 @@ from derivatives import draw, named, oracle
 from networks import flags, network
 
 import tvm_rnn as rnn
-from tvm_rnn import InputError, WeightError, cell, sigmoid, tanh
+from tvm_rnn import ConfigError, InputError, TvmRnnError, WeightError, cell, sigmoid, tanh
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.runtime.runtime_memory import smallest
+from tvm_rnn.torch_layer.autograd import each
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.peers
@@ -211,6 +213,99 @@ def test_in_a_larger_model(layer: Any) -> None:
     assert "small" in repr(model)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_what_torch_cannot_look_into_says_so(layer: Any) -> None:
+    """Transforms of functions, and forward-mode gradients, which would be lost."""
+    x = tuple(tensors(draw(NET, T, B).x).values())
+
+    def total(*x: Any) -> Any:
+        return layer(x)[0].sum()
+
+    def of_weights(weights: Any) -> Any:
+        return torch.func.functional_call(layer, weights, (x,))[0].sum()
+
+    def forward_mode() -> None:
+        with torch.no_grad(), torch.autograd.forward_ad.dual_level():
+            total(*(torch.autograd.forward_ad.make_dual(part, part) for part in x))
+
+    weights = {n: p.detach() for n, p in layer.named_parameters()}
+    for refused, text in (
+        (lambda: torch.func.grad(total)(*x), "torch.func"),
+        (lambda: torch.func.grad(of_weights)(weights), "torch.func"),
+        (lambda: torch.func.jvp(total, x, x), "torch.func"),
+        (torch.no_grad()(lambda: torch.func.vmap(total)(*(part[None] for part in x))), "torch.func"),
+        (forward_mode, "forward-mode gradients"),
+    ):
+        with pytest.raises(ConfigError, match=rf"cannot look into compiled code[\s\S]*{text}[\s\S]*do:"):
+            refused()
+    with torch.autograd.forward_ad.dual_level():
+        total(*x).backward()
+    assert layer.W_l0.grad is not None
+    layer.requires_grad_(False)  # what a transform does not touch is only used
+    assert torch.func.vmap(lambda scale: scale * total(*x))(torch.ones(2)).tolist() == [total(*x).item()] * 2
+
+
+@pytest.mark.broad
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_traces_and_exported_programs_are_refused(layer: Any) -> None:
+    """A trace would have the results as constants."""
+    x = tuple(tensors(draw(NET, T, B).x).values())
+    for refused, text in (
+        (lambda: torch.export.export(layer, (x,)), "torch.export"),
+        (torch.no_grad()(lambda: torch.jit.trace(layer, (x,))), "torch.jit.trace"),
+        (lambda: torch.jit.script(torch.nn.Sequential(layer)), "torch.jit.script"),
+    ):
+        with pytest.raises(ConfigError, match=rf"cannot look into compiled code[\s\S]*{text}[\s\S]*do:"):
+            refused()
+
+
+def test_weights_that_something_makes(layer: Any) -> None:
+    """As torch's parametrizations do: gradients reach what they are made of."""
+    x = tensors(draw(NET, T, B).x)
+    expected, _ = layer(x)
+    expected.sum().backward()
+    torch.nn.utils.parametrizations.weight_norm(layer, "R_l1")
+    y, _ = layer(x)
+    assert_close(y.detach(), expected.detach(), "float64", T)
+    y.sum().backward()
+    scale = layer.parametrizations.R_l1.original0
+    assert scale.grad is not None
+    with torch.no_grad():
+        scale.mul_(2.0)
+    net = network(small, 2, (3, 4), num_layers=2, dtype="float64").load(layer.weights())
+    assert_close(layer(x)[0].detach(), rnn.reference(net)(draw(NET, T, B).x)[0], "float64", T)
+
+
+def test_autocast_has_the_layers_dtype(layer: Any) -> None:
+    case = draw(NET, T, B)
+    x, state = tensors(case.x, True), tensors(case.state)
+    with torch.autocast("cpu"):
+        halves = {n: v.bfloat16() for n, v in x.items()}
+        y, _ = layer(halves, each(state, torch.Tensor.bfloat16))
+        assert y.dtype == torch.float64
+        y.sum().backward()
+    rounded = {n: v.bfloat16().double() for n, v in x.items()}
+    expected, _ = layer(rounded, each(state, lambda part: part.bfloat16().double()))
+    np.testing.assert_array_equal(y.detach(), expected.detach())
+    assert all(v.grad is not None for v in x.values())
+
+
+def test_a_state_is_a_dict_that_is_not_unpacked(layer: Any) -> None:
+    x = tensors(draw(NET, T, B).x)
+    for record in (True, False):
+        with torch.set_grad_enabled(record):
+            _, state = layer(x)
+        assert list(state) == [n for n, _ in state.items()] == ["h", "c"] and state == {**state} == dict(state)
+        assert list(zip(state, range(2), strict=True)) == [("h", 0), ("c", 1)]
+        with pytest.raises(InputError, match=r"unpack it gives its names[\s\S]*h, c = state\.values\(\)"):
+            _, (_, _) = layer(x, state)
+        with pytest.raises(InputError, match="unpack"):
+            _, *_ = state
+        h, c = state.values()
+        assert h is state["h"] and c is state["c"]
+    assert type(copy.deepcopy(state)) is type(pickle.loads(pickle.dumps(state))) is dict
+
+
 def test_refused(layer: Any) -> None:
     case = draw(NET, T, B)
     x = tensors(case.x)
@@ -220,6 +315,13 @@ def test_refused(layer: Any) -> None:
         layer(x, {"h": tensors(case.state["h"])})
     with pytest.raises(InputError, match=r"the inputs are not the module's"):
         layer(x["x"])
+    with pytest.raises(InputError, match=r"tuple[\s\S]*dict of all states"):
+        layer(x, tuple(tensors(case.state).values()))
+    packed = torch.nn.utils.rnn.pack_padded_sequence(x["x"], [T, 1, 1])
+    with pytest.raises(InputError, match=r"takes tensors[\s\S]*PackedSequence[\s\S]*lengths=lengths"):
+        layer({**x, "x": packed})
+    with pytest.raises(TvmRnnError, match="cannot be pickled"):
+        pickle.dumps(layer.compiled())
     layer.float()
     with pytest.raises(WeightError, match=r"weight W_l0 does not fit[\s\S]*float32"):
         layer(x)

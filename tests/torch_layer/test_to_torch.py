@@ -16,7 +16,7 @@ import pytest
 from networks import network
 
 import tvm_rnn as rnn
-from tvm_rnn import ConfigError, InputError, WeightError, cells
+from tvm_rnn import ConfigError, InputError, TvmRnnError, WeightError, cells
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.torch_layer import to_torch
 
@@ -122,6 +122,14 @@ def test_a_layer_of_torch_and_back() -> None:
     assert_close(ours, theirs, "float64", T)
 
 
+@pytest.mark.broad
+def test_dropout_of_a_layer_of_torch_acts_in_training() -> None:
+    own = torch.nn.LSTM(X, H, 2, dropout=0.5)
+    layer, x = rnn.to_torch(rnn.from_torch(own), names="torch"), torch.randn(T, B, X)
+    assert not torch.equal(layer(x)[0], layer(x)[0])
+    assert_close(layer.eval()(x)[0].detach(), own.eval()(x)[0].detach(), "float32", T)
+
+
 def test_state_dict_round_trip(layer: Any, compiled: Any) -> None:
     x = torch.randn(T, B, X, dtype=torch.float64)
     with torch.no_grad():
@@ -159,7 +167,9 @@ def test_refused(layer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             rnn.to_torch(other, names="torch")
     with pytest.raises(WeightError, match=r"no weights[\s\S]*net.init"):
         rnn.to_torch(rnn.RNN(cells.lstm, X, H))
-    with pytest.raises(ConfigError, match=r"cannot be pickled[\s\S]*state_dict"):
+    with pytest.raises(ConfigError, match=r"needs an RNN[\s\S]*rnn\.to_torch\(rnn\.from_torch\(layer\)\)"):
+        rnn.to_torch(torch.nn.LSTM(X, H))
+    with pytest.raises(TvmRnnError, match=r"cannot be pickled[\s\S]*state_dict"):
         torch.save(layer, io.BytesIO())
     with pytest.raises(InputError, match=r"takes tensors[\s\S]*got: +ndarray"):
         layer(np.zeros((T, B, X)))

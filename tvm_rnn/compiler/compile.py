@@ -25,7 +25,7 @@ from tvm_rnn.errors import BuildError, ConfigError, message
 from tvm_rnn.module_file import manifest
 from tvm_rnn.module_file.facts import blob
 from tvm_rnn.network.model import Model, widened
-from tvm_rnn.network.rnn import RNN
+from tvm_rnn.network.rnn import RNN, no_network
 from tvm_rnn.options import Options, asked
 from tvm_rnn.oracle.reference import reference
 from tvm_rnn.oracle.tolerance import relative_error
@@ -155,8 +155,7 @@ def networks_of(net: RNN | Model, options: Options) -> list[RNN]:
     networks = net.networks if isinstance(net, Model) else [net]
     for own in networks:
         if not isinstance(own, RNN):
-            do = "rnn.compile(rnn.RNN(cell, I, H))"
-            raise ConfigError(message("compile needs an RNN", got=f"{own!r:.80}", do=do))
+            raise no_network("compile", own)
         if own.weights:
             own.check_weights()
     return networks

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from tvm_rnn.network.tensor_files import open_safetensors
 from .. import cells
 from ..dtypes import held_dtype, rounded
 from ..errors import ConfigError, WeightError, message
-from .torch_names import GATES, Form, Given, read_form, select
+from .torch_names import GATES, Form, Given, places, read_form, select
 
 if TYPE_CHECKING:
     import torch
@@ -35,35 +36,52 @@ Array = np.ndarray
 NUMPY_DTYPES = {"F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64"}
 
 
-def from_torch(source: object, kind: object = None, *, prefix: str | None = None, nonlinearity: str = "tanh") -> RNN:
+def from_torch(
+    source: object,
+    kind: object = None,
+    *,
+    prefix: str | None = None,
+    nonlinearity: str = "tanh",
+    batch_first: bool | None = None,
+) -> RNN:
     """An RNN with the weights of a layer of torch.nn.
 
-    Inputs and outputs of the RNN are time-major, [T, B, ...], whatever batch_first was; `net.origin.batch_first` tells.
-    Weights are copies; `state_dict(net)` gives torch's names and the same bits again.
+    Inputs and outputs of the RNN are time-major, [T, B, ...]. Weights are copies; `state_dict(net)` gives torch's names
+    and the same bits again. Dropout between layers acts in training, as everywhere.
 
     Args:
         source: a torch.nn.RNN, LSTM, GRU, RNNCell, LSTMCell or GRUCell (float32, float64, float16 or bfloat16, on any
-            device; every option; dropout only in eval mode, where it does nothing), a state_dict of one by torch's
-            names, or the path of a .safetensors file with these names.
+            device; every option), a state_dict of one by torch's names, or the path of a .safetensors file with these
+            names.
         kind: for a state_dict or a file: "LSTM", "GRU" or "RNN"; where the shapes tell, it may be left out.
         prefix: which of a larger model's names are meant, "encoder.rnn."; only needed where several layers are there.
         nonlinearity: of kind "RNN": "tanh" or "relu".
+        batch_first: False: the RNN is given [T, B, ...], although the layer was given [B, T, ...]. A layer with
+            batch_first=True is refused without it. True is refused: no RNN here takes [B, T, ...].
 
     Returns:
         The RNN.
 
     Raises:
-        ConfigError: the layer is not supported, or its kind cannot be told.
+        ConfigError: the layer is not supported, or its kind cannot be told, or it has batch_first.
         WeightError: weights do not fit, or a file has none.
     """
+    if batch_first:
+        raise _batch_first()
     if isinstance(source, (str, os.PathLike)):
         return _from_file(os.fspath(source), kind, prefix, nonlinearity)
     if isinstance(source, Mapping):
         values = {str(name): value for name, value in source.items()}
+        if found := [where for where in places(values) if where]:
+            what, do = (
+                "from_torch: the weights are inside of this dict",
+                "pass checkpoint" + ", or checkpoint".join(found),
+            )
+            raise WeightError(message(what, got=", ".join([*values][:8]), expected="weights by their names", do=do))
         names, prefix = select(values, prefix)  # a larger model's other arrays may be anything
         form, arrays = read_form({name: _array(name, values[name]) for name in names}, kind, prefix, nonlinearity)
         return _network(form, arrays, Origin("torch", _layer_name(form)))
-    return _from_module(source)
+    return _from_module(source, batch_first)
 
 
 def _from_file(path: str, kind: object, prefix: str | None, nonlinearity: str) -> RNN:
@@ -89,7 +107,7 @@ def _layer_name(form: Form) -> str:
 # --- a layer in memory -----------------------------------------------------------------------------------------------
 
 
-def _from_module(layer: torch.nn.Module) -> RNN:
+def _from_module(layer: torch.nn.Module, batch_first: bool | None) -> RNN:
     torch = _import_torch()
     known = {name: getattr(torch.nn, name) for name in (*GATES, *(f"{kind}Cell" for kind in GATES))}
     name = next((n for n, base in known.items() if isinstance(layer, base)), None)
@@ -107,12 +125,18 @@ def _from_module(layer: torch.nn.Module) -> RNN:
         nonlinearity=layer.nonlinearity if name in ("RNN", "RNNCell") else "tanh",
         single=single,
     )
-    if not single and layer.training and layer.dropout > 0 and layer.num_layers > 1:
-        got, do = f"dropout={layer.dropout} in training mode", "call layer.eval() first: there dropout does nothing"
-        raise ConfigError(message("from_torch: this layer drops units at random", got=got, do=do))
+    first = not single and bool(layer.batch_first)
+    if first and batch_first is None:
+        raise _batch_first()
     arrays = {n: _array(n, getattr(layer, n)) for n in form.shapes()}
-    batch_first = not single and bool(layer.batch_first)
-    return _network(form, arrays, Origin("torch", f"torch.nn.{name}", batch_first=batch_first))
+    dropout = float(layer.dropout) if form.num_layers > 1 else 0.0  # it acts between layers
+    return _network(form, arrays, Origin("torch", f"torch.nn.{name}", batch_first=first), dropout)
+
+
+def _batch_first() -> ConfigError:
+    got, expected = "batch_first=True: x [B, T, ...]", "x and y [T, B, ...], as all networks here have them"
+    do = "say from_torch(..., batch_first=False), then swap: mod(x.swapaxes(0, 1)), and y.swapaxes(0, 1)"
+    return ConfigError(message("from_torch: this layer has the batch first", got=got, expected=expected, do=do))
 
 
 def _import_torch() -> ModuleType:
@@ -129,11 +153,18 @@ def _no_layer(layer: object, torch: ModuleType, known: Mapping[str, type[object]
     got, do = f"{type(layer).__module__}.{type(layer).__qualname__}", None
     if isinstance(layer, torch.nn.Module):
         inside = [n for n, part in layer.named_modules() if n and isinstance(part, tuple(known.values()))]
-        if inside:
-            do = f"pass the layer itself: {', '.join(f'model.{n}' for n in inside)}"
+        if isinstance(layer, torch.jit.ScriptModule):
+            do = "pass its weights: rnn.from_torch(model.state_dict(), kind, prefix=...)"
+        elif inside:
+            do = f"pass the layer itself: {', '.join(f'model{_attribute(n)}' for n in inside)}"
         elif isinstance(layer, tuple(known.values())):
             got, do = f"{got}, which has a forward() of its own", "write its equations as a cell"
     return ConfigError(message("from_torch: not a recurrent layer of torch.nn", got=got, expected=expected, do=do))
+
+
+def _attribute(path: str) -> str:
+    """A submodule's name as Python: "0.rnn" is [0].rnn, as a Sequential has it."""
+    return "".join(f".{part}" if part.isidentifier() else f"[{part}]" for part in path.split("."))
 
 
 def _tensor_array(name: str, tensor: torch.Tensor) -> tuple[Array, str]:
@@ -165,14 +196,14 @@ def _wrong_dtype(name: str, dtype: str) -> WeightError:
 # --- torch's arrays to ours and back ---------------------------------------------------------------------------------
 
 
-def _network(form: Form, given: Given, origin: Origin) -> RNN:
-    """origin: framework, name of the layer and file; options and biases are added here."""
+def _network(form: Form, given: Given, origin: Origin, dropout: float = 0.0) -> RNN:
+    """origin: framework, name of the layer and file; options and biases are added here. dropout: between layers."""
     dtypes = {dtype for _, dtype in given.values()}
     if len(dtypes) > 1:
         raise WeightError(message("from_torch: the parameters differ in dtype", got=", ".join(sorted(dtypes))))
     (dtype,) = dtypes
-    options = (form.cell, form.input_size, form.hidden_size, form.num_layers, form.bidirectional, dtype)
-    net = RNN(*options, P=form.proj_size) if form.proj_size else RNN(*options)
+    make = partial(RNN, form.cell, form.input_size, form.hidden_size, form.num_layers, form.bidirectional, dtype)
+    net = make(dropout=dropout, P=form.proj_size) if form.proj_size else make(dropout=dropout)
     arrays = {name: np.array(array, held_dtype(dtype)) for name, (array, _) in given.items()}
     weights: dict[str, Array] = {}
     biases = {}

@@ -7,7 +7,7 @@ words, with the arrays by their names in that layer; or one error with everythin
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +68,15 @@ class Form:
             if self.proj_size:
                 found[self.name("weight_hr", layer, d)] = (self.proj_size, self.hidden_size)
         return found
+
+
+def places(source: Mapping[str, object], depth: int = 4) -> list[str]:
+    """Where in a checkpoint weights of recurrent layers are: "" for the dict itself, "['model']" for one inside of it.
+    depth: how many dicts inside of each other are looked into."""
+    if any(NAME.fullmatch(str(name).rpartition(".")[2]) for name in source):
+        return [""]
+    inside = [(name, part) for name, part in source.items() if depth and isinstance(part, Mapping)]
+    return [f"[{name!r}]{where}" for name, part in inside for where in places(part, depth - 1)]
 
 
 def select(names: Iterable[str], prefix: str | None) -> tuple[list[str], str]:

@@ -249,6 +249,12 @@ class RNN:
         return result
 
 
+def no_network(who: str, given: object) -> ConfigError:
+    """The error of a function that was given no RNN; who: its name. A layer of torch is told the way."""
+    net = "rnn.from_torch(layer)" if hasattr(given, "named_parameters") else "rnn.RNN(cell, I, H)"
+    return ConfigError(message(f"{who} needs an RNN", got=f"{given!r:.80}", do=f"rnn.{who}({net})"))
+
+
 def constants(graph: Graph) -> list[np.ndarray]:
     """The array constants of a graph's equations, in a fixed order; scalars are written into the code."""
     return [n.value for n in graph.nodes() if n.op == "const" and n.value is not None and n.value.size > 1]
@@ -304,10 +310,10 @@ def checked_weights(shapes: Mapping[str, Shape], given: Mapping[str, object], dt
             # A copy: later changes of the caller's do not count.
             result[name] = np.array(rounded(array, dtype), order="C")
     if wrong:
-        text = "\n            ".join(wrong)
-        raise WeightError(
-            message("these weights do not fit", got=text, expected=f"{len(shapes)} arrays, see .weight_shapes")
-        )
+        text, expected = "\n            ".join(wrong), f"{len(shapes)} arrays, see .weight_shapes"
+        theirs = any(str(name).startswith(("weight_ih", "weight_hh")) for name in given)
+        do = "these are a layer's of torch: rnn.from_torch makes the network of them" if theirs else None
+        raise WeightError(message("these weights do not fit", got=text, expected=expected, do=do))
     return result
 
 

@@ -22,7 +22,7 @@ from tvm_rnn.graph.ops import TABLE
 from tvm_rnn.network.layer import weight_name
 from tvm_rnn.network.model import Model
 from tvm_rnn.network.program import Program
-from tvm_rnn.network.rnn import RNN
+from tvm_rnn.network.rnn import RNN, no_network
 from tvm_rnn.runtime import runtime_random
 from tvm_rnn.runtime.runtime_model import Plan, call, check_inputs
 
@@ -95,6 +95,8 @@ class Reference:
     graphs: the layers' at any stage. draws: it is the network in training, where regularisers act with these masks."""
 
     def __init__(self, net: RNN, graphs: Sequence[Graph] | None = None, draws: Draws | None = None) -> None:
+        if not isinstance(net, RNN):
+            raise no_network("reference", net)
         brought = net.program is not None and net.program.brings_weights
         if not net.weights and net.weight_shapes and not brought:
             raise WeightError(message("the RNN has no weights", do="call net.init(seed=0) or net.load(...) first"))

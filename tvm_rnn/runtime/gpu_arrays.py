@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .runtime import Array, Function, Manifest, Shape
+from .runtime import Array, Function, Manifest, Shape, _detached
 
 CPU, CUDA = 1, 2  # DLPack's device types
 PER_THREAD_STREAM = 2  # CUDA's handle: calls with arrays of the CPU from several threads do not wait for each other
@@ -220,7 +220,7 @@ class TorchArrays(GpuArrays):
                 value = value.to(self.kind) if rounds else value
             else:
                 value = self.lib.from_dlpack(value)
-        value = value.detach() if value.requires_grad else value
+        value = _detached(value) if value.requires_grad else value
         return value.to(self.place).contiguous()
 
     def cast(self, value: Array, dtype: str) -> Array:

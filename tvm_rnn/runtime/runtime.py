@@ -20,9 +20,10 @@ import struct
 import sys
 import tempfile
 import threading
+import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
@@ -57,11 +58,13 @@ KINDS = {
 BOUND = 16  # kept by thread and module of what writes to given arrays: a stream has one, or two that take turns
 _opened: dict[str, tuple[int, ...]] = {}
 ALL = "give all of them, as backward returns them, or None"
-ALL = "give all of them, as backward returns them, or None"
+# What settings a copy of a module takes along.
+SETTINGS = ("_threads", "_max_bytes", "device", "watchdog_seconds", "drawing")
+PACKED = "x, lengths = torch.nn.utils.rnn.pad_packed_sequence(packed), then (x, lengths=lengths)"
 ONCE = "make them once: y = numpy.empty(...), state = mod.init_state(batch); then out=(y, state)"
 # Of dicts of states, by kind: what one is called, and one of its items, and what to do where it is not right.
 STATES = {
-    "given": ("state", "state {}", "see mod.init_state(batch)"),
+    "given": ("state", "state {}", "give a dict of all states, such as {'h': h, 'c': c}; see mod.init_state(batch)"),
     "gradient": ("gradient of the state", "the gradient of state {}", ALL),
     "out": ("state of out", "state {} of out", ONCE),
 }
@@ -296,12 +299,38 @@ def _numpy(what: str, value: Array, kind: type[Exception] = InputError) -> np.nd
         do = f"copy it to the CPU: {what}.cpu()"
         on_cpu = getattr(value, "is_cpu", False)  # torch says so, in a tenth of the time that DLPack takes
         if on_cpu or value.__dlpack_device__()[0] == 1:
-            value = value.detach() if getattr(value, "requires_grad", False) else value
+            value = _detached(value, kind) if getattr(value, "requires_grad", False) else value
             return value.numpy() if on_cpu else np.from_dlpack(value)
     except (AttributeError, RuntimeError, BufferError, TypeError, ValueError) as error:
-        do = f"convert it: numpy.asarray({what}, dtype=...) ({type(error).__name__}: {error})"
+        do = f"{_converted(what, value)} ({type(error).__name__}: {error})"
     got = f"a {type(value).__name__} of {getattr(value, 'dtype', 'unknown dtype')} on {getattr(value, 'device', 'cpu')}"
     raise _error(kind, f"{what} is not an array for this module", got, "a dense CPU array: numpy, torch, DLPack", do)
+
+
+def _converted(what: str, value: Array) -> str:
+    """How to make an array of what is none."""
+    if type(value).__name__ == "PackedSequence":
+        return PACKED
+    if isinstance(value, str):
+        return "take arrays out of a dict by name, state['h']: to unpack it gives the names"
+    if hasattr(value, "detach"):  # torch's, of a dtype that NumPy lacks, or without memory
+        return f"cast it: {what}.float(); torch.func, torch.export and torch.jit cannot look into compiled code"
+    return f"convert it: numpy.asarray({what}, dtype=...)"
+
+
+def _detached(value: Array, kind: type[Exception] = InputError) -> Array:
+    """A tensor that asks for gradients, without its history. kind: InputError: results of it could ask for some too."""
+    if kind is InputError and sys.modules["torch"].is_grad_enabled():
+        _say_no_gradient()
+    return value.detach()
+
+
+@functools.cache
+def _say_no_gradient() -> None:
+    """Once in a process: for many calls it is as wanted."""
+    what, got = "results of a compiled module carry no gradient", "a tensor that requires one"
+    do = "rnn.to_torch(net) has gradients; where none are wanted, with torch.no_grad(): mod(x)"
+    warnings.warn(str(_error(InputError, what, got, do=do)), stacklevel=6)
 
 
 @functools.cache
@@ -341,6 +370,7 @@ class Module:
     """
 
     drawing: Callable[[], str] | None = None  # of its network, as HTML
+    _source: Module  # of a copy: what it is one of
     _packs: Sequence[Pack] = ()
     _packed_elements = 0
 
@@ -374,6 +404,30 @@ class Module:
         return (
             f"<{type(self).__name__} {m.cell}: {', '.join(shapes[:-1])} -> {shapes[-1]}, {layers}, {self._runs_on()}>"
         )
+
+    def _untrained(self, *value: object) -> NoReturn:
+        what, do = f"{type(self).__name__} cannot train", "rnn.compile(net, ..., training=True)"
+        raise _error(AttributeError, what, "a module for inference", "one for training", do)
+
+    if not TYPE_CHECKING:  # what Trainable has
+        forward_train = backward = plan_memory = memory_sizes = max_bytes = property(_untrained, _untrained)
+
+    def __deepcopy__(self, memo: object) -> Module:
+        """A module with weights and settings of its own, and the same code, which this one's file has."""
+        arrays, manifest = {**self.weights, **self._constants}, Manifest(self.manifest)
+        copied = type(self)(self.path, Opened(self.path, self._file, manifest, arrays, self._elf_size))
+        copied._source = self  # whoever made the file removes it after the module that it was made for
+        pairs = zip(getattr(self, "networks", [self]), getattr(copied, "networks", [copied]), strict=True)
+        for own, other in pairs:
+            vars(other).update({name: value for name, value in vars(own).items() if name in SETTINGS})
+        return copied
+
+    def __copy__(self) -> Module:
+        return self.__deepcopy__({})
+
+    def __reduce__(self) -> NoReturn:
+        do = "mod.export(path), and rnn.load(path) there; of a layer of to_torch, save layer.state_dict()"
+        raise _error(TvmRnnError, "compiled code cannot be pickled", repr(self), "a file", do)
 
     def _runs_on(self) -> str:
         """The dtype and the target, for people."""
@@ -513,7 +567,8 @@ class Module:
             raise _error(InputError, f"{what} has the wrong shape", array.shape, f"{shape} = {axes}", "reshape it")
         if array.dtype != self._dtype or not array.flags.carray:
             if array.dtype.newbyteorder("=") != self._dtype:
-                raise _error(InputError, f"{what} has the wrong dtype", array.dtype, self._dtype, "cast it: .astype")
+                do = f"cast it: .astype({str(self._dtype)!r}), or of a tensor .to(torch.{self._dtype})"
+                raise _error(InputError, f"{what} has the wrong dtype", array.dtype, self._dtype, do)
             array = np.array(array, self._dtype, order="C")
         return array.ravel()
 
@@ -625,7 +680,9 @@ class Module:
         names = self._weight_shapes.keys()
         missing, unknown = sorted(names - weights.keys()), sorted(weights.keys() - names)
         if missing or unknown:
-            raise _error(WeightError, "wrong names of weights", f"missing {missing}, unknown {unknown}", [*names])
+            theirs = any(str(name).startswith(("weight_ih", "weight_hh")) for name in unknown)
+            do = "of a layer of torch: load_weights(rnn.from_torch(layer).weights)" if theirs else None
+            raise _error(WeightError, "wrong names of weights", f"missing {missing}, unknown {unknown}", [*names], do)
         ready, packed = {}, _aligned(max(1, self._packed_elements), self._dtype)
         for name, shape in self._weight_shapes.items():
             array = weights[name]

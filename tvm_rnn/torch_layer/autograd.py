@@ -7,13 +7,16 @@ module's own arrays. Imported only by `to_torch.py`, because it imports torch.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import dis
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tvm_rnn.errors import ConfigError, InputError, WeightError, message
 from tvm_rnn.frontends.torch import form_of, state_arrays
@@ -142,16 +145,55 @@ class Inference(torch.autograd.Function):
         raise ConfigError(message(what, got="results of eval mode", do=do))
 
 
+class LastState(dict[str, Tensor | list[Tensor]]):
+    """The last states by name: a dict, which is also what pickles and copies of it are. To unpack it as torch's,
+    `y, (h, c) = layer(x)`, would give the names, and is an error."""
+
+    def __iter__(self) -> Iterator[str]:
+        frame = sys._getframe(1)
+        if dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("UNPACK"):
+            names = ", ".join(self.keys())
+            do = f"{names} = state.values(), or state[{next(iter(self.keys()))!r}]"
+            raise InputError(message("the state is a dict: to unpack it gives its names", got=names, do=do))
+        return super().__iter__()
+
+    def __reduce__(self) -> tuple[type[dict[str, object]], tuple[dict[str, object]]]:
+        return dict, ({**self},)
+
+
+def _check_tensors(given: Sequence[Tensor], weights: Iterable[Tensor]) -> None:
+    """Raises InputError for what is no tensor, and ConfigError where torch looks into what runs: its traces would have
+    results as constants, tensors of torch.func have no memory, and a forward-mode tangent would be lost."""
+    if not all(isinstance(value, torch.Tensor) for value in given):
+        kinds = [*dict.fromkeys(type(value).__name__ for value in given)]
+        do = runtime.PACKED if "PackedSequence" in kinds else "torch.from_numpy(x), or layer.compiled()(x)"
+        raise InputError(message("this layer takes tensors", got=", ".join(kinds), expected="torch.Tensor", do=do))
+    got = ""
+    if torch.jit.is_tracing() or torch.compiler.is_exporting():
+        got = "torch.jit.trace or torch.export"
+    elif torch._C._are_functorch_transforms_active():
+        recorded, wrapped = torch.is_grad_enabled(), torch._C._functorch.is_functorch_wrapped_tensor
+        theirs = any((recorded and t.requires_grad) or wrapped(t.detach()) for t in (*given, *weights))
+        got = "torch.func" if theirs else ""
+    elif forward_ad._current_level >= 0:
+        dual = any(forward_ad.unpack_dual(t).tangent is not None for t in (*given, *weights))
+        got = "forward-mode gradients" if dual else ""
+    if got:
+        do = "backward(), torch.autograd.grad and functional_call work; layer.compiled().export(path) writes a file"
+        raise ConfigError(message("torch cannot look into compiled code", got=got, do=do))
+
+
 class TorchLayer(torch.nn.Module):
     """A network that torch trains; see `tvm_rnn.to_torch`. The parameters are the net's weights under their own names,
     or under those of torch.nn's layers."""
 
     def __init__(self, net: RNN, module: Compiled, names: str) -> None:
         super().__init__()
-        self._module = Code(module)  # first: it says why the layer cannot be pickled
+        self._module = module  # first: it says why the layer cannot be pickled
         self.net, self.form = net, form_of(net) if names == "torch" else None
         values = net.weights if self.form is None else state_arrays(net)
         home = f"cuda:{module.device}" if hasattr(module, "device") and torch.cuda.is_available() else "cpu"
+        self._names = [*values]
         for name, value in values.items():
             self.register_parameter(name, torch.nn.Parameter(torch.tensor(value, device=home)))
 
@@ -168,19 +210,17 @@ class TorchLayer(torch.nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor | list[Tensor]]]:
         """All steps: (y [T, B, D*H], {name: state after the last step}). Arguments as of a compiled Module's call, and
         of its `forward_train`: in training mode regularisers act, with a seed of torch's generator if none is given."""
-        module = self._module.value
-        there = getattr(x, "is_cuda", False) and hasattr(module, "use_there")
-        weights = self._moved(x.device) if there else self._present()
-        values = module._name_inputs(x, inputs)
+        module = self._module
+        values, weights = module._name_inputs(x, inputs), self.weights()
+        _check_tensors([*values, *flat(state)], weights.values())
+        device = values[0].device
+        there = device.type == "cuda" and hasattr(module, "use_there")
+        weights = self._moved(device, weights) if there else self._present(weights)
         rows = {"lengths": lengths, "reset": reset}
-        if there and torch.is_autocast_enabled("cuda"):
+        if torch.is_autocast_enabled(device.type):
             kind = getattr(torch, str(module.manifest.dtype))
             values, state = [value.to(kind) for value in values], each(state, lambda part: part.to(kind))
         tensors = [*values, *flat(state), *weights.values()]
-        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-            got = ", ".join(dict.fromkeys(type(tensor).__name__ for tensor in tensors))
-            do = "torch.from_numpy(x), or layer.compiled()(x)"
-            raise InputError(message("this layer takes tensors", got=got, expected="torch.Tensor", do=do))
         dropping = self.training and bool(self.net.regularisers)
         if dropping:
             # Of torch's generator of the CPU, which torch.manual_seed sets.
@@ -191,25 +231,26 @@ class TorchLayer(torch.nn.Module):
             if there:
                 module.use_there({name: tensor.detach() for name, tensor in weights.items()}, ("sequence",))
             y, last = module(values if len(values) > 1 else values[0], state, **rows)
-            return y, last
+            return y, LastState(last)
         call = Call(module, len(values), state, rows, tuple(weights) if there else ())
         steps = Steps if dropping or not self.net.regularisers else Inference
         y, *last = steps.apply(call, *tensors)
-        return y, call.named(last)
+        return y, LastState(call.named(last))
 
     def weights(self) -> dict[str, Tensor]:
         """The net's weights, {name: tensor}, made of the parameters: what `net.load` takes."""
-        own = dict(self.named_parameters())
+        plain = self._parameters  # others are what parametrizations make
+        own = {name: plain[name] if name in plain else getattr(self, name) for name in self._names}
         return own if self.form is None else net_weights(self.net, self.form, own)
 
-    def _moved(self, device: torch.device) -> dict[str, Tensor]:
+    def _moved(self, device: torch.device, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The weights on a GPU, dense, in the dtype that the module reads: for 16-bit networks float32."""
-        kind = torch.float64 if str(self._module.value.manifest.dtype) == "float64" else torch.float32
-        return {name: tensor.to(device, kind).contiguous() for name, tensor in self.weights().items()}
+        kind = torch.float64 if str(self._module.manifest.dtype) == "float64" else torch.float32
+        return {name: tensor.to(device, kind).contiguous() for name, tensor in weights.items()}
 
-    def _present(self) -> dict[str, Tensor]:
+    def _present(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weights as tensors, after the module was given them if they are not what it has."""
-        found, module = self.weights(), self._module.value
+        module = self._module
         for name, tensor in found.items():
             array = runtime._numpy(name, tensor, WeightError)
             if array.dtype != module.weights[name].dtype or not np.array_equal(array, module.weights[name]):
@@ -220,36 +261,25 @@ class TorchLayer(torch.nn.Module):
     @property
     def max_bytes(self) -> int | None:
         """Of the compiled module: how much memory a step of training may take besides its results."""
-        found: int | None = self._module.value.max_bytes
+        found: int | None = self._module.max_bytes
         return found
 
     @max_bytes.setter
     def max_bytes(self, count: int | None) -> None:
-        self._module.value.max_bytes = count
+        self._module.max_bytes = count
 
     def compiled(self) -> Compiled:
         """The compiled module with the present weights: to call without torch, or to export."""
-        self._present()
-        return self._module.value
+        self._present(self.weights())
+        return self._module
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        """Called by torch.jit.script."""
+        do = "script what is around the layer; layer.compiled().export(path) writes a file"
+        raise ConfigError(message("torch cannot look into compiled code", got="torch.jit.script", do=do))
 
     def extra_repr(self) -> str:
         return repr(self.net)[1:-1]
-
-
-class Code:
-    """The compiled module of one layer. A copy of the layer loads the same file, for weights of its own."""
-
-    def __init__(self, value: Compiled, origin: Code | None = None) -> None:
-        self.value, self.origin = value, origin  # the origin's file goes with the origin's module
-
-    def __deepcopy__(self, memo: dict[int, object]) -> Code:
-        copied = Code(type(self.value)(self.value.path), self)
-        copied.value.max_bytes = self.value.max_bytes
-        return copied
-
-    def __reduce__(self) -> NoReturn:
-        do = "save layer.state_dict(), and make the layer again with to_torch"
-        raise ConfigError(message("compiled code cannot be pickled", got="a layer of to_torch", do=do))
 
 
 def net_weights(net: RNN, form: Form, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

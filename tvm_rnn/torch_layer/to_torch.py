@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_rnn.errors import ConfigError, WeightError, message, unknown
 from tvm_rnn.frontends.torch import form_of
-from tvm_rnn.network.rnn import RNN
+from tvm_rnn.network.rnn import RNN, no_network
 
 if TYPE_CHECKING:
     from .autograd import TorchLayer
@@ -53,7 +53,7 @@ def to_torch(
         WeightError: the net has no weights.
     """
     if not isinstance(net, RNN):
-        raise ConfigError(message("to_torch needs an RNN", got=f"{net!r:.80}", do="rnn.to_torch(rnn.RNN(...).init())"))
+        raise no_network("to_torch", net)
     if names not in NAMES:
         raise ConfigError(message("to_torch: no such names of parameters", **unknown("names", str(names), NAMES)))
     if names == "torch":

@@ -26,7 +26,7 @@ from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.dtypes import precision_name
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.network.model import widened
-from tvm_rnn.network.rnn import RNN
+from tvm_rnn.network.rnn import RNN, no_network
 from tvm_rnn.options import Options
 from tvm_rnn.passes import pipeline
 from tvm_rnn.records import Record, Records
@@ -153,7 +153,7 @@ def run(
 def workload(net: RNN, target: Target, steps: int, batch: int, precision: str | None = None, seed: int = 0) -> Workload:
     """What is tuned: the network, with weights. Raises ConfigError for what cannot be."""
     if not isinstance(net, RNN):
-        raise ConfigError(message("tune needs an RNN", got=f"{net!r:.80}", do="rnn.tune(rnn.RNN(cell, I, H))"))
+        raise no_network("tune", net)
     check(steps=steps, batch=batch)
     net = widened(net, precision)
     name = precision_name(net.dtype, precision)
