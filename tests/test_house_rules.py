@@ -23,7 +23,7 @@ NEVER_QUICK = {"runtime_cuda_training.py"}
 UNFINISHED = re.compile(r"\b(?:TO[D]O|FIX[M]E|X{3})\b")
 PRAGMA = re.compile(r"#\s*(?:no[q]a|type:\s*ig[n]ore|ruff:|pylint:|mypy:|fmt:)")
 PRIVATE_PATH = re.compile(r"(?<![\w.])/(?:home|root|work|Users)/\w")
-COMMAND = re.compile(r"\.command\(\"\w+\"\)\((\w+)\)")
+COMMAND = re.compile(r"\.command\(\"\w+\"[^)]*\)\((\w+)\)")
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 PACKAGE = sorted(path for folder in ("tvm_rnn", "schedules") for path in (ROOT / folder).rglob("*.py"))

@@ -63,13 +63,37 @@ def message(
     return "\n".join(lines)
 
 
+# What optional parts need, as pip takes it: the packages of an extra of pyproject.toml together.
+_DRAWING = "'grandalf>=0.8' 'vl-convert-python>=1.6'"
+_INSTALL = {"onnx": "'onnx>=1.16'", "h5py": "'h5py>=3.10'", "grandalf": _DRAWING, "vl-convert-python": _DRAWING}
+
+
+def not_installed(package: str, more: str = "") -> str:
+    """The message where an optional package is missing. It names the packages themselves: an extra of tvm_rnn could be
+    installed only where pip finds tvm_rnn.
+
+    package: its name in the index. more: what else can be done.
+    """
+    do = f"pip install {_INSTALL.get(package, package)}"
+    return message(f"{package} is not installed", do=f"{do}; {more}" if more else do)
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was meant, whatever its capitals: one that begins so, or is spelt nearly so; or None."""
+    folded = {word.casefold(): word for word in known}
+    own = name.casefold()
+    begun = [word for word in folded if own and word.startswith(own)] if len(own) > 2 else []
+    near = begun or difflib.get_close_matches(own, folded, n=1, cutoff=0.5)
+    return folded[min(near, key=len)] if near else None
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> dict[str, str]:
     """Slots for an unknown name: the known ones and the nearest."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    near = nearest(str(name), names)
     shown = ", ".join(names) if names else "none"
     return {
         "got": f"{name!r}",
         "expected": f"one of: {shown}",
-        "do": f"did you mean {near[0]!r}?" if near else f"use a known {kind}",
+        "do": f"did you mean {near!r}?" if near is not None else f"use a known {kind}",
     }

@@ -18,7 +18,7 @@ import numpy as np
 
 from tvm_rnn.records import Records
 
-from .errors import ConfigError, message, unknown
+from .errors import ConfigError, message, nearest, unknown
 
 if TYPE_CHECKING:
     import tvm
@@ -168,7 +168,10 @@ def resolve(target: str | Target) -> Target:
         return GPUS[target]
     if target in TABLE:
         return replace(TABLE[target], features=_features(TABLE[target]))
-    raise ConfigError(message("no such target", **unknown("target", target, names())))
+    slots = unknown("target", target, names())
+    own = "llvm is this CPU, cuda this GPU"
+    slots["do"] = f"{slots['do']} ({own})" if nearest(target, names()) else f"name one of these: {own}"
+    raise ConfigError(message("no such target", **slots))
 
 
 def host() -> Target:

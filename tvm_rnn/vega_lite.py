@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Mapping
 
-from .errors import ConfigError, message
+from .errors import ConfigError, message, not_installed
 
 Spec = dict[str, object]
 
@@ -39,9 +39,8 @@ def svg(spec: Mapping[str, object], title: str) -> str:
     """
     try:
         import vl_convert
-    except ImportError as reason:
-        do = "pip install 'tvm_rnn[report]'"
-        raise ConfigError(message("charts need vl-convert-python", got=str(reason), do=do)) from None
+    except ImportError:
+        raise ConfigError(not_installed("vl-convert-python")) from None
     whole = {"$schema": SCHEMA, "config": CONFIG, "description": title, **spec}
     drawn: str = vl_convert.vegalite_to_svg(json.dumps(whole))
     return drawn.replace("<svg ", '<svg role="img" ', 1)

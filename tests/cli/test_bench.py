@@ -37,13 +37,13 @@ def test_wrong_usage_exits_with_2(words: list[str]) -> None:
     call(*words, code=2)
 
 
-def test_wrong_words_exit_with_1(tmp_path: Path) -> None:
+def test_wrong_words_exit_with_2(tmp_path: Path) -> None:
     folder = str(tmp_path)
-    assert "did you mean 'blog'" in call("--suite", "blgo", "--build", folder, code=1)
-    assert "no point has this" in call("--suite", "blog", "--build", folder, "--only", "h9", code=1)
-    assert "no such folder" in call("--suite", "blog", "--modules", f"{folder}/none", code=1)
-    assert "no such peer" in call("--suite", "blog", "--modules", folder, "--against", "onnx", code=1)
-    assert ".svg" in call("--suite", "blog", "--modules", folder, "--plot", "a.png", code=1)
+    assert "did you mean 'blog'" in call("--suite", "blgo", "--build", folder, code=2)
+    assert "no point has this" in call("--suite", "blog", "--build", folder, "--only", "h9", code=2)
+    assert "no such folder" in call("--suite", "blog", "--modules", f"{folder}/none", code=2)
+    assert "no such peer" in call("--suite", "blog", "--modules", folder, "--against", "onnx", code=2)
+    assert ".svg" in call("--suite", "blog", "--modules", folder, "--plot", "a.png", code=2)
 
 
 @pytest.mark.broad
@@ -88,4 +88,4 @@ def test_a_suite_without_a_folder_runs_on_this_cpu(monkeypatch: pytest.MonkeyPat
     text = call(*words, "--plot", str(tmp_path / "ratios.svg"))
     assert "lstm-h8-i4-b2-t5-fp32" in text and "x numpy (geometric mean" in text
     assert "lstm-h8-i4-b2-t5-fp32" in (tmp_path / "ratios.svg").read_text()
-    assert "no such suite" in call("--suite", "gpu-grid", code=1)
+    assert "no such suite" in call("--suite", "gpu-grid", code=2)

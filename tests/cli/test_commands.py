@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 import tvm_rnn as rnn
 from tvm_rnn.cli.commands import app
 from tvm_rnn.cuda.codegen import nvcc
-from tvm_rnn.frontends import spec
 from tvm_rnn.options import PASS_NAMES
 from tvm_rnn.oracle.tolerance import assert_close
 from tvm_rnn.records import Choice, Record
@@ -67,64 +66,7 @@ def test_help_says_what_to_do_and_every_command_gives_an_example() -> None:
 def test_no_arguments_print_help_and_the_version_is_known() -> None:
     result = CliRunner().invoke(app, [])
     assert "compile" in result.output and "Traceback" not in result.output
-    assert call("--version").split() == ["tvm-rnn", rnn.__version__]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["nonsense"],
-        ["compile", "lstm"],
-        ["compile", "lstm", "-o", "x.so"],
-        ["compile", "lstm", "-o", "x.so", "--input-size", "0"],
-        ["compile", "lstm", "-o", "x.so", *SIZES, "--seed", "1", "--weights", "w"],
-        ["run", "lstm.so"],
-        ["inspect"],
-        ["bench", "lstm.so", "--batch", "many"],
-    ],
-)
-def test_wrong_usage_exits_with_2(words: list[str]) -> None:
-    assert "Usage" in call(*words, code=2) or words[0] == "nonsense"
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["compile", "lsmt", "-o", "x.so", *SIZES], "did you mean 'lstm'"),
-        (["compile", "m.onnx", "-o", "x.so", *SIZES], "this file is a whole network"),
-        (["compile", "lstm", "-o", "none/x.so", *SIZES], "no such folder"),
-        (["compile", "lstm", "-o", "x.so", *SIZES, "--dtype", "int8"], "float32"),
-        (["compile", "lstm", "-o", "x.so", *SIZES, "--batch", "0"], "--batch"),
-        (["compile", "lstm", "-o", "x.so", *SIZES, "--size", "Q=3"], "no axis 'Q'"),
-        (["compile", "lstm", "-o", "x.so", *SIZES, "--without", "nothing"], "no such pass"),
-        (["compile", "lstm", "-o", "x.so", *SIZES, "--target", "abacus"], "no such target"),
-        (["compile", "lstm", "-o", "x.so", *SIZES, "--target", "nvidia-h200", "--arch", "sm_1,sm_80"], "no such arch"),
-        (["compile", "lstm", "-o", "x.so", *SIZES, "--precision", "tf32"], "CPUs compute in"),
-        (["compile", "lstm", "-o", "x.so", *SIZES, "--weight-dtype", "float8_e4m3"], "weights are not for this target"),
-        (["show", "lstm", "--stage", "cuda", "--target", "nvidia-h200", "--weight-dtype", "int4"], "no such dtype"),
-        (["show", "lstm", "--stage", "asm", "--target", "nvidia-h200"], "no such stage"),
-        (["show", "lstm", "--stage", "normalise", "--training"], "no such stage"),
-        (["compile", "lstm", "-o", "x.so", *SIZES, "--weights", "none.safetensors"], "no such weights file"),
-        (["show", "lstm", "--stage", "tirr"], "did you mean 'tir'"),
-        (["cells", "grru"], "did you mean 'gru'"),
-        (["inspect", "none.so"], "none.so"),
-        (["run", "none.so", "--input", "x.npy", "--output", "y.npy"], "none.so"),
-        (["bench", "none.so"], "none.so"),
-        (["bench", "none.so", "--against", "torhc"], "did you mean 'torch'"),
-    ],
-)
-def test_failures_exit_with_1_and_one_message(words: list[str], text: str) -> None:
-    message = call(*words, code=1)
-    assert message.startswith("error: ") and text in message and "Traceback" not in message
-    assert not os.path.exists("x.so")
-
-
-def test_ctrl_c_exits_with_130_and_prints_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(_name: str) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(spec, "find_cell", interrupted)
-    assert "Traceback" not in call("cells", "lstm", code=130)
+    assert call("--version").split() == call("-V").split() == ["tvm-rnn", rnn.__version__]
 
 
 def test_help_and_lists_do_not_import_the_compiler() -> None:
@@ -209,7 +151,8 @@ def test_compile_of_a_cell_in_a_file(files: Paths, tmp_path: Path) -> None:
 
 
 def test_run_gives_what_the_oracle_gives(lstm: str, files: Paths) -> None:
-    call("run", lstm, "--input", files["x"], "--output", files["y"], "--state-out", files["s"])
+    said = call("run", lstm, "--input", files["x"], "--output", files["y"], "--state-out", files["s"])
+    assert f"wrote {files['y']}: y float32 [5, 3, 8]" in said and f"wrote {files['s']}: h float32" in said
     y, state = oracle()(np.load(files["x"]))
     with np.load(files["s"]) as after:
         assert_close((np.load(files["y"]), dict(after)), (y, state), "float32", 5)
@@ -241,15 +184,15 @@ def test_run_takes_further_inputs_by_name(files: Paths, tmp_path: Path) -> None:
     assert_close(np.load(files["y"]), rnn.reference(net)(np.load(files["x"]), a=np.load(a))[0], "float32", 5)
     wrong = ["run", files["out"], "--input", files["x"], "--output", files["y"]]
     assert "a" in call(*wrong, code=1)
-    assert "no such input" in call(*wrong, "--input", f"b={a}", code=1)
-    assert "given twice" in call(*wrong, "--input", f"x={files['x']}", code=1)
+    assert "no such input" in call(*wrong, "--input", f"b={a}", code=2)
+    assert "given twice" in call(*wrong, "--input", f"x={files['x']}", code=2)
 
 
 def test_run_writes_nothing_when_it_fails(lstm: str, files: Paths, tmp_path: Path) -> None:
     before = sorted(os.listdir(tmp_path))
     words = ["run", lstm, "--input", files["x"], "--output"]
     call(*words, files["y"], "--state-out", str(tmp_path / "none" / "s.npz"), code=1)
-    call(*words, files["y"], "--state-out", files["y"], code=1)
+    call(*words, files["y"], "--state-out", files["y"], code=2)
     np.save(files["n"], np.array([9, 9, 9]))
     call(*words, files["y"], "--lengths", files["n"], code=1)
     os.unlink(files["n"])
@@ -286,7 +229,7 @@ def test_show_has_masks() -> None:
 
 
 def test_show_of_a_stage_that_was_left_out() -> None:
-    message = call("show", "lstm", "--stage", "hoist_gemms", "--without", "hoist_gemms", code=1)
+    message = call("show", "lstm", "--stage", "hoist_gemms", "--without", "hoist_gemms", code=2)
     assert "left out" in message
 
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import tvm_rnn as rnn
 from tvm_rnn.cli.commands import app
 from tvm_rnn.cli.networks import name_inputs
-from tvm_rnn.errors import InputError
+from tvm_rnn.errors import ConfigError
 
 RUN = CliRunner()
 
@@ -69,17 +69,19 @@ def test_run_takes_the_models_names(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "text"),
+    ("words", "text", "code"),
     [
-        (["--input", "x.npy"], "the inputs are not the model's"),
-        (["--input", "x.npy", "--input", "n=n.npy", "--lengths", "n.npy"], "this module is a whole model"),
-        (["--input", "Y=x.npy"], "no such input"),
+        (["--input", "x.npy"], "the inputs are not the model's", 1),
+        (["--input", "x.npy", "--input", "n=n.npy", "--lengths", "n.npy"], "this module is a whole model", 2),
+        (["--input", "Y=x.npy"], "no such input", 2),
     ],
 )
-def test_run_says_what_is_wrong(folder: Path, words: list[str], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_says_what_is_wrong(
+    folder: Path, words: list[str], text: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(folder)
     done = call("run", "m.so", *words, "--output", "wrong.npz")
-    assert done.exit_code == 1 and text in done.output and not (folder / "wrong.npz").exists()
+    assert done.exit_code == code and text in done.output and not (folder / "wrong.npz").exists()
 
 
 def test_inspect_says_where_it_is_from_and_what_it_does(folder: Path) -> None:
@@ -98,7 +100,7 @@ def test_several_networks(folder: Path) -> None:
     text = call("inspect", folder / "two.so").output
     assert "network 1" in text and "gru_reset_before, 1 layer" in text
     done = call("bench", folder / "two.so")
-    assert done.exit_code == 1 and "one network is compared at a time" in done.output
+    assert done.exit_code == 2 and "one network is compared at a time" in done.output
     shown = call("show", folder / "two.onnx", "--stage", "hoist_gemms").output
     assert "== 0 hoist_gemms" in shown and "graph gru_reset_before" in shown
 
@@ -122,21 +124,21 @@ def test_show_of_one_network(folder: Path) -> None:
 )
 def test_a_file_says_itself_what_it_is(folder: Path, options: list[Any]) -> None:
     done = call("compile", folder / "m.onnx", "-o", folder / "never.so", *options)
-    assert done.exit_code == 1 and options[0] in done.output and "whole network" in done.output
+    assert done.exit_code == 2 and options[0] in done.output and "whole network" in done.output
 
 
 def test_cells_have_sizes_of_the_users(folder: Path) -> None:
     done = call("compile", "lstm", "-o", folder / "never.so")
     assert done.exit_code == 2 and "--input-size is needed" in done.output
     done = call("compile", folder / "none.onnx", "-o", folder / "never.so")
-    assert done.exit_code == 1 and "no such ONNX file" in done.output
+    assert done.exit_code == 2 and "no such ONNX file" in done.output
     done = call("cells", folder / "m.onnx")
-    assert done.exit_code == 1 and "this is a network, not a cell" in done.output
+    assert done.exit_code == 2 and "this is a network, not a cell" in done.output
 
 
 def test_names_of_inputs() -> None:
     assert name_inputs(["a.npy", "n=b.npy"], ["x", "n"]) == {"x": "a.npy", "n": "b.npy"}
-    with pytest.raises(InputError, match="given twice"):
+    with pytest.raises(ConfigError, match="given twice"):
         name_inputs(["a.npy", "x=b.npy"], ["x", "n"])
 
 
@@ -158,10 +160,10 @@ def test_bundles_that_cannot_be(folder: Path, tmp_path: Path) -> None:
     sizes = ("--input-size", 3, "--hidden-size", 4)
     for words, code, text in (
         (["elman", *sizes, "--bundle", tmp_path / "b"], 2, "--bundle needs weights"),
-        (["elman", *sizes, "--seed", 0], 1, "nothing to write"),
-        (["elman", *sizes, "--seed", 0, "--bundle", tmp_path / "none" / "b"], 1, "--bundle: no such folder"),
-        (["elman", *sizes, "--seed", 0, "--bundle", tmp_path / "2b"], 1, "not a name in C"),
-        (["elman", *sizes, "--seed", 0, "--bundle", folder], 1, "is not a bundle"),
+        (["elman", *sizes, "--seed", 0], 2, "nothing to write"),
+        (["elman", *sizes, "--seed", 0, "--bundle", tmp_path / "none" / "b"], 2, "--bundle: no such folder"),
+        (["elman", *sizes, "--seed", 0, "--bundle", tmp_path / "2b"], 2, "not a name in C"),
+        (["elman", *sizes, "--seed", 0, "--bundle", folder], 2, "is not a bundle"),
     ):
         done = call("compile", *words)
         assert done.exit_code == code and text in done.output, done.output

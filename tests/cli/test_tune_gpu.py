@@ -60,7 +60,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     ],
 )
 def test_options_that_do_not_go_together(words: list[str], expected: str) -> None:
-    assert expected in run(*words, code=1)
+    assert expected in run(*words, code=2)
 
 
 def test_a_network_becomes_a_point(asked: list[dict[str, Any]]) -> None:

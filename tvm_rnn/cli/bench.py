@@ -86,7 +86,7 @@ def bench(
     On a CPU each framework has a process of its own, and they take turns. On a GPU everyone is a CUDA graph, and their
     replays take turns. Results are compared with float64 first: what differs is not timed.
 
-    [bold]Examples[/]
+    **Examples**
 
     $ tvm-rnn bench lstm.so --against torch,onnxruntime --steps 100 --batch 16 --threads 2
 

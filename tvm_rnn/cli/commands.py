@@ -1,43 +1,28 @@
 """The command line: `tvm-rnn compile`, `run`, `show`, `explain`, `inspect`, `cells`, `bench`, `tune` and more.
 
-In: words and files from the user's shell. Out: files and text; exit code 0, 1 with one message on stderr (the text of
-a TvmRnnError), 2 for wrong usage, 130 for Ctrl-C. Commands import what they need: help and lists stay quick.
+In: words and files from the user's shell. Out: files and text; `usage.py` has help and exit codes. Commands import
+what they need: help and lists stay quick.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from tvm_rnn.errors import ConfigError, TvmRnnError, message, unknown
+from tvm_rnn.errors import ConfigError, message, unknown
 from tvm_rnn.version import __version__
 
 from .bench import bench
-from .console import print_json, progress, show
+from .console import print_json, print_written, progress, show
 from .explain import doctor, explain
 from .options import Code, Json, ModuleFile, Outputs, Regularisers, Sizes, Spec, Tape, Values, Weights, grouped
 from .records import app as records
 from .tune import tune
-
-
-class Commands(TyperGroup):
-    """All commands; what goes wrong in one becomes a message on stderr and an exit code."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except TvmRnnError as error:
-            print(f"error: {error}", file=sys.stderr)
-            raise typer.Exit(1) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
-
+from .usage import MARKUP, SETTINGS, Command, Commands
 
 app = typer.Typer(
     cls=Commands,
@@ -45,15 +30,15 @@ app = typer.Typer(
     help="Compile recurrent cells to shared objects, look at every step of that, run and time the results.",
     epilog="Begin with: tvm-rnn cells",
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
+    context_settings=SETTINGS,
+    rich_markup_mode=MARKUP,
     pretty_exceptions_enable=False,
 )
 
 
 @app.callback(invoke_without_command=True)
 def _options(
-    ctx: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
+    ctx: typer.Context, version: Annotated[bool, typer.Option("--version", "-V", help="Print the version.")] = False
 ) -> None:
     if version:
         print(f"tvm-rnn {__version__}")
@@ -62,7 +47,7 @@ def _options(
         print(ctx.get_help())
 
 
-@app.command("compile")
+@app.command("compile", cls=Command)
 @grouped
 def compile_cell(
     spec: Spec,
@@ -79,7 +64,7 @@ def compile_cell(
     Without --weights and --seed the file of a cell holds no weights: give them to it when it is run. A .onnx file says
     its own sizes and weights, and is compiled whole. Give --output, --bundle or both.
 
-    [bold]Examples[/]
+    **Examples**
 
     $ tvm-rnn compile lstm -o lstm.so --input-size 64 --hidden-size 256 --layers 2 --batch 1,16 --weights w.safetensors
 
@@ -133,7 +118,7 @@ class RunFiles:
     reset: Annotated[str | None, typer.Option(metavar="FILE", help="Where rows restart, [T, B] bool, .npy.")] = None
 
 
-@app.command("run")
+@app.command("run", cls=Command)
 @grouped
 def run_module(
     module: ModuleFile,
@@ -151,7 +136,7 @@ def run_module(
     A module of a whole model (an ONNX file's) takes that model's inputs as NAME=FILE and writes its first output to an
     .npy file, all of them by name to an .npz file.
 
-    [bold]Examples[/]
+    **Examples**
 
     $ tvm-rnn run lstm.so --input x.npy --output y.npy
 
@@ -185,9 +170,12 @@ def run_module(
             raise ConfigError(message("--output and --state-out are one file", got=repr(output), do="give two names"))
         writers[files.state_out] = npz_writer(after)
     write_whole(writers)
+    print_written(output, {"y": y})
+    if files.state_out is not None:
+        print_written(files.state_out, after)
 
 
-@app.command("show")
+@app.command("show", cls=Command)
 @grouped
 def show_stages(
     spec: Spec,
@@ -201,7 +189,7 @@ def show_stages(
 ) -> None:
     """Print what a cell becomes on its way to machine code. Axes that got no size get a small one.
 
-    [bold]Examples[/]
+    **Examples**
 
     $ tvm-rnn show gru --stage combine_gemms
 
@@ -246,11 +234,11 @@ def show_stages(
         print(f"== {name}\n{text.rstrip()}\n" if len(wanted) > 1 or stage == "all" else text.rstrip())
 
 
-@app.command("inspect")
+@app.command("inspect", cls=Command)
 def inspect_module(module: ModuleFile, as_json: Json = False) -> None:
     """Say what a compiled module is: its manifest, read without running any of its code.
 
-    [bold]Example[/]
+    **Example**
 
     $ tvm-rnn inspect lstm.so --json | jq .manifest.target
     """
@@ -263,14 +251,14 @@ def inspect_module(module: ModuleFile, as_json: Json = False) -> None:
     show(as_json, facts, manifest_page(module, manifest, weights, file_bytes))
 
 
-@app.command("cells")
+@app.command("cells", cls=Command)
 def list_cells(
     name: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="One cell, to be told all about it.")] = None,
     as_json: Json = False,
 ) -> None:
     """List the cells of the zoo, or tell all about one.
 
-    [bold]Examples[/]
+    **Examples**
 
     $ tvm-rnn cells
 
@@ -285,10 +273,10 @@ def list_cells(
     show(as_json, facts if name is None else facts[0], cells_table(found) if name is None else cell_page(found[0]))
 
 
-app.command("explain")(explain)
-app.command("doctor")(doctor)
-app.command("bench")(bench)
-app.command("tune")(tune)
+app.command("explain", cls=Command)(explain)
+app.command("doctor", cls=Command)(doctor)
+app.command("bench", cls=Command)(bench)
+app.command("tune", cls=Command)(tune)
 app.add_typer(records, name="records")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -26,6 +26,12 @@ def progress(quiet: bool) -> Iterator[Callable[[str], None]]:
 
 def print_json(value: object) -> None:
     print(json.dumps(value, indent=2))
+
+
+def print_written(path: str, arrays: Mapping[str, object]) -> None:
+    """A line for a file of arrays: their names, dtypes and shapes."""
+    said = [f"{name} {getattr(a, 'dtype', '')} {list(getattr(a, 'shape', ()))}" for name, a in arrays.items()]
+    print(f"wrote {path}: {', '.join(said)}")
 
 
 def print_rich(*renderables: object) -> None:

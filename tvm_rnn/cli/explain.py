@@ -41,7 +41,7 @@ def explain(
     Axes that got no size get a small one. A module (.so) says it of itself; its page has pictures too, drawn from the
     zoo's cell of its name or from --cell, if that has the equations that were compiled.
 
-    [bold]Examples[/]
+    **Examples**
 
     $ tvm-rnn explain lstm --input-size 256 --hidden-size 256 --batch 1,16
 
@@ -89,7 +89,7 @@ def doctor(as_json: Json = False) -> None:
 
     Exits with 0 where a cell can be compiled for this CPU and run, else with 1.
 
-    [bold]Example[/]
+    **Example**
 
     $ tvm-rnn doctor --json | jq .problems
     """

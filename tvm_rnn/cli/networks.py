@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 
 import typer
 
-from tvm_rnn.errors import ConfigError, InputError, message, unknown
+from tvm_rnn.errors import ConfigError, message, unknown
 from tvm_rnn.explain.tables import size_text
 from tvm_rnn.frontends.spec import build_net, find_cell, is_model, parse_sizes, read_model
 from tvm_rnn.module_file.schema import GpuNetwork, SeveralNetworks, read
@@ -20,7 +20,7 @@ from tvm_rnn.network.rnn import RNN
 from tvm_rnn.npy_files import npy_writer, npz_writer, read_npy, write_whole
 from tvm_rnn.runtime.runtime import Module
 
-from .console import print_json
+from .console import print_json, print_written
 from .options import Outputs, Sizes, Values
 
 Given = Mapping[str, float | Mapping[str, float]]  # regularisers, as RNN takes them
@@ -134,7 +134,9 @@ def run_model(loaded: Module, words: list[str], output: str, options: list[str])
         raise ConfigError(message("this module is a whole model", got=", ".join(options), do=do))
     results = loaded.run({name: read_npy(path) for name, path in name_inputs(words, names).items()})
     first = loaded.manifest["model"]["outputs"][0]["name"]
-    write_whole({output: npz_writer(results) if output.endswith(".npz") else npy_writer(results[first])})
+    named = output.endswith(".npz")
+    write_whole({output: npz_writer(results) if named else npy_writer(results[first])})
+    print_written(output, results if named else {first: results[first]})
 
 
 def name_inputs(words: list[str], names: list[str]) -> dict[str, str]:
@@ -143,10 +145,10 @@ def name_inputs(words: list[str], names: list[str]) -> dict[str, str]:
     for word in words:
         name, equals, path = word.partition("=")
         if equals and name not in names and not os.path.exists(word):
-            raise InputError(message("--input: no such input", **unknown("input", name, names)))
+            raise ConfigError(message("--input: no such input", **unknown("input", name, names)))
         if not equals or name not in names:
             name, path = names[0], word
         if name in given:
-            raise InputError(message(f"--input: {name} is given twice", got=f"{given[name]}, {path}", expected="once"))
+            raise ConfigError(message(f"--input: {name} is given twice", got=f"{given[name]}, {path}", expected="once"))
         given[name] = path
     return given

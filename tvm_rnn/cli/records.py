@@ -15,6 +15,7 @@ from tvm_rnn.errors import ConfigError, TvmRnnError, message
 
 from .console import progress, show
 from .options import Json
+from .usage import MARKUP, Command, Commands
 
 if TYPE_CHECKING:
     from tvm_rnn.records import Record
@@ -24,14 +25,14 @@ Folder = Annotated[
 ]
 Only = Annotated[str, typer.Option(metavar="WORDS", help="Records whose target or name has all these words.")]
 
-app = typer.Typer(invoke_without_command=True, add_completion=False, rich_markup_mode="rich")
+app = typer.Typer(cls=Commands, invoke_without_command=True, rich_markup_mode=MARKUP)
 
 
 @app.callback(invoke_without_command=True)
 def listed(ctx: typer.Context, records: Folder = None, only: Only = "", as_json: Json = False) -> None:
     """List tuned records, measure them again, merge folders of them, remove stale ones.
 
-    [bold]Examples[/]
+    **Examples**
 
     $ tvm-rnn records
 
@@ -72,7 +73,7 @@ def _existing(folder: str) -> str:
     return folder
 
 
-@app.command("compare")
+@app.command("compare", cls=Command)
 def compare(
     records: Folder = None,
     only: Only = "",
@@ -105,7 +106,7 @@ def compare(
     show(as_json, rows, table, f"{len(rows)} records for {name}")
 
 
-@app.command("merge")
+@app.command("merge", cls=Command)
 def merge(
     source: Annotated[str, typer.Argument(metavar="FROM", help="A folder of records.")],
     records: Folder = None,
@@ -122,7 +123,7 @@ def merge(
     show(as_json, facts, f"{len(found)} records merged into {into}", *(f"ignored: {line}" for line in ignored))
 
 
-@app.command("prune")
+@app.command("prune", cls=Command)
 def prune(
     records: Folder = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and leave it.")] = False,

@@ -44,7 +44,7 @@ def tune(
     elsewhere: --plan here, --measure there, --collect here. For CPUs that are elsewhere: --rpc-tracker and --device-key
     of TVM's own servers there, and their kind as --target.
 
-    [bold]Examples[/]
+    **Examples**
 
     $ tvm-rnn tune lstm --input-size 256 --hidden-size 256 --steps 50 --batch 16 --seconds 120
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from tvm_rnn.network.origin import sha256_of
 
-from ..errors import ConfigError, message
+from ..errors import ConfigError, message, not_installed
 from .fields import Fields, Unreadable, items, mapping
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def read_file(path: str) -> Source:
     try:
         import h5py
     except ImportError:
-        raise ConfigError(message("h5py is not installed", do='pip install "tvm_rnn[keras]"')) from None
+        raise ConfigError(not_installed("h5py")) from None
     try:
         with zipfile.ZipFile(path) as archive:
             text = _member(archive, CONFIG, MOST_CONFIG_BYTES)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..errors import ConfigError, message
+from ..errors import ConfigError, message, not_installed
 from .fields import Unreadable
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def import_onnx() -> ModuleType:
     try:
         import onnx
     except ImportError:
-        raise ConfigError(message("onnx is not installed", do='pip install "tvm_rnn[onnx]"')) from None
+        raise ConfigError(not_installed("onnx")) from None
     return onnx
 
 

@@ -25,7 +25,7 @@ from tvm_rnn.network.tensor_files import open_safetensors
 
 from .. import cells
 from ..dtypes import held_dtype, rounded
-from ..errors import ConfigError, WeightError, message
+from ..errors import ConfigError, WeightError, message, not_installed
 from .torch_names import GATES, Form, Given, places, read_form, select
 
 if TYPE_CHECKING:
@@ -143,8 +143,8 @@ def _import_torch() -> ModuleType:
     try:
         import torch
     except ImportError:
-        do = "pip install torch; weights in a .safetensors file or a dict of arrays need no torch"
-        raise ConfigError(message("torch is not installed", do=do)) from None
+        more = "weights in a .safetensors file or a dict of arrays need no torch"
+        raise ConfigError(not_installed("torch", more)) from None
     return torch
 
 

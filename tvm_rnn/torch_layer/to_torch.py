@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tvm_rnn.errors import ConfigError, WeightError, message, unknown
+from tvm_rnn.errors import ConfigError, WeightError, message, not_installed, unknown
 from tvm_rnn.frontends.torch import form_of
 from tvm_rnn.network.rnn import RNN, no_network
 
@@ -67,8 +67,8 @@ def to_torch(
     net.check_weights()
     try:
         from .autograd import TorchLayer
-    except ImportError as reason:
-        raise ConfigError(message("to_torch needs torch", got=str(reason), do="pip install torch")) from None
+    except ImportError:
+        raise ConfigError(not_installed("torch")) from None
     from tvm_rnn.compiler.compile import compile
 
     module: Any = compile(net, target, training=True, **options)

@@ -125,6 +125,19 @@ def test_a_module_that_is_not_what_its_name_says() -> None:
         compare.compare(module, ["numpy"], **QUICK)
 
 
+def test_a_busy_machine_is_told_of() -> None:
+    """In the table and in JSON."""
+
+    def warned(spread: float) -> list[str]:
+        rows = (compare.Row("tvm_rnn", median_us=1.0, spread=spread), compare.Row("torch", reason="not installed"))
+        return compare.Report(rows).warnings()
+
+    assert warned(0.1) == []
+    (text,) = warned(2.2)
+    assert "220%" in text and "busy" in text and "not reliable" in text
+    assert compare.Report((compare.Row("tvm_rnn", spread=9.0),)).as_dict()["warnings"]
+
+
 def test_wrong_arguments_are_named(lstm: Any) -> None:
     with pytest.raises(rnn.ConfigError, match=r"(?s)no such peer.*did you mean 'torch'"):
         compare.compare(lstm, ["torhc"], **QUICK)

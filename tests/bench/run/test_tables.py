@@ -120,3 +120,8 @@ def test_what_passes_give_is_the_ratio_to_all_of_them() -> None:
 def test_a_run_without_points_can_be_reported() -> None:
     empty = report([FACTS])
     assert empty.lines == () and empty.markdown() and empty.table().row_count == 0
+
+
+def test_a_busy_machine_is_told_of() -> None:
+    assert not any("busy" in note for note in report(RECORDS).notes())
+    assert any("busy" in note for note in report([FACTS, record("a", "tvm_rnn", 1.0, spread=2.2)]).notes())

@@ -14,7 +14,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ PEERS = tuple(name for name in FRAMEWORKS if name != OURS)
 USUAL = ("torch", "onnxruntime", "openvino", "numpy")
 # Thread pools that have just worked spin for up to 20 ms (libgomp, onnxruntime) before they sleep: wait that out.
 SETTLE_SECONDS = 0.05
+MOST_SPREAD = 0.5  # on a machine with nothing else to do rounds differ by a few percent
 TAILS = ("p99", "p99.9")
 THREAD_VARIABLES = (
     "TVM_RNN_NUM_THREADS",
@@ -76,8 +77,11 @@ class Report:
     facts: Request = field(default_factory=dict)
 
     def as_dict(self) -> Reply:
-        """Ready for json.dumps: {"facts": {...}, "rows": [{...}, ...]}."""
-        return {"facts": dict(self.facts), "rows": [asdict(row) for row in self.rows]}
+        """Ready for json.dumps: {"facts": {...}, "rows": [{...}, ...], "warnings": [...]}."""
+        return {"facts": dict(self.facts), "rows": [asdict(row) for row in self.rows], "warnings": self.warnings()}
+
+    def warnings(self) -> list[str]:
+        return doubts(row.spread for row in self.rows)
 
     def table(self) -> Table:
         from rich.table import Table
@@ -113,6 +117,7 @@ class Report:
             f"{facts['cpu']} (compiled for {facts['target']}), load average "
             + " to ".join(f"{load:.2f}" for load in facts["load"]),
             ", ".join(f"{name} {version}" for name, version in facts["versions"].items()),
+            *self.warnings(),
         ]
         return "\n".join(lines)
 
@@ -271,6 +276,14 @@ class Contender:
 def spread(times: Sequence[float]) -> float:
     """(slowest - fastest) / median."""
     return (max(times) - min(times)) / statistics.median(times)
+
+
+def doubts(spreads: Iterable[float | None]) -> list[str]:
+    """What is to be said where rounds of one framework differ so much that no figure of the run can be trusted."""
+    most = max((each or 0.0 for each in spreads), default=0.0)
+    if most <= MOST_SPREAD:
+        return []
+    return [f"warning: rounds differ by up to {most:.0%}: this machine is busy, times and ratios are not reliable"]
 
 
 def run_facts(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tvm_rnn.bench.measure.floors import shares
 from tvm_rnn.bench.suites.gpu import SHORT
 
-from .compare import OURS, TAILS
+from .compare import OURS, TAILS, doubts
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -149,6 +149,7 @@ class Report:
                 known = (f"{name.replace('_', ' ')} {value:.3g}" for name, value in facts["ceilings"].items())
                 lines.append("ceilings: " + ", ".join(known))
         lines += self._reasons()
+        lines += doubts(row.get("spread") for line in self.lines for row in line.rows.values())
         if self.stopped:
             lines.append(f"stopped after {self.stopped['limit']:g} s, {self.stopped['points_left']} points left")
         return lines

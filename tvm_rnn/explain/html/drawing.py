@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
-from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.errors import ConfigError, not_installed
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.graph.graph_text import value_names
 from tvm_rnn.graph.node_text import expression
@@ -35,9 +35,8 @@ def draw(graph: Graph, title: str) -> str:
     """The picture. title: what it shows, for those who do not see it. Raises ConfigError without grandalf."""
     try:
         from grandalf import graphs, layouts
-    except ImportError as reason:
-        do = "pip install 'tvm_rnn[report]'"
-        raise ConfigError(message("the report page needs grandalf", got=str(reason), do=do)) from None
+    except ImportError:
+        raise ConfigError(not_installed("grandalf")) from None
     roots = {*graph.results, graph.output}
     nodes = [n for n in graph.nodes() if n.op != "const" and (n in roots or not _is_view(n))]
     if len(nodes) > MOST:
