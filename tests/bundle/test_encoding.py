@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,19 @@ def step(op: str, count: int = 1, **attributes: Any) -> dict[str, Any]:
 
 def test_every_operation_has_a_form_in_c() -> None:
     assert ENCODERS.keys() == OPERATIONS.keys()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+def test_products_of_all_sizes_around_the_blocks(dtype: str) -> None:
+    """Blocks are of 64 rows, 32 columns and 128 products."""
+    for M, K, N in itertools.product((1, 5, 64, 66), (0, 1, 128, 131), (1, 32, 45)):
+        a, b = (RNG.uniform(-9, 9, shape).astype(dtype) for shape in ((M, K), (K, N)))
+        (found,) = run(step("MatMul"), [a, b])
+        np.testing.assert_allclose(found, a @ b, rtol=1e-5, atol=1e-3)
+        for one, two in itertools.product((0, 1), (0, 1)):
+            given = [a.T if one else a, b.T if two else b]
+            (found,) = run(step("Gemm", transA=one, transB=two, alpha=1.0, beta=1.0), given)
+            np.testing.assert_allclose(found, a @ b, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("modules", [QUICK, pytest.param((), marks=pytest.mark.slow)], ids=["quick", "every operation"])

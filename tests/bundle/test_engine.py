@@ -168,8 +168,14 @@ BIG = 1 << 62
         ("reserve", (BIG, 1), "too many"),
         ("reserve", (1 << 31, 1 << 31), "too many"),
         ("init_state", (-1, "h"), "-1 rows"),
-        ("init_state", (BIG, "h"), "rows"),
+        ("init_state", (BIG, "h"), "h would be too large"),
         ("init_state", (3, None), "h is null"),
+        ("init_state", (3, "odd"), "h is not aligned"),
+        ("sequence", (6, 3, "x", "h", "whole", "whole", None), "y and lengths overlap"),
+        ("sequence", (6, 3, "x", "whole", "y", "whole", None), "h and lengths overlap"),
+        ("sequence", (6, 3, "x", "h", "whole", None, "whole"), "y and reset overlap"),
+        ("sequence", (6, 3, "x", "whole", "y", None, "whole"), "h and reset overlap"),
+        ("sequence", (6, 3, "x", "h", "y", "odd", None), "lengths is not aligned"),
         ("set_threads", (-1,), "not 0 to 256"),
         ("set_threads", (257,), "not 0 to 256"),
         ("share", (None,), "no place"),
@@ -181,7 +187,7 @@ def test_what_cannot_be_is_said_and_nothing_is_written(
     x, h, y = arrays()
     raw = np.zeros(x.nbytes + 1, np.uint8)
     known = {"x": x, "h": h, "y": y, "odd": raw[1:]}
-    known |= {"long": np.array([6, 7, 0]), "negative": np.array([6, 0, -1])}
+    known |= {"long": np.array([6, 7, 0]), "negative": np.array([6, 0, -1]), "whole": np.zeros(len(raw) // 8, int)}
     before = [array.copy() for array in (x, h, y)]
     given = [known[a] if isinstance(a, str) else a for a in arguments]
     assert tiny.of(name, *given) == BAD_ARGUMENT and text in tiny.error, tiny.error
@@ -220,8 +226,33 @@ def test_files_that_are_not_the_module(tmp_path: Path, bundle: Path) -> None:
             library = Library(bundle, tmp_path / "m.so")
             assert library.status == BAD_FILE and not library.handle.value, text
             assert text in library.error, library.error
-    for path in (tmp_path / "none.so", tmp_path, Path("a" * 5000)):
+    os.mkfifo(tmp_path / "pipe")  # nobody writes into it
+    for path in (tmp_path / "none.so", tmp_path, Path("a" * 5000), tmp_path / "pipe", Path("/dev/zero")):
         assert Library(bundle, path).status == BAD_FILE
+
+
+def test_the_code_that_runs_is_the_code_that_was_checked(tmp_path: Path, bundle: Path) -> None:
+    """dlopen finds what is open by its path, whatever lies there by now."""
+    path = Tiny(layers=2).write(tmp_path / "m.so")
+    older = ctypes.CDLL(str(path))
+    os.replace(TINY.write(tmp_path / "new.so"), path)
+    library = Library(bundle, path)
+    assert library.status == OK, library.error
+    x, h, y = arrays()
+    library.of("init_state", 3, h)
+    assert library.of("sequence", 6, 3, x, h, y, None, None) == OK
+    np.testing.assert_array_equal(y, TINY.expected(x)[0])
+    assert older
+
+
+def test_a_file_that_is_replaced_while_it_is_opened(tmp_path: Path, bundle: Path) -> None:
+    """replaced.c renames another module over the path, between the check of the file and dlopen."""
+    shutil.copy(bundle / "tiny.so", tmp_path / "m.so")
+    other = Tiny(layers=2).write(tmp_path / "other.so")
+    program = build(HERE / "replaced.c", tmp_path / "replaced", bundle, "-rdynamic", "-D_GNU_SOURCE", "-ldl")
+    y = run(program, bundle, tmp_path / "m.so", other).decode()
+    assert not other.exists()
+    np.testing.assert_allclose(np.array(y.split(), "f4"), TINY.expected(np.ones((1, 1, H), "f4"))[0].ravel())
 
 
 def test_sizes_of_a_file_that_lie_with_a_checksum_that_fits(tmp_path: Path, bundle: Path) -> None:

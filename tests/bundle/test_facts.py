@@ -8,16 +8,10 @@ import numpy as np
 import pytest
 from tiny_module import H, Tiny
 
-from tvm_rnn.bundle.facts import MOST_ARRAYS, c_name, c_text, initialiser, listed, read_facts, unique
+from tvm_rnn.bundle.facts import MOST_ARRAYS, TAKEN, c_name, initialiser, listed, read_facts
 from tvm_rnn.errors import ConfigError
+from tvm_rnn.names import identifiers
 from tvm_rnn.runtime import runtime
-
-
-def test_names_of_arrays_are_names_of_c() -> None:
-    assert unique(["x", "h", "c"]) == ["x", "h", "c"]
-    assert unique(["y", "int", "batch", "x.0", "λ", "2a"]) == ["y_", "int_", "batch_", "x_0", "v_", "v2a"]
-    assert unique(["h", "H", "h_"]) == ["h", "H_", "h__"]  # their macros differ too
-    assert unique(["gru"], bundle="gru") == ["gru_"]
 
 
 def test_names_of_bundles() -> None:
@@ -64,11 +58,7 @@ def test_names_that_the_programs_use_themselves() -> None:
     for name in ("free", "memory", "time", "i"):
         with pytest.raises(ConfigError, match="not a name in C"):
             c_name(name)
-    assert unique(["i", "free", "h"]) == ["i_", "free_", "h"]
-
-
-def test_letters_that_are_not_plain() -> None:
-    assert c_text("a b") == '"a b"' and c_text('"\n?') == '"\\042\\012\\077"' and c_text("é") == '"\\303\\251"'
+    assert identifiers(["i", "free", "h"], TAKEN) == ["i_", "free_", "h"]
 
 
 def test_an_array_is_never_empty() -> None:

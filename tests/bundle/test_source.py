@@ -9,16 +9,17 @@ from programs import STRICT
 from tiny_module import Tiny
 
 import tvm_rnn
-from tvm_rnn.bundle.facts import c_text, read_facts
+from tvm_rnn.bundle.facts import read_facts
 from tvm_rnn.bundle.header import header_text
 from tvm_rnn.bundle.source import source_text
+from tvm_rnn.names import c_string
 from tvm_rnn.runtime import runtime
 
 
 def test_text_for_c(tmp_path: Path) -> None:
     text = 'a"b\\c??/d\n\té\x01' + "9"
     source = tmp_path / "main.c"
-    source.write_text(f"#include <stdio.h>\nint main(void) {{ fputs({c_text(text)}, stdout); return 0; }}\n")
+    source.write_text(f"#include <stdio.h>\nint main(void) {{ fputs({c_string(text)}, stdout); return 0; }}\n")
     subprocess.run(["gcc", *STRICT, "-std=c99", source, "-o", tmp_path / "main"], check=True)
     assert subprocess.run([tmp_path / "main"], capture_output=True, check=True).stdout == text.encode()
 

@@ -1,7 +1,8 @@
 /* Load a module's file and call its functions, with the C library alone.
 
    In: a file as Module.export writes it (ELF, weights, manifest, footer) and what its generated source says of it. Out:
-   results in the caller's arrays. A file is compared with what the source says before any of its code runs. A call of a
+   results in the caller's arrays. A file is compared with what the source says before its code is loaded, and the code
+   that was loaded with the file before a function of it is called. A call of a
    step takes no memory and no lock, starts no thread and makes no system call; what it needs was taken by `open` and
    `reserve`. C11 with GNU extensions. */
 #ifndef _GNU_SOURCE
@@ -12,6 +13,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <link.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -132,16 +134,12 @@ static int32_t check_file(struct loaded* own, const char* path) {
   return ENGINE_OK;
 }
 
-static int32_t map_file(struct loaded* own, const char* path) {
+static int32_t map_file(struct loaded* own, const char* path, int file) {
   struct stat about;
-  int file = open(path, O_RDONLY | O_CLOEXEC);
-  if (file < 0) FAIL(BAD_FILE, "cannot open %s: %s", path, strerror(errno));
-  if (fstat(file, &about) || !S_ISREG(about.st_mode) || about.st_size < FOOTER_BYTES) {
-    close(file);
+  if (fstat(file, &about)) FAIL(BAD_FILE, "cannot read %s: %s", path, strerror(errno));
+  if (!S_ISREG(about.st_mode) || about.st_size < FOOTER_BYTES)
     FAIL(BAD_FILE, "%s is not a complete tvm_rnn module", path);
-  }
   void* mapped = mmap(0, (size_t)about.st_size, PROT_READ, MAP_PRIVATE, file, 0);
-  close(file);
   if (mapped == MAP_FAILED) FAIL(NO_MEMORY, "cannot map %s: %s", path, strerror(errno));
   own->file = mapped;
   own->file_bytes = (size_t)about.st_size;
@@ -260,9 +258,37 @@ static int32_t pack_weights(struct loaded* own, int32_t number, const void* cons
   return ENGINE_OK;
 }
 
-static int32_t load_code(struct loaded* own, const char* path) {
-  own->library = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* NOW: nothing is looked up in the middle of a step */
-  if (!own->library) FAIL(BAD_FILE, "cannot load %s: %s", path, dlerror());
+/* Whether the library is the code of the file that was checked: every byte of it that is not written at load. */
+static int is_checked(const struct loaded* own) {
+  struct link_map* map = 0;
+  if (dlinfo(own->library, RTLD_DI_LINKMAP, &map) || !map) return 0;
+  const ElfW(Ehdr)* head = (const void*)own->file;
+  const ElfW(Phdr)* part = (const void*)(own->file + head->e_phoff);
+  for (int i = 0; i < head->e_phnum; ++i)
+    if (part[i].p_type == PT_LOAD && !(part[i].p_flags & PF_W) &&
+        memcmp((const uint8_t*)map->l_addr + part[i].p_vaddr, own->file + part[i].p_offset, part[i].p_filesz))
+      return 0;
+  return 1;
+}
+
+/* dlopen takes a path, which may be another file by now, and finds older code by its path alone: then the descriptor's
+   own name is next. The path is first, since debuggers and profilers look for it. */
+static int32_t open_code(struct loaded* own, const char* path, int file) {
+  char name[64];
+  snprintf(name, sizeof name, "/proc/self/fd/%d", file);
+  for (int i = 0; i < 2; ++i) {
+    /* now: nothing is looked up in the middle of a step */
+    own->library = dlopen(i ? name : path, RTLD_NOW | RTLD_LOCAL);
+    if (own->library && is_checked(own)) return ENGINE_OK;
+    if (own->library) dlclose(own->library);
+    else if (i) FAIL(BAD_FILE, "cannot load %s: %s", path, dlerror());
+    own->library = 0;
+  }
+  FAIL(BAD_FILE, "%s was replaced while it was opened, or older code of this path is in use: open it again", path);
+}
+
+static int32_t load_code(struct loaded* own, const char* path, int file) {
+  TRY(open_code(own, path, file));
   Function install = (Function)symbol(own, "__tvm_ffi_", "pool_install");
   *(void**)&own->pool_resize = symbol(own, "__tvm_ffi_", "pool_resize");
   *(void**)&own->pool_size = symbol(own, "__tvm_ffi_", "pool_size");
@@ -329,9 +355,13 @@ int32_t engine_open(const struct engine_module* module, const char* path, struct
   if (!own) FAIL(NO_MEMORY, "no memory for a module");
   own->module = module;
   own->references = 1;
-  int32_t status = map_file(own, found);
-  if (!status) status = load_code(own, found);
+  int32_t status = ENGINE_OK;
+  int file = open(found, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* not to wait for the other end of a pipe */
+  if (file < 0) status = engine_fail(ENGINE_BAD_FILE, "cannot open %s: %s", found, strerror(errno));
+  if (!status) status = map_file(own, found, file);
+  if (!status) status = load_code(own, found, file);
   if (!status) status = handle_of(own, out);
+  if (file >= 0) close(file);
   release(own);
   return status;
 }
@@ -352,18 +382,16 @@ void engine_close(struct engine* handle) {
     free(handle->room[i].states);
     free(handle->room[i].packed);
   }
-  engine_keep(handle, 0);
-  free(handle->kept);
+  engine_keep(handle, 0, 0);
   release(handle->loaded);
   free(handle);
 }
 
-void** engine_keep(struct engine* handle, int32_t count) {
+void engine_keep(struct engine* handle, int32_t count, void** pieces) {
   for (int32_t i = 0; i < handle->kept_count; ++i) free(handle->kept[i]);
   free(handle->kept);
-  handle->kept = calloc((size_t)count + 1, sizeof *handle->kept);
-  handle->kept_count = handle->kept ? count : 0;
-  return handle->kept;
+  handle->kept = pieces;
+  handle->kept_count = count;
 }
 
 int32_t engine_weights(struct engine* handle, int32_t network, const void* const* given) {
@@ -444,15 +472,45 @@ int32_t engine_reserve(struct engine* handle, int32_t network, int64_t steps, in
 
 /* --- calls of networks --- */
 
+/* An array that a call was given: bytes, of items of that size. */
+struct given {
+  const char *name, *data;
+  int64_t bytes, item;
+  int written;
+};
+
+static int32_t check_arrays(const struct given* all, int count) {
+  for (int i = 0; i < count; ++i) {
+    if (all[i].bytes < 0) FAIL(BAD_ARGUMENT, "%s would be too large", all[i].name);
+    if (!all[i].bytes) continue;
+    if (!all[i].data) FAIL(BAD_ARGUMENT, "%s is null", all[i].name);
+    if ((uintptr_t)all[i].data % (uintptr_t)all[i].item)
+      FAIL(BAD_ARGUMENT, "%s is not aligned to its elements", all[i].name);
+    for (int k = 0; k < i; ++k) /* results may not lie where something else is read */
+      if ((all[i].written || all[k].written) && all[k].bytes && all[i].data < all[k].data + all[k].bytes &&
+          all[k].data < all[i].data + all[i].bytes)
+        FAIL(BAD_ARGUMENT, "%s and %s overlap", all[k].name, all[i].name);
+  }
+  return ENGINE_OK;
+}
+
+static struct given array_of(const char* name, const void* data, int64_t rows, int64_t per_row, int64_t item,
+                             int written) {
+  return (struct given){name, data, engine_times(engine_times(rows, per_row), item), item, written};
+}
+
+static int put_states(const struct engine_network* n, int64_t batch, void* const* states, struct given* all) {
+  for (int32_t i = 0; i < n->states; ++i)
+    all[i] = array_of(n->names[n->inputs + i], states[i], batch, n->state_per_row[i], n->bits / 8, 1);
+  return n->states;
+}
+
 int32_t engine_init_state(struct engine* handle, int32_t network, int64_t batch, void* const* states) {
+  struct given all[ENGINE_MOST_ARRAYS];
   if (!handle) FAIL(BAD_ARGUMENT, "init_state: no handle");
   const struct engine_network* n = &handle->loaded->module->network[network];
-  for (int32_t i = 0; i < n->states; ++i) {
-    int64_t count = engine_times(batch, n->state_per_row[i]);
-    if (count < 0 || engine_times(count, n->bits / 8) < 0)
-      FAIL(BAD_ARGUMENT, "init_state: %lld rows", (long long)batch);
-    if (!states[i] && count) FAIL(BAD_ARGUMENT, "init_state: %s is null", n->names[n->inputs + i]);
-  }
+  if (batch < 0) FAIL(BAD_ARGUMENT, "init_state: %lld rows", (long long)batch);
+  TRY(check_arrays(all, put_states(n, batch, states, all)));
   for (int32_t i = 0; i < n->states; ++i)
     for (int64_t k = 0; k < batch * n->state_per_row[i]; ++k)
       if (n->bits == 32) ((float*)states[i])[k] = (float)n->initial[i];
@@ -460,44 +518,19 @@ int32_t engine_init_state(struct engine* handle, int32_t network, int64_t batch,
   return ENGINE_OK;
 }
 
-/* An array that a call was given, and its bytes. */
-struct given {
-  const char *name, *data;
-  int64_t bytes;
-  int written;
-};
-
-static int32_t check_arrays(const struct given* all, int count, int64_t item) {
-  for (int i = 0; i < count; ++i) {
-    if (all[i].bytes < 0) FAIL(BAD_ARGUMENT, "%s would be too large", all[i].name);
-    if (!all[i].bytes) continue;
-    if (!all[i].data) FAIL(BAD_ARGUMENT, "%s is null", all[i].name);
-    if ((uintptr_t)all[i].data % (uintptr_t)item) FAIL(BAD_ARGUMENT, "%s is not aligned to its elements", all[i].name);
-    for (int k = 0; k < i; ++k) /* results may not lie where something else is read */
-      if ((all[i].written || all[k].written) && all[i].data < all[k].data + all[k].bytes &&
-          all[k].data < all[i].data + all[i].bytes)
-        FAIL(BAD_ARGUMENT, "%s and %s overlap", all[k].name, all[i].name);
-  }
-  return ENGINE_OK;
-}
-
 static int32_t check_call(const struct engine_network* n, const struct engine_call* call) {
-  struct given all[ENGINE_MOST_ARRAYS + 1];
+  struct given all[ENGINE_MOST_ARRAYS + 3];
   int64_t item = n->bits / 8, rows = engine_times(call->steps, call->batch);
   int count = 0;
   if (call->steps < 0 || call->batch < 0)
     FAIL(BAD_ARGUMENT, "%lld steps of %lld rows", (long long)call->steps, (long long)call->batch);
   for (int32_t i = 0; i < n->inputs; ++i, ++count)
-    all[count] = (struct given){n->names[count], call->inputs[i],
-                                engine_times(engine_times(rows, n->input_per_row[i]), item), 0};
-  for (int32_t i = 0; i < n->states; ++i, ++count)
-    all[count] = (struct given){n->names[count], call->states[i],
-                                engine_times(engine_times(call->batch, n->state_per_row[i]), item), 1};
-  all[count] = (struct given){n->names[count], call->y,
-                              engine_times(engine_times(rows, n->output_per_row), item), 1};
-  TRY(check_arrays(all, count + 1, item));
-  if (call->lengths && (uintptr_t)call->lengths % sizeof *call->lengths)
-    FAIL(BAD_ARGUMENT, "lengths is not aligned to its elements");
+    all[count] = array_of(n->names[i], call->inputs[i], rows, n->input_per_row[i], item, 0);
+  count += put_states(n, call->batch, call->states, all + count);
+  all[count] = array_of(n->names[count], call->y, rows, n->output_per_row, item, 1), ++count;
+  if (call->lengths) all[count++] = array_of("lengths", call->lengths, call->batch, 1, sizeof *call->lengths, 0);
+  if (call->reset) all[count++] = array_of("reset", call->reset, rows, 1, sizeof *call->reset, 0);
+  TRY(check_arrays(all, count));
   for (int64_t b = 0; call->lengths && b < call->batch; ++b)
     if (call->lengths[b] < 0 || call->lengths[b] > call->steps)
       FAIL(BAD_ARGUMENT, "lengths: %lld for row %lld, not 0 to %lld", (long long)call->lengths[b], (long long)b,

@@ -80,10 +80,9 @@ const char* engine_error(void);
    in the order of their numbers. */
 int32_t engine_weights(struct engine* handle, int32_t network, const void* const* given);
 
-/* For program.c: the bytes of an array of the file; places for so many pieces of memory that the handle frees with its
-   next ones, null where there is no memory; a message for engine_error, whose code is given back; one size times another,
-   or -1 where that is no size. */
-void** engine_keep(struct engine* handle, int32_t count);
+/* For program.c: pieces of memory, and their list, that the handle frees with its next ones; the bytes of an array of the
+   file; a message for engine_error, whose code is given back; one size times another, or -1 where that is no size. */
+void engine_keep(struct engine* handle, int32_t count, void** pieces);
 const void* engine_array_data(const struct engine* handle, int32_t number);
 int32_t engine_fail(int32_t code, const char* format, ...) __attribute__((format(printf, 2, 3)));
 int64_t engine_times(int64_t a, int64_t b);

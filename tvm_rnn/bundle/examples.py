@@ -6,8 +6,9 @@ example.cpp for the whole model, where the module has one around its networks.
 
 from __future__ import annotations
 
+from ..names import c_string
 from .encoding import DTYPES
-from .facts import Facts, Network, c_text
+from .facts import Facts, Network
 
 C_HELPERS = """\
 #define _POSIX_C_SOURCE 200809L
@@ -508,7 +509,7 @@ def _pieces(facts: Facts, n: Network) -> dict[str, object]:
 def model_example(facts: Facts, cpp: bool) -> str:
     """The program in C, or in C++."""
     model = facts.model
-    names = [", ".join(c_text(item.name) for item in items) for items in (model.inputs, model.outputs)]
+    names = [", ".join(c_string(item.name) for item in items) for items in (model.inputs, model.outputs)]
     program = (MODEL_CPP if cpp else MODEL_C).format(
         name=facts.name,
         macro=facts.name.upper(),

@@ -18,20 +18,16 @@ from tvm_rnn.module_file.schema import CpuNetwork, GpuNetwork, Model, SeveralNet
 from tvm_rnn.runtime import runtime
 
 from ..errors import ConfigError, message
+from ..names import C_WORDS, identifiers
 from .encoding import NETWORK
 
 MOST_ARRAYS = 64  # inputs and states of one network: ENGINE_MOST_ARRAYS of engine.h
-# Words that are no names in C or C++; names that the functions' own parameters have; and what the example programs use:
-# functions of the C library, functions and variables of their own.
+# Names that the functions' own parameters have, and what the example programs use: functions of the C library,
+# functions and variables of their own.
 TAKEN = set(
     re.findall(
         r"\w+",
         """
-        alignas alignof and asm auto bitand bitor bool break case catch char class compl const constexpr
-        continue default delete do double else enum explicit export extern false float for friend goto if
-        inline int long mutable namespace new noexcept not nullptr operator or private protected public
-        register reinterpret_cast restrict return short signed sizeof static struct switch template this
-        throw true try typedef typeid typename union unsigned using virtual void volatile wchar_t while xor
         model handle steps batch y lengths reset NULL main errno stdin stdout stderr std
         abort atoll calloc clock_gettime exit fclose fopen fprintf fread free fseek ftell fwrite malloc memcpy memset
         printf qsort signal strcmp time argc argv begin check compare count files found given i in memory now_us out
@@ -123,22 +119,10 @@ class Facts:
 
 def c_name(text: str) -> str:
     """The text, if it can begin names in C. Raises ConfigError."""
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text) or text in TAKEN:
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", text) or text in TAKEN | C_WORDS:
         do = "letters, digits and _ that begin with a letter, and no word of C"
         raise ConfigError(message("bundle: not a name in C", got=repr(text), expected=do, do="give another: name=..."))
     return text
-
-
-def unique(names: Iterable[str], bundle: str = "") -> list[str]:
-    """Names of C for names of a cell, which also differ in capitals: what is taken gets an underscore."""
-    found: list[str] = []
-    for name in names:
-        word = re.sub(r"\W", "_", name, flags=re.A)
-        word = f"v{word}" if not word[:1].isalpha() else word
-        while word in TAKEN or word == bundle or word.upper() in map(str.upper, found):
-            word += "_"
-        found.append(word)
-    return found
 
 
 def read_facts(data: bytes, manifest: Mapping[str, object], name: str) -> Facts:
@@ -177,7 +161,7 @@ def read_facts(data: bytes, manifest: Mapping[str, object], name: str) -> Facts:
 
 def _network(m: CpuNetwork, name: str, number: Mapping[str, int], first: str, given: bool) -> Network:
     directions, layers = m.num_directions, m.num_layers
-    words = unique([*(item.name for item in m.inputs), *(state.name for state in m.states)], name)
+    words = identifiers([*(item.name for item in m.inputs), *(state.name for state in m.states)], {*TAKEN, name})
     if len(words) > MOST_ARRAYS:
         got, expected = f"{len(words)} inputs and states", f"at most {MOST_ARRAYS}"
         raise ConfigError(message("bundle: a network with too many arrays", got=got, expected=expected))
@@ -210,12 +194,6 @@ def _axes(*sizes: object) -> str:
 def listed(names: Sequence[str]) -> str:
     """Names for a sentence: "x, h and c"."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "nothing"
-
-
-def c_text(value: str) -> str:
-    """A C string, with whatever is not plain as octal bytes."""
-    letters = (chr(b) if 32 <= b < 127 and chr(b) not in '"\\?' else f"\\{b:03o}" for b in value.encode())
-    return '"' + "".join(letters) + '"'
 
 
 def initialiser(values: Iterable[object]) -> str:

@@ -18,6 +18,7 @@ from tvm_rnn.runtime import runtime
 
 from ..errors import BuildError, ConfigError, message
 from ..locations import PACKAGE
+from ..names import markdown
 from . import examples
 from .facts import Facts, c_name, read_facts
 from .header import about_lines, header_text
@@ -25,6 +26,7 @@ from .program import check_program, program_header, program_source
 from .source import source_text
 
 EXAMPLES = ("example.c", "example.cpp", "stream.c")
+WIDE = ("avx", "avx2", "fma", "avx512f")  # what a CPU may have for the products of operations.c
 MARK = b"tvm_rnn_last_error"  # a function that code has if it runs without tvm_ffi
 
 README = """\
@@ -136,7 +138,7 @@ def _fill(module: Any, folder: Path, name: str) -> None:
     facts = read_facts(data, module.manifest, name)
     if facts.manifest.model:
         check_program(facts)
-    (folder / f"{name}.h").write_text(header_text(facts, program_header(facts)))
+    (folder / f"{name}.h").write_text(header_text(facts, program_header(facts)), encoding="utf-8")
     _compile(facts, folder)
     if facts.manifest.model:
         texts = [examples.model_example(facts, False), examples.model_example(facts, True)]
@@ -145,24 +147,26 @@ def _fill(module: Any, folder: Path, name: str) -> None:
     texts += [examples.stream_c(facts)] if facts.networks[0].can_step else []
     sources = {}  # by their programs' names
     for file, text in zip(EXAMPLES, texts, strict=False):
-        (folder / file).write_text(text)
+        (folder / file).write_text(text, encoding="utf-8")
         sources["stream" if file == "stream.c" else file.replace(".", "_")] = file
-    (folder / "README.md").write_text(readme_text(facts, sources))
-    (folder / "CMakeLists.txt").write_text(cmake_text(facts, sources))
+    (folder / "README.md").write_text(readme_text(facts, sources), encoding="utf-8")
+    (folder / "CMakeLists.txt").write_text(cmake_text(facts, sources), encoding="utf-8")
 
 
 def _compile(facts: Facts, folder: Path) -> None:
     """The library. The generated source is not part of the bundle: it is of no use without the engine's."""
     library = f"lib{facts.name}.so"
     made = folder / "module.c"
-    made.write_text(source_text(facts, program_source(facts)))
+    made.write_text(source_text(facts, program_source(facts)), encoding="utf-8")
     here = PACKAGE / "bundle"
     compiler, options = find_compiler(), ("-std=gnu11", "-fvisibility=hidden", f"-I{here}")
     compile_c(made, folder / "module.o", "-c", *options, f"-I{folder}", compiler=compiler)
     parts = [folder / "module.o"]
+    wide = ["-O3", *(f"-m{name}" for name in WIDE if name in facts.manifest.target.features)]
     for name in ("engine", *(("program", "operations") if facts.manifest.model else ())):
         parts.append(folder / f"{name}.o")
-        parts[-1].write_bytes(object_of(f"bundle/{name}", compiler, *options))
+        more = wide if name == "operations" else ()
+        parts[-1].write_bytes(object_of(f"bundle/{name}", compiler, *options, *more))
     # now: nothing is looked up at the first call, which may be a real-time thread's. C alone: no library of C++.
     linker = ["-shared", "-s", "-Wl,-z,now", "-Wl,--as-needed", f"-Wl,-soname,{library}"]
     run([*compiler, *linker, *map(str, parts), "-o", str(folder / library), "-lm"])
@@ -193,7 +197,7 @@ def readme_text(facts: Facts, sources: Mapping[str, str]) -> str:
     network = facts.networks[0]
     return README.format(
         name=facts.name,
-        about="\n\n".join(about_lines(facts)),
+        about="\n\n".join(map(markdown, about_lines(facts))),
         files="\n".join(f"| `{key}` | {text} |" for key, text in files.items()),
         stream=stream,
         inputs=examples.arguments(facts) if facts.manifest.model else "".join(f" {x.name}.raw" for x in network.inputs),

@@ -10,6 +10,7 @@ import textwrap
 from tvm_rnn.explain.tables import origin_text
 from tvm_rnn.module_file.schema import plain
 
+from ..names import c_comment
 from .facts import Facts, Network, listed
 
 ABOUT = """\
@@ -111,8 +112,8 @@ def _about(facts: Facts) -> str:
     return ABOUT.format(
         name=facts.name,
         macro=facts.name.upper(),
-        title=title,
-        lines="\n".join(f"   {line}" for text in lines for line in textwrap.wrap(text, 115)),
+        title=c_comment(title),
+        lines="\n".join(f"   {line}" for text in lines for line in textwrap.wrap(c_comment(text), 115)),
         steps=said,
         version=facts.manifest.versions["tvm_rnn"],
     )
@@ -128,7 +129,7 @@ def about_lines(facts: Facts) -> list[str]:
     lines.append(f"For: {target.machine} {target.mcpu}".rstrip() + (f" ({needs})." if needs else "."))
     versions = ", ".join(f"{name} {version}" for name, version in m.versions.items())
     lines.append(f"Made by: {versions}, {m.created}.")
-    return [line.replace("*/", "* /") for line in lines]
+    return lines
 
 
 def arrays_of(network: Network) -> list[str]:
@@ -141,7 +142,9 @@ def arrays_of(network: Network) -> list[str]:
 def _network(facts: Facts, network: Network) -> str:
     names = {"name": facts.name, "network": network.name, "macro": facts.name.upper()}
     if network.given:
-        return f"/* {network.title}. Its weights are values of the model: only {facts.name}_run has them. */\n"
+        return (
+            f"/* {c_comment(network.title)}. Its weights are values of the model: only {facts.name}_run has them. */\n"
+        )
     initial = listed([f"{s.name} = {s.initial:g}" for s in network.states])
     states = "".join(f", {network.c_type} *{state.name}" for state in network.states)
     arrays = ", ".join(arrays_of(network))
@@ -159,7 +162,10 @@ def _sizes(network: Network) -> str:
     table = "\n".join(f"     {n:<{wide[0]}}  {network.c_type} {layout:<{wide[1]}}  {how}" for n, layout, how in rows)
     batches = network.manifest.batch
     made = f"Made for batches of {listed(list(map(str, batches)))}; any other is right too." if batches else ""
-    text = f"/* {network.title}. {made}".rstrip() + f"\n\n{table}\n\n   A step has no [steps]. Elements of one row:"
+    text = (
+        f"/* {c_comment(network.title)}. {made}".rstrip()
+        + f"\n\n{table}\n\n   A step has no [steps]. Elements of one row:"
+    )
     arrays = (*network.inputs, *network.states, network.output)
     macros = (f"#define {network.macro}_{array.name.upper()}_PER_ROW {array.per_row}\n" for array in arrays)
     return f"{text} */\n" + "".join(macros)

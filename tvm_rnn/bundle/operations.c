@@ -743,25 +743,89 @@ OPERATION(clip, 1) {
 
 /* --- products --- */
 
-/* out[m, n] = sum_k a[m, k] b[k, n], with strides of rows and columns. */
-static void multiply(struct value* out, int64_t at, const struct value* a, int64_t from_a, const int64_t* sa,
-                     const struct value* b, int64_t from_b, const int64_t* sb, int64_t M, int64_t K, int64_t N) {
-  for (int64_t m = 0; m < M; ++m)
-    for (int64_t n = 0; n < N; ++n) {
-      double sum = 0;
-      int64_t total = 0, i = from_a + m * sa[0], k = from_b + n * sb[1];
-      if (out->dtype == IS_FLOAT32 && a->dtype == IS_FLOAT32 && b->dtype == IS_FLOAT32) {
-        const float *x = (const float*)a->data + i, *y = (const float*)b->data + k;
-        for (int64_t j = 0; j < K; ++j) sum += (double)x[j * sa[1]] * (double)y[j * sb[0]];
-      } else if (is_float(out)) {
-        for (int64_t j = 0; j < K; ++j) sum += get(a, i + j * sa[1]) * get(b, k + j * sb[0]);
-      } else {
-        for (int64_t j = 0; j < K; ++j)
-          total = binary_int(ADD, total, binary_int(MUL, value_int(a, i + j * sa[1]), value_int(b, k + j * sb[0])));
-      }
-      if (is_float(out)) put(out, at + m * N + n, sum);
-      else put_int(out, at + m * N + n, total);
+/* A product of matrices with strides of rows and columns: out[m, n] = sum_k a[m, k] b[k, n], out dense from `at` on. */
+struct product {
+  struct value* out;
+  const struct value *a, *b;
+  int64_t at, from_a, from_b, sa[2], sb[2], M, K, N;
+};
+
+/* What the compiler may use: a bundle is compiled for its module's CPU. */
+#if defined(__AVX512F__)
+enum { LANES = 8 };
+#elif defined(__AVX__)
+enum { LANES = 4 };
+#else
+enum { LANES = 2 };
+#endif
+typedef double lanes __attribute__((vector_size(LANES * 8), aligned(8), may_alias));
+
+/* Blocks of the operands lie dense; TILE_M x 2 LANES sums are in registers at once, those beyond the ends for nothing. */
+enum { TILE_M = 4, BLOCK_M = 64, BLOCK_N = 32, BLOCK_K = 128 };
+struct blocks {
+  double a[BLOCK_M][BLOCK_K], b[BLOCK_K][BLOCK_N], sum[BLOCK_M][BLOCK_N];
+};
+
+/* rows x columns of an array, with its strides, into rows of that width. */
+static void fill_block(double* block, int64_t width, const struct value* v, int64_t from, const int64_t* strides,
+                       int64_t rows, int64_t columns) {
+  for (int64_t i = 0; i < rows; ++i, block += width, from += strides[0]) {
+    const float* x = (const float*)v->data + from;
+    if (v->dtype != IS_FLOAT32)
+      for (int64_t k = 0; k < columns; ++k) block[k] = get(v, from + k * strides[1]);
+    else if (strides[1] == 1)
+      for (int64_t k = 0; k < columns; ++k) block[k] = x[k];
+    else
+      for (int64_t k = 0; k < columns; ++k) block[k] = x[k * strides[1]];
+  }
+}
+
+static void add_tile(struct blocks* own, int64_t m, int64_t n, int64_t depth) {
+  lanes sums[TILE_M][2] = {{{0}}};
+  for (int64_t k = 0; k < depth; ++k) {
+    const lanes left = *(const lanes*)&own->b[k][n], right = *(const lanes*)&own->b[k][n + LANES];
+    for (int i = 0; i < TILE_M; ++i) {
+      sums[i][0] += left * own->a[m + i][k];
+      sums[i][1] += right * own->a[m + i][k];
     }
+  }
+  for (int i = 0; i < TILE_M; ++i)
+    for (int j = 0; j < 2; ++j) *(lanes*)&own->sum[m + i][n + j * LANES] += sums[i][j];
+}
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static int32_t multiply_floats(const struct product* p) {
+  struct blocks* own = calloc(1, sizeof *own);
+  if (!own) FAIL(NO_MEMORY, "no memory for a product");
+  for (int64_t m = 0; m < p->M; m += BLOCK_M)
+    for (int64_t n = 0; n < p->N; n += BLOCK_N) {
+      int64_t rows = least(p->M - m, BLOCK_M), columns = least(p->N - n, BLOCK_N);
+      memset(own->sum, 0, sizeof own->sum);
+      for (int64_t k = 0; k < p->K; k += BLOCK_K) {
+        int64_t depth = least(p->K - k, BLOCK_K);
+        fill_block(own->a[0], BLOCK_K, p->a, p->from_a + m * p->sa[0] + k * p->sa[1], p->sa, rows, depth);
+        fill_block(own->b[0], BLOCK_N, p->b, p->from_b + k * p->sb[0] + n * p->sb[1], p->sb, depth, columns);
+        for (int64_t i = 0; i < rows; i += TILE_M)
+          for (int64_t j = 0; j < columns; j += 2 * LANES) add_tile(own, i, j, depth);
+      }
+      for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = 0; j < columns; ++j) put(p->out, p->at + (m + i) * p->N + n + j, own->sum[i][j]);
+    }
+  free(own);
+  return ENGINE_OK;
+}
+
+static int32_t multiply(const struct product* p) {
+  if (is_float(p->out)) return multiply_floats(p);
+  for (int64_t m = 0; m < p->M; ++m)
+    for (int64_t n = 0; n < p->N; ++n) {
+      int64_t total = 0, i = p->from_a + m * p->sa[0], k = p->from_b + n * p->sb[1];
+      for (int64_t j = 0; j < p->K; ++j, i += p->sa[1], k += p->sb[0])
+        total = binary_int(ADD, total, binary_int(MUL, value_int(p->a, i), value_int(p->b, k)));
+      put_int(p->out, p->at + m * p->N + n, total);
+    }
+  return ENGINE_OK;
 }
 
 OPERATION(matmul, 2) {
@@ -790,9 +854,9 @@ OPERATION(matmul, 2) {
   if (!row) outs[all++] = M;
   if (!column) outs[all++] = N;
   TRY(value_make(out, together(a.dtype, b.dtype), all, outs));
-  const int64_t sa[2] = {K, 1}, sb[2] = {N, 1};
   for (int64_t i = 0; i < batches; ++i) {
-    multiply(out, i * M * N, &a, walk.at[0], sa, &b, walk.at[1], sb, M, K, N);
+    const struct product own = {out, &a, &b, i * M * N, walk.at[0], walk.at[1], {K, 1}, {N, 1}, M, K, N};
+    TRY(multiply(&own));
     next(&walk, rank, shape, 2, strides);
   }
   return ENGINE_OK;
@@ -810,7 +874,8 @@ OPERATION(gemm, 2) {
   shape[0] = a->shape[ta], shape[1] = b->shape[!tb];
   if (b->shape[tb] != K) REFUSE("a product over %lld and %lld", (long long)K, (long long)b->shape[tb]);
   TRY(value_make(out, together(a->dtype, b->dtype), 2, shape));
-  multiply(out, 0, a, 0, sa, b, 0, sb, shape[0], K, shape[1]);
+  const struct product own = {out, a, b, 0, 0, 0, {sa[0], sa[1]}, {sb[0], sb[1]}, shape[0], K, shape[1]};
+  TRY(multiply(&own));
   if (c) TRY(spread(c, 2, shape, strides));
   for (int64_t i = 0; i < out->count; ++i) {
     int64_t at = c ? i / shape[1] * strides[0] + i % shape[1] * strides[1] : 0;

@@ -181,16 +181,15 @@ static int32_t run_step(struct engine* handle, const struct engine_module* modul
   return engine_fail(status, "%s: %s", step->node, said);
 }
 
-static int32_t give(struct engine* handle, const struct program* p, struct value* values, struct program_array* outputs) {
-  void** kept = engine_keep(handle, p->outputs);
-  if (!kept) FAIL(NO_MEMORY, "no memory for outputs");
+static int32_t give(const struct program* p, const struct value* values, struct program_array* outputs, void** kept) {
   for (int32_t i = 0; i < p->outputs; ++i) {
     const struct program_declared* d = &p->output[i];
-    struct value *found = &values[d->value], copy = {0};
+    const struct value* found = &values[d->value];
+    struct value copy = {0};
     if (!found->there) FAIL(FAILED, "output %s was not made", d->name);
     TRY(value_make(&copy, found->dtype, found->rank, found->shape)); /* an output may be an input, or twice */
-    memcpy(copy.data, found->data, (size_t)(copy.count * value_size(copy.dtype)));
     kept[i] = copy.data;
+    if (copy.count) memcpy(copy.data, found->data, (size_t)(copy.count * value_size(copy.dtype)));
     outputs[i].data = copy.data;
     outputs[i].rank = copy.rank;
     outputs[i].dtype = copy.dtype;
@@ -219,7 +218,11 @@ int32_t program_run(struct engine* handle, const struct engine_module* module, c
   for (int32_t i = 0; !status && i < p->inputs; ++i)
     status = take_input(&p->input[i], &inputs[i], &sizes, &values[p->input[i].value]);
   for (int32_t i = 0; !status && i < p->steps; ++i) status = run_step(handle, module, &p->step[i], values);
-  if (!status) status = give(handle, p, values, outputs);
+  if (!status) {
+    void** kept = calloc((size_t)p->outputs + 1, sizeof *kept);
+    status = kept ? give(p, values, outputs, kept) : engine_fail(ENGINE_NO_MEMORY, "no memory for outputs");
+    engine_keep(handle, kept ? p->outputs : 0, kept); /* not sooner: inputs may be outputs of the run before */
+  }
   for (int32_t i = 0; i < p->values; ++i) value_free(&values[i]);
   free(values);
   return status;

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from tvm_rnn.module_file.schema import Declared, Model
 
 from ..errors import ConfigError, message
+from ..names import c_comment, c_string
 from .encoding import DTYPES, MOST_AXES, MOST_VALUES, Impossible, encode
-from .facts import Facts, c_text, initialiser, listed
+from .facts import Facts, initialiser, listed
 
 HEADER = """\
 /* --- the whole model, by its own inputs and outputs --- */
@@ -79,7 +80,7 @@ def program_header(facts: Facts) -> str:
 
 def _described(item: Declared) -> str:
     axes = "of any shape" if item.shape is None else "".join(f"[{'any' if a is None else a}]" for a in item.shape)
-    return f"{item.name}: {item.dtype} {axes}".replace("*/", "* /")
+    return c_comment(f"{item.name}: {item.dtype} {axes}")
 
 
 def program_source(facts: Facts) -> str:
@@ -105,7 +106,7 @@ def program_source(facts: Facts) -> str:
         parts.append(f"static const double step_{i}_floats[] = {{{initialiser(map(_c_float, own.floats))}}};")
         function = f"op_{own.function}" if own.function else "0"
         counts = f"{len(lists[0])}, {len(lists[1])}, {len(own.ints)}, {len(lists[2])}"
-        node = c_text(step.node or step.op)
+        node = c_string(step.node or step.op)
         arrays = ", ".join(f"step_{i}_{word}" for word in ("in", "out", "drop", "ints", "floats"))
         rows.append(f"  {{{function}, {node}, {counts}, {arrays}}},")
     table = "static const struct program_step steps[] = {\n" + "\n".join([*rows, "  {0}"]) + "\n};"
@@ -141,7 +142,7 @@ def _declared(model: Model, kind: str, number: Callable[[str], int]) -> str:
         sizes = [axis if isinstance(axis, int) else -1 if axis is None else names[axis] for axis in shape or ()]
         parts.append(f"static const int64_t {kind}_{i}_shape[] = {{{initialiser(sizes)}}};")
         rank = -1 if shape is None else len(shape)
-        row = f"{c_text(item.name)}, {number(item.name)}, {DTYPES[item.dtype]}, {rank}, {kind}_{i}_shape"
+        row = f"{c_string(item.name)}, {number(item.name)}, {DTYPES[item.dtype]}, {rank}, {kind}_{i}_shape"
         rows.append(f"  {{{row}}},")
     return "\n".join([*parts, f"static const struct program_declared {kind}[] = {{", *rows, "  {0}\n};"])
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 from msgspec import structs
 
-from .facts import Facts, Network, c_text, initialiser
+from ..names import c_string
+from .facts import Facts, Network, initialiser
 from .header import about_lines, arrays_of
 
 DLPACK_CODES = {"i": 0, "u": 1, "f": 2, "b": 6}  # of NumPy's kinds
@@ -50,7 +51,7 @@ int32_t {network}_{entry}({name} *handle, {sizes}int64_t batch, {arrays}{more}) 
 
 def source_text(facts: Facts, program: str = "") -> str:
     """The C file. program: tables and functions of the model around the networks, which program.py writes."""
-    about = c_text("\n".join(about_lines(facts)))
+    about = c_string("\n".join(about_lines(facts)))
     parts = [f"/* Tables and functions of {facts.name}, made from its module. */\n"]
     parts.append(f'#include <math.h>\n\n#include "{facts.name}.h"\n#include "operations.h"\n')
     parts.append(_tables(facts))
@@ -67,7 +68,7 @@ def _tables(facts: Facts) -> str:
         dtype = np.dtype(array.dtype)
         elements = int(np.prod(array.shape, dtype=np.int64))
         rows.append(f"  {{{array.offset}, {elements}, {DLPACK_CODES[dtype.kind]}, {8 * dtype.itemsize}}},")
-    features = [f"{{{c_text(a)}, {c_text(b) if b else '0'}}}" for a, b in facts.features]
+    features = [f"{{{c_string(a)}, {c_string(b) if b else '0'}}}" for a, b in facts.features]
     text = "static const struct engine_array arrays[] = {\n" + "\n".join([*rows, "  {0, 0, 0, 0}"]) + "\n};\n"
     return text + f"static const struct engine_feature features[] = {{{', '.join([*features, '{0, 0}'])}}};\n"
 
@@ -76,13 +77,13 @@ def _network_tables(network: Network, number: int) -> str:
     parts, packs = [], []
     for i, (pack, arrays) in enumerate(zip(network.manifest.packs, network.packed, strict=True)):
         parts.append(f"static const int32_t pack_{number}_{i}[] = {{{initialiser(arrays)}}};")
-        packs.append(f"{{{c_text(pack.function)}, {pack.offset}, {len(arrays)}, pack_{number}_{i}}}")
+        packs.append(f"{{{c_string(pack.function)}, {pack.offset}, {len(arrays)}, pack_{number}_{i}}}")
     names = [array.name for array in (*network.inputs, *network.states, network.output)]
     packs.append("{0, 0, 0, 0}")
     initial = [repr(float(state.initial)) for state in network.states]
     parts += [
         f"static const struct engine_pack packs_{number}[] = {{{', '.join(packs)}}};",
-        f"static const char *const names_{number}[] = {{{initialiser(map(c_text, names))}}};",
+        f"static const char *const names_{number}[] = {{{initialiser(map(c_string, names))}}};",
         f"static const int64_t inputs_{number}[] = {{{initialiser(x.per_row for x in network.inputs)}}};",
         f"static const int64_t states_{number}[] = {{{initialiser(s.per_row for s in network.states)}}};",
         f"static const double initial_{number}[] = {{{initialiser(initial)}}};",
@@ -96,7 +97,7 @@ def _module(facts: Facts) -> str:
         m, counts = n.manifest, f"{len(n.inputs)}, {len(n.states)}, {len(n.packed)}"
         work = structs.astuple(m.workspace)
         sizes = ", ".join(map(str, (n.output.per_row, m.packed_elements, *work, m.rows_per_tile)))
-        head = f"{c_text(m.sequence)}, {8 * np.dtype(m.dtype).itemsize}, {int(n.can_step)}, {int(n.given)}, {counts}"
+        head = f"{c_string(m.sequence)}, {8 * np.dtype(m.dtype).itemsize}, {int(n.can_step)}, {int(n.given)}, {counts}"
         rows.append(f"  {{{head}, names_{i}, inputs_{i}, states_{i}, initial_{i}, {sizes}, packs_{i}}},")
     counts = f"{len(facts.networks)}, {len(facts.arrays)}, {len(facts.features)}"
     return "\n".join(
@@ -105,7 +106,7 @@ def _module(facts: Facts) -> str:
             *rows,
             "};",
             "static const struct engine_module module = {",
-            f"  {c_text(f'{facts.name}.so')}, {c_text(facts.manifest.target.machine)},",
+            f"  {c_string(f'{facts.name}.so')}, {c_string(facts.manifest.target.machine)},",
             f"  {facts.code_bytes}, {facts.header_bytes}, {facts.code_crc}u, {facts.header_crc}u,",
             f"  {counts}, networks, arrays, features",
             "};\n",

@@ -175,7 +175,7 @@ def _for_a_cpu(own: Passed, folder: Path, tell: Progress) -> Module:
     executable = generate(lowered.module, options.target)
     tell("linking")
     elf = link(executable, folder, options.target)
-    path = os.path.join(folder, f"{net.cell.name}.so")
+    path = os.path.join(folder, "module.so")
     manifest.write_container(elf, facts, arrays, path)
     tell("loading")
     module = runtime.load(path)
@@ -210,7 +210,7 @@ def _dump(folder: str | os.PathLike[str], stages: list[tuple[str, str]]) -> None
     try:
         os.makedirs(folder, exist_ok=True)
         for number, (name, text) in enumerate(stages):
-            Path(folder, f"{number:02d}_{name}.txt").write_text(text + "\n")
+            Path(folder, f"{number:02d}_{name}.txt").write_text(text + "\n", encoding="utf-8")
     except OSError as reason:
         raise BuildError(message("cannot write the stages", where=os.fspath(folder), got=str(reason))) from None
 

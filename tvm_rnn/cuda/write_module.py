@@ -50,7 +50,7 @@ def write_module(passed: Passed, folder: Path, tell: Callable[[str], None]) -> s
         if facts.memory is not None:
             facts.memory.max_bytes = options.max_bytes
         arrays |= trained[0].constants()
-    path = os.path.join(folder, f"{net.cell.name}.so")
+    path = os.path.join(folder, "module.so")
     manifest.write_container(elf, facts, arrays, path)
     return path
 

@@ -79,7 +79,7 @@ class Explanation:
         from tvm_rnn.explain.html.page import page
         from tvm_rnn.npy_files import write_whole
 
-        whole = page(self.facts, self.looked, command, ablation, history).encode()
+        whole = page(self.facts, self.looked, command, ablation, history).encode(errors="replace")
         write_whole({os.fspath(path): lambda file: file.write(whole)})
 
 

@@ -20,6 +20,7 @@ from typing import Any, overload
 from tvm_rnn.errors import CellError, TvmRnnError, message, unknown
 from tvm_rnn.graph.graph import Graph, Node, topological
 from tvm_rnn.graph.ops import Shape
+from tvm_rnn.names import MOST_LETTERS, is_name
 
 from .dims import Dims, parse_dims
 from .trace import Value, fail
@@ -49,7 +50,7 @@ class Cell:
     """A recurrent cell: per-step inputs, states, parameters and the function that relates them. Made by `@cell`.
 
     Args:
-        name: of the cell, in messages, files and the zoo.
+        name: of the cell, in messages, files and the zoo: letters, digits and _, at most 100.
         function: one step, written with tvm_rnn's functions.
         inputs: arguments given at every step, the first of which is the layer's input.
         states: arguments that are carried from step to step.
@@ -71,6 +72,11 @@ class Cell:
     init: Mapping[str, str | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in (self.name, self.output):  # they reach files, C, CUDA, HTML and Markdown
+            if not is_name(name):
+                expected = f"letters, digits and _, no digit first, at most {MOST_LETTERS}"
+                what = "cell: not a name for a cell or its output"
+                raise CellError(message(what, where=self.where, got=f"{name!r:.60}", expected=expected))
         # `help(cells.lstm)` and editors show the function's own text and arguments, not those of this class.
         text = f"{self.name}{inspect.signature(self.function)}\n\n{self.doc}".rstrip()
         for name, value in (("__doc__", text), ("__signature__", inspect.signature(self.function))):
@@ -272,7 +278,7 @@ def cell(
             returned after the states.
         initial: {state: its value before the first step}, where that is not 0.
         init: {parameter: "zeros", "ones" or a number}, where it is not initialised uniformly.
-        name: of the cell (default: the function's).
+        name: of the cell (default: the function's): letters, digits and _, at most 100.
 
     Returns:
         The Cell, or the decorator that makes one.

@@ -10,13 +10,13 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.names import file_name
 from tvm_rnn.records import FORMAT, Record, Records
 from tvm_rnn.target import Target, for_archs
 from tvm_rnn.target import resolve as target_of
@@ -150,11 +150,6 @@ def _replace(path: Path, records: Iterable[Record]) -> None:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise ConfigError(message("records cannot be written", where=str(path), got=str(reason))) from None
-
-
-def file_name(name: str) -> str:
-    """A name with nothing in it that means something to a file system."""
-    return re.sub(r"[^\w.+-]", "_", name) or "_"
 
 
 def for_target(

@@ -20,8 +20,8 @@ from typing import Any
 
 from tvm_rnn.bench.run.build_suite import sources_digest
 from tvm_rnn.errors import ConfigError, message
+from tvm_rnn.names import file_name
 from tvm_rnn.records import Choice
-from tvm_rnn.schedule.record_files import file_name
 from tvm_rnn.schedule.schedule_template import folders
 
 from .workload import Candidate, Workload

@@ -22,6 +22,7 @@ from pathlib import Path
 from tvm_rnn.bench.suites.gpu import Point, batches, network
 from tvm_rnn.errors import ConfigError, message
 from tvm_rnn.locations import PACKAGE
+from tvm_rnn.names import file_name
 from tvm_rnn.npy_files import text_writer, write_whole
 from tvm_rnn.worker_process import Late, Lost, Pool, Reply, Request, WorkerProcess, channel
 
@@ -65,7 +66,7 @@ def _key(network: Point, sizes: Sequence[int]) -> str:
 
 def _file_name(network: Point, sizes: Sequence[int]) -> str:
     key = json.dumps([network.as_dict(), list(sizes), sources_digest()], sort_keys=True)
-    return f"{network.network_name}-{hashlib.sha256(key.encode()).hexdigest()[:10]}.so"
+    return f"{file_name(network.network_name)}-{hashlib.sha256(key.encode()).hexdigest()[:10]}.so"
 
 
 def _indexed(folder: str | os.PathLike[str]) -> Row:

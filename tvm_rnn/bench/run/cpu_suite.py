@@ -78,7 +78,7 @@ def _measure(point: Point, sizes: Sequence[int], peers: Sequence[str], options: 
         module = compile(net, batch=sizes, without=point.without)
         seconds = round(time.perf_counter() - begun, 2)
         with tempfile.TemporaryDirectory(prefix="tvm_rnn-suite-") as folder:
-            path = os.path.join(folder, f"{point.network_name}.so")
+            path = os.path.join(folder, "module.so")
             module.export(path)
             report = compare(
                 path,

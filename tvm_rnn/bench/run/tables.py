@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_rnn.bench.measure.floors import shares
 from tvm_rnn.bench.suites.gpu import SHORT
+from tvm_rnn.names import markdown
 
 from .compare import OURS, TAILS, doubts
 
@@ -179,8 +180,8 @@ class Report:
     def markdown(self) -> str:
         header = self.header()
         rows = [header, ["---" if title in LEFT else "---:" for title in header], *map(self.cells, self.lines)]
-        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-        return "\n".join([*lines, "", *(f"- {note}" for note in self.notes()), ""])
+        lines = ["| " + " | ".join(markdown(cell) for cell in row) + " |" for row in rows]
+        return "\n".join([*lines, "", *(f"- {markdown(note)}" for note in self.notes()), ""])
 
 
 def report(records: Iterable[Record]) -> Report:

@@ -20,6 +20,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from tvm_rnn.errors import BuildError, message
 from tvm_rnn.graph.graph import Node
+from tvm_rnn.names import identifier
 
 from .kernel_writer import Kernel
 
@@ -202,8 +203,10 @@ class Program:
         self.sequence, self.pack = Host(self), Host(self)
 
     def unique(self, name: str) -> str:
-        count = self._names[name] = self._names.get(name, 0) + 1
-        return f"{name}_{count}"
+        """A variable's name that begins with `name`, which may be that of a state."""
+        word = identifier(name)
+        count = self._names[word] = self._names.get(word, 0) + 1
+        return f"{word}_{count}"
 
     def add(self, kernel: Kernel) -> str:
         """Make the kernel part of the module; returns its name. One object may be added any number of times."""

@@ -151,7 +151,7 @@ def compile_cubin(code: str, arch: str, output: Path, fast: bool, tools: Toolcha
     """Compile CUDA text to a cubin; returns the assembler's remarks. fast: subnormals are 0 (not --use_fast_math:
     expressions choose their own approximations). Raises BuildError with the compiler's words."""
     text = output.with_suffix(".cu")
-    text.write_text(code)
+    text.write_text(code, encoding="utf-8")
     flags = ["-std=c++17", *(["--ftz=true"] if fast else []), *(f"-I{path}" for path in tools.include)]
     if tools.nvcc is None:
         return _nvrtc(code, arch, output, flags, tools)
@@ -223,7 +223,7 @@ def build(sources: Sequence[Source], folder: Path, fast: bool) -> tuple[bytes, d
 
     def host(source: Source) -> str:
         text = folder / f"{source.name}.cc"
-        text.write_text(source.host)
+        text.write_text(source.host, encoding="utf-8")
         _run([*common, "-c", str(text), "-o", str(text.with_suffix(".o"))])
         return str(text.with_suffix(".o"))
 
