@@ -334,3 +334,14 @@ def test_a_digest_knows_equations_by_what_they_compute() -> None:
     assert equations_digest(rnn.RNN(rnn.cells.lstm_projection, 3, **sizes)) == equations_digest(
         rnn.RNN(rnn.cells.lstm_projection, 3, 5, P=4)
     )
+
+
+def test_what_torchs_users_give_is_told_the_way() -> None:
+    """A layer of torch in place of a network, and its weights in place of a network's."""
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.LSTM(3, 4)
+    for name, call in {"compile": rnn.compile, "reference": rnn.reference}.items():
+        with pytest.raises(ConfigError, match=rf"{name} needs an RNN[\s\S]*rnn\.{name}\(rnn\.from_torch\(layer\)\)"):
+            call(layer)
+    with pytest.raises(WeightError, match=r"unknown: weight_ih_l0[\s\S]*rnn\.from_torch"):
+        RNN(cells.lstm, 3, 4).load(layer.state_dict())
