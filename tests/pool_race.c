@@ -1,8 +1,10 @@
-/* A program for gcc's thread sanitizer: two threads launch through the pool of pool.c, with pauses, failures, nesting. */
+/* A program for gcc's thread sanitizer: threads launch through the pool of pool.c, with pauses, failures and
+   nesting, while it grows. argv[1]: how many threads; argv[2]: how many launches each. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 #include <tvm/ffi/c_api.h>
@@ -27,9 +29,11 @@ static int body(int task, TVMParallelGroupEnv* env, void* data) {
   return 0;
 }
 
+static int launches;
+
 static void* work(void* argument) {
   int64_t sums[9]; /* the last tells task 1 to fail */
-  for (int i = 0; i < 3000; ++i) {
+  for (int i = 0; i < launches; ++i) {
     memset(sums, 0, sizeof sums);
     int64_t fail = sums[8] = i % 50 == 7;
     tvm_rnn_pool_use(1 + i % 4);
@@ -50,17 +54,29 @@ static void* work(void* argument) {
   return 0;
 }
 
-int main(void) {
+static int resize(int threads) {
   TVMFFIAny size, result;
   memset(&size, 0, sizeof size);
   size.type_index = kTVMFFIInt;
-  size.v_int64 = 4;
-  if (__tvm_ffi_pool_resize(0, &size, 1, &result)) return 2;
-  pthread_t other;
-  void* said = 0;
-  pthread_create(&other, 0, work, 0);
-  void* here = work(0);
-  pthread_join(other, &said);
-  if (here || said) printf("%s\n", (const char*)(here ? here : said));
-  return here || said ? 1 : 0;
+  size.v_int64 = threads;
+  return __tvm_ffi_pool_resize(0, &size, 1, &result);
+}
+
+int main(int argc, char** argv) {
+  enum { MOST = 64 };
+  pthread_t others[MOST];
+  int callers = argc > 2 ? atoi(argv[1]) : 2;
+  launches = argc > 2 ? atoi(argv[2]) : 3000;
+  if (callers > MOST || resize(4)) return 2;
+  for (int i = 1; i < callers; ++i) pthread_create(&others[i], 0, work, 0);
+  for (int i = 5; i < 9; ++i)
+    if (resize(i) || usleep(1000)) return 2;
+  const char* said = (const char*)work(0);
+  for (int i = 1; i < callers; ++i) {
+    void* own = 0;
+    pthread_join(others[i], &own);
+    if (own) said = (const char*)own;
+  }
+  if (said) printf("%s\n", said);
+  return said ? 1 : 0;
 }

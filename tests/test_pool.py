@@ -307,8 +307,9 @@ def test_the_source_compiles_without_warnings(command: list[str], tmp_path: Path
     subprocess.run([*command, *include_flags(), *flags], check=True)
 
 
-def test_the_pool_is_free_of_data_races(tmp_path: Path) -> None:
-    """Under gcc's thread sanitizer, from C: two threads launch, workers sleep and wake, tasks fail."""
+@pytest.mark.parametrize(("callers", "launches"), [(2, 3000), pytest.param(32, 1000, marks=pytest.mark.slow)])
+def test_the_pool_is_free_of_data_races(callers: int, launches: int, tmp_path: Path) -> None:
+    """Under gcc's thread sanitizer, from C: threads launch, workers sleep and wake, tasks fail, the pool grows."""
     main = Path(__file__).with_name("pool_race.c")
     import tvm_ffi
 
@@ -320,7 +321,7 @@ def test_the_pool_is_free_of_data_races(tmp_path: Path) -> None:
     if built.returncode and "tsan" in built.stderr:
         pytest.skip("gcc's thread sanitizer is not installed")
     assert built.returncode == 0, built.stderr
-    done = subprocess.run([str(program)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([program, str(callers), str(launches)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stdout + done.stderr
 
 

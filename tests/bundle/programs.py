@@ -5,6 +5,7 @@ In: modules, sources. Out: paths of programs, and what they printed.
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def build(source: Path, program: Path, bundle: Path, *options: str) -> Path:
 
 def run(program: Path, bundle: Path, *words: Any, code: int = 0, given: bytes = b"") -> bytes:
     """stdout (with code 1: stderr) of a program whose environment says only where the bundle is."""
-    env = {"LD_LIBRARY_PATH": str(bundle)}
+    env = {"LD_LIBRARY_PATH": str(bundle), **{k: v for k, v in os.environ.items() if k.endswith("SAN_OPTIONS")}}
     done = subprocess.run([program, *map(str, words)], env=env, capture_output=True, input=given, check=False)
     assert done.returncode == code, done.stdout.decode() + done.stderr.decode()
     return done.stderr if code else done.stdout

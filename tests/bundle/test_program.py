@@ -107,6 +107,16 @@ def test_a_model_of_two_networks(two: tuple[Any, Path], sizes: tuple[int, int]) 
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_an_output_is_an_input_of_the_next_run(two: tuple[Any, Path]) -> None:
+    """h0_last is h0 as it was given: the memory of a run's outputs is needed until the next run has made its own."""
+    given, library = feeds(5, 3), Library(two[1])
+    inputs, outputs = (Array * 3)(*map(array_of, given.values())), (Array * 3)()
+    for _ in range(4):
+        assert library.of("run", inputs, outputs) == OK, library.error
+        np.testing.assert_array_equal(numpy_of(outputs[2]), given["h0"])
+        inputs[2] = outputs[2]
+
+
 def test_its_networks_can_be_called_alone(two: tuple[Any, Path]) -> None:
     module, bundle = two
     x, h = RNG.normal(size=(4, 1, 3)).astype("f4"), np.empty((1, 1, 4), "f4")

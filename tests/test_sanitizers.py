@@ -1,0 +1,108 @@
+"""Sanitizers over what runs as machine code: the C library of bundles, modules for CPUs, a step in real time, GPUs.
+
+In: tests of other files, run again in a process whose compilers instrument all that they compile. A test whose tool is
+not installed says which. The thread sanitizer is in test_pool.py.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from programs import run
+
+import tvm_rnn as rnn
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parent.parent
+FLAGS = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -Wno-error"
+# Python keeps what it has until it ends. engine.c compares code with a file, and that has the sanitizer's red zones.
+OPTIONS = "detect_leaks=0:intercept_memcmp=0:allocator_may_return_null=1"
+CLANGS = ("clang", *(f"clang-{version}" for version in range(30, 17, -1)))
+
+
+def clang(option: str, folder: Path) -> str:
+    """A clang that has the sanitizer, or the test is skipped."""
+    source = folder / "empty.c"
+    source.write_text("int main(void) { return 0; }\n")
+    for name in CLANGS:
+        if shutil.which(name):
+            words = [name, f"-fsanitize={option}", str(source), "-o", str(folder / "empty")]
+            if not subprocess.run(words, capture_output=True, check=False).returncode:
+                return name
+    pytest.skip(f"no clang with -fsanitize={option}: apt-get install clang-20 libclang-rt-20-dev, or later ones")
+
+
+def gcc_library(name: str) -> str:
+    found = subprocess.run(
+        ["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    if not os.path.isabs(found):
+        pytest.skip(f"gcc has no {name}")
+    return found
+
+
+def run_instrumented(folder: Path, *words: str, **environment: str) -> None:
+    """Run pytest with gcc and g++ that instrument what they compile."""
+    preloaded = f"{gcc_library('libasan.so')} {gcc_library('libstdc++.so.6')}"
+    for name in ("gcc", "g++"):
+        (folder / name).write_text(f'#!/bin/sh\nexec {shutil.which(name)} "$@" {FLAGS}\n')
+        (folder / name).chmod(0o755)
+    own = {"PATH": f"{folder}:{os.environ['PATH']}", "LD_PRELOAD": preloaded, "ASAN_OPTIONS": OPTIONS, **environment}
+    own |= {"PYTHONPATH": str(ROOT / "tests"), "CXX": "g++"}
+    # -s: a sanitizer ends the process, and what it said would be lost with pytest's own files.
+    command = [sys.executable, "-m", "pytest", "-n0", "-q", "-s", "-p", "no:cacheprovider", "-m", "not slow", *words]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **own}, capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0 and " passed" in said, said[-8000:]
+
+
+def test_the_library_of_bundles(tmp_path: Path) -> None:
+    """realtime.c has a malloc of its own, as the sanitizer has."""
+    files = [f"tests/bundle/test_{name}.py" for name in ("engine", "program", "encoding", "examples")]
+    run_instrumented(tmp_path, *files, "--deselect", "tests/bundle/test_engine.py::test_steps_of_a_real_time_thread")
+
+
+def test_modules_of_onnx_models(tmp_path: Path) -> None:
+    """instrumented.py has generated code checked too: every load and store of it."""
+    files = [f"tests/frontends/test_onnx{name}.py" for name in ("", "_recurrent", "_scan", "_loop")]
+    run_instrumented(tmp_path, "-p", "instrumented", *files, TVM_RNN_TEST_CLANG=clang("address", tmp_path))
+
+
+def test_a_step_in_real_time(tmp_path: Path) -> None:
+    compiler = clang("realtime", tmp_path)
+    bundle = tmp_path / "lstm"
+    rnn.compile(rnn.RNN(rnn.cells.lstm, 8, 24, num_layers=2).init(seed=0), batch=[1, 4]).export(bundle=bundle)
+    program, source = tmp_path / "program", ROOT / "tests" / "bundle" / "realtime_sanitizer.c"
+    words = [
+        "-fsanitize=realtime",
+        "-rdynamic",
+        str(source),
+        "-o",
+        str(program),
+        f"-I{bundle}",
+        f"-L{bundle}",
+        "-llstm",
+    ]
+    subprocess.run([compiler, *words], check=True)
+    assert run(program, bundle) == b"steps\n"
+    control = subprocess.run(
+        [program, "control"], env={"LD_LIBRARY_PATH": str(bundle)}, capture_output=True, check=False
+    )
+    assert control.returncode and b"real-time unsafe function `malloc`" in control.stderr
+
+
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_kernels_on_a_gpu(tool: str) -> None:
+    if not shutil.which("compute-sanitizer"):
+        pytest.skip("no compute-sanitizer: it comes with the CUDA toolkit")
+    if not shutil.which("nvidia-smi") or subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode:
+        pytest.skip("no GPU")
+    words = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--target-processes", "all", sys.executable]
+    words += ["-m", "pytest", "-n0", "-q", "-x", "-m", "not broad and not slow", "tests/test_on_gpu.py"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
