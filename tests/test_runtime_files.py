@@ -205,6 +205,24 @@ def test_facts_that_cannot_be_read(tmp_path: Path, whole: bytes) -> None:
         refused(path, container(MANIFEST.encode(), code=damaged), "no readable facts")
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "texts"),
+    [
+        ('"pack_0"', '"pack_9"', ("unusable manifest", "pack_9")),
+        ('"packed_elements": 5', '"packed_elements": -1', ("packed_elements is wrong", "got:      -1", "from 0 to")),
+        ('"offset": 0', '"offset": 6', ("packs[0].offset is wrong", "got:      6", "at most packed_elements, 5")),
+    ],
+    ids=["function", "number", "place"],
+)
+def test_manifests_of_earlier_versions(tmp_path: Path, old: str, new: str, texts: tuple[str, ...]) -> None:
+    """Their code does not say what it was made for. They load, and what can be checked is."""
+    blob = serialize_weights(TINY.manifest(), TINY.weights())
+    (tmp_path / "good.so").write_bytes(container(MANIFEST.encode(), blob))
+    works(tmp_path / "good.so")
+    assert old in MANIFEST
+    refused(tmp_path / "m.so", container(MANIFEST.replace(old, new).encode(), blob), *texts)
+
+
 def test_what_is_for_people_may_change(tmp_path: Path, whole: bytes) -> None:
     """An export has another error of stored weights, or none."""
     code, path = whole[: FOOTER.unpack(whole[-48:])[3]], tmp_path / "m.so"

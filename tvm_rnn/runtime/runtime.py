@@ -286,7 +286,7 @@ def _check_facts(path: str, data: mmap.mmap, elf_size: int, manifest: Facts, arr
     anything else. Raises LoadError, naming the field or the array that differs."""
     try:
         if (known := carried(data, elf_size)) is None:
-            return
+            return _check_older(path, manifest, arrays)
         text, expected = known
         where, got, wanted = "", None, None
         if facts_text(manifest) != text:
@@ -301,6 +301,16 @@ def _check_facts(path: str, data: mmap.mmap, elf_size: int, manifest: Facts, arr
     if where:
         what = f"{path!r} has another {where} than its code was made for"
         raise _error(LoadError, what, f"{got!r:.200}", f"{wanted!r:.200}", "export it again")
+
+
+def _check_older(path: str, manifest: Facts, arrays: dict[str, np.ndarray]) -> None:
+    """What can be checked where code does not say what it was made for, if the file that does it is there."""
+    with contextlib.suppress(ImportError):
+        problem = importlib.import_module(".runtime_manifest", __package__).problem_of(manifest, arrays)
+        if problem is not None:
+            where, got, expected = problem
+            what = f"{path!r} has an unusable manifest: {where} is wrong"
+            raise _error(LoadError, what, f"{got!r:.200}", f"{expected:.200}", "export it again")
 
 
 def _is_constant(name: str) -> bool:
@@ -902,7 +912,13 @@ def load(path: str | os.PathLike[str]) -> Module:
         if fact in opened.manifest:  # only its own files are imported
             kind = getattr(importlib.import_module(f".{file}", __package__), name)
             break
-    return kind(path, opened)
+    try:
+        return kind(path, opened)
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, MemoryError) as error:
+        what = f"{opened.path!r} has an unusable manifest"
+        raise _error(
+            LoadError, what, f"{type(error).__name__}: {error}", "what its code takes", "export it again"
+        ) from error
 
 
 __all__ = [
