@@ -150,6 +150,8 @@ BAD_BLOBS = {
     "negative": safetensors(ENTRY.replace("[5]", "[-1, -5]")),
     "huge": safetensors(ENTRY.replace("[5]", "[4611686018427387904, 4]")),
     "not numbers": safetensors(ENTRY.replace("[5]", '["5"]')),
+    "text to repeat": safetensors(ENTRY.replace("[5]", '[1099511627776, "5", 1048576]')),
+    "a gap": safetensors(ENTRY, bytes(4 * H + 4)),
     "unknown dtype": safetensors(ENTRY.replace("F32", "F33")),
     "no dtype": safetensors(ENTRY.replace("dtype", "type")),
 }

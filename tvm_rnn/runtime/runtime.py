@@ -240,7 +240,7 @@ def _parse_weights(data: mmap.mmap, start: int, size: int, path: str, kind: type
         entries.pop("__metadata__", None)
         for name, entry in entries.items():
             dtype, shape, (begin, end) = np.dtype(SAFETENSORS[entry["dtype"]]), entry["shape"], entry["data_offsets"]
-            count = math.prod(shape)
+            count = math.prod(map(operator.index, shape))  # of numbers: text times a number is more text
             if not 0 <= begin <= end <= room or count * dtype.itemsize != end - begin or min(shape, default=0) < 0:
                 raise ValueError(f"{name!r} with shape {shape} at bytes {begin} to {end} of {room}")
             arrays[name] = np.frombuffer(data, dtype, count, first + begin).reshape(shape)
