@@ -25,7 +25,7 @@ from tiny_module import H, Tiny, compile_elf, elf
 from tvm_rnn.errors import BuildError, LoadError, WeightError
 from tvm_rnn.module_file.manifest import serialize_weights, write_container
 from tvm_rnn.runtime import runtime
-from tvm_rnn.runtime.runtime import load, read_container
+from tvm_rnn.runtime.runtime import FOOTER, load, read_container
 
 TINY = Tiny()
 X = np.random.default_rng(1).normal(size=(4, 3, H)).astype("f4")
@@ -150,6 +150,8 @@ BAD_BLOBS = {
     "negative": safetensors(ENTRY.replace("[5]", "[-1, -5]")),
     "huge": safetensors(ENTRY.replace("[5]", "[4611686018427387904, 4]")),
     "not numbers": safetensors(ENTRY.replace("[5]", '["5"]')),
+    "text to repeat": safetensors(ENTRY.replace("[5]", '[1099511627776, "5", 1048576]')),
+    "a gap": safetensors(ENTRY, bytes(4 * H + 4)),
     "unknown dtype": safetensors(ENTRY.replace("F32", "F33")),
     "no dtype": safetensors(ENTRY.replace("dtype", "type")),
 }
@@ -162,6 +164,73 @@ def test_weights_that_cannot_be_read(tmp_path: Path, case: str) -> None:
     module = load(TINY.write(tmp_path / "good.so"))
     with pytest.raises(WeightError, match="safetensors"):
         module.load_weights(tmp_path / "w.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ('"packed_elements": 5', '"packed_elements": -1', "packed_elements"),
+        ('"packed_elements": 5', '"packed_elements": 5.0', "packed_elements"),
+        ('"per_row": 3', '"per_row": 2', "workspace.per_row"),
+        ('"rows_per_tile": 16', '"rows_per_tile": true', "rows_per_tile"),
+        ('"offset": 0', '"offset": 5', "packs[0].offset"),
+        ('"initial": 0.5', '"initial": 0.25', "states[0].initial"),
+        ('"rows_per_tile": 16, ', "", "rows_per_tile"),
+        ('"passes": []', '"passes": [], "more": 1', "more"),
+    ],
+    ids=lambda text: text[-20:],
+)
+def test_a_manifest_that_is_not_that_of_its_code(tmp_path: Path, whole: bytes, old: str, new: str, field: str) -> None:
+    """With a right checksum: the code says what it was made for."""
+    code, text = whole[: FOOTER.unpack(whole[-48:])[3]], MANIFEST.replace(old, new)
+    assert text != MANIFEST
+    refused(
+        tmp_path / "m.so", container(text.encode(), code=code), f"another {field} than its code", "got:", "expected:"
+    )
+    assert container(MANIFEST.encode(), code=code)[:-48] == whole[: len(code)] + MANIFEST.encode()
+
+
+@pytest.mark.parametrize("entry", [("F32", "I32"), ("[5]", "[5, 1]"), ("decay_l0", "decay_l1")], ids=str)
+def test_arrays_that_are_not_those_of_the_code(tmp_path: Path, whole: bytes, entry: tuple[str, str]) -> None:
+    code = whole[: FOOTER.unpack(whole[-48:])[3]]
+    blob = safetensors(ENTRY.replace(*entry))
+    refused(tmp_path / "m.so", container(MANIFEST.encode(), blob, code=code), "arrays.decay_l0", "float32 [5]")
+
+
+def test_facts_that_cannot_be_read(tmp_path: Path, whole: bytes) -> None:
+    code = whole[: FOOTER.unpack(whole[-48:])[3]]
+    longer = code[:-24] + struct.pack("<QQ", 1 << 40, 1) + code[-8:]
+    other = code.replace(b'"decay_l0":"float32', b'"decay_l0":\xff\xffloat32')
+    for number, damaged in enumerate((longer, other)):
+        assert damaged != code
+        path = tmp_path / f"{number}.so"
+        refused(path, container(MANIFEST.encode(), code=damaged), "no readable facts")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "texts"),
+    [
+        ('"pack_0"', '"pack_9"', ("unusable manifest", "pack_9")),
+        ('"packed_elements": 5', '"packed_elements": -1', ("packed_elements is wrong", "got:      -1", "from 0 to")),
+        ('"offset": 0', '"offset": 6', ("packs[0].offset is wrong", "got:      6", "at most packed_elements, 5")),
+    ],
+    ids=["function", "number", "place"],
+)
+def test_manifests_of_earlier_versions(tmp_path: Path, old: str, new: str, texts: tuple[str, ...]) -> None:
+    """Their code does not say what it was made for. They load, and what can be checked is."""
+    blob = serialize_weights(TINY.manifest(), TINY.weights())
+    (tmp_path / "good.so").write_bytes(container(MANIFEST.encode(), blob))
+    works(tmp_path / "good.so")
+    assert old in MANIFEST
+    refused(tmp_path / "m.so", container(MANIFEST.replace(old, new).encode(), blob), *texts)
+
+
+def test_what_is_for_people_may_change(tmp_path: Path, whole: bytes) -> None:
+    """An export has another error of stored weights, or none."""
+    code, path = whole[: FOOTER.unpack(whole[-48:])[3]], tmp_path / "m.so"
+    text = json.dumps(TINY.manifest(weight_error=0.5, created="today"))
+    path.write_bytes(container(text.encode(), serialize_weights(TINY.manifest(), TINY.weights()), code=code))
+    works(path)
 
 
 def test_machines_that_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

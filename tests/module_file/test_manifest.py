@@ -22,6 +22,7 @@ from tiny_module import H, Tiny
 from tvm_rnn.errors import BuildError, WeightError
 from tvm_rnn.module_file import manifest as module
 from tvm_rnn.module_file.manifest import serialize_weights, validate, write_container
+from tvm_rnn.runtime import runtime
 from tvm_rnn.runtime.runtime import read_container
 
 CODE = b"\x7fELF" + bytes(range(200))
@@ -236,14 +237,29 @@ def test_the_parts_lie_where_the_footer_says(tmp_path: Path, weights: dict[str, 
     data = path.read_bytes()
     magic, version, crc, elf_size, offset, size, text = FOOTER.unpack(data[-FOOTER.size :])
     end = len(data) - FOOTER.size
-    assert (magic, version, elf_size) == (b"TVMRNN\0\1", 1, length)
+    facts, said = runtime.carried(data, elf_size) or ("", {})
+    carried = len(facts) + len(json.dumps(said, separators=(",", ":"))) + runtime.CARRIED.size
+    assert (magic, version) == (b"TVMRNN\0\1", 1) and 0 <= elf_size - carried - length < 64
     assert crc == zlib.crc32(data[:end])
-    assert data[:elf_size] == code and not any(data[elf_size:offset])
-    assert offset % 64 == 0 and offset - elf_size < 64 and offset + size + text == end
+    assert data[:length] == code and not any(data[length : elf_size - carried])
+    assert offset == elf_size and elf_size % 64 == 0 and offset + size + text == end
     assert data[offset : offset + size] == serialize_weights(Tiny().manifest(), weights)
     assert json.loads(data[end - text : end]) == Tiny().manifest()
     found, arrays = read_container(path)
     assert found == Tiny().manifest() and arrays.keys() == weights.keys()
+
+
+def test_code_keeps_what_it_was_made_for(tmp_path: Path) -> None:
+    """Another export has other weights and the same code; a manifest that was changed is not written."""
+    tiny, path = Tiny(), tmp_path / "m.so"
+    tiny.write(path)
+    data = path.read_bytes()
+    code = data[: FOOTER.unpack(data[-FOOTER.size :])[3]]
+    write_container(code, tiny.manifest(created="later", weight_error=None), None, path)
+    assert path.read_bytes().startswith(code) and read_container(path)[0]["created"] == "later"
+    with pytest.raises(BuildError, match=r"rows_per_tile[\s\S]*got: +17[\s\S]*expected: +16"):
+        write_container(code, tiny.manifest(rows_per_tile=17), None, path)
+    assert read_container(path)[0]["created"] == "later"
 
 
 def test_the_code_may_be_given_as_a_path(tmp_path: Path) -> None:

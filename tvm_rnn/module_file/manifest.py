@@ -18,7 +18,17 @@ import numpy as np
 from tvm_rnn.dtypes import held_dtype
 from tvm_rnn.errors import BuildError, ConfigError, WeightError, message
 from tvm_rnn.network.program import NETWORK
-from tvm_rnn.runtime.runtime import ALIGNMENT, CONSTANT, CONTAINER_VERSION, FOOTER, MAGIC
+from tvm_rnn.runtime import runtime
+from tvm_rnn.runtime.runtime import (
+    ALIGNMENT,
+    CARRIED,
+    CARRIED_MARK,
+    CONSTANT,
+    CONTAINER_VERSION,
+    FOOTER,
+    MAGIC,
+    carried,
+)
 from tvm_rnn.runtime.runtime_ops import OPERATIONS
 from tvm_rnn.runtime.runtime_random import RAW
 
@@ -104,6 +114,25 @@ def serialize_weights(manifest: Facts | Mapping[str, object], weights: Mapping[s
     return save({name: np.array(array, dtypes.get(name, array.dtype), order="C") for name, array in weights.items()})
 
 
+def with_facts(elf: bytes, facts: Mapping[str, object], arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Code with what it was made for at its end, where loaders do not look: the runtime compares that with the
+    manifest. Code that has it stays as it is. Raises BuildError for a manifest that is not that of the code."""
+    if (known := carried(elf, len(elf))) is not None:
+        if runtime.facts_text(facts) != known[0]:
+            where, got, expected = runtime.first_difference("", facts, json.loads(known[0]))
+            raise invalid(where, got, repr(expected))
+        return elf
+    described = dict[str, str]()
+    said = validate(facts)
+    for number, own in enumerate(_networks(said)):
+        first = f"{number}." if isinstance(said, SeveralNetworks) else ""
+        described |= {first + weight.name: f"{held_dtype(own.dtype)} {weight.shape}" for weight in own.weights}
+    described |= {name: runtime.described(array) for name, array in arrays.items() if name not in described}
+    texts = [runtime.facts_text(facts).encode(), json.dumps(described, separators=(",", ":")).encode()]
+    end = b"".join([*texts, CARRIED.pack(*map(len, texts), CARRIED_MARK)])
+    return elf + bytes(-(len(elf) + len(end)) % ALIGNMENT) + end
+
+
 Path = str | os.PathLike[str]
 
 
@@ -141,6 +170,7 @@ def write_container(
     if elf[:4] != b"\x7fELF":
         raise BuildError(message("there is no shared object to write", got=repr(elf[:8]), expected="an ELF file"))
     blob = serialize_weights(facts, weights or {})
+    elf = with_facts(elf, facts, weights or {})
     text = json.dumps(facts, indent=1, allow_nan=False).encode()
     parts = [elf, bytes(-len(elf) % ALIGNMENT), blob, text]
     crc = 0

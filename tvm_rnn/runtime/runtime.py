@@ -45,6 +45,9 @@ FOOTER = struct.Struct("<8sIIQQQQ")  # magic, version, crc32 of all before; ELF 
 PARALLEL_FLOPS_PER_STEP = 100_000  # two threads, Zen 4: 71 kFLOP take 0.9 us in place of 1.2, 273 take 2.5, not 3.9
 CONSTANT = "constant."  # begins the names of arrays that belong to the equations, not to the user
 ALIGNMENT = 64  # generated code moves whole cache lines to and from its own buffers
+CARRIED = struct.Struct("<QQ8s")  # the end of code: bytes of what it says of its manifest, of its arrays, and this mark
+CARRIED_MARK = b"TVMFACTS"
+FOR_PEOPLE = frozenset(("created", "decisions", "templates", "weight_error"))  # of a manifest: no code depends on these
 SAFETENSORS = {f"{kind}{8 * size}": f"{kind.lower()}{size}" for kind in "FIU" for size in (1, 2, 4, 8)} | {"BOOL": "?"}
 # Where LLVM's name of a CPU feature is not the kernel's.
 KERNEL_NAMES = {"sse3": "pni", "lzcnt": "abm", "bmi": "bmi1", "sha": "shani", "pclmul": "pclmulqdq", "neon": "asimd"}
@@ -221,6 +224,7 @@ def _open_container(path: str | os.PathLike[str]) -> Opened:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _error(LoadError, f"{path!r} has no readable manifest", error, do="export it again") from None
     arrays = _parse_weights(data, start, size, path, LoadError) if size else {}
+    _check_facts(path, data, elf_size, manifest, arrays)
     return Opened(path, data, manifest, arrays, elf_size)
 
 
@@ -239,13 +243,97 @@ def _parse_weights(data: mmap.mmap, start: int, size: int, path: str, kind: type
         entries.pop("__metadata__", None)
         for name, entry in entries.items():
             dtype, shape, (begin, end) = np.dtype(SAFETENSORS[entry["dtype"]]), entry["shape"], entry["data_offsets"]
-            count = math.prod(shape)
+            count = math.prod(map(operator.index, shape))  # of numbers: text times a number is more text
             if not 0 <= begin <= end <= room or count * dtype.itemsize != end - begin or min(shape, default=0) < 0:
                 raise ValueError(f"{name!r} with shape {shape} at bytes {begin} to {end} of {room}")
             arrays[name] = np.frombuffer(data, dtype, count, first + begin).reshape(shape)
+        ends = sorted(tuple(entry["data_offsets"]) for entry in entries.values())
+        if [begin for begin, _ in ends] + [room] != [0, *(end for _, end in ends)]:
+            raise ValueError(f"arrays at bytes {ends} do not fill {room}")
         return arrays
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise _error(kind, f"the weights in {path!r} cannot be read", repr(error), "the safetensors format") from None
+
+
+def facts_text(manifest: object) -> str:
+    """What code depends on in a manifest, or in a part of one, as text: 1, 1.0 and true differ."""
+
+    def needed(value: object) -> object:
+        if isinstance(value, dict):
+            return {name: needed(own) for name, own in value.items() if name not in FOR_PEOPLE}
+        return [*map(needed, value)] if isinstance(value, list) else value
+
+    return json.dumps(needed(manifest), sort_keys=True, separators=(",", ":"))
+
+
+def described(array: np.ndarray) -> str:
+    """An array's dtype and shape."""
+    return f"{array.dtype.name} {[*array.shape]}"
+
+
+def carried(data: bytes | mmap.mmap, elf_size: int) -> tuple[str, dict[str, str]] | None:
+    """What code says of itself, at its end: the text of the manifest that it was made with, and the arrays that it
+    reads, described, by name; None: it is of an earlier version. Raises ValueError where that is damaged."""
+    at = elf_size - CARRIED.size
+    if at < 0 or data[elf_size - len(CARRIED_MARK) : elf_size] != CARRIED_MARK:
+        return None
+    facts, arrays, _ = CARRIED.unpack(data[at:elf_size])
+    if facts + arrays > at:
+        raise ValueError(f"{facts} and {arrays} bytes of facts in {at} bytes of code")
+    found: dict[str, str] = json.loads(data[at - arrays : at])
+    return data[at - arrays - facts : at - arrays].decode(), found
+
+
+def _check_facts(path: str, data: mmap.mmap, elf_size: int, manifest: Facts, arrays: dict[str, np.ndarray]) -> None:
+    """Compare a file's manifest and arrays with what its code was made for: sizes of memory cannot be checked against
+    anything else. Raises LoadError, naming the field or the array that differs."""
+    try:
+        if (known := carried(data, elf_size)) is None:
+            return _check_older(path, manifest, arrays)
+        text, expected = known
+        where, got, wanted = "", None, None
+        if facts_text(manifest) != text:
+            where, got, wanted = first_difference("", manifest, json.loads(text))
+        found = {name: described(array) for name, array in arrays.items()}
+        weightless = not any(not _is_constant(name) for name in found)
+        needed = {name: own for name, own in expected.items() if not weightless or _is_constant(name)}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise _error(LoadError, f"{path!r} has no readable facts", error, do="export it again") from None
+    if not where and found != needed:
+        where, got, wanted = first_difference("arrays", found, needed)
+    if where:
+        what = f"{path!r} has another {where} than its code was made for"
+        raise _error(LoadError, what, f"{got!r:.200}", f"{wanted!r:.200}", "export it again")
+
+
+def _check_older(path: str, manifest: Facts, arrays: dict[str, np.ndarray]) -> None:
+    """What can be checked where code does not say what it was made for, if the file that does it is there."""
+    with contextlib.suppress(ImportError):
+        problem = importlib.import_module(".runtime_manifest", __package__).problem_of(manifest, arrays)
+        if problem is not None:
+            where, got, expected = problem
+            what = f"{path!r} has an unusable manifest: {where} is wrong"
+            raise _error(LoadError, what, f"{got!r:.200}", f"{expected:.200}", "export it again")
+
+
+def _is_constant(name: str) -> bool:
+    """Whether an array is the equations' or a model's, not the user's. Those of networks begin with a number."""
+    number, _, own = name.partition(".")
+    return name.startswith(CONSTANT) or (number.isdigit() and own.startswith(CONSTANT))
+
+
+def first_difference(where: str, got: object, expected: object) -> tuple[str, object, object]:
+    """Where two values first differ, and what is there in each."""
+    pairs: list[tuple[str, object, object]] = []
+    if isinstance(got, dict) and isinstance(expected, dict):
+        names = [name for name in {**expected, **got} if name not in FOR_PEOPLE]
+        pairs = [(f"{where}.{name}".lstrip("."), got.get(name), expected.get(name)) for name in names]
+    elif isinstance(got, list) and isinstance(expected, list) and len(got) == len(expected):
+        pairs = [(f"{where}[{i}]", *both) for i, both in enumerate(zip(got, expected, strict=True))]
+    for pair in pairs:
+        if facts_text(pair[1]) != facts_text(pair[2]):
+            return first_difference(*pair)
+    return where or "manifest", got, expected
 
 
 def cpu_features() -> set[str] | None:
@@ -881,7 +969,13 @@ def load(path: str | os.PathLike[str]) -> Module:
         if fact in opened.manifest:  # only its own files are imported
             kind = getattr(importlib.import_module(f".{file}", __package__), name)
             break
-    return kind(path, opened)
+    try:
+        return kind(path, opened)
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError, MemoryError) as error:
+        what = f"{opened.path!r} has an unusable manifest"
+        raise _error(
+            LoadError, what, f"{type(error).__name__}: {error}", "what its code takes", "export it again"
+        ) from error
 
 
 __all__ = [
