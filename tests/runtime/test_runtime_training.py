@@ -124,9 +124,9 @@ class Interrupted(Exception):
 
 
 def test_a_signal_whose_handler_raises_ends_each_kind_of_call(module: TrainingModule, tmp_path: Path) -> None:
-    """It comes as compiled code begins: no step is done, and the same module then gives what it gave."""
+    """It comes as compiled code begins, which looks before its second tile; the module then gives what it gave."""
     module.export(tmp_path / "again.so")
-    case, again = draw(NET, T, B), rnn.load(tmp_path / "again.so")  # it has looked for no signal yet
+    case, again = draw(NET, 400, B), rnn.load(tmp_path / "again.so")  # it has looked for no signal yet
     assert isinstance(again, TrainingModule)
     expected = module(case.x, case.state)[0], gradients(module, case)
     _, _, tape = module.forward_train(case.x, case.state)

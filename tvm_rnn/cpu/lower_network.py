@@ -30,7 +30,7 @@ from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.options import Options
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Block, Named, bind, buffer, function, load, loop, sequence, store, variable
+from tvm_rnn.tir.statements import Block, Named, bind, buffer, function, load, loop, sequence, store, variable, when
 
 from .lower_group import Emitter, Used
 from .lower_layer import Context, Layer, Visit
@@ -355,7 +355,7 @@ class Lowering:
         def tile(i: Expr) -> list[Block]:
             done, set_done = bind("done", i * self.n)
             count, set_count = bind("count", tirx.min(self.n, self.T - done))
-            return [_look(), set_done, set_count, body(done, count)]
+            return [when(i > int64(0), _look()), set_done, set_count, body(done, count)]
 
         return loop("tile", tirx.floordiv(self.T + self.n - int64(1), self.n), tile)
 
