@@ -16,6 +16,7 @@ import pytest
 
 import tvm_rnn as rnn
 from tvm_rnn.errors import LoadError
+from tvm_rnn.runtime import runtime
 
 
 @functools.cache
@@ -46,3 +47,38 @@ def _has_gpu() -> bool:
         return resolve("cuda").kind == "cuda"
     except rnn.ConfigError:
         return False
+
+
+class Allocations:
+    """Memory on GPUs that modules hold which are loaded from here on, in bytes: this process's, whatever others use."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.held: dict[tuple[int, int], int] = {}
+        opened = runtime._open_library
+        monkeypatch.setattr(runtime, "_open_library", lambda *given: _Counted(opened(*given), self))
+
+    @property
+    def bytes(self) -> int:
+        """What is held now."""
+        return sum(self.held.values())
+
+
+class _Counted:
+    """A module's library, whose functions for memory are counted."""
+
+    def __init__(self, library: Any, counts: Allocations) -> None:
+        self.library, self.held = library, counts.held
+
+    def get_function(self, name: str) -> Any:
+        function = self.library.get_function(name)
+
+        def allocate(number: int, size: int) -> int:
+            address = int(function(number, size))
+            self.held[number, address] = size
+            return address
+
+        def release(number: int, address: int) -> None:
+            del self.held[number, address]
+            function(number, address)
+
+        return {"allocate": allocate, "release": release}.get(name.partition("_")[0], function)

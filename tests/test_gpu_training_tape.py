@@ -1,4 +1,4 @@
-"""Tapes of training on GPUs: their sizes, inputs that kernels can read where they are, what is said of changed ones."""
+"""Tapes of training on GPUs: their sizes, the caller's inputs, what is said of changed ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from tvm_rnn.runtime.runtime_cuda_training import (
     CudaTape,
     fresh,
     new_output,
-    readable,
     reads_output,
     tape_bytes,
     version_of,
@@ -29,7 +28,6 @@ class Arrays:
 
     lasting = staticmethod(lambda size: SimpleNamespace(size=size, address=4096))
     address = staticmethod(lambda array: array.address)
-    copy = staticmethod(lambda array: SimpleNamespace(address=8192, copied=array))
     empty = staticmethod(lambda shape: SimpleNamespace(shape=shape, address=128))
 
     @staticmethod
@@ -67,13 +65,6 @@ def test_inputs_are_the_caller_s_but_where_the_tape_has_a_copy() -> None:
     piece = gpu_arrays.Piece(np.ones(3, "f4"), "float32", 4096)
     assert fresh(piece).address == 0 and fresh(piece).array is piece.array and fresh(x) is x
     assert tape(own, x=piece).given[0].address == 0
-
-
-def test_what_begins_between_multiples_of_16_bytes_is_copied() -> None:
-    whole, odd = SimpleNamespace(address=48), SimpleNamespace(address=50)
-    piece = gpu_arrays.Piece(np.ones(3, "f4"), "float32", 4098)
-    first, second, third = readable(Arrays(), [whole, odd, piece])
-    assert first is whole and second.copied is odd and third is piece
 
 
 def test_an_input_that_changed_is_noticed() -> None:

@@ -6,6 +6,7 @@ In: tiny_module.py (a module whose `probe` function launches) and pool_race.c (a
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -21,6 +22,11 @@ from tiny_module import Tiny, compile_elf, include_flags
 import tvm_rnn
 from tvm_rnn.locations import PACKAGE
 from tvm_rnn.runtime import runtime
+
+
+class Interrupted(Exception):
+    """What a signal's handler raises."""
+
 
 POOL_C = PACKAGE / "cpu" / "c" / "pool.c"
 
@@ -98,6 +104,36 @@ def test_an_error_of_any_task_reaches_the_caller(library: Any, threads: int, fai
         with pytest.raises(RuntimeError, match="task failed as told"):
             probe(library, threads, tasks=3, fail=fail)
     assert probe(library, threads, tasks=3)[0] == 3
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_signal_whose_handler_raises_ends_a_launch(library: Any, threads: int) -> None:
+    """Ctrl-C, say. Tasks of 2 ms, of which 1000 would take two seconds of each thread."""
+
+    def stop(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, stop)
+    try:
+        with pytest.raises(Interrupted):
+            signal.setitimer(signal.ITIMER_REAL, 0.02)
+            probe(library, threads, tasks=1000, us=2000)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert 0 < library.probe_ran() < 500
+    assert probe(library, threads, tasks=20)[0] == library.probe_ran() == 20
+
+
+def test_a_signal_whose_handler_returns_changes_nothing(library: Any) -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGALRM, lambda number, _: seen.append(library.probe_ran()))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        assert probe(library, 1, tasks=150, us=2000)[0] == 150
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert seen == [0]  # while the launch was under way
 
 
 def test_a_nested_launch_is_serial(library: Any) -> None:

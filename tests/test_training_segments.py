@@ -115,6 +115,25 @@ def test_no_gradient_of_y_is_one_of_zeros() -> None:
     assert all(np.array_equal(none[name], zeros[name]) for name in none) and any(g.any() for g in none.values())
 
 
+def test_a_backward_that_was_interrupted_leaves_the_tape_right() -> None:
+    """Ctrl-C while a part is written once more: what is on the tape then is no part's."""
+    net, module = trained("lstm")
+    case, half = draw(net, 24, 3), table(module.memory_sizes(24, 3))[1].bytes
+    expected = gradients(module, case, half)
+    _, _, tape = module.forward_train(case.x, case.state, max_bytes=half)
+    assert isinstance(tape, runtime_training.SegmentedTape)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(tape, "write", functools.partial(interrupted, tape))
+        module.backward(tape, case.gy, case.gstate)
+    found = named(*module.backward(tape, case.gy, case.gstate))
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
+def interrupted(tape: runtime_training.SegmentedTape, *_: object) -> None:
+    tape.array[:] = np.nan
+    raise KeyboardInterrupt
+
+
 def test_chunks_of_time_with_carried_states_under_a_budget() -> None:
     """Truncated back-propagation, each chunk in parts of its own."""
     net, module = trained("lstm")

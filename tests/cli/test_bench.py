@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,3 +92,13 @@ def test_a_suite_without_a_folder_runs_on_this_cpu(monkeypatch: pytest.MonkeyPat
     assert "lstm-h8-i4-b2-t5-fp32" in text and "x numpy (geometric mean" in text
     assert "lstm-h8-i4-b2-t5-fp32" in (tmp_path / "ratios.svg").read_text()
     assert "no such suite" in call("--suite", "gpu-grid", code=2)
+
+
+def test_modules_are_measured_where_there_is_no_compiler(tmp_path: Path) -> None:
+    """On a machine with a GPU and no `tvm`, the run's other process included."""
+    (tmp_path / "tvm.py").write_text("raise ModuleNotFoundError(\"No module named 'tvm'\", name='tvm')\n")
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "tvm_rnn", "bench", "--suite", "blog", "--modules", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 1 and "cannot run GPU benchmarks" in done.stderr, done.stdout + done.stderr

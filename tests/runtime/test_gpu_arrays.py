@@ -10,7 +10,7 @@ import pytest
 
 from tvm_rnn.dtypes import rounded
 from tvm_rnn.runtime import gpu_arrays
-from tvm_rnn.runtime.gpu_arrays import HostArrays, gpu_of, kind_of, narrow, sender, to_numpy, widen
+from tvm_rnn.runtime.gpu_arrays import HostArrays, TorchArrays, gpu_of, kind_of, narrow, sender, to_numpy, widen
 
 
 class OnGpu:
@@ -119,3 +119,14 @@ def test_results_go_where_an_array_is() -> None:
     torch = pytest.importorskip("torch")
     sent = sender(torch.ones(2))(array)
     assert isinstance(sent, torch.Tensor) and sent.device.type == "cpu" and sent.tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(("width", "always", "copied"), [(4, False, True), (3, False, False), (3, True, True)])
+def test_what_begins_between_multiples_of_16_bytes(width: int, always: bool, copied: bool) -> None:
+    """Rows that are no whole pieces of 16 bytes are copied for the kernels that want that of all arrays."""
+    torch = pytest.importorskip("torch")
+    arrays, memory = object.__new__(TorchArrays), torch.zeros(2 * width + 1)
+    whole, odd = (memory[first:][: 2 * width].reshape(2, width) for first in (0, 1))
+    assert arrays.aligned(whole, always) is whole and (arrays.aligned(odd, always) is not odd) == copied
+    piece = gpu_arrays.Piece(np.ones(3, "f4"), "float32", 4098)
+    assert object.__new__(HostArrays).aligned(piece, always) is piece

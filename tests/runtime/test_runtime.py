@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
+import subprocess
+import sys
 import threading
 import tracemalloc
 from collections.abc import Callable
@@ -610,3 +612,24 @@ def test_a_module_without_weights_is_an_error() -> None:
     module = rnn.compile(rnn.RNN(rnn.cells.lstm, 3, 4))
     with pytest.raises(WeightError, match="no weights"):
         module.step(np.zeros((1, 3), np.float32), out=(np.zeros((1, 4), np.float32), module.init_state(1)))
+
+
+@pytest.mark.parametrize("steps", [2, 50_000])
+def test_the_process_ends_with_threads_in_calls(tmp_path: Path, steps: int) -> None:
+    """Daemon threads that call without end, for short and for long: it aborted."""
+    code = f"""
+import sys, threading, time, numpy
+from tvm_rnn.runtime import runtime
+mod, x, calls = runtime.load(sys.argv[1]), numpy.zeros(({steps}, 3, {H}), "f4"), [0, 0]
+def work(number):
+    while True:
+        mod(x)
+        calls[number] += 1
+for number in range(2):
+    threading.Thread(target=work, args=[number], daemon=True).start()
+while not all(calls):
+    time.sleep(0.001)
+"""
+    command = [sys.executable, "-c", code, str(Tiny().write(tmp_path / "m.so"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and not done.stderr, done.stderr

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_gpu import H, Log, expected, toolchain, write_tiny
+from gpu_modules import Allocations
 
 from tvm_rnn.errors import DeviceError, InputError, LoadError, WeightError
 from tvm_rnn.runtime import gpu_arrays, runtime
@@ -122,14 +123,15 @@ def test_export_keeps_everything(module: CudaModule, tmp_path: Path) -> None:
     np.testing.assert_array_equal(load(tmp_path / "again.so")(X)[0], expected(X, weight=-1)[0])
 
 
-def test_memory_is_given_back(path: Path, tmp_path: Path) -> None:
+def test_memory_is_given_back(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(path, own := tmp_path / "own.so")
+    counted = Allocations(monkeypatch)  # as tests on a GPU count
     module, log = load(own), Log(own)
     module(X)
-    assert log.allocated > 0
+    assert log.allocated > 0 and counted.bytes > 0
     del module
     gc.collect()
-    assert log.allocated == 0
+    assert log.allocated == counted.bytes == 0
 
 
 def test_memory_is_used_again(path: Path) -> None:
@@ -283,6 +285,23 @@ def test_the_callers_stream_is_used_and_nothing_is_copied(path: Path, on_gpu: An
     assert log.take() == []  # the cell is C++ of the host program: no kernel, and no copy
     module(x.numpy())
     assert {word.split("(")[0] for word in log.take()} == {"transfer"}
+
+
+@pytest.mark.parametrize(("width", "copied"), [(4, True), (3, False)])
+def test_what_begins_between_multiples_of_16_bytes_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_gpu: Any, width: int, copied: bool
+) -> None:
+    """Kernels would read it value by value, as they do where rows are no whole pieces of 16 bytes."""
+    module = load(write_tiny(tmp_path / "m.so", inputs=[{"name": "x", "shape": [width]}]))
+    assert isinstance(module, CudaModule)
+    memory, taken = on_gpu.zeros(5 * 4 * width + 1), list[Any]()
+    monkeypatch.setattr(module, "_launch", lambda program, arrays, sizes, first, rest: taken.append(rest[1]))
+    for first in (0, 1):
+        x = memory[first:][: 5 * 4 * width].reshape(5, 4, width)
+        assert x.data_ptr() % 16 == 4 * first
+        module(x)
+        own = taken.pop()
+        assert (own.data_ptr() != x.data_ptr()) == (copied and bool(first)) and on_gpu.equal(own, x)
 
 
 def test_results_that_nothing_is_done_for(module: CudaModule, on_gpu: Any) -> None:

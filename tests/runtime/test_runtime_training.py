@@ -5,11 +5,16 @@ In: one compiled stack of two layers with two states. What its gradients are is 
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import gc
+import operator
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -112,6 +117,62 @@ def test_chunks_of_time_with_carried_states(module: TrainingModule) -> None:
     gx = {n: np.concatenate([gx_early[n], gx_late[n]]) for n in gx_early}
     found = named(gx, gstate, {n: g_early[n] + g_late[n] for n in g_early})
     assert_close(found, oracle(NET, case), "float32", T)
+
+
+class Interrupted(Exception):
+    """What a signal's handler raises."""
+
+
+def test_a_signal_whose_handler_raises_ends_each_kind_of_call(module: TrainingModule, tmp_path: Path) -> None:
+    """It comes as compiled code begins, which looks before its second tile; the module then gives what it gave."""
+    module.export(tmp_path / "again.so")
+    case, again = draw(NET, 400, B), rnn.load(tmp_path / "again.so")  # it has looked for no signal yet
+    assert isinstance(again, TrainingModule)
+    expected = module(case.x, case.state)[0], gradients(module, case)
+    _, _, tape = module.forward_train(case.x, case.state)
+    tape.module, tape.given = again, again._given
+    calls = (
+        ("sequence", lambda: again(case.x, case.state)),
+        ("forward_train", lambda: again.forward_train(case.x, case.state)),
+        ("backward", lambda: again.backward(tape, case.gy, case.gstate)),
+    )
+    for name, call in calls:
+        done: list[bool] = []
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+            patch.setattr(again, "_library", Signalling(again._library, name, done))
+            patch.setattr(again, "_sequence", again._library.get_function("sequence"))
+            call()
+        assert done == [False]
+        time.sleep(0.15)  # code looks once in 0.1 s
+    np.testing.assert_array_equal(again(case.x, case.state)[0], expected[0])
+    found = gradients(again, case)
+    assert all(np.array_equal(found[name], expected[1][name]) for name in found)
+
+
+class Signalling:
+    """A library whose function `name` begins with a signal. done: whether it came to its end."""
+
+    def __init__(self, library: Any, name: str, done: list[bool]) -> None:
+        self.library, self.name, self.done = library, name, done
+
+    def get_function(self, name: str) -> Any:
+        function = self.library.get_function(name)
+        return functools.partial(self.call, function) if name == self.name else function
+
+    def call(self, function: Any, *arguments: Any) -> None:
+        """Both without Python's loop between them, which would run the handler itself."""
+        self.done.append(False)
+        raise_signal = functools.partial(ctypes.CDLL(None)["raise"], signal.SIGUSR1)
+        both = [raise_signal, functools.partial(function, *arguments)]
+        before = signal.signal(signal.SIGUSR1, self.handler)
+        try:
+            list(map(operator.methodcaller("__call__"), both))
+            self.done[-1] = True
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+    def handler(self, *_: object) -> None:
+        raise Interrupted
 
 
 @pytest.mark.parametrize(("steps", "batch"), [(0, B), (T, 0), (0, 0)])

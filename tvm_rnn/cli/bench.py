@@ -156,7 +156,7 @@ def _build(suite: SuiteOptions, folder: str, shown: Shown) -> None:
 
 def _suite(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
     """On this CPU, or modules on the GPU."""
-    from tvm_rnn.bench.run import cpu_suite, gpu_suite
+    from tvm_rnn.bench.run import gpu_suite
     from tvm_rnn.bench.run import plot as bench_plot
     from tvm_rnn.bench.run import tables as bench_report
     from tvm_rnn.bench.suites import cpu as suites_cpu
@@ -170,6 +170,8 @@ def _suite(suite: SuiteOptions, timing: Timing, shown: Shown) -> None:
     points = suites.select(every, suite.only)
     with progress(shown.as_json) as stage:
         if suite.modules is None:
+            from tvm_rnn.bench.run import cpu_suite  # no sooner: it needs the compiler
+
             on_cpu = cpu_suite.Options(
                 tuple(timing.peers(CPU_PEERS)),
                 threads=timing.threads,

@@ -30,7 +30,7 @@ from tvm_rnn.network.rnn import RNN, named_constants
 from tvm_rnn.options import Options
 from tvm_rnn.tir.expr import Buffer, Expr, Stmt, TirExpr
 from tvm_rnn.tir.index import int64
-from tvm_rnn.tir.statements import Block, Named, bind, buffer, function, load, loop, sequence, store, variable
+from tvm_rnn.tir.statements import Block, Named, bind, buffer, function, load, loop, sequence, store, variable, when
 
 from .lower_group import Emitter, Used
 from .lower_layer import Context, Layer, Visit
@@ -355,7 +355,7 @@ class Lowering:
         def tile(i: Expr) -> list[Block]:
             done, set_done = bind("done", i * self.n)
             count, set_count = bind("count", tirx.min(self.n, self.T - done))
-            return [set_done, set_count, body(done, count)]
+            return [when(i > int64(0), _look()), set_done, set_count, body(done, count)]
 
         return loop("tile", tirx.floordiv(self.T + self.n - int64(1), self.n), tile)
 
@@ -437,6 +437,13 @@ class Lowering:
             return store(self.ws, output + t * self.B * stride + b * stride + j, value)
 
         work.emit = emit
+
+
+def _look() -> Stmt:
+    """Ends the call where a signal's handler raised an error, as that of Ctrl-C does: see pool.c."""
+    none = tirx.EQ(tirx.call_extern("int32", "tvm_rnn_look"), tirx.const(0, "int32"))
+    kind, parts = tvm.ir.StringImm("EnvErrorAlreadySet"), [tvm.ir.StringImm("a signal")]
+    return tirx.AssertStmt(none, kind, parts)  # in the order of TVM's own constructor: its Python names are not
 
 
 def _views(buffers: Sequence[Buffer], memory: Buffer) -> list[Stmt]:

@@ -21,6 +21,7 @@ import numpy as np
 from .runtime import Array, Function, Manifest, Shape, _detached
 
 CPU, CUDA = 1, 2  # DLPack's device types
+COPIED = 16  # bytes that kernels copy at a time, of arrays whose addresses are multiples of it
 PER_THREAD_STREAM = 2  # CUDA's handle: calls with arrays of the CPU from several threads do not wait for each other
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 # The functions of a module's library, each with the arch as suffix.
@@ -167,6 +168,20 @@ class GpuArrays(ABC):
         return self.lib.concatenate([self.flat(array) for array in arrays])
 
     @abstractmethod
+    def address(self, array: Array) -> int:
+        """Where it is on the GPU."""
+
+    @abstractmethod
+    def copy(self, array: Array) -> Array:
+        """The values in memory of their own; enqueued on the caller's stream."""
+
+    def aligned(self, array: Array, always: bool = False) -> Array:
+        """The array as kernels read it quickest: one that begins between two multiples of COPIED is copied, where its
+        rows are whole pieces of so many bytes, for other rows are read value by value in any case; or always."""
+        between = self.address(array) % COPIED and (always or array.shape[-1] * array.itemsize % COPIED == 0)
+        return self.copy(array) if between else array
+
+    @abstractmethod
     def adopt(self, value: Array) -> Array:
         """The user's array, contiguous, on this GPU: the same memory where it is so already."""
 
@@ -228,12 +243,9 @@ class TorchArrays(GpuArrays):
         return value.to(getattr(self.lib, dtype))
 
     def copy(self, array: Array) -> Array:
-        """The values in memory of their own."""
         return array.clone()
 
-    @staticmethod
-    def address(array: Array) -> int:
-        """Where it is on the GPU."""
+    def address(self, array: Array) -> int:
         return int(array.data_ptr())
 
 
@@ -267,8 +279,7 @@ class CupyArrays(GpuArrays):
     def copy(self, array: Array) -> Array:
         return array.copy()
 
-    @staticmethod
-    def address(array: Array) -> int:
+    def address(self, array: Array) -> int:
         return int(array.data.ptr)
 
 
@@ -362,6 +373,10 @@ class HostArrays:
 
     def cast(self, value: Piece, dtype: str) -> Piece:
         return Piece(value.array.astype(dtype), dtype)
+
+    def aligned(self, piece: Piece, always: bool = False) -> Piece:
+        """The piece: it gets memory that begins at a multiple of 256 bytes."""
+        return piece
 
     def copy(self, piece: Piece) -> Piece:
         return Piece(piece.array.copy(), piece.dtype)

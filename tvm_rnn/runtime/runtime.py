@@ -6,7 +6,9 @@ that kind. Also works alone, copied beside a .so (runtime_cuda, _model and _trai
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import functools
 import importlib
 import itertools
@@ -20,9 +22,11 @@ import struct
 import sys
 import tempfile
 import threading
+import time
 import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
@@ -58,6 +62,7 @@ KINDS = {
     "variants": ("runtime_cuda", "CudaModule"),
     "training": ("runtime_training", "TrainingModule"),
 }
+EXIT_SECONDS, EXIT_LOOKS = 10.0, 5  # how long the end of the process waits for calls; looks that must find none
 BOUND = 16  # kept by thread and module of what writes to given arrays: a stream has one, or two that take turns
 _opened: dict[str, tuple[int, ...]] = {}
 ALL = "give all of them, as backward returns them, or None"
@@ -451,6 +456,9 @@ class Module:
     Arrays are time-major: x [T, B, *input], y [T, B, D*H], a state [L*D, B, *shape] in torch's order (a list of
     [D, B, *shape] by layer where these differ), where D is 1 or 2 directions. Results are new arrays of the kind of x
     and carry no gradient. dtypes are never cast. Thread-safe, but for changes of weights.
+
+    Ctrl-C, or another signal whose handler raises, ends a call of the main thread on a CPU within 0.2 s. It returns
+    nothing; the module, its weights and the caller's arrays are as before, but those given as `out` may hold anything.
 
     path: of the file that it came from.
     manifest: what the file says of the module; keys are attributes too: `mod.manifest.target.mcpu`.
@@ -976,6 +984,30 @@ def load(path: str | os.PathLike[str]) -> Module:
         raise _error(
             LoadError, what, f"{type(error).__name__}: {error}", "what its code takes", "export it again"
         ) from error
+
+
+# --- the end of the process -------------------------------------------------------------------------------------------
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    """Whether a call of the runtime is under way there."""
+    while frame is not None and not str(frame.f_globals.get("__name__")).startswith(__name__):
+        frame = frame.f_back
+    return frame is not None
+
+
+@atexit.register
+def _end_calls() -> None:
+    """Wait for other threads' calls, and end these threads by SystemExit. Python before 3.14 ends a daemon thread where
+    it waits for Python's lock; inside of tvm_ffi that is a destructor in C++, and the whole process would abort."""
+    own, told, quiet, end = threading.get_ident(), set[int](), 0, time.monotonic() + EXIT_SECONDS
+    while len(frames := sys._current_frames()) > 1 and quiet < EXIT_LOOKS and time.monotonic() < end:
+        inside = {ident for ident, frame in frames.items() if ident != own and _is_ours(frame)}
+        for ident in inside - told:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(SystemExit))
+        told, quiet = told | inside, 0 if inside else quiet + 1
+        del frames  # and what these hold
+        time.sleep(0.002)  # others have Python's lock meanwhile
 
 
 __all__ = [

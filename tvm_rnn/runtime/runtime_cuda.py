@@ -167,6 +167,7 @@ class CudaModule(Module):
     """A compiled RNN for GPUs; called as Module says. dtypes are never cast, but for bfloat16, which NumPy lacks: there
     arrays of the CPU may be float32, and are rounded and widened. `lengths` on a GPU are not checked: that would wait
     for the GPU. Calls on a GPU only enqueue work, and can be captured in a CUDA graph after a first call outside.
+    Arrays that are not contiguous, or whose address is no multiple of 16, are copied first, in the same stream.
 
     device: the GPU for arrays of the CPU. watchdog_seconds: if set (or TVM_RNN_WATCHDOG_SECONDS is), each call that is
     not being captured waits for its end, and raises DeviceError where that takes longer."""
@@ -359,7 +360,7 @@ class CudaModule(Module):
         return [arrays.full(p.size, p.initial) if type(b) is int else arrays.copy(b) for p, b in pairs]
 
     def _take(self, arrays: Arrays, what: str, value: object, shape: Shape | None, axes: str) -> Array:
-        """The array on the GPU, contiguous; its memory where it is so already."""
+        """The array on the GPU, contiguous and aligned; its memory where it is so already."""
         try:
             array = arrays.adopt(value)
         except (AttributeError, RuntimeError, BufferError, TypeError, ValueError) as error:
@@ -370,7 +371,7 @@ class CudaModule(Module):
             raise runtime._error(InputError, what, tuple(array.shape), f"{shape} = {axes}", "reshape it")
         if (found := arrays.dtype(array)) != self._kind:
             raise runtime._error(InputError, f"{what} has the wrong dtype", found, self._kind, "cast it")
-        return array
+        return arrays.aligned(array)
 
     def _rows(self, arrays: Arrays, what: str, value: object, dtype: type, shape: Shape, steps: int) -> Array:
         """lengths as int64, reset as uint8 (0 or 1), on the GPU."""

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 WAYS = ("forward_train", "backward")
 ALIGNMENT = 256  # of every array of the tape
 ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-COPIED = 16  # bytes that kernels copy at a time, of arrays whose addresses are multiples of it
 # Of the model of time, measured on an H200 with forward_train and backward of LSTMs in bfloat16 (1 layer of 256 with
 # B = 32, and 4 of 512 with B = 64): the least time of a step of one layer in both; FLOPs per microsecond of larger
 # ones; what one start of either program takes per layer; what FLOPs of products that run again outside of the loop
@@ -88,14 +87,6 @@ def version_of(array: Array) -> int | None:
     with contextlib.suppress(RuntimeError):
         return getattr(array, "_version", None)
     return None
-
-
-def readable(arrays: Arrays, given: Sequence[Array]) -> list[Array]:
-    """Inputs as kernels read them: one that begins between multiples of 16 bytes is copied."""
-    return [
-        array if isinstance(array, Piece) or arrays.address(array) % COPIED == 0 else arrays.copy(array)
-        for array in given
-    ]
 
 
 def fresh(array: Array) -> Array:
@@ -511,7 +502,7 @@ class CudaTrainingModule(Trainable[CudaTape], CudaModule):
         device.prepare({**self.weights, **self._constants}, arrays.stream())
         before, shape, flagged = self._before(device, arrays, call.state, B), (T, B, *self._output), lengths or reset
         y, lasting = new_output(arrays, self.manifest, shape, flagged)
-        inputs, x = readable(arrays, given.inputs), call.values[0]
+        inputs, x = [arrays.aligned(array, always=True) for array in given.inputs], call.values[0]
         if plan is None:
             tape = CudaTape(self, arrays, x, (T, B), inputs, flagged)
         else:
@@ -550,8 +541,8 @@ class CudaTrainingModule(Trainable[CudaTape], CudaModule):
         T, B, device = tape.T, tape.B, self._device(arrays)
         above = None
         if gy is not None:
-            taken = self._take(arrays, "the gradient of y", gy, (T, B, *self._output), "[T, B, D*H], as y")
-            (above,) = readable(arrays, [taken])
+            above = self._take(arrays, "the gradient of y", gy, (T, B, *self._output), "[T, B, D*H], as y")
+            above = arrays.aligned(above, always=True)
         if gstate is None:
             before = [arrays.full(flat.size, 0.0) for flat in self._plan(B)]
         else:

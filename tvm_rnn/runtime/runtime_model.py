@@ -232,7 +232,7 @@ class ModelModule(runtime.Module):
         try:
             for i, net in enumerate(self.networks):
                 net.load_weights({name: weights[f"{i}.{name}"] for name in net._weight_shapes})
-        except WeightError:
+        except BaseException:  # Ctrl-C too
             for net, old in zip(self.networks, before, strict=True):
                 if old:
                     net.load_weights(old)

@@ -250,8 +250,13 @@ class Segments:
         """All of forward. write(part, visit): forward through one part, onto the tape."""
         for visit in range(self.layers * self.directions) if self.alone else [-1]:
             for number in self.order(visit):
-                write(number, visit)
-                self.held = number, visit
+                self._hold(number, visit, write)
+
+    def _hold(self, number: int, visit: int, write: Callable[[int, int], None]) -> None:
+        """Write a part onto the tape, which holds none where that fails half-way."""
+        self.held = -1, -1
+        write(number, visit)
+        self.held = number, visit
 
     def backward(
         self,
@@ -272,8 +277,7 @@ class Segments:
                 before, order = carried, self.order(visit)[::-1]
                 for number in order:
                     if self.held != (number, visit):
-                        write(number, visit)
-                        self.held = number, visit
+                        self._hold(number, visit, write)
                     after = results if number == order[-1] else turns[number % 2]
                     read(number, visit, before, after)
                     before = after

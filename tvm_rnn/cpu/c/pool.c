@@ -7,7 +7,10 @@
 
    A worker has one slot. The launcher makes slots READY, runs its own tasks, then takes back and runs what is still
    READY (the worker sleeps, or the machine is busy) and waits for the others: a launch never waits for a worker to wake
-   up, and an overloaded machine makes it serial, not slow. C11 with GNU extensions. */
+   up, and an overloaded machine makes it serial, not slow.
+
+   Where Python is in the process, its main thread looks for signals as it works (tvm_rnn_look, once per tile of time, and
+   each launch): a handler that raises, as Ctrl-C's does, ends the call with that error. C11 with GNU extensions. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -18,6 +21,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -37,6 +41,8 @@ enum { MAX_THREADS = 256, IDLE = 0, READY = 1, RUNNING = 2 };
 /* Spin for longer than the serial part between two parallel loops of one step (1 to 10 us), and no longer than an idle
    process can afford. The launcher yields after about as long: its core may be what the worker waits for. */
 enum { SPIN_NS = 40000, PAUSES_PER_CLOCK_READ = 32, PAUSES_BEFORE_YIELD = 2000 };
+/* Of looks for signals: how far apart they are, for each takes Python's lock; of how many tasks one reads the clock. */
+enum { LOOK_NS = 100000000, TASKS_PER_LOOK = 16 };
 
 struct slot {
   int state;        /* IDLE -> READY (launcher) -> RUNNING (worker) -> IDLE, or READY -> IDLE (taken back) */
@@ -54,7 +60,7 @@ struct table { Launch launch; int (*use)(int threads), (*size)(void), (*resize)(
 static struct slot slots[MAX_THREADS]; /* the first is the launcher's and stays unused */
 static int busy, started = 1;          /* a launch is under way; threads that exist, the launcher's included */
 static int size_limit, prepared;       /* 0: not decided yet; the fork handler is registered */
-static struct { Body body; void* data; TVMParallelGroupEnv env; } job;
+static struct { Body body; void* data; TVMParallelGroupEnv env; int stopped; } job;
 static __thread int thread_limit = 1, inside; /* `inside`: this thread runs a task, a nested launch is serial */
 /* Some call has asked for more than one thread. Until then no thread-local variable is touched: a thread's first look at
    one may take memory, which a real-time thread must not. */
@@ -80,6 +86,29 @@ static int claim(struct slot* slot, int state) {
          __atomic_compare_exchange_n(&slot->state, &expected, state, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED);
 }
 
+#define ALREADY_SET "EnvErrorAlreadySet"
+static int (*check_signals)(void); /* libtvm_ffi's; null where that is not */
+
+/* Python's handlers of signals, run now if this is its main thread and the last look was LOOK_NS ago. 0, or -1 where one
+   raised an error: tvm_ffi looks for it if the call fails with an ALREADY_SET. */
+static int look(void) {
+  static __thread int64_t next;
+  if (!check_signals) return 0;
+#ifdef __linux__
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &t); /* a third of the time of the exact one */
+  int64_t now = (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+#else
+  int64_t now = now_ns();
+#endif
+  if (now < next) return 0;
+  next = now + LOOK_NS;
+#ifdef __linux__
+  if (getpid() != syscall(SYS_gettid)) return 0;
+#endif
+  return check_signals();
+}
+
 static void wait_for_work(struct slot* slot) {
   for (int64_t end = 0;;) {
     for (int i = 0; i < PAUSES_PER_CLOCK_READ; ++i) {
@@ -99,23 +128,30 @@ static void wait_for_work(struct slot* slot) {
   }
 }
 
-static int run_tasks(Body body, void* data, TVMParallelGroupEnv* env, int task, int stride) {
+/* Of a thread that launched; it looks for signals. `stopped`: where others read that they need not go on. */
+static int run_tasks(Body body, void* data, TVMParallelGroupEnv* env, int task, int stride, int* stopped) {
   int result = 0;
-  for (; task < env->num_task; task += stride) {
+  for (int i = 0; task < env->num_task; task += stride, ++i) {
+    if (i % TASKS_PER_LOOK == 0 && look()) {
+      __atomic_store_n(stopped, 1, __ATOMIC_RELAXED);
+      TVMFFIErrorSetRaisedFromCStr(ALREADY_SET, "");
+      return -1;
+    }
     int status = body(task, env, data);
     if (status && !result) result = status;
   }
   return result;
 }
 
-static int run_job(int task, int stride) { return run_tasks(job.body, job.data, &job.env, task, stride); }
-
 static void* worker(void* argument) {
   struct slot* slot = (struct slot*)argument;
   inside = 1;
   for (;;) {
     wait_for_work(slot);
-    slot->status = run_job(slot->task, slot->stride);
+    for (int i = slot->task; i < job.env.num_task && !__atomic_load_n(&job.stopped, __ATOMIC_RELAXED); i += slot->stride) {
+      int status = job.body(i, &job.env, job.data);
+      if (status && !slot->status) slot->status = status;
+    }
     /* The error lives in this thread's storage; the caller looks in its own. */
     if (slot->status) TVMFFIErrorMoveFromRaised(&slot->error);
     __atomic_store_n(&slot->state, IDLE, __ATOMIC_RELEASE);
@@ -202,6 +238,7 @@ static int launch_parallel(Body body, void* data, int num_task, int threads) {
   job.body = body;
   job.data = data;
   job.env.num_task = num_task;
+  job.stopped = 0;
   for (int i = 1; i < threads; ++i) {
     struct slot* slot = &slots[i];
     slot->task = i;
@@ -215,9 +252,10 @@ static int launch_parallel(Body body, void* data, int num_task, int threads) {
     pthread_mutex_unlock(&slot->mutex);
   }
   inside = 1;
-  int result = run_job(0, threads);
+  int result = run_tasks(body, data, &job.env, 0, threads, &job.stopped);
   for (int i = 1; i < threads; ++i) {
-    int status = claim(&slots[i], IDLE) ? run_job(i, threads) : 0;
+    int left = claim(&slots[i], IDLE) && !job.stopped;
+    int status = left ? run_tasks(body, data, &job.env, i, threads, &job.stopped) : 0;
     if (status && !result) result = status;
   }
   inside = 0;
@@ -242,7 +280,8 @@ static int own_launch(Body body, void* data, int asked) {
   /* A second user thread runs its loop by itself: waiting for the pool would be slower, and could deadlock. */
   if (threads < 2 || inside || __atomic_exchange_n(&busy, 1, __ATOMIC_ACQUIRE)) {
     TVMParallelGroupEnv env = {0, asked > 0 ? asked : 1};
-    return run_tasks(body, data, &env, 0, 1);
+    int stopped = 0;
+    return run_tasks(body, data, &env, 0, 1, &stopped);
   }
   if (started < threads) start_workers(threads);
   if (threads > started) threads = started;
@@ -287,10 +326,14 @@ __attribute__((constructor)) static void install(void) {
     TVMFFIObjectDecRef(function);
   }
   pool = found ? found : &own;
+  *(void**)&check_signals = dlsym(RTLD_DEFAULT, "TVMFFIEnvCheckSignals");
   if (&__TVMBackendParallelLaunch) __TVMBackendParallelLaunch = (void*)pool->launch;
 }
 
 EXPORT int tvm_rnn_pool_use(int threads) { return pool->use(threads); }
+
+/* What generated code asks once per tile of time; it fails with ALREADY_SET where this is not 0. */
+EXPORT int tvm_rnn_look(void) { return look(); }
 
 /* pool_install() -> 1 where this .so provides the pool, else 0. Needed once more after loading where libtvm_runtime is
    in the process: its loader overwrites the pointer that the constructor set. */
