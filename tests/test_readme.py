@@ -11,8 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 
 import tvm_rnn as rnn
+from tvm_rnn.cli import app
 from tvm_rnn.cuda.codegen import nvcc
 from tvm_rnn.schedule.schedule_template import templates
 
@@ -21,8 +24,11 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)
 PYTHON = [text for language, text in BLOCKS if language == "python"]
 GPU_PYTHON = [text for language, text in BLOCKS if language == "py"]
-TORCH_PYTHON = [text for language, text in BLOCKS if language == "py3"]
 GPU_COMMANDS = [line.removeprefix("$ ") for kind, text in BLOCKS if kind == "console" for line in text.splitlines()]
+# What takes minutes, other machines or a GPU.
+OTHER_COMMANDS = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
+# What blocks need that `pip install .` does not bring, and how the page says so, before them or in them.
+NEEDS = {"torch": "`pip install torch`", "onnx": '`pip install ".[onnx]"`', "--html": '`pip install ".[report]"`'}
 COMMANDS = [line for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
 
 
@@ -47,13 +53,14 @@ def test_the_python_runs_in_order_and_prints_what_is_said(tmp_path: Path) -> Non
     assert call(tmp_path, "readme.py") == said
 
 
-@pytest.mark.broad
-def test_the_torch_layer_trains(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_python_with_torch_runs_in_order(tmp_path: Path) -> None:
+    """As a reader runs it: nothing but the blocks of the page."""
     pytest.importorskip("torch")
-    (program,) = TORCH_PYTHON
-    net = "net = rnn.RNN(rnn.cells.gru, 4, 8).init(seed=0); x = np.ones((5, 3, 4), np.float32)"
-    (tmp_path / "layer.py").write_text(f"import numpy as np, torch, tvm_rnn as rnn\n{net}\n{program}")
-    call(tmp_path, "layer.py")
+    in_order = [text for language, text in BLOCKS if language in ("python", "py3")]
+    assert len(in_order) == len(PYTHON) + 1
+    (tmp_path / "readme.py").write_text("\n".join(in_order))
+    call(tmp_path, "readme.py")
     assert (tmp_path / "gru.so").exists()
 
 
@@ -87,6 +94,29 @@ def test_the_program_in_c_is_one(tmp_path: Path) -> None:
     assert subprocess.run([tmp_path / "main"], capture_output=True, check=True).stdout == b"4\n"
 
 
+def test_every_kind_of_block_has_its_test() -> None:
+    """Python, with torch, for a GPU; what they print; commands, for a GPU, elsewhere; a program; a diagram."""
+    assert {kind for kind, _ in BLOCKS} == {"python", "py3", "py", "text", "bash", "console", "sh", "c", ""}
+
+
+def test_what_a_block_needs_is_said_before_it() -> None:
+    for found in re.finditer(r"^```(python|py3|bash)\n(.*?)^```$", README, re.M | re.S):
+        code = re.sub(r"#.*|torch-loop|--against \S+", "", found[2])  # comments name what is elsewhere
+        for word, advice in NEEDS.items():
+            chapter = README[: found.start()].rpartition("\n## ")[2]
+            assert word not in code or advice in chapter, f"{word}:\n{found[2]}"
+
+
+@pytest.mark.parametrize("line", [*OTHER_COMMANDS, *GPU_COMMANDS])
+def test_commands_that_run_elsewhere_have_options_that_there_are(line: str) -> None:
+    """Their words are read as typer reads them; nothing is run."""
+    name, *words = shlex.split(line, comments=True)[1:]
+    group = get_command(app)
+    assert isinstance(group, TyperGroup)
+    with group.make_context("tvm-rnn", [name], resilient_parsing=True) as context:
+        group.commands[name].make_context(name, words, parent=context)
+
+
 @pytest.mark.slow
 def test_the_gpu_section_compiles(tmp_path: Path) -> None:
     """Without a GPU: its Python up to the call, then its commands."""
@@ -111,8 +141,6 @@ def test_the_schedules_of_the_gpu_table_exist() -> None:
 
 
 def test_every_command_of_the_command_line_is_shown() -> None:
-    from tvm_rnn.cli import app
-
     known = {c.name or (c.callback.__name__ if c.callback else "") for c in app.registered_commands}
     known |= {group.name or "" for group in app.registered_groups}
     assert {line.split()[1] for line in COMMANDS if line.startswith("tvm-rnn ")} == known

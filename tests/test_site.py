@@ -146,3 +146,15 @@ def test_the_site_builds_without_a_warning_and_every_link_holds(tmp_path: Path, 
         assert not re.search(r'(?:src|href)="https?://(?!squidfunk|www\.w3)[^"]*\.(?:js|css|woff2?)"', text), name
         for link in re.findall(r'href="([^"#:]+\.html)(?:#[^"]*)?"', text) if name != "404.html" else ():
             assert ((html / name).parent / link).resolve().is_file(), (name, link)
+
+
+def test_the_search_needs_nothing_from_elsewhere() -> None:
+    """`offline` would have pages fetch a worker for files: they have their own, found by its name."""
+    settings = (SITE / "mkdocs.yml").read_text()
+    assert "offline" in settings and "polyfills: [iframe-worker.js]" in settings
+    assert (SITE / "pages" / "iframe-worker.js").exists() and (SITE / "pages" / "math.js").exists()
+
+
+def test_docstrings_are_prose_but_for_what_is_set_in_columns(site: ModuleType) -> None:
+    text = site.prose("One line\nand `a_b` more, a*b.\n\n    indented\n\nname   what")
+    assert text == "One line and `a_b` more, a\\*b.\n\n```text\n    indented\n```\n\n```text\nname   what\n```"

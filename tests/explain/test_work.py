@@ -10,7 +10,7 @@ import pytest
 import tvm_rnn as rnn
 from tvm_rnn.bench.measure.floors import DATA_SHEETS
 from tvm_rnn.explain.explanation import explain
-from tvm_rnn.explain.work import occupancies, occupancy
+from tvm_rnn.explain.work import measured_text, occupancies, occupancy
 from tvm_rnn.records import Record, Records
 from tvm_rnn.target import GPUS, resolve
 from tvm_rnn.tune.workload import Workload
@@ -93,3 +93,10 @@ def test_kernels_of_an_unknown_gpu_have_no_occupancy() -> None:
     variants = [{"arch": "sm_90a", "target": "another", "kernels": [kernel]}]
     assert "occupancy" not in occupancies(variants, None)[0]
     assert occupancies(variants, H200)[0]["occupancy"] > 0
+
+
+@pytest.mark.parametrize(("load", "spread", "busy"), [(0.2, 0.02, False), (2.5, 0.02, True), (0.2, 0.5, True)])
+def test_ceilings_of_a_busy_machine_are_doubted(load: float, spread: float, busy: bool) -> None:
+    text = measured_text({"load": load, "spread": spread}, cpus=2)
+    assert f"load average {load:.1f} on 2 CPUs, tries differ by {spread:.0%}" in text
+    assert ("they are too low" in text) == busy

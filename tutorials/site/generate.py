@@ -134,6 +134,20 @@ def _speed(name: str) -> Iterator[str]:
     yield f"\n```console\n$ tvm-rnn bench --suite zoo --only {name}\n$ tvm-rnn explain {name} --batch 16\n```"
 
 
+def prose(text: str) -> str:
+    """Paragraphs of a docstring as Markdown, so that lines are as long as the page is wide; what is set in columns or
+    indented stays as it is."""
+    found = []
+    for part in text.split("\n\n"):
+        columns = any(line.startswith(" ") or re.search(r"\S  +\S", line) for line in part.splitlines())
+        words = " ".join(part.split())
+        plain = [
+            piece if n % 2 else re.sub(r"([\\*_<>[\]|#])", r"\\\1", piece) for n, piece in enumerate(words.split("`"))
+        ]
+        found.append(f"```text\n{part}\n```" if columns else "`".join(plain))
+    return "\n\n".join(found)
+
+
 def stages() -> Iterator[tuple[str, str, str]]:
     """One page per row of the README's table of stages: (name, file name, text)."""
     table = (ROOT / "README.md").read_text().split("\n## How it works\n")[1].split("\n## ")[0]
@@ -142,7 +156,7 @@ def stages() -> Iterator[tuple[str, str, str]]:
         doc = ast.get_docstring(ast.parse((ROOT / file).read_text())) or ""
         head, _, rest = doc.partition("\n\n")
         lines = [f"# {name}", "", what[0].upper() + what[1:] + ".", "", " ".join(head.split()), ""]
-        lines += [f"```text\n{rest}\n```", ""] if rest else []
+        lines += [prose(rest), ""] if rest else []
         if name in shown:
             lines += [f"An LSTM after this stage (`tvm-rnn show lstm --stage {name}`):", ""]
             lines += [f"```text\n{graph_text(shown[name].graphs[0])}\n```", ""]

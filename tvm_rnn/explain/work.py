@@ -6,6 +6,7 @@ Out: a row per batch size for `explanation.py`, and how full each kernel makes a
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -18,6 +19,8 @@ from tvm_rnn.decisions import Decision, Figures
 from tvm_rnn.dtypes import ITEM_BYTES
 
 from .facts import GroupFacts, KernelFacts, WorkFacts
+
+MOST_SPREAD = 0.2  # of tries that measure one rate
 
 if TYPE_CHECKING:
     from tvm_rnn.network.rnn import RNN
@@ -128,7 +131,15 @@ def _ceilings(manifest: Figures, machine: Target | None, row: WorkFacts) -> tupl
         return {}, ""
     from tvm_rnn.bench.run.cpu_suite import ceilings_of
 
-    return ceilings_of(row["precision"], int(row["step_bytes"] or row["bytes"]), 1), "measured here, one thread"
+    found = ceilings_of(row["precision"], int(row["step_bytes"] or row["bytes"]), 1)
+    return found, measured_text(found, len(os.sched_getaffinity(0)))
+
+
+def measured_text(ceilings: Mapping[str, float], cpus: int) -> str:
+    """How ceilings were measured, with a warning where this machine had other work, so that they are too low."""
+    load, spread = ceilings["load"], ceilings["spread"]
+    text = f"measured here, one thread; load average {load:.1f} on {cpus} CPUs, tries differ by {spread:.0%}"
+    return f"{text}; warning: this machine is busy, they are too low" if load >= cpus or spread > MOST_SPREAD else text
 
 
 def _predicted(manifest: Figures, decisions: Sequence[Decision], batch: int) -> float | None:

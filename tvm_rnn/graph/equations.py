@@ -6,6 +6,7 @@ else is written where it is read. States are those of step t - 1, new states tho
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from html import escape
 
@@ -44,6 +45,8 @@ def equations(graph: Graph) -> list[tuple[str, str]]:
 
 def math(row: str) -> str:
     """One row as an element for a page."""
+    if not any(tall in row for tall in ("<mfrac", "<mtable")):  # without a font for mathematics stretched ones are huge
+        row = re.sub(r"<mo>(?=[()[\]]</mo>)", '<mo stretchy="false">', row)
     return f'<math xmlns="http://www.w3.org/1998/Math/MathML" display="block"><mrow>{row}</mrow></math>'
 
 

@@ -33,6 +33,7 @@ def test_every_element_is_read() -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 def test_rates_are_those_of_a_cpu(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_peaks, "SECONDS", 0.01)
-    assert 0.5 < fma_gflops("float32", threads) < 2000 * threads
+    assert 0.5 < fma_gflops("float32", threads).best < 2000 * threads
     for size in (1 << 14, 1 << 23):
-        assert 0.2 < read_gbytes(size, threads) < 5000 * threads
+        found = read_gbytes(size, threads)
+        assert 0.2 < found.best < 5000 * threads and 0 <= found.spread < 1

@@ -15,6 +15,8 @@ import pytest
 import tvm_rnn as rnn
 from tests.cli.test_commands import call
 from tvm_rnn import explain
+from tvm_rnn.bench.run import cpu_suite
+from tvm_rnn.explain.html.page import _time, _work
 from tvm_rnn.options import PASS_NAMES
 
 for needed in ("grandalf", "vl_convert"):
@@ -102,6 +104,34 @@ def test_every_part_is_there(report: Path, structure: Structure) -> None:
     assert "<math" in text and "R @ h (layer 0): reads h" in text and "vfmadd" in text
 
 
+def test_the_least_tile_of_the_layers_counts(tmp_path: Path) -> None:
+    """As in the manifest. Each layer asks for rows of its own: the first reads another number of features."""
+    net = rnn.RNN(rnn.cells.lstm, 64, 256, 2)
+    found = explain(net, "x86-64-v4", batch=1)
+    rows = [
+        row["facts"]["rows"]
+        for row in found.facts["networks"][0]["passes"]["tile_layers_and_time"]["did"]
+        if "rows" in row.get("facts", {})
+    ]
+    assert len({*rows}) == 2
+    text = "".join(_time(found.facts["networks"][0], "turns"))
+    assert f"tile of {min(rows)} steps" in text and f"tile of {max(rows)} steps" not in text
+    assert "the least counts" in text
+
+
+def test_points_on_the_roof_are_called_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    ceilings = {"memory_tb_s": 0.1, "float32_tflops": 0.2, "spread": 0.0, "load": 0.1}
+    monkeypatch.setattr(cpu_suite, "ceilings_of", lambda *sizes: ceilings)
+    text = "".join(_work(explain(rnn.RNN(rnn.cells.lstm, 8, 16)).facts["networks"][0]))
+    assert "a bound, not measured" in text and "load average 0.1 on" in text and "busy" not in text
+
+
+def test_graphs_fit_or_scroll_for_the_keyboard_too(structure: Structure) -> None:
+    assert ("div", {"class": "graph wide", "tabindex": "0"}) in structure.found
+    styles = [attrs["style"] for tag, attrs in structure.found if tag == "svg" and attrs.get("class") == "graph"]
+    assert styles and all("max-width" in str(style) and "min-width" in str(style) for style in styles)
+
+
 @pytest.mark.broad
 def test_a_module_has_a_page_of_what_its_file_says(tmp_path: Path) -> None:
     from networks import compiled
@@ -161,7 +191,8 @@ def test_the_slider_the_search_and_the_animation_in_a_browser(browser: Any, repo
         assert page.locator("#stages0-name").inner_text() == slider.get_attribute("aria-valuetext") == name
     assert page.locator(".stage:visible svg.graph rect").first.is_visible()
     page.locator("input.search").fill("vfmadd")
-    assert page.locator("mark").count() > 0 and "places" in page.locator("#code-folds-found").inner_text()
+    places = report.read_text().split('id="code-folds"')[1].lower().count("vfmadd")
+    assert page.locator("mark").count() > 0 and page.locator("#code-folds-found").inner_text().startswith(f"{places} ")
     page.locator("button.play").click()
     assert page.evaluate("document.getAnimations().length") > 0
     assert not said

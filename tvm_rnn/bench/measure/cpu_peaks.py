@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tvm
@@ -29,7 +29,14 @@ FMA_CALL, READ_CALL = 200_000, 1 << 24  # rounds of multiply-adds, and bytes, of
 CHAINS = 12  # accumulators: two pipes of four cycles want 8, and 16 registers hold them with their operands
 
 
-def fma_gflops(dtype: str, threads: int) -> float:
+class Rate(NamedTuple):
+    """The best of some tries, and by how much the worst lies below it: much where others use this machine too."""
+
+    best: float
+    spread: float
+
+
+def fma_gflops(dtype: str, threads: int) -> Rate:
     """GFLOP/s of `threads` threads that do nothing but multiply-adds of a dtype."""
     function, lanes = _functions(dtype)["fma"], host().lanes(dtype)
     work = FMA_CALL * CHAINS * lanes * 2
@@ -38,10 +45,10 @@ def fma_gflops(dtype: str, threads: int) -> float:
         x, out = (tvm.runtime.tensor(np.full(CHAINS * lanes, value, dtype)) for value in (0.5, 0))
         return lambda: function(FMA_CALL, x, out)
 
-    return _rate([call_of_thread() for _ in range(threads)], work) * 1e-9
+    return _rate([call_of_thread() for _ in range(threads)], work * 1e-9)
 
 
-def read_gbytes(size: int, threads: int) -> float:
+def read_gbytes(size: int, threads: int) -> Rate:
     """GB/s at which `threads` threads read `size` bytes again and again, each its own part of them."""
     function, lanes = _functions("float32")["read"], host().lanes("float32")
     round_bytes = CHAINS * lanes * 4
@@ -53,10 +60,10 @@ def read_gbytes(size: int, threads: int) -> float:
         out = tvm.runtime.tensor(np.zeros(CHAINS * lanes, "float32"))
         return lambda: function(again, rounds, data, out)
 
-    return _rate([call_of_thread() for _ in range(threads)], again * rounds * round_bytes) * 1e-9
+    return _rate([call_of_thread() for _ in range(threads)], again * rounds * round_bytes * 1e-9)
 
 
-def _rate(calls: list[Callable[[], object]], work: int) -> float:
+def _rate(calls: list[Callable[[], object]], work: float) -> Rate:
     """Work per second of all calls side by side, each in a thread of its own, the best of TRIES."""
     start = threading.Barrier(len(calls))
 
@@ -71,7 +78,8 @@ def _rate(calls: list[Callable[[], object]], work: int) -> float:
         return done * work / elapsed
 
     with ThreadPoolExecutor(len(calls)) as pool:
-        return max(sum(pool.map(run, calls)) for _ in range(TRIES))
+        tries = [sum(pool.map(run, calls)) for _ in range(TRIES)]
+    return Rate(max(tries), 1 - min(tries) / max(tries))
 
 
 @functools.cache

@@ -127,9 +127,13 @@ def product_bytes(net: RNN, without: Sequence[str] = ()) -> tuple[int, int]:
 
 @functools.cache
 def ceilings_of(precision: str, size: int, threads: int) -> Mapping[str, float]:
-    """By the names that `bench/measure/floors.py` knows: what this CPU does at best with `size` bytes of weights."""
+    """By the names that `bench/measure/floors.py` knows: what this CPU does at best with `size` bytes of weights.
+    spread: of the tries. load: of the machine before."""
     from tvm_rnn.bench.measure import cpu_peaks
 
     shift = max(0, size.bit_length() - 2)  # two binary digits of a size: no cache tells more apart
-    rates = {"memory_tb_s": cpu_peaks.read_gbytes(max(1 << 14, size >> shift << shift), threads) * 1e-3}
-    return {**rates, f"{precision}_tflops": cpu_peaks.fma_gflops(precision, threads) * 1e-3}
+    load = os.getloadavg()[0]
+    memory = cpu_peaks.read_gbytes(max(1 << 14, size >> shift << shift), threads)
+    products = cpu_peaks.fma_gflops(precision, threads)
+    rates = {"memory_tb_s": memory.best * 1e-3, f"{precision}_tflops": products.best * 1e-3}
+    return {**rates, "spread": max(memory.spread, products.spread), "load": load}

@@ -18,6 +18,8 @@ from tvm_rnn.explain.facts import GroupFacts
 from tvm_rnn.tune.journal import Outcome
 from tvm_rnn.vega_lite import BLUE, GREY, ORANGE, Spec
 
+LETTER = 6.5  # pixels of a label's letter
+
 
 class AblationRow(TypedDict):
     """Microseconds per step without some passes."""
@@ -34,11 +36,14 @@ class Turn(TypedDict):
     tile: int
 
 
-def roofline(kernels: Sequence[GroupFacts], ceilings: Mapping[str, float], measured: float | None) -> Spec:
-    """What the device does at best over FLOPs per byte, with each kernel at its own intensity, where no kernel can be
-    above the roof, and the whole network where a time is known.
+def roofline(
+    kernels: Sequence[GroupFacts], ceilings: Mapping[str, float], rate: float | None, source: str = "measured"
+) -> Spec:
+    """What the device does at best over FLOPs per byte, with each kernel at its own intensity, as high as the roof
+    lets it be, and the whole network where a time is known.
 
-    kernels: name, flops, bytes. ceilings: memory_tb_s, tflops. measured: TFLOP/s of the whole; None: unknown.
+    kernels: name, flops, bytes. ceilings: memory_tb_s, tflops. rate: TFLOP/s of the whole; None: unknown. source: where
+    that is from.
     """
     memory, peak = ceilings["memory_tb_s"], ceilings["tflops"]
     points, merged = list[tuple[float, float, str, str]](), dict[str, GroupFacts]()
@@ -48,19 +53,25 @@ def roofline(kernels: Sequence[GroupFacts], ceilings: Mapping[str, float], measu
         group["bytes"] += kernel["bytes"]
     for kernel in merged.values():
         intensity = kernel["flops"] / max(1.0, kernel["bytes"])
-        points.append((intensity, min(peak, intensity * memory), kernel["name"], "a kernel, at most"))
-    if measured is not None:
+        points.append((intensity, min(peak, intensity * memory), kernel["name"], "a kernel: a bound, not measured"))
+    if rate is not None:
         flops, size = sum(k["flops"] for k in kernels), sum(k["bytes"] for k in kernels)
-        points.append((flops / max(1.0, size), measured, "all of it", "measured or predicted"))
-    points = [p for p in points if p[0] > 0 and p[1] > 0]
+        points.append((flops / max(1.0, size), rate, "all of it", f"all of it, {source}"))
+    points = sorted(p for p in points if p[0] > 0 and p[1] > 0)
     ridge = peak / memory
     low = min([ridge / 10, *(p[0] / 2 for p in points)])
     high = max([ridge * 10, *(p[0] * 2 for p in points)])
     drawn = [dict(zip(("intensity", "tflops", "name", "kind"), point, strict=True)) for point in points]
     line = [{"intensity": x, "tflops": min(peak, x * memory)} for x in (low, ridge, high)]
-    x = {"field": "intensity", "type": "quantitative", "scale": {"type": "log"}, "title": "FLOPs per byte moved"}
+    room = LETTER * max((len(p[2]) for p in points), default=0)  # at both ends, for names beside points
+    wide: Spec = {"type": "log", "nice": False, "padding": room}
+    x = {"field": "intensity", "type": "quantitative", "scale": wide, "title": "FLOPs per byte moved"}
     y = {"field": "tflops", "type": "quantitative", "scale": {"type": "log"}, "title": "TFLOP/s"}
-    colour = {"field": "kind", "type": "nominal", "title": None, "scale": {"range": [BLUE, ORANGE]}}
+    colour: Spec = {"field": "kind", "type": "nominal", "scale": {"range": [BLUE, ORANGE]}, "sort": None}
+    colour |= {"title": None, "legend": {"orient": "bottom", "labelLimit": 0}}
+    # The roof rises and then is level: above to the left and below to the right of a point there is room.
+    sides = ({"align": "right", "dx": -8, "dy": -9}, {"align": "left", "dx": 8, "dy": 15})
+    name: Spec = {"x": x, "y": y, "text": {"field": "name"}}
     return {
         "height": 300,
         "layer": [
@@ -70,11 +81,10 @@ def roofline(kernels: Sequence[GroupFacts], ceilings: Mapping[str, float], measu
                 "mark": {"type": "point", "filled": True, "size": 90},
                 "encoding": {"x": x, "y": y, "color": colour, "shape": {"field": "kind", "legend": None}},
             },
-            {
-                "data": {"values": drawn},
-                "mark": {"type": "text", "align": "left", "dx": 8, "dy": 4},
-                "encoding": {"x": x, "y": y, "text": {"field": "name"}},
-            },
+            *(
+                {"data": {"values": drawn[side::2]}, "mark": {"type": "text", **place}, "encoding": name}
+                for side, place in enumerate(sides)
+            ),
         ],
     }
 
@@ -88,7 +98,10 @@ def wavefront(turns: Sequence[Turn], words: str) -> Spec:
         "encoding": {
             "x": {"field": "turn", "type": "ordinal", "title": "turn", "axis": {"labelAngle": 0, "labelOverlap": True}},
             "y": {"field": "layer", "type": "ordinal", "title": "layer", "sort": "descending"},
-            "color": {"field": "tile", "type": "quantitative", "title": words, "scale": {"scheme": "viridis"}},
+            "color": {
+                **{"field": "tile", "type": "ordinal", "title": words, "scale": {"scheme": "viridis"}},
+                "legend": {"orient": "bottom", "columns": 12, "titleLimit": 0},
+            },
         },
     }
 

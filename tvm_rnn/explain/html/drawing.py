@@ -20,6 +20,7 @@ from tvm_rnn.graph.ops import TABLE
 LETTER, HEIGHT, PADDING = 7.0, 34.0, 12.0  # pixels: of a letter, of a box, beside the text
 GAP_X, GAP_Y, MARGIN = 18.0, 34.0, 12.0
 MOST = 400  # values: beyond, a picture says nothing any more
+LEAST = 0.7  # of its size: of 11 pixels, letters of 8
 LONGEST = 34  # letters of a box's second line
 
 
@@ -126,6 +127,8 @@ def _svg(graph: Graph, boxes: Mapping[Node, _Box], region: Mapping[Node, str], t
         shape = f'<rect x="{x:.0f}" y="{y:.0f}" width="{box.w:.0f}" height="{HEIGHT:.0f}" rx="5"/>'
         parts.append(f'<g class="{words}">{shape}{text}{number}</g>')
     size = f'viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}"'
+    # It fits the page as long as its letters can be read; what is wider still is scrolled.
+    size += f' style="width: 100%; max-width: {width:.0f}px; min-width: {LEAST * width:.0f}px"'
     label = f"<title>{escape(title)}</title>"
     return f'<svg class="graph" role="img" {size} xmlns="http://www.w3.org/2000/svg">{label}{"".join(parts)}</svg>'
 

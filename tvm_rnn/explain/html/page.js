@@ -1,4 +1,10 @@
 "use strict";
+const MARKED = 500; // places in a file, at most: more make a browser slow
+// Without a font for mathematics a browser leaves indices on the line: then the style sheet moves them.
+const base = document.querySelector("msub > :first-child");
+if (base && base.nextElementSibling.getBoundingClientRect().bottom - base.getBoundingClientRect().bottom < 1) {
+  document.documentElement.classList.add("no-math-font");
+}
 for (const slider of document.querySelectorAll("input.stages")) {
   const stages = document.querySelectorAll(`#${slider.dataset.of} .stage`);
   const show = () => {
@@ -27,22 +33,24 @@ for (const search of document.querySelectorAll("input.search")) {
   const texts = folds.map((fold) => fold.querySelector("pre").textContent);
   search.addEventListener("input", () => {
     const wanted = search.value.toLowerCase();
-    let found = 0;
+    let found = 0, some = false;
     folds.forEach((fold, number) => {
       const pre = fold.querySelector("pre");
       pre.textContent = texts[number];
       if (wanted.length < 2) { fold.open = false; return; }
       const lower = texts[number].toLowerCase();
       const pieces = [];
-      let at = 0, next, own = 0;
-      while ((next = lower.indexOf(wanted, at)) >= 0 && own < 500) {
+      let at = 0, own = 0;
+      for (let next = 0; (next = lower.indexOf(wanted, next)) >= 0; next += wanted.length) {
+        own += 1;
+        if (own > MARKED) { continue; }
         pieces.push(document.createTextNode(texts[number].slice(at, next)));
         const mark = document.createElement("mark");
         mark.textContent = texts[number].slice(next, next + wanted.length);
         pieces.push(mark);
         at = next + wanted.length;
-        own += 1;
       }
+      some ||= own > MARKED;
       fold.open = own > 0;
       found += own;
       if (own) {
@@ -51,6 +59,7 @@ for (const search of document.querySelectorAll("input.search")) {
         pre.querySelector("mark").scrollIntoView({ block: "nearest" });
       }
     });
-    document.getElementById(`${search.dataset.of}-found`).textContent = wanted.length < 2 ? "" : `${found} places`;
+    const said = `${found} places${some ? `, of which ${MARKED} of a file are marked` : ""}`;
+    document.getElementById(`${search.dataset.of}-found`).textContent = wanted.length < 2 ? "" : said;
   });
 }

@@ -162,11 +162,11 @@ def _graphs(net: Looked, at: str) -> str:
     for number, (name, layers) in enumerate(stages):
         pictures = []
         for graph in layers.graphs[:1]:
-            pictures.append(f'<div class="wide">{draw(graph, f"{graph.cell} after {name}")}</div>')
+            pictures.append(f'<div class="graph wide" tabindex="0">{draw(graph, f"{graph.cell} after {name}")}</div>')
             pictures.append(f"<details><summary>As text</summary><pre>{escape(graph_text(graph))}</pre></details>")
         hidden = "" if number == len(stages) - 1 else " hidden"
         parts.append(f'<div class="stage" data-name="{escape(name)}"{hidden}>{"".join(pictures)}</div>')
-    note = "Numbers at boxes are groups that run in one go; thick frames are stored."
+    note = "Numbers at boxes are groups that run in one go; thick frames are stored. Wide graphs scroll sideways."
     return f'{slider}<p class="key">{key}</p><div id="{at}">{"".join(parts)}</div><p class="soft">{note}</p>'
 
 
@@ -175,7 +175,8 @@ def _time(own: NetworkFacts, at: str) -> Iterator[str]:
     row = own["work"][0]
     wave = any(d["done"] and d["stage"] == "wave" for d in own["regimes"])
     tiles = own["passes"].get("tile_layers_and_time", PassFacts(did=[], did_not=[]))
-    rows = next((d["facts"]["rows"] for d in tiles["did"] if "rows" in d.get("facts", {})), 0)
+    asked = [d["facts"]["rows"] for d in tiles["did"] if "rows" in d.get("facts", {})]
+    rows = min(asked, default=0)  # all layers go through one tile: the least of what they ask for
     each = min(max(1, rows // row["batch"]), row["steps"]) if rows else 1 if wave else row["steps"]
     count = -(-row["steps"] // each)
     through = wave or any("through all" in d["what"] or "side by side" in d["what"] for d in tiles["did"])
@@ -187,10 +188,14 @@ def _time(own: NetworkFacts, at: str) -> Iterator[str]:
         "layer-major": "Each layer runs over all steps before the next one begins.",
     }[order]
     more = f" The first {shown} of {count} are drawn." if shown < count else ""
+    rows_of = " and ".join(map(str, asked))
+    least = f" Layers ask for tiles of {rows_of} rows: the least counts." if len({*asked}) > 1 else ""
     tile = "step" if each == 1 else f"tile of {each} steps"
-    yield f"<p>{words} T = {row['steps']}, B = {row['batch']}: {count} x {tile} for {own['layers']} layers.{more}</p>"
+    sizes = f"T = {row['steps']}, B = {row['batch']}"
+    yield f"<p>{words} {sizes}: {count} x {tile} for {own['layers']} layers.{least}{more}</p>"
     yield f'<p><button class="play" data-of="{at}" type="button">Play once</button></p>'
-    yield _chart(charts.wavefront(charts.turns(own["layers"], shown, order), tile), f"layers over time: {words}", at)
+    turns = charts.turns(own["layers"], shown, order)
+    yield _chart(charts.wavefront(turns, f"colours: {count} x {tile}"), f"layers over time: {words}", at)
 
 
 def _work(own: NetworkFacts) -> Iterator[str]:
@@ -202,11 +207,12 @@ def _work(own: NetworkFacts) -> Iterator[str]:
         measured = row["flops"] / timed * 1e-6 if timed else None
         roof = {"memory_tb_s": row["ceilings"]["memory_tb_s"], "tflops": peak}
         yield f"<h3>B = {row['batch']}</h3>"
-        yield _chart(charts.roofline(row["kernels"], roof, measured), f"roofline, B = {row['batch']}")
         source = "measured" if "measured_us" in row else "predicted"
+        yield _chart(charts.roofline(row["kernels"], roof, measured, source), f"roofline, B = {row['batch']}")
+        bound = "Kernels lie on the roof by construction: a bound, not measured."
         share = f" All of it, {source}: {escape(percent(row['share']))} of the roof." if "share" in row else ""
         turns = f" {escape(in_turn_text(row))}." if row.get("exchanges") else ""
-        yield f'<p class="soft">Ceilings: {escape(row["ceilings_from"])}.{share}{turns}</p>'
+        yield f'<p class="soft">{bound} Ceilings: {escape(row["ceilings_from"])}.{share}{turns}</p>'
 
 
 def _code(net: Looked, number: int) -> Iterator[str]:
