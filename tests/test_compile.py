@@ -130,3 +130,16 @@ def test_an_exported_module_runs_where_the_compiler_is_never_imported(tmp_path: 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run(command, check=True, env=environment)
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), module(x)[0])
+
+
+def test_weights_that_their_storage_cannot_hold_are_refused_on_every_way_in() -> None:
+    net = rnn.RNN(rnn.cells.elman, 3, 4).init(seed=0)
+    mod = rnn.compile(net, weights="float16")
+    large = {**net.weights, "W_l0": np.full((4, 3), 7e4, np.float32)}
+    with pytest.raises(rnn.WeightError, match="W_l0 would be infinite in float16"):
+        mod.load_weights(large)
+    mod.load_weights({**large, "W_l0": np.full((4, 3), np.nan, np.float32)})
+    with pytest.raises(rnn.WeightError, match=r"(?s)infinite in float16.*W_l0: 12 of 12 numbers"):
+        rnn.compile(net.load(large), weights="float16")
+    with pytest.raises(rnn.WeightError, match=r"(?s)infinite in float16.*W_l0: 12 of 12 numbers"):
+        rnn.RNN(rnn.cells.elman, 3, 4, dtype="float16").load(large)

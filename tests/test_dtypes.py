@@ -5,8 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tvm_rnn import ConfigError
-from tvm_rnn.dtypes import DTYPES, ITEM_BYTES, PRECISIONS, dtype_name, held_dtype, precision_name, rounded, stored_name
+from tvm_rnn import ConfigError, WeightError
+from tvm_rnn.dtypes import (
+    DTYPES,
+    INFINITE,
+    ITEM_BYTES,
+    PRECISIONS,
+    check_fit,
+    dtype_name,
+    held_dtype,
+    precision_name,
+    rounded,
+    stored_name,
+    summed,
+)
+from tvm_rnn.runtime import runtime
 
 
 def test_every_dtype_is_in_every_table() -> None:
@@ -83,3 +96,27 @@ def test_dtypes_of_weights() -> None:
             stored_name(precision, True, "float8_e4m3")
     with pytest.raises(ConfigError, match="dtype='float32'"):
         stored_name("float64", False, "int8")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_finite_numbers_that_would_be_infinite_are_named(dtype: str) -> None:
+    least = INFINITE[dtype]
+    with np.errstate(over="ignore"):
+        below = np.nextafter(np.float32(least), np.float32(0)).astype(np.float64)
+    assert np.isfinite(rounded(np.array([below]), dtype)).all()
+    check_fit({"a": np.array([below, np.inf, -np.inf, np.nan])}, dtype)
+    with np.errstate(over="ignore"):
+        assert np.isinf(rounded(np.array([least]), dtype)).all()
+    with pytest.raises(WeightError, match=rf"(?s)infinite in {dtype}.*b: 2 of 3 numbers"):
+        check_fit({"a": np.zeros(2), "b": np.array([least, -least, 1])}, dtype)
+
+
+def test_biases_whose_sum_would_be_infinite() -> None:
+    half = np.full(3, 40_000, np.float16)
+    assert np.array_equal(summed(half, -half, "float16"), np.zeros(3))
+    with pytest.raises(WeightError, match="the sum of two biases"):
+        summed(half, half, "float16")
+
+
+def test_the_runtime_knows_the_same_numbers() -> None:
+    assert {name: INFINITE[name] for name in runtime.INFINITE} == runtime.INFINITE

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
 
+import tvm_rnn as rnn
 from tvm_rnn.errors import InputError
 from tvm_rnn.npy_files import npy_writer, npz_writer, read_npy, read_npz, state_from_npz, write_whole
 
@@ -81,3 +83,36 @@ def test_missing_files_other_kinds_and_objects_are_refused(tmp_path: Path) -> No
         read_npz(str(tmp_path / "a.npy"))
     with pytest.raises(InputError, match="cannot be read"):
         read_npy(str(tmp_path / "objects.npy"))
+
+
+def test_archives_have_a_budget(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "x.npz", a=np.zeros(1 << 20), b=np.zeros(1 << 20))
+    assert (tmp_path / "x.npz").stat().st_size < 1 << 15
+    with rnn.Budget(bytes=1 << 20), pytest.raises(InputError, match="bytes of at most 1048576"):
+        read_npz(str(tmp_path / "x.npz"))
+    assert sorted(read_npz(str(tmp_path / "x.npz"))) == ["a", "b"]
+    with rnn.Budget(nodes=1), pytest.raises(InputError, match="nodes of at most 1"):
+        read_npz(str(tmp_path / "x.npz"))
+
+
+def test_members_that_are_no_arrays_and_what_is_no_file(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("a.npy", b"text")
+    with pytest.raises(InputError, match="member 'a' is no array"):
+        read_npz(str(tmp_path / "x.npz"))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match="this is no file"):
+        read_npy(str(tmp_path / "pipe"))
+
+
+def test_a_shape_that_the_file_does_not_fill(tmp_path: Path) -> None:
+    text = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1099511627776,), }"
+    text += b" " * (117 - len(text)) + b"\n"
+    data = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(8)
+    (tmp_path / "x.npy").write_bytes(data)
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        archive.writestr("a.npy", data)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_npy(str(tmp_path / "x.npy"))
+    with pytest.raises(InputError, match="cannot be read"):
+        read_npz(str(tmp_path / "x.npz"))

@@ -26,6 +26,7 @@ install()
 
 if TYPE_CHECKING:  # what `__getattr__` finds when a name is first used, for type checkers and editors
     from . import cells
+    from .budget import Budget
     from .compiler.compile import compile
     from .errors import *
     from .explain.explanation import Explanation
@@ -45,6 +46,7 @@ if TYPE_CHECKING:  # what `__getattr__` finds when a name is first used, for typ
 # Where names are that are imported on first use; errors are in errors.py, all others in language/functions.py.
 _HOME = {
     "RNN": "network.rnn",
+    "Budget": "budget",
     "Module": "runtime.runtime",
     "load": "runtime.runtime",
     "plan_memory": "explain.memory_plan",
@@ -65,6 +67,7 @@ _MODULES = ("cells",)
 
 __all__ = [
     "RNN",
+    "Budget",
     "BuildError",
     "Cell",
     "CellError",

@@ -6,10 +6,12 @@ for all who hold such values in float32: NumPy has no bfloat16, and arithmetic o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from .errors import ConfigError, message, unknown
+from .errors import ConfigError, WeightError, message, unknown
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
@@ -19,6 +21,13 @@ PRECISIONS = {
     "float32": ("float32", "tf32"),
     "float16": ("float16",),
     "bfloat16": ("bfloat16",),
+}
+# The least magnitudes that are rounded to infinity: half a step above the largest number. (runtime.py has a copy.)
+INFINITE = {
+    "float16": 65520.0,
+    "bfloat16": float.fromhex("0x1.ffp127"),
+    "float32": float.fromhex("0x1.ffffffp127"),
+    "float64": float("inf"),
 }
 # Dtypes in which a GPU, or a CPU, may store the weights of products, each with the precisions that it goes with.
 STORED_ON_GPUS = {"float8_e4m3": ("float16", "bfloat16")}
@@ -58,6 +67,31 @@ def rounded(values: ArrayLike, dtype: str) -> np.ndarray:
     kept = np.where(np.isnan(array), (bits | 0x00400000) & np.uint32(0xFFFF0000), nearest).astype(np.uint32)
     floats: np.ndarray = kept.view(np.float32)
     return floats.reshape(array.shape)
+
+
+def check_fit(weights: Mapping[str, np.ndarray], dtype: str) -> None:
+    """Raise WeightError, which names all of them, where finite numbers would become infinite in `dtype`. Infinities and
+    NaNs that were given are nobody's rounding: they go through all equations as IEEE 754 says. int8 and float8 have a
+    scale per row, so that every finite number fits."""
+    least, wrong = np.float64(INFINITE.get(dtype, np.inf)), []
+    for name, array in weights.items():
+        if np.isinf(least) or array.dtype.name == dtype:
+            continue
+        with np.errstate(over="ignore"):
+            large = np.abs(array[np.isfinite(array)].astype(held_dtype(dtype)))
+        count = int(np.count_nonzero(large >= least))
+        if count:
+            wrong.append(f"{name}: {count} of {array.size} numbers, the largest {np.max(large):g}")
+    if wrong:
+        got, do = "\n            ".join(wrong), "scale or clip these weights, or use a dtype that has such numbers"
+        raise WeightError(message(f"weights would be infinite in {dtype}", got=got, expected=f"below {least:g}", do=do))
+
+
+def summed(one: np.ndarray, two: np.ndarray, dtype: str) -> np.ndarray:
+    """The one bias of two, `rounded`. Raises WeightError where it would be infinite and they are not."""
+    check_fit({"the sum of two biases": one.astype(np.float64) + two}, dtype)
+    with np.errstate(all="ignore"):
+        return rounded(one + two, dtype)
 
 
 def precision_name(dtype: str, precision: str | None) -> str:

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from .budget import Spending
 from .errors import InputError, message
 
 Writer = Callable[[BinaryIO], object]
+# What zipfile and NumPy make of a damaged file; MemoryError: of a shape that its bytes do not fill.
+DAMAGE_OF_ZIP = (zipfile.BadZipFile, zlib.error, NotImplementedError)
+DAMAGE = (*DAMAGE_OF_ZIP, ValueError, EOFError, OSError, MemoryError, RecursionError)
 
 
 def read_npy(path: str) -> np.ndarray:
@@ -34,16 +39,29 @@ def read_npz(path: str) -> dict[str, np.ndarray]:
 
 
 def _read(path: str, kind: str, writer: str) -> np.ndarray | dict[str, np.ndarray]:
+    if not os.path.isfile(path):
+        what = "this is no file" if os.path.exists(path) else "no such file"
+        raise InputError(message(what, got=repr(path), do="check the path"))
     try:
         with open(path, "rb") as file:  # ours to close: numpy.load leaves its own open where an archive is damaged
             value = np.load(file, allow_pickle=False)
-            return value if isinstance(value, np.ndarray) else {name: value[name] for name in value.files}
-    except FileNotFoundError:
-        raise InputError(message("no such file", got=repr(path), do="check the path")) from None
-    except (ValueError, zipfile.BadZipFile, EOFError, OSError) as reason:
-        got, expected = str(reason).split("\n")[0] or type(reason).__name__, f"an {kind} file of numbers"
+            return value if isinstance(value, np.ndarray) else _members(value, path)
+    except DAMAGE as reason:
+        got, expected = str(reason).split("\n")[0][:200] or type(reason).__name__, f"an {kind} file of numbers"
         text = message(f"{path!r} cannot be read", got=got, expected=expected, do=f"write it with {writer}")
         raise InputError(text) from None
+
+
+def _members(archive: Mapping[str, np.ndarray], path: str) -> dict[str, np.ndarray]:
+    """The arrays of an archive. What it says they unpack to, which zipfile never exceeds, is counted first."""
+    with zipfile.ZipFile(path) as packed:
+        sizes = [member.file_size for member in packed.infolist()]
+    Spending(path, os.path.getsize(path), InputError).take("its arrays", bytes=sum(sizes), nodes=len(sizes))
+    found = {name: archive[name] for name in archive}
+    for name, value in found.items():
+        if not isinstance(value, np.ndarray):
+            raise ValueError(f"member {name!r} is no array")
+    return found
 
 
 def state_from_npz(path: str, states: list[Mapping[str, Any]]) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def test_weights_that_are_refused(weights: bytes, text: str, tmp_path: Path) -> 
     [
         ("", "not a .keras file"),
         ("[1, 2]", "holds a list"),
-        ("[" * 100_000, "not a .keras file"),
+        ("[" * 100_000, "depth of at most"),
         ("{}", "class_name"),
         ({"class_name": "Sequential", "config": {}}, "config is not Keras's"),
         ({"class_name": "Sequential", "config": {"layers": []}}, "no input layer"),
@@ -164,8 +164,55 @@ def test_archives_that_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "part.keras", "w") as archive:
         archive.writestr("config.json", "{}")
     assert "model.weights.h5" in said(tmp_path / "part.keras")
-    bomb = write(tmp_path / "bomb.keras", CONFIG, bytes(100 << 20), zipfile.ZIP_DEFLATED)
-    assert bomb.stat().st_size < 1 << 20 and "is larger than" in said(bomb)
+    bomb = write(tmp_path / "bomb.keras", CONFIG, bytes(10 << 20), zipfile.ZIP_DEFLATED)
+    with rnn.Budget(bytes=1 << 20):
+        assert bomb.stat().st_size < 1 << 17 and "model.weights.h5, which unpacks to 10485760 bytes" in said(bomb)
+
+
+def nested(depth: int) -> Any:
+    """A Bidirectional around a Bidirectional around ..."""
+    layer: dict[str, Any] = {"class_name": "LSTM", "config": {"units": 4}}
+    for _ in range(depth):
+        layer = {"class_name": "Bidirectional", "config": {"name": "b", "layer": layer}}
+    return {"class_name": "Sequential", "config": {"layers": [CONFIG["config"]["layers"][0], layer]}}
+
+
+def test_a_layer_has_one_list_of_paths_however_deep_it_is() -> None:
+    """A list that doubled with each Bidirectional took minutes at 20 of them."""
+    for depth in (1, 2, 40):
+        config = nested(depth)["config"]["layers"][1]
+        assert paths_of(config) == ["forward_layer/cell/", "backward_layer/cell/"]
+
+
+def test_what_is_nested_too_deep_is_refused(tmp_path: Path) -> None:
+    assert "it wraps 'Bidirectional'" in said(write(tmp_path / "m.keras", nested(20), WEIGHTS))
+    arguments: list[Any] = []
+    for _ in range(300):
+        arguments = [arguments]
+    layer = {"name": "l", "class_name": "LSTM", "config": {}, "inbound_nodes": [{"args": arguments}]}
+    for config in (nested(300), {"class_name": "Functional", "config": {"layers": [layer]}}):
+        assert "depth of at most 100" in said(write(tmp_path / "m.keras", config, WEIGHTS))
+
+
+def test_a_config_of_many_values_is_refused_before_it_is_parsed(tmp_path: Path, monkeypatch: Any) -> None:
+    path = write(tmp_path / "m.keras", '{"a": [' + "[]," * (1 << 20) + "[]]}", WEIGHTS, zipfile.ZIP_DEFLATED)
+    monkeypatch.setattr(json, "loads", lambda text: pytest.fail("it was parsed"))
+    text = said(path)
+    assert "nodes of at most 1048576" in text and "with tvm_rnn.Budget(nodes=" in text
+
+
+def test_one_array_under_many_names_is_counted_each_time(tmp_path: Path) -> None:
+    def links(file: Any, place: str) -> None:
+        array = file.create_dataset("many", data=np.zeros(1 << 16, "f4"))
+        for i in range(20):
+            file[f"layers/gru/cell/vars/{i + 3}"] = array
+
+    path = write(tmp_path / "m.keras", CONFIG, linked(links))
+    with rnn.Budget(bytes=0):
+        assert "its arrays have shapes" in said(path)  # 64 bytes for each of the file
+    path = write(tmp_path / "m.keras", CONFIG, linked(links), zipfile.ZIP_DEFLATED)
+    with rnn.Budget(bytes=1 << 20):
+        assert "'layers/gru/cell/vars/" in said(path) and "budget" in said(path)
 
 
 def test_h5py_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_scans
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -336,3 +337,49 @@ def test_changed_models(data: bytes) -> None:
 @settings(max_examples=5000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_many_changed_models(data: bytes) -> None:
     survives(data)
+
+
+def test_one_file_of_external_data_is_counted_for_each_tensor(tmp_path: Path) -> None:
+    made = onnx_scans.simple()
+    (tmp_path / "w.bin").write_bytes(bytes(1 << 14))
+    for i in range(200):
+        tensor = made.graph.initializer.add(name=f"e{i}", data_type=1, dims=[1 << 12], data_location=1)
+        tensor.external_data.add(key="location", value="w.bin")
+        made.graph.output.append(onnx.helper.make_tensor_value_info(f"e{i}", 1, [1 << 12]))
+    (tmp_path / "m.onnx").write_bytes(made.SerializeToString())
+    assert isinstance(rnn.from_onnx(tmp_path / "m.onnx"), rnn.RNN)
+    with rnn.Budget(bytes=-(1 << 21)), pytest.raises(ConfigError, match=r"tensor 'e\d+'.*\n.*budget|budget"):
+        rnn.from_onnx(tmp_path / "m.onnx")
+
+
+def test_messages_are_counted() -> None:
+    with rnn.Budget(nodes=30), pytest.raises(ConfigError, match="nodes of at most 30"):
+        rnn.from_onnx(onnx_scans.simple())
+    with rnn.Budget(depth=3), pytest.raises(ConfigError, match="depth of at most 3"):
+        rnn.from_onnx(onnx_scans.simple())
+
+
+def test_a_tensor_that_is_an_output_and_cannot_be_read() -> None:
+    made = onnx_scans.simple()
+    made.graph.initializer.add(name="e", data_type=1, dims=[0, 1 << 62])
+    made.graph.output.append(onnx.helper.make_tensor_value_info("e", 1, None))
+    with pytest.raises(ConfigError, match="tensor 'e' has shape"):
+        rnn.from_onnx(made)
+
+
+def test_what_is_below_an_if_is_named_and_how_to_cut_the_rest_out() -> None:
+    made = onnx_scans.simple()
+
+    def branch(*ops: str) -> Any:
+        nodes = [onnx.helper.make_node(op, ["xs"], [f"{op}.y"]) for op in ops]
+        return onnx.helper.make_graph(nodes, "b", [], [onnx.helper.make_tensor_value_info(f"{ops[-1]}.y", 1, None)])
+
+    inner = branch("Conv", "Det", "Tanh")
+    inner.node.append(onnx.helper.make_node("If", ["c"], ["z"], then_branch=branch("Conv"), else_branch=branch("Tanh")))
+    made.graph.input.append(onnx.helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, []))
+    made.graph.node.append(onnx.helper.make_node("If", ["c"], ["w"], then_branch=inner, else_branch=branch("Tanh")))
+    made.graph.output.append(onnx.helper.make_tensor_value_info("w", 1, None))
+    with pytest.raises(ConfigError) as caught:
+        rnn.from_onnx(made)
+    assert "operator If is not supported; nor is, in its branches: Conv (2), Det (1), If (1)" in str(caught.value)
+    assert "onnx.utils.extract_model(path, 'part.onnx', ['h_0', 'xs'], [" in str(caught.value)

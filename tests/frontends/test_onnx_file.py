@@ -14,7 +14,7 @@ import pytest
 
 from tvm_rnn.errors import ConfigError
 from tvm_rnn.frontends.fields import Unreadable
-from tvm_rnn.frontends.onnx_file import TYPES, Source, read_model, stored_elements, tensor_array
+from tvm_rnn.frontends.onnx_file import TYPES, Source, read_model, tensor_array
 
 SOURCE = Source(onnx.ModelProto())
 VALUES = [0, 1, 2, 3, 100, 127]
@@ -52,7 +52,7 @@ def tensor(**changes: Any) -> Any:
     ("changes", "text"),
     [
         ({"dims": [2, 4]}, "24 bytes for shape"),
-        ({"dims": [2**40, 2**40]}, "24 bytes for shape"),
+        ({"dims": [2**40, 2**40]}, "has shape"),
         ({"dims": [-2, -3]}, "has shape"),
         ({"dims": [2, 3] + [1] * 62}, "has shape"),  # NumPy has no such arrays
         ({"raw_data": b"123"}, "3 bytes"),
@@ -68,7 +68,6 @@ def test_tensors_that_do_not_hold_what_they_say(changes: dict[str, Any], text: s
     few.dims[0] = 2**50
     with pytest.raises(Unreadable, match="2 elements for shape"):
         tensor_array(few, SOURCE)
-    assert stored_elements(few, SOURCE) < 100
 
 
 def external(folder: Path, location: str, **entries: Any) -> Any:

@@ -128,7 +128,7 @@ WRONG: dict[str, dict[str, Any]] = {
         "nodes": [GO_ON, node("Gather", ["moved", "i"], ["x"], axis=0), *STEP],
     },
     "it has no axis 3": {"nodes": [GO_ON, node("Gather", ["xs", "i"], ["x"], axis=3), *STEP]},
-    "too large for a file of this size": {"trips": "huge", "constants": {"huge": np.array(1 << 62)}},
+    "asks for more than its budget": {"trips": "huge", "constants": {"huge": np.array(1 << 62)}},
     "its states and scan inputs are not all of one": {
         "nodes": [GO_ON, node("Gather", ["whole", "i"], ["x"], axis=0), *STEP],
         "constants": {"whole": np.ones((9, 2, 3), "i8")},

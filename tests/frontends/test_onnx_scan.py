@@ -295,3 +295,22 @@ def test_what_torch_writes_for_a_scan_of_its_own(dynamic: bool, tmp_path: Path) 
     found = rnn.compile(net).run({"x": x.numpy(), "h": h.numpy()})
     expected = {name: value.detach().numpy() for name, value in zip(found, (end, y), strict=True)}
     assert_close(found, expected, "float32", 5)
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["inputs", "results"])
+def test_a_body_whose_inputs_have_no_type(before: bool) -> None:
+    """Types are those of the node's operands."""
+    made = simple()
+    (scan,) = (node for node in made.graph.node if node.op_type == "Scan")
+    (body,) = (attribute.g for attribute in scan.attribute if attribute.HasField("g"))
+    if before:
+        made.graph.node.insert(0, node("Tanh", [scan.input[1]], ["moved"]))
+        scan = next(own for own in made.graph.node if own.op_type == "Scan")
+        scan.input[1] = "moved"
+        (body,) = (attribute.g for attribute in scan.attribute if attribute.HasField("g"))
+    feeds = simple_feeds()
+    expected = rnn.reference(rnn.from_onnx(made)).run(feeds)
+    for info in body.input:
+        info.type.tensor_type.ClearField("elem_type")
+    found = rnn.reference(rnn.from_onnx(made)).run(feeds)
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
+import tvm_rnn as rnn
 from tvm_rnn.errors import WeightError
 from tvm_rnn.network.tensor_files import open_safetensors
 
@@ -104,3 +105,18 @@ def test_a_changed_byte_is_an_array_or_an_error(tmp_path_factory: Any, place: in
             tensor.read()
     except WeightError:
         pass
+
+
+@pytest.mark.parametrize("shape", [[1] * 100, [0, 2**63], [0, 2**62]], ids=["axes", "C", "NumPy"])
+def test_shapes_that_numpy_cannot_have(tmp_path: Path, shape: list[int]) -> None:
+    size = 4 if all(shape) else 0
+    header = {"x": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}}
+    (tmp_path / "w").write_bytes(with_header(header, bytes(size)))
+    with pytest.raises(WeightError, match="not a safetensors file"):
+        open_safetensors(tmp_path / "w")
+
+
+def test_a_header_of_many_arrays_has_a_budget(tmp_path: Path) -> None:
+    (tmp_path / "w").write_bytes(save(ARRAYS))
+    with rnn.Budget(nodes=20), pytest.raises(WeightError, match="nodes of at most 20"):
+        open_safetensors(tmp_path / "w")

@@ -21,6 +21,7 @@ import numpy as np
 from tvm_rnn.cpu.lower_network import Lowering
 from tvm_rnn.cpu.training.add_entry_points import add_training, check_training
 from tvm_rnn.decisions import about, recording
+from tvm_rnn.dtypes import check_fit
 from tvm_rnn.errors import BuildError, ConfigError, message
 from tvm_rnn.module_file import manifest
 from tvm_rnn.module_file.facts import blob
@@ -100,6 +101,7 @@ def compile(
 
     Raises:
         ConfigError: an argument is wrong.
+        WeightError: a finite weight would be infinite in the dtype in which it is stored.
         CellError: the equations cannot be compiled.
         BuildError: a compiler or linker fails or is missing.
     """
@@ -121,6 +123,8 @@ def compile(
     networks = networks_of(net, options)
     tell("passes")
     each = [options.of(own.dtype) for own in networks]
+    for own, how in zip(networks, each, strict=True):
+        check_fit(own.weights, how.stored)
     for number, (own, how) in enumerate(zip(networks, each, strict=True) if dump is not None else ()):
         _dump(os.path.join(dump or "", str(number) if len(networks) > 1 else ""), texts(own, how))
     with recording(not machine.records.lean):

@@ -17,26 +17,36 @@ from tvm_rnn.language.cell import Cell
 from tvm_rnn.network.program import NETWORK, Declared, Step
 from tvm_rnn.runtime.runtime_ops import MOVES, OPERATIONS
 
+from ..budget import Spending
+from ..dtypes import check_fit
 from .fields import Fields, Unreadable, integer, number
 
 Array = np.ndarray
 
-# What constants that are made here may have in elements, all together: so many, and so many for each element of the
-# file. Weights are copied a few times on their way, and a file of a few bytes cannot ask for all memory.
-FREE_ELEMENTS, MADE_PER_ELEMENT = 1 << 24, 32
+MOST_ITEM_BYTES = 8  # of an element, whatever its dtype
+
+
+# Operations whose results are of another dtype than their first input.
+DTYPE_OF_RESULT = {
+    **dict.fromkeys(("Shape", "Size", "ArgMax", "ArgMin"), "int64"),
+    **dict.fromkeys(("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Xor", "Not"), "bool"),
+    "LengthsOfMask": "int32",
+}
 
 
 class Steps:
-    """The values of a model. dtypes: of those that were declared. stored: how many elements the file has."""
+    """The values of a model. dtypes: of those that were declared. spending: what reading the file has left."""
 
-    def __init__(self, inputs: Sequence[Declared] = (), outputs: Sequence[Declared] = (), stored: int = 0) -> None:
+    def __init__(
+        self, inputs: Sequence[Declared] = (), outputs: Sequence[Declared] = (), spending: Spending | None = None
+    ) -> None:
         self.steps: list[Step] = []
         self.constants: dict[str, Array] = {}
         self.dtypes: dict[str, str] = {}
         self.inputs, self.outputs = list(inputs), list(outputs)
         self.made: set[str] = set()
         self.taken: set[str] = set()
-        self.room = FREE_ELEMENTS + MADE_PER_ELEMENT * stored
+        self.spending = Spending() if spending is None else spending
         self._names = 0
 
     @property
@@ -72,6 +82,19 @@ class Steps:
         axes = self.declared[name].shape if name in self.declared else None
         return None if axes is None or not all(isinstance(n, int) for n in axes) else tuple(int(n or 0) for n in axes)
 
+    def dtype(self, name: str) -> str:
+        """The value's dtype; "" where it is not known. Most operations give what their first input is."""
+        makers = self.makers
+        while True:
+            value = self.constant(name)
+            known = self.dtypes.get(name) or ("" if value is None else value.dtype.name)
+            step = makers.get(name)
+            if known or step is None:
+                return known
+            if "dtype" in step.attributes or step.op in DTYPE_OF_RESULT:
+                return str(step.attributes.get("dtype") or DTYPE_OF_RESULT[step.op])
+            name = step.inputs[1 if step.op == "Where" else 0]
+
     def fresh(self, hint: str) -> str:
         """A name that no value has."""
         self._names += 1
@@ -80,9 +103,11 @@ class Steps:
         return f"{hint}#{self._names}"
 
     def keep(self, value: ArrayLike, dtype: str = "int64") -> str:
-        """A new constant."""
+        """A new constant. Raises WeightError where it would be infinite."""
         name = self.fresh("constant")
-        self.constants[name] = np.array(value, dtype)
+        array = np.asarray(value)
+        check_fit({"a constant": array} if array.dtype.kind == "f" else {}, dtype)
+        self.constants[name] = np.array(array, dtype)
         return name
 
     def emit(self, op: str, inputs: Sequence[str], node: str, **attributes: object) -> str:
@@ -112,14 +137,16 @@ class Steps:
     def compute(self, op: str, values: Sequence[Array | None], attributes: Fields) -> list[Array]:
         """What an operation of the table makes of arrays that are known now. Raises Unreadable."""
         try:
-            self.room -= _elements(op, values, attributes)
-            if self.room < 0:
-                raise Unreadable("it makes constants that are too large for a file of this size")
+            self.make(op, _elements(op, values, attributes))
             with np.errstate(all="ignore"):
                 made = OPERATIONS[op](values, attributes)
         except (ValueError, IndexError, TypeError, KeyError, ArithmeticError, MemoryError, AttributeError) as reason:
             raise Unreadable(f"it cannot be computed: {reason}") from None
         return [np.asarray(value) for value in (made if isinstance(made, list) else [made])]
+
+    def make(self, op: str, elements: int) -> None:
+        """Count the elements of a constant that an operation makes, before it does."""
+        self.spending.take(f"{op} makes a constant of {elements} elements", bytes=MOST_ITEM_BYTES * elements)
 
     def is_zero(self, name: str) -> bool:
         """Whether a value is 0 everywhere, whatever the inputs: as exporters make the first state of a network."""

@@ -85,9 +85,7 @@ class _Reader:
     """A model in the making, of what a file or an object says. problems: all that cannot be used."""
 
     def __init__(self, source: Source) -> None:
-        arrays = [a for own in source.arrays.values() for a in own]
-        stored = sum(a.size for a in arrays) if source.path is None else os.path.getsize(source.path)
-        self.source, self.model, self.problems = source, Model(Steps(stored=stored)), list[str]()
+        self.source, self.model, self.problems = source, Model(Steps(spending=source.spending)), list[str]()
 
     def read(self) -> None:
         """Fill the model. Raises what a config that is not Keras's makes of its readers, and Unreadable."""

@@ -21,6 +21,7 @@ from tvm_rnn.language.cell import Cell
 from tvm_rnn.language.trace import Value
 
 from .. import cells
+from ..dtypes import summed
 from .built_cells import Values, build_recurrent
 from .fields import Fields, Unreadable, integer
 from .folding import Steps
@@ -167,6 +168,5 @@ def parameters(form: Form, config: Fields, arrays: Sequence[Array]) -> tuple[dic
         return {"W": W, "R": R, "b": b[0]}, None
     if not form.reset_after:
         return {"W": W, "R": R[:2], "R_n": R[2], "b": b[0]}, None
-    with np.errstate(all="ignore"):
-        joined = np.concatenate([b[0, :2] + b[1, :2], b[0, 2:]])
+    joined = np.concatenate([summed(b[0, :2], b[1, :2], b.dtype.name), b[0, 2:]])
     return {"W": W, "R": R, "b": joined, "b_R": b[1, 2]}, b.reshape(2, -1)

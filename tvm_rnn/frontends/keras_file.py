@@ -4,7 +4,8 @@ In: a path, or an object of Keras. Out: a `Source`: the config, and each layer's
 ConfigError.
 
 A .keras file is a zip of config.json and model.weights.h5. Both are read as data: nothing is unpickled, no class is
-looked up, no Lambda is run; HDF5 may not point outside of its file, and sizes are compared with what is stored.
+looked up, no Lambda is run; HDF5 may not point outside of its file, sizes are compared with what is stored, and what
+is unpacked and read is counted (`budget.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 
 from tvm_rnn.network.origin import sha256_of
 
+from ..budget import Spending
 from ..errors import ConfigError, message, not_installed
 from .fields import Fields, Unreadable, items, mapping
 
@@ -33,9 +35,6 @@ Array = np.ndarray
 Config = Fields  # of a layer, as Keras serializes it
 
 CONFIG, WEIGHTS = "config.json", "model.weights.h5"
-MOST_CONFIG_BYTES = 64 << 20
-# Keras stores files uncompressed; a zip may say of a few bytes that they are many.
-FREE_BYTES, MOST_RATIO = 64 << 20, 100
 # HDF5 has an error for every damage; an address that is no number of C is an OverflowError.
 DAMAGE = (RuntimeError, OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError)
 
@@ -50,13 +49,15 @@ class Source:
     sha256: str | None = None
     arrays: Mapping[str, Sequence[Array]] = field(default_factory=dict)
     file: h5py.File | None = None
+    spending: Spending = field(default_factory=Spending)
 
     def weights(self, name: str, layer: Config, group: str) -> list[Array]:
         """A layer's arrays in Keras's order. group: its place among the layers in a file. Raises Unreadable."""
         if self.file is None:
             return [np.asarray(a) for a in self.arrays.get(name, ())]
         try:
-            return [a for path in paths_of(layer) for a in _variables(self.file, f"layers/{group}/{path}vars")]
+            paths = [f"layers/{group}/{path}vars" for path in paths_of(layer)]
+            return [a for path in paths for a in _variables(self.file, path, self.spending)]
         except DAMAGE as reason:
             raise Unreadable(f"its arrays cannot be read: {reason}") from None
 
@@ -90,8 +91,7 @@ def paths_of(layer: Config) -> list[str]:
             return [f"cell/cells/{name}/" for name in groups_of(names)]
         return ["cell/"]
     if kind == "Bidirectional":
-        below = paths_of(mapping(config.get("layer")))
-        return [f"{side}/{path}" for side in ("forward_layer", "backward_layer") for path in below]
+        return ["forward_layer/cell/", "backward_layer/cell/"]
     return ["layer/"] if kind == "TimeDistributed" else [""]
 
 
@@ -106,22 +106,21 @@ def read_file(path: str) -> Source:
         import h5py
     except ImportError:
         raise ConfigError(not_installed("h5py")) from None
+    spending = Spending(path, os.path.getsize(path))
     try:
         with zipfile.ZipFile(path) as archive:
-            text = _member(archive, CONFIG, MOST_CONFIG_BYTES)
-            packed = next((i.compress_size for i in archive.infolist() if i.filename == WEIGHTS), 0)
-            data = _member(archive, WEIGHTS, FREE_BYTES + MOST_RATIO * packed)
-        config = json.loads(text)
+            text, data = (_member(archive, name, spending) for name in (CONFIG, WEIGHTS))
+        config = spending.json(text, CONFIG)
         file = h5py.File(io.BytesIO(data), "r")
-    except (zipfile.BadZipFile, OSError, KeyError, ValueError, RecursionError, NotImplementedError, EOFError) as reason:
-        raise _unreadable(path, str(reason)) from None
-    except Unreadable as reason:
+    except ConfigError:
+        raise
+    except (zipfile.BadZipFile, OSError, KeyError, ValueError, NotImplementedError, EOFError) as reason:
         raise _unreadable(path, str(reason)) from None
     except Exception as reason:  # zlib.error, and whatever else a damaged archive makes of its reader
         raise _unreadable(path, f"{type(reason).__name__}: {reason}") from reason
     if not isinstance(config, Mapping):
         raise _unreadable(path, f"{CONFIG} holds a {type(config).__name__}")
-    return Source(config, path, sha256_of(path), file=file)
+    return Source(config, path, sha256_of(path), file=file, spending=spending)
 
 
 def _unreadable(path: str, got: str) -> ConfigError:
@@ -129,21 +128,21 @@ def _unreadable(path: str, got: str) -> ConfigError:
     return ConfigError(message("not a .keras file", where=path, got=got, do=do))
 
 
-def _member(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    with archive.open(name) as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise Unreadable(f"{name} is larger than {most} bytes")
-    return data
+def _member(archive: zipfile.ZipFile, name: str, spending: Spending) -> bytes:
+    """A member's bytes: never more than the archive says, which is counted before they are unpacked."""
+    size = archive.getinfo(name).file_size
+    spending.take(f"{name}, which unpacks to {size} bytes", bytes=size)
+    return archive.read(name)
 
 
-def _variables(file: h5py.File, path: str) -> list[Array]:
+def _variables(file: h5py.File, path: str, spending: Spending) -> list[Array]:
     """The arrays 0, 1, ... of a group; none where there is no such group. Raises Unreadable."""
     group = _inside(file, path)
     if group is None:
         return []
     names = sorted((n for n in group if n.isdecimal()), key=int)
-    return [_array(group, name, f"{path}/{name}") for name in names]
+    spending.take(path, nodes=len(names))
+    return [_array(group, name, f"{path}/{name}", spending) for name in names]
 
 
 def _inside(file: h5py.File, path: str) -> h5py.Group | None:
@@ -160,7 +159,7 @@ def _inside(file: h5py.File, path: str) -> h5py.Group | None:
     return group if isinstance(group, h5py.Group) else None
 
 
-def _array(group: h5py.Group, name: str, path: str) -> Array:
+def _array(group: h5py.Group, name: str, path: str, spending: Spending) -> Array:
     import h5py
 
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
@@ -173,6 +172,7 @@ def _array(group: h5py.Group, name: str, path: str) -> Array:
     wanted, stored = math.prod(found.shape) * found.dtype.itemsize, found.id.get_storage_size()
     if found.chunks is not None or stored < wanted:
         raise Unreadable(f"{path!r} has shape {list(found.shape)} and {stored} bytes")
+    spending.take(f"{path!r} of {wanted} bytes", bytes=wanted)  # one array may have many names
     return np.asarray(found[()])
 
 
@@ -203,4 +203,6 @@ def describe(thing: object) -> Source:
     config = thing.get_config()
     layers = getattr(thing, "layers", ()) if "layers" in config else [thing]
     text = json.dumps({"class_name": kind.__name__, "config": config}, default=str)
-    return Source(json.loads(text), arrays={layer.name: layer.get_weights() for layer in layers})
+    arrays = {layer.name: layer.get_weights() for layer in layers}
+    spending = Spending(size=sum(a.nbytes for own in arrays.values() for a in own))
+    return Source(json.loads(text), arrays=arrays, spending=spending)

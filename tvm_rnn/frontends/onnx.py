@@ -56,7 +56,7 @@ def from_onnx(source: object) -> RNN | Model:
         problems = _read_nodes(steps, layers)
     if problems:
         text = "\n            ".join(dict.fromkeys(problems))
-        do = "leave these parts out of what is exported, or write them as a cell"
+        do = _advice(steps)
         raise ConfigError(message("from_onnx: this model cannot be used", where=found.path, got=text, do=do))
     stacks = Stacks(steps, layers)
     stacks.merge()
@@ -65,6 +65,17 @@ def from_onnx(source: object) -> RNN | Model:
         expected = f"a node of {', '.join((*RECURRENT, *BODIES))} that an output needs"
         raise ConfigError(message("from_onnx: no recurrent node", where=found.path, got=got, expected=expected))
     return build_networks(steps, layers, stacks, Origin("onnx", "", found.path, found.sha256))
+
+
+def _advice(steps: GraphSteps) -> str:
+    """What to do about a model that cannot be used whole: which part of this one can be cut out, if it has one."""
+    nodes = (node for node in steps.graph.node if node.op_type in (*RECURRENT, *BODIES))
+    found = next(nodes, None)
+    given = [] if found is None else list(found.input if found.op_type in BODIES else found.input[:1])
+    ends = [name for name in given if name and not steps.is_constant(name)], [] if found is None else [*found.output]
+    part = ", ".join(str([name for name in own if name]) for own in ends) if all(ends) else "[inputs], [outputs]"
+    cut = f"cut out what can be: onnx.utils.extract_model(path, 'part.onnx', {part})"
+    return f"{cut}; or leave these parts out of what is exported, or write them as a cell"
 
 
 def _version(source: Source) -> list[str]:
@@ -113,10 +124,9 @@ def _read_nodes(steps: GraphSteps, layers: list[Recurrent]) -> Wrong:
             problems.append(f"{label(node)}: {reason}")
             refused.update(node.output)
             steps.made.update(node.output)
-    for step in steps.steps:
-        for name in step.inputs:
-            with problems.noting():
-                steps.constant(name)
+    for name in [*(name for step in steps.steps for name in step.inputs), *(d.name for d in steps.outputs)]:
+        with problems.noting():
+            steps.constant(name)
     return problems
 
 

@@ -62,9 +62,7 @@ def evaluate(steps: Steps, op: str, items: Items, attributes: Fields) -> list[It
         if (item.batched or not item.known) and not 0 < size <= MOST_ELEMENTS:
             raise Unreadable(f"a value of {size} elements in one step of a row")
         if op == "Expand" or (item.known and item.batched):  # the equations have an array of this size
-            steps.room -= size
-    if steps.room < 0:
-        raise Unreadable("it makes constants that are too large for a file of this size")
+            steps.make(op, size)
     return found
 
 

@@ -1,4 +1,5 @@
-"""ONNX files as data: the model and its tensors, with every size compared with what is there before it is used.
+"""ONNX files as data: the model and its tensors, with every size compared with what is there before it is used, and
+all that is made of them counted (`budget.py`).
 
 In: a path, bytes or an onnx.ModelProto; the file may be damaged or hostile. Out: the model, arrays of its tensors, and
 where it came from; or ConfigError.
@@ -9,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..budget import Spending, is_shape
 from ..errors import ConfigError, message, not_installed
 from .fields import Unreadable
 
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 Array = np.ndarray
 
 MOST_BYTES = (1 << 31) - 1  # protobuf's own limit
-MOST_AXES = 32  # of an array in NumPy 1; 64 in NumPy 2
 # ONNX's number of an element type: NumPy's name, and the field that holds elements where they are not raw bytes.
 TYPES = {
     1: ("float32", "float_data"),
@@ -45,11 +46,13 @@ TYPES = {
 
 @dataclass(frozen=True)
 class Source:
-    """A model and where it came from. folder: where its external data may lie; None for a model in memory."""
+    """A model and where it came from. folder: where its external data may lie; None for a model in memory. spending:
+    what reading it has left."""
 
     model: ModelProto
     path: str | None = None
     sha256: str | None = None
+    spending: Spending = field(default_factory=Spending, compare=False)
 
     @property
     def folder(self) -> str | None:
@@ -103,20 +106,36 @@ def read_model(source: object) -> Source:
     if not model.HasField("graph") or not model.opset_import:
         got, do = "no graph, or no version of its operators", "export it again"
         raise ConfigError(message("not an ONNX file", where=path, got=got, do=do))
-    if not _is_text(model):
+    found = Source(model, path, digest)
+    spending = Spending(path, int(model.ByteSize()) + sum(map(os.path.getsize, _files_beside(found))))
+    if not _is_text(model, spending):
         raise ConfigError(message("not an ONNX file", where=path, got="a name that is no UTF-8", do="export it again"))
-    return Source(model, path, digest)
+    return replace(found, spending=spending)
 
 
-def _is_text(found: ModelProto) -> bool:
+def _is_text(found: ModelProto, spending: Spending, depth: int = 1) -> bool:
     """Whether every string of a message is one: protobuf gives those that are not UTF-8 as bytes."""
+    spending.take(f"a {found.DESCRIPTOR.name}", nodes=1, depth=depth)
     for kind, value in found.ListFields():
         if kind.type not in (kind.TYPE_STRING, kind.TYPE_MESSAGE):
             continue
         for item in [value] if isinstance(value, str | bytes) or hasattr(value, "ListFields") else value:
-            if isinstance(item, bytes) or (kind.type == kind.TYPE_MESSAGE and not _is_text(item)):
+            if isinstance(item, bytes) or (kind.type == kind.TYPE_MESSAGE and not _is_text(item, spending, depth + 1)):
                 return False
     return True
+
+
+def _files_beside(source: Source) -> set[str]:
+    """The files with external data that are there, each once, whoever names it."""
+    graphs = [source.model.graph, *(a.g for node in source.model.graph.node for a in node.attribute if a.HasField("g"))]
+    places = {
+        os.path.realpath(os.path.join(source.folder or "", entry.value.replace("\0", "")))
+        for graph in graphs
+        for tensor in graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    return {path for path in places if os.path.isfile(path)} if source.folder else set()
 
 
 def type_name(code: int) -> str:
@@ -131,7 +150,7 @@ def tensor_array(tensor: TensorProto, source: Source) -> Array:
     name, dims = type_name(tensor.data_type), [int(d) for d in tensor.dims]
     stored = np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
     count = math.prod(dims)
-    if min(dims, default=0) < 0 or len(dims) > MOST_AXES:
+    if not is_shape(dims):
         raise Unreadable(f"tensor {tensor.name!r} has shape {dims}")
     if tensor.data_location == 1:
         flat = _external(tensor, stored, count, source)
@@ -149,16 +168,6 @@ def tensor_array(tensor: TensorProto, source: Source) -> Array:
     if name == "bfloat16":
         flat = (flat.astype(np.uint32) << 16).view(np.float32)
     return flat.reshape(dims).astype("float32" if name == "bfloat16" else name)
-
-
-def stored_elements(tensor: TensorProto, source: Source) -> int:
-    """At most how many elements of a tensor are really there; nothing of it is read."""
-    count = math.prod(max(0, int(d)) for d in tensor.dims)
-    if tensor.data_location != 1:
-        return min(count, int(tensor.ByteSize()))
-    location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
-    path = os.path.join(source.folder or "", location.replace("\0", ""))
-    return min(count, os.path.getsize(path)) if os.path.isfile(path) else 0
 
 
 def _external(tensor: TensorProto, stored: np.dtype[np.generic], count: int, source: Source) -> Array:
@@ -181,6 +190,7 @@ def _external(tensor: TensorProto, stored: np.dtype[np.generic], count: int, sou
     if offset < 0 or length != wanted or offset + length > size:
         got = f"bytes {entries.get('offset', 0)} and {entries.get('length', wanted)} more of {size}, for {wanted}"
         raise Unreadable(f"tensor {tensor.name!r} is in {location!r}, {got}")
+    source.spending.take(f"tensor {tensor.name!r} of {wanted} bytes", bytes=wanted)  # others may be the same bytes
     flat = np.fromfile(path, stored, count, offset=offset)
     if flat.size != count:
         raise Unreadable(f"tensor {tensor.name!r} is in {location!r}, which has become shorter")

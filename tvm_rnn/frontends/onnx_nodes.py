@@ -6,7 +6,8 @@ read when they are asked for; steps that `runtime_ops.py` knows, or Unreadable w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -16,7 +17,7 @@ from tvm_rnn.runtime.runtime_ops import OPERATIONS
 
 from .fields import Fields, Unreadable, integer
 from .folding import Steps
-from .onnx_file import Array, Source, import_onnx, stored_elements, tensor_array, type_name
+from .onnx_file import Array, Source, import_onnx, tensor_array, type_name
 
 if TYPE_CHECKING:
     from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
@@ -38,13 +39,20 @@ def bodies(node: NodeProto) -> list[GraphProto]:
     return [attribute.g for attribute in node.attribute if attribute.HasField("g")]
 
 
+def nodes_below(node: NodeProto) -> Iterator[NodeProto]:
+    """The nodes of the graphs that a node has, and of theirs."""
+    for graph in bodies(node):
+        for own in graph.node:
+            yield own
+            yield from nodes_below(own)
+
+
 class GraphSteps(Steps):
     """The values of a graph, in the making."""
 
     def __init__(self, source: Source) -> None:
         self.source, self.graph = source, source.model.graph
-        graphs = [self.graph, *(body for node in self.graph.node for body in bodies(node))]
-        super().__init__(stored=sum(stored_elements(tensor, source) for g in graphs for tensor in g.initializer))
+        super().__init__(spending=source.spending)
         self.problems: list[str] = []
         self.tensors = {t.name: t for t in self.graph.initializer}
         self.inputs = self._declared(self.graph.input)
@@ -139,12 +147,15 @@ def add_node(steps: GraphSteps, node: NodeProto) -> None:
     steps.add(Step(node.op_type, tuple(node.input), tuple(node.output), attributes, label(node)))
 
 
-def ordinary_attributes(steps: GraphSteps, node: NodeProto, known: Container[str] = OPERATIONS.keys()) -> Fields:
+def ordinary_attributes(steps: GraphSteps, node: NodeProto, known: Collection[str] = OPERATIONS.keys()) -> Fields:
     """The attributes, as `runtime_ops.py` wants them, of a node of a known operator. Raises Unreadable."""
     if node.domain not in ("", "ai.onnx"):
         raise Unreadable(f"operator {node.domain}.{node.op_type} is not of the standard set")
     if node.op_type not in known:
-        raise Unreadable(f"operator {node.op_type} is not supported")
+        below = Counter(own.op_type for own in nodes_below(node) if own.op_type not in (*known, *RECURRENT, *BODIES))
+        more = ", ".join(f"{name} ({count})" for name, count in sorted(below.items()) if name != "Constant")
+        more = f"; nor is, in its branches: {more}" if more else ""
+        raise Unreadable(f"operator {node.op_type} is not supported{more}")
     attributes = attributes_of(node, steps.source.opset)
     if node.op_type in REWRITES:
         attributes = dict(REWRITES[node.op_type](steps, node, attributes))

@@ -21,6 +21,7 @@ import numpy as np
 
 from tvm_rnn.network.program import Step
 
+from ..dtypes import summed
 from .fields import Fields, Unreadable, Wrong, floats, integer, number, strings, text
 from .folding import Recurrent, Steps, add_network, held_dtype_of, without_empty_rows
 from .onnx_cells import DEFAULTS, FUNCTIONS, GATES, PARAMETERS, STATES, Activation, Form, cell_of
@@ -212,11 +213,17 @@ class _Node:
                 self.layer.biases.append((value[0].reshape(-1), value[1].reshape(-1)))
         one, two = (self._reshape(self._take(both, [i]), [G, H]) for i in (0, 1))
         if kind == "GRU" and self.form.reset_after:
-            joined = self._emit("Add", [self._take(one, [0, 1]), self._take(two, [0, 1])])
+            joined = self._sum(self._take(one, [0, 1]), self._take(two, [0, 1]))
             b = self._emit("Concat", [joined, self._take(one, [2])], axis=0)
             return {"b": b, "b_R": self._reshape(self._take(two, [2]), [H])}
-        b = self._emit("Add", [one, two])
+        b = self._sum(one, two)
         return {"b": self._reshape(b, [H]) if kind == "RNN" else b}
+
+    def _sum(self, one: str, two: str) -> str:
+        values = [self.steps.constant(name) for name in (one, two)]
+        if values[0] is not None and values[1] is not None:
+            summed(values[0], values[1], self.layer.dtype)  # which raises where it would be infinite
+        return self._emit("Add", [one, two])
 
     def _take(self, value: str, indices: Sequence[int], axis: int = 0) -> str:
         return self._emit("Gather", [value, self.steps.keep(list(indices))], axis=axis)

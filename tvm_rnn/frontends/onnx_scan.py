@@ -87,14 +87,13 @@ class _Scan:
         self.back, self.axes = [back[at] for at in data], [axes[at] for at in data]
 
     def _dtypes(self, wrong: Wrong) -> list[str]:
-        """The element type of each of the body's inputs, by what the body or the model says."""
+        """The element type of each of the body's inputs: what the body says, else that of the model's value."""
         found = []
         for info, name in zip(self.body.input, self.node.input, strict=True):
-            kind, declared, own = info.type.tensor_type.elem_type, self.steps.declared.get(name), ""
+            kind, own, outer = info.type.tensor_type.elem_type, "", ""
             with wrong.noting():
-                self.steps.constant(name)
+                outer = self.steps.dtype(name)
                 own = type_name(kind) if kind else ""
-            outer = self.steps.dtypes.get(name) or (declared.dtype if declared else "")
             if outer and own and own != outer:
                 wrong.append(f"{name!r} is {outer}, its body has it as {own}")
             found.append(own or outer)

@@ -24,7 +24,7 @@ from tvm_rnn.network.rnn import RNN
 from tvm_rnn.network.tensor_files import open_safetensors
 
 from .. import cells
-from ..dtypes import held_dtype, rounded
+from ..dtypes import held_dtype, summed
 from ..errors import ConfigError, WeightError, message, not_installed
 from .torch_names import GATES, Form, Given, places, read_form, select
 
@@ -230,11 +230,9 @@ def _network(form: Form, given: Given, origin: Origin, dropout: float = 0.0) -> 
 def _sum(kind: str, one: Array, two: Array, dtype: str) -> dict[str, Array]:
     """Our bias of torch's two; a GRU keeps the second one's last third apart, which the reset gate multiplies."""
     if kind != "GRU":
-        with np.errstate(all="ignore"):
-            return {"b": rounded(one + two, dtype)}
+        return {"b": summed(one, two, dtype)}
     H = len(one) // 3
-    with np.errstate(all="ignore"):
-        joined = rounded(one[: 2 * H] + two[: 2 * H], dtype)
+    joined = summed(one[: 2 * H], two[: 2 * H], dtype)
     return {"b": np.concatenate([joined, one[2 * H :]]), "b_R": two[2 * H :]}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_rnn.dtypes import dtype_name, held_dtype, rounded
+from tvm_rnn.dtypes import check_fit, dtype_name, held_dtype, rounded
 from tvm_rnn.errors import ConfigError, WeightError, message, unknown
 from tvm_rnn.graph.graph import Graph, constant
 from tvm_rnn.graph.graph_text import graph_text
@@ -228,7 +228,8 @@ class RNN:
         """Take weights from a dict of arrays or a .safetensors file; all of them, by name. Returns self.
 
         Arrays of another float dtype are converted to the RNN's. Raises WeightError naming every weight that is
-        missing, unknown or of a wrong shape, and then changes nothing.
+        missing, unknown or of a wrong shape, or has finite numbers that would be infinite in the RNN's dtype, and then
+        changes nothing. Infinities and NaNs that are given stay what they are.
         """
         self.weights = checked_weights(self.weight_shapes, _arrays(source), self.dtype)
         return self
@@ -292,7 +293,8 @@ def _arrays(source: Mapping[str, object] | str | os.PathLike[str]) -> Mapping[st
 
 
 def checked_weights(shapes: Mapping[str, Shape], given: Mapping[str, object], dtype: str) -> dict[str, np.ndarray]:
-    """Weights by name as contiguous arrays of `dtype`; WeightError lists everything that does not fit."""
+    """Weights by name as contiguous arrays of `dtype`; WeightError lists all that does not fit: shapes, dtypes, and
+    numbers that `dtype` does not have."""
     wrong = [f"missing: {name}{list(shape)}" for name, shape in shapes.items() if name not in given]
     wrong += [f"unknown: {name}" for name in given if name not in shapes]
     result = {}
@@ -307,14 +309,15 @@ def checked_weights(shapes: Mapping[str, Shape], given: Mapping[str, object], dt
         elif array.dtype.kind not in "fiu":
             wrong.append(f"{name}: dtype {array.dtype}, expected {dtype}")
         else:
-            # A copy: later changes of the caller's do not count.
-            result[name] = np.array(rounded(array, dtype), order="C")
+            result[name] = array
     if wrong:
         text, expected = "\n            ".join(wrong), f"{len(shapes)} arrays, see .weight_shapes"
         theirs = any(str(name).startswith(("weight_ih", "weight_hh")) for name in given)
         do = "these are a layer's of torch: rnn.from_torch makes the network of them" if theirs else None
         raise WeightError(message("these weights do not fit", got=text, expected=expected, do=do))
-    return result
+    check_fit(result, dtype)
+    # Copies: later changes of the caller's do not count.
+    return {name: np.array(rounded(array, dtype), order="C") for name, array in result.items()}
 
 
 def _weight(value: Any) -> np.ndarray | None:

@@ -6,7 +6,6 @@ for; or WeightError. The safetensors library compares every size in a file with 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tvm_rnn.budget import Spending, is_shape
 from tvm_rnn.errors import WeightError, message
 
 # safetensors' name of a dtype and NumPy's; bfloat16 is read as its 16 bits.
@@ -57,11 +57,11 @@ def open_safetensors(source: str | os.PathLike[str]) -> dict[str, Tensor]:
             pass  # that has checked the header
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")
-            header: Mapping[str, Any] = json.loads(file.read(size))
             end = os.fstat(file.fileno()).st_size
-        header = {name: row for name, row in header.items() if name != "__metadata__"}
+            found: Any = Spending(path, end, WeightError).json(file.read(size), "its header")
+        header: Mapping[str, Any] = {name: row for name, row in found.items() if name != "__metadata__"}
         return {name: _tensor(path, row, 8 + size, end) for name, row in header.items()}
-    except (SafetensorError, ValueError, KeyError, TypeError, OSError, RecursionError, OverflowError) as reason:
+    except (SafetensorError, ValueError, KeyError, TypeError, OSError, OverflowError) as reason:
         do = "write it with safetensors.numpy.save_file"
         raise WeightError(message("not a safetensors file", where=path, got=str(reason), do=do)) from None
 
@@ -70,6 +70,6 @@ def _tensor(path: str, row: Mapping[str, Any], first: int, end: int) -> Tensor:
     """One row of the header, checked once more: JSON may have a name twice, and readers differ in which one counts."""
     shape, (start, stop) = tuple(row["shape"]), row["data_offsets"]
     wanted = math.prod(shape) * np.dtype(DTYPES[row["dtype"]]).itemsize if row["dtype"] in DTYPES else stop - start
-    if min(shape, default=0) < 0 or not 0 <= start <= stop <= end - first or wanted != stop - start:
+    if not is_shape(shape) or not 0 <= start <= stop <= end - first or wanted != stop - start:
         raise ValueError(f"shape {list(shape)} at bytes {start} to {stop} of {end - first}")
     return Tensor(path, row["dtype"], shape, first + start)

@@ -48,6 +48,7 @@ MAGIC, CONTAINER_VERSION, MANIFEST_FORMAT = b"TVMRNN\0\1", 1, 1
 FOOTER = struct.Struct("<8sIIQQQQ")  # magic, version, crc32 of all before; ELF size; weights at, size; manifest size
 PARALLEL_FLOPS_PER_STEP = 100_000  # two threads, Zen 4: 71 kFLOP take 0.9 us in place of 1.2, 273 take 2.5, not 3.9
 CONSTANT = "constant."  # begins the names of arrays that belong to the equations, not to the user
+INFINITE = {"float16": 65520.0, "bfloat16": float.fromhex("0x1.ffp127")}  # the least magnitudes that are rounded so
 ALIGNMENT = 64  # generated code moves whole cache lines to and from its own buffers
 CARRIED = struct.Struct("<QQ8s")  # the end of code: bytes of what it says of its manifest, of its arrays, and this mark
 CARRIED_MARK = b"TVMFACTS"
@@ -764,12 +765,16 @@ class Module:
         weights: {name: array}, with the shapes and the dtype that the manifest says, or the path of a .safetensors
             file.
 
-        Raises WeightError for wrong names, shapes or dtypes, and for a file that cannot be read."""
+        Raises WeightError for wrong names, shapes or dtypes, for finite numbers that would be infinite where they are
+        stored, and for a file that cannot be read."""
         if not isinstance(weights, Mapping | str | os.PathLike):
             raise _error(WeightError, "these are not weights", type(weights), "a dict of arrays, or a safetensors file")
         if not isinstance(weights, Mapping):
             weights = _weights_in(os.fspath(weights))
-        self._use_weights({name: np.array(_numpy(name, value, WeightError)) for name, value in weights.items()})
+        arrays = {name: np.array(_numpy(name, value, WeightError)) for name, value in weights.items()}
+        for dtype in {self.manifest["dtype"], self.manifest.get("weight_dtype")} & INFINITE.keys():
+            _check_fit(arrays, str(dtype))
+        self._use_weights(arrays)
         self.manifest.pop("weight_error", None)  # it was that of others
 
     def _use_weights(self, weights: dict[str, np.ndarray]) -> None:
@@ -963,6 +968,15 @@ def _weights_in(path: str) -> dict[str, np.ndarray]:
     """The arrays of a .safetensors file. Raises WeightError."""
     data = _map_file(path, WeightError)
     return _parse_weights(data, 0, len(data), path, WeightError)
+
+
+def _check_fit(weights: Mapping[str, np.ndarray], dtype: str) -> None:
+    """Raise WeightError where a finite number of a weight would be infinite in this dtype, as dtypes.check_fit does."""
+    for name, array in weights.items():
+        found = np.abs(array[np.isfinite(array)]) if array.dtype.kind == "f" else np.zeros(0)
+        if np.any(found >= np.float64(INFINITE[dtype])):
+            got, expected = f"{found.max():g}", f"magnitudes below {INFINITE[dtype]:g}"
+            raise _error(WeightError, f"weight {name} would be infinite in {dtype}", got, expected, "scale it")
 
 
 def load(path: str | os.PathLike[str]) -> Module:
