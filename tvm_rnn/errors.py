@@ -63,13 +63,21 @@ def message(
     return "\n".join(lines)
 
 
+def nearest(name: object, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+    """The known name that a misspelt one may mean, also where only capitals differ."""
+    names = sorted(known)
+    near = difflib.get_close_matches(str(name), names, n=1, cutoff=cutoff)
+    near += [k for k in names if k.lower() == str(name).lower()]
+    return near[0] if near else None
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> dict[str, str]:
     """Slots for an unknown name: the known ones and the nearest."""
     names = sorted(known)
-    near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
+    near = nearest(name, names)
     shown = ", ".join(names) if names else "none"
     return {
         "got": f"{name!r}",
         "expected": f"one of: {shown}",
-        "do": f"did you mean {near[0]!r}?" if near else f"use a known {kind}",
+        "do": f"did you mean {near!r}?" if near else f"use a known {kind}",
     }
