@@ -51,6 +51,9 @@ def test_every_name_is_there() -> None:
     with pytest.raises(AttributeError, match="no attribute 'importlib_'"):
         getattr(rnn, "importlib" + "_")
     assert not hasattr(rnn, "FooError")
+    for name, meant in (("tanhh", "tanh"), ("compil", "compile"), ("rnn", "RNN")):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'; did you mean '{meant}'"):
+            getattr(rnn, name)
 
 
 def test_every_parameter_has_a_line() -> None:

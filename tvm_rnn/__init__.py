@@ -96,6 +96,7 @@ __all__ = [
     "exp",
     "expand",
     "explain",
+    "expm1",
     "from_keras",
     "from_onnx",
     "from_torch",
@@ -123,6 +124,7 @@ __all__ = [
     "power",
     "reference",
     "relu",
+    "rename",
     "reshape",
     "sigmoid",
     "sign",
@@ -153,7 +155,11 @@ __all__ = [
 def __getattr__(name: str) -> object:
     moved = f"{__name__}.{name}" in MOVED
     if name not in __all__ and not moved:
-        raise AttributeError(f"module 'tvm_rnn' has no attribute {name!r}")
+        from .errors import nearest
+
+        near = None if name.startswith("_") else nearest(name, __all__, 0.7)
+        advice = f"; did you mean {near!r}?" if near else ""
+        raise AttributeError(f"module 'tvm_rnn' has no attribute {name!r}{advice}")
     if name in _MODULES or moved:
         return importlib.import_module(f".{name}", __name__)
     home = _HOME.get(name) or ("errors" if name.endswith("Error") else "language.functions")

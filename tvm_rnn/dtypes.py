@@ -47,6 +47,15 @@ def dtype_name(dtype: DTypeLike) -> str:
     return name
 
 
+def real_numbers(value: object) -> np.ndarray:
+    """Numbers as a float64 array. Raises TypeError where some would be lost or guessed: complex numbers, texts, dates,
+    objects, masked arrays; ValueError or OverflowError as NumPy does."""
+    given = np.asarray(float(value) if isinstance(value, int) else value)
+    if not np.can_cast(given.dtype, np.float64, "same_kind") or isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"{type(value).__name__} of {given.dtype} is no array of real numbers")
+    return given.astype(np.float64, copy=False)
+
+
 def held_dtype(dtype: str) -> str:
     """The NumPy dtype that holds a network's weights and states: float32 for the 16-bit dtypes."""
     return dtype if dtype in ("float32", "float64") else "float32"

@@ -78,19 +78,19 @@ def not_installed(package: str, more: str = "") -> str:
     return message(f"{package} is not installed", do=f"{do}; {more}" if more else do)
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: object, known: Iterable[str], cutoff: float = 0.5) -> str | None:
     """The known name that was meant, whatever its capitals: one that begins so, or is spelt nearly so; or None."""
     folded = {word.casefold(): word for word in known}
-    own = name.casefold()
+    own = str(name).casefold()
     begun = [word for word in folded if own and word.startswith(own)] if len(own) > 2 else []
-    near = begun or difflib.get_close_matches(own, folded, n=1, cutoff=0.5)
+    near = begun or difflib.get_close_matches(own, folded, n=1, cutoff=cutoff)
     return folded[min(near, key=len)] if near else None
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> dict[str, str]:
     """Slots for an unknown name: the known ones and the nearest."""
     names = sorted(known)
-    near = nearest(str(name), names)
+    near = nearest(name, names)
     shown = ", ".join(names) if names else "none"
     return {
         "got": f"{name!r}",

@@ -155,6 +155,19 @@ DEFINITIONS = {
     "a lambda": ("mine = cell(lambda x, h: h)  # here", "a lambda has no annotations", "", "write a def"),
 }
 
+DEFINITIONS["a matrix as first input, flat"] = (
+    '@cell  # here\ndef mine(x: "C S", h: "H"):\n    return h',
+    "first input must be a vector",
+    "x[C, S]",
+    'give it flat, x: "C*S"',
+)
+DEFINITIONS["initial is too large"] = (
+    f'@cell(initial={{"h": {10**400}}})  # here\ndef mine(x: "I", h: "H"):\n    return h',
+    "initial= of h",
+    "1000",
+    "a finite number",
+)
+
 # Wrong only once sizes are known; `# here` is the line of the error.
 TRACED = {
     "a parameter never used": (
@@ -186,6 +199,36 @@ TRACED = {
         "not the new states",
         "1 value(s)",
         "2: the new h, y",
+    ),
+    "two states without their names": (
+        '@cell\ndef mine(x: "I", h: "H", c: "H"):\n    return h, c  # here',
+        "not the new states",
+        "2 value(s)",
+        '@rnn.cell(states="h c"); without it c is an input',
+    ),
+    "an axis is misspelt": (
+        '@cell  # here\ndef mine(x: "I", h: "H", *, W: "Hh I"):\n    return W @ x + h',
+        "an axis has no size",
+        "sizes for I, H",
+        "did you mean H?",
+    ),
+    "initial= is too large for the dtype": (
+        '@cell(initial={"h": 1e39})  # here\ndef mine(x: "I", h: "H"):\n    return 1.0 * h',
+        "initial= of h",
+        "1e+39",
+        "in float32",
+    ),
+    "init= is too large for the dtype": (
+        '@cell(init={"b": -1e39})  # here\ndef mine(x: "I", h: "H", *, b: "H"):\n    return h + b',
+        "init= of b",
+        "-1e+39",
+        "in float32",
+    ),
+    "a parameter is too large": (
+        '@cell  # here\ndef mine(x: "I", h: "H", *, W: "H 999999999999*I"):\n    return h',
+        "W[H, 999999999999*I] is too large",
+        "[4, 2999999999997]",
+        "choose smaller sizes",
     ),
     "a size is missing": (
         '@cell  # here\ndef mine(x: "I", h: "H", *, W: "H K"):\n    return h',

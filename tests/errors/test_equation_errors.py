@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tvm_rnn import CellError
+from tvm_rnn.language import trace
 from tvm_rnn.language.cell import Cell
 
 HEADER = """\
@@ -129,6 +130,27 @@ BODIES = {
         "dims",
     ),
     "einsum dots": ("h = einsum('...j,j->...', R, h)  # here\nreturn h, c", "not supported", "'...j,j->...'", None),
+    "axes of two names": (
+        "h = einsum('ij,i->j', W, rnn.rename(h, 'K'))  # here\nreturn h, c",
+        "axes of different names meet: H and K",
+        "W[H, I] and h[K]",
+        "rnn.rename(value",
+    ),
+    "rename to other sizes": ("h = rnn.rename(h, '5')  # here\nreturn h, c", "dims do not fit", "'5'", None),
+    "rename to no dims": ("h = rnn.rename(h, 'T')  # here\nreturn h, c", "axis T (steps)", "'T'", None),
+    "another name returned": (
+        "h = 2.0 * rnn.rename(h, 'K')\nh = 1.0 * h  # here\nreturn h, c",
+        "has other axes than the state h: K and H",
+        "[K]",
+        'rnn.rename(value, "H")',
+    ),
+    "index by a list": ("h = h[[1, 0]]  # here\nreturn h, c", "index by a list", "[1, 0]", "stack([v[2], v[0]])"),
+    "attribute of torch": ("h = h.detach()  # here\nreturn h, c", "no attribute 'detach'", "h[4]>.detach", "leave it"),
+    "attribute misspelt": ("h = h.shap  # here\nreturn h, c", "no attribute 'shap'", "h[4]>.shap", "mean 'shape'"),
+    "complex": ("h = h * np.exp(1j)  # here\nreturn h, c", "cannot be part", "complex128", "real and imaginary"),
+    "masked": ("h = h * np.ma.array(np.ones(4))  # here\nreturn h, c", "cannot be part", "MaskedArray", None),
+    "too large": ("h = h * 1e39  # here\nreturn h, c", "too large for float32", "1e+39", 'dtype="float64"'),
+    "without end": ("while True:\n    h = h + 1.0  # here\nreturn h, c", "more than 100 operations", "", "einsum"),
     "axis": ("h = h - mean(h, axis=1)  # here\nreturn h, c", "axis does not exist", "axis=1", None),
     "reshape": ("h = h.reshape(3, -1)  # here\nreturn h, c", "number of elements differs", "h[4]> to [3, -1]", None),
     "reshape by value": ("h = h.reshape(w)  # here\nreturn h, c", "whole number", "traced param w[]", ".shape"),
@@ -203,7 +225,10 @@ def define(folder: Path, body: str) -> tuple[Cell, Path, int]:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_the_message_names_the_line_and_says_what_to_do(name: str, tmp_path: Path) -> None:
+def test_the_message_names_the_line_and_says_what_to_do(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trace, "LIMIT", 100)
     body, what, got, do = BODIES[name]
     mine, path, line = define(tmp_path, body)
     with pytest.raises(CellError) as caught:
@@ -211,7 +236,7 @@ def test_the_message_names_the_line_and_says_what_to_do(name: str, tmp_path: Pat
     text = str(caught.value)
     assert f"where:    {path}:{line}\n" in text
     assert what in text.splitlines()[0]
-    assert got in text[text.index("got:") :]
+    assert not got or got in text[text.index("got:") :]
     assert do is None or do in text[text.index("do:") :]
     assert do is not None or "do:" in text or "expected:" in text
 
@@ -220,6 +245,14 @@ def test_a_line_of_a_helper_in_the_users_file_is_named(tmp_path: Path) -> None:
     mine, path, line = define(tmp_path, "def gate(a):\n    return W @ a  # here\n\nreturn gate(h), c")
     with pytest.raises(CellError, match=rf"{path}:{line}\n"):
         mine.trace(SIZES)
+
+
+def test_the_traceback_ends_in_the_users_line(tmp_path: Path) -> None:
+    mine, path, line = define(tmp_path, "def gate(a):\n    return W @ a  # here\n\nreturn gate(h), c")
+    with pytest.raises(CellError) as caught:
+        mine.trace(SIZES)
+    assert [Path(str(entry.path)) for entry in caught.traceback[2:]] == [path, path]
+    assert caught.traceback[-1].lineno + 1 == line
 
 
 def test_the_original_exception_is_kept(tmp_path: Path) -> None:

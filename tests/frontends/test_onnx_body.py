@@ -71,3 +71,15 @@ def test_log1p_of_small_and_large_numbers(tmp_path: Path) -> None:
     found = onnx_runtime(onnx.load(tmp_path / "m.onnx"), {"x": x})["y"]
     np.testing.assert_allclose(found, np.log1p(x), rtol=1e-14)
     assert_close(found, rnn.reference(net)(x)[0], "float64", 1)
+
+
+def test_expm1_of_small_and_large_numbers(tmp_path: Path) -> None:
+    @rnn.cell
+    def exponential(x: "I", h: "I"):
+        return rnn.expm1(x)
+
+    net = rnn.RNN(exponential, 8, dtype="float64")
+    rnn.to_onnx(net, tmp_path / "m.onnx")
+    x = np.array([-np.inf, -50.0, -0.9, -1e-9, 1e-17, 0.9, 1.1, 700.0]).reshape(1, 1, 8)
+    found = onnx_runtime(onnx.load(tmp_path / "m.onnx"), {"x": x})["y"]
+    np.testing.assert_allclose(found, np.expm1(x), rtol=1e-14)

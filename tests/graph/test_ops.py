@@ -17,7 +17,7 @@ from tvm_rnn.oracle.reference import evaluate
 
 Case = tuple[str, tuple[tuple[int, ...], ...], dict[str, Any]]
 
-UNARY = ["neg", "abs", "sign", "exp", "log", "log1p", "sqrt", "tanh", "sigmoid", "relu", "softplus", "erf"]
+UNARY = ["neg", "abs", "sign", "exp", "expm1", "log", "log1p", "sqrt", "tanh", "sigmoid", "relu", "softplus", "erf"]
 UNARY += ["sin", "cos"]
 BINARY = ["add", "sub", "mul", "div", "power", "maximum", "minimum"]
 COMPARE = ["less", "less_equal", "greater", "greater_equal", "equal", "not_equal", "logical_and", "logical_or"]

@@ -21,11 +21,23 @@ N = 4096
 DTYPES = ("float32", "float64")
 POINTWISE = [op for op in TABLE.values() if op.kind == "pointwise"]
 TRUTHS = {"logical_and": {0, 1}, "logical_or": {0, 1}, "logical_not": {0}, "where": {0}}
-POLYNOMIALS = ("exp", "log", "log1p", "tanh", "sigmoid", "softplus")
+POLYNOMIALS = ("exp", "expm1", "log", "log1p", "tanh", "sigmoid", "softplus")
 
 # Largest error in units of the last place of the result, and the magnitude below which the error is absolute. sigmoid
 # and exp end at 1e-38, tanh loses relative accuracy only among denormals; libm's float64 functions are within 2.
-ULP = {"exp": 3, "log": 2, "log1p": 4, "tanh": 6, "sigmoid": 3, "softplus": 5, "erf": 2, "sin": 2, "cos": 2, "power": 2}
+ULP = {
+    "exp": 3,
+    "expm1": 3,
+    "log": 2,
+    "log1p": 4,
+    "tanh": 6,
+    "sigmoid": 3,
+    "softplus": 5,
+    "erf": 2,
+    "sin": 2,
+    "cos": 2,
+    "power": 2,
+}
 SMALLEST = {"float32": 1e-30, "float64": 1e-300}
 
 SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 0.5, 2.0, 3.0, 2.5, 20.0, -20.0, 1e-7, 1e-4, 2**-0.5, 2**0.5]

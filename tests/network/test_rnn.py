@@ -115,6 +115,11 @@ def test_a_dtype_is_kept_as_its_name(dtype: Any, name: str) -> None:
     assert {w.dtype.name for w in net.weights.values()} == {name}
 
 
+@cell
+def lower(x: "i", h: "h", *, W: "h i"):
+    return W @ x + h
+
+
 CONFIG = {
     "no cell": (lambda: RNN("lstm", 3, 5), "RNN needs a cell", "rnn.cells.lstm"),
     "a function": (lambda: RNN(cells.lstm.function, 3, 5), "RNN needs a cell", "your own @cell"),
@@ -144,6 +149,9 @@ CONFIG = {
     "both names of P": (lambda: RNN(cells.lstm_projection, 3, 5, proj_size=2, P=2), "another name of P", "one of them"),
     "steps": (lambda: RNN(cells.lstm, 3, 5, T=7), "has no axis 'T'", "hidden_size"),
     "hidden_size without H": (lambda: RNN(scalar_free, 3, 5), "has no axis 'H'", "one of"),
+    "capitals": (lambda: RNN(lower, 3, hidden_size=5), "has no axis 'H', whose size hidden_size is", "mean 'h'"),
+    "2**31 units": (lambda: RNN(cells.lstm, 3, 2**31), "hidden_size is too large", "2,147,483,647"),
+    "2**70 inputs": (lambda: RNN(cells.lstm, 2**70, 3), "input_size is too large", "2,147,483,647"),
     "the axis of the input": (lambda: RNN(cells.lstm, 3, 5, I=4), "layer 0 does not fit its input", "x[I] = 4"),
     "a second input": (
         lambda: RNN(pair, 3, 5, 2),
@@ -286,7 +294,7 @@ def test_wrong_weights_are_all_named_and_nothing_changes() -> None:
     assert net.weights == before
 
 
-@pytest.mark.parametrize("value", [[[1], [2, 3]], {"a": 1}, None, object()])
+@pytest.mark.parametrize("value", [[[1], [2, 3]], {"a": 1}, None, object(), np.ma.ones((2, 1))])
 def test_what_is_no_array_is_named(value: Any) -> None:
     net = RNN(cells.elman, 1, 2)
     with pytest.raises(WeightError, match=r"W_l0: "):

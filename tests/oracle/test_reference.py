@@ -219,6 +219,8 @@ def wrong_calls(net: RNN, x: np.ndarray, state: dict[str, Any]) -> dict[str, Any
         r"input x has the wrong shape[\s\S]*got: +\[7, 5, 4\][\s\S]*\[T, B, 3\]": lambda: run(np.ones((T, B, 4))),
         r"input x has the wrong shape[\s\S]*got: +\[7, 3\]": lambda: run(np.ones((T, 3))),
         r"input x is not an array of numbers": lambda: run("text"),
+        r"input x is not an array of numbers[\s\S]*complex128": lambda: run(np.ones((2, 1, 3), complex)),
+        r"input x is not an array of numbers[\s\S]*MaskedArray": lambda: run(np.ma.ones((2, 1, 3))),
         r"inputs do not fit the cell[\s\S]*got: +x, b[\s\S]*expected: +x": lambda: run(x, b=x),
         r"inputs do not fit the cell[\s\S]*got: +y": lambda: run({"y": x}),
         r"lengths does not fit x[\s\S]*int64 \[4\][\s\S]*integers of shape \[5\]": lambda: run(x, lengths=[1, 2, 3, 4]),

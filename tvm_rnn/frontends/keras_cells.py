@@ -30,10 +30,6 @@ from .onnx_body import Body
 ALONG_AN_AXIS = {"softmax": "Softmax", "log_softmax": "LogSoftmax"}
 
 
-def _elu(x: Value, alpha: float) -> Value:
-    return f.where(x > 0.0, x, alpha * (f.exp(f.minimum(x, 0.0)) - 1.0))
-
-
 def _shrink(x: Value) -> Value:
     """0 between -0.5 and 0.5."""
     return f.where(f.absolute(x) > 0.5, x, 0.0 * x)
@@ -55,9 +51,9 @@ ACTIVATIONS: dict[str, Callable[[Value], Value]] = {
     "relu": lambda x: f.relu(x),
     "relu6": lambda x: f.clip(x, 0.0, 6.0),
     "leaky_relu": lambda x: f.where(x > 0.0, x, 0.2 * x),
-    "elu": lambda x: _elu(x, 1.0),
-    "celu": lambda x: _elu(x, 1.0),
-    "selu": lambda x: 1.0507009873554805 * _elu(x, 1.6732632423543772),
+    "elu": lambda x: f.elu(x),
+    "celu": lambda x: f.elu(x),
+    "selu": lambda x: 1.0507009873554805 * f.elu(x, 1.6732632423543772),
     "gelu": lambda x: 0.5 * x * (1.0 + f.erf(x * (0.5**0.5))),
     "softplus": lambda x: f.softplus(x),
     "softsign": lambda x: x / (1.0 + f.absolute(x)),

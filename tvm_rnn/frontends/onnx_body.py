@@ -103,6 +103,14 @@ class Body:
     def _not_equal(self, node: Node, names: list[str]) -> str:
         return self.make("Not", self.make("Equal", *names))
 
+    def _expm1(self, node: Node, names: list[str]) -> str:
+        """Exact for small x, as ours: 2 t / (1 - t) for t = tanh(x / 2) below 1; exp(x) - 1 above."""
+        (x,) = names
+        one, two = self.constant(1.0, self.dtype), self.constant(2.0, self.dtype)
+        t = self.make("Tanh", self.make("Div", x, two))
+        near = self.make("Div", self.make("Mul", two, t), self.make("Sub", one, t))
+        return self.make("Where", self.make("Less", x, one), near, self.make("Sub", self.make("Exp", x), one))
+
     def _log1p(self, node: Node, names: list[str]) -> str:
         """Exact for small x, as ours: log(u) x / (u - 1) for u = 1 + x (Goldberg 1991, theorem 4); x itself where u
         is 1, and log(u) where it is infinite."""

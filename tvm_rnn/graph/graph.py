@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvm_rnn.dtypes import real_numbers
+
 from .ops import TABLE, Shape
 
 if TYPE_CHECKING:
@@ -75,8 +77,11 @@ def make(op: str, *args: Node, source: str = "", **attrs: object) -> Node:
 
 
 def constant(value: object, rank: int = 0) -> Node:
-    """A number or an array known now (copied, float64), with leading axes of size 1 up to `rank` axes."""
-    array = np.array(value, np.float64)
+    """A number or an array known now (copied, float64), with leading axes of size 1 up to `rank` axes.
+
+    Raises TypeError, ValueError or OverflowError for what is no real number.
+    """
+    array = np.array(real_numbers(value))
     array = array.reshape((1,) * (rank - array.ndim) + array.shape)
     return Node("const", shape=array.shape, value=array)
 

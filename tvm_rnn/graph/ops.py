@@ -227,6 +227,7 @@ _ROWS = [
     _pointwise("abs", 1, np.abs, lambda f, g, y, a: (g * f.where(a[0] > 0.0, 1.0, f.where(a[0] < 0.0, -1.0, 0.0)),)),
     _pointwise("sign", 1, np.sign, lambda f, g, y, a: (None,)),
     _pointwise("exp", 1, np.exp, lambda f, g, y, a: (g * y,), 10),
+    _pointwise("expm1", 1, np.expm1, lambda f, g, y, a: (g * f.exp(a[0]),), 12),
     _pointwise("log", 1, np.log, lambda f, g, y, a: (g / a[0],), 12),
     _pointwise("log1p", 1, np.log1p, lambda f, g, y, a: (g / (1.0 + a[0]),), 20),
     _pointwise("sqrt", 1, np.sqrt, lambda f, g, y, a: (g / (2.0 * y),)),

@@ -150,6 +150,8 @@ def mul(a: Expr, b: Expr) -> Expr:
 
 @_row
 def div(a: Expr, b: Expr) -> Expr:
+    if _is_zero(b):  # TVM refuses to divide by the constant 0
+        return a * const(math.copysign(math.inf, float(b.value)), a)
     return neg(_minus_zero(a) / b) if _is_zero(a) else _tir().Div(a, b)
 
 
@@ -275,6 +277,31 @@ def exp(x: Expr) -> Expr:
         return let(_exp_bounded(_clamp(x, -104.0, 104.0) * const(0.5, x)), lambda e: e * e)
 
     return let(x, body)
+
+
+@_row
+def expm1(x: Expr) -> Expr:
+    """2**n q + (2**n - 1) in float32, with q the polynomial of exp less 1, libm in others.
+
+    Half of it is computed and doubled: 2**128 is beyond float32, though exp(88.7) is not. Where n is 0 it is q itself.
+    """
+    if _dtype(x) != "float32":
+        return _call("expm1", x)
+    t, half = _tir(), const(0.5, x)
+
+    def whole(n: Expr, q: Expr) -> Expr:
+        bits = (t.Cast("int32", n) + t.const(126, "int32")) << t.const(23, "int32")
+        scaled = let(t.reinterpret("float32", bits), lambda s: (s * q + (s - half)) * const(2.0, x))
+        return where(t.EQ(n, const(0.0, x)), q, scaled)
+
+    def rest(x: Expr, n: Expr) -> Expr:
+        f = n * const(-LN2_LOW, x) + (n * const(-LN2_HIGH, x) + x)
+        return let(f, lambda f: let(_horner(f, EXP_P) * f * f + f, lambda q: whole(n, q)))
+
+    def bounded(x: Expr) -> Expr:
+        return let(t.nearbyint(x * const(1.0 / math.log(2.0), x)), lambda n: rest(x, n))
+
+    return let(_clamp(x, -20.0, 89.0), bounded)  # below it is -1 in float32, above infinite
 
 
 @_row

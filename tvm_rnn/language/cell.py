@@ -11,23 +11,28 @@ import ast
 import dis
 import inspect
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, overload
 
-from tvm_rnn.errors import CellError, TvmRnnError, message, unknown
+import numpy as np
+
+from tvm_rnn.errors import CellError, TvmRnnError, message, nearest, unknown
 from tvm_rnn.graph.graph import Graph, Node, topological
 from tvm_rnn.graph.ops import Shape
 from tvm_rnn.names import MOST_LETTERS, is_name
 
+from .axes import AxesDiffer, merged
 from .dims import Dims, parse_dims
-from .trace import Value, fail
+from .trace import Value, counted, fail, user_frames
 
 # The cells whose equations are being traced or called, outermost first; per thread and per asynchronous task.
 _active: ContextVar[tuple[Cell, ...]] = ContextVar("active", default=())
 SHOWN_SIZE = 4  # of every axis, where equations are drawn and no size is known
+MOST_ELEMENTS = 2**40  # of one argument
 INITIALISERS = ("uniform", "zeros", "ones")
 
 
@@ -125,11 +130,13 @@ class Cell:
             kind: tuple(Node(kind, shape=a.shape(sizes), name=a.name) for a in arguments)
             for kind, arguments in (("input", self.inputs), ("state", self.states), ("param", self.params))
         }
-        values = [Value(n) for n in (*leaves["input"], *leaves["state"])]
+        names = {a.name: a.dims.labels for a in (*self.inputs, *self.states, *self.params)}
+        values = [Value(n, names[n.name]) for n in (*leaves["input"], *leaves["state"])]
         try:
-            returned = self(*self._in_order(values), **{n.name: Value(n) for n in leaves["param"]})
-        except TvmRnnError:
-            raise
+            with counted():
+                returned = self(*self._in_order(values), **{n.name: Value(n, names[n.name]) for n in leaves["param"]})
+        except TvmRnnError as error:
+            raise error.with_traceback(user_frames(error.__traceback__)) from None
         except RecursionError:
             raise self._wrong("the equations never end", do="remove the recursion") from None
         except Exception as error:
@@ -142,6 +149,7 @@ class Cell:
         results, output = self._results(returned, leaves["state"])
         inputs, states, params = leaves["input"], leaves["state"], leaves["param"]
         graph = Graph(self.name, dtype, inputs, states, params, results, output, self.output, dict(sizes))
+        self._check_numbers(graph)
         self._check_leaves(graph)
         return graph
 
@@ -155,9 +163,17 @@ class Cell:
                 "an axis has no size",
                 got=f"sizes for {', '.join(sizes) or 'nothing'}",
                 expected=f"also {', '.join(missing)}",
-                do=f"give it to RNN: RNN(..., {'hidden_size' if missing[0] == 'H' else missing[0]}=...)",
+                do=f"give it to RNN: RNN(..., {'hidden_size' if missing[0] == 'H' else missing[0]}=...)"
+                + (f"; or did you mean {near}?" if (near := nearest(missing[0], sizes)) else ""),
             )
         for argument in (*self.inputs, *self.states, *self.params):
+            if math.prod(argument.shape(sizes)) > MOST_ELEMENTS:
+                raise self._wrong(
+                    f"{argument} is too large",
+                    got=f"{list(argument.shape(sizes))} for {', '.join(f'{k}={v}' for k, v in sizes.items())}",
+                    expected=f"at most {MOST_ELEMENTS:,} elements",
+                    do="choose smaller sizes",
+                )
             if min(argument.shape(sizes), default=1) < 1:
                 raise self._wrong(
                     f"an axis of {argument} is empty",
@@ -181,9 +197,11 @@ class Cell:
                 where=_return_line(self.function),
                 got=f"{len(values)} value(s): {', '.join(type(v).__name__ for v in values)}",
                 expected=f"{len(wanted)}: the new {', '.join(wanted)}, in this order",
-                do="return every state, computed from the arguments",
+                do=self._advice_on_states(len(values) - len(wanted)),
             )
         nodes = tuple(v.node for v in values)
+        for argument, value in zip(self.states, values, strict=False):
+            self._check_names(argument, value)
         for name, node, state in zip(names, nodes, states, strict=False):
             if node.shape != state.shape or node.boolean:
                 raise self._wrong(
@@ -204,6 +222,48 @@ class Cell:
             )
         return nodes[: len(names)], output
 
+    def _advice_on_states(self, more: int) -> str:
+        """What to do where `more` values than expected are returned."""
+        inputs = [a.name for a in self.inputs[1 : 1 + max(more, 0)]]
+        if not inputs:
+            return "return every state, computed from the arguments"
+        states = " ".join([*(s.name for s in self.states), *inputs])
+        return f'name every state: @rnn.cell(states="{states}"); without it {", ".join(inputs)} is an input'
+
+    def _check_names(self, state: Argument, value: Value) -> None:
+        """A state keeps the names of its axes."""
+        if len(value.axes) != len(state.dims.labels):
+            return  # the shapes differ
+        try:
+            merged([value.axes, state.dims.labels])
+        except AxesDiffer as names:
+            raise self._wrong(
+                f"the new {state.name} has other axes than the state {state.name}: {names}",
+                where=value.node.source or _return_line(self.function),
+                got=f"[{', '.join(name or '?' for name in value.axes)}]",
+                expected=str(state),
+                do=f'where only the name differs, say so: rnn.rename(value, "{state.dims.text}")',
+            ) from None
+
+    def _check_numbers(self, graph: Graph) -> None:
+        """Numbers of the equations, of initial= and of init= that the dtype cannot hold."""
+        for node in graph.nodes():
+            for constant in (a.value for a in node.args if a.value is not None):
+                if _overflows(constant, graph.dtype):
+                    largest = np.abs(constant[np.isfinite(constant)]).max()
+                    raise self._wrong(
+                        f"a number of the equations is too large for {graph.dtype}",
+                        where=node.source,
+                        got=largest,
+                        expected=f"at most {np.finfo(graph.dtype).max}",
+                        do='choose a smaller one, or RNN(..., dtype="float64")',
+                    )
+        for what, given in (("initial", self.initial), ("init", self.init)):
+            for name, value in given.items():
+                if not isinstance(value, str) and _overflows(np.float64(value), graph.dtype):
+                    largest = np.finfo(graph.dtype).max
+                    raise self._wrong(f"{what}= of {name}", got=value, expected=f"at most {largest}, in {graph.dtype}")
+
     def _check_leaves(self, graph: Graph) -> None:
         own = {*graph.inputs, *graph.states, *graph.params}
         nodes = list(topological(graph.roots))
@@ -223,6 +283,12 @@ class Cell:
                 expected="every keyword-only argument in an equation",
                 do="use it or remove it from the signature",
             )
+
+
+def _overflows(numbers: np.ndarray | np.float64, dtype: str) -> bool:
+    """Whether a finite number becomes infinite."""
+    with np.errstate(over="ignore"):
+        return bool((np.isinf(numbers.astype(dtype)) & np.isfinite(numbers)).any())
 
 
 def _raised_at(trace: TracebackType | None, function: Callable[..., object]) -> str | None:
@@ -327,7 +393,9 @@ def _define(
     if not inputs:
         raise wrong("there is no input", got=f"only states: {', '.join(by_name)}", do='add an argument such as x: "I"')
     if len(inputs[0].dims.axes) != 1:
-        raise wrong("the first input must be a vector", got=str(inputs[0]), expected='one axis, such as x: "I"')
+        name, axes = inputs[0].name, "*".join(inputs[0].dims.text.replace(",", " ").split()) or "1"
+        do = f'give it flat, {name}: "{axes}"' + ("; the equations reshape it" if inputs[0].dims.axes else "")
+        raise wrong("the first input must be a vector", got=str(inputs[0]), expected='one axis, such as x: "I"', do=do)
     if output is not None and (not isinstance(output, str) or output in (a.name for a in (*inputs, *params))):
         raise wrong("output= must name a state or an extra result", got=repr(output), expected=", ".join(states))
     _check_values("initial", initial, states, (), wrong)
@@ -373,7 +441,7 @@ def _check_values(
     for key, value in given.items():
         if key not in known:
             raise wrong(f"{what}= names something unknown", **unknown("name", key, known))
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
         if not number and value not in words:
             expected = " or ".join([*map(repr, words), "a finite number"])
             raise wrong(f"{what}= of {key}", got=repr(value), expected=expected)

@@ -26,6 +26,16 @@ class Dims:
         found = [n.id for axis in self.axes for n in ast.walk(axis) if isinstance(n, ast.Name)]
         return tuple(dict.fromkeys(found))
 
+    @property
+    def labels(self) -> tuple[str | None, ...]:
+        """Of each axis its name; None of a number or an expression."""
+        return tuple(axis.id if isinstance(axis, ast.Name) else None for axis in self.axes)
+
+    @property
+    def numbers(self) -> tuple[int | None, ...]:
+        """Of each axis its size where it is written as a number."""
+        return tuple(_value(axis, {}) if isinstance(axis, ast.Constant) else None for axis in self.axes)
+
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
         return tuple(_value(axis, sizes) for axis in self.axes)
 

@@ -13,11 +13,13 @@ import numpy as np
 
 from tvm_rnn.graph.ops import TABLE, Shape
 
-from .trace import Value, apply, fail, getitem, lift, node
+from .dims import parse_dims
+from .trace import Value, apply, fail, getitem, inserted, lift, made, removed
 from .trace import contract as _contract_traced
 from .trace import einsum as _einsum_traced
 
 Array = Any
+INTERNAL = {"contract", "fixed", "pad", "repeat", "shape", "share_max"}  # gradients alone are written with these
 _builtin_sum, _builtin_max = sum, max
 
 
@@ -67,6 +69,7 @@ def _known_as(name: str, meaning: str, function: Any) -> Any:
 
 
 exp = _unary("exp", "The exponential, e to the power of x.")
+expm1 = _unary("expm1", "exp(x) - 1, exact for small x.")
 log = _unary("log", "The natural logarithm; NaN below 0.")
 log1p = _unary("log1p", "log(1 + x), exact for small x.")
 sqrt = _unary("sqrt", "The square root; NaN below 0.")
@@ -131,7 +134,7 @@ def gelu(x: Array) -> Array:
 
 def elu(x: Array, alpha: float = 1.0) -> Array:
     """x above 0, alpha (exp(x) - 1) below."""
-    return where(x > 0.0, x, alpha * (exp(minimum(x, 0.0)) - 1.0))
+    return where(x > 0.0, x, alpha * expm1(where(x > 0.0, 0.0, x)))
 
 
 def leaky_relu(x: Array, slope: float = 0.01) -> Array:
@@ -179,7 +182,7 @@ def _reduce(op: str, x: Array, axis: int | Sequence[int] | None, keepdims: bool)
     if op == "max" and len(chosen) > 1:
         return _max_of_several(x, chosen, keepdims)
     for a in chosen:  # from the front: removing an axis moves none of the later negative ones
-        x = Value(node(op, x, axis=a, keepdims=keepdims))
+        x = made(op, x, axis=a, keepdims=keepdims)
     return x
 
 
@@ -247,15 +250,37 @@ def transpose(x: Array, axes: Sequence[int] | None = None) -> Array:
     return x.transpose(*(axes or ()))
 
 
+def rename(x: Array, dims: str) -> Array:
+    """The same array with other names for its axes, written as in an annotation: rename(x, "H"), rename(M, "N H").
+
+    Axes of different names cannot be added or multiplied, even where their sizes agree. A number ("4"), or an
+    expression ("2*H"), is an axis without a name, which goes with every axis of its size.
+    """
+    if not _traced(x):
+        return x
+    try:
+        axes = parse_dims(dims)
+    except ValueError as reason:
+        fail(f"rename: {reason}", got=repr(dims), expected='dims as in an annotation, such as "H" or "N H"')
+    sizes = axes.numbers
+    if len(sizes) != x.ndim or any(n not in (None, size) for n, size in zip(sizes, x.shape, strict=True)):
+        fail("rename: the dims do not fit", got=f"{dims!r} for {x!r}", expected=f"{x.ndim} axes of these sizes")
+    return Value(x.node, axes.labels)
+
+
 def expand(x: Array, axis: int) -> Array:
     """A new axis of size 1 at position `axis` of the result."""
     at = axis if axis >= 0 else len(x.shape) + axis + 1
+    if _traced(x):
+        return inserted(x, at)
     return reshape(x, (*x.shape[:at], 1, *x.shape[at:]))
 
 
 def squeeze(x: Array, axis: int) -> Array:
     """The array without an axis of size 1."""
     at = axis % len(x.shape)
+    if _traced(x):
+        return removed(x, at)
     return reshape(x, (*x.shape[:at], *x.shape[at + 1 :]))
 
 
@@ -266,7 +291,7 @@ def concat(arrays: Sequence[Array], axis: int = -1) -> Array:
     values = [lift(v) for v in arrays]
     if not values[0].shape:
         fail("concat needs arrays with at least one axis", got=f"{values!r}", do="use stack to join scalars")
-    return Value(node("concat", *values, axis=_axes(values[0], axis)[0]))
+    return made("concat", *values, axis=_axes(values[0], axis)[0])
 
 
 def stack(arrays: Sequence[Array], axis: int = 0) -> Array:
@@ -303,7 +328,7 @@ def fixed(x: Array) -> bool:
 
 def repeat(x: Array, to: Sequence[int]) -> Array:
     """The array repeated along its axes of size 1, as an operand of `to`'s shape would repeat it."""
-    return Value(node("broadcast", x, to=tuple(to))) if _traced(x) else np.broadcast_to(x, tuple(to))
+    return made("broadcast", x, to=tuple(to)) if _traced(x) else np.broadcast_to(x, tuple(to))
 
 
 def pad(x: Array, axis: int, before: int, after: int) -> Array:

@@ -6,24 +6,41 @@ and errors that point at them. Tracing happens once per set of sizes; nothing he
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import NoReturn
 
 import numpy as np
 
-from tvm_rnn.errors import CellError, message
+from tvm_rnn.errors import CellError, message, nearest
 from tvm_rnn.graph.graph import Node, constant, make
 from tvm_rnn.graph.ops import TABLE, Shape
 from tvm_rnn.locations import PACKAGE
 
+from .axes import Axes, AxesDiffer, axes_after
+
 _PACKAGE = str(PACKAGE) + os.sep
 _CELLS = os.path.join(_PACKAGE, "cells") + os.sep
 LINE: ContextVar[str] = ContextVar("LINE", default="")  # set: what all nodes made now say of their origin
+_ATTRIBUTES = ("shape", "ndim", "size", "axes", "T", "reshape", "transpose")
+LIMIT = 100_000  # operations of one cell
+_operations: ContextVar[Iterator[int] | None] = ContextVar("_operations", default=None)
+
+
+@contextmanager
+def counted() -> Iterator[None]:
+    """Inside, operations are counted, and more than `LIMIT` are refused."""
+    token = _operations.set(itertools.count(1))
+    try:
+        yield
+    finally:
+        _operations.reset(token)
 
 
 def user_line() -> str:
@@ -33,10 +50,28 @@ def user_line() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_PACKAGE) or name.startswith(_CELLS):
+        if _users(name):
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back
     return "unknown"
+
+
+def _users(name: str) -> bool:
+    """Whether a file is outside the compiler; the zoo is."""
+    return not name.startswith(_PACKAGE) or name.startswith(_CELLS)
+
+
+def user_frames(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the compiler's own frames."""
+    frames = []
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    kept: TracebackType | None = None
+    for one in reversed(frames):
+        if _users(one.tb_frame.f_code.co_filename):
+            kept = TracebackType(kept, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return kept
 
 
 def fail(what: str, *, got: object = None, expected: object = None, do: str | None = None) -> NoReturn:
@@ -66,12 +101,16 @@ def _missing_operator(symbol: str) -> Callable[[Value, object], NoReturn]:
 
 
 class Value:
-    """A traced array without its T and B axes. Supports arithmetic, comparison, @, indexing, unpacking, reshape, .T."""
+    """A traced array without its T and B axes. Supports arithmetic, comparison, @, indexing, unpacking, reshape, .T.
+
+    axes: the name of each axis, or None (see `axes.py`).
+    """
 
     __hash__ = object.__hash__
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, axes: Axes | None = None) -> None:
         self.node = node
+        self.axes = (None,) * len(node.shape) if axes is None else axes
 
     @property
     def shape(self) -> Shape:
@@ -150,11 +189,13 @@ class Value:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
+        near = nearest(name, (*_ATTRIBUTES, *_functions()), 0.7)
+        other = f"did you mean {near!r}?" if near else "write it with the functions of tvm_rnn, or leave it out"
         fail(
             f"a traced value has no attribute {name!r}",
             got=f"{self!r}.{name}",
-            expected="shape, ndim, size, T, reshape, transpose, or a function of tvm_rnn",
-            do=f"call it as a function where tvm_rnn has one: {name}(value)",
+            expected=f"{', '.join(_ATTRIBUTES)}, or a function of tvm_rnn",
+            do=f"call it as a function: {name}(value)" if name in _functions() else other,
         )
 
     def __getitem__(self, key: object) -> Value:
@@ -174,7 +215,7 @@ class Value:
                 got=f"{given} of {self!r}",
                 expected=f"each of 0 to {self.ndim - 1} once",
             )
-        return Value(node("transpose", self, axes=order))
+        return made("transpose", self, axes=order)
 
     def reshape(self, *shape: object) -> Value:
         """The same elements in another shape; one size may be -1: whatever is left."""
@@ -188,7 +229,7 @@ class Value:
                 got=f"{self!r} to {list(_whole(shape))}",
                 expected=f"{self.size} elements",
             )
-        return Value(node("reshape", self, rank=self.ndim, to=tuple(to)))
+        return made("reshape", self, rank=self.ndim, to=tuple(to))
 
     __add__, __radd__ = _operator("add"), _swapped("add")
     __sub__, __rsub__ = _operator("sub"), _swapped("sub")
@@ -244,19 +285,28 @@ def lift(x: object) -> Value:
     if isinstance(x, (bool, int, float, np.ndarray, np.generic, list, tuple)):
         try:
             return Value(constant(x))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             pass
+    dtype = x.dtype if isinstance(x, (np.ndarray, np.generic)) else None
+    unreal = isinstance(x, complex) or (dtype is not None and dtype.kind == "c")
     fail(
         "this cannot be part of an equation",
-        got=f"{type(x).__name__}: {x!r:.80}",
-        expected="a traced value, a number or a NumPy array",
+        got=f"{type(x).__name__}{f' of {dtype}' if isinstance(x, np.ndarray) else ''}: {x!r:.80}",
+        expected="a traced value, a real number or a NumPy array of real numbers",
+        do="write its real and imaginary parts as two values" if unreal else None,
     )
 
 
-def _no_numpy(name: str, value: Value) -> NoReturn:
+def _functions() -> set[str]:
+    """The functions that equations are written with, by name."""
     from . import functions
 
-    known = hasattr(functions, name) and not name.startswith("_")
+    own = {name for name, f in vars(functions).items() if getattr(f, "__module__", "") == functions.__name__}
+    return {name for name in own if name.islower() and not name.startswith("_")} - functions.INTERNAL
+
+
+def _no_numpy(name: str, value: Value) -> NoReturn:
+    known = name in _functions()
     do = f"use tvm_rnn.{name}" if known else "use the functions of tvm_rnn, or compute it outside the cell"
     fail(f"numpy.{name} cannot be traced", got=f"numpy.{name} of {value!r}", do=do)
 
@@ -274,6 +324,10 @@ def _whole(numbers: tuple[object, ...]) -> list[int]:
 
 def node(op: str, *values: Value, **attrs: object) -> Node:
     """Apply a row of the table; a shape that does not fit becomes an error at the user's line."""
+    count = _operations.get()
+    if count is not None and next(count) > LIMIT:
+        what = f"these equations have more than {LIMIT:,} operations"
+        fail(what, do="write loops over elements as products, sums and einsum; let the RNN do the loop over time")
     truths = [v for v in values if v.node.boolean]
     if truths and (TABLE[op].kind in ("reduce", "contract") or (op == "concat" and len(truths) < len(values))):
         fail(
@@ -290,6 +344,25 @@ def node(op: str, *values: Value, **attrs: object) -> Node:
         fail(f"{op}: operands do not fit: {reason}", got=shapes + extra, do="check the dims of this line's operands")
 
 
+def made(op: str, *values: Value, **attrs: object) -> Value:
+    """As `node`, with the names of the result's axes; names that differ become an error at the user's line."""
+    result = node(op, *values, **attrs)
+    try:
+        return Value(result, axes_after(op, [v.axes for v in values], attrs))
+    except AxesDiffer as names:
+        fail(
+            f"axes of different names meet: {names}",
+            got=" and ".join(map(_with_axes, values)),
+            expected="one name; only their sizes agree",
+            do='check the dims in the annotations; where they are meant as one axis, say so: rnn.rename(value, "H")',
+        )
+
+
+def _with_axes(v: Value) -> str:
+    shown = (name or str(size) for name, size in zip(v.axes, v.shape, strict=True))
+    return f"{v.node.name or 'value'}[{', '.join(shown)}]"
+
+
 def apply(op: str, *operands: object) -> Value:
     """A pointwise op on operands of any rank: ranks are made equal by leading axes of size 1."""
     values = [lift(v) for v in operands]
@@ -304,13 +377,24 @@ def apply(op: str, *operands: object) -> Value:
                 expected="a truth value (a comparison)" if wants_truth else "numbers",
                 do="turn a truth value into numbers with where(condition, 1.0, 0.0)",
             )
-    return Value(node(op, *same))
+    return made(op, *same)
 
 
 def _lead(v: Value, rank: int) -> Value:
     if v.node.op == "const":
         return Value(constant(v.node.value, rank))
-    return v.reshape((1,) * (rank - v.ndim) + v.shape)
+    lead = rank - v.ndim
+    return Value(v.reshape((1,) * lead + v.shape).node, (None,) * lead + v.axes)
+
+
+def inserted(v: Value, at: int) -> Value:
+    """The value with a new axis of size 1."""
+    return Value(v.reshape((*v.shape[:at], 1, *v.shape[at:])).node, (*v.axes[:at], None, *v.axes[at:]))
+
+
+def removed(v: Value, at: int) -> Value:
+    """The value without an axis of size 1."""
+    return Value(v.reshape((*v.shape[:at], *v.shape[at + 1 :])).node, (*v.axes[:at], *v.axes[at + 1 :]))
 
 
 def matmul(a: Value, b: Value) -> Value:
@@ -344,16 +428,18 @@ def contract(spec: str, a: object, b: object) -> Value:
     if set(left) | set(right) == set(out) and len(left) == a.ndim and len(right) == b.ndim:
         # Nothing is summed: an outer product is a pointwise multiplication, which can be fused.
         return apply("mul", _spread(a, left, out), _spread(b, right, out))
-    return Value(node("einsum", a, b, spec=spec))
+    return made("einsum", a, b, spec=spec)
 
 
 def _spread(v: Value, letters: str, out: str) -> Value:
     order = sorted(range(len(letters)), key=lambda i: out.index(letters[i]))
+    names = dict(zip(letters, v.axes, strict=True))
     if order != list(range(len(order))):
         v = v.transpose(*order)
     sizes = dict(zip(letters, v.shape if order == list(range(len(order))) else [0] * len(letters), strict=True))
     sizes.update({letters[i]: v.shape[place] for place, i in enumerate(order)})
-    return v.reshape(tuple(sizes.get(letter, 1) for letter in out))
+    shaped = v.reshape(tuple(sizes.get(letter, 1) for letter in out))
+    return Value(shaped.node, tuple(map(names.get, out)))
 
 
 def getitem(v: Value, key: object) -> Value:
@@ -367,7 +453,7 @@ def getitem(v: Value, key: object) -> Value:
     axis, result = 0, v
     for k in keys:
         if k is None:
-            result = result.reshape((*result.shape[:axis], 1, *result.shape[axis:]))
+            result = inserted(result, axis)
             axis += 1
             continue
         if axis >= result.ndim:
@@ -378,17 +464,18 @@ def getitem(v: Value, key: object) -> Value:
             if step != 1:
                 fail("a slice with a step", got=f"{k}", expected="step 1", do="reshape, then index")
             if (start, stop) != (0, size):
-                result = Value(node("slice", result, axis=axis - result.ndim, start=start, stop=stop))
+                result = made("slice", result, axis=axis - result.ndim, start=start, stop=stop)
             axis += 1
         elif isinstance(k, (int, np.integer)) and not isinstance(k, bool):
             at = int(k) + size if k < 0 else int(k)
-            result = Value(node("index", result, axis=axis - result.ndim, at=at))
+            result = made("index", result, axis=axis - result.ndim, at=at)
         else:
+            listed = isinstance(k, (list, np.ndarray))
             fail(
-                "an index must be known before the cell runs",
+                "an index by a list or an array" if listed else "an index must be known before the cell runs",
                 got=f"{type(k).__name__}: {k!r:.60}",
                 expected="an int, a slice, None or ...",
-                do="use where or einsum to select by value",
+                do=f"use {'stack([v[2], v[0]]) for places' if listed else 'where or einsum to select by value'}",
             )
     return result
 
@@ -433,7 +520,7 @@ def einsum(spec: str, *values: Value) -> Value:
 def _drop(letters: str, value: Value, keep: set[str]) -> tuple[str, Value]:
     """Sum the axes whose letter nobody needs any more."""
     for letter in [letter for letter in letters if letter not in keep]:
-        value = Value(node("sum", value, axis=letters.index(letter) - len(letters), keepdims=False))
+        value = made("sum", value, axis=letters.index(letter) - len(letters), keepdims=False)
         letters = letters.replace(letter, "")
     return letters, value
 

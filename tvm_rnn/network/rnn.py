@@ -28,6 +28,7 @@ from .regularise import OPTIONS, Probability, regularisers
 from .tensor_files import open_safetensors
 
 Sizes = int | Sequence[int]
+LARGEST_SIZE = 2**31 - 1
 
 
 class RNN:
@@ -142,6 +143,9 @@ class RNN:
             if name not in names:
                 known = (*names, "hidden_size", "num_layers", "bidirectional", "dtype", "reverse", *OPTIONS)
                 what = f"RNN: cell {self.cell.name} has no axis {name!r}, and RNN no such argument"
+                if name == "H" and hidden_size is not None:
+                    what = f"RNN: cell {self.cell.name} has no axis 'H', whose size hidden_size is"
+                    known = names
                 raise ConfigError(message(what, **unknown("axis", name, known)))
         layers = []
         for layer in range(self.num_layers):
@@ -281,6 +285,8 @@ def equations_digest(net: RNN) -> str:
 def _size(name: str, value: object) -> int:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < 1:
         raise ConfigError(message(f"RNN: {name}", got=repr(value), expected="a whole number of at least 1"))
+    if value > LARGEST_SIZE:
+        raise ConfigError(message(f"RNN: {name} is too large", got=value, expected=f"at most {LARGEST_SIZE:,}"))
     return int(value)
 
 
@@ -322,6 +328,8 @@ def checked_weights(shapes: Mapping[str, Shape], given: Mapping[str, object], dt
 
 def _weight(value: Any) -> np.ndarray | None:
     """NumPy's view of an array or a torch tensor (bfloat16, which NumPy lacks, widened); None where it is no array."""
+    if isinstance(value, np.ma.MaskedArray):  # its mask would be lost
+        return None
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         value = value.float() if "bfloat16" in str(value.dtype) else value

@@ -16,6 +16,7 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import ArrayLike
 
+from tvm_rnn.dtypes import real_numbers
 from tvm_rnn.errors import InputError, WeightError, message
 from tvm_rnn.graph.graph import Graph, Node, depends
 from tvm_rnn.graph.ops import TABLE
@@ -357,8 +358,8 @@ def _chosen(rows: Array, yes: ArrayLike, no: ArrayLike) -> Array:
 
 def _floats(what: str, value: object) -> Array:
     try:
-        return np.asarray(value, np.float64)
-    except (TypeError, ValueError, RuntimeError) as reason:
+        return real_numbers(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as reason:
         got = f"{type(value).__name__}: {reason}"
         raise InputError(message(f"{what} is not an array of numbers", got=got, do="pass a NumPy array")) from None
 
